@@ -1,0 +1,1 @@
+"""Many requests, one model, one loop."""

@@ -1,0 +1,28 @@
+"""What this machine can do: processor features, as far as torch tells."""
+
+import os
+import platform
+
+import torch
+
+
+def cpu_features() -> frozenset[str]:
+    """Names of the processor's instruction sets (`avx2`, `avx512_bf16`, ...); empty if unknown."""
+    tell = getattr(torch.cpu, "get_capabilities", dict)
+    return frozenset(name for name, present in tell().items() if present is True)
+
+
+def cpu_name() -> str:
+    """The processor's own name, or its architecture."""
+    tell = getattr(torch.cpu, "get_capabilities", dict)
+    return str(tell().get("cpu_name") or platform.processor() or platform.machine())
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has instructions for products in bfloat16, so that they are fast."""
+    return bool(cpu_features() & {"avx512_bf16", "amx_bf16", "bf16", "arm_bf16"})

@@ -1,0 +1,1 @@
+"""From stored tensors to the logits of the next token."""

@@ -1,0 +1,217 @@
+"""The whole forward pass of a Llama-, Qwen- or Mistral-type model, over packed tokens.
+
+Attention is passed in (`Attend`), so that the same stack runs without a cache, with a dense one
+and with a paged one. Source: Touvron et al. 2023 for the stack; transformers' checkpoints for the
+names of the tensors.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn import functional
+
+from minigen.config import ModelConfig
+from minigen.model.layers import (
+    DenseLinear,
+    apply_rotary,
+    rms_norm,
+    rotary_frequencies,
+    rotary_tables,
+    swiglu,
+)
+from minigen.model.weights import StoredTensor
+from minigen.protocols import Attend, Linear
+
+MakeLinear = Callable[[Sequence[StoredTensor], Sequence[StoredTensor]], Linear]
+Rotation = tuple[Float[Tensor, "tokens half"], Float[Tensor, "tokens half"]]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer's weights; Q, K and V are one fused product, gate and up another."""
+
+    attention_norm: Float[Tensor, " hidden"]
+    qkv: Linear
+    q_norm: Float[Tensor, " head_dim"] | None
+    k_norm: Float[Tensor, " head_dim"] | None
+    out: Linear
+    ffn_norm: Float[Tensor, " hidden"]
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """Token ids to the logits of each next token."""
+
+    embedding: Float[Tensor, "vocab hidden"]
+    layers: tuple[Layer, ...]
+    norm: Float[Tensor, " hidden"]
+    head: Linear
+    frequencies: Float[Tensor, " half"]
+    head_dim: int
+    norm_eps: float
+
+    def __call__(
+        self,
+        token_ids: Int64[Tensor, " tokens"],
+        positions: Int64[Tensor, " tokens"],
+        attend: Attend,
+    ) -> Float[Tensor, "tokens hidden"]:
+        """The last layer's hidden states; `logits` turns the rows that matter into logits."""
+        x = self.embed(token_ids)
+        rotation = self.rotation(positions)
+        for layer_id in range(len(self.layers)):
+            x = self.run_layer(layer_id, x, rotation, attend)
+        return x
+
+    def embed(self, token_ids: Int64[Tensor, " tokens"]) -> Float[Tensor, "tokens hidden"]:
+        """Each token's own vector, where every layer adds to."""
+        return functional.embedding(token_ids, self.embedding)
+
+    def rotation(self, positions: Int64[Tensor, " tokens"]) -> Rotation:
+        """Cosines and sines of the tokens' positions, the same for all layers."""
+        return rotary_tables(self.frequencies, positions)
+
+    def run_layer(
+        self,
+        layer_id: int,
+        x: Float[Tensor, "tokens hidden"],
+        rotation: Rotation,
+        attend: Attend,
+    ) -> Float[Tensor, "tokens hidden"]:
+        """Attention, then feed-forward; each reads a normalised x, and adds to x."""
+        layer = self.layers[layer_id]
+        q, k, v = self._qkv(layer, rms_norm(x, layer.attention_norm, self.norm_eps), rotation)
+        x = x + layer.out(attend(layer_id, q, k, v).flatten(-2))
+        hidden = layer.gate_up(rms_norm(x, layer.ffn_norm, self.norm_eps))
+        gate, up = hidden.split(layer.gate_up.parts, dim=-1)
+        return x + layer.down(swiglu(gate, up))
+
+    def logits(self, x: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
+        """Scores of every token as the next one, in float32, for hidden states of any layer."""
+        return self.head(rms_norm(x, self.norm, self.norm_eps)).float()
+
+    def _qkv(self, layer: Layer, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        parts = layer.qkv(x).split(layer.qkv.parts, dim=-1)
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in parts)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = rms_norm(q, layer.q_norm, self.norm_eps)
+            k = rms_norm(k, layer.k_norm, self.norm_eps)
+        return apply_rotary(q, *rotation), apply_rotary(k, *rotation), v
+
+
+def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all tensors that a model of this configuration has."""
+    hidden, ffn = config.hidden, config.ffn
+    q_width, kv_width = config.q_heads * config.head_dim, config.kv_heads * config.head_dim
+    linears = {
+        "self_attn.q_proj": ((q_width, hidden), config.qkv_bias),
+        "self_attn.k_proj": ((kv_width, hidden), config.qkv_bias),
+        "self_attn.v_proj": ((kv_width, hidden), config.qkv_bias),
+        "self_attn.o_proj": ((hidden, q_width), config.out_bias),
+        "mlp.gate_proj": ((ffn, hidden), config.mlp_bias),
+        "mlp.up_proj": ((ffn, hidden), config.mlp_bias),
+        "mlp.down_proj": ((hidden, ffn), config.mlp_bias),
+    }
+    of_layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+    }
+    for name, (shape, has_bias) in linears.items():
+        of_layer[f"{name}.weight"] = shape
+        if has_bias:
+            of_layer[f"{name}.bias"] = shape[:1]
+    if config.qk_norm:
+        of_layer["self_attn.q_norm.weight"] = (config.head_dim,)
+        of_layer["self_attn.k_norm.weight"] = (config.head_dim,)
+    expected: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not config.tied_embeddings:
+        expected["lm_head.weight"] = (config.vocab_size, hidden)
+    for layer_id in range(config.num_layers):
+        expected |= {f"model.layers.{layer_id}.{name}": s for name, s in of_layer.items()}
+    return expected
+
+
+def build_transformer(
+    config: ModelConfig,
+    tensors: Mapping[str, StoredTensor],
+    dtype: torch.dtype,
+    make_linear: MakeLinear,
+) -> Transformer:
+    """Put stored tensors, already checked against `expected_tensors`, together as a model.
+
+    `make_linear` decides how products are done; norms and the embedding are kept in `dtype`.
+    """
+    embedding = tensors["model.embed_tokens.weight"].dequantise(dtype)
+    if config.tied_embeddings:
+        head: Linear = DenseLinear(embedding, None, (config.vocab_size,))
+    else:
+        head = make_linear([tensors["lm_head.weight"]], [])
+    frequencies = rotary_frequencies(
+        config.head_dim, config.rope_theta, config.rope_linear_factor, config.rope_scaling
+    )
+    if "rope_freqs.weight" in tensors:  # how a GGUF writes Llama 3's scaling
+        frequencies = frequencies / tensors["rope_freqs.weight"].dequantise()
+    return Transformer(
+        embedding=embedding,
+        layers=tuple(
+            _build_layer(tensors, f"model.layers.{layer_id}.", dtype, make_linear)
+            for layer_id in range(config.num_layers)
+        ),
+        norm=tensors["model.norm.weight"].dequantise(dtype),
+        head=head,
+        frequencies=frequencies,
+        head_dim=config.head_dim,
+        norm_eps=config.norm_eps,
+    )
+
+
+def _build_layer(
+    tensors: Mapping[str, StoredTensor],
+    prefix: str,
+    dtype: torch.dtype,
+    make_linear: MakeLinear,
+) -> Layer:
+    def linear(*names: str) -> Linear:
+        weights = [tensors[f"{prefix}{name}.weight"] for name in names]
+        biases = [tensors.get(f"{prefix}{name}.bias") for name in names]
+        return make_linear(weights, [bias for bias in biases if bias is not None])
+
+    def norm(name: str) -> Tensor | None:
+        stored = tensors.get(f"{prefix}{name}.weight")
+        return None if stored is None else stored.dequantise(dtype)
+
+    def needed_norm(name: str) -> Tensor:
+        return tensors[f"{prefix}{name}.weight"].dequantise(dtype)
+
+    return Layer(
+        attention_norm=needed_norm("input_layernorm"),
+        qkv=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        q_norm=norm("self_attn.q_norm"),
+        k_norm=norm("self_attn.k_norm"),
+        out=linear("self_attn.o_proj"),
+        ffn_norm=needed_norm("post_attention_layernorm"),
+        gate_up=linear("mlp.gate_proj", "mlp.up_proj"),
+        down=linear("mlp.down_proj"),
+    )
+
+
+def dense_linear(dtype: torch.dtype) -> MakeLinear:
+    """Linear layers whose weights are dequantised once, into `dtype`."""
+
+    def make(weights: Sequence[StoredTensor], biases: Sequence[StoredTensor]) -> Linear:
+        parts = tuple(weight.shape[0] for weight in weights)
+        fused = torch.empty(sum(parts), weights[0].shape[1], dtype=dtype)
+        for weight, rows in zip(weights, fused.split(parts), strict=True):
+            weight.dequantise(out=rows)
+        bias = torch.cat([each.dequantise(dtype) for each in biases]) if biases else None
+        return DenseLinear(fused, bias, parts)
+
+    return make

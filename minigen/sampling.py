@@ -1,0 +1,219 @@
+"""From logits to the next token, for a whole batch at once, each row under its own settings.
+
+The order is vLLM's: what must not be chosen yet, logit bias, penalties, temperature, min-p, top-k,
+top-p, one draw. Sources: top-p, Holtzman et al. 2019; repetition penalty, Keskar et al. 2019;
+min-p, Nguyen et al. 2024; the random numbers, SplitMix64 of Steele et al. 2014, used as a hash of
+(seed, choice, step): a draw depends on nothing else in the batch, and can be made again.
+"""
+
+import math
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from minigen.errors import MinigenError
+from minigen.sequence import Logprob, SampledToken, Sequence
+
+Logits = Float[Tensor, "rows vocab"]
+
+
+def apply_penalties(
+    logits: Logits,
+    in_prompt: Bool[Tensor, "rows vocab"],
+    output_counts: Float[Tensor, "rows vocab"],
+    repetition: Float[Tensor, " rows"],
+    presence: Float[Tensor, " rows"],
+    frequency: Float[Tensor, " rows"],
+) -> Logits:
+    """Make tokens that were there before less likely.
+
+    Repetition divides positive logits (and multiplies negative ones) of tokens in prompt or
+    output; presence is taken off once, frequency once per occurrence, for tokens in the output.
+    """
+    in_output = output_counts > 0
+    factor = torch.where(in_prompt | in_output, repetition.unsqueeze(-1), 1.0)
+    logits = torch.where(logits > 0, logits / factor, logits * factor)
+    return logits - frequency.unsqueeze(-1) * output_counts - presence.unsqueeze(-1) * in_output
+
+
+def apply_temperature(logits: Logits, temperature: Float[Tensor, " rows"]) -> Logits:
+    """Divide the logits' distances from the largest: below 1 sharpens, above 1 flattens."""
+    return (logits - logits.amax(dim=-1, keepdim=True)) / temperature.unsqueeze(-1)
+
+
+def keep_min_p(logits: Logits, min_p: Float[Tensor, " rows"]) -> Logits:
+    """Drop tokens less likely than `min_p` times the likeliest one."""
+    floor = logits.amax(dim=-1, keepdim=True) + min_p.log().unsqueeze(-1)
+    return logits.masked_fill(logits < floor, -math.inf)
+
+
+def keep_top_k(logits: Logits, top_k: Int64[Tensor, " rows"]) -> Logits:
+    """Keep exactly each row's `top_k` likeliest tokens."""
+    most = min(int(top_k.max()), logits.shape[-1])
+    values, token_ids = logits.topk(most, dim=-1)
+    outside = torch.arange(most) >= top_k.unsqueeze(-1)
+    kept = torch.full_like(logits, -math.inf)
+    return kept.scatter_(-1, token_ids, values.masked_fill(outside, -math.inf))
+
+
+def keep_top_p(logits: Logits, top_p: Float[Tensor, " rows"]) -> Logits:
+    """Keep each row's fewest likeliest tokens that together reach a probability of `top_p`."""
+    values, token_ids = logits.sort(dim=-1, descending=True, stable=True)
+    probabilities = values.softmax(dim=-1)
+    before = probabilities.cumsum(dim=-1) - probabilities
+    outside = before >= top_p.unsqueeze(-1)
+    outside[:, 0] = False
+    return torch.empty_like(logits).scatter_(-1, token_ids, values.masked_fill(outside, -math.inf))
+
+
+def uniform_draws(
+    seeds: SequenceOf[int], choices: SequenceOf[int], steps: SequenceOf[int]
+) -> Float[Tensor, " rows"]:
+    """One number in [0, 1) for each (seed, choice, step), the same whenever it is asked for."""
+    state = np.zeros(len(seeds), np.uint64)
+    for part in (seeds, choices, steps):
+        words = np.array([word % 2**64 for word in part], dtype=np.uint64)
+        state = _splitmix(state ^ words)
+    return torch.from_numpy((state >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+
+
+def _splitmix(state: np.ndarray) -> np.ndarray:
+    state = state + np.uint64(0x9E3779B97F4A7C15)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+def draw(logits: Logits, uniform: Float[Tensor, " rows"]) -> Int64[Tensor, " rows"]:
+    """The token at which the cumulated probability first passes `uniform`; never a dropped one."""
+    cumulated = logits.softmax(dim=-1).double().cumsum(dim=-1)
+    total = cumulated[:, -1:]
+    token_ids = torch.searchsorted(cumulated, uniform.unsqueeze(-1) * total, right=True)
+    last = torch.searchsorted(cumulated, total)
+    return torch.minimum(token_ids, last).squeeze(-1)
+
+
+class BatchSampler:
+    """Chooses every sequence's next token; the stages that no row asks for are left out."""
+
+    def __call__(
+        self, logits: Float[Tensor, "sequences vocab"], sequences: SequenceOf[Sequence]
+    ) -> list[SampledToken]:
+        """Raises `MinigenError` when a row of logits holds no finite largest number."""
+        if not logits.amax(dim=-1).isfinite().all():
+            raise MinigenError(
+                "The model's logits are not finite: its weights are damaged, or too large for "
+                "the type that they are computed in (try weights='float32')."
+            )
+        token_ids = self._choose(_constrained(logits, sequences), sequences).tolist()
+        chosen_logprobs = _logprobs(logits, token_ids, sequences)
+        return [SampledToken(*each) for each in zip(token_ids, chosen_logprobs, strict=True)]
+
+    def _choose(self, logits: Logits, sequences: SequenceOf[Sequence]) -> Int64[Tensor, " rows"]:
+        token_ids = logits.argmax(dim=-1)
+        drawn = [row for row, sequence in enumerate(sequences) if not sequence.params.greedy]
+        if drawn:
+            token_ids[drawn] = _draw_rows(logits[drawn], [sequences[row] for row in drawn])
+        return token_ids
+
+
+def _draw_rows(logits: Logits, sequences: SequenceOf[Sequence]) -> Int64[Tensor, " rows"]:
+    params = [sequence.params for sequence in sequences]
+    vocab = logits.shape[-1]
+    logits = apply_temperature(logits, torch.tensor([each.temperature for each in params]))
+    if any(each.min_p > 0 for each in params):
+        logits = keep_min_p(logits, torch.tensor([each.min_p for each in params]))
+    top_ks = [vocab if each.top_k is None else min(each.top_k, vocab) for each in params]
+    limited = [row for row, top_k in enumerate(top_ks) if top_k < vocab]
+    if limited:
+        limits = torch.tensor([top_ks[row] for row in limited])
+        logits[limited] = keep_top_k(logits[limited], limits)
+    cut = [row for row, each in enumerate(params) if each.top_p < 1]
+    if cut:
+        masses = torch.tensor([params[row].top_p for row in cut])
+        logits[cut] = keep_top_p(logits[cut], masses)
+    uniform = uniform_draws(
+        [sequence.seed for sequence in sequences],
+        [sequence.choice for sequence in sequences],
+        [len(sequence.output_ids) for sequence in sequences],
+    )
+    return draw(logits, uniform)
+
+
+def _constrained(logits: Logits, sequences: SequenceOf[Sequence]) -> Logits:
+    """The logits with bans, biases and penalties applied; the same tensor when there are none."""
+    banned = [
+        (row, token_id)
+        for row, sequence in enumerate(sequences)
+        if len(sequence.output_ids) < sequence.params.min_tokens
+        for token_id in sequence.stop_ids
+    ]
+    biased = [
+        (row, token_id, bias)
+        for row, sequence in enumerate(sequences)
+        for token_id, bias in sequence.params.logit_bias.items()
+    ]
+    penalised = [row for row, sequence in enumerate(sequences) if _has_penalties(sequence)]
+    if not (banned or biased or penalised):
+        return logits
+    logits = logits.clone()
+    if biased:
+        rows, ids, biases = zip(*biased, strict=True)
+        logits[list(rows), list(ids)] += torch.tensor(biases, dtype=logits.dtype)
+    if penalised:
+        logits[penalised] = _penalised(logits[penalised], [sequences[row] for row in penalised])
+    if banned:
+        rows, ids = zip(*banned, strict=True)
+        logits[list(rows), list(ids)] = -math.inf
+    return logits
+
+
+def _has_penalties(sequence: Sequence) -> bool:
+    params = sequence.params
+    return (
+        params.repetition_penalty != 1
+        or params.presence_penalty != 0
+        or params.frequency_penalty != 0
+    )
+
+
+def _penalised(logits: Logits, sequences: SequenceOf[Sequence]) -> Logits:
+    in_prompt = torch.zeros(logits.shape, dtype=torch.bool)
+    output_counts = torch.zeros(logits.shape)
+    for row, sequence in enumerate(sequences):
+        in_prompt[row, list(sequence.prompt_ids)] = True
+        output_ids = torch.tensor(sequence.output_ids, dtype=torch.int64)
+        output_counts[row].index_add_(0, output_ids, torch.ones(len(output_ids)))
+    params = [sequence.params for sequence in sequences]
+    return apply_penalties(
+        logits,
+        in_prompt,
+        output_counts,
+        torch.tensor([each.repetition_penalty for each in params]),
+        torch.tensor([each.presence_penalty for each in params]),
+        torch.tensor([each.frequency_penalty for each in params]),
+    )
+
+
+def _logprobs(
+    logits: Logits, token_ids: SequenceOf[int], sequences: SequenceOf[Sequence]
+) -> list[dict[int, Logprob] | None]:
+    """For the rows that ask: the chosen token's and the likeliest tokens' log probabilities."""
+    found: list[dict[int, Logprob] | None] = [None] * len(sequences)
+    for row, sequence in enumerate(sequences):
+        if sequence.params.logprobs is None:
+            continue
+        logprobs = logits[row].log_softmax(dim=-1)
+        chosen = logprobs[token_ids[row]]
+        rank = int((logprobs > chosen).sum()) + 1
+        top = logprobs.topk(min(sequence.params.logprobs, len(logprobs)))
+        found[row] = {token_ids[row]: Logprob(float(chosen), rank)} | {
+            token_id: Logprob(value, place)
+            for place, (value, token_id) in enumerate(
+                zip(top.values.tolist(), top.indices.tolist(), strict=True), start=1
+            )
+        }
+    return found

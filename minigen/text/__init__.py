@@ -1,0 +1,1 @@
+"""Bytes to token ids and back, and messages to prompts."""

@@ -1,0 +1,97 @@
+"""The forward pass gives the logits that transformers gives, for every family and feature."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from minigen.cache.dense import DenseCache, attend_dense
+from minigen.config import ModelConfig
+from minigen.config_json import read_config_of
+from minigen.model.attention import attend_packed
+from minigen.model.transformer import (
+    Transformer,
+    build_transformer,
+    dense_linear,
+    expected_tensors,
+)
+from minigen.model.weights import check_tensors, read_safetensors
+from tests.tiny import VARIANTS, save_model
+
+PROMPT_LENGTH, NUM_STEPS = 19, 6  # longer than every sliding window of the variants
+
+
+def load(directory: Path) -> tuple[ModelConfig, Transformer]:
+    config = read_config_of(directory)
+    tensors = read_safetensors(directory)
+    check_tensors(tensors, expected_tensors(config), str(directory))
+    return config, build_transformer(
+        config, tensors, torch.float32, dense_linear(torch.float32)
+    )
+
+
+def random_ids(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 211, shape, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.inference_mode()
+def test_logits_equal_those_of_transformers_in_prefill_and_step_by_step(
+    variant: str, tmp_path: Path
+) -> None:
+    theirs = save_model(tmp_path, variant)
+    config, ours = load(tmp_path)
+    ids = random_ids(PROMPT_LENGTH + NUM_STEPS)
+    expected = theirs(ids.unsqueeze(0)).logits[0]
+
+    whole = ours.logits(
+        ours(ids, torch.arange(len(ids)), attend_packed([len(ids)], config.sliding_windows))
+    )
+    torch.testing.assert_close(whole, expected, atol=1e-4, rtol=0)
+
+    cache = DenseCache(
+        config.num_layers, len(ids), config.kv_heads, config.head_dim, torch.float32
+    )
+    bounds = [0, *range(PROMPT_LENGTH, len(ids) + 1)]
+    for start, end in pairwise(bounds):
+        attend = attend_dense([cache], [end - start], config.sliding_windows)
+        hidden = ours(ids[start:end], torch.arange(start, end), attend)
+        cache.advance(end - start)
+        torch.testing.assert_close(ours.logits(hidden), expected[start:end], atol=1e-4, rtol=0)
+
+
+@torch.inference_mode()
+def test_the_comparison_is_sharp_enough_to_see_a_wrong_window_or_frequency(tmp_path: Path) -> None:
+    theirs = save_model(tmp_path, "mistral-window")
+    config, ours = load(tmp_path)
+    ids = random_ids(PROMPT_LENGTH)
+    expected = theirs(ids.unsqueeze(0)).logits[0]
+    wider = [window and window + 1 for window in config.sliding_windows]
+    logits = ours.logits(ours(ids, torch.arange(len(ids)), attend_packed([len(ids)], wider)))
+    assert (logits - expected).abs().max() > 1e-2
+
+
+@torch.inference_mode()
+def test_sequences_packed_together_do_not_see_each_other(tmp_path: Path) -> None:
+    save_model(tmp_path, "qwen3")
+    config, ours = load(tmp_path)
+    lengths = [5, 1, 12]
+    parts = random_ids(sum(lengths)).split(lengths)
+    windows = config.sliding_windows
+    together = ours(
+        torch.cat(parts),
+        torch.cat([torch.arange(length) for length in lengths]),
+        attend_packed(lengths, windows),
+    ).split(lengths)
+    for part, rows in zip(parts, together, strict=True):
+        alone = ours(part, torch.arange(len(part)), attend_packed([len(part)], windows))
+        torch.testing.assert_close(rows, alone, atol=1e-5, rtol=0)
+
+
+def test_expected_tensors_are_the_ones_that_transformers_saves(tmp_path: Path) -> None:
+    for variant in VARIANTS:
+        directory = tmp_path / variant
+        save_model(directory, variant)
+        saved = {name: each.shape for name, each in read_safetensors(directory).items()}
+        assert expected_tensors(read_config_of(directory)) == saved
