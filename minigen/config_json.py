@@ -6,6 +6,7 @@ have no meaning for inference are known, and ignored.
 """
 
 import json
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ _MEANINGLESS_KEYS = frozenset(
     "gradient_checkpointing unk_token_id sep_token_id".split()
 )
 
+_NAMED_AT_MOST = 8  # keys that one error lists
 _MAX_LAYERS = 10_000  # a corrupt file may claim billions; real models have about a hundred
 
 
@@ -128,7 +130,7 @@ class _Reader:
             mlp_bias=self._flag("mlp_bias"),
             qk_norm=family == "qwen3",
             sliding_windows=self._sliding_windows(num_layers),
-            bos_token_id=next(iter(self._token_ids("bos_token_id", vocab_size)), None),
+            bos_token_id=self._bos_id(vocab_size),
             eos_token_ids=self._token_ids("eos_token_id", vocab_size),
         )
         if q_heads % kv_heads:
@@ -150,8 +152,8 @@ class _Reader:
             raise ConfigError(f"{self.where}: model_type is missing; it names the architecture.")
         if family not in FAMILIES:
             raise UnsupportedError(
-                f"{self.where}: the architecture {family!r} is not one that minigen runs "
-                f"({', '.join(FAMILIES)})."
+                f"{self.where}: the architecture {reprlib.repr(family)} is not one that minigen "
+                f"runs ({', '.join(FAMILIES)})."
             )
         return str(family)
 
@@ -159,8 +161,9 @@ class _Reader:
         unknown = sorted(set(self.raw) - _READ_KEYS - _MEANINGLESS_KEYS)
         if unknown:
             raise UnsupportedError(
-                f"{self.where}: minigen does not know {', '.join(map(repr, unknown))}, and will "
-                "not guess whether inference depends on it; if it does not, remove it."
+                f"{self.where}: minigen does not know {', '.join(map(repr, unknown[:_NAMED_AT_MOST]))}"
+                f"{', ...' if len(unknown) > _NAMED_AT_MOST else ''}, and will not guess whether "
+                "inference depends on it; if it does not, remove it."
             )
 
     def _refuse_unsupported(self) -> None:
@@ -176,7 +179,7 @@ class _Reader:
             if value is not None and value not in honoured:
                 only = f"only {honoured[0]!r}" if honoured else "only its absence"
                 raise UnsupportedError(
-                    f"{self.where}: {key} is {str(value)[:80]!r}; minigen honours {only}."
+                    f"{self.where}: {key} is {reprlib.repr(value)}; minigen honours {only}."
                 )
 
     def _head_dim(self, hidden: int, q_heads: int) -> int:
@@ -195,13 +198,21 @@ class _Reader:
 
     def _rope(self) -> Mapping[str, Any]:
         """Rotary settings, from today's `rope_parameters` or the older pair of keys."""
-        rope = self._get("rope_parameters") or self._get("rope_scaling") or {}
-        if not isinstance(rope, Mapping):
-            raise ConfigError(f"{self.where}: rope settings must be an object, not {rope!r}.")
+        rope: Mapping[str, Any] = {}
+        for key in ("rope_parameters", "rope_scaling"):
+            value = self._get(key, {})
+            if not isinstance(value, Mapping):
+                raise ConfigError(
+                    f"{self.where}: {key} must be an object, not {reprlib.repr(value)}."
+                )
+            if rope and value and value != rope:
+                raise ConfigError(f"{self.where}: rope_parameters and rope_scaling differ.")
+            rope = rope or value
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind not in ("default", "linear", "llama3"):
             raise UnsupportedError(
-                f"{self.where}: rope type {kind!r} is not honoured; default, linear and llama3 are."
+                f"{self.where}: rope type {reprlib.repr(kind)} is not honoured; default, linear "
+                "and llama3 are."
             )
         known = {
             "default": set(),
@@ -216,10 +227,18 @@ class _Reader:
             surplus = []
         if surplus:
             raise UnsupportedError(
-                f"{self.where}: rope type {kind!r} has no use for {', '.join(surplus)}."
+                f"{self.where}: rope type {kind!r} has no use for "
+                f"{', '.join(map(repr, surplus[:_NAMED_AT_MOST]))}."
             )
-        defaults = {"rope_theta": self.raw["rope_theta"]} if self.raw.get("rope_theta") else {}
-        return {**defaults, **rope, "rope_type": kind}
+        theta = self._get("rope_theta")
+        if theta is None:
+            return {**rope, "rope_type": kind}
+        if "rope_theta" in rope and rope["rope_theta"] != theta:
+            raise ConfigError(
+                f"{self.where}: rope_theta is {reprlib.repr(theta)}, but the rope settings have "
+                f"{reprlib.repr(rope['rope_theta'])}."
+            )
+        return {**rope, "rope_theta": theta, "rope_type": kind}
 
     def _linear_factor(self, rope: Mapping[str, Any]) -> float:
         return self._number("factor", None, rope) if rope["rope_type"] == "linear" else 1.0
@@ -245,20 +264,38 @@ class _Reader:
         window = self._get("sliding_window")
         if self.raw["model_type"].startswith("qwen") and not self._flag("use_sliding_window"):
             window = None
+        if window is not None and self.raw["model_type"] == "llama":
+            raise UnsupportedError(
+                f"{self.where}: sliding_window is {reprlib.repr(window)}, but the architecture "
+                "'llama' has no windows; 'mistral' has."
+            )
         kinds = self._get("layer_types")
         if kinds is None:
             first = self._get("max_window_layers", 0)
+            if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+                raise ConfigError(
+                    f"{self.where}: max_window_layers must be a whole number from 0, "
+                    f"not {reprlib.repr(first)}."
+                )
             kinds = [
                 "sliding_attention" if window is not None and layer >= first else "full_attention"
                 for layer in range(num_layers)
             ]
         if not isinstance(kinds, list) or len(kinds) != num_layers:
             raise ConfigError(f"{self.where}: layer_types must list all {num_layers} layers.")
-        strange = {str(kind) for kind in kinds} - {"full_attention", "sliding_attention"}
+        strange = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
         if strange:
-            raise UnsupportedError(f"{self.where}: layer_types has {', '.join(sorted(strange))}.")
+            raise UnsupportedError(
+                f"{self.where}: layer_types has {reprlib.repr(strange[0])}; minigen knows "
+                "'full_attention' and 'sliding_attention'."
+            )
         if "sliding_attention" not in kinds:
             return (None,) * num_layers
+        if window is None:
+            raise ConfigError(
+                f"{self.where}: layer_types has sliding_attention, but sliding_window or "
+                "use_sliding_window says that there is no window."
+            )
         width = self._count("sliding_window")
         return tuple(width if kind == "sliding_attention" else None for kind in kinds)
 
@@ -274,7 +311,8 @@ class _Reader:
             raise ConfigError(f"{self.where}: {key} is missing.")
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise ConfigError(
-                f"{self.where}: {key} must be a whole number from 1 to {most}, not {value!r}."
+                f"{self.where}: {key} must be a whole number from 1 to {most}, "
+                f"not {reprlib.repr(value)}."
             )
         return value
 
@@ -285,14 +323,24 @@ class _Reader:
         if value is None:
             raise ConfigError(f"{self.where}: {key} is missing.")
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            raise ConfigError(f"{self.where}: {key} must be a positive number, not {value!r}.")
+            raise ConfigError(
+                f"{self.where}: {key} must be a positive number, not {reprlib.repr(value)}."
+            )
         return float(value)
 
     def _flag(self, key: str) -> bool:
         value = self._get(key, False)
         if not isinstance(value, bool):
-            raise ConfigError(f"{self.where}: {key} must be true or false, not {value!r}.")
+            raise ConfigError(
+                f"{self.where}: {key} must be true or false, not {reprlib.repr(value)}."
+            )
         return value
+
+    def _bos_id(self, vocab_size: int) -> int | None:
+        ids = self._token_ids("bos_token_id", vocab_size)
+        if len(ids) > 1:
+            raise ConfigError(f"{self.where}: bos_token_id must be one token, not {len(ids)}.")
+        return ids[0] if ids else None
 
     def _token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
         ids = _ids(self._get(key))
@@ -301,6 +349,6 @@ class _Reader:
             if not whole or not 0 <= token_id < vocab_size:
                 raise ConfigError(
                     f"{self.where}: {key} must name tokens below vocab_size {vocab_size}, "
-                    f"not {token_id!r}."
+                    f"not {reprlib.repr(token_id)}."
                 )
         return tuple(ids)

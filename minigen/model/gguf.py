@@ -8,6 +8,7 @@ is held against the bytes that are left before anything is allocated.
 """
 
 import math
+import reprlib
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from minigen.model.weights import StoredTensor
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_MAX_KEY = 65_535
+_MAX_NAME = 65_535
 _MAX_DIMENSIONS = 4
 _SMALLEST_PAIR = 8 + 1 + 4 + 1  # key length, a key, a type, a value
 _SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8  # name length, a name, rank, a size, type, offset
@@ -79,9 +80,11 @@ def read_gguf(path: Path) -> GGUFFile:
     a byte order or a tensor type that minigen does not read.
     """
     size = path.stat().st_size
+    if not path.is_file():
+        raise FileFormatError(f"{path} is no file, so it is no GGUF file either.")
     if size < 24:
         raise FileFormatError(f"{path} is no GGUF file: it has {size} bytes, a header has 24.")
-    mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    mapped = _map(path, size)
     reader = _Reader(path, mapped.numpy().data)
     version, num_tensors, num_pairs = reader.header()
     metadata = reader.pairs(num_pairs)
@@ -89,7 +92,7 @@ def read_gguf(path: Path) -> GGUFFile:
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 1 <= alignment <= 2**20 or alignment % 8:
         raise FileFormatError(
-            f"{path}: general.alignment must be a multiple of 8, not {alignment}."
+            f"{path}: general.alignment must be a multiple of 8, not {reprlib.repr(alignment)}."
         )
     data_offset = math.ceil(reader.position / alignment) * alignment
     _check_extents(path, descriptions, alignment, size - data_offset)
@@ -99,6 +102,14 @@ def read_gguf(path: Path) -> GGUFFile:
     }
     offsets = {each.name: data_offset + each.offset for each in descriptions}
     return GGUFFile(path, version, metadata, tensors, offsets, data_offset)
+
+
+def _map(path: Path, size: int) -> UInt8[Tensor, " bytes"]:
+    try:
+        return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise FileFormatError(f"{path} cannot be mapped: {reason}.") from None
 
 
 def _rows(
@@ -161,7 +172,7 @@ class _Reader:
         """The key/values."""
         metadata: dict[str, Any] = {}
         for _ in range(count):
-            key = self._string("a key", _MAX_KEY)
+            key = self._name("a key")
             if key in metadata:
                 raise FileFormatError(f"{self.path} has the key {key} twice.")
             metadata[key] = self._value(self._type(key), key)
@@ -178,7 +189,7 @@ class _Reader:
         return list(found.values())
 
     def _description(self) -> _Description:
-        name = self._string("a tensor's name", _MAX_KEY)
+        name = self._name("a tensor's name")
         (rank,) = self._unpack("<I")
         if not 1 <= rank <= _MAX_DIMENSIONS:
             raise FileFormatError(f"{self.path}: {name} has {rank} dimensions, not 1 to 4.")
@@ -234,6 +245,13 @@ class _Reader:
         dtype = np.dtype(_SCALARS[kind])
         self._afford(count, dtype.itemsize, f"numbers in {key}")
         return np.frombuffer(self._take(count * dtype.itemsize, key), dtype).copy()
+
+    def _name(self, what: str) -> str:
+        """A key or a tensor's name, which errors may show: nothing that moves a cursor."""
+        name = self._string(what, _MAX_NAME)
+        if not name or not name.isprintable():
+            raise FileFormatError(f"{self.path}: {reprlib.repr(name)} is no name for {what}.")
+        return name
 
     def _string(self, what: str, most: int = 2**63) -> str:
         start = self.position + 8

@@ -5,17 +5,20 @@ order of the rows of Q and K.
 """
 
 import re
+import reprlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from minigen.errors import UnsupportedError
+from minigen.errors import ConfigError, UnsupportedError, WeightsError
 from minigen.model.gguf import GGUFFile
 from minigen.model.weights import StoredTensor
 
+_NAMED_AT_MOST = 8  # keys that one error lists
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 _TENSOR_NAMES = {
@@ -63,43 +66,59 @@ def config_dict(file: GGUFFile) -> dict[str, Any]:
 
     Raises `UnsupportedError` for an architecture, or a key of it, that minigen does not honour.
     """
-    architecture = file.metadata.get("general.architecture")
+    architecture = _plain(file, "general.architecture")
     if architecture not in _ARCHITECTURES:
         raise UnsupportedError(
-            f"{file.path}: the architecture {architecture!r} is not one that minigen runs from "
-            f"GGUF ({', '.join(_ARCHITECTURES)}; Mistral's is 'llama')."
+            f"{file.path}: the architecture {reprlib.repr(architecture)} is not one that minigen "
+            f"runs from GGUF ({', '.join(_ARCHITECTURES)}; Mistral's is 'llama')."
         )
     prefix = f"{architecture}."
     own = {
-        key.removeprefix(prefix): value
-        for key, value in file.metadata.items()
+        key.removeprefix(prefix): _plain(file, key)
+        for key in file.metadata
         if key.startswith(prefix)
     }
     strange = sorted(set(own) - set(_CONFIG_KEYS) - _OWN_KEYS - _SCALING_KEYS)
     if strange:
         raise UnsupportedError(
-            f"{file.path}: minigen does not honour {', '.join(prefix + key for key in strange)}."
+            f"{file.path}: minigen does not honour "
+            f"{', '.join(prefix + key for key in strange[:_NAMED_AT_MOST])}"
+            f"{', ...' if len(strange) > _NAMED_AT_MOST else ''}."
         )
     config = {_CONFIG_KEYS[key]: value for key, value in own.items() if key in _CONFIG_KEYS}
+    if "rms_norm_eps" not in config:
+        raise ConfigError(f"{file.path}: {prefix}attention.layer_norm_rms_epsilon is missing.")
     _refuse_partial_heads(file.path, own, config)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is not None:
         config.setdefault("vocab_size", embedding.shape[0])
-    end_ids = [
-        file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")
-    ]
+    has_window = "sliding_window" in config
     return {
-        "model_type": architecture,
+        "model_type": "mistral" if architecture == "llama" and has_window else architecture,
         **config,
-        **_rope_parameters(own),
-        **({"use_sliding_window": True} if "sliding_window" in config else {}),
-        **({"max_window_layers": 0} if "sliding_window" in config else {}),
+        **_rope_parameters(file.path, own),
+        **({"use_sliding_window": True, "max_window_layers": 0} if has_window else {}),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": architecture != "qwen2" and "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
-        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": list(dict.fromkeys(end for end in end_ids if end is not None)),
+        "bos_token_id": _plain(file, "tokenizer.ggml.bos_token_id"),
+        "eos_token_id": _end_ids(file),
     }
+
+
+def _plain(file: GGUFFile, key: str) -> Any:
+    """A key's value, arrays as lists; None without that key."""
+    value = file.metadata.get(key)
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def _end_ids(file: GGUFFile) -> list[Any]:
+    ids: list[Any] = []
+    for name in ("eos", "eot", "eom"):
+        end = _plain(file, f"tokenizer.ggml.{name}_token_id")
+        if end is not None and end not in ids:
+            ids.append(end)
+    return ids
 
 
 def _refuse_partial_heads(path: Path, own: dict[str, Any], config: dict[str, Any]) -> None:
@@ -110,13 +129,19 @@ def _refuse_partial_heads(path: Path, own: dict[str, Any], config: dict[str, Any
     for key in ("attention.value_length", "rope.dimension_count"):
         if own.get(key, head_dim) != head_dim:
             raise UnsupportedError(
-                f"{path}: {key} is {own[key]}, but minigen turns and keeps whole heads of "
-                f"{head_dim}."
+                f"{path}: {key} is {reprlib.repr(own[key])}, but minigen turns and keeps whole "
+                f"heads of {reprlib.repr(head_dim)}."
             )
 
 
-def _rope_parameters(own: dict[str, Any]) -> dict[str, Any]:
-    kind = own.get("rope.scaling.type", "none")
+def _rope_parameters(path: Path, own: dict[str, Any]) -> dict[str, Any]:
+    loudness = own.get("rope.scaling.attn_factor", 1.0)
+    if loudness != 1.0:
+        raise UnsupportedError(
+            f"{path}: rope.scaling.attn_factor is {reprlib.repr(loudness)}; minigen honours only 1."
+        )
+    # llama.cpp takes a factor without a type as linear.
+    kind = own.get("rope.scaling.type", "linear" if "rope.scaling.factor" in own else "none")
     if kind == "none":
         return {}
     return {
@@ -132,24 +157,33 @@ def named_tensors(file: GGUFFile, q_heads: int, kv_heads: int) -> dict[str, Stor
     """A GGUF's tensors under transformers' names, with Q and K in transformers' row order.
 
     For the Llama architecture llama.cpp stores the rows of Q and K so that the two halves of each
-    rotated pair are neighbours; `row_order` undoes that without touching the bytes.
+    rotated pair are neighbours; `row_order` undoes that without touching the bytes. Raises
+    `WeightsError` for two tensors of one name, `UnsupportedError` for a quantised bias there.
     """
     permuted = file.metadata.get("general.architecture") == "llama"
     tensors = {}
     for stored_name, stored in file.tensors.items():
         name = _tensor_name(stored_name)
         tensor = StoredTensor(name, stored.kind, stored.shape, stored.data)
-        heads = {"q_proj": q_heads, "k_proj": kv_heads}.get(name.split(".")[-2], 0)
+        if name in tensors:
+            raise WeightsError(f"{file.path} holds {name} twice, once of them as {stored_name}.")
+        module = name.rpartition(".")[0].rpartition(".")[2]
+        heads = {"q_proj": q_heads, "k_proj": kv_heads}.get(module, 0)
         if permuted and heads and stored.shape[0] % (2 * heads) == 0:
-            tensor = _unpermuted(tensor, heads)
+            tensor = _unpermuted(file.path, tensor, heads)
         tensors[name] = tensor
     return tensors
 
 
-def _unpermuted(tensor: StoredTensor, heads: int) -> StoredTensor:
+def _unpermuted(path: Path, tensor: StoredTensor, heads: int) -> StoredTensor:
     order = unpermuted_rows(tensor.shape[0], heads)
     if len(tensor.shape) == 2:
         return StoredTensor(tensor.name, tensor.kind, tensor.shape, tensor.data, order)
+    if tensor.format.block_size > 1:
+        raise UnsupportedError(
+            f"{path}: {tensor.name} is a vector of {tensor.kind}, whose numbers cannot be put in "
+            "order; minigen reads F32, F16 and BF16 there."
+        )
     numbers = tensor.data.unflatten(-1, (-1, tensor.format.block_bytes))[:, order]
     return StoredTensor(tensor.name, tensor.kind, tensor.shape, numbers.flatten(-2))
 

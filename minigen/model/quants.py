@@ -34,7 +34,7 @@ def _float(blocks: Blocks, dtype: torch.dtype = torch.float16) -> Numbers:
     return blocks.contiguous().view(dtype).float()
 
 
-def _nibbles(packed: Blocks) -> Blocks:
+def _nibbles(packed: Blocks) -> UInt8[Tensor, "rows blocks numbers"]:
     """Two 4-bit numbers a byte: all the low halves, then all the high ones."""
     return torch.cat([packed & 15, packed >> 4], dim=-1)
 

@@ -150,6 +150,7 @@ def build_transformer(
     `make_linear` decides how products are done; norms and the embedding are kept in `dtype`.
     """
     embedding = tensors["model.embed_tokens.weight"].dequantise(dtype)
+    tensors["model.embed_tokens.weight"].let_go()
     if config.tied_embeddings:
         head: Linear = DenseLinear(embedding, None, (config.vocab_size,))
     else:
@@ -211,6 +212,7 @@ def dense_linear(dtype: torch.dtype) -> MakeLinear:
         fused = torch.empty(sum(parts), weights[0].shape[1], dtype=dtype)
         for weight, rows in zip(weights, fused.split(parts), strict=True):
             weight.dequantise(out=rows)
+            weight.let_go()
         bias = torch.cat([each.dequantise(dtype) for each in biases]) if biases else None
         return DenseLinear(fused, bias, parts)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from minigen.config_json import read_json
 from minigen.errors import FileFormatError, UnsupportedError, WeightsError
 from minigen.model.quants import FORMATS, Format
+from minigen.posix import page_out
 
 _KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _ROWS_AT_ONCE = 1024  # bounds what dequantising needs besides its result
@@ -28,14 +29,14 @@ class StoredTensor:
     """A tensor as its file holds it: kind, shape, and the mapped bytes of its rows.
 
     `row_order`, where a file stores rows in another order than the model wants them, says which
-    stored row comes first, second and so on.
+    stored row comes first, second and so on; cutting rows cuts it, and leaves the bytes alone.
     """
 
     name: str
     kind: str
     shape: tuple[int, ...]
     data: UInt8[Tensor, "rows row_bytes"]
-    row_order: Int64[Tensor, " rows"] | None = None
+    row_order: Int64[Tensor, " kept_rows"] | None = None
 
     @property
     def format(self) -> Format:
@@ -86,6 +87,11 @@ class StoredTensor:
             target[chunk] = self.format.unpack(blocks).flatten(-2)
         return out
 
+    def let_go(self) -> None:
+        """Give the memory of the file's pages back once they have served; they stay readable."""
+        if self.data.is_contiguous():
+            page_out(self.data)
+
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one file or, given a directory, of `model.safetensors` or of all shards.
@@ -96,14 +102,14 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     if path.is_file():
         return dict(_tensors_of_file(path))
     index = path / "model.safetensors.index.json"
-    if not index.exists():
+    if (path / "model.safetensors").exists() or not index.exists():
         return _only_file(path)
     shard_of = read_json(index).get("weight_map")
     if not isinstance(shard_of, dict) or not all(isinstance(s, str) for s in shard_of.values()):
         raise FileFormatError(f"{index} must have a weight_map from tensors to shards.")
     stored: dict[str, StoredTensor] = {}
     for shard in sorted(set(shard_of.values())):
-        if Path(shard).name != shard:
+        if shard in ("", "..") or Path(shard).name != shard:
             raise FileFormatError(f"{index}: the shard {shard!r} must lie beside it.")
         tensors = dict(_tensors_of_file(path / shard))
         strays = sorted(name for name in tensors if shard_of.get(name) != shard)
@@ -119,7 +125,9 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def _only_file(directory: Path) -> dict[str, StoredTensor]:
-    files = sorted(directory.glob("*.safetensors"))
+    """The file named as transformers names it, or else the only one that there is."""
+    usual = directory / "model.safetensors"
+    files = [usual] if usual.exists() else sorted(directory.glob("*.safetensors"))
     if len(files) != 1:
         found = "no .safetensors file" if not files else f"{len(files)} of them and no index"
         raise FileFormatError(

@@ -6,6 +6,10 @@ from collections.abc import Sequence
 class StopWatcher:
     """Lets streamed text through up to the first of several stop strings.
 
+    The first is the one that is complete first, since an answer ends there; of several that end
+    at the same place it is the longest. So the result does not depend on how the text was cut.
+    With `include` the stop string itself is let through too, and nothing has to be held back.
+
     >>> watcher = StopWatcher(["\\n\\n"])
     >>> [watcher.push(piece) for piece in ("one\\n", "two\\n", "\\nthree")]
     ['one', '\\ntwo', '']
@@ -16,26 +20,33 @@ class StopWatcher:
     def __init__(self, stops: Sequence[str], include: bool = False):
         self.stops, self.include = tuple(stops), include
         self.stopped = False
-        self._held = ""
+        self._beginning = ""  # the end of the text so far, where a stop string may have begun
 
     def push(self, text: str) -> str:
         """What may be shown after `text` has come; nothing any more once stopped."""
         if self.stopped:
             return ""
-        text = self._held + text
-        ends = [(text.find(stop), stop) for stop in self.stops if stop in text]
-        if ends:
-            start, stop = min(ends, key=lambda end: (end[0], -len(end[1])))
-            self.stopped, self._held = True, ""
-            return text[: start + len(stop)] if self.include else text[:start]
-        shown = len(text) - self._longest_beginning(text)
-        self._held = text[shown:]
-        return text[:shown]
+        shown = len(self._beginning) if self.include else 0
+        text = self._beginning + text
+        found = self._first_stop(text)
+        if found is not None:
+            start, end = found
+            self.stopped, self._beginning = True, ""
+            return text[shown : end if self.include else start]
+        certain = len(text) - self._longest_beginning(text)
+        self._beginning = text[certain:]
+        return text[shown:] if self.include else text[:certain]
 
     def finish(self) -> str:
         """What was held back, now that nothing follows."""
-        held, self._held = self._held, ""
-        return held
+        held, self._beginning = self._beginning, ""
+        return "" if self.include else held
+
+    def _first_stop(self, text: str) -> tuple[int, int] | None:
+        """Start and end of the stop string that is complete first, the longest of equals."""
+        starts = ((text.find(stop), stop) for stop in self.stops)
+        found = [(start, start + len(stop)) for start, stop in starts if start >= 0]
+        return min(found, key=lambda span: (span[1], span[0]), default=None)
 
     def _longest_beginning(self, text: str) -> int:
         """Length of the longest end of `text` with which a stop string begins."""

@@ -1,0 +1,140 @@
+"""Reading weights: ours against the gguf library, and mapping against loading.
+
+    python benchmarks/11_weights.py [--json FILE]
+
+Measures on the default model (`minigen pull` first): the header, all tensors dequantised one
+after the other, and what it costs to have a model open. Medians; the two of each pair take turns.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import gguf
+import torch
+
+from minigen import hub
+from minigen.checkpoint import open_checkpoint
+from minigen.model.gguf import read_gguf
+
+sys.path.insert(0, str(Path(__file__).parent))
+from common import interleaved, json_option, write_results
+
+REPEATS = 5
+
+
+def main() -> None:
+    output = json_option()
+    path = hub.find(hub.DEFAULT_MODEL)
+    if path is None:
+        sys.exit(f"{hub.DEFAULT_MODEL} is not on this machine; run `minigen pull`.")
+    results = {
+        "threads": torch.get_num_threads(),
+        "repeats": REPEATS,
+        "header": header(path),
+        "dequantise_1_thread": dequantise_all(path, num_threads=1),
+        "dequantise": dequantise_all(path, torch.get_num_threads()),
+        "open": opened(path),
+    }
+    for name in ("header", "dequantise_1_thread", "dequantise"):
+        row = results[name]
+        print(
+            f"{name:20} minigen {row['minigen_seconds']:8.3f} s   "
+            f"gguf {row['gguf_seconds']:8.3f} s   {row['ratio']:5.1f} times as long"
+        )
+    for name, row in results["open"].items():
+        print(f"{name:20} {row['seconds']:8.3f} s   {row['resident_mb']:8.1f} MB resident")
+    if output is not None:
+        write_results(output, results)
+
+
+def header(path: Path) -> dict[str, float]:
+    """The header with its vocabulary: strings and all."""
+    return compared(
+        interleaved(
+            {"minigen": lambda: read_gguf(path), "gguf": lambda: gguf.GGUFReader(path)}, REPEATS
+        )
+    )
+
+
+def dequantise_all(path: Path, num_threads: int) -> dict[str, float]:
+    """Every tensor into float32, each forgotten before the next; the library has one thread."""
+    all_threads = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    ours, theirs = read_gguf(path), gguf.GGUFReader(path)
+
+    def by_minigen() -> None:
+        for tensor in ours.tensors.values():
+            tensor.dequantise()
+
+    def by_gguf() -> None:
+        for tensor in theirs.tensors:
+            gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+
+    seconds = interleaved({"minigen": by_minigen, "gguf": by_gguf}, REPEATS)
+    torch.set_num_threads(all_threads)
+    return compared(seconds)
+
+
+def compared(seconds: dict[str, list[float]]) -> dict[str, float]:
+    """Both medians, and the median of the turns' ratios."""
+    ours, theirs = seconds["minigen"], seconds["gguf"]
+    ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
+    return {
+        "minigen_seconds": round(median(ours), 4),
+        "gguf_seconds": round(median(theirs), 4),
+        "ratio": round(median(ratios), 2),
+    }
+
+
+def opened(path: Path) -> dict[str, dict[str, float]]:
+    """A model mapped, and one loaded into float32, each in a process of its own."""
+    found: dict[str, list[dict[str, float]]] = {"map": [], "load": []}
+    for _ in range(REPEATS):
+        for how, rows in found.items():
+            done = subprocess.run(
+                [sys.executable, __file__, "--child", how, str(path)],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            rows.append(json.loads(done.stdout))
+    return {
+        how: {
+            "seconds": round(median(row["seconds"] for row in rows), 4),
+            "resident_mb": round(median(row["bytes"] for row in rows) / 1e6, 1),
+        }
+        for how, rows in found.items()
+    }
+
+
+def child(how: str, path: Path) -> None:
+    """Open the model in this process; print the seconds and the bytes that it added."""
+    before, start = resident_bytes(), time.perf_counter()
+    checkpoint = open_checkpoint(path)
+    if how == "load":
+        kept = [tensor.dequantise() for tensor in checkpoint.tensors.values()]
+        assert len(kept) == len(checkpoint.tensors)
+    seconds = time.perf_counter() - start
+    print(json.dumps({"seconds": seconds, "bytes": resident_bytes() - before}))
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM, mapped files included; the most so far, off Linux."""
+    import resource
+
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * resource.getpagesize()
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        child(sys.argv[2], Path(sys.argv[3]))
+    else:
+        main()

@@ -1,0 +1,70 @@
+"""What every benchmark needs: where it ran, and fair turns for those that it compares."""
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from minigen.machine import cpu_name, num_cores
+
+PACKAGES = (
+    "torch",
+    "numpy",
+    "gguf",
+    "safetensors",
+    "tokenizers",
+    "transformers",
+    "llama-cpp-python",
+)
+
+
+def environment() -> dict[str, Any]:
+    """The machine and the versions of what was measured; no date, no path, no user."""
+    return {
+        "cpu": cpu_name(),
+        "cores": num_cores(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        **{package: found for package in PACKAGES if (found := _version(package)) is not None},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def interleaved(
+    functions: Mapping[str, Callable[[], object]], repeats: int
+) -> dict[str, list[float]]:
+    """Seconds of each call, taking turns, so that a slow minute of the machine hits them all.
+
+    One call of each goes before, and is not counted.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for turn in range(repeats + 1):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function()
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def json_option() -> Path | None:
+    """The file of `--json FILE`, if it was given."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    return parser.parse_args().json
+
+
+def write_results(path: Path, results: Mapping[str, Any]) -> None:
+    """Write results with the environment that they hold for."""
+    text = json.dumps({"environment": environment(), **results}, indent=2)
+    path.write_text(text + "\n", encoding="utf-8")

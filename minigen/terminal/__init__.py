@@ -1,0 +1,1 @@
+"""What the command line shows: each command's work, one module each."""

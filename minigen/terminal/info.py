@@ -1,0 +1,60 @@
+"""`minigen info`: what a model is, and the memory that it needs, from its headers alone."""
+
+from rich.console import Console
+from rich.table import Table
+
+from minigen.checkpoint import Checkpoint
+
+_BYTES_OF = {"float32": 4, "bfloat16": 2}
+_MB = 1_000_000
+
+
+def print_info(name: str, checkpoint: Checkpoint) -> None:
+    """Print architecture, parameters and memory budget."""
+    config = checkpoint.config
+    facts = Table.grid(padding=(0, 2))
+    windows = sorted({window for window in config.sliding_windows if window is not None})
+    for label, value in (
+        ("model", name),
+        ("path", str(checkpoint.path)),
+        ("architecture", config.family),
+        ("parameters", f"{checkpoint.num_parameters:,}"),
+        ("layers", str(config.num_layers)),
+        ("hidden, ffn", f"{config.hidden}, {config.ffn}"),
+        ("heads", f"{config.q_heads} query, {config.kv_heads} KV, of {config.head_dim}"),
+        ("vocabulary", f"{config.vocab_size:,}"),
+        ("context", f"{config.max_positions:,} tokens"),
+        ("sliding window", ", ".join(map(str, windows)) or "none"),
+        ("embeddings", "tied" if config.tied_embeddings else "untied"),
+        ("stored as", f"{checkpoint.form}, {_size(checkpoint.num_bytes)}"),
+        ("chat template", "yes" if checkpoint.chat_template() is not None else "no"),
+    ):
+        facts.add_row(f"[bold]{label}[/bold]", value)
+    console = Console(highlight=False)
+    console.print(facts)
+    console.print()
+    console.print(_memory_table(checkpoint))
+
+
+def _memory_table(checkpoint: Checkpoint) -> Table:
+    """Weights and KV cache in each type that minigen computes in."""
+    config = checkpoint.config
+    numbers_per_token = 2 * config.num_layers * config.kv_heads * config.head_dim
+    table = Table(title="memory", title_justify="left")
+    for column in ("weights=", "weights", "KV a token", "KV at full context", "together"):
+        table.add_column(column, justify="left" if column == "weights=" else "right")
+    for form, num_bytes in _BYTES_OF.items():
+        weights = checkpoint.num_parameters * num_bytes
+        token = numbers_per_token * num_bytes
+        context = token * config.max_positions
+        sizes = (weights, token, context, weights + context)
+        table.add_row(form, *(_size(size) for size in sizes))
+    return table
+
+
+def _size(num_bytes: float) -> str:
+    if num_bytes >= 1000 * _MB:
+        return f"{num_bytes / _MB / 1000:,.1f} GB"
+    if num_bytes >= _MB:
+        return f"{num_bytes / _MB:,.0f} MB"
+    return f"{num_bytes / 1000:,.1f} kB"

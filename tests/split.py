@@ -1,0 +1,53 @@
+"""A pytest plugin: no long tests unless asked for, and the time of each part at the end."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+
+import pytest
+
+from tests import typecheck as typecheck  # jaxtyping's option names it, but does not import it
+
+PARTS = {
+    "0": "the map",
+    "1": "one request",
+    "2": "many requests",
+    "3": "fast",
+    "4": "many devices",
+    "5": "serving",
+    "-": "project",
+}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests marked long, unless `-m` was given."""
+    if config.option.markexpr:
+        return
+    kept = [item for item in items if item.get_closest_marker("long") is None]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print each part's tests and seconds."""
+    seconds: dict[str, float] = defaultdict(float)
+    counts: dict[str, int] = defaultdict(int)
+    reports: Iterable[pytest.TestReport] = (
+        report
+        for group in terminalreporter.stats.values()
+        for report in group
+        if isinstance(report, pytest.TestReport)
+    )
+    for report in reports:
+        seconds[part_of(report.nodeid)] += report.duration
+        counts[part_of(report.nodeid)] += report.when == "call"
+    terminalreporter.section("time by part")
+    for part in sorted(seconds):
+        line = f"{part} {PARTS[part]:<15}{counts[part]:>6} tests {seconds[part]:>8.1f} s"
+        terminalreporter.write_line(line)
+
+
+def part_of(nodeid: str) -> str:
+    """The part of the course that a test belongs to: the first digit of its file's number."""
+    number = re.search(r"test_(\d)\d_", nodeid)
+    return number[1] if number else "-"

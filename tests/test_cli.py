@@ -1,0 +1,205 @@
+"""The command line: answers on stdout alone, one sentence for every mistake, no traceback."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minigen import __version__, cli, hub
+
+
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """`python -m minigen ...` in a process of its own."""
+    command = [sys.executable, "-m", "minigen", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)  # type: ignore[call-overload]
+
+
+def main(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str, str]:
+    """The same in this process: exit status, stdout, stderr."""
+    monkeypatch.setattr(sys, "argv", ["minigen", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    captured = capsys.readouterr()
+    code = ended.value.code
+    return (code if isinstance(code, int) else 0), captured.out, captured.err
+
+
+def test_generate_writes_only_the_answer_to_stdout(tiny_directory: Path) -> None:
+    done = run("generate", "abc", "--model", str(tiny_directory), "--max-tokens", "5")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    again = run("generate", "abc", "-m", str(tiny_directory), "--max-tokens", "5")
+    assert again.stdout == done.stdout != ""
+
+
+def test_generate_prints_several_answers_in_the_order_of_the_prompts(
+    tiny_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["-m", str(tiny_directory), "--max-tokens", "6", "--weights", "float32"]
+    alone = [
+        main(monkeypatch, capsys, "generate", prompt, *options)[1].removesuffix("\n")
+        for prompt in ("first", "second")
+    ]
+    _, both, _ = main(monkeypatch, capsys, "generate", "first", "second", *options)
+    assert both == "\n\n".join(alone) + "\n"
+    _, twice, _ = main(
+        monkeypatch, capsys, "generate", "first", *options, "-n", "2", "--temperature", "1"
+    )
+    assert twice.count("\n\n") >= 1
+
+
+def test_generate_reads_stdin_where_a_dash_stands(tiny_directory: Path) -> None:
+    options = ["--model", str(tiny_directory), "--max-tokens", "5"]
+    assert (
+        run("generate", "-", *options, input="abc").stdout
+        == run("generate", "abc", *options).stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["generate", "x", "--model", "no/such/model/at/all"], "neither a file"),
+        (["generate", "x", "--model", "./nowhere"], "nowhere"),
+        (["generate", "x", "--model", "smollm"], "did you mean smollm2-135m"),
+        (["generate", "", "--model", "TINY", "--temperature", "-1"], "temperature"),
+        (["generate", "x", "--top-p", "0"], "top_p"),
+        (["generate", "x", "--top-k", "0"], "top_k"),
+        (["generate", "x", "--n", "0"], "n must be"),
+        (["generate", "x", "--weights", "int3"], "float32"),
+        (["generate", "x", "--threads", "0"], "threads"),
+        (["generate", "x" * 400, "--model", "TINY"], "context holds 128"),
+        (["generate", "--chat", "x" * 400, "--model", "TINY"], "context holds 128"),
+        (["info", "./nowhere"], "nowhere"),
+        (["pull", "./nowhere"], "nowhere"),
+        (["pull", "--from", "./nowhere.whl"], "nowhere.whl"),
+        (["chat", "--model", "./nowhere"], "nowhere"),
+    ],
+)
+def test_a_mistake_gets_one_sentence_and_status_1(
+    arguments: list[str],
+    words: str,
+    tiny_directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = [str(tiny_directory) if each == "TINY" else each for each in arguments]
+    status, out, err = main(monkeypatch, capsys, *arguments)
+    assert (status, out) == (1, "")
+    assert err.startswith("minigen: ")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["generate"], ["generate", "x", "--max-tokens", "many"], ["dance"], ["--what"]]
+)
+def test_a_wrong_option_is_explained_with_status_2(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = main(monkeypatch, capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert "Traceback" not in err
+
+
+def test_help_starts_without_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['minigen', '--help']\n"
+        "from minigen import cli\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "print('torch' in sys.modules, 'numpy' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.strip() == "False False"
+    for command in ("generate", "chat", "demo", "pull", "info", "doctor"):
+        assert command in done.stdout
+
+
+def test_the_default_model_and_the_version_are_said_in_one_way_only() -> None:
+    assert cli.DEFAULT_MODEL == hub.DEFAULT_MODEL
+    assert run("--version").stdout.split() == ["minigen", __version__]
+
+
+def test_a_reader_that_goes_away_leaves_no_complaint(tiny_directory: Path) -> None:
+    command = [sys.executable, "-m", "minigen", "generate", "abc", "--model", str(tiny_directory)]
+    with subprocess.Popen(
+        [*command, "--max-tokens", "100", "--temperature", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends POSIX signals")
+def test_an_interrupt_ends_with_status_130_and_no_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "minigen", "generate", "-", "--model", "./nowhere"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        time.sleep(3)  # it imports, then waits for its prompt
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130
+        assert process.stderr is not None
+        assert b"Traceback" not in process.stderr.read()
+
+
+def test_info_tells_architecture_and_memory(tiny_directory: Path) -> None:
+    done = run("info", str(tiny_directory))
+    assert done.returncode == 0
+    for words in ("llama", "6 query, 2 KV, of 8", "safetensors (F32)", "bfloat16"):
+        assert words in done.stdout
+
+
+def test_chat_keeps_its_history_and_knows_its_commands(tiny_directory: Path) -> None:
+    lines = "hi\n/what\n/help\n/clear\n/system be brief\nyo\n/retry\n/exit\nnot read\n"
+    options = ["--model", str(tiny_directory), "--max-tokens", "4", "--seed", "1"]
+    done = run("chat", *options, input=lines)
+    assert done.returncode == 0
+    assert "There is no /what" in done.stderr
+    assert done.stderr.count("\n4 tokens, ") == 3
+    assert "Traceback" not in done.stderr
+
+
+def test_chat_forgets_the_oldest_turn_when_the_context_is_full(tiny_directory: Path) -> None:
+    options = ["--model", str(tiny_directory), "--max-tokens", "3", "--seed", "1"]
+    done = run("chat", *options, input="a" * 60 + "\n" + "b" * 60 + "\n" + "c" * 200 + "\n")
+    assert done.returncode == 0
+    assert "oldest turn is forgotten" in done.stderr
+    assert "context holds 128" in done.stderr
+
+
+@pytest.mark.model
+def test_the_default_model_answers_within_900_megabytes() -> None:
+    for weights in ("auto", "float32"):
+        code = (
+            "import resource, sys; from minigen import cli\n"
+            f"sys.argv = ['minigen', 'generate', 'The capital of France is', '--max-tokens', '8',"
+            f" '--weights', '{weights}']\n"
+            "try: cli.main()\n"
+            "except SystemExit: pass\n"
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert "Paris" in done.stdout
+        assert int(done.stderr.split()[-1]) < 900_000
+
+
+@pytest.mark.model
+def test_doctor_and_demo_run_to_their_end() -> None:
+    doctor = run("doctor")
+    assert doctor.returncode == 0
+    for topic in ("processor", "memory bandwidth", "gpu", "compiler", "triton", "default model"):
+        assert topic in doctor.stdout
+    demo = run("demo", "--max-tokens", "4")
+    assert demo.returncode == 0
+    assert "0 of 6 running" in demo.stdout

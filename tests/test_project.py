@@ -1,0 +1,146 @@
+"""The project agrees with itself: chapters, modules, tests, documents, and who imports whom."""
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tools.chapters import BEGIN, END, ROOT, read_chapters, table
+
+VOCABULARY = {
+    *("config", "config_json", "params", "sequence", "protocols", "trace", "errors", "posix"),
+}
+ASSEMBLY = {
+    *(
+        "llm",
+        "cli",
+        "checkpoint",
+        "answers",
+        "requests",
+        "outputs",
+        "machine",
+        "progress",
+        "__main__",
+    ),
+    *("hub", "hub_pip", "hub_wheel", "hub_huggingface", "download", "__init__"),
+}
+ASSEMBLY_FOLDERS = ("terminal", "viz", "teach")
+MAX_LINES = 280
+
+
+def modules() -> dict[str, Path]:
+    package = ROOT / "minigen"
+    return {
+        ".".join(path.relative_to(package).with_suffix("").parts): path
+        for path in package.rglob("*.py")
+    }
+
+
+def imports_of(path: Path) -> set[str]:
+    """The minigen modules that a file imports, relative to the package."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        found |= {name.removeprefix("minigen.") for name in names if name.startswith("minigen.")}
+    return found & set(modules())
+
+
+def order_of_chapters() -> dict[str, int]:
+    return {
+        module: place for place, chapter in enumerate(read_chapters()) for module in chapter.modules
+    }
+
+
+@pytest.mark.parametrize("module", modules())
+def test_a_module_imports_only_what_a_reader_has_seen_by_then(module: str) -> None:
+    order, imported = order_of_chapters(), imports_of(modules()[module])
+    if module in order:
+        late = {each for each in imported if order.get(each, -1) > order[module]}
+        assert not late, f"{module} imports {late}, which later chapters build"
+        assert not imported & ASSEMBLY, "a chapter's module must not import the assembly"
+    elif module in VOCABULARY:
+        assert not imported - VOCABULARY, "the vocabulary imports no chapter"
+
+
+def test_every_module_has_its_place() -> None:
+    placed = VOCABULARY | ASSEMBLY | set(order_of_chapters())
+    homeless = {
+        module
+        for module in modules()
+        if module not in placed
+        and not module.endswith("__init__")
+        and module.split(".")[0] not in ASSEMBLY_FOLDERS
+    }
+    assert not homeless, "name them in notebooks/chapters.toml, or in this test's lists"
+
+
+def test_every_built_chapter_has_its_tests() -> None:
+    for chapter in read_chapters():
+        if chapter.built:
+            assert list((ROOT / "tests").glob(f"test_{chapter.number}_*.py")), chapter
+
+
+def test_chapters_are_in_order_and_named_once() -> None:
+    numbers = [chapter.number for chapter in read_chapters()]
+    assert numbers == sorted(set(numbers))
+    stems = [chapter.stem for chapter in read_chapters()]
+    assert len(stems) == len(set(stems))
+
+
+def test_no_module_outgrows_one_idea() -> None:
+    lengths = {name: len(path.read_text().splitlines()) for name, path in modules().items()}
+    assert not {name: lines for name, lines in lengths.items() if lines > MAX_LINES}
+
+
+def test_the_readme_has_the_table_of_chapters() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = readme.split(BEGIN)[1].split(END)[0].strip()
+    assert shown == table(), "run python -m tools.chapters"
+
+
+def test_links_in_documents_lead_somewhere() -> None:
+    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", document.read_text("utf-8")):
+            if not target.startswith("http"):
+                assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_the_readme_names_only_targets_that_exist() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"^make ([a-z-]+)", readme, re.MULTILINE)) <= targets
+
+
+def test_conda_installs_what_the_package_declares() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (ROOT / "environment.yml").read_text().splitlines()
+    entries = [line.strip().removeprefix("- ") for line in lines if line.strip().startswith("- ")]
+    assert f"python{project['requires-python']}" in entries
+    assert "pip" in entries
+    (editable,) = [entry for entry in entries if entry.startswith("-e .[")]
+    extras = editable.removeprefix("-e .[").removesuffix("]").split(",")
+    assert set(extras) <= set(project["optional-dependencies"])
+
+
+def test_the_project_names_no_package_index_and_no_path_of_one_machine() -> None:
+    forbidden = re.compile(r"pypi\.org|pythonhosted|(?<![\w.])/(?:work|tmp|root|home)/\w")
+    texts = [
+        path
+        for pattern in ("*.md", "*.toml", "*.yml", "Makefile", "*.txt")
+        for path in ROOT.glob(pattern)
+    ]
+    texts += [
+        path
+        for folder in ("minigen", "tests", "tools", "benchmarks", "notebooks", "docs")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".py", ".md", ".toml", ".json", ".ipynb"} and path != Path(__file__)
+    ]
+    guilty = [str(path) for path in texts if forbidden.search(path.read_text(encoding="utf-8"))]
+    assert not guilty

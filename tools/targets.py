@@ -1,0 +1,10 @@
+"""Print the Makefile's targets with what they do: `python -m tools.targets`."""
+
+import re
+from pathlib import Path
+
+MAKEFILE = Path(__file__).resolve().parent.parent / "Makefile"
+
+if __name__ == "__main__":
+    for name, text in re.findall(r"^([\w-]+):.*?## (.*)$", MAKEFILE.read_text(), re.MULTILINE):
+        print(f"  make {name:<10} {text}")
