@@ -11,7 +11,7 @@ ENVIRONMENT := $(PYTHON) -m tools.environment
 export TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help demo setup test test-long check bench clean
+.PHONY: help demo setup test test-long check notebooks lab bench clean
 
 help: ## list the targets
 	@$(PYTHON) -m tools.targets
@@ -37,6 +37,15 @@ test-long: ## run the long tests too: large fuzz runs, repeated runs
 check: ## lint, types, and that chapters, modules, tests and documents agree
 	@$(ENVIRONMENT) test
 	@$(VENV) -m tools.check
+
+notebooks: ## update every notebook from its source and run it
+	@$(ENVIRONMENT) notebooks
+	@$(VENV) -m minigen pull
+	@$(VENV) -m tools.notebooks
+
+lab: ## open JupyterLab at the notebooks
+	@$(ENVIRONMENT) notebooks
+	@$(VENV) -m jupyter lab notebooks
 
 bench: ## measure everything that has a benchmark, and write benchmarks/results/
 	@$(ENVIRONMENT) test

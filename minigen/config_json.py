@@ -5,7 +5,6 @@ door. A key that could change what the model computes is honoured or refused by 
 have no meaning for inference are known, and ignored.
 """
 
-import json
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,20 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from minigen.config import ModelConfig, RopeScaling
-from minigen.errors import ConfigError, FileFormatError, UnsupportedError
+from minigen.config_values import Values, as_list, read_json
+from minigen.errors import ConfigError, UnsupportedError
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 
 # What each family computes when its config does not say (transformers' own defaults).
 _FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {"attention_bias": False, "mlp_bias": False},
-    "qwen2": {"use_sliding_window": False, "max_window_layers": 28},
-    "qwen3": {
-        "attention_bias": False,
-        "head_dim": 128,
-        "use_sliding_window": False,
-        "max_window_layers": 28,
-    },
+    "llama": {},
+    "qwen2": {"max_window_layers": 28},
+    "qwen3": {"head_dim": 128, "max_window_layers": 28},
     "mistral": {"sliding_window": 4096},
 }
 
@@ -49,6 +44,12 @@ _MEANINGLESS_KEYS = frozenset(
     "gradient_checkpointing unk_token_id sep_token_id".split()
 )
 
+_ROPE_KEYS = {
+    "default": "",
+    "linear": "factor",
+    "llama3": "factor low_freq_factor high_freq_factor original_max_position_embeddings",
+}
+
 _NAMED_AT_MOST = 8  # keys that one error lists
 _MAX_LAYERS = 10_000  # a corrupt file may claim billions; real models have about a hundred
 
@@ -67,30 +68,10 @@ def read_config_of(directory: Path) -> ModelConfig:
     config = read_json(directory / "config.json")
     generation = directory / "generation_config.json"
     if generation.exists():
-        ends = _ids(config.get("eos_token_id"))
-        more = _ids(read_json(generation).get("eos_token_id"))
+        ends = as_list(config.get("eos_token_id"))
+        more = as_list(read_json(generation).get("eos_token_id"))
         config["eos_token_id"] = ends + [end for end in more if end not in ends]
     return read_config(config, where=str(directory / "config.json"))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; raises `FileFormatError` when it holds anything else."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileFormatError(f"{path} is missing; a model's directory must hold one.") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileFormatError(f"{path} cannot be read as JSON: {error}.") from None
-    if not isinstance(value, dict):
-        raise FileFormatError(f"{path} holds a {type(value).__name__}, but must hold an object.")
-    return value
-
-
-def _ids(value: Any) -> list[Any]:
-    """A token id, a list of them, or none of them, as a list."""
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list) else [value]
 
 
 @dataclass(frozen=True)
@@ -100,16 +81,22 @@ class _Reader:
     raw: Mapping[str, Any]
     where: str
 
+    @property
+    def values(self) -> Values:
+        """The keys' values, with what the family has where a key is absent."""
+        return Values(self.raw, self.where, _FAMILY_DEFAULTS[self.raw["model_type"]])
+
     def config(self) -> ModelConfig:
         family = self._family()
         self._refuse_unknown()
         self._refuse_unsupported()
-        hidden, q_heads = self._count("hidden_size"), self._count("num_attention_heads")
-        kv_heads = self._count("num_key_value_heads", default=q_heads)
-        num_layers = self._count("num_hidden_layers", most=_MAX_LAYERS)
-        vocab_size = self._count("vocab_size")
+        hidden = self.values.count("hidden_size")
+        q_heads = self.values.count("num_attention_heads")
+        kv_heads = self.values.count("num_key_value_heads", default=q_heads)
+        num_layers = self.values.count("num_hidden_layers", most=_MAX_LAYERS)
+        vocab_size = self.values.count("vocab_size")
         rope = self._rope()
-        attention_bias = self._flag("attention_bias")
+        attention_bias = self.values.flag("attention_bias")
         config = ModelConfig(
             family=family,
             vocab_size=vocab_size,
@@ -118,20 +105,20 @@ class _Reader:
             q_heads=q_heads,
             kv_heads=kv_heads,
             head_dim=self._head_dim(hidden, q_heads),
-            ffn=self._count("intermediate_size"),
-            max_positions=self._count("max_position_embeddings"),
-            norm_eps=self._number("rms_norm_eps", 1e-6),
-            rope_theta=self._number("rope_theta", 10_000.0, rope),
+            ffn=self.values.count("intermediate_size"),
+            max_positions=self.values.count("max_position_embeddings"),
+            norm_eps=self.values.number("rms_norm_eps", 1e-6),
+            rope_theta=self.values.number("rope_theta", 10_000.0, rope),
             rope_linear_factor=self._linear_factor(rope),
             rope_scaling=self._rope_scaling(rope),
-            tied_embeddings=self._flag("tie_word_embeddings"),
+            tied_embeddings=self.values.flag("tie_word_embeddings"),
             qkv_bias=attention_bias or family == "qwen2",
             out_bias=attention_bias,
-            mlp_bias=self._flag("mlp_bias"),
+            mlp_bias=self.values.flag("mlp_bias"),
             qk_norm=family == "qwen3",
             sliding_windows=self._sliding_windows(num_layers),
             bos_token_id=self._bos_id(vocab_size),
-            eos_token_ids=self._token_ids("eos_token_id", vocab_size),
+            eos_token_ids=self.values.token_ids("eos_token_id", vocab_size),
         )
         if q_heads % kv_heads:
             raise ConfigError(
@@ -139,12 +126,6 @@ class _Reader:
                 f"num_key_value_heads {kv_heads}, so that each KV head serves a whole group."
             )
         return config
-
-    def _get(self, key: str, default: Any = None) -> Any:
-        value = self.raw.get(key)
-        if value is None and key not in self.raw:
-            value = _FAMILY_DEFAULTS[self.raw["model_type"]].get(key)
-        return default if value is None else value
 
     def _family(self) -> str:
         family = self.raw.get("model_type")
@@ -160,9 +141,10 @@ class _Reader:
     def _refuse_unknown(self) -> None:
         unknown = sorted(set(self.raw) - _READ_KEYS - _MEANINGLESS_KEYS)
         if unknown:
+            named = ", ".join(map(repr, unknown[:_NAMED_AT_MOST]))
+            more = ", ..." if len(unknown) > _NAMED_AT_MOST else ""
             raise UnsupportedError(
-                f"{self.where}: minigen does not know {', '.join(map(repr, unknown[:_NAMED_AT_MOST]))}"
-                f"{', ...' if len(unknown) > _NAMED_AT_MOST else ''}, and will not guess whether "
+                f"{self.where}: minigen does not know {named}{more}, and will not guess whether "
                 "inference depends on it; if it does not, remove it."
             )
 
@@ -183,13 +165,13 @@ class _Reader:
                 )
 
     def _head_dim(self, hidden: int, q_heads: int) -> int:
-        head_dim = self._get("head_dim")
+        head_dim = self.values.get("head_dim")
         if head_dim is None and hidden % q_heads:
             raise ConfigError(
                 f"{self.where}: hidden_size {hidden} is no multiple of num_attention_heads "
                 f"{q_heads}, and no head_dim says how wide a head is."
             )
-        head_dim = hidden // q_heads if head_dim is None else self._count("head_dim")
+        head_dim = hidden // q_heads if head_dim is None else self.values.count("head_dim")
         if head_dim % 2:
             raise ConfigError(
                 f"{self.where}: head_dim {head_dim} is odd; rotary embedding turns pairs."
@@ -200,7 +182,7 @@ class _Reader:
         """Rotary settings, from today's `rope_parameters` or the older pair of keys."""
         rope: Mapping[str, Any] = {}
         for key in ("rope_parameters", "rope_scaling"):
-            value = self._get(key, {})
+            value = self.values.get(key, {})
             if not isinstance(value, Mapping):
                 raise ConfigError(
                     f"{self.where}: {key} must be an object, not {reprlib.repr(value)}."
@@ -209,20 +191,14 @@ class _Reader:
                 raise ConfigError(f"{self.where}: rope_parameters and rope_scaling differ.")
             rope = rope or value
         kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind not in ("default", "linear", "llama3"):
+        if kind not in tuple(_ROPE_KEYS):  # whatever it is, a list even
             raise UnsupportedError(
                 f"{self.where}: rope type {reprlib.repr(kind)} is not honoured; default, linear "
                 "and llama3 are."
             )
-        known = {
-            "default": set(),
-            "linear": {"factor"},
-            "llama3": {
-                *("factor", "low_freq_factor", "high_freq_factor"),
-                "original_max_position_embeddings",
-            },
-        }[kind]
-        surplus = sorted(set(rope) - known - {"rope_type", "type", "rope_theta"})
+        surplus = sorted(
+            set(rope) - {*_ROPE_KEYS[kind].split()} - {"rope_type", "type", "rope_theta"}
+        )
         if surplus == ["partial_rotary_factor"] and rope["partial_rotary_factor"] == 1:
             surplus = []
         if surplus:
@@ -230,7 +206,7 @@ class _Reader:
                 f"{self.where}: rope type {kind!r} has no use for "
                 f"{', '.join(map(repr, surplus[:_NAMED_AT_MOST]))}."
             )
-        theta = self._get("rope_theta")
+        theta = self.values.get("rope_theta")
         if theta is None:
             return {**rope, "rope_type": kind}
         if "rope_theta" in rope and rope["rope_theta"] != theta:
@@ -241,16 +217,18 @@ class _Reader:
         return {**rope, "rope_theta": theta, "rope_type": kind}
 
     def _linear_factor(self, rope: Mapping[str, Any]) -> float:
-        return self._number("factor", None, rope) if rope["rope_type"] == "linear" else 1.0
+        return self.values.number("factor", None, rope) if rope["rope_type"] == "linear" else 1.0
 
     def _rope_scaling(self, rope: Mapping[str, Any]) -> RopeScaling | None:
         if rope["rope_type"] != "llama3":
             return None
         scaling = RopeScaling(
-            factor=self._number("factor", None, rope),
-            low_freq_factor=self._number("low_freq_factor", None, rope),
-            high_freq_factor=self._number("high_freq_factor", None, rope),
-            original_max_positions=self._count("original_max_position_embeddings", source=rope),
+            factor=self.values.number("factor", None, rope),
+            low_freq_factor=self.values.number("low_freq_factor", None, rope),
+            high_freq_factor=self.values.number("high_freq_factor", None, rope),
+            original_max_positions=self.values.count(
+                "original_max_position_embeddings", source=rope
+            ),
         )
         if scaling.high_freq_factor <= scaling.low_freq_factor:
             raise ConfigError(
@@ -261,22 +239,17 @@ class _Reader:
 
     def _sliding_windows(self, num_layers: int) -> tuple[int | None, ...]:
         """How far each layer looks back; None for all the way."""
-        window = self._get("sliding_window")
-        if self.raw["model_type"].startswith("qwen") and not self._flag("use_sliding_window"):
+        window = self.values.get("sliding_window")
+        if self.raw["model_type"].startswith("qwen") and not self.values.flag("use_sliding_window"):
             window = None
         if window is not None and self.raw["model_type"] == "llama":
             raise UnsupportedError(
                 f"{self.where}: sliding_window is {reprlib.repr(window)}, but the architecture "
                 "'llama' has no windows; 'mistral' has."
             )
-        kinds = self._get("layer_types")
+        kinds = self.values.get("layer_types")
         if kinds is None:
-            first = self._get("max_window_layers", 0)
-            if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-                raise ConfigError(
-                    f"{self.where}: max_window_layers must be a whole number from 0, "
-                    f"not {reprlib.repr(first)}."
-                )
+            first = self.values.count("max_window_layers", default=0, least=0)
             kinds = [
                 "sliding_attention" if window is not None and layer >= first else "full_attention"
                 for layer in range(num_layers)
@@ -296,59 +269,11 @@ class _Reader:
                 f"{self.where}: layer_types has sliding_attention, but sliding_window or "
                 "use_sliding_window says that there is no window."
             )
-        width = self._count("sliding_window")
+        width = self.values.count("sliding_window")
         return tuple(width if kind == "sliding_attention" else None for kind in kinds)
 
-    def _count(
-        self,
-        key: str,
-        default: int | None = None,
-        source: Mapping[str, Any] | None = None,
-        most: int = 2**31 - 1,
-    ) -> int:
-        value = self._get(key, default) if source is None else source.get(key, default)
-        if value is None:
-            raise ConfigError(f"{self.where}: {key} is missing.")
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise ConfigError(
-                f"{self.where}: {key} must be a whole number from 1 to {most}, "
-                f"not {reprlib.repr(value)}."
-            )
-        return value
-
-    def _number(
-        self, key: str, default: float | None, source: Mapping[str, Any] | None = None
-    ) -> float:
-        value = self._get(key, default) if source is None else source.get(key, default)
-        if value is None:
-            raise ConfigError(f"{self.where}: {key} is missing.")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            raise ConfigError(
-                f"{self.where}: {key} must be a positive number, not {reprlib.repr(value)}."
-            )
-        return float(value)
-
-    def _flag(self, key: str) -> bool:
-        value = self._get(key, False)
-        if not isinstance(value, bool):
-            raise ConfigError(
-                f"{self.where}: {key} must be true or false, not {reprlib.repr(value)}."
-            )
-        return value
-
     def _bos_id(self, vocab_size: int) -> int | None:
-        ids = self._token_ids("bos_token_id", vocab_size)
+        ids = self.values.token_ids("bos_token_id", vocab_size)
         if len(ids) > 1:
             raise ConfigError(f"{self.where}: bos_token_id must be one token, not {len(ids)}.")
         return ids[0] if ids else None
-
-    def _token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
-        ids = _ids(self._get(key))
-        for token_id in ids:
-            whole = isinstance(token_id, int) and not isinstance(token_id, bool)
-            if not whole or not 0 <= token_id < vocab_size:
-                raise ConfigError(
-                    f"{self.where}: {key} must name tokens below vocab_size {vocab_size}, "
-                    f"not {reprlib.repr(token_id)}."
-                )
-        return tuple(ids)

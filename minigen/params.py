@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import no_type_check
 
 from minigen.errors import ParamsError
 
 
-@no_type_check  # the tests' type checker would be at the door before the checks below
 @dataclass(frozen=True)
 class SamplingParams:
     """The settings of one request; raises `ParamsError` for what is impossible.

@@ -92,6 +92,8 @@ class RequestReader:
         return tuple(token_ids)
 
     def _check_ids(self, params: SamplingParams) -> None:
+        if params.min_tokens > 0 and len(set(params.stop_token_ids)) >= self.vocab_size:
+            raise ParamsError("stop_token_ids names every token, so min_tokens cannot be reached.")
         for name in ("stop_token_ids", "logit_bias"):
             for token_id in getattr(params, name):
                 if token_id >= self.vocab_size:

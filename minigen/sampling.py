@@ -144,7 +144,7 @@ def _draw_rows(logits: Logits, sequences: SequenceOf[Sequence]) -> Int64[Tensor,
     logits = apply_temperature(logits, _column(each.temperature for each in params))
     if any(each.min_p > 0 for each in params):
         logits = keep_min_p(logits, _column(each.min_p for each in params))
-    top_ks = [vocab if each.top_k is None else min(each.top_k, vocab) for each in params]
+    top_ks = [vocab if each.top_k is None else each.top_k for each in params]
     limited = [row for row, top_k in enumerate(top_ks) if top_k < vocab]
     if limited:
         limits = torch.tensor([top_ks[row] for row in limited])

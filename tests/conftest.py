@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach a model hub
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny products lose by threads, on a busy machine much
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # tiny products lose by threads, on a busy machine much
 
 
 @pytest.fixture(scope="session")

@@ -378,17 +378,17 @@ REFUSED: dict[str, tuple[dict[str, Any], type[MinigenError], str]] = {
     "window layers as text": (
         raw("qwen2", use_sliding_window=True, sliding_window=7, max_window_layers="1"),
         ConfigError,
-        "max_window_layers must be a whole number from 0, not '1'",
+        "max_window_layers must be a whole number from 0 to 2147483647, not '1'",
     ),
     "window layers negative": (
         raw("qwen2", use_sliding_window=True, sliding_window=7, max_window_layers=-1),
         ConfigError,
-        "max_window_layers must be a whole number from 0, not -1",
+        "max_window_layers must be a whole number from 0 to 2147483647, not -1",
     ),
     "window layers true": (
         raw("mistral", sliding_window=7, max_window_layers=True),
         ConfigError,
-        "max_window_layers must be a whole number from 0, not True",
+        "max_window_layers must be a whole number from 0 to 2147483647, not True",
     ),
     "rope as list": (raw(rope_parameters=[]), ConfigError, "rope_parameters must be an object"),
     "rope as text": (raw(rope_scaling="linear"), ConfigError, "rope_scaling must be an object"),

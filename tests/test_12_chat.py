@@ -10,7 +10,6 @@ import tokenizers
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
-from minigen import hub
 from minigen.errors import ChatTemplateError, PromptError, TokenizerError
 from minigen.model.gguf import read_gguf
 from minigen.text.chat import ChatTemplate
@@ -383,8 +382,10 @@ def test_a_gguf_brings_its_template_and_names_its_tokens_by_id() -> None:
 
 
 @pytest.mark.model
-def test_the_default_models_own_template_is_rendered_as_transformers_renders_it() -> None:
-    metadata = read_gguf(hub.find(hub.DEFAULT_MODEL)).metadata
+def test_the_default_models_own_template_is_rendered_as_transformers_renders_it(
+    default_model_path: Path,
+) -> None:
+    metadata = read_gguf(default_model_path).metadata
     template = ChatTemplate.from_gguf(metadata)
     assert template is not None
     source = metadata["tokenizer.chat_template"]

@@ -16,17 +16,23 @@ import pytest
 import regex
 import sentencepiece
 import tokenizers
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import decoders as library_decoders
 from transformers import PreTrainedTokenizerFast
 
-from minigen import hub
 from minigen.errors import MinigenError, PromptError, TokenizerError, UnsupportedError
 from minigen.model.gguf import read_gguf
 from minigen.text.pretokenizers import FAMILIES
 from minigen.text.tokenizer import Tokenizer
+
+always = settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],  # the first example waits for a vocabulary
+)
 
 SPECIAL = ["<|begin|>", "<|im_start|>", "<|im_end|>"]  # ids 0, 1, 2
 PLAIN_ADDED = ["<think>", "</think>"]
@@ -255,6 +261,7 @@ def test_llama_cpps_default_cuts_punctuation_then_words_then_digits_by_three() -
 
 
 @pytest.mark.parametrize("family", ["gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "tekken"])
+@always
 @given(text=st.text() | st.text(alphabet="aA1 é中'sS\n\r\t/.!\u0301\u1e9e\u017f²\u200d\u00a0"))
 def test_any_text_is_cut_into_the_words_that_the_familys_tokenizer_json_cuts(
     family: str, text: str
@@ -274,10 +281,10 @@ def test_the_expressions_are_those_that_transformers_has_for_ggufs() -> None:
 @pytest.mark.parametrize("family", ["smollm", "llama-bpe"])
 def test_a_line_of_100_kb_takes_no_time(byte_level: Path, family: str, name: str) -> None:
     ours = Tokenizer.from_directory(byte_level / family)
-    start = time.perf_counter()
+    start = time.process_time()
     ids = ours.encode(LONG_LINES[name])
     assert ours.decode(ids) == LONG_LINES[name]
-    assert time.perf_counter() - start < 5  # 0.2 s here; anything quadratic takes minutes
+    assert time.process_time() - start < 5  # well under 1 s; anything quadratic takes minutes
 
 
 # ---- SentencePiece: against sentencepiece itself ------------------------------------------------
@@ -348,17 +355,19 @@ def test_pieces_are_joined_as_sentencepiece_joins_them(text: str) -> None:
 
 @pytest.mark.parametrize("name", LONG_LINES)
 def test_a_line_of_100_kb_is_joined_as_sentencepiece_joins_it(name: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     ids = _llama().encode(LONG_LINES[name])
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert ids == _sentence_pieces().encode(LONG_LINES[name], add_bos=True)
 
 
+@always
 @given(st.text(alphabet="ab \t1▁theofn", max_size=60))
 def test_repetitive_text_is_joined_as_sentencepiece_joins_it(text: str) -> None:
     assert _llama().encode(text, add_special_tokens=False) == _sentence_pieces().encode(text)
 
 
+@always
 @given(st.text(alphabet="ab", max_size=60), st.integers(0, 5))
 def test_a_vocabulary_full_of_overlaps_is_joined_as_sentencepiece_joins_it(
     text: str, which: int
@@ -456,11 +465,13 @@ def _bytes() -> Tokenizer:
     return Tokenizer.from_gguf(_gguf(_trained("llama-bpe"), "llama-bpe"))
 
 
+@always
 @given(st.text())
 def test_any_text_comes_back_from_byte_level_tokens(text: str) -> None:
     assert _bytes().decode(_bytes().encode(text)) == text
 
 
+@always
 @given(st.text().filter(lambda text: "▁" not in text))
 def test_any_text_comes_back_from_pieces(text: str) -> None:
     assert _llama().decode(_llama().encode(text)) == text
@@ -481,6 +492,7 @@ def _ids(make: Callable[[], Tokenizer]) -> st.SearchStrategy[list[int]]:
 
 
 @pytest.mark.parametrize("make", [_bytes, _llama])
+@always
 @given(data=st.data(), skip=st.booleans())
 def test_a_stream_of_any_ids_adds_up_to_decoding_them_at_once(
     make: Callable[[], Tokenizer], data: st.DataObject, skip: bool
@@ -491,6 +503,7 @@ def test_a_stream_of_any_ids_adds_up_to_decoding_them_at_once(
     assert "".join(pieces) + stream.finish() == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
+@always
 @given(data=st.data())
 def test_any_ids_become_what_the_library_makes_of_them(data: st.DataObject) -> None:
     ids = [i for i in data.draw(_ids(_bytes)) if i >= 0]
@@ -511,6 +524,7 @@ def test_every_byte_that_is_no_text_is_decoded_as_the_library_does() -> None:
         assert _bytes().decode(ids) == _bytes()._backend.decode(ids)
 
 
+@always
 @given(st.text(min_size=1))
 def test_a_stream_gives_out_only_whole_characters_and_gives_them_at_once(text: str) -> None:
     stream, shown, pending = _bytes().stream(), "", b""
@@ -798,8 +812,8 @@ def _reference_encode(text: str, tokens: list[str], merges: list[str]) -> list[i
 
 
 @pytest.fixture(scope="module")
-def default_metadata() -> dict[str, Any]:
-    return read_gguf(hub.find(hub.DEFAULT_MODEL)).metadata
+def default_metadata(default_model_path: Path) -> dict[str, Any]:
+    return read_gguf(default_model_path).metadata
 
 
 @pytest.mark.model

@@ -26,9 +26,7 @@ def load(directory: Path) -> tuple[ModelConfig, Transformer]:
     config = read_config_of(directory)
     tensors = read_safetensors(directory)
     check_tensors(tensors, expected_tensors(config), str(directory))
-    return config, build_transformer(
-        config, tensors, torch.float32, dense_linear(torch.float32)
-    )
+    return config, build_transformer(config, tensors, torch.float32, dense_linear(torch.float32))
 
 
 def random_ids(*shape: int) -> torch.Tensor:
@@ -50,9 +48,7 @@ def test_logits_equal_those_of_transformers_in_prefill_and_step_by_step(
     )
     torch.testing.assert_close(whole, expected, atol=1e-4, rtol=0)
 
-    cache = DenseCache(
-        config.num_layers, len(ids), config.kv_heads, config.head_dim, torch.float32
-    )
+    cache = DenseCache(config.num_layers, len(ids), config.kv_heads, config.head_dim, torch.float32)
     bounds = [0, *range(PROMPT_LENGTH, len(ids) + 1)]
     for start, end in pairwise(bounds):
         attend = attend_dense([cache], [end - start], config.sliding_windows)

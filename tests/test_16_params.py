@@ -156,7 +156,8 @@ def test_no_field_can_be_changed() -> None:
 
 
 def test_what_was_handed_in_can_be_changed_afterwards_without_an_effect() -> None:
-    stop, ids, bias = ["a"], [1], UserDict({2: 1.0})
+    stop, ids = ["a"], [1]
+    bias: UserDict[Any, Any] = UserDict({2: 1.0})
     params = SamplingParams(stop=stop, stop_token_ids=ids, logit_bias=bias)
     stop.append("")
     ids.append(-1)

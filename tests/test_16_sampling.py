@@ -133,6 +133,7 @@ CLAIMS: dict[str, dict[str, Any]] = {
     "temperature 2, a whole number": {"temperature": 2},
     "top-k": {"top_k": 4},
     "top-k 1": {"top_k": 1},
+    "top-k of all tokens but one": {"top_k": 9},
     "top-k beyond the vocabulary": {"top_k": 10_000},
     "top-p": {"top_p": 0.7},
     "top-p above the first token": {"top_p": 0.3},
@@ -428,6 +429,11 @@ def test_a_draw_is_where_the_cumulated_probability_passes_the_number() -> None:
 def test_a_dropped_token_is_never_drawn(logits: list[float], number: float) -> None:
     (token_id,) = draw(torch.tensor([logits]), torch.tensor([number], dtype=torch.float64)).tolist()
     assert logits[token_id] > -math.inf
+
+
+def test_a_very_rare_token_is_not_rounded_away() -> None:
+    logits = torch.tensor([[0.0, -18.0]])  # 1 + 1e-8 is 1 in float32
+    assert draw(logits, torch.tensor([ALMOST_ONE], dtype=torch.float64)).tolist() == [1]
 
 
 @pytest.mark.parametrize("number", [0.0, ALMOST_ONE])

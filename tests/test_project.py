@@ -10,7 +10,17 @@ import pytest
 from tools.chapters import BEGIN, END, ROOT, read_chapters, table
 
 VOCABULARY = {
-    *("config", "config_json", "params", "sequence", "protocols", "trace", "errors", "posix"),
+    *(
+        "config",
+        "config_json",
+        "config_values",
+        "params",
+        "sequence",
+        "protocols",
+        "trace",
+        "errors",
+        "posix",
+    ),
 }
 ASSEMBLY = {
     *(

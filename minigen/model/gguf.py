@@ -9,41 +9,25 @@ is held against the bytes that are left before anything is allocated.
 
 import math
 import reprlib
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from gguf.constants import GGMLQuantizationType, GGUFValueType
+from gguf.constants import GGMLQuantizationType
 from jaxtyping import UInt8
 from torch import Tensor
 
 from minigen.errors import FileFormatError, UnsupportedError
+from minigen.model.gguf_values import ValueReader
 from minigen.model.quants import FORMATS
 from minigen.model.weights import StoredTensor
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_MAX_NAME = 65_535
 _MAX_DIMENSIONS = 4
 _SMALLEST_PAIR = 8 + 1 + 4 + 1  # key length, a key, a type, a value
 _SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8  # name length, a name, rank, a size, type, offset
-
-_SCALARS = {
-    GGUFValueType.UINT8: "<u1",
-    GGUFValueType.INT8: "<i1",
-    GGUFValueType.UINT16: "<u2",
-    GGUFValueType.INT16: "<i2",
-    GGUFValueType.UINT32: "<u4",
-    GGUFValueType.INT32: "<i4",
-    GGUFValueType.UINT64: "<u8",
-    GGUFValueType.INT64: "<i8",
-    GGUFValueType.FLOAT32: "<f4",
-    GGUFValueType.FLOAT64: "<f8",
-    GGUFValueType.BOOL: "?",
-}
 
 
 @dataclass(frozen=True)
@@ -85,16 +69,16 @@ def read_gguf(path: Path) -> GGUFFile:
     if size < 24:
         raise FileFormatError(f"{path} is no GGUF file: it has {size} bytes, a header has 24.")
     mapped = _map(path, size)
-    reader = _Reader(path, mapped.numpy().data)
-    version, num_tensors, num_pairs = reader.header()
-    metadata = reader.pairs(num_pairs)
-    descriptions = reader.descriptions(num_tensors)
+    values = ValueReader(path, mapped.numpy().data)
+    version, num_tensors, num_pairs = _header(values)
+    metadata = _pairs(values, num_pairs)
+    descriptions = _descriptions(values, num_tensors)
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 1 <= alignment <= 2**20 or alignment % 8:
         raise FileFormatError(
             f"{path}: general.alignment must be a multiple of 8, not {reprlib.repr(alignment)}."
         )
-    data_offset = math.ceil(reader.position / alignment) * alignment
+    data_offset = math.ceil(values.position / alignment) * alignment
     _check_extents(path, descriptions, alignment, size - data_offset)
     tensors = {
         each.name: StoredTensor(each.name, each.kind, each.shape, _rows(mapped, data_offset, each))
@@ -141,151 +125,75 @@ def _check_extents(
             )
 
 
-class _Reader:
-    """Walks through a header; nothing is read, or allocated, beyond the bytes that are there."""
+def _header(values: ValueReader) -> tuple[int, int, int]:
+    """Version, number of tensors, number of key/values."""
+    if bytes(values.data[:4]) != _MAGIC:
+        raise FileFormatError(
+            f"{values.path} is no GGUF file: it begins with {bytes(values.data[:4])!r}, "
+            f"not {_MAGIC!r}."
+        )
+    values.position = 4
+    (version,) = values.unpack("<I")
+    if version not in _VERSIONS:
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+        order = " (a big-endian file)" if swapped in _VERSIONS else ""
+        raise UnsupportedError(
+            f"{values.path} is GGUF version {version}{order}; "
+            "minigen reads versions 2 and 3, little-endian."
+        )
+    num_tensors, num_pairs = values.unpack("<QQ")
+    values.afford(num_tensors, _SMALLEST_TENSOR, "tensors")
+    values.afford(num_pairs, _SMALLEST_PAIR, "key/values")
+    return version, num_tensors, num_pairs
 
-    def __init__(self, path: Path, data: memoryview):
-        self.path, self.data, self.position = path, data, 0
 
-    def header(self) -> tuple[int, int, int]:
-        """Version, number of tensors, number of key/values."""
-        if bytes(self.data[:4]) != _MAGIC:
-            raise FileFormatError(
-                f"{self.path} is no GGUF file: it begins with {bytes(self.data[:4])!r}, "
-                f"not {_MAGIC!r}."
-            )
-        self.position = 4
-        (version,) = self._unpack("<I")
-        if version not in _VERSIONS:
-            swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-            order = " (a big-endian file)" if swapped in _VERSIONS else ""
-            raise UnsupportedError(
-                f"{self.path} is GGUF version {version}{order}; "
-                "minigen reads versions 2 and 3, little-endian."
-            )
-        num_tensors, num_pairs = self._unpack("<QQ")
-        self._afford(num_tensors, _SMALLEST_TENSOR, "tensors")
-        self._afford(num_pairs, _SMALLEST_PAIR, "key/values")
-        return version, num_tensors, num_pairs
+def _pairs(values: ValueReader, count: int) -> dict[str, Any]:
+    """The key/values."""
+    metadata: dict[str, Any] = {}
+    for _ in range(count):
+        key = values.name("a key")
+        if key in metadata:
+            raise FileFormatError(f"{values.path} has the key {key} twice.")
+        metadata[key] = values.value(values.type(key), key)
+    return metadata
 
-    def pairs(self, count: int) -> dict[str, Any]:
-        """The key/values."""
-        metadata: dict[str, Any] = {}
-        for _ in range(count):
-            key = self._name("a key")
-            if key in metadata:
-                raise FileFormatError(f"{self.path} has the key {key} twice.")
-            metadata[key] = self._value(self._type(key), key)
-        return metadata
 
-    def descriptions(self, count: int) -> list[_Description]:
-        """The tensors' names, types, shapes and places."""
-        found: dict[str, _Description] = {}
-        for _ in range(count):
-            each = self._description()
-            if each.name in found:
-                raise FileFormatError(f"{self.path} has the tensor {each.name} twice.")
-            found[each.name] = each
-        return list(found.values())
+def _descriptions(values: ValueReader, count: int) -> list[_Description]:
+    """The tensors' names, types, shapes and places."""
+    found: dict[str, _Description] = {}
+    for _ in range(count):
+        each = _description(values)
+        if each.name in found:
+            raise FileFormatError(f"{values.path} has the tensor {each.name} twice.")
+        found[each.name] = each
+    return list(found.values())
 
-    def _description(self) -> _Description:
-        name = self._name("a tensor's name")
-        (rank,) = self._unpack("<I")
-        if not 1 <= rank <= _MAX_DIMENSIONS:
-            raise FileFormatError(f"{self.path}: {name} has {rank} dimensions, not 1 to 4.")
-        sizes = self._unpack(f"<{rank}Q")
-        kind_id, offset = self._unpack("<IQ")
-        try:
-            kind = GGMLQuantizationType(kind_id).name
-        except ValueError:
-            kind = f"type {kind_id}"
-        if kind not in FORMATS:
-            raise UnsupportedError(
-                f"{self.path}: {name} is stored as {kind}; minigen reads {', '.join(FORMATS)}."
-            )
-        shape = tuple(reversed(sizes))
-        while len(shape) > 2 and shape[0] == 1:
-            shape = shape[1:]
-        if min(shape) == 0 or len(shape) > 2:
-            raise FileFormatError(f"{self.path}: {name} has the shape {shape}.")
-        form = FORMATS[kind]
-        if shape[-1] % form.block_size:
-            raise FileFormatError(
-                f"{self.path}: {name} has rows of {shape[-1]} numbers, but {kind} comes in blocks "
-                f"of {form.block_size}."
-            )
-        num_bytes = math.prod(shape[:-1]) * form.row_bytes(shape[-1])
-        return _Description(name, kind, shape, offset, num_bytes)
 
-    def _type(self, key: str) -> GGUFValueType:
-        (type_id,) = self._unpack("<I")
-        try:
-            return GGUFValueType(type_id)
-        except ValueError:
-            raise FileFormatError(f"{self.path}: {key} has the unknown type {type_id}.") from None
-
-    def _value(self, kind: GGUFValueType, key: str) -> Any:
-        if kind == GGUFValueType.STRING:
-            return self._string(key)
-        if kind == GGUFValueType.ARRAY:
-            return self._array(key)
-        dtype = np.dtype(_SCALARS[kind])
-        value = np.frombuffer(self._take(dtype.itemsize, key), dtype)[0]
-        # A float32's shortest decimal is what its writer meant: 1e-05, not 9.99999974e-06.
-        return float(str(value)) if kind == GGUFValueType.FLOAT32 else value.item()
-
-    def _array(self, key: str) -> Any:
-        kind = self._type(key)
-        (count,) = self._unpack("<Q")
-        if kind == GGUFValueType.STRING:
-            self._afford(count, 8, f"strings in {key}")
-            return [self._string(key) for _ in range(count)]
-        if kind == GGUFValueType.ARRAY:
-            raise UnsupportedError(f"{self.path}: {key} is an array of arrays.")
-        dtype = np.dtype(_SCALARS[kind])
-        self._afford(count, dtype.itemsize, f"numbers in {key}")
-        return np.frombuffer(self._take(count * dtype.itemsize, key), dtype).copy()
-
-    def _name(self, what: str) -> str:
-        """A key or a tensor's name, which errors may show: nothing that moves a cursor."""
-        name = self._string(what, _MAX_NAME)
-        if not name or not name.isprintable():
-            raise FileFormatError(f"{self.path}: {reprlib.repr(name)} is no name for {what}.")
-        return name
-
-    def _string(self, what: str, most: int = 2**63) -> str:
-        start = self.position + 8
-        (length,) = self._unpack("<Q")
-        if length > most or start + length > len(self.data):
-            raise FileFormatError(
-                f"{self.path}: {what} claims {length} bytes at byte {start}, where "
-                f"{min(most, len(self.data) - start)} are possible."
-            )
-        self.position = start + length
-        try:
-            return str(self.data[start : self.position], "utf-8")
-        except UnicodeDecodeError:
-            raise FileFormatError(f"{self.path}: {what} at byte {start} is not UTF-8.") from None
-
-    def _take(self, count: int, what: str) -> memoryview:
-        if self.position + count > len(self.data):
-            raise FileFormatError(f"{self.path} is cut short: it ends inside {what}.")
-        taken = self.data[self.position : self.position + count]
-        self.position += count
-        return taken
-
-    def _unpack(self, layout: str) -> tuple[Any, ...]:
-        try:
-            values = struct.unpack_from(layout, self.data, self.position)
-        except struct.error:
-            raise FileFormatError(f"{self.path} is cut short: it ends in its header.") from None
-        self.position += struct.calcsize(layout)
-        return values
-
-    def _afford(self, count: int, smallest: int, what: str) -> None:
-        """A count is believed only if the rest of the file could hold that many."""
-        left = len(self.data) - self.position
-        if count * smallest > left:
-            raise FileFormatError(
-                f"{self.path} claims {count} {what}, but has only {left} bytes left."
-            )
+def _description(values: ValueReader) -> _Description:
+    name = values.name("a tensor's name")
+    (rank,) = values.unpack("<I")
+    if not 1 <= rank <= _MAX_DIMENSIONS:
+        raise FileFormatError(f"{values.path}: {name} has {rank} dimensions, not 1 to 4.")
+    sizes = values.unpack(f"<{rank}Q")
+    kind_id, offset = values.unpack("<IQ")
+    try:
+        kind = GGMLQuantizationType(kind_id).name
+    except ValueError:
+        kind = f"type {kind_id}"
+    if kind not in FORMATS:
+        raise UnsupportedError(
+            f"{values.path}: {name} is stored as {kind}; minigen reads {', '.join(FORMATS)}."
+        )
+    shape = tuple(reversed(sizes))
+    while len(shape) > 2 and shape[0] == 1:
+        shape = shape[1:]
+    if min(shape) == 0 or len(shape) > 2:
+        raise FileFormatError(f"{values.path}: {name} has the shape {shape}.")
+    form = FORMATS[kind]
+    if shape[-1] % form.block_size:
+        raise FileFormatError(
+            f"{values.path}: {name} has rows of {shape[-1]} numbers, but {kind} comes in blocks "
+            f"of {form.block_size}."
+        )
+    num_bytes = math.prod(shape[:-1]) * form.row_bytes(shape[-1])
+    return _Description(name, kind, shape, offset, num_bytes)

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64, UInt8
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from minigen.config_json import read_json
+from minigen.config_values import read_json
 from minigen.errors import FileFormatError, UnsupportedError, WeightsError
 from minigen.model.quants import FORMATS, Format
 from minigen.posix import page_out
@@ -46,7 +46,11 @@ class StoredTensor:
     @property
     def num_bytes(self) -> int:
         """Bytes that the tensor takes in its file."""
-        return self.data.numel()
+        return self._num_rows * self.data.shape[1]
+
+    @property
+    def _num_rows(self) -> int:
+        return len(self.data if self.row_order is None else self.row_order)
 
     def rows(self, start: int, stop: int) -> "StoredTensor":
         """The matrix of rows `start` to `stop`, still in the file."""
@@ -78,9 +82,8 @@ class StoredTensor:
         """The tensor in `dtype`, in new memory (or in `out`, which must have its shape)."""
         if out is None:
             out = torch.empty(self.shape, dtype=dtype)
-        num_rows = self.data.shape[0] if self.row_order is None else len(self.row_order)
-        target = out.view(num_rows, -1)
-        for start in range(0, num_rows, _ROWS_AT_ONCE):
+        target = out.view(self._num_rows, -1)
+        for start in range(0, self._num_rows, _ROWS_AT_ONCE):
             chunk = slice(start, start + _ROWS_AT_ONCE)
             raw = self.data[chunk if self.row_order is None else self.row_order[chunk]]
             blocks = raw.unflatten(-1, (-1, self.format.block_bytes))

@@ -194,13 +194,14 @@ def _ids_of(tokens: list[str]) -> dict[str, int]:
 
 
 def _merges(metadata: Mapping[str, Any], vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
-    halves = [merge.partition(" ") for merge in _strings(metadata, "merges")]
-    pairs = [(left, right) for left, _, right in halves]
-    for left, right in pairs:
+    pairs = []
+    for merge in _strings(metadata, "merges"):
+        left, _, right = merge.partition(" ")
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
             raise TokenizerError(
                 f"The GGUF merges {left!r} and {right!r}, but these, or both joined, are no tokens."
             )
+        pairs.append((left, right))
     return pairs
 
 

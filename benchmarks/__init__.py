@@ -1,0 +1,1 @@
+"""Times; each benchmark runs alone, or all with `python -m benchmarks`."""
