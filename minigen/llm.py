@@ -5,6 +5,7 @@ This is the one place that chooses implementations; everything below receives th
 
 from collections.abc import Generator, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, overload
 
@@ -99,7 +100,8 @@ class LLM:
         tokenizer = checkpoint.tokenizer()
         form, reason = _choose_weights(weights)
         dtype = WEIGHTS[form]
-        model = build_transformer(config, checkpoint.tensors, dtype, dense_linear(dtype))
+        with _one_thread():
+            model = build_transformer(config, checkpoint.tensors, dtype, dense_linear(dtype))
         runner = DenseRunner(model, config.kv_heads, config.sliding_windows, dtype)
         engine = Engine(runner, BatchSampler(), max_sequences, max_batch_tokens)
         choices = {
@@ -218,3 +220,15 @@ def _choose_weights(weights: str) -> tuple[str, str]:
     if multiplies_bfloat16():
         return "bfloat16", "auto: this processor multiplies bfloat16"
     return "float32", "auto: this processor has no instructions for bfloat16"
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Unpack weights without torch's threads: they gain little by many small products, and where
+    another program keeps a core busy their waiting for each other takes twenty times as long."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)

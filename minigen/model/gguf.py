@@ -2,7 +2,7 @@
 
 Source: the GGUF specification, versions 2 and 3: a header, key/values, tensor descriptions, then
 the tensors at aligned offsets. The `gguf` library reads the same and is this module's oracle; it
-makes an object of every array element, which takes 20 times as long on a vocabulary
+makes an object of every array element, which takes 50 times as long on a vocabulary
 (`benchmarks/11_weights.py`), and it follows a hostile count wherever that leads. Here every count
 is held against the bytes that are left before anything is allocated.
 """

@@ -2,8 +2,8 @@
 
 A row of a matrix is a run of blocks; a block of `block_size` numbers takes `block_bytes` bytes.
 Source: the GGUF specification and ggml's `ggml-common.h` for the layouts, as the `gguf` library
-has them too (the tests hold each of these against it). This twin exists because it is about seven
-times faster (`benchmarks/11_weights.py`), and because a reader should see it.
+has them too (the tests hold each of these against it). This twin exists because it is three times
+faster on one thread (`benchmarks/11_weights.py`), and because a reader should see it.
 """
 
 from collections.abc import Callable
