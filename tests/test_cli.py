@@ -179,19 +179,22 @@ def test_chat_forgets_the_oldest_turn_when_the_context_is_full(tiny_directory: P
 
 
 @pytest.mark.model
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_default_model_answers_within_900_megabytes() -> None:
     for weights in ("auto", "float32"):
         code = (
-            "import resource, sys; from minigen import cli\n"
+            "import sys; from minigen import cli\n"
             f"sys.argv = ['minigen', 'generate', 'The capital of France is', '--max-tokens', '8',"
             f" '--weights', '{weights}']\n"
             "try: cli.main()\n"
             "except SystemExit: pass\n"
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
+            "lines = open('/proc/self/status').read().splitlines()\n"
+            "print(*[line for line in lines if 'VmHWM' in line], file=sys.stderr)"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert "Paris" in done.stdout
-        assert int(done.stderr.split()[-1]) < 900_000
+        kilobytes = int(done.stderr.split()[-2])  # ru_maxrss would count what the parent had
+        assert 200_000 < kilobytes < 900_000
 
 
 @pytest.mark.model
