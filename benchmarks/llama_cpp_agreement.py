@@ -2,19 +2,24 @@
 
 `python benchmarks/llama_cpp_agreement.py [--python PATH] [--json FILE]`, where PATH is a
 Python that has `llama-cpp-python`. Both get the same token ids and take the
-likeliest token sixteen times. llama.cpp rounds activations to 8 bits where weights have 4, so near
-a tie the two may part: where they do, minigen's margin between its two likeliest tokens is given.
+likeliest token sixteen times: once from the file as it is, and once with the same numbers written
+out in float32. From the file as it is llama.cpp rounds activations to 8 bits, so near a tie the two
+may part; where they do, minigen's margin between its two likeliest tokens is given.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import gguf
 from common import write_results
 
 from minigen import LLM, SamplingParams, hub
+from minigen.model.gguf import read_gguf
+from minigen.outputs import Output
 from tests.golden.make import QUESTIONS
 
 NUM_TOKENS = 16
@@ -23,7 +28,7 @@ ASK_LLAMA_CPP = """
 import json, sys
 from llama_cpp import Llama, __version__
 path, prompts, count = json.load(sys.stdin)
-llm = Llama(path, n_ctx=512, n_threads=2, verbose=False, logits_all=False)
+llm = Llama(path, n_ctx=512, n_threads=2, verbose=False, type_k=0, type_v=0, flash_attn=False)
 answers = []
 for prompt in prompts:
     llm.reset()
@@ -31,6 +36,53 @@ for prompt in prompts:
     answers.append([token for token, _ in zip(tokens, range(count))])
 json.dump([__version__, answers], sys.stdout)
 """
+
+
+def write_float32(source: Path, target: Path) -> None:
+    """Write a GGUF again with every tensor in float32; metadata and row order stay."""
+    reader, file = gguf.GGUFReader(source), read_gguf(source)
+    writer = gguf.GGUFWriter(target, file.metadata["general.architecture"])
+    for key, field in reader.fields.items():
+        if key.startswith("GGUF.") or key in ("general.architecture", "general.file_type"):
+            continue
+        kind = field.types[0]
+        element = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(key, field.contents(), kind, element)
+    for name, tensor in file.tensors.items():
+        writer.add_tensor(name, tensor.dequantise().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def ask(python: str, path: Path, prompts: list[list[int]]) -> tuple[str, list[list[int]]]:
+    """llama.cpp's version, and its first tokens after each prompt."""
+    asked = subprocess.run(
+        [python, "-c", ASK_LLAMA_CPP],
+        input=json.dumps([str(path), prompts, NUM_TOKENS]),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    version, answers = json.loads(asked.stdout)
+    return version, answers
+
+
+def compare(outputs: list[Output], answers: list[list[int]]) -> list[dict[str, object]]:
+    """How many tokens agree for each question, and how near a tie it was where they part."""
+    rows: list[dict[str, object]] = []
+    for question, output, theirs in zip(QUESTIONS, outputs, answers, strict=True):
+        pairs = zip(output.token_ids, theirs, strict=True)
+        agreeing = next((i for i, (a, b) in enumerate(pairs) if a != b), NUM_TOKENS)
+        row: dict[str, object] = {"question": question, "agreeing_tokens": agreeing}
+        if agreeing < NUM_TOKENS:
+            assert output.logprobs is not None
+            likeliest = output.logprobs[agreeing].values()
+            best, second = sorted((each.logprob for each in likeliest), reverse=True)[:2]
+            row["margin_where_they_part"] = round(best - second, 3)
+        rows.append(row)
+    return rows
 
 
 def main() -> None:
@@ -44,35 +96,22 @@ def main() -> None:
     prompts = [llm.chat_prompt([{"role": "user", "content": each}]) for each in QUESTIONS]
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, logprobs=2, ignore_eos=True)
     outputs = llm.generate(prompts, params)
-    asked = subprocess.run(
-        [options.python, "-c", ASK_LLAMA_CPP],
-        input=json.dumps([str(path), prompts, NUM_TOKENS]),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    version, answers = json.loads(asked.stdout)
-    rows = []
-    for question, output, theirs in zip(QUESTIONS, outputs, answers, strict=True):
-        agreeing = next(
-            (
-                i
-                for i, pair in enumerate(zip(output.token_ids, theirs, strict=False))
-                if len({*pair}) > 1
-            ),
-            NUM_TOKENS,
-        )
-        row: dict[str, object] = {"question": question, "agreeing_tokens": agreeing}
-        if agreeing < NUM_TOKENS:
-            assert output.logprobs is not None
-            best, second = sorted(
-                (entry.logprob for entry in output.logprobs[agreeing].values()), reverse=True
-            )[:2]
-            row["margin_where_they_part"] = round(best - second, 3)
-        rows.append(row)
-        print(row)
+    with tempfile.TemporaryDirectory() as folder:
+        float32 = Path(folder) / "float32.gguf"
+        write_float32(path, float32)
+        version, exact = ask(options.python, float32, prompts)
+        _, rounded = ask(options.python, path, prompts)
+    results = {
+        "the same numbers in float32": compare(outputs, exact),
+        "the file as it is": compare(outputs, rounded),
+    }
+    for name, rows in results.items():
+        whole = sum(row["agreeing_tokens"] == NUM_TOKENS for row in rows)
+        print(f"{name}: {whole} of {len(rows)} answers agree in all {NUM_TOKENS} tokens")
+        for row in rows:
+            print("   ", row)
     if options.json is not None:
-        write_results(options.json, {"llama_cpp_python": version, "answers": rows})
+        write_results(options.json, {"llama_cpp_python": version, **results})
 
 
 if __name__ == "__main__":

@@ -55,3 +55,11 @@ class ParamsError(MinigenError, ValueError):
 
 class OptionError(MinigenError, ValueError):
     """An option of `LLM.load` or of the command line is impossible."""
+
+
+class OutOfBlocksError(MinigenError):
+    """The pool of KV blocks has fewer free blocks than are wanted."""
+
+
+class CapacityError(PromptError):
+    """A request needs more KV blocks than the pool has in all."""

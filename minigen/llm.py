@@ -1,39 +1,26 @@
-"""Assembly: a model's name becomes an engine, prompts become answers.
-
-This is the one place that chooses implementations; everything below receives them.
-"""
+"""`LLM`: a model's name becomes an engine (`minigen.assembly`), prompts become answers."""
 
 from collections.abc import Generator, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, overload
 
-import torch
-
 from minigen import hub
 from minigen.answers import Answer, gather
-from minigen.cache.dense import DenseRunner
-from minigen.checkpoint import Checkpoint, open_checkpoint
+from minigen.assembly import Assembly, EngineOptions, assemble
+from minigen.checkpoint import open_checkpoint
 from minigen.config import ModelConfig
-from minigen.engine.engine import Engine
 from minigen.errors import (
     ChatTemplateError,
-    OptionError,
     ParamsError,
     PromptError,
 )
-from minigen.machine import multiplies_bfloat16
-from minigen.model.transformer import build_transformer, dense_linear
 from minigen.outputs import Delta, Output
 from minigen.params import SamplingParams
 from minigen.requests import Prompt, RequestReader, is_one_prompt
-from minigen.sampling import BatchSampler
 from minigen.sequence import Sequence
 from minigen.text.chat import ChatTemplate
 from minigen.text.tokenizer import Tokenizer
-
-WEIGHTS: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class LLM:
@@ -44,17 +31,17 @@ class LLM:
         config: ModelConfig,
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None,
-        engine: Engine,
-        choices: Mapping[str, str],
+        assembly: Assembly,
     ):
         self.config, self.tokenizer, self.chat_template = config, tokenizer, chat_template
-        self.engine = engine
-        self._choices = dict(choices)
+        self.engine, self._choices = assembly.engine, assembly.choices
         self._requests = RequestReader(
             tokenizer,
             config.vocab_size,
             config.max_positions,
             frozenset(config.eos_token_ids) | frozenset(tokenizer.eos_token_ids),
+            assembly.pool_tokens,
+            assembly.max_sequences,
         )
         self._growing: dict[Sequence, Answer] = {}
 
@@ -67,52 +54,35 @@ class LLM:
         threads: int | None = None,
         max_sequences: int = 16,
         max_batch_tokens: int = 2048,
+        block_size: int = 16,
+        num_blocks: int | None = None,
+        kv_memory: int | None = None,
+        prefix_cache: bool = True,
         progress: hub.Progress | None = None,
     ) -> "LLM":
         """Load a model by short name, directory, GGUF file or Hugging Face id; pull it if need be.
 
         `weights` is the type that products are done in: "float32", "bfloat16", or "auto" for the
         faster of the two on this processor. `threads` is torch's thread count (its own default if
-        None); at most `max_sequences` run at once, and a step begins prompts of at most
-        `max_batch_tokens` in all. Raises a `MinigenError` that says what to do.
+        None). At most `max_sequences` run at once, and a step computes at most `max_batch_tokens`.
+        Keys and values are kept in `num_blocks` blocks of `block_size` tokens, or in as many as
+        fit into `kv_memory` bytes (1 GiB if neither is given); `prefix_cache` shares those of equal
+        beginnings. Raises a `MinigenError` that says what to do.
         """
-        if weights not in ("auto", *WEIGHTS):
-            raise OptionError(
-                f"weights must be auto or one of {', '.join(WEIGHTS)}, not {weights!r}."
-            )
-        for option, value in (
-            ("threads", 1 if threads is None else threads),
-            ("max_sequences", max_sequences),
-            ("max_batch_tokens", max_batch_tokens),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise OptionError(f"{option} must be a whole number above 0, not {value!r}.")
-        if threads is not None:
-            torch.set_num_threads(threads)
+        options = EngineOptions(
+            weights,
+            threads,
+            max_sequences,
+            max_batch_tokens,
+            block_size,
+            num_blocks,
+            kv_memory,
+            prefix_cache,
+        )
         checkpoint = open_checkpoint(hub.resolve(str(name), progress=progress))
-        return cls._assemble(checkpoint, weights, max_sequences, max_batch_tokens)
-
-    @classmethod
-    def _assemble(
-        cls, checkpoint: Checkpoint, weights: str, max_sequences: int, max_batch_tokens: int
-    ) -> "LLM":
-        config = checkpoint.config
         tokenizer = checkpoint.tokenizer()
-        form, reason = _choose_weights(weights)
-        dtype = WEIGHTS[form]
-        with _one_thread():
-            model = build_transformer(config, checkpoint.tensors, dtype, dense_linear(dtype))
-        runner = DenseRunner(model, config.kv_heads, config.sliding_windows, dtype)
-        engine = Engine(runner, BatchSampler(), max_sequences, max_batch_tokens)
-        choices = {
-            "model": f"{config.family}, {checkpoint.form}, from {checkpoint.path}",
-            "weights": f"{form} ({reason})",
-            "linear": "torch",
-            "attention": "torch scaled_dot_product_attention over a dense cache per sequence",
-            "sampler": "BatchSampler",
-            "threads": str(torch.get_num_threads()),
-        }
-        return cls(config, tokenizer, checkpoint.chat_template(), engine, choices)
+        chat_template = checkpoint.chat_template()
+        return cls(checkpoint.config, tokenizer, chat_template, assemble(checkpoint, options))
 
     def describe(self) -> dict[str, str]:
         """Which implementation was chosen for each part, and why."""
@@ -189,9 +159,11 @@ class LLM:
 
         A step moves every answer on, also those of other callers: each keeps what came for it.
         """
+        siblings = {each for answer in answers for each in answer.sequence.siblings}
         for answer in answers:
             self._growing[answer.sequence] = answer
-            self.engine.add(answer.sequence)
+            if answer.sequence not in siblings:
+                self.engine.add(answer.sequence)
         try:
             while True:
                 for answer in answers:
@@ -211,24 +183,3 @@ class LLM:
             answer.deltas.append(answer.push(token))
             if answer.stops.stopped:
                 self.engine.abort(sequence)
-
-
-def _choose_weights(weights: str) -> tuple[str, str]:
-    """The form of the weights, and the reason for it."""
-    if weights != "auto":
-        return weights, "as asked"
-    if multiplies_bfloat16():
-        return "bfloat16", "auto: this processor multiplies bfloat16"
-    return "float32", "auto: this processor has no instructions for bfloat16"
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Unpack weights without torch's threads: they gain little by many small products, and where
-    another program keeps a core busy their waiting for each other takes twenty times as long."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)

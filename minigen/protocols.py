@@ -4,13 +4,14 @@ Axis words, everywhere: tokens sequences blocks block_size layers q_heads kv_hea
 ffn vocab. Batches are packed: the new tokens of all sequences lie one after another on one axis.
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
 
-from minigen.sequence import SampledToken, Sequence
+from minigen.sequence import Chunk, SampledToken, Sequence
 
 
 @runtime_checkable
@@ -55,9 +56,64 @@ class Sampler(Protocol):
 
 
 @runtime_checkable
+class BlockAllocator(Protocol):
+    """Hands out blocks of KV memory, and counts the owners of each."""
+
+    @property
+    def num_free(self) -> int: ...
+
+    def allocate(self, count: int) -> list[int]: ...
+
+    def share(self, block_ids: Iterable[int]) -> None: ...
+
+    def release(self, block_ids: Iterable[int]) -> list[int]: ...
+
+    def num_owners(self, block_id: int) -> int: ...
+
+
+@runtime_checkable
+class PrefixCache(Protocol):
+    """Finds computed blocks of equal beginnings, and keeps those that nobody uses for a while."""
+
+    @property
+    def num_evictable(self) -> int: ...
+
+    def match(self, token_ids: SequenceOf[int], salt: str | None = None) -> list[int]: ...
+
+    def insert(
+        self,
+        token_ids: SequenceOf[int],
+        block_ids: list[int],
+        first: int,
+        salt: str | None = None,
+    ) -> list[tuple[int, int]]: ...
+
+    def join(self, block_ids: SequenceOf[int]) -> None: ...
+
+    def leave(self, block_ids: SequenceOf[int]) -> None: ...
+
+    def evict(self, count: int) -> list[int]: ...
+
+
+@runtime_checkable
+class Scheduler(Protocol):
+    """Decides at every step which sequences run, and takes in what came of it."""
+
+    def add(self, sequence: Sequence) -> None: ...
+
+    def next_batch(self) -> list[Chunk]: ...
+
+    def commit(
+        self, chunks: SequenceOf[Chunk], tokens: SequenceOf[SampledToken]
+    ) -> list[tuple[Sequence, SampledToken]]: ...
+
+    def abort(self, sequence: Sequence) -> None: ...
+
+    def has_work(self) -> bool: ...
+
+
+@runtime_checkable
 class Runner(Protocol):
-    """Runs the model over the tokens of each sequence that it has not seen yet."""
+    """Runs the model over chunks; the logits are of every chunk's `samples`, in order."""
 
-    def logits(self, sequences: SequenceOf[Sequence]) -> Float[Tensor, "sequences vocab"]: ...
-
-    def release(self, sequence: Sequence) -> None: ...
+    def logits(self, chunks: SequenceOf[Chunk]) -> Float[Tensor, "samples vocab"]: ...

@@ -6,7 +6,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 from minigen.answers import Answer
-from minigen.errors import ContextLengthError, ParamsError, PromptError
+from minigen.errors import CapacityError, ContextLengthError, ParamsError, PromptError
 from minigen.outputs import Choice
 from minigen.params import SamplingParams
 from minigen.sequence import Sequence
@@ -19,14 +19,22 @@ Prompt = str | SequenceOf[int]
 class RequestReader:
     """Checks requests against one model, and makes the answers that they ask for.
 
-    `end_ids` are the tokens that end an answer of this model.
+    `end_ids` are the tokens that end an answer of this model; `pool_tokens` is what the KV pool
+    holds, and `max_sequences` how many run at once.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, max_positions: int, end_ids: frozenset[int]
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        max_positions: int,
+        end_ids: frozenset[int],
+        pool_tokens: int,
+        max_sequences: int,
     ):
         self.tokenizer, self.end_ids = tokenizer, end_ids
         self.vocab_size, self.max_positions = vocab_size, max_positions
+        self.pool_tokens, self.max_sequences = pool_tokens, max_sequences
         self._num_sequences = 0
 
     def answers(
@@ -39,13 +47,14 @@ class RequestReader:
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
             raise ParamsError(f"{len(prompts)} prompts need as many params, not {len(params)}.")
-        answers = []
+        answers: list[Answer] = []
         for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
             prompt_ids = self._prompt_ids(
                 prompt, f"prompt {index}" if len(prompts) > 1 else "prompt"
             )
             self._check_ids(own)
             seed = secrets.randbits(63) if own.seed is None else own.seed
+            first = len(answers)
             for choice in range(own.n):
                 sequence = self._sequence(prompt_ids, own, seed, choice)
                 stream = self.tokenizer.stream(own.skip_special_tokens)
@@ -54,12 +63,23 @@ class RequestReader:
                 answers.append(
                     Answer(index, sequence, stream, stops, Choice(choice, logprobs=logprobs))
                 )
+            if own.n <= self.max_sequences:  # else each is computed by itself
+                answers[first].sequence.siblings = [each.sequence for each in answers[first + 1 :]]
         return answers
 
     def _sequence(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, seed: int, choice: int
     ) -> Sequence:
         room = self.max_positions - len(prompt_ids)
+        max_output = room if params.max_tokens is None else min(params.max_tokens, room)
+        if params.max_tokens is None:
+            max_output = min(max_output, self.pool_tokens - len(prompt_ids))
+        if max_output < 1 or len(prompt_ids) + max_output > self.pool_tokens:
+            raise CapacityError(
+                f"A prompt of {len(prompt_ids)} tokens and an answer of {max(max_output, 1)} need "
+                f"more than the KV cache can ever hold, {self.pool_tokens} tokens; load the model "
+                "with more kv_memory or num_blocks, or ask for less."
+            )
         self._num_sequences += 1
         return Sequence(
             sequence_id=self._num_sequences,
@@ -67,7 +87,7 @@ class RequestReader:
             params=params,
             seed=seed,
             choice=choice,
-            max_output=room if params.max_tokens is None else min(params.max_tokens, room),
+            max_output=max_output,
             end_ids=self.end_ids,
         )
 

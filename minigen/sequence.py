@@ -28,7 +28,12 @@ class Sequence:
 
     `choice` counts the n answers to one prompt; `seed` is never None, so that every draw can be
     made again; `max_output` already heeds the model's context; `end_ids` are the tokens that end
-    an answer. `finish_reason` is "stop" or "length" once done, "abort" if it was given up.
+    an answer. Lower `priority` goes first. Only sequences of the same `cache_salt` share a prefix.
+    `finish_reason` is "stop" or "length" once done, "abort" if it was given up.
+
+    `num_computed` tokens have their keys and values in `block_ids`, of which the first
+    `num_kept_blocks` are known to the prefix cache. `siblings` are other choices that will fork
+    from this one after its prompt.
     """
 
     sequence_id: int
@@ -38,21 +43,26 @@ class Sequence:
     max_output: int
     end_ids: frozenset[int]
     choice: int = 0
+    priority: int = 0
+    cache_salt: str | None = None
     output_ids: list[int] = field(default_factory=list)
-    num_computed: int = 0
     finish_reason: str | None = None
+    num_computed: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    num_kept_blocks: int = 0
+    siblings: list["Sequence"] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.token_ids = [*self.prompt_ids, *self.output_ids]
 
     def __len__(self) -> int:
         """Tokens in all, prompt and output."""
-        return len(self.prompt_ids) + len(self.output_ids)
+        return len(self.token_ids)
 
     @property
     def new_ids(self) -> list[int]:
-        """The tokens that the model has not computed yet: the prompt at first, then one a step."""
-        num_prompt = len(self.prompt_ids)
-        if self.num_computed < num_prompt:
-            return [*self.prompt_ids[self.num_computed :], *self.output_ids]
-        return self.output_ids[self.num_computed - num_prompt :]
+        """The tokens that are not computed yet: the prompt at first, then one a step."""
+        return self.token_ids[self.num_computed :]
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -63,7 +73,24 @@ class Sequence:
     def append(self, token_id: int) -> None:
         """Take the next token, and finish if it was a stop token or the last that fits."""
         self.output_ids.append(token_id)
+        self.token_ids.append(token_id)
         if token_id in self.stop_ids and len(self.output_ids) > self.params.min_tokens:
             self.finish_reason = "stop"
         elif len(self.output_ids) >= self.max_output:
             self.finish_reason = "length"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one step computes of one sequence: its next `num_tokens` tokens."""
+
+    sequence: Sequence
+    num_tokens: int
+
+    @property
+    def samples(self) -> list[Sequence]:
+        """Who gets a token from this chunk: nobody before its sequence is computed to the end."""
+        sequence = self.sequence
+        if sequence.num_computed + self.num_tokens < len(sequence):
+            return []
+        return [sequence, *sequence.siblings]

@@ -21,7 +21,9 @@ SEEDED = SamplingParams(seed=11, max_tokens=12)
 
 def is_idle(llm: LLM) -> bool:
     """Whether no sequence waits, runs, or keeps memory."""
-    return not llm.engine.has_work() and not llm.engine.runner.caches  # type: ignore[attr-defined]
+    manager = llm.engine.scheduler.manager  # type: ignore[attr-defined]
+    everything = manager.allocator.num_blocks
+    return not llm.engine.has_work() and not manager.rows and manager.num_available == everything
 
 
 def test_one_prompt_returns_one_output_and_a_list_a_list_in_order(tiny_llm: LLM) -> None:

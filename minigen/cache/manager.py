@@ -1,0 +1,177 @@
+"""Which blocks belong to which sequence: the page tables, kept up to date.
+
+Puts the allocator and the prefix cache together. All or nothing: a sequence that cannot get every
+slot that it asks for keeps what it had.
+"""
+
+import numpy as np
+
+from minigen.cache.blocks import blocks_needed
+from minigen.protocols import BlockAllocator, PrefixCache
+from minigen.sequence import Sequence
+from minigen.trace import EventKind, Trace
+
+
+class BlockManager:
+    """Gives sequences slots for their tokens, shares equal beginnings, and takes blocks back.
+
+    `prefix_cache` is None where nothing is shared but forks. `tables` has a row of block ids for
+    each sequence that owns any, updated in place; `rows` says which.
+    """
+
+    def __init__(
+        self,
+        allocator: BlockAllocator,
+        prefix_cache: PrefixCache | None,
+        block_size: int,
+        max_sequences: int,
+        max_blocks: int,
+        trace: Trace,
+    ):
+        self.allocator, self.prefix_cache = allocator, prefix_cache
+        self.block_size, self.trace = block_size, trace
+        self.tables = np.zeros((max_sequences, max_blocks), np.int64)
+        self.rows: dict[Sequence, int] = {}
+        self._free_rows = list(range(max_sequences))
+        self._copies: list[tuple[int, int]] = []
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """The (source, target) blocks to copy before anything is written, handed over once."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the whole pool holds, and so the longest sequence that can ever run."""
+        return self.tables.shape[1] * self.block_size
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that are free, or would be after eviction."""
+        evictable = 0 if self.prefix_cache is None else self.prefix_cache.num_evictable
+        return self.allocator.num_free + evictable
+
+    def begin(self, sequence: Sequence) -> None:
+        """Give the sequence a table, with what is known of its beginning."""
+        self.rows[sequence] = self._free_rows.pop()
+        if self.prefix_cache is None:
+            return
+        matched = self.prefix_cache.match(sequence.token_ids, sequence.cache_salt)
+        self._extend(sequence, matched)
+        sequence.num_computed = len(matched) * self.block_size
+        sequence.num_kept_blocks = len(matched)
+        if matched and self.trace.active:
+            self.trace.emit(
+                EventKind.PREFIX_HIT,
+                sequence.sequence_id,
+                tokens=sequence.num_computed,
+                blocks=len(matched),
+            )
+
+    def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Make slots for the next `num_tokens` that the sequence will write; False if they lack.
+
+        The block that is written next becomes the sequence's own, if it is shared.
+        """
+        wanted = blocks_needed(sequence.num_computed + num_tokens, self.block_size)
+        missing = wanted - len(sequence.block_ids)
+        copied = self._is_shared_tail(sequence)
+        if missing + copied == 0:
+            return True
+        if not self._make_room(missing + copied):
+            return False
+        new = self.allocator.allocate(missing + copied)
+        if copied:
+            source = sequence.block_ids[-1]
+            self._replace(sequence, len(sequence.block_ids) - 1, new[0])
+            self._copies.append((source, new[0]))
+            self._release([source], sequence)
+        self._extend(sequence, new[copied:])
+        if self.trace.active:
+            for block_id in new[copied:]:
+                self.trace.emit(EventKind.BLOCK_ALLOCATED, sequence.sequence_id, block=block_id)
+            if copied:
+                self.trace.emit(
+                    EventKind.BLOCK_COPIED, sequence.sequence_id, source=source, block=new[0]
+                )
+        return True
+
+    def keep_full_blocks(self, sequence: Sequence) -> None:
+        """Offer blocks that have become full and computed to whoever begins alike."""
+        num_full = sequence.num_computed // self.block_size
+        if self.prefix_cache is None or num_full <= sequence.num_kept_blocks:
+            return
+        exchanged = self.prefix_cache.insert(
+            sequence.token_ids[: num_full * self.block_size],
+            sequence.block_ids,
+            sequence.num_kept_blocks,
+            sequence.cache_salt,
+        )
+        for index, known in exchanged:
+            if self.trace.active:
+                freed = sequence.block_ids[index]
+                self.trace.emit(EventKind.BLOCK_FREED, sequence.sequence_id, block=freed)
+            self._replace(sequence, index, known)
+        sequence.num_kept_blocks = num_full
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let `child` own all of `parent`'s blocks too, as far as both have the same tokens."""
+        self.rows[child] = self._free_rows.pop()
+        self._extend(child, parent.block_ids)
+        child.num_computed = parent.num_computed
+        child.num_kept_blocks = parent.num_kept_blocks
+        self.allocator.share(child.block_ids)
+        if self.prefix_cache is not None:
+            self.prefix_cache.join(child.block_ids[: child.num_kept_blocks])
+        if self.trace.active:
+            self.trace.emit(
+                EventKind.FORKED,
+                child.sequence_id,
+                parent=parent.sequence_id,
+                blocks=len(child.block_ids),
+            )
+
+    def release(self, sequence: Sequence) -> None:
+        """Take all blocks back; what is known of them stays in the prefix cache."""
+        row = self.rows.pop(sequence, None)
+        if row is None:
+            return
+        self._free_rows.append(row)
+        if self.prefix_cache is not None:
+            self.prefix_cache.leave(sequence.block_ids[: sequence.num_kept_blocks])
+        self._release(sequence.block_ids, sequence)
+        sequence.block_ids = []
+        sequence.num_computed = sequence.num_kept_blocks = 0
+
+    def _extend(self, sequence: Sequence, block_ids: list[int]) -> None:
+        num_before = len(sequence.block_ids)
+        sequence.block_ids.extend(block_ids)
+        self.tables[self.rows[sequence], num_before : len(sequence.block_ids)] = block_ids
+
+    def _replace(self, sequence: Sequence, index: int, block_id: int) -> None:
+        sequence.block_ids[index] = block_id
+        self.tables[self.rows[sequence], index] = block_id
+
+    def _is_shared_tail(self, sequence: Sequence) -> bool:
+        """Whether the next token goes into a block that others own too."""
+        if sequence.num_computed % self.block_size == 0:
+            return False
+        last = sequence.block_ids[sequence.num_computed // self.block_size]
+        return self.allocator.num_owners(last) > 1
+
+    def _make_room(self, count: int) -> bool:
+        lacking = count - self.allocator.num_free
+        if lacking <= 0:
+            return True
+        if self.prefix_cache is None or self.prefix_cache.num_evictable < lacking:
+            return False
+        for block_id in self.prefix_cache.evict(lacking):
+            if self.trace.active:
+                self.trace.emit(EventKind.BLOCK_EVICTED, block=block_id)
+        return True
+
+    def _release(self, block_ids: list[int], sequence: Sequence) -> None:
+        freed = self.allocator.release(block_ids)
+        if self.trace.active:
+            for block_id in freed:
+                self.trace.emit(EventKind.BLOCK_FREED, sequence.sequence_id, block=block_id)

@@ -1,0 +1,128 @@
+"""Keys and values in one pool of blocks, and attention that finds them through block tables.
+
+Source: PagedAttention, Kwon et al. 2023. The pool is `[layers, 2, blocks, kv_heads, block_size,
+head_dim]` (`POOL_AXES`); a slot is `block_id * block_size + offset`. Kernels take strides, so
+nothing else depends on the order of the axes. Block 0 is where padding writes.
+"""
+
+import math
+import mmap
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn import functional
+
+from minigen.model.attention import attention
+from minigen.protocols import Attend
+
+POOL_AXES = ("layers", "2", "blocks", "kv_heads", "block_size", "head_dim")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one step computes, packed: the new tokens of all sequences one after another.
+
+    `query_starts` are where each sequence's tokens begin and, at the end, their number (the
+    field's `cu_seqlens`); `context_lens` count each sequence's tokens up to and with the new ones;
+    `slots` are where the new tokens' keys and values go; `logits_rows` are the tokens whose next
+    token is wanted. Sequences with one new token stand first; there are `num_decodes` of them.
+    """
+
+    token_ids: Int64[Tensor, " tokens"]
+    positions: Int64[Tensor, " tokens"]
+    slots: Int64[Tensor, " tokens"]
+    query_starts: list[int]
+    context_lens: Int64[Tensor, " sequences"]
+    block_tables: Int64[Tensor, "sequences max_blocks"]
+    logits_rows: Int64[Tensor, " rows"]
+    num_decodes: int
+
+
+class KVPool:
+    """The memory of all blocks, block 0 included."""
+
+    def __init__(
+        self,
+        layers: int,
+        num_blocks: int,
+        kv_heads: int,
+        block_size: int,
+        head_dim: int,
+        dtype: torch.dtype,
+    ):
+        self.block_size = block_size
+        # Zeros, since what is masked away must not be NaN; straight from the system, whose pages
+        # take no memory before they are written.
+        shape = (layers, 2, num_blocks + 1, kv_heads, block_size, head_dim)
+        memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+        self.kv = torch.frombuffer(memory, dtype=dtype).view(shape)
+
+    def store(
+        self,
+        layer_id: int,
+        k: Float[Tensor, "tokens kv_heads head_dim"],
+        v: Float[Tensor, "tokens kv_heads head_dim"],
+        slots: Int64[Tensor, " tokens"],
+    ) -> None:
+        """Put each token's key and value into its slot."""
+        blocks, offsets = slots // self.block_size, slots % self.block_size
+        self.kv[layer_id, 0][blocks, :, offsets] = k
+        self.kv[layer_id, 1][blocks, :, offsets] = v
+
+    def gather(
+        self, layer_id: int, block_table: Int64[Tensor, "*rows blocks"]
+    ) -> tuple[
+        Float[Tensor, "*rows kv_heads slots head_dim"],
+        Float[Tensor, "*rows kv_heads slots head_dim"],
+    ]:
+        """Keys and values of the tables' blocks, in order, as if they were contiguous (a copy)."""
+        keys, values = (
+            half[block_table].transpose(-4, -3).flatten(-3, -2) for half in self.kv[layer_id]
+        )
+        return keys, values
+
+    def copy_blocks(self, pairs: SequenceOf[tuple[int, int]]) -> None:
+        """Copy whole blocks, each (source, target), in all layers."""
+        if pairs:
+            sources, targets = (list(ids) for ids in zip(*pairs, strict=True))
+            self.kv[:, :, targets] = self.kv[:, :, sources]
+
+
+def attend_paged(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:
+    """Attention of a batch over the pool: all decodes in one product, each prefill in its own."""
+    longest = int(batch.context_lens[: batch.num_decodes].max()) if batch.num_decodes else 0
+    num_blocks = -(-longest // pool.block_size)
+    tables = batch.block_tables[: batch.num_decodes, :num_blocks]
+    lengths = batch.context_lens[: batch.num_decodes].unsqueeze(-1)
+    slot = torch.arange(num_blocks * pool.block_size)
+    masks = {
+        window: (slot < lengths) & (slot >= lengths - (window or slot.numel() + longest))
+        for window in set(windows)
+    }
+
+    def decode(layer_id: int, q: Tensor) -> Tensor:
+        keys, values = pool.gather(layer_id, tables)
+        mask = masks[windows[layer_id]].unsqueeze(1).unsqueeze(1)
+        mixed = functional.scaled_dot_product_attention(
+            q.unsqueeze(2), keys, values, attn_mask=mask, enable_gqa=True
+        )
+        return mixed.squeeze(2)
+
+    def prefill(layer_id: int, row: int, q: Tensor) -> Tensor:
+        length = int(batch.context_lens[row])
+        table = batch.block_tables[row, : -(-length // pool.block_size)]
+        keys, values = (each[:, :length].transpose(0, 1) for each in pool.gather(layer_id, table))
+        return attention(q, keys, values, windows[layer_id])
+
+    def attend(layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        pool.store(layer_id, k, v, batch.slots)
+        starts = batch.query_starts
+        mixed = [decode(layer_id, q[: batch.num_decodes])] if batch.num_decodes else []
+        for row in range(batch.num_decodes, len(starts) - 1):
+            mixed.append(prefill(layer_id, row, q[starts[row] : starts[row + 1]]))
+        return torch.cat(mixed)
+
+    return attend
