@@ -32,6 +32,7 @@ class ContinuousScheduler:
         self.running: dict[Sequence, Rank] = {}
         self._waiting: list[tuple[Rank, Sequence]] = []
         self._ranks: dict[Sequence, Rank] = {}
+        self._leaders: dict[Sequence, Sequence] = {}  # of siblings that have not forked yet
         self._arrivals = count()
 
     @property
@@ -139,6 +140,7 @@ class ContinuousScheduler:
             for sibling in sequence.siblings:
                 self.manager.fork(sequence, sibling)
                 self.running[sibling] = self._ranks[sibling]
+                del self._leaders[sibling]
             sequence.siblings = []
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -152,23 +154,29 @@ class ContinuousScheduler:
     def _enqueue(self, sequence: Sequence, rank: Rank) -> None:
         self._ranks[sequence] = rank
         for sibling in sequence.siblings:
-            self._ranks[sibling] = (sibling.priority, next(self._arrivals))
+            self._ranks[sibling] = (sequence.priority, next(self._arrivals))
+            self._leaders[sibling] = sequence
         heapq.heappush(self._waiting, (rank, sequence))
 
     def _leave(self, sequence: Sequence, kind: EventKind) -> None:
         """Give everything back; siblings that have not forked yet go on without their first."""
         self.manager.release(sequence)
         self.running.pop(sequence, None)
-        rank = self._ranks.pop(sequence)
+        del self._ranks[sequence]
         if self.trace.active:
             self.trace.emit(kind, sequence.sequence_id, output_tokens=len(sequence.output_ids))
-        waiting_siblings = [each for each in sequence.siblings if each in self._ranks]
-        sequence.siblings = []
-        if waiting_siblings:
-            first, *rest = waiting_siblings
-            first.siblings = rest
-            self._ranks[first] = rank
-            heapq.heappush(self._waiting, (rank, first))
+        if sequence in self._leaders:
+            self._leaders.pop(sequence).siblings.remove(sequence)
+        if sequence.siblings:
+            self._hand_over(sequence)
+
+    def _hand_over(self, leader: Sequence) -> None:
+        """Queue the next sibling in the leader's place; nobody has come between their ranks."""
+        first, *rest = leader.siblings
+        leader.siblings, first.siblings = [], rest
+        del self._leaders[first]
+        self._leaders.update(dict.fromkeys(rest, first))
+        heapq.heappush(self._waiting, (self._ranks[first], first))
 
 
 def _is_prefilling(sequence: Sequence) -> bool:
