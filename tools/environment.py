@@ -32,7 +32,7 @@ def main(extras: list[str]) -> None:
         venv.create(ENVIRONMENT, with_pip=True)
     torch_index = os.environ.get("TORCH_INDEX")
     if torch_index:
-        _pip("torch", "--index-url", torch_index, *([] if _has_torch() else ["--upgrade"]))
+        _pip("torch", "--index-url", torch_index, "--force-reinstall")  # of another build, maybe
     target = f"{ROOT}[{','.join(wanted_extras)}]" if wanted_extras else str(ROOT)
     _pip("--editable", target, *([] if torch_index else ["--constraint", "constraints.txt"]))
     _stamp().write_text(state)
@@ -43,10 +43,6 @@ def _pip(*arguments: str) -> None:
     print("installing:", " ".join(arguments), file=sys.stderr, flush=True)
     if subprocess.run(command, cwd=ROOT).returncode:
         sys.exit("The installation failed; pip's words above say why.")
-
-
-def _has_torch() -> bool:
-    return subprocess.run([str(PYTHON), "-c", "import torch"], capture_output=True).returncode == 0
 
 
 def _stamp() -> Path:
