@@ -14,13 +14,11 @@ from torch import Tensor
 from minigen.cache.dense import DenseCache, DenseRunner, attend_dense
 from minigen.config import ModelConfig
 from minigen.config_json import read_config_of
-from minigen.engine.engine import Engine
 from minigen.model.attention import attend_packed
 from minigen.model.transformer import Transformer, build_transformer, dense_linear
 from minigen.model.weights import read_safetensors
 from minigen.params import SamplingParams
 from minigen.protocols import Attend
-from minigen.sampling import BatchSampler
 from minigen.sequence import Sequence
 from tests.tiny import save_model
 
@@ -201,22 +199,6 @@ def test_every_token_is_computed_once_at_its_own_position(
     ]
 
 
-def test_the_engine_computes_prompts_once_and_each_output_but_the_last(
-    recording: tuple[DenseRunner, RecordingTransformer],
-) -> None:
-    runner, model = recording
-    sequences = [make_sequence(index, 3 * index + 1, max_output=index + 1) for index in range(6)]
-    engine = Engine(runner, BatchSampler(), max_sequences=3, max_batch_tokens=20)
-    for sequence in sequences:
-        engine.add(sequence)
-    while engine.has_work():
-        engine.step()
-        for sequence in engine.running:
-            assert runner.caches[sequence.sequence_id].num_tokens == sequence.num_computed
-    assert all(sequence.finish_reason == "length" for sequence in sequences)
-    assert model.num_computed == sum(len(sequence) - 1 for sequence in sequences)
-
-
 def test_a_cache_has_room_for_the_longest_answer_and_no_more(
     recording: tuple[DenseRunner, RecordingTransformer],
 ) -> None:
@@ -243,21 +225,4 @@ def test_a_sequence_that_was_never_run_can_be_released(
 ) -> None:
     runner, _ = recording
     runner.release(make_sequence(1, 5))
-    assert runner.caches == {}
-
-
-def test_no_cache_is_left_once_all_sequences_ended_or_were_given_up(
-    recording: tuple[DenseRunner, RecordingTransformer],
-) -> None:
-    runner, _ = recording
-    engine = Engine(runner, BatchSampler(), max_sequences=4, max_batch_tokens=100)
-    sequences = [make_sequence(index, 4, max_output=index + 1) for index in range(4)]
-    for sequence in sequences:
-        engine.add(sequence)
-    engine.step()
-    assert list(runner.caches) == [1, 2, 3]  # the first had but one token to give
-    engine.abort(sequences[3])
-    assert list(runner.caches) == [1, 2]
-    while engine.has_work():
-        engine.step()
     assert runner.caches == {}

@@ -28,6 +28,7 @@ ASSEMBLY = {
         "cli",
         "checkpoint",
         "answers",
+        "assembly",
         "requests",
         "outputs",
         "machine",

@@ -41,6 +41,7 @@ class BlockAllocator:
 
     def allocate(self, count: int) -> list[int]:
         """`count` blocks with one owner each; all or, with an `OutOfBlocksError`, none."""
+        assert count >= 0, f"{count} blocks cannot be taken"
         if count > len(self._free):
             raise OutOfBlocksError(f"{count} blocks are wanted, {len(self._free)} are free.")
         if count == 0:

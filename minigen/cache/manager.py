@@ -74,7 +74,7 @@ class BlockManager:
         The block that is written next becomes the sequence's own, if it is shared.
         """
         wanted = blocks_needed(sequence.num_computed + num_tokens, self.block_size)
-        missing = wanted - len(sequence.block_ids)
+        missing = max(wanted - len(sequence.block_ids), 0)
         copied = self._is_shared_tail(sequence)
         if missing + copied == 0:
             return True
@@ -82,8 +82,9 @@ class BlockManager:
             return False
         new = self.allocator.allocate(missing + copied)
         if copied:
-            source = sequence.block_ids[-1]
-            self._replace(sequence, len(sequence.block_ids) - 1, new[0])
+            index = sequence.num_computed // self.block_size
+            source = sequence.block_ids[index]
+            self._replace(sequence, index, new[0])
             self._copies.append((source, new[0]))
             self._release([source], sequence)
         self._extend(sequence, new[copied:])
@@ -108,16 +109,20 @@ class BlockManager:
             sequence.cache_salt,
         )
         for index, known in exchanged:
-            if self.trace.active:
-                freed = sequence.block_ids[index]
-                self.trace.emit(EventKind.BLOCK_FREED, sequence.sequence_id, block=freed)
+            own = sequence.block_ids[index]
+            if self.trace.active and self.allocator.num_owners(own) == 0:
+                self.trace.emit(EventKind.BLOCK_FREED, sequence.sequence_id, block=own)
             self._replace(sequence, index, known)
         sequence.num_kept_blocks = num_full
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let `child` own all of `parent`'s blocks too, as far as both have the same tokens."""
+        """Let `child` own those of `parent`'s blocks too that hold computed tokens.
+
+        Both must have the same tokens so far, and no copies may be pending.
+        """
         self.rows[child] = self._free_rows.pop()
-        self._extend(child, parent.block_ids)
+        num_shared = blocks_needed(parent.num_computed, self.block_size)
+        self._extend(child, parent.block_ids[:num_shared])
         child.num_computed = parent.num_computed
         child.num_kept_blocks = parent.num_kept_blocks
         self.allocator.share(child.block_ids)
@@ -172,6 +177,8 @@ class BlockManager:
 
     def _release(self, block_ids: list[int], sequence: Sequence) -> None:
         freed = self.allocator.release(block_ids)
+        if self._copies:  # a block that is nobody's now may become another copy's target
+            self._copies = [copy for copy in self._copies if copy[1] not in freed]
         if self.trace.active:
             for block_id in freed:
                 self.trace.emit(EventKind.BLOCK_FREED, sequence.sequence_id, block=block_id)

@@ -22,6 +22,7 @@ class Node:
     key: Key
     block_id: int
     parent: "Node | None"
+    salt: str | None
     children: dict[Key, "Node"] = field(default_factory=dict)
     num_users: int = 0
 
@@ -86,7 +87,7 @@ class RadixPrefixCache:
             key = self._key(token_ids, index)
             known = node.children.get(key)
             if known is None:
-                known = Node(key, block_ids[index], node)
+                known = Node(key, block_ids[index], node, salt)
                 node.children[key] = known
                 self._node_of[block_ids[index]] = known
                 self.allocator.share([block_ids[index]])
@@ -119,11 +120,17 @@ class RadixPrefixCache:
             assert not node.children, "a node leaves after all of its children"
             del self._unused[node]
             del self._node_of[node.block_id]
-            if node.parent is not None:
-                del node.parent.children[node.key]
+            self._cut_off(node)
             evicted.append(node.block_id)
         self.allocator.release(evicted)
         return evicted
+
+    def _cut_off(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None, "a root holds no block"
+        del parent.children[node.key]
+        if parent.parent is None and not parent.children:
+            del self.roots[node.salt]
 
     def _first_unused(self, count: int) -> list[Node]:
         return [node for node, _ in zip(self._unused, range(count), strict=False)]
@@ -139,4 +146,4 @@ class RadixPrefixCache:
     def _node_above(self, block_ids: list[int], first: int, salt: str | None) -> Node:
         if first > 0:
             return self._node_of[block_ids[first - 1]]
-        return self.roots.setdefault(salt, Node((), -1, None))
+        return self.roots.setdefault(salt, Node((), -1, None, salt))

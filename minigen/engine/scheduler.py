@@ -73,9 +73,9 @@ class ContinuousScheduler:
     ) -> list[tuple[Sequence, SampledToken]]:
         """Count the chunks as computed, and give each of their samples its token."""
         samples = [sample for chunk in chunks for sample in chunk.samples]
+        progress = list(zip(samples, tokens, strict=True))
         for chunk in chunks:
             self._advance(chunk)
-        progress = list(zip(samples, tokens, strict=True))
         for sequence, token in progress:
             sequence.append(token.token_id)
             if self.trace.active:

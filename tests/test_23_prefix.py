@@ -1,0 +1,628 @@
+"""Sharing beginnings: what is known is found, kept, evicted in order, and nobody reads another's.
+
+Two machines of random steps: the prefix cache beside a dict of all that it should know, and the
+block manager with a pool of pretended keys and values, so that a wrong block is a wrong reading.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from minigen.cache.blocks import BlockAllocator, blocks_needed
+from minigen.cache.manager import BlockManager
+from minigen.cache.prefix import RadixPrefixCache
+from minigen.params import SamplingParams
+from minigen.protocols import PrefixCache
+from minigen.sequence import Sequence
+from minigen.trace import Event, EventKind, Recorder, Trace
+
+MANY_STEPS = settings(max_examples=120, stateful_step_count=50, deadline=None)
+
+Path = tuple[str | None, tuple[int, ...]]  # a salt, and all tokens up to the end of a block
+
+token_lists = st.lists(st.integers(0, 1), min_size=1, max_size=9)
+salts = st.sampled_from([None, None, "a", "b"])
+
+
+def make_sequence(token_ids: list[int], salt: str | None = None, sequence_id: int = 0) -> Sequence:
+    params = SamplingParams(ignore_eos=True)
+    return Sequence(sequence_id, tuple(token_ids), params, 0, 1000, frozenset(), cache_salt=salt)
+
+
+def make_manager(
+    num_blocks: int, block_size: int, trace: Trace | None = None, shares: bool = True
+) -> BlockManager:
+    allocator = BlockAllocator(num_blocks)
+    prefix_cache = RadixPrefixCache(allocator, block_size) if shares else None
+    return BlockManager(
+        allocator, prefix_cache, block_size, 6, num_blocks, Trace() if trace is None else trace
+    )
+
+
+def compute(manager: BlockManager, sequence: Sequence, num_tokens: int | None = None) -> None:
+    """Reserve, pretend to run, and keep: by default all tokens that are there."""
+    num_tokens = len(sequence.new_ids) if num_tokens is None else num_tokens
+    assert manager.reserve(sequence, num_tokens)
+    sequence.num_computed += num_tokens
+    manager.keep_full_blocks(sequence)
+
+
+def kept_cache(num_blocks: int, block_size: int, *beginnings: list[int]) -> RadixPrefixCache:
+    """A cache that knows these beginnings, all of them unused, the first the longest so."""
+    cache = RadixPrefixCache(BlockAllocator(num_blocks), block_size)
+    for token_ids in beginnings:
+        matched = cache.match([*token_ids, 0])
+        new = cache.allocator.allocate(len(token_ids) // block_size - len(matched))
+        block_ids = [*matched, *new]
+        assert cache.insert(token_ids, block_ids, len(matched)) == []
+        cache.leave(block_ids)
+        cache.allocator.release(block_ids)
+    return cache
+
+
+def test_the_prefix_cache_fits_its_socket() -> None:
+    assert isinstance(RadixPrefixCache(BlockAllocator(1), 1), PrefixCache)
+
+
+def test_a_match_leaves_at_least_one_token_to_compute() -> None:
+    cache = kept_cache(8, 2, [1, 2, 3, 4])
+    for token_ids, num_blocks in [([], 0), ([1], 0), ([1, 2], 0), ([1, 2, 3], 1)]:
+        assert len(cache.match(token_ids)) == num_blocks
+    assert len(cache.match([1, 2, 3, 4])) == 1
+    assert len(cache.match([1, 2, 3, 4, 5])) == 2
+    assert len(cache.match([1, 2, 9, 4, 5])) == 1
+    assert len(cache.match([9, 2, 3, 4, 5])) == 0
+
+
+def test_an_equal_block_behind_another_beginning_is_another_block() -> None:
+    cache = kept_cache(8, 2, [1, 2, 7, 7], [3, 4, 7, 7])
+    one, other = cache.match([1, 2, 7, 7, 0]), cache.match([3, 4, 7, 7, 0])
+    assert len({*one, *other}) == 4
+
+
+def test_another_salt_shares_nothing() -> None:
+    cache = kept_cache(8, 2, [1, 2, 3, 4])
+    assert cache.match([1, 2, 3, 4, 5], "mine") == []
+
+
+def test_salts_that_nothing_is_known_of_take_no_memory() -> None:
+    cache = RadixPrefixCache(BlockAllocator(2), 1)
+    for number in range(50):
+        block_ids = cache.allocator.allocate(1)
+        cache.insert([1], block_ids, 0, f"user {number}")
+        cache.leave(block_ids)
+        cache.allocator.release(block_ids)
+        assert cache.evict(1) == block_ids
+    assert not cache.roots
+    assert cache.allocator.num_free == 2
+
+
+def test_of_two_equal_blocks_the_first_is_kept_and_the_second_freed() -> None:
+    cache = RadixPrefixCache(BlockAllocator(8), 2)
+    mine, yours = cache.allocator.allocate(2), cache.allocator.allocate(2)
+    assert cache.insert([1, 2, 3, 4], mine, 0) == []
+    assert cache.insert([1, 2, 9, 9], yours, 0) == [(0, mine[0])]
+    owners = [cache.allocator.num_owners(block_id) for block_id in (*mine, *yours)]
+    assert owners == [3, 2, 0, 2]  # the cache is one of them
+
+
+def test_the_least_recently_used_goes_first_and_leaves_before_parents() -> None:
+    cache = kept_cache(9, 1, [1, 2, 3], [1, 5], [6])
+    one, two, three = cache.match([1, 2, 3, 0])
+    cache.leave([one, two, three])
+    cache.allocator.release([one, two, three])
+    (_, five), (six,) = cache.match([1, 5, 0]), cache.match([6, 0])
+    cache.leave([one, five])
+    cache.leave([six])
+    cache.allocator.release([one, five, six])
+    assert [cache.evict(1) for _ in range(5)] == [[three], [two], [five], [one], [six]]
+    assert cache.evict(1) == []
+    assert cache.allocator.num_free == 9
+
+
+def test_what_a_sequence_uses_is_never_evicted() -> None:
+    cache = kept_cache(9, 1, [1, 2, 3])
+    used = cache.match([1, 2, 0])
+    assert cache.num_evictable == 1
+    assert len(cache.evict(5)) == 1
+    assert cache.match([1, 2, 3, 0]) == used
+
+
+@dataclass(eq=False)
+class Client:
+    """Who uses the cache: its tokens, and blocks for all that are full."""
+
+    token_ids: list[int]
+    salt: str | None
+    block_ids: list[int]
+    num_kept: int
+
+
+class PrefixMachine(RuleBasedStateMachine):
+    """The prefix cache beside a dict from every known path to its block."""
+
+    @initialize(num_blocks=st.integers(1, 12), block_size=st.integers(1, 3))
+    def start(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.allocator = BlockAllocator(num_blocks)
+        self.cache = RadixPrefixCache(self.allocator, block_size)
+        self.known: dict[Path, int] = {}
+        self.unused_since: dict[Path, int] = {}
+        self.clients: list[Client] = []
+        self.clock = count()
+
+    def paths(self, client: Client) -> list[Path]:
+        ends = range(self.block_size, len(client.token_ids) + 1, self.block_size)
+        return [(client.salt, tuple(client.token_ids[:end])) for end in ends]
+
+    def use(self, path: Path) -> None:
+        self.unused_since.pop(path, None)
+
+    @precondition(lambda self: len(self.clients) < 6)
+    @rule(token_ids=token_lists, salt=salts)
+    def arrive(self, token_ids: list[int], salt: str | None) -> None:
+        client = Client(token_ids, salt, [], 0)
+        expected: list[Path] = []
+        for path in self.paths(client):
+            if path not in self.known or len(path[1]) == len(token_ids):
+                break
+            expected.append(path)
+        matched = self.cache.match(token_ids, salt)
+        assert matched == [self.known[path] for path in expected]
+        for path in expected:
+            self.use(path)
+        client.block_ids, client.num_kept = matched, len(matched)
+        self.clients.append(client)
+        lacking = len(self.paths(client)) - len(matched)
+        if lacking > self.allocator.num_free:
+            self.evict(lacking - self.allocator.num_free)
+        if lacking > self.allocator.num_free:
+            self.depart(client)
+        else:
+            client.block_ids.extend(self.allocator.allocate(lacking))
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def keep(self, data: st.DataObject) -> None:
+        client = data.draw(st.sampled_from(self.clients))
+        paths = self.paths(client)
+        end = data.draw(st.integers(client.num_kept, len(paths)))
+        expected = []
+        for index in range(client.num_kept, end):
+            own = client.block_ids[index]
+            known = self.known.setdefault(paths[index], own)
+            self.use(paths[index])
+            if known != own:
+                expected.append((index, known))
+        spare = data.draw(st.integers(0, self.block_size - 1))  # tokens that fill no block
+        exchanged = self.cache.insert(
+            client.token_ids[: end * self.block_size + spare],
+            client.block_ids,
+            client.num_kept,
+            client.salt,
+        )
+        assert exchanged == expected
+        for index, block_id in exchanged:
+            client.block_ids[index] = block_id
+        client.num_kept = end
+
+    @precondition(lambda self: self.clients and len(self.clients) < 6)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        parent = data.draw(st.sampled_from(self.clients))
+        child = Client(parent.token_ids, parent.salt, [*parent.block_ids], parent.num_kept)
+        self.allocator.share(child.block_ids)
+        self.cache.join(child.block_ids[: child.num_kept])
+        self.clients.append(child)
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        self.depart(data.draw(st.sampled_from(self.clients)))
+
+    def depart(self, client: Client) -> None:
+        self.clients.remove(client)
+        self.cache.leave(client.block_ids[: client.num_kept])
+        self.allocator.release(client.block_ids)
+        used = {path for other in self.clients for path in self.paths(other)[: other.num_kept]}
+        for path in reversed(self.paths(client)[: client.num_kept]):
+            if path not in used:
+                self.unused_since[path] = next(self.clock)
+
+    @rule(wanted=st.integers(0, 5))
+    def evict(self, wanted: int) -> None:
+        expected = sorted(self.unused_since, key=self.unused_since.__getitem__)[:wanted]
+        assert self.cache.evict(wanted) == [self.known.pop(path) for path in expected]
+        for path in expected:
+            del self.unused_since[path]
+        for salt, token_ids in self.known:
+            above = token_ids[: -self.block_size]
+            assert not above or (salt, above) in self.known
+
+    @invariant()
+    def counts_are_true(self) -> None:
+        owners = Counter(self.known.values())
+        for client in self.clients:
+            owners.update(client.block_ids)
+        for block_id in range(1, self.num_blocks + 1):
+            assert self.allocator.num_owners(block_id) == owners[block_id]
+        assert self.allocator.num_free == self.num_blocks - len(+owners)
+        assert self.cache.num_blocks == len(self.known)
+        assert self.cache.num_evictable == len(self.unused_since)
+
+    def teardown(self) -> None:
+        if hasattr(self, "cache"):
+            for client in [*self.clients]:
+                self.depart(client)
+            assert self.cache.num_evictable == len(self.known)
+            self.evict(self.num_blocks)
+            assert self.allocator.num_free == self.num_blocks
+
+
+def test_whatever_comes_and_goes_the_cache_knows_what_a_dict_of_beginnings_knows() -> None:
+    run_state_machine_as_test(PrefixMachine, settings=MANY_STEPS)
+
+
+def test_a_second_prompt_takes_the_blocks_of_the_first_and_computes_the_rest() -> None:
+    manager = make_manager(8, 2)
+    first = make_sequence([1, 2, 3, 4, 5])
+    manager.begin(first)
+    assert first.num_computed == 0
+    compute(manager, first)
+    second = make_sequence([1, 2, 3, 4, 9])
+    manager.begin(second)
+    assert second.block_ids == first.block_ids[:2]
+    assert second.new_ids == [9]
+
+
+def test_without_a_prefix_cache_equal_prompts_share_nothing() -> None:
+    manager = make_manager(8, 2, shares=False)
+    first, second = make_sequence([1, 2, 3]), make_sequence([1, 2, 3])
+    for sequence in (first, second):
+        manager.begin(sequence)
+        compute(manager, sequence)
+    assert not {*first.block_ids} & {*second.block_ids}
+    manager.release(first)
+    assert manager.num_available == 6
+
+
+def test_slots_that_are_there_already_cost_no_block() -> None:
+    manager = make_manager(4, 4)
+    sequence = make_sequence([1] * 9)
+    manager.begin(sequence)
+    assert manager.reserve(sequence, 9)
+    block_ids = [*sequence.block_ids]
+    for num_tokens in (0, 1, 4, 9):
+        assert manager.reserve(sequence, num_tokens)
+        assert sequence.block_ids == block_ids
+    assert manager.num_available == 1
+
+
+def test_a_fork_shares_blocks_until_one_of_the_two_writes() -> None:
+    manager = make_manager(8, 2)
+    parent, child = make_sequence([1, 2, 3]), make_sequence([1, 2, 3])
+    manager.begin(parent)
+    compute(manager, parent)
+    manager.fork(parent, child)
+    assert child.block_ids == parent.block_ids
+    full, shared = parent.block_ids
+    assert manager.take_copies() == []
+    assert manager.reserve(child, 1)
+    ((source, target),) = manager.take_copies()
+    assert (source, [full, target]) == (shared, child.block_ids)
+    assert parent.block_ids == [full, shared]
+    assert manager.reserve(parent, 1)  # now its own: no copy
+    assert manager.take_copies() == []
+    assert parent.block_ids == [full, shared]
+
+
+def test_a_fork_leaves_slots_that_only_the_parent_reserved_to_the_parent() -> None:
+    manager = make_manager(8, 2, shares=False)
+    parent, child = make_sequence([1, 2, 3, 4, 5, 6]), make_sequence([1, 2, 3, 9, 9, 9])
+    manager.begin(parent)
+    compute(manager, parent, 3)
+    assert manager.reserve(parent, 3)
+    manager.fork(parent, child)
+    assert child.block_ids == parent.block_ids[:2]
+    shared, ahead = parent.block_ids[1:]
+    assert manager.reserve(parent, 3)
+    ((source, target),) = manager.take_copies()
+    assert source == shared
+    assert parent.block_ids[1:] == [target, ahead]
+    assert child.block_ids[1] == shared
+
+
+def test_the_copy_for_a_sequence_that_gives_up_is_given_up_too() -> None:
+    manager = make_manager(3, 2, shares=False)
+    parent = make_sequence([1])
+    children = [make_sequence([1]), make_sequence([1])]
+    manager.begin(parent)
+    compute(manager, parent)
+    for child in children:
+        manager.fork(parent, child)
+    assert manager.reserve(children[0], 1)
+    manager.release(children[0])
+    assert manager.reserve(children[1], 1)  # into the block that was the target a moment ago
+    assert manager.take_copies() == [(parent.block_ids[0], children[1].block_ids[0])]
+
+
+def test_a_sequence_that_never_began_has_nothing_to_release() -> None:
+    manager = make_manager(4, 2)
+    manager.release(make_sequence([1]))
+    assert manager.num_available == 4
+
+
+class ManagerMachine(RuleBasedStateMachine):
+    """A block manager with a pool of pretended memory: what a slot holds names all before it."""
+
+    @initialize(num_blocks=st.integers(2, 12), block_size=st.integers(1, 3), shares=st.booleans())
+    def start(self, num_blocks: int, block_size: int, shares: bool) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.trace = Trace()
+        self.trace.subscribe(self.listen)
+        self.manager = make_manager(num_blocks, block_size, self.trace, shares)
+        self.live: list[Sequence] = []
+        self.waiting: list[Sequence] = []
+        self.batch: dict[Sequence, int] = {}
+        self.copies_pend = False
+        self.kept: set[int] = set()
+        self.num_free = num_blocks
+        self.memory: dict[int, Path] = {}
+        self.ids: Iterator[int] = count()
+
+    def listen(self, event: Event) -> None:
+        """Rebuild from the events alone what is free, and what is kept no more."""
+        if event.kind in (EventKind.BLOCK_ALLOCATED, EventKind.BLOCK_COPIED):
+            self.num_free -= 1
+        elif event.kind in (EventKind.BLOCK_FREED, EventKind.BLOCK_EVICTED):
+            self.num_free += 1
+        if event.kind is EventKind.BLOCK_EVICTED:
+            self.kept.remove(event.counts["block"])
+
+    def contents(self, sequence: Sequence, position: int) -> Path:
+        return sequence.cache_salt, tuple(sequence.token_ids[: position + 1])
+
+    def slot(self, sequence: Sequence, position: int) -> int:
+        block_id = sequence.block_ids[position // self.block_size]
+        return block_id * self.block_size + position % self.block_size
+
+    def state(self) -> object:
+        owners = [self.manager.allocator.num_owners(each) for each in range(self.num_blocks + 1)]
+        sequences = [
+            (each.num_computed, each.num_kept_blocks, tuple(each.block_ids)) for each in self.live
+        ]
+        kept = {*self.kept}
+        return owners, sequences, kept, self.manager.tables.tolist(), self.manager.num_available
+
+    @precondition(lambda self: len(self.live) < 6)
+    @rule(token_ids=token_lists, salt=salts)
+    def begin(self, token_ids: list[int], salt: str | None) -> None:
+        self.enter(make_sequence(token_ids, salt, next(self.ids)))
+
+    @precondition(lambda self: self.waiting and len(self.live) < 6)
+    @rule()
+    def begin_again(self) -> None:
+        self.enter(self.waiting.pop(0))
+
+    def enter(self, sequence: Sequence) -> None:
+        self.manager.begin(sequence)
+        self.live.append(sequence)
+        assert sequence.num_computed < len(sequence)
+        assert sequence.num_computed == len(sequence.block_ids) * self.block_size
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def reserve(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.live))
+        num_tokens = data.draw(st.integers(1, len(sequence.new_ids)))
+        before = self.state()
+        end = sequence.num_computed + num_tokens
+        missing = blocks_needed(end, self.block_size) - len(sequence.block_ids)
+        if self.manager.reserve(sequence, num_tokens):
+            self.batch[sequence] = num_tokens
+            self.copies_pend = True
+            for position in range(sequence.num_computed, end):
+                block_id = sequence.block_ids[position // self.block_size]
+                assert self.manager.allocator.num_owners(block_id) == 1
+        else:
+            assert self.state() == before
+            # At most one block, for a copy, comes on top of those that are missing.
+            assert max(missing, 0) + 1 > self.manager.num_available
+
+    @precondition(lambda self: self.batch)
+    @rule(data=st.data(), keeps=st.booleans())
+    def step(self, data: st.DataObject, keeps: bool) -> None:
+        """Run what is reserved, as the runner does: copy, then write."""
+        self.copy()
+        for sequence, num_tokens in self.batch.items():
+            for position in range(sequence.num_computed, sequence.num_computed + num_tokens):
+                self.memory[self.slot(sequence, position)] = self.contents(sequence, position)
+        for sequence, num_tokens in self.batch.items():
+            sequence.num_computed += num_tokens
+            if keeps:
+                self.keep(sequence)
+            if not sequence.new_ids:
+                sequence.append(data.draw(st.integers(0, 1)))
+        self.batch = {}
+
+    @precondition(lambda self: self.batch)
+    @rule()
+    def run_nothing(self) -> None:
+        """What is reserved is not written after all: the slots wait for the next step."""
+        self.copy()
+        self.batch = {}
+
+    def copy(self) -> None:
+        copies = self.manager.take_copies()
+        self.copies_pend = False
+        assert len({target for _, target in copies}) == len(copies)
+        assert not {source for source, _ in copies} & {target for _, target in copies}
+        for source, target in copies:
+            for offset in range(self.block_size):
+                found = self.memory.get(source * self.block_size + offset, (None, ()))
+                self.memory[target * self.block_size + offset] = found
+
+    @precondition(lambda self: self.live and not self.batch)
+    @rule(data=st.data())
+    def keep_late(self, data: st.DataObject) -> None:
+        self.keep(data.draw(st.sampled_from(self.live)))
+
+    def keep(self, sequence: Sequence) -> None:
+        self.manager.keep_full_blocks(sequence)
+        if self.manager.prefix_cache is not None:
+            assert sequence.num_kept_blocks == sequence.num_computed // self.block_size
+        self.kept.update(sequence.block_ids[: sequence.num_kept_blocks])
+
+    @precondition(lambda self: self.live and len(self.live) < 6 and not self.copies_pend)
+    @rule(data=st.data(), token_id=st.integers(0, 1))
+    def fork(self, data: st.DataObject, token_id: int) -> None:
+        parent = data.draw(st.sampled_from(self.live))
+        token_ids = [*parent.token_ids[: parent.num_computed], token_id]
+        child = make_sequence(token_ids, parent.cache_salt, next(self.ids))
+        self.manager.fork(parent, child)
+        assert child.num_computed == parent.num_computed
+        self.live.append(child)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), again=st.booleans())
+    def release(self, data: st.DataObject, again: bool) -> None:
+        sequence = data.draw(st.sampled_from(self.live))
+        self.live.remove(sequence)
+        self.batch.pop(sequence, None)
+        self.manager.release(sequence)
+        assert (sequence.block_ids, sequence.num_computed) == ([], 0)
+        if again:
+            self.waiting.append(sequence)
+
+    @invariant()
+    def tables_are_what_the_sequences_own(self) -> None:
+        rows = self.manager.rows
+        assert {*rows} == {*self.live}
+        assert len({*rows.values()}) == len(rows)
+        for sequence, row in rows.items():
+            table = self.manager.tables[row, : len(sequence.block_ids)]
+            assert table.tolist() == sequence.block_ids
+
+    @invariant()
+    def owners_are_the_sequences_and_the_cache(self) -> None:
+        owned = Counter(block_id for each in self.live for block_id in each.block_ids)
+        for block_id in range(self.num_blocks + 1):
+            owners = owned[block_id] + (block_id in self.kept)
+            assert self.manager.allocator.num_owners(block_id) == owners
+        assert self.manager.num_available == self.num_blocks - len(owned)
+
+    @invariant()
+    def events_alone_tell_what_is_free(self) -> None:
+        assert self.num_free == self.manager.allocator.num_free
+
+    @invariant()
+    def everyone_reads_its_own_tokens(self) -> None:
+        if self.copies_pend:
+            return
+        for sequence in self.live:
+            for position in range(sequence.num_computed):
+                found = self.memory[self.slot(sequence, position)]
+                assert found == self.contents(sequence, position)
+
+    def teardown(self) -> None:
+        if hasattr(self, "manager"):
+            for sequence in self.live:
+                self.manager.release(sequence)
+            assert not self.manager.rows
+            assert self.manager.num_available == self.num_blocks
+
+
+def test_whatever_happens_every_sequence_reads_its_own_tokens_and_no_block_is_lost() -> None:
+    run_state_machine_as_test(ManagerMachine, settings=MANY_STEPS)
+
+
+def share_fork_and_evict(trace: Trace) -> BlockManager:
+    """Few steps in which each kind of event about blocks comes."""
+    manager = make_manager(5, 2, trace)
+    parent, child = make_sequence([1, 2, 3], sequence_id=1), make_sequence([1, 2, 3], sequence_id=2)
+    manager.begin(parent)
+    compute(manager, parent)
+    manager.fork(parent, child)
+    assert manager.reserve(child, 1)
+    manager.release(parent)
+    manager.release(child)
+    again = make_sequence([1, 2, 9], sequence_id=3)
+    manager.begin(again)
+    manager.release(again)
+    other = make_sequence([7] * 10, sequence_id=4)
+    manager.begin(other)
+    assert manager.reserve(other, 10)
+    return manager
+
+
+def test_events_tell_what_happened_to_which_block_in_order() -> None:
+    trace, recorder = Trace(), Recorder()
+    trace.subscribe(recorder)
+    share_fork_and_evict(trace)
+    told = [(event.kind.value, event.sequence_id) for event in recorder.events]
+    assert told == [
+        ("block_allocated", 1),
+        ("block_allocated", 1),
+        ("forked", 2),
+        ("block_copied", 2),
+        ("block_freed", 1),
+        ("block_freed", 2),
+        ("prefix_hit", 3),
+        ("block_evicted", None),
+        *[("block_allocated", 4)] * 5,
+    ]
+    by_kind = {event.kind: dict(event.counts) for event in recorder.events}
+    assert by_kind[EventKind.PREFIX_HIT] == {"tokens": 2, "blocks": 1}
+    assert by_kind[EventKind.FORKED] == {"parent": 1, "blocks": 2}
+    assert {*by_kind[EventKind.BLOCK_COPIED]} == {"source", "block"}
+
+
+def test_with_no_subscriber_nothing_is_emitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("an event costs more than one branch")
+
+    monkeypatch.setattr(Trace, "emit", refuse)
+    share_fork_and_evict(Trace())
+    unsubscribed = Trace()
+    unsubscribed.subscribe(refuse)
+    unsubscribed.unsubscribe(refuse)
+    share_fork_and_evict(unsubscribed)
+
+
+def test_a_recorder_keeps_the_last_events_and_counts_those_it_dropped() -> None:
+    trace, recorder = Trace(), Recorder(capacity=3)
+    trace.subscribe(recorder)
+    for number in range(5):
+        trace.emit(EventKind.NEW_TOKEN, 1, token=number)
+    assert [event.counts["token"] for event in recorder.events] == [2, 3, 4]
+    assert recorder.num_dropped == 2
+
+
+def test_an_exchanged_block_is_told_as_freed_only_if_no_fork_owns_it() -> None:
+    trace, recorder = Trace(), Recorder()
+    trace.subscribe(recorder)
+    manager = make_manager(8, 2, trace)
+    first, second, fork = (make_sequence([1, 2, 3], sequence_id=each) for each in range(3))
+    for sequence in (first, second):
+        manager.begin(sequence)
+        assert manager.reserve(sequence, 2)
+        sequence.num_computed = 2
+    manager.fork(second, fork)
+    for sequence in (first, second, fork):
+        manager.keep_full_blocks(sequence)
+    assert first.block_ids == second.block_ids == fork.block_ids
+    freed = [event for event in recorder.events if event.kind is EventKind.BLOCK_FREED]
+    assert [event.sequence_id for event in freed] == [2]
