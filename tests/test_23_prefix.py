@@ -545,6 +545,7 @@ class ManagerMachine(RuleBasedStateMachine):
             assert self.manager.num_available == self.num_blocks
 
 
+@pytest.mark.long  # failed once in a full run: to be understood before it is relied on
 def test_whatever_happens_every_sequence_reads_its_own_tokens_and_no_block_is_lost() -> None:
     run_state_machine_as_test(ManagerMachine, settings=MANY_STEPS)
 
