@@ -815,6 +815,6 @@ def test_the_default_model_on_this_machine_is_the_published_one(
         monkeypatch.setenv("MINIGEN_HOME", USERS_HOME)
     path = hub.find(hub.DEFAULT_MODEL)
     if path is None:
-        pytest.skip("the default model is not here: `minigen pull` brings it")
+        pytest.fail("the default model is not here: `minigen pull` brings it")
     model = hub.SHORT_NAMES[hub.DEFAULT_MODEL]
     assert hashlib.sha256(path.read_bytes()).hexdigest() == model.sha256
