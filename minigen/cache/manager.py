@@ -118,8 +118,10 @@ class BlockManager:
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let `child` own those of `parent`'s blocks too that hold computed tokens.
 
-        Both must have the same tokens so far, and no copies may be pending.
+        Both must have the same tokens so far, and no copies may be pending. Full blocks are kept
+        first, since the prefix cache must know of every user of what it counts as evictable.
         """
+        self.keep_full_blocks(parent)
         self.rows[child] = self._free_rows.pop()
         num_shared = blocks_needed(parent.num_computed, self.block_size)
         self._extend(child, parent.block_ids[:num_shared])
