@@ -1,8 +1,7 @@
 """How an answer's tokens become text, step by step."""
 
-from collections import deque
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from minigen.outputs import Choice, Delta, Output
 from minigen.sequence import SampledToken, Sequence
@@ -12,17 +11,13 @@ from minigen.text.tokenizer import StreamDecoder
 
 @dataclass
 class Answer:
-    """An answer in the making: its sequence, and how its tokens become text.
-
-    `deltas` are those that nobody has taken yet.
-    """
+    """An answer in the making: its sequence, and how its tokens become text."""
 
     prompt: int
     sequence: Sequence
     stream: StreamDecoder
     stops: StopWatcher
     choice: Choice
-    deltas: deque[Delta] = field(default_factory=deque)
 
     def push(self, token: SampledToken) -> Delta:
         """Take a token; returns the text that is certain by now."""

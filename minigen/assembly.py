@@ -1,61 +1,48 @@
 """From a checkpoint and options to an engine: the one place that chooses implementations."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from minigen.cache.blocks import BlockAllocator, blocks_needed
 from minigen.cache.manager import BlockManager
-from minigen.cache.paged import KVPool
+from minigen.cache.paged import KVPool, attend_paged
 from minigen.cache.prefix import RadixPrefixCache
+from minigen.checked.cache import CheckedAllocator, CheckedPrefixCache
+from minigen.checked.complaint import name_of
+from minigen.checked.model import CheckedSampler, checked_attend
+from minigen.checked.scheduler import CheckedScheduler
 from minigen.checkpoint import Checkpoint
 from minigen.config import ModelConfig
 from minigen.engine.engine import Engine
-from minigen.engine.runner import PagedRunner
+from minigen.engine.runner import AttendFactory, PagedRunner
 from minigen.engine.scheduler import ContinuousScheduler
+from minigen.engine.static import DynamicScheduler, StaticScheduler
 from minigen.errors import OptionError
 from minigen.machine import multiplies_bfloat16
 from minigen.model.transformer import build_transformer, dense_linear
+from minigen.options import EngineOptions
+from minigen.protocols import BlockAllocator as AnyAllocator
+from minigen.protocols import PrefixCache, Sampler, Scheduler
 from minigen.sampling import BatchSampler
+from minigen.sockets import build_part, find_part
 from minigen.trace import Trace
 
 WEIGHTS: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEFAULT_KV_BYTES = 2**30
 
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """The knobs of an engine, checked when built; `LLM.load` says what each is."""
-
-    weights: str = "auto"
-    threads: int | None = None
-    max_sequences: int = 16
-    max_batch_tokens: int = 2048
-    block_size: int = 16
-    num_blocks: int | None = None
-    kv_memory: int | None = None
-    prefix_cache: bool = True
-
-    def __post_init__(self) -> None:
-        if self.weights not in ("auto", *WEIGHTS):
-            known = ", ".join(WEIGHTS)
-            raise OptionError(f"weights must be auto or one of {known}, not {self.weights!r}.")
-        for name in ("max_sequences", "max_batch_tokens", "block_size"):
-            _whole(name, getattr(self, name))
-        for name in ("threads", "num_blocks", "kv_memory"):
-            if getattr(self, name) is not None:
-                _whole(name, getattr(self, name))
-        if self.num_blocks is not None and self.kv_memory is not None:
-            raise OptionError("num_blocks and kv_memory say the same thing; give one of them.")
-        if self.max_batch_tokens < self.max_sequences:
-            raise OptionError(
-                f"max_batch_tokens {self.max_batch_tokens} must be at least max_sequences "
-                f"{self.max_sequences}, so that each running sequence gets its token in a step."
-            )
-        if not isinstance(self.prefix_cache, bool):
-            raise OptionError(f"prefix_cache must be True or False, not {self.prefix_cache!r}.")
+SCHEDULERS: dict[str, type] = {
+    "continuous": ContinuousScheduler,
+    "static": StaticScheduler,
+    "dynamic": DynamicScheduler,
+}
+ALLOCATORS: dict[str, type] = {"free-list": BlockAllocator}
+PREFIX_CACHES: dict[str, type | None] = {"on": RadixPrefixCache, "off": None}
+SAMPLERS: dict[str, type] = {"batch": BatchSampler}
+ATTENTIONS: dict[str, AttendFactory] = {"torch": attend_paged}
 
 
 @dataclass(frozen=True)
@@ -74,39 +61,115 @@ def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     form, reason = _choose_weights(options.weights)
-    dtype = WEIGHTS[form]
-    num_blocks = _num_blocks(config, options, dtype)
-    with _one_thread():
-        model = build_transformer(config, checkpoint.tensors, dtype, dense_linear(dtype))
-    allocator = BlockAllocator(num_blocks)
-    prefix_cache = RadixPrefixCache(allocator, options.block_size) if options.prefix_cache else None
+    num_blocks = _num_blocks(config, options, WEIGHTS[form])
     trace = Trace()
-    manager = BlockManager(
+    manager = _manager(config, options, num_blocks, trace)
+    if manager.num_tokens < 2:
+        raise OptionError(
+            f"A KV cache of {manager.num_tokens} token holds no request: the shortest has a prompt "
+            "of one token and an answer of one; raise num_blocks, kv_memory or block_size."
+        )
+    scheduler = _scheduler(options, manager)
+    sampler = _sampler(options)
+    attend = _attend(options)
+    runner = _runner(checkpoint, options, manager, num_blocks, WEIGHTS[form], attend)
+    choices = {
+        "model": f"{config.family}, {checkpoint.form}, from {checkpoint.path}",
+        "weights": f"{form} ({reason})",
+        "linear": "torch",
+        "attention": name_of(attend),
+        "kv cache": f"{num_blocks} blocks of {options.block_size} tokens",
+        "allocator": name_of(manager.allocator),
+        "prefix cache": "none" if manager.prefix_cache is None else name_of(manager.prefix_cache),
+        "scheduler": name_of(scheduler),
+        "sampler": name_of(sampler),
+        "threads": str(torch.get_num_threads()),
+    }
+    engine = Engine(scheduler, runner, sampler, trace)
+    return Assembly(engine, choices, manager.num_tokens, options.max_sequences)
+
+
+def _manager(
+    config: ModelConfig, options: EngineOptions, num_blocks: int, trace: Trace
+) -> BlockManager:
+    allocator = _allocator(options, num_blocks)
+    return BlockManager(
         allocator,
-        prefix_cache,
+        _prefix_cache(options, allocator),
         options.block_size,
         options.max_sequences,
         min(num_blocks, blocks_needed(config.max_positions, options.block_size)),
         trace,
     )
-    scheduler = ContinuousScheduler(manager, options.max_sequences, options.max_batch_tokens, trace)
+
+
+def _allocator(options: EngineOptions, num_blocks: int) -> AnyAllocator:
+    part = find_part("allocator", options.allocator or "free-list", ALLOCATORS)
+    made: AnyAllocator = build_part("allocator", part, num_blocks=num_blocks)
+    return made if _is_own(part, ALLOCATORS) else CheckedAllocator(made, num_blocks)
+
+
+def _prefix_cache(options: EngineOptions, allocator: AnyAllocator) -> PrefixCache | None:
+    wanted = options.prefix_cache
+    if isinstance(wanted, bool):
+        wanted = "on" if wanted else "off"
+    part = find_part("prefix_cache", wanted, PREFIX_CACHES)
+    if part is None:
+        return None
+    made: PrefixCache = build_part(
+        "prefix_cache", part, allocator=allocator, block_size=options.block_size
+    )
+    own = _is_own(part, PREFIX_CACHES)
+    return made if own else CheckedPrefixCache(made, allocator, options.block_size)
+
+
+def _scheduler(options: EngineOptions, manager: BlockManager) -> Scheduler:
+    part = find_part("scheduler", options.scheduler, SCHEDULERS)
+    made: Scheduler = build_part(
+        "scheduler",
+        part,
+        manager=manager,
+        max_sequences=options.max_sequences,
+        max_batch_tokens=options.max_batch_tokens,
+    )
+    own = _is_own(part, SCHEDULERS)
+    return made if own else CheckedScheduler(made, manager, options.max_batch_tokens)
+
+
+def _sampler(options: EngineOptions) -> Sampler:
+    part = find_part("sampler", options.sampler or "batch", SAMPLERS)
+    made: Sampler = build_part("sampler", part)
+    return made if _is_own(part, SAMPLERS) else CheckedSampler(made)
+
+
+def _attend(options: EngineOptions) -> AttendFactory:
+    part = find_part("attend", options.attend, ATTENTIONS)
+    made: AttendFactory = build_part("attend", part)
+    return made if _is_own(part, ATTENTIONS) else checked_attend(made)
+
+
+def _is_own(part: Any, known: Mapping[str, Any]) -> bool:
+    """Whether minigen's own classes make the part, so that it needs no watching."""
+    return any(part is each for each in known.values())
+
+
+def _runner(
+    checkpoint: Checkpoint,
+    options: EngineOptions,
+    manager: BlockManager,
+    num_blocks: int,
+    dtype: torch.dtype,
+    attend: AttendFactory,
+) -> PagedRunner:
+    config = checkpoint.config
     pool = KVPool(
         config.num_layers, num_blocks, config.kv_heads, options.block_size, config.head_dim, dtype
     )
-    runner = PagedRunner(model, pool, manager, config.sliding_windows)
-    choices = {
-        "model": f"{config.family}, {checkpoint.form}, from {checkpoint.path}",
-        "weights": f"{form} ({reason})",
-        "linear": "torch",
-        "attention": "torch scaled_dot_product_attention over gathered blocks",
-        "kv cache": f"{num_blocks} blocks of {options.block_size} tokens",
-        "prefix cache": "radix tree" if prefix_cache is not None else "none",
-        "scheduler": "ContinuousScheduler",
-        "sampler": "BatchSampler",
-        "threads": str(torch.get_num_threads()),
-    }
-    engine = Engine(scheduler, runner, BatchSampler(), trace)
-    return Assembly(engine, choices, manager.num_tokens, options.max_sequences)
+    with _one_thread():
+        model = build_transformer(config, checkpoint.tensors, dtype, dense_linear(dtype))
+    return PagedRunner(
+        model, pool, manager, config.sliding_windows, options.max_batch_tokens, attend
+    )
 
 
 def _num_blocks(config: ModelConfig, options: EngineOptions, dtype: torch.dtype) -> int:
@@ -116,18 +179,13 @@ def _num_blocks(config: ModelConfig, options: EngineOptions, dtype: torch.dtype)
     numbers = 2 * config.num_layers * config.kv_heads * options.block_size * config.head_dim
     block_bytes = numbers * dtype.itemsize
     usable = options.max_sequences * blocks_needed(config.max_positions, options.block_size)
-    affordable = (options.kv_memory or DEFAULT_KV_BYTES) // block_bytes
-    if affordable == 0:
+    kv_bytes = options.kv_bytes or DEFAULT_KV_BYTES
+    if kv_bytes < block_bytes:
         raise OptionError(
-            f"kv_memory {options.kv_memory or DEFAULT_KV_BYTES} bytes holds no block: one of "
-            f"{options.block_size} tokens takes {block_bytes} bytes."
+            f"kv_memory {kv_bytes} bytes holds no block: one of {options.block_size} tokens takes "
+            f"{block_bytes} bytes."
         )
-    return min(affordable, usable)
-
-
-def _whole(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise OptionError(f"{name} must be a whole number above 0, not {value!r}.")
+    return min(kv_bytes // block_bytes, usable)
 
 
 def _choose_weights(weights: str) -> tuple[str, str]:

@@ -63,3 +63,15 @@ class OutOfBlocksError(MinigenError):
 
 class CapacityError(PromptError):
     """A request needs more KV blocks than the pool has in all."""
+
+
+class RequestError(MinigenError):
+    """A request's id is unknown, or in use already."""
+
+
+class PartError(MinigenError):
+    """A part that was put into the engine returned something that it must not."""
+
+
+class EngineStoppedError(MinigenError):
+    """The engine's thread has ended, so nobody will answer any more."""

@@ -1,26 +1,26 @@
 """`LLM`: a model's name becomes an engine (`minigen.assembly`), prompts become answers."""
 
-from collections.abc import Generator, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, overload
 
 from minigen import hub
 from minigen.answers import Answer, gather
-from minigen.assembly import Assembly, EngineOptions, assemble
+from minigen.assembly import Assembly, assemble
 from minigen.checkpoint import open_checkpoint
 from minigen.config import ModelConfig
-from minigen.errors import (
-    ChatTemplateError,
-    ParamsError,
-    PromptError,
-)
+from minigen.errors import ChatTemplateError, ParamsError, PromptError
+from minigen.options import EngineOptions
 from minigen.outputs import Delta, Output
 from minigen.params import SamplingParams
 from minigen.requests import Prompt, RequestReader, is_one_prompt
 from minigen.sequence import Sequence
 from minigen.text.chat import ChatTemplate
 from minigen.text.tokenizer import Tokenizer
+from minigen.trace import Recorder, Trace
 
 
 class LLM:
@@ -43,7 +43,7 @@ class LLM:
             assembly.pool_tokens,
             assembly.max_sequences,
         )
-        self._growing: dict[Sequence, Answer] = {}
+        self._growing: dict[Sequence, tuple[Answer, deque[Delta | Exception]]] = {}
 
     @classmethod
     def load(
@@ -56,8 +56,12 @@ class LLM:
         max_batch_tokens: int = 2048,
         block_size: int = 16,
         num_blocks: int | None = None,
-        kv_memory: int | None = None,
-        prefix_cache: bool = True,
+        kv_memory: int | str | None = None,
+        prefix_cache: Any = True,
+        scheduler: Any = "continuous",
+        allocator: Any = None,
+        sampler: Any = None,
+        attend: Any = "torch",
         progress: hub.Progress | None = None,
     ) -> "LLM":
         """Load a model by short name, directory, GGUF file or Hugging Face id; pull it if need be.
@@ -66,8 +70,15 @@ class LLM:
         faster of the two on this processor. `threads` is torch's thread count (its own default if
         None). At most `max_sequences` run at once, and a step computes at most `max_batch_tokens`.
         Keys and values are kept in `num_blocks` blocks of `block_size` tokens, or in as many as
-        fit into `kv_memory` bytes (1 GiB if neither is given); `prefix_cache` shares those of equal
-        beginnings. Raises a `MinigenError` that says what to do.
+        fit into `kv_memory` bytes (or "512M"; 1 GiB if neither is given); `prefix_cache` shares
+        those of equal beginnings.
+
+        The rest are sockets (`minigen.protocols`): a known name, a class, an instance, a function,
+        or "file.py:Name". `scheduler` is made with (manager, max_sequences, max_batch_tokens), and
+        "continuous", "static" and "dynamic" are known; `allocator` with (num_blocks);
+        `prefix_cache`, where it is not True or False, with (allocator, block_size); `sampler` is
+        called with (logits, sequences); `attend` with (pool, batch, windows) at every step, for
+        that step's attention. Raises a `MinigenError` that says what to do.
         """
         options = EngineOptions(
             weights,
@@ -78,6 +89,10 @@ class LLM:
             num_blocks,
             kv_memory,
             prefix_cache,
+            scheduler,
+            allocator,
+            sampler,
+            attend,
         )
         checkpoint = open_checkpoint(hub.resolve(str(name), progress=progress))
         tokenizer = checkpoint.tokenizer()
@@ -88,9 +103,30 @@ class LLM:
         """Which implementation was chosen for each part, and why."""
         return dict(self._choices)
 
+    @property
+    def trace(self) -> Trace:
+        """What the engine tells of itself; subscribe to it, or use `record`."""
+        return self.engine.trace
+
+    @contextmanager
+    def record(self, capacity: int = 1_000_000) -> Generator[Recorder, None, None]:
+        """Keep the last `capacity` events of what the engine does while the block runs."""
+        recorder = Recorder(capacity)
+        self.trace.subscribe(recorder)
+        try:
+            yield recorder
+        finally:
+            self.trace.unsubscribe(recorder)
+
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str, too
-        self, prompts: Prompt, params: SamplingParams | None = ...
+        self,
+        prompts: Prompt,
+        params: SamplingParams | None = ...,
+        *,
+        priority: int = ...,
+        cache_salt: str | None = ...,
+        progress: bool | None = ...,
     ) -> Output: ...
 
     @overload
@@ -98,26 +134,45 @@ class LLM:
         self,
         prompts: SequenceOf[str] | SequenceOf[SequenceOf[int]],
         params: SamplingParams | SequenceOf[SamplingParams] | None = ...,
+        *,
+        priority: int = ...,
+        cache_salt: str | None = ...,
+        progress: bool | None = ...,
     ) -> list[Output]: ...
 
     def generate(
         self,
         prompts: Prompt | SequenceOf[Prompt],
         params: SamplingParams | SequenceOf[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        progress: bool | None = None,
     ) -> Output | list[Output]:
         """Continue one prompt (text or token ids), or each of a list of them.
 
         One prompt returns one `Output`, a list returns a list in the same order. `params` is for
-        all prompts, or a list with one for each. Raises `PromptError` or `ParamsError`.
+        all prompts, or a list with one for each. Lower `priority` goes first; only requests of the
+        same `cache_salt` share a prefix. `progress` shows a bar on stderr; by default for several
+        prompts on a terminal or in a notebook. Raises `PromptError` or `ParamsError`.
         """
         one = is_one_prompt(prompts)
-        answers = self._requests.answers([prompts] if one else prompts, params)  # type: ignore[list-item,arg-type]
-        for _ in self._run(answers):
-            pass
+        asked: Any = [prompts] if one else prompts
+        answers = self._requests.answers(asked, params, priority, cache_salt)
+        with _bar(len(answers), progress) as push:
+            for delta in self._run(answers):
+                push(delta)
         outputs = gather(answers)
         return outputs[0] if one else outputs
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Iterator[str]:
         """Continue one prompt, and yield the answer's text as it comes; concatenated it is whole.
 
         Closing the iterator gives the rest of the answer up.
@@ -126,15 +181,19 @@ class LLM:
             raise PromptError("stream takes one prompt; stream_deltas takes several.")
         if params is not None and params.n != 1:
             raise ParamsError("stream yields one answer; n above 1 needs stream_deltas.")
-        return (delta.text for delta in self.stream_deltas([prompt], params) if delta.text)
+        deltas = self.stream_deltas([prompt], params, priority=priority, cache_salt=cache_salt)
+        return (delta.text for delta in deltas if delta.text)
 
     def stream_deltas(
         self,
         prompts: SequenceOf[Prompt],
         params: SamplingParams | SequenceOf[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> Generator[Delta, None, None]:
         """Continue several prompts at once, and yield every token of every answer as it comes."""
-        return self._run(self._requests.answers(prompts, params))
+        return self._run(self._requests.answers(prompts, params, priority, cache_salt))
 
     def chat(
         self, messages: SequenceOf[Mapping[str, Any]], params: SamplingParams | None = None
@@ -157,29 +216,55 @@ class LLM:
     def _run(self, answers: SequenceOf[Answer]) -> Generator[Delta, None, None]:
         """Step the engine until the answers are whole; those left when closed are given up.
 
-        A step moves every answer on, also those of other callers: each keeps what came for it.
+        A step moves every answer on, also those of other callers: what comes for them goes into
+        their inbox.
         """
+        inbox: deque[Delta | Exception] = deque()
         siblings = {each for answer in answers for each in answer.sequence.siblings}
         for answer in answers:
-            self._growing[answer.sequence] = answer
+            self._growing[answer.sequence] = (answer, inbox)
             if answer.sequence not in siblings:
                 self.engine.add(answer.sequence)
+        num_growing = len(answers)
         try:
-            while True:
-                for answer in answers:
-                    while answer.deltas:
-                        yield answer.deltas.popleft()
-                if all(answer.choice.finish_reason is not None for answer in answers):
-                    return
-                self._step()
+            while num_growing > 0:
+                while inbox:
+                    delta = inbox.popleft()
+                    if isinstance(delta, Exception):
+                        raise delta
+                    num_growing -= delta.finish_reason is not None
+                    yield delta
+                if num_growing > 0:
+                    self._step()
         finally:
             for answer in answers:
-                self.engine.abort(answer.sequence)
+                if answer.sequence.finish_reason is None:
+                    self.engine.abort(answer.sequence.sequence_id)
                 self._growing.pop(answer.sequence, None)
 
     def _step(self) -> None:
-        for sequence, token in self.engine.step():
-            answer = self._growing[sequence]
-            answer.deltas.append(answer.push(token))
-            if answer.stops.stopped:
-                self.engine.abort(sequence)
+        try:
+            progress = self.engine.step()
+        except Exception as error:
+            inboxes = [each for sequence, (_, each) in self._growing.items() if sequence.error]
+            if not inboxes:  # nobody's in particular
+                raise
+            for inbox in inboxes:
+                inbox.append(error)
+            return
+        for sequence, token in progress:
+            answer, inbox = self._growing[sequence]
+            inbox.append(answer.push(token))
+            if answer.stops.stopped and sequence.finish_reason is None:
+                self.engine.finish(sequence.sequence_id)
+
+
+def _bar(
+    num_answers: int, wanted: bool | None
+) -> AbstractContextManager[Callable[[Delta], object]]:
+    """A progress bar if it is wanted, or if there is much to do; without, rich is not imported."""
+    if wanted is False or (wanted is None and num_answers < 2):
+        return nullcontext(lambda delta: None)
+    from minigen.answering import answering
+
+    return answering(num_answers, always=wanted is True)

@@ -109,8 +109,6 @@ class Scheduler(Protocol):
 
     def abort(self, sequence: Sequence) -> None: ...
 
-    def has_work(self) -> bool: ...
-
 
 @runtime_checkable
 class Runner(Protocol):

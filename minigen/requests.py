@@ -41,12 +41,18 @@ class RequestReader:
         self,
         prompts: SequenceOf[Prompt],
         params: SamplingParams | SequenceOf[SamplingParams] | None,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> list[Answer]:
         """All answers to be made, every prompt and setting checked before any work begins."""
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
             raise ParamsError(f"{len(prompts)} prompts need as many params, not {len(params)}.")
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise ParamsError(f"priority must be a whole number, not {priority!r}.")
+        if not isinstance(cache_salt, str | None):
+            raise ParamsError(f"cache_salt must be text or None, not {cache_salt!r}.")
         answers: list[Answer] = []
         for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
             prompt_ids = self._prompt_ids(
@@ -57,6 +63,7 @@ class RequestReader:
             first = len(answers)
             for choice in range(own.n):
                 sequence = self._sequence(prompt_ids, own, seed, choice)
+                sequence.priority, sequence.cache_salt = priority, cache_salt
                 stream = self.tokenizer.stream(own.skip_special_tokens)
                 stops = StopWatcher(own.stops, own.include_stop_str_in_output)
                 logprobs: list[Any] | None = None if own.logprobs is None else []

@@ -29,7 +29,8 @@ class Sequence:
     `choice` counts the n answers to one prompt; `seed` is never None, so that every draw can be
     made again; `max_output` already heeds the model's context; `end_ids` are the tokens that end
     an answer. Lower `priority` goes first. Only sequences of the same `cache_salt` share a prefix.
-    `finish_reason` is "stop" or "length" once done, "abort" if it was given up.
+    `finish_reason` is "stop" or "length" once done, "abort" if it was given up, and "error" if a
+    step failed, by `error`.
 
     `num_computed` tokens have their keys and values in `block_ids`, of which the first
     `num_kept_blocks` are known to the prefix cache. `siblings` are other choices that will fork
@@ -47,6 +48,7 @@ class Sequence:
     cache_salt: str | None = None
     output_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    error: Exception | None = None
     num_computed: int = 0
     block_ids: list[int] = field(default_factory=list)
     num_kept_blocks: int = 0

@@ -17,9 +17,12 @@ class EventKind(Enum):
     SCHEDULED = "scheduled"  # tokens, computed (tokens in the cache before this step)
     PREFIX_HIT = "prefix_hit"  # tokens, blocks
     BLOCK_ALLOCATED = "block_allocated"  # block
-    BLOCK_COPIED = "block_copied"  # source, block
-    BLOCK_FREED = "block_freed"  # block
-    BLOCK_EVICTED = "block_evicted"  # block
+    BLOCK_SHARED = "block_shared"  # block (known beginning, or of a parent: one owner more)
+    BLOCK_COPIED = "block_copied"  # source (no longer the sequence's), block (its own instead)
+    BLOCK_KEPT = "block_kept"  # block (from now on found by whoever begins alike)
+    BLOCK_EXCHANGED = "block_exchanged"  # source (the sequence's own), block (the one kept before)
+    BLOCK_FREED = "block_freed"  # block (nobody's any more)
+    BLOCK_EVICTED = "block_evicted"  # block (kept for nobody, and now free)
     FORKED = "forked"  # parent, blocks
     PREEMPTED = "preempted"  # computed (tokens to be computed again)
     NEW_TOKEN = "new_token"  # token

@@ -27,17 +27,20 @@ ASSEMBLY = {
         "llm",
         "cli",
         "checkpoint",
+        "answering",
         "answers",
         "assembly",
         "requests",
         "outputs",
+        "sockets",
         "machine",
+        "options",
         "progress",
         "__main__",
     ),
     *("hub", "hub_pip", "hub_wheel", "hub_huggingface", "download", "__init__"),
 }
-ASSEMBLY_FOLDERS = ("terminal", "viz", "teach")
+ASSEMBLY_FOLDERS = ("checked", "terminal", "viz", "teach")
 MAX_LINES = 280
 
 

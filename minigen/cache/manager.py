@@ -51,22 +51,31 @@ class BlockManager:
         evictable = 0 if self.prefix_cache is None else self.prefix_cache.num_evictable
         return self.allocator.num_free + evictable
 
-    def begin(self, sequence: Sequence) -> None:
-        """Give the sequence a table, with what is known of its beginning."""
+    def begin(self, sequence: Sequence, max_tokens: int) -> int:
+        """Give the sequence a table, what is known of its beginning, and slots for what comes next.
+
+        Returns how many tokens those slots are for: all that are not known, `max_tokens` at most.
+        Returns 0, and nothing has changed, if there is no row left, or no room for all of its
+        tokens so far.
+        """
+        if not self._free_rows:
+            return 0
+        matched: list[int] = []
+        if self.prefix_cache is not None:
+            matched = self.prefix_cache.match(sequence.token_ids, sequence.cache_salt)
+        num_missing = blocks_needed(len(sequence), self.block_size) - len(matched)
+        if num_missing > self.num_available:
+            self._let_go(matched)
+            return 0
         self.rows[sequence] = self._free_rows.pop()
-        if self.prefix_cache is None:
-            return
-        matched = self.prefix_cache.match(sequence.token_ids, sequence.cache_salt)
         self._extend(sequence, matched)
         sequence.num_computed = len(matched) * self.block_size
         sequence.num_kept_blocks = len(matched)
-        if matched and self.trace.active:
-            self.trace.emit(
-                EventKind.PREFIX_HIT,
-                sequence.sequence_id,
-                tokens=sequence.num_computed,
-                blocks=len(matched),
-            )
+        self._tell_hit(sequence)
+        num_tokens = min(len(sequence) - sequence.num_computed, max_tokens)
+        reserved = self.reserve(sequence, num_tokens)
+        assert reserved, "there is room for all of the sequence"
+        return num_tokens
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         """Make slots for the next `num_tokens` that the sequence will write; False if they lack.
@@ -97,6 +106,11 @@ class BlockManager:
                 )
         return True
 
+    def advance(self, sequence: Sequence, num_tokens: int) -> None:
+        """Count the next `num_tokens` as computed, and offer what is full to others."""
+        sequence.num_computed += num_tokens
+        self.keep_full_blocks(sequence)
+
     def keep_full_blocks(self, sequence: Sequence) -> None:
         """Offer blocks that have become full and computed to whoever begins alike."""
         num_full = sequence.num_computed // self.block_size
@@ -108,10 +122,9 @@ class BlockManager:
             sequence.num_kept_blocks,
             sequence.cache_salt,
         )
+        if self.trace.active:
+            self._tell_kept(sequence, num_full, dict(exchanged))
         for index, known in exchanged:
-            own = sequence.block_ids[index]
-            if self.trace.active and self.allocator.num_owners(own) == 0:
-                self.trace.emit(EventKind.BLOCK_FREED, sequence.sequence_id, block=own)
             self._replace(sequence, index, known)
         sequence.num_kept_blocks = num_full
 
@@ -137,13 +150,21 @@ class BlockManager:
                 parent=parent.sequence_id,
                 blocks=len(child.block_ids),
             )
+            self._tell_shared(child)
 
     def release(self, sequence: Sequence) -> None:
-        """Take all blocks back; what is known of them stays in the prefix cache."""
+        """Take all blocks back; what is known of them stays in the prefix cache.
+
+        A sequence that is not finished is thereby preempted: it must begin anew.
+        """
         row = self.rows.pop(sequence, None)
         if row is None:
             return
         self._free_rows.append(row)
+        if self.trace.active and sequence.finish_reason is None:
+            self.trace.emit(
+                EventKind.PREEMPTED, sequence.sequence_id, computed=sequence.num_computed
+            )
         if self.prefix_cache is not None:
             self.prefix_cache.leave(sequence.block_ids[: sequence.num_kept_blocks])
         self._release(sequence.block_ids, sequence)
@@ -184,3 +205,33 @@ class BlockManager:
         if self.trace.active:
             for block_id in freed:
                 self.trace.emit(EventKind.BLOCK_FREED, sequence.sequence_id, block=block_id)
+
+    def _let_go(self, matched: list[int]) -> None:
+        if self.prefix_cache is not None:
+            self.prefix_cache.leave(matched)
+            self.allocator.release(matched)
+
+    def _tell_hit(self, sequence: Sequence) -> None:
+        if self.trace.active and sequence.block_ids:
+            self.trace.emit(
+                EventKind.PREFIX_HIT,
+                sequence.sequence_id,
+                tokens=sequence.num_computed,
+                blocks=len(sequence.block_ids),
+            )
+            self._tell_shared(sequence)
+
+    def _tell_shared(self, sequence: Sequence) -> None:
+        for block_id in sequence.block_ids:
+            self.trace.emit(EventKind.BLOCK_SHARED, sequence.sequence_id, block=block_id)
+
+    def _tell_kept(self, sequence: Sequence, num_full: int, exchanged: dict[int, int]) -> None:
+        for index in range(sequence.num_kept_blocks, num_full):
+            own, sequence_id = sequence.block_ids[index], sequence.sequence_id
+            if index not in exchanged:
+                self.trace.emit(EventKind.BLOCK_KEPT, sequence_id, block=own)
+                continue
+            known = exchanged[index]
+            self.trace.emit(EventKind.BLOCK_EXCHANGED, sequence_id, source=own, block=known)
+            if self.allocator.num_owners(own) == 0:
+                self.trace.emit(EventKind.BLOCK_FREED, sequence_id, block=own)

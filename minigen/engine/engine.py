@@ -1,61 +1,136 @@
 """The loop: choose who runs, run the model, choose tokens, hand them on."""
 
 import time
+from collections.abc import Generator, Iterable
+from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 
+from minigen.errors import RequestError
 from minigen.protocols import Runner, Sampler, Scheduler
 from minigen.sequence import Chunk, SampledToken, Sequence
 from minigen.trace import EventKind, Trace
 
 
 class Engine:
-    """Runs many sequences side by side; everything that decides how is passed in."""
+    """Runs many sequences side by side; everything that decides how is passed in.
+
+    `live` are the unfinished sequences by id.
+    """
 
     def __init__(self, scheduler: Scheduler, runner: Runner, sampler: Sampler, trace: Trace):
         self.scheduler, self.runner, self.sampler = scheduler, runner, sampler
         self.trace = trace
+        self.live: dict[int, Sequence] = {}
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence."""
+        """Queue a sequence and its siblings. Raises `RequestError` if an id is in use."""
+        family = [sequence, *sequence.siblings]
+        ids = [each.sequence_id for each in family]
+        taken = self.live.keys() & ids
+        if taken or len(set(ids)) < len(ids):
+            raise RequestError(f"The request ids {ids} are not free: each must be used once.")
+        self.live.update(zip(ids, family, strict=True))
+        for each in family if self.trace.active else ():
+            self.trace.emit(EventKind.QUEUED, each.sequence_id, prompt_tokens=len(each.prompt_ids))
         self.scheduler.add(sequence)
 
     def has_work(self) -> bool:
         """Whether any sequence is unfinished."""
-        return self.scheduler.has_work()
+        return bool(self.live)
 
     def step(self) -> list[tuple[Sequence, SampledToken]]:
         """Move sequences on; returns those that got a token, each with its token.
 
-        An error costs the sequences of that step, which are given up, and goes on to the caller;
-        all others stay as they were.
+        An error costs the sequences of that step, which are given up with it as their `error`, and
+        goes on to the caller; all others stay as they were.
         """
-        begun = time.perf_counter_ns()
+        begun_ns = time.perf_counter_ns()
         chunks = self.scheduler.next_batch()
-        if not chunks:
-            return []
-        try:
-            progress = self.scheduler.commit(chunks, self._run(chunks))
-        except Exception:
-            for chunk in chunks:
-                for sequence in (chunk.sequence, *chunk.sequence.siblings):
-                    self.scheduler.abort(sequence)
-            raise
-        if self.trace.active:
-            self._tell(chunks, begun)
+        with self._costing_only(chunks):
+            tokens = self._run(chunks)
+            progress = self.scheduler.commit(chunks, tokens)
+        self._settle(chunks, progress, begun_ns)
         return progress
 
+    def abort(self, sequence_id: int) -> None:
+        """Give a sequence up at once, waiting or running.
+
+        Raises `RequestError` for an id that is unknown, or whose sequence has finished.
+        """
+        self._end(self._find(sequence_id), "abort")
+
+    def finish(self, sequence_id: int) -> None:
+        """End a sequence whose answer is whole for a reason outside the engine: a stop string."""
+        self._end(self._find(sequence_id), "stop")
+
+    def _find(self, sequence_id: int) -> Sequence:
+        if sequence_id not in self.live:
+            raise RequestError(f"No request of id {sequence_id} is waiting or running.")
+        return self.live[sequence_id]
+
     def _run(self, chunks: list[Chunk]) -> list[SampledToken]:
+        """One pass through the model, and a token for each sample that it leads to."""
+        if not chunks:
+            return []
+        if self.trace.active:
+            self._tell_scheduled(chunks)
         samples = [sample for chunk in chunks for sample in chunk.samples]
         logits = self.runner.logits(chunks)
         return self.sampler(logits, samples) if samples else []
 
-    def _tell(self, chunks: list[Chunk], begun_ns: int) -> None:
-        self.trace.emit(
-            EventKind.STEP,
-            sequences=len(chunks),
-            tokens=sum(chunk.num_tokens for chunk in chunks),
-            duration_ns=time.perf_counter_ns() - begun_ns,
-        )
+    @contextmanager
+    def _costing_only(self, chunks: SequenceOf[Chunk]) -> Generator[None, None, None]:
+        """Let an error end the sequences of these chunks, and no others."""
+        affected = [each for chunk in chunks for each in (chunk.sequence, *chunk.sequence.siblings)]
+        try:
+            yield
+        except Exception as error:
+            for sequence in affected:
+                if sequence.sequence_id in self.live:
+                    sequence.error = error
+                    self._end(sequence, "error")
+            raise
 
-    def abort(self, sequence: Sequence) -> None:
-        """Give a sequence up at once, waiting or running; one that is finished is let be."""
+    def _end(self, sequence: Sequence, reason: str) -> None:
+        del self.live[sequence.sequence_id]
+        sequence.finish_reason = reason
         self.scheduler.abort(sequence)
+        if self.trace.active:
+            self._tell_end(sequence)
+
+    def _settle(
+        self,
+        chunks: SequenceOf[Chunk],
+        progress: Iterable[tuple[Sequence, SampledToken]],
+        begun_ns: int,
+    ) -> None:
+        """Forget who has finished, and tell what the step did."""
+        active = self.trace.active
+        for sequence, token in progress:
+            if active:
+                self.trace.emit(EventKind.NEW_TOKEN, sequence.sequence_id, token=token.token_id)
+            if sequence.finish_reason is not None:
+                del self.live[sequence.sequence_id]
+                if active:
+                    self._tell_end(sequence)
+        if active and chunks:
+            self.trace.emit(
+                EventKind.STEP,
+                sequences=len(chunks),
+                tokens=sum(chunk.num_tokens for chunk in chunks),
+                duration_ns=time.perf_counter_ns() - begun_ns,
+            )
+
+    def _tell_scheduled(self, chunks: SequenceOf[Chunk]) -> None:
+        for chunk in chunks:
+            self.trace.emit(
+                EventKind.SCHEDULED,
+                chunk.sequence.sequence_id,
+                tokens=chunk.num_tokens,
+                computed=chunk.sequence.num_computed,
+            )
+
+    def _tell_end(self, sequence: Sequence) -> None:
+        whole = sequence.finish_reason in ("stop", "length")
+        kind = EventKind.FINISHED if whole else EventKind.ABORTED
+        self.trace.emit(kind, sequence.sequence_id, output_tokens=len(sequence.output_ids))

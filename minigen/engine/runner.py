@@ -1,27 +1,46 @@
 """From scheduled chunks to logits: one packed batch, one pass through the model.
 
 The block tables of all sequences live in one array that the block manager keeps up to date; a step
-takes the rows of those that run.
+takes the rows of those that run. All else that a step tells the model is written into buffers of a
+fixed size, whose fronts are the batch.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from minigen.cache.blocks import blocks_needed
 from minigen.cache.manager import BlockManager
 from minigen.cache.paged import Batch, KVPool, attend_paged
 from minigen.model.transformer import Transformer
+from minigen.protocols import Attend
 from minigen.sequence import Chunk
+
+AttendFactory = Callable[[KVPool, Batch, SequenceOf[int | None]], Attend]
+
+
+class Buffer:
+    """Whole numbers in memory of a fixed size, written from the front at every step."""
+
+    def __init__(self, size: int):
+        self.numbers = np.zeros(size, np.int64)
+        self.tensor = torch.from_numpy(self.numbers)
+
+    def write(self, numbers: SequenceOf[int] | np.ndarray) -> Tensor:
+        """Put `numbers` in front; returns a view of them."""
+        self.numbers[: len(numbers)] = numbers
+        return self.tensor[: len(numbers)]
 
 
 class PagedRunner:
     """Runs the model over chunks, with keys and values in a pool of blocks.
 
-    `windows` are the layers' sliding windows.
+    `windows` are the layers' sliding windows; a batch has at most `max_batch_tokens` tokens and as
+    many sequences as the manager has rows; `attend` makes a step's attention.
     """
 
     def __init__(
@@ -30,20 +49,29 @@ class PagedRunner:
         pool: KVPool,
         manager: BlockManager,
         windows: SequenceOf[int | None],
+        max_batch_tokens: int,
+        attend: AttendFactory = attend_paged,
     ):
         self.model, self.pool, self.manager, self.windows = model, pool, manager, windows
+        self.attend = attend
+        self._token_ids, self._positions, self._slots, self._rows_of_tokens = (
+            Buffer(max_batch_tokens) for _ in range(4)
+        )
+        max_sequences = len(manager.tables)
+        self._context_lens, self._logits_rows = Buffer(max_sequences), Buffer(max_sequences)
+        self._tables = np.zeros(manager.tables.size, np.int64)
 
     @torch.inference_mode()
     def logits(self, chunks: SequenceOf[Chunk]) -> Float[Tensor, "samples vocab"]:
         """The raw logits of each of the chunks' samples."""
         self.pool.copy_blocks(self.manager.take_copies())
         batch = self.pack(chunks)
-        attend = attend_paged(self.pool, batch, self.windows)
+        attend = self.attend(self.pool, batch, self.windows)
         hidden = self.model(batch.token_ids, batch.positions, attend)
         return self.model.logits(hidden[batch.logits_rows])
 
     def pack(self, chunks: SequenceOf[Chunk]) -> Batch:
-        """The chunks as one packed batch, those of a single token first as they come."""
+        """The chunks as one packed batch, good until the next; decodes first as they come."""
         token_ids: list[int] = []
         positions: list[int] = []
         rows_of_tokens: list[int] = []
@@ -58,22 +86,30 @@ class PagedRunner:
             logits_rows += [len(token_ids) - 1] * len(chunk.samples)
             context_lens.append(end)
             rows.append(row)
-        longest = blocks_needed(max(context_lens), self.pool.block_size)
         return Batch(
-            token_ids=torch.tensor(token_ids),
-            positions=torch.tensor(positions),
-            slots=self._slots(np.array(rows_of_tokens), np.array(positions)),
+            token_ids=self._token_ids.write(token_ids),
+            positions=self._positions.write(positions),
+            slots=self._write_slots(rows_of_tokens, len(positions)),
             query_starts=starts,
-            context_lens=torch.tensor(context_lens),
-            block_tables=torch.from_numpy(self.manager.tables[rows, :longest]),
-            logits_rows=torch.tensor(logits_rows, dtype=torch.int64),
+            context_lens=self._context_lens.write(context_lens),
+            block_tables=self._write_tables(rows, max(context_lens)),
+            logits_rows=self._logits_rows.write(logits_rows),
             num_decodes=_num_leading_ones(chunks),
         )
 
-    def _slots(self, rows: np.ndarray, positions: np.ndarray) -> Int64[Tensor, " tokens"]:
-        block_size = self.pool.block_size
-        blocks = self.manager.tables[rows, positions // block_size]
-        return torch.from_numpy(blocks * block_size + positions % block_size)
+    def _write_slots(self, rows: list[int], num_tokens: int) -> Tensor:
+        self._rows_of_tokens.write(rows)
+        positions = self._positions.numbers[:num_tokens]
+        blocks, offsets = np.divmod(positions, self.pool.block_size)
+        blocks = self.manager.tables[self._rows_of_tokens.numbers[:num_tokens], blocks]
+        return self._slots.write(blocks * self.pool.block_size + offsets)
+
+    def _write_tables(self, rows: list[int], longest: int) -> Tensor:
+        """The tables of these rows, as wide as the longest needs, side by side in the buffer."""
+        width = blocks_needed(longest, self.pool.block_size)
+        tables = self._tables[: len(rows) * width].reshape(len(rows), width)
+        np.take(self.manager.tables[:, :width], rows, axis=0, out=tables)
+        return torch.from_numpy(tables)
 
 
 def _num_leading_ones(chunks: SequenceOf[Chunk]) -> int:

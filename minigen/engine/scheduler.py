@@ -10,7 +10,6 @@ from itertools import count
 
 from minigen.cache.manager import BlockManager
 from minigen.sequence import Chunk, SampledToken, Sequence
-from minigen.trace import EventKind, Trace
 
 Rank = tuple[int, int]  # priority, then arrival: the lower goes first
 
@@ -24,10 +23,8 @@ class ContinuousScheduler:
     so whoever came first always moves on, and nobody starves. O(batch) a step, whatever waits.
     """
 
-    def __init__(
-        self, manager: BlockManager, max_sequences: int, max_batch_tokens: int, trace: Trace
-    ):
-        self.manager, self.trace = manager, trace
+    def __init__(self, manager: BlockManager, max_sequences: int, max_batch_tokens: int):
+        self.manager = manager
         self.max_sequences, self.max_batch_tokens = max_sequences, max_batch_tokens
         self.running: dict[Sequence, Rank] = {}
         self._waiting: list[tuple[Rank, Sequence]] = []
@@ -46,27 +43,18 @@ class ContinuousScheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence behind all of its priority; its siblings come along with it."""
-        self._enqueue(sequence, (sequence.priority, next(self._arrivals)))
-        if self.trace.active:
-            self.trace.emit(
-                EventKind.QUEUED, sequence.sequence_id, prompt_tokens=len(sequence.prompt_ids)
-            )
+        self._ranks[sequence] = rank = (sequence.priority, next(self._arrivals))
+        for sibling in sequence.siblings:
+            self._ranks[sibling] = (sequence.priority, next(self._arrivals))
+            self._leaders[sibling] = sequence
+        heapq.heappush(self._waiting, (rank, sequence))
 
     def next_batch(self) -> list[Chunk]:
         """Chunks whose slots are reserved, decodes first; empty when nobody can run."""
         batch: dict[Sequence, int] = {}
-        budget = self._continue_running(batch, self.max_batch_tokens)
+        budget = self._continue_running(batch)
         self._admit(batch, budget)
-        chunks = [Chunk(sequence, num_tokens) for sequence, num_tokens in batch.items()]
-        if self.trace.active:
-            for chunk in chunks:
-                self.trace.emit(
-                    EventKind.SCHEDULED,
-                    chunk.sequence.sequence_id,
-                    tokens=chunk.num_tokens,
-                    computed=chunk.sequence.num_computed,
-                )
-        return chunks
+        return [Chunk(sequence, num_tokens) for sequence, num_tokens in batch.items()]
 
     def commit(
         self, chunks: SequenceOf[Chunk], tokens: SequenceOf[SampledToken]
@@ -78,38 +66,35 @@ class ContinuousScheduler:
             self._advance(chunk)
         for sequence, token in progress:
             sequence.append(token.token_id)
-            if self.trace.active:
-                self.trace.emit(EventKind.NEW_TOKEN, sequence.sequence_id, token=token.token_id)
             if sequence.finish_reason is not None:
-                self._leave(sequence, EventKind.FINISHED)
+                self._leave(sequence)
         return progress
 
     def abort(self, sequence: Sequence) -> None:
-        """Give an unfinished sequence up at once; one that has left already is let be."""
+        """Give up a sequence, waiting or running; one that has left already is let be."""
         if sequence in self._ranks:
-            sequence.finish_reason = "abort"
-            self._leave(sequence, EventKind.ABORTED)
+            self._leave(sequence)
 
-    def _continue_running(self, batch: dict[Sequence, int], budget: int) -> int:
+    def _continue_running(self, batch: dict[Sequence, int]) -> int:
         """Give every running sequence its next tokens; returns what is left of the budget."""
+        budget = self.max_batch_tokens
         in_order = sorted(self.running, key=lambda each: (_is_prefilling(each), self.running[each]))
         for sequence in in_order:
             num_tokens = min(len(sequence) - sequence.num_computed, budget)
-            may_run = num_tokens > 0 and sequence in self.running
-            if may_run and self._reserve(sequence, num_tokens, batch):
-                batch[sequence] = num_tokens
-                budget = self.max_batch_tokens - sum(batch.values())
+            while num_tokens > 0 and sequence in self.running:
+                if self.manager.reserve(sequence, num_tokens):
+                    batch[sequence] = num_tokens
+                    budget -= num_tokens
+                    break
+                budget += self._preempt_last(batch)
         return budget
 
-    def _reserve(self, sequence: Sequence, num_tokens: int, batch: dict[Sequence, int]) -> bool:
-        """Make slots, at the cost of those last in rank; False if that cost the sequence itself."""
-        while not self.manager.reserve(sequence, num_tokens):
-            victim = max(self.running, key=self.running.__getitem__)
-            batch.pop(victim, None)
-            self._preempt(victim)
-            if victim is sequence:
-                return False
-        return True
+    def _preempt_last(self, batch: dict[Sequence, int]) -> int:
+        """Take the last in rank out; returns how many tokens it would have computed."""
+        victim = max(self.running, key=self.running.__getitem__)
+        self.manager.release(victim)
+        heapq.heappush(self._waiting, (self.running.pop(victim), victim))
+        return batch.pop(victim, 0)
 
     def _admit(self, batch: dict[Sequence, int], budget: int) -> None:
         """Let those in who wait, in order, as long as there are seats, tokens and blocks."""
@@ -119,23 +104,18 @@ class ContinuousScheduler:
             if self._ranks.get(sequence) != rank:  # aborted meanwhile
                 heapq.heappop(self._waiting)
                 continue
-            if 1 + len(sequence.siblings) > seats:
-                return
-            self.manager.begin(sequence)
-            num_tokens = min(len(sequence) - sequence.num_computed, budget)
-            if not self.manager.reserve(sequence, num_tokens):
-                self.manager.release(sequence)
+            seats -= 1 + len(sequence.siblings)
+            num_tokens = self.manager.begin(sequence, budget) if seats >= 0 else 0
+            if num_tokens == 0:
                 return
             heapq.heappop(self._waiting)
             self.running[sequence] = rank
             batch[sequence] = num_tokens
             budget -= num_tokens
-            seats -= 1 + len(sequence.siblings)
 
     def _advance(self, chunk: Chunk) -> None:
         sequence, samples = chunk.sequence, chunk.samples
-        sequence.num_computed += chunk.num_tokens
-        self.manager.keep_full_blocks(sequence)
+        self.manager.advance(sequence, chunk.num_tokens)
         if samples:
             for sibling in sequence.siblings:
                 self.manager.fork(sequence, sibling)
@@ -143,28 +123,11 @@ class ContinuousScheduler:
                 del self._leaders[sibling]
             sequence.siblings = []
 
-    def _preempt(self, sequence: Sequence) -> None:
-        if self.trace.active:
-            self.trace.emit(
-                EventKind.PREEMPTED, sequence.sequence_id, computed=sequence.num_computed
-            )
-        self.manager.release(sequence)
-        heapq.heappush(self._waiting, (self.running.pop(sequence), sequence))
-
-    def _enqueue(self, sequence: Sequence, rank: Rank) -> None:
-        self._ranks[sequence] = rank
-        for sibling in sequence.siblings:
-            self._ranks[sibling] = (sequence.priority, next(self._arrivals))
-            self._leaders[sibling] = sequence
-        heapq.heappush(self._waiting, (rank, sequence))
-
-    def _leave(self, sequence: Sequence, kind: EventKind) -> None:
+    def _leave(self, sequence: Sequence) -> None:
         """Give everything back; siblings that have not forked yet go on without their first."""
         self.manager.release(sequence)
         self.running.pop(sequence, None)
         del self._ranks[sequence]
-        if self.trace.active:
-            self.trace.emit(kind, sequence.sequence_id, output_tokens=len(sequence.output_ids))
         if sequence in self._leaders:
             self._leaders.pop(sequence).siblings.remove(sequence)
         if sequence.siblings:

@@ -1,0 +1,116 @@
+"""How batching was done before: a batch begins together, and the next waits for its last answer.
+
+For comparison with continuous batching, behind the same interface. Memory is reserved for each
+answer's longest form when it begins, as systems did before paging. Source: Yu et al. 2022 (Orca),
+section 3, names both faults: seats that stay empty, newcomers that wait.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+
+from minigen.cache.blocks import blocks_needed
+from minigen.cache.manager import BlockManager
+from minigen.sequence import Chunk, SampledToken, Sequence
+
+
+class StaticScheduler:
+    """Runs whoever waits, `max_sequences` at most, until all of them are done; then the next."""
+
+    def __init__(self, manager: BlockManager, max_sequences: int, max_batch_tokens: int):
+        self.manager = manager
+        self.max_sequences, self.max_batch_tokens = max_sequences, max_batch_tokens
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence behind all others; its siblings are computed by themselves."""
+        self.waiting += [sequence, *sequence.siblings]
+        sequence.siblings = []
+
+    def next_batch(self) -> list[Chunk]:
+        """The next tokens of all who run: whole prompts first, then one token of each a step."""
+        if not self.running and self._may_begin():
+            self._begin()
+        budget, chunks = self.max_batch_tokens, []
+        for sequence in sorted(self.running, key=_num_left):
+            num_tokens = min(_num_left(sequence), budget)
+            if num_tokens > 0:
+                chunks.append(Chunk(sequence, num_tokens))
+                budget -= num_tokens
+        return chunks
+
+    def commit(
+        self, chunks: SequenceOf[Chunk], tokens: SequenceOf[SampledToken]
+    ) -> list[tuple[Sequence, SampledToken]]:
+        """Count the chunks as computed, and give each of their samples its token."""
+        samples = [sample for chunk in chunks for sample in chunk.samples]
+        progress = list(zip(samples, tokens, strict=True))
+        for chunk in chunks:
+            self.manager.advance(chunk.sequence, chunk.num_tokens)
+        for sequence, token in progress:
+            sequence.append(token.token_id)
+            if sequence.finish_reason is not None:
+                self.abort(sequence)
+        return progress
+
+    def abort(self, sequence: Sequence) -> None:
+        """Take a sequence out, finished or not; its seat stays empty until the batch is done."""
+        self.manager.release(sequence)
+        for queue in (self.running, self.waiting):
+            if sequence in queue:
+                queue.remove(sequence)
+
+    def _may_begin(self) -> bool:
+        return True
+
+    def _begin(self) -> None:
+        """Fill the seats, as far as there is memory for every answer at its longest."""
+        room = self.manager.num_available
+        while self.waiting and len(self.running) < self.max_sequences:
+            sequence = self.waiting[0]
+            longest = len(sequence.prompt_ids) + sequence.max_output
+            room -= blocks_needed(longest, self.manager.block_size)
+            if room < 0 or not self.manager.begin(sequence, len(sequence)):
+                return
+            self.manager.reserve(sequence, longest - sequence.num_computed)
+            self.running.append(self.waiting.popleft())
+
+
+class DynamicScheduler(StaticScheduler):
+    """Begins a batch when it is full, or when its first has waited `max_wait` seconds."""
+
+    def __init__(
+        self,
+        manager: BlockManager,
+        max_sequences: int,
+        max_batch_tokens: int,
+        max_wait: float = 0.05,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        super().__init__(manager, max_sequences, max_batch_tokens)
+        self.max_wait, self.clock = max_wait, clock
+        self._arrivals: dict[Sequence, float] = {}
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence behind all others, and note when it came."""
+        self._arrivals.update(dict.fromkeys([sequence, *sequence.siblings], self.clock()))
+        super().add(sequence)
+
+    def abort(self, sequence: Sequence) -> None:
+        """Take a sequence out, finished or not."""
+        self._arrivals.pop(sequence, None)
+        super().abort(sequence)
+
+    def _may_begin(self) -> bool:
+        if len(self.waiting) >= self.max_sequences:
+            return True
+        return bool(self.waiting) and self._waited(self.waiting[0]) >= self.max_wait
+
+    def _waited(self, sequence: Sequence) -> float:
+        return self.clock() - self._arrivals[sequence]
+
+
+def _num_left(sequence: Sequence) -> int:
+    return len(sequence) - sequence.num_computed

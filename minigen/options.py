@@ -1,0 +1,70 @@
+"""The knobs and sockets of an engine, checked before any work begins."""
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from minigen.errors import OptionError
+
+WEIGHTS = ("auto", "float32", "bfloat16")
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What `LLM.load` and the command line let one choose; `LLM.load` says what each is."""
+
+    weights: str = "auto"
+    threads: int | None = None
+    max_sequences: int = 16
+    max_batch_tokens: int = 2048
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_memory: int | str | None = None
+    prefix_cache: Any = True
+    scheduler: Any = "continuous"
+    allocator: Any = None
+    sampler: Any = None
+    attend: Any = "torch"
+    kv_bytes: int | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.weights not in WEIGHTS:
+            known = ", ".join(WEIGHTS)
+            raise OptionError(f"weights must be one of {known}, not {self.weights!r}.")
+        for name in ("max_sequences", "max_batch_tokens", "block_size"):
+            _whole(name, getattr(self, name))
+        for name in ("threads", "num_blocks"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name))
+        if self.num_blocks is not None and self.kv_memory is not None:
+            raise OptionError("num_blocks and kv_memory say the same thing; give one of them.")
+        if self.max_batch_tokens < self.max_sequences:
+            raise OptionError(
+                f"max_batch_tokens {self.max_batch_tokens} must be at least max_sequences "
+                f"{self.max_sequences}, so that each running sequence gets its token in a step."
+            )
+        if self.kv_memory is not None:
+            object.__setattr__(self, "kv_bytes", parse_bytes("kv_memory", self.kv_memory))
+
+
+def parse_bytes(name: str, value: object) -> int:
+    """A number of bytes, or text such as "512M" or "1.5 GiB", as a number of bytes.
+
+    >>> parse_bytes("kv_memory", "512 MiB")
+    536870912
+    """
+    if not isinstance(value, str):
+        _whole(name, value)
+        return int(value)  # type: ignore[call-overload]  # checked a line above
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?)?B?\s*", value.upper())
+    number = 0 if found is None else math.floor(float(found[1]) * UNITS[found[2] or ""])
+    if number < 1:
+        raise OptionError(f"{name} must be bytes, as in 1000000, 512M or 1.5GiB, not {value!r}.")
+    return number
+
+
+def _whole(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise OptionError(f"{name} must be a whole number above 0, not {value!r}.")
