@@ -31,7 +31,7 @@ class StaticScheduler:
 
     def next_batch(self) -> list[Chunk]:
         """The next tokens of all who run: whole prompts first, then one token of each a step."""
-        if not self.running and self._may_begin():
+        if not self.running:
             self._begin()
         budget, chunks = self.max_batch_tokens, []
         for sequence in sorted(self.running, key=_num_left):
@@ -62,9 +62,6 @@ class StaticScheduler:
             if sequence in queue:
                 queue.remove(sequence)
 
-    def _may_begin(self) -> bool:
-        return True
-
     def _begin(self) -> None:
         """Fill the seats, as far as there is memory for every answer at its longest."""
         room = self.manager.num_available
@@ -78,8 +75,9 @@ class StaticScheduler:
             self.running.append(self.waiting.popleft())
 
 
-class DynamicScheduler(StaticScheduler):
-    """Begins a batch when it is full, or when its first has waited `max_wait` seconds."""
+class DynamicScheduler:
+    """Static batching at a server's door: a batch begins when it is full, or when its first has
+    waited `max_wait` seconds by `clock`."""
 
     def __init__(
         self,
@@ -89,27 +87,39 @@ class DynamicScheduler(StaticScheduler):
         max_wait: float = 0.05,
         clock: Callable[[], float] = time.monotonic,
     ):
-        super().__init__(manager, max_sequences, max_batch_tokens)
+        self.batches = StaticScheduler(manager, max_sequences, max_batch_tokens)
         self.max_wait, self.clock = max_wait, clock
-        self._arrivals: dict[Sequence, float] = {}
+        self._arrivals: dict[Sequence, float] = {}  # of those who wait for a batch, in order
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence behind all others, and note when it came."""
+        """Queue a sequence behind all others; its siblings are computed by themselves."""
         self._arrivals.update(dict.fromkeys([sequence, *sequence.siblings], self.clock()))
-        super().add(sequence)
+        sequence.siblings = []
+
+    def next_batch(self) -> list[Chunk]:
+        """The next tokens of the batch that runs; empty while the next one gathers."""
+        if not self.batches.running and self._is_time():
+            for sequence in list(self._arrivals)[: self.batches.max_sequences]:
+                del self._arrivals[sequence]
+                self.batches.add(sequence)
+        return self.batches.next_batch()
+
+    def commit(
+        self, chunks: SequenceOf[Chunk], tokens: SequenceOf[SampledToken]
+    ) -> list[tuple[Sequence, SampledToken]]:
+        """Count the chunks as computed, and give each of their samples its token."""
+        return self.batches.commit(chunks, tokens)
 
     def abort(self, sequence: Sequence) -> None:
         """Take a sequence out, finished or not."""
         self._arrivals.pop(sequence, None)
-        super().abort(sequence)
+        self.batches.abort(sequence)
 
-    def _may_begin(self) -> bool:
-        if len(self.waiting) >= self.max_sequences:
+    def _is_time(self) -> bool:
+        if len(self._arrivals) >= self.batches.max_sequences:
             return True
-        return bool(self.waiting) and self._waited(self.waiting[0]) >= self.max_wait
-
-    def _waited(self, sequence: Sequence) -> float:
-        return self.clock() - self._arrivals[sequence]
+        waited = self.clock() - next(iter(self._arrivals.values()), self.clock())
+        return bool(self._arrivals) and waited >= self.max_wait
 
 
 def _num_left(sequence: Sequence) -> int:
