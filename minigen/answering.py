@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from minigen.outputs import Delta
 
-PATIENCE = 0.5  # seconds before anything is shown: what is quick needs no bar
+PATIENCE = 0.5  # seconds before anything is shown unasked: what is quick needs no bar
 
 
 @contextmanager
@@ -18,8 +18,8 @@ def answering(
 ) -> Generator[Callable[[Delta], None], None, None]:
     """A bar that counts finished answers and tokens a second, for as long as the block runs.
 
-    Shown only on a terminal or in a notebook, unless `always`; call what is yielded with each
-    delta.
+    Shown only on a terminal or in a notebook, and only if it takes a while, unless `always`; call
+    what is yielded with each delta.
     """
     console = console or Console(stderr=True, force_terminal=True if always else None)
     if not (console.is_terminal or console.is_jupyter):
@@ -33,6 +33,7 @@ def answering(
         TimeRemainingColumn(),
         console=console,
     )
+    patience = 0.0 if always else PATIENCE
     task, begun = bar.add_task("answers", total=num_answers, rate=0.0), time.perf_counter()
     counts = {"tokens": 0, "answers": 0}
 
@@ -40,11 +41,12 @@ def answering(
         counts["tokens"] += 1
         counts["answers"] += delta.finish_reason is not None
         seconds = time.perf_counter() - begun
-        if seconds > PATIENCE:
+        if seconds > patience:
             bar.start()  # does nothing if it runs already
             bar.update(task, completed=counts["answers"], rate=counts["tokens"] / seconds)
 
     try:
         yield push
     finally:
-        bar.stop()
+        if bar.live.is_started:  # else stopping it would print an empty line
+            bar.stop()

@@ -11,7 +11,7 @@ from minigen.cache.blocks import BlockAllocator, blocks_needed
 from minigen.cache.manager import BlockManager
 from minigen.cache.paged import KVPool, attend_paged
 from minigen.cache.prefix import RadixPrefixCache
-from minigen.checked.cache import CheckedAllocator, CheckedPrefixCache
+from minigen.checked.cache import CheckedAllocator, CheckedPrefixCache, LentAllocator
 from minigen.checked.complaint import name_of
 from minigen.checked.model import CheckedSampler, checked_attend
 from minigen.checked.scheduler import CheckedScheduler
@@ -62,6 +62,7 @@ def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
         torch.set_num_threads(options.threads)
     form, reason = _choose_weights(options.weights)
     num_blocks = _num_blocks(config, options, WEIGHTS[form])
+    pool = _pool(config, options, num_blocks, WEIGHTS[form])
     trace = Trace()
     manager = _manager(config, options, num_blocks, trace)
     if manager.num_tokens < 2:
@@ -72,7 +73,7 @@ def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
     scheduler = _scheduler(options, manager)
     sampler = _sampler(options)
     attend = _attend(options)
-    runner = _runner(checkpoint, options, manager, num_blocks, WEIGHTS[form], attend)
+    runner = _runner(checkpoint, options, manager, pool, WEIGHTS[form], attend)
     choices = {
         "model": f"{config.family}, {checkpoint.form}, from {checkpoint.path}",
         "weights": f"{form} ({reason})",
@@ -104,8 +105,14 @@ def _manager(
 
 
 def _allocator(options: EngineOptions, num_blocks: int) -> AnyAllocator:
-    part = find_part("allocator", options.allocator or "free-list", ALLOCATORS)
+    wanted = "free-list" if options.allocator is None else options.allocator
+    part = find_part("allocator", wanted, ALLOCATORS)
     made: AnyAllocator = build_part("allocator", part, num_blocks=num_blocks)
+    if made.num_free != num_blocks:
+        raise OptionError(
+            f"allocator {name_of(made)} begins with {made.num_free} free blocks, not with all "
+            f"{num_blocks} of this engine (num_blocks says how many there are)."
+        )
     return made if _is_own(part, ALLOCATORS) else CheckedAllocator(made, num_blocks)
 
 
@@ -116,11 +123,13 @@ def _prefix_cache(options: EngineOptions, allocator: AnyAllocator) -> PrefixCach
     part = find_part("prefix_cache", wanted, PREFIX_CACHES)
     if part is None:
         return None
+    if _is_own(part, PREFIX_CACHES):
+        return RadixPrefixCache(allocator, options.block_size)
+    lent = LentAllocator(allocator, part)
     made: PrefixCache = build_part(
-        "prefix_cache", part, allocator=allocator, block_size=options.block_size
+        "prefix_cache", part, allocator=lent, block_size=options.block_size
     )
-    own = _is_own(part, PREFIX_CACHES)
-    return made if own else CheckedPrefixCache(made, allocator, options.block_size)
+    return CheckedPrefixCache(made, lent, options.block_size)
 
 
 def _scheduler(options: EngineOptions, manager: BlockManager) -> Scheduler:
@@ -137,7 +146,8 @@ def _scheduler(options: EngineOptions, manager: BlockManager) -> Scheduler:
 
 
 def _sampler(options: EngineOptions) -> Sampler:
-    part = find_part("sampler", options.sampler or "batch", SAMPLERS)
+    wanted = "batch" if options.sampler is None else options.sampler
+    part = find_part("sampler", wanted, SAMPLERS)
     made: Sampler = build_part("sampler", part)
     return made if _is_own(part, SAMPLERS) else CheckedSampler(made)
 
@@ -157,19 +167,35 @@ def _runner(
     checkpoint: Checkpoint,
     options: EngineOptions,
     manager: BlockManager,
-    num_blocks: int,
+    pool: KVPool,
     dtype: torch.dtype,
     attend: AttendFactory,
 ) -> PagedRunner:
     config = checkpoint.config
-    pool = KVPool(
-        config.num_layers, num_blocks, config.kv_heads, options.block_size, config.head_dim, dtype
-    )
     with _one_thread():
         model = build_transformer(config, checkpoint.tensors, dtype, dense_linear(dtype))
     return PagedRunner(
         model, pool, manager, config.sliding_windows, options.max_batch_tokens, attend
     )
+
+
+def _pool(
+    config: ModelConfig, options: EngineOptions, num_blocks: int, dtype: torch.dtype
+) -> KVPool:
+    try:
+        return KVPool(
+            config.num_layers,
+            num_blocks,
+            config.kv_heads,
+            options.block_size,
+            config.head_dim,
+            dtype,
+        )
+    except (OSError, OverflowError, ValueError) as error:
+        raise OptionError(
+            f"num_blocks {num_blocks} of {options.block_size} tokens each are more memory than "
+            f"this machine gives: {error}."
+        ) from error
 
 
 def _num_blocks(config: ModelConfig, options: EngineOptions, dtype: torch.dtype) -> int:

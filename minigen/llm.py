@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, overload
 
@@ -74,7 +74,8 @@ class LLM:
         those of equal beginnings.
 
         The rest are sockets (`minigen.protocols`): a known name, a class, an instance, a function,
-        or "file.py:Name". `scheduler` is made with (manager, max_sequences, max_batch_tokens), and
+        or "file.py:Name"; a scheduler or prefix cache is no instance, since the engine makes it of
+        other parts. `scheduler` is made with (manager, max_sequences, max_batch_tokens), and
         "continuous", "static" and "dynamic" are known; `allocator` with (num_blocks);
         `prefix_cache`, where it is not True or False, with (allocator, block_size); `sampler` is
         called with (logits, sequences); `attend` with (pool, batch, windows) at every step, for
@@ -221,12 +222,14 @@ class LLM:
         """
         inbox: deque[Delta | Exception] = deque()
         siblings = {each for answer in answers for each in answer.sequence.siblings}
-        for answer in answers:
-            self._growing[answer.sequence] = (answer, inbox)
-            if answer.sequence not in siblings:
-                self.engine.add(answer.sequence)
         num_growing = len(answers)
-        try:
+        with ExitStack() as at_the_end:
+            for answer in answers:
+                at_the_end.callback(self._give_up, answer.sequence)
+                self._growing[answer.sequence] = (answer, inbox)
+            for answer in answers:
+                if answer.sequence not in siblings:
+                    self.engine.add(answer.sequence)
             while num_growing > 0:
                 while inbox:
                     delta = inbox.popleft()
@@ -236,17 +239,18 @@ class LLM:
                     yield delta
                 if num_growing > 0:
                     self._step()
-        finally:
-            for answer in answers:
-                if answer.sequence.finish_reason is None:
-                    self.engine.abort(answer.sequence.sequence_id)
-                self._growing.pop(answer.sequence, None)
+
+    def _give_up(self, sequence: Sequence) -> None:
+        del self._growing[sequence]
+        if sequence.sequence_id in self.engine.live:
+            self.engine.abort(sequence.sequence_id)
 
     def _step(self) -> None:
         try:
             progress = self.engine.step()
         except Exception as error:
-            inboxes = [each for sequence, (_, each) in self._growing.items() if sequence.error]
+            failed = [sequence for sequence in self._growing if sequence.error is error]
+            inboxes = [self._growing[sequence][1] for sequence in failed]
             if not inboxes:  # nobody's in particular
                 raise
             for inbox in inboxes:

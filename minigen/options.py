@@ -1,14 +1,23 @@
 """The knobs and sockets of an engine, checked before any work begins."""
 
-import math
 import re
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from minigen.errors import OptionError
 
 WEIGHTS = ("auto", "float32", "bfloat16")
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+
+# Far beyond use; more would end in an error of the system's, or end the process.
+MOST = {
+    "threads": 1024,
+    "max_sequences": 2**16,
+    "max_batch_tokens": 2**24,
+    "block_size": 2**16,
+    "num_blocks": 2**24,
+}
 
 
 @dataclass(frozen=True)
@@ -33,11 +42,9 @@ class EngineOptions:
         if self.weights not in WEIGHTS:
             known = ", ".join(WEIGHTS)
             raise OptionError(f"weights must be one of {known}, not {self.weights!r}.")
-        for name in ("max_sequences", "max_batch_tokens", "block_size"):
-            _whole(name, getattr(self, name))
-        for name in ("threads", "num_blocks"):
-            if getattr(self, name) is not None:
-                _whole(name, getattr(self, name))
+        for name, most in MOST.items():
+            if getattr(self, name) is not None or name not in ("threads", "num_blocks"):
+                _whole(name, getattr(self, name), most)
         if self.num_blocks is not None and self.kv_memory is not None:
             raise OptionError("num_blocks and kv_memory say the same thing; give one of them.")
         if self.max_batch_tokens < self.max_sequences:
@@ -56,15 +63,15 @@ def parse_bytes(name: str, value: object) -> int:
     536870912
     """
     if not isinstance(value, str):
-        _whole(name, value)
+        _whole(name, value, 2**62)
         return int(value)  # type: ignore[call-overload]  # checked a line above
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?)?B?\s*", value.upper())
-    number = 0 if found is None else math.floor(float(found[1]) * UNITS[found[2] or ""])
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([KMG]I?)?B?\s*", value.upper())
+    number = 0 if found is None else int(Fraction(found[1]) * UNITS[found[2] or ""])
     if number < 1:
         raise OptionError(f"{name} must be bytes, as in 1000000, 512M or 1.5GiB, not {value!r}.")
     return number
 
 
-def _whole(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise OptionError(f"{name} must be a whole number above 0, not {value!r}.")
+def _whole(name: str, value: object, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise OptionError(f"{name} must be a whole number from 1 to {most}, not {value!r}.")

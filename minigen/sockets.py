@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -10,13 +11,32 @@ from typing import Any
 from minigen.checked.complaint import name_of
 from minigen.errors import OptionError
 
-METHODS = {
-    "scheduler": ("add", "next_batch", "commit", "abort"),
-    "allocator": ("allocate", "share", "release", "num_owners"),
-    "prefix_cache": ("match", "insert", "join", "leave", "evict"),
-    "sampler": ("__call__",),
-    "attend": ("__call__",),
+# What is called in each socket, with what; a sampler and an attention are themselves called.
+METHODS: dict[str, dict[str, tuple[str, ...]]] = {
+    "scheduler": {
+        "add": ("sequence",),
+        "next_batch": (),
+        "commit": ("chunks", "tokens"),
+        "abort": ("sequence",),
+    },
+    "allocator": {
+        "allocate": ("count",),
+        "share": ("block_ids",),
+        "release": ("block_ids",),
+        "num_owners": ("block_id",),
+    },
+    "prefix_cache": {
+        "match": ("token_ids", "salt"),
+        "insert": ("token_ids", "block_ids", "first", "salt"),
+        "join": ("block_ids",),
+        "leave": ("block_ids",),
+        "evict": ("count",),
+    },
+    "sampler": {"__call__": ("logits", "sequences")},
+    "attend": {"__call__": ("pool", "batch", "windows")},
 }
+PROPERTIES = {"allocator": ("num_free",), "prefix_cache": ("num_evictable",)}
+MADE_OF_OTHERS = ("scheduler", "prefix_cache")  # so that none can be made before the engine is
 
 
 def find_part(socket: str, wanted: Any, known: Mapping[str, Any]) -> Any:
@@ -29,10 +49,10 @@ def find_part(socket: str, wanted: Any, known: Mapping[str, Any]) -> Any:
     if wanted in known:
         return known[wanted]
     file, colon, name = wanted.rpartition(":")
-    if not colon or not file.endswith(".py"):
+    if not colon or not name or not file.endswith(".py"):
         names = ", ".join(known)
         raise OptionError(f"{socket} must be one of {names}, or file.py:Name, not {wanted!r}.")
-    module = _import_file(socket, Path(file))
+    module = _import_file(socket, Path(file).expanduser())
     if not hasattr(module, name):
         raise OptionError(f"{socket} {wanted!r}: {file} defines no {name}.")
     return getattr(module, name)
@@ -41,41 +61,74 @@ def find_part(socket: str, wanted: Any, known: Mapping[str, Any]) -> Any:
 def build_part(socket: str, part: Any, **arguments: Any) -> Any:
     """An instance of `part`: made with `arguments` if it is a class or a function that makes one.
 
-    What has the socket's methods already is taken as it is. Raises `OptionError` for what does not
-    fit into the socket.
+    What fits already is taken as it is, but for parts that are made of other parts. Raises
+    `OptionError` for what does not fit into the socket.
     """
-    if not inspect.isclass(part) and _lacks(socket, part) == []:
-        return part
-    if not callable(part):
-        raise OptionError(f"{socket} {name_of(part)} has no {', '.join(_lacks(socket, part))}.")
-    try:
-        inspect.signature(part).bind(*arguments.values())
-    except TypeError:
-        raise OptionError(
-            f"{socket} {name_of(part)} must be made by {name_of(part)}({', '.join(arguments)})."
-        ) from None
-    except ValueError:  # no signature to be had
-        pass
+    name, given = name_of(part), ", ".join(arguments)
+    is_function = "__call__" in METHODS[socket]
+    if not inspect.isclass(part):
+        misfit = _misfit(socket, part)
+        if not misfit and socket in MADE_OF_OTHERS:
+            raise OptionError(
+                f"{socket} {name} must be handed in as a class, or as a function that makes one, "
+                f"to be called with ({given}): an instance does not know this engine's parts."
+            )
+        if not misfit:
+            return part
+        if is_function or not callable(part):
+            raise OptionError(f"{socket} {name} {misfit}.")
+    elif socket == "attend" and not _misfit(socket, part):
+        return part  # each instance is one step's attention
+    if not _takes(part, tuple(arguments)):
+        raise OptionError(f"{socket} {name} must be made by {name}({given}).")
     made = part(*arguments.values())
-    if lacks := _lacks(socket, made):
-        raise OptionError(f"{socket} {name_of(part)} has no method {', '.join(lacks)}.")
+    if misfit := _misfit(socket, made):
+        raise OptionError(f"{socket} {name_of(made)} {misfit}.")
     return made
 
 
-def _lacks(socket: str, part: Any) -> list[str]:
-    return [name for name in METHODS[socket] if not callable(getattr(part, name, None))]
+def _misfit(socket: str, part: Any) -> str:
+    """Why `part` does not fit into the socket, as the end of a sentence; empty if it does."""
+    methods, properties = METHODS[socket], PROPERTIES.get(socket, ())
+    if "__call__" in methods:
+        fits = callable(part) and _takes(part, methods["__call__"])
+        return "" if fits else f"must be called with ({', '.join(methods['__call__'])})"
+    lacking = [name for name in methods if not callable(getattr(part, name, None))]
+    lacking += [name for name in properties if not hasattr(part, name)]
+    if lacking:
+        return f"has no {', '.join(lacking)}; a {socket} needs {', '.join((*methods, *properties))}"
+    for name in properties:
+        if callable(getattr(part, name)):
+            return f"has {name} as a method; it must be a property, read without a call"
+    for name, arguments in methods.items():
+        if not _takes(getattr(part, name), arguments):
+            return f"has a method {name} that does not take ({', '.join(arguments)})"
+    return ""
+
+
+def _takes(function: Any, arguments: tuple[str, ...]) -> bool:
+    """Whether a function can be called with so many arguments."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # no signature to be had
+        return True
+    return True
 
 
 def _import_file(socket: str, path: Path) -> ModuleType:
     if not path.is_file():
         raise OptionError(f"{socket}: there is no file {path}.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"minigen_part_{path.stem}"  # not the stem: a file may be called random.py
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None, "a .py file has a specification"
     assert spec.loader is not None, "and a loader"
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look for their module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise OptionError(
             f"{socket}: {path} could not be imported: {type(error).__name__}: {error}"
         ) from error

@@ -7,6 +7,7 @@ slot that it asks for keeps what it had.
 import numpy as np
 
 from minigen.cache.blocks import blocks_needed
+from minigen.errors import RequestError
 from minigen.protocols import BlockAllocator, PrefixCache
 from minigen.sequence import Sequence
 from minigen.trace import EventKind, Trace
@@ -56,8 +57,13 @@ class BlockManager:
 
         Returns how many tokens those slots are for: all that are not known, `max_tokens` at most.
         Returns 0, and nothing has changed, if there is no row left, or no room for all of its
-        tokens so far.
+        tokens so far. Raises `RequestError` for a sequence that has begun already.
         """
+        if sequence in self.rows:
+            raise RequestError(
+                f"Sequence {sequence.sequence_id} has begun already: begin it once, and again only "
+                "when it was released."
+            )
         if not self._free_rows:
             return 0
         matched: list[int] = []
@@ -80,8 +86,10 @@ class BlockManager:
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         """Make slots for the next `num_tokens` that the sequence will write; False if they lack.
 
-        The block that is written next becomes the sequence's own, if it is shared.
+        The block that is written next becomes the sequence's own, if it is shared. Raises
+        `RequestError` for a sequence that has not begun.
         """
+        self._check_begun(sequence)
         wanted = blocks_needed(sequence.num_computed + num_tokens, self.block_size)
         missing = max(wanted - len(sequence.block_ids), 0)
         copied = self._is_shared_tail(sequence)
@@ -107,7 +115,17 @@ class BlockManager:
         return True
 
     def advance(self, sequence: Sequence, num_tokens: int) -> None:
-        """Count the next `num_tokens` as computed, and offer what is full to others."""
+        """Count the next `num_tokens` as computed, and offer what is full to others.
+
+        Raises `RequestError` for tokens that have no slots.
+        """
+        self._check_begun(sequence)
+        num_slots = len(sequence.block_ids) * self.block_size
+        if sequence.num_computed + num_tokens > num_slots:
+            raise RequestError(
+                f"Sequence {sequence.sequence_id} has {num_slots} slots, {sequence.num_computed} "
+                f"of them computed: it cannot advance by {num_tokens}."
+            )
         sequence.num_computed += num_tokens
         self.keep_full_blocks(sequence)
 
@@ -170,6 +188,13 @@ class BlockManager:
         self._release(sequence.block_ids, sequence)
         sequence.block_ids = []
         sequence.num_computed = sequence.num_kept_blocks = 0
+
+    def _check_begun(self, sequence: Sequence) -> None:
+        if sequence not in self.rows:
+            raise RequestError(
+                f"Sequence {sequence.sequence_id} has no table: begin it first, and go on only if "
+                "that did not return 0."
+            )
 
     def _extend(self, sequence: Sequence, block_ids: list[int]) -> None:
         num_before = len(sequence.block_ids)

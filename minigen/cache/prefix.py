@@ -10,7 +10,7 @@ Zheng et al. 2023 (SGLang); automatic prefix caching at block granularity, vLLM.
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from minigen.cache.blocks import BlockAllocator
+from minigen.protocols import BlockAllocator
 
 Key = tuple[int, ...]
 

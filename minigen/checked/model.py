@@ -1,14 +1,14 @@
 """Foreign samplers and attention, watched: one token a row, one vector a query."""
 
-import operator
-from collections.abc import Iterable
+import reprlib
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from minigen.cache.paged import Batch, KVPool
-from minigen.checked.complaint import complaint, name_of
+from minigen.checked.complaint import complaint, items_of, name_of, whole_number
 from minigen.engine.runner import AttendFactory
 from minigen.protocols import Attend, Sampler
 from minigen.sequence import SampledToken, Sequence
@@ -23,43 +23,71 @@ class CheckedSampler:
 
     def __call__(self, logits: Tensor, sequences: SequenceOf[Sequence]) -> list[SampledToken]:
         """The sampler's choice. Raises `PartError` if it is not one token a row."""
+        lengths = [len(sequence) for sequence in sequences]
         returned: Any = self.sampler(logits.clone(), sequences)
+        if [len(sequence) for sequence in sequences] != lengths:
+            raise complaint(
+                self.sampler, "", "appended to a sequence; it must only return a token for each"
+            )
         items = returned.tolist() if isinstance(returned, Tensor) else returned
-        if not isinstance(items, Iterable):
+        items = items_of(self.sampler, "", items, "a list of tokens")
+        if len(items) != len(sequences):
             raise complaint(
-                self.sampler, "", f"must return a list of tokens, not {type(items).__name__}"
+                self.sampler, "", f"chose {len(items)} tokens for {len(sequences)} rows of logits"
             )
-        tokens = [self._token(item, logits.shape[-1]) for item in items]
-        if len(tokens) != len(sequences):
-            raise complaint(
-                self.sampler, "", f"chose {len(tokens)} tokens for {len(sequences)} rows of logits"
-            )
-        return tokens
+        return [
+            self._token(item, sequence, logits.shape[-1])
+            for item, sequence in zip(items, sequences, strict=True)
+        ]
 
-    def _token(self, item: Any, vocab: int) -> SampledToken:
-        try:
-            token = item if isinstance(item, SampledToken) else SampledToken(operator.index(item))
-        except TypeError:
-            raise complaint(self.sampler, "", f"chose {item!r}, which is no token id") from None
-        if not 0 <= token.token_id < vocab:
+    def _token(self, item: Any, sequence: Sequence, vocab: int) -> SampledToken:
+        token = item if isinstance(item, SampledToken) else SampledToken(item)
+        wanted = "must return a token id for each row"
+        token_id = whole_number(self.sampler, "", token.token_id, wanted)
+        if not 0 <= token_id < vocab:
             raise complaint(
-                self.sampler, "", f"chose token {token.token_id}; this model knows 0 to {vocab - 1}"
+                self.sampler, "", f"chose token {token_id}; this model knows 0 to {vocab - 1}"
             )
-        return token
+        if sequence.params.logprobs is not None and token.logprobs is None:
+            raise complaint(
+                self.sampler,
+                "",
+                f"chose a token without the logprobs that sequence {sequence.sequence_id} asks "
+                "for: return SampledToken(token_id, logprobs), or ask for none",
+            )
+        return SampledToken(token_id, token.logprobs)
 
 
 def checked_attend(factory: AttendFactory) -> AttendFactory:
-    """A foreign attention: what comes out has the shape and type of the queries, and is finite."""
+    """A foreign attention: what comes out has the shape and type of the queries, and is finite.
+
+    It must have stored the new keys and values, though it may have rounded them.
+    """
 
     def make(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:
         own = factory(pool, batch, windows)
         if not callable(own):
             raise complaint(
-                factory, "", f"must return attend(layer_id, q, k, v), not {type(own).__name__}"
+                factory,
+                "",
+                f"must return a function attend(layer_id, q, k, v), not {reprlib.repr(own)}",
             )
 
+        blocks, offsets = batch.slots // pool.block_size, batch.slots % pool.block_size
+
+        def stored(layer_id: int) -> Tensor:
+            return pool.kv[layer_id, :, blocks, :, offsets]
+
         def attend(layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            wanted, before = torch.stack([k, v], dim=1), stored(layer_id)
             mixed: Any = own(layer_id, q, k, v)
+            if torch.equal(before, stored(layer_id)) and not torch.equal(before, wanted):
+                raise complaint(
+                    factory,
+                    "",
+                    f"did not store the new keys and values in layer {layer_id}: call "
+                    "pool.store(layer_id, k, v, batch.slots) first",
+                )
             if not isinstance(mixed, Tensor) or (mixed.shape, mixed.dtype) != (q.shape, q.dtype):
                 found = (
                     f"{list(mixed.shape)} of {mixed.dtype}"

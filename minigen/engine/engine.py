@@ -87,9 +87,16 @@ class Engine:
         except Exception as error:
             for sequence in affected:
                 if sequence.sequence_id in self.live:
-                    sequence.error = error
-                    self._end(sequence, "error")
+                    self._fail(sequence, error)
             raise
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        """End a sequence by an error, which stays the one that is told of if there are more."""
+        sequence.error = error
+        try:
+            self._end(sequence, "error")
+        except Exception as further:
+            error.add_note(f"Giving up sequence {sequence.sequence_id} then failed: {further!r}")
 
     def _end(self, sequence: Sequence, reason: str) -> None:
         del self.live[sequence.sequence_id]

@@ -6,9 +6,10 @@ comes of them by a function of theirs, which it calls.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from queue import SimpleQueue
+from typing import Any
 
 from minigen.engine.engine import Engine
 from minigen.errors import EngineStoppedError, RequestError
@@ -17,19 +18,30 @@ from minigen.sequence import SampledToken, Sequence
 # A token; None when there will be no more (given up); or what went wrong.
 News = SampledToken | Exception | None
 Deliver = Callable[[Sequence, News], None]
+Message = tuple[Sequence, News, str | None]  # and whether that was the last: the finish reason
 
 logger = logging.getLogger(__name__)
 
 
 class EngineThread:
-    """Steps an engine whenever it has work. Use it as a context, or `close` it."""
+    """Steps an engine whenever it has work. Use it as a context, or `close` it.
+
+    Raises `RequestError` if the engine has work already, of which nobody could be told.
+    """
 
     def __init__(self, engine: Engine):
+        if engine.has_work():
+            raise RequestError(
+                f"The engine has {len(engine.live)} requests under way: let them end, or close "
+                "their streams, before it gets a thread."
+            )
         self.engine = engine
         self.error: BaseException | None = None
         self._wishes: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._deliver: dict[int, tuple[Sequence, Deliver]] = {}
-        self._lock = threading.Lock()  # of what follows: who may still be answered
+        # Of what follows: who may still be answered. Reentrant, since a forgotten iterator may be
+        # collected, and so abort its request, at any moment.
+        self._lock = threading.RLock()
         self._stopped = False
         self._closing = False
         self._thread = threading.Thread(target=self._loop, name="minigen-engine", daemon=True)
@@ -54,25 +66,31 @@ class EngineThread:
         exception if it failed. If it raises, its request is given up. Raises `EngineStoppedError`
         if the thread has ended, `RequestError` if an id is in use.
         """
-        family = [sequence, *sequence.siblings]
+        family = {each.sequence_id: (each, deliver) for each in (sequence, *sequence.siblings)}
         with self._lock:
             self._check_alive()
-            for each in family:
-                if each.sequence_id in self._deliver:
-                    raise RequestError(f"The request id {each.sequence_id} is in use.")
-            self._deliver.update((each.sequence_id, (each, deliver)) for each in family)
-        self._wishes.put(lambda: self._add(sequence))
+            taken = sorted(self._deliver.keys() & family.keys())
+            if taken or len(family) <= len(sequence.siblings):
+                raise RequestError(
+                    f"The request ids {taken or sorted(family)} are not free: each is used once."
+                )
+            self._deliver |= family
+            # Under the lock, so that nobody's wish to abort it can come before this one.
+            self._wishes.put(lambda: self.engine.add(sequence))
 
-    def tokens(self, sequence: Sequence) -> Iterator[tuple[Sequence, SampledToken]]:
+    def tokens(self, sequence: Sequence) -> Generator[tuple[Sequence, SampledToken], None, None]:
         """Queue a sequence, and yield its tokens and its siblings' as they come.
 
-        Closing the iterator aborts what is unfinished. Raises what a step raised, or
-        `EngineStoppedError` if the thread ends meanwhile.
+        The sequences themselves may be further on than what was yielded. Closing the iterator
+        aborts what is unfinished. Raises what a step raised, or `EngineStoppedError` if the thread
+        ends meanwhile.
         """
-        family = [sequence, *sequence.siblings]
-        news: SimpleQueue[tuple[Sequence, News]] = SimpleQueue()
-        self.submit(sequence, lambda whose, what: news.put((whose, what)))
-        return self._take(family, news)
+        sequence_ids = {each.sequence_id for each in (sequence, *sequence.siblings)}
+        inbox: SimpleQueue[Message] = SimpleQueue()
+        self.submit(sequence, lambda whose, news: inbox.put((whose, news, whose.finish_reason)))
+        tokens = self._take(sequence_ids, inbox)
+        next(tokens)  # enter it, so that closing it aborts even if nothing was taken
+        return tokens
 
     def abort(self, sequence_id: int) -> None:
         """Give a sequence up soon. Raises `RequestError` for an id that is not live."""
@@ -80,31 +98,39 @@ class EngineThread:
             self._check_alive()
             if sequence_id not in self._deliver:
                 raise RequestError(f"No request of id {sequence_id} is waiting or running.")
-        self._wishes.put(lambda: self._abort(sequence_id))
+            self._wishes.put(lambda: self._abort(sequence_id))
 
     def call(self, function: Callable[[Engine], None]) -> None:
-        """Have `function(engine)` called in the engine's thread between two steps."""
-        self._wishes.put(lambda: function(self.engine))
+        """Have `function(engine)` called in the engine's thread between two steps.
+
+        What it raises is logged, and ends nothing. Raises `EngineStoppedError` if the thread has
+        ended.
+        """
+        with self._lock:
+            self._check_alive()
+            self._wishes.put(lambda: self._call(function))
 
     def close(self, timeout: float | None = 10) -> None:
-        """End the thread after the step under way; whoever waits gets an `EngineStoppedError`."""
+        """End the thread after the step under way; whoever waits gets an `EngineStoppedError`.
+
+        Their sequences are given up, so that the engine is free for another thread.
+        """
         self._closing = True
         self._wishes.put(lambda: None)
-        self._thread.join(timeout)
+        if threading.current_thread() is not self._thread:  # else it ends after this call
+            self._thread.join(timeout)
 
-    def _take(
-        self, family: list[Sequence], news: "SimpleQueue[tuple[Sequence, News]]"
-    ) -> Iterator[tuple[Sequence, SampledToken]]:
-        growing = {each.sequence_id for each in family}
+    def _take(self, growing: set[int], inbox: "SimpleQueue[Message]") -> Generator[Any, None, None]:
         try:
+            yield  # to `tokens`, which has entered us
             while growing:
-                sequence, what = news.get()
-                if isinstance(what, Exception):
-                    raise what
-                if what is None or sequence.finish_reason is not None:
+                sequence, news, finish_reason = inbox.get()
+                if isinstance(news, Exception):
+                    raise news
+                if finish_reason is not None:
                     growing.discard(sequence.sequence_id)
-                if what is not None:
-                    yield sequence, what
+                if news is not None:
+                    yield sequence, news
         finally:
             for sequence_id in growing:
                 self._abort_if_live(sequence_id)
@@ -149,13 +175,11 @@ class EngineThread:
         for sequence, token in progress:
             self._tell(sequence, token)
 
-    def _add(self, sequence: Sequence) -> None:
+    def _call(self, function: Callable[[Engine], None]) -> None:
         try:
-            self.engine.add(sequence)
-        except RequestError as error:
-            for each in (sequence, *sequence.siblings):
-                each.finish_reason = "error"
-                self._tell(each, error)
+            function(self.engine)
+        except Exception:  # one caller's mistake is not everybody's
+            logger.exception("a function that was called between two steps failed")
 
     def _abort(self, sequence_id: int) -> None:
         if sequence_id in self.engine.live:  # else it has just finished
@@ -181,4 +205,12 @@ class EngineThread:
         for sequence, deliver in waiting:
             error = EngineStoppedError("The engine's thread has ended.")
             error.__cause__ = self.error
-            deliver(sequence, error)
+            try:
+                if sequence.sequence_id in self.engine.live:
+                    self.engine.abort(sequence.sequence_id)
+            except Exception:
+                logger.exception("request %d could not be given up", sequence.sequence_id)
+            try:
+                deliver(sequence, error)
+            except Exception:  # the others wait, too
+                logger.exception("nobody took the news of request %d", sequence.sequence_id)
