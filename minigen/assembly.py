@@ -11,9 +11,10 @@ from minigen.cache.blocks import BlockAllocator, blocks_needed
 from minigen.cache.manager import BlockManager
 from minigen.cache.paged import KVPool, attend_paged
 from minigen.cache.prefix import RadixPrefixCache
-from minigen.checked.cache import CheckedAllocator, CheckedPrefixCache, LentAllocator
+from minigen.checked.allocator import CheckedAllocator, LentAllocator
 from minigen.checked.complaint import name_of
 from minigen.checked.model import CheckedSampler, checked_attend
+from minigen.checked.prefix import CheckedPrefixCache
 from minigen.checked.scheduler import CheckedScheduler
 from minigen.checkpoint import Checkpoint
 from minigen.config import ModelConfig

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -225,7 +226,7 @@ class LLM:
         num_growing = len(answers)
         with ExitStack() as at_the_end:
             for answer in answers:
-                at_the_end.callback(self._give_up, answer.sequence)
+                at_the_end.push(partial(self._give_up, answer.sequence))
                 self._growing[answer.sequence] = (answer, inbox)
             for answer in answers:
                 if answer.sequence not in siblings:
@@ -240,10 +241,15 @@ class LLM:
                 if num_growing > 0:
                     self._step()
 
-    def _give_up(self, sequence: Sequence) -> None:
+    def _give_up(self, sequence: Sequence, _: Any, error: BaseException | None, *__: Any) -> None:
         del self._growing[sequence]
-        if sequence.sequence_id in self.engine.live:
-            self.engine.abort(sequence.sequence_id)
+        try:
+            if sequence.sequence_id in self.engine.live:
+                self.engine.abort(sequence.sequence_id)
+        except Exception as further:
+            if not isinstance(error, Exception):
+                raise
+            error.add_note(f"Giving up sequence {sequence.sequence_id} then failed: {further!r}")
 
     def _step(self) -> None:
         try:

@@ -98,8 +98,8 @@ def _misfit(socket: str, part: Any) -> str:
     if lacking:
         return f"has no {', '.join(lacking)}; a {socket} needs {', '.join((*methods, *properties))}"
     for name in properties:
-        if callable(getattr(part, name)):
-            return f"has {name} as a method; it must be a property, read without a call"
+        if not isinstance(getattr(part, name), int):
+            return f"must have {name} as a whole number: a property, read without a call"
     for name, arguments in methods.items():
         if not _takes(getattr(part, name), arguments):
             return f"has a method {name} that does not take ({', '.join(arguments)})"
@@ -130,6 +130,6 @@ def _import_file(socket: str, path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise OptionError(
-            f"{socket}: {path} could not be imported: {type(error).__name__}: {error}"
+            f"{socket}: {path} could not be imported ({type(error).__name__}: {error})."
         ) from error
     return module

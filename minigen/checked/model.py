@@ -41,21 +41,23 @@ class CheckedSampler:
         ]
 
     def _token(self, item: Any, sequence: Sequence, vocab: int) -> SampledToken:
-        token = item if isinstance(item, SampledToken) else SampledToken(item)
+        own, logprobs = item, None
+        if isinstance(item, SampledToken):
+            own, logprobs = item.token_id, item.logprobs
         wanted = "must return a token id for each row"
-        token_id = whole_number(self.sampler, "", token.token_id, wanted)
+        token_id = whole_number(self.sampler, "", own, wanted)
         if not 0 <= token_id < vocab:
             raise complaint(
                 self.sampler, "", f"chose token {token_id}; this model knows 0 to {vocab - 1}"
             )
-        if sequence.params.logprobs is not None and token.logprobs is None:
+        if sequence.params.logprobs is not None and logprobs is None:
             raise complaint(
                 self.sampler,
                 "",
                 f"chose a token without the logprobs that sequence {sequence.sequence_id} asks "
                 "for: return SampledToken(token_id, logprobs), or ask for none",
             )
-        return SampledToken(token_id, token.logprobs)
+        return SampledToken(token_id, logprobs)
 
 
 def checked_attend(factory: AttendFactory) -> AttendFactory:

@@ -80,7 +80,8 @@ class CheckedScheduler:
             self.scheduler.commit(chunks, tokens)
         self._live -= {each for each, _ in expected if each.finish_reason is not None}
         for sequence, token in expected:
-            if sequence.output_ids[lengths[sequence] :] != [token.token_id]:
+            new = [ids[lengths[sequence] :] for ids in (sequence.output_ids, _outputs(sequence))]
+            if new != [[token.token_id]] * 2:
                 self._complain(
                     "commit",
                     f"must append the token {token.token_id} to sequence {sequence.sequence_id}, "
@@ -115,9 +116,9 @@ class CheckedScheduler:
 
     def _chunk(self, item: Any) -> Chunk:
         try:
-            chunk = item if isinstance(item, Chunk) else Chunk(*item)
-            sequence, num_tokens = chunk.sequence, operator.index(chunk.num_tokens)
-        except TypeError:
+            pair = (item.sequence, item.num_tokens) if isinstance(item, Chunk) else item
+            sequence, num_tokens = pair[0], operator.index(pair[1])
+        except (TypeError, LookupError):
             sequence = None
         if not isinstance(sequence, Sequence):
             self._complain(
@@ -166,3 +167,8 @@ class CheckedScheduler:
 
     def _complain(self, method: str, what: str) -> NoReturn:
         raise complaint(self.scheduler, method, what)
+
+
+def _outputs(sequence: Sequence) -> list[int]:
+    """The outputs as they stand behind the prompt, where `sequence.append` puts them too."""
+    return sequence.token_ids[len(sequence.prompt_ids) :]

@@ -1,0 +1,904 @@
+"""Sockets: a learner's part does the work of minigen's own, or its mistake is called by its name.
+
+The good parts are in `tests/foreign_parts.py`, which imports nothing of minigen.
+"""
+
+import functools
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minigen import LLM, SamplingParams
+from minigen.cache.blocks import BlockAllocator
+from minigen.cache.prefix import RadixPrefixCache
+from minigen.checked.scheduler import CheckedScheduler
+from minigen.engine.engine import Engine
+from minigen.engine.scheduler import ContinuousScheduler
+from minigen.errors import OptionError, PartError
+from minigen.options import EngineOptions, parse_bytes
+from minigen.sequence import SampledToken
+from tests import foreign_parts
+from tests.foreign_parts import (
+    HashChain,
+    Likeliest,
+    LowestFirst,
+    PlainAttention,
+    QueueScheduler,
+    likeliest,
+    likeliest_tensor,
+    plain_attention,
+)
+
+SHARED = "a beginning that they have in common, "
+PROMPTS = [SHARED + "first", "b", SHARED + "second", "something else", SHARED + "first, and more"]
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+SIZES: dict[str, Any] = {"max_sequences": 3, "block_size": 4, "num_blocks": 64}
+ALL = {
+    "scheduler": QueueScheduler,
+    "allocator": LowestFirst,
+    "prefix_cache": HashChain,
+    "sampler": likeliest,
+    "attend": plain_attention,
+}
+
+
+def load(directory: Path, **options: Any) -> LLM:
+    return LLM.load(directory, weights="float32", **{**SIZES, **options})
+
+
+def answers(llm: LLM) -> list[list[int]]:
+    """Greedy answers, twice so that prefixes are warm, then three at once to one prompt."""
+    outputs = [*llm.generate(PROMPTS, GREEDY), *llm.generate(PROMPTS[::-1], GREEDY)]
+    three = llm.generate(PROMPTS[0], SamplingParams(**{**vars(GREEDY), "n": 3}))
+    return [output.token_ids for output in outputs] + [each.token_ids for each in three.choices]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_directory: Path) -> list[list[int]]:
+    return answers(load(tiny_directory))
+
+
+def manager_of(llm: LLM) -> Any:
+    return llm.engine.runner.manager  # type: ignore[attr-defined]
+
+
+def is_whole(llm: LLM) -> bool:
+    manager = manager_of(llm)
+    seats = sorted(manager._free_rows) == list(range(SIZES["max_sequences"]))
+    return seats and not llm.engine.live and manager.num_available == SIZES["num_blocks"]
+
+
+GOOD: dict[str, dict[str, Any]] = {
+    "scheduler class": {"scheduler": QueueScheduler},
+    "scheduler function": {"scheduler": lambda *parts: QueueScheduler(*parts)},
+    "scheduler partial": {"scheduler": functools.partial(ContinuousScheduler)},
+    "scheduler by name": {"scheduler": "static"},
+    "another scheduler by name": {"scheduler": "dynamic"},
+    "allocator class": {"allocator": LowestFirst},
+    "allocator instance": {"allocator": LowestFirst(64)},  # False as a condition: it has a length
+    "minigen's own as an instance": {"allocator": BlockAllocator(64)},
+    "allocator function": {"allocator": lambda num_blocks: LowestFirst(num_blocks)},
+    "prefix cache class": {"prefix_cache": HashChain},
+    "prefix cache function": {"prefix_cache": lambda *parts: RadixPrefixCache(*parts)},
+    "prefix cache by name": {"prefix_cache": "on"},
+    "no prefix cache": {"prefix_cache": "off"},
+    "none at all": {"prefix_cache": None},
+    "sampler function": {"sampler": likeliest},
+    "sampler of tensors": {"sampler": likeliest_tensor},
+    "sampler class": {"sampler": Likeliest},
+    "sampler instance": {"sampler": Likeliest()},
+    "attention function": {"attend": plain_attention},
+    "attention class": {"attend": PlainAttention},
+    "attention by name": {"attend": "torch"},
+    "all together": ALL,
+    "all but the prefix cache": {**ALL, "prefix_cache": False},
+    "short of blocks": {"prefix_cache": HashChain, "allocator": LowestFirst, "num_blocks": 40},
+}
+
+
+@pytest.mark.parametrize("parts", GOOD)
+def test_a_foreign_part_gives_the_tokens_of_minigens_own(
+    tiny_directory: Path, expected: list[list[int]], parts: str
+) -> None:
+    llm = load(tiny_directory, **GOOD[parts])
+    assert answers(llm) == expected
+    assert not manager_of(llm).rows
+    assert manager_of(llm).num_available == GOOD[parts].get("num_blocks", SIZES["num_blocks"])
+
+
+def test_parts_come_from_a_learners_file(
+    tiny_directory: Path, expected: list[list[int]], tmp_path: Path
+) -> None:
+    file = tmp_path / "random.py"  # a name that must not get in the standard library's way
+    shutil.copy(foreign_parts.__file__, file)
+    named = {socket: f"{file}:{part.__name__}" for socket, part in ALL.items()}
+    llm = load(tiny_directory, **named)
+    assert answers(llm) == expected
+    described = llm.describe()
+    assert described["scheduler"] == "QueueScheduler"
+    assert described["allocator"] == "LowestFirst"
+    assert described["prefix cache"] == "HashChain"
+    assert described["sampler"] == "likeliest"
+    assert described["attention"] == "plain_attention"
+
+
+def test_minigens_own_parts_are_described_too(tiny_directory: Path) -> None:
+    described = load(tiny_directory, prefix_cache=False, scheduler="static").describe()
+    assert described["scheduler"] == "StaticScheduler"
+    assert described["allocator"] == "BlockAllocator"
+    assert described["prefix cache"] == "none"
+    assert described["kv cache"] == "64 blocks of 4 tokens"
+
+
+def test_a_learners_file_may_define_dataclasses_with_postponed_annotations(
+    tiny_directory: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass\n"
+        "@dataclass\n"
+        "class Mine:\n"
+        "    wish: int = 7\n"
+        "    def __call__(self, logits, sequences):\n"
+        "        return [self.wish for _ in sequences]\n"
+    )
+    llm = load(tiny_directory, sampler=f"{file}:Mine")
+    assert llm.generate("a", GREEDY).token_ids == [7] * 12
+
+
+def test_a_sampler_may_give_logprobs_of_its_own(tiny_directory: Path) -> None:
+    def sure(logits: torch.Tensor, sequences: list[Any]) -> list[SampledToken]:
+        return [SampledToken(5, {}) for _ in sequences]
+
+    params = SamplingParams(max_tokens=2, logprobs=0, ignore_eos=True)
+    assert load(tiny_directory, sampler=sure).generate("a", params).logprobs == [{}, {}]
+
+
+def test_an_attention_may_round_what_it_stores(tiny_directory: Path) -> None:
+    def rounded(pool: Any, batch: Any, windows: Any) -> Any:
+        def attend(layer_id: int, q: Any, k: Any, v: Any) -> Any:
+            pool.store(layer_id, k.bfloat16().float(), v.bfloat16().float(), batch.slots)
+            return torch.zeros_like(q)
+
+        return attend
+
+    assert len(load(tiny_directory, attend=rounded).generate("a", GREEDY).token_ids) == 12
+
+
+# --- what does not fit, at the door ---------------------------------------------------------------
+
+
+class NoCommit:
+    def __init__(self, manager: Any, max_sequences: int, max_batch_tokens: int):
+        pass
+
+    add = next_batch = abort = lambda self, *sequence: None
+
+
+class ForgetsTokens(QueueScheduler):
+    def commit(self, chunks: Any) -> None:  # type: ignore[override]
+        pass
+
+
+class OnlyManager(QueueScheduler):
+    def __init__(self, manager: Any):
+        pass
+
+
+class CountsByCall(LowestFirst):
+    def num_free(self) -> int:  # type: ignore[override]
+        return 64
+
+
+class NoCount(LowestFirst):
+    num_free = None  # type: ignore[assignment]
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "num_free":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+class NeedsMore:
+    def __init__(self, temperature: float):
+        pass
+
+    def __call__(self, logits: Any, sequences: Any) -> list[int]:
+        return []
+
+
+class PromisesText(HashChain):
+    num_evictable = "many"
+
+
+MISFITS: list[tuple[dict[str, Any], list[str]]] = [
+    ({"scheduler": "fifo"}, ["scheduler", "continuous, static, dynamic", "file.py:Name", "'fifo'"]),
+    ({"scheduler": "mine.txt:Mine"}, ["file.py:Name", "mine.txt:Mine"]),
+    ({"scheduler": "mine.py:"}, ["file.py:Name"]),
+    ({"scheduler": "nowhere/mine.py:Mine"}, ["scheduler", "no file", "mine.py"]),
+    ({"allocator": "buddy"}, ["allocator", "free-list", "'buddy'"]),
+    ({"allocator": ""}, ["allocator", "free-list", "''"]),
+    ({"allocator": 0}, ["allocator int", "no allocate, share, release, num_owners, num_free"]),
+    ({"prefix_cache": "yes"}, ["prefix_cache", "on, off", "'yes'"]),
+    ({"sampler": "greedy"}, ["sampler", "batch"]),
+    ({"attend": "flash"}, ["attend", "torch"]),
+    ({"attend": None}, ["attend NoneType", "called with (pool, batch, windows)"]),
+    ({"scheduler": NoCommit}, ["scheduler NoCommit has no commit", "add, next_batch, commit"]),
+    ({"scheduler": ForgetsTokens}, ["ForgetsTokens", "commit", "(chunks, tokens)"]),
+    (
+        {"scheduler": OnlyManager},
+        ["made by OnlyManager(manager, max_sequences, max_batch_tokens)"],
+    ),
+    ({"scheduler": lambda *parts: None}, ["scheduler NoneType has no add"]),
+    ({"scheduler": QueueScheduler(None, 1, 1)}, ["QueueScheduler", "class", "(manager, max_"]),
+    ({"allocator": object()}, ["allocator object has no allocate"]),
+    ({"allocator": CountsByCall}, ["CountsByCall", "num_free", "property"]),
+    ({"allocator": NoCount}, ["NoCount has no num_free"]),
+    ({"allocator": LowestFirst(10)}, ["LowestFirst", "10 free blocks", "64", "num_blocks"]),
+    ({"prefix_cache": HashChain(LowestFirst(64), 4)}, ["HashChain", "class", "(allocator, block"]),
+    ({"prefix_cache": PromisesText}, ["PromisesText", "num_evictable as a whole number"]),
+    ({"prefix_cache": LowestFirst}, ["must be made by LowestFirst(allocator, block_size)"]),
+    ({"sampler": NeedsMore}, ["sampler NeedsMore must be made by NeedsMore()"]),
+    ({"sampler": lambda logits: []}, ["sampler <lambda>", "called with (logits, sequences)"]),
+    ({"sampler": 0.7}, ["sampler float", "called with (logits, sequences)"]),
+    ({"attend": lambda q, k, v, mask: q}, ["attend <lambda>", "(pool, batch, windows)"]),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), MISFITS)
+def test_what_does_not_fit_is_refused_at_the_start(
+    tiny_directory: Path, options: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(OptionError) as caught:
+        load(tiny_directory, **options)
+    assert_one_sentence(str(caught.value), words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = 1\n", ["defines no Mine"]),
+        ("1 / 0\n", ["could not be imported", "ZeroDivisionError"]),
+        ("def broken(:\n", ["could not be imported", "SyntaxError"]),
+        ("import sys; sys.exit(3)\n", ["could not be imported", "SystemExit"]),
+        ("import no_such_package\n", ["could not be imported", "no_such_package"]),
+    ],
+)
+def test_a_file_without_the_part_is_refused(
+    tiny_directory: Path, tmp_path: Path, text: str, words: list[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(OptionError) as caught:
+        load(tiny_directory, sampler=f"{tmp_path}/mine.py:Mine")
+    assert_one_sentence(str(caught.value), ["sampler", "mine.py", *words])
+
+
+def assert_one_sentence(message: str, words: list[str]) -> None:
+    for word in words:
+        assert word in message
+    assert message.endswith((".", ")"))
+    assert len(message) < 400, "no page of reprs"
+
+
+# --- parts that break their promises --------------------------------------------------------------
+
+
+class Names(QueueScheduler):
+    """A scheduler whose batch is changed by `wrong` before it is returned."""
+
+    def __init_subclass__(cls, wrong: Callable[[Any], Any]):
+        cls.wrong = staticmethod(wrong)  # type: ignore[attr-defined]
+
+    def next_batch(self) -> Any:
+        return type(self).wrong(super().next_batch())  # type: ignore[attr-defined]
+
+
+class ReturnsNone(Names, wrong=lambda batch: None):
+    pass
+
+
+class NamesTwice(Names, wrong=lambda batch: batch + batch):
+    pass
+
+
+class NamesSequencesOnly(Names, wrong=lambda batch: [sequence for sequence, _ in batch]):
+    pass
+
+
+class NamesThemSwapped(Names, wrong=lambda batch: [(n, sequence) for sequence, n in batch]):
+    pass
+
+
+class NamesTooMany(Names, wrong=lambda batch: [(sequence, n + 9) for sequence, n in batch]):
+    pass
+
+
+class NamesNone(Names, wrong=lambda batch: [(sequence, 0) for sequence, _ in batch]):
+    pass
+
+
+class NamesIds(Names, wrong=lambda batch: [(each.sequence_id, n) for each, n in batch]):
+    pass
+
+
+class NamesLists(Names, wrong=lambda batch: [([each], n) for each, n in batch]):
+    pass
+
+
+class NamesStrangers(Names, wrong=lambda batch: [(make_stranger(), 1)]):
+    pass
+
+
+def make_stranger() -> Any:
+    from minigen.sequence import Sequence
+
+    return Sequence(99, (1, 2), GREEDY, 0, 4, frozenset())
+
+
+class NeverBegins(QueueScheduler):
+    def next_batch(self):
+        return [(sequence, len(sequence)) for sequence in self.waiting]
+
+
+class BeginsEachStep(QueueScheduler):
+    def next_batch(self):
+        for sequence in self.running:
+            self.manager.begin(sequence, 1)
+        return super().next_batch()
+
+
+class ReservesFirst(QueueScheduler):
+    def next_batch(self):
+        for sequence in self.waiting:
+            self.manager.reserve(sequence, len(sequence))
+        return super().next_batch()
+
+
+class NeverReserves(QueueScheduler):
+    def next_batch(self):
+        if not self.running:
+            return super().next_batch()
+        return [(sequence, 1) for sequence in self.running]
+
+
+class IgnoresTheBudget(QueueScheduler):
+    def __init__(self, manager, max_sequences, max_batch_tokens):
+        super().__init__(manager, max_sequences, 10**6)
+
+
+class NeverAdvances(QueueScheduler):
+    def commit(self, chunks, tokens):
+        for chunk, token in zip(chunks, tokens, strict=True):
+            chunk.sequence.append(token.token_id)
+
+
+class AdvancesTwice(QueueScheduler):
+    def commit(self, chunks, tokens):
+        for chunk in chunks:
+            self.manager.advance(chunk.sequence, chunk.num_tokens)
+        super().commit(chunks, tokens)
+
+
+class NeverAppends(QueueScheduler):
+    def commit(self, chunks, tokens):
+        for chunk in chunks:
+            self.manager.advance(chunk.sequence, chunk.num_tokens)
+
+
+class AppendsTwice(NeverAppends):
+    def commit(self, chunks, tokens):
+        super().commit(chunks, tokens)
+        for chunk, token in zip(chunks, tokens, strict=True):
+            chunk.sequence.append(token.token_id)
+            chunk.sequence.append(token.token_id)
+
+
+class AppendsByItself(NeverAppends):
+    def commit(self, chunks, tokens):
+        super().commit(chunks, tokens)
+        for chunk, token in zip(chunks, tokens, strict=True):
+            chunk.sequence.output_ids.append(token.token_id)
+
+
+class NeverReleases(QueueScheduler):
+    def abort(self, sequence):
+        self.running.remove(sequence)
+
+
+class KeepsTheFinished(QueueScheduler):
+    """Names whom it should have forgotten; and its `abort` fails for whoever has left."""
+
+    def abort(self, sequence):
+        self.manager.release(sequence)
+
+    def next_batch(self):
+        gone = [(each, 1) for each in self.running if each.finish_reason is not None]
+        return gone or super().next_batch()
+
+
+class HandsOutTwice(LowestFirst):
+    def allocate(self, count):
+        return (super().allocate(1) * count)[:count]
+
+
+class HandsOutTheSame(LowestFirst):
+    def allocate(self, count):
+        super().allocate(count)
+        return list(range(1, count + 1))
+
+
+class HandsOutTooFew(LowestFirst):
+    def allocate(self, count):
+        return super().allocate(count)[1:]
+
+
+class HandsOutFromZero(LowestFirst):
+    def allocate(self, count):
+        return [block_id - 1 for block_id in super().allocate(count)]
+
+
+class HandsOutNothing(LowestFirst):
+    def allocate(self, count):
+        super().allocate(count)
+
+
+class HandsOutText(LowestFirst):
+    def allocate(self, count):
+        return [str(block_id) for block_id in super().allocate(count)]
+
+
+class CountsWrong(LowestFirst):
+    @property
+    def num_free(self):
+        return 64
+
+
+class ForgetsWhatIsFree(LowestFirst):
+    def release(self, block_ids):
+        super().release(block_ids)
+
+
+class OwnersAreTrue(LowestFirst):
+    def num_owners(self, block_id):
+        return self.owners[block_id] + 1
+
+
+class MatchesUnshared(HashChain):
+    def match(self, token_ids, salt):
+        found = super().match(token_ids, salt)
+        self.allocator.release(found)
+        return found
+
+
+class MatchesAll(HashChain):
+    def match(self, token_ids, salt):
+        return super().match([*token_ids, 0], salt)
+
+
+class MatchesAnything(HashChain):
+    def path(self, token_ids, index, salt):
+        return (salt, index)
+
+
+class MatchesOtherSalts(HashChain):
+    def path(self, token_ids, index, salt):
+        return super().path(token_ids, index, None)
+
+
+class MatchesNothing(HashChain):
+    def match(self, token_ids, salt):
+        return None
+
+
+class KeepsUnshared(HashChain):
+    def insert(self, token_ids, block_ids, first, salt):
+        for index in range(first, len(token_ids) // self.block_size):
+            self.known[self.path(token_ids, index, salt)] = block_ids[index]
+
+
+class SharesTwice(HashChain):
+    def insert(self, token_ids, block_ids, first, salt):
+        super().insert(token_ids, block_ids, first, salt)
+        self.allocator.share(block_ids[first : len(token_ids) // self.block_size])
+
+
+class ExchangesOutOfReach(HashChain):
+    def insert(self, token_ids, block_ids, first, salt):
+        return [(len(token_ids) // self.block_size, 1)]
+
+
+class ExchangesForUnknown(HashChain):
+    def insert(self, token_ids, block_ids, first, salt):
+        return [(first, 60)]
+
+
+class ExchangesText(HashChain):
+    def insert(self, token_ids, block_ids, first, salt):
+        return ["changed"]
+
+
+class ExchangesSilently(HashChain):
+    """Knows a block already, says so, but leaves the owners as they are."""
+
+    def insert(self, token_ids, block_ids, first, salt):
+        super().insert(token_ids, block_ids, first, salt)
+        numbers = range(first, len(token_ids) // self.block_size)
+        known = [self.known[self.path(token_ids, index, salt)] for index in numbers]
+        pairs = list(zip(numbers, known, strict=True))
+        return [(index, known) for index, known in pairs if known != block_ids[index]]
+
+
+class JoinsTwice(HashChain):
+    def join(self, block_ids):
+        self.allocator.share(block_ids)
+
+
+class LeavesTwice(HashChain):
+    def leave(self, block_ids):
+        self.allocator.release(block_ids)
+
+
+class Allocates(HashChain):
+    def match(self, token_ids, salt):
+        return self.allocator.allocate(1)
+
+
+class SharesTheFree(HashChain):
+    def match(self, token_ids, salt):
+        self.allocator.share([50])
+        return [50]
+
+
+class ReleasesTheFree(HashChain):
+    def leave(self, block_ids):
+        self.allocator.release([50])
+
+
+class EvictsTooMany(HashChain):
+    def evict(self, count):
+        return super().evict(count + 1)
+
+
+class EvictsTooFew(HashChain):
+    def evict(self, count):
+        return super().evict(count - 1)
+
+
+class EvictsSilently(HashChain):
+    def evict(self, count):
+        super().evict(count)
+        return []
+
+
+class EvictsUnreleased(HashChain):
+    def evict(self, count):
+        return [self.known.pop(path) for path in self.unused()[:count]]
+
+
+class EvictsTheUsed(HashChain):
+    def evict(self, count):
+        self.unused = lambda: list(self.known)
+        evicted = super().evict(count)
+        del self.unused
+        return evicted
+
+
+class PromisesTooMuch(HashChain):
+    @property
+    def num_evictable(self):
+        return len(self.known) + 1 if self.known else 0
+
+
+def returning(value: Any) -> Callable[..., Any]:
+    def wrong_sampler(logits: Any, sequences: Any) -> Any:
+        return value(logits, sequences)
+
+    return wrong_sampler
+
+
+def appending(logits: Any, sequences: Any) -> Any:
+    for sequence in sequences:
+        sequence.append(3)
+    return likeliest(logits, sequences)
+
+
+def attending(change: Callable[[Any], Any], store: bool = True) -> Callable[..., Any]:
+    def wrong_attention(pool: Any, batch: Any, windows: Any) -> Any:
+        def attend(layer_id: int, q: Any, k: Any, v: Any) -> Any:
+            if store:
+                pool.store(layer_id, k, v, batch.slots)
+            return change(q)
+
+        return attend
+
+    return wrong_attention
+
+
+def no_function(pool: Any, batch: Any, windows: Any) -> Any:
+    return batch.token_ids
+
+
+BATCHES = "list of (sequence, number of tokens)"
+BAD: list[tuple[dict[str, Any], list[str]]] = [
+    ({"scheduler": ReturnsNone}, ["ReturnsNone.next_batch", BATCHES, "None"]),
+    ({"scheduler": NamesTwice}, ["NamesTwice.next_batch", "twice"]),
+    ({"scheduler": NamesSequencesOnly}, ["NamesSequencesOnly.next_batch", BATCHES]),
+    ({"scheduler": NamesThemSwapped}, ["NamesThemSwapped.next_batch", BATCHES]),
+    ({"scheduler": NamesIds}, ["NamesIds.next_batch", BATCHES]),
+    ({"scheduler": NamesLists}, ["NamesLists.next_batch", BATCHES]),
+    ({"scheduler": NamesTooMany}, ["NamesTooMany.next_batch", "to compute"]),
+    ({"scheduler": NamesNone}, ["NamesNone.next_batch", "chose 0 tokens"]),
+    ({"scheduler": NamesStrangers}, ["NamesStrangers.next_batch", "sequence 99", "never came"]),
+    ({"scheduler": NeverBegins}, ["NeverBegins.next_batch", "manager.begin", "manager.reserve"]),
+    ({"scheduler": BeginsEachStep}, ["BeginsEachStep.next_batch", "begun already", "once"]),
+    ({"scheduler": ReservesFirst}, ["ReservesFirst.next_batch", "begin it first"]),
+    ({"scheduler": NeverReserves}, ["NeverReserves.next_batch", "without slots", "reserve"]),
+    (
+        {"scheduler": IgnoresTheBudget, "max_batch_tokens": 50},
+        ["IgnoresTheBudget.next_batch", "max_batch_tokens allows 50"],
+    ),
+    ({"scheduler": NeverAdvances}, ["NeverAdvances.commit", "0 computed", "manager.advance"]),
+    ({"scheduler": AdvancesTwice}, ["AdvancesTwice.commit", "cannot advance by"]),
+    ({"scheduler": NeverAppends}, ["NeverAppends.commit", "sequence.append(token.token_id)"]),
+    ({"scheduler": AppendsTwice}, ["AppendsTwice.commit", "once"]),
+    ({"scheduler": AppendsByItself}, ["AppendsByItself.commit", "sequence.append(token."]),
+    ({"scheduler": NeverReleases}, ["NeverReleases.commit", "manager.release(sequence)"]),
+    ({"scheduler": KeepsTheFinished}, ["KeepsTheFinished.next_batch", "has finished"]),
+    ({"allocator": HandsOutTwice}, ["HandsOutTwice.allocate", "different blocks"]),
+    ({"allocator": HandsOutTheSame}, ["HandsOutTheSame.allocate", "block 1", "not free"]),
+    ({"allocator": HandsOutTooFew}, ["HandsOutTooFew.allocate", "different blocks"]),
+    ({"allocator": HandsOutFromZero}, ["HandsOutFromZero.allocate", "blocks are 1 to 64"]),
+    ({"allocator": HandsOutNothing}, ["HandsOutNothing.allocate", "list of block ids", "None"]),
+    ({"allocator": HandsOutText}, ["HandsOutText.allocate", "list of block ids", "'1'"]),
+    ({"allocator": CountsWrong}, ["CountsWrong.num_free is 64", "have no owner"]),
+    ({"allocator": ForgetsWhatIsFree}, ["ForgetsWhatIsFree.release", "list of block ids"]),
+    ({"allocator": OwnersAreTrue}, ["OwnersAreTrue.num_owners", "says"]),
+    ({"prefix_cache": MatchesUnshared}, ["MatchesUnshared.match", "by 0, not by 1", "share what"]),
+    ({"prefix_cache": MatchesAll}, ["MatchesAll.match", "at least one token"]),
+    ({"prefix_cache": MatchesAnything}, ["MatchesAnything.match", "holds the tokens"]),
+    ({"prefix_cache": MatchesOtherSalts}, ["MatchesOtherSalts.match", "another salt"]),
+    ({"prefix_cache": MatchesNothing}, ["MatchesNothing.match", "list of block ids", "None"]),
+    ({"prefix_cache": KeepsUnshared}, ["KeepsUnshared shared block", "share in insert"]),
+    ({"prefix_cache": SharesTwice}, ["SharesTwice.insert", "by 2, not by 0"]),
+    ({"prefix_cache": ExchangesOutOfReach}, ["ExchangesOutOfReach.insert", "it was given"]),
+    ({"prefix_cache": ExchangesForUnknown}, ["ExchangesForUnknown.insert", "never inserted"]),
+    ({"prefix_cache": ExchangesText}, ["ExchangesText.insert", "(index, known block)"]),
+    ({"prefix_cache": ExchangesSilently}, ["ExchangesSilently.insert", "release the sequence's"]),
+    ({"prefix_cache": JoinsTwice}, ["JoinsTwice.join", "leave that to the engine"]),
+    ({"prefix_cache": LeavesTwice}, ["LeavesTwice.leave", "leave that to the engine"]),
+    ({"prefix_cache": Allocates}, ["Allocates allocated 1 blocks", "only share"]),
+    ({"prefix_cache": SharesTheFree}, ["SharesTheFree shared block 50", "nobody owns"]),
+    ({"prefix_cache": ReleasesTheFree}, ["ReleasesTheFree released block 50", "nobody owns"]),
+    ({"prefix_cache": EvictsTooMany, "num_blocks": 34}, ["EvictsTooMany.evict", "were wanted"]),
+    ({"prefix_cache": EvictsTooFew, "num_blocks": 34}, ["EvictsTooFew.evict", "possible"]),
+    ({"prefix_cache": EvictsSilently, "num_blocks": 34}, ["EvictsSilently.evict", "released"]),
+    ({"prefix_cache": EvictsUnreleased, "num_blocks": 34}, ["EvictsUnreleased.evict", "released"]),
+    ({"prefix_cache": EvictsTheUsed, "num_blocks": 34}, ["EvictsTheUsed.evict", "sequence uses"]),
+    ({"prefix_cache": PromisesTooMuch}, ["PromisesTooMuch.num_evictable is", "no sequence uses"]),
+    ({"sampler": returning(lambda *_: None)}, ["wrong_sampler", "list of tokens", "None"]),
+    ({"sampler": returning(lambda *_: 3)}, ["wrong_sampler", "list of tokens"]),
+    ({"sampler": returning(lambda x, s: [1] * (len(s) + 1))}, ["chose 4 tokens for 3 rows"]),
+    ({"sampler": returning(lambda x, s: ["a"] * len(s))}, ["wrong_sampler", "token id", "'a'"]),
+    ({"sampler": returning(lambda x, s: x.amax(-1))}, ["wrong_sampler", "token id for each row"]),
+    ({"sampler": returning(lambda x, s: x.topk(1).indices)}, ["token id for each row"]),
+    ({"sampler": returning(lambda x, s: [300] * len(s))}, ["chose token 300", "knows 0 to 299"]),
+    ({"sampler": returning(lambda x, s: [-1] * len(s))}, ["chose token -1", "knows 0 to 299"]),
+    ({"sampler": appending}, ["appending", "only return a token"]),
+    ({"attend": attending(lambda q: None)}, ["wrong_attention", "NoneType in layer 0", "queries"]),
+    ({"attend": attending(lambda q: q.flatten(-2))}, ["wrong_attention", "in layer 0", "queries"]),
+    ({"attend": attending(lambda q: q.half())}, ["torch.float16", "torch.float32"]),
+    ({"attend": attending(lambda q: q / 0)}, ["wrong_attention", "not finite in layer 0"]),
+    ({"attend": attending(lambda q: q, store=False)}, ["wrong_attention", "pool.store"]),
+    ({"attend": no_function}, ["no_function", "attend(layer_id, q, k, v)"]),
+]
+
+# After these nothing is right any more: their own books are wrong, or they freed what others own.
+BEYOND_REPAIR = ("allocator", "prefix_cache")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), BAD, ids=[f"{'-'.join(words)[:40]}" for _, words in BAD]
+)
+def test_a_part_that_breaks_its_promise_is_named(
+    tiny_directory: Path, options: dict[str, Any], words: list[str]
+) -> None:
+    llm = load(tiny_directory, **options)
+    with pytest.raises(PartError) as caught:
+        provoke(llm)
+    assert_one_sentence(str(caught.value), words)
+    assert not llm.engine.live
+    assert not llm._growing
+    assert not manager_of(llm).rows
+    if not any(name in options for name in BEYOND_REPAIR):
+        assert is_whole(llm)
+
+
+def provoke(llm: LLM) -> None:
+    """Enough requests for a mistake of any kind to come out."""
+    llm.generate(PROMPTS, GREEDY, cache_salt="mine")
+    llm.generate(PROMPTS, GREEDY)
+    for _ in range(2):  # full blocks, and nothing behind them
+        llm.generate([7] * 16, GREEDY)
+    llm.generate("d" * 50, SamplingParams(**{**vars(GREEDY), "n": 3}))
+    for letter in "efghijk":
+        llm.generate(letter * 60, SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
+
+
+def test_tokens_without_the_logprobs_that_were_asked_for_are_refused(tiny_directory: Path) -> None:
+    llm = load(tiny_directory, sampler=likeliest)
+    with pytest.raises(PartError, match=r"likeliest .* logprobs .* SampledToken"):
+        llm.generate("a", SamplingParams(max_tokens=2, logprobs=1))
+    assert is_whole(llm)
+
+
+def test_a_scheduler_that_schedules_nothing_is_stopped(tiny_directory: Path) -> None:
+    llm = load(tiny_directory)
+    manager = manager_of(llm)
+
+    class Asleep(QueueScheduler):
+        def next_batch(self) -> list[Any]:
+            return []
+
+    scheduler = CheckedScheduler(Asleep(manager, 3, 100), manager, 100, patience=0.05)
+    engine = Engine(scheduler, llm.engine.runner, llm.engine.sampler, llm.engine.trace)
+    for _ in range(2):
+        assert engine.step() == []  # nobody waits: it may sleep
+    engine.add(llm._requests.answers(["a"], GREEDY)[0].sequence)
+    with pytest.raises(PartError, match=r"Asleep.next_batch has chosen nothing for 0.05 seconds"):
+        run_dry(engine)
+    assert manager.num_available == SIZES["num_blocks"]
+
+
+def run_dry(engine: Engine) -> None:
+    while engine.has_work():
+        engine.step()
+
+
+def test_what_a_part_raises_itself_comes_out_as_it_is(tiny_directory: Path) -> None:
+    class Clumsy(QueueScheduler):
+        def commit(self, chunks: Any, tokens: Any) -> None:
+            raise ZeroDivisionError("mine")
+
+        def abort(self, sequence: Any) -> None:
+            raise KeyError("mine, too")
+
+    llm = load(tiny_directory, scheduler=Clumsy)
+    with pytest.raises(ZeroDivisionError) as caught:
+        llm.generate(["a", "b"], GREEDY)
+    assert any("KeyError" in note for note in caught.value.__notes__)
+    assert is_whole(llm)
+
+
+def test_a_scheduler_that_refuses_a_request_leaves_nothing_behind(tiny_directory: Path) -> None:
+    class Picky(QueueScheduler):
+        def add(self, sequence: Any) -> None:
+            if len(sequence) > 20:
+                raise ValueError("too long for me")
+            super().add(sequence)
+
+    llm = load(tiny_directory, scheduler=Picky)
+    before = llm.generate("a", GREEDY).token_ids
+    with pytest.raises(ValueError, match="too long for me"):
+        llm.generate(["a", "b" * 30, "c"], GREEDY)
+    assert is_whole(llm)
+    assert not llm._growing
+    assert llm.generate("a", GREEDY).token_ids == before
+
+
+def test_an_error_reaches_who_steps_though_another_has_not_heard_of_his_own(
+    tiny_directory: Path,
+) -> None:
+    class Moody(QueueScheduler):
+        mood = ""
+
+        def next_batch(self) -> Any:
+            if self.mood == "raises":
+                raise ZeroDivisionError
+            return super().next_batch()[: 1 if self.mood == "one" else 9]
+
+        def commit(self, chunks: Any, tokens: Any) -> None:
+            if self.mood == "one":
+                raise ValueError("the first only")
+            super().commit(chunks, tokens)
+
+    llm = load(tiny_directory, scheduler=Moody)
+    scheduler: Any = llm.engine.scheduler
+    first, second = (llm.stream_deltas([prompt], GREEDY) for prompt in ("a", "b"))
+    next(first), next(second)
+    scheduler.scheduler.mood = "one"
+    llm._step()
+    scheduler.scheduler.mood = "raises"
+    with pytest.raises(ZeroDivisionError):
+        list(second)
+    with pytest.raises(ValueError, match="the first only"):
+        list(first)
+    assert is_whole(llm)
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        (1, 1),
+        (10**12, 10**12),
+        ("1000000", 10**6),
+        ("512M", 512 * 10**6),
+        ("512 MB", 512 * 10**6),
+        ("1.5GiB", 3 * 2**29),
+        (" 2gi ", 2**31),
+        ("64k", 64_000),
+        ("9007199254740993", 2**53 + 1),  # no float
+        ("0.5K", 500),
+        ("999999999999999999G", 999999999999999999 * 10**9),
+    ],
+)
+def test_bytes_are_read_with_their_units(text: object, number: int) -> None:
+    assert parse_bytes("kv_memory", text) == number
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "M", "-5M", "5T", "1e9", "1,5G", "5 5", "0", "0.5", "nan", "1.G", "9" * 5000, "9" * 400],
+)
+def test_text_that_is_no_number_of_bytes_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match=r"kv_memory must be bytes, as in 1000000, 512M or 1.5Gi"):
+        parse_bytes("kv_memory", text)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, [5], 2**63])
+def test_a_number_that_cannot_be_bytes_is_refused(value: object) -> None:
+    with pytest.raises(OptionError, match="kv_memory must be a whole number"):
+        parse_bytes("kv_memory", value)
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("weights", ["int3", "", None, 16]),
+        ("threads", [0, -1, 1.5, "2", True, 10**6]),
+        ("max_sequences", [0, -4, 2.0, "all", None, False, 10**9]),
+        ("max_batch_tokens", [0, None, "1K", 10**12]),
+        ("block_size", [0, -16, 0.5, None, 10**9]),
+        ("num_blocks", [0, -1, 3.5, "9", True, 10**12]),
+        ("kv_memory", [0, -1, "lots", 1.5, True]),
+    ],
+)
+def test_a_knob_says_what_it_may_be(option: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(OptionError) as caught:
+            EngineOptions(**{option: value})
+        assert str(caught.value).startswith(f"{option} must be ")
+        assert repr(value) in str(caught.value)
+        assert str(caught.value).count(".") <= 3
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_blocks": 1, "block_size": 1}, "holds no request"),
+        ({"kv_memory": 500, "block_size": 1, "num_blocks": None}, "holds no request"),
+        ({"num_blocks": 2**24, "block_size": 2**16}, "more memory than this machine gives"),
+        ({"num_blocks": 5, "kv_memory": "1M"}, "give one of them"),
+        ({"max_sequences": 65, "max_batch_tokens": 64}, "at least max_sequences"),
+    ],
+)
+def test_a_pool_that_cannot_work_is_refused_at_the_start(
+    tiny_directory: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(OptionError, match=words):
+        load(tiny_directory, **options)
+
+
+def test_the_smallest_pool_holds_a_prompt_of_one_token_and_an_answer_of_one(
+    tiny_directory: Path,
+) -> None:
+    llm = LLM.load(tiny_directory, weights="float32", num_blocks=2, block_size=1)
+    params = SamplingParams(temperature=0, max_tokens=1)
+    assert len(llm.generate([5], params).token_ids) == 1

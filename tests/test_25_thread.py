@@ -1,0 +1,434 @@
+"""The engine's thread: many callers at once, each answered as if alone, and nobody left waiting."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import pytest
+
+from minigen import LLM, SamplingParams
+from minigen.engine.engine import Engine
+from minigen.engine.thread import EngineThread
+from minigen.errors import EngineStoppedError, RequestError
+from minigen.sequence import SampledToken, Sequence
+
+PATIENCE = 20.0  # seconds until a test gives up waiting: far more than is ever needed
+GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+
+
+@pytest.fixture
+def llm(tiny_directory: Path) -> LLM:
+    return LLM.load(tiny_directory, weights="float32", max_sequences=4, block_size=4, num_blocks=80)
+
+
+@pytest.fixture
+def thread(llm: LLM) -> Iterator[EngineThread]:
+    with EngineThread(llm.engine) as running:
+        yield running
+    assert not running._thread.is_alive()
+
+
+def ask(llm: LLM, prompt: str, params: SamplingParams = GREEDY) -> Sequence:
+    return llm._requests.answers([prompt], params)[0].sequence
+
+
+def is_whole(llm: LLM) -> bool:
+    manager = llm.engine.scheduler.manager  # type: ignore[attr-defined]
+    return not manager.rows and manager.num_available == manager.allocator.num_blocks
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.001)
+
+
+def side_by_side(jobs: list[Callable[[], Any]]) -> None:
+    """Run jobs in a thread each; raises if one fails, or has not ended in time."""
+    errors: list[BaseException] = []
+
+    def guarded(job: Callable[[], Any]) -> None:
+        try:
+            job()
+        except BaseException as error:
+            errors.append(error)
+
+    workers = [threading.Thread(target=guarded, args=(job,), daemon=True) for job in jobs]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(PATIENCE)
+    assert not any(worker.is_alive() for worker in workers), "a waiter hangs"
+    if errors:
+        raise errors[0]
+
+
+def take(thread: EngineThread, sequence: Sequence) -> list[int]:
+    return [token.token_id for _, token in thread.tokens(sequence)]
+
+
+class Inbox:
+    """A `deliver` that keeps its news, with the finish reason of that moment."""
+
+    def __init__(self) -> None:
+        self.news: Queue[tuple[int, Any, str | None]] = Queue()
+
+    def __call__(self, sequence: Sequence, news: Any) -> None:
+        self.news.put((sequence.sequence_id, news, sequence.finish_reason))
+
+    def next(self) -> tuple[int, Any, str | None]:
+        return self.news.get(timeout=PATIENCE)
+
+    def last(self) -> Any:
+        """What came last: a finishing token, None, or an exception."""
+        while True:
+            _, news, reason = self.next()
+            if not isinstance(news, SampledToken) or reason is not None:
+                return news
+
+
+def test_callers_at_once_get_each_their_own_tokens(llm: LLM) -> None:
+    prompts = [f"prompt {number} " * (1 + number % 3) for number in range(12)]
+    expected = [output.token_ids for output in llm.generate(prompts, GREEDY)]
+    found: dict[int, list[int]] = {}
+    with EngineThread(llm.engine) as thread:
+
+        def job(number: int) -> Callable[[], None]:
+            sequence = ask(llm, prompts[number])
+            return lambda: found.update({number: take(thread, sequence)})
+
+        side_by_side([job(number) for number in range(12)])
+    assert [found[number] for number in range(12)] == expected
+    assert is_whole(llm)
+
+
+def test_a_slow_reader_loses_no_token(llm: LLM, thread: EngineThread) -> None:
+    sequence = ask(llm, "slow")
+    tokens = thread.tokens(sequence)
+    wait_until(lambda: sequence.finish_reason is not None)  # all is there before any is read
+    assert [token.token_id for _, token in tokens] == sequence.output_ids
+    assert len(sequence.output_ids) == 10
+
+
+def test_siblings_come_by_one_iterator(llm: LLM) -> None:
+    params = SamplingParams(n=3, seed=4, max_tokens=10, ignore_eos=True)
+    expected = [choice.token_ids for choice in llm.generate("abc", params).choices]
+    with EngineThread(llm.engine) as thread:
+        found: dict[int, list[int]] = {0: [], 1: [], 2: []}
+        for sequence, token in thread.tokens(ask(llm, "abc", params)):
+            found[sequence.choice].append(token.token_id)
+    assert list(found.values()) == expected
+
+
+def test_closing_the_iterator_gives_the_blocks_back(llm: LLM, thread: EngineThread) -> None:
+    sequence = ask(llm, "abc", SamplingParams(n=3, max_tokens=100, ignore_eos=True))
+    family = [sequence, *sequence.siblings]
+    tokens = thread.tokens(sequence)
+    next(tokens)
+    tokens.close()
+    wait_until(lambda: not llm.engine.live)
+    assert {each.finish_reason for each in family} == {"abort"}
+    wait_until(lambda: is_whole(llm))
+
+
+def test_closing_an_iterator_that_nobody_read_gives_the_request_up(
+    llm: LLM, thread: EngineThread
+) -> None:
+    sequence = ask(llm, "abc", LONG)
+    thread.tokens(sequence).close()
+    wait_until(lambda: sequence.finish_reason == "abort")
+
+
+def test_a_forgotten_iterator_gives_its_request_up(llm: LLM, thread: EngineThread) -> None:
+    sequence = ask(llm, "abc", LONG)
+    for _ in thread.tokens(sequence):
+        break
+    wait_until(lambda: sequence.finish_reason == "abort")
+
+
+def test_an_abort_is_told_by_none(llm: LLM, thread: EngineThread) -> None:
+    sequence, inbox = ask(llm, "abc", LONG), Inbox()
+    thread.submit(sequence, inbox)
+    inbox.next()
+    thread.abort(sequence.sequence_id)
+    assert inbox.last() is None
+    assert sequence.finish_reason == "abort"
+
+
+def test_an_id_that_is_not_live_cannot_be_aborted(llm: LLM, thread: EngineThread) -> None:
+    with pytest.raises(RequestError, match="No request of id 12345"):
+        thread.abort(12345)
+    sequence = ask(llm, "abc")
+    take(thread, sequence)
+    with pytest.raises(RequestError, match="waiting or running"):
+        thread.abort(sequence.sequence_id)
+
+
+def test_an_id_is_used_once(llm: LLM, thread: EngineThread) -> None:
+    first, second = ask(llm, "abc", LONG), ask(llm, "abc")
+    second.sequence_id = first.sequence_id
+    tokens = thread.tokens(first)
+    with pytest.raises(RequestError, match=r"ids \[1\] are not free"):
+        thread.submit(second, Inbox())
+    family = ask(llm, "abc", SamplingParams(n=3))
+    family.siblings[1].sequence_id = family.sequence_id
+    with pytest.raises(RequestError, match="not free"):
+        thread.submit(family, Inbox())
+    assert len(list(tokens)) == 100, "the first goes on as if nothing was"
+
+
+def test_an_engine_at_work_gets_no_thread(llm: LLM) -> None:
+    stream = llm.stream("abc", LONG)
+    next(stream)
+    with pytest.raises(RequestError, match="1 requests under way"):
+        EngineThread(llm.engine)
+    stream.close()  # type: ignore[attr-defined]
+    EngineThread(llm.engine).close()
+
+
+class Fragile:
+    """A runner that fails in whatever batch one of the `doomed` runs."""
+
+    def __init__(self, runner: Any):
+        self.runner, self.doomed = runner, set[int]()
+
+    def logits(self, chunks: Any) -> Any:
+        if any(chunk.sequence.sequence_id in self.doomed for chunk in chunks):
+            raise ZeroDivisionError("the runner's")
+        return self.runner.logits(chunks)
+
+
+def test_an_error_in_a_step_costs_only_those_who_were_in_it(tiny_directory: Path) -> None:
+    llm = LLM.load(tiny_directory, weights="float32", max_sequences=2, prefix_cache=False)
+    expected = llm.generate("c", GREEDY).token_ids
+    runner = Fragile(llm.engine.runner)
+    engine = Engine(llm.engine.scheduler, runner, llm.engine.sampler, llm.engine.trace)
+    with EngineThread(engine) as thread:
+        inboxes = [Inbox(), Inbox(), Inbox()]
+        sequences = [ask(llm, letter) for letter in "abc"]
+        runner.doomed = {sequences[0].sequence_id}
+
+        def submit_all(_: Engine) -> None:  # between two steps, so that a and b share a batch
+            for sequence, inbox in zip(sequences, inboxes, strict=True):
+                thread.submit(sequence, inbox)
+
+        thread.call(submit_all)
+        for inbox in inboxes[:2]:
+            assert isinstance(inbox.last(), ZeroDivisionError)
+        assert isinstance(inboxes[2].last(), SampledToken)
+        assert sequences[2].output_ids == expected
+        doomed = ask(llm, "d")
+        runner.doomed.add(doomed.sequence_id)
+        with pytest.raises(ZeroDivisionError, match="the runner's"):
+            take(thread, doomed)
+        assert take(thread, ask(llm, "c")) == expected, "the thread lives on"
+        assert thread.is_alive
+    assert is_whole(llm)
+
+
+class Mood:
+    """A scheduler that does as another does, until it is told to raise."""
+
+    def __init__(self, scheduler: Any):
+        self.scheduler, self.raises = scheduler, False
+
+    def next_batch(self) -> Any:
+        if self.raises:
+            raise ArithmeticError("nobody's in particular")
+        return self.scheduler.next_batch()
+
+    def add(self, sequence: Sequence) -> None:
+        self.scheduler.add(sequence)
+
+    def commit(self, chunks: Any, tokens: Any) -> Any:
+        return self.scheduler.commit(chunks, tokens)
+
+    def abort(self, sequence: Sequence) -> None:
+        self.scheduler.abort(sequence)
+
+
+def test_an_error_that_is_nobodys_ends_the_thread_and_all_who_wait_are_told(llm: LLM) -> None:
+    scheduler = Mood(llm.engine.scheduler)
+    engine = Engine(scheduler, llm.engine.runner, llm.engine.sampler, llm.engine.trace)
+    thread = EngineThread(engine)
+    sequences = [ask(llm, letter * 5, LONG) for letter in "abcdef"]  # some run, some wait
+    begun = threading.Barrier(len(sequences) + 1)
+    told: list[BaseException | None] = []
+
+    def wait(sequence: Sequence) -> None:
+        tokens = thread.tokens(sequence)
+        begun.wait(PATIENCE)
+        with pytest.raises(EngineStoppedError, match="thread has ended") as caught:
+            list(tokens)
+        told.append(caught.value.__cause__)
+
+    def spoil() -> None:
+        thread.call(lambda _: setattr(scheduler, "raises", True))
+        begun.wait(PATIENCE)
+
+    thread.submit(ask(llm, "x"), raising)  # his `deliver` fails also when he is told of the end
+    side_by_side([*(lambda each=each: wait(each) for each in sequences), spoil])
+    assert len(told) == len(sequences)
+    assert all(isinstance(cause, ArithmeticError) for cause in told)
+    wait_until(lambda: not thread.is_alive)
+    for refused in (
+        lambda: thread.submit(ask(llm, "a"), Inbox()),
+        lambda: thread.tokens(ask(llm, "a")),
+        lambda: thread.abort(1),
+        lambda: thread.call(print),
+    ):
+        with pytest.raises(EngineStoppedError) as caught:
+            refused()
+        assert isinstance(caught.value.__cause__, ArithmeticError)
+    assert isinstance(thread.error, ArithmeticError)
+    thread.close()
+    assert is_whole(llm)
+
+
+def raising(sequence: Sequence, news: Any) -> None:
+    raise OSError("the client has gone")
+
+
+def test_a_caller_who_cannot_be_told_loses_only_his_own_request(
+    llm: LLM, thread: EngineThread
+) -> None:
+    gone, inbox = ask(llm, "abc", LONG), Inbox()
+    other = ask(llm, "abd", LONG)
+    thread.submit(gone, raising)
+    thread.submit(other, inbox)
+    assert isinstance(inbox.last(), SampledToken)
+    assert other.finish_reason == "length"
+    assert gone.finish_reason == "abort"
+    one_token = ask(llm, "abc", SamplingParams(max_tokens=1))
+    thread.submit(one_token, raising)  # fails when it has finished already
+    assert len(take(thread, ask(llm, "z"))) == 10
+    assert one_token.finish_reason == "length"
+    wait_until(lambda: is_whole(llm))
+
+
+def test_a_deliverer_may_submit_and_abort(llm: LLM, thread: EngineThread) -> None:
+    """So `deliver` is called with no lock held."""
+    first, second, inbox = ask(llm, "abc", LONG), ask(llm, "abd"), Inbox()
+
+    def deliver(sequence: Sequence, news: Any) -> None:
+        if len(sequence.output_ids) == 3 and news is not None:
+            thread.submit(second, inbox)
+            thread.abort(sequence.sequence_id)
+
+    thread.submit(first, deliver)
+    assert isinstance(inbox.last(), SampledToken)
+    assert first.finish_reason == "abort"
+
+
+def test_a_deliverer_may_close_the_thread(llm: LLM) -> None:
+    thread, inbox = EngineThread(llm.engine), Inbox()
+    thread.submit(ask(llm, "abc", LONG), lambda *_: thread.close())
+    thread.submit(ask(llm, "abd", LONG), inbox)
+    assert isinstance(inbox.last(), EngineStoppedError)
+    thread.close()
+    assert not thread._thread.is_alive()
+
+
+def test_a_function_that_is_called_between_steps_may_fail(llm: LLM, thread: EngineThread) -> None:
+    seen: Queue[Engine] = Queue()
+    thread.call(lambda engine: 1 / 0)  # type: ignore[arg-type, return-value]
+    thread.call(seen.put)
+    assert seen.get(timeout=PATIENCE) is llm.engine
+    assert len(take(thread, ask(llm, "a"))) == 10
+
+
+def test_closing_tells_all_who_wait_and_leaves_the_engine_free(llm: LLM) -> None:
+    expected = llm.generate("abc", GREEDY).token_ids
+    thread = EngineThread(llm.engine)
+    streams = [thread.tokens(ask(llm, letter, LONG)) for letter in "abcdefgh"]
+    next(streams[0])
+    thread.close()
+    thread.close()
+    assert not thread.is_alive
+    assert not thread._thread.is_alive()
+    for stream in streams:
+        with pytest.raises(EngineStoppedError) as caught:
+            list(stream)
+        assert caught.value.__cause__ is None
+    assert is_whole(llm)
+    with pytest.raises(EngineStoppedError):
+        thread.submit(ask(llm, "a"), Inbox())
+    with EngineThread(llm.engine) as another:
+        assert take(another, ask(llm, "abc")) == expected
+    assert llm.generate("abc", GREEDY).token_ids == expected
+
+
+def test_whoever_comes_while_it_closes_is_told(llm: LLM) -> None:
+    """Either at once or later, but always."""
+    door = threading.Lock()  # of the ids that `ask` counts
+
+    def keep_asking(thread: EngineThread) -> None:
+        while True:
+            with door:
+                sequence = ask(llm, "a", SamplingParams(max_tokens=2, ignore_eos=True))
+            take(thread, sequence)
+
+    def come(thread: EngineThread) -> None:
+        with pytest.raises(EngineStoppedError):
+            keep_asking(thread)
+
+    for _ in range(20):
+        thread = EngineThread(llm.engine)
+        side_by_side([partial(come, thread), partial(come, thread), thread.close])
+    assert is_whole(llm)
+
+
+def test_an_abort_that_follows_at_once_is_never_lost(llm: LLM, thread: EngineThread) -> None:
+    def abort(sequence: Sequence) -> None:
+        while not sequence.finish_reason:
+            with suppress(RequestError):  # not submitted yet, or given up by now
+                thread.abort(sequence.sequence_id)
+
+    for _ in range(50):
+        sequence, inbox = ask(llm, "abc", LONG), Inbox()
+        side_by_side([partial(abort, sequence), partial(thread.submit, sequence, inbox)])
+        assert inbox.last() is None
+        assert len(sequence.output_ids) < 100
+
+
+def test_whatever_is_submitted_and_given_up_the_pool_is_whole_in_the_end(
+    llm: LLM, thread: EngineThread
+) -> None:
+    door = threading.Lock()  # RequestReader counts ids, and is one thread's
+
+    def caller(number: int) -> Callable[[], None]:
+        chance = random.Random(number)
+
+        def job() -> None:
+            for _ in range(25):
+                params = SamplingParams(
+                    n=chance.choice([1, 1, 1, 2, 4, 6]),
+                    temperature=0,
+                    max_tokens=chance.randint(1, 12),
+                    ignore_eos=True,
+                )
+                with door:
+                    sequence = ask(llm, "p" * chance.randint(1, 20), params)
+                tokens = thread.tokens(sequence)
+                if chance.random() < 0.5:
+                    for _ in range(chance.randint(0, 5)):
+                        next(tokens, None)
+                    tokens.close()
+                    continue
+                num_answers = params.n if params.n <= 4 else 1  # more than seats come one by one
+                assert len(list(tokens)) == num_answers * (params.max_tokens or 0)
+
+        return job
+
+    side_by_side([caller(number) for number in range(8)])
+    wait_until(lambda: not llm.engine.live)
+    wait_until(lambda: is_whole(llm))
+    assert not thread._deliver
