@@ -392,7 +392,7 @@ def test_an_abort_that_follows_at_once_is_never_lost(llm: LLM, thread: EngineThr
             with suppress(RequestError):  # not submitted yet, or given up by now
                 thread.abort(sequence.sequence_id)
 
-    for _ in range(50):
+    for _ in range(20):
         sequence, inbox = ask(llm, "abc", LONG), Inbox()
         side_by_side([partial(abort, sequence), partial(thread.submit, sequence, inbox)])
         assert inbox.last() is None
