@@ -177,7 +177,7 @@ class Bench:
     def check_blocks(self) -> None:
         """Every owner of every block is known, and tables say what sequences say."""
         assert set(self.manager.rows) == set(self.running)
-        owners = Counter(_kept_blocks(self.manager.prefix_cache))
+        owners = Counter(kept_blocks(self.manager.prefix_cache))
         for sequence, row in self.manager.rows.items():
             owners.update(sequence.block_ids)
             table = self.manager.tables[row, : len(sequence.block_ids)]
@@ -250,7 +250,7 @@ class Bench:
             self.known[event.sequence_id] += event.counts["tokens"]
 
 
-def _kept_blocks(cache: object) -> list[int]:
+def kept_blocks(cache: object) -> list[int]:
     """The blocks that the prefix cache owns, found by walking its tree."""
     if not isinstance(cache, RadixPrefixCache):
         return []
