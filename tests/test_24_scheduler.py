@@ -1,7 +1,6 @@
 """Continuous batching: everyone moves on in fair order, within limits, and as if alone."""
 
 import sys
-from collections import Counter
 from types import FrameType
 from typing import Any
 
