@@ -28,7 +28,7 @@ from minigen.trace import EventKind, Recorder
 from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
 
 TIE = 1e-4
-NUM_TOKENS = 14
+NUM_TOKENS = 11
 SHARED = "one long beginning that many of the prompts have in common, "
 PROMPTS = [
     "a",
@@ -56,9 +56,9 @@ ENGINES: dict[str, dict[str, Any]] = {
     "no prefix cache": {"prefix_cache": False},
     "blocks of one": {"block_size": 1, "max_sequences": 3},
     "blocks of five": {"block_size": 5, "max_batch_tokens": 50},
-    "preempted": {"num_blocks": 20, "block_size": 2, "max_sequences": 8},
+    "preempted": {"num_blocks": 17, "block_size": 2, "max_sequences": 8},
     "preempted in chunks": {
-        **{"num_blocks": 20, "block_size": 2, "max_sequences": 6},
+        **{"num_blocks": 17, "block_size": 2, "max_sequences": 6},
         **{"max_batch_tokens": 11, "prefix_cache": False},
     },
     "static batches": {"scheduler": "static", "max_sequences": 3},
