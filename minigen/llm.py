@@ -246,7 +246,8 @@ class LLM:
         try:
             progress = self.engine.step()
         except Exception as error:
-            inboxes = [each for sequence, (_, each) in self._growing.items() if sequence.error]
+            growing = self._growing.items()
+            inboxes = [inbox for sequence, (_, inbox) in growing if sequence.error is error]
             if not inboxes:  # nobody's in particular
                 raise
             for inbox in inboxes:
