@@ -132,7 +132,6 @@ class _Timeline:
         parent = self._tracks.get(parent_id)
         if parent is None or parent.scheduled_us is None or track.doing is None:
             return
-        track.reached = parent.reached
         track.scheduled_us = max(parent.scheduled_us, track.since_us)
         self._begin(track, f"prefill by request {parent_id}", track.scheduled_us, {})
         self._in_step[track] = None

@@ -55,22 +55,20 @@ class RequestSummary:
 def summarise(events: Iterable[Event]) -> list[RequestSummary]:
     """A summary of every request that the events name, in order of arrival.
 
-    An id that is queued again after its end is another request.
+    An id that is queued again is another request.
     """
     lives: list[_Life] = []
-    open_lives: dict[int, _Life] = {}
+    latest: dict[int, _Life] = {}
     for event in events:
         if event.sequence_id is None:
             continue
-        life = open_lives.get(event.sequence_id)
+        life = latest.get(event.sequence_id)
         if life is None or event.kind is EventKind.QUEUED:
-            life = open_lives[event.sequence_id] = _Life(event.sequence_id)
+            life = latest[event.sequence_id] = _Life(event.sequence_id)
             lives.append(life)
         life.hear(event)
-        if event.kind is EventKind.FORKED and (parent := open_lives.get(event.counts["parent"])):
+        if event.kind is EventKind.FORKED and (parent := latest.get(event.counts["parent"])):
             life.inherit(parent)
-        if life.end is not None:
-            del open_lives[event.sequence_id]
     return [life.summary() for life in lives]
 
 

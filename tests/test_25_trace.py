@@ -203,12 +203,67 @@ def test_a_summary_without_its_beginning_says_only_what_the_rest_shows() -> None
     assert {name for name in unknown if getattr(summary, name) is not None} == set()
 
 
+def test_a_parent_that_ran_before_its_child_was_queued_kept_nobody_waiting() -> None:
+    events = [
+        at(1, EventKind.SCHEDULED, 1, tokens=4, computed=0),
+        at(3, EventKind.QUEUED, 2, prompt_tokens=4),
+        at(5, EventKind.FORKED, 2, parent=1, blocks=1),
+        at(6, EventKind.NEW_TOKEN, 2, token=6),
+        step(6, duration=6, tokens=4),
+    ]
+    child = summarise(events)[1]
+    assert (child.queued_ms, child.prefill_ms, child.ttft_ms) == (0.0, 3.0, 3.0)
+    assert slices(chrome_trace(events), "request 2") == [
+        ("queued", 2, 2),
+        ("prefill by request 1", 2, 5),
+    ]
+
+
+# What the parent computed and the child loses is computed again: 4 tokens at once, then 3 and 5.
+LOST_TWICE = [
+    at(0, EventKind.QUEUED, 1, prompt_tokens=4),
+    at(0, EventKind.QUEUED, 2, prompt_tokens=4),
+    at(1, EventKind.SCHEDULED, 1, tokens=4, computed=0),
+    at(2, EventKind.FORKED, 2, parent=1, blocks=1),
+    step(3, duration=2, tokens=4),
+    at(4, EventKind.PREEMPTED, 2, computed=4),
+    at(5, EventKind.SCHEDULED, 2, tokens=5, computed=0),
+    step(6, duration=1, tokens=5),
+    at(7, EventKind.PREEMPTED, 2, computed=5),
+    at(8, EventKind.SCHEDULED, 2, tokens=3, computed=0),
+    step(9, duration=1, tokens=3),
+    at(10, EventKind.PREEMPTED, 2, computed=3),
+    at(11, EventKind.SCHEDULED, 2, tokens=6, computed=0),
+    step(12, duration=1, tokens=6),
+]
+
+
+def test_tokens_lost_again_and_again_are_computed_as_often() -> None:
+    parent, child = summarise(LOST_TWICE)
+    assert (parent.recomputed_tokens, child.recomputed_tokens) == (0, 4 + 3 + 5)
+    counters = counted(LOST_TWICE)
+    assert counters.tokens_recomputed == 4 + 3 + 5
+    assert (counters.tokens_prefilled, counters.tokens_decoded) == (4, 2)
+    names = [name for name, _, _ in slices(chrome_trace(LOST_TWICE), "request 2")]
+    assert names[2:] == ["preempted", "recompute"] * 3
+
+
 def test_an_id_that_is_queued_again_is_another_request() -> None:
-    first, second = summarise(ONE_REQUEST + ONE_REQUEST[:6])
-    assert (first.finish, second.finish) == ("finished", None)
-    assert (first.num_steps, second.num_steps) == (3, 1)
-    names = list(track_names(chrome_trace(ONE_REQUEST + ONE_REQUEST[:6])).values())
-    assert names == ["engine", "request 3", "request 3"]
+    events = [
+        at(0, EventKind.QUEUED, 3, prompt_tokens=6),
+        at(2, EventKind.SCHEDULED, 3, tokens=6, computed=0),
+        at(4, EventKind.QUEUED, 3, prompt_tokens=6),
+        at(5, EventKind.SCHEDULED, 3, tokens=6, computed=0),
+        step(7, duration=2, tokens=6),
+    ]
+    first, second = summarise(events)
+    assert (first.num_steps, second.num_steps) == (1, 1)
+    assert second.recomputed_tokens == 0
+    assert list(track_names(chrome_trace(events)).values()) == ["engine"] + ["request 3"] * 2
+    assert slices(chrome_trace(events), "request 3") == [
+        *(("queued", 0, 2), ("prefill", 2, 4)),
+        *(("queued", 4, 5), ("prefill", 5, 7)),
+    ]
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 1))
@@ -311,6 +366,12 @@ def test_a_request_is_drawn_as_it_waits_prefills_and_decodes() -> None:
     assert level(trace, "tokens in batch") == [2, 0, 1, 0, 1, 0]
 
 
+def test_no_events_make_an_empty_picture_and_no_summaries() -> None:
+    trace = chrome_trace([])
+    assert {record["ph"] for record in trace["traceEvents"]} == {"M"}
+    assert summarise([]) == []
+
+
 def test_a_fork_and_a_preemption_are_drawn() -> None:
     trace = chrome_trace(FORK_AND_PREEMPTION)
     assert_drawable(trace)
@@ -346,23 +407,31 @@ def test_what_lasts_beyond_the_recording_is_drawn_from_its_start_or_to_its_end()
             at(3, EventKind.SCHEDULED, 1, tokens=2, computed=0),
             step(5, duration=99, tokens=2),
             at(6, EventKind.PREEMPTED, 1, computed=2),
-            at(8, EventKind.BLOCK_EVICTED, None, block=4),
+            at(6, EventKind.PREEMPTED, 2, computed=7),
+            at(7, EventKind.SCHEDULED, 2, tokens=8, computed=0),
+            step(8, duration=99, tokens=8),
+            at(9, EventKind.BLOCK_EVICTED, None, block=4),
         ]
     )
     assert_drawable(trace)
-    assert slices(trace, "engine") == [("step", 0, 0), ("step", 0, 5)]
-    assert slices(trace, "request 1")[-1] == ("preempted", 6, 8)
+    assert slices(trace, "engine") == [("step", 0, 0), ("step", 0, 5), ("step", 5, 8)]
+    assert slices(trace, "request 1")[-1] == ("preempted", 6, 9)
+    assert slices(trace, "request 2") == [("preempted", 6, 7), ("recompute", 7, 8)]
     assert level(trace, "blocks in use") == [0]
 
 
 @dataclass
 class Run:
-    """A recording of an engine that answered, and then gave an answer up."""
+    """A recording of an engine that answered, and then gave an answer up.
+
+    `blocks_in_use` are those that its allocator counted at the end of each step.
+    """
 
     llm: LLM
     recorder: Recorder
     counters: WorkCounters
     outputs: list[Output]
+    blocks_in_use: list[int]
 
     @property
     def events(self) -> list[Event]:
@@ -388,6 +457,14 @@ def run(request: pytest.FixtureRequest, tiny_directory: Path) -> Run:
     llm = LLM.load(tiny_directory, weights="float32", **ENGINES[request.param])
     counters = WorkCounters(kv_bytes=64, windows=llm.config.sliding_windows)
     llm.trace.subscribe(counters)
+    allocator = llm.engine.scheduler.manager.allocator  # type: ignore[attr-defined]
+    blocks_in_use: list[int] = []
+
+    def look(event: Event) -> None:
+        if event.kind is EventKind.STEP:
+            blocks_in_use.append(allocator.num_blocks - allocator.num_free)
+
+    llm.trace.subscribe(look)
     params = SamplingParams(seed=3, max_tokens=18, ignore_eos=True)
     forked = SamplingParams(seed=4, n=3, max_tokens=9, ignore_eos=True)
     with llm.record() as recorder:
@@ -396,7 +473,7 @@ def run(request: pytest.FixtureRequest, tiny_directory: Path) -> Run:
         given_up = llm.stream_deltas(["given up"], params)
         next(given_up)
         given_up.close()
-    return Run(llm, recorder, counters, outputs)
+    return Run(llm, recorder, counters, outputs, blocks_in_use)
 
 
 def test_the_recording_has_what_it_is_to_show(run: Run, request: pytest.FixtureRequest) -> None:
@@ -517,6 +594,13 @@ def test_blocks_in_use_end_as_those_that_the_prefix_cache_keeps(run: Run) -> Non
     assert level(trace, "tokens in batch")[-1] == 0
 
 
+def test_blocks_in_use_are_those_of_the_allocator_after_every_step(run: Run) -> None:
+    ends = [i for i, event in enumerate(run.events) if event.kind is EventKind.STEP]
+    assert len(ends) == len(run.blocks_in_use)
+    for end, in_use in list(zip(ends, run.blocks_in_use, strict=True))[::5]:
+        assert level(chrome_trace(run.events[: end + 1]), "blocks in use")[-1] == in_use
+
+
 def test_a_recording_may_begin_anywhere(run: Run) -> None:
     whole = {each.sequence_id: each for each in summarise(run.events)}
     for first in range(0, len(run.events), 37):
@@ -546,17 +630,21 @@ def test_who_listens_no_more_is_told_apart_from_others_of_its_kind() -> None:
         assert not trace.active
 
 
+MOVES = [EventKind.QUEUED, EventKind.SCHEDULED, EventKind.FORKED, EventKind.NEW_TOKEN]
+
+
 @st.composite
 def any_events(draw: st.DrawFn) -> list[Event]:
     """Events of every kind in any order, of which only the times make sense."""
     time_ns = draw(st.integers(0, 10**12))
     events = []
-    for kind in draw(st.lists(st.sampled_from(EventKind), max_size=60)):
+    kinds = st.sampled_from(EventKind) | st.sampled_from(MOVES)
+    for kind in draw(st.lists(kinds, min_size=20, max_size=60)):
         time_ns += draw(st.sampled_from([0, 1, 999, 1000, 123_456_789]))
-        counts = {name: draw(st.integers(0, 9)) for name in sorted(COUNTS[kind])}
+        counts = {name: draw(st.integers(0, 3)) for name in sorted(COUNTS[kind])}
         if kind is EventKind.STEP:
             counts["duration_ns"] = draw(st.integers(0, 10**9))
-        sequence_id = draw(st.none() | st.integers(0, 4))
+        sequence_id = draw(st.sampled_from([None, 0, 1, 1, 2, 2]))
         events.append(Event(kind, time_ns, sequence_id, counts))
     return events
 
