@@ -32,7 +32,7 @@ def crowd(num_waiting: int) -> ContinuousScheduler:
     allocator = BlockAllocator(num_blocks)
     cache = RadixPrefixCache(allocator, BLOCK_SIZE)
     manager = BlockManager(allocator, cache, BLOCK_SIZE, NUM_RUNNING, num_blocks, trace)
-    scheduler = ContinuousScheduler(manager, NUM_RUNNING, NUM_RUNNING * PROMPT_TOKENS, trace)
+    scheduler = ContinuousScheduler(manager, NUM_RUNNING, NUM_RUNNING * PROMPT_TOKENS)
     for sequence_id in range(NUM_RUNNING + num_waiting):
         prompt_ids = tuple(next(numbers) for _ in range(PROMPT_TOKENS))
         scheduler.add(

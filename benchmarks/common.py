@@ -3,6 +3,7 @@
 import argparse
 import json
 import platform
+import random
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -55,6 +56,12 @@ def interleaved(
             if turn:
                 seconds[name].append(time.perf_counter() - start)
     return seconds
+
+
+def random_prompts(count: int, num_tokens: int, seed: int) -> list[list[int]]:
+    """Prompts of ordinary tokens (no special ones), no two with a common beginning."""
+    rng = random.Random(seed)
+    return [[rng.randrange(1000, 40_000) for _ in range(num_tokens)] for _ in range(count)]
 
 
 def json_option() -> Path | None:

@@ -1,4 +1,4 @@
-"""The command line: `minigen generate | chat | demo | pull | info | doctor`.
+"""The command line: `minigen generate | chat | demo | bench | pull | info | doctor`.
 
 Only this module's imports are paid before a command's help is shown, so each command imports what
 it needs. Generated text goes to stdout, everything else to stderr.
@@ -13,8 +13,7 @@ import typer
 
 from minigen import __version__
 from minigen.errors import MinigenError
-
-DEFAULT_MODEL = "smollm2-135m"  # hub.DEFAULT_MODEL, without its imports; a test compares them
+from minigen.terminal.options import DEFAULT_MODEL, Load, loads_model
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,26 +22,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Model = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        "-m",
-        help="A short name, a directory, a .gguf file, or a Hugging Face id (org/repo).",
-        rich_help_panel="Model",
-    ),
-]
-Weights = Annotated[
-    str,
-    typer.Option(
-        help="auto, float32 or bfloat16: the type that products are done in.",
-        rich_help_panel="Model",
-    ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(help="CPU threads; torch's own choice if absent.", rich_help_panel="Model"),
-]
 MaxTokens = Annotated[int, typer.Option(help="Tokens of an answer at most.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; 1 draws as is.")]
 TopK = Annotated[int | None, typer.Option(help="Draw among this many likeliest tokens.")]
@@ -71,11 +50,12 @@ def common(
 
 
 @app.command()
+@loads_model
 def generate(
+    load: Load,
     prompts: Annotated[
         list[str], typer.Argument(metavar="PROMPT...", help="Text to continue; - reads stdin.")
     ],
-    model: Model = DEFAULT_MODEL,
     max_tokens: MaxTokens = 128,
     temperature: Temperature = 0.0,
     top_k: TopK = None,
@@ -90,8 +70,6 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat", help="Put each prompt as a chat message.")
     ] = False,
-    weights: Weights = "auto",
-    threads: Threads = None,
 ) -> None:
     """Continue one or several prompts, all at once, streaming to stdout.
 
@@ -99,7 +77,6 @@ def generate(
 
     minigen generate --chat "What is gravity?" "Why is the sky blue?"
     """
-    from minigen.llm import LLM
     from minigen.params import SamplingParams
     from minigen.terminal.generate import print_answers
 
@@ -115,8 +92,7 @@ def generate(
         stop=tuple(stop or ()),
     )
     texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
-    with _progress() as progress:
-        llm = LLM.load(model, weights=weights, threads=threads, progress=progress)
+    llm = load()
     asked = (
         [llm.chat_prompt([{"role": "user", "content": text}]) for text in texts] if chat else texts
     )
@@ -124,8 +100,9 @@ def generate(
 
 
 @app.command()
+@loads_model
 def chat(
-    model: Model = DEFAULT_MODEL,
+    load: Load,
     system: Annotated[str | None, typer.Option(help="How the model should behave.")] = None,
     max_tokens: MaxTokens = 512,
     temperature: Temperature = 0.7,
@@ -134,11 +111,8 @@ def chat(
     min_p: MinP = 0.0,
     repetition_penalty: RepetitionPenalty = 1.05,
     seed: Seed = None,
-    weights: Weights = "auto",
-    threads: Threads = None,
 ) -> None:
     """Talk with a model; Ctrl-C interrupts an answer, /help lists commands, Ctrl-D leaves."""
-    from minigen.llm import LLM
     from minigen.params import SamplingParams
     from minigen.terminal.chat import converse
 
@@ -151,25 +125,45 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    with _progress() as progress:
-        llm = LLM.load(model, weights=weights, threads=threads, progress=progress)
+    llm = load()
     converse(llm, params, system)
 
 
 @app.command()
+@loads_model
 def demo(
-    model: Model = DEFAULT_MODEL,
+    load: Load,
     max_tokens: MaxTokens = 80,
-    weights: Weights = "auto",
-    threads: Threads = None,
 ) -> None:
     """Stream a real model's answers to several questions at once, with live numbers."""
-    from minigen.llm import LLM
     from minigen.terminal.demo import run_demo
 
-    with _progress() as progress:
-        llm = LLM.load(model, weights=weights, threads=threads, progress=progress)
+    llm = load()
     run_demo(llm, max_tokens)
+
+
+@app.command()
+@loads_model
+def bench(
+    load: Load,
+    requests: Annotated[int, typer.Option(help="Requests that run together.")] = 16,
+    input_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 64,
+    output_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 64,
+    turns: Annotated[int, typer.Option(help="Times that all is measured; medians count.")] = 3,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write every turn's numbers there.")
+    ] = None,
+) -> None:
+    """Measure a model on this machine: first token, prefill, decode, many requests together.
+
+    minigen bench --requests 32 --max-sequences 32
+
+    minigen bench --scheduler static
+    """
+    from minigen.terminal.bench import Workload, run_bench
+
+    asked = Workload(requests, input_tokens, output_tokens, turns)
+    run_bench(load(), asked, json_file)
 
 
 @app.command()

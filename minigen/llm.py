@@ -255,8 +255,8 @@ class LLM:
         try:
             progress = self.engine.step()
         except Exception as error:
-            failed = [sequence for sequence in self._growing if sequence.error is error]
-            inboxes = [self._growing[sequence][1] for sequence in failed]
+            growing = self._growing.items()
+            inboxes = [inbox for sequence, (_, inbox) in growing if sequence.error is error]
             if not inboxes:  # nobody's in particular
                 raise
             for inbox in inboxes:

@@ -71,7 +71,7 @@ class Trace:
             subscriber(event)
 
 
-@dataclass
+@dataclass(eq=False)
 class Recorder:
     """Keeps the last `capacity` events; subscribe it to a trace."""
 

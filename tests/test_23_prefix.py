@@ -4,7 +4,7 @@ Two machines of random steps: the prefix cache beside a dict of all that it shou
 block manager with a pool of pretended keys and values, so that a wrong block is a wrong reading.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -28,6 +28,7 @@ from minigen.params import SamplingParams
 from minigen.protocols import PrefixCache
 from minigen.sequence import Sequence
 from minigen.trace import Event, EventKind, Recorder, Trace
+from tests.bench import kept_blocks
 
 MANY_STEPS = settings(max_examples=120, stateful_step_count=50, deadline=None)
 
@@ -56,8 +57,14 @@ def compute(manager: BlockManager, sequence: Sequence, num_tokens: int | None = 
     """Reserve, pretend to run, and keep: by default all tokens that are there."""
     num_tokens = len(sequence.new_ids) if num_tokens is None else num_tokens
     assert manager.reserve(sequence, num_tokens)
-    sequence.num_computed += num_tokens
-    manager.keep_full_blocks(sequence)
+    manager.advance(sequence, num_tokens)
+
+
+def enter(manager: BlockManager, *sequences: Sequence) -> None:
+    """Begin with slots for all tokens."""
+    for sequence in sequences:
+        num_tokens = manager.begin(sequence, len(sequence))
+        assert num_tokens == len(sequence.new_ids) > 0
 
 
 def kept_cache(num_blocks: int, block_size: int, *beginnings: list[int]) -> RadixPrefixCache:
@@ -279,12 +286,13 @@ def test_whatever_comes_and_goes_the_cache_knows_what_a_dict_of_beginnings_knows
 def test_a_second_prompt_takes_the_blocks_of_the_first_and_computes_the_rest() -> None:
     manager = make_manager(8, 2)
     first = make_sequence([1, 2, 3, 4, 5])
-    manager.begin(first)
+    enter(manager, first)
     assert first.num_computed == 0
     compute(manager, first)
     second = make_sequence([1, 2, 3, 4, 9])
-    manager.begin(second)
-    assert second.block_ids == first.block_ids[:2]
+    enter(manager, second)
+    assert second.block_ids[:2] == first.block_ids[:2]
+    assert second.block_ids[2] != first.block_ids[2]
     assert second.new_ids == [9]
 
 
@@ -292,7 +300,7 @@ def test_without_a_prefix_cache_equal_prompts_share_nothing() -> None:
     manager = make_manager(8, 2, shares=False)
     first, second = make_sequence([1, 2, 3]), make_sequence([1, 2, 3])
     for sequence in (first, second):
-        manager.begin(sequence)
+        enter(manager, sequence)
         compute(manager, sequence)
     assert not {*first.block_ids} & {*second.block_ids}
     manager.release(first)
@@ -302,8 +310,7 @@ def test_without_a_prefix_cache_equal_prompts_share_nothing() -> None:
 def test_slots_that_are_there_already_cost_no_block() -> None:
     manager = make_manager(4, 4)
     sequence = make_sequence([1] * 9)
-    manager.begin(sequence)
-    assert manager.reserve(sequence, 9)
+    assert manager.begin(sequence, 9) == 9
     block_ids = [*sequence.block_ids]
     for num_tokens in (0, 1, 4, 9):
         assert manager.reserve(sequence, num_tokens)
@@ -314,7 +321,7 @@ def test_slots_that_are_there_already_cost_no_block() -> None:
 def test_a_fork_shares_blocks_until_one_of_the_two_writes() -> None:
     manager = make_manager(8, 2)
     parent, child = make_sequence([1, 2, 3]), make_sequence([1, 2, 3])
-    manager.begin(parent)
+    enter(manager, parent)
     compute(manager, parent)
     manager.fork(parent, child)
     assert child.block_ids == parent.block_ids
@@ -332,9 +339,8 @@ def test_a_fork_shares_blocks_until_one_of_the_two_writes() -> None:
 def test_a_fork_leaves_slots_that_only_the_parent_reserved_to_the_parent() -> None:
     manager = make_manager(8, 2, shares=False)
     parent, child = make_sequence([1, 2, 3, 4, 5, 6]), make_sequence([1, 2, 3, 9, 9, 9])
-    manager.begin(parent)
+    enter(manager, parent)
     compute(manager, parent, 3)
-    assert manager.reserve(parent, 3)
     manager.fork(parent, child)
     assert child.block_ids == parent.block_ids[:2]
     shared, ahead = parent.block_ids[1:]
@@ -348,8 +354,7 @@ def test_a_fork_leaves_slots_that_only_the_parent_reserved_to_the_parent() -> No
 def test_a_fork_of_blocks_that_were_not_kept_yet_is_counted_as_their_user() -> None:
     manager = make_manager(4, 2)
     parent, child = make_sequence([1, 2, 3]), make_sequence([1, 2, 4])
-    manager.begin(parent)
-    assert manager.reserve(parent, 2)
+    assert manager.begin(parent, 2) == 2
     parent.num_computed = 2  # and not offered to the cache, as a scheduler may forget
     manager.fork(parent, child)
     manager.keep_full_blocks(parent)
@@ -362,7 +367,7 @@ def test_the_copy_for_a_sequence_that_gives_up_is_given_up_too() -> None:
     manager = make_manager(3, 2, shares=False)
     parent = make_sequence([1])
     children = [make_sequence([1]), make_sequence([1])]
-    manager.begin(parent)
+    enter(manager, parent)
     compute(manager, parent)
     for child in children:
         manager.fork(parent, child)
@@ -378,6 +383,43 @@ def test_a_sequence_that_never_began_has_nothing_to_release() -> None:
     assert manager.num_available == 4
 
 
+def test_a_sequence_begins_with_slots_for_what_is_not_known_or_for_as_much_as_is_asked() -> None:
+    manager = make_manager(8, 2)
+    first, second, third = (make_sequence([1, 2, 3, 4, 5], sequence_id=each) for each in range(3))
+    assert manager.begin(first, 3) == 3
+    assert len(first.block_ids) == 2
+    manager.advance(first, 3)
+    assert manager.begin(second, 9) == 3, "two of five are known"
+    assert (second.num_computed, len(second.block_ids)) == (2, 3)
+    assert manager.begin(third, 1) == 1
+    assert (third.num_computed, len(third.block_ids)) == (2, 2)
+
+
+def test_a_sequence_that_will_not_fit_as_a_whole_does_not_begin() -> None:
+    manager = make_manager(4, 2)
+    first, second = make_sequence([1, 2, 3, 4, 5]), make_sequence([1, 2, 9, 9, 9])
+    enter(manager, first)
+    compute(manager, first)
+    free = make_sequence([7])
+    enter(manager, free)
+    assert manager.begin(second, 1) == 0, "one of three blocks is known, and none is free"
+    assert second not in manager.rows
+    assert (second.block_ids, second.num_computed) == ([], 0)
+    manager.release(first)
+    assert manager.begin(second, 1) == 1
+    assert second.num_computed == 2
+
+
+def test_with_every_row_taken_nobody_begins() -> None:
+    manager = make_manager(20, 2)
+    crowd = [make_sequence([each]) for each in range(6)]
+    enter(manager, *crowd)
+    late = make_sequence([1])
+    assert manager.begin(late, 1) == 0
+    manager.release(crowd[3])
+    assert manager.begin(late, 1) == 1
+
+
 class ManagerMachine(RuleBasedStateMachine):
     """A block manager with a pool of pretended memory: what a slot holds names all before it."""
 
@@ -391,19 +433,38 @@ class ManagerMachine(RuleBasedStateMachine):
         self.waiting: list[Sequence] = []
         self.batch: dict[Sequence, int] = {}
         self.copies_pend = False
+        self.num_free = num_blocks  # this and the next two as the events tell
+        self.owned: dict[int, set[int]] = defaultdict(set)
         self.kept: set[int] = set()
-        self.num_free = num_blocks
         self.memory: dict[int, Path] = {}
         self.ids: Iterator[int] = count()
 
     def listen(self, event: Event) -> None:
-        """Rebuild from the events alone what is free, and what is kept no more."""
-        if event.kind in (EventKind.BLOCK_ALLOCATED, EventKind.BLOCK_COPIED):
+        """Rebuild from the events alone what is free, who owns what, and what is kept."""
+        kind, sequence_id, counts = event.kind, event.sequence_id, event.counts
+        if kind in (EventKind.BLOCK_ALLOCATED, EventKind.BLOCK_COPIED):
             self.num_free -= 1
-        elif event.kind in (EventKind.BLOCK_FREED, EventKind.BLOCK_EVICTED):
+        elif kind in (EventKind.BLOCK_FREED, EventKind.BLOCK_EVICTED):
             self.num_free += 1
-        if event.kind is EventKind.BLOCK_EVICTED:
-            self.kept.remove(event.counts["block"])
+        if kind is EventKind.BLOCK_KEPT:
+            assert counts["block"] not in self.kept
+            self.kept.add(counts["block"])
+        elif kind is EventKind.BLOCK_EVICTED:
+            self.kept.remove(counts["block"])
+        if sequence_id is None:
+            return
+        if kind is EventKind.PREEMPTED:
+            self.owned.pop(sequence_id, None)  # it may own none yet
+        if kind in (EventKind.BLOCK_COPIED, EventKind.BLOCK_EXCHANGED):
+            self.owned[sequence_id].remove(counts["source"])
+        if kind in (
+            EventKind.BLOCK_ALLOCATED,
+            EventKind.BLOCK_SHARED,
+            EventKind.BLOCK_COPIED,
+            EventKind.BLOCK_EXCHANGED,
+        ):
+            assert counts["block"] not in self.owned[sequence_id]
+            self.owned[sequence_id].add(counts["block"])
 
     def contents(self, sequence: Sequence, position: int) -> Path:
         return sequence.cache_salt, tuple(sequence.token_ids[: position + 1])
@@ -417,24 +478,41 @@ class ManagerMachine(RuleBasedStateMachine):
         sequences = [
             (each.num_computed, each.num_kept_blocks, tuple(each.block_ids)) for each in self.live
         ]
-        kept = {*self.kept}
+        kept = {*kept_blocks(self.manager.prefix_cache)}
         return owners, sequences, kept, self.manager.tables.tolist(), self.manager.num_available
 
-    @precondition(lambda self: len(self.live) < 6)
-    @rule(token_ids=token_lists, salt=salts)
-    def begin(self, token_ids: list[int], salt: str | None) -> None:
-        self.enter(make_sequence(token_ids, salt, next(self.ids)))
+    @rule(token_ids=token_lists, salt=salts, max_tokens=st.integers(1, 9))
+    def begin(self, token_ids: list[int], salt: str | None, max_tokens: int) -> None:
+        self.enter(make_sequence(token_ids, salt, next(self.ids)), max_tokens)
 
-    @precondition(lambda self: self.waiting and len(self.live) < 6)
-    @rule()
-    def begin_again(self) -> None:
-        self.enter(self.waiting.pop(0))
+    @precondition(lambda self: self.waiting)
+    @rule(max_tokens=st.integers(1, 9))
+    def begin_again(self, max_tokens: int) -> None:
+        sequence = self.waiting.pop(0)
+        if not self.enter(sequence, max_tokens):
+            self.waiting.append(sequence)
 
-    def enter(self, sequence: Sequence) -> None:
-        self.manager.begin(sequence)
+    def enter(self, sequence: Sequence, max_tokens: int) -> bool:
+        before, num_available = self.state(), self.manager.num_available
+        num_tokens = self.manager.begin(sequence, max_tokens)
+        if num_tokens == 0:
+            assert self.state() == before
+            assert (sequence.block_ids, sequence.num_computed) == ([], 0)
+            wanted = blocks_needed(len(sequence), self.block_size)
+            assert len(self.live) == 6 or wanted > num_available
+            return False
         self.live.append(sequence)
-        assert sequence.num_computed < len(sequence)
-        assert sequence.num_computed == len(sequence.block_ids) * self.block_size
+        self.batch[sequence] = num_tokens
+        assert num_tokens == min(len(sequence.new_ids), max_tokens)
+        assert sequence.num_computed == sequence.num_kept_blocks * self.block_size
+        self.check_slots(sequence, num_tokens)
+        return True
+
+    def check_slots(self, sequence: Sequence, num_tokens: int) -> None:
+        """There is a slot for each of the next tokens, in blocks of nobody else's."""
+        for position in range(sequence.num_computed, sequence.num_computed + num_tokens):
+            block_id = sequence.block_ids[position // self.block_size]
+            assert self.manager.allocator.num_owners(block_id) == 1
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -447,9 +525,7 @@ class ManagerMachine(RuleBasedStateMachine):
         if self.manager.reserve(sequence, num_tokens):
             self.batch[sequence] = num_tokens
             self.copies_pend = True
-            for position in range(sequence.num_computed, end):
-                block_id = sequence.block_ids[position // self.block_size]
-                assert self.manager.allocator.num_owners(block_id) == 1
+            self.check_slots(sequence, num_tokens)
         else:
             assert self.state() == before
             # At most one block, for a copy, comes on top of those that are missing.
@@ -464,9 +540,11 @@ class ManagerMachine(RuleBasedStateMachine):
             for position in range(sequence.num_computed, sequence.num_computed + num_tokens):
                 self.memory[self.slot(sequence, position)] = self.contents(sequence, position)
         for sequence, num_tokens in self.batch.items():
-            sequence.num_computed += num_tokens
             if keeps:
-                self.keep(sequence)
+                self.manager.advance(sequence, num_tokens)
+                self.check_kept(sequence)
+            else:
+                sequence.num_computed += num_tokens
             if not sequence.new_ids:
                 sequence.append(data.draw(st.integers(0, 1)))
         self.batch = {}
@@ -491,13 +569,15 @@ class ManagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.live and not self.batch)
     @rule(data=st.data())
     def keep_late(self, data: st.DataObject) -> None:
-        self.keep(data.draw(st.sampled_from(self.live)))
-
-    def keep(self, sequence: Sequence) -> None:
+        sequence = data.draw(st.sampled_from(self.live))
         self.manager.keep_full_blocks(sequence)
+        self.check_kept(sequence)
+
+    def check_kept(self, sequence: Sequence) -> None:
         if self.manager.prefix_cache is not None:
             assert sequence.num_kept_blocks == sequence.num_computed // self.block_size
-        self.kept.update(sequence.block_ids[: sequence.num_kept_blocks])
+        kept = kept_blocks(self.manager.prefix_cache)
+        assert {*sequence.block_ids[: sequence.num_kept_blocks]} <= {*kept}
 
     @precondition(lambda self: self.live and len(self.live) < 6 and not self.copies_pend)
     @rule(data=st.data(), token_id=st.integers(0, 1))
@@ -507,7 +587,7 @@ class ManagerMachine(RuleBasedStateMachine):
         child = make_sequence(token_ids, parent.cache_salt, next(self.ids))
         self.manager.fork(parent, child)
         assert child.num_computed == parent.num_computed
-        self.kept.update(parent.block_ids[: parent.num_kept_blocks])
+        self.check_kept(parent)
         self.live.append(child)
 
     @precondition(lambda self: self.live)
@@ -516,7 +596,10 @@ class ManagerMachine(RuleBasedStateMachine):
         sequence = data.draw(st.sampled_from(self.live))
         self.live.remove(sequence)
         self.batch.pop(sequence, None)
+        sequence.finish_reason = None if again else "abort"
         self.manager.release(sequence)
+        if not again:  # an engine tells of that
+            self.owned.pop(sequence.sequence_id, None)
         assert (sequence.block_ids, sequence.num_computed) == ([], 0)
         if again:
             self.waiting.append(sequence)
@@ -533,14 +616,18 @@ class ManagerMachine(RuleBasedStateMachine):
     @invariant()
     def owners_are_the_sequences_and_the_cache(self) -> None:
         owned = Counter(block_id for each in self.live for block_id in each.block_ids)
+        kept = kept_blocks(self.manager.prefix_cache)
         for block_id in range(self.num_blocks + 1):
-            owners = owned[block_id] + (block_id in self.kept)
+            owners = owned[block_id] + (block_id in kept)
             assert self.manager.allocator.num_owners(block_id) == owners
         assert self.manager.num_available == self.num_blocks - len(owned)
 
     @invariant()
-    def events_alone_tell_what_is_free(self) -> None:
+    def events_alone_tell_what_is_free_whose_and_kept(self) -> None:
         assert self.num_free == self.manager.allocator.num_free
+        told = {sequence_id: owned for sequence_id, owned in self.owned.items() if owned}
+        assert told == {each.sequence_id: {*each.block_ids} for each in self.live if each.block_ids}
+        assert sorted(self.kept) == sorted(kept_blocks(self.manager.prefix_cache))
 
     @invariant()
     def everyone_reads_its_own_tokens(self) -> None:
@@ -567,18 +654,17 @@ def share_fork_and_evict(trace: Trace) -> BlockManager:
     """Few steps in which each kind of event about blocks comes."""
     manager = make_manager(5, 2, trace)
     parent, child = make_sequence([1, 2, 3], sequence_id=1), make_sequence([1, 2, 3], sequence_id=2)
-    manager.begin(parent)
+    enter(manager, parent)
     compute(manager, parent)
     manager.fork(parent, child)
     assert manager.reserve(child, 1)
     manager.release(parent)
+    child.finish_reason = "stop"
     manager.release(child)
     again = make_sequence([1, 2, 9], sequence_id=3)
-    manager.begin(again)
+    enter(manager, again)
     manager.release(again)
-    other = make_sequence([7] * 10, sequence_id=4)
-    manager.begin(other)
-    assert manager.reserve(other, 10)
+    enter(manager, make_sequence([7] * 10, sequence_id=4))
     return manager
 
 
@@ -590,11 +676,19 @@ def test_events_tell_what_happened_to_which_block_in_order() -> None:
     assert told == [
         ("block_allocated", 1),
         ("block_allocated", 1),
+        ("block_kept", 1),
         ("forked", 2),
+        ("block_shared", 2),
+        ("block_shared", 2),
         ("block_copied", 2),
+        ("preempted", 1),
         ("block_freed", 1),
         ("block_freed", 2),
         ("prefix_hit", 3),
+        ("block_shared", 3),
+        ("block_allocated", 3),
+        ("preempted", 3),
+        ("block_freed", 3),
         ("block_evicted", None),
         *[("block_allocated", 4)] * 5,
     ]
@@ -625,18 +719,24 @@ def test_a_recorder_keeps_the_last_events_and_counts_those_it_dropped() -> None:
     assert recorder.num_dropped == 2
 
 
-def test_an_exchanged_block_is_told_as_freed_only_if_no_fork_owns_it() -> None:
+def test_a_parents_block_is_exchanged_for_an_equal_one_before_its_fork_shares_it() -> None:
     trace, recorder = Trace(), Recorder()
-    trace.subscribe(recorder)
     manager = make_manager(8, 2, trace)
     first, second, fork = (make_sequence([1, 2, 3], sequence_id=each) for each in range(3))
     for sequence in (first, second):
-        manager.begin(sequence)
-        assert manager.reserve(sequence, 2)
-        sequence.num_computed = 2
+        assert manager.begin(sequence, 2) == 2
+    (own,) = second.block_ids
+    trace.subscribe(recorder)
+    manager.advance(first, 2)
+    second.num_computed = 2  # and not offered to the cache, as a scheduler may forget
     manager.fork(second, fork)
-    for sequence in (first, second, fork):
-        manager.keep_full_blocks(sequence)
     assert first.block_ids == second.block_ids == fork.block_ids
-    freed = [event for event in recorder.events if event.kind is EventKind.BLOCK_FREED]
-    assert [event.sequence_id for event in freed] == [2]
+    (kept,) = first.block_ids
+    told = [(event.kind.value, event.sequence_id, dict(event.counts)) for event in recorder.events]
+    assert told == [
+        ("block_kept", 0, {"block": kept}),
+        ("block_exchanged", 1, {"source": own, "block": kept}),
+        ("block_freed", 1, {"block": own}),
+        ("forked", 2, {"parent": 1, "blocks": 1}),
+        ("block_shared", 2, {"block": kept}),
+    ]

@@ -1,11 +1,8 @@
-"""Continuous batching: everyone moves on in fair order, within limits, and as if alone.
+"""Continuous batching: everyone moves on in fair order, within limits, and as if alone."""
 
-The model is a fake whose next token depends on all tokens before it, so that whatever is computed
-anew must come out the same; its memory keeps tokens in place of keys and values, so that a block
-that was shared, copied or reused wrongly is found out by its content.
-"""
-
-from collections import Counter
+import sys
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -18,210 +15,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from minigen import SamplingParams
-from minigen.cache.blocks import BlockAllocator
-from minigen.cache.manager import BlockManager
-from minigen.cache.prefix import Node, RadixPrefixCache
-from minigen.engine.scheduler import ContinuousScheduler
-from minigen.sequence import Chunk, SampledToken, Sequence
-from minigen.trace import Event, EventKind, Recorder, Trace
-
-END = 3
-NO_TOKEN = -1
-
-
-def next_token(sequence: Sequence) -> int:
-    """What the fake model says next; the choices of one prompt part ways."""
-    return (sum(sequence.token_ids) * 7 + len(sequence) + sequence.choice) % 50 % 13
-
-
-def build(
-    sequence_id: int,
-    prompt_ids: list[int],
-    max_output: int = 4,
-    n: int = 1,
-    priority: int = 0,
-    end_ids: frozenset[int] = frozenset(),
-) -> list[Sequence]:
-    """The n choices of one prompt; the first leads its siblings."""
-    family = [
-        Sequence(
-            sequence_id=sequence_id + choice,
-            prompt_ids=tuple(prompt_ids),
-            params=SamplingParams(),
-            seed=0,
-            max_output=max_output,
-            end_ids=end_ids,
-            choice=choice,
-            priority=priority,
-        )
-        for choice in range(n)
-    ]
-    family[0].siblings = family[1:]
-    return family
-
-
-def alone(sequence: Sequence) -> tuple[list[int], str | None]:
-    """The answer and its finish reason, without any engine."""
-    twin = Sequence(
-        sequence_id=0,
-        prompt_ids=sequence.prompt_ids,
-        params=sequence.params,
-        seed=0,
-        max_output=sequence.max_output,
-        end_ids=sequence.end_ids,
-        choice=sequence.choice,
-    )
-    while twin.finish_reason is None:
-        twin.append(next_token(twin))
-    return twin.output_ids, twin.finish_reason
-
-
-class Bench:
-    """A scheduler over real blocks, and a fake model that checks what it is given."""
-
-    def __init__(
-        self,
-        num_blocks: int = 64,
-        block_size: int = 4,
-        max_sequences: int = 8,
-        max_batch_tokens: int = 64,
-        prefix_cache: bool = False,
-    ):
-        self.trace, self.recorder = Trace(), Recorder()
-        self.trace.subscribe(self.recorder)
-        self.trace.subscribe(self._count)
-        allocator = BlockAllocator(num_blocks)
-        cache = RadixPrefixCache(allocator, block_size) if prefix_cache else None
-        self.manager = BlockManager(
-            allocator, cache, block_size, max_sequences, num_blocks, self.trace
-        )
-        self.scheduler = ContinuousScheduler(
-            self.manager, max_sequences, max_batch_tokens, self.trace
-        )
-        self.num_blocks, self.block_size = num_blocks, block_size
-        self.memory = [[NO_TOKEN] * block_size for _ in range(num_blocks + 1)]
-        self.known: Counter[int] = Counter()  # tokens that need no computing, by sequence id
-
-    def add(self, family: list[Sequence]) -> None:
-        self.scheduler.add(family[0])
-
-    def step(self) -> list[Chunk]:
-        """One step; returns its chunks as they were before it."""
-        were_running = dict(self.scheduler.running)
-        num_events = len(self.recorder.events)
-        chunks = self.scheduler.next_batch()
-        preempted = self._ids(EventKind.PREEMPTED, num_events)
-        went_on = [
-            chunk
-            for chunk in chunks
-            if chunk.sequence in were_running and chunk.sequence.sequence_id not in preempted
-        ]
-        self._check_limits(chunks)
-        assert chunks[: len(went_on)] == went_on, "who runs goes before who comes in"
-        is_decode = [len(each.sequence) - each.sequence.num_computed == 1 for each in went_on]
-        assert is_decode == sorted(is_decode, reverse=True), "decodes go before prompts"
-        self._compute(chunks)
-        samples = [sample for chunk in chunks for sample in chunk.samples]
-        tokens = [SampledToken(next_token(sample)) for sample in samples]
-        assert self.scheduler.commit(chunks, tokens) == list(zip(samples, tokens, strict=True))
-        self.check_blocks()
-        running = {sequence.sequence_id for sequence in self.scheduler.running}
-        self.known = Counter({key: num for key, num in self.known.items() if key in running})
-        return chunks
-
-    def drain(self, max_steps: int) -> None:
-        """Step until nobody is left, in so many steps at most."""
-        for _ in range(max_steps):
-            if not self.scheduler.has_work():
-                break
-            assert self.step(), "somebody can always run"
-        assert not self.scheduler.has_work()
-        self.check_idle()
-
-    def check_idle(self) -> None:
-        assert self.scheduler.num_waiting == 0
-        assert not self.scheduler.running
-        assert not self.manager.rows
-        assert self.manager.num_available == self.num_blocks
-        assert self.scheduler.next_batch() == []
-
-    def check_blocks(self) -> None:
-        """Every owner of every block is known, and tables say what sequences say."""
-        assert set(self.manager.rows) == set(self.scheduler.running)
-        owners = Counter(_kept_blocks(self.manager.prefix_cache))
-        for sequence, row in self.manager.rows.items():
-            owners.update(sequence.block_ids)
-            table = self.manager.tables[row, : len(sequence.block_ids)]
-            assert table.tolist() == sequence.block_ids
-        counted = {block: self.manager.allocator.num_owners(block) for block in self._blocks()}
-        assert counted == {block: owners[block] for block in self._blocks()}
-        assert self.manager.allocator.num_free == list(counted.values()).count(0)
-
-    def events(self, kind: EventKind) -> list[Event]:
-        return [event for event in self.recorder.events if event.kind is kind]
-
-    def _ids(self, kind: EventKind, start: int) -> set[int | None]:
-        events = self.recorder.events[start:]
-        return {event.sequence_id for event in events if event.kind is kind}
-
-    def _blocks(self) -> range:
-        return range(1, self.num_blocks + 1)
-
-    def _check_limits(self, chunks: list[Chunk]) -> None:
-        assert sum(chunk.num_tokens for chunk in chunks) <= self.scheduler.max_batch_tokens
-        seats = sum(1 + len(sequence.siblings) for sequence in self.scheduler.running)
-        assert seats <= self.scheduler.max_sequences
-        assert len({chunk.sequence for chunk in chunks}) == len(chunks)
-        for chunk in chunks:
-            sequence = chunk.sequence
-            assert chunk.num_tokens > 0
-            assert sequence in self.scheduler.running
-            num_slots = len(sequence.block_ids) * self.block_size
-            assert num_slots >= sequence.num_computed + chunk.num_tokens
-
-    def _compute(self, chunks: list[Chunk]) -> None:
-        """Copy blocks, write the new tokens, then read each context back."""
-        for source, target in self.manager.take_copies():
-            self.memory[target] = self.memory[source].copy()
-        for chunk in chunks:
-            for new_id in range(chunk.num_tokens):
-                position = chunk.sequence.num_computed + new_id
-                block_id, offset = self._slot(chunk.sequence, position)
-                assert self.manager.allocator.num_owners(block_id) == 1, "written when shared"
-                self.memory[block_id][offset] = chunk.sequence.token_ids[position]
-        for chunk in chunks:
-            num_tokens = chunk.sequence.num_computed + chunk.num_tokens
-            slots = [self._slot(chunk.sequence, position) for position in range(num_tokens)]
-            read = [self.memory[block_id][offset] for block_id, offset in slots]
-            assert read == chunk.sequence.token_ids[:num_tokens]
-
-    def _slot(self, sequence: Sequence, position: int) -> tuple[int, int]:
-        return sequence.block_ids[position // self.block_size], position % self.block_size
-
-    def _count(self, event: Event) -> None:
-        """Every token is computed once, but for what was shared or given up."""
-        if event.sequence_id is None:
-            return
-        if event.kind is EventKind.PREFIX_HIT:
-            self.known[event.sequence_id] = event.counts["tokens"]
-        elif event.kind is EventKind.PREEMPTED:
-            self.known[event.sequence_id] = 0
-        elif event.kind is EventKind.FORKED:
-            self.known[event.sequence_id] = self.known[event.counts["parent"]]
-        elif event.kind is EventKind.SCHEDULED:
-            assert event.counts["computed"] == self.known[event.sequence_id]
-            self.known[event.sequence_id] += event.counts["tokens"]
-
-
-def _kept_blocks(cache: object) -> list[int]:
-    """The blocks that the prefix cache owns, found by walking its tree."""
-    if not isinstance(cache, RadixPrefixCache):
-        return []
-    nodes: list[Node] = [each for root in cache.roots.values() for each in root.children.values()]
-    for node in nodes:
-        nodes.extend(node.children.values())
-    return [node.block_id for node in nodes]
+from minigen.errors import RequestError
+from minigen.sequence import SampledToken, Sequence
+from minigen.trace import Event, EventKind
+from tests.bench import END, Bench, alone, build, sizes
 
 
 class CrowdMachine(RuleBasedStateMachine):
@@ -262,7 +59,7 @@ class CrowdMachine(RuleBasedStateMachine):
             len(self.sequences),
             prompt_ids,
             min(max_output, capacity - len(prompt_ids)),
-            min(n, self.bench.scheduler.max_sequences),
+            min(n, self.bench.max_sequences),
             priority,
             frozenset({END}),
         )
@@ -281,7 +78,7 @@ class CrowdMachine(RuleBasedStateMachine):
         live = self.live()
         sequence = live[index % len(live)]
         self.begun |= {sibling.sequence_id for sibling in sequence.siblings}
-        self.bench.scheduler.abort(sequence)
+        self.bench.abort(sequence)
         assert sequence.finish_reason == "abort"
         assert not sequence.block_ids
         assert sequence not in self.bench.scheduler.running
@@ -311,6 +108,7 @@ class CrowdMachine(RuleBasedStateMachine):
         if not hasattr(self, "bench"):
             return
         self.bench.drain(2 * sum(len(each.prompt_ids) + each.max_output for each in self.live()))
+        self.blocks_add_up()
         for sequence in self.sequences:
             output_ids, finish_reason = alone(sequence)
             if sequence.finish_reason == "abort":
@@ -323,10 +121,6 @@ CrowdMachine.TestCase.settings = settings(
     max_examples=80, stateful_step_count=50, deadline=None, derandomize=True, database=None
 )
 test_a_crowd_is_served_in_order_within_limits_and_as_if_alone = CrowdMachine.TestCase
-
-
-def sizes(chunks: list[Chunk]) -> list[tuple[int, int]]:
-    return [(chunk.sequence.sequence_id, chunk.num_tokens) for chunk in chunks]
 
 
 def test_a_step_with_nobody_is_empty() -> None:
@@ -411,7 +205,7 @@ def test_a_leader_aborted_before_its_fork_hands_over(num_steps: int, prefix_cach
     bench.add(build(3, [2] * 3))
     for _ in range(num_steps):
         bench.step()
-    bench.scheduler.abort(family[0])
+    bench.abort(family[0])
     assert sizes(bench.step())[0][0] == 1, "in its leader's place"
     bench.drain(20)
     assert family[0].output_ids == []
@@ -425,7 +219,7 @@ def test_a_sibling_aborted_before_its_fork_is_left_out(num_steps: int) -> None:
     bench.add(family)
     for _ in range(num_steps):
         bench.step()
-    bench.scheduler.abort(family[1])
+    bench.abort(family[1])
     bench.drain(20)
     assert [len(each.output_ids) for each in family] == [4, 0, 4]
     assert [each.finish_reason for each in family] == ["length", "abort", "length"]
@@ -437,11 +231,13 @@ def test_anyone_may_be_aborted_waiting_running_or_finished() -> None:
     for family in (running, waiting, last):
         bench.add(family)
     bench.step()
-    bench.scheduler.abort(running[0])
+    bench.abort(running[0])
     assert not bench.manager.rows
-    bench.scheduler.abort(waiting[0])
+    bench.abort(waiting[0])
     assert sizes(bench.step()) == [(2, 1)]
     bench.drain(5)
+    with pytest.raises(RequestError, match="No request of id 2"):
+        bench.abort(last[0])
     bench.scheduler.abort(last[0])
     assert last[0].finish_reason == "length"
     assert [event.sequence_id for event in bench.events(EventKind.ABORTED)] == [0, 1]
@@ -479,5 +275,54 @@ def test_a_wrong_number_of_tokens_is_refused_before_anything_changes() -> None:
     assert family[0].num_computed == 0
     assert family[0].siblings == family[1:]
     for sequence in family:
-        bench.scheduler.abort(sequence)
+        bench.abort(sequence)
     bench.check_idle()
+
+
+class CountedNumber(int):
+    """A number that counts how often it is compared."""
+
+    num_compared = 0
+
+    def __lt__(self, other: object) -> bool:
+        CountedNumber.num_compared += 1
+        return int(self) < other  # type: ignore[operator]
+
+    def __eq__(self, other: object) -> bool:
+        CountedNumber.num_compared += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+def work_of_steps(num_waiting: int) -> tuple[int, int]:
+    """What 40 steps cost behind which so many still wait: opcodes of Python, comparisons in C."""
+    bench = Bench(num_blocks=12, block_size=2, max_sequences=4, max_batch_tokens=8)
+    for index in range(num_waiting):
+        priority = CountedNumber(0)
+        bench.engine.add(build(index, [index % 5] * 3, max_output=6, priority=priority)[0])
+    num_opcodes = 0
+
+    def count(frame: FrameType, what: str, _: Any) -> Any:
+        nonlocal num_opcodes
+        frame.f_trace_opcodes = "minigen" in frame.f_code.co_filename
+        num_opcodes += what == "opcode"
+        return count
+
+    CountedNumber.num_compared = 0
+    before = sys.gettrace()
+    sys.settrace(count)
+    for _ in range(40):
+        bench.engine.step()
+    sys.settrace(before)
+    assert bench.events(EventKind.PREEMPTED)
+    assert bench.events(EventKind.FINISHED)
+    assert len(bench.engine.live) > num_waiting - 40
+    return num_opcodes, CountedNumber.num_compared
+
+
+def test_a_step_costs_the_same_whether_forty_or_two_thousand_wait() -> None:
+    few_opcodes, few_comparisons = work_of_steps(40)
+    many_opcodes, many_comparisons = work_of_steps(2000)
+    assert few_opcodes == many_opcodes > 10_000
+    assert many_comparisons - few_comparisons < 2000, "not even once over the queue"

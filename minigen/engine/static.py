@@ -30,7 +30,7 @@ class StaticScheduler:
         sequence.siblings = []
 
     def next_batch(self) -> list[Chunk]:
-        """The next tokens of all who run: whole prompts first, then one token of each a step."""
+        """The next tokens of all who run: who has fewest left goes first, so decodes do."""
         if not self.running:
             self._begin()
         budget, chunks = self.max_batch_tokens, []
@@ -71,7 +71,8 @@ class StaticScheduler:
             room -= blocks_needed(longest, self.manager.block_size)
             if room < 0 or not self.manager.begin(sequence, len(sequence)):
                 return
-            self.manager.reserve(sequence, longest - sequence.num_computed)
+            reserved = self.manager.reserve(sequence, longest - sequence.num_computed)
+            assert reserved, "there is room for the longest"
             self.running.append(self.waiting.popleft())
 
 

@@ -1,0 +1,86 @@
+"""The options of every command that loads a model: said once, given to each."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from minigen.llm import LLM
+
+DEFAULT_MODEL = "smollm2-135m"  # hub.DEFAULT_MODEL, without its imports; a test compares them
+
+Load = Callable[[], "LLM"]
+
+
+def _option(panel: str, text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel)
+
+
+def engine_options(
+    model: Annotated[
+        str,
+        _option(
+            "Model",
+            "A short name, a directory, a .gguf file, or a Hugging Face id (org/repo).",
+            "--model",
+            "-m",
+        ),
+    ] = DEFAULT_MODEL,
+    weights: Annotated[
+        str, _option("Model", "auto, float32 or bfloat16: the type that products are done in.")
+    ] = "auto",
+    threads: Annotated[
+        int | None, _option("Model", "CPU threads; torch's own choice if absent.")
+    ] = None,
+    max_sequences: Annotated[int, _option("Engine", "Answers that run at once, at most.")] = 16,
+    max_batch_tokens: Annotated[
+        int, _option("Engine", "Tokens that one step computes, at most.")
+    ] = 2048,
+    block_size: Annotated[int, _option("Engine", "Tokens in a block of the KV cache.")] = 16,
+    num_blocks: Annotated[
+        int | None, _option("Engine", "Blocks of the KV cache, in place of --kv-memory.")
+    ] = None,
+    kv_memory: Annotated[
+        str | None, _option("Engine", "Memory of the KV cache, as in 512M; 1GiB if absent.")
+    ] = None,
+    prefix_cache: Annotated[
+        str, _option("Engine", "Share equal beginnings: on, off, or file.py:Name.")
+    ] = "on",
+    scheduler: Annotated[
+        str, _option("Engine", "continuous, static, dynamic, or file.py:Name of your own.")
+    ] = "continuous",
+    allocator: Annotated[
+        str | None, _option("Engine", "An allocator of your own, as file.py:Name.")
+    ] = None,
+    sampler: Annotated[
+        str | None, _option("Engine", "A sampler of your own, as file.py:Name.")
+    ] = None,
+    attend: Annotated[str, _option("Engine", "torch, or file.py:Name of your own.")] = "torch",
+) -> None:
+    """What a command that loads a model accepts; the names are `LLM.load`'s."""
+
+
+def loads_model(command: Callable[..., None]) -> Callable[..., None]:
+    """Give `command(load, ...)` the options of `engine_options`; `load()` loads as they say."""
+    own = list(inspect.signature(command).parameters.values())[1:]
+    shared = list(inspect.signature(engine_options).parameters.values())
+
+    @functools.wraps(command)
+    def wrapped(**arguments: Any) -> None:
+        options = {each.name: arguments.pop(each.name) for each in shared}
+        command(functools.partial(_load, **options), **arguments)
+
+    wrapped.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {each.name: each.annotation for each in [*own, *shared]}
+    return wrapped
+
+
+def _load(model: str, **options: Any) -> "LLM":
+    from minigen.llm import LLM
+    from minigen.progress import shown_progress
+
+    with shown_progress() as progress:
+        return LLM.load(model, progress=progress, **options)
