@@ -12,6 +12,7 @@ from minigen.answers import Answer, gather
 from minigen.assembly import Assembly, assemble
 from minigen.checkpoint import open_checkpoint
 from minigen.config import ModelConfig
+from minigen.counters import WorkCounters
 from minigen.errors import ChatTemplateError, ParamsError, PromptError
 from minigen.options import EngineOptions
 from minigen.outputs import Delta, Output
@@ -43,6 +44,7 @@ class LLM:
             assembly.pool_tokens,
             assembly.max_sequences,
         )
+        self._kv_bytes = assembly.kv_bytes
         self._growing: dict[Sequence, tuple[Answer, deque[Delta | Exception]]] = {}
 
     @classmethod
@@ -117,6 +119,16 @@ class LLM:
             yield recorder
         finally:
             self.trace.unsubscribe(recorder)
+
+    @contextmanager
+    def count_work(self) -> Generator[WorkCounters, None, None]:
+        """Count what the engine computes, finds, copies and reads while the block runs."""
+        counters = WorkCounters(self._kv_bytes, self.config.sliding_windows)
+        self.trace.subscribe(counters)
+        try:
+            yield counters
+        finally:
+            self.trace.unsubscribe(counters)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str, too
