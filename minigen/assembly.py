@@ -54,6 +54,7 @@ class Assembly:
     choices: dict[str, str]
     pool_tokens: int
     max_sequences: int
+    kv_bytes: int  # of one token's key and value in one layer
 
 
 def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
@@ -88,7 +89,8 @@ def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
         "threads": str(torch.get_num_threads()),
     }
     engine = Engine(scheduler, runner, sampler, trace)
-    return Assembly(engine, choices, manager.num_tokens, options.max_sequences)
+    kv_bytes = 2 * config.kv_heads * config.head_dim * WEIGHTS[form].itemsize
+    return Assembly(engine, choices, manager.num_tokens, options.max_sequences, kv_bytes)
 
 
 def _manager(

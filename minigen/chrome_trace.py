@@ -20,9 +20,10 @@ _INSTANTS = {
     EventKind.BLOCK_EVICTED: "block evicted",
     EventKind.FINISHED: "finished",
     EventKind.ABORTED: "aborted",
+    EventKind.FAILED: "failed",
 }
 _RUNS = {EventKind.SCHEDULED, EventKind.FORKED}
-_RUNS_NO_MORE = {EventKind.PREEMPTED, EventKind.FINISHED, EventKind.ABORTED}
+_RUNS_NO_MORE = {EventKind.PREEMPTED, EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED}
 _BLOCK_OWNED = {
     *(EventKind.BLOCK_ALLOCATED, EventKind.BLOCK_COPIED, EventKind.BLOCK_SHARED),
     *(EventKind.BLOCK_KEPT, EventKind.BLOCK_EXCHANGED),
@@ -110,7 +111,7 @@ class _Timeline:
             case EventKind.PREEMPTED:
                 track.reached = max(track.reached, event.counts["computed"])
                 self._begin(track, "preempted", self._now_us, event.counts)
-            case EventKind.ABORTED:
+            case EventKind.ABORTED | EventKind.FAILED:
                 self._end(track, self._now_us)
             case EventKind.FINISHED if track not in self._in_step:
                 self._end(track, self._now_us)

@@ -70,6 +70,10 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat", help="Put each prompt as a chat message.")
     ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Record what the engine does; open the file at ui.perfetto.dev."),
+    ] = None,
 ) -> None:
     """Continue one or several prompts, all at once, streaming to stdout.
 
@@ -78,7 +82,7 @@ def generate(
     minigen generate --chat "What is gravity?" "Why is the sky blue?"
     """
     from minigen.params import SamplingParams
-    from minigen.terminal.generate import print_answers
+    from minigen.terminal.generate import print_answers, save_trace
 
     params = SamplingParams(
         n=n,
@@ -96,7 +100,12 @@ def generate(
     asked = (
         [llm.chat_prompt([{"role": "user", "content": text}]) for text in texts] if chat else texts
     )
-    print_answers(llm, asked, params)
+    if trace is None:
+        print_answers(llm, asked, params)
+        return
+    with llm.record() as recorder:
+        print_answers(llm, asked, params)
+    save_trace(recorder, trace)
 
 
 @app.command()

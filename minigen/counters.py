@@ -66,7 +66,7 @@ class WorkCounters:
             case EventKind.PREEMPTED:
                 self.preemptions += 1
                 self._progress.setdefault(event.sequence_id, _Progress(None, counts["computed"]))
-            case EventKind.FINISHED | EventKind.ABORTED:
+            case EventKind.FINISHED | EventKind.ABORTED | EventKind.FAILED:
                 self._progress.pop(event.sequence_id, None)
             case EventKind.STEP:
                 self.steps += 1

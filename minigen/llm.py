@@ -1,24 +1,23 @@
 """`LLM`: a model's name becomes an engine (`minigen.assembly`), prompts become answers."""
 
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, overload
 
 from minigen import hub
-from minigen.answers import Answer, gather
+from minigen.answers import gather
 from minigen.assembly import Assembly, assemble
 from minigen.checkpoint import open_checkpoint
 from minigen.config import ModelConfig
+from minigen.counters import WorkCounters
 from minigen.errors import ChatTemplateError, ParamsError, PromptError
 from minigen.options import EngineOptions
 from minigen.outputs import Delta, Output
 from minigen.params import SamplingParams
 from minigen.requests import Prompt, RequestReader, is_one_prompt
-from minigen.sequence import Sequence
+from minigen.shared_steps import SharedSteps
 from minigen.text.chat import ChatTemplate
 from minigen.text.tokenizer import Tokenizer
 from minigen.trace import Recorder, Trace
@@ -44,7 +43,8 @@ class LLM:
             assembly.pool_tokens,
             assembly.max_sequences,
         )
-        self._growing: dict[Sequence, tuple[Answer, deque[Delta | Exception]]] = {}
+        self._kv_bytes = assembly.kv_bytes
+        self._steps = SharedSteps(self.engine)
 
     @classmethod
     def load(
@@ -120,6 +120,16 @@ class LLM:
         finally:
             self.trace.unsubscribe(recorder)
 
+    @contextmanager
+    def count_work(self) -> Generator[WorkCounters, None, None]:
+        """Count what the engine computes, finds, copies and reads while the block runs."""
+        counters = WorkCounters(self._kv_bytes, self.config.sliding_windows)
+        self.trace.subscribe(counters)
+        try:
+            yield counters
+        finally:
+            self.trace.unsubscribe(counters)
+
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str, too
         self,
@@ -162,7 +172,7 @@ class LLM:
         asked: Any = [prompts] if one else prompts
         answers = self._requests.answers(asked, params, priority, cache_salt)
         with _bar(len(answers), progress) as push:
-            for delta in self._run(answers):
+            for delta in self._steps.run(answers):
                 push(delta)
         outputs = gather(answers)
         return outputs[0] if one else outputs
@@ -195,7 +205,7 @@ class LLM:
         cache_salt: str | None = None,
     ) -> Generator[Delta, None, None]:
         """Continue several prompts at once, and yield every token of every answer as it comes."""
-        return self._run(self._requests.answers(prompts, params, priority, cache_salt))
+        return self._steps.run(self._requests.answers(prompts, params, priority, cache_salt))
 
     def chat(
         self, messages: SequenceOf[Mapping[str, Any]], params: SamplingParams | None = None
@@ -214,59 +224,6 @@ class LLM:
             )
         text = self.chat_template.render(messages, **variables)
         return self.tokenizer.encode(text, add_special_tokens=False)
-
-    def _run(self, answers: SequenceOf[Answer]) -> Generator[Delta, None, None]:
-        """Step the engine until the answers are whole; those left when closed are given up.
-
-        A step moves every answer on, also those of other callers: what comes for them goes into
-        their inbox.
-        """
-        inbox: deque[Delta | Exception] = deque()
-        siblings = {each for answer in answers for each in answer.sequence.siblings}
-        num_growing = len(answers)
-        with ExitStack() as at_the_end:
-            for answer in answers:
-                at_the_end.push(partial(self._give_up, answer.sequence))
-                self._growing[answer.sequence] = (answer, inbox)
-            for answer in answers:
-                if answer.sequence not in siblings:
-                    self.engine.add(answer.sequence)
-            while num_growing > 0:
-                while inbox:
-                    delta = inbox.popleft()
-                    if isinstance(delta, Exception):
-                        raise delta
-                    num_growing -= delta.finish_reason is not None
-                    yield delta
-                if num_growing > 0:
-                    self._step()
-
-    def _give_up(self, sequence: Sequence, _: Any, error: BaseException | None, *__: Any) -> None:
-        del self._growing[sequence]
-        try:
-            if sequence.sequence_id in self.engine.live:
-                self.engine.abort(sequence.sequence_id)
-        except Exception as further:
-            if not isinstance(error, Exception):
-                raise
-            error.add_note(f"Giving up sequence {sequence.sequence_id} then failed: {further!r}")
-
-    def _step(self) -> None:
-        try:
-            progress = self.engine.step()
-        except Exception as error:
-            growing = self._growing.items()
-            inboxes = [inbox for sequence, (_, inbox) in growing if sequence.error is error]
-            if not inboxes:  # nobody's in particular
-                raise
-            for inbox in inboxes:
-                inbox.append(error)
-            return
-        for sequence, token in progress:
-            answer, inbox = self._growing[sequence]
-            inbox.append(answer.push(token))
-            if answer.stops.stopped and sequence.finish_reason is None:
-                self.engine.finish(sequence.sequence_id)
 
 
 def _bar(

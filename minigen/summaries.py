@@ -23,8 +23,9 @@ class RequestSummary:
     It is queued until it is first scheduled, prefills until its first token, and decodes until its
     last; `ttft_ms` (time to first token) is the sum of the first two. `inter_token_ms` are the
     gaps between its tokens. `num_steps` counts the steps that computed any of it. `finish` is
-    "finished", "aborted", or None while it lives. `prefix_hit_tokens` were found in the prefix
-    cache, also when it began anew after a preemption; `recomputed_tokens` were computed before.
+    "finished", "aborted", "failed", or None while it lives. `prefix_hit_tokens` were found in the
+    prefix cache, also when it began anew after a preemption; `recomputed_tokens` were computed
+    before.
 
     A request with a `parent` was forked from it: the parent's prefill is its own, so that it was
     queued until its parent was first scheduled. Those tokens count as the parent's alone.
@@ -133,7 +134,7 @@ class _Life:
                 self.prefix_hit_tokens += event.counts["tokens"]
             case EventKind.NEW_TOKEN:
                 self.token_times_ns.append(event.time_ns)
-            case EventKind.FINISHED | EventKind.ABORTED:
+            case EventKind.FINISHED | EventKind.ABORTED | EventKind.FAILED:
                 self.end = event
 
     def inherit(self, parent: "_Life") -> None:

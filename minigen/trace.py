@@ -24,10 +24,11 @@ class EventKind(Enum):
     BLOCK_FREED = "block_freed"  # block (nobody's any more)
     BLOCK_EVICTED = "block_evicted"  # block (kept for nobody, and now free)
     FORKED = "forked"  # parent, blocks
-    PREEMPTED = "preempted"  # computed (tokens to be computed again)
+    PREEMPTED = "preempted"  # computed (tokens, given up)
     NEW_TOKEN = "new_token"  # token
     FINISHED = "finished"  # output_tokens
     ABORTED = "aborted"  # output_tokens
+    FAILED = "failed"  # output_tokens (a step raised an error)
     STEP = "step"  # sequences, tokens, duration_ns
 
 

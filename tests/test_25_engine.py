@@ -281,7 +281,7 @@ def test_an_error_in_a_step_costs_only_that_steps_sequences(
     assert [sequence.error for sequence in doomed] == [raised.value, raised.value, None]
     assert [len(sequence.output_ids) for sequence in doomed] == [2, 2, 0]
     assert not manager_of(llm).rows
-    ended = [event.sequence_id for event in recorder.events if event.kind is EventKind.ABORTED]
+    ended = [event.sequence_id for event in recorder.events if event.kind is EventKind.FAILED]
     assert ended == [sequence.sequence_id for sequence in doomed[:2]]
     while llm.engine.has_work():
         llm.engine.step()

@@ -712,7 +712,7 @@ def test_a_part_that_breaks_its_promise_is_named(
         provoke(llm)
     assert_one_sentence(str(caught.value), words)
     assert not llm.engine.live
-    assert not llm._growing
+    assert not llm._steps._growing
     assert not manager_of(llm).rows
     if not any(name in options for name in BEYOND_REPAIR):
         assert is_whole(llm)
@@ -786,7 +786,7 @@ def test_a_scheduler_that_refuses_a_request_leaves_nothing_behind(tiny_directory
     with pytest.raises(ValueError, match="too long for me"):
         llm.generate(["a", "b" * 30, "c"], GREEDY)
     assert is_whole(llm)
-    assert not llm._growing
+    assert not llm._steps._growing
     assert llm.generate("a", GREEDY).token_ids == before
 
 
@@ -811,7 +811,7 @@ def test_an_error_reaches_who_steps_though_another_has_not_heard_of_his_own(
     first, second = (llm.stream_deltas([prompt], GREEDY) for prompt in ("a", "b"))
     next(first), next(second)
     scheduler.scheduler.mood = "one"
-    llm._step()
+    llm._steps._step()
     scheduler.scheduler.mood = "raises"
     with pytest.raises(ZeroDivisionError):
         list(second)

@@ -43,6 +43,7 @@ COUNTS: dict[EventKind, set[str]] = {
     EventKind.NEW_TOKEN: {"token"},
     EventKind.FINISHED: {"output_tokens"},
     EventKind.ABORTED: {"output_tokens"},
+    EventKind.FAILED: {"output_tokens"},
     EventKind.STEP: {"sequences", "tokens", "duration_ns"},
 }
 

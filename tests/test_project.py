@@ -35,6 +35,7 @@ ASSEMBLY = {
         "answers",
         "assembly",
         "requests",
+        "shared_steps",
         "outputs",
         "sockets",
         "machine",

@@ -138,6 +138,6 @@ class Engine:
             )
 
     def _tell_end(self, sequence: Sequence) -> None:
-        whole = sequence.finish_reason in ("stop", "length")
-        kind = EventKind.FINISHED if whole else EventKind.ABORTED
+        kinds = {"abort": EventKind.ABORTED, "error": EventKind.FAILED}
+        kind = kinds.get(sequence.finish_reason or "", EventKind.FINISHED)
         self.trace.emit(kind, sequence.sequence_id, output_tokens=len(sequence.output_ids))

@@ -1,0 +1,75 @@
+"""One engine stepped by several callers in turn, each of whom gets what is theirs."""
+
+from collections import deque
+from collections.abc import Generator
+from collections.abc import Sequence as SequenceOf
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from minigen.answers import Answer
+from minigen.engine.engine import Engine
+from minigen.outputs import Delta
+from minigen.sequence import Sequence
+
+
+class SharedSteps:
+    """Turns an engine's steps into the deltas of answers; for callers in one thread."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self._growing: dict[Sequence, tuple[Answer, deque[Delta | Exception]]] = {}
+
+    def run(self, answers: SequenceOf[Answer]) -> Generator[Delta, None, None]:
+        """Step the engine until the answers are whole; those left when closed are given up.
+
+        A step moves every answer on, also those of other callers: what comes for them goes into
+        their inbox.
+        """
+        inbox: deque[Delta | Exception] = deque()
+        siblings = {each for answer in answers for each in answer.sequence.siblings}
+        num_growing = len(answers)
+        with ExitStack() as at_the_end:
+            for answer in answers:
+                at_the_end.push(partial(self._give_up, answer.sequence))
+                self._growing[answer.sequence] = (answer, inbox)
+            for answer in answers:
+                if answer.sequence not in siblings:
+                    self.engine.add(answer.sequence)
+            while num_growing > 0:
+                while inbox:
+                    delta = inbox.popleft()
+                    if isinstance(delta, Exception):
+                        raise delta
+                    num_growing -= delta.finish_reason is not None
+                    yield delta
+                if num_growing > 0:
+                    self._step()
+
+    def _give_up(self, sequence: Sequence, _: Any, error: BaseException | None, *__: Any) -> None:
+        """Let go of an answer, whole or not; an error that ended it stays the one told of."""
+        del self._growing[sequence]
+        try:
+            if sequence.sequence_id in self.engine.live:
+                self.engine.abort(sequence.sequence_id)
+        except Exception as further:
+            if not isinstance(error, Exception):
+                raise
+            error.add_note(f"Giving up sequence {sequence.sequence_id} then failed: {further!r}")
+
+    def _step(self) -> None:
+        try:
+            progress = self.engine.step()
+        except Exception as error:
+            growing = self._growing.items()
+            inboxes = [inbox for sequence, (_, inbox) in growing if sequence.error is error]
+            if not inboxes:  # nobody's in particular
+                raise
+            for inbox in inboxes:
+                inbox.append(error)
+            return
+        for sequence, token in progress:
+            answer, inbox = self._growing[sequence]
+            inbox.append(answer.push(token))
+            if answer.stops.stopped and sequence.finish_reason is None:
+                self.engine.finish(sequence.sequence_id)
