@@ -7,9 +7,9 @@ The default model, in two comparisons, each taking turns:
 """
 
 import argparse
-import math
 import random
 import statistics
+import time
 from pathlib import Path
 
 from common import interleaved, random_prompts, write_results
@@ -26,36 +26,46 @@ def exactly(num_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 
 
-def log_uniform(count: int) -> list[int]:
-    """Lengths from SHORTEST to LONGEST, as many between 8 and 16 as between 128 and 256."""
-    rng = random.Random(0)
-    low, high = math.log(SHORTEST), math.log(LONGEST)
-    return [round(math.exp(rng.uniform(low, high))) for _ in range(count)]
+def log_uniform(count: int, seed: int) -> list[int]:
+    """Lengths from SHORTEST to LONGEST, as many from 8 to 16 as from 128 to 256, in any order.
+
+    Spread evenly, not drawn: only the order is left to chance.
+    """
+    ratio = LONGEST / SHORTEST
+    lengths = [round(SHORTEST * ratio ** ((index + 0.5) / count)) for index in range(count)]
+    random.Random(seed).shuffle(lengths)
+    return lengths
 
 
 def continuous_against_static(repeats: int) -> dict[str, object]:
-    """Output tokens a second of either scheduler on the same requests."""
+    """Output tokens a second of either scheduler on the same requests, in another order a turn."""
     prompts = random_prompts(CROWD, PROMPT_TOKENS, seed=1)
-    lengths = log_uniform(CROWD)
-    params = [exactly(length) for length in lengths]
     engines = {
         name: LLM.load(scheduler=name, max_sequences=AT_ONCE, prefix_cache=False)
         for name in ("continuous", "static")
     }
-    seconds = interleaved(
-        {
-            name: lambda llm=llm: llm.generate(prompts, params, progress=False)
-            for name, llm in engines.items()
-        },
-        repeats,
-    )
-    rates = {name: sum(lengths) / statistics.median(times) for name, times in seconds.items()}
+    for llm in engines.values():
+        llm.generate(prompts[:AT_ONCE], exactly(SHORTEST), progress=False)  # warm up
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    steps: dict[str, list[int]] = {name: [] for name in engines}
+    for turn in range(repeats):
+        params = [exactly(length) for length in log_uniform(CROWD, seed=turn)]
+        for name, llm in engines.items():
+            with llm.count_work() as counters:
+                begun = time.perf_counter()
+                llm.generate(prompts, params, progress=False)
+                seconds[name].append(time.perf_counter() - begun)
+            steps[name].append(counters.steps)
+    num_tokens = sum(log_uniform(CROWD, seed=0))
     ratios = [s / c for c, s in zip(seconds["continuous"], seconds["static"], strict=True)]
     return {
         "requests": CROWD,
         "at_once": AT_ONCE,
-        "output_tokens": sum(lengths),
-        "output_tokens_per_second": rates,
+        "output_tokens": num_tokens,
+        "output_tokens_per_second": {
+            name: num_tokens / statistics.median(times) for name, times in seconds.items()
+        },
+        "steps": steps,
         "ratio": statistics.median(ratios),
         "ratios": ratios,
     }
@@ -90,10 +100,10 @@ def main() -> None:
     """Measure, print, and write JSON if asked."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
-    parser.add_argument("--repeats", type=int, default=2, help="turns that are counted")
+    parser.add_argument("--repeats", type=int, default=3, help="turns that are counted")
     options = parser.parse_args()
     results = {
-        "together_against_one_at_a_time": together_against_one_at_a_time(options.repeats + 1),
+        "together_against_one_at_a_time": together_against_one_at_a_time(options.repeats),
         "continuous_against_static": continuous_against_static(options.repeats),
     }
     for name, found in results.items():

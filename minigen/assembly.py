@@ -23,6 +23,7 @@ from minigen.engine.runner import AttendFactory, PagedRunner
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.engine.static import DynamicScheduler, StaticScheduler
 from minigen.errors import OptionError
+from minigen.kernels.packed import can_pack, pack, packed_linear
 from minigen.machine import multiplies_bfloat16
 from minigen.model.transformer import build_transformer, dense_linear
 from minigen.options import EngineOptions
@@ -79,7 +80,7 @@ def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
     choices = {
         "model": f"{config.family}, {checkpoint.form}, from {checkpoint.path}",
         "weights": f"{form} ({reason})",
-        "linear": "torch",
+        "linear": "torch, weights packed for oneDNN" if can_pack(WEIGHTS[form]) else "torch",
         "attention": name_of(attend),
         "kv cache": f"{num_blocks} blocks of {options.block_size} tokens",
         "allocator": name_of(manager.allocator),
@@ -176,7 +177,12 @@ def _runner(
 ) -> PagedRunner:
     config = checkpoint.config
     with _one_thread():
-        model = build_transformer(config, checkpoint.tensors, dtype, dense_linear(dtype))
+        if can_pack(dtype):
+            model = build_transformer(
+                config, checkpoint.tensors, dtype, packed_linear(dtype), finish_head=pack
+            )
+        else:
+            model = build_transformer(config, checkpoint.tensors, dtype, dense_linear(dtype))
     return PagedRunner(
         model, pool, manager, config.sliding_windows, options.max_batch_tokens, attend
     )

@@ -149,13 +149,13 @@ def plain_attention(pool, batch, windows):
         mixed = torch.empty_like(q)
         for row, table in enumerate(batch.block_tables):
             keys, values = pool.gather(layer_id, table)
-            repeats = q.shape[1] // keys.shape[0]
+            repeats = q.shape[1] // keys.shape[1]
             for token in range(starts[row], starts[row + 1]):
                 end = int(batch.context_lens[row]) - (starts[row + 1] - 1 - token)
                 first = max(end - (windows[layer_id] or end), 0)
-                seen = keys[:, first:end].repeat_interleave(repeats, dim=0)
+                seen = keys[first:end].transpose(0, 1).repeat_interleave(repeats, dim=0)
                 scores = (seen @ q[token].unsqueeze(-1)).squeeze(-1) / math.sqrt(q.shape[-1])
-                shown = values[:, first:end].repeat_interleave(repeats, dim=0)
+                shown = values[first:end].transpose(0, 1).repeat_interleave(repeats, dim=0)
                 mixed[token] = (scores.softmax(dim=-1).unsqueeze(1) @ shown).squeeze(1)
         return mixed
 

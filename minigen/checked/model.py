@@ -78,7 +78,7 @@ def checked_attend(factory: AttendFactory) -> AttendFactory:
         blocks, offsets = batch.slots // pool.block_size, batch.slots % pool.block_size
 
         def stored(layer_id: int) -> Tensor:
-            return pool.kv[layer_id, :, blocks, :, offsets]
+            return pool.kv[layer_id][:, blocks, offsets].transpose(0, 1)
 
         def attend(layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             wanted, before = torch.stack([k, v], dim=1), stored(layer_id)

@@ -144,15 +144,17 @@ def build_transformer(
     tensors: Mapping[str, StoredTensor],
     dtype: torch.dtype,
     make_linear: MakeLinear,
+    finish_head: Callable[[DenseLinear], Linear] = lambda head: head,
 ) -> Transformer:
     """Put stored tensors, already checked against `expected_tensors`, together as a model.
 
-    `make_linear` decides how products are done; norms and the embedding are kept in `dtype`.
+    `make_linear` decides how products are done; norms and the embedding are kept in `dtype`. Where
+    the output head is the embedding itself, `finish_head` may put it into another form.
     """
     embedding = tensors["model.embed_tokens.weight"].dequantise(dtype)
     tensors["model.embed_tokens.weight"].let_go()
     if config.tied_embeddings:
-        head: Linear = DenseLinear(embedding, None, (config.vocab_size,))
+        head = finish_head(DenseLinear(embedding, None, (config.vocab_size,)))
     else:
         head = make_linear([tensors["lm_head.weight"]], [])
     frequencies = rotary_frequencies(
@@ -204,10 +206,12 @@ def _build_layer(
     )
 
 
-def dense_linear(dtype: torch.dtype) -> MakeLinear:
+def dense_linear(
+    dtype: torch.dtype,
+) -> Callable[[Sequence[StoredTensor], Sequence[StoredTensor]], DenseLinear]:
     """Linear layers whose weights are dequantised once, into `dtype`."""
 
-    def make(weights: Sequence[StoredTensor], biases: Sequence[StoredTensor]) -> Linear:
+    def make(weights: Sequence[StoredTensor], biases: Sequence[StoredTensor]) -> DenseLinear:
         parts = tuple(weight.shape[0] for weight in weights)
         fused = torch.empty(sum(parts), weights[0].shape[1], dtype=dtype)
         for weight, rows in zip(weights, fused.split(parts), strict=True):

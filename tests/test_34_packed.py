@@ -1,0 +1,54 @@
+"""Packed weights: the same products as plain ones, for any number of rows."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from minigen import LLM, SamplingParams
+from minigen.kernels.packed import PackedLinear, can_pack, pack
+from minigen.model.layers import DenseLinear
+
+pytestmark = pytest.mark.skipif(
+    not can_pack(torch.bfloat16), reason="torch has no oneDNN on this machine"
+)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 7, 8, 9, 33, 300])
+@pytest.mark.parametrize(("outs", "ins"), [((16,), 8), ((48, 16, 16), 40), ((1000,), 65)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_packed_linear_gives_what_the_plain_one_gives(
+    rows: int, outs: tuple[int, ...], ins: int, has_bias: bool
+) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    weight = torch.randn(sum(outs), ins, generator=generator).bfloat16()
+    bias = torch.randn(sum(outs), generator=generator).bfloat16() if has_bias else None
+    plain = DenseLinear(weight, bias, outs)
+    packed = pack(plain)
+    x = torch.randn(rows, ins, generator=generator).bfloat16()
+    assert packed.parts == outs
+    torch.testing.assert_close(packed(x), plain(x), rtol=1e-2, atol=1e-2)
+
+
+def test_only_bfloat16_is_packed() -> None:
+    assert not can_pack(torch.float32)
+
+
+def test_the_engine_packs_bfloat16_weights_and_says_so(tiny_directory: Path) -> None:
+    llm = LLM.load(tiny_directory, weights="bfloat16")
+    assert "packed" in llm.describe()["linear"]
+    model = llm.engine.runner.model  # type: ignore[attr-defined]
+    assert isinstance(model.head, PackedLinear)
+    assert all(isinstance(layer.down, PackedLinear) for layer in model.layers)
+    assert LLM.load(tiny_directory, weights="float32").describe()["linear"] == "torch"
+
+
+def test_packed_weights_choose_the_tokens_of_plain_ones(
+    tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    prompts = ["a", "some longer prompt than that", "zz"]
+    packed = LLM.load(tiny_directory, weights="bfloat16").generate(prompts, greedy)
+    monkeypatch.setattr("minigen.assembly.can_pack", lambda dtype: False)
+    plain = LLM.load(tiny_directory, weights="bfloat16").generate(prompts, greedy)
+    assert [each.token_ids for each in packed] == [each.token_ids for each in plain]
