@@ -4,6 +4,7 @@ The good parts are in `tests/foreign_parts.py`, which imports nothing of minigen
 """
 
 import functools
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -124,6 +125,20 @@ def test_parts_come_from_a_learners_file(
     assert described["prefix cache"] == "HashChain"
     assert described["sampler"] == "likeliest"
     assert described["attention"] == "plain_attention"
+
+
+def test_the_readmes_scheduler_gives_the_tokens_of_minigens_own(
+    tiny_directory: Path, tmp_path: Path
+) -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(class OneAtATime:.*?)```", readme, re.DOTALL)
+    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+    llm = LLM.load(
+        tiny_directory, weights="float32", scheduler=f"{tmp_path / 'mine.py'}:OneAtATime"
+    )
+    own = LLM.load(tiny_directory, weights="float32")
+    expected = [each.token_ids for each in own.generate(PROMPTS, GREEDY)]
+    assert [each.token_ids for each in llm.generate(PROMPTS, GREEDY)] == expected
 
 
 def test_minigens_own_parts_are_described_too(tiny_directory: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tools import results
 from tools.chapters import BEGIN, END, ROOT, read_chapters, table
 
 VOCABULARY = {
@@ -111,6 +112,12 @@ def test_chapters_are_in_order_and_named_once() -> None:
     assert numbers == sorted(set(numbers))
     stems = [chapter.stem for chapter in read_chapters()]
     assert len(stems) == len(set(stems))
+
+
+def test_the_readmes_figures_are_those_that_were_measured() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = readme.split(results.BEGIN)[1].split(results.END)[0].strip()
+    assert shown == results.lines(), "run python -m tools.results"
 
 
 def test_no_module_outgrows_one_idea() -> None:
