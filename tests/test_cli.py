@@ -144,7 +144,12 @@ def test_a_reader_that_goes_away_leaves_no_complaint(tiny_directory: Path) -> No
 def test_an_interrupt_ends_with_status_130_and_no_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "minigen", "generate", "-", "--model", "./nowhere"]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # What runs in a shell's background ignores interrupts, and its children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         time.sleep(3)  # it imports, then waits for its prompt
         process.send_signal(signal.SIGINT)
