@@ -1,0 +1,94 @@
+"""`check`: a learner's part against a chapter's checks, in a process of its own.
+
+A part that loops for ever, eats memory or kills Python takes only that process down, and never
+counts as a pass.
+"""
+
+import json
+import secrets
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from minigen.teach.exercises import Exercise, exercises
+
+SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one part; `message` says what is wrong, or what passed."""
+
+    name: str
+    passed: bool
+    message: str
+
+    def __str__(self) -> str:
+        return f"{'✓' if self.passed else '✗'} {self.name}: {self.message}"
+
+
+def check(chapter: int | str, *, hint: int = 0, seconds: float = SECONDS, **parts: Any) -> None:
+    """Check your own parts against a chapter's: `check(16, keep_top_p=mine)`.
+
+    `hint=1` adds a hint, `hint=2` a clearer one, and so on. Prints what passed, or the first thing
+    that is wrong. Raises `ValueError` for a name that the chapter does not have.
+    """
+    known = exercises(f"{int(chapter):02}")
+    if not parts:
+        raise ValueError(f"Name what is to be checked, as in {next(iter(known))}=mine.")
+    for name, part in parts.items():
+        if name not in known:
+            raise ValueError(f"Chapter {chapter} has no {name}; it has {', '.join(known)}.")
+        result = judge(f"{int(chapter):02}", known[name], part, seconds)
+        print(result)
+        if not result.passed:
+            _print_hints(known[name], hint)
+
+
+def judge(chapter: str, exercise: Exercise, part: Any, seconds: float = SECONDS) -> Result:
+    """Run an exercise's checks on `part` in another process, for so many seconds at most."""
+    word = secrets.token_hex()  # who does not know it cannot have passed
+    with tempfile.TemporaryDirectory() as folder:
+        verdict = Path(folder) / "verdict.json"
+        try:
+            pickled = cloudpickle.dumps(part)
+        except Exception as error:
+            return Result(exercise.name, False, f"could not be sent to be checked: {error}")
+        command = [sys.executable, "-m", "minigen.teach.judge", chapter, exercise.name]
+        try:
+            done = subprocess.run(
+                [*command, str(verdict), word],
+                input=pickled,
+                capture_output=True,
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            message = f"did not finish within {seconds:g} s; does a loop never end?"
+            return Result(exercise.name, False, message)
+        found = _read(verdict)
+        if found.get("word") != word:
+            tail = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            message = f"ended Python (exit status {done.returncode}) {' '.join(tail)}".rstrip()
+            return Result(exercise.name, False, message)
+    return Result(exercise.name, found["passed"] is True, found["message"])
+
+
+def _read(verdict: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(verdict.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def _print_hints(exercise: Exercise, level: int) -> None:
+    for number, text in enumerate(exercise.hints[:level], 1):
+        print(f"  hint {number}: {text}")
+    if level < len(exercise.hints):
+        print(f"  (hint={level + 1} tells more)")

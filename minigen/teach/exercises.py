@@ -1,0 +1,35 @@
+"""What an exercise is: a part of the package to build oneself, and how it is checked."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Check = Callable[[Any], None]
+
+CHAPTERS = {  # chapter number -> the module of its checks
+    "16": "minigen.teach.checks.sampling",
+}
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A part that a learner writes: the package's own, its checks in order, hints in levels.
+
+    `solution` is the package's object. Each check takes the learner's, and raises `Wrong` (with a
+    sentence) or whatever the learner's code raises.
+    """
+
+    name: str
+    solution: Any
+    checks: tuple[Check, ...]
+    hints: tuple[str, ...]
+
+
+def exercises(chapter: str) -> dict[str, Exercise]:
+    """A chapter's exercises by name. Raises `ValueError` for a chapter that has none."""
+    if chapter not in CHAPTERS:
+        known = ", ".join(sorted(CHAPTERS))
+        raise ValueError(f"Chapter {chapter} has no exercises; these have some: {known}.")
+    found: tuple[Exercise, ...] = importlib.import_module(CHAPTERS[chapter]).EXERCISES
+    return {each.name: each for each in found}

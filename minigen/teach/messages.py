@@ -1,0 +1,72 @@
+"""Comparisons for checks, whose failures say where two things part and what was expected."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Wrong(AssertionError):
+    """A learner's part does not do what it should; the message says where, and what would be."""
+
+
+def expect(condition: object, message: str) -> None:
+    """Raise `Wrong` with the message unless the condition holds."""
+    if not condition:
+        raise Wrong(message)
+
+
+def expect_equal(found: Any, expected: Any, what: str) -> None:
+    """Two plain values or sequences must be equal; names the first element that is not."""
+    if isinstance(expected, list | tuple) and isinstance(found, list | tuple):
+        if len(found) != len(expected):
+            raise Wrong(f"{what}: is {_shown(found)}; it should be {_shown(expected)}.")
+        for index, (mine, right) in enumerate(zip(found, expected, strict=True)):
+            if mine != right:
+                raise Wrong(f"{what}: element {index} is {mine!r}; it should be {right!r}.")
+        return
+    if type(found) is not type(expected) and not _both_numbers(found, expected):
+        raise Wrong(f"{what}: is {_shown(found)}; it should be {_shown(expected)}.")
+    if found != expected:
+        raise Wrong(f"{what}: is {_shown(found)}; it should be {_shown(expected)}.")
+
+
+def expect_close(
+    found: Any, expected: Tensor, what: str, axes: Sequence[str], tolerance: float = 1e-4
+) -> None:
+    """Two tensors must have the same shape and numbers; names the first place where they differ.
+
+    `axes` are the words for the axes, as in `("token", "head", "dimension")`.
+    """
+    if not isinstance(found, Tensor):
+        raise Wrong(f"{what}: is {_shown(found)}; it should be a tensor.")
+    if found.shape != expected.shape:
+        raise Wrong(
+            f"{what}: has the shape {list(found.shape)}; it should be {list(expected.shape)} "
+            f"({', '.join(axes)})."
+        )
+    mine, right = found.double(), expected.double()
+    close = torch.isclose(mine, right, rtol=tolerance, atol=tolerance, equal_nan=True)
+    if close.all():
+        return
+    place = (~close).nonzero()[0].tolist()
+    where = ", ".join(f"{axis} {index}" for axis, index in zip(axes, place, strict=True))
+    raise Wrong(
+        f"{what}: {int((~close).sum())} of {close.numel()} numbers differ, first at {where}: "
+        f"{mine[tuple(place)]:.6g}; it should be {right[tuple(place)]:.6g}."
+    )
+
+
+def _both_numbers(found: object, expected: object) -> bool:
+    numbers = int | float
+    return (
+        isinstance(found, numbers)
+        and isinstance(expected, numbers)
+        and isinstance(found, bool) == isinstance(expected, bool)
+    )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
