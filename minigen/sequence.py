@@ -1,6 +1,6 @@
 """What flows through the engine: one sequence of tokens for each answer that is asked for."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from minigen.params import SamplingParams
@@ -96,3 +96,8 @@ class Chunk:
         if sequence.num_computed + self.num_tokens < len(sequence):
             return []
         return [sequence, *sequence.siblings]
+
+
+def samples_of(chunks: Iterable[Chunk]) -> list[Sequence]:
+    """Who gets a token from these chunks, in order: the rows of the step's logits."""
+    return [sample for chunk in chunks for sample in chunk.samples]

@@ -16,7 +16,7 @@ from minigen.cache.manager import BlockManager
 from minigen.checked.complaint import complaint, items_of, name_of
 from minigen.errors import RequestError
 from minigen.protocols import Scheduler
-from minigen.sequence import Chunk, SampledToken, Sequence
+from minigen.sequence import Chunk, SampledToken, Sequence, samples_of
 
 PATIENCE = 5.0  # seconds without a batch, though there are sequences
 
@@ -72,9 +72,7 @@ class CheckedScheduler:
     ) -> list[tuple[Sequence, SampledToken]]:
         """Hand the tokens on. Raises `PartError` if not each sequence got exactly its own."""
         before = {chunk.sequence: chunk.sequence.num_computed for chunk in chunks}
-        expected = list(
-            zip([each for chunk in chunks for each in chunk.samples], tokens, strict=True)
-        )
+        expected = list(zip(samples_of(chunks), tokens, strict=True))
         lengths = {sequence: len(sequence.output_ids) for sequence, _ in expected}
         with self._naming("commit"):
             self.scheduler.commit(chunks, tokens)

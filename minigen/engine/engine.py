@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from minigen.errors import RequestError
 from minigen.protocols import Runner, Sampler, Scheduler
-from minigen.sequence import Chunk, SampledToken, Sequence
+from minigen.sequence import Chunk, SampledToken, Sequence, samples_of
 from minigen.trace import EventKind, Trace
 
 
@@ -74,7 +74,7 @@ class Engine:
             return []
         if self.trace.active:
             self._tell_scheduled(chunks)
-        samples = [sample for chunk in chunks for sample in chunk.samples]
+        samples = samples_of(chunks)
         logits = self.runner.logits(chunks)
         return self.sampler(logits, samples) if samples else []
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence as SequenceOf
 from itertools import count
 
 from minigen.cache.manager import BlockManager
-from minigen.sequence import Chunk, SampledToken, Sequence
+from minigen.sequence import Chunk, SampledToken, Sequence, samples_of
 
 Rank = tuple[int, int]  # priority, then arrival: the lower goes first
 
@@ -60,8 +60,7 @@ class ContinuousScheduler:
         self, chunks: SequenceOf[Chunk], tokens: SequenceOf[SampledToken]
     ) -> list[tuple[Sequence, SampledToken]]:
         """Count the chunks as computed, and give each of their samples its token."""
-        samples = [sample for chunk in chunks for sample in chunk.samples]
-        progress = list(zip(samples, tokens, strict=True))
+        progress = list(zip(samples_of(chunks), tokens, strict=True))
         for chunk in chunks:
             self._advance(chunk)
         for sequence, token in progress:

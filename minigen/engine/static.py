@@ -12,7 +12,7 @@ from collections.abc import Sequence as SequenceOf
 
 from minigen.cache.blocks import blocks_needed
 from minigen.cache.manager import BlockManager
-from minigen.sequence import Chunk, SampledToken, Sequence
+from minigen.sequence import Chunk, SampledToken, Sequence, samples_of
 
 
 class StaticScheduler:
@@ -45,8 +45,7 @@ class StaticScheduler:
         self, chunks: SequenceOf[Chunk], tokens: SequenceOf[SampledToken]
     ) -> list[tuple[Sequence, SampledToken]]:
         """Count the chunks as computed, and give each of their samples its token."""
-        samples = [sample for chunk in chunks for sample in chunk.samples]
-        progress = list(zip(samples, tokens, strict=True))
+        progress = list(zip(samples_of(chunks), tokens, strict=True))
         for chunk in chunks:
             self.manager.advance(chunk.sequence, chunk.num_tokens)
         for sequence, token in progress:
