@@ -114,21 +114,15 @@ class LLM:
     def record(self, capacity: int = 1_000_000) -> Generator[Recorder, None, None]:
         """Keep the last `capacity` events of what the engine does while the block runs."""
         recorder = Recorder(capacity)
-        self.trace.subscribe(recorder)
-        try:
+        with self.trace.heard_by(recorder):
             yield recorder
-        finally:
-            self.trace.unsubscribe(recorder)
 
     @contextmanager
     def count_work(self) -> Generator[WorkCounters, None, None]:
         """Count what the engine computes, finds, copies and reads while the block runs."""
         counters = WorkCounters(self._kv_bytes, self.config.sliding_windows)
-        self.trace.subscribe(counters)
-        try:
+        with self.trace.heard_by(counters):
             yield counters
-        finally:
-            self.trace.unsubscribe(counters)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str, too

@@ -5,7 +5,8 @@ With nobody subscribed an event costs one branch: every caller asks `if trace.ac
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -64,6 +65,15 @@ class Trace:
         """Tell `subscriber` no more."""
         self._subscribers.remove(subscriber)
         self.active = bool(self._subscribers)
+
+    @contextmanager
+    def heard_by(self, subscriber: Subscriber) -> Generator[None, None, None]:
+        """Call `subscriber` with every event while the block runs."""
+        self.subscribe(subscriber)
+        try:
+            yield
+        finally:
+            self.unsubscribe(subscriber)
 
     def emit(self, kind: EventKind, sequence_id: int | None = None, **counts: int) -> None:
         """Tell all subscribers that something happened just now."""

@@ -1,5 +1,6 @@
 """The command line: answers on stdout alone, one sentence for every mistake, no traceback."""
 
+import json
 import os
 import signal
 import subprocess
@@ -156,6 +157,38 @@ def test_an_interrupt_ends_with_status_130_and_no_traceback(tmp_path: Path) -> N
         assert process.wait(timeout=30) == 130
         assert process.stderr is not None
         assert b"Traceback" not in process.stderr.read()
+
+
+def test_bench_prints_what_it_measured_and_writes_every_turn(
+    tiny_directory: Path, tmp_path: Path
+) -> None:
+    numbers = tmp_path / "numbers.json"
+    small = ["--requests", "3", "--input-tokens", "5", "--output-tokens", "4", "--turns", "2"]
+    done = run("bench", "--model", str(tiny_directory), *small, "--json", str(numbers))
+    assert done.returncode == 0, done.stderr
+    assert "3 requests: output" in done.stdout
+    found = json.loads(numbers.read_text())
+    assert found["load"]["num_requests"] == 3
+    assert len(found["turns"]) == 2
+    assert all(value > 0 for turn in found["turns"] for value in turn.values())
+    assert str(tiny_directory) not in numbers.read_text()
+    refused = run("bench", "--model", str(tiny_directory), "--turns", "0")
+    assert refused.returncode == 1
+    assert "--turns must be at least 1" in refused.stderr
+
+
+def test_generate_records_a_trace_beside_its_text(tiny_directory: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    few = ["--model", str(tiny_directory), "--max-tokens", "3"]
+    done = run("generate", "abc", *few, "--trace", str(trace))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert "time to first token" in done.stderr
+    assert done.stdout == run("generate", "abc", *few).stdout
+    nowhere = run("generate", "abc", *few, "--trace", str(tmp_path / "no" / "trace.json"))
+    assert nowhere.returncode == 1
+    assert "cannot be written" in nowhere.stderr
+    assert "Traceback" not in nowhere.stderr
 
 
 def test_info_tells_architecture_and_memory(tiny_directory: Path) -> None:
