@@ -32,3 +32,8 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext minigen`: from the next cell on, shapes that annotations name are checked."""
+    import_module("minigen.teach.shapes").watch(shell)

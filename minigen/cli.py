@@ -1,4 +1,4 @@
-"""The command line: `minigen generate | chat | demo | bench | pull | info | doctor`.
+"""The command line: `minigen --help` lists its commands.
 
 Only this module's imports are paid before a command's help is shown, so each command imports what
 it needs. Generated text goes to stdout, everything else to stderr.
@@ -216,6 +216,43 @@ def doctor() -> None:
     from minigen.terminal.doctor import print_report
 
     print_report()
+
+
+@app.command()
+def workspace(
+    folder: Annotated[Path, typer.Argument(help="The folder to make, or to complete.")],
+) -> None:
+    """Copy the course's notebooks and exercises into a folder of your own.
+
+    What is there already is left as it is, so repeat it after an upgrade.
+
+    minigen workspace ~/minigen-course
+    """
+    from minigen.terminal.course import print_workspace
+
+    print_workspace(folder)
+
+
+@app.command()
+def progress(
+    folder: Annotated[Path, typer.Argument(help="Your workspace.")] = Path(),
+) -> None:
+    """Check the exercises of your workspace: what passes, and what is next."""
+    from minigen.terminal.course import print_progress
+
+    print_progress(folder)
+
+
+@app.command()
+def claims(
+    folder: Annotated[
+        Path | None, typer.Argument(help="A folder of executed notebooks; else minigen's own.")
+    ] = None,
+) -> None:
+    """Print what the chapters found of what is told about inference: one table of all verdicts."""
+    from minigen.terminal.course import print_claims
+
+    print_claims(folder)
 
 
 def _progress() -> Any:

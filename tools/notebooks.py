@@ -1,25 +1,98 @@
-"""Bring every notebook up to date with its source and run it: `python -m tools.notebooks`.
+"""Bring notebooks up to date with their sources and run them: `python -m tools.notebooks`.
 
-The source of a pair is the .py file (percent format); cells and outputs go into the .ipynb.
+    python -m tools.notebooks [STEM ...]           refill, update and execute (all, or these)
+    python -m tools.notebooks --check [STEM ...]   run them again, and compare every output
+
+The source of a pair is the .py file (percent format); cells and outputs go into the .ipynb. Cells
+that begin with `# = minigen...` or `# exercise: minigen...` are refilled from the package.
 """
 
+import argparse
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+
+from minigen.teach.stubs import mirror, stub
+from tools.chapters import ROOT
+
+FOLDER = ROOT / "notebooks"
+MARKED = re.compile(r"# (=|exercise:) (minigen[\w.]+)$")
+CELL = "# %%"
+CELL_SECONDS = 120
+NBVAL = [
+    *("-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:tests.split", "-o", "addopts="),
+    *("--nbval", "--nbval-current-env", "--nbval-cell-timeout", str(CELL_SECONDS)),
+    *("--nbval-kernel-startup-timeout", "60"),
+    *("--nbval-sanitize-with", str(FOLDER / "nbval_sanitize.cfg")),
+]
+
+
+def refilled(source: str) -> str:
+    """A notebook's source whose mirrored cells and exercise stubs are the package's."""
+    cells = re.split(rf"(?m)^(?={CELL})", source)
+    return "".join(_refilled_cell(cell) for cell in cells)
+
+
+def _refilled_cell(cell: str) -> str:
+    head, _, body = cell.partition("\n")
+    found = MARKED.match(body.partition("\n")[0])
+    if found is None:
+        return cell
+    filled = mirror(found[2]) if found[1] == "=" else stub(found[2])
+    return f"{head}\n{filled}\n\n"
 
 
 def main() -> None:
-    """Update and execute the pairs in order; stop at the first that fails."""
-    sources = sorted(FOLDER.glob("[0-9]*.py"))
+    """Update and execute the pairs in order, or check them; stop at the first that fails."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("stems", nargs="*", help="as in 16_sampling, or 16; all if none is given")
+    parser.add_argument("--check", action="store_true", help="compare with what is there")
+    options = parser.parse_args()
+    sources = [
+        path
+        for path in sorted(FOLDER.glob("[0-9]*.py"))
+        if not options.stems or path.stem.startswith(tuple(options.stems))
+    ]
     if not sources:
-        print("There are no notebooks yet.")
+        sys.exit("There is no such notebook.")
     for source in sources:
-        print(source.stem, flush=True)
-        command = [sys.executable, "-m", "jupytext", "--update", "--to", "ipynb", "--execute"]
-        if subprocess.run([*command, str(source)]).returncode:
-            sys.exit(f"{source.name} failed; the traceback above names the cell.")
+        begun = time.perf_counter()
+        if options.check:
+            _check(source)
+        else:
+            _update(source)
+        print(f"{source.stem:<20} {time.perf_counter() - begun:5.1f} s", flush=True)
+
+
+def _check(source: Path) -> None:
+    command = [sys.executable, "-m", "pytest", *NBVAL, str(source.with_suffix(".ipynb"))]
+    if subprocess.run(command, cwd=ROOT).returncode:
+        sys.exit(f"{source.stem} failed; the lines above name the cell.")
+
+
+def _update(source: Path) -> None:
+    text = source.read_text(encoding="utf-8")
+    if refilled(text) != text:
+        source.write_text(refilled(text), encoding="utf-8")
+    notebook = jupytext.read(source)
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"{source.stem}-{number}"
+        cell["metadata"].pop("lines_to_next_cell", None)
+    NotebookClient(
+        notebook,
+        timeout=CELL_SECONDS,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(FOLDER)}},
+        store_widget_state=False,  # pictures stand in for widgets where no kernel runs
+        record_timing=False,
+    ).execute()
+    nbformat.write(notebook, source.with_suffix(".ipynb"))
 
 
 if __name__ == "__main__":

@@ -17,13 +17,17 @@ class Exercise:
     """A part that a learner writes: the package's own, its checks in order, hints in levels.
 
     `solution` is the package's object. Each check takes the learner's, and raises `Wrong` (with a
-    sentence) or whatever the learner's code raises.
+    sentence) or whatever the learner's code raises. `statement` (Markdown) says what to build,
+    `use` is a cell that runs the part, called `mine`, in the engine; `harder` asks for more.
     """
 
     name: str
     solution: Any
     checks: tuple[Check, ...]
     hints: tuple[str, ...]
+    statement: str
+    use: str
+    harder: str
 
 
 def exercises(chapter: str) -> dict[str, Exercise]:

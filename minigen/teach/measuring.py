@@ -9,7 +9,16 @@ def measured(name: str, value: float, unit: str = "", digits: int = 3) -> None:
     >>> measured("decode", 28.1234, "tokens/s")
     decode: ⟨28.1 tokens/s⟩
     """
-    print(f"{name}: ⟨{significant(value, digits)}{' ' + unit if unit else ''}⟩")
+    print(f"{name}: {mark(value, unit, digits)}")
+
+
+def mark(value: float, unit: str = "", digits: int = 3) -> str:
+    """A measured value as text, in the marks.
+
+    >>> mark(0.5, "s")
+    '⟨0.500 s⟩'
+    """
+    return f"⟨{significant(value, digits)}{' ' + unit if unit else ''}⟩"
 
 
 def significant(value: float, digits: int = 3) -> str:

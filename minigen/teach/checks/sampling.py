@@ -165,6 +165,18 @@ EXERCISES = (
             "sort(descending=True, stable=True) keeps equal ones in order; scatter brings the "
             "answer back to the tokens' own places.",
         ),
+        "Write top-p (nucleus) sampling's cut for a whole batch: each row of `logits` keeps its "
+        "fewest likeliest tokens whose probabilities together reach the row's own `top_p`; all "
+        "others become minus infinity. The logits that you are given stay as they are.",
+        """from minigen import SamplingParams
+from minigen.teach import load_model
+
+llm = load_model()
+with using(16, keep_top_p=mine):
+    params = SamplingParams(temperature=1, top_p=0.9, seed=7, max_tokens=24)
+    print(llm.generate("The old lighthouse", params).text)""",
+        "Do it without sorting all 49,152 tokens. Which tokens can be left out before sorting, "
+        "and how do you know that none of them would have been kept?",
     ),
     Exercise(
         "apply_penalties",
@@ -181,5 +193,16 @@ EXERCISES = (
             "torch.where(logits > 0, logits / factor, logits * factor), with a factor of 1 for "
             "tokens that were in neither prompt nor output.",
         ),
+        "Write the three penalties. *Repetition* divides a positive logit and multiplies a "
+        "negative one, for tokens of prompt or output; *presence* is taken off once for a token "
+        "of the output, *frequency* as often as it is there. Each row has its own three numbers.",
+        """from minigen import SamplingParams
+from minigen.teach import load_model
+
+llm = load_model()
+with using(16, apply_penalties=mine):
+    params = SamplingParams(temperature=0, frequency_penalty=0.8, max_tokens=40)
+    print(llm.generate("I like tea. I like tea. I", params).text)""",
+        "A penalty that forgets: let a token's count fall by half every 32 tokens of output.",
     ),
 )

@@ -1,0 +1,159 @@
+"""The course's notebooks: where they are, a folder of the learner's own, and what passes there."""
+
+import ast
+import importlib.metadata
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from minigen.errors import OptionError
+from minigen.teach.checking import judge
+from minigen.teach.exercises import CHAPTERS, Exercise, exercises
+from minigen.teach.stubs import dotted_name, stub
+
+EXERCISES = "exercises"
+MARK = "# exercise: "
+
+
+def notebooks_folder() -> Path:
+    """The notebooks that came with this minigen: those of a clone, or of an installed wheel."""
+    clone = Path(__file__).resolve().parents[2] / "notebooks"
+    if (clone / "chapters.toml").exists():
+        return clone
+    for file in importlib.metadata.files("minigen") or ():
+        if file.name == "chapters.toml":
+            return Path(str(file.locate())).resolve().parent
+    raise OptionError("This installation of minigen has no notebooks; install it from its wheel.")
+
+
+def make_workspace(folder: Path) -> list[Path]:
+    """Copy notebooks and exercises to `folder`, except what is there; returns what is new.
+
+    So it can be repeated after an upgrade: new chapters come, and nobody's work is touched.
+    """
+    wanted = {Path(each.name): each for each in sorted(notebooks_folder().glob("[0-9]*.ipynb"))}
+    new = [folder / name for name in wanted if not (folder / name).exists()]
+    (folder / EXERCISES).mkdir(parents=True, exist_ok=True)
+    for name, source in wanted.items():
+        if folder / name in new:
+            shutil.copyfile(source, folder / name)
+    for chapter in CHAPTERS:
+        stem = next((name.stem for name in wanted if name.name.startswith(f"{chapter}_")), chapter)
+        path = folder / EXERCISES / f"{stem}.ipynb"
+        if not path.exists():
+            path.write_text(json.dumps(exercise_notebook(chapter), indent=1), encoding="utf-8")
+            new.append(path)
+    return new
+
+
+def exercise_notebook(chapter: str) -> dict[str, Any]:
+    """A chapter's exercises as a notebook: what is asked, a stub, its check, its place at work."""
+    cells = [_markdown(f"# Exercises of chapter {chapter}")]
+    cells.append(_code("%load_ext minigen\nimport torch\n\nfrom minigen.teach import check, using"))
+    for each in exercises(chapter).values():
+        cells += [
+            _markdown(f"## {each.name}\n\n{each.statement}"),
+            _code(stub(dotted_name(each.solution))),
+            _code(f"mine = check({int(chapter)}, {each.name}={each.name})"),
+            _markdown("In the running engine:"),
+            _code(each.use),
+            _markdown(f"**Harder.** {each.harder}"),
+        ]
+    for number, cell in enumerate(cells):
+        cell["id"] = f"exercise-{chapter}-{number}"
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where an exercise stands in a workspace; `message` is what its check says."""
+
+    chapter: str
+    name: str
+    passed: bool
+    message: str
+
+
+def progress(folder: Path) -> Iterator[Standing]:
+    """Check every exercise of a workspace, in order; an answer in the chapter's notebook counts.
+
+    Raises `OptionError` for a folder that is no workspace.
+    """
+    if not (folder / EXERCISES).is_dir():
+        raise OptionError(f"{folder} is no workspace; `minigen workspace {folder}` makes one.")
+    for chapter in sorted(CHAPTERS):
+        paths = [*folder.glob(f"{EXERCISES}/{chapter}*.ipynb"), *folder.glob(f"{chapter}*.ipynb")]
+        for exercise in exercises(chapter).values():
+            yield _standing(chapter, exercise, paths)
+
+
+def _standing(chapter: str, exercise: Exercise, paths: list[Path]) -> Standing:
+    message = "has no cell in this workspace"
+    for path in paths:
+        answer = _answer(path, exercise)
+        if answer is None:
+            continue
+        if isinstance(answer, str):
+            return Standing(chapter, exercise.name, False, f"{path.name}: {answer}")
+        result = judge(chapter, exercise, answer)
+        message = result.message
+        if result.passed:
+            return Standing(chapter, exercise.name, True, message)
+    return Standing(chapter, exercise.name, False, message)
+
+
+def _answer(path: Path, exercise: Exercise) -> Any:
+    """What a notebook defines as the exercise's part; a str if that cannot be run, None if nothing.
+
+    Only imports, functions, classes and names given to plain values are run: no loops, no prints.
+    """
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    except (OSError, ValueError, KeyError) as error:
+        return f"cannot be read as a notebook ({error})"
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    if not any(source.startswith(MARK + dotted_name(exercise.solution)) for source in sources):
+        return None
+    module = ModuleType("__main__")  # pickled by value, as what a notebook defines is
+    for source in sources:
+        statements = _definitions(source)
+        try:
+            exec(compile(ast.Module(statements, []), path.name, "exec"), vars(module))
+        except Exception as error:
+            if source.startswith(MARK):
+                return f"raised {type(error).__name__}: {error}"
+    return vars(module).get(exercise.name)
+
+
+def _definitions(source: str) -> list[ast.stmt]:
+    lines = [line for line in source.splitlines() if not line.lstrip().startswith(("%", "!"))]
+    try:
+        body = ast.parse("\n".join(lines)).body
+    except SyntaxError:
+        return []
+    kept = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+    return [
+        each
+        for each in body
+        if isinstance(each, kept)
+        or (isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant))
+    ]
+
+
+def _markdown(text: str) -> dict[str, Any]:
+    return {"cell_type": "markdown", "metadata": {}, "source": text}
+
+
+def _code(text: str) -> dict[str, Any]:
+    return {
+        "cell_type": "code",
+        "execution_count": None,
+        "metadata": {},
+        "outputs": [],
+        "source": text,
+    }

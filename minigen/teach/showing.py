@@ -1,0 +1,18 @@
+"""A package's source in a notebook, highlighted, as it is."""
+
+import inspect
+from typing import Any
+
+from IPython.display import Code, display
+
+
+def show(*objects: Any) -> None:
+    """Show the source of functions, classes or modules of the package, one after another.
+
+    Raises `TypeError` for what has no Python source.
+    """
+    for each in objects:
+        where = inspect.getmodule(each)
+        name = getattr(each, "__qualname__", "")
+        head = f"# {where.__name__}.{name}\n" if where is not None and name else ""
+        display(Code(head + inspect.getsource(each).rstrip(), language="python"))

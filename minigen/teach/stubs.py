@@ -1,0 +1,95 @@
+"""Exercise stubs and mirrored cells, made of the package's own source.
+
+The package is the solution: a stub is its signature and docstring, with the body left to write.
+"""
+
+import ast
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+EMPTY = "raise NotImplementedError  # your turn"
+
+
+def find_object(dotted: str) -> Any:
+    """A function or class by its full name, as `minigen.sampling.keep_top_p`.
+
+    Raises `AttributeError` or `ModuleNotFoundError` where there is none.
+    """
+    module, _, name = dotted.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def dotted_name(part: Any) -> str:
+    """The full name that `find_object` finds it by."""
+    return f"{part.__module__}.{part.__qualname__}"
+
+
+def mirror(dotted: str) -> str:
+    """The package's source, to stand in a notebook's cell."""
+    return f"# = {dotted}\n{_source(find_object(dotted))}"
+
+
+def stub(dotted: str) -> str:
+    """An exercise's cell: what its signature needs imported, the signature, no body."""
+    part = find_object(dotted)
+    source = _source(part)
+    lines, tree = source.splitlines(), ast.parse(source).body[0]
+    if isinstance(tree, ast.ClassDef):
+        methods = [each for each in tree.body if isinstance(each, ast.FunctionDef)]
+        first = methods[0].lineno - len(methods[0].decorator_list) - 1
+        written = "\n".join(lines[:first]).rstrip().splitlines()
+        for method in methods:
+            if not method.name.startswith("_") or method.name in ("__init__", "__call__"):
+                written += ["", *_emptied(lines, method)]
+        code = "\n".join(written)
+    else:
+        assert isinstance(tree, ast.FunctionDef), "an exercise is a function or a class"
+        code = "\n".join(_emptied(lines, tree))
+    imports = "\n".join(_imports(inspect.getmodule(part), ast.parse(code)))
+    between = "\n\n\n" if imports else ""
+    return f"# exercise: {dotted}\n{imports}{between}{code}".replace("\n\n\n\n", "\n\n\n")
+
+
+def _source(part: Any) -> str:
+    return textwrap.dedent(inspect.getsource(part)).rstrip()
+
+
+def _emptied(lines: list[str], function: ast.FunctionDef) -> list[str]:
+    """The function's lines down to its docstring's end, and then the line that says it is empty."""
+    begin = min([function.lineno, *(each.lineno for each in function.decorator_list)]) - 1
+    body = function.body[0]
+    has_docstring = ast.get_docstring(function) is not None
+    end = body.end_lineno if has_docstring else body.lineno - 1
+    indent = " " * body.col_offset
+    return [*lines[begin:end], indent + EMPTY]
+
+
+def _imports(module: Any, code: ast.Module) -> list[str]:
+    """Import statements for the names that `code` takes from the package's module, in its order."""
+    used = {node.id for node in ast.walk(code) if isinstance(node, ast.Name)}
+    tree = ast.parse(inspect.getsource(module))
+    found = []
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [each for each in node.names if (each.asname or each.name) in used]
+            used -= {each.asname or each.name for each in names}
+            if names:
+                node.names = names
+                found.append(ast.unparse(node))
+    own = sorted((used & set(_defined(tree))) - set(_defined(code)))
+    if own:
+        found.append(f"from {module.__name__} import {', '.join(own)}")
+    ours = sorted(each for each in found if "minigen" in each)
+    others = sorted(each for each in found if "minigen" not in each)
+    return [*others, *([""] if others and ours else []), *ours]
+
+
+def _defined(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            yield from (each.id for each in node.targets if isinstance(each, ast.Name))

@@ -1,0 +1,1 @@
+"""Figures and explorables, each drawn from data that is handed in."""

@@ -1,0 +1,93 @@
+"""Explorables: controls above a figure that is redrawn; where nothing can be dragged, the figure.
+
+One output holds both: front ends with a kernel show the controls, all others (GitHub, an exported
+page) the picture, drawn from the same data.
+"""
+
+import base64
+import io
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+import ipywidgets
+from IPython.display import display
+from matplotlib.figure import Figure
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+WIDE = "34em"
+
+
+def png(figure: Figure) -> bytes:
+    """A figure's picture."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def picture(figure: Figure, caption: str) -> None:
+    """Show a figure; `caption` says what is to be seen to those who cannot see it."""
+    display({"image/png": _base64(png(figure)), "text/plain": caption}, raw=True)
+
+
+def explore(draw: Callable[..., Figure], caption: str, **controls: Any) -> None:
+    """Show `draw(**values)` under a control for each of its arguments, redrawn at every change.
+
+    A control is an ipywidget, or what stands for one: `(low, high, step, value)` a slider, a list
+    a choice, a bool a tick box, a str a line of text, None a button that only draws anew. What
+    `draw` raises is shown as one sentence, above the last figure that could be drawn.
+    """
+    made = {name: _control(name, given) for name, given in controls.items()}
+    image, sentence = ipywidgets.Image(format="png"), ipywidgets.HTML()
+    presses = dict.fromkeys((name for name, given in controls.items() if given is None), 0)
+
+    def redraw(_: Any = None) -> None:
+        values = {name: each.value for name, each in made.items() if name not in presses}
+        try:
+            image.value, sentence.value = png(draw(**values, **presses)), ""
+        except Exception as error:  # whatever it is, a reader gets a sentence
+            sentence.value = f"<b>⚠ {escape(str(error) or type(error).__name__)}</b>"
+
+    def press(name: str) -> Callable[[Any], None]:
+        def pressed(_: Any) -> None:
+            presses[name] += 1
+            redraw()
+
+        return pressed
+
+    for name, control in made.items():
+        if name in presses:
+            control.on_click(press(name))
+        else:
+            control.observe(redraw, names="value")
+    redraw()
+    box = ipywidgets.VBox([*made.values(), sentence, image])
+    view = {"model_id": box.model_id, "version_major": 2, "version_minor": 0}
+    display({WIDGET: view, "image/png": _base64(image.value), "text/plain": caption}, raw=True)
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _control(name: str, given: Any) -> Any:
+    label = {"description": name.replace("_", " "), "style": {"description_width": "10em"}}
+    match given:
+        case None:
+            return ipywidgets.Button(description=name.replace("_", " "), button_style="primary")
+        case ipywidgets.DOMWidget():
+            return given
+        case bool():
+            return ipywidgets.Checkbox(value=given, **label)
+        case str():
+            wide = ipywidgets.Layout(width="52em")
+            return ipywidgets.Text(value=given, continuous_update=False, layout=wide, **label)
+        case list():
+            return ipywidgets.Dropdown(options=given, layout={"width": WIDE}, **label)
+        case (int() as low, int() as high, int() as step, int() as value):
+            return ipywidgets.IntSlider(value, low, high, step, layout={"width": WIDE}, **label)
+        case (low, high, step, value):
+            return ipywidgets.FloatSlider(
+                value, min=low, max=high, step=step, layout={"width": WIDE}, **label
+            )
+    raise TypeError(f"{name}: {given!r} stands for no control.")

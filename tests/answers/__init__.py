@@ -1,0 +1,17 @@
+"""Answers that learners might give to exercises, right and wrong; a file for each chapter."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Right answers written otherwise than the package's, wrong ones by what is wrong in them.
+
+    `equivalent` names mutants of the package's own that are right all the same, and says why.
+    """
+
+    right: tuple[Any, ...]
+    wrong: Mapping[str, Any]
+    equivalent: Mapping[str, str]

@@ -1,0 +1,72 @@
+"""`check` runs a learner's part in a process of its own, whatever the part does."""
+
+import os
+import sys
+from typing import Any
+
+import pytest
+
+from minigen.teach.checking import check, judge
+from minigen.teach.exercises import exercises
+from tests.answers.sampling import top_p_by_sorting, wrong_top_p
+
+CHAPTER = exercises("16")
+
+
+def stub(*_: Any) -> Any:
+    raise NotImplementedError
+
+
+def loops(*_: Any) -> Any:
+    while True:
+        pass
+
+
+def kills_python(*_: Any) -> Any:
+    os._exit(0)
+
+
+def leaves(*_: Any) -> Any:
+    sys.exit(0)
+
+
+def stumbles(*_: Any) -> Any:
+    return {}["nothing"]
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (loops, "did not finish within 8 s"),
+        (kills_python, "ended Python"),
+        (leaves, "ended Python"),
+        (stumbles, "raised KeyError"),
+    ],
+)
+def test_no_part_takes_the_check_down_or_passes_by_dying(part: Any, words: str) -> None:
+    result = judge("16", CHAPTER["keep_top_p"], part, seconds=8)
+    assert not result.passed
+    assert words in result.message
+
+
+def test_check_prints_what_passed_and_hints_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    check(16, keep_top_p=top_p_by_sorting)
+    assert capsys.readouterr().out == "✓ keep_top_p: all 6 checks passed.\n"
+    check(16, hint=1, keep_top_p=wrong_top_p("rows mixed"))
+    printed = capsys.readouterr().out
+    assert printed.startswith("✗ keep_top_p: check 4 of 6")
+    assert "hint 1: Sort each row's" in printed
+    assert "hint=2 tells more" in printed
+
+
+@pytest.mark.parametrize(
+    ("chapter", "parts", "words"),
+    [
+        (16, {}, "Name what is to be checked"),
+        (16, {"keep_top_q": stub}, "has no keep_top_q; it has keep_top_p"),
+        (99, {"keep_top_p": stub}, "Chapter 99 has no exercises"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused(chapter: int, parts: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check(chapter, **parts)

@@ -1,0 +1,107 @@
+"""Every exercise: right answers pass, wrong ones, mutants and stubs are told what is wrong."""
+
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from minigen.teach.exercises import CHAPTERS, Exercise, exercises
+from minigen.teach.judge import verdict_on
+from minigen.teach.stubs import dotted_name, find_object, stub
+from tests.answers import Answers
+from tests.mutants import mutants
+
+ANSWERS: dict[tuple[str, str], Answers] = {
+    (chapter, name): answers
+    for chapter, module in CHAPTERS.items()
+    for name, answers in import_module(f"tests.answers.{module.split('.')[-1]}").ANSWERS.items()
+}
+EXERCISES = [(chapter, name) for chapter in CHAPTERS for name in exercises(chapter)]
+
+
+def exercise_of(key: tuple[str, str]) -> Exercise:
+    return exercises(key[0])[key[1]]
+
+
+@contextmanager
+def time_limit(seconds: int) -> Generator[None, None, None]:
+    """Ends what loops for ever, inside a verdict, which fails then."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError
+
+    if not hasattr(signal, "SIGALRM"):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_every_exercise_has_enough_answers() -> None:
+    assert list(ANSWERS) == EXERCISES
+    for key, answers in ANSWERS.items():
+        assert len(answers.right) >= 2, f"{key} needs two right answers written otherwise"
+        assert len(answers.wrong) >= 8, f"{key} needs eight wrong answers"
+
+
+@pytest.mark.parametrize("key", EXERCISES, ids="-".join)
+def test_the_packages_own_and_other_right_answers_pass(key: tuple[str, str]) -> None:
+    exercise = exercise_of(key)
+    for part in (exercise.solution, *ANSWERS[key].right):
+        passed, message = verdict_on(exercise, part)
+        assert passed, f"{part}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong"),
+    [(key, wrong) for key in EXERCISES for wrong in ANSWERS[key].wrong],
+    ids=lambda each: each.replace(" ", "_") if isinstance(each, str) else "-".join(each),
+)
+def test_wrong_answers_are_told_what_is_wrong(key: tuple[str, str], wrong: str) -> None:
+    passed, message = verdict_on(exercise_of(key), ANSWERS[key].wrong[wrong])
+    assert not passed, "this wrong answer passes"
+    assert message.startswith("check ")
+    assert any(word in message for word in ("should", "return", "must", "raised")), message
+
+
+@pytest.mark.parametrize("key", EXERCISES, ids="-".join)
+def test_mutants_of_the_packages_own_are_caught(key: tuple[str, str]) -> None:
+    exercise, equivalent = exercise_of(key), ANSWERS[key].equivalent
+    found = list(mutants(exercise.solution))
+    assert found, "nothing to change"
+    assert set(equivalent) <= {name for name, _ in found}, "an equivalent mutant is no longer there"
+    survivors = []
+    for name, part in found:
+        with time_limit(10):
+            if name not in equivalent and verdict_on(exercise, part)[0]:
+                survivors.append(name)
+    assert not survivors
+
+
+@pytest.mark.parametrize("key", EXERCISES, ids="-".join)
+def test_an_untouched_stub_is_the_packages_signature_and_fails_kindly(key: tuple[str, str]) -> None:
+    exercise = exercise_of(key)
+    assert find_object(dotted_name(exercise.solution)) is exercise.solution
+    names: dict[str, Any] = {}
+    exec(stub(dotted_name(exercise.solution)), names)
+    passed, message = verdict_on(exercise, names[exercise.name])
+    assert not passed
+    assert "still empty" in message
+
+
+@pytest.mark.parametrize("key", EXERCISES, ids="-".join)
+def test_an_exercise_says_all_that_a_learner_needs(key: tuple[str, str]) -> None:
+    exercise = exercise_of(key)
+    assert exercise.hints
+    assert exercise.statement.endswith((".", "."))
+    assert exercise.harder.endswith((".", "?"))
+    assert "mine" in exercise.use
+    compile(exercise.use, "use", "exec")
