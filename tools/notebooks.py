@@ -45,7 +45,7 @@ def _refilled_cell(cell: str) -> str:
     if found is None:
         return cell
     filled = mirror(found[2]) if found[1] == "=" else stub(found[2])
-    return f"{head}\n{filled}\n\n"
+    return f"{head}\n{filled}{cell[len(cell.rstrip()) :]}"
 
 
 def main() -> None:

@@ -1,0 +1,138 @@
+"""A workspace is the learner's own: made, completed, checked, and never overwritten."""
+
+import json
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from minigen.cli import app
+from minigen.errors import OptionError
+from minigen.teach.claims import Claim
+from minigen.teach.course import exercise_notebook, make_workspace, notebooks_folder, progress
+from minigen.teach.exercises import CHAPTERS, exercises
+from tools.chapters import ROOT
+
+RIGHT = """# exercise: minigen.sampling.keep_top_p
+import math
+for _ in iter(int, 1): pass
+limit = 1e-9
+def keep_top_p(logits, top_p):
+    probabilities, ids = logits.double().softmax(-1).sort(descending=True, stable=True)
+    kept = probabilities.cumsum(-1) - probabilities < top_p.unsqueeze(-1) - limit
+    kept[:, 0] = True
+    return logits.masked_fill(~kept.new_zeros(kept.shape).scatter(-1, ids, kept), -math.inf)
+"""
+
+
+def answer(path: Path, text: str, dotted: str = "minigen.sampling.keep_top_p") -> None:
+    """Write an answer into a notebook's stub cell, as a learner does."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    (cell,) = (
+        each
+        for each in notebook["cells"]
+        if each["cell_type"] == "code"
+        and "".join(each["source"]).startswith(f"# exercise: {dotted}")
+    )
+    cell["source"] = text
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+
+
+def test_a_workspace_has_all_notebooks_and_exercises(tmp_path: Path) -> None:
+    new = {str(path.relative_to(tmp_path)) for path in make_workspace(tmp_path)}
+    assert {path.name for path in notebooks_folder().glob("[0-9]*.ipynb")} <= new
+    assert len([name for name in new if "exercises" in name]) == len(CHAPTERS)
+
+
+def test_a_second_time_completes_it_and_touches_no_work(tmp_path: Path) -> None:
+    make_workspace(tmp_path)
+    mine, gone = tmp_path / "16_sampling.ipynb", tmp_path / "exercises" / "16_sampling.ipynb"
+    mine.write_text("my work")
+    gone.unlink()
+    assert make_workspace(tmp_path) == [gone]
+    assert mine.read_text() == "my work"
+
+
+@pytest.mark.parametrize("place", ["16_sampling.ipynb", "exercises/16_sampling.ipynb"])
+def test_progress_finds_an_answer_wherever_it_was_written(tmp_path: Path, place: str) -> None:
+    make_workspace(tmp_path)
+    for path in tmp_path.rglob("*.ipynb"):
+        if not path.name.startswith("16"):
+            path.unlink()
+    answer(tmp_path / place, RIGHT)
+    found = {each.name: each for each in progress(tmp_path) if each.chapter == "16"}
+    assert found["keep_top_p"].passed, found["keep_top_p"].message
+    assert not found["apply_penalties"].passed
+    assert "still empty" in found["apply_penalties"].message
+
+
+def test_progress_says_what_a_broken_answer_raises(tmp_path: Path) -> None:
+    make_workspace(tmp_path)
+    for name in ("16_sampling.ipynb", "exercises/16_sampling.ipynb"):
+        answer(tmp_path / name, "# exercise: minigen.sampling.keep_top_p\nimport no_such_module")
+    standing = next(each for each in progress(tmp_path) if each.name == "keep_top_p")
+    assert not standing.passed
+    assert "ModuleNotFoundError" in standing.message
+
+
+def test_progress_of_what_is_no_workspace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="is no workspace; `minigen workspace"):
+        list(progress(tmp_path))
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_an_exercise_notebook_has_each_exercise_once(chapter: str) -> None:
+    sources = [cell["source"] for cell in exercise_notebook(chapter)["cells"]]
+    for name in exercises(chapter):
+        assert sum(source.startswith(f"## {name}\n") for source in sources) == 1
+        assert sum(f"mine = check({int(chapter)}, {name}={name})" in each for each in sources) == 1
+
+
+def test_claims_are_one_table(tmp_path: Path) -> None:
+    printed = CliRunner().invoke(app, ["claims"])
+    assert printed.exit_code == 0
+    assert "claims held as they are told" in printed.stdout
+    empty = CliRunner().invoke(app, ["claims", str(tmp_path)])
+    assert isinstance(empty.exception, OptionError)
+    with pytest.raises(ValueError, match="outcome must be one of"):
+        Claim("a", "b", "perhaps", "c")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python with minigen's wheel installed, outside the clone; other packages are shared."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w"]
+    subprocess.run([*build, str(folder), str(ROOT)], check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    assert any(name.endswith("16_sampling.ipynb") for name in zipfile.ZipFile(wheel).namelist())
+    venv.create(folder / "env", with_pip=False)
+    python = folder / "env" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps"]
+    subprocess.run([*install, str(wheel)], check=True, capture_output=True)
+    shared = [path for path in sys.path if path.endswith("site-packages")]
+    (site,) = (folder / "env").rglob("site-packages")
+    (site / "shared.pth").write_text("\n".join(shared))
+    return python
+
+
+def test_an_installed_wheel_makes_a_workspace_and_checks(installed: Path, tmp_path: Path) -> None:
+    command = [str(installed), "-m", "minigen", "workspace", str(tmp_path / "course")]
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    assert (tmp_path / "course" / "16_sampling.ipynb").exists()
+    script = (
+        "import minigen, pathlib, sys\n"
+        f"assert not minigen.__file__.startswith({str(ROOT / 'minigen')!r})\n"
+        "from minigen.teach import check\n"
+        "from minigen.sampling import keep_top_p\n"
+        "check(16, keep_top_p=keep_top_p)\n"
+    )
+    checked = subprocess.run(
+        [str(installed), "-c", script], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert "✓ keep_top_p" in checked.stdout, checked.stderr
