@@ -11,7 +11,7 @@ ENVIRONMENT := $(PYTHON) -m tools.environment
 export TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help demo setup test test-long check notebooks lab bench clean
+.PHONY: help demo setup test test-long test-browser check notebooks lab book bench clean
 
 help: ## list the targets
 	@$(PYTHON) -m tools.targets
@@ -23,29 +23,40 @@ demo: ## stream a real model's answers to several prompts at once
 setup: ## create .venv with everything: server, notebooks, tests
 	@$(ENVIRONMENT) server notebooks test
 
-test: ## run every check and test that takes minutes at most
-	@$(ENVIRONMENT) test
+test: ## run every check and test that takes minutes at most, and every notebook
+	@$(ENVIRONMENT) notebooks test
 	@$(VENV) -m minigen pull
 	@$(VENV) -m tools.check
 	@$(VENV) -m pytest
+	@$(VENV) -m tools.notebooks --check
 
 test-long: ## run the long tests too: large fuzz runs, repeated runs
-	@$(ENVIRONMENT) test
+	@$(ENVIRONMENT) notebooks test
 	@$(VENV) -m minigen pull
-	@$(VENV) -m pytest -m "long or not long"
+	@$(VENV) -m pytest -m "not browser"
+
+test-browser: ## run every notebook in JupyterLab in a browser, and drag what can be dragged
+	@$(ENVIRONMENT) notebooks test
+	@$(VENV) -m minigen pull
+	@$(VENV) -m pytest -m browser tests/test_browser.py
 
 check: ## lint, types, and that chapters, modules, tests and documents agree
-	@$(ENVIRONMENT) test
+	@$(ENVIRONMENT) notebooks test
 	@$(VENV) -m tools.check
 
-notebooks: ## update every notebook from its source and run it
+notebooks: ## update every notebook from its source, and run it
 	@$(ENVIRONMENT) notebooks
 	@$(VENV) -m minigen pull
 	@$(VENV) -m tools.notebooks
 
-lab: ## open JupyterLab at the notebooks
+lab: ## open JupyterLab at the map
 	@$(ENVIRONMENT) notebooks
-	@$(VENV) -m jupyter lab notebooks
+	@$(VENV) -m minigen pull
+	@$(VENV) -m jupyter lab notebooks/00_map.ipynb
+
+book: ## write all chapters as one static site, to read without a server
+	@$(ENVIRONMENT) notebooks
+	@$(VENV) -m tools.book
 
 bench: ## measure everything that has a benchmark, and write benchmarks/results/
 	@$(ENVIRONMENT) test

@@ -8,6 +8,7 @@ import pytest
 
 from tests import typecheck as typecheck  # jaxtyping's option names it, but does not import it
 
+LEFT_OUT = {"long", "browser"}
 PARTS = {
     "0": "the map",
     "1": "one request",
@@ -20,10 +21,10 @@ PARTS = {
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests marked long, unless `-m` was given."""
+    """Leave out tests marked long or browser, unless `-m` was given."""
     if config.option.markexpr:
         return
-    kept = [item for item in items if item.get_closest_marker("long") is None]
+    kept = [item for item in items if not LEFT_OUT & {mark.name for mark in item.iter_markers()}]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
 

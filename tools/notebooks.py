@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import jupytext
 import nbformat
@@ -92,7 +93,22 @@ def _update(source: Path) -> None:
         store_widget_state=False,  # pictures stand in for widgets where no kernel runs
         record_timing=False,
     ).execute()
+    for cell in notebook.cells:
+        cell.get("outputs", [])[:] = _joined(cell.get("outputs", []))
     nbformat.write(notebook, source.with_suffix(".ipynb"))
+
+
+def _joined(outputs: list[Any]) -> list[Any]:
+    """Outputs with what was printed piece by piece put together."""
+    joined: list[Any] = []
+    for output in outputs:
+        before = joined[-1] if joined else None
+        same = before and output["output_type"] == before["output_type"] == "stream"
+        if same and output["name"] == before["name"]:
+            before["text"] += output["text"]
+        else:
+            joined.append(output)
+    return joined
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 Check = Callable[[Any], None]
 
 CHAPTERS = {  # chapter number -> the module of its checks
+    "00": "minigen.teach.checks.map",
     "16": "minigen.teach.checks.sampling",
 }
 

@@ -45,4 +45,4 @@ def using(chapter: int | str, **parts: Any) -> Generator[None, None, None]:
             setattr(module, name, own)
     for name, count in calls.items():
         if not isinstance(parts[name], type):
-            print(f"the engine called your {name} {count} times")
+            print(f"your {name} was called {count} times")
