@@ -61,8 +61,8 @@ def next_token(
     drawn = None if seed is None else int(draw(left[None], uniform_draws([seed], [0], [0])))
     made, axes = figure(9, 3.4)
     places = range(len(order))
-    axes.bar(places, before[order], width=0.8, color=FAINT, label="as the model has it")
-    axes.bar(places, after[order], width=0.45, color=BLUE, label="as it will be drawn")
+    axes.bar(places, before[order].tolist(), width=0.8, color=FAINT, label="as the model has it")
+    axes.bar(places, after[order].tolist(), width=0.45, color=BLUE, label="as it will be drawn")
     kept = int((left > -torch.inf).sum())
     if kept < shown:
         axes.axvline(kept - 0.5, color=ORANGE, linewidth=2)
@@ -89,7 +89,7 @@ def tail_mass(rows: dict[str, Logits], marks: Sequence[int] = (1, 10, 100, 1000)
     for name, logits in rows.items():
         mass = logits.softmax(-1).double().sort(descending=True).values
         beyond = (1 - mass.cumsum(0)).clamp(min=1e-9)
-        axes.plot(torch.arange(1, len(mass) + 1), beyond, label=name, linewidth=2)
+        axes.plot(range(1, len(mass) + 1), beyond.tolist(), label=name, linewidth=2)
     for mark in marks:
         axes.axvline(mark, color=FAINT, linewidth=1, zorder=0)
     axes.set(xscale="log", ylim=(0, 1), xlabel="n, the likeliest tokens (log scale)")

@@ -1,0 +1,77 @@
+"""Stubs are the package without its answers; `using` lends a part to the running engine."""
+
+import inspect
+
+import pytest
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+
+from minigen import LLM, SamplingParams, sampling
+from minigen.cache.blocks import BlockAllocator
+from minigen.teach.stubs import mirror, stub
+from minigen.teach.using import using
+
+
+def test_a_stub_keeps_signature_and_docstring_and_imports_what_it_needs() -> None:
+    names: dict[str, object] = {}
+    exec(stub("minigen.sampling.apply_penalties"), names)
+    empty = names["apply_penalties"]
+    shown = [str(inspect.signature(each)) for each in (empty, sampling.apply_penalties)]  # type: ignore[arg-type]
+    assert shown[0] == shown[1]
+    assert empty.__doc__ == sampling.apply_penalties.__doc__
+    assert "torch.where" not in stub("minigen.sampling.apply_penalties")
+
+
+def test_a_class_keeps_its_public_methods_all_empty() -> None:
+    text = stub("minigen.cache.blocks.BlockAllocator")
+    names: dict[str, type] = {}
+    exec(text, names)
+    own = {name for name in vars(BlockAllocator) if not name.startswith("_")}
+    assert own <= set(vars(names["BlockAllocator"]))
+    assert text.count("raise NotImplementedError") == len(own) + 1
+    with pytest.raises(NotImplementedError):
+        names["BlockAllocator"](4)
+
+
+def test_a_mirror_is_the_source() -> None:
+    text = mirror("minigen.sampling.keep_min_p")
+    assert (
+        text
+        == f"# = minigen.sampling.keep_min_p\n{inspect.getsource(sampling.keep_min_p)}".rstrip()
+    )
+
+
+def test_the_engine_runs_with_a_lent_part_and_has_its_own_back(
+    tiny_llm: LLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def keep_top_p(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+        return logits.masked_fill(torch.arange(logits.shape[-1]) != 7, -torch.inf)
+
+    own = sampling.keep_top_p
+    params = SamplingParams(temperature=1, top_p=0.5, max_tokens=3, ignore_eos=True)
+    with using(16, keep_top_p=keep_top_p):
+        assert list(tiny_llm.generate("a", params).token_ids) == [7, 7, 7]
+    assert sampling.keep_top_p is own
+    assert capsys.readouterr().out == "your keep_top_p was called 3 times\n"
+    with pytest.raises(RuntimeError, match="mine"), using(16, keep_top_p=keep_top_p):
+        raise RuntimeError("mine")
+    assert sampling.keep_top_p is own
+    with pytest.raises(ValueError, match="has no softmax"), using(16, softmax=keep_top_p):
+        pass
+
+
+def test_the_extension_checks_shapes_of_what_a_cell_defines() -> None:
+    shell = InteractiveShell.instance()
+    try:
+        shell.run_line_magic("load_ext", "minigen")
+        shell.run_cell(
+            "import torch\nfrom jaxtyping import Float\nfrom torch import Tensor\n"
+            "def mine(x: Float[Tensor, 'a b']) -> Float[Tensor, ' b']:\n    return x[0]\n"
+        )
+        right = shell.run_cell("mine(torch.ones(2, 3))", silent=True)
+        wrong = shell.run_cell("mine(torch.ones(3))", silent=True)
+    finally:
+        InteractiveShell.clear_instance()
+    assert right.success
+    assert not wrong.success
+    assert "mine" in str(wrong.error_in_exec)
