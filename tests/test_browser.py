@@ -32,6 +32,19 @@ RUN_SECONDS, REDRAW_SECONDS = 300, 60
 EXPLORABLE = ".jp-OutputArea-output .widget-vbox:has(> .widget-image)"
 CONTROLS = ".widget-hslider, .widget-dropdown, .widget-text, .widget-checkbox, .widget-button"
 
+WRITE_ANSWER = """([mark, answer]) => {
+    const cells = [...window.jupyterapp.shell.currentWidget.content.model.cells];
+    cells.find(cell => cell.sharedModel.getSource().startsWith(mark))
+        .sharedModel.setSource(answer);
+}"""
+ANSWER = """# exercise: minigen.teach.memory.most_sequences
+def most_sequences(config, bits, memory, context, working=1e9):
+    left = memory - working - num_parameters(config) * bits / 8
+    return max(0, int(left // (kv_bytes_per_token(config) * context)))
+
+from minigen.teach.memory import kv_bytes_per_token, num_parameters
+"""
+
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]:
@@ -96,6 +109,26 @@ def browser() -> Generator[Any, None, None]:
 @pytest.mark.parametrize("stem", NOTEBOOKS)
 def test_a_notebook_runs_and_its_explorables_answer(lab: str, browser: Any, stem: str) -> None:
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page = _opened(lab, browser, stem)
+    _run_all(page)
+    explorables = page.locator(EXPLORABLE)
+    assert explorables.count() > 0
+    for number in range(explorables.count()):
+        _drag_all(page, explorables.nth(number), SCREENSHOTS / f"{stem}-{number + 1}.png")
+    page.close()
+
+
+def test_a_learner_finishes_the_first_exercise(lab: str, browser: Any) -> None:
+    page = _opened(lab, browser, "00_map")
+    page.evaluate(WRITE_ANSWER, ["# exercise: minigen.teach.memory.most_sequences", ANSWER])
+    _run_all(page)
+    text = page.locator(".jp-Notebook").inner_text()
+    assert "✓ most_sequences: all 5 checks passed." in text
+    assert "your most_sequences was called" in text
+    page.close()
+
+
+def _opened(lab: str, browser: Any, stem: str) -> Any:
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.set_default_timeout(RUN_SECONDS * 1000)
     page.goto(f"{lab}/lab/workspaces/{stem}/tree/{stem}.ipynb?reset")
@@ -104,14 +137,13 @@ def test_a_notebook_runs_and_its_explorables_answer(lab: str, browser: Any, stem
         "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status"
         " === 'idle'"
     )
+    return page
+
+
+def _run_all(page: Any) -> None:
     page.evaluate("async () => await window.jupyterapp.commands.execute('notebook:run-all-cells')")
     error = page.locator("[data-mime-type='application/vnd.jupyter.error']")
     assert error.count() == 0, error.first.inner_text()
-    explorables = page.locator(EXPLORABLE)
-    assert explorables.count() > 0
-    for number in range(explorables.count()):
-        _drag_all(page, explorables.nth(number), SCREENSHOTS / f"{stem}-{number + 1}.png")
-    page.close()
 
 
 def _drag_all(page: Any, explorable: Any, screenshot: Path) -> None:

@@ -27,6 +27,11 @@ class Chapter:
         return [f"minigen/{module.replace('.', '/')}.py" for module in self.modules]
 
     @property
+    def notebook(self) -> str:
+        """Where its notebook is, or is to be."""
+        return f"notebooks/{self.number}_{self.stem}.ipynb"
+
+    @property
     def built(self) -> bool:
         """Whether the package has all of the chapter's modules yet."""
         return bool(self.paths) and all((ROOT / path).exists() for path in self.paths)
@@ -51,9 +56,12 @@ def table() -> str:
     for chapter in read_chapters():
         part = parts[chapter.number[0]]
         modules = " ".join(f"[{path.split('/')[-1]}]({path})" for path in chapter.paths)
-        shown = modules if chapter.built else "to come"
+        has_notebook = (ROOT / chapter.notebook).exists()
+        shown = modules if chapter.built else "" if has_notebook else "to come"
+        name = f"{chapter.number} {chapter.stem}"
         rows.append(
-            f"| {'' if part == before else part} | {chapter.number} {chapter.stem} "
+            f"| {'' if part == before else part} "
+            f"| {f'[{name}]({chapter.notebook})' if has_notebook else name} "
             f"| {chapter.title} | {shown} |"
         )
         before = part

@@ -102,10 +102,9 @@ def _joined(outputs: list[Any]) -> list[Any]:
     """Outputs with what was printed piece by piece put together."""
     joined: list[Any] = []
     for output in outputs:
-        before = joined[-1] if joined else None
-        same = before and output["output_type"] == before["output_type"] == "stream"
-        if same and output["name"] == before["name"]:
-            before["text"] += output["text"]
+        stream = output["name"] if output["output_type"] == "stream" else None
+        if stream is not None and joined and joined[-1].get("name") == stream:
+            joined[-1]["text"] += output["text"]
         else:
             joined.append(output)
     return joined

@@ -1,0 +1,53 @@
+"""Small pictures of every explorable, as `make test-browser` saw them: `python -m tools.gallery`.
+
+Takes build/screenshots, writes docs/gallery with a README that says what each shows.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from tools.chapters import ROOT, read_chapters
+
+SCREENSHOTS, GALLERY = ROOT / "build" / "screenshots", ROOT / "docs" / "gallery"
+WIDTH, COLOURS = 720, 64
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def main() -> None:
+    """Shrink the screenshots and write the page."""
+    GALLERY.mkdir(parents=True, exist_ok=True)
+    lines = ["# Gallery", "", "Every explorable of the course, as JupyterLab shows it.", ""]
+    for chapter in read_chapters():
+        if not (ROOT / chapter.notebook).exists():
+            continue
+        stem = f"{chapter.number}_{chapter.stem}"
+        lines += [f"## [{chapter.number} {chapter.title}](../../{chapter.notebook})", ""]
+        for number, caption in enumerate(_captions(ROOT / chapter.notebook), 1):
+            name = f"{stem}-{number}.png"
+            if not (SCREENSHOTS / name).exists():
+                sys.exit(f"There is no {SCREENSHOTS / name}; run make test-browser first.")
+            _shrink(SCREENSHOTS / name, GALLERY / name)
+            lines += [caption, "", f"![{caption}]({name})", ""]
+    (GALLERY / "README.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def _captions(notebook: Path) -> list[str]:
+    """What the explorables of a notebook show, in order."""
+    cells: list[dict[str, Any]] = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", ())]
+    found = [each["data"] for each in outputs if WIDGET in each.get("data", {})]
+    return ["".join(data["text/plain"]) for data in found]
+
+
+def _shrink(source: Path, target: Path) -> None:
+    image = Image.open(source).convert("RGB")
+    size = (WIDTH, round(image.height * WIDTH / image.width))
+    image.resize(size, Image.Resampling.LANCZOS).quantize(COLOURS).save(target, optimize=True)
+
+
+if __name__ == "__main__":
+    main()
