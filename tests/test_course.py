@@ -7,11 +7,15 @@ import venv
 import zipfile
 from pathlib import Path
 
+import nbclient
+import nbformat
 import pytest
 from typer.testing import CliRunner
 
+from minigen import SamplingParams
 from minigen.cli import app
 from minigen.errors import OptionError
+from minigen.teach import load_model, looking
 from minigen.teach.claims import Claim
 from minigen.teach.course import exercise_notebook, make_workspace, notebooks_folder, progress
 from minigen.teach.exercises import CHAPTERS, exercises
@@ -90,6 +94,45 @@ def test_an_exercise_notebook_has_each_exercise_once(chapter: str) -> None:
     for name in exercises(chapter):
         assert sum(source.startswith(f"## {name}\n") for source in sources) == 1
         assert sum(f"mine = check({int(chapter)}, {name}={name})" in each for each in sources) == 1
+
+
+@pytest.mark.long
+@pytest.mark.model
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_an_exercise_notebook_runs_before_anything_is_written(chapter: str) -> None:
+    notebook = nbformat.from_dict(exercise_notebook(chapter))
+    nbformat.validate(notebook)
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    printed = "".join(
+        output.get("text", "")
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+    )
+    assert printed.count("is still empty") == len(exercises(chapter))
+
+
+def test_a_model_that_is_not_here_is_pulled_and_said_so(
+    monkeypatch: pytest.MonkeyPatch, tiny_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pulled = []
+    monkeypatch.setattr(looking.hub, "find", lambda name: None)
+    monkeypatch.setattr(looking.hub, "pull", lambda name, progress: pulled.append(name))
+    monkeypatch.setattr(looking.hub, "resolve", lambda name, progress: tiny_directory)
+    assert load_model(weights="float32").generate([5], SamplingParams(max_tokens=1)).token_ids
+    assert pulled == [looking.hub.DEFAULT_MODEL]
+    assert "is pulled now, once" in capsys.readouterr().out
+
+
+def test_without_the_notebooks_extra_the_commands_say_what_to_install() -> None:
+    script = (
+        "import sys; sys.modules['cloudpickle'] = None\n"
+        "from minigen.cli import main; sys.argv = ['minigen', 'progress']; main()"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert run.returncode == 1
+    assert run.stderr.startswith("minigen: The course needs cloudpickle, which is not installed")
+    assert "Traceback" not in run.stderr
 
 
 def test_claims_are_one_table(tmp_path: Path) -> None:

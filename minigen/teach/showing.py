@@ -5,6 +5,8 @@ from typing import Any
 
 from IPython.display import Code, display
 
+MONOSPACE = '<pre style="font-family: monospace">'  # which exported pages forget
+
 
 def show(*objects: Any) -> None:
     """Show the source of functions, classes or modules of the package, one after another.
@@ -15,4 +17,6 @@ def show(*objects: Any) -> None:
         where = inspect.getmodule(each)
         name = getattr(each, "__qualname__", "")
         head = f"# {where.__name__}.{name}\n" if where is not None and name else ""
-        display(Code(head + inspect.getsource(each).rstrip(), language="python"))
+        source = head + inspect.getsource(each).rstrip()
+        html = Code(source, language="python")._repr_html_().replace("<pre>", MONOSPACE)
+        display({"text/plain": source, "text/html": html}, raw=True)
