@@ -142,17 +142,17 @@ print(
 # tensor's numbers:
 
 # %%
-from minigen.teach import memory
+from minigen.teach import capacity
 
-show(memory.budget, memory.kv_bytes_per_token)
+show(capacity.budget, capacity.kv_bytes_per_token)
 
 # %%
-for name in memory.MODELS:
-    config = memory.config_of(name)
-    weights = memory.num_parameters(config)
-    token = memory.kv_bytes_per_token(config)
+for name in capacity.MODELS:
+    config = capacity.config_of(name)
+    weights = capacity.num_parameters(config)
+    token = capacity.kv_bytes_per_token(config)
     print(f"{name:<13} {weights / 1e9:6.2f} billion weights, {token / 1e3:7.1f} kB of KV a token")
-assert memory.kv_bytes_per_token(memory.config_of("Llama-3-8B")) == kv_of_a_token
+assert capacity.kv_bytes_per_token(capacity.config_of("Llama-3-8B")) == kv_of_a_token
 
 # %% [markdown]
 # ## Drag it: any model, any machine
@@ -166,17 +166,17 @@ from minigen.viz.memory import memory_budget
 
 
 def of_any_model(model, config_json, weights, memory_in_GB, sequences, tokens_of_each):
-    config = memory.config_of(config_json or model)
-    bits = memory.BITS[weights]
+    config = capacity.config_of(config_json or model)
+    bits = capacity.BITS[weights]
     return memory_budget(config, bits, memory_in_GB, sequences, tokens_of_each)
 
 
 explore(
     of_any_model,
     "Bars of weights, KV cache and working memory of Llama-3-8B beside 24 GB.",
-    model=["Llama-3-8B", *(each for each in memory.MODELS if each != "Llama-3-8B")],
+    model=["Llama-3-8B", *(each for each in capacity.MODELS if each != "Llama-3-8B")],
     config_json="",
-    weights=["bfloat16", *(each for each in memory.BITS if each != "bfloat16")],
+    weights=["bfloat16", *(each for each in capacity.BITS if each != "bfloat16")],
     memory_in_GB=(4, 320, 4, 24),
     sequences=(1, 256, 1, 8),
     tokens_of_each=(256, 32768, 256, 4096),
@@ -190,9 +190,9 @@ explore(
 # a whole does not fit.
 
 # %%
-# exercise: minigen.teach.memory.most_sequences
+# exercise: minigen.teach.capacity.most_sequences
 from minigen.config import ModelConfig
-from minigen.teach.memory import GB
+from minigen.teach.capacity import GB
 
 
 def most_sequences(
@@ -210,7 +210,7 @@ mine = check(0, most_sequences=most_sequences)
 
 # %%
 with using(0, most_sequences=mine):
-    drawn = memory_budget(memory.config_of("Llama-3-8B"), 16, 24, sequences=8, context=4096)
+    drawn = memory_budget(capacity.config_of("Llama-3-8B"), 16, 24, sequences=8, context=4096)
 picture(drawn, "The same budget, its curve computed by your function.")
 
 # %% [markdown]
@@ -236,16 +236,16 @@ picture(drawn, "The same budget, its curve computed by your function.")
 #   the weights and the KV heads are divided, the working memory is not.
 
 # %%
-big, small = memory.config_of("Llama-3-70B"), memory.config_of("Llama-3-8B")
-gb = {name: memory.num_parameters(big) * bits / 8 / 1e9 for name, bits in memory.BITS.items()}
-full_heads = memory.kv_bytes_per_token(big) * big.q_heads / big.kv_heads
-own_heads = memory.kv_bytes_per_token(big)
+big, small = capacity.config_of("Llama-3-70B"), capacity.config_of("Llama-3-8B")
+gb = {name: capacity.num_parameters(big) * bits / 8 / 1e9 for name, bits in capacity.BITS.items()}
+full_heads = capacity.kv_bytes_per_token(big) * big.q_heads / big.kv_heads
+own_heads = capacity.kv_bytes_per_token(big)
 four_bits = gb["Q4_0: 4 bits and a scale for 32"]
 verdicts(
     "00",
     Claim(
         "A model with 8 billion weights takes 16 GB in bfloat16, one with 70 billion 140 GB",
-        f"{memory.num_parameters(small) * 2 / 1e9:.1f} GB and {gb['bfloat16']:.1f} GB",
+        f"{capacity.num_parameters(small) * 2 / 1e9:.1f} GB and {gb['bfloat16']:.1f} GB",
         "held",
         "two bytes a weight; the names round the number of weights",
     ),
@@ -269,7 +269,7 @@ verdicts(
     ),
     Claim(
         "Sequences that fit = (memory - weights) / (KV of a token x length)",
-        f"{memory.most_sequences(small, 16, 24e9, 4096)} of Llama-3-8B with 4,096 tokens in 24 GB",
+        f"{capacity.most_sequences(small, 16, 24e9, 4096)} of Llama-3-8B, 4,096 tokens in 24 GB",
         "held within bounds",
         "with working memory taken off first, and if keys and values are not reserved in advance",
     ),

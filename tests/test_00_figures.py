@@ -5,7 +5,7 @@ import math
 import pytest
 
 from minigen import LLM, SamplingParams
-from minigen.teach.memory import (
+from minigen.teach.capacity import (
     MODELS,
     budget,
     config_of,

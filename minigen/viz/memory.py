@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 
 from minigen.config import ModelConfig
-from minigen.teach.memory import GB, budget, most_sequences, num_parameters
+from minigen.teach.capacity import GB, budget, most_sequences, num_parameters
 from minigen.viz.style import AMBER, BLUE, FAINT, GREEN, INK, ORANGE, QUIET, figure, title
 
 CONTEXTS = [2**power for power in range(8, 18)]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from minigen.teach.memory import budget, kv_bytes_per_token, num_parameters
+from minigen.teach.capacity import budget, kv_bytes_per_token, num_parameters
 from tests.answers import Answers
 
 

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-from minigen.teach.exercises import Exercise
-from minigen.teach.memory import (
+from minigen.teach.capacity import (
     GB,
     config_of,
     kv_bytes_per_token,
     most_sequences,
     num_parameters,
 )
+from minigen.teach.exercises import Exercise
 from minigen.teach.messages import expect, expect_equal
 
 MostSequences = Callable[..., Any]
@@ -89,9 +89,9 @@ EXERCISES = (
         ),
         "Write the memory sum the other way round: how many sequences of `context` tokens fit into "
         "`memory` bytes, when the weights (at `bits` bits each) and the `working` memory are taken "
-        "off first? `num_parameters` and `kv_bytes_per_token` of `minigen.teach.memory` count what "
-        "the configuration says.",
-        """from minigen.teach.memory import config_of
+        "off first? `num_parameters` and `kv_bytes_per_token` of `minigen.teach.capacity` count "
+        "what the configuration says.",
+        """from minigen.teach.capacity import config_of
 from minigen.viz.explore import picture
 from minigen.viz.memory import memory_budget
 
