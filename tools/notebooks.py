@@ -26,6 +26,7 @@ FOLDER = ROOT / "notebooks"
 MARKED = re.compile(r"# (=|exercise:) (minigen[\w.]+)$")
 CELL = "# %%"
 CELL_SECONDS = 120
+BUDGET_SECONDS = 60
 NBVAL = [
     *("-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:tests.split", "-o", "addopts="),
     *("--nbval", "--nbval-current-env", "--nbval-cell-timeout", str(CELL_SECONDS)),
@@ -68,7 +69,11 @@ def main() -> None:
             _check(source)
         else:
             _update(source)
-        print(f"{source.stem:<20} {time.perf_counter() - begun:5.1f} s", flush=True)
+        seconds = time.perf_counter() - begun
+        over = f"  over its {BUDGET_SECONDS} s" if seconds > BUDGET_SECONDS else ""
+        print(f"{source.stem:<20} {seconds:5.1f} s{over}", flush=True)
+        if seconds > 2 * BUDGET_SECONDS:  # a busy machine may take twice as long
+            sys.exit(f"{source.stem} takes {seconds:.0f} s; its budget is {BUDGET_SECONDS} s.")
 
 
 def _check(source: Path) -> None:
