@@ -53,7 +53,11 @@ def _q4_0(blocks: Blocks) -> Numbers:
     return (_nibbles(blocks[..., 2:]).float() - 8) * _float(blocks[..., :2])
 
 
-def _q4_1(blocks: Blocks) -> Numbers:
+def unpack_q4_1(blocks: Blocks) -> Numbers:
+    """Q4_1's numbers: 32 steps of 4 bits, each times the block's scale, plus its minimum.
+
+    A block is 20 bytes: scale and minimum as float16, then 16 bytes of two steps each.
+    """
     scale, minimum = _float(blocks[..., :4]).split(1, dim=-1)
     return (_nibbles(blocks[..., 4:]).float() * scale).add_(minimum)
 
@@ -115,7 +119,7 @@ FORMATS: dict[str, Format] = {
     "BF16": Format(1, 2, lambda blocks: _float(blocks, torch.bfloat16)),
     "Q8_0": Format(32, 34, _q8_0),
     "Q4_0": Format(32, 18, _q4_0),
-    "Q4_1": Format(32, 20, _q4_1),
+    "Q4_1": Format(32, 20, unpack_q4_1),
     "Q5_0": Format(32, 22, _q5_0),
     "Q5_1": Format(32, 24, _q5_1),
     "Q4_K": Format(256, 144, _q4_k),

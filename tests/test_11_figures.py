@@ -1,0 +1,88 @@
+"""Figures of chapter 11: pieces of a file, where they lie, bytes by field, costs of opening."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minigen.model.gguf import read_gguf
+from minigen.teach.memory import cost_of, forget_pages
+from minigen.viz import files
+from minigen.viz.explore import png
+from minigen.viz.style import INK
+from tests.gguf_files import write_gguf
+
+
+@pytest.fixture
+def pieces(tmp_path: Path) -> list[files.Piece]:
+    path = tmp_path / "tiny.gguf"
+    tensors = {
+        "token_embd.weight": (np.ones((4, 8), np.float32), None),
+        "blk.0.attn_norm.weight": (np.ones(8, np.float32), None),
+        "blk.0.ffn_up.weight": (np.ones((2, 8), np.float16), None),
+    }
+    write_gguf(path, "llama", {}, tensors)
+    return files.pieces_of(read_gguf(path))
+
+
+def test_pieces_lie_in_order_and_know_their_part(pieces: list[files.Piece]) -> None:
+    assert [each.part for each in pieces] == ["header", "embedding", "norms", "feed-forward"]
+    assert [each.offset for each in pieces] == sorted(each.offset for each in pieces)
+    assert pieces[0].num_bytes == pieces[1].offset
+
+
+def test_a_byte_leads_to_its_piece_and_no_further(pieces: list[files.Piece]) -> None:
+    for each in pieces:
+        assert files.piece_at(pieces, each.offset) is each
+        assert files.piece_at(pieces, each.offset + each.num_bytes - 1) is each
+        assert files.named(pieces, each.name) is each
+    with pytest.raises(ValueError, match="The file has the bytes 0 to"):
+        files.piece_at(pieces, 10**9)
+    with pytest.raises(ValueError, match="no tensor 'nonsense'"):
+        files.named(pieces, "nonsense")
+
+
+@pytest.mark.parametrize("by", ["part", "kind"])
+def test_a_map_says_what_is_framed_and_frames_all_of_it(pieces: list[files.Piece], by: str) -> None:
+    chosen = files.named(pieces, "token_embd.weight")
+    figure = files.file_map(pieces, chosen, by=by, rows=8)
+    (axes,) = figure.axes
+    told = axes.get_title(loc="left")
+    assert "4 × 8 numbers as F32" in told
+    assert "128 bytes, 32 bits a number" in told
+    frames = [each for each in axes.patches if not each.get_fill()]
+    assert sum(each.get_width() for each in frames) == pytest.approx(chosen.num_bytes / 1e6)
+    png(figure)
+
+
+def test_a_header_is_told_without_a_shape(pieces: list[files.Piece]) -> None:
+    figure = files.file_map(pieces, pieces[0])
+    assert "vocabulary" in figure.axes[0].get_title(loc="left")
+
+
+def test_bytes_are_shown_one_by_one() -> None:
+    figure = files.byte_grid(b"GGUF\x03$", [("magic", 4), ("rest", 2)], "bytes", letters=True)
+    texts = [each.get_text() for each in figure.axes[0].texts]
+    assert texts == ["47", "G", "47", "G", "55", "U", "46", "F", "03", "24", r"\$"]
+    labels = [each.get_text() for each in figure.axes[0].get_legend().get_texts()]
+    assert labels == ["magic", "rest"]
+    assert figure.axes[0].patches[0].get_edgecolor() != INK
+    with pytest.raises(ValueError, match="take 9 bytes, but there are 2"):
+        files.byte_grid(b"ab", [("nine", 9)], "bytes")
+
+
+def test_bars_of_costs_are_as_long_as_the_costs() -> None:
+    figure = files.opening_costs({"eager": (0.2, 0.1, 50, 60), "mapped": (0.0, 0.4, 0, 60)})
+    left, right = figure.axes
+    assert [round(bar.get_width(), 6) for bar in left.patches] == [200, 0, 100, 400]
+    assert [bar.get_width() for bar in right.patches] == [50, 0, 10, 60]
+
+
+def test_a_cost_has_time_and_memory(tmp_path: Path) -> None:
+    path = tmp_path / "zeros"
+    path.write_bytes(bytes(2**24))
+    forget_pages(path)
+    data, seconds, megabytes = cost_of(path.read_bytes)
+    assert len(data) == 2**24
+    assert seconds > 0
+    assert megabytes > 10
