@@ -1,0 +1,177 @@
+"""Answers to the exercises of chapter 13."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests.answers import Answers
+
+
+def rms_norm_of_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Right, by the library."""
+    return functional.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)
+
+
+def rms_norm_by_norms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Right, from the length of each row."""
+    wide = x.double()
+    size = (wide.norm(dim=-1, keepdim=True) ** 2 / x.shape[-1] + eps) ** 0.5
+    return (wide / size * weight).to(x.dtype)
+
+
+def wrong_rms_norm(name: str) -> Callable[[Tensor, Tensor, float], Tensor]:
+    def part(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x if name in ("in its own type", "in place") else x.float()
+        square = wide.square().mean(-1, keepdim=True)
+        if name == "layer norm":
+            wide = wide - wide.mean(-1, keepdim=True)
+            square = wide.square().mean(-1, keepdim=True)
+        if name == "sum":
+            square = wide.square().sum(-1, keepdim=True)
+        if name == "all rows together":
+            square = wide.square().mean()
+        if name == "down the columns":
+            square = wide.square().mean(0, keepdim=True)
+        if name == "mean of sizes":
+            square = wide.abs().mean(-1, keepdim=True) ** 2
+        size = (square + eps).sqrt()
+        if name == "eps outside":
+            size = square.sqrt() + eps
+        if name == "no eps":
+            size = square.sqrt()
+        if name == "no root":
+            size = square + eps
+        if name == "in place":
+            return x.div_(size) * weight
+        normed = wide / size
+        if name == "float32 stays":
+            return weight.float() * normed
+        if name == "no weight":
+            return normed.to(x.dtype)
+        if name == "one plus weight":
+            return (normed * (1 + weight)).to(x.dtype)
+        return weight * normed.to(x.dtype)
+
+    return part
+
+
+WRONG_RMS_NORM = [
+    *("in its own type", "in place", "layer norm", "sum", "all rows together"),
+    *("down the columns", "mean of sizes", "eps outside", "no eps", "no root"),
+    *("float32 stays", "no weight", "one plus weight"),
+]
+
+
+def rotary_by_complex_numbers(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Right, as numbers of the complex plane."""
+    turned = torch.complex(*x.float().chunk(2, dim=-1)) * torch.complex(cos, sin)[:, None]
+    return torch.cat([turned.real, turned.imag], dim=-1).to(x.dtype)
+
+
+def rotary_by_rotated_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Right, the way transformers writes it."""
+    wide, half = x.float(), x.shape[-1] // 2
+    swapped = torch.cat([-wide[..., half:], wide[..., :half]], dim=-1)
+    cos, sin = torch.cat([cos, cos], -1)[:, None], torch.cat([sin, sin], -1)[:, None]
+    return (wide * cos + swapped * sin).to(x.dtype)
+
+
+def wrong_rotary(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def part(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        wide = x if name in ("rounded between", "in place") else x.float()
+        if name == "rounded between":
+            cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+        c, s = cos.unsqueeze(1), sin.unsqueeze(1)
+        if name == "angles of the first token":
+            c, s = c[:1], s[:1]
+        if name == "one angle for all pairs":
+            c, s = c[..., :1], s[..., :1]
+        if name == "the axis at the wrong place":
+            c, s = cos.unsqueeze(0), sin.unsqueeze(0)
+        if name == "backwards":
+            s = -s
+        a, b = wide.chunk(2, dim=-1)
+        if name == "neighbours":
+            a, b = wide[..., 0::2], wide[..., 1::2]
+            return torch.stack([a * c - b * s, b * c + a * s], -1).flatten(-2).to(x.dtype)
+        if name == "neighbours, put back as halves":
+            a, b = wide[..., 0::2], wide[..., 1::2]
+        first, second = a * c - b * s, b * c + a * s
+        if name == "both minus":
+            second = b * c - a * s
+        if name == "second from the turned first":
+            second = b * c + first * s
+        if name == "in place":
+            a.copy_(first)
+            b.copy_(second)
+            return x
+        if name == "halves interleaved":
+            return torch.stack([first, second], -1).flatten(-2).to(x.dtype)
+        if name == "halves swapped":
+            first, second = second, first
+        turned = torch.cat([first, second], dim=-1)
+        return turned if name == "float32 stays" else turned.to(x.dtype)
+
+    return part
+
+
+WRONG_ROTARY = [
+    *("rounded between", "in place", "angles of the first token", "one angle for all pairs"),
+    *("the axis at the wrong place", "backwards", "neighbours", "both minus"),
+    *("neighbours, put back as halves", "second from the turned first", "halves interleaved"),
+    *("halves swapped", "float32 stays"),
+]
+
+
+def swiglu_by_sigmoid(gate: Tensor, up: Tensor) -> Tensor:
+    """Right, written out."""
+    return torch.sigmoid(gate) * gate * up
+
+
+def swiglu_by_numbers(gate: Tensor, up: Tensor) -> Tensor:
+    """Right, and slow."""
+
+    def one(z: float, u: float) -> float:
+        return (z / (1 + math.exp(-z)) if z > -50 else 0.0) * u
+
+    pairs = zip(gate.flatten().tolist(), up.flatten().tolist(), strict=True)
+    return torch.tensor([one(*pair) for pair in pairs]).reshape(gate.shape).to(gate.dtype)
+
+
+WRONG_SWIGLU: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "gate and up swapped": lambda gate, up: functional.silu(up) * gate,
+    "sigmoid alone": lambda gate, up: gate.sigmoid() * up,
+    "relu": lambda gate, up: functional.relu(gate) * up,
+    "gelu": lambda gate, up: functional.gelu(gate) * up,
+    "of the product": lambda gate, up: functional.silu(gate * up),
+    "added": lambda gate, up: functional.silu(gate) + up,
+    "up left out": lambda gate, up: functional.silu(gate),
+    "exp over exp": lambda gate, up: gate * gate.exp() / (1 + gate.exp()) * up,
+    "sign of the exponent": lambda gate, up: gate / (1 + gate.exp()) * up,
+    "in place": lambda gate, up: functional.silu(gate, inplace=True) * up,
+    "float32 stays": lambda gate, up: functional.silu(gate.float()) * up.float(),
+    "a module": lambda gate, up: nn.SiLU(),  # type: ignore[return-value, arg-type]
+    "softmax": lambda gate, up: gate.softmax(-1) * gate * up,
+}
+
+
+ANSWERS = {
+    "rms_norm": Answers(
+        right=(rms_norm_of_torch, rms_norm_by_norms, wrong_rms_norm("nothing")),
+        wrong={name: wrong_rms_norm(name) for name in WRONG_RMS_NORM},
+        equivalent={},
+    ),
+    "apply_rotary": Answers(
+        right=(rotary_by_complex_numbers, rotary_by_rotated_halves, wrong_rotary("nothing")),
+        wrong={name: wrong_rotary(name) for name in WRONG_ROTARY},
+        equivalent={},
+    ),
+    "swiglu": Answers(
+        right=(swiglu_by_sigmoid, swiglu_by_numbers),
+        wrong=WRONG_SWIGLU,
+        equivalent={},
+    ),
+}
