@@ -7,6 +7,7 @@ names of the tensors.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int64
@@ -26,6 +27,7 @@ from minigen.model.weights import StoredTensor
 from minigen.protocols import Attend, Linear
 
 MakeLinear = Callable[[Sequence[StoredTensor], Sequence[StoredTensor]], Linear]
+AttendInLayer = Callable[[Tensor, Tensor, Tensor], Tensor]  # an `Attend`, its layer chosen
 Rotation = tuple[Float[Tensor, "tokens half"], Float[Tensor, "tokens half"]]
 
 
@@ -64,8 +66,9 @@ class Transformer:
         """The last layer's hidden states; `logits` turns the rows that matter into logits."""
         x = self.embed(token_ids)
         rotation = self.rotation(positions)
-        for layer_id in range(len(self.layers)):
-            x = self.run_layer(layer_id, x, rotation, attend)
+        for layer_id, layer in enumerate(self.layers):
+            in_layer = partial(attend, layer_id)
+            x = run_layer(layer, x, rotation, in_layer, self.head_dim, self.norm_eps)
         return x
 
     def embed(self, token_ids: Int64[Tensor, " tokens"]) -> Float[Tensor, "tokens hidden"]:
@@ -76,32 +79,50 @@ class Transformer:
         """Cosines and sines of the tokens' positions, the same for all layers."""
         return rotary_tables(self.frequencies, positions)
 
-    def run_layer(
-        self,
-        layer_id: int,
-        x: Float[Tensor, "tokens hidden"],
-        rotation: Rotation,
-        attend: Attend,
-    ) -> Float[Tensor, "tokens hidden"]:
-        """Attention, then feed-forward; each reads a normalised x, and adds to x."""
-        layer = self.layers[layer_id]
-        q, k, v = self._qkv(layer, rms_norm(x, layer.attention_norm, self.norm_eps), rotation)
-        x = x + layer.out(attend(layer_id, q, k, v).flatten(-2))
-        hidden = layer.gate_up(rms_norm(x, layer.ffn_norm, self.norm_eps))
-        gate, up = hidden.split(layer.gate_up.parts, dim=-1)
-        return x + layer.down(swiglu(gate, up))
-
     def logits(self, x: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
         """Scores of every token as the next one, in float32, for hidden states of any layer."""
         return self.head(rms_norm(x, self.norm, self.norm_eps)).float()
 
-    def _qkv(self, layer: Layer, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        parts = layer.qkv(x).split(layer.qkv.parts, dim=-1)
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in parts)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = rms_norm(q, layer.q_norm, self.norm_eps)
-            k = rms_norm(k, layer.k_norm, self.norm_eps)
-        return apply_rotary(q, *rotation), apply_rotary(k, *rotation), v
+
+def run_layer(
+    layer: Layer,
+    x: Float[Tensor, "tokens hidden"],
+    rotation: Rotation,
+    attend: AttendInLayer,
+    head_dim: int,
+    norm_eps: float,
+) -> Float[Tensor, "tokens hidden"]:
+    """Attention, then feed-forward; each reads a normalised x, and adds to x."""
+    normalised = rms_norm(x, layer.attention_norm, norm_eps)
+    q, k, v = project_qkv(layer, normalised, rotation, head_dim, norm_eps)
+    x = x + layer.out(attend(q, k, v).flatten(-2))
+    hidden = layer.gate_up(rms_norm(x, layer.ffn_norm, norm_eps))
+    gate, up = hidden.split(layer.gate_up.parts, dim=-1)
+    return x + layer.down(swiglu(gate, up))
+
+
+def project_qkv(
+    layer: Layer,
+    x: Float[Tensor, "tokens hidden"],
+    rotation: Rotation,
+    head_dim: int,
+    norm_eps: float,
+) -> tuple[
+    Float[Tensor, "tokens q_heads head_dim"],
+    Float[Tensor, "tokens kv_heads head_dim"],
+    Float[Tensor, "tokens kv_heads head_dim"],
+]:
+    """Queries, keys and values of a normalised x, by heads; queries and keys are rotated.
+
+    Where the layer has norms for queries and keys, they act on each head, before the rotation.
+    """
+    parts = layer.qkv(x).split(layer.qkv.parts, dim=-1)
+    q, k, v = (part.unflatten(-1, (-1, head_dim)) for part in parts)
+    if layer.q_norm is not None:
+        q = rms_norm(q, layer.q_norm, norm_eps)
+    if layer.k_norm is not None:
+        k = rms_norm(k, layer.k_norm, norm_eps)
+    return apply_rotary(q, *rotation), apply_rotary(k, *rotation), v
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:

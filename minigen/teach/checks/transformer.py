@@ -1,0 +1,228 @@
+"""Checks of chapter 15: the heads of one layer, and the whole step of one layer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minigen.model.attention import attention
+from minigen.model.layers import rotary_frequencies, rotary_tables
+from minigen.model.transformer import Layer, project_qkv, run_layer
+from minigen.teach.exercises import Exercise
+from minigen.teach.messages import expect, expect_close, expect_equal
+
+RunLayer = Callable[..., Tensor]
+ProjectQKV = Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+HIDDEN, Q_HEADS, KV_HEADS, HEAD_DIM, FFN = 12, 4, 2, 6, 20
+EPS = 0.05  # large, so that another one would be seen
+HEADS = ("token", "head", "dimension")
+ROWS = ("token", "dimension")
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A linear layer that can only be called and asked for its parts, as a packed one."""
+
+    matrix: Tensor
+    parts: tuple[int, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x @ self.matrix.T
+
+
+def random_layer(head_norms: bool = False) -> Layer:
+    """A small layer of random weights, the same every time."""
+    generator = torch.Generator().manual_seed(15)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    def product(*parts: int, width: int = HIDDEN) -> _Product:
+        return _Product(drawn(sum(parts), width) / width**0.5, parts)
+
+    q_width, kv_width = Q_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    return Layer(
+        attention_norm=drawn(HIDDEN).abs() + 0.5,
+        qkv=product(q_width, kv_width, kv_width),
+        q_norm=drawn(HEAD_DIM).abs() + 0.5 if head_norms else None,
+        k_norm=drawn(HEAD_DIM).abs() + 0.5 if head_norms else None,
+        out=product(HIDDEN, width=q_width),
+        ffn_norm=drawn(HIDDEN).abs() + 0.5,
+        gate_up=product(FFN, FFN),
+        down=product(HIDDEN, width=FFN),
+    )
+
+
+def _silent(layer: Layer, name: str) -> Layer:
+    """The layer with one product that gives zeros."""
+    product: Any = getattr(layer, name)
+    changed: dict[str, Any] = {
+        name: _Product(torch.zeros_like(product.matrix), product.parts),
+    }
+    return replace(layer, **changed)
+
+
+def _x(num_tokens: int = 5) -> Tensor:
+    return torch.randn(num_tokens, HIDDEN, generator=torch.Generator().manual_seed(4)) * 2
+
+
+def _rotation(num_tokens: int = 5) -> tuple[Tensor, Tensor]:
+    return rotary_tables(rotary_frequencies(HEAD_DIM, 100.0), torch.arange(3, 3 + num_tokens))
+
+
+def _run(part: RunLayer, layer: Layer, num_tokens: int = 5) -> tuple[Tensor, list[Any]]:
+    """What a part makes of x, and the (q, k, v) that it gave to attention."""
+    given: list[Any] = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        given.append((q, k, v))
+        return attention(q, k, v)
+
+    x = _x(num_tokens)
+    before = x.clone()
+    found = part(layer, x, _rotation(num_tokens), attend, HEAD_DIM, EPS)
+    expect(torch.equal(x, before), "x was changed; it must stay, so return a new tensor.")
+    expect(isinstance(found, Tensor), f"returned {type(found).__name__}; return a tensor.")
+    expect_equal(list(found.shape), [num_tokens, HIDDEN], "the shape of what you return")
+    expect_equal(len(given), 1, "how often attend is called")
+    return found, given
+
+
+def where_both_halves_give_nothing_x_is_left(part: RunLayer) -> None:
+    """attention's output and the feed-forward's are zeros here, so x goes through:"""
+    layer = _silent(_silent(random_layer(), "out"), "down")
+    expect_close(_run(part, layer)[0], _x(), "what you return", ROWS)
+
+
+def attention_gets_normalised_rotated_heads(part: RunLayer) -> None:
+    """what attend is given:"""
+    layer = random_layer()
+    (found,), (right,) = _run(part, layer)[1], _run(run_layer, layer)[1]
+    for name, mine, expected in zip("qkv", found, right, strict=True):
+        expect_close(mine, expected, name, HEADS)
+
+
+def attention_adds_to_x(part: RunLayer) -> None:
+    """the feed-forward gives zeros here, so x and attention's output are added:"""
+    layer = _silent(random_layer(), "down")
+    expect_close(_run(part, layer)[0], _run(run_layer, layer)[0], "what you return", ROWS)
+
+
+def the_feed_forward_adds_to_x(part: RunLayer) -> None:
+    """attention gives zeros here, so x and the feed-forward's output are added:"""
+    layer = _silent(random_layer(), "out")
+    expect_close(_run(part, layer)[0], _run(run_layer, layer)[0], "what you return", ROWS)
+
+
+def the_feed_forward_reads_what_attention_added(part: RunLayer) -> None:
+    """both halves at work:"""
+    layer = random_layer()
+    for num_tokens in (5, 1):
+        right = _run(run_layer, layer, num_tokens)[0]
+        expect_close(_run(part, layer, num_tokens)[0], right, "what you return", ROWS)
+
+
+def a_layer_with_norms_for_queries_and_keys_runs_too(part: RunLayer) -> None:
+    """a layer as Qwen3 has it, with norms for queries and keys:"""
+    layer = random_layer(head_norms=True)
+    expect_close(_run(part, layer)[0], _run(run_layer, layer)[0], "what you return", ROWS)
+
+
+def _projected(part: ProjectQKV, layer: Layer) -> list[Tensor]:
+    found = part(layer, _x(), _rotation(), HEAD_DIM, EPS)
+    expect(isinstance(found, tuple | list), "should return three tensors: q, k, v.")
+    expect_equal(len(found), 3, "the number of tensors that you return")
+    return list(found)
+
+
+def _compare(part: ProjectQKV, layer: Layer, which: str) -> None:
+    found, right = _projected(part, layer), _projected(project_qkv, layer)
+    for name, mine, expected in zip("qkv", found, right, strict=True):
+        if name in which:
+            expect_close(mine, expected, name, HEADS)
+
+
+def each_part_has_its_own_heads(part: ProjectQKV) -> None:
+    """four query heads and two key and value heads, of six numbers each:"""
+    for name, found, heads in zip("qkv", _projected(part, random_layer()), (4, 2, 2), strict=True):
+        expect(isinstance(found, Tensor), f"{name} should be a tensor.")
+        expect_equal(list(found.shape), [5, heads, HEAD_DIM], f"the shape of {name}")
+
+
+def values_are_not_rotated(part: ProjectQKV) -> None:
+    """values are taken as they come out of the product:"""
+    _compare(part, random_layer(), "v")
+
+
+def queries_and_keys_are_rotated_by_position(part: ProjectQKV) -> None:
+    """queries and keys are rotated:"""
+    _compare(part, random_layer(), "qk")
+
+
+def norms_act_on_each_head_before_the_rotation(part: ProjectQKV) -> None:
+    """a layer as Qwen3 has it, with norms for queries and keys:"""
+    _compare(part, random_layer(head_norms=True), "qkv")
+
+
+RUN_USE = """from minigen import SamplingParams
+from minigen.teach import load_model
+
+llm = load_model()
+with using(15, {name}=mine):
+    greedy = SamplingParams(temperature=0, max_tokens=8)
+    print(llm.generate("The capital of France is", greedy).text)"""
+
+EXERCISES = (
+    Exercise(
+        "run_layer",
+        run_layer,
+        (
+            where_both_halves_give_nothing_x_is_left,
+            attention_gets_normalised_rotated_heads,
+            attention_adds_to_x,
+            the_feed_forward_adds_to_x,
+            the_feed_forward_reads_what_attention_added,
+            a_layer_with_norms_for_queries_and_keys_runs_too,
+        ),
+        (
+            "Twice the same: normalise x, compute something of it, add that to the x before the "
+            "norm. The second half begins with what the first half added.",
+            "attend gives [tokens, q_heads, head_dim]; layer.out wants [tokens, q_heads x "
+            "head_dim], which flatten(-2) makes of it.",
+            "layer.gate_up gives both halves side by side, the gate first; "
+            "split(layer.gate_up.parts, dim=-1) parts them.",
+        ),
+        "Write the step of one layer. `layer` has its weights; `attend(q, k, v)` lets each query "
+        "look at its context. `rms_norm` and `swiglu` are in `minigen.model.layers`, and "
+        "`project_qkv` in `minigen.model.transformer` makes rotated heads of a normalised x.",
+        RUN_USE.format(name="run_layer"),
+        "GPT-J and PaLM compute both halves from the same normalised x, side by side. Write that "
+        "layer. What would be gained, and why can SmolLM2 not be run so?",
+    ),
+    Exercise(
+        "project_qkv",
+        project_qkv,
+        (
+            each_part_has_its_own_heads,
+            values_are_not_rotated,
+            queries_and_keys_are_rotated_by_position,
+            norms_act_on_each_head_before_the_rotation,
+        ),
+        (
+            "layer.qkv is one product for all three; layer.qkv.parts are their widths, in order.",
+            "part.unflatten(-1, (-1, head_dim)) makes heads; apply_rotary(q, *rotation) rotates.",
+            "rms_norm works on the last axis, so that a weight of head_dim numbers serves every "
+            "head.",
+        ),
+        "Make queries, keys and values of a normalised x: one product, parted by "
+        "`layer.qkv.parts`, each part by heads of `head_dim` numbers. Where the layer has `q_norm` "
+        "and `k_norm`, queries and keys are normalised by heads; then both are rotated. "
+        "`rms_norm` and `apply_rotary` are in `minigen.model.layers`.",
+        RUN_USE.format(name="project_qkv"),
+        "Rotate queries and keys in one call, since their heads can stand side by side. Is it "
+        "faster for one token, and for a thousand?",
+    ),
+)

@@ -1,0 +1,111 @@
+"""The logit lens sees what the model says; a model's budget adds up to its published size."""
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from minigen import hub
+from minigen.teach.budget import SHAPES, ModelShape, budget
+from minigen.teach.lens import Lens, hidden_states, look
+from minigen.teach.looking import load_model, next_logits
+from minigen.viz.budget_bars import amount, budget_bars, flops_by_context
+from minigen.viz.lens import SHOWN, lens_grid
+
+
+def a_lens(num_states: int = 5, num_tokens: int = 3) -> Lens:
+    chances = torch.rand(num_states, num_tokens, generator=torch.Generator().manual_seed(1))
+    ids = torch.arange(num_states * num_tokens).reshape(num_states, num_tokens)
+    followed = chances.unsqueeze(-1) / torch.arange(1, 6)
+    return Lens(
+        ids[0], ids, chances, 10 * chances, ids[-1].unsqueeze(-1) + torch.arange(5), followed
+    )
+
+
+def words_in(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"), [(SHOWN[0], "<12>|{:.0%}"), (SHOWN[1], "{:.0%}"), (SHOWN[2], "bits")]
+)
+def test_every_place_of_the_grid_says_what_is_asked_for(shown: str, expected: str) -> None:
+    lens = a_lens()
+    drawn = lens_grid(lens, "<{}>".format, shown=shown, every=2)
+    words = "|".join(words_in(drawn))
+    assert words.count("%" if shown != SHOWN[2] else "bits") == 3 * 3  # layers 0, 2 and 4
+    assert expected.format(float(lens.probability[4, 0])) in words
+
+
+def test_the_chosen_position_is_followed_through_all_layers() -> None:
+    lens = a_lens()
+    followed = lens_grid(lens, "<{}>".format, position=2).axes[1]
+    assert [list(line.get_xdata()) for line in followed.lines] == [
+        pytest.approx(lens.final_probability[:, 1, rank].tolist()) for rank in range(5)
+    ]
+
+
+def test_nonsense_is_refused_in_a_sentence() -> None:
+    with pytest.raises(ValueError, match="has 3 tokens: there is no position 4"):
+        lens_grid(a_lens(), str, position=4)
+    with pytest.raises(ValueError, match="shown is one of"):
+        lens_grid(a_lens(), str, shown="everything")
+    with pytest.raises(ValueError, match="context is from 1"):
+        budget_bars(SHAPES["Llama-2-7B"], 0)
+
+
+@pytest.mark.model
+def test_the_last_row_of_the_lens_is_what_the_model_says() -> None:
+    llm = load_model(weights="float32")
+    text = "The capital of France is"
+    lens, logits = look(llm, text), next_logits(llm, text)
+    assert int(lens.likeliest[-1, -1]) == int(logits.argmax()) == int(lens.final[-1, 0])
+    assert float(lens.probability[-1, -1]) == pytest.approx(float(logits.softmax(-1).max()))
+    states = hidden_states(llm, llm.tokenizer.encode(text))
+    assert len(states) == llm.config.num_layers + 1
+    with pytest.raises(ValueError, match="at least one word"):
+        look(llm, "")
+    with pytest.raises(ValueError, match="tokens; at most 12"):
+        look(llm, "one two three " * 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("SmolLM2-135M", 134_515_008),
+        ("SmolLM2-1.7B", 1_711_376_384),
+        ("Llama-2-7B", 6_738_415_616),
+        ("Llama-3-8B", 8_030_261_248),
+        ("Llama-3-70B", 70_553_706_496),
+    ],
+)
+def test_the_parts_add_up_to_the_published_number_of_parameters(name: str, parameters: int) -> None:
+    assert SHAPES[name].parameters == parameters
+
+
+@pytest.mark.model
+def test_the_default_models_shape_is_read_from_its_configuration() -> None:
+    llm = load_model(hub.DEFAULT_MODEL)
+    assert ModelShape.of(llm.config) == SHAPES["SmolLM2-135M"]
+
+
+def test_a_tokens_work_is_two_operations_for_each_parameter_and_grows_with_the_context() -> None:
+    shape = SHAPES["Llama-3-8B"]
+    assert shape.flops(0) == 2 * shape.multiplied
+    assert shape.flops(1001) - shape.flops(1000) == 4 * 32 * 4096
+    assert shape.kv_numbers(1) * 2 == 131_072  # bytes in 16 bits
+
+
+def test_bars_are_as_long_as_the_parts() -> None:
+    shape = SHAPES["SmolLM2-135M"]
+    left, right = budget_bars(shape, 100).axes
+    parts = budget(shape, 100)
+    assert [bar.get_width() for bar in left.patches] == [each.parameters for each in parts]
+    assert [bar.get_width() for bar in right.patches] == [each.flops for each in parts]
+    (axes,) = flops_by_context(shape, longest=1000, marked=100).axes
+    assert [line.get_xdata()[0] for line in axes.lines] == [100]  # type: ignore[index]
+
+
+def test_amounts_are_short() -> None:
+    assert [amount(each) for each in (134_515_008, 999_600, 12, 2.69e8)] == [
+        *("135 M", "1 M", "12 ", "269 M")
+    ]
