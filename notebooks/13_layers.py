@@ -410,6 +410,7 @@ def apply_rotary(
     """Turn each pair (i, i + head_dim/2) by its angle: the pairing of transformers' checkpoints."""
     raise NotImplementedError  # your turn
 
+
 # %%
 mine = check(13, apply_rotary=apply_rotary)
 

@@ -187,12 +187,13 @@ picture(
 # any layer: what would the model say if it had to stop there? This is the *logit lens*.
 
 # %%
-from minigen.teach.lens import hidden_states, look
+from minigen.teach.lens import look
+from minigen.teach.recording import recorded_states
 from minigen.viz.lens import SHOWN, lens_grid
 
 model = transformer_of(llm)
 capital = "The capital of France is"
-states = hidden_states(llm, llm.tokenizer.encode(capital))
+states = recorded_states(llm, llm.tokenizer.encode(capital))
 print("states:", list(states.shape), "(the embedding and 30 layers, tokens, hidden)\n")
 with torch.inference_mode():
     for layer_id in (0, 10, 20, 25, 28, 29, 30):

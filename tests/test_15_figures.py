@@ -6,8 +6,9 @@ from matplotlib.figure import Figure
 
 from minigen import hub
 from minigen.teach.budget import SHAPES, ModelShape, budget
-from minigen.teach.lens import Lens, hidden_states, look
+from minigen.teach.lens import Lens, look
 from minigen.teach.looking import load_model, next_logits
+from minigen.teach.recording import recorded_states
 from minigen.viz.budget_bars import amount, budget_bars, flops_by_context
 from minigen.viz.lens import SHOWN, lens_grid
 
@@ -60,7 +61,7 @@ def test_the_last_row_of_the_lens_is_what_the_model_says() -> None:
     lens, logits = look(llm, text), next_logits(llm, text)
     assert int(lens.likeliest[-1, -1]) == int(logits.argmax()) == int(lens.final[-1, 0])
     assert float(lens.probability[-1, -1]) == pytest.approx(float(logits.softmax(-1).max()))
-    states = hidden_states(llm, llm.tokenizer.encode(text))
+    states = recorded_states(llm, llm.tokenizer.encode(text))
     assert len(states) == llm.config.num_layers + 1
     with pytest.raises(ValueError, match="at least one word"):
         look(llm, "")

@@ -4,16 +4,14 @@ Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from minigen.llm import LLM
-from minigen.model.attention import attend_packed
-from minigen.model.transformer import run_layer
 from minigen.teach.looking import transformer_of
+from minigen.teach.recording import recorded_states
 
 FOLLOWED = 5  # of each position, so many of the last layer's likeliest tokens are followed
 
@@ -36,21 +34,6 @@ class Lens:
 
 
 @torch.inference_mode()
-def hidden_states(llm: LLM, token_ids: list[int]) -> Float[Tensor, "states tokens hidden"]:
-    """The embedded tokens, and what each layer made of them, one after another."""
-    model = transformer_of(llm)
-    attend = attend_packed([len(token_ids)], llm.config.sliding_windows)
-    rotation = model.rotation(torch.arange(len(token_ids)))
-    states = [model.embed(torch.tensor(token_ids))]
-    for layer_id, layer in enumerate(model.layers):
-        in_layer = partial(attend, layer_id)
-        states.append(
-            run_layer(layer, states[-1], rotation, in_layer, model.head_dim, model.norm_eps)
-        )
-    return torch.stack(states)
-
-
-@torch.inference_mode()
 def look(llm: LLM, text: str, max_tokens: int = 12) -> Lens:
     """Apply the final norm and the head to every layer's hidden states of `text`.
 
@@ -61,7 +44,7 @@ def look(llm: LLM, text: str, max_tokens: int = 12) -> Lens:
         raise ValueError("Write at least one word.")
     if len(token_ids) > max_tokens:
         raise ValueError(f"That is {len(token_ids)} tokens; at most {max_tokens} can be drawn.")
-    states = hidden_states(llm, token_ids)
+    states = recorded_states(llm, token_ids)
     model = transformer_of(llm)
     final = model.logits(states[-1]).topk(FOLLOWED).indices
     rows = []

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int64
@@ -11,6 +12,7 @@ from torch import Tensor
 from minigen.llm import LLM
 from minigen.model.attention import attend_packed, causal_mask
 from minigen.model.layers import apply_rotary
+from minigen.model.transformer import run_layer
 from minigen.teach.looking import transformer_of
 
 
@@ -56,8 +58,11 @@ def recorded_states(llm: LLM, token_ids: Sequence[int]) -> Float[Tensor, "states
     attend = attend_packed([len(ids)], llm.config.sliding_windows)
     rotation = model.rotation(torch.arange(len(ids)))
     states = [model.embed(ids)]
-    for layer_id in range(len(model.layers)):
-        states.append(model.run_layer(layer_id, states[-1], rotation, attend))
+    for layer_id, layer in enumerate(model.layers):
+        in_layer = partial(attend, layer_id)
+        states.append(
+            run_layer(layer, states[-1], rotation, in_layer, model.head_dim, model.norm_eps)
+        )
     return torch.stack(states)
 
 
