@@ -80,9 +80,9 @@ def test_bars_of_costs_are_as_long_as_the_costs() -> None:
 
 def test_a_cost_has_time_and_memory(tmp_path: Path) -> None:
     path = tmp_path / "zeros"
-    path.write_bytes(bytes(2**24))
+    path.write_bytes(bytes(2**26))
     forget_pages(path)
     data, seconds, megabytes = cost_of(path.read_bytes)
-    assert len(data) == 2**24
+    assert len(data) == 2**26
     assert seconds > 0
-    assert megabytes > 10
+    assert megabytes > 40  # more than an allocator keeps back
