@@ -53,6 +53,7 @@ from minigen.teach import Claim, check, load_model, mark, measured, show, using,
 from minigen.teach.memory import cost_of, forget_pages
 from minigen.viz import files as draw_files
 from minigen.viz.explore import explore, picture
+from minigen.viz.hover import hover_map
 
 path = hub.resolve(hub.DEFAULT_MODEL)
 folder = Path(tempfile.mkdtemp())
@@ -319,7 +320,7 @@ for key, value in file.metadata.items():
 #
 # The file as a map, from its first byte (top left) to its last. Move over the bytes, or name a
 # tensor; colour by part of the model or by stored kind. The norms are there too, as lines too
-# thin to see.
+# thin to see. Below it the same map once more: rest the pointer on a bar, and it says what it is.
 
 # %%
 pieces = draw_files.pieces_of(file)
@@ -339,6 +340,7 @@ explore(
     tensor=[BY_BYTE, *(each.name for each in pieces)],
     colour_by=["part", "kind"],
 )
+hover_map(pieces)
 
 # %% [markdown]
 # ## A block of four bits

@@ -7,7 +7,7 @@ import pytest
 
 from minigen.model.gguf import read_gguf
 from minigen.teach.memory import cost_of, forget_pages
-from minigen.viz import files
+from minigen.viz import files, hover
 from minigen.viz.explore import png
 from minigen.viz.style import INK
 from tests.gguf_files import write_gguf
@@ -86,3 +86,18 @@ def test_a_cost_has_time_and_memory(tmp_path: Path) -> None:
     assert len(data) == 2**26
     assert seconds > 0
     assert megabytes > 40  # more than an allocator keeps back
+
+
+def test_every_piece_tells_of_itself_on_hovering(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[dict[str, str]] = []
+    monkeypatch.setattr(hover, "display", lambda data, raw: shown.append(data))
+    pieces = [
+        files.Piece("(header)", "header", (), 0, 100),
+        files.Piece("blk.0.attn_q.weight", "Q4_1", (10, 32), 100, 200),
+        files.Piece('a"<b>', "F32", (25,), 300, 100),
+    ]
+    hover.hover_map(pieces, rows=4)
+    html = shown[0]["text/html"]
+    assert html.count("10 × 32 numbers as Q4_1") == 2, "it lies in two rows"
+    assert "a&quot;&lt;b&gt;: 25 numbers as F32" in html
+    assert html.count("display:flex") == 4

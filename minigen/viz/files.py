@@ -32,7 +32,7 @@ _PARTS = {  # what a tensor's name holds -> the part of the model that it belong
     "attn": "attention",
     "ffn": "feed-forward",
 }
-_PART_COLOURS = {
+PART_COLOURS = {
     "header": QUIET,
     "embedding": BLUE,
     "attention": ORANGE,
@@ -75,8 +75,8 @@ def pieces_of(file: GGUFFile) -> list[Piece]:
 
 def piece_at(pieces: Sequence[Piece], byte: int) -> Piece:
     """The piece that a byte belongs to (its padding counts with it); `ValueError` outside."""
-    if not 0 <= byte < _end(pieces):
-        raise ValueError(f"The file has the bytes 0 to {_end(pieces) - 1:,}, not {byte:,}.")
+    if not 0 <= byte < end_of(pieces):
+        raise ValueError(f"The file has the bytes 0 to {end_of(pieces) - 1:,}, not {byte:,}.")
     return max((each for each in pieces if each.offset <= byte), key=lambda each: each.offset)
 
 
@@ -96,19 +96,19 @@ def file_map(pieces: Sequence[Piece], chosen: Piece, by: str = "part", rows: int
     kinds = list(dict.fromkeys(each.kind for each in pieces if each.kind != "header"))
     colours = {"header": QUIET, **dict(zip(kinds, _KIND_COLOURS, strict=False))}
     if by == "part":
-        colours = _PART_COLOURS
+        colours = PART_COLOURS
     group_of = (lambda each: each.part) if by == "part" else (lambda each: each.kind)
-    across = -(-_end(pieces) // rows)
+    across = -(-end_of(pieces) // rows)
     made, axes = figure(9.5, 4.6)
     bars: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for each in pieces:
-        for row, start, length in _cut(each, across):
+        for row, start, length in cut(each, across):
             bars.setdefault((row, group_of(each)), []).append((start / 1e6, length / 1e6))
     for (row, group), spans in bars.items():
         axes.broken_barh(
             spans, (row - 0.38, 0.76), color=colours[group], edgecolor="white", linewidth=0.4
         )
-    for row, start, length in _cut(chosen, across):
+    for row, start, length in cut(chosen, across):
         frame = (start / 1e6, row - 0.44), max(length, across / 300) / 1e6, 0.88
         axes.add_patch(Rectangle(*frame, fill=False, edgecolor=INK, linewidth=2.5, zorder=5))
     used = [group for group in colours if any(group == group_of(each) for each in pieces)]
@@ -122,11 +122,12 @@ def file_map(pieces: Sequence[Piece], chosen: Piece, by: str = "part", rows: int
     )
     axes.set(xlim=(0, across / 1e6), ylim=(rows - 0.5, -0.5), xlabel="megabytes into the row")
     axes.set_yticks(range(rows), [f"{row * across / 1e6:.0f} MB" for row in range(rows)])
-    title(axes, _told(chosen))
+    title(axes, described(chosen))
     return made
 
 
-def _told(piece: Piece) -> str:
+def described(piece: Piece) -> str:
+    """A piece's name, shape, kind and place, in two lines."""
     place = f"bytes {piece.offset:,} to {piece.offset + piece.num_bytes - 1:,}"
     if not piece.shape:
         return f"{piece.name}: settings, vocabulary and the list of tensors\n{place}"
@@ -138,11 +139,12 @@ def _told(piece: Piece) -> str:
     )
 
 
-def _end(pieces: Sequence[Piece]) -> int:
+def end_of(pieces: Sequence[Piece]) -> int:
+    """How many bytes the file has."""
     return max(each.offset + each.num_bytes for each in pieces)
 
 
-def _cut(piece: Piece, across: int) -> list[tuple[int, int, int]]:
+def cut(piece: Piece, across: int) -> list[tuple[int, int, int]]:
     """(row, start in it, length) of a piece in rows of `across` bytes."""
     cut, start, left = [], piece.offset, piece.num_bytes
     while left > 0:
