@@ -336,7 +336,7 @@ def file_map(byte, tensor, colour_by):
 explore(
     file_map,
     "The file in rows, each tensor a bar in the colour of its part; one is framed and described.",
-    byte=(0, path.stat().st_size - 1, 1, 50_000_000),
+    byte=(0, path.stat().st_size - 1, 100_000, 50_000_000),
     tensor=[BY_BYTE, *(each.name for each in pieces)],
     colour_by=["part", "kind"],
 )

@@ -32,6 +32,9 @@ RUN_SECONDS, REDRAW_SECONDS = 300, 60
 EXPLORABLE = ".jp-OutputArea-output .widget-vbox:has(> .widget-image)"
 CONTROLS = ".widget-hslider, .widget-dropdown, .widget-text, .widget-checkbox, .widget-button"
 
+ERRORS = """() => [...window.jupyterapp.shell.currentWidget.content.model.cells]
+    .filter(cell => cell.type === 'code').flatMap(cell => cell.outputs.toJSON())
+    .filter(output => output.output_type === 'error').map(output => output.evalue)"""
 WRITE_ANSWER = """([mark, answer]) => {
     const cells = [...window.jupyterapp.shell.currentWidget.content.model.cells];
     cells.find(cell => cell.sharedModel.getSource().startsWith(mark))
@@ -142,8 +145,7 @@ def _opened(lab: str, browser: Any, stem: str) -> Any:
 
 def _run_all(page: Any) -> None:
     page.evaluate("async () => await window.jupyterapp.commands.execute('notebook:run-all-cells')")
-    error = page.locator("[data-mime-type='application/vnd.jupyter.error']")
-    assert error.count() == 0, error.first.inner_text()
+    assert page.evaluate(ERRORS) == []
 
 
 def _drag_all(page: Any, explorable: Any, screenshot: Path) -> None:
