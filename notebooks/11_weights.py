@@ -249,7 +249,7 @@ picture(
 
 # %% [markdown]
 # What follows has no fixed places. A string is its length and its bytes; a value is the number of
-# its type and then the value; so it must be walked through from the front. Sixteen lines do it.
+# its type and then the value; so it must be walked through from the front. One small class does it.
 
 # %%
 LAYOUTS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
@@ -374,7 +374,7 @@ print(f"bits a number: {8 * len(block) / 32:g}")
 # ## The package's version
 #
 # A `StoredTensor` is a window on mapped bytes. It pays for the rows that are asked for, a thousand
-# at a time, and only then makes numbers of bytes. The table `FORMATS` says how, for eleven kinds.
+# at a time, and only then makes numbers of bytes. A table, `FORMATS`, says how for each kind.
 
 # %%
 show(weights.StoredTensor.dequantise, quants.unpack_q4_1)

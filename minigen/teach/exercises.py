@@ -10,6 +10,7 @@ Check = Callable[[Any], None]
 CHAPTERS = {  # chapter number -> the module of its checks
     "00": "minigen.teach.checks.map",
     "11": "minigen.teach.checks.weights",
+    "12": "minigen.teach.checks.tokenizer",
     "13": "minigen.teach.checks.layers",
     "15": "minigen.teach.checks.transformer",
     "16": "minigen.teach.checks.sampling",

@@ -169,7 +169,8 @@ from minigen.teach import load_model
 
 with patch.dict(FORMATS, {"Q4_1": Format(32, 20, mine)}):  # the table of readers
     llm = load_model(weights="float32")
-print(llm.generate("France's capital is", SamplingParams(temperature=0, max_tokens=8)).text)""",
+params = SamplingParams(temperature=0, max_tokens=8)
+print(llm.generate("The capital of France is", params).text)""",
         "Write the other way, from 32 numbers to a block. Which scale and minimum lose least, and "
         "what is the largest error that is left?",
     ),
