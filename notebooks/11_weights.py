@@ -56,7 +56,8 @@ from minigen.viz.explore import explore, picture
 from minigen.viz.hover import hover_map
 
 path = hub.resolve(hub.DEFAULT_MODEL)
-folder = Path(tempfile.mkdtemp())
+scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+folder = Path(scratch.name)
 
 # %% [markdown]
 # ## A number that hurts
@@ -439,6 +440,7 @@ assert torch.equal(eagerly["embedding"], lazily["embedding"])
 measured("memory after torch.load", copied, "MB")
 measured("memory after torch.load with mmap=True", touched, "MB")
 del eagerly, lazily
+scratch.cleanup()
 
 # %% [markdown]
 # ## The measurement again

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]  # comes with every notebook's kernel
+import psutil
 
 
 def resident_bytes() -> int:
