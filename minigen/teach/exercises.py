@@ -12,6 +12,7 @@ CHAPTERS = {  # chapter number -> the module of its checks
     "11": "minigen.teach.checks.weights",
     "12": "minigen.teach.checks.tokenizer",
     "13": "minigen.teach.checks.layers",
+    "14": "minigen.teach.checks.attention",
     "15": "minigen.teach.checks.transformer",
     "16": "minigen.teach.checks.sampling",
 }
