@@ -55,6 +55,10 @@ from minigen.viz.explore import explore, picture
 
 llm = load_model(weights="float32", prefix_cache=False)  # nothing is kept from run to run
 model = transformer_of(llm)
+config = llm.config
+print(f"{config.num_layers} layers, {config.hidden} numbers for each token in each layer")
+print(f"{config.ffn:,} gates in a layer, {config.vocab_size:,} tokens to choose from")
+print(f"heads of {config.head_dim} numbers")
 
 # %% [markdown]
 # ## A number that hurts
@@ -157,8 +161,8 @@ print(f"perplexity of the first reading {perplexity(first):.0f}, with this norm 
 
 # %% [markdown]
 # One lost token out of fifty, the first, and the model does little better than to guess blindly
-# among its 49,152 tokens: many heads use that token to rest on (chapter 14 shows them). Hence one
-# word in the package's version: `x.float()`.
+# among its 49,152 tokens: it was the one that many heads rest on (chapter 14 shows them). Hence
+# one word in the package's version: `x.float()`.
 
 # %%
 show(layers.rms_norm)
@@ -208,7 +212,7 @@ def rotate_naive(head: list[float], position: int, theta: float) -> list[float]:
 
 
 LAYER, HEAD = 16, 0
-group = llm.config.q_heads // llm.config.kv_heads
+group = config.q_heads // config.kv_heads
 plain = turned_back(llm, recorded_heads(llm, ids)[LAYER])
 query, key = plain.q[1:, HEAD].mean(0), plain.k[1:, HEAD // group].mean(0)
 picture(
@@ -275,7 +279,7 @@ def rotate_complex(x, positions, frequencies):
 show(layers.apply_rotary, layers.apply_rotary_interleaved)
 positions = torch.arange(len(ids))
 cos, sin = layers.rotary_tables(model.frequencies, positions)
-theta = llm.config.rope_theta
+theta = config.rope_theta
 by_hand = torch.tensor(
     [[rotate_naive(head, at, theta) for head in token] for at, token in enumerate(plain.q.tolist())]
 )
@@ -326,9 +330,10 @@ for name, times in bases.items():
         found = log_probabilities(llm, ids + ids, apart, frequencies)
         curves[name].append(perplexity(found[len(ids) :]))
 picture(
-    draw_rotation.reach(gaps, curves, llm.config.max_positions, perplexity(first)),
+    draw_rotation.reach(gaps, curves, config.max_positions, perplexity(first)),
     "Perplexity of the second reading against the gap, for three bases of the rotation.",
 )
+print(f"trained up to {config.max_positions:,} positions")
 for name, row in curves.items():
     pairs = zip(gaps, row, strict=True)
     print(f"{name:<14}", "  ".join(f"{gap:,}: {significant(each, 2)}" for gap, each in pairs))

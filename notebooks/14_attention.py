@@ -61,8 +61,8 @@ llm = load_model(weights="float32", prefix_cache=False, max_batch_tokens=16)
 #
 # Attention makes *scores* of queries and keys, and softmax makes weights of scores: exp of each,
 # divided by the sum of all. Here is every row of scores that the model computes for one
-# sentence (30 layers, 9 heads, 18 tokens), by its largest score. The largest float16 is 65,504,
-# and its logarithm is about 11. Write your own sentence, if you like.
+# sentence, by its largest score. Of a score beyond the logarithm of the largest float16, float16
+# cannot hold the exponential. Write your own sentence, if you like.
 
 # %%
 sentence = "The old lighthouse keeper lost his lamp, so the young sailor gave the keeper a lamp."
@@ -71,7 +71,10 @@ tokens = [llm.tokenizer.decode([token]) for token in ids]
 recorded = recorded_heads(llm, ids)  # q, k and v of each layer
 scores = torch.stack([head_scores(layer) for layer in recorded])
 largest = scores.amax(-1).flatten()
-beyond = int((largest > math.log(torch.finfo(torch.float16).max)).sum())
+limit = math.log(torch.finfo(torch.float16).max)
+beyond = int((largest > limit).sum())
+print("{} layers x {} heads x {} tokens".format(*scores.shape[:3]))
+print(f"the limit of float16: {limit:.1f}; the largest score: {largest.max():.1f}")
 print(f"rows of which float16 cannot hold the exponential: {beyond} of {len(largest):,}")
 picture(
     draw_heads.overflow(largest, llm.config.head_dim),
@@ -136,7 +139,7 @@ def look_back(
     return weights, mixed
 
 
-LAYER, HEAD, TOKEN = 16, 0, 14
+LAYER, HEAD, TOKEN = 16, 0, len(ids) - 4
 one = recorded[LAYER]
 query = one.q[TOKEN, HEAD].tolist()
 keys, values = one.k[: TOKEN + 1, 0].tolist(), one.v[: TOKEN + 1, 0].tolist()
@@ -223,7 +226,7 @@ picture(
 # %% [markdown]
 # ## What real heads look at
 #
-# Four of the model's 270 heads on your sentence: found by their numbers, not by hand. One looks at
+# Four of the model's heads on your sentence: found by their numbers, not by hand. One looks at
 # the token before, as its angles said in chapter 13. One looks at the first token always.
 
 # %%
@@ -247,8 +250,8 @@ print(f"weight on the first token, mean of all heads and tokens: {sink:.0%}")
 
 # %% [markdown]
 # Softmax must spend its weight on something, even where a head has nothing to say. The model
-# has learned to park it on the first token: an *attention sink*. That is why the loss of this one
-# token ruined everything in chapter 13.
+# has learned to park it on the first token: an *attention sink*. It was this token that chapter 13
+# lost to float16.
 #
 # ## Drag it
 #

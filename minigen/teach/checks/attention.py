@@ -184,7 +184,7 @@ EXERCISES = (
 from minigen.teach import load_model
 
 llm = load_model(prefix_cache=False, max_batch_tokens=16)  # longer prompts go in pieces
-prompt = "The old lighthouse keeper lost his lamp, so the young sailor gave the keeper"
+prompt = "The old lighthouse keeper lost his lamp, so the young sailor gave him a lamp. The keeper"
 with using(14, causal_mask=mine):
     print(llm.generate(prompt, SamplingParams(temperature=0, max_tokens=24)).text)""",
         "A mask for two texts packed one behind the other, of which neither may see the other.",
