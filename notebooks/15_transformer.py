@@ -92,32 +92,33 @@ from minigen.model.layers import (
 checkpoint = open_checkpoint(hub.resolve(hub.DEFAULT_MODEL))
 config = checkpoint.config
 weights = {name: stored.dequantise() for name, stored in checkpoint.tensors.items()}
-for name, weight in list(weights.items())[:10]:
-    print(f"{name:<50} {list(weight.shape)}")
+for name, tensor in list(weights.items())[:10]:
+    print(f"{name:<50} {list(tensor.shape)}")
 print(f"... {len(weights)} tensors in all")
 
 
 # %%
+def weight(layer_id: int, name: str) -> Tensor:
+    return weights[f"model.layers.{layer_id}.{name}.weight"]
+
+
 def forward(token_ids: list[int]) -> Float[Tensor, "tokens vocab"]:
     """The scores of every next token, after each token of a text."""
     eps, head_dim = config.norm_eps, config.head_dim
     frequencies = rotary_frequencies(head_dim, config.rope_theta)
     cos, sin = rotary_tables(frequencies, torch.arange(len(token_ids)))
     x = weights["model.embed_tokens.weight"][token_ids]
-    for layer_id in range(config.num_layers):
-        prefix = f"model.layers.{layer_id}."
-        layer = {name.removeprefix(prefix): each for name, each in weights.items()}
-
-        y = rms_norm(x, layer["input_layernorm.weight"], eps)
-        q = (y @ layer["self_attn.q_proj.weight"].T).unflatten(-1, (-1, head_dim))
-        k = (y @ layer["self_attn.k_proj.weight"].T).unflatten(-1, (-1, head_dim))
-        v = (y @ layer["self_attn.v_proj.weight"].T).unflatten(-1, (-1, head_dim))
+    for i in range(config.num_layers):
+        y = rms_norm(x, weight(i, "input_layernorm"), eps)
+        q = (y @ weight(i, "self_attn.q_proj").T).unflatten(-1, (-1, head_dim))
+        k = (y @ weight(i, "self_attn.k_proj").T).unflatten(-1, (-1, head_dim))
+        v = (y @ weight(i, "self_attn.v_proj").T).unflatten(-1, (-1, head_dim))
         mixed = attention_naive(apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v)
-        x = x + mixed.flatten(-2) @ layer["self_attn.o_proj.weight"].T
+        x = x + mixed.flatten(-2) @ weight(i, "self_attn.o_proj").T
 
-        y = rms_norm(x, layer["post_attention_layernorm.weight"], eps)
-        gate, up = y @ layer["mlp.gate_proj.weight"].T, y @ layer["mlp.up_proj.weight"].T
-        x = x + swiglu(gate, up) @ layer["mlp.down_proj.weight"].T
+        y = rms_norm(x, weight(i, "post_attention_layernorm"), eps)
+        gate, up = y @ weight(i, "mlp.gate_proj").T, y @ weight(i, "mlp.up_proj").T
+        x = x + swiglu(gate, up) @ weight(i, "mlp.down_proj").T
     y = rms_norm(x, weights["model.norm.weight"], eps)
     return y @ weights["model.embed_tokens.weight"].T  # the head is the embedding once more
 
@@ -142,7 +143,8 @@ print("the notebook's logits are the package's")
 # Count the arithmetic. torch can count the operations of the products while they run; a
 # multiplication and an addition are two. And it can be computed from the model's shape:
 # each parameter in a product costs two operations a token, and attention four operations for
-# each number of each query head and each token that is looked at.
+# each number of each query head and each token that is looked at (here all of the text: the naive
+# version computes what it masks, too).
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -213,9 +215,9 @@ picture(
 
 # %% [markdown]
 # Write your own sentence. `shown` switches between each layer's first choice, the chance that it
-# gives to the token which the last layer will choose, and how unsure it is (its entropy in bits:
-# 1 bit is a coin's toss, all tokens alike would be 15.6 bits). `position` is followed on the
-# right; `every` says how many layers lie between two rows.
+# gives to the token which the last layer will choose, and how unsure it is (its entropy: 0 bits
+# are certainty, 1 bit is a coin's toss). `position` is followed on the right; `every` says how
+# many layers lie between two rows.
 
 
 # %%
@@ -235,10 +237,10 @@ explore(
 # %% [markdown]
 # The lowest row is mostly the token itself: embedding and head are one table, and a vector that
 # nothing was added to scores itself high (a rare token's vector can be longer and score higher).
-# Three more things to look for. A frequent word is guessed in
-# the first layers and corrected later. The middle layers often hold views that the head cannot
-# read: it was trained for the end only. And sureness is no sign of truth: a middle layer may be
-# very sure of a token that the next layers drop.
+# Three more things to look for. The first layers guess what is frequent, and later ones correct
+# it. The middle layers often hold views that the head cannot read: it was trained for the end
+# only. And sureness is no sign of truth: a middle layer may be very sure of a token that the next
+# layers drop.
 #
 # ## The package's version
 #
@@ -262,8 +264,9 @@ print("equal after every token, not only after the last")
 
 # %% [markdown]
 # Two implementations by one author can share a mistake. So the package's tests
-# (`tests/test_15_transformer.py`) hold it against another: for 14 variants of Llama, Qwen2, Qwen3
-# and Mistral they let transformers make a model, save it, load it here, and compare all logits.
+# (`tests/test_15_transformer.py`) hold it against another. For this model and for small ones of
+# the Llama, Qwen2, Qwen3 and Mistral kinds, each feature by itself, they give the same weights to
+# the transformers library, and compare all logits.
 #
 # The tokens of several texts may lie one after another in one pass. Each text has its own
 # positions and its own attention; all else treats every token for itself.
@@ -395,7 +398,7 @@ print(text)
 #
 # Two claims need one more measurement. Scores are sums, and sums of floating-point numbers depend
 # on their order: a product of one row may be summed in another order than one of many. And
-# bfloat16 has 8 binary digits, so that two scores nearer than its step are the same to it.
+# bfloat16 has 8 binary digits, so that two scores nearer than its step can become the same.
 
 # %%
 with torch.inference_mode():

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from minigen.cache.dense import DenseCache, attend_dense
+from minigen.checkpoint import open_checkpoint
 from minigen.config import ModelConfig
 from minigen.config_json import read_config_of
 from minigen.model.attention import attend_packed
@@ -91,3 +93,33 @@ def test_expected_tensors_are_the_ones_that_transformers_saves(tmp_path: Path) -
         save_model(directory, variant)
         saved = {name: each.shape for name, each in read_safetensors(directory).items()}
         assert expected_tensors(read_config_of(directory)) == saved
+
+
+@pytest.mark.model
+@torch.inference_mode()
+def test_the_default_models_logits_equal_those_of_transformers(default_model_path: Path) -> None:
+    checkpoint = open_checkpoint(default_model_path)
+    config = checkpoint.config
+    sizes = LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden,
+        intermediate_size=config.ffn,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.q_heads,
+        num_key_value_heads=config.kv_heads,
+        max_position_embeddings=config.max_positions,
+        rms_norm_eps=config.norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+        tie_word_embeddings=config.tied_embeddings,
+    )
+    theirs = LlamaForCausalLM(sizes).eval()
+    weights = {name: stored.dequantise() for name, stored in checkpoint.tensors.items()}
+    missing = theirs.load_state_dict(weights, strict=False)
+    assert missing.missing_keys == ["lm_head.weight"]  # which is the embedding
+    assert missing.unexpected_keys == []
+
+    ours = build_transformer(config, checkpoint.tensors, torch.float32, dense_linear(torch.float32))
+    ids = torch.tensor(checkpoint.tokenizer().encode("The capital of France is Paris, and its"))
+    attend = attend_packed([len(ids)], config.sliding_windows)
+    logits = ours.logits(ours(ids, torch.arange(len(ids)), attend))
+    torch.testing.assert_close(logits, theirs(ids.unsqueeze(0)).logits[0], atol=1e-3, rtol=0)

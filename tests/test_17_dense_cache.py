@@ -139,6 +139,14 @@ def test_the_cache_keeps_a_copy_in_its_own_type() -> None:
     assert keys.sum() == 4
 
 
+def test_a_token_beyond_the_last_place_is_never_dropped_silently() -> None:
+    cache = DenseCache(layers=1, max_tokens=2, kv_heads=1, head_dim=2, dtype=torch.float32)
+    cache.store(0, torch.ones(2, 1, 2), torch.ones(2, 1, 2))
+    cache.advance(2)
+    with pytest.raises(AssertionError, match="longer than its cache"):
+        cache.store(0, torch.ones(1, 1, 2), torch.ones(1, 1, 2))
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.inference_mode()
 def test_a_prompt_at_once_and_token_by_token_give_the_same_logits(

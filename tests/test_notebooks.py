@@ -1,6 +1,7 @@
 """Notebooks agree with their sources and with the package; what they print is run by nbval."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,11 @@ def test_a_notebook_opens_elsewhere(source: Path, notebook: dict[str, Any]) -> N
     first, install = notebook["cells"][:2]
     assert f"notebooks/{source.stem}.ipynb" in "".join(first["source"]), "badges for Colab, Binder"
     assert "find_spec" in "".join(install["source"]), "the first cell installs what is missing"
+
+
+def test_links_to_other_chapters_lead_somewhere(source: Path) -> None:
+    links = re.findall(r"\]\((\d\d_\w+\.ipynb)\)", source.read_text(encoding="utf-8"))
+    assert not [name for name in links if not (FOLDER / name).exists()]
 
 
 def test_an_explorable_has_its_picture(notebook: dict[str, Any]) -> None:

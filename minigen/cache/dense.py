@@ -33,6 +33,7 @@ class DenseCache:
     ) -> Float[Tensor, "2 context kv_heads head_dim"]:
         """Put one layer's new keys and values behind the old ones; returns all of them."""
         end = self.num_tokens + len(k)
+        assert end <= self.kv.shape[2], "the sequence is longer than its cache"
         self.kv[0, layer_id, self.num_tokens : end] = k
         self.kv[1, layer_id, self.num_tokens : end] = v
         return self.kv[:, layer_id, :end]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from minigen.config import ModelConfig
+from minigen.teach.capacity import MODELS, config_of
 
 
 @dataclass(frozen=True)
@@ -64,20 +65,14 @@ class Part:
 
 LINEARS = ("attention's products", "feed-forward")
 
-SHAPES: dict[str, ModelShape] = {  # as their published configurations say
-    "SmolLM2-135M": ModelShape(576, 30, 9, 3, 64, 1536, 49152, True),
-    "SmolLM2-1.7B": ModelShape(2048, 24, 32, 32, 64, 8192, 49152, True),
-    "Llama-2-7B": ModelShape(4096, 32, 32, 32, 128, 11008, 32000, False),
-    "Llama-3-8B": ModelShape(4096, 32, 32, 8, 128, 14336, 128256, False),
-    "Llama-3-70B": ModelShape(8192, 80, 64, 8, 128, 28672, 128256, False),
-}
+SHAPES = {name: ModelShape.of(config_of(name)) for name in MODELS}
 
 
 def budget(shape: ModelShape, context: int) -> tuple[Part, ...]:
     """A model's parts, from the embedding to the head, for a token that looks at `context` tokens.
 
     Counted are products of matrices; norms, rotations and softmax are some thousandths of them.
-    A head that is the embedding itself has no parameters of its own. Biases are left out.
+    A head that is the embedding itself has no parameters of its own. Biases and norms of single heads are left out.
     """
     width, kv_width = shape.q_heads * shape.head_dim, shape.kv_heads * shape.head_dim
     products = shape.layers * shape.hidden * (2 * width + 2 * kv_width)

@@ -40,6 +40,15 @@ MODELS: dict[str, dict[str, Any]] = {
         intermediate_size=1536,
         tie_word_embeddings=True,
     ),
+    "SmolLM2-1.7B": _llama(
+        vocab_size=49152,
+        hidden_size=2048,
+        num_hidden_layers=24,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        intermediate_size=8192,
+        tie_word_embeddings=True,
+    ),
     "Qwen3-0.6B": _llama(
         model_type="qwen3",
         vocab_size=151936,

@@ -15,6 +15,7 @@ CHAPTERS = {  # chapter number -> the module of its checks
     "14": "minigen.teach.checks.attention",
     "15": "minigen.teach.checks.transformer",
     "16": "minigen.teach.checks.sampling",
+    "17": "minigen.teach.checks.dense_cache",
 }
 
 

@@ -1,66 +1,38 @@
 """Checks of chapter 15: the heads of one layer, and the whole step of one layer."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from minigen.model.attention import attention
-from minigen.model.layers import rotary_frequencies, rotary_tables
+from minigen.model.layers import (
+    apply_rotary,
+    apply_rotary_interleaved,
+    rms_norm,
+    rotary_frequencies,
+    rotary_tables,
+    swiglu,
+)
 from minigen.model.transformer import Layer, project_qkv, run_layer
+from minigen.teach.checks.small_model import EPS, HEAD_DIM, HIDDEN, Product, random_layer
 from minigen.teach.exercises import Exercise
-from minigen.teach.messages import expect, expect_close, expect_equal
+from minigen.teach.messages import Wrong, expect, expect_close, expect_equal
 
 RunLayer = Callable[..., Tensor]
 ProjectQKV = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
-HIDDEN, Q_HEADS, KV_HEADS, HEAD_DIM, FFN = 12, 4, 2, 6, 20
-EPS = 0.05  # large, so that another one would be seen
 HEADS = ("token", "head", "dimension")
 ROWS = ("token", "dimension")
-
-
-@dataclass(frozen=True)
-class _Product:
-    """A linear layer that can only be called and asked for its parts, as a packed one."""
-
-    matrix: Tensor
-    parts: tuple[int, ...]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return x @ self.matrix.T
-
-
-def random_layer(head_norms: bool = False) -> Layer:
-    """A small layer of random weights, the same every time."""
-    generator = torch.Generator().manual_seed(15)
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    def product(*parts: int, width: int = HIDDEN) -> _Product:
-        return _Product(drawn(sum(parts), width) / width**0.5, parts)
-
-    q_width, kv_width = Q_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
-    return Layer(
-        attention_norm=drawn(HIDDEN).abs() + 0.5,
-        qkv=product(q_width, kv_width, kv_width),
-        q_norm=drawn(HEAD_DIM).abs() + 0.5 if head_norms else None,
-        k_norm=drawn(HEAD_DIM).abs() + 0.5 if head_norms else None,
-        out=product(HIDDEN, width=q_width),
-        ffn_norm=drawn(HIDDEN).abs() + 0.5,
-        gate_up=product(FFN, FFN),
-        down=product(HIDDEN, width=FFN),
-    )
 
 
 def _silent(layer: Layer, name: str) -> Layer:
     """The layer with one product that gives zeros."""
     product: Any = getattr(layer, name)
     changed: dict[str, Any] = {
-        name: _Product(torch.zeros_like(product.matrix), product.parts),
+        name: Product(torch.zeros_like(product.matrix), product.parts),
     }
     return replace(layer, **changed)
 
@@ -91,6 +63,20 @@ def _run(part: RunLayer, layer: Layer, num_tokens: int = 5) -> tuple[Tensor, lis
     return found, given
 
 
+def _expect(found: Any, right: Tensor, what: str, axes: Any, **mistakes: Tensor) -> None:
+    """`expect_close`, but what equals a well-known mistake's outcome is told that mistake."""
+    for mistake, made in mistakes.items():
+        if isinstance(found, Tensor) and found.shape == made.shape and found.allclose(made):
+            told = mistake.replace("_", " ")
+            raise Wrong(f"{what}: this is what comes of it if {told}; that should not be.")
+    expect_close(found, right, what, axes)
+
+
+def _feed_forward(layer: Layer, x: Tensor) -> Tensor:
+    gate, up = layer.gate_up(x).split(layer.gate_up.parts, dim=-1)
+    return layer.down(swiglu(gate, up))
+
+
 def where_both_halves_give_nothing_x_is_left(part: RunLayer) -> None:
     """attention's output and the feed-forward's are zeros here, so x goes through:"""
     layer = _silent(_silent(random_layer(), "out"), "down")
@@ -101,28 +87,68 @@ def attention_gets_normalised_rotated_heads(part: RunLayer) -> None:
     """what attend is given:"""
     layer = random_layer()
     (found,), (right,) = _run(part, layer)[1], _run(run_layer, layer)[1]
-    for name, mine, expected in zip("qkv", found, right, strict=True):
-        expect_close(mine, expected, name, HEADS)
+    variants = {
+        "x_is_not_normalised": _x(),
+        "the_other_norm_is_used": rms_norm(_x(), layer.ffn_norm, EPS),
+        "the_norm_has_another_epsilon": rms_norm(_x(), layer.attention_norm, 1e-6),
+    }
+    heads = {
+        mistake: project_qkv(layer, x, _rotation(), HEAD_DIM, EPS)
+        for mistake, x in variants.items()
+    }
+    for place, name in enumerate("qkv"):
+        mistakes = {mistake: made[place] for mistake, made in heads.items()}
+        if name != "v":
+            mistakes["it_is_rotated_twice"] = apply_rotary(right[place], *_rotation())
+            mistakes["keys_and_values_are_exchanged"] = right[2]
+        _expect(found[place], right[place], name, HEADS, **mistakes)
 
 
 def attention_adds_to_x(part: RunLayer) -> None:
     """the feed-forward gives zeros here, so x and attention's output are added:"""
     layer = _silent(random_layer(), "down")
-    expect_close(_run(part, layer)[0], _run(run_layer, layer)[0], "what you return", ROWS)
+    right = _run(run_layer, layer)[0]
+    _expect(
+        _run(part, layer)[0],
+        right,
+        "what you return",
+        ROWS,
+        attention_is_not_added=_x(),
+        x_is_not_added=right - _x(),
+    )
 
 
 def the_feed_forward_adds_to_x(part: RunLayer) -> None:
     """attention gives zeros here, so x and the feed-forward's output are added:"""
-    layer = _silent(random_layer(), "out")
-    expect_close(_run(part, layer)[0], _run(run_layer, layer)[0], "what you return", ROWS)
+    layer, x = _silent(random_layer(), "out"), _x()
+    ready = rms_norm(x, layer.ffn_norm, EPS)
+    gate, up = layer.gate_up(ready).split(layer.gate_up.parts, dim=-1)
+    _expect(
+        _run(part, layer)[0],
+        _run(run_layer, layer)[0],
+        "what you return",
+        ROWS,
+        gate_and_up_are_exchanged=x + layer.down(swiglu(up, gate)),
+        the_gate_has_no_SiLU=x + layer.down(gate * up),
+        x_is_not_normalised_before_the_feed_forward=x + _feed_forward(layer, x),
+        x_is_not_added=_feed_forward(layer, ready),
+    )
 
 
 def the_feed_forward_reads_what_attention_added(part: RunLayer) -> None:
     """both halves at work:"""
     layer = random_layer()
     for num_tokens in (5, 1):
-        right = _run(run_layer, layer, num_tokens)[0]
-        expect_close(_run(part, layer, num_tokens)[0], right, "what you return", ROWS)
+        right, x = _run(run_layer, layer, num_tokens)[0], _x(num_tokens)
+        after = _run(run_layer, _silent(layer, "down"), num_tokens)[0]
+        old = after + _feed_forward(layer, rms_norm(x, layer.ffn_norm, EPS))
+        _expect(
+            _run(part, layer, num_tokens)[0],
+            right,
+            "what you return",
+            ROWS,
+            the_feed_forward_reads_x_without_attention=old,
+        )
 
 
 def a_layer_with_norms_for_queries_and_keys_runs_too(part: RunLayer) -> None:
@@ -140,9 +166,17 @@ def _projected(part: ProjectQKV, layer: Layer) -> list[Tensor]:
 
 def _compare(part: ProjectQKV, layer: Layer, which: str) -> None:
     found, right = _projected(part, layer), _projected(project_qkv, layer)
+    cos, sin = _rotation()
     for name, mine, expected in zip("qkv", found, right, strict=True):
+        plain = expected if name == "v" else apply_rotary(expected, cos, -sin)
+        mistakes = {"the_pairs_are_(2i,_2i_+_1)": apply_rotary_interleaved(plain, cos, sin)}
+        if name == "v":
+            mistakes["values_are_rotated"] = apply_rotary(plain, cos, sin)
+        else:
+            mistakes["it_is_not_rotated"] = plain
+            mistakes["it_is_rotated_backwards"] = apply_rotary(plain, cos, -sin)
         if name in which:
-            expect_close(mine, expected, name, HEADS)
+            _expect(mine, expected, name, HEADS, **mistakes)
 
 
 def each_part_has_its_own_heads(part: ProjectQKV) -> None:
