@@ -67,7 +67,7 @@ for part in ("model", "weights", "attention", "kv cache", "allocator", "prefix c
 # %%
 topics = ["rain", "tea", "the moon", "bread", "owls", "trains", "salt", "dreams"]
 prompts = [f"Here is a short story about {topic}." for topic in topics]
-lengths = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in range(8, 40, 4)]
+lengths = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in range(6, 22, 2)]
 
 begun = time.perf_counter()
 apart = [llm.generate(prompt, each).text for prompt, each in zip(prompts, lengths, strict=True)]

@@ -522,5 +522,5 @@ verdicts(
 )
 
 # %% [markdown]
-# **Next:** part 2, many requests. The dense cache reserves the longest answer for everybody; chapter
-# 21 begins by ending that.
+# **Next:** part 2, many requests. The dense cache reserves the longest answer for everybody;
+# chapter 21 begins by ending that.

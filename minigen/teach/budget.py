@@ -72,7 +72,8 @@ def budget(shape: ModelShape, context: int) -> tuple[Part, ...]:
     """A model's parts, from the embedding to the head, for a token that looks at `context` tokens.
 
     Counted are products of matrices; norms, rotations and softmax are some thousandths of them.
-    A head that is the embedding itself has no parameters of its own. Biases and norms of single heads are left out.
+    A head that is the embedding itself has no parameters of its own. Biases, and norms of single
+    heads, are left out.
     """
     width, kv_width = shape.q_heads * shape.head_dim, shape.kv_heads * shape.head_dim
     products = shape.layers * shape.hidden * (2 * width + 2 * kv_width)

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from minigen.teach.budget import ModelShape
 from minigen.teach.measuring import significant
-from minigen.teach.roofline import Machine, Step, decode_step, most_sequences
+from minigen.teach.roofline import Machine, Step, decode_step
 from minigen.viz.style import AMBER, BLUE, FAINT, INK, ORANGE, QUIET, SKY, figure, title
 
 GIGA = 1e9
@@ -100,7 +100,8 @@ def _said(
     said = f"{significant(seconds * 1e3)} ms a step, {significant(batch / seconds)} tokens/s in all"
     said += f"; {used:.2g} of the arithmetic" if used < 0.001 else f"; {used:.1%} of the arithmetic"
     if machine.memory is not None:
-        room = most_sequences(shape, machine, context, weight_bits)
+        free = machine.memory - shape.parameters * weight_bits / 8
+        room = max(0, int(free // decode_step(shape, 1, context, weight_bits).kv_bytes))
         if room == 0:
             said += "\ndoes not fit: the weights and one such context are more than its memory"
         elif room < batch:
