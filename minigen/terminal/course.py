@@ -1,6 +1,7 @@
 """What `minigen workspace`, `progress` and `claims` show."""
 
 import sys
+from collections import Counter
 from itertools import groupby
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from rich.table import Table
 from minigen.errors import OptionError
 
 try:
-    from minigen.teach.claims import gathered
+    from minigen.teach.claims import OUTCOMES, gathered
     from minigen.teach.course import make_workspace, notebooks_folder, progress
 except ModuleNotFoundError as error:
     raise OptionError(
@@ -51,7 +52,7 @@ def print_progress(folder: Path) -> None:
 
 
 def print_claims(folder: Path | None) -> None:
-    """All verdicts as one table, and how many claims held."""
+    """All verdicts as one table, and how many there are of each."""
     found = list(gathered(notebooks_folder() if folder is None else folder))
     if not found:
         raise OptionError(f"There are no verdicts in {folder}: run its notebooks first.")
@@ -61,5 +62,5 @@ def print_claims(folder: Path | None) -> None:
     for chapter, each in found:
         table.add_row(chapter, *map(escape, (each.told, each.found, each.outcome, each.because)))
     Console().print(table)
-    held = sum(each.outcome == "held" for _, each in found)
-    print(f"{held} of {len(found)} claims held as they are told.")
+    counts = Counter(each.outcome for _, each in found)
+    print(f"{len(found)} claims: " + ", ".join(f"{counts[each]} {each}" for each in OUTCOMES) + ".")
