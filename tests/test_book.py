@@ -50,4 +50,5 @@ def test_a_page_has_its_figures_and_leads_to_its_neighbours(pages: Path, stem: s
     assert "widget-view+json" not in text
     shown = BeautifulSoup(text, "html.parser").find_all("img")
     figures = [each for each in shown if str(each.get("src")).startswith("data:image/png;base64,")]
+    assert all(str(each["alt"]).endswith(".") for each in figures), "captions are sentences"
     assert len(figures) == num_pictures(ROOT / "notebooks" / f"{stem}.ipynb")

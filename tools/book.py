@@ -12,12 +12,10 @@ from pathlib import Path
 import nbformat
 from nbconvert import HTMLExporter
 from rich.progress import track
-from traitlets.config import Config
 
 from tools.chapters import ROOT, Chapter, read_chapters, read_parts
 
 NOTEBOOKS = ROOT / "notebooks"
-SHOWN = ["text/html", "text/markdown", "image/svg+xml", "image/png", "text/latex", "text/plain"]
 STYLE = """
 body { font-family: sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
 a { color: #0072b2 } td { padding: 0.2rem 1rem 0.2rem 0; vertical-align: top }
@@ -48,18 +46,23 @@ def _notebook(chapter: Chapter) -> Path:
 
 
 def _page(chapter: Chapter, before: Chapter | None, after: Chapter | None) -> str:
-    config = Config()
-    config.NbConvertBase.display_data_priority = SHOWN  # no widgets: there is no kernel
     notebook = nbformat.read(_notebook(chapter), as_version=4)
+    for output in (each for cell in notebook.cells for each in cell.get("outputs", ())):
+        if "image/png" in output.get("data", {}):
+            output.data = {"text/html": _image(output.data)}
     name = f"{chapter.number} {chapter.title}"
-    body, _ = HTMLExporter(config=config).from_notebook_node(
-        notebook, resources={"metadata": {"name": name}}
-    )
+    body, _ = HTMLExporter().from_notebook_node(notebook, resources={"metadata": {"name": name}})
     body = re.sub(r'href="(\d\d_\w+)\.ipynb"', r'href="\1.html"', body)
     links = [_link(before, "← ") if before else "", '<a href="index.html">contents</a>']
     links.append(_link(after, "", " →") if after else "")
     bar = f'<nav style="{BAR}">{" &nbsp; ".join(filter(None, links))}</nav>'
     return re.sub(r"(<body[^>]*>)", rf"\1{bar}", body, count=1)
+
+
+def _image(data: dict[str, str]) -> str:
+    """A picture with its caption, in the place of what needs a kernel."""
+    caption = escape(data["text/plain"])
+    return f'<img alt="{caption}" src="data:image/png;base64,{data["image/png"].strip()}">'
 
 
 def _link(chapter: Chapter, left: str, right: str = "") -> str:
