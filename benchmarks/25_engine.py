@@ -2,7 +2,9 @@
 
 The default model, in two comparisons, each taking turns:
 - 128 requests (64 tokens in, answers log-uniform in 8 to 256 tokens), at most 8 at once, by
-  continuous and by static batching;
+  continuous and by static batching: minigen's, which drops finished rows from a batch, and padded,
+  as engines had it that computed finished rows until the batch's last answer (Yu et al. 2022, Orca,
+  section 3);
 - 32 requests (64 in, 64 out) together, and one at a time (the first few of them).
 """
 
@@ -37,27 +39,41 @@ def log_uniform(count: int, seed: int) -> list[int]:
     return lengths
 
 
+def padded(lengths: list[int]) -> list[int]:
+    """What a batch of rows computes that all go on until its longest answer ends."""
+    batches = [lengths[begin : begin + AT_ONCE] for begin in range(0, len(lengths), AT_ONCE)]
+    return [max(batch) for batch in batches for _ in batch]
+
+
 def continuous_against_static(repeats: int) -> dict[str, object]:
-    """Output tokens a second of either scheduler on the same requests, in another order a turn."""
+    """Output tokens a second of each policy on the same requests, in another order a turn.
+
+    Tokens that padding computes are no output.
+    """
     prompts = random_prompts(CROWD, PROMPT_TOKENS, seed=1)
     engines = {
-        name: LLM.load(scheduler=name, max_sequences=AT_ONCE, prefix_cache=False)
-        for name in ("continuous", "static")
+        name: LLM.load(scheduler=name.split()[0], max_sequences=AT_ONCE, prefix_cache=False)
+        for name in ("continuous", "static", "static padded")
     }
     for llm in engines.values():
         llm.generate(prompts[:AT_ONCE], exactly(SHORTEST), progress=False)  # warm up
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     steps: dict[str, list[int]] = {name: [] for name in engines}
     for turn in range(repeats):
-        params = [exactly(length) for length in log_uniform(CROWD, seed=turn)]
+        lengths = log_uniform(CROWD, seed=turn)
         for name, llm in engines.items():
+            params = [exactly(n) for n in (padded(lengths) if "padded" in name else lengths)]
             with llm.count_work() as counters:
                 begun = time.perf_counter()
                 llm.generate(prompts, params, progress=False)
                 seconds[name].append(time.perf_counter() - begun)
             steps[name].append(counters.steps)
     num_tokens = sum(log_uniform(CROWD, seed=0))
-    ratios = [s / c for c, s in zip(seconds["continuous"], seconds["static"], strict=True)]
+    ratios = {
+        name: [other / own for own, other in zip(seconds["continuous"], times, strict=True)]
+        for name, times in seconds.items()
+        if name != "continuous"
+    }
     return {
         "requests": CROWD,
         "at_once": AT_ONCE,
@@ -66,7 +82,8 @@ def continuous_against_static(repeats: int) -> dict[str, object]:
             name: num_tokens / statistics.median(times) for name, times in seconds.items()
         },
         "steps": steps,
-        "ratio": statistics.median(ratios),
+        "ratio": statistics.median(ratios["static"]),
+        "ratio_to_padded": statistics.median(ratios["static padded"]),
         "ratios": ratios,
     }
 
@@ -111,6 +128,8 @@ def main() -> None:
         for which, rate in found["output_tokens_per_second"].items():  # type: ignore[attr-defined]
             print(f"  {which:<14} {rate:7.1f} output tokens/s")
         print(f"  ratio          {found['ratio']:7.2f}")
+        if "ratio_to_padded" in found:
+            print(f"  to padded      {found['ratio_to_padded']:7.2f}")
     if options.json is not None:
         write_results(options.json, results)
 

@@ -32,6 +32,8 @@ RUN_SECONDS, REDRAW_SECONDS = 300, 60
 EXPLORABLE = ".jp-OutputArea-output .widget-vbox:has(> .widget-image)"
 CONTROLS = ".widget-hslider, .widget-dropdown, .widget-text, .widget-checkbox, .widget-button"
 
+IDLE = """() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status
+    === 'idle'"""
 ERRORS = """() => [...window.jupyterapp.shell.currentWidget.content.model.cells]
     .filter(cell => cell.type === 'code').flatMap(cell => cell.outputs.toJSON())
     .filter(output => output.output_type === 'error').map(output => output.evalue)"""
@@ -118,7 +120,7 @@ def test_a_notebook_runs_and_its_explorables_answer(lab: str, browser: Any, stem
     assert explorables.count() > 0
     for number in range(explorables.count()):
         _drag_all(page, explorables.nth(number), SCREENSHOTS / f"{stem}-{number + 1}.png")
-    page.close()
+    _close(page)
 
 
 def test_a_learner_finishes_the_first_exercise(lab: str, browser: Any) -> None:
@@ -128,7 +130,7 @@ def test_a_learner_finishes_the_first_exercise(lab: str, browser: Any) -> None:
     text = page.locator(".jp-Notebook").inner_text()
     assert "✓ most_sequences: all 5 checks passed." in text
     assert "your most_sequences was called" in text
-    page.close()
+    _close(page)
 
 
 def _opened(lab: str, browser: Any, stem: str) -> Any:
@@ -136,11 +138,15 @@ def _opened(lab: str, browser: Any, stem: str) -> Any:
     page.set_default_timeout(RUN_SECONDS * 1000)
     page.goto(f"{lab}/lab/workspaces/{stem}/tree/{stem}.ipynb?reset")
     page.wait_for_selector(".jp-NotebookPanel-toolbar .jp-Notebook-ExecutionIndicator")
-    page.wait_for_function(
-        "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status"
-        " === 'idle'"
-    )
+    page.wait_for_function(IDLE)
     return page
+
+
+def _close(page: Any) -> None:
+    page.evaluate(
+        "async () => await window.jupyterapp.shell.currentWidget.sessionContext.shutdown()"
+    )
+    page.close()
 
 
 def _run_all(page: Any) -> None:
@@ -155,6 +161,7 @@ def _drag_all(page: Any, explorable: Any, screenshot: Path) -> None:
     controls = explorable.locator(CONTROLS)
     for number in range(controls.count()):
         control = controls.nth(number)
+        page.wait_for_function(IDLE)  # or it is the last control's picture that comes
         before = _seen(explorable)
         _move(page, control)
         assert _changes(page, explorable, before), f"{control.inner_text()!r} changes nothing"

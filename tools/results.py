@@ -20,7 +20,9 @@ def lines() -> str:
             f"- {together['requests']} requests together give {together['ratio']:.1f} times the "
             "tokens a second of",
             f"  one at a time, and continuous batching {batching['ratio']:.1f} times those of "
-            f"static batching ({_link('25_engine')}).",
+            f"static batching, {batching['ratio_to_padded']:.1f} times where",
+            "  a static batch goes on computing finished rows, as static engines did "
+            f"({_link('25_engine')}).",
             f"- A shared beginning of {prefix['settings']['system']} tokens brings the first token "
             f"{prefix['ratio']:.1f} times as soon",
             f"  ({_link('23_prefix')}).",
