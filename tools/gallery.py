@@ -13,7 +13,7 @@ from PIL import Image
 from tools.chapters import ROOT, read_chapters
 
 SCREENSHOTS, GALLERY = ROOT / "build" / "screenshots", ROOT / "docs" / "gallery"
-WIDTH, COLOURS = 720, 64
+WIDTH, COLOURS = 720, 256
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
