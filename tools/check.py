@@ -1,18 +1,21 @@
 """Check the tree without running it: `python -m tools.check`. Prints each check's verdict.
 
-ruff (lint and format), mypy, and the agreement of chapters, modules, tests and documents
-(`tests/test_project.py`).
+ruff (lint and format), mypy, the agreement of chapters, modules, tests and documents
+(`tests/test_project.py`), and that of notebooks: pairs, stubs, mirrors, budgets
+(`tests/test_notebooks.py`).
 """
 
 import subprocess
 import sys
 import time
 
+PYTEST = ["pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
 CHECKS: dict[str, list[str]] = {
     "lint": ["ruff", "check", "--quiet"],
     "format": ["ruff", "format", "--quiet", "--check"],
     "types": ["mypy", "--no-error-summary"],
-    "agreement": ["pytest", "-q", "--no-header", "-p", "no:cacheprovider", "tests/test_project.py"],
+    "agreement": [*PYTEST, "tests/test_project.py"],
+    "notebooks": [*PYTEST, "tests/test_notebooks.py"],
 }
 
 
