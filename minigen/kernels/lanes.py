@@ -1,0 +1,310 @@
+"""Vectors of sixteen numbers for Numba: what a kernel may say to one vector register.
+
+Numba compiles Python for one number at a time, and hopes that LLVM finds the vectors. Here a vector
+is a value of its own: `load` fills sixteen lanes, `+ - *` and the functions below work on all of
+them at once, and `store` writes them back. Each is one or a few instructions in LLVM's language.
+
+Source: LLVM's Language Reference.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, overload, register_model
+
+NUM_LANES = 16
+I32, F32 = ir.IntType(32), ir.FloatType()
+FLOATS, WORDS = ir.VectorType(F32, NUM_LANES), ir.VectorType(I32, NUM_LANES)
+
+
+class BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite does not name."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat)
+
+    def __hash__(self) -> int:
+        return hash(BFloat)
+
+
+class Lanes(types.Type):
+    """Sixteen float32 numbers, or sixteen words of 32 bits, in a register."""
+
+    def __init__(self, kind: str):
+        self.kind = kind
+        super().__init__(name=f"Lanes({kind})")
+
+
+FLOAT_LANES, WORD_LANES = Lanes("float32"), Lanes("int32")
+
+
+@register_model(Lanes)
+class _LanesModel(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: Lanes):
+        super().__init__(dmm, fe_type, FLOATS if fe_type.kind == "float32" else WORDS)
+
+
+def address(context: Any, builder: Any, sig: Any, args: Any, position: int, to: Any) -> Any:
+    """A pointer to `args[position][args[position + 1]]`, as a pointer to type `to`."""
+    data = context.make_array(sig.args[position])(context, builder, args[position]).data
+    return builder.bitcast(builder.gep(data, [args[position + 1]]), to.as_pointer())
+
+
+def spread(builder: Any, scalar: Any) -> Any:
+    """The number in all lanes."""
+    vector = ir.VectorType(scalar.type, NUM_LANES)
+    nothing = ir.Constant(vector, ir.Undefined)
+    first = builder.insert_element(nothing, scalar, I32(0))
+    return builder.shuffle_vector(first, nothing, ir.Constant(WORDS, [0] * NUM_LANES))
+
+
+def same(value: float) -> Any:
+    """The constant in all lanes; a float makes float32 lanes, an int words."""
+    return ir.Constant(FLOATS if isinstance(value, float) else WORDS, [value] * NUM_LANES)
+
+
+def call(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
+    """Call one of LLVM's own functions."""
+    function_type = ir.FunctionType(result, [arg.type for arg in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), args)
+
+
+def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, rounded once."""
+    return call(builder, "llvm.fma.v16f32", FLOATS, [a, b, c])
+
+
+@intrinsic
+def load(typingctx: Any, array: Any, index: Any) -> Any:
+    """Sixteen numbers of a flat float32 or int32 array, from `index` on."""
+    lanes = FLOAT_LANES if array.dtype == types.float32 else WORD_LANES
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        to = context.get_value_type(lanes)
+        return builder.load(address(context, builder, sig, args, 0, to), align=4)
+
+    return lanes(array, types.intp), codegen
+
+
+@intrinsic
+def load_float16(typingctx: Any, array: Any, index: Any) -> Any:
+    """Sixteen float16 numbers, kept in a flat uint16 array, as float32."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        to = ir.VectorType(ir.HalfType(), NUM_LANES)
+        halves = builder.load(address(context, builder, sig, args, 0, to), align=2)
+        return builder.fpext(halves, FLOATS)
+
+    return FLOAT_LANES(array, types.intp), codegen
+
+
+@intrinsic
+def float16_at(typingctx: Any, array: Any, index: Any) -> Any:
+    """One float16 number of a flat uint16 array, as float32."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        pointer = address(context, builder, sig, args, 0, ir.HalfType())
+        return builder.fpext(builder.load(pointer, align=2), F32)
+
+    return types.float32(array, types.intp), codegen
+
+
+@intrinsic
+def store(typingctx: Any, array: Any, index: Any, lanes: Any) -> Any:
+    """Write sixteen numbers to a flat array, from `index` on."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        pointer = address(context, builder, sig, args, 0, args[2].type)
+        builder.store(args[2], pointer, align=4)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, lanes), codegen
+
+
+@intrinsic
+def store_bytes(typingctx: Any, array: Any, index: Any, lanes: Any) -> Any:
+    """Write sixteen float32 numbers between -128 and 127, rounded, to a flat int8 array."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        rounded = call(builder, "llvm.rint.v16f32", FLOATS, [args[2]])
+        to = ir.VectorType(ir.IntType(8), NUM_LANES)
+        numbers = builder.trunc(builder.fptosi(rounded, WORDS), to)
+        builder.store(numbers, address(context, builder, sig, args, 0, to), align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, lanes), codegen
+
+
+@intrinsic
+def store_bfloat16(typingctx: Any, array: Any, index: Any, lanes: Any) -> Any:
+    """Write sixteen float32 numbers, rounded to bfloat16, to a flat uint16 array."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        to = ir.VectorType(BFloat(), NUM_LANES)
+        pointer = address(context, builder, sig, args, 0, to)
+        builder.store(builder.fptrunc(args[2], to), pointer, align=2)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, lanes), codegen
+
+
+@intrinsic
+def all_lanes(typingctx: Any, number: Any) -> Any:
+    """The number, as float32, in every lane."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return spread(builder, args[0])
+
+    return FLOAT_LANES(types.float32), codegen
+
+
+@intrinsic
+def keep_between(
+    typingctx: Any, lanes: Any, first: Any, low: Any, high: Any, otherwise: Any
+) -> Any:
+    """Lane i stays where low <= first + i < high, and becomes `otherwise` elsewhere."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        count = ir.Constant(WORDS, list(range(NUM_LANES)))
+        index, low, high = (
+            spread(builder, builder.trunc(each, I32)) for each in (args[1], args[2], args[3])
+        )
+        index = builder.add(index, count)
+        above = builder.icmp_signed(">=", index, low)
+        inside = builder.and_(above, builder.icmp_signed("<", index, high))
+        return builder.select(inside, args[0], spread(builder, args[4]))
+
+    integer = types.intp
+    return FLOAT_LANES(lanes, integer, integer, integer, types.float32), codegen
+
+
+def _word_operation(operate: Callable[[Any, Any], Any]) -> Any:
+    @intrinsic
+    def operation(typingctx: Any, words: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            return operate(builder, args[0])
+
+        return WORD_LANES(words), codegen
+
+    return operation
+
+
+def _low_nibbles(builder: Any, words: Any) -> Any:
+    return builder.and_(words, same(0x0F0F0F0F))
+
+
+# The low, or the high, four bits of each of the 64 bytes.
+low_nibbles = _word_operation(_low_nibbles)
+high_nibbles = _word_operation(
+    lambda builder, words: _low_nibbles(builder, builder.lshr(words, same(4)))
+)
+
+
+def _float_operation(operate: Callable[[Any, Any], Any], num_args: int = 2) -> Any:
+    if num_args == 1:
+
+        @intrinsic
+        def operation(typingctx: Any, a: Any) -> Any:
+            return a(a), lambda context, builder, sig, args: operate(builder, args)
+
+    elif num_args == 2:
+
+        @intrinsic
+        def operation(typingctx: Any, a: Any, b: Any) -> Any:
+            return a(a, b), lambda context, builder, sig, args: operate(builder, args)
+
+    else:
+
+        @intrinsic
+        def operation(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+            return a(a, b, c), lambda context, builder, sig, args: operate(builder, args)
+
+    return operation
+
+
+_add = _float_operation(lambda builder, args: builder.fadd(*args))
+_subtract = _float_operation(lambda builder, args: builder.fsub(*args))
+_multiply = _float_operation(lambda builder, args: builder.fmul(*args))
+_divide = _float_operation(lambda builder, args: builder.fdiv(*args))
+larger = _float_operation(lambda builder, args: call(builder, "llvm.maxnum.v16f32", FLOATS, args))
+fused = _float_operation(lambda builder, args: multiply_add(builder, *args), 3)
+absolute = _float_operation(
+    lambda builder, args: call(builder, "llvm.fabs.v16f32", FLOATS, list(args)), 1
+)
+nearest = _float_operation(
+    lambda builder, args: call(builder, "llvm.rint.v16f32", FLOATS, list(args)), 1
+)
+
+
+@overload(operator.add)
+def _lanes_add(a, b):
+    if a == b == FLOAT_LANES:
+        return lambda a, b: _add(a, b)
+    return None
+
+
+@overload(operator.sub)
+def _lanes_subtract(a, b):
+    if a == b == FLOAT_LANES:
+        return lambda a, b: _subtract(a, b)
+    return None
+
+
+@overload(operator.mul)
+def _lanes_multiply(a, b):
+    if a == b == FLOAT_LANES:
+        return lambda a, b: _multiply(a, b)
+    return None
+
+
+@overload(operator.truediv)
+def _lanes_divide(a, b):
+    if a == b == FLOAT_LANES:
+        return lambda a, b: _divide(a, b)
+    return None
+
+
+def _power_of_two(builder: Any, args: Any) -> Any:
+    """2^n for whole n from -126 to 127, by writing the exponent's bits."""
+    whole = builder.fptosi(args[0], WORDS)
+    return builder.bitcast(builder.shl(builder.add(whole, same(127)), same(23)), FLOATS)
+
+
+power_of_two = _float_operation(_power_of_two, 1)
+
+
+def _across(name: str) -> Any:
+    """One number of sixteen, halving again and again: the order never changes."""
+
+    @intrinsic
+    def operation(typingctx: Any, lanes: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            vector, width = args[0], NUM_LANES
+            while width > 1:
+                width //= 2
+                half = ir.VectorType(I32, width)
+                low, high = (
+                    builder.shuffle_vector(
+                        vector, vector, ir.Constant(half, list(range(start, start + width)))
+                    )
+                    for start in (0, width)
+                )
+                if name == "add":
+                    vector = builder.fadd(low, high)
+                else:
+                    vector = builder.select(builder.fcmp_ordered(">", low, high), low, high)
+            return builder.extract_element(vector, I32(0))
+
+        return types.float32(lanes), codegen
+
+    return operation
+
+
+sum_of_lanes, largest_lane = _across("add"), _across("larger")

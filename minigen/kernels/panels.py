@@ -1,0 +1,156 @@
+"""Weights as CPU kernels want them: panels of sixteen rows, a lane for each.
+
+A vector register takes sixteen rows at the same columns, so that a product needs no sum across
+lanes, and so that a group's sixteen scales are a vector, too. What a weight is does not change:
+a GGUF's 4-bit numbers stay the same 4 bits, in another order.
+
+Axes, of all layers at once: [layers, panels, groups (of 32 columns), words of a group, lanes].
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minigen.kernels.lanes import NUM_LANES
+from minigen.model.weights import StoredTensor
+
+GROUP = 32  # columns that share a scale, as in GGUF's Q4_0, Q4_1 and Q8_0
+ZERO = 128  # the code of 0 in `Codes8`: the dot product wants unsigned codes
+
+
+class Codes4(NamedTuple):
+    """4-bit codes: a weight is code x scale + minimum. 5 bits a weight, all told.
+
+    A word holds the codes of columns 4w..4w+3 in its low nibbles, of 16 columns on in its high
+    ones. `scales` and `minima` are float16 bits, [layers, panels x groups x lanes].
+    """
+
+    codes: np.ndarray
+    scales: np.ndarray
+    minima: np.ndarray
+
+
+class Codes8(NamedTuple):
+    """8-bit codes: a weight is (code - 128) x scale. 8.5 bits a weight."""
+
+    codes: np.ndarray
+    scales: np.ndarray
+
+
+class Pairs(NamedTuple):
+    """bfloat16 weights, those of two neighbouring columns in a word."""
+
+    words: np.ndarray
+
+
+Panels = Codes4 | Codes8 | Pairs
+
+
+def by_panels(rows: np.ndarray) -> np.ndarray:
+    """[rows, groups, words] -> flat [panels, groups, words, lanes]."""
+    num_rows, groups, words = rows.shape
+    panels = rows.reshape(num_rows // NUM_LANES, NUM_LANES, groups, words)
+    return np.ascontiguousarray(panels.transpose(0, 2, 3, 1)).reshape(-1)
+
+
+def _raw_blocks(weight: StoredTensor) -> np.ndarray:
+    """The stored bytes, [rows, groups, bytes of a block], rows in the model's order."""
+    data = weight.data if weight.row_order is None else weight.data[weight.row_order]
+    raw = data.numpy()
+    return raw.reshape(len(raw), -1, weight.format.block_bytes)
+
+
+def _float16_bits(blocks: np.ndarray, first: int) -> np.ndarray:
+    bits = np.ascontiguousarray(blocks[..., first : first + 2]).view(np.uint16)
+    return by_panels(bits)
+
+
+def _words(numbers: np.ndarray) -> np.ndarray:
+    return by_panels(np.ascontiguousarray(numbers).view(np.int32))
+
+
+def _codes4_of_q4_1(weight: StoredTensor) -> Codes4:
+    blocks = _raw_blocks(weight)
+    return Codes4(_words(blocks[..., 4:]), _float16_bits(blocks, 0), _float16_bits(blocks, 2))
+
+
+def _codes4_of_q4_0(weight: StoredTensor) -> Codes4:
+    blocks = _raw_blocks(weight)
+    scales = _float16_bits(blocks, 0)
+    minima = (scales.view(np.float16) * np.float16(-8)).view(np.uint16)
+    return Codes4(_words(blocks[..., 2:]), scales, minima)
+
+
+def _codes4_by_rounding(weight: StoredTensor) -> Codes4:
+    """Sixteen even steps from each group's smallest number to its largest."""
+    groups = _dequantised_groups(weight)
+    low, high = groups.min(axis=-1), groups.max(axis=-1)
+    minima = low.astype(np.float16)
+    scales = ((high - minima) / 15).astype(np.float16)
+    steps = np.maximum(scales.astype(np.float32), np.finfo(np.float16).tiny)[..., None]
+    codes = np.rint((groups - minima.astype(np.float32)[..., None]) / steps)
+    codes = codes.clip(0, 15).astype(np.uint8)
+    packed = codes[..., :16] | codes[..., 16:] << 4
+    return Codes4(
+        _words(packed),
+        by_panels(scales.view(np.uint16)[..., None]),
+        by_panels(minima.view(np.uint16)[..., None]),
+    )
+
+
+def _codes8_of_q8_0(weight: StoredTensor) -> Codes8:
+    blocks = _raw_blocks(weight)
+    return Codes8(_words(blocks[..., 2:] ^ np.uint8(ZERO)), _float16_bits(blocks, 0))
+
+
+def _codes8_by_rounding(weight: StoredTensor) -> Codes8:
+    """254 even steps, from minus each group's largest number to plus."""
+    groups = _dequantised_groups(weight)
+    scales = (np.abs(groups).max(axis=-1) / 127).astype(np.float16)
+    steps = np.maximum(scales.astype(np.float32), np.finfo(np.float16).tiny)[..., None]
+    codes = np.rint(groups / steps).clip(-127, 127).astype(np.int8)
+    return Codes8(
+        _words(codes.view(np.uint8) ^ np.uint8(ZERO)),
+        by_panels(scales.view(np.uint16)[..., None]),
+    )
+
+
+def _dequantised_groups(weight: StoredTensor) -> np.ndarray:
+    return weight.dequantise(torch.float32).numpy().reshape(weight.shape[0], -1, GROUP)
+
+
+def _pairs(weight: StoredTensor) -> Pairs:
+    bits: Tensor = weight.dequantise(torch.bfloat16).view(torch.int16)
+    return Pairs(_words(bits.numpy().reshape(weight.shape[0], -1, GROUP)))
+
+
+def pack_weight(weight: StoredTensor, form: str) -> Panels:
+    """One stored matrix in the form "int4", "int8" or "bfloat16"."""
+    exact: dict[tuple[str, str], Callable[[StoredTensor], Panels]] = {
+        ("int4", "Q4_1"): _codes4_of_q4_1,
+        ("int4", "Q4_0"): _codes4_of_q4_0,
+        ("int8", "Q8_0"): _codes8_of_q8_0,
+    }
+    by_rounding: dict[str, Callable[[StoredTensor], Panels]] = {
+        "int4": _codes4_by_rounding,
+        "int8": _codes8_by_rounding,
+        "bfloat16": _pairs,
+    }
+    packed = exact.get((form, weight.kind), by_rounding[form])(weight)
+    weight.let_go()
+    return packed
+
+
+def stack_panels(matrices: Sequence[Sequence[StoredTensor]], form: str) -> Panels:
+    """The matrices of all layers; those of one layer are fused, one below the other."""
+    layers = [[pack_weight(each, form) for each in fused] for fused in matrices]
+    kind = type(layers[0][0])
+    return kind(
+        *(
+            np.stack([np.concatenate([part[field] for part in layer]) for layer in layers])
+            for field in range(len(kind._fields))
+        )
+    )

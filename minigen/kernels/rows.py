@@ -1,0 +1,179 @@
+"""What is done to each token by itself: normalising, rotating, and getting ready for a product.
+
+A product wants its inputs in the form that its weights call for: bytes with a scale for every 32
+(`Quantised`), or bfloat16 pairs (`Rounded`). They are written in that form by whoever makes them.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit, prange
+from numba.extending import overload
+
+from minigen.kernels.lanes import (
+    absolute,
+    all_lanes,
+    fused,
+    largest_lane,
+    larger,
+    load,
+    load_float16,
+    nearest,
+    power_of_two,
+    store,
+    store_bfloat16,
+    store_bytes,
+    sum_of_lanes,
+)
+
+LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+LOG2_E = np.float32(1.4426950408889634)
+SERIAL_TOKENS = 4  # so few are done sooner than a second thread is woken
+
+
+class Quantised(NamedTuple):
+    """Inputs in bytes: number = byte x scale, a scale for each 32 of a token.
+
+    `words` and `numbers` are the same memory, by four bytes and by one; `sums` are of a
+    group's rounded numbers, `offsets` are -128 times the sum of its bytes.
+    """
+
+    words: np.ndarray
+    numbers: np.ndarray
+    scales: np.ndarray
+    sums: np.ndarray
+    offsets: np.ndarray
+
+
+class Rounded(NamedTuple):
+    """Inputs in bfloat16; `words` and `halves` are the same memory, by pairs and one by one."""
+
+    words: np.ndarray
+    halves: np.ndarray
+
+
+def quantised(num_numbers: int) -> Quantised:
+    """Room for so many numbers, in bytes."""
+    words = np.zeros(num_numbers // 4, np.int32)
+    scales, sums = (np.zeros(num_numbers // 32, np.float32) for _ in range(2))
+    offsets = np.zeros(num_numbers // 32, np.int32)
+    return Quantised(words, words.view(np.int8), scales, sums, offsets)
+
+
+def rounded(num_numbers: int) -> Rounded:
+    """Room for so many numbers, in bfloat16."""
+    words = np.zeros(num_numbers // 2, np.int32)
+    return Rounded(words, words.view(np.uint16))
+
+
+def write_group(inputs: Any, group: int, low: Any, high: Any) -> None:
+    """Write 32 numbers, in two vectors, as the inputs' group of that number."""
+    raise NotImplementedError("only within a kernel")
+
+
+@overload(write_group)
+def _write_group(inputs, group, low, high):
+    if inputs.instance_class is Quantised:
+        return _write_bytes
+    return _write_halves
+
+
+def _write_bytes(inputs, group, low, high):
+    largest = largest_lane(larger(absolute(low), absolute(high)))
+    scale = largest / np.float32(127.0)
+    steps = np.float32(0.0)
+    if largest > np.float32(0.0):
+        steps = np.float32(127.0) / largest
+    low, high = low * all_lanes(steps), high * all_lanes(steps)
+    store_bytes(inputs.numbers, group * 32, low)
+    store_bytes(inputs.numbers, group * 32 + 16, high)
+    total = sum_of_lanes(nearest(low) + nearest(high))
+    inputs.scales[group] = scale
+    inputs.sums[group] = scale * total
+    inputs.offsets[group] = np.int32(np.float32(-128.0) * total)
+
+
+def _write_halves(inputs, group, low, high):
+    store_bfloat16(inputs.halves, group * 32, low)
+    store_bfloat16(inputs.halves, group * 32 + 16, high)
+
+
+@njit(inline="always")
+def exponential(x):
+    """e^x, to a float32's precision: 2^n e^r with |r| < 0.35, e^r by a polynomial (Cephes)."""
+    x = larger(x, all_lanes(np.float32(-87.0)))
+    n = nearest(x * all_lanes(LOG2_E))
+    r = fused(n, all_lanes(-LN2_HIGH), x)
+    r = fused(n, all_lanes(-LN2_LOW), r)
+    p = all_lanes(np.float32(1.9875691500e-4))
+    p = fused(p, r, all_lanes(np.float32(1.3981999507e-3)))
+    p = fused(p, r, all_lanes(np.float32(8.3334519073e-3)))
+    p = fused(p, r, all_lanes(np.float32(4.1665795894e-2)))
+    p = fused(p, r, all_lanes(np.float32(1.6666665459e-1)))
+    p = fused(p, r, all_lanes(np.float32(5.0000001201e-1)))
+    one = all_lanes(np.float32(1.0))
+    return fused(p, r * r, r + one) * power_of_two(n)
+
+
+@njit(inline="always")
+def silu(x):
+    """x / (1 + e^-x)."""
+    one = all_lanes(np.float32(1.0))
+    return x / (one + exponential(larger(all_lanes(np.float32(0.0)) - x, all_lanes(np.float32(-87.0)))))
+
+
+@njit
+def _root_mean_square_factor(x, start, width, eps):
+    total = all_lanes(np.float32(0.0))
+    for column in range(0, width, 16):
+        numbers = load(x, start + column)
+        total = fused(numbers, numbers, total)
+    return np.float32(1.0) / np.sqrt(sum_of_lanes(total) / np.float32(width) + eps)
+
+
+@njit
+def _normalise_row(x, row, width, weight, eps, inputs):
+    factor = all_lanes(_root_mean_square_factor(x, row * width, width, eps))
+    for group in range(width // 32):
+        at = group * 32
+        low = load(x, row * width + at) * factor * load(weight, at)
+        high = load(x, row * width + at + 16) * factor * load(weight, at + 16)
+        write_group(inputs, row * (width // 32) + group, low, high)
+
+
+@njit(parallel=True)
+def _normalise_rows(x, num_rows, width, weight, eps, inputs):
+    for row in prange(num_rows):
+        _normalise_row(x, row, width, weight, eps, inputs)
+
+
+@njit
+def normalise(x, num_rows, width, weight, eps, inputs):
+    """RMSNorm of the first rows of `x`, written as inputs of a product."""
+    if num_rows > SERIAL_TOKENS:
+        _normalise_rows(x, num_rows, width, weight, eps, inputs)
+    else:
+        for row in range(num_rows):
+            _normalise_row(x, row, width, weight, eps, inputs)
+
+
+@njit
+def _prepare_row(x, row, width, inputs):
+    for group in range(row * (width // 32), (row + 1) * (width // 32)):
+        write_group(inputs, group, load(x, group * 32), load(x, group * 32 + 16))
+
+
+@njit(parallel=True)
+def _prepare_rows(x, num_rows, width, inputs):
+    for row in prange(num_rows):
+        _prepare_row(x, row, width, inputs)
+
+
+@njit
+def prepare(x, num_rows, width, inputs):
+    """The first rows of `x` as inputs of a product."""
+    if num_rows > SERIAL_TOKENS:
+        _prepare_rows(x, num_rows, width, inputs)
+    else:
+        for row in range(num_rows):
+            _prepare_row(x, row, width, inputs)
