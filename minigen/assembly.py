@@ -1,7 +1,6 @@
 """From a checkpoint and options to an engine: the one place that chooses implementations."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 
 from minigen.cache.blocks import BlockAllocator, blocks_needed
 from minigen.cache.manager import BlockManager
-from minigen.cache.paged import KVPool, attend_paged
+from minigen.cache.paged import attend_paged
 from minigen.cache.prefix import RadixPrefixCache
 from minigen.checked.allocator import CheckedAllocator, LentAllocator
 from minigen.checked.complaint import name_of
@@ -19,21 +18,18 @@ from minigen.checked.scheduler import CheckedScheduler
 from minigen.checkpoint import Checkpoint
 from minigen.config import ModelConfig
 from minigen.engine.engine import Engine
-from minigen.engine.runner import AttendFactory, PagedRunner
+from minigen.engine.runner import AttendFactory
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.engine.static import DynamicScheduler, StaticScheduler
 from minigen.errors import OptionError
-from minigen.kernels.packed import can_pack, pack, packed_linear
-from minigen.machine import multiplies_bfloat16
-from minigen.model.transformer import build_transformer, dense_linear
 from minigen.options import EngineOptions
 from minigen.protocols import BlockAllocator as AnyAllocator
 from minigen.protocols import PrefixCache, Sampler, Scheduler
+from minigen.runners import make_runner, plan
 from minigen.sampling import BatchSampler
 from minigen.sockets import build_part, find_part
 from minigen.trace import Trace
 
-WEIGHTS: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEFAULT_KV_BYTES = 2**30
 
 SCHEDULERS: dict[str, type] = {
@@ -61,11 +57,11 @@ class Assembly:
 def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
     """Choose an implementation for each part, and put them together."""
     config = checkpoint.config
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    form, reason = _choose_weights(options.weights)
-    num_blocks = _num_blocks(config, options, WEIGHTS[form])
-    pool = _pool(config, options, num_blocks, WEIGHTS[form])
+    num_threads = options.threads or torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    attend = _attend(options)
+    chosen = plan(checkpoint, options, own_attention=attend is attend_paged)
+    num_blocks = _num_blocks(config, options, chosen.dtype)
     trace = Trace()
     manager = _manager(config, options, num_blocks, trace)
     if manager.num_tokens < 2:
@@ -75,22 +71,21 @@ def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
         )
     scheduler = _scheduler(options, manager)
     sampler = _sampler(options)
-    attend = _attend(options)
-    runner = _runner(checkpoint, options, manager, pool, WEIGHTS[form], attend)
+    runner = make_runner(checkpoint, options, manager, chosen, num_blocks, attend, num_threads)
     choices = {
         "model": f"{config.family}, {checkpoint.form}, from {checkpoint.path}",
-        "weights": f"{form} ({reason})",
-        "linear": "torch, weights packed for oneDNN" if can_pack(WEIGHTS[form]) else "torch",
-        "attention": name_of(attend),
+        "weights": f"{chosen.form} ({chosen.form_reason})",
+        "runner": chosen.runner,
+        "attention": "paged, in the compiled step" if chosen.compiled else name_of(attend),
         "kv cache": f"{num_blocks} blocks of {options.block_size} tokens",
         "allocator": name_of(manager.allocator),
         "prefix cache": "none" if manager.prefix_cache is None else name_of(manager.prefix_cache),
         "scheduler": name_of(scheduler),
         "sampler": name_of(sampler),
-        "threads": str(torch.get_num_threads()),
+        "threads": str(num_threads),
     }
     engine = Engine(scheduler, runner, sampler, trace)
-    kv_bytes = 2 * config.kv_heads * config.head_dim * WEIGHTS[form].itemsize
+    kv_bytes = 2 * config.kv_heads * config.head_dim * chosen.dtype.itemsize
     return Assembly(engine, choices, manager.num_tokens, options.max_sequences, kv_bytes)
 
 
@@ -167,46 +162,6 @@ def _is_own(part: Any, known: Mapping[str, Any]) -> bool:
     return any(part is each for each in known.values())
 
 
-def _runner(
-    checkpoint: Checkpoint,
-    options: EngineOptions,
-    manager: BlockManager,
-    pool: KVPool,
-    dtype: torch.dtype,
-    attend: AttendFactory,
-) -> PagedRunner:
-    config = checkpoint.config
-    with _one_thread():
-        if can_pack(dtype):
-            model = build_transformer(
-                config, checkpoint.tensors, dtype, packed_linear(dtype), finish_head=pack
-            )
-        else:
-            model = build_transformer(config, checkpoint.tensors, dtype, dense_linear(dtype))
-    return PagedRunner(
-        model, pool, manager, config.sliding_windows, options.max_batch_tokens, attend
-    )
-
-
-def _pool(
-    config: ModelConfig, options: EngineOptions, num_blocks: int, dtype: torch.dtype
-) -> KVPool:
-    try:
-        return KVPool(
-            config.num_layers,
-            num_blocks,
-            config.kv_heads,
-            options.block_size,
-            config.head_dim,
-            dtype,
-        )
-    except (OSError, OverflowError, ValueError) as error:
-        raise OptionError(
-            f"num_blocks {num_blocks} of {options.block_size} tokens each are more memory than "
-            f"this machine gives: {error}."
-        ) from error
-
-
 def _num_blocks(config: ModelConfig, options: EngineOptions, dtype: torch.dtype) -> int:
     """As many as asked for, or as fit into `kv_memory`; never more than could be used."""
     if options.num_blocks is not None:
@@ -221,24 +176,3 @@ def _num_blocks(config: ModelConfig, options: EngineOptions, dtype: torch.dtype)
             f"{block_bytes} bytes."
         )
     return min(kv_bytes // block_bytes, usable)
-
-
-def _choose_weights(weights: str) -> tuple[str, str]:
-    """The form of the weights, and the reason for it."""
-    if weights != "auto":
-        return weights, "as asked"
-    if multiplies_bfloat16():
-        return "bfloat16", "auto: this processor multiplies bfloat16"
-    return "float32", "auto: this processor has no instructions for bfloat16"
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Unpack weights without torch's threads: they gain little by many small products, and where
-    another program keeps a core busy their waiting for each other takes twenty times as long."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)

@@ -32,3 +32,8 @@ def num_cores() -> int:
 def multiplies_bfloat16() -> bool:
     """Whether the processor has instructions for products in bfloat16, so that they are fast."""
     return bool(cpu_features() & {"avx512_bf16", "amx_bf16", "bf16", "arm_bf16"})
+
+
+def multiplies_bytes() -> bool:
+    """Whether the processor adds up products of bytes in one instruction, sixteen sums at once."""
+    return "avx512_vnni" in cpu_features()

@@ -7,7 +7,7 @@ from typing import Any
 
 from minigen.errors import OptionError
 
-WEIGHTS = ("auto", "float32", "bfloat16")
+WEIGHTS = ("auto", "float32", "bfloat16", "int8", "int4")
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
 # Far beyond use; more would end in an error of the system's, or end the process.

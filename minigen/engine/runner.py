@@ -36,39 +36,17 @@ class Buffer:
         return self.tensor[: len(numbers)]
 
 
-class PagedRunner:
-    """Runs the model over chunks, with keys and values in a pool of blocks.
+class Packer:
+    """Writes chunks as one packed batch, into buffers for the largest that may come."""
 
-    `windows` are the layers' sliding windows; a batch has at most `max_batch_tokens` tokens and as
-    many sequences as the manager has rows; `attend` makes a step's attention.
-    """
-
-    def __init__(
-        self,
-        model: Transformer,
-        pool: KVPool,
-        manager: BlockManager,
-        windows: SequenceOf[int | None],
-        max_batch_tokens: int,
-        attend: AttendFactory = attend_paged,
-    ):
-        self.model, self.pool, self.manager, self.windows = model, pool, manager, windows
-        self.attend = attend
+    def __init__(self, manager: BlockManager, block_size: int, max_batch_tokens: int):
+        self.manager, self.block_size = manager, block_size
         self._token_ids, self._positions, self._slots, self._rows_of_tokens = (
             Buffer(max_batch_tokens) for _ in range(4)
         )
         max_sequences = len(manager.tables)
         self._context_lens, self._logits_rows = Buffer(max_sequences), Buffer(max_sequences)
         self._tables = np.zeros(manager.tables.size, np.int64)
-
-    @torch.inference_mode()
-    def logits(self, chunks: SequenceOf[Chunk]) -> Float[Tensor, "samples vocab"]:
-        """The raw logits of each of the chunks' samples."""
-        self.pool.copy_blocks(self.manager.take_copies())
-        batch = self.pack(chunks)
-        attend = self.attend(self.pool, batch, self.windows)
-        hidden = self.model(batch.token_ids, batch.positions, attend)
-        return self.model.logits(hidden[batch.logits_rows])
 
     def pack(self, chunks: SequenceOf[Chunk]) -> Batch:
         """The chunks as one packed batch, good until the next; decodes first as they come."""
@@ -100,16 +78,46 @@ class PagedRunner:
     def _write_slots(self, rows: list[int], num_tokens: int) -> Tensor:
         self._rows_of_tokens.write(rows)
         positions = self._positions.numbers[:num_tokens]
-        blocks, offsets = np.divmod(positions, self.pool.block_size)
+        blocks, offsets = np.divmod(positions, self.block_size)
         blocks = self.manager.tables[self._rows_of_tokens.numbers[:num_tokens], blocks]
-        return self._slots.write(blocks * self.pool.block_size + offsets)
+        return self._slots.write(blocks * self.block_size + offsets)
 
     def _write_tables(self, rows: list[int], longest: int) -> Tensor:
         """The tables of these rows, as wide as the longest needs, side by side in the buffer."""
-        width = blocks_needed(longest, self.pool.block_size)
+        width = blocks_needed(longest, self.block_size)
         tables = self._tables[: len(rows) * width].reshape(len(rows), width)
         np.take(self.manager.tables[:, :width], rows, axis=0, out=tables)
         return torch.from_numpy(tables)
+
+
+class PagedRunner:
+    """Runs the model over chunks, layer by layer, with keys and values in a pool of blocks.
+
+    `windows` are the layers' sliding windows; a batch has at most `max_batch_tokens` tokens and as
+    many sequences as the manager has rows; `attend` makes a step's attention.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        pool: KVPool,
+        manager: BlockManager,
+        windows: SequenceOf[int | None],
+        max_batch_tokens: int,
+        attend: AttendFactory = attend_paged,
+    ):
+        self.model, self.pool, self.manager, self.windows = model, pool, manager, windows
+        self.attend = attend
+        self.packer = Packer(manager, pool.block_size, max_batch_tokens)
+
+    @torch.inference_mode()
+    def logits(self, chunks: SequenceOf[Chunk]) -> Float[Tensor, "samples vocab"]:
+        """The raw logits of each of the chunks' samples."""
+        self.pool.copy_blocks(self.manager.take_copies())
+        batch = self.packer.pack(chunks)
+        attend = self.attend(self.pool, batch, self.windows)
+        hidden = self.model(batch.token_ids, batch.positions, attend)
+        return self.model.logits(hidden[batch.logits_rows])
 
 
 def _num_leading_ones(chunks: SequenceOf[Chunk]) -> int:

@@ -15,7 +15,7 @@ share it. Source: PagedAttention, Kwon et al. 2023.
 
 import mmap
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit, prange
@@ -24,8 +24,8 @@ from minigen.kernels.lanes import (
     all_lanes,
     fused,
     keep_between,
-    largest_lane,
     larger,
+    largest_lane,
     load,
     store,
     store_bfloat16,
@@ -191,9 +191,7 @@ def _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, turned
     alone = token + 1 == len(packed.slots) or packed.slots[token + 1] != packed.slots[token] + 1
     for head in range(shape.kv_heads):
         at = row + (shape.q_heads + head) * head_dim
-        _rotate_head(
-            qkv, at, half, heads.cos, heads.sin, angles, np.float32(1.0), turned, 0
-        )
+        _rotate_head(qkv, at, half, heads.cos, heads.sin, angles, np.float32(1.0), turned, 0)
         keys = 2 * (_block_start(shape, layer, 0, block, head) + tile * head_dim * 8)
         for number in range(head_dim):
             cache.halves[keys + (number // 2) * 32 + lane * 2 + number % 2] = turned[number]
@@ -227,7 +225,9 @@ def rotate_and_store(shape, layer, heads, packed, num_tokens, qkv, cache, scratc
 
 
 @njit
-def _score(tokens, shape, start, first_tile, num_tiles, table, layer, head, cache, scratch, query, at):
+def _score(
+    tokens, shape, start, first_tile, num_tiles, table, layer, head, cache, scratch, query, at
+):
     """Scores of the tile's queries against every key; row t from `at + t * most_keys` on."""
     half, per_block = shape.head_dim // 2, shape.block_size // TILE
     for tile in range(first_tile, num_tiles):
@@ -236,7 +236,11 @@ def _score(tokens, shape, start, first_tile, num_tiles, table, layer, head, cach
         scores = zeros(tokens)
         for pair in range(half):
             scores = add_bfloat_dots(
-                scores, load(cache.words, keys + pair * 16), scratch.queries, query * half + pair, half
+                scores,
+                load(cache.words, keys + pair * 16),
+                scratch.queries,
+                query * half + pair,
+                half,
             )
         store_tile(scratch.scores, at + tile * TILE, scratch.most_keys, scores)
 
@@ -261,7 +265,9 @@ def _softmax(scores, shares, at, first_tile, num_tiles, low, high):
 
 
 @njit
-def _mix(tokens, shape, first_tile, num_keys, table, layer, head, cache, scratch, at, column, mixed):
+def _mix(
+    tokens, shape, first_tile, num_keys, table, layer, head, cache, scratch, at, column, mixed
+):
     """Sixteen columns of the values, mixed by the tile's shares."""
     head_dim, stride = shape.head_dim, scratch.most_keys // 2
     total = zeros(tokens)
@@ -299,9 +305,7 @@ def _attend_tile(
     num_tiles = (num_keys + TILE - 1) // TILE
     at = worker * 8 * scratch.most_keys
     query = head * scratch.query_rows + token * group + first_row
-    _score(
-        tokens, shape, 0, first_tile, num_tiles, table, layer, head, cache, scratch, query, at
-    )
+    _score(tokens, shape, 0, first_tile, num_tiles, table, layer, head, cache, scratch, query, at)
     sums = mixed[8 * head_dim :]
     for row in range(num_rows):
         seen = before + (first_row + row) // group + 1
@@ -324,7 +328,9 @@ def _attend_tile(
 
 
 @njit
-def _attend_rows(shape, layer, window, packed, cache, scratch, sequence, head, first, worker, mixed, out):
+def _attend_rows(
+    shape, layer, window, packed, cache, scratch, sequence, head, first, worker, mixed, out
+):
     group = shape.q_heads // shape.kv_heads
     token = packed.query_starts[sequence]
     num_tokens = packed.query_starts[sequence + 1] - token

@@ -14,13 +14,11 @@ from minigen.kernels.lanes import (
     absolute,
     all_lanes,
     fused,
-    largest_lane,
     larger,
+    largest_lane,
     load,
-    load_float16,
     nearest,
     power_of_two,
-    store,
     store_bfloat16,
     store_bytes,
     sum_of_lanes,
@@ -119,7 +117,9 @@ def exponential(x):
 def silu(x):
     """x / (1 + e^-x)."""
     one = all_lanes(np.float32(1.0))
-    return x / (one + exponential(larger(all_lanes(np.float32(0.0)) - x, all_lanes(np.float32(-87.0)))))
+    return x / (
+        one + exponential(larger(all_lanes(np.float32(0.0)) - x, all_lanes(np.float32(-87.0))))
+    )
 
 
 @njit

@@ -7,6 +7,7 @@ from numba import njit, prange
 from numba.extending import overload
 
 from minigen.kernels.attend import Heads, attend, rotate_and_store
+from minigen.kernels.compiled import compiled_once
 from minigen.kernels.lanes import float16_at, load, store
 from minigen.kernels.multiply import multiply, multiply_and_gate
 from minigen.kernels.panels import Codes8
@@ -83,7 +84,7 @@ def _keep_rows(x, width, rows):
             store(x, to * width + column, load(x, rows[to] * width + column))
 
 
-@njit(nogil=True, cache=True)
+@compiled_once
 def run_step(shape, model, windows, packed, cache, scratch, work, num_workers, logits):
     """Write the logits [rows, vocab] of the tokens `packed.logits_rows`, and all keys and values.
 
@@ -95,7 +96,9 @@ def run_step(shape, model, windows, packed, cache, scratch, work, num_workers, l
     qkv_width = heads_width + 2 * shape.kv_heads * shape.head_dim
     _embed(model.embedding, packed.token_ids, hidden, work.x)
     for layer in range(shape.layers):
-        normalise(work.x, num_tokens, hidden, model.attention_norm[layer], shape.norm_eps, work.inputs)
+        normalise(
+            work.x, num_tokens, hidden, model.attention_norm[layer], shape.norm_eps, work.inputs
+        )
         multiply(model.qkv, layer, work.inputs, num_tokens, groups, work.qkv, qkv_width, False)
         rotate_and_store(shape, layer, model.heads, packed, num_tokens, work.qkv, cache, scratch)
         if layer == shape.layers - 1 and num_rows == 0:

@@ -148,9 +148,7 @@ def add_scaled(
         numbers = _numbers(context, builder, sig, args, 3, total.count)
         sums, wholes = _rows(builder, args[0], total), _rows(builder, args[1], total)
         rows = [
-            multiply_add(
-                builder, builder.sitofp(whole, FLOATS), builder.fmul(args[2], number), row
-            )
+            multiply_add(builder, builder.sitofp(whole, FLOATS), builder.fmul(args[2], number), row)
             for row, whole, number in zip(sums, wholes, numbers, strict=True)
         ]
         return _tile(context, builder, total, rows)

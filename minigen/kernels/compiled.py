@@ -1,0 +1,54 @@
+"""Where compiled kernels are kept, so that a process starts with what an earlier one compiled.
+
+Numba's own cache asks only whether the file of the outermost function changed; here a folder's name
+tells of all sources, of the versions, and of the processor.
+"""
+
+import hashlib
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding
+import numba
+
+from minigen.hub import cache_folder
+
+
+def _state() -> str:
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    features = llvmlite.binding.get_host_cpu_features().flatten()
+    for fact in (version("numba"), version("llvmlite"), version("numpy"), features):
+        digest.update(fact.encode())
+    return digest.hexdigest()[:16]
+
+
+FOLDER = cache_folder() / "kernels" / _state()
+
+
+def compiled_once(function: Callable[..., Any]) -> Any:
+    """`numba.njit` that keeps its machine code in `FOLDER` and lets go of Python's lock."""
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(FOLDER)
+    try:
+        return numba.njit(nogil=True, cache=True)(function)
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+def is_compiled(form: str) -> bool:
+    """Whether the step for weights of this form starts without compiling."""
+    return _mark(form).exists()
+
+
+def tell_compiled(form: str) -> None:
+    """Remember that the step for this form lies in `FOLDER`."""
+    if FOLDER.exists():  # it does not where nothing can be written
+        _mark(form).touch()
+
+
+def _mark(form: str) -> Path:
+    return FOLDER / f"{form}.compiled"

@@ -1,0 +1,90 @@
+"""The compiled step as a `Runner`: it packs the batch, the rest is one call."""
+
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from minigen.cache.manager import BlockManager
+from minigen.engine.runner import Packer
+from minigen.kernels.attend import Packed, PanelPool, Shape, make_scratch
+from minigen.kernels.panels import Pairs
+from minigen.kernels.rows import quantised, rounded
+from minigen.kernels.step import Weights, Workspace, run_step
+from minigen.kernels.threads import available_threads, one_at_a_time
+from minigen.sequence import Chunk
+
+EVERYTHING = 2**40  # the window of a layer that has none
+
+
+class CompiledRunner:
+    """Runs the model over chunks in one compiled function, keys and values in a `PanelPool`.
+
+    The logits are good until the next step. A token's logits are the same, bit for bit, whatever
+    else is in its batch and however its prompt was cut into chunks.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        weights: Weights,
+        pool: PanelPool,
+        manager: BlockManager,
+        windows: SequenceOf[int | None],
+        max_batch_tokens: int,
+        num_threads: int,
+    ):
+        self.shape, self.weights, self.pool, self.manager = shape, weights, pool, manager
+        self.num_threads = available_threads(num_threads)
+        self.packer = Packer(manager, shape.block_size, max_batch_tokens)
+        self._windows = np.array([window or EVERYTHING for window in windows], np.int64)
+        self._work = make_workspace(shape, max_batch_tokens, isinstance(weights.qkv, Pairs))
+        max_keys = manager.tables.shape[1] * shape.block_size
+        self._scratch = make_scratch(shape, max_batch_tokens, max_keys, self.num_threads)
+        self._logits = np.empty(len(manager.tables) * shape.vocab, np.float32)
+
+    def logits(self, chunks: SequenceOf[Chunk]) -> Float[Tensor, "samples vocab"]:
+        """The raw logits of each of the chunks' samples."""
+        batch = self.packer.pack(chunks)
+        rows, wanted = np.unique(batch.logits_rows.numpy(), return_inverse=True)
+        packed = Packed(
+            batch.token_ids.numpy(),
+            batch.positions.numpy(),
+            batch.slots.numpy(),
+            np.array(batch.query_starts, np.int64),
+            batch.context_lens.numpy(),
+            batch.block_tables.numpy(),
+            rows,
+        )
+        logits = self._logits[: len(rows) * self.shape.vocab]
+        with one_at_a_time(self.num_threads):
+            self.pool.copy_blocks(self.manager.take_copies())
+            run_step(
+                self.shape,
+                self.weights,
+                self._windows,
+                packed,
+                self.pool.cache,
+                self._scratch,
+                self._work,
+                self.num_threads,
+                logits,
+            )
+        found = torch.from_numpy(logits).unflatten(0, (-1, self.shape.vocab))
+        return found if len(rows) == len(wanted) else found[torch.from_numpy(wanted)]
+
+
+def make_workspace(shape: Shape, max_tokens: int, in_bfloat16: bool) -> Workspace:
+    """What a step of at most so many tokens writes on its way."""
+    heads_width = shape.q_heads * shape.head_dim
+    widest = max(shape.hidden, heads_width)
+    room = rounded if in_bfloat16 else quantised
+    return Workspace(
+        x=np.zeros(max_tokens * shape.hidden, np.float32),
+        qkv=np.zeros(max_tokens * (heads_width + 2 * shape.kv_heads * shape.head_dim), np.float32),
+        mixed=np.zeros(max_tokens * heads_width, np.float32),
+        inputs=room(max_tokens * widest),
+        ffn_inputs=room(max_tokens * shape.ffn),
+    )

@@ -1,0 +1,208 @@
+"""How a model's weights are held, and what runs it: chosen once, each choice with its reason.
+
+Two runners give the same answers. The layer-by-layer one is plain torch, and takes anybody's
+attention. The compiled one is a whole step in Numba, in the form that the weights are stored in; it
+needs Numba, its machine code on disk, and a model of the sizes that its vectors want.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+
+from minigen.cache.manager import BlockManager
+from minigen.cache.paged import KVPool
+from minigen.checkpoint import Checkpoint
+from minigen.engine.runner import AttendFactory, PagedRunner
+from minigen.errors import OptionError
+from minigen.kernels.packed import can_pack, pack, packed_linear
+from minigen.machine import multiplies_bfloat16, multiplies_bytes
+from minigen.model.layers import DenseLinear
+from minigen.model.transformer import MakeLinear, build_transformer, dense_linear
+from minigen.options import EngineOptions
+from minigen.protocols import Linear, Runner
+
+# What the layer-by-layer runner computes in, and keeps keys and values in.
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.float32,
+    "int4": torch.float32,
+}
+_STORED_AS = {"Q4_0": "int4", "Q4_1": "int4"}
+_NO_NUMBA = "Numba is not installed: pip install 'minigen[cpu]'"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The form of the weights and the runner, with the reasons."""
+
+    form: str
+    form_reason: str
+    compiled: bool
+    runner: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What keys and values are kept in."""
+        return torch.bfloat16 if self.compiled else DTYPES[self.form]
+
+
+def plan(checkpoint: Checkpoint, options: EngineOptions, own_attention: bool) -> Plan:
+    """Choose for this model, these options and this processor."""
+    if options.weights == "auto":
+        return _automatic(checkpoint, options, own_attention)
+    form = options.weights
+    if form in ("int8", "int4") and not has_numba():
+        raise OptionError(f"weights={form!r} is multiplied by Numba's kernels. {_NO_NUMBA}.")
+    obstacle = _obstacle(checkpoint, options, own_attention, form)
+    if obstacle is None and form == "bfloat16":
+        obstacle = _not_compiled(form)
+    return _plan(form, "as asked", obstacle)
+
+
+def _automatic(checkpoint: Checkpoint, options: EngineOptions, own_attention: bool) -> Plan:
+    form = stored_form(checkpoint)
+    obstacle = _obstacle(checkpoint, options, own_attention, form)
+    if obstacle is None and not multiplies_bytes():
+        obstacle = "this processor has no dot products of bytes (AVX512-VNNI)"
+    obstacle = obstacle or _not_compiled(form)
+    if obstacle is None:
+        return _plan(form, "auto: as stored, and multiplied so by this processor", None)
+    if multiplies_bfloat16():
+        return _plan("bfloat16", "auto: this processor multiplies bfloat16", obstacle)
+    return _plan("float32", "auto: this processor has no instructions for bfloat16", obstacle)
+
+
+def stored_form(checkpoint: Checkpoint) -> str:
+    """The smallest form that loses nothing, or next to nothing, of what the file holds."""
+    sizes: dict[str, int] = {}
+    for name, tensor in checkpoint.tensors.items():
+        if ".layers." in name and len(tensor.shape) == 2:
+            form = _STORED_AS.get(tensor.kind, "int8")
+            sizes[form] = sizes.get(form, 0) + tensor.num_bytes
+    return "int4" if set(sizes) == {"int4"} else "int8"
+
+
+def _plan(form: str, form_reason: str, obstacle: str | None) -> Plan:
+    if obstacle is None:
+        return Plan(form, form_reason, True, "a whole step compiled by Numba")
+    return Plan(form, form_reason, False, f"torch, layer by layer ({obstacle})")
+
+
+def _obstacle(
+    checkpoint: Checkpoint, options: EngineOptions, own_attention: bool, form: str
+) -> str | None:
+    """What keeps the compiled step from running, if anything does."""
+    if form == "float32":
+        return "the compiled step has no float32 weights"
+    if not own_attention:
+        return "attention was passed in"
+    if not has_numba():
+        return _NO_NUMBA
+    from minigen.kernels.assembly import refusal
+
+    return refusal(checkpoint.config, options.block_size)
+
+
+def _not_compiled(form: str) -> str | None:
+    from minigen.kernels.compiled import is_compiled
+
+    return None if is_compiled(form) else "its kernels are not compiled yet: minigen compile"
+
+
+def has_numba() -> bool:
+    """Whether Numba is installed."""
+    return find_spec("numba") is not None
+
+
+def make_runner(
+    checkpoint: Checkpoint,
+    options: EngineOptions,
+    manager: BlockManager,
+    chosen: Plan,
+    num_blocks: int,
+    attend: AttendFactory,
+    num_threads: int,
+) -> Runner:
+    """The runner of the plan, with memory for `num_blocks` blocks of keys and values."""
+    if chosen.compiled:
+        return _compiled_runner(checkpoint, options, manager, chosen.form, num_blocks, num_threads)
+    config, dtype = checkpoint.config, DTYPES[chosen.form]
+    sizes = (config.kv_heads, options.block_size, config.head_dim)
+    with _memory_for(num_blocks, options.block_size):
+        pool = KVPool(config.num_layers, num_blocks, *sizes, dtype)
+    make_linear, finish_head = _linears(chosen.form, num_threads)
+    with _one_thread():
+        model = build_transformer(config, checkpoint.tensors, dtype, make_linear, finish_head)
+    return PagedRunner(
+        model, pool, manager, config.sliding_windows, options.max_batch_tokens, attend
+    )
+
+
+def _compiled_runner(
+    checkpoint: Checkpoint,
+    options: EngineOptions,
+    manager: BlockManager,
+    form: str,
+    num_blocks: int,
+    num_threads: int,
+) -> Runner:
+    from minigen.kernels.assembly import kernel_shape, kernel_weights
+    from minigen.kernels.attend import PanelPool
+    from minigen.kernels.compiling import compile_step
+    from minigen.kernels.runner import CompiledRunner
+
+    compile_step(form)
+    config = checkpoint.config
+    with _memory_for(num_blocks, options.block_size):
+        pool = PanelPool(
+            config.num_layers, num_blocks, config.kv_heads, options.block_size, config.head_dim
+        )
+    with _one_thread():
+        weights = kernel_weights(config, checkpoint.tensors, form)
+    return CompiledRunner(
+        kernel_shape(config, options.block_size, num_blocks),
+        weights,
+        pool,
+        manager,
+        config.sliding_windows,
+        options.max_batch_tokens,
+        num_threads,
+    )
+
+
+def _linears(form: str, num_threads: int) -> tuple[MakeLinear, Callable[[DenseLinear], Linear]]:
+    """How linear layers are made, and what becomes of a head that is the embedding."""
+    if form in ("int8", "int4"):
+        from minigen.kernels.linear import panel_linear
+
+        return panel_linear(form, num_threads), lambda head: head
+    if can_pack(DTYPES[form]):
+        return packed_linear(DTYPES[form]), pack
+    return dense_linear(DTYPES[form]), lambda head: head
+
+
+@contextmanager
+def _memory_for(num_blocks: int, block_size: int) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, OverflowError, ValueError) as error:
+        raise OptionError(
+            f"num_blocks {num_blocks} of {block_size} tokens each are more memory than "
+            f"this machine gives: {error}."
+        ) from error
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Unpack weights without torch's threads: they gain little by many small products, and where
+    another program keeps a core busy their waiting for each other takes twenty times as long."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
