@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ CONTROLS = ".widget-hslider, .widget-dropdown, .widget-text, .widget-checkbox, .
 
 IDLE = """() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status
     === 'idle'"""
+ALL_DRAWN = """async () => await window.jupyterapp.shell.currentWidget.sessionContext.session.kernel
+    .requestExecute({code: '', silent: true, store_history: false}).done"""
 ERRORS = """() => [...window.jupyterapp.shell.currentWidget.content.model.cells]
     .filter(cell => cell.type === 'code').flatMap(cell => cell.outputs.toJSON())
     .filter(output => output.output_type === 'error').map(output => output.evalue)"""
@@ -155,48 +157,68 @@ def _run_all(page: Any) -> None:
 
 
 def _drag_all(page: Any, explorable: Any, screenshot: Path) -> None:
-    """Move every control of an explorable; the picture, or a sentence above it, must change."""
     explorable.scroll_into_view_if_needed()
     explorable.screenshot(path=str(screenshot))
+    assert _seen(explorable)[1] == "", "nonsense from the start"
     controls = explorable.locator(CONTROLS)
     for number in range(controls.count()):
-        control = controls.nth(number)
-        page.wait_for_function(IDLE)  # or it is the last control's picture that comes
-        before = _seen(explorable)
-        _move(page, control)
-        assert _changes(page, explorable, before), f"{control.inner_text()!r} changes nothing"
-        assert "Traceback" not in explorable.inner_text()
-        if "widget-text" in control.get_attribute("class"):  # nonsense, maybe: take it back
-            _write(control, " and then", back=True)
-            page.wait_for_timeout(500)
+        _drag(page, explorable, controls.nth(number))
     explorable.screenshot(path=str(screenshot.with_stem(f"{screenshot.stem}-dragged")))
 
 
-def _move(page: Any, control: Any) -> None:
+def _drag(page: Any, explorable: Any, control: Any) -> None:
+    """Move a control of an explorable; the picture, or the sentence above it, must change.
+
+    A move that ends in nonsense is taken back: from there the next control may change nothing.
+    """
+    before = _seen(explorable)
+    take_back = _move(page, control)
+    changes = _becomes(page, lambda: _seen(explorable) != before)
+    assert changes, f"{control.inner_text()!r} changes nothing"
+    _, sentence = _settled(page, explorable)
+    assert "Traceback" not in explorable.inner_text()
+    if sentence:
+        take_back()
+        assert _becomes(page, lambda: _seen(explorable)[1] == ""), f"it stays: {sentence}"
+        _settled(page, explorable)
+
+
+def _move(page: Any, control: Any) -> Callable[[], object]:
+    """Move a control; what is returned moves it back."""
     kinds = control.get_attribute("class")
     if "widget-hslider" in kinds:
         handle = control.locator(".noUi-handle").first
+        low, high, value = (
+            float(handle.get_attribute(f"aria-value{each}")) for each in ("min", "max", "now")
+        )
+        there, back = ("Right", "Left") if value < (low + high) / 2 else ("Left", "Right")
         handle.focus()
-        low, high = (float(handle.get_attribute(f"aria-value{each}")) for each in ("min", "max"))
-        middle = (low + high) / 2
-        below = float(handle.get_attribute("aria-valuenow")) < middle
         for _ in range(4):
-            page.keyboard.press("ArrowRight" if below else "ArrowLeft")
-    elif "widget-dropdown" in kinds:
+            page.keyboard.press(f"Arrow{there}")
+
+        def take_back() -> None:
+            handle.focus()
+            while float(handle.get_attribute("aria-valuenow")) != value:
+                page.keyboard.press(f"Arrow{back}")
+
+        return take_back
+    if "widget-dropdown" in kinds:
         chooser = control.locator("select")
+        chosen = chooser.evaluate("each => each.selectedIndex")
         chooser.select_option(index=chooser.locator("option").count() - 1)
-    elif "widget-text" in kinds:
-        _write(control, " and then")
-    elif "widget-checkbox" in kinds:
-        control.locator("input").click()
-    else:
-        control.click()
+        return lambda: chooser.select_option(index=chosen)
+    if "widget-text" in kinds:
+        field = control.locator("input")
+        text = field.input_value()
+        _write(field, f"{text} and then")
+        return lambda: _write(field, text)
+    clicked = control.locator("input") if "widget-checkbox" in kinds else control
+    clicked.click()
+    return lambda: clicked.click()
 
 
-def _write(control: Any, more: str, back: bool = False) -> None:
-    field = control.locator("input")
-    text = field.input_value()
-    field.fill(text.removesuffix(more) if back else text + more)
+def _write(field: Any, text: str) -> None:
+    field.fill(text)
     field.press("Enter")
 
 
@@ -205,11 +227,21 @@ def _seen(explorable: Any) -> tuple[str | None, str]:
     return explorable.locator("> .widget-image").get_attribute("src"), sentence
 
 
-def _changes(page: Any, explorable: Any, before: tuple[str | None, str]) -> bool:
+def _settled(page: Any, explorable: Any) -> tuple[str | None, str]:
+    """What is seen once the kernel has drawn all that was asked of it."""
+    before = None
+    while (now := _seen(explorable)) != before:
+        before = now
+        page.wait_for_timeout(500)
+        page.evaluate(ALL_DRAWN)
+    return now
+
+
+def _becomes(page: Any, is_so: Callable[[], bool]) -> bool:
+    """Whether something is so in time."""
     end = time.monotonic() + REDRAW_SECONDS
     while time.monotonic() < end:
-        if _seen(explorable) != before:
-            page.wait_for_timeout(500)
+        if is_so():
             return True
         page.wait_for_timeout(100)
     return False

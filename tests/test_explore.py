@@ -1,6 +1,8 @@
 """Explorables redraw when moved, say a sentence for nonsense, and leave a picture behind."""
 
+import asyncio
 import base64
+import threading
 from typing import Any
 
 import ipywidgets
@@ -61,6 +63,35 @@ def test_a_button_draws_anew_and_counts(shown: list[dict[str, Any]]) -> None:
     button.click()
     button.click()
     assert seen == [0, 1, 2]
+
+
+def test_moved_by_another_thread_the_one_that_shows_it_draws_the_last_values(
+    shown: list[dict[str, Any]],
+) -> None:
+    drawn = []
+
+    def draw(height: int) -> Figure:
+        drawn.append((threading.current_thread(), height))
+        return bar(height)
+
+    async def notebook() -> None:
+        explore(draw, "a bar", height=(0, 9, 1, 2))
+        slider = box_of(shown).children[0]
+        for ends in (5, 8):
+            before = list(drawn)
+            mover = threading.Thread(target=lambda to=ends: move(slider, to))
+            mover.start()
+            mover.join()  # this thread is as busy as in a cell
+            assert drawn == before
+            await asyncio.sleep(0.01)
+
+    def move(slider: ipywidgets.IntSlider, ends: int) -> None:
+        slider.value = ends - 1
+        slider.value = ends
+
+    asyncio.run(notebook())
+    here = threading.current_thread()
+    assert drawn == [(here, 2), (here, 5), (here, 8)]
 
 
 def test_without_a_front_end_the_picture_stands_for_it(shown: list[dict[str, Any]]) -> None:

@@ -4,8 +4,10 @@ One output holds both: front ends with a kernel show the controls, all others (G
 page) the picture, drawn from the same data.
 """
 
+import asyncio
 import base64
 import io
+import threading
 from collections.abc import Callable
 from html import escape
 from typing import Any
@@ -41,17 +43,19 @@ def explore(draw: Callable[..., Figure], caption: str, **controls: Any) -> None:
     image, sentence = ipywidgets.Image(format="png"), ipywidgets.HTML()
     presses = dict.fromkeys((name for name, given in controls.items() if given is None), 0)
 
-    def redraw(_: Any = None) -> None:
+    def redraw() -> None:
         values = {name: each.value for name, each in made.items() if name not in presses}
         try:
             image.value, sentence.value = png(draw(**values, **presses)), ""
         except Exception as error:  # whatever it is, a reader gets a sentence
             sentence.value = f"<b>⚠ {escape(str(error) or type(error).__name__)}</b>"
 
+    changed = _in_this_thread(redraw)
+
     def press(name: str) -> Callable[[Any], None]:
         def pressed(_: Any) -> None:
             presses[name] += 1
-            redraw()
+            changed()
 
         return pressed
 
@@ -59,11 +63,37 @@ def explore(draw: Callable[..., Figure], caption: str, **controls: Any) -> None:
         if name in presses:
             control.on_click(press(name))
         else:
-            control.observe(redraw, names="value")
+            control.observe(changed, names="value")
     redraw()
     box = ipywidgets.VBox([*made.values(), sentence, image])
     view = {"model_id": box.model_id, "version_major": 2, "version_minor": 0}
     display({WIDGET: view, "image/png": _base64(image.value), "text/plain": caption}, raw=True)
+
+
+def _in_this_thread(redraw: Callable[[], None]) -> Callable[..., None]:
+    """`redraw`, to be called from any thread: elsewhere than here, it waits until here is free.
+
+    JupyterLab has controls answered by a second thread, beside the cells, but an engine has its
+    callers in one. Calls that wait become one, since it is the last values that are drawn.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:  # no notebook, so no second thread
+        loop = None
+    here, waits = threading.get_ident(), threading.Event()
+
+    def redraw_here() -> None:
+        waits.clear()
+        redraw()
+
+    def changed(_: Any = None) -> None:
+        if loop is None or threading.get_ident() == here:
+            redraw()
+        elif not waits.is_set():
+            waits.set()
+            loop.call_soon_threadsafe(redraw_here)
+
+    return changed
 
 
 def _base64(data: bytes) -> str:
