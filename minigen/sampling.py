@@ -21,6 +21,14 @@ from minigen.sequence import Logprob, SampledToken, Sequence
 Logits = Float[Tensor, "rows vocab"]
 
 
+def likeliest_tokens(logits: Logits) -> Int64[Tensor, " rows"]:
+    """Each row's likeliest token, of equally likely ones the lowest; the first NaN, if there is one.
+
+    NumPy's argmax looks at a vector of numbers at a time, torch's at one.
+    """
+    return torch.from_numpy(logits.numpy().argmax(axis=-1))
+
+
 def apply_penalties(
     logits: Logits,
     in_prompt: Bool[Tensor, "rows vocab"],
@@ -121,7 +129,8 @@ class BatchSampler:
         self, logits: Float[Tensor, "sequences vocab"], sequences: SequenceOf[Sequence]
     ) -> list[SampledToken]:
         """Raises `MinigenError` when a row of logits holds no finite largest number."""
-        if not logits.amax(dim=-1).isfinite().all():
+        likeliest = likeliest_tokens(logits)
+        if not logits.gather(-1, likeliest.unsqueeze(-1)).isfinite().all():
             raise MinigenError(
                 "The model's logits are not finite: its weights are damaged, or too large for "
                 "the type that they are computed in (try weights='float32')."
@@ -131,7 +140,7 @@ class BatchSampler:
         return [SampledToken(*each) for each in zip(token_ids, chosen_logprobs, strict=True)]
 
     def _choose(self, logits: Logits, sequences: SequenceOf[Sequence]) -> Int64[Tensor, " rows"]:
-        token_ids = logits.argmax(dim=-1)
+        token_ids = likeliest_tokens(logits)
         drawn = [row for row, sequence in enumerate(sequences) if not sequence.params.greedy]
         if drawn:
             token_ids[drawn] = _draw_rows(logits[drawn], [sequences[row] for row in drawn])

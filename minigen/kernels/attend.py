@@ -27,6 +27,7 @@ from minigen.kernels.lanes import (
     larger,
     largest_lane,
     load,
+    prefetch,
     store,
     store_bfloat16,
     sum_of_lanes,
@@ -226,15 +227,25 @@ def rotate_and_store(shape, layer, heads, packed, num_tokens, qkv, cache, scratc
 
 @njit
 def _score(
-    tokens, shape, start, first_tile, num_tiles, table, layer, head, cache, scratch, query, at
+    tokens, shape, first_tile, num_tiles, table, layer, head, cache, scratch, query, at
 ):
-    """Scores of the tile's queries against every key; row t from `at + t * most_keys` on."""
+    """Scores of the tile's queries against every key; row t from `at + t * most_keys` on.
+
+    On its way it asks for what comes next, since blocks lie anywhere in memory: the keys of the
+    tile after the next, and this tile's values.
+    """
     half, per_block = shape.head_dim // 2, shape.block_size // TILE
     for tile in range(first_tile, num_tiles):
+        within, further = (tile % per_block) * half * TILE, min(tile + 2, num_tiles - 1)
         block = table[tile // per_block]
-        keys = _block_start(shape, layer, 0, block, head) + (tile % per_block) * half * TILE
+        keys = _block_start(shape, layer, 0, block, head) + within
+        values = _block_start(shape, layer, 1, block, head) + within
+        later = _block_start(shape, layer, 0, table[further // per_block], head)
+        later += (further % per_block) * half * TILE
         scores = zeros(tokens)
         for pair in range(half):
+            prefetch(cache.words, values + pair * 16)
+            prefetch(cache.words, later + pair * 16)
             scores = add_bfloat_dots(
                 scores,
                 load(cache.words, keys + pair * 16),
@@ -305,7 +316,7 @@ def _attend_tile(
     num_tiles = (num_keys + TILE - 1) // TILE
     at = worker * 8 * scratch.most_keys
     query = head * scratch.query_rows + token * group + first_row
-    _score(tokens, shape, 0, first_tile, num_tiles, table, layer, head, cache, scratch, query, at)
+    _score(tokens, shape, first_tile, num_tiles, table, layer, head, cache, scratch, query, at)
     sums = mixed[8 * head_dim :]
     for row in range(num_rows):
         seen = before + (first_row + row) // group + 1

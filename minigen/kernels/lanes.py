@@ -94,6 +94,18 @@ def load(typingctx: Any, array: Any, index: Any) -> Any:
 
 
 @intrinsic
+def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
+    """Ask for the 64 bytes around `array[index]`, so that they are in the cache when needed."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        pointer = address(context, builder, sig, args, 0, ir.IntType(8))
+        call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, I32(0), I32(3), I32(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), codegen
+
+
+@intrinsic
 def load_float16(typingctx: Any, array: Any, index: Any) -> Any:
     """Sixteen float16 numbers, kept in a flat uint16 array, as float32."""
 
