@@ -142,6 +142,15 @@ def _block_start(shape, layer, half, block, head):
     return (((layer * 2 + half) * shape.num_blocks + block) * shape.kv_heads + head) * words
 
 
+@njit(inline="always")
+def _tile_start(shape, layer, half, table, head, tile):
+    """The first word of sixteen tokens' keys (half 0) or values (half 1)."""
+    per_block = shape.block_size // TILE
+    block = table[tile // per_block]
+    start = _block_start(shape, layer, half, block, head)
+    return start + (tile % per_block) * 8 * shape.head_dim
+
+
 @njit
 def _normalise_head(x, at, width, weight, eps):
     total = all_lanes(np.float32(0.0))
@@ -226,34 +235,32 @@ def rotate_and_store(shape, layer, heads, packed, num_tokens, qkv, cache, scratc
 
 
 @njit
-def _score(
-    tokens, shape, first_tile, num_tiles, table, layer, head, cache, scratch, query, at
-):
+def _score(tokens, shape, first_tile, num_tiles, table, layer, head, cache, scratch, query, at):
     """Scores of the tile's queries against every key; row t from `at + t * most_keys` on.
 
-    On its way it asks for what comes next, since blocks lie anywhere in memory: the keys of the
-    tile after the next, and this tile's values.
+    Two tiles of keys go side by side, so that one's sums need not wait for each other. On its way
+    it asks for what comes next, since blocks lie anywhere in memory: keys, and values.
     """
-    half, per_block = shape.head_dim // 2, shape.block_size // TILE
-    for tile in range(first_tile, num_tiles):
-        within, further = (tile % per_block) * half * TILE, min(tile + 2, num_tiles - 1)
-        block = table[tile // per_block]
-        keys = _block_start(shape, layer, 0, block, head) + within
-        values = _block_start(shape, layer, 1, block, head) + within
-        later = _block_start(shape, layer, 0, table[further // per_block], head)
-        later += (further % per_block) * half * TILE
-        scores = zeros(tokens)
+    half, last = shape.head_dim // 2, num_tiles - 1
+    for tile in range(first_tile, num_tiles, 2):
+        first = _tile_start(shape, layer, 0, table, head, tile)
+        second = _tile_start(shape, layer, 0, table, head, min(tile + 1, last))
+        values = _tile_start(shape, layer, 1, table, head, tile)
+        later = _tile_start(shape, layer, 0, table, head, min(tile + 2, last))
+        scores, more_scores = zeros(tokens), zeros(tokens)
         for pair in range(half):
+            number = query * half + pair
             prefetch(cache.words, values + pair * 16)
             prefetch(cache.words, later + pair * 16)
-            scores = add_bfloat_dots(
-                scores,
-                load(cache.words, keys + pair * 16),
-                scratch.queries,
-                query * half + pair,
-                half,
+            keys, more_keys = (
+                load(cache.words, first + pair * 16),
+                load(cache.words, second + pair * 16),
             )
+            scores = add_bfloat_dots(scores, keys, scratch.queries, number, half)
+            more_scores = add_bfloat_dots(more_scores, more_keys, scratch.queries, number, half)
         store_tile(scratch.scores, at + tile * TILE, scratch.most_keys, scores)
+        if tile < last:
+            store_tile(scratch.scores, at + (tile + 1) * TILE, scratch.most_keys, more_scores)
 
 
 @njit
@@ -279,24 +286,21 @@ def _softmax(scores, shares, at, first_tile, num_tiles, low, high):
 def _mix(
     tokens, shape, first_tile, num_keys, table, layer, head, cache, scratch, at, column, mixed
 ):
-    """Sixteen columns of the values, mixed by the tile's shares."""
+    """Thirty-two columns of the values, mixed by the tile's shares."""
     head_dim, stride = shape.head_dim, scratch.most_keys // 2
-    total = zeros(tokens)
-    last_tile = (num_keys - 1) // TILE
-    per_block = shape.block_size // TILE
-    for tile in range(first_tile, last_tile + 1):
-        block = table[tile // per_block]
-        values = _block_start(shape, layer, 1, block, head) + (tile % per_block) * 8 * head_dim
-        pairs = 8 if tile < last_tile else (num_keys - tile * TILE + 1) // 2
+    low, high = zeros(tokens), zeros(tokens)
+    last = (num_keys - 1) // TILE
+    for tile in range(first_tile, last + 1):
+        values = _tile_start(shape, layer, 1, table, head, tile) + column
+        pairs = 8 if tile < last else (num_keys - tile * TILE + 1) // 2
         for pair in range(pairs):
-            total = add_bfloat_dots(
-                total,
-                load(cache.words, values + pair * head_dim + column),
-                scratch.shares,
-                at // 2 + tile * 8 + pair,
-                stride,
-            )
-    store_tile(mixed, column, head_dim, total)
+            share = at // 2 + tile * 8 + pair
+            numbers = load(cache.words, values + pair * head_dim)
+            more_numbers = load(cache.words, values + pair * head_dim + 16)
+            low = add_bfloat_dots(low, numbers, scratch.shares, share, stride)
+            high = add_bfloat_dots(high, more_numbers, scratch.shares, share, stride)
+    store_tile(mixed, column, head_dim, low)
+    store_tile(mixed, column + 16, head_dim, high)
 
 
 @njit
@@ -325,7 +329,7 @@ def _attend_tile(
             scratch.scores, scratch.share_halves, own, first_tile, num_tiles,
             max(0, seen - window), seen,
         )  # fmt: skip
-    for column in range(0, head_dim, 16):
+    for column in range(0, head_dim, 32):
         _mix(
             tokens, shape, first_tile, num_keys, table, layer, head, cache, scratch, at, column,
             mixed,
