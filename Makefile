@@ -17,49 +17,50 @@ help: ## list the targets
 	@$(PYTHON) -m tools.targets
 
 demo: ## stream a real model's answers to several prompts at once
-	@$(ENVIRONMENT)
+	@$(ENVIRONMENT) cpu
+	@$(VENV) -m minigen compile int4
 	@$(VENV) -m minigen demo
 
 setup: ## create .venv with everything: server, notebooks, tests
-	@$(ENVIRONMENT) server notebooks test
+	@$(ENVIRONMENT) cpu server notebooks test
 
 test: ## run every check and test that takes minutes at most, and every notebook
-	@$(ENVIRONMENT) notebooks test
+	@$(ENVIRONMENT) cpu notebooks test
 	@$(VENV) -m minigen pull
 	@$(VENV) -m tools.check
 	@$(VENV) -m pytest
 	@$(VENV) -m tools.notebooks --check
 
 test-long: ## run the long tests too: large fuzz runs, repeated runs
-	@$(ENVIRONMENT) notebooks test
+	@$(ENVIRONMENT) cpu notebooks test
 	@$(VENV) -m minigen pull
 	@$(VENV) -m pytest -m "not browser"
 
 test-browser: ## run every notebook in JupyterLab in a browser, and drag what can be dragged
-	@$(ENVIRONMENT) notebooks test
+	@$(ENVIRONMENT) cpu notebooks test
 	@$(VENV) -m minigen pull
 	@$(VENV) -m pytest -m browser tests/test_browser.py
 
 check: ## lint, types, and that chapters, modules, tests and documents agree
-	@$(ENVIRONMENT) notebooks test
+	@$(ENVIRONMENT) cpu notebooks test
 	@$(VENV) -m tools.check
 
 notebooks: ## update every notebook from its source, and run it
-	@$(ENVIRONMENT) notebooks
+	@$(ENVIRONMENT) cpu notebooks
 	@$(VENV) -m minigen pull
 	@$(VENV) -m tools.notebooks
 
 lab: ## open JupyterLab at the map
-	@$(ENVIRONMENT) notebooks
+	@$(ENVIRONMENT) cpu notebooks
 	@$(VENV) -m minigen pull
 	@$(VENV) -m jupyter lab notebooks/00_map.ipynb
 
 book: ## write all chapters as one static site, to read without a server
-	@$(ENVIRONMENT) notebooks
+	@$(ENVIRONMENT) cpu notebooks
 	@$(VENV) -m tools.book
 
 bench: ## measure everything that has a benchmark, and write benchmarks/results/
-	@$(ENVIRONMENT) test
+	@$(ENVIRONMENT) cpu test
 	@$(VENV) -m minigen pull
 	@$(VENV) -m benchmarks
 

@@ -13,6 +13,7 @@ import typer
 
 from minigen import __version__
 from minigen.errors import MinigenError
+from minigen.terminal.kernels import compile_forms
 from minigen.terminal.options import DEFAULT_MODEL, Load, loads_model
 
 app = typer.Typer(
@@ -196,22 +197,7 @@ def pull(
     print(path)
 
 
-@app.command("compile")
-def compile_kernels() -> None:
-    """Compile the kernels for this processor, once: a minute or two, and seconds from then on.
-
-    Until then, models run on torch alone, which is slower.
-    """
-    from minigen.errors import OptionError
-    from minigen.runners import has_numba
-
-    if not has_numba():
-        raise OptionError("Numba is not installed: pip install 'minigen[cpu]'.")
-    from minigen.kernels.compiling import FORMS, compile_step
-
-    for form in FORMS:
-        print(f"kernels for weights={form}", file=sys.stderr, flush=True)
-        compile_step(form)
+app.command("compile")(compile_forms)
 
 
 @app.command()

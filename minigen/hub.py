@@ -38,7 +38,7 @@ HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(/(?P<file>.+\.gguf))?", re.ASCII
 
 
 def cache_folder() -> Path:
-    """Where models out of wheels are kept: $MINIGEN_HOME, else the user's cache folder."""
+    """Where models out of wheels and kernels are kept: $MINIGEN_HOME, or the user's cache."""
     home = os.environ.get("MINIGEN_HOME")
     return Path(home).expanduser() if home else platformdirs.user_cache_path("minigen")
 

@@ -67,9 +67,11 @@ class LLM:
     ) -> "LLM":
         """Load a model by short name, directory, GGUF file or Hugging Face id; pull it if need be.
 
-        `weights` is the type that products are done in: "float32", "bfloat16", or "auto" for the
-        faster of the two on this processor. `threads` is torch's thread count (its own default if
-        None). At most `max_sequences` run at once, and a step computes at most `max_batch_tokens`.
+        `weights` is the form that weights are held and multiplied in: "float32", "bfloat16", "int8"
+        or "int4" (bytes and half bytes, with a scale for every 32), or "auto" for the fastest on
+        this processor that loses nothing of what the file holds. `threads` is the thread count of
+        torch and Numba (torch's own default if None). At most `max_sequences` run at once, and a
+        step computes at most `max_batch_tokens`.
         Keys and values are kept in `num_blocks` blocks of `block_size` tokens, or in as many as
         fit into `kv_memory` bytes (or "512M"; 1 GiB if neither is given); `prefix_cache` shares
         those of equal beginnings.

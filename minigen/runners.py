@@ -151,8 +151,8 @@ def _compiled_runner(
     num_threads: int,
 ) -> Runner:
     from minigen.kernels.assembly import kernel_shape, kernel_weights
-    from minigen.kernels.attend import PanelPool
     from minigen.kernels.compiling import compile_step
+    from minigen.kernels.paging import PanelPool
     from minigen.kernels.runner import CompiledRunner
 
     compile_step(form)

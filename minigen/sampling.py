@@ -22,7 +22,7 @@ Logits = Float[Tensor, "rows vocab"]
 
 
 def likeliest_tokens(logits: Logits) -> Int64[Tensor, " rows"]:
-    """Each row's likeliest token, of equally likely ones the lowest; the first NaN, if there is one.
+    """Each row's likeliest token, of equally likely ones the lowest; or its first NaN.
 
     NumPy's argmax looks at a vector of numbers at a time, torch's at one.
     """

@@ -42,8 +42,10 @@ ASSEMBLY = {
         "machine",
         "options",
         "progress",
+        "runners",
         "__main__",
     ),
+    *("kernels.assembly", "kernels.compiled", "kernels.compiling", "kernels.runner"),
     *("hub", "hub_pip", "hub_wheel", "hub_huggingface", "download", "__init__"),
 }
 ASSEMBLY_FOLDERS = ("checked", "terminal", "viz", "teach")

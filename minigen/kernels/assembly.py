@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from minigen.config import ModelConfig
-from minigen.kernels.attend import TILE, Heads, Shape
+from minigen.kernels.paging import TILE, Heads, Shape
 from minigen.kernels.panels import GROUP, stack_panels
 from minigen.kernels.step import Weights
 from minigen.model.layers import rotary_frequencies, rotary_tables
@@ -50,7 +50,7 @@ def kernel_shape(config: ModelConfig, block_size: int, num_blocks: int) -> Shape
 def kernel_weights(config: ModelConfig, tensors: Mapping[str, StoredTensor], form: str) -> Weights:
     """All weights in the form "bfloat16", "int8" or "int4" (with 8 bits for embedding and head)."""
 
-    def panels(*names: str):  # type: ignore[no-untyped-def]
+    def panels(*names: str):
         layers = range(config.num_layers)
         return stack_panels(
             [[tensors[f"model.layers.{each}.{name}.weight"] for name in names] for each in layers],
@@ -81,7 +81,7 @@ def kernel_weights(config: ModelConfig, tensors: Mapping[str, StoredTensor], for
     )
 
 
-def _heads(config, tensors, small) -> Heads:  # type: ignore[no-untyped-def]
+def _heads(config, tensors, small) -> Heads:
     frequencies = rotary_frequencies(
         config.head_dim, config.rope_theta, config.rope_linear_factor, config.rope_scaling
     )

@@ -1,28 +1,18 @@
-"""Attention over a paged cache whose blocks lie as panels: no copy is gathered.
+"""Attention over a paged cache in place: two products with the cache where weights would be.
 
-Keys and values are bfloat16. A block's keys are tiles of sixteen tokens, a lane for each, so that a
-query's products with sixteen keys need no sum across lanes; its values are pairs of tokens, so that
-probabilities are multiplied two at a time. Both are `add_bfloat_dots` of `tiles`: attention is two
-products with the cache in the weights' place.
-
-Words of 32 bits, for each layer, block and KV head:
-  keys    [tiles, head_dim / 2, 16 lanes]   lane i: two numbers of token i
-  values  [tiles, 8, head_dim]              word d: number d of tokens 2i and 2i + 1
+A query's scores are products with tiles of keys, a lane for each of sixteen tokens; what comes out
+are products of their softmax with pairs of values. Both are `add_bfloat_dots`, and no copy of the
+cache is gathered.
 
 Bytes read by a query: 2 x 2 x head_dim x context for each KV head, once for the query heads that
 share it. Source: PagedAttention, Kwon et al. 2023.
 """
-
-import mmap
-from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numba import njit, prange
 
 from minigen.kernels.lanes import (
     all_lanes,
-    fused,
     keep_between,
     larger,
     largest_lane,
@@ -32,206 +22,12 @@ from minigen.kernels.lanes import (
     store_bfloat16,
     sum_of_lanes,
 )
+from minigen.kernels.paging import TILE, tile_start
 from minigen.kernels.rows import exponential
 from minigen.kernels.tiles import add_bfloat_dots, store_tile, zeros
 
-TILE = 16  # tokens of a block that share a vector
 ONE, TWO, FOUR, EIGHT = (0,), (0,) * 2, (0,) * 4, (0,) * 8
 LOWEST = np.float32(-3.0e38)
-SERIAL_TOKENS = 4
-
-
-class Shape(NamedTuple):
-    """The numbers that the kernels of a model need."""
-
-    layers: int
-    hidden: int
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
-    block_size: int
-    num_blocks: int
-    norm_eps: np.float32
-
-
-class Heads(NamedTuple):
-    """What is done to heads before attention; biases and norms a model lacks have a width of 0."""
-
-    qkv_bias: np.ndarray  # [layers, width]
-    q_norm: np.ndarray  # [layers, head_dim]
-    k_norm: np.ndarray
-    cos: np.ndarray  # [positions x head_dim / 2]
-    sin: np.ndarray
-
-
-class Cache(NamedTuple):
-    """The pool's memory, by words and by halves, [layers, 2, blocks, kv_heads, ...] flat."""
-
-    words: np.ndarray
-    halves: np.ndarray
-
-
-class Packed(NamedTuple):
-    """A step's tokens, as `minigen.cache.paged.Batch` has them; all int64."""
-
-    token_ids: np.ndarray
-    positions: np.ndarray
-    slots: np.ndarray
-    query_starts: np.ndarray
-    context_lens: np.ndarray
-    block_tables: np.ndarray
-    logits_rows: np.ndarray
-
-
-class Scratch(NamedTuple):
-    """Memory that a step's attention uses; queries [kv_heads, tokens x group, head_dim]."""
-
-    queries: np.ndarray
-    query_halves: np.ndarray
-    query_rows: int
-    scores: np.ndarray
-    shares: np.ndarray
-    share_halves: np.ndarray
-    most_keys: int
-
-
-class PanelPool:
-    """The memory of all blocks, block 0 included; as `KVPool`, in the kernels' own order."""
-
-    def __init__(self, layers: int, num_blocks: int, kv_heads: int, block_size: int, head_dim: int):
-        self.block_size = block_size
-        words = head_dim * block_size // 2
-        shape = (layers, 2, num_blocks + 1, kv_heads * words)
-        # From the system, whose pages are zeros and take no memory before they are written.
-        memory = mmap.mmap(-1, 4 * int(np.prod(shape, dtype=np.int64)))
-        self.blocks = np.frombuffer(memory, np.int32).reshape(shape)
-        flat = self.blocks.reshape(-1)
-        self.cache = Cache(flat, flat.view(np.uint16))
-
-    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks, each (source, target), in all layers."""
-        if pairs:
-            sources, targets = (list(ids) for ids in zip(*pairs, strict=True))
-            self.blocks[:, :, targets] = self.blocks[:, :, sources]
-
-
-def make_scratch(shape: Shape, max_tokens: int, max_keys: int, num_workers: int) -> Scratch:
-    """Memory for steps of at most so many tokens, over contexts of at most so many."""
-    query_rows = max_tokens * (shape.q_heads // shape.kv_heads) + 8
-    queries = np.zeros(shape.kv_heads * query_rows * shape.head_dim // 2, np.int32)
-    most_keys = -(-max_keys // shape.block_size) * shape.block_size + TILE
-    scores = np.zeros(num_workers * 8 * most_keys, np.float32)
-    shares = np.zeros(num_workers * 8 * most_keys // 2, np.int32)
-    return Scratch(
-        queries,
-        queries.view(np.uint16),
-        query_rows,
-        scores,
-        shares,
-        shares.view(np.uint16),
-        most_keys,
-    )
-
-
-@njit(inline="always")
-def _block_start(shape, layer, half, block, head):
-    """The first word of a block's keys (half 0) or values (half 1)."""
-    words = shape.head_dim * shape.block_size // 2
-    return (((layer * 2 + half) * shape.num_blocks + block) * shape.kv_heads + head) * words
-
-
-@njit(inline="always")
-def _tile_start(shape, layer, half, table, head, tile):
-    """The first word of sixteen tokens' keys (half 0) or values (half 1)."""
-    per_block = shape.block_size // TILE
-    block = table[tile // per_block]
-    start = _block_start(shape, layer, half, block, head)
-    return start + (tile % per_block) * 8 * shape.head_dim
-
-
-@njit
-def _normalise_head(x, at, width, weight, eps):
-    total = all_lanes(np.float32(0.0))
-    for column in range(0, width, 16):
-        numbers = load(x, at + column)
-        total = fused(numbers, numbers, total)
-    factor = np.float32(1.0) / np.sqrt(sum_of_lanes(total) / np.float32(width) + eps)
-    for column in range(0, width, 16):
-        numbers = load(x, at + column) * all_lanes(np.float32(factor)) * load(weight, column)
-        store(x, at + column, numbers)
-
-
-@njit
-def _rotate_head(x, at, half, cos, sin, angles, scale, halves, to):
-    """Turn the pairs (i, i + half) of a head, and write it, times `scale`, in bfloat16."""
-    for column in range(0, half, 16):
-        first, second = load(x, at + column), load(x, at + half + column)
-        c, s = load(cos, angles + column), load(sin, angles + column)
-        store_bfloat16(halves, to + column, (first * c - second * s) * all_lanes(scale))
-        store_bfloat16(halves, to + half + column, (second * c + first * s) * all_lanes(scale))
-
-
-@njit
-def _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, turned):
-    head_dim, group = shape.head_dim, shape.q_heads // shape.kv_heads
-    width = (shape.q_heads + 2 * shape.kv_heads) * head_dim
-    row, half = token * width, head_dim // 2
-    if heads.qkv_bias.shape[1] > 0:
-        bias = heads.qkv_bias[layer]
-        for column in range(0, width, 16):
-            store(qkv, row + column, load(qkv, row + column) + load(bias, column))
-    if heads.q_norm.shape[1] > 0:
-        for head in range(shape.q_heads + shape.kv_heads):
-            weight = heads.q_norm[layer] if head < shape.q_heads else heads.k_norm[layer]
-            _normalise_head(qkv, row + head * head_dim, head_dim, weight, shape.norm_eps)
-    angles = packed.positions[token] * half
-    scale = np.float32(1.0) / np.float32(np.sqrt(head_dim))
-    for head in range(shape.q_heads):
-        query = (head // group) * scratch.query_rows + token * group + head % group
-        _rotate_head(
-            qkv, row + head * head_dim, half, heads.cos, heads.sin, angles, scale,
-            scratch.query_halves, query * head_dim,
-        )  # fmt: skip
-    block, offset = divmod(packed.slots[token], shape.block_size)
-    tile, lane = divmod(offset, TILE)
-    # A pair's second value is multiplied, by 0, as soon as its first is there: no NaN may stand
-    # there from whoever had the block before. The token that follows, if it comes, overwrites it.
-    alone = token + 1 == len(packed.slots) or packed.slots[token + 1] != packed.slots[token] + 1
-    for head in range(shape.kv_heads):
-        at = row + (shape.q_heads + head) * head_dim
-        _rotate_head(qkv, at, half, heads.cos, heads.sin, angles, np.float32(1.0), turned, 0)
-        keys = 2 * (_block_start(shape, layer, 0, block, head) + tile * head_dim * 8)
-        for number in range(head_dim):
-            cache.halves[keys + (number // 2) * 32 + lane * 2 + number % 2] = turned[number]
-        at += shape.kv_heads * head_dim
-        for column in range(0, head_dim, 16):
-            store_bfloat16(turned, column, load(qkv, at + column))
-        values = 2 * (_block_start(shape, layer, 1, block, head) + tile * head_dim * 8)
-        values += (lane // 2) * 2 * head_dim
-        for number in range(head_dim):
-            cache.halves[values + 2 * number + lane % 2] = turned[number]
-            if alone and lane % 2 == 0:
-                cache.halves[values + 2 * number + 1] = 0
-
-
-@njit(parallel=True)
-def _store_tokens(shape, layer, heads, packed, num_tokens, qkv, cache, scratch):
-    for token in prange(num_tokens):
-        turned = np.empty(shape.head_dim, np.uint16)
-        _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, turned)
-
-
-@njit
-def rotate_and_store(shape, layer, heads, packed, num_tokens, qkv, cache, scratch):
-    """Biases, head norms and rotation; queries to `scratch`, keys and values to their slots."""
-    if num_tokens > SERIAL_TOKENS:
-        _store_tokens(shape, layer, heads, packed, num_tokens, qkv, cache, scratch)
-    else:
-        turned = np.empty(shape.head_dim, np.uint16)
-        for token in range(num_tokens):
-            _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, turned)
 
 
 @njit
@@ -243,10 +39,10 @@ def _score(tokens, shape, first_tile, num_tiles, table, layer, head, cache, scra
     """
     half, last = shape.head_dim // 2, num_tiles - 1
     for tile in range(first_tile, num_tiles, 2):
-        first = _tile_start(shape, layer, 0, table, head, tile)
-        second = _tile_start(shape, layer, 0, table, head, min(tile + 1, last))
-        values = _tile_start(shape, layer, 1, table, head, tile)
-        later = _tile_start(shape, layer, 0, table, head, min(tile + 2, last))
+        first = tile_start(shape, layer, 0, table, head, tile)
+        second = tile_start(shape, layer, 0, table, head, min(tile + 1, last))
+        values = tile_start(shape, layer, 1, table, head, tile)
+        later = tile_start(shape, layer, 0, table, head, min(tile + 2, last))
         scores, more_scores = zeros(tokens), zeros(tokens)
         for pair in range(half):
             number = query * half + pair
@@ -291,7 +87,7 @@ def _mix(
     low, high = zeros(tokens), zeros(tokens)
     last = (num_keys - 1) // TILE
     for tile in range(first_tile, last + 1):
-        values = _tile_start(shape, layer, 1, table, head, tile) + column
+        values = tile_start(shape, layer, 1, table, head, tile) + column
         pairs = 8 if tile < last else (num_keys - tile * TILE + 1) // 2
         for pair in range(pairs):
             share = at // 2 + tile * 8 + pair

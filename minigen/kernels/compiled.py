@@ -14,6 +14,7 @@ import llvmlite.binding
 import numba
 
 from minigen.hub import cache_folder
+from minigen.kernels import step
 
 
 def _state() -> str:
@@ -29,14 +30,18 @@ def _state() -> str:
 FOLDER = cache_folder() / "kernels" / _state()
 
 
-def compiled_once(function: Callable[..., Any]) -> Any:
+def _compiled_once(function: Callable[..., Any]) -> Any:
     """`numba.njit` that keeps its machine code in `FOLDER` and lets go of Python's lock."""
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(FOLDER)
+    settings: Any = numba.config
+    before = settings.CACHE_DIR
+    settings.CACHE_DIR = str(FOLDER)
     try:
         return numba.njit(nogil=True, cache=True)(function)
     finally:
-        numba.config.CACHE_DIR = before
+        settings.CACHE_DIR = before
+
+
+run_step = _compiled_once(step.run_step)
 
 
 def is_compiled(form: str) -> bool:

@@ -5,15 +5,13 @@ import torch
 
 from minigen.config import ModelConfig
 from minigen.kernels.assembly import kernel_shape, kernel_weights
-from minigen.kernels.attend import Packed, PanelPool, make_scratch
-from minigen.kernels.compiled import is_compiled, tell_compiled
+from minigen.kernels.compiled import is_compiled, run_step, tell_compiled
+from minigen.kernels.paging import Packed, PanelPool, make_scratch
 from minigen.kernels.runner import EVERYTHING, make_workspace
-from minigen.kernels.step import run_step
 from minigen.kernels.threads import one_at_a_time
 from minigen.model.transformer import expected_tensors
 from minigen.model.weights import StoredTensor
 
-FORMS = ("int4", "int8", "bfloat16")
 _BLOCK_SIZE = 16
 _TINY = ModelConfig(
     family="llama",

@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigen.errors import OptionError
+from minigen.kernels.llvm import NUM_LANES
 from minigen.kernels.multiply import multiply
 from minigen.kernels.panels import GROUP, Pairs, Panels, stack_panels
 from minigen.kernels.rows import prepare, quantised, rounded
 from minigen.kernels.threads import available_threads, one_at_a_time
-from minigen.kernels.tiles import NUM_LANES
 from minigen.model.transformer import MakeLinear
 from minigen.model.weights import StoredTensor
 from minigen.protocols import Linear

@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minigen.kernels.lanes import NUM_LANES
+from minigen.kernels.llvm import NUM_LANES
 from minigen.model.weights import StoredTensor
 
 GROUP = 32  # columns that share a scale, as in GGUF's Q4_0, Q4_1 and Q8_0
-ZERO = 128  # the code of 0 in `Codes8`: the dot product wants unsigned codes
 
 
 class Codes4(NamedTuple):
@@ -34,7 +33,7 @@ class Codes4(NamedTuple):
 
 
 class Codes8(NamedTuple):
-    """8-bit codes: a weight is (code - 128) x scale. 8.5 bits a weight."""
+    """8-bit codes: a weight is code x scale. 8.5 bits a weight."""
 
     codes: np.ndarray
     scales: np.ndarray
@@ -103,7 +102,7 @@ def _codes4_by_rounding(weight: StoredTensor) -> Codes4:
 
 def _codes8_of_q8_0(weight: StoredTensor) -> Codes8:
     blocks = _raw_blocks(weight)
-    return Codes8(_words(blocks[..., 2:] ^ np.uint8(ZERO)), _float16_bits(blocks, 0))
+    return Codes8(_words(blocks[..., 2:]), _float16_bits(blocks, 0))
 
 
 def _codes8_by_rounding(weight: StoredTensor) -> Codes8:
@@ -113,7 +112,7 @@ def _codes8_by_rounding(weight: StoredTensor) -> Codes8:
     steps = np.maximum(scales.astype(np.float32), np.finfo(np.float16).tiny)[..., None]
     codes = np.rint(groups / steps).clip(-127, 127).astype(np.int8)
     return Codes8(
-        _words(codes.view(np.uint8) ^ np.uint8(ZERO)),
+        _words(codes),
         by_panels(scales.view(np.uint16)[..., None]),
     )
 

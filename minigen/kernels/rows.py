@@ -11,7 +11,6 @@ from numba import njit, prange
 from numba.extending import overload
 
 from minigen.kernels.lanes import (
-    absolute,
     all_lanes,
     fused,
     larger,
@@ -30,17 +29,19 @@ SERIAL_TOKENS = 4  # so few are done sooner than a second thread is woken
 
 
 class Quantised(NamedTuple):
-    """Inputs in bytes: number = byte x scale, a scale for each 32 of a token.
+    """Inputs in bytes: number = (byte + zero) x scale, scale and zero being those of 32 numbers.
 
-    `words` and `numbers` are the same memory, by four bytes and by one; `sums` are of a
-    group's rounded numbers, `offsets` are -128 times the sum of its bytes.
+    With a zero of their own, the 256 steps of a group reach from its smallest number to its
+    largest: where one number is large they are half as wide as steps to both sides.
+    `words` and `numbers` are the same memory, by four bytes and by one; `sums` are of a group's
+    rounded numbers.
     """
 
     words: np.ndarray
     numbers: np.ndarray
     scales: np.ndarray
+    zeros: np.ndarray
     sums: np.ndarray
-    offsets: np.ndarray
 
 
 class Rounded(NamedTuple):
@@ -54,8 +55,8 @@ def quantised(num_numbers: int) -> Quantised:
     """Room for so many numbers, in bytes."""
     words = np.zeros(num_numbers // 4, np.int32)
     scales, sums = (np.zeros(num_numbers // 32, np.float32) for _ in range(2))
-    offsets = np.zeros(num_numbers // 32, np.int32)
-    return Quantised(words, words.view(np.int8), scales, sums, offsets)
+    zeros = np.zeros(num_numbers // 32, np.int32)
+    return Quantised(words, words.view(np.uint8), scales, zeros, sums)
 
 
 def rounded(num_numbers: int) -> Rounded:
@@ -77,18 +78,19 @@ def _write_group(inputs, group, low, high):
 
 
 def _write_bytes(inputs, group, low, high):
-    largest = largest_lane(larger(absolute(low), absolute(high)))
-    scale = largest / np.float32(127.0)
-    steps = np.float32(0.0)
-    if largest > np.float32(0.0):
-        steps = np.float32(127.0) / largest
-    low, high = low * all_lanes(steps), high * all_lanes(steps)
-    store_bytes(inputs.numbers, group * 32, low)
-    store_bytes(inputs.numbers, group * 32 + 16, high)
-    total = sum_of_lanes(nearest(low) + nearest(high))
+    nothing = all_lanes(np.float32(0.0))
+    largest = largest_lane(larger(nothing, larger(low, high)))
+    smallest = -largest_lane(larger(nothing, larger(nothing - low, nothing - high)))
+    scale, steps = (largest - smallest) / np.float32(254.0), np.float32(0.0)
+    if scale > np.float32(0.0):
+        steps = np.float32(1.0) / scale
+    low, high = nearest(low * all_lanes(steps)), nearest(high * all_lanes(steps))
+    zero = np.rint(smallest * steps)
+    store_bytes(inputs.numbers, group * 32, low - all_lanes(zero))
+    store_bytes(inputs.numbers, group * 32 + 16, high - all_lanes(zero))
     inputs.scales[group] = scale
-    inputs.sums[group] = scale * total
-    inputs.offsets[group] = np.int32(np.float32(-128.0) * total)
+    inputs.zeros[group] = np.int32(zero)
+    inputs.sums[group] = scale * sum_of_lanes(low + high)
 
 
 def _write_halves(inputs, group, low, high):

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from minigen.cache.manager import BlockManager
 from minigen.engine.runner import Packer
-from minigen.kernels.attend import Packed, PanelPool, Shape, make_scratch
+from minigen.kernels.compiled import run_step
+from minigen.kernels.paging import Packed, PanelPool, Shape, make_scratch
 from minigen.kernels.panels import Pairs
 from minigen.kernels.rows import quantised, rounded
-from minigen.kernels.step import Weights, Workspace, run_step
+from minigen.kernels.step import Weights, Workspace
 from minigen.kernels.threads import available_threads, one_at_a_time
 from minigen.sequence import Chunk
 

@@ -6,11 +6,12 @@ import numpy as np
 from numba import njit, prange
 from numba.extending import overload
 
-from minigen.kernels.attend import Heads, attend, rotate_and_store
-from minigen.kernels.compiled import compiled_once
+from minigen.kernels.attend import attend
 from minigen.kernels.lanes import float16_at, load, store
 from minigen.kernels.multiply import multiply, multiply_and_gate
+from minigen.kernels.paging import Heads
 from minigen.kernels.panels import Codes8
+from minigen.kernels.rotate import rotate_and_store
 from minigen.kernels.rows import normalise, prepare
 
 
@@ -58,8 +59,8 @@ def _embed_codes8(embedding, token_id, width, out, at):
     for column in range(width):
         group = panel * (width // 32) + column // 32
         word = codes[(group * 8 + column % 32 // 4) * 16 + lane]
-        code = (word >> (8 * (column % 4))) & 255
-        out[at + column] = np.float32(code - 128) * float16_at(scales, group * 16 + lane)
+        code = np.int8(word >> (8 * (column % 4)))
+        out[at + column] = np.float32(code) * float16_at(scales, group * 16 + lane)
 
 
 def _embed_pairs(embedding, token_id, width, out, at):
@@ -84,7 +85,6 @@ def _keep_rows(x, width, rows):
             store(x, to * width + column, load(x, rows[to] * width + column))
 
 
-@compiled_once
 def run_step(shape, model, windows, packed, cache, scratch, work, num_workers, logits):
     """Write the logits [rows, vocab] of the tokens `packed.logits_rows`, and all keys and values.
 

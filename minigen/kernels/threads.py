@@ -9,6 +9,7 @@ for the whole process, since the layer does.
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numba
 import torch
@@ -18,7 +19,8 @@ _ENTERED = threading.Lock()
 
 def available_threads(wanted: int) -> int:
     """As many threads as wanted, or all that Numba has."""
-    return min(wanted, int(numba.config.NUMBA_NUM_THREADS))
+    settings: Any = numba.config
+    return min(wanted, int(settings.NUMBA_NUM_THREADS))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from minigen.kernels.lanes import (
+from minigen.kernels.llvm import (
     FLOAT_LANES,
     FLOATS,
     NUM_LANES,
@@ -77,19 +77,34 @@ def spread_numbers(typingctx: Any, tokens: Any, array: Any, index: Any, stride: 
 
 
 @intrinsic
+def spread_products(
+    typingctx: Any, tokens: Any, words: Any, array: Any, index: Any, stride: Any
+) -> Any:
+    """A tile whose row t is the words times the int32 `array[index + t * stride]`."""
+    tile = types.UniTuple(WORD_LANES, tokens.count)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        numbers = _numbers(context, builder, sig, args, 2, tile.count)
+        rows = [builder.mul(args[1], number) for number in numbers]
+        return _tile(context, builder, tile, rows)
+
+    return tile(tokens, words, array, types.intp, types.intp), codegen
+
+
+@intrinsic
 def add_byte_dots(
     typingctx: Any, tile: Any, codes: Any, array: Any, index: Any, stride: Any
 ) -> Any:
-    """Add to row t, lane by lane, the dot product of four unsigned bytes and four signed ones.
+    """Add to row t, lane by lane, the dot product of four signed bytes and four unsigned ones.
 
-    The unsigned bytes are the lane's of `codes`, the signed ones those of the int32
+    The signed bytes are the lane's of `codes`, the unsigned ones those of the int32
     `array[index + t * stride]`.
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         numbers = _numbers(context, builder, sig, args, 2, tile.count)
         rows = [
-            _byte_dot(builder, row, args[1], number)
+            _byte_dot(builder, row, number, args[1])
             for row, number in zip(_rows(builder, args[0], tile), numbers, strict=True)
         ]
         return _tile(context, builder, tile, rows)
@@ -132,9 +147,13 @@ def _bfloat_dot(builder: Any, total: Any, a: Any, b: Any) -> Any:
         pairs = ir.VectorType(BFloat(), 2 * NUM_LANES)
         a, b = builder.bitcast(a, pairs), builder.bitcast(b, pairs)
         return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, [total, a, b])
-    firsts = [builder.bitcast(builder.shl(each, same(16)), FLOATS) for each in (a, b)]
-    seconds = [builder.bitcast(builder.and_(each, same(-65536)), FLOATS) for each in (a, b)]
-    return multiply_add(builder, *seconds, multiply_add(builder, *firsts, total))
+    for halves in (
+        [builder.shl(each, same(16)) for each in (a, b)],
+        [builder.and_(each, same(-65536)) for each in (a, b)],
+    ):
+        first, second = (builder.bitcast(each, FLOATS) for each in halves)
+        total = multiply_add(builder, first, second, total)
+    return total
 
 
 @intrinsic

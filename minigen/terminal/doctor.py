@@ -14,7 +14,7 @@ from rich.table import Table
 
 from minigen import hub
 from minigen.errors import MinigenError
-from minigen.machine import cpu_features, cpu_name, multiplies_bfloat16, num_cores
+from minigen.machine import cpu_features, cpu_name, multiplies_bfloat16, multiplies_bytes, num_cores
 
 _TELLING_FEATURES = (
     *("avx2", "avx512_f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16"),
@@ -43,6 +43,7 @@ def examine() -> Iterator[Finding]:
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
         yield Finding(f"matmul {name}", f"{matmul_rate(dtype):,.0f} GFLOP/s")
+    yield _kernels()
     yield _gpu()
     yield _compiler()
     yield _triton()
@@ -97,6 +98,21 @@ def _instruction_sets() -> Finding:
         return Finding("instruction sets", found)
     remedy = "no instructions for bfloat16, so weights='auto' computes in float32"
     return Finding("instruction sets", found, fine=False, remedy=remedy)
+
+
+def _kernels() -> Finding:
+    if find_spec("numba") is None:
+        remedy = "pip install 'minigen[cpu]' for faster kernels; torch serves without"
+        return Finding("numba", "not installed", fine=False, remedy=remedy)
+    from minigen.kernels.compiled import is_compiled
+
+    forms = [form for form in ("int4", "int8", "bfloat16") if is_compiled(form)]
+    found = f"{_version('numba')}, kernels compiled for {', '.join(forms) or 'no form'}"
+    if not multiplies_bytes():
+        return Finding("numba", f"{found}; weights='auto' needs AVX512-VNNI to use them")
+    if len(forms) == 3:
+        return Finding("numba", found)
+    return Finding("numba", found, fine=False, remedy="minigen compile, once")
 
 
 def _gpu() -> Finding:

@@ -5,7 +5,8 @@ from rich.table import Table
 
 from minigen.checkpoint import Checkpoint
 
-_BYTES_OF = {"float32": 4, "bfloat16": 2}
+# Bytes of a weight and of a number of the KV cache; int4 keeps embedding and head in 8 bits.
+_BYTES_OF = {"float32": (4, 4), "bfloat16": (2, 2), "int8": (34 / 32, 2), "int4": (20 / 32, 2)}
 _MB = 1_000_000
 
 
@@ -43,9 +44,12 @@ def _memory_table(checkpoint: Checkpoint) -> Table:
     table = Table(title="memory", title_justify="left")
     for column in ("weights=", "weights", "KV a token", "KV at full context", "together"):
         table.add_column(column, justify="left" if column == "weights=" else "right")
-    for form, num_bytes in _BYTES_OF.items():
-        weights = checkpoint.num_parameters * num_bytes
-        token = numbers_per_token * num_bytes
+    embedded = config.vocab_size * config.hidden * (1 if config.tied_embeddings else 2)
+    for form, (weight_bytes, kv_bytes) in _BYTES_OF.items():
+        weights = checkpoint.num_parameters * weight_bytes
+        if form == "int4":
+            weights += embedded * (_BYTES_OF["int8"][0] - weight_bytes)
+        token = numbers_per_token * kv_bytes
         context = token * config.max_positions
         sizes = (weights, token, context, weights + context)
         table.add_row(form, *(_size(size) for size in sizes))

@@ -30,7 +30,7 @@ def engine_options(
         ),
     ] = DEFAULT_MODEL,
     weights: Annotated[
-        str, _option("Model", "auto, float32 or bfloat16: the type that products are done in.")
+        str, _option("Model", "auto, float32, bfloat16, int8 or int4: the form of weights.")
     ] = "auto",
     threads: Annotated[
         int | None, _option("Model", "CPU threads; torch's own choice if absent.")

@@ -1,0 +1,92 @@
+"""From a product to attention: biases, head norms, rotation, and the way into the cache."""
+
+import numpy as np
+from numba import njit, prange
+
+from minigen.kernels.lanes import all_lanes, fused, load, store, store_bfloat16, sum_of_lanes
+from minigen.kernels.paging import TILE, block_start
+
+SERIAL_TOKENS = 4  # so few are done sooner than a second thread is woken
+
+
+@njit
+def _normalise_head(x, at, width, weight, eps):
+    total = all_lanes(np.float32(0.0))
+    for column in range(0, width, 16):
+        numbers = load(x, at + column)
+        total = fused(numbers, numbers, total)
+    factor = np.float32(1.0) / np.sqrt(sum_of_lanes(total) / np.float32(width) + eps)
+    for column in range(0, width, 16):
+        numbers = load(x, at + column) * all_lanes(np.float32(factor)) * load(weight, column)
+        store(x, at + column, numbers)
+
+
+@njit
+def _rotate_head(x, at, half, cos, sin, angles, scale, halves, to):
+    """Turn the pairs (i, i + half) of a head, and write it, times `scale`, in bfloat16."""
+    for column in range(0, half, 16):
+        first, second = load(x, at + column), load(x, at + half + column)
+        c, s = load(cos, angles + column), load(sin, angles + column)
+        store_bfloat16(halves, to + column, (first * c - second * s) * all_lanes(scale))
+        store_bfloat16(halves, to + half + column, (second * c + first * s) * all_lanes(scale))
+
+
+@njit
+def _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, turned):
+    head_dim, group = shape.head_dim, shape.q_heads // shape.kv_heads
+    width = (shape.q_heads + 2 * shape.kv_heads) * head_dim
+    row, half = token * width, head_dim // 2
+    if heads.qkv_bias.shape[1] > 0:
+        bias = heads.qkv_bias[layer]
+        for column in range(0, width, 16):
+            store(qkv, row + column, load(qkv, row + column) + load(bias, column))
+    if heads.q_norm.shape[1] > 0:
+        for head in range(shape.q_heads + shape.kv_heads):
+            weight = heads.q_norm[layer] if head < shape.q_heads else heads.k_norm[layer]
+            _normalise_head(qkv, row + head * head_dim, head_dim, weight, shape.norm_eps)
+    angles = packed.positions[token] * half
+    scale = np.float32(1.0) / np.float32(np.sqrt(head_dim))
+    for head in range(shape.q_heads):
+        query = (head // group) * scratch.query_rows + token * group + head % group
+        _rotate_head(
+            qkv, row + head * head_dim, half, heads.cos, heads.sin, angles, scale,
+            scratch.query_halves, query * head_dim,
+        )  # fmt: skip
+    block, offset = divmod(packed.slots[token], shape.block_size)
+    tile, lane = divmod(offset, TILE)
+    # A pair's second value is multiplied, by 0, as soon as its first is there: no NaN may stand
+    # there from whoever had the block before. The token that follows, if it comes, overwrites it.
+    alone = token + 1 == len(packed.slots) or packed.slots[token + 1] != packed.slots[token] + 1
+    for head in range(shape.kv_heads):
+        at = row + (shape.q_heads + head) * head_dim
+        _rotate_head(qkv, at, half, heads.cos, heads.sin, angles, np.float32(1.0), turned, 0)
+        keys = 2 * (block_start(shape, layer, 0, block, head) + tile * head_dim * 8)
+        for number in range(head_dim):
+            cache.halves[keys + (number // 2) * 32 + lane * 2 + number % 2] = turned[number]
+        at += shape.kv_heads * head_dim
+        for column in range(0, head_dim, 16):
+            store_bfloat16(turned, column, load(qkv, at + column))
+        values = 2 * (block_start(shape, layer, 1, block, head) + tile * head_dim * 8)
+        values += (lane // 2) * 2 * head_dim
+        for number in range(head_dim):
+            cache.halves[values + 2 * number + lane % 2] = turned[number]
+            if alone and lane % 2 == 0:
+                cache.halves[values + 2 * number + 1] = 0
+
+
+@njit(parallel=True)
+def _store_tokens(shape, layer, heads, packed, num_tokens, qkv, cache, scratch):
+    for token in prange(num_tokens):
+        turned = np.empty(shape.head_dim, np.uint16)
+        _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, turned)
+
+
+@njit
+def rotate_and_store(shape, layer, heads, packed, num_tokens, qkv, cache, scratch):
+    """Biases, head norms and rotation; queries to `scratch`, keys and values to their slots."""
+    if num_tokens > SERIAL_TOKENS:
+        _store_tokens(shape, layer, heads, packed, num_tokens, qkv, cache, scratch)
+    else:
+        turned = np.empty(shape.head_dim, np.uint16)
+        for token in range(num_tokens):
+            _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, turned)

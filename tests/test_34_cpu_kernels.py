@@ -1,0 +1,413 @@
+"""The compiled step: products in stored form, attention in place, the same bits in every batch."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("numba")
+
+from numba import njit
+
+from minigen import LLM, SamplingParams, runners
+from minigen.cache.paged import Batch, KVPool, attend_paged
+from minigen.checkpoint import open_checkpoint
+from minigen.engine.runner import PagedRunner
+from minigen.errors import OptionError
+from minigen.kernels import tiles
+from minigen.kernels.assembly import refusal
+from minigen.kernels.compiling import compile_step
+from minigen.kernels.lanes import load, store, store_bfloat16, store_bytes
+from minigen.kernels.linear import PanelLinear, panel_linear
+from minigen.kernels.multiply import EIGHT
+from minigen.kernels.rows import exponential, prepare, quantised, rounded
+from minigen.kernels.runner import CompiledRunner
+from minigen.kernels.tiles import add_bfloat_dots, add_byte_dots, spread_numbers, store_tile, zeros
+from minigen.model.weights import StoredTensor
+from tests.tiny import save_model, save_tokenizer
+
+SIZES: dict[str, Any] = {  # what the vectors want: widths of 32, a vocabulary of 16
+    "vocab_size": 304,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+}
+VARIANTS = [
+    "llama",
+    "llama-tied",
+    "llama-mha",
+    "llama-mqa",
+    "llama-rope-llama3",
+    "qwen2",
+    "qwen2-window",
+    "qwen3",
+    "mistral-window",
+]
+
+
+@njit
+def _exponentials(x, out):  # type: ignore[no-untyped-def]
+    store(out, 0, exponential(load(x, 0)))
+
+
+@njit
+def _rounded(x, numbers, halves):  # type: ignore[no-untyped-def]
+    store_bytes(numbers, 0, load(x, 0))
+    store_bfloat16(halves, 0, load(x, 0))
+
+
+def test_exponentials_are_those_of_numpy_to_a_float32s_last_digits() -> None:
+    for first in range(-80, 80, 16):
+        x = np.linspace(first, first + 16, 16, dtype=np.float32)
+        found = np.zeros(16, np.float32)
+        _exponentials(x, found)
+        np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=3e-7)
+
+
+def test_numbers_are_rounded_to_the_nearest_byte_and_to_the_nearest_bfloat16() -> None:
+    x = np.array([0, 0.5, 1.5, -0.5, -1.49, 126.6, -127.4, 3.14159] * 2, np.float32)
+    numbers, halves = np.zeros(16, np.int8), np.zeros(16, np.uint16)
+    _rounded(x, numbers, halves)
+    assert numbers.tolist() == np.rint(x).astype(np.int8).tolist()
+    expected = torch.from_numpy(x).bfloat16()
+    assert torch.equal(torch.from_numpy(halves.view(np.int16)).view(torch.bfloat16), expected)
+
+
+def _byte_dots(codes, numbers, out):  # type: ignore[no-untyped-def]
+    tile = spread_numbers(EIGHT, numbers, 0, 0)
+    store_tile(out, 0, 16, add_byte_dots(tile, load(codes, 0), numbers, 0, 1))
+
+
+def _bfloat_dots(pairs, numbers, out):  # type: ignore[no-untyped-def]
+    store_tile(out, 0, 16, add_bfloat_dots(zeros(EIGHT), load(pairs, 0), numbers, 0, 1))
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["this processor's", "plain"])
+def test_dot_products_of_bytes_are_exact(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if plain:
+        monkeypatch.setattr(tiles, "HAS_BYTE_DOTS", False)
+    rng = np.random.default_rng(0)
+    codes = rng.integers(-128, 128, (16, 4), np.int8)
+    numbers = rng.integers(0, 256, (8, 4), np.uint8)
+    first = int(numbers.view(np.int32)[0, 0])
+    found = np.zeros((8, 16), np.int32)
+    njit(_byte_dots)(codes.view(np.int32).ravel(), numbers.view(np.int32).ravel(), found.ravel())
+    dots = numbers.astype(np.int64) @ codes.astype(np.int64).T + first
+    assert np.array_equal(found, dots.astype(np.int32))
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["this processor's", "plain"])
+def test_dot_products_of_bfloat16_pairs_keep_float32_sums(
+    plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if plain:
+        monkeypatch.setattr(tiles, "HAS_BFLOAT_DOTS", False)
+    generator = torch.Generator().manual_seed(0)
+    pairs = torch.randn(16, 2, generator=generator).bfloat16()
+    numbers = torch.randn(8, 2, generator=generator).bfloat16()
+    words = [each.view(torch.int32).numpy().ravel() for each in (pairs, numbers)]
+    found = np.zeros((8, 16), np.float32)
+    njit(_bfloat_dots)(*words, found.ravel())
+    expected = numbers.double() @ pairs.double().T
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def stored(kind: str, weight: np.ndarray, order: torch.Tensor | None = None) -> StoredTensor:
+    data = gguf.quants.quantize(weight, gguf.GGMLQuantizationType[kind])
+    raw = torch.from_numpy(np.ascontiguousarray(data).view(np.uint8).reshape(len(weight), -1))
+    return StoredTensor("weight", kind, weight.shape, raw.clone(), order)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 7, 8, 13])
+@pytest.mark.parametrize(("form", "kind"), [("int4", "Q4_1"), ("int4", "Q4_0"), ("int8", "Q8_0")])
+def test_a_stored_form_is_multiplied_as_it_is(form: str, kind: str, num_tokens: int) -> None:
+    rng = np.random.default_rng(num_tokens)
+    order = torch.from_numpy(rng.permutation(48))
+    weight = stored(kind, rng.standard_normal((48, 96)).astype(np.float32), order)
+    x = torch.from_numpy(rng.standard_normal((num_tokens, 96)).astype(np.float32))
+    found = panel_linear(form, 2)([weight], [])(x)
+    inputs = quantised(x.numel())
+    prepare(x.numpy().reshape(-1), num_tokens, 96, inputs)
+    steps = inputs.numbers.reshape(num_tokens, -1, 32) + inputs.zeros.reshape(num_tokens, -1, 1)
+    groups = (steps * inputs.scales.reshape(num_tokens, -1, 1)).astype(np.float32)
+    expected = torch.from_numpy(groups.reshape(num_tokens, 96)) @ weight.dequantise().T
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("form", "bound"), [("int4", 1 / 30), ("int8", 1 / 254)], ids=["int4", "int8"]
+)
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q5_1", "Q6_K"])
+def test_other_forms_are_rounded_within_half_a_step(form: str, bound: float, kind: str) -> None:
+    rng = np.random.default_rng(1)
+    numbers = rng.standard_normal((16, 256)).astype(np.float32)
+    if kind == "Q6_K":  # which the gguf library reads only
+        raw = rng.integers(0, 255, (16, 210), np.uint8)
+        raw[:, 208:] = np.full((16, 1), 0.01, np.float16).view(np.uint8)
+        weight = StoredTensor("weight", kind, (16, 256), torch.from_numpy(raw))
+    else:
+        weight = stored(kind, numbers)
+    exact = weight.dequantise()
+    linear = panel_linear(form, 1)([weight], [])
+    assert isinstance(linear, PanelLinear)
+    units = torch.eye(256) * 254  # bytes that are exact: what comes out are the weights
+    found = (linear(units) / 254).T
+    groups = exact.unflatten(1, (-1, 32))
+    span = groups.amax(-1) - groups.amin(-1) if form == "int4" else 2 * groups.abs().amax(-1)
+    wrong = (found - exact).unflatten(1, (-1, 32)).abs().amax(-1)
+    assert (wrong <= span * bound * 1.02 + 2e-3 * groups.abs().amax(-1)).all()
+
+
+def test_bytes_have_a_scale_for_every_32_numbers_and_zeros_stay_zeros() -> None:
+    x = np.zeros((2, 64), np.float32)
+    x[1, 3], x[1, 40] = -2.0, 1000.0
+    inputs = quantised(x.size)
+    prepare(x.reshape(-1), 2, 64, inputs)
+    assert inputs.scales.tolist() == pytest.approx([0, 0, 2 / 254, 1000 / 254])
+    assert inputs.zeros.tolist() == [0, 0, -254, 0]
+    assert inputs.numbers[64:72].tolist() == [254, 254, 254, 0, 254, 254, 254, 254]
+    assert inputs.numbers[64 + 40] == 254
+    assert inputs.sums.tolist() == pytest.approx([0, 0, -2, 1000])
+
+
+def test_no_byte_is_further_than_half_a_step_from_its_number() -> None:
+    x = np.random.default_rng(0).standard_normal((40, 32)).astype(np.float32)
+    x[::2, 5] *= 50
+    x[1::3] = np.abs(x[1::3]) + 1
+    inputs = quantised(x.size)
+    prepare(x.reshape(-1), 40, 32, inputs)
+    steps = inputs.numbers.reshape(40, 32).astype(np.float64) + inputs.zeros[:, None]
+    wrong = np.abs(steps * inputs.scales[:, None] - x)
+    assert (wrong <= 0.501 * inputs.scales[:, None]).all()
+
+
+def test_bfloat16_inputs_are_rounded_to_the_nearest() -> None:
+    x = np.linspace(-3, 3, 64, dtype=np.float32)
+    inputs = rounded(64)
+    prepare(x, 1, 64, inputs)
+    assert np.array_equal(
+        inputs.halves.view(np.int16), torch.from_numpy(x).bfloat16().view(torch.int16).numpy()
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    """Have the step for bfloat16 ready, too; bytes are compiled as soon as they are asked for."""
+    compile_step("bfloat16")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama of sizes that the compiled step takes."""
+    made = tmp_path_factory.mktemp("vectors")
+    save_model(made, "llama", **SIZES)
+    save_tokenizer(made)
+    return made
+
+
+def runner_of(llm: LLM) -> Any:
+    return llm.engine.runner
+
+
+SAMPLED = SamplingParams(seed=3, max_tokens=9, ignore_eos=True, logprobs=3)
+BEGINNING = "one long beginning that many of the prompts share, "
+PROMPTS = ["a", BEGINNING + "first", BEGINNING + "second", "x" * 70, BEGINNING, "zz", "b" * 33]
+
+
+def answers(directory: Path, form: str, **options: Any) -> list[tuple[list[int], Any]]:
+    llm = LLM.load(directory, weights=form, **options)
+    assert isinstance(runner_of(llm), CompiledRunner)
+    return [(each.token_ids, each.logprobs) for each in llm.generate(PROMPTS, SAMPLED)]
+
+
+def plain_attention(pool: KVPool, batch: Batch, windows: Any) -> Any:
+    """minigen's own, by another name, so that the layers run one by one."""
+    return attend_paged(pool, batch, windows)
+
+
+def first_logprobs(llm: LLM, prompt: list[int]) -> np.ndarray:
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=SIZES["vocab_size"])
+    found = llm.generate(prompt, params).logprobs[0]
+    return np.array([found[token].logprob for token in range(SIZES["vocab_size"])])
+
+
+@pytest.mark.parametrize(
+    ("variant", "form"),
+    [*((each, "int8") for each in VARIANTS), ("llama", "int4"), ("llama", "bfloat16")],
+)
+def test_the_compiled_step_and_the_layers_one_by_one_differ_by_rounding_only(
+    variant: str, form: str, tmp_path: Path
+) -> None:
+    heads = {"num_key_value_heads": 4} if variant == "llama-mha" else {}
+    save_model(tmp_path, variant, **SIZES, **heads)
+    save_tokenizer(tmp_path)
+    prompt = [3 + 7 * each % 290 for each in range(75)]
+    compiled = LLM.load(tmp_path, weights=form, max_batch_tokens=32)
+    assert isinstance(runner_of(compiled), CompiledRunner)
+    layers = LLM.load(tmp_path, weights=form, attend=plain_attention)
+    assert isinstance(runner_of(layers), PagedRunner)
+    expected = first_logprobs(layers, prompt)
+    found = first_logprobs(compiled, prompt)
+    assert np.corrcoef(found, expected)[0, 1] > 0.995
+    assert np.abs(found - expected).mean() < 0.1 * expected.std()
+    exact = first_logprobs(LLM.load(tmp_path, weights="float32"), prompt)
+    assert np.corrcoef(exact, expected)[0, 1] > (0.7 if form == "int4" else 0.995)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "one at a time": {"max_sequences": 1},
+    "small chunks": {"max_batch_tokens": 7, "max_sequences": 4},
+    "chunks of one token beside decodes": {"max_batch_tokens": 3, "max_sequences": 3},
+    "no prefix cache": {"prefix_cache": False},
+    "blocks of 32": {"block_size": 32},
+    "preempted": {"num_blocks": 9, "max_sequences": 7},
+    "one thread": {"threads": 1},
+    "static batches": {"scheduler": "static", "max_sequences": 3},
+}
+
+
+@pytest.mark.parametrize("form", ["int4", "int8", "bfloat16"])
+def test_no_bit_of_an_answer_depends_on_how_it_was_batched(form: str, directory: Path) -> None:
+    """Not the tokens only: the logprobs of the likeliest three, too."""
+    together = answers(directory, form)
+    for name, options in WAYS.items():
+        assert answers(directory, form, **options) == together, name
+
+
+def test_several_answers_to_a_prompt_fork_from_its_blocks(directory: Path) -> None:
+    params = SamplingParams(n=3, seed=5, max_tokens=20, ignore_eos=True)
+    llm = LLM.load(directory, weights="int8")
+    together = [choice.token_ids for choice in llm.generate("a fork", params).choices]
+    again = LLM.load(directory, weights="int8", max_sequences=1, prefix_cache=False)
+    assert [choice.token_ids for choice in again.generate("a fork", params).choices] == together
+    assert len({tuple(each) for each in together}) == 3
+
+
+def test_what_a_block_held_before_does_no_harm(directory: Path) -> None:
+    """Not even NaN, which times a share of 0 would still be NaN."""
+    clean = answers(directory, "int8", prefix_cache=False)
+    llm = LLM.load(directory, weights="int8", prefix_cache=False)
+    runner_of(llm).pool.blocks[:] = 0x7FC07FC0
+    outputs = llm.generate(PROMPTS, SAMPLED)
+    assert [(each.token_ids, each.logprobs) for each in outputs] == clean
+
+
+def test_biases_that_the_step_has_no_place_for_leave_the_model_to_the_layers(
+    tmp_path: Path,
+) -> None:
+    save_model(tmp_path, "llama-biases", **SIZES)
+    save_tokenizer(tmp_path)
+    llm = LLM.load(tmp_path, weights="int8")
+    assert isinstance(runner_of(llm), PagedRunner)
+    assert "biases" in llm.describe()["runner"]
+    assert llm.generate("a", SAMPLED).token_ids
+
+
+@pytest.mark.parametrize(
+    ("changes", "block_size", "reason"),
+    [
+        ({"hidden_size": 48}, 16, "hidden size of 48"),
+        ({"head_dim": 20}, 16, "head size of 20"),
+        ({"vocab_size": 300}, 16, "vocabulary of 300"),
+        ({}, 8, "blocks of 8 tokens"),
+    ],
+)
+def test_sizes_that_fill_no_vector_are_named(
+    changes: dict[str, int], block_size: int, reason: str, tmp_path: Path
+) -> None:
+    save_model(tmp_path, "llama", **{**SIZES, **changes})
+    assert reason in str(refusal(open_checkpoint(tmp_path).config, block_size))
+
+
+def test_odd_widths_are_refused_in_bytes_with_a_way_out(tmp_path: Path) -> None:
+    save_model(tmp_path, "llama", **{**SIZES, "hidden_size": 48})
+    save_tokenizer(tmp_path)
+    with pytest.raises(OptionError, match=r"multiple of 32.*weights='bfloat16'"):
+        LLM.load(tmp_path, weights="int4")
+
+
+def test_without_numba_bytes_are_refused_and_auto_computes_in_torch(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runners, "has_numba", lambda: False)
+    with pytest.raises(OptionError, match=r"pip install 'minigen\[cpu\]'"):
+        LLM.load(directory, weights="int8")
+    llm = LLM.load(directory)
+    assert isinstance(runner_of(llm), PagedRunner)
+    assert "Numba is not installed" in llm.describe()["runner"]
+
+
+def test_auto_takes_the_stored_form_where_the_processor_multiplies_it(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runners, "multiplies_bytes", lambda: True)
+    monkeypatch.setattr("minigen.kernels.compiled.is_compiled", lambda form: True)
+    assert LLM.load(directory).describe()["weights"].startswith("int8 (auto")
+
+
+@pytest.mark.parametrize(("bfloat16", "form"), [(True, "bfloat16"), (False, "float32")])
+def test_auto_leaves_a_processor_without_byte_products_to_torch(
+    bfloat16: bool, form: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runners, "multiplies_bytes", lambda: False)
+    monkeypatch.setattr(runners, "multiplies_bfloat16", lambda: bfloat16)
+    described = LLM.load(directory).describe()
+    assert described["weights"].startswith(form)
+    assert "AVX512-VNNI" in described["runner"]
+
+
+def test_torch_serves_until_the_kernels_are_compiled(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runners, "multiplies_bytes", lambda: True)
+    monkeypatch.setattr("minigen.kernels.compiled.is_compiled", lambda form: False)
+    llm = LLM.load(directory)
+    assert isinstance(runner_of(llm), PagedRunner)
+    assert "minigen compile" in llm.describe()["runner"]
+
+
+@pytest.mark.model
+def test_the_default_model_keeps_its_four_bits_and_eight_for_the_embedding(
+    default_model_path: Path,
+) -> None:
+    llm = LLM.load(default_model_path, weights="int4")
+    weights = runner_of(llm).weights
+    assert [type(each).__name__ for each in (weights.qkv, weights.head)] == ["Codes4", "Codes8"]
+    assert weights.head is weights.embedding
+    answer = llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=3))
+    assert "Paris" in answer.text
+
+
+_TWO_ENGINES = """
+import sys, threading
+from minigen import LLM, SamplingParams
+params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+engines = [LLM.load(sys.argv[1], weights="int8", threads=2) for _ in range(2)]
+found = {}
+def run(number):
+    found[number] = engines[number].generate(["abc"] * 4, params)
+threads = [threading.Thread(target=run, args=[number]) for number in range(2)]
+[each.start() for each in threads]
+[each.join() for each in threads]
+import numba
+assert numba.threading_layer() == "workqueue"
+print([[output.token_ids for output in found[number]] for number in range(2)])
+"""
+
+
+def test_two_engines_share_the_simplest_threading_layer(directory: Path) -> None:
+    """It ends the process if two threads enter it at once."""
+    environment = {**os.environ, "NUMBA_THREADING_LAYER": "workqueue"}
+    command = [sys.executable, "-c", _TWO_ENGINES, str(directory)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    first, second = eval(done.stdout)
+    assert first == second
