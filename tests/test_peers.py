@@ -17,6 +17,8 @@ from benchmarks.peers.loads import DECODE, MEMORY_ALONE, MIXED, START, UNITS, lo
 from benchmarks.peers.running import Turn, gathered, last_words
 from benchmarks.peers.summary import figures, ratios, values
 from benchmarks.peers.workers.static import in_batches
+from tools import results as readme
+from tools.chapters import ROOT
 
 SURE = [{"prompt": [5, 6], "tokens": [6, 6]}, {"prompt": [7], "tokens": [7]}]
 RIGHT = [each["tokens"] for each in SURE] * 2
@@ -215,3 +217,25 @@ def test_a_wheels_requirements_are_read_without_its_extras(tmp_path: Path) -> No
         text = 'Name: thing\nRequires-Dist: numpy>=1\nRequires-Dist: pandas; extra == "more"\n'
         archive.writestr("thing-1.0.dist-info/METADATA", text)
     assert requirements_of(wheel) == ["numpy>=1"]
+
+
+def test_the_readme_shows_what_was_measured() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = text.split(readme.PEERS_BEGIN)[1].split(readme.PEERS_END)[0].strip()
+    assert shown == readme.peers(), "run python -m tools.results"
+
+
+def test_the_readmes_table_has_a_row_for_each_engine_and_says_who_is_left_out() -> None:
+    engines = {
+        "peer": figures([turn(1234)], SURE),
+        "odd": {"left_out": "There are no such weights."},
+    }
+    measured = {
+        "environment": {"cpu": "a processor"},
+        "threads": 2,
+        "rounds": 1,
+        "engines": engines,
+    }
+    lines = readme.peers_table(measured).splitlines()
+    assert "| peer | 1,234 | - | - | - | - | - | 5.00 | 100% |" in lines
+    assert lines[-1] == "- odd is left out: There are no such weights."
