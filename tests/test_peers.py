@@ -128,6 +128,7 @@ def comparison() -> Comparison:
     jobs = {
         name: {
             "command": [sys.executable, "-m", "tests.fake_peer"],
+            "variables": {},
             "versions": {"fake": "1.0"},
             "model": "none",
             "weights": weights,

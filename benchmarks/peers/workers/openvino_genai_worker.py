@@ -16,7 +16,7 @@ class OpenVINO:
 
     def __init__(self, job: dict[str, Any]):
         config = openvino_genai.SchedulerConfig()
-        config.cache_size = 2  # GB
+        config.cache_size = 1  # GB
         config.max_num_seqs, config.max_num_batched_tokens = job["at_once"], 2048
         config.enable_prefix_caching = False
         settings = {"INFERENCE_NUM_THREADS": job["threads"]}

@@ -8,7 +8,7 @@ import os
 
 os.environ.update(
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
-    VLLM_CPU_KVCACHE_SPACE="2",
+    VLLM_CPU_KVCACHE_SPACE="1",
     VLLM_CPU_OMP_THREADS_BIND="nobind",
     VLLM_NO_USAGE_STATS="1",
     HF_HUB_OFFLINE="1",
