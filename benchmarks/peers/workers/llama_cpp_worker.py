@@ -97,22 +97,25 @@ class LlamaCpp:
     def _fill(
         self, running: dict[int, Running], waiting: deque[Running], free: list[int]
     ) -> list[tuple[int, int]]:
-        """Fill the batch; sequences, and where in the batch the logits of each will be."""
+        """Fill the batch; sequences, and where in the batch the logits of each will be.
+
+        In the order of their ids: llama.cpp computes only neighbours together.
+        """
+        num_tokens = len(running)
+        while waiting and free:
+            num_tokens += len(waiting[0].request["prompt"])
+            if num_tokens > BATCH_TOKENS:
+                break
+            free.sort()
+            running[free.pop(0)] = waiting.popleft()
         self.batch.n_tokens = 0
         asked = []
-        for sequence_id, mine in running.items():
-            self._add(mine.answer[-1], mine.position, sequence_id, wants_logits=True)
-            mine.position += 1
-            asked.append((sequence_id, self.batch.n_tokens - 1))
-        while waiting and free:
-            prompt = waiting[0].request["prompt"]
-            if self.batch.n_tokens + len(prompt) > BATCH_TOKENS:
-                break
-            mine, sequence_id = waiting.popleft(), free.pop()
-            running[sequence_id] = mine
-            mine.position = len(prompt)
-            for position, token in enumerate(prompt):
-                self._add(token, position, sequence_id, position == len(prompt) - 1)
+        for sequence_id, mine in sorted(running.items()):
+            tokens = mine.answer[-1:] or mine.request["prompt"]
+            for token in tokens:
+                self._add(token, mine.position, sequence_id, wants_logits=False)
+                mine.position += 1
+            self.batch.logits[self.batch.n_tokens - 1] = True
             asked.append((sequence_id, self.batch.n_tokens - 1))
         return asked
 
@@ -122,7 +125,7 @@ class LlamaCpp:
         params.n_batch, params.n_ubatch = BATCH_TOKENS, TOKENS_AT_ONCE
         params.n_threads = params.n_threads_batch = self.threads
         params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        params.kv_unified = True
+        params.kv_unified = False  # a cache of its own for each sequence
         return llama.llama_init_from_model(self.model, params)
 
     def _add(self, token: int, position: int, sequence_id: int, wants_logits: bool) -> None:
