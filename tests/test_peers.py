@@ -1,7 +1,9 @@
 """The comparison with other engines: what it asks, how it counts, and what a broken peer does."""
 
 import json
+import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from benchmarks.peers.answers import share_agreeing
 from benchmarks.peers.engines import ENGINES, chosen
 from benchmarks.peers.environments import RECIPES, requirements_of
 from benchmarks.peers.loads import DECODE, MEMORY_ALONE, MIXED, START, UNITS, loads
+from benchmarks.peers.processes import Moment, family, peak_memory
 from benchmarks.peers.running import Turn, gathered, last_words
 from benchmarks.peers.summary import figures, ratios, values
 from benchmarks.peers.workers.static import in_batches
@@ -71,6 +74,26 @@ def test_disturbed_samples_are_set_aside_and_counted() -> None:
     assert set_aside == {**dict.fromkeys(UNITS, 0), START: 1}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_others_take_is_told_from_what_one_takes_oneself() -> None:
+    before = Moment.now()
+    deadline = before.clock + 0.3
+    while time.monotonic() < deadline:
+        pass
+    own = before.foreign_since()
+    earlier = Moment(before.clock, before.others - 0.3)  # as if others had worked as long
+    assert earlier.foreign_since() > own
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_and_time_are_those_of_the_children_too() -> None:
+    alone, before = family(), peak_memory()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert family() == [*alone, child.pid]
+        assert peak_memory() > before
+        child.kill()
+
+
 def test_figures_are_medians_with_ranges_in_the_loads_unit() -> None:
     found = figures([turn(10, 30), turn(20)], SURE)
     assert found["loads"][DECODE] == {
@@ -124,7 +147,9 @@ def test_static_batches_give_every_request_its_own_answer() -> None:
 
 @pytest.fixture(scope="module")
 def comparison() -> Comparison:
-    """Two rounds of four fakes, small loads."""
+    """Two rounds of five fakes, small loads."""
+    if sys.platform != "linux":
+        pytest.skip("workers read /proc")
     jobs = {
         name: {
             "command": [sys.executable, "-m", "tests.fake_peer"],

@@ -8,7 +8,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-TICKS = os.sysconf("SC_CLK_TCK")
+TICKS = 100  # a second, in what Linux tells programs (USER_HZ)
+ROUNDING = 2  # ticks by which a difference can be wrong
 
 
 def busy_seconds() -> float:
@@ -80,7 +81,7 @@ class Moment:
         return cls(time.monotonic(), busy_seconds())
 
     def foreign_since(self) -> float:
-        """The share of the machine's cores that others took since then."""
+        """The share of the machine's cores that others took since then, rounded down."""
         now = Moment.now()
         seconds = (now.clock - self.clock) * (os.cpu_count() or 1)
-        return max(0.0, now.others - self.others) / seconds
+        return max(0.0, now.others - self.others - ROUNDING / TICKS) / seconds
