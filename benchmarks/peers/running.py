@@ -15,6 +15,7 @@ import numpy as np
 from benchmarks.peers.processes import Moment
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+FALL_ASLEEP = 1.0  # seconds
 
 
 @dataclass
@@ -91,7 +92,11 @@ def last_words(log: Path) -> str:
 
 
 def calibrate() -> dict[str, float]:
-    """What the machine gives just now: a product of matrices, and reading memory on one core."""
+    """What the machine gives just now: a product of matrices, and reading memory on one core.
+
+    Then waits until numpy's threads, which go on spinning for a while, are asleep: they would
+    disturb the start of whoever is next.
+    """
     matrix, numbers = np.ones((2048, 2048), np.float32), np.ones(2**26, np.float32)
     matrix @ matrix
     begun = time.monotonic()
@@ -101,6 +106,7 @@ def calibrate() -> dict[str, float]:
     for _ in range(3):
         numbers.sum()
     read = time.monotonic()
+    time.sleep(FALL_ASLEEP)
     return {
         "float32 GFLOP/s": 3 * 2 * 2048**3 / 1e9 / (multiplied - begun),
         "GB/s of one core": 3 * numbers.nbytes / 1e9 / (read - multiplied),
