@@ -11,7 +11,7 @@ ENVIRONMENT := $(PYTHON) -m tools.environment
 export TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help demo setup test test-long test-browser check notebooks lab book bench clean
+.PHONY: help demo setup test test-long test-browser check notebooks lab book bench bench-peers clean
 
 help: ## list the targets
 	@$(PYTHON) -m tools.targets
@@ -63,6 +63,11 @@ bench: ## measure everything that has a benchmark, and write benchmarks/results/
 	@$(ENVIRONMENT) cpu test
 	@$(VENV) -m minigen pull
 	@$(VENV) -m benchmarks
+
+bench-peers: ## set minigen beside other engines on this machine (installs them first; hours)
+	@$(ENVIRONMENT) test
+	@$(VENV) -m minigen pull
+	@$(VENV) -m benchmarks.peers
 
 clean: ## remove .venv and what tools left behind
 	@$(PYTHON) -m tools.clean

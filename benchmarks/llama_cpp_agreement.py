@@ -14,11 +14,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-import gguf
 from common import write_results
+from gguf_float32 import write_float32
 
 from minigen import LLM, SamplingParams, hub
-from minigen.model.gguf import read_gguf
 from minigen.outputs import Output
 from tests.golden.make import QUESTIONS
 
@@ -36,24 +35,6 @@ for prompt in prompts:
     answers.append([token for token, _ in zip(tokens, range(count))])
 json.dump([__version__, answers], sys.stdout)
 """
-
-
-def write_float32(source: Path, target: Path) -> None:
-    """Write a GGUF again with every tensor in float32; metadata and row order stay."""
-    reader, file = gguf.GGUFReader(source), read_gguf(source)
-    writer = gguf.GGUFWriter(target, file.metadata["general.architecture"])
-    for key, field in reader.fields.items():
-        if key.startswith("GGUF.") or key in ("general.architecture", "general.file_type"):
-            continue
-        kind = field.types[0]
-        element = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(key, field.contents(), kind, element)
-    for name, tensor in file.tensors.items():
-        writer.add_tensor(name, tensor.dequantise().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def ask(python: str, path: Path, prompts: list[list[int]]) -> tuple[str, list[list[int]]]:

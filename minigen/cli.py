@@ -22,6 +22,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("compile")(compile_forms)
 
 MaxTokens = Annotated[int, typer.Option(help="Tokens of an answer at most.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; 1 draws as is.")]
@@ -195,9 +196,6 @@ def pull(
     with _progress() as progress:
         path = hub.pull(name, source=source, progress=progress)
     print(path)
-
-
-app.command("compile")(compile_forms)
 
 
 @app.command()

@@ -1,0 +1,59 @@
+"""The engines that are compared, each with one form of the model's weights."""
+
+from dataclasses import dataclass
+
+from benchmarks.peers import models
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A name, the module that measures it, and what it reads.
+
+    `environment` is whose Python runs it (None: the one that runs this); at most `at_once`
+    requests run together, as many as each engine was found to do best with.
+    """
+
+    name: str
+    worker: str
+    model: str
+    environment: str | None = None
+    weights: str = "auto"
+    at_once: int = 32
+
+
+def minigen(weights: str) -> Engine:
+    """minigen, from the model's file as it is."""
+    worker = "benchmarks.peers.workers.minigen_worker"
+    return Engine(f"minigen {weights}", worker, models.GGUF, weights=weights)
+
+
+def peer(name: str, environment: str, model: str, at_once: int = 32) -> Engine:
+    """Another engine, whose worker has its environment's name."""
+    return Engine(
+        name, f"benchmarks.peers.workers.{environment}_worker", model, environment, at_once=at_once
+    )
+
+
+ENGINES = (
+    minigen("auto"),
+    minigen("bfloat16"),
+    minigen("int8"),
+    minigen("int4"),
+    peer("llama.cpp bf16", "llama_cpp", models.BFLOAT16_GGUF),
+    peer("llama.cpp Q8_0", "llama_cpp", models.Q8_0),
+    peer("llama.cpp Q4_0", "llama_cpp", models.Q4_0),
+    peer("llama.cpp Q4_1", "llama_cpp", models.GGUF),
+    peer("onnxruntime-genai int4", "onnxruntime_genai", models.ONNX_INT4),
+    peer("vLLM bf16", "vllm_cpu", models.DIRECTORY, at_once=128),
+    peer("vLLM W8A8", "vllm_cpu", models.INT8_DIRECTORY, at_once=128),
+    peer("OpenVINO GenAI Q8_0", "openvino_genai", models.Q8_0),
+    peer("transformers bf16", "transformers", models.DIRECTORY),
+)
+
+
+def chosen(names: str | None) -> list[Engine]:
+    """The engines whose names begin with one of these, comma-separated; all for None."""
+    if names is None:
+        return list(ENGINES)
+    begins = tuple(name.strip() for name in names.split(","))
+    return [engine for engine in ENGINES if engine.name.startswith(begins)]

@@ -1,0 +1,69 @@
+"""What every engine is asked to do, as plain data: seeded, and the same for all in a round.
+
+A load has a way of being measured (`workers/harness.py`) and samples; a sample is a list of
+requests. The first sample warms an engine up where `warm_up` says so. No two prompts are alike, so
+no prefix cache helps; all answers are greedy and go on past the model's end. Standard library only.
+"""
+
+import random
+from typing import Any
+
+Request = dict[str, Any]  # "prompt": token ids; "num_tokens": how many to answer with
+Load = dict[str, Any]
+
+DECODE, PREFILL_512, PREFILL_1024, TOGETHER, MIXED = (
+    "decode",
+    "prefill 512",
+    "prefill 1024",
+    "32 requests",
+    "128 mixed requests",
+)
+START, MEMORY_ALONE, MEMORY_ALL = "start", "memory of one stream", "memory of all loads"
+UNITS = {
+    DECODE: "tokens/s",
+    PREFILL_512: "tokens/s",
+    PREFILL_1024: "tokens/s",
+    TOGETHER: "tokens/s",
+    MIXED: "tokens/s",
+    START: "s",
+    MEMORY_ALONE: "MB",
+    MEMORY_ALL: "MB",
+}
+ORDINARY = range(1000, 40_000)  # token ids that are no special ones
+
+
+def loads(seed: int, scale: float = 1.0) -> list[Load]:
+    """The loads of one round; `scale` below 1 shortens all, for trying things out."""
+    rng = random.Random(seed)
+
+    def size(number: int) -> int:
+        return max(2, round(number * scale))
+
+    def alike(count: int, prompt: int, answer: int) -> list[Request]:
+        return [request(rng, size(prompt), size(answer)) for _ in range(count)]
+
+    def first_tokens(num_tokens: int) -> list[Request]:
+        return [request(rng, size(num_tokens), 1) for _ in range(3)]
+
+    mixed = [
+        request(rng, size(rng.randint(16, 512)), size(rng.randint(16, 128)))
+        for _ in range(size(128))
+    ]
+    return [
+        load(DECODE, "decode", [alike(1, 64, 128) for _ in range(4)]),
+        load(PREFILL_512, "prefill", [first_tokens(512) for _ in range(4)]),
+        load(PREFILL_1024, "prefill", [first_tokens(1024) for _ in range(3)]),
+        load(TOGETHER, "together", [alike(size(32), 64, 64) for _ in range(3)]),
+        load(MIXED, "together", [mixed], warm_up=False),
+    ]
+
+
+def load(name: str, way: str, samples: list[list[Request]], warm_up: bool = True) -> Load:
+    """A named load, and whether its first sample only warms the engine up."""
+    return {"name": name, "way": way, "samples": samples, "warm_up": warm_up}
+
+
+def request(rng: random.Random, num_prompt_tokens: int, num_tokens: int) -> Request:
+    """A prompt of ordinary tokens, and how many to answer with."""
+    prompt = [rng.choice(ORDINARY) for _ in range(num_prompt_tokens)]
+    return {"prompt": prompt, "num_tokens": num_tokens}

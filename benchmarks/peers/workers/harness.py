@@ -1,0 +1,123 @@
+"""How every engine is measured: the same code in each engine's process. Standard library only.
+
+A worker is started as `python -m benchmarks.peers.workers.NAME JOB.json`, and prints one JSON
+object a line: `versions`, then `sample`s, `memory` and `answers`; or `refused`, with a sentence.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from benchmarks.peers.loads import MEMORY_ALL, MEMORY_ALONE, START, Load, Request
+from benchmarks.peers.processes import Moment, peak_memory
+
+
+class Engine(Protocol):
+    """What a worker makes of its engine: greedy answers of exactly so many tokens."""
+
+    def versions(self) -> dict[str, str]:
+        """The packages that matter, and how they were set."""
+
+    def stream(self, prompt: list[int], num_tokens: int) -> Iterator[int]:
+        """The answer to one prompt, each token as soon as it is known."""
+
+    def together(self, requests: list[Request]) -> list[list[int]]:
+        """The answers to all requests, handed over at once."""
+
+
+class Refused(Exception):
+    """An engine cannot do what it is asked; the message is a sentence that says why."""
+
+
+def serve(open_engine: Callable[[dict[str, Any]], Engine]) -> None:
+    """Open the engine of the job that the command line names, and measure it."""
+    output = _private_stdout()
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+
+    def tell(**result: Any) -> None:
+        print(json.dumps(result), file=output, flush=True)
+
+    try:
+        engine = open_engine(job)
+    except Refused as refused:
+        tell(refused=str(refused))
+        return
+    first_prompt = job["answers"][0]["prompt"]
+    next(iter(engine.stream(first_prompt, 1)))
+    begun = Moment(**json.loads(os.environ["PEERS_BEGUN"]))
+    seconds = time.monotonic() - begun.clock
+    tell(sample=START, seconds=seconds, foreign=begun.foreign_since())
+    tell(versions=engine.versions())
+    for index, load in enumerate(job["loads"]):
+        for sample in samples(engine, load):
+            tell(sample=load["name"], **sample)
+        if index == 0:
+            tell(memory=MEMORY_ALONE, bytes=peak_memory())
+    tell(memory=MEMORY_ALL, bytes=peak_memory())
+    tell(answers=answers(engine, job["answers"]))
+
+
+def samples(engine: Engine, load: Load) -> Iterator[dict[str, float]]:
+    """Measure a load's samples one after the other, less the one that warms up."""
+    for index, requests in enumerate(load["samples"]):
+        before = Moment.now()
+        seconds, tokens = WAYS[load["way"]](engine, requests)
+        foreign = before.foreign_since()
+        if index or not load["warm_up"]:
+            yield {"seconds": seconds, "tokens": tokens, "foreign": foreign}
+
+
+def decode(engine: Engine, requests: list[Request]) -> tuple[float, int]:
+    """Seconds from the first token to the last, and tokens after the first."""
+    seconds, tokens = 0.0, 0
+    for request in requests:
+        times = [time.monotonic() for _ in engine.stream(**request)]
+        _check(len(times), request)
+        seconds += times[-1] - times[0]
+        tokens += len(times) - 1
+    return seconds, tokens
+
+
+def prefill(engine: Engine, requests: list[Request]) -> tuple[float, int]:
+    """Seconds to the first token of each request in turn, and tokens of their prompts."""
+    begun = time.monotonic()
+    for request in requests:
+        _check(len(list(engine.stream(**request))), request)
+    return time.monotonic() - begun, sum(len(request["prompt"]) for request in requests)
+
+
+def together(engine: Engine, requests: list[Request]) -> tuple[float, int]:
+    """Seconds until all answers are there, and their tokens."""
+    begun = time.monotonic()
+    found = engine.together(requests)
+    seconds = time.monotonic() - begun
+    for answer, request in zip(found, requests, strict=True):
+        _check(len(answer), request)
+    return seconds, sum(map(len, found))
+
+
+WAYS = {"decode": decode, "prefill": prefill, "together": together}
+
+
+def answers(engine: Engine, asked: list[dict[str, Any]]) -> list[list[int]]:
+    """What the engine says to the prompts that have sure answers: one by one, then together."""
+    requests = [{"prompt": each["prompt"], "num_tokens": len(each["tokens"])} for each in asked]
+    return [list(engine.stream(**each)) for each in requests] + engine.together(requests)
+
+
+def _check(num_tokens: int, request: Request) -> None:
+    if num_tokens != request["num_tokens"]:
+        raise SystemExit(
+            f"it answered with {num_tokens} tokens where {request['num_tokens']} were asked for"
+        )
+
+
+def _private_stdout() -> TextIO:
+    """The process's stdout for results alone; what else is printed goes to stderr."""
+    private = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return private

@@ -1,0 +1,47 @@
+"""minigen, through `LLM` as its users have it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.peers.loads import Request
+from benchmarks.peers.workers.harness import Refused, serve
+from minigen import LLM, MinigenError, SamplingParams
+
+
+class Minigen:
+    """An `LLM` with as many sequences at once as the job says."""
+
+    def __init__(self, job: dict[str, Any]):
+        try:
+            self.llm = LLM.load(
+                job["model"],
+                weights=job["weights"],
+                threads=job["threads"],
+                max_sequences=job["at_once"],
+            )
+        except MinigenError as error:
+            raise Refused(str(error)) from None
+
+    def versions(self) -> dict[str, str]:
+        """What was chosen for each part."""
+        shown = ("weights", "linear", "attention", "threads")
+        return {name: text for name, text in self.llm.describe().items() if name in shown}
+
+    def stream(self, prompt: list[int], num_tokens: int) -> Iterator[int]:
+        """Token ids as they come."""
+        return (each.token_id for each in self.llm.stream_deltas([prompt], exactly(num_tokens)))
+
+    def together(self, requests: list[Request]) -> list[list[int]]:
+        """Continuous batching of all."""
+        params = [exactly(each["num_tokens"]) for each in requests]
+        outputs = self.llm.generate([each["prompt"] for each in requests], params, progress=False)
+        return [output.token_ids for output in outputs]
+
+
+def exactly(num_tokens: int) -> SamplingParams:
+    """Greedy, so many tokens, whatever the model would like to stop at."""
+    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+
+
+if __name__ == "__main__":
+    serve(Minigen)
