@@ -76,6 +76,7 @@ def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
         "model": f"{config.family}, {checkpoint.form}, from {checkpoint.path}",
         "weights": f"{chosen.form} ({chosen.form_reason})",
         "runner": chosen.runner,
+        "linear": chosen.linear,
         "attention": "paged, in the compiled step" if chosen.compiled else name_of(attend),
         "kv cache": f"{num_blocks} blocks of {options.block_size} tokens",
         "allocator": name_of(manager.allocator),

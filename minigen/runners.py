@@ -49,6 +49,13 @@ class Plan:
         """What keys and values are kept in."""
         return torch.bfloat16 if self.compiled else DTYPES[self.form]
 
+    @property
+    def linear(self) -> str:
+        """What multiplies."""
+        if self.compiled or self.form in ("int8", "int4"):
+            return "Numba, weights in panels of sixteen rows"
+        return "torch, weights packed for oneDNN" if can_pack(self.dtype) else "torch"
+
 
 def plan(checkpoint: Checkpoint, options: EngineOptions, own_attention: bool) -> Plan:
     """Choose for this model, these options and this processor."""

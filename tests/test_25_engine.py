@@ -431,12 +431,12 @@ def test_steps_are_packed_into_the_same_buffers(tiny_llm: LLM) -> None:
     assert isinstance(runner, PagedRunner)
     for sequence in sequences_of(tiny_llm, ["abcde", "xyz"], GREEDY):
         tiny_llm.engine.add(sequence)
-    prompts = runner.pack(scheduler.next_batch())
+    prompts = runner.packer.pack(scheduler.next_batch())
     assert len(prompts.token_ids) == 10, "each with a first token in front"
     places = [value.data_ptr() for value in vars(prompts).values() if isinstance(value, Tensor)]
     assert len(set(places)) == 6
     tiny_llm.engine.step()
-    decodes = runner.pack(scheduler.next_batch())
+    decodes = runner.packer.pack(scheduler.next_batch())
     assert len(decodes.token_ids) == 2
     again = [value.data_ptr() for value in vars(decodes).values() if isinstance(value, Tensor)]
     assert again == places
