@@ -15,6 +15,7 @@ from minigen.machine import cpu_name, num_cores
 PACKAGES = (
     "torch",
     "numpy",
+    "numba",
     "gguf",
     "safetensors",
     "tokenizers",

@@ -59,9 +59,15 @@ class CompiledRunner:
             batch.block_tables.numpy(),
             rows,
         )
+        self.pool.copy_blocks(self.manager.take_copies())
         logits = self._logits[: len(rows) * self.shape.vocab]
+        self.run(packed, logits)
+        found = torch.from_numpy(logits).unflatten(0, (-1, self.shape.vocab))
+        return found if len(rows) == len(wanted) else found[torch.from_numpy(wanted)]
+
+    def run(self, packed: Packed, logits: np.ndarray) -> None:
+        """One step; writes the logits of `packed.logits_rows`, ascending, one after another."""
         with one_at_a_time(self.num_threads):
-            self.pool.copy_blocks(self.manager.take_copies())
             run_step(
                 self.shape,
                 self.weights,
@@ -73,8 +79,6 @@ class CompiledRunner:
                 self.num_threads,
                 logits,
             )
-        found = torch.from_numpy(logits).unflatten(0, (-1, self.shape.vocab))
-        return found if len(rows) == len(wanted) else found[torch.from_numpy(wanted)]
 
 
 def make_workspace(shape: Shape, max_tokens: int, in_bfloat16: bool) -> Workspace:

@@ -1,0 +1,213 @@
+"""Forms of weights beside one another: what they cost in quality, and what they gain in speed.
+
+Quality is measured against float32 on fixed English text (the topics of Python's own manual, which
+every Python brings along): how often the likeliest next token is the same, and perplexity. And on
+questions whose first five answer tokens float32 is sure of, by a logit or more: how many of those
+tokens come out the same. Speed is a ratio to torch's layers in bfloat16, by turns in one run.
+"""
+
+import hashlib
+import json
+import math
+import pydoc_data.topics
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from common import json_option, random_prompts, write_results
+
+from minigen import LLM, SamplingParams
+from minigen.cache.paged import attend_paged
+from minigen.engine.runner import PagedRunner
+from minigen.kernels.paging import Packed
+from minigen.kernels.runner import CompiledRunner
+from minigen.model.attention import attend_packed
+
+FORMS = ("bfloat16", "int8", "int4")
+WINDOW, NUM_WINDOWS = 512, 40
+TURNS = 5
+CAPITALS = (
+    "France Germany Italy Spain Portugal Austria Hungary Greece Turkey Egypt Japan China India "
+    "Russia Poland Sweden Norway Finland Denmark Ireland Canada Mexico Cuba Peru Chile Argentina "
+    "Brazil Colombia Kenya Ethiopia Nigeria Ghana Morocco Iran Iraq Israel Jordan Thailand Vietnam "
+    "Indonesia Australia Ukraine Romania Bulgaria Serbia Croatia Belgium Switzerland"
+).split()
+
+
+def questions() -> list[str]:
+    """More than will be used: only those count whose answer float32 is sure of."""
+    asked = []
+    for country in CAPITALS:
+        asked += [
+            f"What is the capital of {country}?",
+            f"On which continent is {country}?",
+            f"Name the largest city of {country}.",
+            f"Which language do most people in {country} speak?",
+        ]
+    asked += [f"Count from {first} to {first + 9}." for first in range(1, 60)]
+    asked += [f"Repeat the word '{country}' five times." for country in CAPITALS]
+    return [f"Question: {question}\nAnswer:" for question in asked]
+
+
+def text_ids(llm: LLM) -> list[int]:
+    """The fixed text's first tokens."""
+    topics = pydoc_data.topics.topics
+    text = "\n\n".join(topics[name] for name in sorted(topics))
+    return llm.tokenizer.encode(text[: 8 * WINDOW * NUM_WINDOWS])[: WINDOW * NUM_WINDOWS]
+
+
+def all_logits(llm: LLM, ids: list[int]) -> torch.Tensor:
+    """The logits after every token of a window."""
+    runner: Any = llm.engine.runner
+    count = len(ids)
+    if isinstance(runner, CompiledRunner):
+        every = np.arange(count)
+        tables = np.arange(1, 2 + count // 16).reshape(1, -1)
+        starts, lengths = np.array([0, count]), np.array([count])
+        packed = Packed(np.array(ids), every, 16 + every, starts, lengths, tables, every)
+        logits = np.empty(count * runner.shape.vocab, np.float32)
+        runner.run(packed, logits)
+        return torch.from_numpy(logits).unflatten(0, (count, -1))
+    with torch.inference_mode():
+        attend = attend_packed([count], llm.config.sliding_windows)
+        model = runner.model
+        hidden = model(torch.tensor(ids), torch.arange(count), attend)
+        return model.logits(hidden)
+
+
+def read_text(llm: LLM, ids: list[int]) -> tuple[np.ndarray, float]:
+    """The likeliest token after each of the text's, and its perplexity."""
+    likeliest, lost = [], 0.0
+    for start in range(0, len(ids), WINDOW):
+        window = ids[start : start + WINDOW]
+        logits = all_logits(llm, window)
+        likeliest.append(logits.argmax(dim=-1).numpy())
+        logprobs = logits[:-1].log_softmax(dim=-1)
+        lost -= float(logprobs.gather(-1, torch.tensor(window[1:]).unsqueeze(-1)).sum())
+    return np.concatenate(likeliest), math.exp(lost / (len(ids) * (WINDOW - 1) / WINDOW))
+
+
+def sure_answers(llm: LLM) -> dict[str, list[int]]:
+    """The questions whose five tokens float32 is sure of, with those tokens."""
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logprobs=2)
+    sure = {}
+    for question, output in zip(questions(), llm.generate(questions(), params), strict=True):
+        margins = []
+        for each in output.logprobs or []:
+            first, second = sorted((one.logprob for one in each.values()), reverse=True)[:2]
+            margins.append(first - second)
+        if min(margins) >= 1:
+            sure[question] = output.token_ids
+    return sure
+
+
+def same_tokens(llm: LLM, sure: dict[str, list[int]]) -> float:
+    """The share of the sure answers' tokens that come out the same."""
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    outputs = llm.generate(list(sure), params)
+    same = [
+        found == wanted
+        for output, answer in zip(outputs, sure.values(), strict=True)
+        for found, wanted in zip(output.token_ids, answer, strict=True)
+    ]
+    return sum(same) / len(same)
+
+
+def measure_quality(load: Callable[[str], LLM]) -> dict[str, Any]:
+    exact = load("float32")
+    ids = text_ids(exact)
+    expected, perplexity = read_text(exact, ids)
+    sure = sure_answers(exact)
+    digest = hashlib.sha256(np.array(ids, np.int64).tobytes()).hexdigest()
+    found: dict[str, Any] = {
+        "tokens": len(ids),
+        "sha256 of the token ids": digest,
+        "sure questions": len(sure),
+        "float32 perplexity": perplexity,
+    }
+    for form in FORMS:
+        llm = load(form)
+        assert isinstance(llm.engine.runner, CompiledRunner)
+        likeliest, own = read_text(llm, ids)
+        found[form] = {
+            "top-1 agreement": float((likeliest == expected).mean()),
+            "perplexity ratio": own / perplexity,
+            "sure tokens kept": same_tokens(llm, sure),
+        }
+        print(form, json.dumps(found[form]), flush=True)
+    return found
+
+
+def rates(llm: LLM, turn: int) -> dict[str, float]:
+    """Tokens a second: one stream, prompts of 512 and 1,024, and 32 requests of 64 and 64."""
+    params = SamplingParams(temperature=0, max_tokens=65, ignore_eos=True)
+    one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    seconds = {}
+
+    def timed(name: str, prompts: list[list[int]], asked: SamplingParams) -> None:
+        start = time.perf_counter()
+        llm.generate(prompts, asked, progress=False)
+        seconds[name] = time.perf_counter() - start
+
+    (short,) = random_prompts(1, 64, 10 * turn)
+    timed("first", [short], one)
+    timed("stream", [[7, *short[1:]]], params)
+    for length in (512, 1024):
+        timed(f"prefill {length}", random_prompts(1, length, 10 * turn + length), one)
+    timed("together", random_prompts(32, 64, 10 * turn + 1), params)
+    return {
+        "decode": 64 / (seconds["stream"] - seconds["first"]),
+        "prefill 512": 512 / seconds["prefill 512"],
+        "prefill 1024": 1024 / seconds["prefill 1024"],
+        "32 together": 32 * 65 / seconds["together"],
+    }
+
+
+def measure_speed(load: Callable[..., LLM]) -> dict[str, Any]:
+    engines = {"bfloat16, layer by layer": load("bfloat16", attend=layers)}
+    assert isinstance(engines["bfloat16, layer by layer"].engine.runner, PagedRunner)
+    engines |= {form: load(form) for form in FORMS}
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
+    for turn in range(TURNS + 1):
+        for name, llm in engines.items():
+            found = rates(llm, turn)
+            if turn:
+                taken[name].append(found)
+    base = taken["bfloat16, layer by layer"]
+    return {
+        name: {
+            load_name: {
+                "tokens a second": statistics.median(turn[load_name] for turn in turns),
+                "ratio": statistics.median(
+                    turn[load_name] / other[load_name]
+                    for turn, other in zip(turns, base, strict=True)
+                ),
+            }
+            for load_name in turns[0]
+        }
+        for name, turns in taken.items()
+    }
+
+
+def layers(pool: Any, batch: Any, windows: Any) -> Any:
+    """minigen's attention in torch, by another name, so that the layers run one by one."""
+    return attend_paged(pool, batch, windows)
+
+
+def main() -> None:
+    file = json_option()
+
+    def load(form: str, **options: Any) -> LLM:
+        return LLM.load(weights=form, max_sequences=32, **options)
+
+    results = {"quality": measure_quality(load), "speed": measure_speed(load)}
+    print(json.dumps(results, indent=2))
+    if file is not None:
+        write_results(file, results)
+
+
+if __name__ == "__main__":
+    main()
