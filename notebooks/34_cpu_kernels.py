@@ -77,7 +77,7 @@ def add_up(numbers):
 
 
 numbers = np.ones(2**26, np.float32)
-bandwidth = numbers.nbytes / best_seconds(lambda: add_up(numbers))
+bandwidth = numbers.nbytes / best_seconds(lambda: add_up(numbers), 25)
 head = shape.vocab * shape.hidden  # of the products' weights; the rest is the layers'
 form_bytes = {  # as minigen keeps them: a scale for each 32, in 4 bits a minimum too, head in 8
     "float32": 4 * shape.multiplied,
@@ -135,10 +135,11 @@ for name, each in seconds.items():
     print(f"{name:>5}: {mark(speed / 1e9, 'GB/s')}, {mark(100 * speed / bandwidth, '%')} of it")
 
 # %% [markdown]
-# A library's product is made for matrices: it cuts them into tiles that stay in a cache, and it
-# copies or walks them in an order that many rows of inputs would pay for. One row has nothing to
-# pay with. The naive loop reads every weight once, in the order in which it lies there. That is all
-# that memory wants: it sees what comes next, and fetches ahead.
+# A library's product is made for many rows of inputs: it cuts matrices into tiles that stay in a
+# cache, and shares tiles among the cores. One row has no use for that. (Which way a library takes
+# for one row depends on its version and on the processor; where torch is near the line on your
+# machine, it took the naive way.) The naive loop reads every weight once, in the order in which it
+# lies there. That is all that memory wants: it sees what comes next, and fetches ahead.
 #
 # ## Fewer bytes: one for each weight
 #
@@ -234,7 +235,8 @@ print("a * b * b + a: ", *(f"{each:.0f}" for each in c[16:]))
 # And for bytes there is an instruction that could have been made for this chapter, `vpdpbusd`: in
 # each lane it multiplies four bytes by four bytes and adds the four products to the lane's sum. The
 # weights' bytes are unsigned (so 128 is added to each), the inputs' signed: inputs must be bytes,
-# too. Sixteen real rows, their first four columns:
+# too. Sixteen rows of our matrix, their first
+# four columns:
 
 # %%
 from minigen.kernels.panels import by_panels
@@ -263,7 +265,7 @@ picture(
     "Sixteen lanes: four weights each, the same four inputs, and the sums of their products.",
 )
 (code,) = one_load.inspect_asm().values()
-measured("vpdpbusd in this function's machine code", code.count("vpdpbusd"), "times", 1)
+measured("vpdpbusd in this function's machine code", code.count("vpdpbusd"))
 
 # %% [markdown]
 # What stands in the machine code depends on the processor that compiled it. One without the
@@ -334,10 +336,15 @@ measured("panels: times as fast as torch in float32", seconds["torch"] / seconds
 # and its peak from a few rows which a cache holds:
 
 # %%
-few = 512  # rows: small enough for a cache
+from minigen.kernels.linear import PanelLinear
+from minigen.kernels.multiply import multiply
+from minigen.kernels.panels import Codes8
+
+few = 512  # rows of weights: small enough for a cache
 in_bytes, outs = {}, np.empty(64 * num_rows, np.float32)
 for n in (1, 2, 4, 8, 16, 64):
-    inputs = as_inputs(rng.standard_normal((n, width), dtype=np.float32))
+    rows = rng.standard_normal((n, width), dtype=np.float32)
+    inputs = as_inputs(rows)
     tile = (0,) * min(n, 8)
     run = partial(product_of_panels, tile, words, panel_scales, *inputs, groups, outs)
     taken = best_seconds(partial(run, num_rows), 3)
@@ -350,7 +357,17 @@ picture(
     "A roofline for bytes: steps of 1 to 64 tokens climb along the slope to the flat part.",
 )
 for n, (_, taken) in in_bytes.items():
-    print(f"{n:>2} tokens: {mark(taken / in_bytes[1][1], 'times the time of one', 2)}")
+    print(f"{n:>2} at once: {mark(taken / in_bytes[1][1], 'times the time of one', 2)}")
+
+halves = panel_scales.astype(np.float16).view(np.uint16)  # as the package keeps them
+few_panels = Codes8(words[None, : few * width // 4], halves[None, : few * groups])
+theirs = PanelLinear(few_panels, width, None, (few,), num_threads)(torch.from_numpy(rows))
+torch.set_num_threads(num_threads)  # the package's kernel left torch one, lest they wait
+run(few)
+ours = torch.from_numpy(outs[: 64 * few]).unflatten(0, (64, few))
+torch.testing.assert_close(theirs, ours, atol=0.1, rtol=1e-3)
+print("\nthe package's product is ours, but for its scales, which have 16 bits")
+show(multiply)
 
 # %% [markdown]
 # To the left of the ridge another token costs next to nothing. To its right each costs its
@@ -387,17 +404,19 @@ for name, share in kinds.items():
 #
 # A query times all keys, then the shares times all values: these are products, too, with the
 # cache in the weights' place. So the cache lies in panels as well. Keys have a lane for each token,
-# values one for each number of the head; no sum crosses a lane. Both are bfloat16, two to a word:
+# values one for each number of the head; no sum crosses a lane. Both are bfloat16, two to a word.
+# (Loading a model in one of these forms compiles its step, if that was never done here: half a
+# minute, once. `minigen compile` does it ahead.)
 
 # %%
 picture(
     draw.three_products(llm.config.head_dim),
     "A panel of weights, a block of keys, a block of values: what a lane is in each.",
 )
-compiled = {form: load_model(weights=form) for form in ("bfloat16", "int8", "int4")}
+in_int4 = load_model(weights="int4")
 texts = ids[:40], ids[50:90], ids[100:120], ids[120:125], ids[130:160]
-alone = [read_along(compiled["int4"], text).logits[0] for text in texts]
-together = read_along(compiled["int4"], *texts).logits
+alone = [read_along(in_int4, text).logits[0] for text in texts]
+together = read_along(in_int4, *texts).logits
 same_bits = all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
 print("five texts together and each alone, the same to the last bit:", same_bits)
 five, some = torch.from_numpy(weight[:5]), of_torch[0][:4096]
@@ -442,17 +461,21 @@ measured("to wake the threads and wait for them", 1e6 * region, "µs")
 measured("one small operator of torch, called from Python", 1e6 * operator, "µs")
 print(f"parallel loops in a step of one token: {regions}")
 measured("so they cost", 1e3 * region * regions, "ms a token")
-chosen = compiled["int4"].describe()
+chosen = in_int4.describe()
 print(*(f"{part}: {chosen[part]}" for part in ("weights", "runner", "attention")), sep="\n")
 
 # %% [markdown]
 # ## The measurement again
 #
 # The same model in four forms, the same 200 tokens of Alice, one token a step. Agreement is how
-# often the likeliest next token is that of float32.
+# often the likeliest next token is that of float32, whose time is that of the first cell.
 
 # %%
-readings = {form: read_along(each, ids) for form, each in compiled.items()}
+from minigen.kernels.compiling import compile_step
+
+compile_step("bfloat16")
+others = {form: load_model(weights=form) for form in ("bfloat16", "int8")}
+readings = {form: read_along(each, ids) for form, each in (others | {"int4": in_int4}).items()}
 step_seconds = {"float32": in_float32.step_seconds}
 step_seconds |= {form: each.step_seconds for form, each in readings.items()}
 speeds = {form: 1 / each for form, each in step_seconds.items()}
@@ -474,9 +497,10 @@ for form, speed in speeds.items():
 
 # %% [markdown]
 # float32 runs layer by layer in torch and stays far below its ceiling; the others are the compiled
-# step. Among these, fewer bytes are faster, but not by as much as they are fewer: the loops'
-# waiting, the rounding of inputs, norms and attention take the same time in every form, and are a
-# larger part of a shorter step.
+# step. Among these, fewer bytes are faster, but not by as much as they are fewer: waking threads,
+# rounding inputs, norms and attention take the same time in every form, and are a larger part of a
+# shorter step. (A little more than 100 % is possible: a large cache still holds some of the weights
+# from the step before, and other programs may have slowed the measuring of memory.)
 #
 # ## Your turn
 #

@@ -5,7 +5,6 @@ import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import count
-from statistics import median
 
 import torch
 from jaxtyping import Float
@@ -27,8 +26,8 @@ class Reading:
 
     @property
     def step_seconds(self) -> float:
-        """Of a usual step."""
-        return median(self.seconds)
+        """Of a step that nothing disturbed: one in ten takes less."""
+        return sorted(self.seconds)[len(self.seconds) // 10]
 
 
 def read_along(llm: LLM, *texts: SequenceOf[int]) -> Reading:

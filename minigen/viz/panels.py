@@ -54,11 +54,13 @@ def _matrix(axes: Axes, taken: set[tuple[int, int]], row: int, by_panels: bool) 
                 colour = ORANGE if each == row else SKY
             axes.add_patch(Rectangle((word, each), 1, 1, facecolor=colour, edgecolor=FAINT))
             ink = "white" if colour == ORANGE else INK
-            axes.text(word + 0.5, each + 0.54, place, ha="center", va="center", size=7.5, color=ink)
+            axes.text(
+                word + 0.5, each + 0.54, f"{place}", ha="center", va="center", size=7.5, color=ink
+            )
     axes.add_patch(Rectangle((0, row), WORDS, 1, fill=False, edgecolor=ORANGE, linewidth=2))
     axes.set(xlim=(0, WORDS), ylim=(LANES, 0))
-    axes.set_xticks(np.arange(WORDS) + 0.5, range(WORDS))
-    axes.set_yticks(np.arange(LANES) + 0.5, range(LANES), fontsize=8)
+    axes.set_xticks(np.arange(WORDS) + 0.5, _counted(WORDS))
+    axes.set_yticks(np.arange(LANES) + 0.5, _counted(LANES), fontsize=8)
     axes.set_xlabel("word of the group; numbers are places in memory")
     axes.set_ylabel("row")
     axes.tick_params(length=0)
@@ -71,7 +73,7 @@ def _register(axes: Axes, taken: Sequence[tuple[int, int]], row: int) -> None:
         ink = "white" if each == row else INK
         axes.text(lane + 0.5, 0.5, f"r{each}", ha="center", va="center", size=8, color=ink)
     axes.set(xlim=(0, LANES), ylim=(0, 1))
-    axes.set_xticks(np.arange(LANES) + 0.5, range(LANES), fontsize=8)
+    axes.set_xticks(np.arange(LANES) + 0.5, _counted(LANES), fontsize=8)
     axes.set_xlabel("lane")
     axes.set_yticks([])
     axes.tick_params(length=0)
@@ -96,12 +98,18 @@ def byte_dots(codes: np.ndarray, inputs: Sequence[int], sums: Sequence[int]) -> 
                     Rectangle((lane, height), 1, 1, facecolor=colour, edgecolor="white", alpha=0.6)
                 )
                 axes.text(
-                    lane + 0.5, height + 0.53, number, ha="center", va="center", size=8, color=INK
+                    lane + 0.5,
+                    height + 0.53,
+                    f"{number}",
+                    ha="center",
+                    va="center",
+                    size=8,
+                    color=INK,
                 )
             height += 1
         height += 0.5
     axes.set(xlim=(-2.6, LANES), ylim=(height - 0.5, -0.1))
-    axes.set_xticks(np.arange(LANES) + 0.5, range(LANES))
+    axes.set_xticks(np.arange(LANES) + 0.5, _counted(LANES))
     axes.set_xlabel("lane")
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
@@ -125,13 +133,17 @@ def three_products(head_dim: int = 64) -> Figure:
             )
         panel.add_patch(Rectangle((0, 0), LANES, 1, facecolor=colour, edgecolor=INK))
         panel.set(xlim=(-0.1, LANES + 0.1), ylim=(words, 0 - words * 0.02))
-        panel.set_xticks([0.5, LANES - 0.5], [0, LANES - 1])
-        panel.set_yticks([0.5, words - 0.5], [0, words - 1])
+        panel.set_xticks([0.5, LANES - 0.5], ["0", f"{LANES - 1}"])
+        panel.set_yticks([0.5, words - 0.5], ["0", f"{words - 1}"])
         panel.tick_params(length=0)
         panel.set_xlabel(f"lane: {lane}")
         panel.set_ylabel(word)
         title(panel, f"{name}, times {given}")
     return made
+
+
+def _counted(number: int) -> list[str]:
+    return [str(each) for each in range(number)]
 
 
 def bars(rates: Mapping[str, float], limit: float, unit: str, text: str) -> Figure:
@@ -164,9 +176,9 @@ def steps_of_scales(numbers: np.ndarray, size: int = 32) -> Figure:
         (f"a scale for each {size}", of_groups, BLUE),
     ):
         lost[name] = int((magnitudes < halves).sum())
-        axes.step(places, halves, where="post", color=colour, linewidth=2, label=f"{name}")
+        axes.step(places, halves, where="post", color=colour, linewidth=2, label=name)
     axes.set(yscale="log", xlim=(0, len(numbers)), ylabel="magnitude (log scale)")
-    axes.set_ylim(bottom=max(magnitudes.max() * 1e-6, 1e-9))
+    axes.set_ylim(bottom=max(of_groups.min() / 5, 1e-9))
     axes.set_xlabel("number of the input; below a line it becomes 0")
     axes.legend(frameon=False, labelcolor=INK, loc="upper right", ncols=2)
     title(axes, "Become 0: " + ", ".join(f"{n:,} with {name}" for name, n in lost.items()))
