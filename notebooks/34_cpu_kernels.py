@@ -56,7 +56,8 @@ from minigen.viz.roofline import roofline
 llm = load_model(weights="float32")
 num_threads = torch.get_num_threads()
 shape = ModelShape.of(llm.config)
-ids = llm.tokenizer.encode(ALICE)[:200]
+ids = llm.tokenizer.encode(ALICE)
+pieces = [ids[start : start + 40] for start in range(0, 160, 40)]
 
 # %% [markdown]
 # ## A number that hurts
@@ -90,7 +91,7 @@ for form, num_bytes in form_bytes.items():
     ceiling = mark(bandwidth / num_bytes, "tokens/s")
     print(f"{form:>8}: {num_bytes / 1e6:3.0f} MB a token, so at most {ceiling}")
 
-in_float32 = read_along(llm, ids[:48])
+in_float32 = read_along(llm, ids[:24])
 reached = form_bytes["float32"] / in_float32.step_seconds / bandwidth
 measured("\nchapter 25's engine in float32", 1 / in_float32.step_seconds, "tokens/s")
 measured("of its ceiling", 100 * reached, "%")
@@ -381,23 +382,23 @@ show(multiply)
 # picture counts them.
 
 # %%
-given = inputs_of_down(llm, ids, 28)[0].numpy()
+given = inputs_of_down(llm, pieces[0], 28)[0].numpy()
 picture(
     draw.steps_of_scales(given),
     "Magnitudes of one token's inputs: one scale loses most of them, a scale for each 32 few.",
 )
-exact = scores(llm, ids)
+exact = [scores(llm, piece) for piece in pieces]
 kinds = {"one scale": "text", "a scale a token": "token", "a scale for each 32": 32}
 print(f"{'':>20}  same next token    perplexity")
-print(f"{'float32':>20}                  {mark(perplexity_of(exact, ids))}")
+print(f"{'float32':>20}                  {mark(perplexity_of(exact, pieces))}")
 for name, share in kinds.items():
-    found = scores(llm, ids, rounded(share))
+    found = [scores(llm, piece, rounded(share)) for piece in pieces]
     same = mark(100 * agreement(found, exact), "%")
-    print(f"{name:>20}  {same:<16}  {mark(perplexity_of(found, ids))}")
+    print(f"{name:>20}  {same:<16}  {mark(perplexity_of(found, pieces))}")
 
 # %% [markdown]
 # One outlier sets the step for everybody who shares its scale. With a scale for all of a product's
-# inputs that is the whole text; with a scale a token, that token; with one for each 32, 31
+# inputs that is forty tokens; with a scale a token, that token; with one for each 32, 31
 # neighbours. And panels multiply by a scale for each 32 at hardly any cost.
 #
 # ## Attention as two products
@@ -414,11 +415,11 @@ picture(
     "A panel of weights, a block of keys, a block of values: what a lane is in each.",
 )
 in_int4 = load_model(weights="int4")
-texts = ids[:40], ids[50:90], ids[100:120], ids[120:125], ids[130:160]
+texts = ids[:12], ids[50:60], ids[120:125]
 alone = [read_along(in_int4, text).logits[0] for text in texts]
 together = read_along(in_int4, *texts).logits
 same_bits = all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
-print("five texts together and each alone, the same to the last bit:", same_bits)
+print("three texts together and each alone, the same to the last bit:", same_bits)
 five, some = torch.from_numpy(weight[:5]), of_torch[0][:4096]
 differ = (five @ some.T)[:1] != five[:1] @ some.T
 measured("torch, a row among five and alone: of 4,096 numbers differ", float(differ.sum()))
@@ -467,39 +468,41 @@ print(*(f"{part}: {chosen[part]}" for part in ("weights", "runner", "attention")
 # %% [markdown]
 # ## The measurement again
 #
-# The same model in four forms, the same 200 tokens of Alice, one token a step. Agreement is how
-# often the likeliest next token is that of float32, whose time is that of the first cell.
+# The same model in four forms: the time of a step of one token, and what it makes of 160 tokens of
+# Alice. Agreement is how often the likeliest next token is that of float32, whose time is that of
+# the first cell.
 
 # %%
 from minigen.kernels.compiling import compile_step
 
 compile_step("bfloat16")
 others = {form: load_model(weights=form) for form in ("bfloat16", "int8")}
-readings = {form: read_along(each, ids) for form, each in (others | {"int4": in_int4}).items()}
+others["int4"] = in_int4
+found = {form: read_along(each, *pieces).logits for form, each in others.items()}
+found["float32"] = exact
 step_seconds = {"float32": in_float32.step_seconds}
-step_seconds |= {form: each.step_seconds for form, each in readings.items()}
+for form, each in others.items():
+    step_seconds[form] = read_along(each, ids[:24]).step_seconds
 speeds = {form: 1 / each for form, each in step_seconds.items()}
 allowed = {form: 1 / each for form, each in form_bytes.items()}
 picture(
     draw.forms(allowed, speeds, "bfloat16"),
     "For each form two bars: the speed that its bytes allow, and the one that it reaches.",
 )
-agreements = {"float32": 1.0}
+agreements = {form: agreement(found[form], exact) for form in speeds}
 for form, speed in speeds.items():
-    logits = exact if form == "float32" else readings[form].logits[0]
-    agreements[form] = agreement(logits, exact)
     part = mark(100 * speed * form_bytes[form] / bandwidth, "%")
     print(
         f"{form:>8}: {mark(speed / speeds['bfloat16'], 'x bfloat16')}, {part} of its ceiling, "
         f"{mark(100 * agreements[form], '% agreement')}, perplexity "
-        f"{mark(perplexity_of(logits, ids))}"
+        f"{mark(perplexity_of(found[form], pieces))}"
     )
 
 # %% [markdown]
 # float32 runs layer by layer in torch and stays far below its ceiling; the others are the compiled
 # step. Among these, fewer bytes are faster, but not by as much as they are fewer: waking threads,
 # rounding inputs, norms and attention take the same time in every form, and are a larger part of a
-# shorter step. (A little more than 100 % is possible: a large cache still holds some of the weights
+# shorter step. (More than 100 % is possible: a large cache still holds some of the weights
 # from the step before, and other programs may have slowed the measuring of memory.)
 #
 # ## Your turn

@@ -92,9 +92,9 @@ def test_an_outlier_costs_its_neighbours_only_where_they_share_its_scale() -> No
 def test_agreement_and_perplexity_of_what_can_be_counted() -> None:
     sure = torch.eye(4)[[1, 2, 3]] * 100
     other = torch.eye(4)[[1, 0, 3]] * 100
-    assert agreement(sure, other) == pytest.approx(2 / 3)
-    assert perplexity_of(sure, [0, 1, 2]) == pytest.approx(1)
-    assert perplexity_of(torch.zeros(3, 4), [0, 1, 2]) == pytest.approx(4)
+    assert agreement([sure], [other]) == pytest.approx(2 / 3)
+    assert perplexity_of([sure], [[0, 1, 2]]) == pytest.approx(1)
+    assert perplexity_of([torch.zeros(3, 4)] * 2, [[0, 1, 2]] * 2) == pytest.approx(4)
 
 
 def test_the_best_time_is_of_as_many_runs_as_asked_and_one_for_free() -> None:

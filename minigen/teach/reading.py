@@ -62,13 +62,19 @@ def read_along(llm: LLM, *texts: SequenceOf[int]) -> Reading:
     return Reading(tuple(torch.stack(rows) for rows in logits), tuple(seconds))
 
 
-def agreement(one: Float[Tensor, "tokens vocab"], other: Float[Tensor, "tokens vocab"]) -> float:
-    """Share of the places where both find the same token the likeliest."""
-    return float((one.argmax(-1) == other.argmax(-1)).float().mean())
+def agreement(one: SequenceOf[Tensor], other: SequenceOf[Tensor]) -> float:
+    """Share of the places where both readings find the same token the likeliest.
+
+    Each is the logits of the same texts, [tokens, vocab] for each text.
+    """
+    likeliest, others = (torch.cat([text.argmax(-1) for text in each]) for each in (one, other))
+    return float((likeliest == others).float().mean())
 
 
-def perplexity_of(logits: Float[Tensor, "tokens vocab"], token_ids: SequenceOf[int]) -> float:
-    """Among how many equally likely tokens one might as well have chosen, over the text."""
-    following = torch.tensor(token_ids[1:])[:, None]
-    found = logits[:-1].double().log_softmax(-1).gather(-1, following)
-    return math.exp(-float(found.mean()))
+def perplexity_of(logits: SequenceOf[Tensor], texts: SequenceOf[SequenceOf[int]]) -> float:
+    """Among how many equally likely tokens one might as well have chosen, over these texts."""
+    found = [
+        scores[:-1].double().log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])
+        for scores, ids in zip(logits, texts, strict=True)
+    ]
+    return math.exp(-float(torch.cat(found).mean()))
