@@ -36,6 +36,7 @@ ASSEMBLY = {
         "answers",
         "assembly",
         "requests",
+        "runners",
         "shared_steps",
         "outputs",
         "sockets",

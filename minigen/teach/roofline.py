@@ -3,13 +3,12 @@
 Source: Williams, Waterman and Patterson 2009, "Roofline".
 """
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from minigen.teach.budget import ModelShape
+from minigen.teach.measuring import best_seconds
 
 REPEATS = 20  # so many that other programs leave at least one alone
 
@@ -105,16 +104,6 @@ def measure_machine(
     """
     numbers = torch.ones(megabytes * 2**20 // 4)
     left, right = (torch.ones(size, size, dtype=dtype) for _ in range(2))
-    bandwidth = numbers.numel() * 4 / _best_seconds(numbers.sum)
-    flops = 2 * size**3 / _best_seconds(lambda: left @ right)
+    bandwidth = numbers.numel() * 4 / best_seconds(numbers.sum, REPEATS)
+    flops = 2 * size**3 / best_seconds(lambda: left @ right, REPEATS)
     return Machine("this machine", bandwidth, flops)
-
-
-def _best_seconds(run: Callable[[], object]) -> float:
-    run()  # once for the caches, the threads and the pages
-    found = []
-    for _ in range(REPEATS):
-        begun = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - begun)
-    return min(found)

@@ -13,11 +13,13 @@ from minigen.viz.style import AMBER, BLUE, FAINT, INK, ORANGE, QUIET, SKY, figur
 GIGA = 1e9
 
 
-def roofline(machine: Machine, placed: Mapping[str, tuple[Step, float]]) -> Figure:
+def roofline(
+    machine: Machine, placed: Mapping[str, tuple[Step, float]], unit: str = "GFLOP/s"
+) -> Figure:
     """A machine's two ceilings, and steps with the seconds that they took, as points below them.
 
     To the left of the ridge a step waits for memory, to its right for arithmetic. Names of
-    `placed` are written beside the points.
+    `placed` are written beside the points; `unit` is what a billion operations a second are called.
     """
     made, axes = figure(9, 4.2)
     points = {
@@ -39,7 +41,7 @@ def roofline(machine: Machine, placed: Mapping[str, tuple[Step, float]]) -> Figu
         axes.plot(x, y, "o", color=INK, markersize=6)
         axes.annotate(name, (x, y), (6, -12), textcoords="offset points", color=INK, fontsize=9)
     axes.set_xlabel("operations for each byte read (log scale)")
-    axes.set_ylabel("GFLOP/s (log scale)")
+    axes.set_ylabel(f"{unit} (log scale)")
     axes.yaxis.set_major_formatter(_plain)
     axes.xaxis.set_major_formatter(_plain)
     title(axes, f"What {machine.name} can give, and what each step gets")

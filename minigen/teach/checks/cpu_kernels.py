@@ -1,0 +1,220 @@
+"""Checks of chapter 34: inputs as bytes, and weights in panels."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from minigen.kernels.panels import by_panels
+from minigen.teach.exercises import Exercise
+from minigen.teach.messages import Wrong, expect, expect_equal
+from minigen.teach.rounding import Quantise, quantise_groups
+
+ByPanels = Callable[[np.ndarray], np.ndarray]
+
+
+def _quantised(part: Quantise, rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """What `part` makes of rows, its shapes and types checked; whatever is not finite raises."""
+    before = rows.copy()
+    with np.errstate(all="raise", under="ignore"):
+        found = part(rows, size)
+    pair = isinstance(found, tuple) and len(found) == 2
+    expect(pair, "it should return two arrays, the bytes and the scales.")
+    codes, scales = found
+    groups = (len(rows), rows.shape[1] // size)
+    for array, name, kind, shape in (
+        (codes, "bytes", np.int8, (*groups, size)),
+        (scales, "scales", np.float32, groups),
+    ):
+        expect(isinstance(array, np.ndarray), f"the {name} should be a NumPy array.")
+        expect_equal(list(array.shape), list(shape), f"the shape of the {name}")
+        expect(array.dtype == kind, f"{name} are {array.dtype}; they should be {kind.__name__}.")
+    expect(np.array_equal(rows, before), "the rows that were given were changed; return new ones.")
+    return codes, scales
+
+
+def _expect_codes(found: np.ndarray, expected: list[int], what: str) -> None:
+    expect_equal(found.reshape(-1).tolist(), expected, what)
+
+
+def _expect_scales(found: np.ndarray, expected: list[float]) -> None:
+    for place, (mine, right) in enumerate(zip(found.reshape(-1).tolist(), expected, strict=True)):
+        if abs(mine - right) > 1e-6 * right:
+            raise Wrong(f"scale {place} is {mine:.7g}; it should be {right:.7g}.")
+
+
+def numbers_on_the_steps_come_back(part: Quantise) -> None:
+    """four numbers that are whole steps of 0.5:"""
+    codes, scales = _quantised(part, np.array([[63.5, 1.0, -0.5, 0.0]], np.float32), 4)
+    _expect_scales(scales, [0.5])
+    _expect_codes(codes, [127, 2, -1, 0], "bytes")
+
+
+def others_go_to_the_nearest_step(part: Quantise) -> None:
+    """numbers between two steps of 1:"""
+    rows = np.array([[127.0, 1.4, 1.6, -1.4, -1.6, 0.3, -0.3, 99.9]], np.float32)
+    codes, scales = _quantised(part, rows, 8)
+    _expect_scales(scales, [1.0])
+    _expect_codes(codes, [127, 1, 2, -1, -2, 0, 0, 100], "bytes")
+
+
+def the_largest_may_be_negative(part: Quantise) -> None:
+    """the number farthest from 0 is below it:"""
+    codes, scales = _quantised(part, np.array([[-254.0, 4.0, 100.0, -2.0]], np.float32), 4)
+    _expect_scales(scales, [2.0])
+    _expect_codes(codes, [-127, 2, 50, -1], "bytes")
+
+
+def an_outlier_is_its_groups_own_affair(part: Quantise) -> None:
+    """a number of 12,700 in one group, none above 1.27 in the others:"""
+    rows = np.array([[12700.0, 100.0, 1.27, -0.5], [0.01, -1.27, 127.0, 3.0]], np.float32)
+    codes, scales = _quantised(part, rows, 2)
+    _expect_scales(scales, [100.0, 0.01, 0.01, 1.0])
+    _expect_codes(codes, [127, 1, 127, -50, 1, -127, 127, 3], "bytes")
+
+
+def zeros_stay_zeros(part: Quantise) -> None:
+    """a group of nothing but zeros, beside one that is not:"""
+    codes, scales = _quantised(part, np.array([[0.0, 0.0, 0.0, 0.127]], np.float32), 2)
+    _expect_scales(scales, [0.0, 0.001])
+    _expect_codes(codes, [0, 0, 0, 127], "bytes")
+
+
+def nothing_is_farther_off_than_half_a_step(part: Quantise) -> None:
+    """three rows of 96 random numbers of all sizes, in groups of 32:"""
+    rng = np.random.default_rng(34)
+    rows = rng.standard_normal((3, 96)) * 10.0 ** rng.integers(-3, 4, (3, 96))
+    rows = rows.astype(np.float32)
+    codes, scales = _quantised(part, rows, 32)
+    expect(codes.min() >= -127, "a byte is -128; it should be -127 or more.")
+    groups = rows.reshape(3, 3, 32).astype(np.float64)
+    _expect_scales(scales, (np.abs(groups).max(-1) / 127).reshape(-1).tolist())
+    off = np.abs(groups - codes.astype(np.float64) * scales[..., None]) / scales[..., None]
+    row, group, place = np.unravel_index(int(off.argmax()), off.shape)
+    expect(
+        off.max() < 0.5001,
+        f"row {row}, group {group}, number {place} is {off.max():.3g} steps off; it should be "
+        "at most half a step.",
+    )
+
+
+def _panels(part: ByPanels, rows: np.ndarray) -> np.ndarray:
+    before = rows.copy()
+    found: Any = part(rows)
+    expect(isinstance(found, np.ndarray), "it should return a NumPy array.")
+    expect(
+        found.dtype == rows.dtype,
+        f"the words are {found.dtype}; they should stay {rows.dtype}.",
+    )
+    expect_equal(list(found.shape), [rows.size], "the shape of what is returned, which is flat")
+    expect(found.flags.c_contiguous, "the words should lie side by side in memory.")
+    expect(np.array_equal(rows, before), "the rows that were given were changed; return new ones.")
+    return found
+
+
+def _expect_order(part: ByPanels, num_rows: int, groups: int, words: int, kind: Any) -> None:
+    """Every word is told by its number, and must stand where panel, group, word and lane say."""
+    rows = np.arange(num_rows * groups * words, dtype=kind).reshape(num_rows, groups, words)
+    expected = [
+        int(rows[16 * panel + lane, group, word])
+        for panel in range(num_rows // 16)
+        for group in range(groups)
+        for word in range(words)
+        for lane in range(16)
+    ]
+    found = _panels(part, rows).tolist()
+    for place, (mine, right) in enumerate(zip(found, expected, strict=True)):
+        if mine != right:
+            row, group, word = np.unravel_index(right, rows.shape)
+            raise Wrong(
+                f"place {place} of memory holds word number {mine}; it should hold {right}: "
+                f"word {word} of group {group} of row {row}."
+            )
+
+
+def one_word_of_sixteen_rows(part: ByPanels) -> None:
+    """sixteen rows of a single word, one for each lane:"""
+    _expect_order(part, 16, 1, 1, np.int32)
+
+
+def a_rows_words_lie_sixteen_apart(part: ByPanels) -> None:
+    """sixteen rows of two words:"""
+    _expect_order(part, 16, 1, 2, np.int32)
+
+
+def groups_come_before_their_words(part: ByPanels) -> None:
+    """sixteen rows of three groups of two words:"""
+    _expect_order(part, 16, 3, 2, np.int32)
+
+
+def panels_follow_each_other(part: ByPanels) -> None:
+    """forty-eight rows, so three panels:"""
+    _expect_order(part, 48, 2, 4, np.int32)
+
+
+def scales_are_words_of_sixteen_bits(part: ByPanels) -> None:
+    """scales, one a group, kept as uint16:"""
+    _expect_order(part, 32, 5, 1, np.uint16)
+
+
+EXERCISES = (
+    Exercise(
+        "by_panels",
+        by_panels,
+        (
+            one_word_of_sixteen_rows,
+            a_rows_words_lie_sixteen_apart,
+            groups_come_before_their_words,
+            panels_follow_each_other,
+            scales_are_words_of_sixteen_bits,
+        ),
+        (
+            "Part the rows first: [rows, groups, words] is [panels, 16 lanes, groups, words] "
+            "without moving anything.",
+            "The lanes, which are the second axis then, must become the last: transpose.",
+            "reshape(-1) of a transposed array copies it in its new order; "
+            "np.ascontiguousarray says so.",
+        ),
+        "Put weights into panels. Sixteen rows make a panel; within it, the words go by group, "
+        "then by word, and the same word of all sixteen rows lies side by side, a lane for each. "
+        "The number of rows is a multiple of 16. Words are of any type, and keep it.",
+        """from minigen import SamplingParams
+from minigen.teach import load_model
+
+with using(34, by_panels=mine):
+    llm = load_model(weights="int4")
+print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=24)).text)""",
+        "A processor with AVX2 has registers of eight lanes. Take the number of lanes as an "
+        "argument; which of the kernels' numbers must follow it?",
+    ),
+    Exercise(
+        "quantise_groups",
+        quantise_groups,
+        (
+            numbers_on_the_steps_come_back,
+            others_go_to_the_nearest_step,
+            the_largest_may_be_negative,
+            an_outlier_is_its_groups_own_affair,
+            zeros_stay_zeros,
+            nothing_is_farther_off_than_half_a_step,
+        ),
+        (
+            "Reshape to [rows, groups, size]; the scale is the largest magnitude of the last axis "
+            "over 127.",
+            "A number's byte is the nearest whole number of steps: np.rint, not astype, which "
+            "cuts off.",
+            "Divide only where the largest is above 0: np.divide has `where` and `out`.",
+        ),
+        "Round numbers to bytes. Every `size` numbers of a row share a scale, so that the largest "
+        "of them becomes 127 or -127; a group of zeros has the scale 0. Return the bytes, int8, "
+        "[rows, groups, size], and the scales, float32, [rows, groups].",
+        """from minigen.teach import load_model
+from minigen.teach.rounding import continue_rounded
+
+llm = load_model(weights="float32")
+print(continue_rounded(llm, "The history of the sea begins", 12, mine))""",
+        "A byte has 256 values, and this uses 255 of them around 0. Where all numbers of a group "
+        "are positive, half of them are wasted: add a minimum for each group, as the 4-bit weights "
+        "have one. What must the product then know besides?",
+    ),
+)

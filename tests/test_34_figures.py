@@ -1,0 +1,129 @@
+"""Figures of chapter 34 show the numbers they are given; roundings and readings do as told."""
+
+import numpy as np
+import pytest
+import torch
+
+from minigen.kernels.panels import by_panels
+from minigen.teach.looking import load_model
+from minigen.teach.measuring import best_seconds
+from minigen.teach.reading import agreement, perplexity_of, read_along
+from minigen.teach.roofline import Machine, Step
+from minigen.teach.rounding import continue_rounded, quantise_groups, rounded, scores
+from minigen.viz.panels import (
+    LANES,
+    WORDS,
+    bars,
+    byte_dots,
+    forms,
+    loads,
+    row_of_lanes,
+    steps_of_scales,
+    three_products,
+)
+from minigen.viz.roofline import roofline
+
+
+def test_a_load_takes_what_the_packages_panels_put_there() -> None:
+    rows = np.arange(LANES * WORDS, dtype=np.int32).reshape(LANES, 1, WORDS)
+    for way, memory in ((False, rows.reshape(-1)), (True, by_panels(rows))):
+        for load in range(WORDS):
+            expected = [rows[row, 0, word] for row, word in row_of_lanes(load, way)]
+            assert memory[load * LANES : (load + 1) * LANES].tolist() == expected
+
+
+def test_the_picture_of_a_load_says_how_many_rows_are_in_the_register() -> None:
+    left, right, below_left, below_right = loads(2, 5).axes
+    assert left.get_title(loc="left") == "By rows: load 2 takes words 32 to 47"
+    assert right.get_title(loc="left") == "In a panel: load 2 takes word 2 of every row"
+    assert below_left.get_title(loc="left").startswith("the register: 2 rows in 16 lanes")
+    assert below_right.get_title(loc="left").startswith("the register: 16 rows in 16 lanes")
+    assert [each.get_text() for each in below_left.texts] == ["r4"] * 8 + ["r5"] * 8
+    assert [each.get_text() for each in below_right.texts] == [f"r{row}" for row in range(16)]
+    assert right.texts[5 * WORDS + 2].get_text() == str(2 * LANES + 5)
+    for load, row in ((8, 0), (-1, 0), (0, 16)):
+        with pytest.raises(ValueError, match="loads 0 to 7, and the rows 0 to 15"):
+            loads(load, row)
+
+
+def test_byte_dots_are_written_as_they_are() -> None:
+    codes = np.arange(64).reshape(16, 4)
+    (axes,) = byte_dots(codes, [1, -2, 3, 4], list(range(100, 116))).axes
+    texts = [each.get_text() for each in axes.texts]
+    numbers = [text for text in texts if text.lstrip("-").isdigit()]
+    assert numbers[:16] == [str(4 * lane) for lane in range(16)]
+    assert numbers[64:80] == ["1"] * 16
+    assert numbers[80:96] == ["-2"] * 16
+    assert numbers[-16:] == [str(each) for each in range(100, 116)]
+
+
+def test_three_products_have_as_many_words_as_a_block() -> None:
+    weights, keys, values = three_products(head_dim=64).axes
+    assert [len(each.patches) - 1 for each in (weights, keys, values)] == [8, 32, 8]
+    assert keys.get_xlabel() == "lane: a token"
+
+
+def test_bars_are_the_numbers_they_are_given() -> None:
+    (axes,) = bars({"a": 3.0, "b": 5.0}, 6.0, "GB", "title").axes
+    assert [bar.get_width() for bar in axes.patches] == [3, 5]
+    assert axes.lines[0].get_xdata()[0] == 6
+    (axes,) = forms({"a": 1.0, "b": 2.0}, {"a": 10.0, "b": 15.0}, "a").axes
+    assert [bar.get_height() for bar in axes.patches] == [1, 2, 1, 1.5]
+
+
+def test_a_roofline_may_be_of_other_operations() -> None:
+    machine = Machine("slow", bandwidth=1e9, flops=1e10)
+    (axes,) = roofline(machine, {"1": (Step(1e9, 0, 1e9), 1.0)}, "operations").axes
+    assert axes.get_ylabel() == "operations (log scale)"
+
+
+def test_an_outlier_costs_its_neighbours_only_where_they_share_its_scale() -> None:
+    numbers = np.ones(64, np.float32)
+    numbers[3] = 1000
+    (axes,) = steps_of_scales(numbers).axes
+    assert axes.get_title(loc="left") == (
+        "Become 0: 63 with one scale, 31 with a scale for each 32"
+    )
+    rows = torch.from_numpy(np.stack([numbers, np.ones(64, np.float32)]))
+    zeros = {share: int((rounded(share)(rows) == 0).sum()) for share in ("text", "token", 32)}
+    assert zeros == {"text": 127, "token": 63, 32: 31}
+
+
+def test_agreement_and_perplexity_of_what_can_be_counted() -> None:
+    sure = torch.eye(4)[[1, 2, 3]] * 100
+    other = torch.eye(4)[[1, 0, 3]] * 100
+    assert agreement([sure], [other]) == pytest.approx(2 / 3)
+    assert perplexity_of([sure], [[0, 1, 2]]) == pytest.approx(1)
+    assert perplexity_of([torch.zeros(3, 4)] * 2, [[0, 1, 2]] * 2) == pytest.approx(4)
+
+
+def test_the_best_time_is_of_as_many_runs_as_asked_and_one_for_free() -> None:
+    runs: list[int] = []
+    assert best_seconds(lambda: runs.append(1), 3) >= 0
+    assert len(runs) == 4
+
+
+@pytest.mark.model
+def test_a_text_read_by_the_engine_gives_the_logits_of_the_text_at_once() -> None:
+    llm = load_model(weights="float32")
+    texts = llm.tokenizer.encode("The old lighthouse stands on"), llm.tokenizer.encode("Tea is")
+    reading = read_along(llm, *texts)
+    assert len(reading.seconds) == max(len(text) for text in texts)
+    assert min(reading.seconds) <= reading.step_seconds <= max(reading.seconds)
+    for text, logits in zip(texts, reading.logits, strict=True):
+        torch.testing.assert_close(logits, scores(llm, text), atol=1e-2, rtol=1e-3)
+    read_along(llm, texts[0])  # all blocks were given back
+
+
+@pytest.mark.model
+def test_a_learners_rounding_is_what_the_products_are_given() -> None:
+    llm = load_model(weights="float32")
+    sizes = []
+
+    def mine(rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+        sizes.append(size)
+        return quantise_groups(rows, size)
+
+    assert continue_rounded(llm, "Tea is", 2, mine).startswith("Tea is")
+    assert len(sizes) == 2 * (4 * llm.config.num_layers + 1)
+    assert set(sizes) == {32}
