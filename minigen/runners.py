@@ -145,7 +145,13 @@ def make_runner(
     with _one_thread():
         model = build_transformer(config, checkpoint.tensors, dtype, make_linear, finish_head)
     return PagedRunner(
-        model, pool, manager, config.sliding_windows, options.max_batch_tokens, attend
+        model,
+        pool,
+        manager,
+        config.sliding_windows,
+        options.max_batch_tokens,
+        num_threads,
+        attend,
     )
 
 

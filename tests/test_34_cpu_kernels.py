@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("numba")
 
@@ -19,14 +20,14 @@ from minigen import LLM, SamplingParams, runners
 from minigen.cache.paged import Batch, KVPool, attend_paged
 from minigen.checkpoint import open_checkpoint
 from minigen.engine.runner import PagedRunner
-from minigen.errors import OptionError
+from minigen.errors import MinigenError, OptionError
 from minigen.kernels import tiles
 from minigen.kernels.assembly import refusal
 from minigen.kernels.compiling import compile_step
 from minigen.kernels.lanes import load, store, store_bfloat16, store_bytes
 from minigen.kernels.linear import PanelLinear, panel_linear
 from minigen.kernels.multiply import EIGHT
-from minigen.kernels.rows import exponential, prepare, quantised, rounded
+from minigen.kernels.rows import exponential, prepare, quantised, rounded, silu
 from minigen.kernels.runner import CompiledRunner
 from minigen.kernels.tiles import add_bfloat_dots, add_byte_dots, spread_numbers, store_tile, zeros
 from minigen.model.weights import StoredTensor
@@ -59,6 +60,11 @@ def _exponentials(x, out):  # type: ignore[no-untyped-def]
 
 
 @njit
+def _silus(x, out):  # type: ignore[no-untyped-def]
+    store(out, 0, silu(load(x, 0)))
+
+
+@njit
 def _rounded(x, numbers, halves):  # type: ignore[no-untyped-def]
     store_bytes(numbers, 0, load(x, 0))
     store_bfloat16(halves, 0, load(x, 0))
@@ -70,6 +76,22 @@ def test_exponentials_are_those_of_numpy_to_a_float32s_last_digits() -> None:
         found = np.zeros(16, np.float32)
         _exponentials(x, found)
         np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=3e-7)
+
+
+def test_exponentials_stay_finite_beyond_a_float32s_reach_and_nan_stays_nan() -> None:
+    x = np.array([-1e30, -500, -88, 88, 89, 200, 1e30, np.nan] * 2, np.float32)
+    found = np.zeros(16, np.float32)
+    _exponentials(x, found)
+    expected = np.exp(np.clip(x.astype(np.float64), -87, 88))
+    np.testing.assert_allclose(found, expected, rtol=3e-7)
+
+
+def test_silu_is_torchs_for_numbers_of_any_size() -> None:
+    for x in (np.linspace(-12, 12, 16), np.geomspace(-1e-3, -1e30, 16), np.geomspace(1, 1e30, 16)):
+        x, found = x.astype(np.float32), np.zeros(16, np.float32)
+        _silus(x, found)
+        expected = torch.nn.functional.silu(torch.from_numpy(x).double()).numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_numbers_are_rounded_to_the_nearest_byte_and_to_the_nearest_bfloat16() -> None:
@@ -189,6 +211,29 @@ def test_no_byte_is_further_than_half_a_step_from_its_number() -> None:
     assert (wrong <= 0.501 * inputs.scales[:, None]).all()
 
 
+@pytest.mark.parametrize("form", ["int4", "int8"])
+@pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])
+def test_a_number_that_is_none_is_told_on_in_every_product(form: str, damage: float) -> None:
+    rng = np.random.default_rng(0)
+    weight = stored("F32", rng.standard_normal((16, 64)).astype(np.float32))
+    for column in (0, 17, 63):
+        x = torch.from_numpy(rng.standard_normal((3, 64)).astype(np.float32))
+        x[1, column] = damage
+        found = panel_linear(form, 1)([weight], [])(x)
+        assert not found[1].isfinite().any()
+        assert found[[0, 2]].isfinite().all()
+
+
+def test_numbers_too_small_for_a_scale_are_zeros() -> None:
+    x = np.full(64, 1e-39, np.float32)
+    x[32:] = -3e-45
+    inputs = quantised(64)
+    prepare(x, 1, 64, inputs)
+    assert np.isfinite(inputs.scales).all()
+    assert not inputs.numbers.any()
+    assert not inputs.sums.any()
+
+
 def test_bfloat16_inputs_are_rounded_to_the_nearest() -> None:
     x = np.linspace(-3, 3, 64, dtype=np.float32)
     inputs = rounded(64)
@@ -215,6 +260,17 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def runner_of(llm: LLM) -> Any:
     return llm.engine.runner
+
+
+class Watched:
+    """A model that writes down how many threads torch has whenever it is run."""
+
+    def __init__(self, model: Any, seen: list[int]):
+        self.model, self.seen, self.logits = model, seen, model.logits
+
+    def __call__(self, *args: Any) -> torch.Tensor:
+        self.seen.append(torch.get_num_threads())
+        return self.model(*args)
 
 
 SAMPLED = SamplingParams(seed=3, max_tokens=9, ignore_eos=True, logprobs=3)
@@ -280,6 +336,32 @@ def test_no_bit_of_an_answer_depends_on_how_it_was_batched(form: str, directory:
     together = answers(directory, form)
     for name, options in WAYS.items():
         assert answers(directory, form, **options) == together, name
+
+
+@pytest.mark.parametrize("form", ["int4", "int8", "bfloat16"])
+@pytest.mark.parametrize("part", ["mlp.down_proj", "input_layernorm", "self_attn.q_proj"])
+def test_damaged_weights_are_an_error_and_no_answer(form: str, part: str, tmp_path: Path) -> None:
+    save_model(tmp_path, "llama", **SIZES)
+    save_tokenizer(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors[f"model.layers.1.{part}.weight"].view(-1)[5] = float("nan")
+    save_file(tensors, file, {"format": "pt"})
+    llm = LLM.load(tmp_path, weights=form)
+    with pytest.raises(MinigenError, match="logits are not finite"):
+        llm.generate("a", SAMPLED)
+
+
+def test_torch_has_its_threads_back_after_a_compiled_step(directory: Path) -> None:
+    """Each runner computes with the threads that it was given, whoever ran before."""
+    layers = LLM.load(directory, weights="float32", threads=2)
+    compiled = LLM.load(directory, weights="int8", threads=2)
+    seen = []
+    model = runner_of(layers).model
+    runner_of(layers).model = Watched(model, seen)
+    for llm in (layers, compiled, layers):
+        llm.generate("a", SAMPLED)
+    assert set(seen) == {2}
 
 
 def test_several_answers_to_a_prompt_fork_from_its_blocks(directory: Path) -> None:

@@ -94,7 +94,8 @@ class PagedRunner:
     """Runs the model over chunks, layer by layer, with keys and values in a pool of blocks.
 
     `windows` are the layers' sliding windows; a batch has at most `max_batch_tokens` tokens and as
-    many sequences as the manager has rows; `attend` makes a step's attention.
+    many sequences as the manager has rows; torch computes with `num_threads`, whatever ran before
+    in this process; `attend` makes a step's attention.
     """
 
     def __init__(
@@ -104,8 +105,10 @@ class PagedRunner:
         manager: BlockManager,
         windows: SequenceOf[int | None],
         max_batch_tokens: int,
+        num_threads: int,
         attend: AttendFactory = attend_paged,
     ):
+        self.num_threads = num_threads
         self.model, self.pool, self.manager, self.windows = model, pool, manager, windows
         self.attend = attend
         self.packer = Packer(manager, pool.block_size, max_batch_tokens)
@@ -113,6 +116,7 @@ class PagedRunner:
     @torch.inference_mode()
     def logits(self, chunks: SequenceOf[Chunk]) -> Float[Tensor, "samples vocab"]:
         """The raw logits of each of the chunks' samples."""
+        torch.set_num_threads(self.num_threads)
         self.pool.copy_blocks(self.manager.take_copies())
         batch = self.packer.pack(chunks)
         attend = self.attend(self.pool, batch, self.windows)

@@ -24,9 +24,8 @@ from minigen.kernels.lanes import (
 )
 from minigen.kernels.paging import TILE, tile_start
 from minigen.kernels.rows import exponential
-from minigen.kernels.tiles import add_bfloat_dots, store_tile, zeros
+from minigen.kernels.tiles import EIGHT, FOUR, ONE, TWO, add_bfloat_dots, store_tile, zeros
 
-ONE, TWO, FOUR, EIGHT = (0,), (0,) * 2, (0,) * 4, (0,) * 8
 LOWEST = np.float32(-3.0e38)
 
 

@@ -194,11 +194,14 @@ _add = _float_operation(lambda builder, args: builder.fadd(*args))
 _subtract = _float_operation(lambda builder, args: builder.fsub(*args))
 _multiply = _float_operation(lambda builder, args: builder.fmul(*args))
 _divide = _float_operation(lambda builder, args: builder.fdiv(*args))
-larger = _float_operation(lambda builder, args: call(builder, "llvm.maxnum.v16f32", FLOATS, args))
-fused = _float_operation(lambda builder, args: multiply_add(builder, *args), 3)
-absolute = _float_operation(
-    lambda builder, args: call(builder, "llvm.fabs.v16f32", FLOATS, list(args)), 1
+# The second where they cannot be compared, as `vmaxps` and `vminps` have it: a NaN there stays one.
+larger = _float_operation(
+    lambda builder, args: builder.select(builder.fcmp_ordered(">", *args), *args)
 )
+smaller = _float_operation(
+    lambda builder, args: builder.select(builder.fcmp_ordered("<", *args), *args)
+)
+fused = _float_operation(lambda builder, args: multiply_add(builder, *args), 3)
 nearest = _float_operation(
     lambda builder, args: call(builder, "llvm.rint.v16f32", FLOATS, list(args)), 1
 )

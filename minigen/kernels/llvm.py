@@ -29,6 +29,13 @@ class BFloat(ir.Type):
         return hash(BFloat)
 
 
+class OutsideKernelError(TypeError):
+    """What only compiled kernels may call was called from Python."""
+
+    def __init__(self) -> None:
+        super().__init__("this works on vectors, which only functions under numba.njit have")
+
+
 class Lanes(types.Type):
     """Sixteen float32 numbers, or sixteen words of 32 bits, in a register."""
 

@@ -18,9 +18,14 @@ from minigen.kernels.lanes import (
     load_float16,
     low_nibbles,
 )
+from minigen.kernels.llvm import OutsideKernelError
 from minigen.kernels.panels import Codes4, Codes8
 from minigen.kernels.rows import silu, write_group
 from minigen.kernels.tiles import (
+    EIGHT,
+    FOUR,
+    ONE,
+    TWO,
     add_bfloat_dots,
     add_byte_dots,
     add_products,
@@ -32,7 +37,6 @@ from minigen.kernels.tiles import (
     zeros,
 )
 
-ONE, TWO, FOUR, EIGHT = (0,), (0,) * 2, (0,) * 4, (0,) * 8
 _NO_DOTS, _ONES = np.zeros(1, np.int32), np.full(1, 0x01010101, np.int32)
 
 
@@ -51,7 +55,7 @@ def product_tile(
     Bytes have a zero of their own, and it meets every code of a group: (byte + zero) x code. The
     first token's tile leaves the sums of the codes in `code_sums`, for those that follow.
     """
-    raise NotImplementedError("only within a kernel")
+    raise OutsideKernelError
 
 
 @overload(product_tile)

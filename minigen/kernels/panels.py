@@ -91,7 +91,7 @@ def _codes4_by_rounding(weight: StoredTensor) -> Codes4:
     scales = ((high - minima) / 15).astype(np.float16)
     steps = np.maximum(scales.astype(np.float32), np.finfo(np.float16).tiny)[..., None]
     codes = np.rint((groups - minima.astype(np.float32)[..., None]) / steps)
-    codes = codes.clip(0, 15).astype(np.uint8)
+    codes = np.nan_to_num(codes).clip(0, 15).astype(np.uint8)  # a NaN's scale is NaN, too
     packed = codes[..., :16] | codes[..., 16:] << 4
     return Codes4(
         _words(packed),
@@ -110,7 +110,7 @@ def _codes8_by_rounding(weight: StoredTensor) -> Codes8:
     groups = _dequantised_groups(weight)
     scales = (np.abs(groups).max(axis=-1) / 127).astype(np.float16)
     steps = np.maximum(scales.astype(np.float32), np.finfo(np.float16).tiny)[..., None]
-    codes = np.rint(groups / steps).clip(-127, 127).astype(np.int8)
+    codes = np.nan_to_num(np.rint(groups / steps)).clip(-127, 127).astype(np.int8)
     return Codes8(
         _words(codes),
         by_panels(scales.view(np.uint16)[..., None]),

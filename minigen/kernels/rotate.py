@@ -3,21 +3,16 @@
 import numpy as np
 from numba import njit, prange
 
-from minigen.kernels.lanes import all_lanes, fused, load, store, store_bfloat16, sum_of_lanes
+from minigen.kernels.lanes import all_lanes, load, store, store_bfloat16
 from minigen.kernels.paging import TILE, block_start
-
-SERIAL_TOKENS = 4  # so few are done sooner than a second thread is woken
+from minigen.kernels.rows import SERIAL_TOKENS, root_mean_square_factor
 
 
 @njit
 def _normalise_head(x, at, width, weight, eps):
-    total = all_lanes(np.float32(0.0))
+    factor = all_lanes(root_mean_square_factor(x, at, width, eps))
     for column in range(0, width, 16):
-        numbers = load(x, at + column)
-        total = fused(numbers, numbers, total)
-    factor = np.float32(1.0) / np.sqrt(sum_of_lanes(total) / np.float32(width) + eps)
-    for column in range(0, width, 16):
-        numbers = load(x, at + column) * all_lanes(np.float32(factor)) * load(weight, column)
+        numbers = load(x, at + column) * factor * load(weight, column)
         store(x, at + column, numbers)
 
 

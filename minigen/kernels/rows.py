@@ -18,14 +18,17 @@ from minigen.kernels.lanes import (
     load,
     nearest,
     power_of_two,
+    smaller,
     store_bfloat16,
     store_bytes,
     sum_of_lanes,
 )
+from minigen.kernels.llvm import OutsideKernelError
 
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 LOG2_E = np.float32(1.4426950408889634)
 SERIAL_TOKENS = 4  # so few are done sooner than a second thread is woken
+TINY = np.float32(1e-30)  # a group of smaller numbers is zeros: one over its steps is infinite
 
 
 class Quantised(NamedTuple):
@@ -34,7 +37,7 @@ class Quantised(NamedTuple):
     With a zero of their own, the 256 steps of a group reach from its smallest number to its
     largest: where one number is large they are half as wide as steps to both sides.
     `words` and `numbers` are the same memory, by four bytes and by one; `sums` are of a group's
-    rounded numbers.
+    rounded numbers. A NaN or infinity makes its group's scale NaN: bytes could not tell of it.
     """
 
     words: np.ndarray
@@ -67,7 +70,7 @@ def rounded(num_numbers: int) -> Rounded:
 
 def write_group(inputs: Any, group: int, low: Any, high: Any) -> None:
     """Write 32 numbers, in two vectors, as the inputs' group of that number."""
-    raise NotImplementedError("only within a kernel")
+    raise OutsideKernelError
 
 
 @overload(write_group)
@@ -82,15 +85,16 @@ def _write_bytes(inputs, group, low, high):
     largest = largest_lane(larger(nothing, larger(low, high)))
     smallest = -largest_lane(larger(nothing, larger(nothing - low, nothing - high)))
     scale, steps = (largest - smallest) / np.float32(254.0), np.float32(0.0)
-    if scale > np.float32(0.0):
+    if scale > TINY:
         steps = np.float32(1.0) / scale
     low, high = nearest(low * all_lanes(steps)), nearest(high * all_lanes(steps))
     zero = np.rint(smallest * steps)
     store_bytes(inputs.numbers, group * 32, low - all_lanes(zero))
     store_bytes(inputs.numbers, group * 32 + 16, high - all_lanes(zero))
-    inputs.scales[group] = scale
+    total = sum_of_lanes(low + high)
+    inputs.scales[group] = scale + (total - total)  # 0, or NaN
     inputs.zeros[group] = np.int32(zero)
-    inputs.sums[group] = scale * sum_of_lanes(low + high)
+    inputs.sums[group] = scale * total
 
 
 def _write_halves(inputs, group, low, high):
@@ -100,8 +104,11 @@ def _write_halves(inputs, group, low, high):
 
 @njit(inline="always")
 def exponential(x):
-    """e^x, to a float32's precision: 2^n e^r with |r| < 0.35, e^r by a polynomial (Cephes)."""
-    x = larger(x, all_lanes(np.float32(-87.0)))
+    """e^x, to a float32's precision: 2^n e^r with |r| < 0.35, e^r by a polynomial (Cephes).
+
+    Beyond -87 and 88 it stays at e^-87 and e^88, which float32 just holds.
+    """
+    x = smaller(all_lanes(np.float32(88.0)), larger(all_lanes(np.float32(-87.0)), x))
     n = nearest(x * all_lanes(LOG2_E))
     r = fused(n, all_lanes(-LN2_HIGH), x)
     r = fused(n, all_lanes(-LN2_LOW), r)
@@ -119,13 +126,12 @@ def exponential(x):
 def silu(x):
     """x / (1 + e^-x)."""
     one = all_lanes(np.float32(1.0))
-    return x / (
-        one + exponential(larger(all_lanes(np.float32(0.0)) - x, all_lanes(np.float32(-87.0))))
-    )
+    return x / (one + exponential(all_lanes(np.float32(0.0)) - x))
 
 
 @njit
-def _root_mean_square_factor(x, start, width, eps):
+def root_mean_square_factor(x, start, width, eps):
+    """1 / sqrt(mean square + eps), for RMSNorm of `width` numbers from `start` on."""
     total = all_lanes(np.float32(0.0))
     for column in range(0, width, 16):
         numbers = load(x, start + column)
@@ -135,7 +141,7 @@ def _root_mean_square_factor(x, start, width, eps):
 
 @njit
 def _normalise_row(x, row, width, weight, eps, inputs):
-    factor = all_lanes(_root_mean_square_factor(x, row * width, width, eps))
+    factor = all_lanes(root_mean_square_factor(x, row * width, width, eps))
     for group in range(width // 32):
         at = group * 32
         low = load(x, row * width + at) * factor * load(weight, at)

@@ -8,6 +8,7 @@ from numba.extending import overload
 
 from minigen.kernels.attend import attend
 from minigen.kernels.lanes import float16_at, load, store
+from minigen.kernels.llvm import OutsideKernelError
 from minigen.kernels.multiply import multiply, multiply_and_gate
 from minigen.kernels.paging import Heads
 from minigen.kernels.panels import Codes8
@@ -45,7 +46,7 @@ class Workspace(NamedTuple):
 
 def embed_row(embedding: Any, token_id: int, width: int, out: Any, at: int) -> None:
     """Write a token's row of the embedding, as float32."""
-    raise NotImplementedError("only within a kernel")
+    raise OutsideKernelError
 
 
 @overload(embed_row)

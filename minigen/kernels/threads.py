@@ -1,7 +1,8 @@
 """One thread count for torch and Numba, and one kernel at a time.
 
 Each has threads of its own, and both let them spin for a while when their work is done: on few
-cores whoever comes next would wait for them. So while Numba computes, torch keeps to one thread.
+cores whoever comes next would wait for them. So while Numba computes, torch keeps to one thread,
+and it does until a runner that computes with torch sets its own number at its next step.
 Numba's simplest threading layer must not be entered by two threads at once: `one_at_a_time` holds
 for the whole process, since the layer does.
 """

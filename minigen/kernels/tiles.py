@@ -29,6 +29,8 @@ from minigen.kernels.llvm import (
     spread,
 )
 
+ONE, TWO, FOUR, EIGHT = (0,), (0,) * 2, (0,) * 4, (0,) * 8  # the tuples `tokens` that are used
+
 _FEATURES: dict[str, bool] = dict(llvmlite.binding.get_host_cpu_features())
 HAS_BYTE_DOTS = _FEATURES.get("avx512vnni", False)
 HAS_BFLOAT_DOTS = _FEATURES.get("avx512bf16", False)
