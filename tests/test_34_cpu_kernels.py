@@ -26,10 +26,17 @@ from minigen.kernels.assembly import refusal
 from minigen.kernels.compiling import compile_step
 from minigen.kernels.lanes import load, store, store_bfloat16, store_bytes
 from minigen.kernels.linear import PanelLinear, panel_linear
-from minigen.kernels.multiply import EIGHT
-from minigen.kernels.rows import exponential, prepare, quantised, rounded, silu
+from minigen.kernels.rows import Quantised, exponential, prepare, quantised, rounded, silu
 from minigen.kernels.runner import CompiledRunner
-from minigen.kernels.tiles import add_bfloat_dots, add_byte_dots, spread_numbers, store_tile, zeros
+from minigen.kernels.tiles import (
+    EIGHT,
+    add_bfloat_dots,
+    add_byte_dots,
+    pair_products,
+    spread_numbers,
+    store_tile,
+    zeros,
+)
 from minigen.model.weights import StoredTensor
 from tests.tiny import save_model, save_tokenizer
 
@@ -108,6 +115,10 @@ def _byte_dots(codes, numbers, out):  # type: ignore[no-untyped-def]
     store_tile(out, 0, 16, add_byte_dots(tile, load(codes, 0), numbers, 0, 1))
 
 
+def _pair_products(pairs, numbers, out):  # type: ignore[no-untyped-def]
+    store_tile(out, 0, 16, pair_products(EIGHT, load(pairs, 0), numbers, 0, 1))
+
+
 def _bfloat_dots(pairs, numbers, out):  # type: ignore[no-untyped-def]
     store_tile(out, 0, 16, add_bfloat_dots(zeros(EIGHT), load(pairs, 0), numbers, 0, 1))
 
@@ -117,13 +128,27 @@ def test_dot_products_of_bytes_are_exact(plain: bool, monkeypatch: pytest.Monkey
     if plain:
         monkeypatch.setattr(tiles, "HAS_BYTE_DOTS", False)
     rng = np.random.default_rng(0)
-    codes = rng.integers(-128, 128, (16, 4), np.int8)
-    numbers = rng.integers(0, 256, (8, 4), np.uint8)
+    codes = rng.integers(0, 256, (16, 4), np.uint8)
+    numbers = rng.integers(-128, 128, (8, 4), np.int8)
     first = int(numbers.view(np.int32)[0, 0])
     found = np.zeros((8, 16), np.int32)
     njit(_byte_dots)(codes.view(np.int32).ravel(), numbers.view(np.int32).ravel(), found.ravel())
     dots = numbers.astype(np.int64) @ codes.astype(np.int64).T + first
     assert np.array_equal(found, dots.astype(np.int32))
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["this processor's", "plain"])
+def test_dot_products_of_pairs_are_exact(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if plain:
+        monkeypatch.setattr(tiles, "HAS_PAIR_PRODUCTS", False)
+    rng = np.random.default_rng(0)
+    lanes = rng.integers(-(2**15), 2**15, (16, 2), np.int16)
+    numbers = rng.integers(-(2**15) + 1, 2**15, (8, 2), np.int16)
+    found = np.zeros((8, 16), np.int32)
+    njit(_pair_products)(
+        lanes.view(np.int32).ravel(), numbers.view(np.int32).ravel(), found.ravel()
+    )
+    assert np.array_equal(found, numbers.astype(np.int64) @ lanes.astype(np.int64).T)
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["this processor's", "plain"])
@@ -148,6 +173,10 @@ def stored(kind: str, weight: np.ndarray, order: torch.Tensor | None = None) -> 
     return StoredTensor("weight", kind, weight.shape, raw.clone(), order)
 
 
+def zeros_of(inputs: Quantised) -> np.ndarray:
+    return inputs.pairs.view(np.int16)[::2].astype(np.int64)
+
+
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 7, 8, 13])
 @pytest.mark.parametrize(("form", "kind"), [("int4", "Q4_1"), ("int4", "Q4_0"), ("int8", "Q8_0")])
 def test_a_stored_form_is_multiplied_as_it_is(form: str, kind: str, num_tokens: int) -> None:
@@ -158,7 +187,7 @@ def test_a_stored_form_is_multiplied_as_it_is(form: str, kind: str, num_tokens: 
     found = panel_linear(form, 2)([weight], [])(x)
     inputs = quantised(x.numel())
     prepare(x.numpy().reshape(-1), num_tokens, 96, inputs)
-    steps = inputs.numbers.reshape(num_tokens, -1, 32) + inputs.zeros.reshape(num_tokens, -1, 1)
+    steps = inputs.numbers.reshape(num_tokens, -1, 32) + zeros_of(inputs).reshape(num_tokens, -1, 1)
     groups = (steps * inputs.scales.reshape(num_tokens, -1, 1)).astype(np.float32)
     expected = torch.from_numpy(groups.reshape(num_tokens, 96)) @ weight.dequantise().T
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
@@ -194,9 +223,10 @@ def test_bytes_have_a_scale_for_every_32_numbers_and_zeros_stay_zeros() -> None:
     inputs = quantised(x.size)
     prepare(x.reshape(-1), 2, 64, inputs)
     assert inputs.scales.tolist() == pytest.approx([0, 0, 2 / 254, 1000 / 254])
-    assert inputs.zeros.tolist() == [0, 0, -254, 0]
-    assert inputs.numbers[64:72].tolist() == [254, 254, 254, 0, 254, 254, 254, 254]
-    assert inputs.numbers[64 + 40] == 254
+    assert zeros_of(inputs).tolist() == [128, 128, -126, 128]
+    assert inputs.numbers[64:72].tolist() == [126, 126, 126, -128, 126, 126, 126, 126]
+    assert inputs.numbers[64 + 40] == 126
+    assert (inputs.pairs >> 16).tolist() == [0, 0, -254, 254]
     assert inputs.sums.tolist() == pytest.approx([0, 0, -2, 1000])
 
 
@@ -206,7 +236,7 @@ def test_no_byte_is_further_than_half_a_step_from_its_number() -> None:
     x[1::3] = np.abs(x[1::3]) + 1
     inputs = quantised(x.size)
     prepare(x.reshape(-1), 40, 32, inputs)
-    steps = inputs.numbers.reshape(40, 32).astype(np.float64) + inputs.zeros[:, None]
+    steps = inputs.numbers.reshape(40, 32).astype(np.float64) + zeros_of(inputs)[:, None]
     wrong = np.abs(steps * inputs.scales[:, None] - x)
     assert (wrong <= 0.501 * inputs.scales[:, None]).all()
 
@@ -230,7 +260,7 @@ def test_numbers_too_small_for_a_scale_are_zeros() -> None:
     inputs = quantised(64)
     prepare(x, 1, 64, inputs)
     assert np.isfinite(inputs.scales).all()
-    assert not inputs.numbers.any()
+    assert (inputs.numbers == -zeros_of(inputs).repeat(32)).all()
     assert not inputs.sums.any()
 
 

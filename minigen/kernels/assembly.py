@@ -50,11 +50,12 @@ def kernel_shape(config: ModelConfig, block_size: int, num_blocks: int) -> Shape
 def kernel_weights(config: ModelConfig, tensors: Mapping[str, StoredTensor], form: str) -> Weights:
     """All weights in the form "bfloat16", "int8" or "int4" (with 8 bits for embedding and head)."""
 
-    def panels(*names: str):
+    def panels(*names: str, in_turn: int | None = None):
         layers = range(config.num_layers)
         return stack_panels(
             [[tensors[f"model.layers.{each}.{name}.weight"] for name in names] for each in layers],
             form,
+            in_turn,
         )
 
     def small(name: str) -> np.ndarray:
@@ -74,7 +75,7 @@ def kernel_weights(config: ModelConfig, tensors: Mapping[str, StoredTensor], for
         heads=_heads(config, tensors, small),
         out=panels("self_attn.o_proj"),
         ffn_norm=small("post_attention_layernorm.weight"),
-        gate_up=panels("mlp.gate_proj", "mlp.up_proj"),
+        gate_up=panels("mlp.gate_proj", "mlp.up_proj", in_turn=2),
         down=panels("mlp.down_proj"),
         norm=tensors["model.norm.weight"].dequantise(torch.float32).numpy(),
         head=head,

@@ -8,6 +8,8 @@ Bytes read by a query: 2 x 2 x head_dim x context for each KV head, once for the
 share it. Source: PagedAttention, Kwon et al. 2023.
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from numba import njit, prange
 
@@ -98,27 +100,37 @@ def _mix(
     store_tile(mixed, column + 16, head_dim, high)
 
 
-@njit
-def _attend_tile(
-    tokens, num_rows, shape, layer, window, table, context, first_row, token, num_tokens, head,
-    cache, scratch, worker, mixed, out,
-):  # fmt: skip
-    """Up to eight query rows of one sequence and one KV head.
+class Rows(NamedTuple):
+    """A task: up to eight query rows of one sequence and one KV head.
 
-    Row r is query head r % group of the sequence's new token r // group.
+    Row r is query head r % group of the sequence's new token r // group; `token` is the packed
+    number of its first new token, `context` its length with all of them.
     """
+
+    first: int
+    count: int
+    head: int
+    token: int
+    num_tokens: int
+    context: int
+    table: Any
+
+
+@njit
+def _attend_tile(tokens, rows, shape, layer, window, cache, scratch, worker, mixed, out):
     head_dim, group = shape.head_dim, shape.q_heads // shape.kv_heads
-    before = context - num_tokens
-    earliest = before + first_row // group + 1  # tokens that the first row sees, itself included
-    num_keys = before + (first_row + num_rows - 1) // group + 1
+    table, head = rows.table, rows.head
+    before = rows.context - rows.num_tokens
+    earliest = before + rows.first // group + 1  # tokens that the first row sees, itself included
+    num_keys = before + (rows.first + rows.count - 1) // group + 1
     first_tile = max(0, earliest - window) // TILE
     num_tiles = (num_keys + TILE - 1) // TILE
     at = worker * 8 * scratch.most_keys
-    query = head * scratch.query_rows + token * group + first_row
+    query = head * scratch.query_rows + rows.token * group + rows.first
     _score(tokens, shape, first_tile, num_tiles, table, layer, head, cache, scratch, query, at)
     sums = mixed[8 * head_dim :]
-    for row in range(num_rows):
-        seen = before + (first_row + row) // group + 1
+    for row in range(rows.count):
+        seen = before + (rows.first + row) // group + 1
         own = at + row * scratch.most_keys
         sums[row] = _softmax(
             scratch.scores, scratch.share_halves, own, first_tile, num_tiles,
@@ -129,51 +141,45 @@ def _attend_tile(
             tokens, shape, first_tile, num_keys, table, layer, head, cache, scratch, at, column,
             mixed,
         )  # fmt: skip
-    for row in range(num_rows):
-        which = token + (first_row + row) // group
-        to = (which * shape.q_heads + head * group + (first_row + row) % group) * head_dim
+    for row in range(rows.count):
+        token = rows.token + (rows.first + row) // group
+        to = (token * shape.q_heads + head * group + (rows.first + row) % group) * head_dim
         share = all_lanes(np.float32(1.0) / sums[row])
         for column in range(0, head_dim, 16):
             store(out, to + column, load(mixed, row * head_dim + column) * share)
 
 
 @njit
-def _attend_rows(
-    shape, layer, window, packed, cache, scratch, sequence, head, first, worker, mixed, out
-):
-    group = shape.q_heads // shape.kv_heads
-    token = packed.query_starts[sequence]
-    num_tokens = packed.query_starts[sequence + 1] - token
-    table, context = packed.block_tables[sequence], packed.context_lens[sequence]
-    num_rows = min(8, num_tokens * group - first)
-    if num_rows > 4:
-        _attend_tile(EIGHT, num_rows, shape, layer, window, table, context, first, token, num_tokens, head, cache, scratch, worker, mixed, out)  # fmt: skip  # noqa: E501
-    elif num_rows > 2:
-        _attend_tile(FOUR, num_rows, shape, layer, window, table, context, first, token, num_tokens, head, cache, scratch, worker, mixed, out)  # fmt: skip  # noqa: E501
-    elif num_rows == 2:
-        _attend_tile(TWO, num_rows, shape, layer, window, table, context, first, token, num_tokens, head, cache, scratch, worker, mixed, out)  # fmt: skip  # noqa: E501
+def _attend_rows(rows, shape, layer, window, cache, scratch, worker, mixed, out):
+    """The rows by the smallest tile that holds them."""
+    if rows.count > 4:
+        _attend_tile(EIGHT, rows, shape, layer, window, cache, scratch, worker, mixed, out)
+    elif rows.count > 2:
+        _attend_tile(FOUR, rows, shape, layer, window, cache, scratch, worker, mixed, out)
+    elif rows.count == 2:
+        _attend_tile(TWO, rows, shape, layer, window, cache, scratch, worker, mixed, out)
     else:
-        _attend_tile(ONE, num_rows, shape, layer, window, table, context, first, token, num_tokens, head, cache, scratch, worker, mixed, out)  # fmt: skip  # noqa: E501
+        _attend_tile(ONE, rows, shape, layer, window, cache, scratch, worker, mixed, out)
 
 
 @njit(parallel=True)
 def attend(shape, layer, window, packed, cache, scratch, num_workers, out):
     """out[tokens, q_heads x head_dim] = attention of the queries in `scratch` over the cache.
 
-    Every task is up to eight rows (tokens x heads that share a KV head) of one sequence; workers
-    take them in turn, so that long and short ones spread evenly.
+    Workers take tasks in turn, so that long and short ones spread evenly.
     """
     group = shape.q_heads // shape.kv_heads
     for worker in prange(num_workers):
         mixed = np.empty(8 * shape.head_dim + 8, np.float32)
         task = 0
         for sequence in range(len(packed.query_starts) - 1):
-            num_rows = packed.query_starts[sequence + 1] - packed.query_starts[sequence]
+            token = packed.query_starts[sequence]
+            num_tokens = packed.query_starts[sequence + 1] - token
+            context, table = packed.context_lens[sequence], packed.block_tables[sequence]
             for head in range(shape.kv_heads):
-                for first in range(0, num_rows * group, 8):
+                for first in range(0, num_tokens * group, 8):
                     if task % num_workers == worker:
-                        _attend_rows(
-                            shape, layer, window, packed, cache, scratch, sequence, head, first,
-                            worker, mixed, out,
-                        )  # fmt: skip
+                        count = min(8, num_tokens * group - first)
+                        rows = Rows(first, count, head, token, num_tokens, context, table)
+                        _attend_rows(rows, shape, layer, window, cache, scratch, worker, mixed, out)
                     task += 1

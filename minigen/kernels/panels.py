@@ -33,7 +33,10 @@ class Codes4(NamedTuple):
 
 
 class Codes8(NamedTuple):
-    """8-bit codes: a weight is code x scale. 8.5 bits a weight."""
+    """8-bit codes: a weight is (code - 128) x scale. 8.5 bits a weight.
+
+    The 128 makes codes that are stored with a sign unsigned, as dot products want one side to be.
+    """
 
     codes: np.ndarray
     scales: np.ndarray
@@ -102,7 +105,7 @@ def _codes4_by_rounding(weight: StoredTensor) -> Codes4:
 
 def _codes8_of_q8_0(weight: StoredTensor) -> Codes8:
     blocks = _raw_blocks(weight)
-    return Codes8(_words(blocks[..., 2:]), _float16_bits(blocks, 0))
+    return Codes8(_words(blocks[..., 2:] ^ 128), _float16_bits(blocks, 0))
 
 
 def _codes8_by_rounding(weight: StoredTensor) -> Codes8:
@@ -112,7 +115,7 @@ def _codes8_by_rounding(weight: StoredTensor) -> Codes8:
     steps = np.maximum(scales.astype(np.float32), np.finfo(np.float16).tiny)[..., None]
     codes = np.nan_to_num(np.rint(groups / steps)).clip(-127, 127).astype(np.int8)
     return Codes8(
-        _words(codes),
+        _words(codes.view(np.uint8) ^ 128),
         by_panels(scales.view(np.uint16)[..., None]),
     )
 
@@ -143,13 +146,24 @@ def pack_weight(weight: StoredTensor, form: str) -> Panels:
     return packed
 
 
-def stack_panels(matrices: Sequence[Sequence[StoredTensor]], form: str) -> Panels:
-    """The matrices of all layers; those of one layer are fused, one below the other."""
+def stack_panels(
+    matrices: Sequence[Sequence[StoredTensor]], form: str, in_turn: int | None = None
+) -> Panels:
+    """The matrices of all layers; those of one layer are fused, one below the other.
+
+    Or, with `in_turn`, so many panels of the first, as many of the second, and so on: whoever
+    needs them together then reads memory in one stream.
+    """
     layers = [[pack_weight(each, form) for each in fused] for fused in matrices]
     kind = type(layers[0][0])
+    num_turns = 1 if in_turn is None else matrices[0][0].shape[0] // (NUM_LANES * in_turn)
+
+    def fuse(parts: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate([part.reshape(num_turns, -1) for part in parts], axis=1).reshape(-1)
+
     return kind(
         *(
-            np.stack([np.concatenate([part[field] for part in layer]) for layer in layers])
+            np.stack([fuse([part[field] for part in layer]) for layer in layers])
             for field in range(len(kind._fields))
         )
     )

@@ -36,14 +36,15 @@ class Quantised(NamedTuple):
 
     With a zero of their own, the 256 steps of a group reach from its smallest number to its
     largest: where one number is large they are half as wide as steps to both sides.
-    `words` and `numbers` are the same memory, by four bytes and by one; `sums` are of a group's
-    rounded numbers. A NaN or infinity makes its group's scale NaN: bytes could not tell of it.
+    `words` and `numbers` are the same memory, by four bytes and by one. What a group of weights is
+    multiplied with is in `pairs`, 16 bits each: the zero, and the sum of byte + zero; `sums` has
+    that sum times the scale. A NaN or infinity makes its group's scale NaN: bytes cannot tell.
     """
 
     words: np.ndarray
     numbers: np.ndarray
     scales: np.ndarray
-    zeros: np.ndarray
+    pairs: np.ndarray
     sums: np.ndarray
 
 
@@ -58,8 +59,8 @@ def quantised(num_numbers: int) -> Quantised:
     """Room for so many numbers, in bytes."""
     words = np.zeros(num_numbers // 4, np.int32)
     scales, sums = (np.zeros(num_numbers // 32, np.float32) for _ in range(2))
-    zeros = np.zeros(num_numbers // 32, np.int32)
-    return Quantised(words, words.view(np.uint8), scales, zeros, sums)
+    pairs = np.zeros(num_numbers // 32, np.int32)
+    return Quantised(words, words.view(np.int8), scales, pairs, sums)
 
 
 def rounded(num_numbers: int) -> Rounded:
@@ -88,12 +89,12 @@ def _write_bytes(inputs, group, low, high):
     if scale > TINY:
         steps = np.float32(1.0) / scale
     low, high = nearest(low * all_lanes(steps)), nearest(high * all_lanes(steps))
-    zero = np.rint(smallest * steps)
+    total = sum_of_lanes(low + high)
+    zero = np.rint(smallest * steps) + np.float32(128.0)
     store_bytes(inputs.numbers, group * 32, low - all_lanes(zero))
     store_bytes(inputs.numbers, group * 32 + 16, high - all_lanes(zero))
-    total = sum_of_lanes(low + high)
     inputs.scales[group] = scale + (total - total)  # 0, or NaN
-    inputs.zeros[group] = np.int32(zero)
+    inputs.pairs[group] = (np.int32(total) << 16) | (np.int32(zero) & 0xFFFF)
     inputs.sums[group] = scale * total
 
 

@@ -19,7 +19,8 @@ from minigen.kernels.rows import normalise, prepare
 class Weights(NamedTuple):
     """A model's weights: panels, and what is small in float32. Layers are the first axis.
 
-    `embedding` is used row by row, `head` as a product; tied, they are the same memory.
+    `embedding` is used row by row, `head` as a product; tied, they are the same memory. `gate_up`
+    has two panels of the gate's, two of up's, and so on.
     """
 
     embedding: Any
@@ -60,7 +61,7 @@ def _embed_codes8(embedding, token_id, width, out, at):
     for column in range(width):
         group = panel * (width // 32) + column // 32
         word = codes[(group * 8 + column % 32 // 4) * 16 + lane]
-        code = np.int8(word >> (8 * (column % 4)))
+        code = ((word >> (8 * (column % 4))) & 255) - 128
         out[at + column] = np.float32(code) * float16_at(scales, group * 16 + lane)
 
 

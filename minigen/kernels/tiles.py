@@ -5,8 +5,8 @@ tuple `tokens`, known when a kernel is compiled, so that a whole tile stays in r
 loaded into the lanes once is multiplied with every token's: that is what makes a product of many
 rows cheaper than as many products of one row.
 
-Sources: Intel's Intrinsics Guide for `vpdpbusd` (AVX512-VNNI) and `vdpbf16ps` (AVX512-BF16); a
-processor that lacks them does the same sums by plainer instructions.
+Sources: Intel's Intrinsics Guide for `vpdpbusd` (AVX512-VNNI), `vpmaddwd` (AVX512-BW) and
+`vdpbf16ps` (AVX512-BF16); a processor that lacks them does the same sums by plainer instructions.
 """
 
 from typing import Any
@@ -33,6 +33,7 @@ ONE, TWO, FOUR, EIGHT = (0,), (0,) * 2, (0,) * 4, (0,) * 8  # the tuples `tokens
 
 _FEATURES: dict[str, bool] = dict(llvmlite.binding.get_host_cpu_features())
 HAS_BYTE_DOTS = _FEATURES.get("avx512vnni", False)
+HAS_PAIR_PRODUCTS = _FEATURES.get("avx512bw", False)
 HAS_BFLOAT_DOTS = _FEATURES.get("avx512bf16", False)
 
 
@@ -79,34 +80,47 @@ def spread_numbers(typingctx: Any, tokens: Any, array: Any, index: Any, stride: 
 
 
 @intrinsic
-def spread_products(
-    typingctx: Any, tokens: Any, words: Any, array: Any, index: Any, stride: Any
+def pair_products(
+    typingctx: Any, tokens: Any, pairs: Any, array: Any, index: Any, stride: Any
 ) -> Any:
-    """A tile whose row t is the words times the int32 `array[index + t * stride]`."""
+    """A tile whose row t is, lane by lane, the dot product of two pairs of 16-bit numbers.
+
+    One pair is the lane's of `pairs`, the other the int32 `array[index + t * stride]`.
+    """
     tile = types.UniTuple(WORD_LANES, tokens.count)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         numbers = _numbers(context, builder, sig, args, 2, tile.count)
-        rows = [builder.mul(args[1], number) for number in numbers]
+        rows = [_pair_product(builder, args[1], number) for number in numbers]
         return _tile(context, builder, tile, rows)
 
-    return tile(tokens, words, array, types.intp, types.intp), codegen
+    return tile(tokens, pairs, array, types.intp, types.intp), codegen
+
+
+def _pair_product(builder: Any, a: Any, b: Any) -> Any:
+    if HAS_PAIR_PRODUCTS:
+        halves = ir.VectorType(ir.IntType(16), 2 * NUM_LANES)
+        a, b = builder.bitcast(a, halves), builder.bitcast(b, halves)
+        return call(builder, "llvm.x86.avx512.pmaddw.d.512", WORDS, [a, b])
+    low = [builder.ashr(builder.shl(each, same(16)), same(16)) for each in (a, b)]
+    high = [builder.ashr(each, same(16)) for each in (a, b)]
+    return builder.add(builder.mul(*low), builder.mul(*high))
 
 
 @intrinsic
 def add_byte_dots(
     typingctx: Any, tile: Any, codes: Any, array: Any, index: Any, stride: Any
 ) -> Any:
-    """Add to row t, lane by lane, the dot product of four signed bytes and four unsigned ones.
+    """Add to row t, lane by lane, the dot product of four unsigned bytes and four signed ones.
 
-    The signed bytes are the lane's of `codes`, the unsigned ones those of the int32
+    The unsigned bytes are the lane's of `codes`, the signed ones those of the int32
     `array[index + t * stride]`.
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         numbers = _numbers(context, builder, sig, args, 2, tile.count)
         rows = [
-            _byte_dot(builder, row, number, args[1])
+            _byte_dot(builder, row, args[1], number)
             for row, number in zip(_rows(builder, args[0], tile), numbers, strict=True)
         ]
         return _tile(context, builder, tile, rows)
