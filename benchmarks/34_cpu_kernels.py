@@ -25,8 +25,10 @@ from sure import by_family, keeping, sure_ones
 from minigen import LLM, SamplingParams
 from minigen.cache.paged import attend_paged
 from minigen.engine.runner import PagedRunner
+from minigen.kernels.compiling import compile_step
 from minigen.kernels.paging import Packed
 from minigen.kernels.runner import CompiledRunner
+from minigen.machine import torch_threads
 from minigen.model.attention import attend_packed
 
 FORMS = ("bfloat16", "int8", "int4")
@@ -132,6 +134,7 @@ def measure_speed(load: Callable[..., LLM]) -> dict[str, Any]:
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
     for turn in range(TURNS + 1):
         for name, llm in engines.items():
+            torch.set_num_threads(torch_threads())  # kernels left torch one
             found = rates(llm, turn)
             if turn:
                 taken[name].append(found)
@@ -158,6 +161,8 @@ def layers(pool: Any, batch: Any, windows: Any) -> Any:
 
 def main() -> None:
     file = json_option()
+    for form in FORMS:
+        compile_step(form)  # no time of it is measured
 
     def load(form: str, **options: Any) -> LLM:
         return LLM.load(weights=form, max_sequences=32, **options)
