@@ -11,6 +11,7 @@ from benchmarks.questions import candidates
 from benchmarks.sure import Sure, by_family, keeping, least_margin, num_kept, sure_ones
 from minigen.outputs import Choice, Output
 from minigen.sequence import Logprob
+from tools import results
 
 LEADS = {"sure": 1.0, "unsure": 0.99}
 
@@ -93,3 +94,11 @@ def test_tokens_kept_are_counted_with_the_families_that_lost_some() -> None:
         "lost by family": {"copy": 4},
     }
     assert by_family(sure) == {"copy": 2, "count": 1}
+
+
+def test_readmes_line_says_what_each_form_keeps() -> None:
+    kept = {"bfloat16": 1.0, "int8": 0.998, "int4": 0.981}
+    quality = {name: {"sure tokens": {"share": share}} for name, share in kept.items()}
+    said = results.forms_lines({"quality": {"sure questions": 120, **quality}})
+    assert "to 120 questions" in said[0]
+    assert said[0].endswith("bfloat16 100.0%, int8 99.8%, int4 98.1%")
