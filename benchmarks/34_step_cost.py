@@ -13,6 +13,7 @@ from typing import Any
 from common import json_option, write_results
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
 from minigen import LLM
 from minigen.kernels.compiling import compile_step
@@ -32,6 +33,7 @@ SKIPPED = [cell for cell in GRID if cell[0] * cell[1] > MOST_TOKENS]
 
 def measure(form: str, tick: Any) -> dict[str, Any]:
     """All points of one form."""
+    tick(f"{form}: compiling and loading")
     compile_step(form)
     llm = LLM.load(
         weights=form,
@@ -64,12 +66,29 @@ def measure(form: str, tick: Any) -> dict[str, Any]:
     }
 
 
+def shown(form: str, found: dict[str, Any]) -> Table:
+    """Each point's milliseconds and, in brackets, how many times its prediction that is."""
+    table = Table(title=f"{form}: ms (times prediction), {found['overhead_ms']:.1f} ms constant")
+    table.add_column("context", justify="right")
+    for sequences in SEQUENCES:
+        table.add_column(f"{sequences}", justify="right")
+    cells = {(each["sequences"], each["context"]): each for each in found["points"]}
+    for context in CONTEXTS:
+        row = [cells.get((sequences, context)) for sequences in SEQUENCES]
+        texts = [
+            "-" if each is None else f"{each['measured_ms']:.1f} ({each['ratio']:.2f})"
+            for each in row
+        ]
+        table.add_row(f"{context:,}", *texts)
+    return table
+
+
 def main() -> None:
     file = json_option()
     console = Console()
     forms = {}
     with Progress(console=console) as progress:
-        task = progress.add_task("steps", total=len(FORMS) * (len(GRID) - len(SKIPPED) + 1))
+        task = progress.add_task("steps", total=len(FORMS) * (len(GRID) - len(SKIPPED) + 2))
 
         def tick(what: str) -> None:
             progress.update(task, advance=1, description=what)
@@ -83,7 +102,8 @@ def main() -> None:
         ],
         "forms": forms,
     }
-    console.print_json(data=results)
+    for form, found in forms.items():
+        console.print(shown(form, found))
     if file is not None:
         write_results(file, results)
 
