@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from common import json_option, random_prompts, write_results
 from questions import candidates
+from rich.progress import track
 from sure import by_family, keeping, sure_ones
 
 from minigen import LLM, SamplingParams
@@ -65,7 +66,7 @@ def all_logits(llm: LLM, ids: list[int]) -> torch.Tensor:
 def read_text(llm: LLM, ids: list[int]) -> tuple[np.ndarray, float]:
     """The likeliest token after each of the text's, and its perplexity."""
     likeliest, lost = [], 0.0
-    for start in range(0, len(ids), WINDOW):
+    for start in track(range(0, len(ids), WINDOW), "reading"):
         window = ids[start : start + WINDOW]
         logits = all_logits(llm, window)
         likeliest.append(logits.argmax(dim=-1).numpy())
@@ -132,7 +133,7 @@ def measure_speed(load: Callable[..., LLM]) -> dict[str, Any]:
     assert isinstance(engines["bfloat16, layer by layer"].engine.runner, PagedRunner)
     engines |= {form: load(form) for form in FORMS}
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
-    for turn in range(TURNS + 1):
+    for turn in track(range(TURNS + 1), "speed, by turns"):
         for name, llm in engines.items():
             torch.set_num_threads(torch_threads())  # kernels left torch one
             found = rates(llm, turn)

@@ -94,7 +94,8 @@ class StepCost:
         """Where the time of the points over a ratio goes, in ms beyond prediction.
 
         `products` are the seconds beyond prediction of a step's products alone, by the number of
-        sequences. What a longer context adds to a step is attention's.
+        sequences. What a longer context adds to a step is attention's; that of the shortest is in
+        the rest, with norms, rotations and packing.
         """
         return [
             self._parted(point, products[point.sequences])
