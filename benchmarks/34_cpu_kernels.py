@@ -3,7 +3,8 @@
 Quality is measured against float32 on fixed English text (the topics of Python's own manual, which
 every Python brings along): how often the likeliest next token is the same, and perplexity. And on
 questions whose first five answer tokens float32 is sure of, by a logit or more: how many of those
-tokens come out the same. Speed is a ratio to torch's layers in bfloat16, by turns in one run.
+tokens a form gives too, answering freely and greedily, up to the first that differs. Speed is a
+ratio to torch's layers in bfloat16, by turns in one run.
 """
 
 import hashlib
@@ -18,38 +19,22 @@ from typing import Any
 import numpy as np
 import torch
 from common import json_option, random_prompts, write_results
+from questions import candidates
+from rich.progress import track
+from sure import by_family, keeping, sure_ones
 
 from minigen import LLM, SamplingParams
 from minigen.cache.paged import attend_paged
 from minigen.engine.runner import PagedRunner
+from minigen.kernels.compiling import compile_step
 from minigen.kernels.paging import Packed
 from minigen.kernels.runner import CompiledRunner
+from minigen.machine import torch_threads
 from minigen.model.attention import attend_packed
 
 FORMS = ("bfloat16", "int8", "int4")
 WINDOW, NUM_WINDOWS = 512, 40
 TURNS = 5
-CAPITALS = (
-    "France Germany Italy Spain Portugal Austria Hungary Greece Turkey Egypt Japan China India "
-    "Russia Poland Sweden Norway Finland Denmark Ireland Canada Mexico Cuba Peru Chile Argentina "
-    "Brazil Colombia Kenya Ethiopia Nigeria Ghana Morocco Iran Iraq Israel Jordan Thailand Vietnam "
-    "Indonesia Australia Ukraine Romania Bulgaria Serbia Croatia Belgium Switzerland"
-).split()
-
-
-def questions() -> list[str]:
-    """More than will be used: only those count whose answer float32 is sure of."""
-    asked = []
-    for country in CAPITALS:
-        asked += [
-            f"What is the capital of {country}?",
-            f"On which continent is {country}?",
-            f"Name the largest city of {country}.",
-            f"Which language do most people in {country} speak?",
-        ]
-    asked += [f"Count from {first} to {first + 9}." for first in range(1, 60)]
-    asked += [f"Repeat the word '{country}' five times." for country in CAPITALS]
-    return [f"Question: {question}\nAnswer:" for question in asked]
 
 
 def text_ids(llm: LLM) -> list[int]:
@@ -81,7 +66,7 @@ def all_logits(llm: LLM, ids: list[int]) -> torch.Tensor:
 def read_text(llm: LLM, ids: list[int]) -> tuple[np.ndarray, float]:
     """The likeliest token after each of the text's, and its perplexity."""
     likeliest, lost = [], 0.0
-    for start in range(0, len(ids), WINDOW):
+    for start in track(range(0, len(ids), WINDOW), "reading"):
         window = ids[start : start + WINDOW]
         logits = all_logits(llm, window)
         likeliest.append(logits.argmax(dim=-1).numpy())
@@ -90,42 +75,19 @@ def read_text(llm: LLM, ids: list[int]) -> tuple[np.ndarray, float]:
     return np.concatenate(likeliest), math.exp(lost / (len(ids) * (WINDOW - 1) / WINDOW))
 
 
-def sure_answers(llm: LLM) -> dict[str, list[int]]:
-    """The questions whose five tokens float32 is sure of, with those tokens."""
-    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logprobs=2)
-    sure = {}
-    for question, output in zip(questions(), llm.generate(questions(), params), strict=True):
-        margins = []
-        for each in output.logprobs or []:
-            first, second = sorted((one.logprob for one in each.values()), reverse=True)[:2]
-            margins.append(first - second)
-        if min(margins) >= 1:
-            sure[question] = output.token_ids
-    return sure
-
-
-def same_tokens(llm: LLM, sure: dict[str, list[int]]) -> float:
-    """The share of the sure answers' tokens that come out the same."""
-    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
-    outputs = llm.generate(list(sure), params)
-    same = [
-        found == wanted
-        for output, answer in zip(outputs, sure.values(), strict=True)
-        for found, wanted in zip(output.token_ids, answer, strict=True)
-    ]
-    return sum(same) / len(same)
-
-
 def measure_quality(load: Callable[[str], LLM]) -> dict[str, Any]:
     exact = load("float32")
     ids = text_ids(exact)
     expected, perplexity = read_text(exact, ids)
-    sure = sure_answers(exact)
+    asked = candidates()
+    sure = sure_ones(exact, asked)
     digest = hashlib.sha256(np.array(ids, np.int64).tobytes()).hexdigest()
     found: dict[str, Any] = {
         "tokens": len(ids),
         "sha256 of the token ids": digest,
+        "candidate questions": len(asked),
         "sure questions": len(sure),
+        "sure by family": by_family(sure),
         "float32 perplexity": perplexity,
     }
     for form in FORMS:
@@ -135,7 +97,7 @@ def measure_quality(load: Callable[[str], LLM]) -> dict[str, Any]:
         found[form] = {
             "top-1 agreement": float((likeliest == expected).mean()),
             "perplexity ratio": own / perplexity,
-            "sure tokens kept": same_tokens(llm, sure),
+            "sure tokens": keeping(llm, sure),
         }
         print(form, json.dumps(found[form]), flush=True)
     return found
@@ -171,8 +133,9 @@ def measure_speed(load: Callable[..., LLM]) -> dict[str, Any]:
     assert isinstance(engines["bfloat16, layer by layer"].engine.runner, PagedRunner)
     engines |= {form: load(form) for form in FORMS}
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
-    for turn in range(TURNS + 1):
+    for turn in track(range(TURNS + 1), "speed, by turns"):
         for name, llm in engines.items():
+            torch.set_num_threads(torch_threads())  # kernels left torch one
             found = rates(llm, turn)
             if turn:
                 taken[name].append(found)
@@ -199,6 +162,8 @@ def layers(pool: Any, batch: Any, windows: Any) -> Any:
 
 def main() -> None:
     file = json_option()
+    for form in FORMS:
+        compile_step(form)  # no time of it is measured
 
     def load(form: str, **options: Any) -> LLM:
         return LLM.load(weights=form, max_sequences=32, **options)

@@ -5,7 +5,10 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-NOT_BENCHMARKS = {"__init__", "__main__", "common", "gguf_float32", "llama_cpp_agreement"}
+NOT_BENCHMARKS = {
+    *("__init__", "__main__", "common", "questions", "sure"),
+    *("gguf_float32", "llama_cpp_agreement"),
+}
 
 if __name__ == "__main__":
     for script in sorted(FOLDER.glob("*.py")):

@@ -22,6 +22,7 @@ from minigen.engine.runner import AttendFactory
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.engine.static import DynamicScheduler, StaticScheduler
 from minigen.errors import OptionError
+from minigen.machine import torch_threads
 from minigen.options import EngineOptions
 from minigen.protocols import BlockAllocator as AnyAllocator
 from minigen.protocols import PrefixCache, Sampler, Scheduler
@@ -57,7 +58,7 @@ class Assembly:
 def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
     """Choose an implementation for each part, and put them together."""
     config = checkpoint.config
-    num_threads = options.threads or torch.get_num_threads()
+    num_threads = options.threads or torch_threads()
     torch.set_num_threads(num_threads)
     attend = _attend(options)
     chosen = plan(checkpoint, options, own_attention=attend is attend_paged)

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+_THREADS_AT_START = torch.get_num_threads()
+
 
 def cpu_features() -> frozenset[str]:
     """Names of the processor's instruction sets (`avx2`, `avx512_bf16`, ...); empty if unknown."""
@@ -37,3 +39,12 @@ def multiplies_bfloat16() -> bool:
 def multiplies_bytes() -> bool:
     """Whether the processor adds up products of bytes in one instruction, sixteen sums at once."""
     return "avx512_vnni" in cpu_features()
+
+
+def torch_threads() -> int:
+    """torch's thread count; where that is one, as compiled steps leave it, what torch began with.
+
+    Whoever wants one thread says so to the engine.
+    """
+    now = torch.get_num_threads()
+    return _THREADS_AT_START if now == 1 else now

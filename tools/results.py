@@ -1,6 +1,7 @@
 """What README says of measurements, written from benchmarks/results/: `python -m tools.results`."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from tools.chapters import ROOT
@@ -33,8 +34,40 @@ def lines() -> str:
             f"- Choosing among {scheduler['running']} running and 10,000 waiting requests takes "
             f"{scheduler['milliseconds']['10,000 waiting']:.2f} ms",
             f"  ({_link('24_scheduler')}).",
+            *_if_measured("34_cpu_kernels", forms_lines),
+            *_if_measured("34_step_cost", cost_lines),
         ]
     )
+
+
+def _if_measured(name: str, told: Callable[[dict[str, Any]], list[str]]) -> list[str]:
+    return told(_read(name)) if (FOLDER / f"{name}.json").exists() else []
+
+
+def forms_lines(measured: dict[str, Any]) -> list[str]:
+    """How much of what float32 is sure of the other forms of weights give too."""
+    quality = measured["quality"]
+    kept = {name: quality[name]["sure tokens"] for name in ("bfloat16", "int8", "int4")}
+    shares = ", ".join(f"{name} {each['share']:.1%}" for name, each in kept.items())
+    return [
+        f"- Of the first five answer tokens to {quality['sure questions']} questions that float32 "
+        f"is sure of, {shares}",
+        f"  come out the same, up to the first that differs ({_link('34_cpu_kernels')}).",
+    ]
+
+
+def cost_lines(measured: dict[str, Any]) -> list[str]:
+    """How near decode steps come to what their bytes and operations predict."""
+    points = [point for form in measured["forms"].values() for point in form["points"]]
+    within = sum(point["ratio"] <= measured["limit"] for point in points)
+    sequences = max(point["sequences"] for point in points)
+    context = max(point["context"] for point in points)
+    return [
+        f"- {within} of {len(points)} decode steps, of 1 to {sequences} sequences and contexts up "
+        f"to {context:,}, take at most",
+        f"  {measured['limit']:g} times what their bytes and operations predict, the worst "
+        f"{max(point['ratio'] for point in points):.1f} times ({_link('34_step_cost')}).",
+    ]
 
 
 def peers() -> str:
