@@ -321,7 +321,7 @@ verdicts(
     ),
     Claim(
         "Sampling costs nothing beside the model",
-        f"top-p sorts {len(logits):,} scores and takes {mark(100 * choosing / step, '%')} of a step",
+        f"top-p of {len(logits):,} scores takes {mark(100 * choosing / step, '%')} of a step",
         "held within bounds",
         "a vocabulary of 49,152 is small beside 135 million weights; a small model with a large "
         "vocabulary would feel it",
