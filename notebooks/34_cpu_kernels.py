@@ -41,7 +41,8 @@ import numpy as np
 import torch
 from numba import njit, prange
 
-from minigen import SamplingParams
+from minigen import SamplingParams, hub
+from minigen.model.gguf import read_gguf
 from minigen.teach import Claim, check, load_model, mark, measured, show, using, verdicts
 from minigen.teach.budget import ModelShape
 from minigen.teach.measuring import best_seconds
@@ -52,6 +53,7 @@ from minigen.teach.texts import ALICE
 from minigen.viz import panels as draw
 from minigen.viz.explore import explore, picture
 from minigen.viz.roofline import roofline
+from minigen.viz.rounding import rounding
 
 llm = load_model(weights="float32")
 num_threads = torch.get_num_threads()
@@ -189,6 +191,36 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 # 32 weights (chapter 11), since in a real row a single large weight would cost all others their
 # precision. And that product, with the same bytes and a few scales more, collapses.
 #
+# ## Drag it: bits and groups
+#
+# Why put up with groups at all? Below are 128 weights of a row, and the steps that they are rounded
+# to: each group's reach from its smallest number to its largest, as those of the file's 4-bit
+# blocks do. One large weight makes wide steps, for its group alone. Small groups lose least, but
+# each pays for a scale and a minimum of 16 bits: on the right, what is paid and what is lost.
+#
+# The embedding lies in the file in 8 bits. All other matrices lie there in 4, with groups of 32:
+# choose one, and find that setting. There is nothing left to round.
+
+# %%
+stored = read_gguf(hub.resolve(hub.DEFAULT_MODEL)).tensors
+
+
+def of_a_matrix(matrix, row, bits, group_size):
+    middle = stored[matrix].shape[0] // 2
+    rows = stored[matrix].rows(middle, middle + 192).dequantise().numpy()
+    return rounding(rows, row, bits, group_size)
+
+
+explore(
+    of_a_matrix,
+    "128 weights of a row on the steps of their groups; error against bits, for sizes of groups.",
+    matrix=["token_embd.weight", "blk.0.attn_q.weight", "blk.28.ffn_down.weight"],
+    row=(0, 191, 1, 5),
+    bits=(2, 8, 1, 4),
+    group_size=(8, 128, 8, 32),
+)
+
+# %% [markdown]
 # ## Why groups do not fit
 #
 # A register of 512 bits has sixteen *lanes*: sixteen numbers that one instruction adds or
@@ -397,20 +429,40 @@ picture(
 )
 exact = [scores(llm, piece) for piece in pieces]
 kinds = {"one scale": "text", "a scale a token": "token", "a scale for each 32": 32}
-print(f"{'':>20}  same next token    perplexity")
-print(f"{'float32':>20}                  {mark(perplexity_of(exact, pieces))}")
+print(f"{'float32':>20}: perplexity {mark(perplexity_of(exact, pieces))}")
 for name, share in kinds.items():
     found = [scores(llm, piece, rounded(share)) for piece in pieces]
     same = mark(100 * agreement(found, exact), "%")
-    print(f"{name:>20}  {same:<16}  {mark(perplexity_of(found, pieces))}")
+    print(f"{name:>20}: perplexity {mark(perplexity_of(found, pieces))}, same next token {same}")
 
 # %% [markdown]
 # One outlier sets the step for everybody who shares its scale. With a scale for all of a product's
 # inputs that is forty tokens; with a scale a token, that token; with one for each 32, 31
-# neighbours. And panels multiply by a scale for each 32 at hardly any cost. (The package's inputs
-# have a zero for each 32, too, in the place of our 128: where one number is large, its group's
-# steps need not reach as far to the other side, and are half as wide.)
+# neighbours. And panels multiply by a scale for each 32 at hardly any cost.
 #
+# The package's inputs have a zero for each 32, too, in the place of our 128: where one number is
+# large, its group's steps need not reach as far to the other side, and are half as wide. Weights of
+# 4 bits have a minimum besides. Neither may come between the bytes and the codes, or these are no
+# whole numbers any more. So multiply it out: (byte + zero) times (code x scale + minimum) is bytes
+# times codes, and three corrections that need no more than sums of codes and of bytes. In plain
+# NumPy, beside the compiled one:
+
+# %%
+from minigen.kernels.linear import panel_linear
+from minigen.kernels.reference import CodeRows, byte_rows, multiply_codes
+from minigen.teach.codes import round_weights
+
+show(multiply_codes)
+matrix = stored["blk.28.ffn_down.weight"]
+made = round_weights(matrix.dequantise().numpy(), 4, 32)  # the file's own codes again
+of_rows = CodeRows(made.codes.reshape(*made.scales.shape, 32), made.scales, made.minima)
+plain = multiply_codes(of_rows, byte_rows(given[None]))
+compiled = panel_linear("int4", num_threads)([matrix], [])(torch.from_numpy(given)[None])
+torch.set_num_threads(num_threads)
+np.testing.assert_allclose(plain, compiled.numpy(), atol=1e-4 * np.abs(plain).max())
+print(f"of {plain.size} products the compiled ones are the same but for float32's last digits")
+
+# %% [markdown]
 # ## Attention as two products
 #
 # A query times all keys, then the shares times all values: these are products, too, with the
@@ -518,8 +570,8 @@ for form, speed in speeds.items():
 # ## Your turn
 #
 # Write `by_panels`: [rows, groups, words] into panels. `check` says the first thing that is wrong;
-# add `hint=1` for a hint. The exercises' own notebook (`minigen workspace`) has `quantise_groups`
-# as a second one.
+# add `hint=1` for a hint. The exercises' own notebook (`minigen workspace`) has two more:
+# `quantise_groups`, and `multiply_codes` as above.
 
 # %%
 # exercise: minigen.kernels.panels.by_panels
