@@ -321,8 +321,8 @@ verdicts(
     ),
     Claim(
         "Sampling costs nothing beside the model",
-        f"top-p takes {mark(100 * choosing / step, '%')} of a step",
-        "held" if choosing < 0.1 * step else "held within bounds",
+        f"top-p of {len(logits):,} scores takes {mark(100 * choosing / step, '%')} of a step",
+        "held within bounds",
         "a vocabulary of 49,152 is small beside 135 million weights; a small model with a large "
         "vocabulary would feel it",
     ),

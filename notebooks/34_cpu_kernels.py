@@ -41,7 +41,8 @@ import numpy as np
 import torch
 from numba import njit, prange
 
-from minigen import SamplingParams
+from minigen import SamplingParams, hub
+from minigen.model.gguf import read_gguf
 from minigen.teach import Claim, check, load_model, mark, measured, show, using, verdicts
 from minigen.teach.budget import ModelShape
 from minigen.teach.measuring import best_seconds
@@ -52,6 +53,7 @@ from minigen.teach.texts import ALICE
 from minigen.viz import panels as draw
 from minigen.viz.explore import explore, picture
 from minigen.viz.roofline import roofline
+from minigen.viz.rounding import rounding
 
 llm = load_model(weights="float32")
 num_threads = torch.get_num_threads()
@@ -189,6 +191,36 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 # 32 weights (chapter 11), since in a real row a single large weight would cost all others their
 # precision. And that product, with the same bytes and a few scales more, collapses.
 #
+# ## Drag it: bits and groups
+#
+# Why put up with groups at all? Below are 128 weights of a row, and the steps that they are rounded
+# to: each group's reach from its smallest number to its largest, as those of the file's 4-bit
+# blocks do. One large weight makes wide steps, for its group alone. Small groups lose least, but
+# each pays for a scale and a minimum of 16 bits: on the right, what is paid and what is lost.
+#
+# The embedding lies in the file in 8 bits. All other matrices lie there in 4, with groups of 32:
+# choose one, and find that setting. There is nothing left to round.
+
+# %%
+stored = read_gguf(hub.resolve(hub.DEFAULT_MODEL)).tensors
+
+
+def of_a_matrix(matrix, row, bits, group_size):
+    middle = stored[matrix].shape[0] // 2
+    rows = stored[matrix].rows(middle, middle + 192).dequantise().numpy()
+    return rounding(rows, row, bits, group_size)
+
+
+explore(
+    of_a_matrix,
+    "128 weights of a row on the steps of their groups; error against bits, for sizes of groups.",
+    matrix=["token_embd.weight", "blk.0.attn_q.weight", "blk.28.ffn_down.weight"],
+    row=(0, 191, 1, 5),
+    bits=(2, 8, 1, 4),
+    group_size=(8, 128, 8, 32),
+)
+
+# %% [markdown]
 # ## Why groups do not fit
 #
 # A register of 512 bits has sixteen *lanes*: sixteen numbers that one instruction adds or
@@ -235,7 +267,7 @@ print("a * b * b + a: ", *(f"{each:.0f}" for each in c[16:]))
 # %% [markdown]
 # And for bytes there is an instruction that could have been made for this chapter, `vpdpbusd`: in
 # each lane it multiplies four bytes by four bytes and adds the four products to the lane's sum. So
-# inputs must be bytes, too. The weights' are signed, the inputs' unsigned: 128 is added to each.
+# inputs must be bytes, too. One side has to be unsigned: 128 is added to each of the weights' codes.
 # Sixteen rows of our matrix, their first four columns:
 
 # %%
@@ -243,13 +275,13 @@ from minigen.kernels.panels import by_panels
 from minigen.kernels.tiles import (
     add_byte_dots,
     add_scaled,
+    pair_products,
     spread_numbers,
-    spread_products,
     store_tile,
     zeros,
 )
 
-NOTHING, ZERO = np.zeros(1, np.int32), np.full(1, -128, np.int32)
+NOTHING = np.zeros(1, np.int32)
 
 
 @njit
@@ -259,13 +291,13 @@ def one_load(tokens, words, inputs, out):
     store_tile(out, 0, 16, sums)
 
 
-words = by_panels(codes.view(np.int32))
+unsigned = codes.view(np.uint8) ^ np.uint8(128)  # the same as adding 128
+words = by_panels(unsigned.view(np.int32))
 input_codes, input_scales = quantise_groups(x[None], 32)
-unsigned = input_codes.view(np.uint8) ^ np.uint8(128)  # the same as adding 128
-input_words = unsigned.reshape(-1).view(np.int32)
+input_words = input_codes.reshape(-1).view(np.int32)
 sums = np.empty(16, np.int32)
 one_load((0,), words, input_words, sums)
-first_four = codes[:16, 0, :4].astype(int), unsigned[0, 0, :4].astype(int)
+first_four = unsigned[:16, 0, :4].astype(int), input_codes[0, 0, :4].astype(int)
 assert sums.tolist() == (first_four[0] @ first_four[1]).tolist()
 picture(
     draw.byte_dots(first_four[0], first_four[1].tolist(), sums.tolist()),
@@ -282,19 +314,22 @@ measured("vpdpbusd in this function's machine code", code.count("vpdpbusd"))
 #
 # Now the whole kernel. Its task is one panel. For each group it adds up whole numbers, and then
 # multiplies with two scales: the weights' sixteen, and the input's. The sums begin at -128 times
-# the sum of each lane's weights, which takes back the 128 of the inputs. `tokens` is a tuple whose
+# the sum of the input's group, which takes back the 128 of the weights. `tokens` is a tuple whose
 # length the compiler knows: a register of sums for each token, for the next section; one for now.
 
 
 # %%
+MINUS_128 = np.full(16, -128 & 0xFFFF, np.int32)  # pairs of 16-bit numbers: -128, and 0
+
+
 @njit(parallel=True)
-def product_of_panels(tokens, words, scales, code_sums, inputs, input_scales, groups, out, width):
+def product_of_panels(tokens, words, scales, inputs, input_scales, sums, groups, out, width):
     for panel in prange(width // 16):
         for first in range(0, len(input_scales) // groups, len(tokens)):
             total = zeros(tokens)
             for group in range(groups):
                 at, own = panel * groups + group, first * groups + group
-                dots = spread_products(tokens, load(code_sums, at * 16), ZERO, 0, 0)
+                dots = pair_products(tokens, load(MINUS_128, 0), sums, own, groups)
                 for word in range(8):
                     weights = load(words, (at * 8 + word) * 16)
                     dots = add_byte_dots(dots, weights, inputs, own * 8 + word, groups * 8)
@@ -302,18 +337,17 @@ def product_of_panels(tokens, words, scales, code_sums, inputs, input_scales, gr
             store_tile(out, first * width + panel * 16, width, total)
 
 
-def as_inputs(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Words and scales of some tokens' inputs."""
-    signed, input_scales = quantise_groups(rows, 32)
-    unsigned = signed.view(np.uint8) ^ np.uint8(128)
-    return unsigned.reshape(-1).view(np.int32), input_scales.reshape(-1)
+def as_inputs(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Words, scales and sums of some tokens' inputs."""
+    numbers, input_scales = quantise_groups(rows, 32)
+    sums = numbers.sum(axis=-1, dtype=np.int32)
+    return numbers.reshape(-1).view(np.int32), input_scales.reshape(-1), sums.reshape(-1)
 
 
 panel_scales, groups = by_panels(scales[..., None]), width // 32
-code_sums = by_panels(codes.sum(axis=-1, dtype=np.int32)[..., None])
 one = as_inputs(x[None])
 seconds["panels"] = best_seconds(
-    lambda: product_of_panels((0,), words, panel_scales, code_sums, *one, groups, out, num_rows)
+    lambda: product_of_panels((0,), words, panel_scales, *one, groups, out, num_rows)
 )
 rounded_weight = (codes[:512] * scales[:512, :, None]).reshape(512, -1)
 rounded_x = (input_codes * input_scales[..., None]).reshape(-1)
@@ -354,7 +388,7 @@ for n in (1, 2, 4, 8, 16, 64):
     rows = rng.standard_normal((n, width), dtype=np.float32)
     inputs = as_inputs(rows)
     tile = (0,) * min(n, 8)
-    run = partial(product_of_panels, tile, words, panel_scales, code_sums, *inputs, groups, outs)
+    run = partial(product_of_panels, tile, words, panel_scales, *inputs, groups, outs)
     taken = best_seconds(partial(run, num_rows), 3)
     in_bytes[n] = Step(panel_bytes, 0, 2 * n * num_rows * width), taken
 of_few = best_seconds(partial(run, few))
@@ -397,20 +431,40 @@ picture(
 )
 exact = [scores(llm, piece) for piece in pieces]
 kinds = {"one scale": "text", "a scale a token": "token", "a scale for each 32": 32}
-print(f"{'':>20}  same next token    perplexity")
-print(f"{'float32':>20}                  {mark(perplexity_of(exact, pieces))}")
+print(f"{'float32':>20}: perplexity {mark(perplexity_of(exact, pieces))}")
 for name, share in kinds.items():
     found = [scores(llm, piece, rounded(share)) for piece in pieces]
     same = mark(100 * agreement(found, exact), "%")
-    print(f"{name:>20}  {same:<16}  {mark(perplexity_of(found, pieces))}")
+    print(f"{name:>20}: perplexity {mark(perplexity_of(found, pieces))}, same next token {same}")
 
 # %% [markdown]
 # One outlier sets the step for everybody who shares its scale. With a scale for all of a product's
 # inputs that is forty tokens; with a scale a token, that token; with one for each 32, 31
-# neighbours. And panels multiply by a scale for each 32 at hardly any cost. (The package's inputs
-# have a zero for each 32, too, in the place of our 128: where one number is large, its group's
-# steps need not reach as far to the other side, and are half as wide.)
+# neighbours. And panels multiply by a scale for each 32 at hardly any cost.
 #
+# The package's inputs have a zero for each 32, too, in the place of our 128: where one number is
+# large, its group's steps need not reach as far to the other side, and are half as wide. Weights of
+# 4 bits have a minimum besides. Neither may come between the bytes and the codes, or these are no
+# whole numbers any more. So multiply it out: (byte + zero) times (code x scale + minimum) is bytes
+# times codes, and three corrections that need no more than sums of codes and of bytes. In plain
+# NumPy, beside the compiled one:
+
+# %%
+from minigen.kernels.linear import panel_linear
+from minigen.kernels.reference import CodeRows, byte_rows, multiply_codes
+from minigen.teach.codes import round_weights
+
+show(multiply_codes)
+matrix = stored["blk.28.ffn_down.weight"]
+made = round_weights(matrix.dequantise().numpy(), 4, 32)  # the file's own codes again
+of_rows = CodeRows(made.codes.reshape(*made.scales.shape, 32), made.scales, made.minima)
+plain = multiply_codes(of_rows, byte_rows(given[None]))
+compiled = panel_linear("int4", num_threads)([matrix], [])(torch.from_numpy(given)[None])
+torch.set_num_threads(num_threads)
+np.testing.assert_allclose(plain, compiled.numpy(), atol=1e-4 * np.abs(plain).max())
+print(f"of {plain.size} products the compiled ones are the same but for float32's last digits")
+
+# %% [markdown]
 # ## Attention as two products
 #
 # A query times all keys, then the shares times all values: these are products, too, with the
@@ -518,8 +572,8 @@ for form, speed in speeds.items():
 # ## Your turn
 #
 # Write `by_panels`: [rows, groups, words] into panels. `check` says the first thing that is wrong;
-# add `hint=1` for a hint. The exercises' own notebook (`minigen workspace`) has `quantise_groups`
-# as a second one.
+# add `hint=1` for a hint. The exercises' own notebook (`minigen workspace`) has two more:
+# `quantise_groups`, and `multiply_codes` as above.
 
 # %%
 # exercise: minigen.kernels.panels.by_panels

@@ -26,6 +26,7 @@ from minigen.kernels.assembly import refusal
 from minigen.kernels.compiling import compile_step
 from minigen.kernels.lanes import load, store, store_bfloat16, store_bytes
 from minigen.kernels.linear import PanelLinear, panel_linear
+from minigen.kernels.reference import ByteRows, CodeRows, byte_rows, multiply_codes
 from minigen.kernels.rows import Quantised, exponential, prepare, quantised, rounded, silu
 from minigen.kernels.runner import CompiledRunner
 from minigen.kernels.tiles import (
@@ -191,6 +192,41 @@ def test_a_stored_form_is_multiplied_as_it_is(form: str, kind: str, num_tokens: 
     groups = (steps * inputs.scales.reshape(num_tokens, -1, 1)).astype(np.float32)
     expected = torch.from_numpy(groups.reshape(num_tokens, 96)) @ weight.dequantise().T
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 7, 8, 13])
+@pytest.mark.parametrize(("form", "kind"), [("int4", "Q4_1"), ("int8", "Q8_0")])
+def test_kernels_multiply_as_the_plain_reference_does(
+    form: str, kind: str, num_tokens: int
+) -> None:
+    rng = np.random.default_rng(num_tokens)
+    weight = stored(kind, rng.standard_normal((48, 96)).astype(np.float32))
+    blocks = weight.data.numpy().reshape(48, 3, -1)
+    scales, rest = blocks[..., :2].copy().view(np.float16)[..., 0], blocks[..., 2:]
+    codes, minima = rest.view(np.int8), np.zeros_like(scales)
+    if kind == "Q4_1":
+        minima, packed = rest[..., :2].copy().view(np.float16)[..., 0], rest[..., 2:]
+        codes = np.concatenate([packed & 15, packed >> 4], axis=-1)
+    rows = CodeRows(codes, scales.astype(np.float32), minima.astype(np.float32))
+    x = rng.standard_normal((num_tokens, 96)).astype(np.float32)
+    found = panel_linear(form, 2)([weight], [])(torch.from_numpy(x))
+    np.testing.assert_allclose(
+        found.numpy(), multiply_codes(rows, byte_rows(x)), atol=2e-5, rtol=1e-5
+    )
+
+
+def test_the_plain_reference_makes_the_kernels_bytes() -> None:
+    x = np.random.default_rng(0).standard_normal((40, 96)).astype(np.float32)
+    x[::2, 5] *= 50
+    x[1::3] = np.abs(x[1::3]) + 1
+    x[7, 32:64] = 0
+    inputs, plain = quantised(x.size), byte_rows(x)
+    prepare(x.reshape(-1), 40, 96, inputs)
+    zeros = zeros_of(inputs).reshape(40, 3).astype(np.int32)
+    expected = ByteRows(inputs.numbers.reshape(40, 3, 32), inputs.scales.reshape(40, 3), zeros)
+    for mine, kernels in zip(plain, expected, strict=True):
+        assert mine.dtype == kernels.dtype
+        np.testing.assert_array_equal(mine, kernels)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from minigen.kernels.panels import by_panels
+from minigen.kernels.panels import by_panels, pack_weight
+from minigen.kernels.reference import ByteRows, CodeRows, multiply_codes
+from minigen.model.weights import StoredTensor
+from minigen.teach.codes import bits_a_weight, continue_in_codes, relative_error, round_weights
 from minigen.teach.looking import load_model
 from minigen.teach.measuring import best_seconds
 from minigen.teach.reading import agreement, perplexity_of, read_along
@@ -22,6 +25,7 @@ from minigen.viz.panels import (
     three_products,
 )
 from minigen.viz.roofline import roofline
+from minigen.viz.rounding import rounding
 
 
 def test_a_load_takes_what_the_packages_panels_put_there() -> None:
@@ -89,6 +93,73 @@ def test_an_outlier_costs_its_neighbours_only_where_they_share_its_scale() -> No
     assert zeros == {"text": 127, "token": 63, 32: 31}
 
 
+def some_rows(num_rows: int, width: int) -> np.ndarray:
+    return np.random.default_rng(34).standard_normal((num_rows, width)).astype(np.float32)
+
+
+def test_four_bits_in_groups_of_32_are_what_the_package_makes() -> None:
+    rows = some_rows(16, 96)
+    data = torch.from_numpy(rows).view(torch.uint8)
+    packed = pack_weight(StoredTensor("weight", "F32", rows.shape, data), "int4")
+    made = round_weights(rows, 4, 32)
+    for mine, theirs in ((made.scales, packed[1]), (made.minima, packed[2])):
+        assert np.array_equal(by_panels(mine[..., None]), theirs.view(np.float16))
+    codes = made.codes.reshape(16, 3, 32)
+    words = np.ascontiguousarray(codes[..., :16] | codes[..., 16:] << 4).view(np.int32)
+    assert np.array_equal(by_panels(words), packed[0])
+
+
+@pytest.mark.parametrize("size", [1, 8, 40, 96, 128])
+@pytest.mark.parametrize("bits", [1, 2, 8])
+def test_no_weight_is_moved_by_more_than_half_a_step(bits: int, size: int) -> None:
+    rows = some_rows(5, 96)
+    made = round_weights(rows, bits, size)
+    assert made.scales.shape == made.minima.shape == (5, -(-96 // size))
+    steps = np.repeat(made.scales, size, axis=1)[:, :96]
+    off = np.abs(made.numbers() - rows)
+    assert (off <= 0.5 * steps + 2e-3 * np.abs(rows).max()).all()
+    again = round_weights(made.numbers(), bits, size)
+    np.testing.assert_allclose(again.numbers(), made.numbers(), atol=4e-3)
+
+
+def test_bits_and_errors_are_counted_with_scales() -> None:
+    assert bits_a_weight(96, 4, 32) == 5
+    assert bits_a_weight(96, 4, 96) == pytest.approx(4 + 1 / 3)
+    assert bits_a_weight(96, 4, 64) == pytest.approx(4 + 2 / 3)
+    rows = some_rows(5, 96)
+    assert relative_error(rows, 1, 1) < 1e-3
+    errors = [relative_error(rows, bits, 32) for bits in range(1, 9)]
+    assert errors == sorted(errors, reverse=True)
+    assert relative_error(rows, 4, 8) < relative_error(rows, 4, 32) < relative_error(rows, 4, 96)
+    for bits, size in ((0, 8), (9, 8), (4, 0)):
+        with pytest.raises(ValueError, match="1 to 8 bits, 1 number or more"):
+            round_weights(rows, bits, size)
+
+
+def test_the_picture_of_a_rounding_has_a_ladder_for_each_group() -> None:
+    rows = some_rows(4, 192)
+    left, right = rounding(rows, 2, 3, 40).axes
+    (ladders,) = (each for each in left.collections if len(each.get_segments()) == 4 * 8)
+    ends = {(segment[0][0], segment[1][0]) for segment in ladders.get_segments()}
+    assert ends == {(-0.5, 39.5), (39.5, 79.5), (79.5, 119.5), (119.5, 127.5)}
+    assert left.lines[-1].get_ydata().tolist() == rows[2, :128].tolist()
+    assert left.get_title(loc="left").startswith("8 steps for each 40 weights, the widest ")
+    expected = f"{bits_a_weight(192, 3, 40):.2f} bits a weight, error "
+    assert right.get_title(loc="left").startswith(expected)
+    names = [each.get_text() for each in right.get_legend().get_texts()]
+    assert names == [f"groups of {size}" for size in (8, 32, 128, 40)]
+    for row in (-1, 4):
+        with pytest.raises(ValueError, match="rows 0 to 3"):
+            rounding(rows, row, 4, 32)
+
+
+def test_a_picture_of_weights_that_lose_nothing_can_be_drawn() -> None:
+    rows = round_weights(some_rows(2, 64), 4, 32).numbers()
+    _, right = rounding(rows, 0, 4, 32).axes
+    assert right.get_title(loc="left") == "5.00 bits a weight, error 0 %"
+    rounding(np.zeros((1, 64), np.float32) + 1, 0, 4, 32)
+
+
 def test_agreement_and_perplexity_of_what_can_be_counted() -> None:
     sure = torch.eye(4)[[1, 2, 3]] * 100
     other = torch.eye(4)[[1, 0, 3]] * 100
@@ -127,3 +198,19 @@ def test_a_learners_rounding_is_what_the_products_are_given() -> None:
     assert continue_rounded(llm, "Tea is", 2, mine).startswith("Tea is")
     assert len(sizes) == 2 * (4 * llm.config.num_layers + 1)
     assert set(sizes) == {32}
+
+
+@pytest.mark.model
+def test_a_learners_product_is_what_the_first_layer_runs() -> None:
+    llm = load_model(weights="float32")
+    shapes = []
+
+    def mine(weights: CodeRows, inputs: ByteRows) -> np.ndarray:
+        shapes.append((len(inputs.numbers), *weights.codes.shape))
+        return multiply_codes(weights, inputs)
+
+    prompt = "The capital of France is"
+    assert continue_in_codes(llm, prompt, 2, mine).startswith(f"{prompt} Paris")
+    length = len(llm.tokenizer.encode(prompt))
+    hidden = llm.config.hidden
+    assert shapes == [(length + more, hidden, hidden // 32, 32) for more in range(2)]

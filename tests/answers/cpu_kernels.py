@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from minigen.kernels.reference import ByteRows, CodeRows
 from tests.answers import Answers
 
 
@@ -155,6 +156,112 @@ WRONG_QUANTISE = [
 ]
 
 
+def multiply_by_loops(weights: CodeRows, inputs: ByteRows) -> np.ndarray:
+    """Right, in plain numbers."""
+    tokens, rows = len(inputs.numbers), len(weights.codes)
+    made = np.zeros((tokens, rows), np.float32)
+    for token, row in np.ndindex(tokens, rows):
+        total = 0.0
+        for group in range(weights.codes.shape[1]):
+            codes = [int(each) for each in weights.codes[row, group]]
+            zero = int(inputs.zeros[token, group])
+            steps = [int(each) + zero for each in inputs.numbers[token, group]]
+            dot = sum(code * step for code, step in zip(codes, steps, strict=True))
+            product = dot * float(weights.scales[row, group])
+            product += sum(steps) * float(weights.minima[row, group])
+            total += product * float(inputs.scales[token, group])
+        made[token, row] = total
+    return made
+
+
+def multiply_by_groups(weights: CodeRows, inputs: ByteRows) -> np.ndarray:
+    """Right, a product of matrices for each group, in float32."""
+    made = np.zeros((len(inputs.numbers), len(weights.codes)), np.float32)
+    for group in range(weights.codes.shape[1]):
+        codes = weights.codes[:, group].astype(np.int32)
+        steps = inputs.numbers[:, group].astype(np.int32) + inputs.zeros[:, group, None]
+        dots = (steps @ codes.T).astype(np.float32)
+        part = dots * weights.scales[:, group]
+        part += np.outer(steps.sum(-1), weights.minima[:, group]).astype(np.float32)
+        made += part * inputs.scales[:, group, None]
+    return made
+
+
+def wrong_multiply(name: str) -> Callable[[CodeRows, ByteRows], Any]:
+    def part(weights: CodeRows, inputs: ByteRows) -> Any:
+        wide: Any = np.int32
+        if name == "sums of 8 bits":
+            wide = np.uint8
+        elif name == "sums of 16 bits":
+            wide = np.int16
+        elif name == "floats from the start":
+            wide = np.float32
+        codes, numbers = weights.codes.astype(wide), inputs.numbers.astype(wide)
+        if name == "bytes have no sign":
+            numbers = inputs.numbers.view(np.uint8).astype(wide)
+        scales, minima, zeros = weights.scales, weights.minima, inputs.zeros
+        if name == "changes the zeros":
+            zeros += 1
+        if name == "one zero for all groups":
+            zeros = np.repeat(zeros[:, :1], zeros.shape[1], axis=1)
+        if name == "one scale for all groups":
+            scales = np.repeat(scales[:, :1], scales.shape[1], axis=1)
+        if name == "scaled codes":
+            codes = codes * scales[..., None] + minima[..., None]
+        dots = np.einsum("tgc,rgc->trg", numbers, codes)
+        if name == "dots of 8 bits":
+            dots = dots.astype(np.int8)
+        code_sums, byte_sums = codes.sum(axis=-1), numbers.sum(axis=-1)
+        if name == "the zero is taken away":
+            zeros = -zeros
+        if name == "the zero meets the bytes":
+            dots = dots + (zeros * byte_sums)[:, None]
+        elif name == "the zero, once a group":
+            dots = dots + zeros[:, None]
+        elif name != "no zero for the codes":
+            dots = dots + zeros[:, None] * code_sums
+        if name == "the zero, once for the minimum":
+            byte_sums = byte_sums + zeros
+        elif name != "no zero for the minimum":
+            byte_sums = byte_sums + 32 * zeros
+        found = dots * (1 if name == "no scales of weights" else scales)
+        if name == "scaled codes":
+            found = dots + 0 * scales
+        elif name == "the minimum meets the codes":
+            found = found + (minima * code_sums)[None]
+        elif name == "the minimum is scaled, too":
+            found = found + byte_sums[:, None] * minima * scales
+        elif name != "no minimum":
+            found = found + byte_sums[:, None] * minima
+        if name != "no scales of inputs":
+            found = found * inputs.scales[:, None]
+        made = found.sum(axis=-1)
+        if name == "in 64 bits":
+            return made
+        if name == "rows before tokens":
+            return made.T.astype(np.float32)
+        if name == "by groups still":
+            return found.astype(np.float32)
+        if name == "a list":
+            return made.tolist()
+        if name == "nothing":
+            return None
+        return made.astype(np.float32)
+
+    return part
+
+
+WRONG_MULTIPLY = [
+    *("sums of 8 bits", "sums of 16 bits", "floats from the start", "bytes have no sign"),
+    *("changes the zeros", "one zero for all groups", "one scale for all groups", "scaled codes"),
+    *("dots of 8 bits", "the zero is taken away", "the zero meets the bytes"),
+    *("the zero, once a group", "no zero for the codes", "the zero, once for the minimum"),
+    *("no zero for the minimum", "no scales of weights", "the minimum meets the codes"),
+    *("the minimum is scaled, too", "no minimum", "no scales of inputs", "in 64 bits"),
+    *("rows before tokens", "by groups still", "a list", "nothing"),
+]
+
+
 ANSWERS = {
     "by_panels": Answers(
         right=(panels_by_loops, panels_one_by_one, wrong_panels("none of them")),
@@ -165,5 +272,10 @@ ANSWERS = {
         right=(quantise_by_loops, quantise_with_ones, wrong_quantise("none of them")),
         wrong={name: wrong_quantise(name) for name in WRONG_QUANTISE},
         equivalent={"1 -> 2": "NumPy finds the size that is negative, be it -1 or -2"},
+    ),
+    "multiply_codes": Answers(
+        right=(multiply_by_loops, multiply_by_groups, wrong_multiply("none of them")),
+        wrong={name: wrong_multiply(name) for name in WRONG_MULTIPLY},
+        equivalent={},
     ),
 }

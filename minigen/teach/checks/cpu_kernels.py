@@ -1,4 +1,4 @@
-"""Checks of chapter 34: inputs as bytes, and weights in panels."""
+"""Checks of chapter 34: inputs as bytes, weights in panels, and the product of both."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 
 from minigen.kernels.panels import by_panels
+from minigen.kernels.reference import multiply_codes
+from minigen.teach.checks import code_products
 from minigen.teach.exercises import Exercise
 from minigen.teach.messages import Wrong, expect, expect_equal
 from minigen.teach.rounding import Quantise, quantise_groups
@@ -216,5 +218,31 @@ print(continue_rounded(llm, "The history of the sea begins", 12, mine))""",
         "A byte has 256 values, and this uses 255 of them around 0. Where all numbers of a group "
         "are positive, half of them are wasted: add a minimum for each group, as the 4-bit weights "
         "have one. What must the product then know besides?",
+    ),
+    Exercise(
+        "multiply_codes",
+        multiply_codes,
+        code_products.CHECKS,
+        (
+            "Multiply it out: (byte + zero) x (code x scale + minimum) is four products. Which of "
+            "their factors are the same in all 32 columns of a group?",
+            "Bytes times codes and the sums of codes and of bytes are whole numbers; make them "
+            "int32 first, for 8 bits overflow: np.einsum, or @ for one group after the other.",
+            "So, with d = bytes x codes: ((d + zero x sum of codes) x scale + (sum of bytes + 32 x "
+            "zero) x minimum) x the input's scale, summed over the groups.",
+        ),
+        "Multiply bytes with codes of 4 bits, as the package's kernels do. An input is (byte + "
+        "zero) x scale, a weight is code x scale + minimum; scales, zeros and minima are those of "
+        "a group of 32. Along the columns only whole numbers meet, since these are what the "
+        "processor multiplies fast; zero and minimum come in by the sums of codes and of bytes. "
+        "Return float32, [tokens, rows].",
+        """from minigen.teach import load_model
+from minigen.teach.codes import continue_in_codes
+
+llm = load_model(weights="float32")
+print(continue_in_codes(llm, "The capital of France is", 3, mine))""",
+        "The sum of a group's codes is the same for all tokens, and that of a group's bytes for "
+        "all rows. When can each of them be computed, and what does it save where there is one "
+        "token only?",
     ),
 )
