@@ -412,7 +412,7 @@ def test_the_table_has_a_row_for_each_engine_its_ratios_and_who_is_left_out() ->
     row = "| peer | **1,234** (1,234–1,234) | - | - | - | - | - | **5.00** (5.00–5.00) | 100% |"
     assert row in lines
     assert "- decode, minigen auto / peer (best peer): **1.50** (1.00–2.00, 2 rounds)" in lines
-    assert "Versions: thing 1.0." in table
+    assert "Versions: thing 1.0 (commit abc)." in table
     assert lines[-1] == "- odd is left out: There are no such weights."
 
 

@@ -109,7 +109,7 @@ def figures(turns: Sequence[Turn]) -> dict[str, Any]:
 
 
 def best_peer(engines: Mapping[str, Mapping[str, Any]], load: str) -> str | None:
-    """The peer with the best median at a load, of those that compute the model; None without one."""
+    """The peer with the best median at a load, among those that compute the model, or None."""
     medians = {
         name: found["loads"][load]["median"]
         for name, found in engines.items()

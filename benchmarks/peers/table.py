@@ -39,7 +39,7 @@ def peers_table(measured: dict[str, Any]) -> str:
             *(f"| {name} | {' | '.join(_cells(name, rows[name], best))} |" for name in rows),
             "",
             *_ratios(measured["summary"]["headlines"]),
-            *_notes(engines),
+            *_notes(engines, measured["summary"]["code"]),
         ]
     )
 
@@ -95,6 +95,7 @@ def _ratios(headlines: list[dict[str, Any]]) -> list[str]:
         "is faster; for start and memory less than 1 is less.",
         "",
         *(_ratio(each) for each in headlines),
+        "",
     ]
 
 
@@ -106,7 +107,7 @@ def _ratio(found: dict[str, Any]) -> str:
     return f"- {COLUMNS[found['load']]}, {found['form']} / {peer}: {told}"
 
 
-def _notes(engines: dict[str, Any]) -> list[str]:
+def _notes(engines: dict[str, Any], code: list[str]) -> list[str]:
     sound = [each for each in engines.values() if "left_out" not in each]
     loads = [load for each in sound for load in each["loads"].values()]
     set_aside = sum(load["set_aside"] for load in loads)
@@ -114,10 +115,10 @@ def _notes(engines: dict[str, Any]) -> list[str]:
     packages = dict.fromkeys(" ".join(next(iter(p.items()))) for e in sound if (p := e["packages"]))
     reasons = {name: each["left_out"] for name, each in engines.items() if "left_out" in each}
     failures = {name: each["failures"] for name, each in engines.items() if each.get("failures")}
+    commits = f" (commit {', '.join(code)})" if code else ""
     return [
-        "",
         f"{set_aside} of {of_all} figures were set aside, because others took more than 5% of the "
-        f"machine. Versions: {', '.join(packages)}.",
+        f"machine. Versions: {', '.join(packages)}{commits}.",
         *([""] if reasons or failures else []),
         *(f"- {name} is left out: {reason}" for name, reason in reasons.items()),
         *(f"- {name} failed in some rounds: {' '.join(each)}" for name, each in failures.items()),
