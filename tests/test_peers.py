@@ -211,7 +211,7 @@ def test_static_batches_give_every_request_its_own_answer() -> None:
     assert sizes == [3, 3, 1]
 
 
-SETTINGS = {"seed": 1, "scale": 0.05}
+SETTINGS = {"seed": 1, "scale": 0.05, "threads": 1}
 
 
 def fake_jobs(**weights: str) -> dict[str, dict[str, Any]]:
