@@ -403,7 +403,7 @@ def test_the_table_has_a_row_for_each_engine_its_ratios_and_who_is_left_out() ->
     )
     measured = {
         "environment": {"cpu": "a processor", "cores": 2},
-        "settings": {"threads": 2},
+        "settings": {"threads": 2, "scale": 1.0},
         "summary": summary(rounds),
     }
     table = peers_table(measured)
@@ -412,6 +412,9 @@ def test_the_table_has_a_row_for_each_engine_its_ratios_and_who_is_left_out() ->
     row = "| peer | **1,234** (1,234–1,234) | - | - | - | - | - | **5.00** (5.00–5.00) | 100% |"
     assert row in lines
     assert "- decode, minigen auto / peer (best peer): **1.50** (1.00–2.00, 2 rounds)" in lines
+    assert "shortened" not in table
+    measured["settings"]["scale"] = 0.2
+    assert "shortened to 0.2" in peers_table(measured)
     assert "Versions: thing 1.0 (commit abc)." in table
     assert lines[-1] == "- odd is left out: There are no such weights."
 

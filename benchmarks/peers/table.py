@@ -48,6 +48,10 @@ def _heading(measured: dict[str, Any]) -> list[str]:
     summary, machine = measured["summary"], measured["environment"]
     count = f"{summary['rounds']} round{'s' * (summary['rounds'] != 1)}"
     cut_off = f" ({summary['cut_off']} of them cut off)" if summary["cut_off"] else ""
+    scale = measured["settings"]["scale"]
+    tried = (
+        f" **All loads were shortened to {scale:g} of what is said here.**" if scale != 1 else ""
+    )
     dates = " and ".join(sorted({summary["dates"][0], summary["dates"][-1]}))
     return [
         "Beside other engines: the same model and the same tokens for all, "
@@ -64,7 +68,7 @@ def _heading(measured: dict[str, Any]) -> list[str]:
         "stream; vLLM and OpenVINO reserve",
         "1 GB for many. Sure answers: the share of those that float32 is sure of. "
         "[peers.json](benchmarks/results/peers.json)",
-        "has all samples; [loads.py](benchmarks/peers/loads.py) the loads.",
+        f"has all samples; [loads.py](benchmarks/peers/loads.py) the loads.{tried}",
     ]
 
 
