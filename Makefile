@@ -64,10 +64,11 @@ bench: ## measure everything that has a benchmark, and write benchmarks/results/
 	@$(VENV) -m minigen pull
 	@$(VENV) -m benchmarks
 
-bench-peers: ## set minigen beside other engines on this machine (installs them first; hours)
-	@$(ENVIRONMENT) test
+bench-peers: ## set minigen beside other engines on this machine (installs them first; an hour and more)
+	@$(ENVIRONMENT) cpu test
 	@$(VENV) -m minigen pull
-	@$(VENV) -m benchmarks.peers
+	@$(VENV) -m benchmarks.peers --anew
+	@$(VENV) -m tools.results
 
 clean: ## remove .venv and what tools left behind
 	@$(PYTHON) -m tools.clean

@@ -10,15 +10,19 @@ from typing import Any
 
 import pytest
 
+from benchmarks.peers import comparing
 from benchmarks.peers import loads as asked
-from benchmarks.peers.__main__ import Comparison, print_table
 from benchmarks.peers.answers import share_agreeing
+from benchmarks.peers.comparing import Comparison
 from benchmarks.peers.engines import ENGINES, chosen
 from benchmarks.peers.environments import RECIPES, requirements_of
 from benchmarks.peers.loads import DECODE, MEMORY_ALONE, MIXED, START, UNITS, loads
+from benchmarks.peers.preparing import started_once
 from benchmarks.peers.processes import Moment, family, peak_memory
+from benchmarks.peers.record import Record, RecordError, Round
 from benchmarks.peers.running import Turn, gathered, last_words
-from benchmarks.peers.summary import figures, ratios, values
+from benchmarks.peers.summary import best_peer, figures, ratios, summary, values
+from benchmarks.peers.table import peers_table
 from benchmarks.peers.workers.static import in_batches
 from tools import results as readme
 from tools.chapters import ROOT
@@ -36,7 +40,7 @@ def test_no_two_prompts_share_a_beginning_that_a_prefix_cache_could_use() -> Non
     prompts = [
         tuple(request["prompt"][:16])
         for load in loads(3)
-        for sample in load["samples"]
+        for sample in [load["warm_up"], *load["samples"]]
         for request in sample
     ]
     assert len(set(prompts)) == len(prompts)
@@ -62,9 +66,15 @@ def sample(load: str, seconds: float, foreign: float = 0.0, **more: Any) -> dict
     return {"sample": load, "seconds": seconds, "foreign": foreign, **more}
 
 
-def turn(*rates: float, foreign: float = 0.0) -> Turn:
-    samples = [sample(DECODE, 1 / rate, foreign, tokens=1) for rate in rates]
-    return Turn(samples, {MEMORY_ALONE: 5_000_000}, {}, RIGHT)
+def turn(*rates: float, foreign: float = 0.0, load: str = DECODE, agreeing: float = 1.0) -> Turn:
+    samples = [sample(load, 1 / rate, foreign, tokens=1) for rate in rates]
+    return Turn(samples, {MEMORY_ALONE: 5_000_000}, agreeing=agreeing, packages={"thing": "1.0"})
+
+
+def rounds_of(*turns: dict[str, Turn]) -> list[dict[str, Any]]:
+    """Rounds as a record has them."""
+    common = {"begun": "2026-01-02 03:04 UTC", "code": "abc", "speed": []}
+    return [{**common, "engines": list(each), "turns": each} for each in turns]
 
 
 def test_disturbed_samples_are_set_aside_and_counted() -> None:
@@ -72,6 +82,15 @@ def test_disturbed_samples_are_set_aside_and_counted() -> None:
     kept, set_aside = values([Turn([quiet, loud])])
     assert kept[START] == [0.5]
     assert set_aside == {**dict.fromkeys(UNITS, 0), START: 1}
+
+
+def test_a_disturbed_sample_counts_in_no_figure_and_no_ratio() -> None:
+    disturbed = turn(10)
+    disturbed.samples += turn(9000, foreign=0.5).samples
+    found = summary(rounds_of({"minigen auto": disturbed, "llama.cpp bf16": turn(5)}))
+    assert found["engines"]["minigen auto"]["loads"][DECODE]["most"] == 10
+    assert found["engines"]["minigen auto"]["loads"][DECODE]["set_aside"] == 1
+    assert found["ratios_of_minigen_to"]["minigen auto"]["llama.cpp bf16"][DECODE]["most"] == 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -95,7 +114,7 @@ def test_memory_and_time_are_those_of_the_children_too() -> None:
 
 
 def test_figures_are_medians_with_ranges_in_the_loads_unit() -> None:
-    found = figures([turn(10, 30), turn(20)], SURE)
+    found = figures([turn(10, 30), turn(20)])
     assert found["loads"][DECODE] == {
         "unit": "tokens/s",
         "median": 20.0,
@@ -110,27 +129,74 @@ def test_figures_are_medians_with_ranges_in_the_loads_unit() -> None:
 
 def test_ratios_are_taken_within_rounds() -> None:
     """A round in which the machine is ten times as slow changes no ratio."""
-    taken = {"minigen x": [turn(20), turn(2), turn(30)], "peer": [turn(10), turn(1), turn(10)]}
+    taken = [
+        {"minigen x": turn(20), "peer": turn(10)},
+        {"peer": turn(1), "minigen x": turn(2)},
+        {"minigen x": turn(30), "peer": turn(10)},
+    ]
     assert ratios(taken)["minigen x"]["peer"][DECODE] == {
         "median": 2.0,
         "least": 2.0,
         "most": 3.0,
-        "samples": 3,
+        "rounds": 3,
     }
 
 
-def test_a_round_without_an_undisturbed_sample_gives_no_ratio() -> None:
-    taken = {"minigen x": [turn(20), turn(20)], "peer": [turn(10), turn(1, foreign=0.5)]}
-    assert ratios(taken)["minigen x"]["peer"][DECODE]["samples"] == 1
+def test_a_round_in_which_one_of_two_has_no_undisturbed_sample_gives_no_ratio() -> None:
+    taken = [
+        {"minigen x": turn(20), "peer": turn(10)},
+        {"minigen x": turn(20), "peer": turn(1, foreign=0.5)},
+        {"minigen x": turn(20)},
+        {"minigen x": turn(20), "peer": Turn(turn(1).samples, failure="It broke.")},
+    ]
+    assert ratios(taken)["minigen x"]["peer"][DECODE]["rounds"] == 1
+
+
+def test_headlines_name_the_best_peer_and_leave_out_what_was_not_measured() -> None:
+    start = Turn([sample(START, 4.0)], agreeing=1.0)
+    slow_start = Turn([sample(START, 8.0)], agreeing=1.0)
+    found = summary(
+        rounds_of(
+            {"minigen auto": turn(30), "llama.cpp bf16": turn(10), "vLLM bf16": turn(20)},
+            {"minigen auto": start, "llama.cpp bf16": slow_start, "vLLM bf16": start},
+        )
+    )
+    assert found["best_peers"] == {
+        DECODE: "vLLM bf16",
+        START: "vLLM bf16",
+        MEMORY_ALONE: "llama.cpp bf16",
+    }
+    decode, start_ratio, _ = found["headlines"]
+    assert (decode["load"], decode["peer"], decode["median"]) == (DECODE, "vLLM bf16", 1.5)
+    assert decode["best_of_all_peers"]
+    assert (start_ratio["load"], start_ratio["peer"]) == (START, "vLLM bf16")
+
+
+def test_a_peer_that_computes_another_model_is_never_the_best() -> None:
+    engines = {"fast": figures([turn(99, agreeing=0.1)]), "sound": figures([turn(9)])}
+    assert best_peer(engines, DECODE) == "sound"
 
 
 def test_an_engine_with_other_answers_is_marked() -> None:
     assert share_agreeing(RIGHT, SURE) == 1.0
-    wrong = Turn(answers=[[1, 1], [7], [1, 1], [1]])
-    assert figures([Turn(answers=RIGHT)], SURE)["computes_the_model"]
-    found = figures([Turn(answers=RIGHT), wrong], SURE)
+    assert share_agreeing([[1, 1], [7], [1, 1], [1]], SURE) == 0.25
+    assert figures([Turn(agreeing=1.0)])["computes_the_model"]
+    found = figures([Turn(agreeing=1.0), Turn(agreeing=0.25)])
     assert found["sure_answers_given"] == 0.25
     assert not found["computes_the_model"]
+
+
+def test_an_engine_that_fails_in_one_round_keeps_the_others() -> None:
+    found = figures([turn(10), Turn(turn(90).samples, failure="It broke."), turn(20)])
+    assert found["loads"][DECODE]["median"] == 15
+    assert (found["turns"], found["failures"]) == (2, ["It broke."])
+    assert figures([Turn(failure="It broke.")]) == {"left_out": "It broke."}
+
+
+def test_versions_that_changed_between_sittings_are_all_told() -> None:
+    newer = turn(10)
+    newer.packages = {"thing": "2.0"}
+    assert figures([turn(10), newer, turn(10)])["packages"] == {"thing": "1.0, 2.0"}
 
 
 def test_static_batches_give_every_request_its_own_answer() -> None:
@@ -145,43 +211,60 @@ def test_static_batches_give_every_request_its_own_answer() -> None:
     assert sizes == [3, 3, 1]
 
 
-@pytest.fixture(scope="module")
-def comparison() -> Comparison:
-    """Two rounds of five fakes, small loads."""
-    if sys.platform != "linux":
-        pytest.skip("workers read /proc")
-    jobs = {
+SETTINGS = {"seed": 1, "scale": 0.05, "threads": 1}
+
+
+def fake_jobs(**weights: str) -> dict[str, dict[str, Any]]:
+    """Jobs of fakes that do what `weights` say; mixed requests are for names with a space."""
+    return {
         name: {
             "command": [sys.executable, "-m", "tests.fake_peer"],
             "variables": {},
             "versions": {"fake": "1.0"},
             "model": "none",
-            "weights": weights,
+            "weights": each,
             "at_once": 2,
             "threads": 1,
+            "mixed": " " in name,
         }
-        for name, weights in {
+        for name, each in weights.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """Two rounds of five fakes, small loads."""
+    if sys.platform != "linux":
+        pytest.skip("workers read /proc")
+    jobs = fake_jobs(
+        **{
             "minigen fake": "good",
             "minigen odd": "refuse",
             "broken": "crash",
             "lazy": "short",
             "good": "good",
-        }.items()
-    }
-    made = Comparison(jobs, SURE, seed=1, scale=0.05)
-    for round_id in range(2):
-        made.run_round(round_id)
+        }
+    )
+    made = Record(tmp_path_factory.mktemp("peers") / "peers.json", SETTINGS)
+    comparison = Comparison(made, jobs, SURE, {"absent": "It could not be installed."})
+    for _ in range(2):
+        comparison.run_round()
     return made
 
 
-def test_a_fake_engine_goes_through_all_loads(comparison: Comparison) -> None:
-    found = comparison.results()["engines"]["good"]
+def stored(record: Record) -> dict[str, Any]:
+    return json.loads(record.path.read_text(encoding="utf-8"))
+
+
+def test_a_fake_engine_goes_through_all_its_loads(record: Record) -> None:
+    engines = stored(record)["summary"]["engines"]
+    found = engines["minigen fake"]
     assert found["computes_the_model"]
-    assert found["versions"] == {"fake": "1.0", "mode": "fake"}
+    assert (found["packages"], found["versions"]) == ({"fake": "1.0"}, {"mode": "fake"})
     counts = {load: each["samples"] + each["set_aside"] for load, each in found["loads"].items()}
     assert counts == {
         DECODE: 6,
-        asked.PREFILL_512: 6,
+        asked.PREFILL_512: 4,
         asked.PREFILL_1024: 4,
         asked.TOGETHER: 4,
         MIXED: 2,
@@ -189,35 +272,92 @@ def test_a_fake_engine_goes_through_all_loads(comparison: Comparison) -> None:
         MEMORY_ALONE: 2,
         asked.MEMORY_ALL: 2,
     }
+    without = engines["good"]["loads"][MIXED]
+    assert without["samples"] + without["set_aside"] == 0
 
 
 def test_an_engine_that_fails_is_reported_in_a_sentence_and_the_others_go_on(
-    comparison: Comparison, capsys: pytest.CaptureFixture[str]
+    record: Record,
 ) -> None:
-    results = comparison.results()
+    measured = stored(record)
+    found = measured["summary"]
     left_out = {
-        name: found["left_out"] for name, found in results["engines"].items() if "left_out" in found
+        name: each["left_out"] for name, each in found["engines"].items() if "left_out" in each
     }
     assert left_out == {
         "broken": "It ended with exit code 1: ValueError: the fake engine broke.",
         "minigen odd": "There are no such weights.",
-        "lazy": "It ended with exit code 1: it answered with 2 tokens where 3 were asked for.",
+        "lazy": "It ended with exit code 1: it answered with 1 tokens where 2 were asked for.",
+        "absent": "It could not be installed.",
     }
-    assert {name: len(turns) for name, turns in comparison.turns.items()} == {
-        "minigen fake": 2,
-        "good": 2,
-        "broken": 1,
-        "minigen odd": 1,
-        "lazy": 1,
-    }
-    assert list(results["ratios_of_minigen_to"]) == ["minigen fake"]
-    assert list(results["ratios_of_minigen_to"]["minigen fake"]) == ["good"]
-    print_table(results["engines"])
-    assert "There are no such weights." in capsys.readouterr().out
+    first, second = (set(each["turns"]) for each in measured["rounds"])
+    assert second == {"minigen fake", "good"}
+    assert first == {*second, *left_out}
+    assert list(found["ratios_of_minigen_to"]) == ["minigen fake"]
+    assert list(found["ratios_of_minigen_to"]["minigen fake"]) == ["good"]
+    assert found["cut_off"] == 0
+    assert "There are no such weights." in peers_table(measured)
+
+
+def test_a_run_that_was_cut_off_keeps_its_turns_and_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third turn is interrupted: the file has two; the next run adds a round to it."""
+    seeds: list[int] = []
+
+    def turn_or_end(command: Any, job: dict[str, Any], folder: Path) -> Turn:
+        seeds.append(job["loads"][0]["warm_up"][0]["prompt"][0])
+        if len(seeds) == 3:
+            raise KeyboardInterrupt
+        return turn(10)
+
+    monkeypatch.setattr(comparing, "take_turn", turn_or_end)
+    monkeypatch.setattr(comparing, "calibrate", dict)
+    path, jobs = tmp_path / "peers.json", fake_jobs(minigen="good", a="good", b="good")
+    with pytest.raises(KeyboardInterrupt):
+        Comparison(Record(path, SETTINGS), jobs, SURE, {}).run_round()
+    resumed = Record.opened(path, SETTINGS, resume=True, anew=False)
+    assert [len(each.turns) for each in resumed.rounds] == [2]
+    Comparison(resumed, jobs, SURE, {}).run_round()
+    found = stored(resumed)
+    assert [len(each["turns"]) for each in found["rounds"]] == [2, 3]
+    assert (found["summary"]["rounds"], found["summary"]["cut_off"]) == (2, 1)
+    assert all(each["begun"] and each["machine"]["cpu"] for each in found["rounds"])
+    assert seeds[0] == seeds[1] != seeds[3] == seeds[4]
+    assert [each.name for each in tmp_path.iterdir()] == ["peers.json"]
+
+
+def test_results_are_neither_overwritten_unasked_nor_mixed_with_others(tmp_path: Path) -> None:
+    path = tmp_path / "peers.json"
+    made = Record(path, SETTINGS, [Round.beginning_now([])])
+    made.save()
+    with pytest.raises(RecordError, match="1 rounds already: --resume adds to them, and --anew"):
+        Record.opened(path, SETTINGS, resume=False, anew=False)
+    with pytest.raises(RecordError, match="measured with seed 1, not 2"):
+        Record.opened(path, {**SETTINGS, "seed": 2}, resume=True, anew=False)
+    assert Record.opened(path, SETTINGS, resume=True, anew=False).rounds == made.rounds
+    assert Record.opened(path, {}, resume=False, anew=True).rounds == []
+    path.write_text(path.read_text().replace(made.rounds[0].machine["cpu"], "another"))
+    with pytest.raises(RecordError, match="measured with cpu 'another'"):
+        Record.opened(path, SETTINGS, resume=True, anew=False)
+
+
+def test_engines_are_started_once_before_a_start_is_measured(tmp_path: Path) -> None:
+    if sys.platform != "linux":
+        pytest.skip("workers read /proc")
+    jobs = fake_jobs(good="good", broken="crash")
+    failed = {"broken": "It ended with exit code 1: ValueError: the fake engine broke."}
+    assert started_once(jobs, SURE, tmp_path) == failed
+    assert [each.name for each in tmp_path.iterdir()] == ["good.json"]
+    jobs["good"]["weights"] = "crash"  # would fail, but was started with these versions
+    assert started_once(jobs, SURE, tmp_path) == failed
+    jobs["good"]["versions"] = {"fake": "2.0"}
+    assert list(started_once(jobs, SURE, tmp_path)) == ["good", "broken"]
 
 
 def test_what_a_worker_told_before_it_broke_is_read() -> None:
-    found = gathered('{"sample": "start", "seconds": 1, "foreign": 0}\n{"versions": {"a": "1"}}\n')
+    told = '{"sample": "start", "seconds": 1, "foreign": 0}\n{"versions": {"a": "1"}}\n'
+    found = gathered(told, SURE)
     assert found.versions == {"a": "1"}
     assert len(found.samples) == 1
 
@@ -251,17 +391,36 @@ def test_the_readme_shows_what_was_measured() -> None:
     assert shown == readme.peers(), "run python -m tools.results"
 
 
-def test_the_readmes_table_has_a_row_for_each_engine_and_says_who_is_left_out() -> None:
-    engines = {
-        "peer": figures([turn(1234)], SURE),
-        "odd": {"left_out": "There are no such weights."},
-    }
+def test_the_table_has_a_row_for_each_engine_its_ratios_and_who_is_left_out() -> None:
+    rounds = rounds_of(
+        {
+            "minigen auto": turn(2468),
+            "peer": turn(1234),
+            "slower": turn(7),
+            "odd": Turn(failure="There are no such weights."),
+        },
+        {"minigen auto": turn(1234), "peer": turn(1234), "slower": turn(7)},
+    )
     measured = {
-        "environment": {"cpu": "a processor"},
-        "threads": 2,
-        "rounds": 1,
-        "engines": engines,
+        "environment": {"cpu": "a processor", "cores": 2},
+        "settings": {"threads": 2, "scale": 1.0},
+        "summary": summary(rounds),
     }
-    lines = readme.peers_table(measured).splitlines()
-    assert "| peer | 1,234 | - | - | - | - | - | 5.00 | 100% |" in lines
+    table = peers_table(measured)
+    lines = table.splitlines()
+    assert "2 threads of a processor\nwith 2 cores, 2 rounds, 2026-01-02." in table
+    row = "| peer | **1,234** (1,234–1,234) | - | - | - | - | - | **5.00** (5.00–5.00) | 100% |"
+    assert row in lines
+    assert "- decode, minigen auto / peer (best peer): **1.50** (1.00–2.00, 2 rounds)" in lines
+    assert "shortened" not in table
+    measured["settings"]["scale"] = 0.2
+    assert "shortened to 0.2" in peers_table(measured)
+    assert "Versions: thing 1.0 (commit abc)." in table
     assert lines[-1] == "- odd is left out: There are no such weights."
+
+
+def test_help_teaches_how_to_cut_a_run_into_sittings() -> None:
+    command = [sys.executable, "-m", "benchmarks.peers", "--help"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "--resume --rounds 3" in told
+    assert all(engine.name in " ".join(told.split()) for engine in ENGINES)

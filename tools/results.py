@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.peers.table import peers_table
 from tools.chapters import ROOT
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
@@ -75,55 +76,6 @@ def peers() -> str:
     if not (FOLDER / "peers.json").exists():
         return ""
     return peers_table(_read("peers"))
-
-
-def peers_table(measured: dict[str, Any]) -> str:
-    """One row for each engine, medians; below it who was left out, and why."""
-    machine, engines = measured["environment"], measured["engines"]
-    rows = {name: found for name, found in engines.items() if "left_out" not in found}
-    titles = [*PEERS_COLUMNS.values(), "sure answers"]
-    return "\n".join(
-        [
-            f"Beside other engines, {measured['threads']} threads of {machine['cpu']}, the same "
-            "tokens for all, medians",
-            f"of {measured['rounds']} rounds ({_link('peers')} has ranges, ratios and versions; "
-            "[loads.py](benchmarks/peers/loads.py)",
-            "the loads; sure answers are what float32 is sure about and an engine says too):",
-            "",
-            f"| engine | {' | '.join(titles)} |",
-            f"|---|{'--:|' * len(titles)}",
-            *(f"| {name} | {' | '.join(_cells(found))} |" for name, found in rows.items()),
-            *_left_out(engines),
-        ]
-    )
-
-
-PEERS_COLUMNS = {
-    "decode": "decode, tokens/s",
-    "prefill 512": "prefill of 512, tokens/s",
-    "prefill 1024": "of 1,024",
-    "32 requests": "32 requests, tokens/s",
-    "128 mixed requests": "128 mixed, tokens/s",
-    "start": "start to first token, s",
-    "memory of one stream": "memory, MB",
-}
-
-
-def _cells(found: dict[str, Any]) -> list[str]:
-    medians = [found["loads"][load].get("median") for load in PEERS_COLUMNS]
-    shown = ["-" if each is None else _short(each) for each in medians]
-    mark = "" if found["computes_the_model"] else " (another model?)"
-    return [*shown, f"{found['sure_answers_given']:.0%}{mark}"]
-
-
-def _short(number: float) -> str:
-    return f"{number:.2f}" if number < 10 else f"{number:,.0f}"
-
-
-def _left_out(engines: dict[str, Any]) -> list[str]:
-    reasons = {name: each["left_out"] for name, each in engines.items() if "left_out" in each}
-    lines = [f"- {name} is left out: {reason}" for name, reason in reasons.items()]
-    return ["", *lines] if lines else []
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -1,158 +1,108 @@
 """Set minigen beside other engines: `python -m benchmarks.peers`, or `make bench-peers`.
 
 Each peer gets an environment of its own, and the default model in the forms that it reads, in a
-cache folder (minutes the first time). Then in each round every engine is started alone, in an order
-of its own, does all loads (`loads.py`) and ends. Samples during which others took more than 5% of
-the machine are set aside. Linux only.
+cache folder (8 GB; half an hour, the first time). Then in each round every engine is started alone,
+in an order of the round's own, does all loads (benchmarks/peers/loads.py) and ends. Samples during
+which other programs took more than 5% of the machine are set aside. The JSON file grows with every
+turn, so a run may be cut off at any time, and a later one adds rounds to it:
+
+  python -m benchmarks.peers --anew --rounds 2      two rounds, a quarter of an hour each
+  python -m benchmarks.peers --resume --rounds 3    three more
+  python -m benchmarks.peers --resume --rounds 0    only the summary again, and the table
+  python -m benchmarks.peers --engines minigen,vLLM --rounds 1 --json FILE    some engines only
+  python -m tools.results                           the table into README.md
+
+Linux only.
 """
 
 import argparse
-import random
-import shutil
+import json
+import signal
 import sys
-import tempfile
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import write_results
 from benchmarks.peers.answers import sure_answers
-from benchmarks.peers.engines import Engine, chosen
-from benchmarks.peers.environments import Environments, SetupError
-from benchmarks.peers.loads import UNITS, loads
+from benchmarks.peers.comparing import Comparison
+from benchmarks.peers.engines import ENGINES, chosen
+from benchmarks.peers.environments import Environments
 from benchmarks.peers.models import Models
-from benchmarks.peers.running import Turn, calibrate, take_turn
-from benchmarks.peers.summary import figures, ratios, spread
+from benchmarks.peers.preparing import prepared, started_once
+from benchmarks.peers.record import Record, RecordError
+from benchmarks.peers.table import peers_table
 from minigen import hub
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "peers.json"
 
 
 def main() -> None:
-    """Set everything up, measure in rounds, print a table, and write JSON."""
+    """Set everything up, measure in rounds, keep each in the JSON file, and print the table."""
     options = read_options()
     if sys.platform != "linux":
         sys.exit("This benchmark reads /proc to see who else is running, so it needs Linux.")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # ends the engine too
+    if options.setup_only:
+        set_up(options)
+        return
+    record = opened(options)
+    if options.rounds:
+        comparison = Comparison(record, *set_up(options))
+        for _ in range(options.rounds):
+            comparison.run_round()
+    if not record.rounds:
+        sys.exit(f"{record.path.name} has no rounds, and --rounds 0 adds none.")
+    record.save()
+    print(peers_table(json.loads(record.path.read_text(encoding="utf-8"))))
+
+
+def set_up(
+    options: argparse.Namespace,
+) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]], dict[str, str]]:
+    """Jobs of the engines that start here, the sure answers, and why other engines do not start."""
     environments = Environments(options.folder / "environments")
     models = Models(hub.resolve(hub.DEFAULT_MODEL), options.folder / "models", environments)
     jobs, reasons = prepared(chosen(options.engines), environments, models, options.threads)
-    if options.setup_only:
-        return
     sure = sure_answers(options.folder / "models" / "answers.json", models.source)
-    comparison = Comparison(jobs, sure, options.seed, options.scale)
-    for round_id in range(options.rounds):
-        comparison.run_round(round_id)
-    results = comparison.results()
-    results["engines"] |= {name: {"left_out": reason} for name, reason in reasons.items()}
-    print_table(results["engines"])
-    settings = {"threads": options.threads, "rounds": options.rounds, "seed": options.seed}
-    write_results(options.json, {**settings, **results})
+    reasons |= started_once(jobs, sure, options.folder / "started")
+    return {name: job for name, job in jobs.items() if name not in reasons}, sure, reasons
+
+
+def opened(options: argparse.Namespace) -> Record:
+    """The record that the options ask for; ends the program where there is none to be had."""
+    settings = {
+        "model": hub.DEFAULT_MODEL,
+        "threads": options.threads,
+        "seed": options.seed,
+        "scale": options.scale,
+    }
+    try:
+        return Record.opened(options.json, settings, options.resume, options.anew)
+    except RecordError as error:
+        sys.exit(str(error))
 
 
 def read_options() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers")
-    parser.add_argument("--engines", help="beginnings of names, comma-separated; all by default")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE")
-    parser.add_argument("--setup-only", action="store_true", help="install and write models only")
-    parser.add_argument("--folder", type=Path, default=hub.cache_folder() / "peers")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--scale", type=float, default=1.0, help="shorten all loads, to try it out")
-    return parser.parse_args()
-
-
-def prepared(
-    engines: Sequence[Engine], environments: Environments, models: Models, threads: int
-) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Command and job of every engine that could be set up, and why the others could not."""
-    jobs, reasons = {}, {}
-    for engine in engines:
-        try:
-            python = sys.executable
-            if engine.environment is not None:
-                environments.set_up(engine.environment)
-                python = str(environments.python(engine.environment))
-            jobs[engine.name] = {
-                "command": [python, "-m", engine.worker],
-                "variables": environments.variables(engine.environment),
-                "versions": environments.versions(engine.environment),
-                "model": str(models.path(engine.model)),
-                "weights": engine.weights,
-                "at_once": engine.at_once,
-                "threads": threads,
-            }
-        except SetupError as error:
-            reasons[engine.name] = str(error)
-            print(f"{engine.name} is left out: {error}", flush=True)
-    return jobs, reasons
-
-
-class Comparison:
-    """Rounds of turns; an engine that fails is out from then on, and the others go on."""
-
-    def __init__(
-        self,
-        jobs: dict[str, dict[str, Any]],
-        sure: list[dict[str, Any]],
-        seed: int,
-        scale: float = 1.0,
-    ):
-        self.jobs, self.sure, self.seed, self.scale = jobs, sure, seed, scale
-        self.turns: dict[str, list[Turn]] = {name: [] for name in jobs}
-        self.machine: list[dict[str, float]] = []
-
-    def run_round(self, round_id: int) -> None:
-        """Give every engine that still runs its turn, in this round's order."""
-        seed = self.seed * 1000 + round_id
-        names = [name for name in self.jobs if not any(turn.failure for turn in self.turns[name])]
-        random.Random(seed).shuffle(names)
-        asked = {"loads": loads(seed, self.scale), "answers": self.sure}
-        for name in names:
-            self.machine.append(calibrate())
-            begun = time.monotonic()
-            with tempfile.TemporaryDirectory() as folder:
-                job = {**self.jobs[name], **asked}
-                turn = take_turn(job["command"], job, Path(folder))
-            self.turns[name].append(turn)
-            told = turn.failure or f"{time.monotonic() - begun:.0f} s"
-            print(f"round {round_id + 1}, {name}: {told}", flush=True)
-
-    def results(self) -> dict[str, Any]:
-        """All figures, as JSON has them."""
-        engines = {name: figures(turns, self.sure) for name, turns in self.turns.items()}
-        for name, found in engines.items():
-            if "versions" in found:
-                found["versions"] = {**self.jobs[name]["versions"], **found["versions"]}
-                found["at_once"] = self.jobs[name]["at_once"]
-        kinds = self.machine[0] if self.machine else {}
-        return {
-            "machine": {kind: spread([each[kind] for each in self.machine]) for kind in kinds},
-            "engines": engines,
-            "ratios_of_minigen_to": ratios(self.turns),
-        }
-
-
-def print_table(engines: dict[str, dict[str, Any]]) -> None:
-    """Medians of all engines, one a line."""
-    width = shutil.get_terminal_size().columns
-    print("  ".join(["engine".ljust(24), *(f"{load}, {unit}" for load, unit in UNITS.items())]))
-    for name, found in engines.items():
-        if "left_out" in found:
-            print(f"{name:<24}  {found['left_out']}"[:width])
-            continue
-        medians = (found["loads"][load].get("median") for load in UNITS)
-        shown = ["-" if median is None else f"{median:.4g}" for median in medians]
-        columns = zip(shown, UNITS.items(), strict=True)
-        cells = [text.rjust(len(f"{load}, {unit}")) for text, (load, unit) in columns]
-        mark = "" if found["computes_the_model"] else "  another model?"
-        print("  ".join([name.ljust(24), *cells]) + mark)
-    disturbed = sum(
-        load["set_aside"] for found in engines.values() for load in found.get("loads", {}).values()
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"engines: {', '.join(engine.name for engine in ENGINES)}",
     )
-    print(f"{disturbed} samples set aside, because others took more than 5% of the machine")
+    add = parser.add_argument
+    add("--engines", metavar="NAMES", help="beginnings of names, comma-separated; all by default")
+    add("--rounds", type=int, default=5, help="how many to measure now (default 5)")
+    add("--json", type=Path, default=RESULTS, metavar="FILE", help="where results are kept")
+    existing = parser.add_mutually_exclusive_group()
+    existing.add_argument("--resume", action="store_true", help="add rounds to those of FILE")
+    existing.add_argument("--anew", action="store_true", help="replace what FILE has")
+    add("--setup-only", action="store_true", help="only install, write models, start each once")
+    cache = hub.cache_folder() / "peers"
+    add("--folder", type=Path, default=cache, help="where environments and models are kept")
+    add("--threads", type=int, default=2, help="of every engine (default 2)")
+    add("--seed", type=int, default=1, help="of the prompts and of the order of turns (default 1)")
+    add("--scale", type=float, default=1.0, help="below 1: shorter loads, to try things out")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,9 @@ class Engine:
     """A name, the module that measures it, and what it reads.
 
     `environment` is whose Python runs it (None: the one that runs this); at most `at_once`
-    requests run together, as many as each engine was found to do best with.
+    requests run together, as many as each engine was found to do best with. `mixed` says whether
+    it is given the 128 mixed requests, which take longer than all else: engines that batch
+    continuously are, but of llama.cpp only the form that is its fastest with many requests.
     """
 
     name: str
@@ -19,6 +21,7 @@ class Engine:
     environment: str | None = None
     weights: str = "auto"
     at_once: int = 32
+    mixed: bool = True
 
 
 def minigen(weights: str) -> Engine:
@@ -27,27 +30,25 @@ def minigen(weights: str) -> Engine:
     return Engine(f"minigen {weights}", worker, models.GGUF, weights=weights)
 
 
-def peer(name: str, environment: str, model: str, at_once: int = 32) -> Engine:
+def peer(name: str, environment: str, model: str, at_once: int = 32, mixed: bool = True) -> Engine:
     """Another engine, whose worker has its environment's name."""
-    return Engine(
-        name, f"benchmarks.peers.workers.{environment}_worker", model, environment, at_once=at_once
-    )
+    worker = f"benchmarks.peers.workers.{environment}_worker"
+    return Engine(name, worker, model, environment, at_once=at_once, mixed=mixed)
 
 
 ENGINES = (
     minigen("auto"),
     minigen("bfloat16"),
     minigen("int8"),
-    minigen("int4"),
-    peer("llama.cpp bf16", "llama_cpp", models.BFLOAT16_GGUF),
-    peer("llama.cpp Q8_0", "llama_cpp", models.Q8_0),
+    peer("llama.cpp bf16", "llama_cpp", models.BFLOAT16_GGUF, mixed=False),
+    peer("llama.cpp Q8_0", "llama_cpp", models.Q8_0, mixed=False),
     peer("llama.cpp Q4_0", "llama_cpp", models.Q4_0),
-    peer("llama.cpp Q4_1", "llama_cpp", models.GGUF),
-    peer("onnxruntime-genai int4", "onnxruntime_genai", models.ONNX_INT4),
+    peer("llama.cpp Q4_1", "llama_cpp", models.GGUF, mixed=False),
+    peer("onnxruntime-genai int4", "onnxruntime_genai", models.ONNX_INT4, mixed=False),
     peer("vLLM bf16", "vllm_cpu", models.DIRECTORY, at_once=128),
     peer("vLLM W8A8", "vllm_cpu", models.INT8_DIRECTORY, at_once=128),
     peer("OpenVINO GenAI Q8_0", "openvino_genai", models.Q8_0),
-    peer("transformers bf16", "transformers", models.DIRECTORY),
+    peer("transformers bf16", "transformers", models.DIRECTORY, mixed=False),
 )
 
 

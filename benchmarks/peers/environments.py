@@ -122,15 +122,18 @@ class Environments:
             raise SetupError(f"{name}'s Python failed at {' '.join(arguments[:2])[:60]!r}.")
 
     def versions(self, name: str | None) -> dict[str, str]:
-        """The packages that a peer's recipe names, with their versions; none for no peer."""
+        """The packages that a peer's recipe names, its own first, with their versions; none for no
+        peer.
+        """
         if name is None:
             return {}
         recipe = RECIPES[name]
         listing = [str(self.python(name)), "-m", "pip", "list", "--format=json"]
         found = json.loads(subprocess.run(listing, capture_output=True, check=True).stdout)
-        required = [*recipe.requirements, *([recipe.stripped] if recipe.stripped else [])]
-        named = {_plain(each.split("==")[0]) for each in required}
-        return {each["name"]: each["version"] for each in found if _plain(each["name"]) in named}
+        required = [*([recipe.stripped] if recipe.stripped else []), *recipe.requirements]
+        installed = {_plain(each["name"]): each["version"] for each in found}
+        named = [_plain(each.split("==")[0]) for each in required]
+        return {package: installed[package] for package in named if package in installed}
 
 
 def _plain(package: str) -> str:

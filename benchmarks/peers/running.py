@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.peers.answers import share_agreeing
 from benchmarks.peers.processes import Moment
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -20,12 +21,19 @@ FALL_ASLEEP = 1.0  # seconds
 
 @dataclass
 class Turn:
-    """What one process told of itself; `failure` is a sentence if it did not get to the end."""
+    """What one process told of itself.
+
+    `samples` have the name of their load ("sample"), "seconds", mostly "tokens", and the share of
+    the machine that others took ("foreign"); `memory` is in bytes; `versions` say how the engine
+    was set, `packages` what is installed, the engine's own first; `agreeing` is the share of sure
+    answers that it gave; `failure` is a sentence if it did not get to the end.
+    """
 
     samples: list[dict[str, Any]] = field(default_factory=list)
     memory: dict[str, int] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    answers: list[list[int]] = field(default_factory=list)
+    packages: dict[str, str] = field(default_factory=dict)
+    agreeing: float | None = None
     failure: str | None = None
 
 
@@ -60,16 +68,17 @@ def take_turn(
             )
         except subprocess.TimeoutExpired:
             return Turn(failure=f"It was given up after {time_limit:.0f} s.")
-    turn = gathered(run.stdout)
+    turn = gathered(run.stdout, job["answers"])
+    turn.packages = dict(job["versions"])
     if run.returncode and turn.failure is None:
         turn.failure = f"It ended with exit code {run.returncode}: {last_words(log)}."
-    elif not turn.answers and turn.failure is None:
+    elif turn.agreeing is None and turn.failure is None:
         turn.failure = "It ended before it had answered everything."
     return turn
 
 
-def gathered(output: str) -> Turn:
-    """A worker's lines as one turn."""
+def gathered(output: str, sure: list[dict[str, Any]]) -> Turn:
+    """A worker's lines as one turn; its answers are held against the sure ones."""
     turn = Turn()
     for line in output.splitlines():
         told = json.loads(line)
@@ -78,7 +87,8 @@ def gathered(output: str) -> Turn:
         elif "memory" in told:
             turn.memory[told["memory"]] = told["bytes"]
         turn.versions |= told.get("versions", {})
-        turn.answers = told.get("answers", turn.answers)
+        if "answers" in told:
+            turn.agreeing = share_agreeing(told["answers"], sure)
         turn.failure = told.get("refused", turn.failure)
     return turn
 

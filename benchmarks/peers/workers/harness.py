@@ -62,13 +62,14 @@ def serve(open_engine: Callable[[dict[str, Any]], Engine]) -> None:
 
 
 def samples(engine: Engine, load: Load) -> Iterator[dict[str, float]]:
-    """Measure a load's samples one after the other, less the one that warms up."""
-    for index, requests in enumerate(load["samples"]):
+    """Warm up if the load says so, then measure its samples one after the other."""
+    measure = WAYS[load["way"]]
+    if load["warm_up"]:
+        measure(engine, load["warm_up"])
+    for requests in load["samples"]:
         before = Moment.now()
-        seconds, tokens = WAYS[load["way"]](engine, requests)
-        foreign = before.foreign_since()
-        if index or not load["warm_up"]:
-            yield {"seconds": seconds, "tokens": tokens, "foreign": foreign}
+        seconds, tokens = measure(engine, requests)
+        yield {"seconds": seconds, "tokens": tokens, "foreign": before.foreign_since()}
 
 
 def decode(engine: Engine, requests: list[Request]) -> tuple[float, int]:

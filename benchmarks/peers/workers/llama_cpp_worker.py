@@ -1,6 +1,9 @@
 """llama.cpp through its C interface, with continuous batching as llama-server has it.
 
-Greedy choice is numpy's argmax over the logits, which is faster than llama.cpp's sampler chain.
+Its settings were the best of those tried on two cores of a Zen 4: with flash attention and without,
+128, 512 and 2,048 tokens computed at once, 16 and 32 sequences, a cache for each sequence and one
+for all. Greedy choice is numpy's argmax over the logits, which is faster than llama.cpp's sampler
+chain.
 """
 
 import ctypes
@@ -51,8 +54,9 @@ class LlamaCpp:
         self.batch = llama.llama_batch_init(BATCH_TOKENS, 0, 1)
 
     def versions(self) -> dict[str, str]:
-        """The binding's version; llama.cpp's comes with it."""
-        return {"llama-cpp-python": llama.__version__, "flash attention": "on"}
+        """What it was compiled for, and how it is set."""
+        built = llama.llama_print_system_info().decode().strip(" |")
+        return {"built with": built, "flash attention": "on", "n_ubatch": str(TOKENS_AT_ONCE)}
 
     def stream(self, prompt: list[int], num_tokens: int) -> Iterator[int]:
         """Token ids as they come."""

@@ -18,13 +18,14 @@ class Minigen:
                 weights=job["weights"],
                 threads=job["threads"],
                 max_sequences=job["at_once"],
+                prefix_cache=False,
             )
         except MinigenError as error:
             raise Refused(str(error)) from None
 
     def versions(self) -> dict[str, str]:
         """What was chosen for each part."""
-        shown = ("weights", "linear", "attention", "threads")
+        shown = ("weights", "runner", "linear", "attention", "threads")
         return {name: text for name, text in self.llm.describe().items() if name in shown}
 
     def stream(self, prompt: list[int], num_tokens: int) -> Iterator[int]:

@@ -26,8 +26,8 @@ class OpenVINO:
         self.num_requests = 0
 
     def versions(self) -> dict[str, str]:
-        """OpenVINO's own version."""
-        return {"openvino": openvino.__version__}
+        """OpenVINO's own version, and how it is set."""
+        return {"openvino": openvino.__version__, "prefix cache": "off"}
 
     def stream(self, prompt: list[int], num_tokens: int) -> Iterator[int]:
         """Token ids as they come."""
