@@ -43,12 +43,14 @@ def _score(tokens, shape, first_tile, num_tiles, table, layer, head, cache, scra
         first = tile_start(shape, layer, 0, table, head, tile)
         second = tile_start(shape, layer, 0, table, head, min(tile + 1, last))
         values = tile_start(shape, layer, 1, table, head, tile)
+        more_values = tile_start(shape, layer, 1, table, head, min(tile + 1, last))
         later = tile_start(shape, layer, 0, table, head, min(tile + 2, last))
+        still_later = tile_start(shape, layer, 0, table, head, min(tile + 3, last))
         scores, more_scores = zeros(tokens), zeros(tokens)
         for pair in range(half):
             number = query * half + pair
-            prefetch(cache.words, values + pair * 16)
-            prefetch(cache.words, later + pair * 16)
+            for start in (values, more_values, later, still_later):
+                prefetch(cache.words, start + pair * 16)
             keys, more_keys = (
                 load(cache.words, first + pair * 16),
                 load(cache.words, second + pair * 16),
@@ -66,16 +68,20 @@ def _softmax(scores, shares, at, first_tile, num_tiles, low, high):
     largest = all_lanes(LOWEST)
     for tile in range(first_tile, num_tiles):
         key = tile * TILE
-        seen = keep_between(load(scores, at + key), key, low, high, LOWEST)
-        store(scores, at + key, seen)
+        seen = load(scores, at + key)
+        if key < low or key + TILE > high:
+            seen = keep_between(seen, key, low, high, LOWEST)
+            store(scores, at + key, seen)
         largest = larger(largest, seen)
     peak = all_lanes(largest_lane(largest))
     total = all_lanes(np.float32(0.0))
     for tile in range(first_tile, num_tiles):
-        share = exponential(load(scores, at + tile * TILE) - peak)
-        share = keep_between(share, tile * TILE, low, high, np.float32(0.0))
+        key = tile * TILE
+        share = exponential(load(scores, at + key) - peak)
+        if key < low or key + TILE > high:
+            share = keep_between(share, key, low, high, np.float32(0.0))
         total = total + share
-        store_bfloat16(shares, at + tile * TILE, share)
+        store_bfloat16(shares, at + key, share)
     return sum_of_lanes(total)
 
 
@@ -158,8 +164,20 @@ def _attend_rows(rows, shape, layer, window, cache, scratch, worker, mixed, out)
         _attend_tile(FOUR, rows, shape, layer, window, cache, scratch, worker, mixed, out)
     elif rows.count == 2:
         _attend_tile(TWO, rows, shape, layer, window, cache, scratch, worker, mixed, out)
-    else:
+    elif rows.count == 1:
         _attend_tile(ONE, rows, shape, layer, window, cache, scratch, worker, mixed, out)
+
+
+@njit
+def _ask_for_keys(rows, shape, layer, window, cache):
+    """Ask memory for the first keys of a task, while the one before it is done."""
+    first_seen = (
+        rows.context - rows.num_tokens + rows.first // (shape.q_heads // shape.kv_heads) + 1
+    )
+    tile = max(0, first_seen - window) // TILE
+    keys = tile_start(shape, layer, 0, rows.table, rows.head, tile)
+    for pair in range(shape.head_dim // 2):
+        prefetch(cache.words, keys + pair * 16)
 
 
 @njit(parallel=True)
@@ -171,6 +189,7 @@ def attend(shape, layer, window, packed, cache, scratch, num_workers, out):
     group = shape.q_heads // shape.kv_heads
     for worker in prange(num_workers):
         mixed = np.empty(8 * shape.head_dim + 8, np.float32)
+        waiting = Rows(0, 0, 0, 0, 0, 0, packed.block_tables[0])
         task = 0
         for sequence in range(len(packed.query_starts) - 1):
             token = packed.query_starts[sequence]
@@ -181,5 +200,10 @@ def attend(shape, layer, window, packed, cache, scratch, num_workers, out):
                     if task % num_workers == worker:
                         count = min(8, num_tokens * group - first)
                         rows = Rows(first, count, head, token, num_tokens, context, table)
-                        _attend_rows(rows, shape, layer, window, cache, scratch, worker, mixed, out)
+                        _ask_for_keys(rows, shape, layer, window, cache)
+                        _attend_rows(
+                            waiting, shape, layer, window, cache, scratch, worker, mixed, out
+                        )
+                        waiting = rows
                     task += 1
+        _attend_rows(waiting, shape, layer, window, cache, scratch, worker, mixed, out)
