@@ -36,11 +36,6 @@ def multiplies_bfloat16() -> bool:
     return bool(cpu_features() & {"avx512_bf16", "amx_bf16", "bf16", "arm_bf16"})
 
 
-def multiplies_bytes() -> bool:
-    """Whether the processor adds up products of bytes in one instruction, sixteen sums at once."""
-    return "avx512_vnni" in cpu_features()
-
-
 def torch_threads() -> int:
     """torch's thread count; where that is one, as compiled steps leave it, what torch began with.
 

@@ -18,7 +18,7 @@ from minigen.checkpoint import Checkpoint
 from minigen.engine.runner import AttendFactory, PagedRunner
 from minigen.errors import OptionError
 from minigen.kernels.packed import can_pack, pack, packed_linear
-from minigen.machine import multiplies_bfloat16, multiplies_bytes
+from minigen.machine import multiplies_bfloat16
 from minigen.model.layers import DenseLinear
 from minigen.model.transformer import MakeLinear, build_transformer, dense_linear
 from minigen.options import EngineOptions
@@ -72,15 +72,28 @@ def plan(checkpoint: Checkpoint, options: EngineOptions, own_attention: bool) ->
 
 def _automatic(checkpoint: Checkpoint, options: EngineOptions, own_attention: bool) -> Plan:
     form = stored_form(checkpoint)
+    torch_form = "bfloat16" if multiplies_bfloat16() else "float32"
     obstacle = _obstacle(checkpoint, options, own_attention, form)
-    if obstacle is None and not multiplies_bytes():
-        obstacle = "this processor has no dot products of bytes (AVX512-VNNI)"
-    obstacle = obstacle or _not_compiled(form)
+    obstacle = obstacle or _not_compiled(form) or _slower_than_torch(form, torch_form)
     if obstacle is None:
-        return _plan(form, "auto: as stored, and multiplied so by this processor", None)
-    if multiplies_bfloat16():
+        return _plan(form, "auto: as stored, and fastest so on this processor", None)
+    if torch_form == "bfloat16":
         return _plan("bfloat16", "auto: this processor multiplies bfloat16", obstacle)
     return _plan("float32", "auto: this processor has no instructions for bfloat16", obstacle)
+
+
+def _slower_than_torch(form: str, torch_form: str) -> str | None:
+    """Whether the compiled step was slower than torch when it was compiled here."""
+    from minigen.kernels.compiled import speeds
+
+    found = speeds(form)
+    if found["compiled"] >= found[torch_form]:
+        return None
+    compiled, other = (f"{found[each] / 1e9:.1f}" for each in ("compiled", torch_form))
+    return (
+        f"here its kernels multiply {compiled} billion weights of the form {form} a second, torch "
+        f"{other} in {torch_form}"
+    )
 
 
 def stored_form(checkpoint: Checkpoint) -> str:

@@ -135,16 +135,22 @@ class BatchSampler:
                 "The model's logits are not finite: its weights are damaged, or too large for "
                 "the type that they are computed in (try weights='float32')."
             )
-        token_ids = self._choose(_constrained(logits, sequences), sequences).tolist()
+        constrained = _constrained(logits, sequences)
+        if constrained is not logits:
+            likeliest = likeliest_tokens(constrained)
+        token_ids = _with_draws(likeliest, constrained, sequences).tolist()
         chosen_logprobs = _logprobs(logits, token_ids, sequences)
         return [SampledToken(*each) for each in zip(token_ids, chosen_logprobs, strict=True)]
 
-    def _choose(self, logits: Logits, sequences: SequenceOf[Sequence]) -> Int64[Tensor, " rows"]:
-        token_ids = likeliest_tokens(logits)
-        drawn = [row for row, sequence in enumerate(sequences) if not sequence.params.greedy]
-        if drawn:
-            token_ids[drawn] = _draw_rows(logits[drawn], [sequences[row] for row in drawn])
-        return token_ids
+
+def _with_draws(
+    token_ids: Int64[Tensor, " rows"], logits: Logits, sequences: SequenceOf[Sequence]
+) -> Int64[Tensor, " rows"]:
+    """The likeliest tokens, but a drawn one for each sequence that wants that."""
+    drawn = [row for row, sequence in enumerate(sequences) if not sequence.params.greedy]
+    if drawn:
+        token_ids[drawn] = _draw_rows(logits[drawn], [sequences[row] for row in drawn])
+    return token_ids
 
 
 def _draw_rows(logits: Logits, sequences: SequenceOf[Sequence]) -> Int64[Tensor, " rows"]:

@@ -23,9 +23,11 @@ from minigen.engine.runner import PagedRunner
 from minigen.errors import MinigenError, OptionError
 from minigen.kernels import tiles
 from minigen.kernels.assembly import refusal
+from minigen.kernels.compiled import speeds
 from minigen.kernels.compiling import compile_step
 from minigen.kernels.lanes import load, store, store_bfloat16, store_bytes
 from minigen.kernels.linear import PanelLinear, panel_linear
+from minigen.kernels.paging import CHUNK
 from minigen.kernels.reference import ByteRows, CodeRows, byte_rows, multiply_codes
 from minigen.kernels.rows import Quantised, exponential, prepare, quantised, rounded, silu
 from minigen.kernels.runner import CompiledRunner
@@ -384,6 +386,28 @@ def test_the_compiled_step_and_the_layers_one_by_one_differ_by_rounding_only(
     assert np.corrcoef(exact, expected)[0, 1] > (0.7 if form == "int4" else 0.995)
 
 
+@pytest.mark.parametrize(
+    ("variant", "changes"), [("llama", {}), ("mistral-window", {"sliding_window": CHUNK + 300})]
+)
+def test_contexts_of_several_chunks_of_keys(
+    variant: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """As the layers one by one, and the same bits however the prompt was cut."""
+    sizes = {**SIZES, "max_position_embeddings": 4 * CHUNK}
+    save_model(tmp_path, variant, **sizes, **changes)
+    save_tokenizer(tmp_path)
+    prompt = [3 + 7 * each % 290 for each in range(3 * CHUNK + 5)]
+    layers = LLM.load(tmp_path, weights="int8", attend=plain_attention)
+    expected = first_logprobs(layers, prompt)
+    found = [
+        first_logprobs(LLM.load(tmp_path, weights="int8", max_batch_tokens=budget), prompt)
+        for budget in (4 * CHUNK, CHUNK - 3, 37)
+    ]
+    assert np.corrcoef(found[0], expected)[0, 1] > 0.995
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
+
+
 WAYS: dict[str, dict[str, Any]] = {
     "one at a time": {"max_sequences": 1},
     "small chunks": {"max_batch_tokens": 7, "max_sequences": 4},
@@ -493,29 +517,50 @@ def test_without_numba_bytes_are_refused_and_auto_computes_in_torch(
     assert "Numba is not installed" in llm.describe()["runner"]
 
 
-def test_auto_takes_the_stored_form_where_the_processor_multiplies_it(
+def tell_speeds(monkeypatch: pytest.MonkeyPatch, **speeds: float) -> None:
+    monkeypatch.setattr("minigen.kernels.compiled.is_compiled", lambda form: True)
+    monkeypatch.setattr("minigen.kernels.compiled.speeds", lambda form: speeds)
+
+
+def test_auto_takes_the_stored_form_where_it_is_the_fastest(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runners, "multiplies_bytes", lambda: True)
-    monkeypatch.setattr("minigen.kernels.compiled.is_compiled", lambda form: True)
+    tell_speeds(monkeypatch, compiled=30e9, bfloat16=12e9, float32=9e9)
     assert LLM.load(directory).describe()["weights"].startswith("int8 (auto")
 
 
 @pytest.mark.parametrize(("bfloat16", "form"), [(True, "bfloat16"), (False, "float32")])
-def test_auto_leaves_a_processor_without_byte_products_to_torch(
+def test_auto_leaves_a_processor_of_slow_byte_products_to_torch(
     bfloat16: bool, form: str, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runners, "multiplies_bytes", lambda: False)
+    """As one without AVX-512 may be."""
+    tell_speeds(monkeypatch, compiled=3e9, bfloat16=12e9, float32=9e9)
     monkeypatch.setattr(runners, "multiplies_bfloat16", lambda: bfloat16)
     described = LLM.load(directory).describe()
     assert described["weights"].startswith(form)
-    assert "AVX512-VNNI" in described["runner"]
+    assert "multiply 3.0 billion weights" in described["runner"]
+    assert f"torch {12 if bfloat16 else 9}.0 in {form}" in described["runner"]
+
+
+def test_a_processor_without_fast_bfloat16_still_has_the_stored_form(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell_speeds(monkeypatch, compiled=10e9, bfloat16=12e9, float32=9e9)
+    monkeypatch.setattr(runners, "multiplies_bfloat16", lambda: False)
+    assert isinstance(runner_of(LLM.load(directory)), CompiledRunner)
+
+
+def test_speeds_are_measured_once_when_the_step_is_compiled() -> None:
+    found = speeds("bfloat16")
+    assert found.keys() == {"compiled", "bfloat16", "float32"}
+    assert all(each > 1e8 for each in found.values())
+    compile_step("bfloat16")
+    assert speeds("bfloat16") == found
 
 
 def test_torch_serves_until_the_kernels_are_compiled(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runners, "multiplies_bytes", lambda: True)
     monkeypatch.setattr("minigen.kernels.compiled.is_compiled", lambda form: False)
     llm = LLM.load(directory)
     assert isinstance(runner_of(llm), PagedRunner)

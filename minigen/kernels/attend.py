@@ -24,26 +24,37 @@ from minigen.kernels.lanes import (
     store_bfloat16,
     sum_of_lanes,
 )
-from minigen.kernels.paging import TILE, tile_start
+from minigen.kernels.paging import CHUNK, TILE, tile_start
 from minigen.kernels.rows import exponential
-from minigen.kernels.tiles import EIGHT, FOUR, ONE, TWO, add_bfloat_dots, store_tile, zeros
+from minigen.kernels.tiles import (
+    EIGHT,
+    FOUR,
+    ONE,
+    TWO,
+    add_bfloat_dots,
+    add_stored,
+    store_tile,
+    zeros,
+)
 
 LOWEST = np.float32(-3.0e38)
 
 
 @njit
-def _score(tokens, shape, first_tile, num_tiles, table, layer, head, cache, scratch, query, at):
-    """Scores of the tile's queries against every key; row t from `at + t * most_keys` on.
+def _score(tokens, shape, begin, end, last, table, layer, head, cache, scratch, query, at):
+    """Scores of the tile's queries against a chunk's keys; row t from `at + t * CHUNK` on.
 
     Two tiles of keys go side by side, so that one's sums need not wait for each other. On its way
-    it asks for what comes next, since blocks lie anywhere in memory: keys, and values.
+    it asks for what comes next, since blocks lie anywhere in memory: keys up to the tile `last`,
+    and the chunk's values.
     """
-    half, last = shape.head_dim // 2, num_tiles - 1
-    for tile in range(first_tile, num_tiles, 2):
+    half = shape.head_dim // 2
+    for tile in range(begin, end, 2):
+        other = min(tile + 1, end - 1)
         first = tile_start(shape, layer, 0, table, head, tile)
-        second = tile_start(shape, layer, 0, table, head, min(tile + 1, last))
+        second = tile_start(shape, layer, 0, table, head, other)
         values = tile_start(shape, layer, 1, table, head, tile)
-        more_values = tile_start(shape, layer, 1, table, head, min(tile + 1, last))
+        more_values = tile_start(shape, layer, 1, table, head, other)
         later = tile_start(shape, layer, 0, table, head, min(tile + 2, last))
         still_later = tile_start(shape, layer, 0, table, head, min(tile + 3, last))
         scores, more_scores = zeros(tokens), zeros(tokens)
@@ -57,53 +68,65 @@ def _score(tokens, shape, first_tile, num_tiles, table, layer, head, cache, scra
             )
             scores = add_bfloat_dots(scores, keys, scratch.queries, number, half)
             more_scores = add_bfloat_dots(more_scores, more_keys, scratch.queries, number, half)
-        store_tile(scratch.scores, at + tile * TILE, scratch.most_keys, scores)
-        if tile < last:
-            store_tile(scratch.scores, at + (tile + 1) * TILE, scratch.most_keys, more_scores)
+        store_tile(scratch.scores, at + (tile - begin) * TILE, CHUNK, scores)
+        if other > tile:
+            store_tile(scratch.scores, at + (other - begin) * TILE, CHUNK, more_scores)
 
 
 @njit
-def _softmax(scores, shares, at, first_tile, num_tiles, low, high):
-    """Shares e^(score - largest) of the keys from `low` to `high`, 0 beside them; their sum."""
+def _softmax(scores, shares, at, begin, end, low, high, row, sums, peaks):
+    """Shares e^(score - peak) of a chunk's keys from `low` to `high`, and 0 beside them.
+
+    The peak is the largest score so far. Returns e^(peak before - peak): whatever was added up
+    before is to be multiplied with it. Source: online softmax, Milakov and Gimelshein 2018.
+    """
     largest = all_lanes(LOWEST)
-    for tile in range(first_tile, num_tiles):
-        key = tile * TILE
-        seen = load(scores, at + key)
+    for tile in range(begin, end):
+        key, own = tile * TILE, at + (tile - begin) * TILE
+        seen = load(scores, own)
         if key < low or key + TILE > high:
             seen = keep_between(seen, key, low, high, LOWEST)
-            store(scores, at + key, seen)
+            store(scores, own, seen)
         largest = larger(largest, seen)
-    peak = all_lanes(largest_lane(largest))
+    before = peaks[row]
+    peak = max(before, largest_lane(largest))
     total = all_lanes(np.float32(0.0))
-    for tile in range(first_tile, num_tiles):
-        key = tile * TILE
-        share = exponential(load(scores, at + key) - peak)
+    for tile in range(begin, end):
+        key, own = tile * TILE, at + (tile - begin) * TILE
+        share = exponential(load(scores, own) - all_lanes(peak))
         if key < low or key + TILE > high:
             share = keep_between(share, key, low, high, np.float32(0.0))
         total = total + share
-        store_bfloat16(shares, at + key, share)
-    return sum_of_lanes(total)
+        store_bfloat16(shares, own, share)
+    factor = largest_lane(exponential(all_lanes(before - peak)))
+    sums[row] = sums[row] * factor + sum_of_lanes(total)
+    peaks[row] = peak
+    return factor
+
+
+@njit
+def _scale(mixed, at, width, factor):
+    for column in range(at, at + width, 16):
+        store(mixed, column, load(mixed, column) * all_lanes(factor))
 
 
 @njit
 def _mix(
-    tokens, shape, first_tile, num_keys, table, layer, head, cache, scratch, at, column, mixed
+    tokens, shape, begin, end, num_keys, table, layer, head, cache, scratch, at, column, mixed
 ):
-    """Thirty-two columns of the values, mixed by the tile's shares."""
-    head_dim, stride = shape.head_dim, scratch.most_keys // 2
+    """Add thirty-two columns of a chunk's values, mixed by the tile's shares."""
+    head_dim = shape.head_dim
     low, high = zeros(tokens), zeros(tokens)
-    last = (num_keys - 1) // TILE
-    for tile in range(first_tile, last + 1):
+    for tile in range(begin, end):
         values = tile_start(shape, layer, 1, table, head, tile) + column
-        pairs = 8 if tile < last else (num_keys - tile * TILE + 1) // 2
-        for pair in range(pairs):
-            share = at // 2 + tile * 8 + pair
+        for pair in range(min(8, (num_keys - tile * TILE + 1) // 2)):
+            share = at // 2 + (tile - begin) * 8 + pair
             numbers = load(cache.words, values + pair * head_dim)
             more_numbers = load(cache.words, values + pair * head_dim + 16)
-            low = add_bfloat_dots(low, numbers, scratch.shares, share, stride)
-            high = add_bfloat_dots(high, more_numbers, scratch.shares, share, stride)
-    store_tile(mixed, column, head_dim, low)
-    store_tile(mixed, column + 16, head_dim, high)
+            low = add_bfloat_dots(low, numbers, scratch.shares, share, CHUNK // 2)
+            high = add_bfloat_dots(high, more_numbers, scratch.shares, share, CHUNK // 2)
+    store_tile(mixed, column, head_dim, add_stored(low, mixed, column, head_dim))
+    store_tile(mixed, column + 16, head_dim, add_stored(high, mixed, column + 16, head_dim))
 
 
 class Rows(NamedTuple):
@@ -124,6 +147,10 @@ class Rows(NamedTuple):
 
 @njit
 def _attend_tile(tokens, rows, shape, layer, window, cache, scratch, worker, mixed, out):
+    """A chunk of keys and values after the other, each begun at a multiple of `CHUNK`.
+
+    So every row's sums are made in the same order, whatever rows are beside it.
+    """
     head_dim, group = shape.head_dim, shape.q_heads // shape.kv_heads
     table, head = rows.table, rows.head
     before = rows.context - rows.num_tokens
@@ -131,22 +158,32 @@ def _attend_tile(tokens, rows, shape, layer, window, cache, scratch, worker, mix
     num_keys = before + (rows.first + rows.count - 1) // group + 1
     first_tile = max(0, earliest - window) // TILE
     num_tiles = (num_keys + TILE - 1) // TILE
-    at = worker * 8 * scratch.most_keys
+    at = worker * 8 * CHUNK
     query = head * scratch.query_rows + rows.token * group + rows.first
-    _score(tokens, shape, first_tile, num_tiles, table, layer, head, cache, scratch, query, at)
-    sums = mixed[8 * head_dim :]
-    for row in range(rows.count):
-        seen = before + (rows.first + row) // group + 1
-        own = at + row * scratch.most_keys
-        sums[row] = _softmax(
-            scratch.scores, scratch.share_halves, own, first_tile, num_tiles,
-            max(0, seen - window), seen,
-        )  # fmt: skip
-    for column in range(0, head_dim, 32):
-        _mix(
-            tokens, shape, first_tile, num_keys, table, layer, head, cache, scratch, at, column,
-            mixed,
-        )  # fmt: skip
+    sums, peaks = mixed[8 * head_dim :], mixed[8 * head_dim + 8 :]
+    for column in range(0, 8 * head_dim, 16):
+        store(mixed, column, all_lanes(np.float32(0.0)))
+    for row in range(8):
+        sums[row], peaks[row] = np.float32(0.0), LOWEST
+    per_chunk = CHUNK // TILE
+    for start in range(first_tile // per_chunk * per_chunk, num_tiles, per_chunk):
+        begin, end = max(first_tile, start), min(num_tiles, start + per_chunk)
+        _score(
+            tokens, shape, begin, end, num_tiles - 1, table, layer, head, cache, scratch, query, at
+        )
+        for row in range(rows.count):
+            seen = before + (rows.first + row) // group + 1
+            factor = _softmax(
+                scratch.scores, scratch.share_halves, at + row * CHUNK, begin, end,
+                max(0, seen - window), seen, row, sums, peaks,
+            )  # fmt: skip
+            if factor != np.float32(1.0):
+                _scale(mixed, row * head_dim, head_dim, factor)
+        for column in range(0, head_dim, 32):
+            _mix(
+                tokens, shape, begin, end, num_keys, table, layer, head, cache, scratch, at,
+                column, mixed,
+            )  # fmt: skip
     for row in range(rows.count):
         token = rows.token + (rows.first + row) // group
         to = (token * shape.q_heads + head * group + (rows.first + row) % group) * head_dim
@@ -164,20 +201,8 @@ def _attend_rows(rows, shape, layer, window, cache, scratch, worker, mixed, out)
         _attend_tile(FOUR, rows, shape, layer, window, cache, scratch, worker, mixed, out)
     elif rows.count == 2:
         _attend_tile(TWO, rows, shape, layer, window, cache, scratch, worker, mixed, out)
-    elif rows.count == 1:
+    else:
         _attend_tile(ONE, rows, shape, layer, window, cache, scratch, worker, mixed, out)
-
-
-@njit
-def _ask_for_keys(rows, shape, layer, window, cache):
-    """Ask memory for the first keys of a task, while the one before it is done."""
-    first_seen = (
-        rows.context - rows.num_tokens + rows.first // (shape.q_heads // shape.kv_heads) + 1
-    )
-    tile = max(0, first_seen - window) // TILE
-    keys = tile_start(shape, layer, 0, rows.table, rows.head, tile)
-    for pair in range(shape.head_dim // 2):
-        prefetch(cache.words, keys + pair * 16)
 
 
 @njit(parallel=True)
@@ -188,8 +213,7 @@ def attend(shape, layer, window, packed, cache, scratch, num_workers, out):
     """
     group = shape.q_heads // shape.kv_heads
     for worker in prange(num_workers):
-        mixed = np.empty(8 * shape.head_dim + 8, np.float32)
-        waiting = Rows(0, 0, 0, 0, 0, 0, packed.block_tables[0])
+        mixed = np.empty(8 * shape.head_dim + 16, np.float32)  # and their sums and peaks
         task = 0
         for sequence in range(len(packed.query_starts) - 1):
             token = packed.query_starts[sequence]
@@ -200,10 +224,5 @@ def attend(shape, layer, window, packed, cache, scratch, num_workers, out):
                     if task % num_workers == worker:
                         count = min(8, num_tokens * group - first)
                         rows = Rows(first, count, head, token, num_tokens, context, table)
-                        _ask_for_keys(rows, shape, layer, window, cache)
-                        _attend_rows(
-                            waiting, shape, layer, window, cache, scratch, worker, mixed, out
-                        )
-                        waiting = rows
+                        _attend_rows(rows, shape, layer, window, cache, scratch, worker, mixed, out)
                     task += 1
-        _attend_rows(waiting, shape, layer, window, cache, scratch, worker, mixed, out)

@@ -17,6 +17,7 @@ import numpy as np
 from numba import njit
 
 TILE = 16  # tokens of a block that share a vector
+CHUNK = 1024  # tokens whose scores, and then whose values, are worked on together: L2 holds them
 
 
 class Shape(NamedTuple):
@@ -64,7 +65,8 @@ class Packed(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Memory that a step's attention uses; queries [kv_heads, tokens x group, head_dim]."""
+    """Memory that a step's attention uses: queries [kv_heads, tokens x group, head_dim] and, of a
+    chunk, scores and shares [workers, 8, CHUNK]."""
 
     queries: np.ndarray
     query_halves: np.ndarray
@@ -72,7 +74,6 @@ class Scratch(NamedTuple):
     scores: np.ndarray
     shares: np.ndarray
     share_halves: np.ndarray
-    most_keys: int
 
 
 class PanelPool:
@@ -95,13 +96,12 @@ class PanelPool:
             self.blocks[:, :, targets] = self.blocks[:, :, sources]
 
 
-def make_scratch(shape: Shape, max_tokens: int, max_keys: int, num_workers: int) -> Scratch:
-    """Memory for steps of at most so many tokens, over contexts of at most so many."""
+def make_scratch(shape: Shape, max_tokens: int, num_workers: int) -> Scratch:
+    """Memory for steps of at most so many tokens."""
     query_rows = max_tokens * (shape.q_heads // shape.kv_heads) + 8
     queries = np.zeros(shape.kv_heads * query_rows * shape.head_dim // 2, np.int32)
-    most_keys = -(-max_keys // shape.block_size) * shape.block_size + TILE
-    scores = np.zeros(num_workers * 8 * most_keys, np.float32)
-    shares = np.zeros(num_workers * 8 * most_keys // 2, np.int32)
+    scores = np.zeros(num_workers * 8 * CHUNK, np.float32)
+    shares = np.zeros(num_workers * 8 * CHUNK // 2, np.int32)
     return Scratch(
         queries,
         queries.view(np.uint16),
@@ -109,7 +109,6 @@ def make_scratch(shape: Shape, max_tokens: int, max_keys: int, num_workers: int)
         scores,
         shares,
         shares.view(np.uint16),
-        most_keys,
     )
 
 

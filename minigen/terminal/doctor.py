@@ -14,7 +14,7 @@ from rich.table import Table
 
 from minigen import hub
 from minigen.errors import MinigenError
-from minigen.machine import cpu_features, cpu_name, multiplies_bfloat16, multiplies_bytes, num_cores
+from minigen.machine import cpu_features, cpu_name, multiplies_bfloat16, num_cores
 
 _TELLING_FEATURES = (
     *("avx2", "avx512_f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16"),
@@ -104,15 +104,19 @@ def _kernels() -> Finding:
     if find_spec("numba") is None:
         remedy = "pip install 'minigen[cpu]' for faster kernels; torch serves without"
         return Finding("numba", "not installed", fine=False, remedy=remedy)
-    from minigen.kernels.compiled import is_compiled
+    from minigen.kernels.compiled import speeds
 
-    forms = [form for form in ("int4", "int8", "bfloat16") if is_compiled(form)]
-    found = f"{_version('numba')}, kernels compiled for {', '.join(forms) or 'no form'}"
-    if not multiplies_bytes():
-        return Finding("numba", f"{found}; weights='auto' needs AVX512-VNNI to use them")
-    if len(forms) == 3:
+    compiled = {form: speeds(form) for form in ("int4", "int8", "bfloat16")}
+    told = [f"{form} {found['compiled'] / 1e9:.0f}" for form, found in compiled.items() if found]
+    if not told:
+        remedy = "minigen compile, once; torch serves until then"
+        return Finding("numba", f"{_version('numba')}, no kernels compiled", False, remedy)
+    of_torch = next(found for found in compiled.values() if found)
+    told += [f"torch's {form} {of_torch[form] / 1e9:.0f}" for form in ("bfloat16", "float32")]
+    found = f"{_version('numba')}, billion weights multiplied a second: {', '.join(told)}"
+    if all(compiled.values()):
         return Finding("numba", found)
-    return Finding("numba", found, fine=False, remedy="minigen compile, once")
+    return Finding("numba", found, fine=False, remedy="minigen compile, once, for the other forms")
 
 
 def _gpu() -> Finding:
