@@ -267,7 +267,7 @@ print("a * b * b + a: ", *(f"{each:.0f}" for each in c[16:]))
 # %% [markdown]
 # And for bytes there is an instruction that could have been made for this chapter, `vpdpbusd`: in
 # each lane it multiplies four bytes by four bytes and adds the four products to the lane's sum. So
-# inputs must be bytes, too. One side has to be unsigned: 128 is added to each of the weights' codes.
+# inputs must be bytes, too. One side has to be unsigned: 128 is added to each code of the weights.
 # Sixteen rows of our matrix, their first four columns:
 
 # %%

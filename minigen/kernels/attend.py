@@ -137,7 +137,7 @@ class Rows(NamedTuple):
     """
 
     first: int
-    count: int
+    num_rows: int
     head: int
     token: int
     num_tokens: int
@@ -155,7 +155,7 @@ def _attend_tile(tokens, rows, shape, layer, window, cache, scratch, worker, mix
     table, head = rows.table, rows.head
     before = rows.context - rows.num_tokens
     earliest = before + rows.first // group + 1  # tokens that the first row sees, itself included
-    num_keys = before + (rows.first + rows.count - 1) // group + 1
+    num_keys = before + (rows.first + rows.num_rows - 1) // group + 1
     first_tile = max(0, earliest - window) // TILE
     num_tiles = (num_keys + TILE - 1) // TILE
     at = worker * 8 * CHUNK
@@ -171,7 +171,7 @@ def _attend_tile(tokens, rows, shape, layer, window, cache, scratch, worker, mix
         _score(
             tokens, shape, begin, end, num_tiles - 1, table, layer, head, cache, scratch, query, at
         )
-        for row in range(rows.count):
+        for row in range(rows.num_rows):
             seen = before + (rows.first + row) // group + 1
             factor = _softmax(
                 scratch.scores, scratch.share_halves, at + row * CHUNK, begin, end,
@@ -184,7 +184,7 @@ def _attend_tile(tokens, rows, shape, layer, window, cache, scratch, worker, mix
                 tokens, shape, begin, end, num_keys, table, layer, head, cache, scratch, at,
                 column, mixed,
             )  # fmt: skip
-    for row in range(rows.count):
+    for row in range(rows.num_rows):
         token = rows.token + (rows.first + row) // group
         to = (token * shape.q_heads + head * group + (rows.first + row) % group) * head_dim
         share = all_lanes(np.float32(1.0) / sums[row])
@@ -195,11 +195,11 @@ def _attend_tile(tokens, rows, shape, layer, window, cache, scratch, worker, mix
 @njit
 def _attend_rows(rows, shape, layer, window, cache, scratch, worker, mixed, out):
     """The rows by the smallest tile that holds them."""
-    if rows.count > 4:
+    if rows.num_rows > 4:
         _attend_tile(EIGHT, rows, shape, layer, window, cache, scratch, worker, mixed, out)
-    elif rows.count > 2:
+    elif rows.num_rows > 2:
         _attend_tile(FOUR, rows, shape, layer, window, cache, scratch, worker, mixed, out)
-    elif rows.count == 2:
+    elif rows.num_rows == 2:
         _attend_tile(TWO, rows, shape, layer, window, cache, scratch, worker, mixed, out)
     else:
         _attend_tile(ONE, rows, shape, layer, window, cache, scratch, worker, mixed, out)
