@@ -25,24 +25,24 @@ setup: ## create .venv with everything: server, notebooks, tests
 	@$(ENVIRONMENT) cpu server notebooks test
 
 test: ## run every check and test that takes minutes at most, and every notebook
-	@$(ENVIRONMENT) cpu notebooks test
+	@$(ENVIRONMENT) cpu server notebooks test
 	@$(VENV) -m minigen pull
 	@$(VENV) -m tools.check
 	@$(VENV) -m pytest
 	@$(VENV) -m tools.notebooks --check
 
 test-long: ## run the long tests too: large fuzz runs, repeated runs
-	@$(ENVIRONMENT) cpu notebooks test
+	@$(ENVIRONMENT) cpu server notebooks test
 	@$(VENV) -m minigen pull
 	@$(VENV) -m pytest -m "not browser"
 
 test-browser: ## run every notebook in JupyterLab in a browser, and drag what can be dragged
-	@$(ENVIRONMENT) cpu notebooks test
+	@$(ENVIRONMENT) cpu server notebooks test
 	@$(VENV) -m minigen pull
 	@$(VENV) -m pytest -m browser tests/test_browser.py
 
 check: ## lint, types, and that chapters, modules, tests and documents agree
-	@$(ENVIRONMENT) cpu notebooks test
+	@$(ENVIRONMENT) cpu server notebooks test
 	@$(VENV) -m tools.check
 
 notebooks: ## update every notebook from its source, and run it

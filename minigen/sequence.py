@@ -33,8 +33,9 @@ class Sequence:
     step failed, by `error`.
 
     `num_computed` tokens have their keys and values in `block_ids`, of which the first
-    `num_kept_blocks` are known to the prefix cache. `siblings` are other choices that will fork
-    from this one after its prompt.
+    `num_kept_blocks` are known to the prefix cache. `num_cached` tokens of the prompt were found
+    there when it first ran (None before that). `siblings` are other choices that will fork from
+    this one after its prompt.
     """
 
     sequence_id: int
@@ -52,6 +53,7 @@ class Sequence:
     num_computed: int = 0
     block_ids: list[int] = field(default_factory=list)
     num_kept_blocks: int = 0
+    num_cached: int | None = None
     siblings: list["Sequence"] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -77,6 +77,8 @@ class BlockManager:
         self._extend(sequence, matched)
         sequence.num_computed = len(matched) * self.block_size
         sequence.num_kept_blocks = len(matched)
+        if sequence.num_cached is None:  # and not again after a preemption
+            sequence.num_cached = sequence.num_computed
         self._tell_hit(sequence)
         num_tokens = min(len(sequence) - sequence.num_computed, max_tokens)
         reserved = self.reserve(sequence, num_tokens)
