@@ -1,5 +1,6 @@
 """The loop: choose who runs, run the model, choose tokens, hand them on."""
 
+import threading
 import time
 from collections.abc import Generator, Iterable
 from collections.abc import Sequence as SequenceOf
@@ -14,13 +15,23 @@ from minigen.trace import EventKind, Trace
 class Engine:
     """Runs many sequences side by side; everything that decides how is passed in.
 
-    `live` are the unfinished sequences by id.
+    `live` are the unfinished sequences by id. Not for several threads at once: whoever steps it
+    claims it first.
     """
 
     def __init__(self, scheduler: Scheduler, runner: Runner, sampler: Sampler, trace: Trace):
         self.scheduler, self.runner, self.sampler = scheduler, runner, sampler
         self.trace = trace
         self.live: dict[int, Sequence] = {}
+        self._claimed = threading.Lock()
+
+    def claim(self) -> bool:
+        """Become the only one who steps it, until `release`; False if somebody else is."""
+        return self._claimed.acquire(blocking=False)
+
+    def release(self) -> None:
+        """Let others claim it."""
+        self._claimed.release()
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence and its siblings. Raises `RequestError` if an id is in use."""
