@@ -7,6 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 
 from minigen.errors import RequestError
+from minigen.logprobs import tell_prompt_logprobs
 from minigen.protocols import Runner, Sampler, Scheduler
 from minigen.sequence import Chunk, SampledToken, Sequence, samples_of
 from minigen.trace import EventKind, Trace
@@ -87,6 +88,8 @@ class Engine:
             self._tell_scheduled(chunks)
         samples = samples_of(chunks)
         logits = self.runner.logits(chunks)
+        if len(logits) > len(samples):
+            logits = tell_prompt_logprobs(logits, chunks)
         return self.sampler(logits, samples) if samples else []
 
     @contextmanager
