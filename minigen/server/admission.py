@@ -1,4 +1,4 @@
-"""Who is let in: as many at once as there are seats, and nobody new once the server drains."""
+"""Who is let in: as many at once as there are seats, and nobody new once the server is to end."""
 
 import time
 from collections import Counter, deque
@@ -6,36 +6,14 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from minigen.server.failures import ApiError
 from minigen.server.limits import Limits
 from minigen.server.paths import makes_work
 from minigen.server.records import record_of
-from minigen.server.refusals import Refusal, retry_after
 
 REMEMBERED = 32  # requests whose durations count
 FIRST_GUESS = 5.0  # seconds that a request takes, before any has ended
 LONGEST_WAIT = 60.0  # seconds; OpenAI's clients heed no longer one
-
-
-class Drain:
-    """Whether the server is about to end, and when at the latest."""
-
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic):
-        self.seconds, self._clock = seconds, clock
-        self._ends: float | None = None
-
-    @property
-    def begun(self) -> bool:
-        """Whether new work is refused."""
-        return self._ends is not None
-
-    def begin(self) -> None:
-        """Refuse new work from now on; what runs may go on for `seconds`."""
-        if self._ends is None:
-            self._ends = self._clock() + self.seconds
-
-    def seconds_left(self) -> float:
-        """Until the server has ended at the latest; all of `seconds` before it has begun."""
-        return self.seconds if self._ends is None else max(0.0, self._ends - self._clock())
 
 
 class Turns:
@@ -68,23 +46,23 @@ class Turns:
 
 
 class Admission:
-    """ASGI middleware: 503 for work while the server drains, 429 where it has too much.
+    """ASGI middleware: 503 for work once the server is to end, 429 where it has too much.
 
     Both say with `Retry-After` when to come again. Only requests that make work are counted, so
-    health and metrics answer also when all is full. `num_queued` says how many sequences wait in
-    the engines. `/ready` is 503 while the server drains.
+    health and metrics answer also when all is full. `draining` says whether the server is to end,
+    `num_queued` how many sequences wait in the engines.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         limits: Limits,
-        drain: Drain,
+        draining: Callable[[], bool] = lambda: False,
         num_queued: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.app, self.limits, self.drain, self._clock = app, limits, drain, clock
-        self._num_queued = num_queued
+        self.app, self.limits, self._clock = app, limits, clock
+        self._draining, self._num_queued = draining, num_queued
         self._turns = Turns(clock)
         self._of_key: Counter[str | None] = Counter()
         self.num_in_flight = 0
@@ -92,13 +70,11 @@ class Admission:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request."""
         if not makes_work(scope):
-            if self.drain.begun and scope["path"] == "/ready":
-                return await self._drained().send(scope, send)
             return await self.app(scope, receive, send)
         key = record_of(scope).key
         refusal = self._refusal(key)
         if refusal is not None:
-            return await refusal.send(scope, send)
+            return await refusal.response(scope["path"])(scope, receive, send)
         begun = self._clock()
         self._count(key, 1)
         try:
@@ -107,9 +83,9 @@ class Admission:
             self._count(key, -1)
             self._turns.ended(self._clock() - begun)
 
-    def _refusal(self, key: str | None) -> Refusal | None:
+    def _refusal(self, key: str | None) -> ApiError | None:
         limits = self.limits
-        if self.drain.begun:
+        if self._draining():
             return self._drained()
         if limits.max_in_flight is not None and self.num_in_flight >= limits.max_in_flight:
             return self._full(f"{self.num_in_flight} requests are under way, the most allowed.")
@@ -120,23 +96,22 @@ class Admission:
             return self._full("As many requests wait for the model as may.")
         return None
 
-    def _full(self, why: str) -> Refusal:
-        seconds = self._turns.next(self.num_in_flight)
-        return Refusal(
-            429,
+    def _full(self, why: str) -> ApiError:
+        return ApiError(
             f"{why} Try again later.",
-            type="requests",
+            status=429,
+            kind="requests",
             code="rate_limit_exceeded",
-            headers=(retry_after(seconds),),
+            retry_after=self._turns.next(self.num_in_flight),
         )
 
-    def _drained(self) -> Refusal:
-        return Refusal(
-            503,
-            "The server is about to end: it finishes what runs and takes nothing new.",
-            type="server_error",
+    def _drained(self) -> ApiError:
+        return ApiError(
+            "The server is about to end: it finishes what runs, and takes nothing new.",
+            status=503,
+            kind="server_error",
             code="server_draining",
-            headers=(retry_after(self.drain.seconds_left()),),
+            retry_after=self.limits.drain_timeout,  # when it has ended at the latest
         )
 
     def _count(self, key: str | None, change: int) -> None:

@@ -4,16 +4,8 @@ import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from minigen.server.failures import ApiError, ClientGoneError
 from minigen.server.paths import header
-from minigen.server.refusals import Refusal
-
-
-class ClientLeftError(Exception):
-    """The client went away before its body was whole."""
-
-
-class BodyTooLargeError(Exception):
-    """A body has more bytes than are allowed."""
 
 
 class WholeBody:
@@ -26,17 +18,6 @@ class WholeBody:
 
     def __init__(self, app: ASGIApp, max_bytes: int, seconds: float):
         self.app, self.max_bytes, self.seconds = app, max_bytes, seconds
-        self.too_large = Refusal(
-            413,
-            f"The body is larger than the {max_bytes} bytes that this server takes.",
-            code="request_too_large",
-        )
-        self.too_late = Refusal(
-            408,
-            f"The body was not whole after {seconds:g} seconds.",
-            code="request_timeout",
-            headers=((b"connection", b"close"),),
-        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request."""
@@ -44,17 +25,46 @@ class WholeBody:
         if length == 0:
             return await self.app(scope, receive, send)
         try:
-            if length is not None and length > self.max_bytes:
-                raise BodyTooLargeError
-            async with asyncio.timeout(self.seconds):
-                body = await _read(receive, self.max_bytes)
-        except BodyTooLargeError:
-            return await self.too_large.send(scope, send)
-        except TimeoutError:
-            return await self.too_late.send(scope, send)
-        except ClientLeftError:
+            body = await self._read(length, receive)
+        except ApiError as error:
+            return await error.response(scope["path"])(scope, receive, send)
+        except ClientGoneError:
             return None
         return await self.app(scope, Replay(body, receive).receive, send)
+
+    async def _read(self, length: int | None, receive: Receive) -> bytes:
+        if length is not None and length > self.max_bytes:
+            raise self._too_large()
+        try:
+            async with asyncio.timeout(self.seconds):
+                return await self._gather(receive)
+        except TimeoutError:
+            raise ApiError(
+                f"The body was not whole after {self.seconds:g} seconds.",
+                status=408,
+                code="request_timeout",
+                headers={"connection": "close"},
+            ) from None
+
+    async def _gather(self, receive: Receive) -> bytes:
+        chunks, num_bytes, more = list[bytes](), 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            chunks.append(message.get("body", b""))
+            num_bytes += len(chunks[-1])
+            if num_bytes > self.max_bytes:
+                raise self._too_large()
+            more = message.get("more_body", False)
+        return b"".join(chunks)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            f"The body is larger than the {self.max_bytes} bytes that this server takes.",
+            status=413,
+            code="request_too_large",
+        )
 
 
 class Replay:
@@ -70,20 +80,6 @@ class Replay:
             return await self._receive()
         body, self._body = self._body, None
         return {"type": "http.request", "body": body, "more_body": False}
-
-
-async def _read(receive: Receive, max_bytes: int) -> bytes:
-    chunks, num_bytes, more = list[bytes](), 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeftError
-        chunks.append(message.get("body", b""))
-        num_bytes += len(chunks[-1])
-        if num_bytes > max_bytes:
-            raise BodyTooLargeError
-        more = message.get("more_body", False)
-    return b"".join(chunks)
 
 
 def _content_length(scope: Scope) -> int | None:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from minigen.server.refusals import Refusal
+from minigen.server.failures import ApiError
 
 
 class Deadline:
@@ -19,13 +19,6 @@ class Deadline:
 
     def __init__(self, app: ASGIApp, seconds: float):
         self.app, self.seconds = app, seconds
-        self.refusal = Refusal(
-            504,
-            f"The request took longer than the {seconds:g} seconds that this server allows.",
-            type="server_error",
-            code="request_timeout",
-            headers=((b"x-should-retry", b"false"),),
-        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request."""
@@ -36,15 +29,20 @@ class Deadline:
         except TimeoutError:
             if not deadline.expired():  # a time limit of the app's own
                 raise
-            await self._end(scope, progress, send)
+            error = ApiError(
+                f"The request took longer than the {self.seconds:g} seconds that are allowed here.",
+                status=504,
+                kind="server_error",
+                code="request_timeout",
+                headers={"x-should-retry": "false"},
+            )
+            if progress.content_type is None:
+                await error.response(scope["path"])(scope, receive, send)
+            elif not progress.complete:
+                await self._break_off(error.body(scope["path"]), progress, send)
 
-    async def _end(self, scope: Scope, progress: "Progress", send: Send) -> None:
-        if progress.complete:
-            return
-        if progress.content_type is None:
-            await self.refusal.send(scope, send)
-            return
-        error = self.refusal.body(scope["path"])
+    async def _break_off(self, error: bytes, progress: "Progress", send: Send) -> None:
+        assert progress.content_type is not None
         if progress.content_type.startswith(b"text/event-stream"):
             await send(_last(b"data: " + error + b"\n\n"))
         elif progress.content_type.startswith(b"application/x-ndjson"):

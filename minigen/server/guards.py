@@ -20,7 +20,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minigen.errors import OptionError
-from minigen.server.admission import Admission, Drain
+from minigen.server.admission import Admission
 from minigen.server.bodies import WholeBody
 from minigen.server.deadlines import Deadline
 from minigen.server.keys import ApiKeys, RequireKey
@@ -35,7 +35,8 @@ SEEN_BY_PAGES = ("x-request-id", "retry-after")
 class Guards:
     """An ASGI app behind its guards; whatever is not HTTP (its life span) goes straight to it.
 
-    `drain.begin()` makes it refuse new work. Raises `OptionError` for a limit per key without keys.
+    `draining` and `num_queued` are as `Admission` has them. Raises `OptionError` for a limit per
+    key without keys.
     """
 
     def __init__(
@@ -43,17 +44,17 @@ class Guards:
         app: ASGIApp,
         limits: Limits,
         keys: ApiKeys,
+        draining: Callable[[], bool] = lambda: False,
         num_queued: Callable[[], int] = lambda: 0,
         logger: logging.Logger = access_logger,
     ):
         if limits.max_in_flight_per_key is not None and not keys:
             raise OptionError("max_in_flight_per_key needs API keys: give some, or leave it out.")
         self.app = app
-        self.drain = Drain(limits.drain_timeout)
         guarded: ASGIApp = WholeBody(app, limits.max_body_bytes, limits.body_timeout)
         if limits.request_timeout is not None:
             guarded = Deadline(guarded, limits.request_timeout)
-        guarded = self.admission = Admission(guarded, limits, self.drain, num_queued)
+        guarded = Admission(guarded, limits, draining, num_queued)
         if keys:
             metrics = {"/metrics"} if limits.open_metrics else set()
             guarded = RequireKey(guarded, keys, OPEN | metrics)

@@ -6,23 +6,18 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minigen.errors import OptionError
+from minigen.server.failures import ApiError
 from minigen.server.paths import OPEN, header
 from minigen.server.records import record_of
-from minigen.server.refusals import Refusal
 
 KEY = re.compile(r"[!-~]{1,512}")  # visible ASCII: what a header can carry
 BEARER = re.compile(rb"bearer +([!-~]+)", re.IGNORECASE)
-CHALLENGE = ((b"www-authenticate", b"Bearer"),)
-MISSING = Refusal(
-    401,
-    "This server wants an API key: send it as the header 'Authorization: Bearer KEY'.",
-    code="invalid_api_key",
-    headers=CHALLENGE,
-)
-WRONG = Refusal(401, "The API key is not valid.", code="invalid_api_key", headers=CHALLENGE)
+MISSING = "This server wants an API key: send it as the header 'Authorization: Bearer KEY'."
+WRONG = "The API key is not valid."
 
 
 class ApiKeys:
@@ -78,13 +73,23 @@ class RequireKey:
             return await self.app(scope, receive, send)
         given = header(scope, b"authorization")
         if given is None:
-            return await MISSING.send(scope, send)
+            return await _refusal(MISSING, scope)(scope, receive, send)
         found = BEARER.fullmatch(given.strip())
         name = self.keys.name_of(found[1]) if found else None
         if name is None:
-            return await WRONG.send(scope, send)
+            return await _refusal(WRONG, scope)(scope, receive, send)
         record_of(scope).key = name
         return await self.app(scope, receive, send)
+
+
+def _refusal(message: str, scope: Scope) -> Response:
+    error = ApiError(
+        message,
+        status=401,
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer"},
+    )
+    return error.response(scope["path"])
 
 
 def _checked(key: str, what: str) -> str:
