@@ -1,8 +1,10 @@
 """What the server allows, in numbers that are checked once."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from minigen.answers import Answer
 from minigen.errors import ContextLengthError, OptionError, ParamsError
 
 SECONDS = ("body_timeout", "request_timeout", "send_timeout", "drain_timeout")
@@ -19,9 +21,8 @@ class Limits:
     API key at most `max_in_flight_per_key`, and none is let in while `max_queue` wait in the
     engine. A request takes at most `request_timeout` seconds in all. A client that leaves what it
     was sent unread for `send_timeout` seconds is cut off. A server that is told to end has
-    `drain_timeout` seconds for what runs. Routes ask `check_prompt` and `check_n`. Pages of
-    `cors_origins` ("*" for all) may call from a browser, and `/metrics` asks for a key unless
-    `open_metrics`.
+    `drain_timeout` seconds for what runs. Routes call `check`. Pages of `cors_origins` ("*" for
+    all) may call from a browser, and `/metrics` asks for a key unless `open_metrics`.
     """
 
     max_body_bytes: int = 8 * 2**20
@@ -49,6 +50,12 @@ class Limits:
                 _seconds(name, getattr(self, name))
         for origin in self.cors_origins:
             _origin(origin)
+
+    def check(self, answers: Iterable[Answer]) -> None:
+        """Raise a `MinigenError` if one of the answers that a request asks for is too much."""
+        for answer in answers:
+            self.check_prompt(len(answer.sequence.prompt_ids))
+            self.check_n(answer.sequence.params.n)
 
     def check_prompt(self, num_tokens: int) -> None:
         """Raise `ContextLengthError` for a prompt that is longer than this server takes."""

@@ -1,23 +1,14 @@
-"""A real uvicorn in a thread, for tests that need a wire."""
+"""Any ASGI app on a wire: a real uvicorn in a thread, and raw connections to it."""
 
 import socket
 import threading
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
 
-PATIENCE = 20  # seconds for what should take few
-
-
-def wait_until(holds: Callable[[], Any], seconds: float = PATIENCE) -> None:
-    """Wait for a condition; fails if it does not come true."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come true in time"
-        time.sleep(0.005)
+from tests.serving import PATIENCE, wait_until
 
 
 @contextmanager
@@ -45,3 +36,4 @@ def connect(port: int, receive_buffer: int | None = None) -> socket.socket:
     raw.settimeout(PATIENCE)
     raw.connect(("127.0.0.1", port))
     return raw
+
