@@ -36,4 +36,3 @@ def connect(port: int, receive_buffer: int | None = None) -> socket.socket:
     raw.settimeout(PATIENCE)
     raw.connect(("127.0.0.1", port))
     return raw
-
