@@ -43,7 +43,7 @@ class LLM:
             assembly.pool_tokens,
             assembly.max_sequences,
         )
-        self._kv_bytes = assembly.kv_bytes
+        self._kv_bytes, self.stored_bytes = assembly.kv_bytes, assembly.stored_bytes
         self._steps = SharedSteps(self.engine)
 
     @classmethod

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -20,7 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class ApiError(MinigenError):
-    """An error that a client is told of: its status, and `type`, `code` and `param` as OpenAI's."""
+    """An error that a client is told of: its status, and `type`, `code` and `param` as OpenAI's.
+
+    `retry_after` is in seconds, and told in whole ones; `headers` are further ones.
+    """
 
     def __init__(
         self,
@@ -30,14 +35,19 @@ class ApiError(MinigenError):
         kind: str = "invalid_request_error",
         code: str | None = None,
         param: str | None = None,
-        retry_after: int | None = None,
+        retry_after: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ):
         super().__init__(message)
         self.message, self.status, self.kind = message, status, kind
-        self.code, self.param, self.retry_after = code, param, retry_after
+        self.code, self.param, self.headers = code, param, dict(headers or {})
+        if retry_after is not None:
+            self.headers["retry-after"] = str(max(1, math.ceil(retry_after)))
 
-    def body(self) -> bytes:
-        """OpenAI's error object, as JSON."""
+    def body(self, path: str = "/v1") -> bytes:
+        """OpenAI's error object, as JSON; the paths of Ollama's API have a simpler one."""
+        if path.startswith("/api/"):
+            return json.dumps({"error": self.message}).encode()
         error = {
             "message": self.message,
             "type": self.kind,
@@ -47,11 +57,8 @@ class ApiError(MinigenError):
         return json.dumps({"error": error}).encode()
 
     def response(self, path: str) -> Response:
-        """The whole answer; the paths of Ollama's API have its own, simpler error object."""
-        ollama = path.startswith("/api/")
-        body = json.dumps({"error": self.message}).encode() if ollama else self.body()
-        headers = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
-        return Response(body, self.status, headers, media_type="application/json")
+        """The whole answer, for the API at this path."""
+        return Response(self.body(path), self.status, self.headers, media_type="application/json")
 
 
 class ModelFailedError(Exception):

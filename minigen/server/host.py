@@ -48,6 +48,7 @@ class HostedModel:
         watchers: SequenceOf[Watcher] = (),
     ):
         self.name, self.keep_alive, self.watchers = name, keep_alive, watchers
+        self.usual_keep_alive = keep_alive
         self.served: Served | None = None
         self.num_users = 0
         self.idle_until: datetime | None = None

@@ -4,7 +4,8 @@ Plain ASGI: what is ready goes out in one `send`, and nothing lies between this 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,9 @@ from minigen.answers import Answer
 from minigen.errors import EngineStoppedError
 from minigen.server.failures import ClientGoneError, ModelFailedError, explain
 from minigen.server.host import ModelHost, Served
+from minigen.server.records import RequestRecord, record_of
 from minigen.server.streams import Pending
-from minigen.server.wording import Wording
+from minigen.server.wording import Wording, usage_of
 
 LONG_BODY = 20_000  # bytes; to encode a longer prompt takes too long for the loop to wait
 
@@ -51,9 +53,10 @@ class Reply(Response):
         try:
             async with self._host.lease(self._model) as served:
                 asked = await self._read_in_time(scope, served)
-                async with served.bridge.ask(asked.answers, receive, self._streams) as pending:
-                    tell = self._stream if self._streams else self._send_whole
-                    await tell(pending, asked.wording, send)
+                with _recorded(record_of(scope), served.name, asked.answers):
+                    async with served.bridge.ask(asked.answers, receive, self._streams) as pending:
+                        tell = self._stream if self._streams else self._send_whole
+                        await tell(pending, asked.wording, send)
         except ClientGoneError:
             return
 
@@ -99,6 +102,19 @@ class Reply(Response):
         first = wording.begin()
         if first:
             await send({"type": "http.response.body", "body": first, "more_body": True})
+
+
+@contextmanager
+def _recorded(record: RequestRecord, model: str, answers: list[Answer]) -> Iterator[None]:
+    """The log will know which model answered, and how many tokens were read and made."""
+    record.model = model
+    try:
+        yield
+    finally:
+        usage = usage_of(answers)
+        record.prompt_tokens = usage["prompt_tokens"]
+        record.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+        record.completion_tokens = usage["completion_tokens"]
 
 
 def _start(media_type: str, *headers: tuple[bytes, bytes]) -> dict[str, Any]:

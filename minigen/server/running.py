@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from minigen.errors import OptionError
 from minigen.server.host import ModelHost
+from minigen.server.slow_readers import cutting_off
 
 LAST_WORDS = 5  # seconds for connections to close, once nothing runs any more
 TICK = 0.05
@@ -57,8 +58,13 @@ def run(
     address: str = "127.0.0.1",
     port: int = 8000,
     patience: float = 30,
+    send_timeout: float = 60,
+    log_level: str = "warning",
 ) -> None:
     """Serve an app until a signal ends it; port 0 takes any that is free.
+
+    What runs has `patience` seconds then; a client that does not read for `send_timeout` seconds is
+    cut off.
 
     Raises `OptionError` for an address that cannot be listened at, and whatever the first model
     could not be loaded for.
@@ -68,7 +74,8 @@ def run(
     shown = f"[{address}]" if ":" in address else address
     config = uvicorn.Config(
         app,
-        log_level="warning",
+        http=cutting_off(send_timeout),
+        log_level=log_level,
         access_log=False,
         lifespan="on",
         timeout_graceful_shutdown=LAST_WORDS,

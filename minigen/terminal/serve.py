@@ -8,6 +8,7 @@ import typer
 
 from minigen.errors import OptionError
 from minigen.options import EngineOptions, parse_seconds
+from minigen.terminal.guards import Guarding, takes_guard_options
 from minigen.terminal.options import DEFAULT_MODEL, load_model, takes_engine_options
 
 NEEDED = ("fastapi", "uvicorn", "pydantic")
@@ -23,8 +24,10 @@ def _option(text: str, *names: str) -> Any:
 
 
 @partial(takes_engine_options, max_sequences=MAX_SEQUENCES)
+@takes_guard_options
 def serve(
     options: dict[str, Any],
+    guarding: Guarding,
     model: Annotated[
         str | None,
         typer.Argument(help="A short name, a directory, a .gguf file, or a Hugging Face id."),
@@ -43,9 +46,6 @@ def serve(
         str | None,
         _option("Unload a model after so long without requests, as in 10m; else it stays."),
     ] = None,
-    drain_timeout: Annotated[
-        str, _option("When told to end: how long what runs may take to finish.")
-    ] = "30s",
 ) -> None:
     """Serve models over HTTP, as OpenAI does: any of its clients can use them.
 
@@ -58,18 +58,20 @@ def serve(
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise OptionError(f"The server needs {missing[0]}: pip install 'minigen[server]'.")
-    from minigen.server.app import create_app
     from minigen.server.host import ModelHost
     from minigen.server.running import run
+    from minigen.server.service import create_service
 
     EngineOptions(**options)  # to refuse what is impossible before anything is loaded
     idle = None if keep_alive is None else parse_seconds("keep_alive", keep_alive)
-    patience = parse_seconds("drain_timeout", drain_timeout)
+    limits = guarding.limits()
     asked = [*([] if model is None else [model]), *(models or ())] or [DEFAULT_MODEL]
     names = _names(asked, served_names or asked)
     loads = {name: partial(load_model, each, **options) for name, each in names.items()}
     hosted = ModelHost(loads, idle)
-    run(create_app(hosted), hosted, host, port, patience)
+    service = create_service(hosted, limits, guarding.keys())
+    level = guarding.begin_logs()
+    run(service, hosted, host, port, limits.drain_timeout, limits.send_timeout, level)
 
 
 def _names(models: list[str], names: list[str]) -> dict[str, str]:
