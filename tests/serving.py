@@ -49,11 +49,11 @@ def wait_until(happened: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-def save_tiny(directory: Path) -> Path:
-    """A tiny random model of bytes, with a context of 1,024 tokens."""
+def save_tiny(directory: Path, context: int = 1024) -> Path:
+    """A tiny random model of bytes, with a context of so many tokens."""
     from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
 
-    save_model(directory, "llama", vocab_size=TINY_VOCAB, max_position_embeddings=1024)
+    save_model(directory, "llama", vocab_size=TINY_VOCAB, max_position_embeddings=context)
     save_tokenizer(directory)
     return directory
 
