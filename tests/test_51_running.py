@@ -144,3 +144,60 @@ def test_times_are_read() -> None:
     for wrong in ("", "ten", "-1s", "1d"):
         with pytest.raises(OptionError, match="x must be a time"):
             parse_seconds("x", wrong)
+
+
+def test_keys_come_from_a_file_or_the_environment_and_requests_are_told_as_lines_of_json(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# one a line\nfrom-a-file\n")
+    monkeypatch.setenv("MINIGEN_API_KEY", "from-the-environment")
+    options = ["--served-name", "tiny", "--weights", "float32", "--api-key-file", path]
+    with served(model, *options) as (process, url, said):
+        asked = {"prompt": "the secret of mine", "max_tokens": 3, "ignore_eos": True}
+        statuses = {}
+        for key in ("from-a-file", "from-the-environment", "from-nowhere"):
+            headers = {"authorization": f"Bearer {key}", "x-request-id": f"asks-{key}"}
+            answer = httpx.post(f"{url}/v1/completions", json=asked, headers=headers)
+            statuses[key] = answer.status_code
+            assert answer.headers["x-request-id"] == f"asks-{key}"
+        process.send_signal(signal.SIGTERM)
+    assert statuses == {"from-a-file": 200, "from-the-environment": 200, "from-nowhere": 401}
+    lines = [json.loads(line) for line in said if line.startswith("{")]
+    assert [line["status"] for line in lines] == [200, 200, 401]
+    assert lines[0]["model"] == "tiny"
+    assert lines[0]["completion_tokens"] == 3
+    assert lines[0]["prompt_tokens"] == 1 + len("the secret of mine")
+    assert lines[1]["cached_tokens"] > 0
+    assert not any("secret" in line or "Bearer" in line for line in said)
+    assert lines[0]["key"] != lines[1]["key"] is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--max-body", "much"], "max_body must be bytes"),
+        (["--request-timeout", "0"], "request_timeout must be a number of seconds above 0"),
+        (["--max-in-flight", "0"], "max_in_flight must be a whole number"),
+        (["--max-in-flight-per-key", "2"], "max_in_flight_per_key needs API keys"),
+        (["--cors-origin", "localhost"], 'An origin is "*", or'),
+        (["--api-key-file", "no-such-file"], "API keys cannot be read"),
+        (["--api-key", "se cret"], "API key 1 must be"),
+        (["--log-level", "loud"], "log_level must be one of"),
+    ],
+)
+def test_an_impossible_limit_is_one_sentence(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    named: str,
+) -> None:
+    from minigen.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["minigen", "serve", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 1
+    said = capsys.readouterr().err
+    assert named in said
+    assert "cret" not in said

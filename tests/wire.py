@@ -12,9 +12,16 @@ from tests.serving import PATIENCE, wait_until
 
 
 @contextmanager
-def listening(app: Any, **settings: Any) -> Generator[int, None, None]:
-    """Serve an ASGI app on a free port of 127.0.0.1, which it yields."""
+def listening(
+    app: Any, send_buffer: int | None = None, **settings: Any
+) -> Generator[int, None, None]:
+    """Serve an ASGI app on a free port of 127.0.0.1, which it yields.
+
+    With a small `send_buffer` a connection is full soon.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        if send_buffer is not None:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         config = uvicorn.Config(app, log_config=None, access_log=False, **settings)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listener],))

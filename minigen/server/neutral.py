@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-TYPES = {"boolean": bool, "string": str, "object": dict}
+TYPES = {"boolean": bool, "number": (int, float), "string": str, "object": dict}
 
 
 class Neutral:
