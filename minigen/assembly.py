@@ -26,8 +26,8 @@ from minigen.machine import torch_threads
 from minigen.options import EngineOptions
 from minigen.protocols import BlockAllocator as AnyAllocator
 from minigen.protocols import PrefixCache, Sampler, Scheduler
-from minigen.runners import make_runner, plan
-from minigen.sampling import BatchSampler
+from minigen.runners import make_chooser, make_runner, plan
+from minigen.sampling import BatchSampler, Choose, choose_tokens
 from minigen.sockets import build_part, find_part
 from minigen.trace import Trace
 
@@ -72,8 +72,8 @@ def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
             "of one token and an answer of one; raise num_blocks, kv_memory or block_size."
         )
     scheduler = _scheduler(options, manager)
-    sampler = _sampler(options)
     runner = make_runner(checkpoint, options, manager, chosen, num_blocks, attend, num_threads)
+    sampler = _sampler(options, make_chooser(chosen, config.vocab_size, num_threads))
     choices = {
         "model": f"{config.family}, {checkpoint.form}, from {checkpoint.path}",
         "weights": f"{chosen.form} ({chosen.form_reason})",
@@ -84,7 +84,7 @@ def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
         "allocator": name_of(manager.allocator),
         "prefix cache": "none" if manager.prefix_cache is None else name_of(manager.prefix_cache),
         "scheduler": name_of(scheduler),
-        "sampler": name_of(sampler),
+        "sampler": _in_words(sampler),
         "threads": str(num_threads),
     }
     engine = Engine(scheduler, runner, sampler, trace)
@@ -149,11 +149,20 @@ def _scheduler(options: EngineOptions, manager: BlockManager) -> Scheduler:
     return made if own else CheckedScheduler(made, manager, options.max_batch_tokens)
 
 
-def _sampler(options: EngineOptions) -> Sampler:
+def _sampler(options: EngineOptions, choose: Choose) -> Sampler:
     wanted = "batch" if options.sampler is None else options.sampler
     part = find_part("sampler", wanted, SAMPLERS)
+    if _is_own(part, SAMPLERS):
+        return BatchSampler(choose)
     made: Sampler = build_part("sampler", part)
-    return made if _is_own(part, SAMPLERS) else CheckedSampler(made)
+    return CheckedSampler(made)
+
+
+def _in_words(sampler: Sampler) -> str:
+    if not isinstance(sampler, BatchSampler):
+        return name_of(sampler)
+    by = "torch" if sampler.choose is choose_tokens else "Numba"
+    return f"{name_of(sampler)}, tokens chosen by {by}"
 
 
 def _attend(options: EngineOptions) -> AttendFactory:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from minigen.errors import ParamsError
 
@@ -88,6 +89,21 @@ class SamplingParams:
     def stops(self) -> tuple[str, ...]:
         """The stop strings, always as a tuple."""
         return tuple(self.stop)
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether a token that was there before is less likely, or more."""
+        return (
+            self.repetition_penalty != 1
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+        )
+
+    @cached_property
+    def plainly_greedy(self) -> bool:
+        """Whether the likeliest token is taken as the logits are: nothing banned, nor changed."""
+        changed = self.min_tokens > 0 or self.has_penalties or len(self.logit_bias) > 0
+        return self.greedy and not changed
 
     @property
     def greedy(self) -> bool:

@@ -23,6 +23,7 @@ from minigen.model.layers import DenseLinear
 from minigen.model.transformer import MakeLinear, build_transformer, dense_linear
 from minigen.options import EngineOptions
 from minigen.protocols import Linear, Runner
+from minigen.sampling import Choose, choose_tokens
 
 # What the layer-by-layer runner computes in, and keeps keys and values in.
 DTYPES: dict[str, torch.dtype] = {
@@ -166,6 +167,15 @@ def make_runner(
         num_threads,
         attend,
     )
+
+
+def make_chooser(chosen: Plan, vocab: int, num_threads: int) -> Choose:
+    """What chooses tokens: kernels where they are compiled, or else torch."""
+    if not chosen.compiled:
+        return choose_tokens
+    from minigen.kernels.sampler import KernelChooser
+
+    return KernelChooser(vocab, num_threads)
 
 
 def _compiled_runner(

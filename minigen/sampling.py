@@ -7,7 +7,7 @@ min-p, Nguyen et al. 2024; the random numbers, SplitMix64 of Steele et al. 2014,
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -123,25 +123,42 @@ def draw(logits: Logits, uniform: Float[Tensor, " rows"]) -> Int64[Tensor, " row
     return torch.searchsorted(cumulated, passed, right=True).squeeze(-1)
 
 
+# A token for each row of logits, -1 where they are not finite.
+Choose = Callable[[Tensor, SequenceOf[Sequence]], list[int]]
+
+
 class BatchSampler:
-    """Chooses every sequence's next token; the stages that no row asks for are left out."""
+    """Chooses every sequence's next token, and says how likely it was where that is asked for."""
+
+    def __init__(self, choose: Choose | None = None):
+        self.choose = choose_tokens if choose is None else choose
 
     def __call__(
         self, logits: Float[Tensor, "sequences vocab"], sequences: SequenceOf[Sequence]
     ) -> list[SampledToken]:
         """Raises `MinigenError` when a row of logits holds no finite largest number."""
-        likeliest = likeliest_tokens(logits)
-        if not logits.gather(-1, likeliest.unsqueeze(-1)).isfinite().all():
+        token_ids = self.choose(logits, sequences)
+        if min(token_ids) < 0:
             raise MinigenError(
                 "The model's logits are not finite: its weights are damaged, or too large for "
                 "the type that they are computed in (try weights='float32')."
             )
-        constrained = _constrained(logits, sequences)
-        if constrained is not logits:
-            likeliest = likeliest_tokens(constrained)
-        token_ids = _with_draws(likeliest, constrained, sequences).tolist()
         logprobs = chosen_logprobs(logits, token_ids, sequences)
         return [SampledToken(*each) for each in zip(token_ids, logprobs, strict=True)]
+
+
+def choose_tokens(
+    logits: Float[Tensor, "sequences vocab"], sequences: SequenceOf[Sequence]
+) -> list[int]:
+    """Each row's next token, or -1; the stages that no row asks for are left out."""
+    likeliest = likeliest_tokens(logits)
+    finite = logits.gather(-1, likeliest.unsqueeze(-1)).squeeze(-1).isfinite()
+    constrained = _constrained(logits, sequences)
+    if constrained is not logits:
+        likeliest = likeliest_tokens(constrained)
+    token_ids = likeliest if not finite.all() else _with_draws(likeliest, constrained, sequences)
+    found: list[int] = torch.where(finite, token_ids, -1).tolist()
+    return found
 
 
 def _with_draws(
@@ -186,15 +203,14 @@ def _constrained(logits: Logits, sequences: SequenceOf[Sequence]) -> Logits:
     banned = [
         (row, token_id)
         for row, sequence in enumerate(sequences)
-        if len(sequence.output_ids) < sequence.params.min_tokens
-        for token_id in sequence.stop_ids
+        for token_id in sequence.banned_ids
     ]
     biased = [
         (row, token_id, bias)
         for row, sequence in enumerate(sequences)
         for token_id, bias in sequence.params.logit_bias.items()
     ]
-    penalised = [row for row, sequence in enumerate(sequences) if _has_penalties(sequence)]
+    penalised = [row for row, sequence in enumerate(sequences) if sequence.params.has_penalties]
     if not (banned or biased or penalised):
         return logits
     logits = logits.clone()
@@ -207,15 +223,6 @@ def _constrained(logits: Logits, sequences: SequenceOf[Sequence]) -> Logits:
         rows, ids = zip(*banned, strict=True)
         logits[list(rows), list(ids)] = -math.inf
     return logits
-
-
-def _has_penalties(sequence: Sequence) -> bool:
-    params = sequence.params
-    return (
-        params.repetition_penalty != 1
-        or params.presence_penalty != 0
-        or params.frequency_penalty != 0
-    )
 
 
 def _penalised(logits: Logits, sequences: SequenceOf[Sequence]) -> Logits:

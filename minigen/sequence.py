@@ -93,6 +93,12 @@ class Sequence:
         own = frozenset(self.params.stop_token_ids)
         return own if self.params.ignore_eos else own | self.end_ids
 
+    @property
+    def banned_ids(self) -> frozenset[int]:
+        """The tokens that must not come yet: those that would end it too soon."""
+        too_soon = len(self.output_ids) < self.params.min_tokens
+        return self.stop_ids if too_soon else frozenset()
+
     def append(self, token_id: int) -> None:
         """Take the next token, and finish if it was a stop token or the last that fits."""
         self.output_ids.append(token_id)

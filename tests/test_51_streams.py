@@ -4,6 +4,8 @@ import asyncio
 import json
 import random
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -71,31 +73,18 @@ def test_a_stream_joined_is_the_unstreamed_text(url: str, served: LLM) -> None:
     chance = random.Random(7)
     requests = [random_request(chance, served) for _ in range(200)]
 
-    async def ask(client: httpx.AsyncClient, asked: dict[str, Any]) -> tuple[Any, Any, Any]:
-        whole = (await client.post("/v1/completions", json=asked)).json()["choices"]
-        texts, reasons = [""] * asked["n"], [None] * asked["n"]
-        lines = (await client.post("/v1/completions", json={**asked, "stream": True})).text
-        for line in lines.splitlines():
-            if line.startswith("data: {"):
-                choice = json.loads(line[6:])["choices"][0]
-                texts[choice["index"]] += choice["text"]
-                reasons[choice["index"]] = choice["finish_reason"]
-        return (
-            asked,
-            [(each["text"], each["finish_reason"]) for each in whole],
-            [*zip(texts, reasons, strict=True)],
-        )
-
-    async def ask_all() -> list[tuple[Any, Any, Any]]:
-        limits = httpx.Limits(max_connections=16)
-        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=PATIENCE) as client:
-            return await asyncio.gather(*(ask(client, asked) for asked in requests))
-
-    told = asyncio.run(ask_all())
-    for asked, whole, streamed in told:
+    asker = subprocess.run(
+        [sys.executable, "-m", "tests.asker", url],
+        input=json.dumps(requests),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    told = json.loads(asker.stdout)
+    for asked, (whole, streamed) in zip(requests, told, strict=True):
         assert streamed == whole, asked
-    texts = [text for _, whole, _ in told for text, _ in whole]
-    reasons = [reason for _, whole, _ in told for _, reason in whole]
+    texts = [text for whole, _ in told for text, _ in whole]
+    reasons = [reason for whole, _ in told for _, reason in whole]
     assert reasons.count("stop") > 30
     assert reasons.count("length") > 30
     assert sum(any(ord(char) > 127 and char != "\ufffd" for char in text) for text in texts) > 30

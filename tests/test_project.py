@@ -46,7 +46,13 @@ ASSEMBLY = {
         "runners",
         "__main__",
     ),
-    *("kernels.assembly", "kernels.compiled", "kernels.compiling", "kernels.runner"),
+    *(
+        "kernels.assembly",
+        "kernels.compiled",
+        "kernels.compiling",
+        "kernels.runner",
+        "kernels.sampler",
+    ),
     *("hub", "hub_pip", "hub_wheel", "hub_huggingface", "download", "__init__"),
 }
 ASSEMBLY_FOLDERS = ("checked", "terminal", "viz", "teach")

@@ -37,6 +37,7 @@ def lines() -> str:
             f"  ({_link('24_scheduler')}).",
             *_if_measured("34_cpu_kernels", forms_lines),
             *_if_measured("34_step_cost", cost_lines),
+            *_if_measured("34_sampling", sampling_lines),
         ]
     )
 
@@ -54,6 +55,16 @@ def forms_lines(measured: dict[str, Any]) -> list[str]:
         f"- Of the first five answer tokens to {quality['sure questions']} questions that float32 "
         f"is sure of, {shares}",
         f"  come out the same, up to the first that differs ({_link('34_cpu_kernels')}).",
+    ]
+
+
+def sampling_lines(measured: dict[str, Any]) -> list[str]:
+    """How much sooner the kernel chooses tokens than torch does."""
+    ratios = {name: each["ratio"] for name, each in measured["settings"].items()}
+    told = ", ".join(f"{ratio:.1f} times as fast with {name}" for name, ratio in ratios.items())
+    return [
+        f"- The sampling kernel chooses {measured['rows']} tokens {told},",
+        f"  as torch's operations do ({_link('34_sampling')}).",
     ]
 
 

@@ -7,6 +7,7 @@ fixed size, whose fronts are the batch.
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +19,21 @@ from minigen.cache.manager import BlockManager
 from minigen.cache.paged import Batch, KVPool, attend_paged
 from minigen.model.transformer import Transformer
 from minigen.protocols import Attend
-from minigen.sequence import Chunk
+from minigen.sequence import Chunk, Sequence
 
 AttendFactory = Callable[[KVPool, Batch, SequenceOf[int | None]], Attend]
+
+
+class Packed(NamedTuple):
+    """What `minigen.cache.paged.Batch` has, as int64 arrays of NumPy's; good until the next."""
+
+    token_ids: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+    query_starts: np.ndarray
+    context_lens: np.ndarray
+    block_tables: np.ndarray
+    logits_rows: np.ndarray
 
 
 class Buffer:
@@ -28,12 +41,12 @@ class Buffer:
 
     def __init__(self, size: int):
         self.numbers = np.zeros(size, np.int64)
-        self.tensor = torch.from_numpy(self.numbers)
 
-    def write(self, numbers: SequenceOf[int] | np.ndarray) -> Tensor:
+    def write(self, numbers: SequenceOf[int]) -> np.ndarray:
         """Put `numbers` in front; returns a view of them."""
-        self.numbers[: len(numbers)] = numbers
-        return self.tensor[: len(numbers)]
+        front = self.numbers[: len(numbers)]
+        front[:] = numbers
+        return front
 
 
 class Packer:
@@ -41,55 +54,48 @@ class Packer:
 
     def __init__(self, manager: BlockManager, block_size: int, max_batch_tokens: int):
         self.manager, self.block_size = manager, block_size
-        self._token_ids, self._positions, self._slots, self._rows_of_tokens = (
-            Buffer(max_batch_tokens) for _ in range(4)
-        )
+        self._token_ids, self._positions, self._slots = (Buffer(max_batch_tokens) for _ in range(3))
         max_sequences = len(manager.tables)
-        self._context_lens = Buffer(max_sequences)
+        self._starts, self._context_lens = Buffer(max_sequences + 1), Buffer(max_sequences)
         self._logits_rows = Buffer(max_batch_tokens + max_sequences)
         self._tables = np.zeros(manager.tables.size, np.int64)
 
-    def pack(self, chunks: SequenceOf[Chunk]) -> Batch:
-        """The chunks as one packed batch, good until the next; decodes first as they come."""
+    def pack(self, chunks: SequenceOf[Chunk]) -> Packed:
+        """The chunks as one packed batch, decodes first as they come."""
         token_ids: list[int] = []
         positions: list[int] = []
-        rows_of_tokens: list[int] = []
+        slots: list[int] = []
         starts, logits_rows, context_lens, rows = [0], [], [], []
         for chunk in chunks:
-            sequence, row = chunk.sequence, self.manager.rows[chunk.sequence]
+            sequence = chunk.sequence
             first, end = sequence.num_computed, sequence.num_computed + chunk.num_tokens
             token_ids += sequence.token_ids[first:end]
             positions += range(first, end)
-            rows_of_tokens += [row] * chunk.num_tokens
+            slots += self._slots_of(sequence, range(first, end))
             logits_rows += [starts[-1] + row for row in chunk.told_rows]
             starts.append(len(token_ids))
             logits_rows += [len(token_ids) - 1] * len(chunk.samples)
             context_lens.append(end)
-            rows.append(row)
-        return Batch(
+            rows.append(self.manager.rows[sequence])
+        return Packed(
             token_ids=self._token_ids.write(token_ids),
             positions=self._positions.write(positions),
-            slots=self._write_slots(rows_of_tokens, len(positions)),
-            query_starts=starts,
+            slots=self._slots.write(slots),
+            query_starts=self._starts.write(starts),
             context_lens=self._context_lens.write(context_lens),
             block_tables=self._write_tables(rows, max(context_lens)),
             logits_rows=self._logits_rows.write(logits_rows),
-            num_decodes=_num_leading_ones(chunks),
         )
 
-    def _write_slots(self, rows: list[int], num_tokens: int) -> Tensor:
-        self._rows_of_tokens.write(rows)
-        positions = self._positions.numbers[:num_tokens]
-        blocks, offsets = np.divmod(positions, self.block_size)
-        blocks = self.manager.tables[self._rows_of_tokens.numbers[:num_tokens], blocks]
-        return self._slots.write(blocks * self.block_size + offsets)
+    def _slots_of(self, sequence: Sequence, positions: range) -> list[int]:
+        size, block_ids = self.block_size, sequence.block_ids
+        return [block_ids[each // size] * size + each % size for each in positions]
 
-    def _write_tables(self, rows: list[int], longest: int) -> Tensor:
+    def _write_tables(self, rows: list[int], longest: int) -> np.ndarray:
         """The tables of these rows, as wide as the longest needs, side by side in the buffer."""
         width = blocks_needed(longest, self.block_size)
         tables = self._tables[: len(rows) * width].reshape(len(rows), width)
-        np.take(self.manager.tables[:, :width], rows, axis=0, out=tables)
-        return torch.from_numpy(tables)
+        return self.manager.tables[:, :width].take(rows, axis=0, out=tables)
 
 
 class PagedRunner:
@@ -120,10 +126,25 @@ class PagedRunner:
         """The raw logits of each chunk's `told_rows`, then of its samples."""
         torch.set_num_threads(self.num_threads)
         self.pool.copy_blocks(self.manager.take_copies())
-        batch = self.packer.pack(chunks)
+        batch = batch_of(self.packer.pack(chunks), _num_leading_ones(chunks))
         attend = self.attend(self.pool, batch, self.windows)
         hidden = self.model(batch.token_ids, batch.positions, attend)
         return self.model.logits(hidden[batch.logits_rows])
+
+
+def batch_of(packed: Packed, num_decodes: int) -> Batch:
+    """The same numbers, in the same memory, as tensors."""
+    starts: list[int] = packed.query_starts.tolist()
+    return Batch(
+        token_ids=torch.from_numpy(packed.token_ids),
+        positions=torch.from_numpy(packed.positions),
+        slots=torch.from_numpy(packed.slots),
+        query_starts=starts,
+        context_lens=torch.from_numpy(packed.context_lens),
+        block_tables=torch.from_numpy(packed.block_tables),
+        logits_rows=torch.from_numpy(packed.logits_rows),
+        num_decodes=num_decodes,
+    )
 
 
 def _num_leading_ones(chunks: SequenceOf[Chunk]) -> int:

@@ -15,7 +15,7 @@ import llvmlite.binding
 import numba
 
 from minigen.hub import cache_folder
-from minigen.kernels import step
+from minigen.kernels import sample, step
 
 
 def _state() -> str:
@@ -43,6 +43,8 @@ def _compiled_once(function: Callable[..., Any]) -> Any:
 
 
 run_step = _compiled_once(step.run_step)
+choose_rows = _compiled_once(sample.choose_rows)
+likeliest_rows = _compiled_once(sample.likeliest_rows)
 
 
 def is_compiled(form: str) -> bool:

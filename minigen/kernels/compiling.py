@@ -13,14 +13,18 @@ import numpy as np
 import torch
 
 from minigen.config import ModelConfig
+from minigen.engine.runner import Packed
 from minigen.kernels.assembly import kernel_shape, kernel_weights
 from minigen.kernels.compiled import is_compiled, run_step, tell_compiled
-from minigen.kernels.paging import Packed, PanelPool, make_scratch
+from minigen.kernels.paging import PanelPool, make_scratch
 from minigen.kernels.runner import EVERYTHING, make_workspace
+from minigen.kernels.sampler import KernelChooser
 from minigen.kernels.threads import available_threads, one_at_a_time
 from minigen.machine import torch_threads
 from minigen.model.transformer import expected_tensors
 from minigen.model.weights import StoredTensor
+from minigen.params import SamplingParams
+from minigen.sequence import Sequence
 
 _BLOCK_SIZE = 16
 _TINY = ModelConfig(
@@ -63,7 +67,16 @@ def compile_step(form: str) -> None:
     if is_compiled(form):
         return
     _one_token_step(_TINY, form, 1)()
+    _choose_once()
     tell_compiled(form, _measure(form))
+
+
+def _choose_once() -> None:
+    """A token by each of the sampling kernels."""
+    logits, choose = torch.zeros(1, _TINY.vocab_size), KernelChooser(_TINY.vocab_size, 1)
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature)
+        choose(logits, [Sequence(1, (1,), params, 0, 1, frozenset())])
 
 
 def _measure(form: str) -> dict[str, float]:

@@ -190,10 +190,6 @@ def _float_operation(operate: Callable[[Any, Any], Any], num_args: int = 2) -> A
     return operation
 
 
-_add = _float_operation(lambda builder, args: builder.fadd(*args))
-_subtract = _float_operation(lambda builder, args: builder.fsub(*args))
-_multiply = _float_operation(lambda builder, args: builder.fmul(*args))
-_divide = _float_operation(lambda builder, args: builder.fdiv(*args))
 # The second where they cannot be compared, as `vmaxps` and `vminps` have it: a NaN there stays one.
 larger = _float_operation(
     lambda builder, args: builder.select(builder.fcmp_ordered(">", *args), *args)
@@ -201,38 +197,31 @@ larger = _float_operation(
 smaller = _float_operation(
     lambda builder, args: builder.select(builder.fcmp_ordered("<", *args), *args)
 )
+# The first where the second is above the third, and 0 elsewhere.
+keep_above = _float_operation(
+    lambda builder, args: builder.select(
+        builder.fcmp_ordered(">", args[1], args[2]), args[0], same(0.0)
+    ),
+    3,
+)
 fused = _float_operation(lambda builder, args: multiply_add(builder, *args), 3)
 nearest = _float_operation(
     lambda builder, args: call(builder, "llvm.rint.v16f32", FLOATS, list(args)), 1
 )
 
 
-@overload(operator.add)
-def _lanes_add(a, b):
-    if a == b == FLOAT_LANES:
-        return lambda a, b: _add(a, b)
-    return None
+def _means(python_operator: Any, operation: Any) -> None:
+    """Let Python's own sign, between lanes, mean the operation."""
+
+    @overload(python_operator)
+    def chosen(a, b):
+        return (lambda a, b: operation(a, b)) if a == b == FLOAT_LANES else None
 
 
-@overload(operator.sub)
-def _lanes_subtract(a, b):
-    if a == b == FLOAT_LANES:
-        return lambda a, b: _subtract(a, b)
-    return None
-
-
-@overload(operator.mul)
-def _lanes_multiply(a, b):
-    if a == b == FLOAT_LANES:
-        return lambda a, b: _multiply(a, b)
-    return None
-
-
-@overload(operator.truediv)
-def _lanes_divide(a, b):
-    if a == b == FLOAT_LANES:
-        return lambda a, b: _divide(a, b)
-    return None
+_means(operator.add, _float_operation(lambda builder, args: builder.fadd(*args)))
+_means(operator.sub, _float_operation(lambda builder, args: builder.fsub(*args)))
+_means(operator.mul, _float_operation(lambda builder, args: builder.fmul(*args)))
+_means(operator.truediv, _float_operation(lambda builder, args: builder.fdiv(*args)))
 
 
 def _power_of_two(builder: Any, args: Any) -> Any:

@@ -52,18 +52,6 @@ class Cache(NamedTuple):
     halves: np.ndarray
 
 
-class Packed(NamedTuple):
-    """A step's tokens, as `minigen.cache.paged.Batch` has them; all int64."""
-
-    token_ids: np.ndarray
-    positions: np.ndarray
-    slots: np.ndarray
-    query_starts: np.ndarray
-    context_lens: np.ndarray
-    block_tables: np.ndarray
-    logits_rows: np.ndarray
-
-
 class Scratch(NamedTuple):
     """Memory that a step's attention uses: queries [kv_heads, tokens x group, head_dim] and, of a
     chunk, scores and shares [workers, 8, CHUNK]."""

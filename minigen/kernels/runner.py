@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigen.cache.manager import BlockManager
-from minigen.engine.runner import Packer
+from minigen.engine.runner import Packed, Packer
 from minigen.kernels.compiled import run_step
-from minigen.kernels.paging import Packed, PanelPool, Shape, make_scratch
+from minigen.kernels.paging import PanelPool, Shape, make_scratch
 from minigen.kernels.panels import Pairs
 from minigen.kernels.rows import quantised, rounded
 from minigen.kernels.step import Weights, Workspace
@@ -47,24 +47,21 @@ class CompiledRunner:
 
     def logits(self, chunks: SequenceOf[Chunk]) -> Float[Tensor, "rows vocab"]:
         """The raw logits of each chunk's `told_rows`, then of its samples."""
-        batch = self.packer.pack(chunks)
-        rows, wanted = np.unique(batch.logits_rows.numpy(), return_inverse=True)
-        packed = Packed(
-            batch.token_ids.numpy(),
-            batch.positions.numpy(),
-            batch.slots.numpy(),
-            np.array(batch.query_starts, np.int64),
-            batch.context_lens.numpy(),
-            batch.block_tables.numpy(),
-            rows,
-        )
+        packed = self.packer.pack(chunks)
         self.pool.copy_blocks(self.manager.take_copies())
-        logits = self._logits[: len(rows) * self.shape.vocab]
-        if len(logits) < len(rows) * self.shape.vocab:  # the prompt's own logprobs are asked for
-            logits = np.empty(len(rows) * self.shape.vocab, np.float32)
+        rows = packed.logits_rows
+        if len(rows) < 2 or (rows[1:] > rows[:-1]).all():
+            return self._logits_of(packed)
+        distinct, wanted = np.unique(rows, return_inverse=True)  # siblings begin with one row
+        return self._logits_of(packed._replace(logits_rows=distinct))[torch.from_numpy(wanted)]
+
+    def _logits_of(self, packed: Packed) -> Float[Tensor, "rows vocab"]:
+        shape = (len(packed.logits_rows), self.shape.vocab)
+        logits = self._logits[: shape[0] * shape[1]]
+        if len(logits) < shape[0] * shape[1]:  # the prompt's own logprobs are asked for
+            logits = np.empty(shape[0] * shape[1], np.float32)
         self.run(packed, logits)
-        found = torch.from_numpy(logits).unflatten(0, (-1, self.shape.vocab))
-        return found if len(rows) == len(wanted) else found[torch.from_numpy(wanted)]
+        return torch.from_numpy(logits.reshape(shape))
 
     def run(self, packed: Packed, logits: np.ndarray) -> None:
         """One step; writes the logits of `packed.logits_rows`, ascending, one after another."""
