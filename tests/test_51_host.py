@@ -14,6 +14,7 @@ from minigen import LLM, SamplingParams
 from minigen.errors import ModelNotFoundError, OptionError, RequestError
 from minigen.server.failures import ApiError
 from minigen.server.host import ModelHost, Served
+from minigen.trace import EventKind, Recorder
 from tests.serving import PATIENCE
 
 
@@ -72,6 +73,26 @@ def test_whoever_comes_first_together_loads_it_once(loads: Loads) -> None:
         assert loads.num_loads == 1
 
     asyncio.run(play())
+
+
+def test_a_model_has_compiled_all_that_compiles_itself_before_it_is_ready(
+    tiny_directory: Path,
+) -> None:
+    seen = Recorder(1000)
+
+    def load() -> LLM:
+        llm = LLM.load(tiny_directory, weights="float32", max_sequences=4)
+        llm.trace.subscribe(seen)
+        return llm
+
+    async def play() -> None:
+        async with closing(ModelHost({"a": load})) as host:
+            await host.load_first()
+            assert host.is_ready
+
+    asyncio.run(play())
+    tokens = [event for event in seen.events if event.kind is EventKind.NEW_TOKEN]
+    assert len(tokens) == 4, "a prompt and a step after it, greedy and drawn"
 
 
 def test_a_model_that_cannot_be_loaded_costs_its_requests_only(loads: Loads) -> None:

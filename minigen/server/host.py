@@ -6,13 +6,14 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as SequenceOf
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from minigen.engine.thread import EngineThread
-from minigen.errors import OptionError
+from minigen.errors import CapacityError, OptionError
 from minigen.llm import LLM
+from minigen.params import SamplingParams
 from minigen.server.failures import ApiError
 from minigen.server.streams import Bridge
 
@@ -94,7 +95,7 @@ class HostedModel:
     async def _load(self) -> Served:
         await self.unload()  # an engine whose thread has ended, or one that is being unloaded
         try:
-            llm = await asyncio.to_thread(self._load_llm)
+            llm = await asyncio.to_thread(self._load_warm)
         except Exception as error:
             logger.error("the model %s could not be loaded: %s", self.name, error)
             raise ApiError(
@@ -107,6 +108,11 @@ class HostedModel:
         self.served = Served(self.name, llm, thread, Bridge(thread))
         self._forget = [watch(self.served) for watch in self.watchers]
         return self.served
+
+    def _load_warm(self) -> LLM:
+        llm = self._load_llm()
+        warm_up(llm)
+        return llm
 
     def _has_loaded(self, loading: "asyncio.Task[Served]") -> None:
         self._loading = None
@@ -230,6 +236,14 @@ class ModelHost:
         self.draining = True
         for model in self.models.values():
             await model.unload()
+
+
+def warm_up(llm: LLM) -> None:
+    """Run everything once that compiles itself at first use, so that no request waits for it."""
+    with suppress(CapacityError):  # a pool of fewer tokens is a test's
+        for temperature in (0.0, 1.0):
+            params = SamplingParams(max_tokens=2, temperature=temperature, ignore_eos=True)
+            llm.generate([0], params, progress=False)
 
 
 async def _end(served: Served, before: "asyncio.Task[None] | None") -> None:
