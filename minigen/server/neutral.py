@@ -9,7 +9,12 @@ from typing import Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-TYPES = {"boolean": bool, "number": (int, float), "string": str, "object": dict}
+TYPES: dict[str, type | tuple[type, ...]] = {
+    "boolean": bool,
+    "number": (int, float),
+    "string": str,
+    "object": dict,
+}
 
 
 class Neutral:
