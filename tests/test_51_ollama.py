@@ -1,6 +1,7 @@
 """Ollama's own client, sync and async, against the server."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -135,6 +136,17 @@ def test_lines_are_streamed_unless_told_otherwise(url: str) -> None:
     whole = httpx.post(f"{url}/api/generate", json={**ask, "stream": False})
     assert whole.headers["content-type"] == "application/json"
     assert whole.json()["done"]
+
+
+def test_a_body_needs_no_content_type_unless_a_web_page_sends_it(url: str) -> None:
+    body = json.dumps({"model": "tiny", "prompt": "Why?", "options": GREEDY, "stream": False})
+    form = {"content-type": "application/x-www-form-urlencoded"}  # curl's own, as Ollama shows it
+    for headers in ({}, form):
+        assert httpx.post(f"{url}/api/generate", content=body, headers=headers).json()["done"]
+    from_a_page = {"content-type": "text/plain", "origin": "http://a.example"}
+    refused = httpx.post(f"{url}/api/generate", content=body, headers=from_a_page)
+    assert refused.status_code == 400
+    assert "Content-Type" in refused.json()["error"]
 
 
 def test_logprobs_come_with_each_token(client: ollama.Client) -> None:

@@ -1,11 +1,13 @@
 """Ollama's API over the same models, since many local tools speak it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from minigen import __version__
@@ -30,6 +32,7 @@ from minigen.server.ollama_wording import (
     timed,
 )
 from minigen.server.openai import Check
+from minigen.server.paths import header
 from minigen.server.replies import Asked, Reply
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -43,9 +46,30 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
+class AnyContentType(APIRoute):
+    """Takes a body for JSON whatever its header says, since Ollama's own curl examples send none.
+
+    Not from a web page (those say their `Origin`): which types it may send decides whether it must
+    ask first, by CORS.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """What answers a request."""
+        handle = super().get_route_handler()
+
+        async def as_json(request: Request) -> Response:
+            if header(request.scope, b"origin") is None:
+                others = [each for each in request.scope["headers"] if each[0] != b"content-type"]
+                headers = [*others, (b"content-type", b"application/json")]
+                request = Request({**request.scope, "headers": headers}, request.receive)
+            return await handle(request)
+
+        return as_json
+
+
 def ollama_router(host: ModelHost, check: Check) -> APIRouter:
     """The routes under /api for the models of a host; `check(answers)` may refuse a request."""
-    router = APIRouter(prefix="/api", tags=["Ollama"])
+    router = APIRouter(prefix="/api", tags=["Ollama"], route_class=AnyContentType)
 
     @router.post("/generate", response_class=Response, responses=RESPONSES)
     async def generate(request: GenerateRequest) -> Response:
