@@ -1,0 +1,1 @@
+"""minigen over HTTP."""
