@@ -1,1 +1,1 @@
-"""minigen over HTTP."""
+"""The server: HTTP in front of the engine's thread."""
