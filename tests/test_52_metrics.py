@@ -19,7 +19,7 @@ from minigen.errors import OptionError
 from minigen.server.metrics import BUCKETS, REQUEST_SECONDS, TOKEN_SECONDS, TTFT_SECONDS, Metrics
 from minigen.server.metrics_page import MetricsPage
 from minigen.summaries import summarise
-from minigen.trace import Event, EventKind
+from minigen.trace import Event, EventKind, Trace
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 SHARED = "the same beginning for all of them, "
@@ -48,9 +48,8 @@ def value(page: MetricsPage, name: str, **labels: str) -> float:
 
 def page_of(llm: LLM) -> MetricsPage:
     """A page with the metrics of one engine, which listen from now on."""
-    page, metrics = MetricsPage(), Metrics("tiny", lambda: llm.kv_usage)
-    page.add(metrics)
-    llm.trace.subscribe(metrics)
+    page = MetricsPage()
+    page.follow("tiny", llm.trace, lambda: llm.kv_usage)
     return page
 
 
@@ -287,6 +286,10 @@ def test_each_model_has_its_numbers_until_it_is_unloaded() -> None:
     assert 'model_name="a"' not in page.render().decode()
     assert "quoted" in page.render().decode()
     page.add(Metrics("a", lambda: 0.0))
+    end = page.follow("c", Trace(), lambda: 0.0)
+    assert 'model_name="c"' in page.render().decode()
+    end()
+    assert 'model_name="c"' not in page.render().decode()
     page.remove(second)
     assert "quoted" not in page.render().decode()
 

@@ -4,7 +4,7 @@ Source: Prometheus's page "Exposition formats".
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -20,6 +20,7 @@ from prometheus_client.utils import floatToGoString
 
 from minigen.errors import OptionError
 from minigen.server.metrics import BUCKETS, COUNTERS, GAUGES, REASONS, Metrics, Readings
+from minigen.trace import Trace
 
 PREFIXES = ("minigen:", "vllm:")
 LABELS = ("model_name",)
@@ -70,6 +71,18 @@ class MetricsPage(Collector):
     def remove(self, metrics: Metrics) -> None:
         """Show a model's numbers no more. Raises `KeyError` for one that is not shown."""
         del self._models[metrics.model_name]
+
+    def follow(
+        self, model_name: str, trace: Trace, kv_usage: Callable[[], float]
+    ) -> Callable[[], None]:
+        """Show from now on what an engine's trace tells; call what is returned to end that.
+
+        Raises as `add`. The engine must be idle, since its trace gets a subscriber.
+        """
+        metrics = Metrics(model_name, kv_usage)
+        self.add(metrics)
+        trace.subscribe(metrics)
+        return lambda: self.remove(metrics)
 
     def render(self) -> bytes:
         """The page's text, of the type `content_type`."""
