@@ -11,7 +11,7 @@ ENVIRONMENT := $(PYTHON) -m tools.environment
 export TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help demo setup test test-long test-browser check notebooks lab book bench bench-peers clean
+.PHONY: help demo serve setup test test-long test-browser check notebooks lab book bench bench-peers clean
 
 help: ## list the targets
 	@$(PYTHON) -m tools.targets
@@ -20,6 +20,11 @@ demo: ## stream a real model's answers to several prompts at once
 	@$(ENVIRONMENT) cpu
 	@$(VENV) -m minigen compile int4
 	@$(VENV) -m minigen demo
+
+serve: ## serve the default model to any OpenAI client, at http://127.0.0.1:8000/v1
+	@$(ENVIRONMENT) cpu server
+	@$(VENV) -m minigen compile int4
+	@$(VENV) -m minigen serve
 
 setup: ## create .venv with everything: server, notebooks, tests
 	@$(ENVIRONMENT) cpu server notebooks test

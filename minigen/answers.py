@@ -44,6 +44,7 @@ def gather(answers: SequenceOf[Answer]) -> list[Output]:
     """The finished answers, put together by prompt."""
     outputs: dict[int, Output] = {}
     for answer in answers:
-        output = outputs.setdefault(answer.prompt, Output(answer.sequence.prompt_ids, []))
+        told = answer.sequence.prompt_logprobs or None
+        output = outputs.setdefault(answer.prompt, Output(answer.sequence.prompt_ids, [], told))
         output.choices.append(answer.choice)
     return list(outputs.values())

@@ -13,9 +13,11 @@ import typer
 
 from minigen import __version__
 from minigen.errors import MinigenError
+from minigen.terminal import lessons
 from minigen.terminal.benches import benches
 from minigen.terminal.kernels import compile_forms
 from minigen.terminal.options import DEFAULT_MODEL, Load, loads_model
+from minigen.terminal.serve import serve
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,6 +25,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(serve)
 app.command("compile")(compile_forms)
 app.add_typer(benches, name="bench")
 
@@ -198,41 +201,8 @@ def doctor() -> None:
     print_report()
 
 
-@app.command()
-def workspace(
-    folder: Annotated[Path, typer.Argument(help="The folder to make, or to complete.")],
-) -> None:
-    """Copy the course's notebooks and exercises into a folder of your own.
-
-    What is there already is left as it is, so repeat it after an upgrade.
-
-    minigen workspace ~/minigen-course
-    """
-    from minigen.terminal.course import print_workspace
-
-    print_workspace(folder)
-
-
-@app.command()
-def progress(
-    folder: Annotated[Path, typer.Argument(help="Your workspace.")] = Path(),
-) -> None:
-    """Check the exercises of your workspace: what passes, and what is next."""
-    from minigen.terminal.course import print_progress
-
-    print_progress(folder)
-
-
-@app.command()
-def claims(
-    folder: Annotated[
-        Path | None, typer.Argument(help="A folder of executed notebooks; else minigen's own.")
-    ] = None,
-) -> None:
-    """Print what the chapters found of what is told about inference: one table of all verdicts."""
-    from minigen.terminal.course import print_claims
-
-    print_claims(folder)
+for lesson in (lessons.workspace, lessons.progress, lessons.claims):
+    app.command()(lesson)
 
 
 def _progress() -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from minigen import hub
-from minigen.answers import gather
+from minigen.answers import Answer, gather
 from minigen.assembly import Assembly, assemble
 from minigen.checkpoint import open_checkpoint
 from minigen.config import ModelConfig
@@ -44,7 +44,7 @@ class LLM:
             assembly.max_sequences,
         )
         self._manager, self._num_blocks = assembly.manager, assembly.num_blocks
-        self._kv_bytes = assembly.kv_bytes
+        self._kv_bytes, self.stored_bytes = assembly.kv_bytes, assembly.stored_bytes
         self._steps = SharedSteps(self.engine)
 
     @classmethod
@@ -172,7 +172,7 @@ class LLM:
         """
         one = is_one_prompt(prompts)
         asked: Any = [prompts] if one else prompts
-        answers = self._requests.answers(asked, params, priority, cache_salt)
+        answers = self.read_requests(asked, params, priority, cache_salt)
         with _bar(len(answers), progress) as push:
             for delta in self._steps.run(answers):
                 push(delta)
@@ -207,7 +207,21 @@ class LLM:
         cache_salt: str | None = None,
     ) -> Generator[Delta, None, None]:
         """Continue several prompts at once, and yield every token of every answer as it comes."""
-        return self._steps.run(self._requests.answers(prompts, params, priority, cache_salt))
+        return self._steps.run(self.read_requests(prompts, params, priority, cache_salt))
+
+    def read_requests(
+        self,
+        prompts: SequenceOf[Prompt],
+        params: SamplingParams | SequenceOf[SamplingParams] | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> list[Answer]:
+        """Check requests, and make the answers, still empty, that whoever runs the engine fills.
+
+        For an `EngineThread` of `engine`, which takes their sequences; may be called in any thread.
+        Raises `PromptError` or `ParamsError`.
+        """
+        return self._requests.answers(prompts, params, priority, cache_salt)
 
     def chat(
         self, messages: SequenceOf[Mapping[str, Any]], params: SamplingParams | None = None

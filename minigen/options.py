@@ -9,6 +9,8 @@ from minigen.errors import OptionError
 
 WEIGHTS = ("auto", "float32", "bfloat16", "int8", "int4")
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
 
 # Far beyond use; more would end in an error of the system's, or end the process.
 MOST = {
@@ -70,6 +72,21 @@ def parse_bytes(name: str, value: object) -> int:
     if number < 1:
         raise OptionError(f"{name} must be bytes, as in 1000000, 512M or 1.5GiB, not {value!r}.")
     return number
+
+
+def parse_seconds(name: str, value: str) -> float:
+    """Text such as "90", "30s", "10m" or "1h30m" as seconds.
+
+    >>> parse_seconds("keep_alive", "10m")
+    600.0
+    """
+    text = value.strip()
+    if re.fullmatch(NUMBER, text):
+        return float(text)
+    if not re.fullmatch(rf"({NUMBER}(ms|s|m|h))+", text):
+        raise OptionError(f"{name} must be a time, as in 30s, 10m or 1h, not {value!r}.")
+    parts = re.findall(rf"({NUMBER})(ms|s|m|h)", text)
+    return sum(float(number) * SECONDS[unit] for number, unit in parts)
 
 
 def _whole(name: str, value: object, most: int) -> None:

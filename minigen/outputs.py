@@ -37,10 +37,14 @@ class Choice:
 
 @dataclass
 class Output:
-    """The answers to one prompt; the short names speak of the first."""
+    """The answers to one prompt; the short names speak of the first.
+
+    `prompt_logprobs`, where asked for, has an entry per token of the prompt, the first None.
+    """
 
     prompt_token_ids: tuple[int, ...]
     choices: list[Choice]
+    prompt_logprobs: list[Mapping[int, Logprob] | None] | None = None
 
     @property
     def text(self) -> str:

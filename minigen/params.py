@@ -12,6 +12,8 @@ class SamplingParams:
 
     `temperature=0` is greedy. `top_k`, `seed`, `max_tokens` and `logprobs` are `None` where there
     is no limit, no seed, and no logprobs; `max_tokens=None` goes on to the end of the context.
+    `logprobs` and `prompt_logprobs` say how many of the likeliest tokens are told beside each
+    token of the output, and of the prompt.
     Presence and frequency penalties look at the output, the repetition penalty also at the prompt.
     """
 
@@ -32,6 +34,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
@@ -47,6 +50,7 @@ class SamplingParams:
             ("seed", -(2**63), 2**64 - 1),
             ("max_tokens", 1, 2**31 - 1),
             ("logprobs", 0, 2**31 - 1),
+            ("prompt_logprobs", 0, 2**31 - 1),
         ):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), least, most)

@@ -112,6 +112,7 @@ class Scheduler(Protocol):
 
 @runtime_checkable
 class Runner(Protocol):
-    """Runs the model over chunks; the logits are of every chunk's `samples`, in order."""
+    """Runs the model over chunks; the logits are of every chunk's `told_rows`, which few requests
+    have, and of its `samples`, in order."""
 
-    def logits(self, chunks: SequenceOf[Chunk]) -> Float[Tensor, "samples vocab"]: ...
+    def logits(self, chunks: SequenceOf[Chunk]) -> Float[Tensor, "rows vocab"]: ...

@@ -3,6 +3,7 @@
 import operator
 import secrets
 from collections.abc import Sequence as SequenceOf
+from itertools import count
 from typing import Any
 
 from minigen.answers import Answer
@@ -17,7 +18,7 @@ Prompt = str | SequenceOf[int]
 
 
 class RequestReader:
-    """Checks requests against one model, and makes the answers that they ask for.
+    """Checks requests against one model, and makes the answers that they ask for, in any thread.
 
     `end_ids` are the tokens that end an answer of this model; `pool_tokens` is what the KV pool
     holds, and `max_sequences` how many run at once.
@@ -35,7 +36,7 @@ class RequestReader:
         self.tokenizer, self.end_ids = tokenizer, end_ids
         self.vocab_size, self.max_positions = vocab_size, max_positions
         self.pool_tokens, self.max_sequences = pool_tokens, max_sequences
-        self._num_sequences = 0
+        self._sequence_ids = count(1)
 
     def answers(
         self,
@@ -87,9 +88,8 @@ class RequestReader:
                 f"more than the KV cache can ever hold, {self.pool_tokens} tokens; load the model "
                 "with more kv_memory or num_blocks, or ask for less."
             )
-        self._num_sequences += 1
         return Sequence(
-            sequence_id=self._num_sequences,
+            sequence_id=next(self._sequence_ids),
             prompt_ids=prompt_ids,
             params=params,
             seed=seed,

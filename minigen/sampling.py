@@ -16,7 +16,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from minigen.errors import MinigenError
-from minigen.sequence import Logprob, SampledToken, Sequence
+from minigen.logprobs import chosen_logprobs
+from minigen.sequence import SampledToken, Sequence
 
 Logits = Float[Tensor, "rows vocab"]
 
@@ -139,8 +140,8 @@ class BatchSampler:
         if constrained is not logits:
             likeliest = likeliest_tokens(constrained)
         token_ids = _with_draws(likeliest, constrained, sequences).tolist()
-        chosen_logprobs = _logprobs(logits, token_ids, sequences)
-        return [SampledToken(*each) for each in zip(token_ids, chosen_logprobs, strict=True)]
+        logprobs = chosen_logprobs(logits, token_ids, sequences)
+        return [SampledToken(*each) for each in zip(token_ids, logprobs, strict=True)]
 
 
 def _with_draws(
@@ -233,25 +234,3 @@ def _penalised(logits: Logits, sequences: SequenceOf[Sequence]) -> Logits:
         _column(each.presence_penalty for each in params),
         _column(each.frequency_penalty for each in params),
     )
-
-
-def _logprobs(
-    logits: Logits, token_ids: SequenceOf[int], sequences: SequenceOf[Sequence]
-) -> list[dict[int, Logprob] | None]:
-    """For the rows that ask: the chosen token's and the likeliest tokens' log probabilities."""
-    found: list[dict[int, Logprob] | None] = [None] * len(sequences)
-    for row, sequence in enumerate(sequences):
-        if sequence.params.logprobs is None:
-            continue
-        logprobs = logits[row].log_softmax(dim=-1)
-        chosen = logprobs[token_ids[row]]
-        rank = int((logprobs > chosen).sum()) + 1
-        top = logprobs.topk(min(sequence.params.logprobs, len(logprobs)))
-        ranks = torch.searchsorted(-top.values, -top.values) + 1  # equal ones share a rank
-        found[row] = {token_ids[row]: Logprob(float(chosen), rank)} | {
-            token_id: Logprob(value, place)
-            for token_id, value, place in zip(
-                top.indices.tolist(), top.values.tolist(), ranks.tolist(), strict=True
-            )
-        }
-    return found

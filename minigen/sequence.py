@@ -5,6 +5,10 @@ from dataclasses import dataclass, field
 
 from minigen.params import SamplingParams
 
+# Tokens of a prompt that a step computes at most where their logprobs are asked for: each of them
+# takes a row of logits, 200 KB for a vocabulary of 50,000.
+LOGPROBS_A_STEP = 32
+
 
 @dataclass(frozen=True)
 class Logprob:
@@ -34,8 +38,9 @@ class Sequence:
 
     `num_computed` tokens have their keys and values in `block_ids`, of which the first
     `num_kept_blocks` are known to the prefix cache. `num_cached` tokens of the prompt were found
-    there when it first ran (None before that). `siblings` are other choices that will fork from
-    this one after its prompt.
+    there when it first ran (None before that). `prompt_logprobs`, where asked for, grows to an
+    entry for each token of the prompt, the first None; the first of n answers has them.
+    `siblings` are other choices that will fork from this one after its prompt.
     """
 
     sequence_id: int
@@ -54,10 +59,13 @@ class Sequence:
     block_ids: list[int] = field(default_factory=list)
     num_kept_blocks: int = 0
     num_cached: int | None = None
+    prompt_logprobs: list[Mapping[int, Logprob] | None] = field(default_factory=list)
     siblings: list["Sequence"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.token_ids = [*self.prompt_ids, *self.output_ids]
+        if self.params.prompt_logprobs is not None and self.choice == 0:
+            self.prompt_logprobs.append(None)  # nothing comes before the first token
 
     def __len__(self) -> int:
         """Tokens in all, prompt and output."""
@@ -67,6 +75,17 @@ class Sequence:
     def new_ids(self) -> list[int]:
         """The tokens that are not computed yet: the prompt at first, then one a step."""
         return self.token_ids[self.num_computed :]
+
+    @property
+    def num_wanted(self) -> int:
+        """How many tokens it would have the next step compute: all that are new, or fewer."""
+        num_new = len(self) - self.num_computed
+        return num_new if self.num_untold == 0 else min(num_new, LOGPROBS_A_STEP)
+
+    @property
+    def num_untold(self) -> int:
+        """Tokens of the prompt whose logprobs are asked for and not known yet."""
+        return len(self.prompt_ids) - len(self.prompt_logprobs) if self.prompt_logprobs else 0
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -90,6 +109,19 @@ class Chunk:
 
     sequence: Sequence
     num_tokens: int
+
+    @property
+    def told_rows(self) -> range:
+        """Which of its tokens tell how likely a next token of the prompt is, if that is asked for.
+
+        Token p tells of token p + 1; what is known already, from before a preemption, is not asked
+        for again.
+        """
+        sequence = self.sequence
+        if sequence.num_untold == 0:
+            return range(0)
+        first = len(sequence.prompt_logprobs) - 1 - sequence.num_computed
+        return range(first, min(self.num_tokens, first + sequence.num_untold))
 
     @property
     def samples(self) -> list[Sequence]:

@@ -1,5 +1,6 @@
 """One engine stepped by several callers in turn, each of whom gets what is theirs."""
 
+import threading
 from collections import deque
 from collections.abc import Generator
 from collections.abc import Sequence as SequenceOf
@@ -9,33 +10,43 @@ from typing import Any
 
 from minigen.answers import Answer
 from minigen.engine.engine import Engine
+from minigen.errors import RequestError
 from minigen.outputs import Delta
 from minigen.sequence import Sequence
 
 
 class SharedSteps:
-    """Turns an engine's steps into the deltas of answers; for callers in one thread."""
+    """Turns an engine's steps into the deltas of answers, for callers in any threads.
+
+    The engine is claimed as long as there are answers to be made.
+    """
 
     def __init__(self, engine: Engine):
         self.engine = engine
+        # Of all that follows, and of the engine. Reentrant, since a forgotten generator may be
+        # collected, and so give up its answers, at any moment.
+        self._lock = threading.RLock()
         self._growing: dict[Sequence, tuple[Answer, deque[Delta | Exception]]] = {}
 
     def run(self, answers: SequenceOf[Answer]) -> Generator[Delta, None, None]:
         """Step the engine until the answers are whole; those left when closed are given up.
 
         A step moves every answer on, also those of other callers: what comes for them goes into
-        their inbox.
+        their inbox. Raises `RequestError` if the engine is somebody else's to step.
         """
         inbox: deque[Delta | Exception] = deque()
         siblings = {each for answer in answers for each in answer.sequence.siblings}
         num_growing = len(answers)
         with ExitStack() as at_the_end:
-            for answer in answers:
-                at_the_end.push(partial(self._give_up, answer.sequence))
-                self._growing[answer.sequence] = (answer, inbox)
-            for answer in answers:
-                if answer.sequence not in siblings:
-                    self.engine.add(answer.sequence)
+            with self._lock:
+                if answers and not self._growing:
+                    self._claim()
+                for answer in answers:
+                    at_the_end.push(partial(self._give_up, answer.sequence))
+                    self._growing[answer.sequence] = (answer, inbox)
+                for answer in answers:
+                    if answer.sequence not in siblings:
+                        self.engine.add(answer.sequence)
             while num_growing > 0:
                 while inbox:
                     delta = inbox.popleft()
@@ -43,19 +54,31 @@ class SharedSteps:
                         raise delta
                     num_growing -= delta.finish_reason is not None
                     yield delta
-                if num_growing > 0:
-                    self._step()
+                with self._lock:
+                    if num_growing > 0 and not inbox:  # a step of another thread's may have helped
+                        self._step()
+
+    def _claim(self) -> None:
+        if not self.engine.claim():
+            raise RequestError(
+                "This model's engine runs in a thread of its own, a server's perhaps: ask that "
+                "one, or close it before generate, stream or chat."
+            )
 
     def _give_up(self, sequence: Sequence, _: Any, error: BaseException | None, *__: Any) -> None:
         """Let go of an answer, whole or not; an error that ended it stays the one told of."""
-        del self._growing[sequence]
-        try:
-            if sequence.sequence_id in self.engine.live:
-                self.engine.abort(sequence.sequence_id)
-        except Exception as further:
-            if not isinstance(error, Exception):
-                raise
-            error.add_note(f"Giving up sequence {sequence.sequence_id} then failed: {further!r}")
+        with self._lock:
+            del self._growing[sequence]
+            try:
+                if sequence.sequence_id in self.engine.live:
+                    self.engine.abort(sequence.sequence_id)
+            except Exception as further:
+                if not isinstance(error, Exception):
+                    raise
+                error.add_note(f"Giving up {sequence.sequence_id} then failed: {further!r}")
+            finally:
+                if not self._growing:
+                    self.engine.release()
 
     def _step(self) -> None:
         try:

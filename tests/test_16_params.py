@@ -21,6 +21,7 @@ WHOLE_NUMBERS: dict[str, tuple[str, list[Any]]] = {
     "max_tokens": ("from 1 to 2147483647", [0, -1, 2**31]),
     "min_tokens": ("from 0 to 2147483647", [-1, 2**31, None]),
     "logprobs": ("from 0 to 2147483647", [-1, 2**31]),
+    "prompt_logprobs": ("from 0 to 2147483647", [-1, 2**31]),
 }
 NUMBERS: dict[str, tuple[str, list[Any]]] = {
     "temperature": ("from 0 to 1000000", [-0.1, 1e6 + 1]),

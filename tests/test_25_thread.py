@@ -432,3 +432,63 @@ def test_whatever_is_submitted_and_given_up_the_pool_is_whole_in_the_end(
     wait_until(lambda: not llm.engine.live)
     wait_until(lambda: is_whole(llm))
     assert not thread._deliver
+
+
+def test_a_sequence_that_a_deliver_finishes_gets_no_further_token(
+    llm: LLM, thread: EngineThread
+) -> None:
+    """As a stop string ends an answer: in that step, and its blocks are free before the next."""
+    ended: Queue[list[int]] = Queue()
+    other, inbox = ask(llm, "xyz", LONG), Inbox()
+    thread.submit(other, inbox)
+
+    def third_is_enough(sequence: Sequence, news: Any) -> None:
+        if len(sequence.output_ids) == 3:
+            thread.finish(sequence.sequence_id)
+            ended.put(sequence.output_ids)
+
+    sequence = ask(llm, "abc", LONG)
+    thread.submit(sequence, third_is_enough)
+    assert ended.get(timeout=PATIENCE) is sequence.output_ids
+    assert inbox.last() is not None
+    assert (len(sequence.output_ids), sequence.finish_reason) == (3, "stop")
+    assert not thread._deliver
+    wait_until(lambda: is_whole(llm))
+
+
+def test_an_engine_is_run_by_one_at_a_time(llm: LLM) -> None:
+    with EngineThread(llm.engine):
+        for ask_it in (llm.generate, lambda prompt: next(llm.stream(prompt))):
+            with pytest.raises(RequestError, match="thread of its own"):
+                ask_it("abc")
+        with pytest.raises(RequestError, match="another thread"):
+            EngineThread(llm.engine)
+    assert llm.generate("abc", GREEDY).token_ids
+    stream = llm.stream("abc", GREEDY)
+    next(stream)
+    with pytest.raises(RequestError, match="1 requests under way"):
+        EngineThread(llm.engine)
+    stream.close()
+    with EngineThread(llm.engine) as thread:
+        assert take(thread, ask(llm, "abc"))
+
+
+def test_threads_that_share_generate_are_each_answered_as_if_alone(llm: LLM) -> None:
+    prompts = [f"prompt {number} " * (1 + number % 3) for number in range(8)]
+    expected = [llm.generate(prompt, GREEDY).text for prompt in prompts]
+    found: dict[int, list[str]] = {number: [] for number in range(8)}
+
+    def job(number: int) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(4):
+                found[number].append(llm.generate(prompts[number], GREEDY).text)
+                found[number].append("".join(llm.stream(prompts[number], GREEDY)))
+                next(llm.stream(prompts[number], GREEDY))  # and no more
+
+        return run
+
+    side_by_side([job(number) for number in range(8)])
+    assert found == {number: [text] * 8 for number, text in enumerate(expected)}
+    assert is_whole(llm)
+    with EngineThread(llm.engine) as thread:
+        assert take(thread, ask(llm, "abc"))

@@ -67,7 +67,7 @@ class BlockManager:
         if not self._free_rows:
             return 0
         matched: list[int] = []
-        if self.prefix_cache is not None:
+        if self.prefix_cache is not None and sequence.num_untold == 0:  # else all is computed
             matched = self.prefix_cache.match(sequence.token_ids, sequence.cache_salt)
         num_missing = blocks_needed(len(sequence), self.block_size) - len(matched)
         if num_missing > self.num_available:
@@ -80,7 +80,7 @@ class BlockManager:
         if sequence.num_cached is None:  # and not again after a preemption
             sequence.num_cached = sequence.num_computed
         self._tell_hit(sequence)
-        num_tokens = min(len(sequence) - sequence.num_computed, max_tokens)
+        num_tokens = min(sequence.num_wanted, max_tokens)
         reserved = self.reserve(sequence, num_tokens)
         assert reserved, "there is room for all of the sequence"
         return num_tokens

@@ -1,11 +1,13 @@
 """The loop: choose who runs, run the model, choose tokens, hand them on."""
 
+import threading
 import time
 from collections.abc import Generator, Iterable
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 
 from minigen.errors import RequestError
+from minigen.logprobs import tell_prompt_logprobs
 from minigen.protocols import Runner, Sampler, Scheduler
 from minigen.sequence import Chunk, SampledToken, Sequence, samples_of
 from minigen.trace import EventKind, Trace
@@ -16,13 +18,23 @@ _UNFINISHED = {"abort": EventKind.ABORTED, "error": EventKind.FAILED}
 class Engine:
     """Runs many sequences side by side; everything that decides how is passed in.
 
-    `live` are the unfinished sequences by id.
+    `live` are the unfinished sequences by id. Not for several threads at once: whoever steps it
+    claims it first.
     """
 
     def __init__(self, scheduler: Scheduler, runner: Runner, sampler: Sampler, trace: Trace):
         self.scheduler, self.runner, self.sampler = scheduler, runner, sampler
         self.trace = trace
         self.live: dict[int, Sequence] = {}
+        self._claimed = threading.Lock()
+
+    def claim(self) -> bool:
+        """Become the only one who steps it, until `release`; False if somebody else is."""
+        return self._claimed.acquire(blocking=False)
+
+    def release(self) -> None:
+        """Let others claim it."""
+        self._claimed.release()
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence and its siblings. Raises `RequestError` if an id is in use."""
@@ -78,6 +90,8 @@ class Engine:
             self._tell_scheduled(chunks)
         samples = samples_of(chunks)
         logits = self.runner.logits(chunks)
+        if len(logits) > len(samples):
+            logits = tell_prompt_logprobs(logits, chunks)
         return self.sampler(logits, samples) if samples else []
 
     @contextmanager

@@ -45,7 +45,8 @@ class Packer:
             Buffer(max_batch_tokens) for _ in range(4)
         )
         max_sequences = len(manager.tables)
-        self._context_lens, self._logits_rows = Buffer(max_sequences), Buffer(max_sequences)
+        self._context_lens = Buffer(max_sequences)
+        self._logits_rows = Buffer(max_batch_tokens + max_sequences)
         self._tables = np.zeros(manager.tables.size, np.int64)
 
     def pack(self, chunks: SequenceOf[Chunk]) -> Batch:
@@ -60,6 +61,7 @@ class Packer:
             token_ids += sequence.token_ids[first:end]
             positions += range(first, end)
             rows_of_tokens += [row] * chunk.num_tokens
+            logits_rows += [starts[-1] + row for row in chunk.told_rows]
             starts.append(len(token_ids))
             logits_rows += [len(token_ids) - 1] * len(chunk.samples)
             context_lens.append(end)
@@ -114,8 +116,8 @@ class PagedRunner:
         self.packer = Packer(manager, pool.block_size, max_batch_tokens)
 
     @torch.inference_mode()
-    def logits(self, chunks: SequenceOf[Chunk]) -> Float[Tensor, "samples vocab"]:
-        """The raw logits of each of the chunks' samples."""
+    def logits(self, chunks: SequenceOf[Chunk]) -> Float[Tensor, "rows vocab"]:
+        """The raw logits of each chunk's `told_rows`, then of its samples."""
         torch.set_num_threads(self.num_threads)
         self.pool.copy_blocks(self.manager.take_copies())
         batch = self.packer.pack(chunks)

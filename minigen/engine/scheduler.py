@@ -79,7 +79,7 @@ class ContinuousScheduler:
         budget = self.max_batch_tokens
         in_order = sorted(self.running, key=lambda each: (_is_prefilling(each), self.running[each]))
         for sequence in in_order:
-            num_tokens = min(len(sequence) - sequence.num_computed, budget)
+            num_tokens = min(sequence.num_wanted, budget)
             while num_tokens > 0 and sequence in self.running:
                 if self.manager.reserve(sequence, num_tokens):
                     batch[sequence] = num_tokens

@@ -34,8 +34,8 @@ class StaticScheduler:
         if not self.running:
             self._begin()
         budget, chunks = self.max_batch_tokens, []
-        for sequence in sorted(self.running, key=_num_left):
-            num_tokens = min(_num_left(sequence), budget)
+        for sequence in sorted(self.running, key=lambda each: each.num_wanted):
+            num_tokens = min(sequence.num_wanted, budget)
             if num_tokens > 0:
                 chunks.append(Chunk(sequence, num_tokens))
                 budget -= num_tokens
@@ -120,7 +120,3 @@ class DynamicScheduler:
             return True
         waited = self.clock() - next(iter(self._arrivals.values()), self.clock())
         return bool(self._arrivals) and waited >= self.max_wait
-
-
-def _num_left(sequence: Sequence) -> int:
-    return len(sequence) - sequence.num_computed

@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 class EngineThread:
     """Steps an engine whenever it has work. Use it as a context, or `close` it.
 
-    Raises `RequestError` if the engine has work already, of which nobody could be told.
+    Meanwhile nobody else may step the engine. Raises `RequestError` if the engine has work
+    already, of which nobody could be told, or another thread.
     """
 
     def __init__(self, engine: Engine):
@@ -35,6 +36,8 @@ class EngineThread:
                 f"The engine has {len(engine.live)} requests under way: let them end, or close "
                 "their streams, before it gets a thread."
             )
+        if not engine.claim():
+            raise RequestError("The engine has another thread of its own: close that one first.")
         self.engine = engine
         self.error: BaseException | None = None
         self._wishes: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -99,6 +102,17 @@ class EngineThread:
             if sequence_id not in self._deliver:
                 raise RequestError(f"No request of id {sequence_id} is waiting or running.")
             self._wishes.put(lambda: self._abort(sequence_id))
+
+    def finish(self, sequence_id: int) -> None:
+        """End a sequence at once whose text is whole, by a stop string; nothing more is delivered.
+
+        Only to be called by a `deliver` that has just got a token of it. Raises `RequestError` for
+        a sequence that has finished.
+        """
+        assert threading.current_thread() is self._thread, "only the engine's thread ends at once"
+        self.engine.finish(sequence_id)
+        with self._lock:
+            del self._deliver[sequence_id]
 
     def call(self, function: Callable[[Engine], None]) -> None:
         """Have `function(engine)` called in the engine's thread between two steps.
@@ -214,3 +228,4 @@ class EngineThread:
                 deliver(sequence, error)
             except Exception:  # the others wait, too
                 logger.exception("nobody took the news of request %d", sequence.sequence_id)
+        self.engine.release()

@@ -45,8 +45,8 @@ class CompiledRunner:
         self._scratch = make_scratch(shape, max_batch_tokens, self.num_threads)
         self._logits = np.empty(len(manager.tables) * shape.vocab, np.float32)
 
-    def logits(self, chunks: SequenceOf[Chunk]) -> Float[Tensor, "samples vocab"]:
-        """The raw logits of each of the chunks' samples."""
+    def logits(self, chunks: SequenceOf[Chunk]) -> Float[Tensor, "rows vocab"]:
+        """The raw logits of each chunk's `told_rows`, then of its samples."""
         batch = self.packer.pack(chunks)
         rows, wanted = np.unique(batch.logits_rows.numpy(), return_inverse=True)
         packed = Packed(
@@ -60,6 +60,8 @@ class CompiledRunner:
         )
         self.pool.copy_blocks(self.manager.take_copies())
         logits = self._logits[: len(rows) * self.shape.vocab]
+        if len(logits) < len(rows) * self.shape.vocab:  # the prompt's own logprobs are asked for
+            logits = np.empty(len(rows) * self.shape.vocab, np.float32)
         self.run(packed, logits)
         found = torch.from_numpy(logits).unflatten(0, (-1, self.shape.vocab))
         return found if len(rows) == len(wanted) else found[torch.from_numpy(wanted)]

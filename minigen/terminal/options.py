@@ -65,20 +65,48 @@ def engine_options(
 
 def loads_model(command: Callable[..., None]) -> Callable[..., None]:
     """Give `command(load, ...)` the options of `engine_options`; `load()` loads as they say."""
+
+    def loading(options: dict[str, Any], **arguments: Any) -> None:
+        command(functools.partial(load_model, **options), **arguments)
+
+    return _with_options(loading, command, _shared())
+
+
+def takes_engine_options(command: Callable[..., None], **defaults: Any) -> Callable[..., None]:
+    """Give `command(options, ...)` the options of `engine_options`, but for the model.
+
+    `defaults` are for those that other commands have otherwise.
+    """
+    shared = [
+        each.replace(default=defaults.get(each.name, each.default))
+        for each in _shared()
+        if each.name != "model"
+    ]
+    return _with_options(command, command, shared)
+
+
+def _shared() -> list[inspect.Parameter]:
+    return list(inspect.signature(engine_options).parameters.values())
+
+
+def _with_options(
+    run: Callable[..., None], command: Callable[..., None], shared: list[inspect.Parameter]
+) -> Callable[..., None]:
+    """`run(options, ...)` with the command's own parameters behind its first, and the shared."""
     own = list(inspect.signature(command).parameters.values())[1:]
-    shared = list(inspect.signature(engine_options).parameters.values())
 
     @functools.wraps(command)
     def wrapped(**arguments: Any) -> None:
         options = {each.name: arguments.pop(each.name) for each in shared}
-        command(functools.partial(_load, **options), **arguments)
+        run(options, **arguments)
 
     wrapped.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
     wrapped.__annotations__ = {each.name: each.annotation for each in [*own, *shared]}
     return wrapped
 
 
-def _load(model: str, **options: Any) -> "LLM":
+def load_model(model: str, **options: Any) -> "LLM":
+    """`LLM.load` with a bar for what has to be downloaded."""
     from minigen.llm import LLM
     from minigen.progress import shown_progress
 

@@ -19,6 +19,8 @@ from minigen.errors import PromptError, TokenizerError
 from minigen.text.gguf_vocab import read_vocabulary
 from minigen.text.spelling import spelling_of
 
+LONG_TEXT = 20_000  # characters, which take some 10 ms to encode
+
 
 class Tokenizer:
     """A vocabulary: encodes text into token ids, and decodes token ids into text."""
@@ -89,7 +91,10 @@ class Tokenizer:
                 f"The text holds half a surrogate pair ({text[error.start]!r}) at position "
                 f"{error.start}, which is no character."
             ) from None
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < LONG_TEXT:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # A batch lets other threads run meanwhile: a server's streams go on.
+        return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of all of these ids; bytes that are no UTF-8 become U+FFFD."""

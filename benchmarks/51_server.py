@@ -1,0 +1,110 @@
+"""What HTTP costs: `python benchmarks/51_server.py`.
+
+The default model, 32 requests at once (64 tokens in, 64 out, greedy): streamed over HTTP from
+`minigen serve` in a process of its own, and straight through `LLM.generate` in this one, by turns.
+The client reads bytes and counts events, which costs next to nothing; it shares the cores.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from common import interleaved, random_prompts, write_results
+
+from minigen import LLM, SamplingParams
+
+STREAMS, PROMPT_TOKENS, OUTPUT_TOKENS = 32, 64, 64
+OPTIONS = ["--max-sequences", "64", "--prefix-cache", "off"]
+
+
+@contextmanager
+def server() -> Iterator[tuple[str, int]]:
+    """`minigen serve` in a process of its own: where it listens."""
+    command = [sys.executable, "-m", "minigen", "serve", *OPTIONS, "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            for line in process.stderr:
+                if found := re.search(r"at (http://\S+)/v1", line):
+                    break
+            address = urlsplit(found[1])  # type: ignore[index]
+            yield str(address.hostname), int(address.port or 0)
+        finally:
+            process.terminate()
+            process.stderr.read()
+
+
+async def stream(host: str, port: int, prompt: list[int]) -> int:
+    """One streamed answer; how many events came."""
+    asked = {
+        "prompt": prompt,
+        "max_tokens": OUTPUT_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    body = json.dumps(asked).encode()
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nhost: here\r\nconnection: close\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(head.encode() + body)
+    told, num_events = b"", 0
+    while piece := await reader.read(2**16):
+        told = told[-4096:] + piece
+        num_events += piece.count(b"data: ")
+    writer.close()
+    assert f'"completion_tokens": {OUTPUT_TOKENS}'.encode() in told, told
+    return num_events
+
+
+def main() -> None:
+    """Measure, print, and write JSON if asked."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument("--repeats", type=int, default=5, help="turns that are counted")
+    options = parser.parse_args()
+    prompts = random_prompts(STREAMS, PROMPT_TOKENS, seed=3)
+    llm = LLM.load(max_sequences=64, prefix_cache=False)
+    params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+    with server() as (host, port):
+
+        async def all_streams() -> None:
+            await asyncio.gather(*(stream(host, port, prompt) for prompt in prompts))
+
+        seconds = interleaved(
+            {
+                "engine": lambda: llm.generate(prompts, params, progress=False),
+                "http": lambda: asyncio.run(all_streams()),
+            },
+            options.repeats,
+        )
+    num_tokens = STREAMS * OUTPUT_TOKENS
+    shares = [alone / over for alone, over in zip(seconds["engine"], seconds["http"], strict=True)]
+    results = {
+        "streams": STREAMS,
+        "output_tokens_per_second": {
+            name: num_tokens / statistics.median(times) for name, times in seconds.items()
+        },
+        "share": statistics.median(shares),
+        "shares": shares,
+    }
+    for name, times in seconds.items():
+        print(f"{name:<8} {num_tokens / statistics.median(times):7.1f} output tokens/s")
+    print(f"over HTTP {results['share']:.1%} of the engine's ({min(shares):.1%}-{max(shares):.1%})")
+    if options.json is not None:
+        write_results(options.json, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""The web application: every API's routes, over one host of models."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from collections.abc import Sequence as SequenceOf
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from starlette.responses import JSONResponse, Response
+
+from minigen import __version__
+from minigen.answers import Answer
+from minigen.server.failures import add_error_handlers
+from minigen.server.host import ModelHost
+from minigen.server.openai import Check, openai_router
+from minigen.server.token_routes import token_router
+
+DESCRIPTION = """
+An LLM inference engine behind OpenAI's API. Only what is listed here is accepted: a field that
+would not be heeded is an error that names it.
+"""
+
+
+def _accept_all(answers: SequenceOf[Answer]) -> None:
+    """Refuses nothing."""
+
+
+def create_app(
+    host: ModelHost, check: Check = _accept_all, routers: SequenceOf[APIRouter] = ()
+) -> FastAPI:
+    """The application; while it lives, the host's first model is loaded, and all end with it.
+
+    `check(answers)` may refuse what a request asks for by raising a `MinigenError`; `routers` are
+    further APIs.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        loading = asyncio.create_task(host.load_first())
+        yield
+        loading.cancel()
+        await host.close()
+
+    app = FastAPI(
+        title="minigen",
+        version=__version__,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+    )
+    for router in (openai_router(host, check), token_router(host), _state_router(host), *routers):
+        app.include_router(router)
+    add_error_handlers(app)
+    return app
+
+
+def _state_router(host: ModelHost) -> APIRouter:
+    """What whoever runs the server wants to know of it."""
+    router = APIRouter(tags=["state"])
+
+    @router.get("/health")
+    async def health() -> dict[str, Any]:
+        """Whether the server lives: it answers."""
+        return {"status": "ok"}
+
+    @router.get("/ready", responses={503: {"description": "Not yet, or no more."}})
+    async def ready() -> Response:
+        """Whether the first model has been loaded, and the server is not about to end."""
+        if host.draining:
+            return JSONResponse({"status": "draining"}, 503)
+        if not host.is_ready:
+            return JSONResponse({"status": "loading"}, 503)
+        return JSONResponse({"status": "ready"})
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        """minigen's version."""
+        return {"version": __version__}
+
+    return router

@@ -1,0 +1,89 @@
+"""What answers look like, for the OpenAPI page."""
+
+from typing import Any
+
+_ERROR = {
+    "message": "'temperature': Input should be greater than or equal to 0, not -1.",
+    "type": "invalid_request_error",
+    "param": "temperature",
+    "code": None,
+}
+_USAGE = {
+    "prompt_tokens": 5,
+    "completion_tokens": 4,
+    "total_tokens": 9,
+    "prompt_tokens_details": {"cached_tokens": 0},
+}
+_FACTS = {"created": 1767225600, "model": "smollm2-135m", "system_fingerprint": "minigen-0.1.0"}
+_MODEL = {"id": "smollm2-135m", "object": "model", "created": 1767225600, "owned_by": "minigen"}
+_ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def _failing(description: str) -> dict[str, Any]:
+    content = {"schema": _ERROR_SCHEMA, "example": {"error": _ERROR}}
+    return {"description": description, "content": {"application/json": content}}
+
+
+def _giving(example: dict[str, Any], **other_content: Any) -> dict[int | str, dict[str, Any]]:
+    content = {"application/json": {"schema": {"type": "object"}, "example": example}}
+    return {
+        200: {"description": "The answer.", "content": {**content, **other_content}},
+        400: _failing("A field that is unknown, of another type, or asks for what cannot be done."),
+        404: _failing("There is no such model."),
+        500: _failing("The model or the server failed at this request."),
+        503: _failing("The server is about to end, or the model could not be loaded."),
+    }
+
+
+_EVENTS = {
+    "text/event-stream": {
+        "schema": {"type": "string"},
+        "example": 'data: {"id":"...","object":"...","choices":[...]}\n\ndata: [DONE]\n\n',
+    }
+}
+CHAT = _giving(
+    {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        **_FACTS,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "A force.", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": _USAGE,
+    },
+    **_EVENTS,
+)
+COMPLETION = _giving(
+    {
+        "id": "cmpl-1",
+        "object": "text_completion",
+        **_FACTS,
+        "choices": [{"index": 0, "text": " Paris.", "logprobs": None, "finish_reason": "stop"}],
+        "usage": _USAGE,
+    },
+    **_EVENTS,
+)
+MODEL = _giving(_MODEL)
+MODELS = _giving({"object": "list", "data": [_MODEL]})
+TOKENIZE = _giving({"count": 2, "max_model_len": 8192, "tokens": [19556, 665], "token_strs": None})
+DETOKENIZE = _giving({"prompt": "Hello there"})

@@ -1,0 +1,113 @@
+"""The server's life: a socket, uvicorn, a banner once it is ready, and an end in good order."""
+
+import asyncio
+import socket
+import sys
+import time
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from minigen.errors import OptionError
+from minigen.server.host import ModelHost
+from minigen.server.slow_readers import cutting_off
+
+LAST_WORDS = 5  # seconds for connections to close, once nothing runs any more
+TICK = 0.05
+
+
+class Server(uvicorn.Server):
+    """uvicorn for one host of models.
+
+    Told to end (SIGTERM or Ctrl-C), it refuses what is new with 503, waits `patience` seconds at
+    most for what runs, and ends as a program that did what it should; told twice, it waits for
+    nobody. It ends by itself if the first model cannot be loaded.
+    """
+
+    def __init__(self, config: uvicorn.Config, host: ModelHost, url: str, patience: float):
+        super().__init__(config)
+        self._host, self._url, self._patience = host, url, patience
+        self._announced = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Hear a signal."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether to end."""
+        if self._host.is_ready and not self._announced:
+            self._announced = True
+            print(banner(self._host, self._url), file=sys.stderr, flush=True)
+        return await super().on_tick(counter) or self._host.first_error is not None
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let finish what runs, then close everything."""
+        self._host.drain()
+        deadline = time.monotonic() + self._patience
+        while self._host.num_users and time.monotonic() < deadline and not self.force_exit:
+            await asyncio.sleep(TICK)
+        await self._host.close()  # who is left is told so
+        await super().shutdown(sockets)
+
+
+def run(
+    app: ASGIApp,
+    host: ModelHost,
+    address: str = "127.0.0.1",
+    port: int = 8000,
+    patience: float = 30,
+    send_timeout: float = 60,
+    log_level: str = "warning",
+) -> None:
+    """Serve an app until a signal ends it; port 0 takes any that is free.
+
+    What runs has `patience` seconds then; a client that does not read for `send_timeout` seconds is
+    cut off.
+
+    Raises `OptionError` for an address that cannot be listened at, and whatever the first model
+    could not be loaded for.
+    """
+    listener = listen(address, port)
+    bound_port = listener.getsockname()[1]
+    shown = f"[{address}]" if ":" in address else address
+    config = uvicorn.Config(
+        app,
+        http=cutting_off(send_timeout),
+        log_level=log_level,
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=LAST_WORDS,
+    )
+    Server(config, host, f"http://{shown}:{bound_port}", patience).run(sockets=[listener])
+    if host.first_error is not None:
+        raise host.first_error
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises `OptionError` if it cannot."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise OptionError(
+            f"minigen cannot listen at {address}, port {port}: {reason}; choose another --port or "
+            "--host."
+        ) from None
+
+
+def banner(host: ModelHost, url: str) -> str:
+    """What a person wants to know of a server that has just become ready."""
+    first = host.first
+    form = "" if first.served is None else first.served.llm.describe()["weights"]
+    others = [name for name in host.models if name != first.name]
+    more = f"\nAlso, loaded when first asked for: {', '.join(others)}." if others else ""
+    return f"""minigen serves {first.name} at {url}/v1, weights {form}.{more}
+
+  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{{"model": "{first.name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+
+All that can be asked: {url}/docs. Ctrl-C ends it.
+"""

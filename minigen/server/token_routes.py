@@ -1,0 +1,64 @@
+"""`/tokenize` and `/detokenize`, as vLLM has them."""
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter
+
+from minigen.errors import PromptError
+from minigen.llm import LLM
+from minigen.server import examples
+from minigen.server.asking import chat_prompt
+from minigen.server.failures import ApiError
+from minigen.server.host import ModelHost
+from minigen.server.schema import DetokenizeRequest, TokenizeRequest
+
+
+def token_router(host: ModelHost) -> APIRouter:
+    """The routes for the tokenizers of a host's models."""
+    router = APIRouter(tags=["tokens"])
+
+    @router.post("/tokenize", responses=examples.TOKENIZE)
+    async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
+        """The token ids of a prompt, or of a conversation."""
+        async with host.lease(request.model) as served:
+            return await asyncio.to_thread(_tokenized, served.llm, request)
+
+    @router.post("/detokenize", responses=examples.DETOKENIZE)
+    async def detokenize(request: DetokenizeRequest) -> dict[str, Any]:
+        """The text of token ids, special tokens included."""
+        async with host.lease(request.model) as served:
+            return await asyncio.to_thread(_detokenized, served.llm, request)
+
+    return router
+
+
+def _tokenized(llm: LLM, request: TokenizeRequest) -> dict[str, Any]:
+    if (request.prompt is None) == (request.messages is None):
+        raise ApiError("Give either a prompt or messages.", param="prompt")
+    if request.prompt is None:
+        if request.add_special_tokens:
+            raise ApiError(
+                "A chat template adds its own special tokens.", param="add_special_tokens"
+            )
+        tokens = chat_prompt(llm, request)
+    else:
+        tokens = llm.tokenizer.encode(request.prompt, request.add_special_tokens is not False)
+    texts = None
+    if request.return_token_strs:
+        texts = [llm.tokenizer.token_bytes(each).decode(errors="replace") for each in tokens]
+    return {
+        "count": len(tokens),
+        "max_model_len": llm.config.max_positions,
+        "tokens": tokens,
+        "token_strs": texts,
+    }
+
+
+def _detokenized(llm: LLM, request: DetokenizeRequest) -> dict[str, Any]:
+    strange = [each for each in request.tokens if each >= llm.config.vocab_size]
+    if strange:
+        raise PromptError(
+            f"tokens holds the id {strange[0]}; this model knows 0 to {llm.config.vocab_size - 1}."
+        )
+    return {"prompt": llm.tokenizer.decode(request.tokens, skip_special_tokens=False)}

@@ -1,0 +1,85 @@
+"""`minigen serve`: models behind OpenAI's API."""
+
+from functools import partial
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import typer
+
+from minigen.errors import OptionError
+from minigen.options import EngineOptions, parse_seconds
+from minigen.terminal.guards import Guarding, takes_guard_options
+from minigen.terminal.options import DEFAULT_MODEL, load_model, takes_engine_options
+
+NEEDED = ("fastapi", "uvicorn", "pydantic")
+
+# Requests come as they come, and one that runs costs the others little, while one that waits gets
+# nothing. 64 fit into the default KV cache with some 350 tokens each, and whoever grows beyond
+# that makes the last in line wait.
+MAX_SEQUENCES = 64
+
+
+def _option(text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel="Server")
+
+
+@partial(takes_engine_options, max_sequences=MAX_SEQUENCES)
+@takes_guard_options
+def serve(
+    options: dict[str, Any],
+    guarding: Guarding,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A short name, a directory, a .gguf file, or a Hugging Face id."),
+    ] = None,
+    models: Annotated[
+        list[str] | None,
+        _option("A further model, loaded when it is first asked for; repeatable.", "--model", "-m"),
+    ] = None,
+    served_names: Annotated[
+        list[str] | None,
+        _option("What clients call a model, in the same order; repeatable.", "--served-name"),
+    ] = None,
+    host: Annotated[str, _option("The address to listen at; 0.0.0.0 is all.")] = "127.0.0.1",
+    port: Annotated[int, _option("The port to listen at; 0 takes any.")] = 8000,
+    keep_alive: Annotated[
+        str | None,
+        _option("Unload a model after so long without requests, as in 10m; else it stays."),
+    ] = None,
+) -> None:
+    """Serve models over HTTP, as OpenAI does: any of its clients can use them.
+
+    minigen serve
+
+    minigen serve Qwen/Qwen3-0.6B --port 8080
+
+    minigen serve --model smollm2-135m --model ./my-model --keep-alive 10m
+    """
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise OptionError(f"The server needs {missing[0]}: pip install 'minigen[server]'.")
+    from minigen.server.host import ModelHost
+    from minigen.server.running import run
+    from minigen.server.service import create_service
+
+    EngineOptions(**options)  # to refuse what is impossible before anything is loaded
+    idle = None if keep_alive is None else parse_seconds("keep_alive", keep_alive)
+    limits = guarding.limits()
+    asked = [*([] if model is None else [model]), *(models or ())] or [DEFAULT_MODEL]
+    names = _names(asked, served_names or asked)
+    loads = {name: partial(load_model, each, **options) for name, each in names.items()}
+    hosted = ModelHost(loads, idle)
+    service = create_service(hosted, limits, guarding.keys())
+    level = guarding.begin_logs()
+    run(service, hosted, host, port, limits.drain_timeout, limits.send_timeout, level)
+
+
+def _names(models: list[str], names: list[str]) -> dict[str, str]:
+    """The models by the names that clients call them."""
+    if len(names) != len(models):
+        raise OptionError(
+            f"There are {len(models)} models and {len(names)} --served-name; give one for each."
+        )
+    if len(set(names)) < len(names):
+        raise OptionError("Two models are called the same; give each a --served-name.")
+    return dict(zip(names, models, strict=True))

@@ -1,0 +1,76 @@
+"""A real server for tests: uvicorn in a thread, models of a few thousand numbers behind it."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from minigen import LLM
+from minigen.server.app import create_app
+from minigen.server.host import ModelHost
+from minigen.server.running import Server, listen
+
+PATIENCE = 20.0  # seconds until a test gives up waiting: far more than is ever needed
+
+
+@contextmanager
+def serving(host: ModelHost, app: ASGIApp | None = None) -> Iterator[str]:
+    """Serve a host's models while the block runs; yields the address."""
+    listener = listen("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    config = uvicorn.Config(
+        app or create_app(host),
+        log_level="error",
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=1,
+    )
+    server = Server(config, host, url, patience=1)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        wait_until(lambda: host.is_ready or host.first_error is not None)
+        yield url
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+    assert not thread.is_alive(), "the server does not end"
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    """Wait for something that another thread brings about; fail if it never does."""
+    deadline = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.002)
+
+
+def save_tiny(directory: Path, context: int = 1024) -> Path:
+    """A tiny random model of bytes, with a context of so many tokens."""
+    from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
+
+    save_model(directory, "llama", vocab_size=TINY_VOCAB, max_position_embeddings=context)
+    save_tokenizer(directory)
+    return directory
+
+
+def load_tiny(directory: Path, max_sequences: int = 64, **options: object) -> LLM:
+    """It, in float32: the same text alone and in any batch."""
+    return LLM.load(directory, weights="float32", max_sequences=max_sequences, **options)  # type: ignore[arg-type]
+
+
+def engine_of(host: ModelHost) -> LLM:
+    """The first model of a host, which is loaded."""
+    assert host.first.served is not None
+    return host.first.served.llm
+
+
+def is_empty(llm: LLM) -> bool:
+    """Whether no request is left in an engine, and no block is anybody's."""
+    manager = llm.engine.scheduler.manager  # type: ignore[attr-defined]
+    all_free = manager.num_available == manager.allocator.num_blocks
+    return not llm.engine.live and not manager.rows and all_free

@@ -1,0 +1,160 @@
+"""Models of a server: loaded once, when first asked for; given up when idle; mended when broken."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from minigen import LLM, SamplingParams
+from minigen.errors import ModelNotFoundError, OptionError, RequestError
+from minigen.server.failures import ApiError
+from minigen.server.host import ModelHost, Served
+from tests.serving import PATIENCE
+
+
+class Loads:
+    """Loads a tiny model, and counts how often; fails while `broken`."""
+
+    def __init__(self, directory: Path):
+        self._directory = directory
+        self.num_loads = 0
+        self.broken = False
+        self.main = threading.get_ident()
+
+    def __call__(self) -> LLM:
+        assert threading.get_ident() != self.main, "the loop must go on meanwhile"
+        self.num_loads += 1
+        time.sleep(0.05)
+        if self.broken:
+            raise ModelNotFoundError("There is no such file.")
+        return LLM.load(self._directory, weights="float32", max_sequences=4)
+
+
+@pytest.fixture
+def loads(tiny_directory: Path) -> Loads:
+    return Loads(tiny_directory)
+
+
+@asynccontextmanager
+async def closing(host: ModelHost) -> AsyncIterator[ModelHost]:
+    try:
+        yield host
+    finally:
+        await host.close()
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not happened():
+            await asyncio.sleep(0.005)
+
+
+async def use(host: ModelHost, name: str | None = None) -> Served:
+    async with host.lease(name) as served:
+        return served
+
+
+def test_whoever_comes_first_together_loads_it_once(loads: Loads) -> None:
+    async def play() -> None:
+        async with closing(ModelHost({"a": loads})) as host:
+            impatient = asyncio.create_task(use(host))
+            await asyncio.sleep(0)
+            all_served = asyncio.gather(*(use(host, "a") for _ in range(5)))
+            await asyncio.sleep(0.01)
+            impatient.cancel()  # which must not cost the others their model
+            assert len(set(map(id, await all_served))) == 1
+            await use(host)
+        assert loads.num_loads == 1
+
+    asyncio.run(play())
+
+
+def test_a_model_that_cannot_be_loaded_costs_its_requests_only(loads: Loads) -> None:
+    async def play() -> None:
+        other = Loads(loads._directory)
+        other.broken = True
+        async with closing(ModelHost({"a": loads, "b": other})) as host:
+            for _ in range(2):
+                with pytest.raises(ApiError, match="'b' could not be loaded: There is no") as told:
+                    await use(host, "b")
+                assert told.value.status == 503
+            assert (await use(host, "a")).name == "a"
+            other.broken = False
+            assert (await use(host, "b")).name == "b"
+        assert other.num_loads == 3
+
+    asyncio.run(play())
+
+
+def test_an_idle_model_is_unloaded_and_one_in_use_is_not(loads: Loads) -> None:
+    seen: list[str] = []
+
+    def watch(served: Served) -> Callable[[], None]:
+        seen.append(f"{served.name} comes")
+        return lambda: seen.append(f"{served.name} goes")
+
+    async def play() -> None:
+        async with closing(ModelHost({"a": loads}, keep_alive=0.05, watchers=[watch])) as host:
+            async with host.lease("a") as served:
+                await asyncio.sleep(0.15)
+                assert host.first.served is served
+                assert host.first.idle_until is None
+            assert host.first.idle_until is not None
+            await until(lambda: host.first.served is None)
+            await until(lambda: not served.thread.is_alive)
+            assert (await use(host)) is not served
+            host.first.keep_for(None)
+            await asyncio.sleep(0.15)
+            assert host.first.served is not None
+        assert seen == ["a comes", "a goes"] * 2
+        assert loads.num_loads == 2
+
+    asyncio.run(play())
+
+
+def test_an_engine_whose_thread_has_ended_is_loaded_anew(loads: Loads) -> None:
+    async def play() -> None:
+        async with closing(ModelHost({"a": loads})) as host:
+            served = await use(host)
+            served.thread.close()
+            assert (await use(host)).thread.is_alive
+        assert loads.num_loads == 2
+
+    asyncio.run(play())
+
+
+def test_a_host_that_drains_takes_nothing_new(loads: Loads) -> None:
+    async def play() -> None:
+        async with closing(ModelHost({"a": loads})) as host:
+            async with host.lease(None):
+                host.drain()
+                assert host.num_users == 1
+                with pytest.raises(ApiError) as told:
+                    await use(host)
+                assert (told.value.status, told.value.code) == (503, "server_draining")
+            assert host.num_users == 0
+
+    asyncio.run(play())
+
+
+def test_a_server_needs_a_model() -> None:
+    with pytest.raises(OptionError, match="at least one model"):
+        ModelHost({})
+
+
+def test_a_served_model_refuses_to_be_run_from_elsewhere_until_it_is_free(loads: Loads) -> None:
+    async def play() -> None:
+        async with closing(ModelHost({"a": loads})) as host:
+            llm = (await use(host)).llm
+            for ask in (llm.generate, partial(next, llm.stream("abc"))):
+                with pytest.raises(RequestError, match="thread of its own"):
+                    ask("abc")
+            await host.close()
+            assert llm.generate("abc", SamplingParams(max_tokens=3)).text is not None
+
+    asyncio.run(play())

@@ -1,0 +1,60 @@
+"""The OpenAPI page is true: requests made from it, right and wrong, never end in a 500."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+
+from minigen.server.host import ModelHost
+from tests.serving import engine_of, is_empty, load_tiny, save_tiny, serving, wait_until
+
+NUM_EXAMPLES = 25  # requests to each endpoint, of either kind
+ENDPOINTS = {
+    *("POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize", "POST /detokenize"),
+    *("GET /v1/models", "GET /v1/models/{name}", "GET /health", "GET /ready", "GET /version"),
+}
+SETTINGS = settings(
+    max_examples=NUM_EXAMPLES,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> ModelHost:
+    directory = save_tiny(tmp_path_factory.mktemp("tiny"), context=64)
+    return ModelHost({"smollm2-135m": partial(load_tiny, directory)})
+
+
+@pytest.fixture(scope="module")
+def api(host: ModelHost) -> Iterator[schemathesis.BaseSchema]:
+    with serving(host) as url:
+        yield schemathesis.openapi.from_url(f"{url}/openapi.json")
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+def test_no_request_is_a_fault_of_the_servers(
+    api: schemathesis.BaseSchema, host: ModelHost, mode: GenerationMode
+) -> None:
+    operations = [each.ok() for each in api.get_all_operations()]
+    assert {each.label for each in operations} >= ENDPOINTS
+    statuses: set[int] = set()
+    for operation in operations:
+        if mode.is_negative and operation.method == "get":
+            continue  # which has nothing that could be wrong
+
+        @SETTINGS
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def check(case: schemathesis.Case) -> None:
+            statuses.add(case.call_and_validate(checks=[not_a_server_error]).status_code)
+
+        check()
+    assert (400 if mode.is_negative else 200) in statuses
+    wait_until(lambda: is_empty(engine_of(host)))

@@ -1,0 +1,146 @@
+"""`minigen serve`: its banner, its errors, and how it ends."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from minigen.errors import OptionError
+from minigen.options import parse_seconds
+from tests.serving import PATIENCE, save_tiny
+
+LONG = {"prompt": "abc", "max_tokens": 900, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "minigen", "serve", *map(str, arguments)]
+
+
+@contextmanager
+def served(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+    """A server in a process of its own: it, its address, and what it says on stderr."""
+    process = subprocess.Popen(
+        command(*arguments, "--port", "0"), stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    said: list[str] = []
+    try:
+        for line in process.stderr:
+            said.append(line)
+            if "Ctrl-C ends it" in line:
+                break
+        found = re.search(r"at (http://\S+)/v1", "".join(said))
+        assert found, said
+        listener = threading.Thread(target=lambda: said.extend(process.stderr or ()))
+        listener.start()
+        yield process, found[1], said
+        process.wait(PATIENCE)
+        listener.join()
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def lines_of(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in response.iter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line[6:])
+
+
+def test_a_signal_lets_finish_what_runs_refuses_what_is_new_and_ends_well(model: Path) -> None:
+    options = ["--served-name", "tiny", "--weights", "float32", "--drain-timeout", "60s"]
+    with served(model, *options) as (process, url, said), httpx.Client(base_url=url) as client:
+        with client.stream("POST", "/v1/completions", json=LONG, timeout=60) as response:
+            lines = lines_of(response)
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            refused = wait_for_refusal(url)
+            *_, last = lines
+            assert last["choices"][0]["finish_reason"] == "length"
+        assert refused.json()["error"]["code"] == "server_draining"
+        assert int(refused.headers["retry-after"]) > 0
+    assert process.returncode == 0
+    assert any("curl http://127.0.0.1" in line for line in said)
+
+
+def wait_for_refusal(url: str) -> httpx.Response:
+    while True:
+        answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 1})
+        if answer.status_code == 503:
+            assert httpx.get(f"{url}/ready").status_code == 503
+            assert httpx.get(f"{url}/health").status_code == 200
+            return answer
+
+
+def test_what_takes_too_long_to_finish_is_told_so(model: Path) -> None:
+    with served(model, "--weights", "float32", "--drain-timeout", "10ms") as (process, url, _):
+        with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=60) as response:
+            lines = lines_of(response)
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            *_, last = lines
+        assert last["error"]["code"] == "engine_stopped"
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["./no-such-model"], "There is no file or folder no-such-model"),
+        (["--max-sequences", "0"], "max_sequences must be"),
+        (["--keep-alive", "soon"], "keep_alive must be a time"),
+        (["--model", "a", "--model", "a"], "Two models are called the same"),
+        (["--model", "a", "--served-name", "x", "--served-name", "y"], "1 models and 2"),
+        (["--host", "256.1.1.1"], "cannot listen at 256.1.1.1"),
+        (["--port", "70000"], "cannot listen"),
+    ],
+)
+def test_what_cannot_be_served_is_one_sentence(arguments: list[str], named: str) -> None:
+    ended = subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=60, env={**os.environ}
+    )
+    assert ended.returncode == 1
+    assert named in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    from minigen.server.running import listen
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OptionError, match=f"port {port}: Address already in use"):
+            listen("127.0.0.1", port)
+
+
+def test_the_command_line_does_not_load_the_server() -> None:
+    script = (
+        "import sys, minigen.cli\n"
+        "print([name for name in ('fastapi', 'uvicorn', 'pydantic') if name in sys.modules])"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.stdout == "[]\n", ended.stderr
+
+
+def test_times_are_read() -> None:
+    assert [parse_seconds("x", each) for each in ("90", "250ms", "1.5h")] == [90, 0.25, 5400]
+    for wrong in ("", "ten", "-1s", "1d"):
+        with pytest.raises(OptionError, match="x must be a time"):
+            parse_seconds("x", wrong)

@@ -1,0 +1,150 @@
+"""What may be asked: what common clients send passes, and what would not be heeded is named."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from minigen import SamplingParams
+from minigen.server.schema import ChatRequest, CompletionRequest, Message
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+
+# As their sources and traffic show.
+CLIENTS: dict[str, dict[str, Any]] = {
+    "LangChain": {
+        "model": "m",
+        "stream": False,
+        "n": 1,
+        "temperature": 0.7,
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hi", "name": "ada"},
+        ],
+        "max_completion_tokens": 100,
+        "logprobs": False,
+        "tools": None,
+        "tool_choice": None,
+        "parallel_tool_calls": None,
+        "response_format": None,
+        "reasoning_effort": None,
+        "seed": None,
+        "metadata": {"run": "1"},
+        "store": False,
+        "service_tier": "auto",
+    },
+    "LiteLLM": {
+        **CHAT,
+        "model": "m",
+        "user": "someone",
+        "stop": ["\n\n"],
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+        "logit_bias": {},
+        "top_logprobs": None,
+        "functions": [],
+        "function_call": None,
+    },
+    "Open WebUI": {
+        "model": "m",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+            {
+                "role": "assistant",
+                "content": "Hello",
+                "refusal": None,
+                "annotations": [],
+                "audio": None,
+                "function_call": None,
+                "tool_calls": None,
+            },
+            {"role": "user", "content": "And?"},
+        ],
+    },
+    "Continue": {**CHAT, "model": "m", "max_tokens": 4096, "stream": True, "stop": [], "tools": []},
+    "vLLM's own": {
+        **CHAT,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "use_beam_search": False,
+        "length_penalty": 1.0,
+        "best_of": 1,
+        "spaces_between_special_tokens": True,
+        "chat_template_kwargs": {"enable_thinking": False},
+        "guided_json": None,
+        "modalities": ["text"],
+        "response_format": {"type": "text"},
+        "verbosity": "medium",
+        "tool_choice": "none",
+    },
+}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_what_common_clients_always_send_is_accepted(client: str) -> None:
+    ChatRequest.model_validate(CLIENTS[client])
+
+
+@pytest.mark.parametrize("request_type", [ChatRequest, CompletionRequest, Message])
+def test_null_is_as_good_as_a_field_left_out(request_type: type) -> None:
+    needed = {"messages": CHAT["messages"], "prompt": "x", "role": "user", "content": "x"}
+    known = request_type.model_fields
+    required = {name: needed[name] for name, each in known.items() if each.is_required()}
+    request = request_type.model_validate({**dict.fromkeys(known), **required})
+    assert request == request_type.model_validate(required)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "required"),
+        ("response_format", {"type": "json_schema", "json_schema": {}}),
+        ("store", True),
+        ("store", 0),  # which is not false
+        ("modalities", ["audio"]),
+        ("service_tier", "priority"),
+        ("reasoning_effort", "high"),
+        ("n", 0),
+        ("n", "1"),
+        ("n", True),
+        ("temperature", float("nan")),
+        ("top_p", 0),
+        ("top_k", -2),
+        ("stop", [5]),
+        ("stop", ["x"] * 65),
+        ("seed", 1.5),
+        ("stream", "yes"),
+        ("logit_bias", {"5": "much"}),
+        ("top_logprobs", 21),
+        ("messages", []),
+        ("max_token", 5),
+    ],
+)
+def test_what_would_not_be_heeded_is_named(field: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate({**CHAT, field: value})
+    assert {error["loc"][0] for error in caught.value.errors()} == {field}
+
+
+def test_every_setting_of_the_engine_can_be_asked_for() -> None:
+    names = {each.name for each in fields(SamplingParams)} - {"prompt_logprobs"}  # by echo
+    assert names <= CompletionRequest.model_fields.keys()
+    assert names <= ChatRequest.model_fields.keys()
+
+
+def test_one_prompt_or_several_are_told_apart() -> None:
+    for given, prompts in (
+        ("ab", ["ab"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2]], [[1], [2]]),
+    ):
+        assert CompletionRequest.model_validate({"prompt": given}).prompt == prompts
+    for wrong in ([], 5, None, {"text": "x"}):
+        with pytest.raises(ValidationError, match="prompt"):
+            CompletionRequest.model_validate({"prompt": wrong})

@@ -1,0 +1,226 @@
+"""Streams: the same text as unstreamed, alone or among many, and nothing left behind by anybody."""
+
+import asyncio
+import json
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from minigen import LLM, SamplingParams
+from minigen.server.host import ModelHost
+from tests.serving import PATIENCE, engine_of, is_empty, load_tiny, save_tiny, serving, wait_until
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def host(directory: Path) -> ModelHost:
+    return ModelHost({"tiny": partial(load_tiny, directory)})
+
+
+@pytest.fixture(scope="module")
+def url(host: ModelHost) -> Iterator[str]:
+    with serving(host) as url:
+        yield url
+
+
+@pytest.fixture
+def served(url: str, host: ModelHost) -> Iterator[LLM]:
+    """The engine behind the server, which must be empty in the end."""
+    yield engine_of(host)
+    wait_until(lambda: is_empty(engine_of(host)))
+
+
+def of_characters(llm: LLM, characters: str, strength: float) -> dict[str, float]:
+    """A bias for the bytes of these characters, so that whole ones appear among broken ones."""
+    return {str(each): strength for each in set(llm.tokenizer.encode(characters, False))}
+
+
+def random_request(chance: random.Random, llm: LLM) -> dict[str, Any]:
+    letters = chance.choice(["abc ", "é€ß", "🙂ab", "日本語"])
+    asked: dict[str, Any] = {
+        "prompt": "".join(chance.choices("xyz é🙂", k=chance.randint(1, 12))),
+        "max_tokens": chance.randint(1, 20),
+        "temperature": chance.choice([0, 0.3, 1.0, 1.5]),
+        "seed": chance.randrange(2**40),
+        "n": chance.choice([1, 1, 1, 2, 3]),
+        "logit_bias": of_characters(llm, letters, chance.uniform(4, 12)),
+        "skip_special_tokens": chance.random() < 0.7,
+        "include_stop_str_in_output": chance.random() < 0.3,
+        "min_tokens": chance.choice([0, 0, 1]),
+    }
+    if chance.random() < 0.7:
+        asked["stop"] = ["".join(chance.choices(letters, k=chance.randint(1, 3))) for _ in range(3)]
+    return asked
+
+
+def test_a_stream_joined_is_the_unstreamed_text(url: str, served: LLM) -> None:
+    """For 200 random requests with seeds, stop strings and Unicode, sixteen at a time."""
+    chance = random.Random(7)
+    requests = [random_request(chance, served) for _ in range(200)]
+
+    async def ask(client: httpx.AsyncClient, asked: dict[str, Any]) -> tuple[Any, Any, Any]:
+        whole = (await client.post("/v1/completions", json=asked)).json()["choices"]
+        texts, reasons = [""] * asked["n"], [None] * asked["n"]
+        lines = (await client.post("/v1/completions", json={**asked, "stream": True})).text
+        for line in lines.splitlines():
+            if line.startswith("data: {"):
+                choice = json.loads(line[6:])["choices"][0]
+                texts[choice["index"]] += choice["text"]
+                reasons[choice["index"]] = choice["finish_reason"]
+        return (
+            asked,
+            [(each["text"], each["finish_reason"]) for each in whole],
+            [*zip(texts, reasons, strict=True)],
+        )
+
+    async def ask_all() -> list[tuple[Any, Any, Any]]:
+        limits = httpx.Limits(max_connections=16)
+        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=PATIENCE) as client:
+            return await asyncio.gather(*(ask(client, asked) for asked in requests))
+
+    told = asyncio.run(ask_all())
+    for asked, whole, streamed in told:
+        assert streamed == whole, asked
+    texts = [text for _, whole, _ in told for text, _ in whole]
+    reasons = [reason for _, whole, _ in told for _, reason in whole]
+    assert reasons.count("stop") > 30
+    assert reasons.count("length") > 30
+    assert sum(any(ord(char) > 127 and char != "\ufffd" for char in text) for text in texts) > 30
+
+
+def test_64_clients_at_once_each_get_the_text_that_they_get_alone(
+    url: str, directory: Path
+) -> None:
+    llm = load_tiny(directory)
+    prompts = [f"{number}: once" + "x" * (number % 17) for number in range(64)]
+    params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+    alone = [llm.generate(prompt, params).text for prompt in prompts]
+
+    async def ask(client: AsyncOpenAI, prompt: str) -> str:
+        text = ""
+        stream = await client.completions.create(
+            model="tiny",
+            prompt=prompt,
+            max_tokens=10,
+            temperature=0,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        async for chunk in stream:
+            text += chunk.choices[0].text
+        return text
+
+    async def ask_all() -> list[str]:
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as client:
+            return await asyncio.gather(*(ask(client, prompt) for prompt in prompts))
+
+    assert asyncio.run(ask_all()) == alone
+
+
+class Held:
+    """A model whose steps wait for leave, so that a test knows which step it is at."""
+
+    def __init__(self, llm: LLM):
+        self._llm, self._logits = llm, llm.engine.runner.logits
+        self._leave = threading.Semaphore(0)
+        self.num_begun = 0
+
+    def __enter__(self) -> "Held":
+        self._llm.engine.runner.logits = self._step  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._llm.engine.runner.logits = self._logits  # type: ignore[method-assign]
+        self.let(10_000)
+
+    def let(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self._leave.release()
+
+    def _step(self, chunks: Any) -> Any:
+        self.num_begun += 1
+        assert self._leave.acquire(timeout=PATIENCE)
+        return self._logits(chunks)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_frees_its_blocks_within_one_step(
+    url: str, host: ModelHost, served: LLM, stream: bool
+) -> None:
+    asked = {"prompt": "abc", "n": 3, "max_tokens": 500, "ignore_eos": True, "stream": stream}
+    body = json.dumps(asked).encode()
+    address = httpx.URL(url)
+    with Held(served) as held:
+        connection = socket.create_connection((address.host, address.port or 0), PATIENCE)
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\n"
+            + f"content-length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        held.let(5)
+        wait_until(lambda: held.num_begun == 6)
+        assert len(served.engine.live) == 3
+        connection.close()
+        wishes = host.first.served.thread._wishes  # type: ignore[union-attr]
+        wait_until(lambda: wishes.qsize() == 3)  # three answers are to be given up
+        held.let(1)
+        wait_until(lambda: is_empty(served))
+        assert held.num_begun == 6
+
+
+def test_a_step_that_fails_is_a_500_to_its_requests_and_the_next_one_works(
+    url: str, served: LLM
+) -> None:
+    logits = served.engine.runner.logits
+    failing = threading.Event()
+
+    def fails(chunks: Any) -> Any:
+        if failing.is_set():
+            raise ZeroDivisionError("a layer divides by nothing")
+        return logits(chunks)
+
+    asked: Any = {"model": "tiny", "prompt": "abc", "max_tokens": 400}
+    with OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client:
+        served.engine.runner.logits = fails  # type: ignore[method-assign]
+        try:
+            stream = client.completions.create(
+                **asked, stream=True, extra_body={"ignore_eos": True}
+            )
+            next(iter(stream))
+            failing.set()
+            for options in ({}, {"stream": True}):
+                with pytest.raises(openai.InternalServerError, match="divides by nothing"):
+                    client.completions.create(**asked, **options)
+            with pytest.raises(openai.APIError, match="divides by nothing"):
+                list(stream)
+        finally:
+            served.engine.runner.logits = logits  # type: ignore[method-assign]
+        assert client.completions.create(**asked).choices[0].text
+
+
+def test_a_request_that_the_pool_can_never_hold_is_refused_and_small_ones_take_turns(
+    directory: Path,
+) -> None:
+    small = partial(load_tiny, directory, max_sequences=8, block_size=4, num_blocks=12)
+    host = ModelHost({"tiny": small})
+    with serving(host) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
+        refused = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 200})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
+        asked = {"prompt": [5, 6, 7], "n": 8, "max_tokens": 30, "ignore_eos": True}
+        answer = client.post("/v1/completions", json=asked).json()
+        assert answer["usage"]["completion_tokens"] == 8 * 30
+        wait_until(lambda: is_empty(engine_of(host)))

@@ -1,0 +1,126 @@
+"""The guards on a wire: a real uvicorn, and clients that do not behave."""
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("uvicorn")
+
+from starlette.types import Receive, Scope, Send
+
+from minigen.server.guards import Guards
+from minigen.server.keys import ApiKeys
+from minigen.server.limits import Limits
+from minigen.server.slow_readers import cutting_off
+from tests.serving import wait_until
+from tests.wire import connect, listening
+
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b"
+CHUNK = b"x" * 8192
+
+
+class Endless:
+    """Streams to a POST until its client leaves or `enough` chunks were taken; holds a block."""
+
+    def __init__(self, enough: int = 10**9, pause: float = 0):
+        self.enough, self.pause = enough, pause
+        self.num_taken = self.num_blocks = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        if scope["method"] == "GET":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"ok"})
+            return
+        await receive()
+        self.num_blocks += 1
+        left = asyncio.create_task(receive())
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while not left.done() and self.num_taken < self.enough:
+                await send({"type": "http.response.body", "body": CHUNK, "more_body": True})
+                self.num_taken += 1
+                await asyncio.sleep(self.pause)
+            if not left.done():
+                await send({"type": "http.response.body", "body": b""})
+        finally:
+            left.cancel()
+            self.num_blocks -= 1
+
+
+def behind_guards(app: Any, **limits: Any) -> Guards:
+    return Guards(app, Limits(**limits), ApiKeys())
+
+
+def test_a_client_that_never_reads_is_cut_off_and_frees_what_it_held() -> None:
+    app = Endless()
+    with listening(behind_guards(app), http=cutting_off(0.2)) as port:
+        with connect(port, receive_buffer=4096) as deaf:
+            deaf.sendall(POST % (2, b"{}"))
+            wait_until(lambda: app.num_blocks == 1)
+            wait_until(lambda: app.num_blocks == 0)
+            assert app.num_taken * len(CHUNK) < 16 * 2**20, "what the system buffers, no more"
+        assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
+
+
+def test_whoever_reads_slowly_but_reads_gets_it_all() -> None:
+    app = Endless(enough=200)
+    with (
+        listening(behind_guards(app), http=cutting_off(1)) as port,
+        connect(port, receive_buffer=65536) as slow,
+    ):
+        slow.sendall(POST % (2, b"{}"))
+        got, begun = bytearray(), time.monotonic()
+        while not got.endswith(b"0\r\n\r\n"):
+            got += slow.recv(4096)
+            time.sleep(0.004)
+        assert time.monotonic() - begun > 1, "longer than a full connection would live"
+        assert got.count(b"x" * 100) >= 200
+    assert app.num_blocks == 0
+
+
+def test_a_full_connection_that_its_client_closes_is_forgotten() -> None:
+    app = Endless()
+    with listening(behind_guards(app), http=cutting_off(30)) as port:
+        with connect(port, receive_buffer=4096) as deaf:
+            deaf.sendall(POST % (2, b"{}"))
+            wait_until(lambda: app.num_blocks == 1)
+            time.sleep(0.1)
+        wait_until(lambda: app.num_blocks == 0)
+
+
+def test_half_a_body_gets_a_408_and_the_connection_ends() -> None:
+    app = Endless()
+    with (
+        listening(behind_guards(app, body_timeout=0.1)) as port,
+        connect(port) as stalled,
+    ):
+        stalled.sendall(POST % (10, b"half"))
+        answer = bytearray()
+        while chunk := stalled.recv(4096):
+            answer += chunk
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"request_timeout" in answer
+        assert app.num_blocks == app.num_taken == 0
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_far_too_large_gets_a_413_that_its_client_can_read(chunked: bool) -> None:
+    body = b"x" * (20 * 2**20)
+    content: Any = iter([body[: 2**20]] * 20) if chunked else body
+    with listening(behind_guards(Endless(), max_body_bytes=2**20)) as port, httpx.Client() as http:
+        url = f"http://127.0.0.1:{port}"
+        assert http.post(f"{url}/v1/completions", content=content).status_code == 413
+        assert http.get(f"{url}/health").status_code == 200, "on the same connection"
+
+
+def test_a_request_that_takes_too_long_frees_what_it_held() -> None:
+    app = Endless(pause=0.01)
+    with listening(behind_guards(app, request_timeout=0.2)) as port:
+        with pytest.raises(httpx.RemoteProtocolError):  # no stream of events: it is cut short
+            httpx.post(f"http://127.0.0.1:{port}/v1/completions", content=b"{}")
+        assert app.num_blocks == 0
