@@ -22,7 +22,7 @@ from common import interleaved, random_prompts, write_results
 from minigen import LLM, SamplingParams
 
 STREAMS, PROMPT_TOKENS, OUTPUT_TOKENS = 32, 64, 64
-OPTIONS = ["--max-sequences", "64", "--prefix-cache", "off"]
+OPTIONS = ["--max-sequences", "64", "--prefix-cache", "off", "--no-access-log"]
 
 
 @contextmanager

@@ -50,6 +50,8 @@ class Assembly:
 
     engine: Engine
     choices: dict[str, str]
+    manager: BlockManager
+    num_blocks: int
     pool_tokens: int
     max_sequences: int
     kv_bytes: int  # of one token's key and value in one layer
@@ -90,7 +92,14 @@ def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
     engine = Engine(scheduler, runner, sampler, trace)
     kv_bytes = 2 * config.kv_heads * config.head_dim * chosen.dtype.itemsize
     return Assembly(
-        engine, choices, manager.num_tokens, options.max_sequences, kv_bytes, checkpoint.num_bytes
+        engine,
+        choices,
+        manager,
+        num_blocks,
+        manager.num_tokens,
+        options.max_sequences,
+        kv_bytes,
+        checkpoint.num_bytes,
     )
 
 

@@ -14,6 +14,7 @@ import typer
 from minigen import __version__
 from minigen.errors import MinigenError
 from minigen.terminal import lessons
+from minigen.terminal.benches import benches
 from minigen.terminal.kernels import compile_forms
 from minigen.terminal.options import DEFAULT_MODEL, Load, loads_model
 from minigen.terminal.serve import serve
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command("compile")(compile_forms)
+app.add_typer(benches, name="bench")
 
 MaxTokens = Annotated[int, typer.Option(help="Tokens of an answer at most.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; 1 draws as is.")]
@@ -154,30 +156,6 @@ def demo(
 
     llm = load()
     run_demo(llm, max_tokens)
-
-
-@app.command()
-@loads_model
-def bench(
-    load: Load,
-    requests: Annotated[int, typer.Option(help="Requests that run together.")] = 16,
-    input_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 64,
-    output_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 64,
-    turns: Annotated[int, typer.Option(help="Times that all is measured; medians count.")] = 3,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write every turn's numbers there.")
-    ] = None,
-) -> None:
-    """Measure a model on this machine: first token, prefill, decode, many requests together.
-
-    minigen bench --requests 32 --max-sequences 32
-
-    minigen bench --scheduler static
-    """
-    from minigen.terminal.bench import Workload, run_bench
-
-    asked = Workload(requests, input_tokens, output_tokens, turns)
-    run_bench(load(), asked, json_file)
 
 
 @app.command()

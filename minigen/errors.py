@@ -75,3 +75,7 @@ class PartError(MinigenError):
 
 class EngineStoppedError(MinigenError):
     """The engine's thread has ended, so nobody will answer any more."""
+
+
+class LoadError(MinigenError):
+    """A load cannot be put on a server: nobody answers, or its trace or prompts are broken."""

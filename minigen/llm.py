@@ -43,6 +43,7 @@ class LLM:
             assembly.pool_tokens,
             assembly.max_sequences,
         )
+        self._manager, self._num_blocks = assembly.manager, assembly.num_blocks
         self._kv_bytes, self.stored_bytes = assembly.kv_bytes, assembly.stored_bytes
         self._steps = SharedSteps(self.engine)
 
@@ -106,6 +107,11 @@ class LLM:
     def describe(self) -> dict[str, str]:
         """Which implementation was chosen for each part, and why."""
         return dict(self._choices)
+
+    @property
+    def kv_usage(self) -> float:
+        """The share of the KV cache's blocks that requests hold, 0 to 1; what is kept is free."""
+        return 1 - self._manager.num_available / self._num_blocks
 
     @property
     def trace(self) -> Trace:

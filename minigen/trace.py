@@ -27,7 +27,7 @@ class EventKind(Enum):
     FORKED = "forked"  # parent, blocks
     PREEMPTED = "preempted"  # computed (tokens, given up)
     NEW_TOKEN = "new_token"  # token
-    FINISHED = "finished"  # output_tokens
+    FINISHED = "finished"  # output_tokens, stopped (1 by a stop token or string, 0 at its limit)
     ABORTED = "aborted"  # output_tokens
     FAILED = "failed"  # output_tokens (a step raised an error)
     STEP = "step"  # sequences, tokens, duration_ns

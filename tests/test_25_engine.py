@@ -422,7 +422,8 @@ def test_an_answer_that_a_stop_string_ends_is_told_as_finished(tiny_llm: LLM) ->
     assert output.choices[0].finish_reason == "stop"
     assert len(output.token_ids) < NUM_TOKENS
     kinds = Counter(event.kind for event in recorder.events)
-    assert kinds[EventKind.FINISHED] == 1
+    (finished,) = [each for each in recorder.events if each.kind is EventKind.FINISHED]
+    assert finished.counts["stopped"] == 1
     assert kinds[EventKind.ABORTED] == kinds[EventKind.PREEMPTED] == 0
 
 
@@ -489,7 +490,8 @@ def test_a_trace_tells_the_life_of_each_sequence_and_nothing_unasked(tiny_direct
     kinds = [event.kind for event in recorder.events]
     assert kinds[0] == EventKind.QUEUED
     assert kinds.count(EventKind.NEW_TOKEN) == kinds.count(EventKind.STEP) == 3
-    assert EventKind.FINISHED in kinds
+    (finished,) = [each for each in recorder.events if each.kind is EventKind.FINISHED]
+    assert finished.counts == {"output_tokens": 3, "stopped": 0}
     times = [event.time_ns for event in recorder.events]
     assert times == sorted(times)
     llm.engine.trace.unsubscribe(recorder)

@@ -41,7 +41,7 @@ COUNTS: dict[EventKind, set[str]] = {
     EventKind.FORKED: {"parent", "blocks"},
     EventKind.PREEMPTED: {"computed"},
     EventKind.NEW_TOKEN: {"token"},
-    EventKind.FINISHED: {"output_tokens"},
+    EventKind.FINISHED: {"output_tokens", "stopped"},
     EventKind.ABORTED: {"output_tokens"},
     EventKind.FAILED: {"output_tokens"},
     EventKind.STEP: {"sequences", "tokens", "duration_ns"},
@@ -75,7 +75,7 @@ ONE_REQUEST = [
     at(13, EventKind.SCHEDULED, 3, tokens=1, computed=7),
     at(18, EventKind.BLOCK_FREED, 3, block=2),
     at(18, EventKind.NEW_TOKEN, 3, token=2),
-    at(18, EventKind.FINISHED, 3, output_tokens=3),
+    at(18, EventKind.FINISHED, 3, output_tokens=3, stopped=1),
     step(18, duration=6, tokens=1),
 ]
 

@@ -12,6 +12,8 @@ from minigen.protocols import Runner, Sampler, Scheduler
 from minigen.sequence import Chunk, SampledToken, Sequence, samples_of
 from minigen.trace import EventKind, Trace
 
+_UNFINISHED = {"abort": EventKind.ABORTED, "error": EventKind.FAILED}
+
 
 class Engine:
     """Runs many sequences side by side; everything that decides how is passed in.
@@ -152,6 +154,8 @@ class Engine:
             )
 
     def _tell_end(self, sequence: Sequence) -> None:
-        kinds = {"abort": EventKind.ABORTED, "error": EventKind.FAILED}
-        kind = kinds.get(sequence.finish_reason or "", EventKind.FINISHED)
-        self.trace.emit(kind, sequence.sequence_id, output_tokens=len(sequence.output_ids))
+        counts = {"output_tokens": len(sequence.output_ids)}
+        kind = _UNFINISHED.get(sequence.finish_reason or "", EventKind.FINISHED)
+        if kind is EventKind.FINISHED:
+            counts["stopped"] = int(sequence.finish_reason == "stop")
+        self.trace.emit(kind, sequence.sequence_id, **counts)

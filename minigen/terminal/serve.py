@@ -11,7 +11,7 @@ from minigen.options import EngineOptions, parse_seconds
 from minigen.terminal.guards import Guarding, takes_guard_options
 from minigen.terminal.options import DEFAULT_MODEL, load_model, takes_engine_options
 
-NEEDED = ("fastapi", "uvicorn", "pydantic")
+NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
 
 # Requests come as they come, and one that runs costs the others little, while one that waits gets
 # nothing. 64 fit into the default KV cache with some 350 tokens each, and whoever grows beyond
@@ -46,6 +46,9 @@ def serve(
         str | None,
         _option("Unload a model after so long without requests, as in 10m; else it stays."),
     ] = None,
+    metrics_prefix: Annotated[
+        str, _option("What the names at /metrics begin with: minigen, or vllm for its dashboards.")
+    ] = "minigen",
 ) -> None:
     """Serve models over HTTP, as OpenAI does: any of its clients can use them.
 
@@ -59,6 +62,8 @@ def serve(
     if missing:
         raise OptionError(f"The server needs {missing[0]}: pip install 'minigen[server]'.")
     from minigen.server.host import ModelHost
+    from minigen.server.metrics_page import MetricsPage
+    from minigen.server.metrics_route import metrics_router, metrics_watcher
     from minigen.server.running import run
     from minigen.server.service import create_service
 
@@ -68,8 +73,9 @@ def serve(
     asked = [*([] if model is None else [model]), *(models or ())] or [DEFAULT_MODEL]
     names = _names(asked, served_names or asked)
     loads = {name: partial(load_model, each, **options) for name, each in names.items()}
-    hosted = ModelHost(loads, idle)
-    service = create_service(hosted, limits, guarding.keys())
+    page = MetricsPage(f"{metrics_prefix}:")
+    hosted = ModelHost(loads, idle, [metrics_watcher(page)])
+    service = create_service(hosted, limits, guarding.keys(), [metrics_router(page)])
     level = guarding.begin_logs()
     run(service, hosted, host, port, limits.drain_timeout, limits.send_timeout, level)
 

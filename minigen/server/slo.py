@@ -1,0 +1,193 @@
+"""What a load found: latencies by percentile, throughput, and goodput against objectives.
+
+Source: goodput as in DistServe (Zhong et al. 2024): the requests a second that meet every service
+level objective (SLO).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from minigen.errors import OptionError
+
+PERCENTILES = (50, 90, 95, 99)
+LATENCIES = ("ttft", "itl", "tpot", "e2e")
+ITL_SHARE = 95  # percent of a request's gaps that must keep the objective for ITL
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one request; its times are seconds after the load began.
+
+    It was to be sent at `arrived`, and was at `sent`. `text_times` are when text came: a time for
+    each event of the stream, which may bring several tokens. `ended` is when its stream ended, or
+    the error came. `output_tokens` is what the server's usage says, and the number of events where
+    it says nothing (`has_usage`). `error` is None, or the kind of error, and `detail` its words.
+    """
+
+    arrived: float
+    sent: float
+    ended: float
+    text_times: tuple[float, ...] = ()
+    output_tokens: int = 0
+    prompt_tokens: int = 0
+    has_usage: bool = False
+    error: str | None = None
+    detail: str = ""
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to first token: seconds from when it was to be sent to its first text."""
+        return self.text_times[0] - self.arrived if self.text_times else None
+
+    @property
+    def e2e(self) -> float:
+        """Seconds from when it was to be sent to its end."""
+        return self.ended - self.arrived
+
+    @property
+    def gaps(self) -> list[float]:
+        """Inter-token latencies (ITL): seconds between each event with text and the next."""
+        return [after - before for before, after in pairwise(self.text_times)]
+
+    @property
+    def tpot(self) -> float | None:
+        """Time per output token: seconds a token after the first; None for a single token."""
+        if len(self.text_times) < 2 or self.output_tokens < 2:
+            return None
+        return (self.text_times[-1] - self.text_times[0]) / (self.output_tokens - 1)
+
+
+@dataclass(frozen=True)
+class Slo:
+    """An objective: `latency` ("ttft", "itl", "tpot" or "e2e") is at most so many seconds."""
+
+    latency: str
+    seconds: float
+
+    @classmethod
+    def parse(cls, text: str) -> "Slo":
+        """Read "ttft=500ms", "itl=50ms", "tpot=40ms" or "e2e=5s". Else raises `OptionError`.
+
+        >>> Slo.parse("ttft=500ms")
+        Slo(latency='ttft', seconds=0.5)
+        """
+        found = re.fullmatch(r"\s*(\w+)\s*=\s*(\d+(?:\.\d+)?)\s*(ms|s)\s*", text)
+        if found is None or found[1] not in LATENCIES or float(found[2]) == 0:
+            known = ", ".join(LATENCIES)
+            raise OptionError(
+                f"--slo is a latency ({known}) and a time, as in ttft=500ms or e2e=5s, "
+                f"not {text!r}."
+            )
+        return cls(found[1], float(found[2]) / (1000 if found[3] == "ms" else 1))
+
+    def is_met(self, outcome: Outcome) -> bool:
+        """Whether a request kept it: by 95 % of its gaps for "itl"; what has none keeps it."""
+        if outcome.error is not None:
+            return False
+        if self.latency == "itl":
+            gaps = outcome.gaps
+            return not gaps or float(np.percentile(gaps, ITL_SHARE)) <= self.seconds
+        seconds = getattr(outcome, self.latency)
+        return seconds is None or seconds <= self.seconds
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How values lie: their mean, percentiles (linear between neighbours) and largest."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread | None":
+        """The spread of these values; None if there are none."""
+        if not values:
+            return None
+        p50, p90, p95, p99 = np.percentile(values, PERCENTILES).tolist()
+        return cls(float(np.mean(values)), p50, p90, p95, p99, max(values))
+
+
+@dataclass(frozen=True)
+class Report:
+    """A load in numbers; seconds everywhere.
+
+    `seconds` are from the first arrival to the last end. Latencies are of requests that were
+    answered whole; `itl` is of all of their gaps, `lateness` of how long after its time each
+    request was sent. `goodput` are the requests a second that met all objectives, None if there
+    were none; `met` counts by objective.
+    """
+
+    num_requests: int
+    num_answered: int
+    seconds: float
+    prompt_tokens: int
+    output_tokens: int
+    tokens_per_event: float | None
+    goodput: float | None
+    ttft: Spread | None
+    itl: Spread | None
+    tpot: Spread | None
+    e2e: Spread | None
+    lateness: Spread | None
+    errors: dict[str, int] = field(default_factory=dict)
+    met: dict[str, int] = field(default_factory=dict)
+    details: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def request_rate(self) -> float:
+        """Requests answered a second."""
+        return self.num_answered / self.seconds
+
+    @property
+    def output_rate(self) -> float:
+        """Output tokens a second, of requests that were answered whole."""
+        return self.output_tokens / self.seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        rates = {"requests_per_second": self.request_rate, "tokens_per_second": self.output_rate}
+        return {**asdict(self), **rates}
+
+
+def report(outcomes: Sequence[Outcome], slos: Sequence[Slo] = ()) -> Report:
+    """Put the outcomes of a load together. Raises `ValueError` if there are none."""
+    if not outcomes:
+        raise ValueError("There is no report of no requests.")
+    answered = [each for each in outcomes if each.error is None]
+    failed = [each for each in outcomes if each.error is not None]
+    ended, begun = max(each.ended for each in outcomes), min(each.arrived for each in outcomes)
+    seconds = max(ended - begun, 1e-9)
+    num_good = sum(all(slo.is_met(each) for slo in slos) for each in answered)
+    output_tokens = sum(each.output_tokens for each in answered)
+    num_events = sum(len(each.text_times) for each in answered)
+    return Report(
+        num_requests=len(outcomes),
+        num_answered=len(answered),
+        seconds=seconds,
+        prompt_tokens=sum(each.prompt_tokens for each in answered),
+        output_tokens=output_tokens,
+        tokens_per_event=output_tokens / num_events if num_events else None,
+        goodput=num_good / seconds if slos else None,
+        ttft=Spread.of(_known(each.ttft for each in answered)),
+        itl=Spread.of([gap for each in answered for gap in each.gaps]),
+        tpot=Spread.of(_known(each.tpot for each in answered)),
+        e2e=Spread.of([each.e2e for each in answered]),
+        lateness=Spread.of([each.sent - each.arrived for each in outcomes]),
+        errors=dict(Counter(each.error for each in failed if each.error).most_common()),
+        met={f"{slo.latency}={slo.seconds:g}s": sum(map(slo.is_met, answered)) for slo in slos},
+        details={each.error: each.detail for each in reversed(failed) if each.error},
+    )
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]

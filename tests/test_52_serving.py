@@ -1,0 +1,84 @@
+"""A server under a load of its own load generator: what each of them counts is the same."""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from minigen.server.host import ModelHost
+from minigen.server.load import open_loop
+from minigen.server.load_client import Target, find_model, send
+from minigen.server.metrics_page import MetricsPage
+from minigen.server.metrics_route import metrics_router, metrics_watcher
+from minigen.server.prompts import Planned
+from minigen.server.service import create_service
+from minigen.server.slo import Outcome, report
+from tests.serving import load_tiny, save_tiny, serving, wait_until
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+def put(target: Target, load: list[Planned]) -> list[Outcome]:
+    async def run() -> list[Outcome]:
+        async with target.session() as session:
+            assert await find_model(session, target) == target.model
+            return await open_loop(
+                load, lambda request, clock: send(session, target, request, clock)
+            )
+
+    return asyncio.run(run())
+
+
+def scraped(url: str) -> dict[str, float]:
+    """The page's samples by name, labels left out."""
+    response = httpx.get(f"{url}/metrics")
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    families = text_string_to_metric_families(response.text)
+    return {
+        f"{sample.name} {sample.labels.get('finished_reason', '')}".strip(): sample.value
+        for family in families
+        for sample in family.samples
+        if "le" not in sample.labels
+    }
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_client_and_server_count_the_same_requests_and_tokens(
+    directory: Path, endpoint: str
+) -> None:
+    page = MetricsPage()
+    host = ModelHost({"tiny": partial(load_tiny, directory)}, watchers=[metrics_watcher(page)])
+    load = [Planned(number / 50, f"request {number}", 3 + number % 5) for number in range(20)]
+    with serving(host, create_service(host, routers=[metrics_router(page)])) as url:
+        outcomes = put(Target(url, "tiny", endpoint), load)
+        found = report(outcomes)
+        assert (found.num_answered, found.errors) == (20, {})
+        assert [each.output_tokens for each in outcomes] == [each.output_tokens for each in load]
+        wait_until(lambda: scraped(url)["minigen:num_requests_running"] == 0)
+        metrics = scraped(url)
+    assert metrics["minigen:request_success_total length"] == 20
+    assert metrics["minigen:generation_tokens_total"] == found.output_tokens
+    assert metrics["minigen:prompt_tokens_total"] == found.prompt_tokens
+    assert metrics["minigen:time_to_first_token_seconds_count"] == 20
+    assert found.ttft is not None
+    mean = metrics["minigen:time_to_first_token_seconds_sum"] / 20
+    assert 0 < mean < found.ttft.mean  # the client's includes the way there and back
+
+
+def test_a_model_that_is_unloaded_leaves_the_page_and_comes_back(directory: Path) -> None:
+    page = MetricsPage("vllm:")
+    host = ModelHost(
+        {"tiny": partial(load_tiny, directory)}, keep_alive=0.05, watchers=[metrics_watcher(page)]
+    )
+    with serving(host, create_service(host, routers=[metrics_router(page)])) as url:
+        wait_until(lambda: "vllm:num_requests_running" not in scraped(url))
+        (outcome,) = put(Target(url, "tiny"), [Planned(0, "hello", 4)])
+        assert outcome.error is None
+        wait_until(lambda: "vllm:num_requests_running" not in scraped(url))
