@@ -1,5 +1,6 @@
 """What flows through the engine: one sequence of tokens for each answer that is asked for."""
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -40,7 +41,8 @@ class Sequence:
     `num_kept_blocks` are known to the prefix cache. `num_cached` tokens of the prompt were found
     there when it first ran (None before that). `prompt_logprobs`, where asked for, grows to an
     entry for each token of the prompt, the first None; the first of n answers has them.
-    `siblings` are other choices that will fork from this one after its prompt.
+    `siblings` are other choices that will fork from this one after its prompt. `made_ns` is when it
+    came to be, by `time.perf_counter_ns`: its request's arrival.
     """
 
     sequence_id: int
@@ -61,6 +63,7 @@ class Sequence:
     num_cached: int | None = None
     prompt_logprobs: list[Mapping[int, Logprob] | None] = field(default_factory=list)
     siblings: list["Sequence"] = field(default_factory=list)
+    made_ns: int = field(default_factory=time.perf_counter_ns)
 
     def __post_init__(self) -> None:
         self.token_ids = [*self.prompt_ids, *self.output_ids]

@@ -14,7 +14,7 @@ from enum import Enum
 class EventKind(Enum):
     """What happened; the comment names the counts that an event of this kind carries."""
 
-    QUEUED = "queued"  # prompt_tokens
+    QUEUED = "queued"  # prompt_tokens, waited_ns (for the engine to take it, since its arrival)
     SCHEDULED = "scheduled"  # tokens, computed (tokens in the cache before this step)
     PREFIX_HIT = "prefix_hit"  # tokens, blocks
     BLOCK_ALLOCATED = "block_allocated"  # block

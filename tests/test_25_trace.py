@@ -28,7 +28,7 @@ from minigen.summaries import RequestSummary, percentile, summarise, table
 from minigen.trace import Event, EventKind, Recorder, Subscriber, Trace
 
 COUNTS: dict[EventKind, set[str]] = {
-    EventKind.QUEUED: {"prompt_tokens"},
+    EventKind.QUEUED: {"prompt_tokens", "waited_ns"},
     EventKind.SCHEDULED: {"tokens", "computed"},
     EventKind.PREFIX_HIT: {"tokens", "blocks"},
     EventKind.BLOCK_ALLOCATED: {"block"},
@@ -62,7 +62,7 @@ def step(milliseconds: float, duration: float, tokens: int) -> Event:
 
 # A prompt of 6 tokens, 4 of them known, a first token at 8 ms and two more.
 ONE_REQUEST = [
-    at(0, EventKind.QUEUED, 3, prompt_tokens=6),
+    at(0, EventKind.QUEUED, 3, prompt_tokens=6, waited_ns=0),
     at(5, EventKind.PREFIX_HIT, 3, tokens=4, blocks=1),
     at(5, EventKind.BLOCK_SHARED, 3, block=9),
     at(5, EventKind.BLOCK_ALLOCATED, 3, block=2),
@@ -81,8 +81,8 @@ ONE_REQUEST = [
 
 # Request 1 prefills for itself and its sibling 2; later 2 is preempted at 5 tokens and begins anew.
 FORK_AND_PREEMPTION = [
-    at(0, EventKind.QUEUED, 1, prompt_tokens=4),
-    at(1, EventKind.QUEUED, 2, prompt_tokens=4),
+    at(0, EventKind.QUEUED, 1, prompt_tokens=4, waited_ns=0),
+    at(1, EventKind.QUEUED, 2, prompt_tokens=4, waited_ns=0),
     at(2, EventKind.SCHEDULED, 1, tokens=4, computed=0),
     at(6, EventKind.FORKED, 2, parent=1, blocks=1),
     at(7, EventKind.NEW_TOKEN, 1, token=5),
@@ -187,7 +187,7 @@ def test_a_preempted_request_computes_again_what_the_prefix_cache_does_not_know(
 def test_a_request_that_never_ran_has_no_times() -> None:
     (summary,) = summarise(
         [
-            at(0, EventKind.QUEUED, 1, prompt_tokens=6),
+            at(0, EventKind.QUEUED, 1, prompt_tokens=6, waited_ns=0),
             at(5, EventKind.ABORTED, 1, output_tokens=0),
         ]
     )
@@ -207,7 +207,7 @@ def test_a_summary_without_its_beginning_says_only_what_the_rest_shows() -> None
 def test_a_parent_that_ran_before_its_child_was_queued_kept_nobody_waiting() -> None:
     events = [
         at(1, EventKind.SCHEDULED, 1, tokens=4, computed=0),
-        at(3, EventKind.QUEUED, 2, prompt_tokens=4),
+        at(3, EventKind.QUEUED, 2, prompt_tokens=4, waited_ns=0),
         at(5, EventKind.FORKED, 2, parent=1, blocks=1),
         at(6, EventKind.NEW_TOKEN, 2, token=6),
         step(6, duration=6, tokens=4),
@@ -222,8 +222,8 @@ def test_a_parent_that_ran_before_its_child_was_queued_kept_nobody_waiting() -> 
 
 # What the parent computed and the child loses is computed again: 4 tokens at once, then 3 and 5.
 LOST_TWICE = [
-    at(0, EventKind.QUEUED, 1, prompt_tokens=4),
-    at(0, EventKind.QUEUED, 2, prompt_tokens=4),
+    at(0, EventKind.QUEUED, 1, prompt_tokens=4, waited_ns=0),
+    at(0, EventKind.QUEUED, 2, prompt_tokens=4, waited_ns=0),
     at(1, EventKind.SCHEDULED, 1, tokens=4, computed=0),
     at(2, EventKind.FORKED, 2, parent=1, blocks=1),
     step(3, duration=2, tokens=4),
@@ -251,9 +251,9 @@ def test_tokens_lost_again_and_again_are_computed_as_often() -> None:
 
 def test_an_id_that_is_queued_again_is_another_request() -> None:
     events = [
-        at(0, EventKind.QUEUED, 3, prompt_tokens=6),
+        at(0, EventKind.QUEUED, 3, prompt_tokens=6, waited_ns=0),
         at(2, EventKind.SCHEDULED, 3, tokens=6, computed=0),
-        at(4, EventKind.QUEUED, 3, prompt_tokens=6),
+        at(4, EventKind.QUEUED, 3, prompt_tokens=6, waited_ns=0),
         at(5, EventKind.SCHEDULED, 3, tokens=6, computed=0),
         step(7, duration=2, tokens=6),
     ]
@@ -304,7 +304,7 @@ def test_every_computed_token_is_prefilled_decoded_or_computed_again() -> None:
 def test_a_prompt_in_chunks_is_prefilled_to_its_last_token_even_alone() -> None:
     counters = counted(
         [
-            at(0, EventKind.QUEUED, 1, prompt_tokens=5),
+            at(0, EventKind.QUEUED, 1, prompt_tokens=5, waited_ns=0),
             at(1, EventKind.SCHEDULED, 1, tokens=4, computed=0),
             at(2, EventKind.SCHEDULED, 1, tokens=1, computed=4),
             at(3, EventKind.SCHEDULED, 1, tokens=1, computed=5),
@@ -404,7 +404,7 @@ def test_what_lasts_beyond_the_recording_is_drawn_from_its_start_or_to_its_end()
     trace = chrome_trace(
         [
             step(0, duration=50, tokens=1),
-            at(2, EventKind.QUEUED, 1, prompt_tokens=2),
+            at(2, EventKind.QUEUED, 1, prompt_tokens=2, waited_ns=0),
             at(3, EventKind.SCHEDULED, 1, tokens=2, computed=0),
             step(5, duration=99, tokens=2),
             at(6, EventKind.PREEMPTED, 1, computed=2),

@@ -122,16 +122,19 @@ def test_every_number_is_what_a_recording_comes_to(tiny_directory: Path, engine:
     assert (hits > 0) == ("nothing shared" not in engine)
 
     finished = [each for each in lives if each.finish == "finished"]
-    waits = [each.ttft_ms / 1e3 for each in lives if each.ttft_ms]
+    queued = {each.sequence_id: each for each in events if each.kind is EventKind.QUEUED}
+    before = {number: each.counts["waited_ns"] / 1e9 for number, each in queued.items()}
+    waits = [each.ttft_ms / 1e3 + before[each.sequence_id] for each in lives if each.ttft_ms]
     assert_histogram(page, "time_to_first_token_seconds", waits)
     gaps = [gap / 1e3 for each in lives for gap in each.inter_token_ms]
     assert_histogram(page, "inter_token_latency_seconds", gaps)
     for name, field in (("queue", "queued_ms"), ("prefill", "prefill_ms"), ("decode", "decode_ms")):
-        seconds = [getattr(each, field) / 1e3 for each in finished]
+        early = before if name == "queue" else {}
+        seconds = [getattr(each, field) / 1e3 + early.get(each.sequence_id, 0) for each in finished]
         assert_histogram(page, f"request_{name}_time_seconds", seconds)
     means = [np.mean(each.inter_token_ms) / 1e3 for each in finished if each.inter_token_ms]
     assert_histogram(page, "request_time_per_output_token_seconds", means)
-    begun = {e.sequence_id: e.time_ns for e in events if e.kind is EventKind.QUEUED}
+    begun = {number: each.time_ns - before[number] * 1e9 for number, each in queued.items()}
     ended = {e.sequence_id: e.time_ns for e in events if e.kind is EventKind.FINISHED}
     whole = [(ended[each] - begun[each]) / 1e9 for each in ended]
     assert_histogram(page, "e2e_request_latency_seconds", whole)
@@ -151,7 +154,7 @@ def test_every_number_is_what_a_recording_comes_to(tiny_directory: Path, engine:
 
 def test_a_story_has_the_times_that_it_tells() -> None:
     page = told(
-        (0, EventKind.QUEUED, 1, {"prompt_tokens": 6}),
+        (20, EventKind.QUEUED, 1, {"prompt_tokens": 6, "waited_ns": 20_000_000}),
         (40, EventKind.SCHEDULED, 1, {"tokens": 2, "computed": 4}),
         (100, EventKind.NEW_TOKEN, 1, {"token": 7}),
         (100, EventKind.STEP, None, {"sequences": 1, "tokens": 2, "duration_ns": 1}),
@@ -181,7 +184,7 @@ def test_a_value_on_a_bound_is_at_or_below_it() -> None:
         if name != "inter_token_latency_seconds":
             continue
         times = [0.0, *np.cumsum([bound * 1e3 for bound in bounds])]
-        queued = (0, EventKind.QUEUED, 1, {"prompt_tokens": 1})
+        queued = (0, EventKind.QUEUED, 1, {"prompt_tokens": 1, "waited_ns": 0})
         page = told(queued, *((at, EventKind.NEW_TOKEN, 1, {"token": 5}) for at in times))
         assert_histogram(page, name, [(b - a) / 1e3 for a, b in pairwise(times)])
 
@@ -307,7 +310,7 @@ def test_another_collector_may_join_the_page_but_not_take_its_names() -> None:
 def one_request(metrics: Metrics, sequence_id: int) -> None:
     """A request whose two gaps are of one second each."""
     second = 1_000_000_000
-    metrics(Event(EventKind.QUEUED, 0, sequence_id, {"prompt_tokens": 4}))
+    metrics(Event(EventKind.QUEUED, 0, sequence_id, {"prompt_tokens": 4, "waited_ns": 0}))
     metrics(Event(EventKind.SCHEDULED, 0, sequence_id, {"tokens": 4, "computed": 0}))
     for number in range(3):
         metrics(Event(EventKind.NEW_TOKEN, number * second, sequence_id, {"token": 4}))

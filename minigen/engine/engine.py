@@ -45,7 +45,12 @@ class Engine:
             raise RequestError(f"The request ids {ids} are not free: each must be used once.")
         self.live.update(zip(ids, family, strict=True))
         for each in family if self.trace.active else ():
-            self.trace.emit(EventKind.QUEUED, each.sequence_id, prompt_tokens=len(each.prompt_ids))
+            self.trace.emit(
+                EventKind.QUEUED,
+                each.sequence_id,
+                prompt_tokens=len(each.prompt_ids),
+                waited_ns=time.perf_counter_ns() - each.made_ns,
+            )
         self.scheduler.add(sequence)
 
     def has_work(self) -> bool:

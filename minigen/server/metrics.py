@@ -74,7 +74,7 @@ class Readings:
 class _Life:
     """A sequence that has not ended: when it came, first ran, and got its first and last token."""
 
-    queued_ns: int
+    arrived_ns: int
     prompt_tokens: int
     scheduled_ns: int | None = None
     first_ns: int | None = None
@@ -92,7 +92,8 @@ class Metrics:
 
     Every sequence is a request, so n answers to one prompt are n. Their prompt counts once, when
     the first of them gets its first token. The prefix cache is asked for a prompt's tokens when it
-    first runs, not again after a preemption. A request is queued until it first runs, prefills
+    first runs, not again after a preemption. A request is queued from its arrival, which is before
+    the engine takes it between two steps, until it first runs; it prefills
     until its first token, and decodes until its last, preemptions included; who takes over its
     parent's prompt prefills with it. First tokens and gaps count when they happen, all other times
     when a request finishes; one that was aborted or failed is only counted, by its reason. A
@@ -120,7 +121,8 @@ class Metrics:
                 case EventKind.STEP:
                     self._kv_used = self.kv_usage()
                 case EventKind.QUEUED:
-                    life = _Life(event.time_ns, event.counts["prompt_tokens"])
+                    arrived_ns = event.time_ns - event.counts["waited_ns"]
+                    life = _Life(arrived_ns, event.counts["prompt_tokens"])
                     self._lives[event.sequence_id] = life
                 case EventKind.FORKED:
                     self._hear_fork(event)
@@ -154,7 +156,7 @@ class Metrics:
             return
         if life.first_ns is None:
             life.first_ns = event.time_ns
-            self._observe("time_to_first_token_seconds", life.queued_ns, event.time_ns)
+            self._observe("time_to_first_token_seconds", life.arrived_ns, event.time_ns)
             if not life.forked:
                 self._counters["prompt_tokens"] += life.prompt_tokens
         else:
@@ -178,7 +180,7 @@ class Metrics:
         life.forked = True
         self._run(life, True)
         if parent is not None and parent.scheduled_ns is not None:
-            life.scheduled_ns = max(parent.scheduled_ns, life.queued_ns)
+            life.scheduled_ns = max(parent.scheduled_ns, life.arrived_ns)
 
     def _run(self, life: _Life | None, running: bool) -> None:
         if life is not None:
@@ -196,10 +198,10 @@ class Metrics:
             self._tell_times(life, event)
 
     def _tell_times(self, life: _Life, finished: Event) -> None:
-        self._observe("e2e_request_latency_seconds", life.queued_ns, finished.time_ns)
+        self._observe("e2e_request_latency_seconds", life.arrived_ns, finished.time_ns)
         if life.scheduled_ns is None or life.first_ns is None:
             return
-        self._observe("request_queue_time_seconds", life.queued_ns, life.scheduled_ns)
+        self._observe("request_queue_time_seconds", life.arrived_ns, life.scheduled_ns)
         self._observe("request_prefill_time_seconds", life.scheduled_ns, life.first_ns)
         self._observe("request_decode_time_seconds", life.first_ns, life.last_ns)
         num_gaps = finished.counts["output_tokens"] - 1

@@ -61,7 +61,7 @@ def _draw_shares(axes: Axes, name: str, seconds: Sequence[float], limit: float |
         ha="right",
         va="bottom",
         color=INK,
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85},
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 1},
     )
 
 
