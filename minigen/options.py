@@ -8,6 +8,7 @@ from typing import Any
 from minigen.errors import OptionError
 
 WEIGHTS = ("auto", "float32", "bfloat16", "int8", "int4")
+KV_CACHE_DTYPES = ("auto", "bfloat16", "int8")
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
 # Far beyond use; more would end in an error of the system's, or end the process.
@@ -31,6 +32,7 @@ class EngineOptions:
     block_size: int = 16
     num_blocks: int | None = None
     kv_memory: int | str | None = None
+    kv_cache_dtype: str = "auto"
     prefix_cache: Any = True
     scheduler: Any = "continuous"
     allocator: Any = None
@@ -39,9 +41,8 @@ class EngineOptions:
     kv_bytes: int | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        if self.weights not in WEIGHTS:
-            known = ", ".join(WEIGHTS)
-            raise OptionError(f"weights must be one of {known}, not {self.weights!r}.")
+        _known("weights", self.weights, WEIGHTS)
+        _known("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         for name, most in MOST.items():
             if getattr(self, name) is not None or name not in ("threads", "num_blocks"):
                 _whole(name, getattr(self, name), most)
@@ -70,6 +71,11 @@ def parse_bytes(name: str, value: object) -> int:
     if number < 1:
         raise OptionError(f"{name} must be bytes, as in 1000000, 512M or 1.5GiB, not {value!r}.")
     return number
+
+
+def _known(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise OptionError(f"{name} must be one of {', '.join(known)}, not {value!r}.")
 
 
 def _whole(name: str, value: object, most: int) -> None:

@@ -42,7 +42,7 @@ class CompiledRunner:
         self.packer = Packer(manager, shape.block_size, max_batch_tokens)
         self._windows = np.array([window or EVERYTHING for window in windows], np.int64)
         self._work = make_workspace(shape, max_batch_tokens, isinstance(weights.qkv, Pairs))
-        self._scratch = make_scratch(shape, max_batch_tokens, self.num_threads)
+        self._scratch = make_scratch(shape, max_batch_tokens, self.num_threads, pool.kv_dtype)
         self._logits = np.empty(len(manager.tables) * shape.vocab, np.float32)
 
     def logits(self, chunks: SequenceOf[Chunk]) -> Float[Tensor, "rows vocab"]:
