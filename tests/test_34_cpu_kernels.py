@@ -386,11 +386,12 @@ def test_the_compiled_step_and_the_layers_one_by_one_differ_by_rounding_only(
     assert np.corrcoef(exact, expected)[0, 1] > (0.7 if form == "int4" else 0.995)
 
 
+@pytest.mark.parametrize("cache", ["bfloat16", "int8"])
 @pytest.mark.parametrize(
     ("variant", "changes"), [("llama", {}), ("mistral-window", {"sliding_window": CHUNK + 300})]
 )
 def test_contexts_of_several_chunks_of_keys(
-    variant: str, changes: dict[str, Any], tmp_path: Path
+    variant: str, changes: dict[str, Any], cache: str, tmp_path: Path
 ) -> None:
     """As the layers one by one, and the same bits however the prompt was cut."""
     sizes = {**SIZES, "max_position_embeddings": 4 * CHUNK}
@@ -399,8 +400,9 @@ def test_contexts_of_several_chunks_of_keys(
     prompt = [3 + 7 * each % 290 for each in range(3 * CHUNK + 5)]
     layers = LLM.load(tmp_path, weights="int8", attend=plain_attention)
     expected = first_logprobs(layers, prompt)
+    options = {"weights": "int8", "kv_cache_dtype": cache}
     found = [
-        first_logprobs(LLM.load(tmp_path, weights="int8", max_batch_tokens=budget), prompt)
+        first_logprobs(LLM.load(tmp_path, **options, max_batch_tokens=budget), prompt)
         for budget in (4 * CHUNK, CHUNK - 3, 37)
     ]
     assert np.corrcoef(found[0], expected)[0, 1] > 0.995
@@ -420,12 +422,15 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("cache", ["bfloat16", "int8"])
 @pytest.mark.parametrize("form", ["int4", "int8", "bfloat16"])
-def test_no_bit_of_an_answer_depends_on_how_it_was_batched(form: str, directory: Path) -> None:
+def test_no_bit_of_an_answer_depends_on_how_it_was_batched(
+    form: str, cache: str, directory: Path
+) -> None:
     """Not the tokens only: the logprobs of the likeliest three, too."""
-    together = answers(directory, form)
+    together = answers(directory, form, kv_cache_dtype=cache)
     for name, options in WAYS.items():
-        assert answers(directory, form, **options) == together, name
+        assert answers(directory, form, kv_cache_dtype=cache, **options) == together, name
 
 
 @pytest.mark.parametrize("form", ["int4", "int8", "bfloat16"])
@@ -463,10 +468,11 @@ def test_several_answers_to_a_prompt_fork_from_its_blocks(directory: Path) -> No
     assert len({tuple(each) for each in together}) == 3
 
 
-def test_what_a_block_held_before_does_no_harm(directory: Path) -> None:
+@pytest.mark.parametrize("cache", ["bfloat16", "int8"])
+def test_what_a_block_held_before_does_no_harm(cache: str, directory: Path) -> None:
     """Not even NaN, which times a share of 0 would still be NaN."""
-    clean = answers(directory, "int8", prefix_cache=False)
-    llm = LLM.load(directory, weights="int8", prefix_cache=False)
+    clean = answers(directory, "int8", prefix_cache=False, kv_cache_dtype=cache)
+    llm = LLM.load(directory, weights="int8", prefix_cache=False, kv_cache_dtype=cache)
     runner_of(llm).pool.blocks[:] = 0x7FC07FC0
     outputs = llm.generate(PROMPTS, SAMPLED)
     assert [(each.token_ids, each.logprobs) for each in outputs] == clean
@@ -518,7 +524,7 @@ def test_without_numba_bytes_are_refused_and_auto_computes_in_torch(
 
 
 def tell_speeds(monkeypatch: pytest.MonkeyPatch, **speeds: float) -> None:
-    monkeypatch.setattr("minigen.kernels.compiled.is_compiled", lambda form: True)
+    monkeypatch.setattr("minigen.kernels.compiled.is_compiled", lambda *forms: True)
     monkeypatch.setattr("minigen.kernels.compiled.speeds", lambda form: speeds)
 
 
@@ -561,7 +567,7 @@ def test_speeds_are_measured_once_when_the_step_is_compiled() -> None:
 def test_torch_serves_until_the_kernels_are_compiled(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minigen.kernels.compiled.is_compiled", lambda form: False)
+    monkeypatch.setattr("minigen.kernels.compiled.is_compiled", lambda *forms: False)
     llm = LLM.load(directory)
     assert isinstance(runner_of(llm), PagedRunner)
     assert "minigen compile" in llm.describe()["runner"]

@@ -115,7 +115,7 @@ def _attend_tile(tokens, rows, shape, layer, window, cache, scratch, worker, mix
             factor = _softmax(scratch.scores, own, begin, end, low, seen, row, sums, peaks)
             if factor != np.float32(1.0):
                 _scale(mixed, row * head_dim, head_dim, factor)
-            round_shares(cache, shape, begin, end, low, seen, table, layer, head, scratch, own)
+            round_shares(cache, begin, end, low, seen, scratch, own)
         mix(cache, tokens, shape, begin, end, num_keys, table, layer, head, scratch, at, mixed)
     for row in range(rows.num_rows):
         token = rows.token + (rows.first + row) // group

@@ -27,6 +27,7 @@ from minigen.kernels.lanes import (
     prefetch,
     store,
     store_bytes,
+    store_two_bytes,
     sum_of_lanes,
 )
 from minigen.kernels.paging import CHUNK, TILE, tile_start
@@ -42,6 +43,7 @@ from minigen.kernels.tiles import (
 
 ABOVE = 128  # what the cache's bytes are above their numbers: `add_byte_dots` wants them unsigned
 _MOST, _MOST_OF_TWO = np.float32(127.0), np.float32(127.0 * 256.0)
+_ZERO = np.zeros(1, np.int32)
 _ONE_OVER_ROOT_32 = np.float32(1.0 / np.sqrt(32.0))
 
 
@@ -112,9 +114,9 @@ def write_value(cache, start, lane, x, at, head_dim, room, alone):
 def score(cache, tokens, shape, begin, end, last, table, layer, head, scratch, query, at):
     """Scores of the tile's queries against a chunk's keys; row t from `at + t * CHUNK` on.
 
-    On its way it asks for what comes next, as its twin does.
+    On its way it asks for what comes next, as its twin does, and gathers the scales of the values.
     """
-    words = shape.head_dim // 4
+    words, gathered = shape.head_dim // 4, at // 8
     for tile in range(begin, end):
         keys = tile_start(shape, layer, 0, table, head, tile)
         values = tile_start(shape, layer, 1, table, head, tile)
@@ -130,50 +132,40 @@ def score(cache, tokens, shape, begin, end, last, table, layer, head, scratch, q
         scales = load(cache.scales, keys + words * 16)
         scores = add_scaled(zeros(tokens), dots, scales, scratch.query_scales, query, 1)
         store_tile(scratch.scores, at + (tile - begin) * TILE, CHUNK, scores)
+        value_scales = load(cache.scales, values + words * 16)
+        store(scratch.value_scales, gathered + (tile - begin) * TILE, value_scales)
 
 
-def round_shares(cache, shape, begin, end, low, high, table, layer, head, scratch, at):
+def round_shares(cache, begin, end, low, high, scratch, at):
     """Write a row's shares, which stand in its scores' place, times the values' scales, as bytes.
 
-    A share is 256 times its upper byte and its lower one, which is -128 to 127. Scales of values
-    that the row does not see may be anything.
+    Scales of values that the row does not see may be anything.
     """
-    nothing = all_lanes(np.float32(0.0))
-    largest = nothing
+    nothing, row = all_lanes(np.float32(0.0)), at // CHUNK
+    gathered, largest, total = row // 8 * CHUNK, nothing, nothing
     for tile in range(begin, end):
-        key, own = tile * TILE, at + (tile - begin) * TILE
-        scales = tile_start(shape, layer, 1, table, head, tile) + 4 * shape.head_dim
-        share = load(scratch.scores, own) * load(cache.scales, scales)
+        key, place = tile * TILE, (tile - begin) * TILE
+        share = load(scratch.scores, at + place) * load(scratch.value_scales, gathered + place)
         if key < low or key + TILE > high:
             share = keep_between(share, key, low, high, np.float32(0.0))
-        store(scratch.scores, own, share)
+        store(scratch.scores, at + place, share)
         largest = larger(largest, share)
     scale, steps = _scale_and_steps(largest_lane(largest), _MOST_OF_TWO)
-    uppers, lowers = nothing, nothing
     for own in range(at, at + (end - begin) * TILE, 16):
         whole = nearest(load(scratch.scores, own) * all_lanes(steps))
-        # A little more than a 256th, lest half-way be rounded down: 128 is no lower byte.
-        upper = nearest((whole + all_lanes(np.float32(0.25))) * all_lanes(np.float32(1 / 256)))
-        lower = whole - upper * all_lanes(np.float32(256.0))
-        uppers, lowers = uppers + upper, lowers + lower
-        store_bytes(scratch.share_codes, own + at, upper)
-        store_bytes(scratch.share_codes, own + at + CHUNK, lower)
-    row = at // CHUNK
-    upper_sum, lower_sum = sum_of_lanes(uppers), sum_of_lanes(lowers)
-    scale += upper_sum - upper_sum  # 0, or NaN
-    scratch.share_scales[2 * row], scratch.share_scales[2 * row + 1] = (
-        scale * np.float32(256),
-        scale,
-    )
-    scratch.share_starts[2 * row] = np.int32(upper_sum) * np.int32(-ABOVE)
-    scratch.share_starts[2 * row + 1] = np.int32(lower_sum) * np.int32(-ABOVE)
+        total = total + whole
+        store_two_bytes(scratch.share_codes, own + at, own + at + CHUNK, whole)
+    found = sum_of_lanes(total)
+    scale += found - found  # 0, or NaN
+    scratch.share_scales[3 * row] = scale * np.float32(256.0)
+    scratch.share_scales[3 * row + 1] = scale
+    scratch.share_scales[3 * row + 2] = scale * found * np.float32(-ABOVE)
 
 
 @njit
 def _mix_columns(cache, tokens, shape, begin, end, table, layer, head, scratch, at, column, mixed):
-    head_dim, row = shape.head_dim, at // CHUNK * 2
-    uppers = spread_numbers(tokens, scratch.share_starts, row, 2)
-    lowers = spread_numbers(tokens, scratch.share_starts, row + 1, 2)
+    head_dim, row = shape.head_dim, at // CHUNK * 3
+    uppers, lowers = spread_numbers(tokens, _ZERO, 0, 0), spread_numbers(tokens, _ZERO, 0, 0)
     for tile in range(begin, end):
         values = tile_start(shape, layer, 1, table, head, tile) + column
         share = at // 2 + (tile - begin) * 4
@@ -182,9 +174,10 @@ def _mix_columns(cache, tokens, shape, begin, end, table, layer, head, scratch, 
             uppers = add_byte_dots(uppers, codes, scratch.shares, share + four, CHUNK // 2)
             lower = share + four + CHUNK // 4
             lowers = add_byte_dots(lowers, codes, scratch.shares, lower, CHUNK // 2)
-    one = all_lanes(np.float32(1.0))
-    total = add_scaled(zeros(tokens), uppers, one, scratch.share_scales, row, 2)
-    total = add_scaled(total, lowers, one, scratch.share_scales, row + 1, 2)
+    one, scales = all_lanes(np.float32(1.0)), scratch.share_scales
+    total = spread_numbers(tokens, scales, row + 2, 3)
+    total = add_scaled(total, uppers, one, scales, row, 3)
+    total = add_scaled(total, lowers, one, scales, row + 1, 3)
     store_tile(mixed, column, head_dim, add_stored(total, mixed, column, head_dim))
 
 

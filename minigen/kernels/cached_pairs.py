@@ -73,7 +73,7 @@ def score(cache, tokens, shape, begin, end, last, table, layer, head, scratch, q
             store_tile(scratch.scores, at + (other - begin) * TILE, CHUNK, more_scores)
 
 
-def round_shares(cache, shape, begin, end, low, high, table, layer, head, scratch, at):
+def round_shares(cache, begin, end, low, high, scratch, at):
     """Write a row's shares, which stand in its scores' place, as bfloat16."""
     for key in range(at, at + (end - begin) * TILE, 16):
         store_bfloat16(scratch.share_halves, key, load(scratch.scores, key))

@@ -81,9 +81,10 @@ class Scratch(NamedTuple):
 class ByteScratch(NamedTuple):
     """The same for a cache in bytes, whose queries and shares are bytes, too.
 
-    A query is bytes and a scale; a row's shares are two bytes each, [2, CHUNK], with a scale for
-    each of the two. `starts` have -128 times the sums of bytes, where dot products begin: they take
-    back what the cache's bytes are above its numbers.
+    A query is bytes, a scale, and -128 times the bytes' sum: where its products begin, to take back
+    what the cache's bytes are above their numbers. A row's shares are two bytes each, [2, CHUNK];
+    `share_scales` [workers, 8, 3] has the scale of each of the two, and the same correction.
+    `value_scales` [workers, CHUNK] are gathered on the way.
     """
 
     queries: np.ndarray
@@ -94,8 +95,8 @@ class ByteScratch(NamedTuple):
     scores: np.ndarray
     shares: np.ndarray
     share_codes: np.ndarray
-    share_scales: np.ndarray  # [workers, 8, 2]
-    share_starts: np.ndarray
+    share_scales: np.ndarray
+    value_scales: np.ndarray
 
 
 class PanelPool:
@@ -150,8 +151,8 @@ def make_scratch(
         scores,
         shares,
         shares.view(np.int8),
-        np.zeros(num_rows * 2, np.float32),
-        np.zeros(num_rows * 2, np.int32),
+        np.zeros(num_rows * 3, np.float32),
+        np.zeros(num_workers * CHUNK, np.float32),
     )
 
 

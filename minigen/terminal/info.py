@@ -7,6 +7,7 @@ from minigen.checkpoint import Checkpoint
 
 # Bytes of a weight and of a number of the KV cache; int4 keeps embedding and head in 8 bits.
 _BYTES_OF = {"float32": (4, 4), "bfloat16": (2, 2), "int8": (34 / 32, 2), "int4": (20 / 32, 2)}
+_KV_SCALE_BYTES = 4  # kv_cache_dtype="int8": for each head's key, and value, beside a byte a number
 _MB = 1_000_000
 
 
@@ -38,7 +39,7 @@ def print_info(name: str, checkpoint: Checkpoint) -> None:
 
 
 def _memory_table(checkpoint: Checkpoint) -> Table:
-    """Weights and KV cache in each type that minigen computes in."""
+    """Weights and KV cache in each type that minigen computes in, a KV cache in int8 last."""
     config = checkpoint.config
     numbers_per_token = 2 * config.num_layers * config.kv_heads * config.head_dim
     table = Table(title="memory", title_justify="left")
@@ -53,6 +54,9 @@ def _memory_table(checkpoint: Checkpoint) -> Table:
         context = token * config.max_positions
         sizes = (weights, token, context, weights + context)
         table.add_row(form, *(_size(size) for size in sizes))
+    token = numbers_per_token * (1 + _KV_SCALE_BYTES / config.head_dim)
+    sizes = (weights, token, token * config.max_positions, weights + token * config.max_positions)
+    table.add_row("int4, KV int8", *(_size(size) for size in sizes))
     return table
 
 
