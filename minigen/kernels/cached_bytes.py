@@ -5,9 +5,8 @@ queries and shares are bytes, too. A share is two of them, since it may be a tho
 that counts no more than it and all its like together.
 
 Keys have single large numbers, and a head's step is as wide as its largest number wants. So keys
-and queries are turned by a Walsh-Hadamard transform of each 32 numbers first: it spreads a large
-number over all, and leaves products of keys and queries what they were. Source: QuaRot, Ashkboos et
-al. 2024. What is lost is measured in benchmarks/34_cpu_kernels.py.
+and queries are spread out first (`spread`), which leaves their products what they were. What is
+lost is measured in benchmarks/34_cpu_kernels.py.
 
 Whole numbers are summed up exactly, whatever the order. A NaN or infinity makes its head's scale
 NaN: bytes cannot tell.
@@ -18,7 +17,6 @@ from numba import njit
 
 from minigen.kernels.lanes import (
     all_lanes,
-    hadamard,
     keep_between,
     larger,
     largest_lane,
@@ -32,6 +30,7 @@ from minigen.kernels.lanes import (
 )
 from minigen.kernels.paging import CHUNK, TILE, tile_start
 from minigen.kernels.rows import TINY
+from minigen.kernels.spread import spread_out
 from minigen.kernels.tiles import (
     add_byte_dots,
     add_scaled,
@@ -44,7 +43,6 @@ from minigen.kernels.tiles import (
 ABOVE = 128  # what the cache's bytes are above their numbers: `add_byte_dots` wants them unsigned
 _MOST, _MOST_OF_TWO = np.float32(127.0), np.float32(127.0 * 256.0)
 _ZERO = np.zeros(1, np.int32)
-_ONE_OVER_ROOT_32 = np.float32(1.0 / np.sqrt(32.0))
 
 
 @njit
@@ -54,16 +52,6 @@ def _scale_and_steps(largest, most):
     if scale > TINY:
         steps = np.float32(1.0) / scale
     return scale, steps
-
-
-@njit
-def _spread_out(x, at, width):
-    """Replace each 32 numbers by their Walsh-Hadamard transform."""
-    factor = all_lanes(_ONE_OVER_ROOT_32)
-    for column in range(at, at + width, 32):
-        low, high = load(x, column), load(x, column + 16)
-        store(x, column, hadamard(low + high) * factor)
-        store(x, column + 16, hadamard(low - high) * factor)
 
 
 @njit
@@ -85,7 +73,7 @@ def _write_codes(x, at, width, above, codes, to):
 
 def write_query(cache, scratch, query, x, at, head_dim, scale):
     """Keep a head's query, times `scale`, as row `query` of the scratch."""
-    _spread_out(x, at, head_dim)
+    spread_out(x, at, head_dim)
     own, total = _write_codes(x, at, head_dim, 0, scratch.query_codes, query * head_dim)
     scratch.query_scales[query] = own * scale
     scratch.query_starts[query] = np.int32(total) * np.int32(-ABOVE)
@@ -93,7 +81,7 @@ def write_query(cache, scratch, query, x, at, head_dim, scale):
 
 def write_key(cache, start, lane, x, at, head_dim, room):
     """Keep a head's key as token `lane` of the tile at word `start`."""
-    _spread_out(x, at, head_dim)
+    spread_out(x, at, head_dim)
     scale, _ = _write_codes(x, at, head_dim, ABOVE, room.view(np.uint8), 0)
     words = room.view(np.int32)
     for word in range(head_dim // 4):
@@ -139,7 +127,8 @@ def score(cache, tokens, shape, begin, end, last, table, layer, head, scratch, q
 def round_shares(cache, begin, end, low, high, scratch, at):
     """Write a row's shares, which stand in its scores' place, times the values' scales, as bytes.
 
-    Scales of values that the row does not see may be anything.
+    The largest of the chunk is 127 x 256 steps; no share is moved by more than half a step. Scales
+    of values that the row does not see may be anything.
     """
     nothing, row = all_lanes(np.float32(0.0)), at // CHUNK
     gathered, largest, total = row // 8 * CHUNK, nothing, nothing

@@ -249,20 +249,6 @@ def _power_of_two(builder: Any, args: Any) -> Any:
 power_of_two = _float_operation(_power_of_two, 1)
 
 
-def _hadamard(builder: Any, args: Any) -> Any:
-    """Four rounds of sums and differences, of neighbours first, of lanes i and i + 8 last."""
-    lanes = args[0]
-    for distance in (1, 2, 4, 8):
-        partners = ir.Constant(WORDS, [lane ^ distance for lane in range(NUM_LANES)])
-        signs = ir.Constant(FLOATS, [-1.0 if lane & distance else 1.0 for lane in range(NUM_LANES)])
-        others = builder.shuffle_vector(lanes, lanes, partners)
-        lanes = multiply_add(builder, lanes, signs, others)
-    return lanes
-
-
-hadamard = _float_operation(_hadamard, 1)
-
-
 def _across(name: str) -> Any:
     """One number of sixteen, halving again and again: the order never changes."""
 

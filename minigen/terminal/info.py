@@ -46,17 +46,16 @@ def _memory_table(checkpoint: Checkpoint) -> Table:
     for column in ("weights=", "weights", "KV a token", "KV at full context", "together"):
         table.add_column(column, justify="left" if column == "weights=" else "right")
     embedded = config.vocab_size * config.hidden * (1 if config.tied_embeddings else 2)
-    for form, (weight_bytes, kv_bytes) in _BYTES_OF.items():
+    int4, in_bytes = _BYTES_OF["int4"][0], 1 + _KV_SCALE_BYTES / config.head_dim
+    rows = {**_BYTES_OF, "int4, KV int8": (int4, in_bytes)}
+    for form, (weight_bytes, kv_bytes) in rows.items():
         weights = checkpoint.num_parameters * weight_bytes
-        if form == "int4":
+        if form.startswith("int4"):
             weights += embedded * (_BYTES_OF["int8"][0] - weight_bytes)
         token = numbers_per_token * kv_bytes
         context = token * config.max_positions
         sizes = (weights, token, context, weights + context)
         table.add_row(form, *(_size(size) for size in sizes))
-    token = numbers_per_token * (1 + _KV_SCALE_BYTES / config.head_dim)
-    sizes = (weights, token, token * config.max_positions, weights + token * config.max_positions)
-    table.add_row("int4, KV int8", *(_size(size) for size in sizes))
     return table
 
 
