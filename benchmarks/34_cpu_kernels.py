@@ -4,7 +4,9 @@ Quality is measured against float32 on fixed English text (the topics of Python'
 every Python brings along): how often the likeliest next token is the same, and perplexity. And on
 questions whose first five answer tokens float32 is sure of, by a logit or more: how many of those
 tokens a form gives too, answering freely and greedily, up to the first that differs. Speed is a
-ratio to torch's layers in bfloat16, by turns in one run.
+ratio to torch's layers in bfloat16, by turns in one run. Keys and values are bfloat16, but in the
+form that has them in int8, too; what that gains with long contexts is a ratio to the same weights
+with a cache in bfloat16.
 """
 
 import hashlib
@@ -25,14 +27,22 @@ from sure import by_family, keeping, sure_ones
 
 from minigen import LLM, SamplingParams
 from minigen.cache.paged import attend_paged
-from minigen.engine.runner import PagedRunner
+from minigen.engine.runner import Packed, PagedRunner
 from minigen.kernels.compiling import compile_step
-from minigen.kernels.paging import Packed
 from minigen.kernels.runner import CompiledRunner
 from minigen.machine import torch_threads
 from minigen.model.attention import attend_packed
+from minigen.teach.step_timing import decode_seconds, fill_cache
 
-FORMS = ("bfloat16", "int8", "int4")
+INT4_IN_BYTES = "int4 with an int8 cache"
+FORMS: dict[str, dict[str, str]] = {
+    "bfloat16": {"weights": "bfloat16"},
+    "int8": {"weights": "int8"},
+    "int4": {"weights": "int4"},
+    INT4_IN_BYTES: {"weights": "int4", "kv_cache_dtype": "int8"},
+}
+CONTEXTS = ((1, 4096), (16, 2048))  # sequences, and tokens of each
+BLOCK_SIZE = 16
 WINDOW, NUM_WINDOWS = 512, 40
 TURNS = 5
 
@@ -75,8 +85,8 @@ def read_text(llm: LLM, ids: list[int]) -> tuple[np.ndarray, float]:
     return np.concatenate(likeliest), math.exp(lost / (len(ids) * (WINDOW - 1) / WINDOW))
 
 
-def measure_quality(load: Callable[[str], LLM]) -> dict[str, Any]:
-    exact = load("float32")
+def measure_quality(load: Callable[..., LLM]) -> dict[str, Any]:
+    exact = load(weights="float32")
     ids = text_ids(exact)
     expected, perplexity = read_text(exact, ids)
     asked = candidates()
@@ -90,8 +100,8 @@ def measure_quality(load: Callable[[str], LLM]) -> dict[str, Any]:
         "sure by family": by_family(sure),
         "float32 perplexity": perplexity,
     }
-    for form in FORMS:
-        llm = load(form)
+    for form, options in FORMS.items():
+        llm = load(**options)
         assert isinstance(llm.engine.runner, CompiledRunner)
         likeliest, own = read_text(llm, ids)
         found[form] = {
@@ -129,9 +139,9 @@ def rates(llm: LLM, turn: int) -> dict[str, float]:
 
 
 def measure_speed(load: Callable[..., LLM]) -> dict[str, Any]:
-    engines = {"bfloat16, layer by layer": load("bfloat16", attend=layers)}
+    engines = {"bfloat16, layer by layer": load(weights="bfloat16", attend=layers)}
     assert isinstance(engines["bfloat16, layer by layer"].engine.runner, PagedRunner)
-    engines |= {form: load(form) for form in FORMS}
+    engines |= {form: load(**options) for form, options in FORMS.items()}
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
     for turn in track(range(TURNS + 1), "speed, by turns"):
         for name, llm in engines.items():
@@ -155,6 +165,36 @@ def measure_speed(load: Callable[..., LLM]) -> dict[str, Any]:
     }
 
 
+def measure_contexts() -> dict[str, Any]:
+    """Milliseconds of a decode step of long contexts, by the form of the cache, taking turns."""
+    engines = {
+        form: LLM.load(
+            **FORMS[form],
+            max_sequences=max(sequences for sequences, _ in CONTEXTS),
+            block_size=BLOCK_SIZE,
+            num_blocks=max(sequences * context for sequences, context in CONTEXTS) // BLOCK_SIZE,
+            prefix_cache=False,
+        )
+        for form in ("int4", INT4_IN_BYTES)
+    }
+    for llm in engines.values():
+        fill_cache(llm)
+    found = {}
+    for sequences, context in CONTEXTS:
+        turns = [
+            {form: decode_seconds(llm, sequences, context) for form, llm in engines.items()}
+            for _ in track(range(TURNS), f"{sequences} x {context:,}")
+        ]
+        found[f"{sequences} x {context}"] = {
+            form: {
+                "ms": 1e3 * statistics.median(turn[form] for turn in turns),
+                "ratio": statistics.median(turn["int4"] / turn[form] for turn in turns),
+            }
+            for form in engines
+        }
+    return found
+
+
 def layers(pool: Any, batch: Any, windows: Any) -> Any:
     """minigen's attention in torch, by another name, so that the layers run one by one."""
     return attend_paged(pool, batch, windows)
@@ -162,13 +202,17 @@ def layers(pool: Any, batch: Any, windows: Any) -> Any:
 
 def main() -> None:
     file = json_option()
-    for form in FORMS:
-        compile_step(form)  # no time of it is measured
+    for options in FORMS.values():  # no time of it is measured
+        compile_step(options["weights"], options.get("kv_cache_dtype", "bfloat16"))
 
-    def load(form: str, **options: Any) -> LLM:
-        return LLM.load(weights=form, max_sequences=32, **options)
+    def load(**options: Any) -> LLM:
+        return LLM.load(max_sequences=32, **options)
 
-    results = {"quality": measure_quality(load), "speed": measure_speed(load)}
+    results = {
+        "quality": measure_quality(load),
+        "speed": measure_speed(load),
+        "decode with long contexts": measure_contexts(),
+    }
     print(json.dumps(results, indent=2))
     if file is not None:
         write_results(file, results)

@@ -65,7 +65,8 @@ def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
     torch.set_num_threads(num_threads)
     attend = _attend(options)
     chosen = plan(checkpoint, options, own_attention=attend is attend_paged)
-    num_blocks = _num_blocks(config, options, chosen.dtype)
+    kv_bytes = chosen.kv_bytes(config)
+    num_blocks = _num_blocks(config, options, kv_bytes)
     trace = Trace()
     manager = _manager(config, options, num_blocks, trace)
     if manager.num_tokens < 2:
@@ -82,7 +83,7 @@ def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
         "runner": chosen.runner,
         "linear": chosen.linear,
         "attention": "paged, in the compiled step" if chosen.compiled else name_of(attend),
-        "kv cache": f"{num_blocks} blocks of {options.block_size} tokens",
+        "kv cache": f"{num_blocks} blocks of {options.block_size} tokens, in {chosen.kv_dtype}",
         "allocator": name_of(manager.allocator),
         "prefix cache": "none" if manager.prefix_cache is None else name_of(manager.prefix_cache),
         "scheduler": name_of(scheduler),
@@ -90,7 +91,6 @@ def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
         "threads": str(num_threads),
     }
     engine = Engine(scheduler, runner, sampler, trace)
-    kv_bytes = 2 * config.kv_heads * config.head_dim * chosen.dtype.itemsize
     return Assembly(
         engine,
         choices,
@@ -185,12 +185,14 @@ def _is_own(part: Any, known: Mapping[str, Any]) -> bool:
     return any(part is each for each in known.values())
 
 
-def _num_blocks(config: ModelConfig, options: EngineOptions, dtype: torch.dtype) -> int:
-    """As many as asked for, or as fit into `kv_memory`; never more than could be used."""
+def _num_blocks(config: ModelConfig, options: EngineOptions, token_bytes: int) -> int:
+    """As many as asked for, or as fit into `kv_memory`; never more than could be used.
+
+    `token_bytes` are those of a token in one layer.
+    """
     if options.num_blocks is not None:
         return options.num_blocks
-    numbers = 2 * config.num_layers * config.kv_heads * options.block_size * config.head_dim
-    block_bytes = numbers * dtype.itemsize
+    block_bytes = config.num_layers * options.block_size * token_bytes
     usable = options.max_sequences * blocks_needed(config.max_positions, options.block_size)
     kv_bytes = options.kv_bytes or DEFAULT_KV_BYTES
     if kv_bytes < block_bytes:

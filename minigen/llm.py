@@ -59,6 +59,7 @@ class LLM:
         block_size: int = 16,
         num_blocks: int | None = None,
         kv_memory: int | str | None = None,
+        kv_cache_dtype: str = "auto",
         prefix_cache: Any = True,
         scheduler: Any = "continuous",
         allocator: Any = None,
@@ -74,8 +75,10 @@ class LLM:
         torch and Numba (torch's own default if None). At most `max_sequences` run at once, and a
         step computes at most `max_batch_tokens`.
         Keys and values are kept in `num_blocks` blocks of `block_size` tokens, or in as many as
-        fit into `kv_memory` bytes (or "512M"; 1 GiB if neither is given); `prefix_cache` shares
-        those of equal beginnings.
+        fit into `kv_memory` bytes (or "512M"; 1 GiB if neither is given); `kv_cache_dtype` is
+        "bfloat16", "int8" (hardly more than half of that memory, a little less exact; in the
+        compiled step only), or "auto" for what the runner computes in. `prefix_cache` shares those
+        of equal beginnings.
 
         The rest are sockets (`minigen.protocols`): a known name, a class, an instance, a function,
         or "file.py:Name"; a scheduler or prefix cache is no instance, since the engine makes it of
@@ -93,6 +96,7 @@ class LLM:
             block_size,
             num_blocks,
             kv_memory,
+            kv_cache_dtype,
             prefix_cache,
             scheduler,
             allocator,

@@ -8,6 +8,7 @@ from typing import Any
 from minigen.errors import OptionError
 
 WEIGHTS = ("auto", "float32", "bfloat16", "int8", "int4")
+KV_CACHE_DTYPES = ("auto", "bfloat16", "int8")
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
@@ -33,6 +34,7 @@ class EngineOptions:
     block_size: int = 16
     num_blocks: int | None = None
     kv_memory: int | str | None = None
+    kv_cache_dtype: str = "auto"
     prefix_cache: Any = True
     scheduler: Any = "continuous"
     allocator: Any = None
@@ -41,9 +43,8 @@ class EngineOptions:
     kv_bytes: int | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        if self.weights not in WEIGHTS:
-            known = ", ".join(WEIGHTS)
-            raise OptionError(f"weights must be one of {known}, not {self.weights!r}.")
+        _known("weights", self.weights, WEIGHTS)
+        _known("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         for name, most in MOST.items():
             if getattr(self, name) is not None or name not in ("threads", "num_blocks"):
                 _whole(name, getattr(self, name), most)
@@ -87,6 +88,11 @@ def parse_seconds(name: str, value: str) -> float:
         raise OptionError(f"{name} must be a time, as in 30s, 10m or 1h, not {value!r}.")
     parts = re.findall(rf"({NUMBER})(ms|s|m|h)", text)
     return sum(float(number) * SECONDS[unit] for number, unit in parts)
+
+
+def _known(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise OptionError(f"{name} must be one of {', '.join(known)}, not {value!r}.")
 
 
 def _whole(name: str, value: object, most: int) -> None:

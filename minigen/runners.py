@@ -7,7 +7,7 @@ needs Numba, its machine code on disk, and a model of the sizes that its vectors
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from minigen.cache.manager import BlockManager
 from minigen.cache.paged import KVPool
 from minigen.checkpoint import Checkpoint
+from minigen.config import ModelConfig
 from minigen.engine.runner import AttendFactory, PagedRunner
 from minigen.errors import OptionError
 from minigen.kernels.packed import can_pack, pack, packed_linear
@@ -44,24 +45,51 @@ class Plan:
     form_reason: str
     compiled: bool
     runner: str
+    kv_dtype: str
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """What keys and values are kept in."""
-        return torch.bfloat16 if self.compiled else DTYPES[self.form]
+    def kv_bytes(self, config: ModelConfig) -> int:
+        """Bytes of one token's keys and values in one layer; in int8 each has a float32 scale."""
+        of_head = config.head_dim + 4
+        if self.kv_dtype != "int8":
+            of_head = config.head_dim * DTYPES[self.kv_dtype].itemsize
+        return 2 * config.kv_heads * of_head
 
     @property
     def linear(self) -> str:
         """What multiplies."""
         if self.compiled or self.form in ("int8", "int4"):
             return "Numba, weights in panels of sixteen rows"
-        return "torch, weights packed for oneDNN" if can_pack(self.dtype) else "torch"
+        return "torch, weights packed for oneDNN" if can_pack(DTYPES[self.form]) else "torch"
 
 
 def plan(checkpoint: Checkpoint, options: EngineOptions, own_attention: bool) -> Plan:
     """Choose for this model, these options and this processor."""
-    if options.weights == "auto":
-        return _automatic(checkpoint, options, own_attention)
+    if options.kv_cache_dtype == "int8":
+        return _with_cache_in_bytes(checkpoint, options, own_attention)
+    chosen = _automatic if options.weights == "auto" else _as_asked
+    made = chosen(checkpoint, options, own_attention)
+    if options.kv_cache_dtype not in ("auto", made.kv_dtype):
+        raise OptionError(
+            f"kv_cache_dtype={options.kv_cache_dtype!r} is not what keys and values would be kept "
+            f"in, which is {made.kv_dtype}, since the runner would be {made.runner}."
+        )
+    return made
+
+
+def _with_cache_in_bytes(
+    checkpoint: Checkpoint, options: EngineOptions, own_attention: bool
+) -> Plan:
+    """The compiled step, which is compiled for it if it never was."""
+    automatic = options.weights == "auto"
+    form = stored_form(checkpoint) if automatic else options.weights
+    obstacle = _obstacle(checkpoint, options, own_attention, form)
+    if obstacle is not None:
+        raise OptionError(f"kv_cache_dtype='int8' needs the compiled step, but {obstacle}.")
+    reason = "auto: as stored" if automatic else "as asked"
+    return replace(_plan(form, reason, None), kv_dtype="int8")
+
+
+def _as_asked(checkpoint: Checkpoint, options: EngineOptions, own_attention: bool) -> Plan:
     form = options.weights
     if form in ("int8", "int4") and not has_numba():
         raise OptionError(f"weights={form!r} is multiplied by Numba's kernels. {_NO_NUMBA}.")
@@ -109,8 +137,9 @@ def stored_form(checkpoint: Checkpoint) -> str:
 
 def _plan(form: str, form_reason: str, obstacle: str | None) -> Plan:
     if obstacle is None:
-        return Plan(form, form_reason, True, "a whole step compiled by Numba")
-    return Plan(form, form_reason, False, f"torch, layer by layer ({obstacle})")
+        return Plan(form, form_reason, True, "a whole step compiled by Numba", "bfloat16")
+    kept = str(DTYPES[form]).removeprefix("torch.")
+    return Plan(form, form_reason, False, f"torch, layer by layer ({obstacle})", kept)
 
 
 def _obstacle(
@@ -150,7 +179,7 @@ def make_runner(
 ) -> Runner:
     """The runner of the plan, with memory for `num_blocks` blocks of keys and values."""
     if chosen.compiled:
-        return _compiled_runner(checkpoint, options, manager, chosen.form, num_blocks, num_threads)
+        return _compiled_runner(checkpoint, options, manager, chosen, num_blocks, num_threads)
     config, dtype = checkpoint.config, DTYPES[chosen.form]
     sizes = (config.kv_heads, options.block_size, config.head_dim)
     with _memory_for(num_blocks, options.block_size):
@@ -182,7 +211,7 @@ def _compiled_runner(
     checkpoint: Checkpoint,
     options: EngineOptions,
     manager: BlockManager,
-    form: str,
+    chosen: Plan,
     num_blocks: int,
     num_threads: int,
 ) -> Runner:
@@ -191,16 +220,15 @@ def _compiled_runner(
     from minigen.kernels.paging import PanelPool
     from minigen.kernels.runner import CompiledRunner
 
-    compile_step(form)
+    compile_step(chosen.form, chosen.kv_dtype)
     config = checkpoint.config
+    shape = kernel_shape(config, options.block_size, num_blocks, chosen.kv_dtype)
     with _memory_for(num_blocks, options.block_size):
-        pool = PanelPool(
-            config.num_layers, num_blocks, config.kv_heads, options.block_size, config.head_dim
-        )
+        pool = PanelPool(shape, chosen.kv_dtype)
     with _one_thread():
-        weights = kernel_weights(config, checkpoint.tensors, form)
+        weights = kernel_weights(config, checkpoint.tensors, chosen.form)
     return CompiledRunner(
-        kernel_shape(config, options.block_size, num_blocks),
+        shape,
         weights,
         pool,
         manager,

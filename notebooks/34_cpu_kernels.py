@@ -470,6 +470,7 @@ print(f"of {plain.size} products the compiled ones are the same but for float32'
 # A query times all keys, then the shares times all values: these are products, too, with the
 # cache in the weights' place. So the cache lies in panels as well. Keys have a lane for each token,
 # values one for each number of the head; no sum crosses a lane. Both are bfloat16, two to a word.
+# (`kv_cache_dtype="int8"` has them in bytes, four to a word, with a scale for each token and head.)
 # (Loading a model in one of these forms compiles its step, if that was never done here: half a
 # minute, once. `minigen compile` does it ahead.)
 

@@ -146,7 +146,7 @@ def test_minigens_own_parts_are_described_too(tiny_directory: Path) -> None:
     assert described["scheduler"] == "StaticScheduler"
     assert described["allocator"] == "BlockAllocator"
     assert described["prefix cache"] == "none"
-    assert described["kv cache"] == "64 blocks of 4 tokens"
+    assert described["kv cache"] == "64 blocks of 4 tokens, in float32"
 
 
 def test_a_learners_file_may_define_dataclasses_with_postponed_annotations(
@@ -877,6 +877,7 @@ def test_a_number_that_cannot_be_bytes_is_refused(value: object) -> None:
     ("option", "values"),
     [
         ("weights", ["int3", "", None, 16]),
+        ("kv_cache_dtype", ["int4", "fp8", "", None, 8]),
         ("threads", [0, -1, 1.5, "2", True, 10**6]),
         ("max_sequences", [0, -4, 2.0, "all", None, False, 10**9]),
         ("max_batch_tokens", [0, None, "1K", 10**12]),

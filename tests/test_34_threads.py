@@ -26,7 +26,7 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_after_a_kernel_it_is_known_how_many_threads_torch_had() -> None:
     assert torch_threads() == 2
-    with one_at_a_time(1):
+    with one_at_a_time():
         assert torch.get_num_threads() == 1
     assert torch_threads() == 2
     torch.set_num_threads(3)

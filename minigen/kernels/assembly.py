@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from minigen.config import ModelConfig
-from minigen.kernels.paging import TILE, Heads, Shape
+from minigen.kernels.paging import TILE, Heads, Shape, words_of_tile
 from minigen.kernels.panels import GROUP, stack_panels
 from minigen.kernels.step import Weights
 from minigen.model.layers import rotary_frequencies, rotary_tables
@@ -31,7 +31,9 @@ def refusal(config: ModelConfig, block_size: int) -> str | None:
     return None
 
 
-def kernel_shape(config: ModelConfig, block_size: int, num_blocks: int) -> Shape:
+def kernel_shape(
+    config: ModelConfig, block_size: int, num_blocks: int, kv_dtype: str = "bfloat16"
+) -> Shape:
     """The numbers of the model and of its cache; `num_blocks` is without block 0."""
     return Shape(
         config.num_layers,
@@ -43,6 +45,7 @@ def kernel_shape(config: ModelConfig, block_size: int, num_blocks: int) -> Shape
         config.vocab_size,
         block_size,
         num_blocks + 1,
+        words_of_tile(config.head_dim, kv_dtype),
         np.float32(config.norm_eps),
     )
 

@@ -1,81 +1,39 @@
 """Attention over a paged cache in place: two products with the cache where weights would be.
 
 A query's scores are products with tiles of keys, a lane for each of sixteen tokens; what comes out
-are products of their softmax with pairs of values. Both are `add_bfloat_dots`, and no copy of the
-cache is gathered.
+are products of their softmax with groups of values. No copy of the cache is gathered. Both products
+are those of the cache's form (`cached`).
 
-Bytes read by a query: 2 x 2 x head_dim x context for each KV head, once for the query heads that
-share it. Source: PagedAttention, Kwon et al. 2023.
+Bytes read by a query: 2 x head_dim x context numbers, of two bytes or of one and a part of a scale,
+for each KV head, once for the query heads that share it. Source: PagedAttention, Kwon et al. 2023.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
+from minigen.kernels.cached import mix, round_shares, score
+from minigen.kernels.crew import begin, finish, take
 from minigen.kernels.lanes import (
     all_lanes,
     keep_between,
     larger,
     largest_lane,
     load,
-    prefetch,
     store,
-    store_bfloat16,
     sum_of_lanes,
 )
-from minigen.kernels.paging import CHUNK, TILE, tile_start
+from minigen.kernels.paging import CHUNK, TILE
 from minigen.kernels.rows import exponential
-from minigen.kernels.tiles import (
-    EIGHT,
-    FOUR,
-    ONE,
-    TWO,
-    add_bfloat_dots,
-    add_stored,
-    store_tile,
-    zeros,
-)
+from minigen.kernels.tiles import EIGHT, FOUR, ONE, TWO
 
 LOWEST = np.float32(-3.0e38)
 
 
 @njit
-def _score(tokens, shape, begin, end, last, table, layer, head, cache, scratch, query, at):
-    """Scores of the tile's queries against a chunk's keys; row t from `at + t * CHUNK` on.
-
-    Two tiles of keys go side by side, so that one's sums need not wait for each other. On its way
-    it asks for what comes next, since blocks lie anywhere in memory: keys up to the tile `last`,
-    and the chunk's values.
-    """
-    half = shape.head_dim // 2
-    for tile in range(begin, end, 2):
-        other = min(tile + 1, end - 1)
-        first = tile_start(shape, layer, 0, table, head, tile)
-        second = tile_start(shape, layer, 0, table, head, other)
-        values = tile_start(shape, layer, 1, table, head, tile)
-        more_values = tile_start(shape, layer, 1, table, head, other)
-        later = tile_start(shape, layer, 0, table, head, min(tile + 2, last))
-        still_later = tile_start(shape, layer, 0, table, head, min(tile + 3, last))
-        scores, more_scores = zeros(tokens), zeros(tokens)
-        for pair in range(half):
-            number = query * half + pair
-            for start in (values, more_values, later, still_later):
-                prefetch(cache.words, start + pair * 16)
-            keys, more_keys = (
-                load(cache.words, first + pair * 16),
-                load(cache.words, second + pair * 16),
-            )
-            scores = add_bfloat_dots(scores, keys, scratch.queries, number, half)
-            more_scores = add_bfloat_dots(more_scores, more_keys, scratch.queries, number, half)
-        store_tile(scratch.scores, at + (tile - begin) * TILE, CHUNK, scores)
-        if other > tile:
-            store_tile(scratch.scores, at + (other - begin) * TILE, CHUNK, more_scores)
-
-
-@njit
-def _softmax(scores, shares, at, begin, end, low, high, row, sums, peaks):
-    """Shares e^(score - peak) of a chunk's keys from `low` to `high`, and 0 beside them.
+def _softmax(scores, at, begin, end, low, high, row, sums, peaks):
+    """Shares e^(score - peak) of a chunk's keys from `low` to `high`, and 0 beside them, in place.
 
     The peak is the largest score so far. Returns e^(peak before - peak): whatever was added up
     before is to be multiplied with it. Source: online softmax, Milakov and Gimelshein 2018.
@@ -97,7 +55,7 @@ def _softmax(scores, shares, at, begin, end, low, high, row, sums, peaks):
         if key < low or key + TILE > high:
             share = keep_between(share, key, low, high, np.float32(0.0))
         total = total + share
-        store_bfloat16(shares, own, share)
+        store(scores, own, share)
     factor = largest_lane(exponential(all_lanes(before - peak)))
     sums[row] = sums[row] * factor + sum_of_lanes(total)
     peaks[row] = peak
@@ -108,25 +66,6 @@ def _softmax(scores, shares, at, begin, end, low, high, row, sums, peaks):
 def _scale(mixed, at, width, factor):
     for column in range(at, at + width, 16):
         store(mixed, column, load(mixed, column) * all_lanes(factor))
-
-
-@njit
-def _mix(
-    tokens, shape, begin, end, num_keys, table, layer, head, cache, scratch, at, column, mixed
-):
-    """Add thirty-two columns of a chunk's values, mixed by the tile's shares."""
-    head_dim = shape.head_dim
-    low, high = zeros(tokens), zeros(tokens)
-    for tile in range(begin, end):
-        values = tile_start(shape, layer, 1, table, head, tile) + column
-        for pair in range(min(8, (num_keys - tile * TILE + 1) // 2)):
-            share = at // 2 + (tile - begin) * 8 + pair
-            numbers = load(cache.words, values + pair * head_dim)
-            more_numbers = load(cache.words, values + pair * head_dim + 16)
-            low = add_bfloat_dots(low, numbers, scratch.shares, share, CHUNK // 2)
-            high = add_bfloat_dots(high, more_numbers, scratch.shares, share, CHUNK // 2)
-    store_tile(mixed, column, head_dim, add_stored(low, mixed, column, head_dim))
-    store_tile(mixed, column + 16, head_dim, add_stored(high, mixed, column + 16, head_dim))
 
 
 class Rows(NamedTuple):
@@ -168,22 +107,17 @@ def _attend_tile(tokens, rows, shape, layer, window, cache, scratch, worker, mix
     per_chunk = CHUNK // TILE
     for start in range(first_tile // per_chunk * per_chunk, num_tiles, per_chunk):
         begin, end = max(first_tile, start), min(num_tiles, start + per_chunk)
-        _score(
-            tokens, shape, begin, end, num_tiles - 1, table, layer, head, cache, scratch, query, at
+        score(
+            cache, tokens, shape, begin, end, num_tiles - 1, table, layer, head, scratch, query, at
         )
         for row in range(rows.num_rows):
-            seen = before + (rows.first + row) // group + 1
-            factor = _softmax(
-                scratch.scores, scratch.share_halves, at + row * CHUNK, begin, end,
-                max(0, seen - window), seen, row, sums, peaks,
-            )  # fmt: skip
+            seen, own = before + (rows.first + row) // group + 1, at + row * CHUNK
+            low = max(0, seen - window)
+            factor = _softmax(scratch.scores, own, begin, end, low, seen, row, sums, peaks)
             if factor != np.float32(1.0):
                 _scale(mixed, row * head_dim, head_dim, factor)
-        for column in range(0, head_dim, 32):
-            _mix(
-                tokens, shape, begin, end, num_keys, table, layer, head, cache, scratch, at,
-                column, mixed,
-            )  # fmt: skip
+            round_shares(cache, begin, end, low, seen, scratch, own)
+        mix(cache, tokens, shape, begin, end, num_keys, table, layer, head, scratch, at, mixed)
     for row in range(rows.num_rows):
         token = rows.token + (rows.first + row) // group
         to = (token * shape.q_heads + head * group + (rows.first + row) % group) * head_dim
@@ -205,24 +139,40 @@ def _attend_rows(rows, shape, layer, window, cache, scratch, worker, mixed, out)
         _attend_tile(ONE, rows, shape, layer, window, cache, scratch, worker, mixed, out)
 
 
-@njit(parallel=True)
-def attend(shape, layer, window, packed, cache, scratch, num_workers, out):
-    """out[tokens, q_heads x head_dim] = attention of the queries in `scratch` over the cache.
+@njit
+def _num_tiles(shape, packed, sequence):
+    """How many tasks a sequence's queries of one KV head make, eight rows in each."""
+    num_tokens = packed.query_starts[sequence + 1] - packed.query_starts[sequence]
+    return (num_tokens * (shape.q_heads // shape.kv_heads) + 7) // 8
 
-    Workers take tasks in turn, so that long and short ones spread evenly.
-    """
-    group = shape.q_heads // shape.kv_heads
-    for worker in prange(num_workers):
-        mixed = np.empty(8 * shape.head_dim + 16, np.float32)  # and their sums and peaks
-        task = 0
-        for sequence in range(len(packed.query_starts) - 1):
-            token = packed.query_starts[sequence]
-            num_tokens = packed.query_starts[sequence + 1] - token
-            context, table = packed.context_lens[sequence], packed.block_tables[sequence]
-            for head in range(shape.kv_heads):
-                for first in range(0, num_tokens * group, 8):
-                    if task % num_workers == worker:
-                        count = min(8, num_tokens * group - first)
-                        rows = Rows(first, count, head, token, num_tokens, context, table)
-                        _attend_rows(rows, shape, layer, window, cache, scratch, worker, mixed, out)
-                    task += 1
+
+@njit
+def _rows_of(shape, packed, sequence, head, tile):
+    token = packed.query_starts[sequence]
+    num_tokens = packed.query_starts[sequence + 1] - token
+    num_rows = min(8, num_tokens * (shape.q_heads // shape.kv_heads) - 8 * tile)
+    context, table = packed.context_lens[sequence], packed.block_tables[sequence]
+    return Rows(8 * tile, num_rows, head, token, num_tokens, context, table)
+
+
+@njit
+def attend(crew, shape, layer, window, packed, cache, scratch, out):
+    """out[tokens, q_heads x head_dim] = attention of the queries in `scratch` over the cache."""
+    mixed = np.empty(8 * shape.head_dim + 16, np.float32)  # and their sums and peaks
+    num_tasks = 0
+    for sequence in range(len(packed.query_starts) - 1):
+        num_tasks += shape.kv_heads * _num_tiles(shape, packed, sequence)
+    begin(crew)
+    task, sequence, before = take(crew, num_tasks), 0, 0
+    while task < num_tasks:
+        if task < before:  # one of somebody else's
+            sequence, before = 0, 0
+        tiles = _num_tiles(shape, packed, sequence)
+        if task < before + shape.kv_heads * tiles:
+            head, tile = divmod(task - before, tiles)
+            rows = _rows_of(shape, packed, sequence, head, tile)
+            _attend_rows(rows, shape, layer, window, cache, scratch, crew.worker, mixed, out)
+            task = take(crew, num_tasks)
+        else:
+            sequence, before = sequence + 1, before + shape.kv_heads * tiles
+    finish(crew, num_tasks)

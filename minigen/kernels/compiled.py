@@ -47,9 +47,9 @@ choose_rows = _compiled_once(sample.choose_rows)
 likeliest_rows = _compiled_once(sample.likeliest_rows)
 
 
-def is_compiled(form: str) -> bool:
-    """Whether the step for weights of this form starts without compiling."""
-    return _mark(form).exists()
+def is_compiled(form: str, kv_dtype: str = "bfloat16") -> bool:
+    """Whether the step for weights of this form, and for such a cache, starts without compiling."""
+    return _mark(form, kv_dtype).exists()
 
 
 def speeds(form: str) -> dict[str, float]:
@@ -59,15 +59,16 @@ def speeds(form: str) -> dict[str, float]:
     """
     if not is_compiled(form):
         return {}
-    found: dict[str, float] = json.loads(_mark(form).read_text())
+    found: dict[str, float] = json.loads(_mark(form, "bfloat16").read_text())
     return found
 
 
-def tell_compiled(form: str, measured: Mapping[str, float]) -> None:
-    """Remember that the step for this form lies in `FOLDER`, and how fast it is."""
+def tell_compiled(form: str, kv_dtype: str, measured: Mapping[str, float]) -> None:
+    """Remember that the step for these forms lies in `FOLDER`, and how fast it is."""
     if FOLDER.exists():  # it does not where nothing can be written
-        _mark(form).write_text(json.dumps(measured))
+        _mark(form, kv_dtype).write_text(json.dumps(measured))
 
 
-def _mark(form: str) -> Path:
-    return FOLDER / f"{form}.compiled.json"
+def _mark(form: str, kv_dtype: str) -> Path:
+    cache = "" if kv_dtype == "bfloat16" else f".{kv_dtype}-cache"
+    return FOLDER / f"{form}{cache}.compiled.json"

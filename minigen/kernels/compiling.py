@@ -19,7 +19,8 @@ from minigen.kernels.compiled import is_compiled, run_step, tell_compiled
 from minigen.kernels.paging import PanelPool, make_scratch
 from minigen.kernels.runner import EVERYTHING, make_workspace
 from minigen.kernels.sampler import KernelChooser
-from minigen.kernels.threads import available_threads, one_at_a_time
+from minigen.kernels.step import num_phases
+from minigen.kernels.threads import available_threads, team_of
 from minigen.machine import torch_threads
 from minigen.model.transformer import expected_tensors
 from minigen.model.weights import StoredTensor
@@ -62,13 +63,16 @@ _TIMED = replace(
 )
 
 
-def compile_step(form: str) -> None:
-    """Have the step for weights of this form compiled, and kept on disk: seconds, once."""
-    if is_compiled(form):
+def compile_step(form: str, kv_dtype: str = "bfloat16") -> None:
+    """Have the step for weights of this form compiled, and kept on disk: seconds, once.
+
+    `kv_dtype`, "bfloat16" or "int8", is the form of keys and values; each is a step of its own.
+    """
+    if is_compiled(form, kv_dtype):
         return
-    _one_token_step(_TINY, form, 1)()
+    _one_token_step(_TINY, form, kv_dtype, 1)()
     _choose_once()
-    tell_compiled(form, _measure(form))
+    tell_compiled(form, kv_dtype, _measure(form, kv_dtype))
 
 
 def _choose_once() -> None:
@@ -79,13 +83,13 @@ def _choose_once() -> None:
         choose(logits, [Sequence(1, (1,), params, 0, 1, frozenset())])
 
 
-def _measure(form: str) -> dict[str, float]:
+def _measure(form: str, kv_dtype: str) -> dict[str, float]:
     """Weights a second, by the compiled step and by torch in bfloat16 and float32."""
     num_threads = torch_threads()
     num_weights = sum(
         shape[0] * shape[1] for shape in expected_tensors(_TIMED).values() if len(shape) == 2
     )
-    step = _one_token_step(_TIMED, form, available_threads(num_threads))
+    step = _one_token_step(_TIMED, form, kv_dtype, available_threads(num_threads))
     found = {"compiled": num_weights / _median_seconds(step)}
     torch.set_num_threads(num_threads)
     for dtype in (torch.bfloat16, torch.float32):
@@ -105,26 +109,33 @@ def _median_seconds(run: Callable[[], object], times: int = 9) -> float:
     return statistics.median(found)
 
 
-def _one_token_step(config: ModelConfig, form: str, num_threads: int) -> Callable[[], None]:
+def _one_token_step(
+    config: ModelConfig, form: str, kv_dtype: str, num_threads: int
+) -> Callable[[], None]:
     """A step of one token of a model of zeros."""
     tensors = {name: _zeros(name, shape) for name, shape in expected_tensors(config).items()}
-    shape = kernel_shape(config, _BLOCK_SIZE, 1)
+    shape = kernel_shape(config, _BLOCK_SIZE, 1, kv_dtype)
     weights = kernel_weights(config, tensors, form)
-    pool = PanelPool(config.num_layers, 1, config.kv_heads, _BLOCK_SIZE, config.head_dim)
+    pool = PanelPool(shape, kv_dtype)
     none = np.zeros(1, np.int64)
     packed = Packed(none, none, none, np.arange(2), none + 1, none.reshape(1, 1), none)
     windows = np.full(config.num_layers, EVERYTHING, np.int64)
-    scratch = make_scratch(shape, 8, num_threads)
+    scratch = make_scratch(shape, 8, num_threads, kv_dtype)
     work = make_workspace(shape, 8, form == "bfloat16")
     logits = np.zeros(config.vocab_size, np.float32)
-
-    def run() -> None:
-        with one_at_a_time(num_threads):
-            run_step(
-                shape, weights, windows, packed, pool.cache, scratch, work, num_threads, logits
-            )
-
-    return run
+    team = team_of(num_threads)
+    return lambda: team.run(
+        num_phases(shape),
+        run_step,
+        shape,
+        weights,
+        windows,
+        packed,
+        pool.cache,
+        scratch,
+        work,
+        logits,
+    )
 
 
 def _zeros(name: str, shape: tuple[int, ...]) -> StoredTensor:

@@ -104,6 +104,22 @@ def store_bytes(typingctx: Any, array: Any, index: Any, lanes: Any) -> Any:
 
 
 @intrinsic
+def store_two_bytes(typingctx: Any, array: Any, upper: Any, lower: Any, lanes: Any) -> Any:
+    """Write sixteen whole numbers as 256 times a signed byte, from `upper` on, and one to add."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        to = ir.VectorType(ir.IntType(8), NUM_LANES)
+        whole = builder.fptosi(args[3], WORDS)
+        rest = builder.ashr(builder.add(whole, same(128)), same(8))
+        for index, numbers in ((1, rest), (2, whole)):
+            pointer = address(context, builder, sig, [args[0], args[index]], 0, to)
+            builder.store(builder.trunc(numbers, to), pointer, align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp, lanes), codegen
+
+
+@intrinsic
 def store_bfloat16(typingctx: Any, array: Any, index: Any, lanes: Any) -> Any:
     """Write sixteen float32 numbers, rounded to bfloat16, to a flat uint16 array."""
 

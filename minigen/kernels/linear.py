@@ -6,14 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float
+from numba import njit
 from torch import Tensor
 
 from minigen.errors import OptionError
+from minigen.kernels.crew import enter, leave
 from minigen.kernels.llvm import NUM_LANES
 from minigen.kernels.multiply import multiply
 from minigen.kernels.panels import GROUP, Pairs, Panels, stack_panels
 from minigen.kernels.rows import prepare, quantised, rounded
-from minigen.kernels.threads import available_threads, one_at_a_time
+from minigen.kernels.threads import available_threads, team_of
 from minigen.model.transformer import MakeLinear
 from minigen.model.weights import StoredTensor
 from minigen.protocols import Linear
@@ -36,12 +38,20 @@ class PanelLinear:
         flat = x.float().contiguous().numpy().reshape(-1)
         inputs = (rounded if isinstance(self.panels, Pairs) else quantised)(flat.size)
         out = np.empty(num_tokens * width, np.float32)
-        with one_at_a_time(self.num_threads):
-            prepare(flat, num_tokens, self.in_features, inputs)
-            groups = self.in_features // GROUP
-            multiply(self.panels, 0, inputs, num_tokens, groups, out, width, False)
+        groups = self.in_features // GROUP
+        team_of(self.num_threads).run(
+            2, _prepare_and_multiply, self.panels, flat, inputs, num_tokens, groups, out, width
+        )
         made = torch.from_numpy(out).unflatten(0, (num_tokens, width))
         return (made if self.bias is None else made + self.bias).to(x.dtype)
+
+
+@njit(nogil=True)
+def _prepare_and_multiply(crew, step, panels, x, inputs, num_tokens, groups, out, width):
+    if enter(crew, step):
+        prepare(crew, x, num_tokens, groups * GROUP, inputs)
+        multiply(crew, panels, 0, inputs, num_tokens, groups, out, width, False)
+        leave(crew)
 
 
 def panel_linear(form: str, num_threads: int) -> MakeLinear:

@@ -1,16 +1,17 @@
 """Products of a few or of many tokens with weights in panels.
 
-A task is a panel of sixteen output columns. Its weights come from memory once, and stay in the
-cache while all tokens, a tile of them at a time, are multiplied with them: a step of one token is
-bound by the bytes of the weights, one of hundreds by the dot products.
+A task is a panel of sixteen output columns, or a few. Their weights come from memory once, and stay
+in the cache while all tokens, a tile of them at a time, are multiplied with them: a step of one
+token is bound by the bytes of the weights, one of hundreds by the dot products.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 from numba.extending import overload
 
+from minigen.kernels.crew import begin, finish, portion, take
 from minigen.kernels.lanes import load
 from minigen.kernels.llvm import OutsideKernelError
 from minigen.kernels.products import product_tile, widest_tile, write_pairs
@@ -84,27 +85,43 @@ def _run_task(task, weights, layer, inputs, num_tokens, groups, pairs):
         _run_tile(ONE, task, weights, layer, inputs, first, groups, pairs)
 
 
-@njit(parallel=True)
-def multiply(weights, layer, inputs, num_tokens, groups, out, width, add):
+@njit
+def multiply(crew, weights, layer, inputs, num_tokens, groups, out, width, add):
     """out[tokens, width] = inputs x weights[layer]^T, or, where `add`, out += it."""
-    for panel in prange(width // 16):
-        pairs = np.empty(groups * 16, np.int32)
-        if num_tokens > 1:
-            write_pairs(weights, layer, panel, groups, pairs, 0)
-        task = Product(panel, out, width, add)
-        _run_task(task, weights, layer, inputs, num_tokens, groups, pairs)
+    pairs = np.empty(groups * 16, np.int32)
+    num_panels = width // 16
+    size = portion(crew, num_panels)
+    num_tasks = -(-num_panels // size)
+    begin(crew)
+    taken = take(crew, num_tasks)
+    while taken < num_tasks:
+        for panel in range(taken * size, min(num_panels, taken * size + size)):
+            if num_tokens > 1:
+                write_pairs(weights, layer, panel, groups, pairs, 0)
+            task = Product(panel, out, width, add)
+            _run_task(task, weights, layer, inputs, num_tokens, groups, pairs)
+        taken = take(crew, num_tasks)
+    finish(crew, num_tasks)
 
 
-@njit(parallel=True)
-def multiply_and_gate(weights, layer, inputs, num_tokens, groups, ffn, hidden):
+@njit
+def multiply_and_gate(crew, weights, layer, inputs, num_tokens, groups, ffn, hidden):
     """hidden[tokens, ffn] = SiLU(inputs x gate^T) x (inputs x up^T), ready for the next product.
 
     The weights are two panels of gate's rows, two of up's, and so on.
     """
-    for pair in prange(ffn // 32):
-        pairs = np.empty(4 * groups * 16, np.int32)
-        if num_tokens > 1:
-            for part in range(4):
-                write_pairs(weights, layer, 4 * pair + part, groups, pairs, part * groups * 16)
-        task = Gate(pair, hidden, ffn, np.empty(8 * 64, np.float32))
-        _run_task(task, weights, layer, inputs, num_tokens, groups, pairs)
+    pairs, products = np.empty(4 * groups * 16, np.int32), np.empty(8 * 64, np.float32)
+    num_pairs = ffn // 32
+    size = portion(crew, num_pairs)
+    num_tasks = -(-num_pairs // size)
+    begin(crew)
+    taken = take(crew, num_tasks)
+    while taken < num_tasks:
+        for pair in range(taken * size, min(num_pairs, taken * size + size)):
+            if num_tokens > 1:
+                for part in range(4):
+                    write_pairs(weights, layer, 4 * pair + part, groups, pairs, part * groups * 16)
+            task = Gate(pair, hidden, ffn, products)
+            _run_task(task, weights, layer, inputs, num_tokens, groups, pairs)
+        taken = take(crew, num_tasks)
+    finish(crew, num_tasks)

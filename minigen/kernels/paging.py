@@ -1,12 +1,17 @@
 """The memory of a paged cache whose blocks lie as panels, and what kernels must know of it.
 
-Keys and values are bfloat16. A block's keys are tiles of sixteen tokens, a lane for each, so that a
-query's products with sixteen keys need no sum across lanes; its values are pairs of tokens, so that
-probabilities are multiplied two at a time.
+A block's keys are tiles of sixteen tokens, a lane for each, so that a query's products with sixteen
+keys need no sum across lanes; its values are groups of two or four tokens, whose probabilities are
+multiplied at once. Numbers are bfloat16, or bytes: number = (byte - 128) x scale, with a scale for
+each token and KV head of keys, and another of values. Scales lie behind their tile's bytes, so that
+whoever copies a block has all of it.
 
-Words of 32 bits, for each layer, block and KV head:
-  keys    [tiles, head_dim / 2, 16 lanes]   lane i: two numbers of token i
-  values  [tiles, 8, head_dim]              word d: number d of tokens 2i and 2i + 1
+Words of 32 bits of a tile, for each layer, block and KV head:
+  bfloat16  keys    [head_dim / 2, 16 lanes]  lane i: two numbers of token i
+            values  [8, head_dim]             word d of row i: number d of tokens 2i and 2i + 1
+  int8      keys    [head_dim / 4, 16 lanes]  lane i: four numbers of token i
+            values  [4, head_dim]             word d of row i: number d of tokens 4i to 4i + 3
+            then    [16]                      float32: scale i is token i's
 """
 
 import mmap
@@ -32,6 +37,7 @@ class Shape(NamedTuple):
     vocab: int
     block_size: int
     num_blocks: int
+    tile_words: int  # of sixteen tokens' keys, or values, of a head: `words_of_tile`
     norm_eps: np.float32
 
 
@@ -52,6 +58,14 @@ class Cache(NamedTuple):
     halves: np.ndarray
 
 
+class ByteCache(NamedTuple):
+    """The same of a pool in bytes: by words, by bytes, and by scales."""
+
+    words: np.ndarray
+    codes: np.ndarray
+    scales: np.ndarray
+
+
 class Scratch(NamedTuple):
     """Memory that a step's attention uses: queries [kv_heads, tokens x group, head_dim] and, of a
     chunk, scores and shares [workers, 8, CHUNK]."""
@@ -64,18 +78,44 @@ class Scratch(NamedTuple):
     share_halves: np.ndarray
 
 
-class PanelPool:
-    """The memory of all blocks, block 0 included; as `KVPool`, in the kernels' own order."""
+class ByteScratch(NamedTuple):
+    """The same for a cache in bytes, whose queries and shares are bytes, too.
 
-    def __init__(self, layers: int, num_blocks: int, kv_heads: int, block_size: int, head_dim: int):
-        self.block_size = block_size
-        words = head_dim * block_size // 2
-        shape = (layers, 2, num_blocks + 1, kv_heads * words)
+    A query is bytes, a scale, and -128 times the bytes' sum: where its products begin, to take back
+    what the cache's bytes are above their numbers. A row's shares are two bytes each, [2, CHUNK];
+    `share_scales` [workers, 8, 3] has the scale of each of the two, and the same correction.
+    `value_scales` [workers, CHUNK] are gathered on the way.
+    """
+
+    queries: np.ndarray
+    query_codes: np.ndarray
+    query_rows: int
+    query_scales: np.ndarray
+    query_starts: np.ndarray
+    scores: np.ndarray
+    shares: np.ndarray
+    share_codes: np.ndarray
+    share_scales: np.ndarray
+    value_scales: np.ndarray
+
+
+class PanelPool:
+    """The memory of all blocks, block 0 included; as `KVPool`, in the kernels' own order.
+
+    `kv_dtype`, "bfloat16" or "int8", is what the shape is made for, too.
+    """
+
+    def __init__(self, shape: Shape, kv_dtype: str):
+        self.block_size, self.kv_dtype = shape.block_size, kv_dtype
+        words = shape.kv_heads * shape.block_size // TILE * shape.tile_words
+        sizes = (shape.layers, 2, shape.num_blocks, words)
         # From the system, whose pages are zeros and take no memory before they are written.
-        memory = mmap.mmap(-1, 4 * int(np.prod(shape, dtype=np.int64)))
-        self.blocks = np.frombuffer(memory, np.int32).reshape(shape)
+        memory = mmap.mmap(-1, 4 * int(np.prod(sizes, dtype=np.int64)))
+        self.blocks = np.frombuffer(memory, np.int32).reshape(sizes)
         flat = self.blocks.reshape(-1)
-        self.cache = Cache(flat, flat.view(np.uint16))
+        self.cache: Cache | ByteCache = Cache(flat, flat.view(np.uint16))
+        if kv_dtype == "int8":
+            self.cache = ByteCache(flat, flat.view(np.uint8), flat.view(np.float32))
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, each (source, target), in all layers."""
@@ -84,33 +124,48 @@ class PanelPool:
             self.blocks[:, :, targets] = self.blocks[:, :, sources]
 
 
-def make_scratch(shape: Shape, max_tokens: int, num_workers: int) -> Scratch:
+def words_of_tile(head_dim: int, kv_dtype: str) -> int:
+    """Words of 32 bits that the keys, or values, of sixteen tokens and one head take."""
+    return 4 * head_dim + TILE if kv_dtype == "int8" else 8 * head_dim
+
+
+def make_scratch(
+    shape: Shape, max_tokens: int, num_workers: int, kv_dtype: str
+) -> Scratch | ByteScratch:
     """Memory for steps of at most so many tokens."""
     query_rows = max_tokens * (shape.q_heads // shape.kv_heads) + 8
-    queries = np.zeros(shape.kv_heads * query_rows * shape.head_dim // 2, np.int32)
-    scores = np.zeros(num_workers * 8 * CHUNK, np.float32)
-    shares = np.zeros(num_workers * 8 * CHUNK // 2, np.int32)
-    return Scratch(
+    num_queries, num_rows = shape.kv_heads * query_rows, num_workers * 8
+    scores = np.zeros(num_rows * CHUNK, np.float32)
+    shares = np.zeros(num_rows * CHUNK // 2, np.int32)
+    if kv_dtype == "bfloat16":
+        queries = np.zeros(num_queries * shape.head_dim // 2, np.int32)
+        halves = queries.view(np.uint16), shares.view(np.uint16)
+        return Scratch(queries, halves[0], query_rows, scores, shares, halves[1])
+    queries = np.zeros(num_queries * shape.head_dim // 4, np.int32)
+    return ByteScratch(
         queries,
-        queries.view(np.uint16),
+        queries.view(np.int8),
         query_rows,
+        np.zeros(num_queries, np.float32),
+        np.zeros(num_queries, np.int32),
         scores,
         shares,
-        shares.view(np.uint16),
+        shares.view(np.int8),
+        np.zeros(num_rows * 3, np.float32),
+        np.zeros(num_workers * CHUNK, np.float32),
     )
 
 
 @njit(inline="always")
-def block_start(shape, layer, half, block, head):
-    """The first word of a block's keys (half 0) or values (half 1)."""
-    words = shape.head_dim * shape.block_size // 2
-    return (((layer * 2 + half) * shape.num_blocks + block) * shape.kv_heads + head) * words
+def tile_at(shape, layer, half, block, head, tile):
+    """The first word of a tile of a block's keys (half 0) or values (half 1)."""
+    per_block = shape.block_size // TILE
+    of_block = ((layer * 2 + half) * shape.num_blocks + block) * shape.kv_heads + head
+    return (of_block * per_block + tile) * shape.tile_words
 
 
 @njit(inline="always")
 def tile_start(shape, layer, half, table, head, tile):
-    """The first word of sixteen tokens' keys (half 0) or values (half 1)."""
+    """The same for tile number `tile` of the context whose blocks are `table`."""
     per_block = shape.block_size // TILE
-    block = table[tile // per_block]
-    start = block_start(shape, layer, half, block, head)
-    return start + (tile % per_block) * 8 * shape.head_dim
+    return tile_at(shape, layer, half, table[tile // per_block], head, tile % per_block)

@@ -1,11 +1,13 @@
 """From a product to attention: biases, head norms, rotation, and the way into the cache."""
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
-from minigen.kernels.lanes import all_lanes, load, store, store_bfloat16
-from minigen.kernels.paging import TILE, block_start
-from minigen.kernels.rows import SERIAL_TOKENS, root_mean_square_factor
+from minigen.kernels.cached import write_key, write_query, write_value
+from minigen.kernels.crew import begin, finish, portion, take
+from minigen.kernels.lanes import all_lanes, load, store
+from minigen.kernels.paging import TILE, tile_at
+from minigen.kernels.rows import root_mean_square_factor
 
 
 @njit
@@ -17,17 +19,17 @@ def _normalise_head(x, at, width, weight, eps):
 
 
 @njit
-def _rotate_head(x, at, half, cos, sin, angles, scale, halves, to):
-    """Turn the pairs (i, i + half) of a head, and write it, times `scale`, in bfloat16."""
+def _rotate_head(x, at, half, cos, sin, angles):
+    """Turn the pairs (i, i + half) of a head."""
     for column in range(0, half, 16):
         first, second = load(x, at + column), load(x, at + half + column)
         c, s = load(cos, angles + column), load(sin, angles + column)
-        store_bfloat16(halves, to + column, (first * c - second * s) * all_lanes(scale))
-        store_bfloat16(halves, to + half + column, (second * c + first * s) * all_lanes(scale))
+        store(x, at + column, first * c - second * s)
+        store(x, at + half + column, second * c + first * s)
 
 
 @njit
-def _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, turned):
+def _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, room):
     head_dim, group = shape.head_dim, shape.q_heads // shape.kv_heads
     width = (shape.q_heads + 2 * shape.kv_heads) * head_dim
     row, half = token * width, head_dim // 2
@@ -40,48 +42,34 @@ def _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, turned
             weight = heads.q_norm[layer] if head < shape.q_heads else heads.k_norm[layer]
             _normalise_head(qkv, row + head * head_dim, head_dim, weight, shape.norm_eps)
     angles = packed.positions[token] * half
+    for head in range(shape.q_heads + shape.kv_heads):
+        _rotate_head(qkv, row + head * head_dim, half, heads.cos, heads.sin, angles)
     scale = np.float32(1.0) / np.float32(np.sqrt(head_dim))
     for head in range(shape.q_heads):
         query = (head // group) * scratch.query_rows + token * group + head % group
-        _rotate_head(
-            qkv, row + head * head_dim, half, heads.cos, heads.sin, angles, scale,
-            scratch.query_halves, query * head_dim,
-        )  # fmt: skip
+        write_query(cache, scratch, query, qkv, row + head * head_dim, head_dim, scale)
     block, offset = divmod(packed.slots[token], shape.block_size)
     tile, lane = divmod(offset, TILE)
-    # A pair's second value is multiplied, by 0, as soon as its first is there: no NaN may stand
-    # there from whoever had the block before. The token that follows, if it comes, overwrites it.
     alone = token + 1 == len(packed.slots) or packed.slots[token + 1] != packed.slots[token] + 1
     for head in range(shape.kv_heads):
         at = row + (shape.q_heads + head) * head_dim
-        _rotate_head(qkv, at, half, heads.cos, heads.sin, angles, np.float32(1.0), turned, 0)
-        keys = 2 * (block_start(shape, layer, 0, block, head) + tile * head_dim * 8)
-        for number in range(head_dim):
-            cache.halves[keys + (number // 2) * 32 + lane * 2 + number % 2] = turned[number]
+        keys = tile_at(shape, layer, 0, block, head, tile)
+        write_key(cache, keys, lane, qkv, at, head_dim, room)
+        values = tile_at(shape, layer, 1, block, head, tile)
         at += shape.kv_heads * head_dim
-        for column in range(0, head_dim, 16):
-            store_bfloat16(turned, column, load(qkv, at + column))
-        values = 2 * (block_start(shape, layer, 1, block, head) + tile * head_dim * 8)
-        values += (lane // 2) * 2 * head_dim
-        for number in range(head_dim):
-            cache.halves[values + 2 * number + lane % 2] = turned[number]
-            if alone and lane % 2 == 0:
-                cache.halves[values + 2 * number + 1] = 0
-
-
-@njit(parallel=True)
-def _store_tokens(shape, layer, heads, packed, num_tokens, qkv, cache, scratch):
-    for token in prange(num_tokens):
-        turned = np.empty(shape.head_dim, np.uint16)
-        _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, turned)
+        write_value(cache, values, lane, qkv, at, head_dim, room, alone)
 
 
 @njit
-def rotate_and_store(shape, layer, heads, packed, num_tokens, qkv, cache, scratch):
+def rotate_and_store(crew, shape, layer, heads, packed, num_tokens, qkv, cache, scratch):
     """Biases, head norms and rotation; queries to `scratch`, keys and values to their slots."""
-    if num_tokens > SERIAL_TOKENS:
-        _store_tokens(shape, layer, heads, packed, num_tokens, qkv, cache, scratch)
-    else:
-        turned = np.empty(shape.head_dim, np.uint16)
-        for token in range(num_tokens):
-            _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, turned)
+    room = np.empty(shape.head_dim, np.uint16)
+    size = portion(crew, num_tokens)
+    num_tasks = -(-num_tokens // size)
+    begin(crew)
+    taken = take(crew, num_tasks)
+    while taken < num_tasks:
+        for token in range(taken * size, min(num_tokens, taken * size + size)):
+            _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, room)
+        taken = take(crew, num_tasks)
+    finish(crew, num_tasks)

@@ -7,9 +7,10 @@ A product wants its inputs in the form that its weights call for: bytes with a s
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 from numba.extending import overload
 
+from minigen.kernels.crew import begin, finish, portion, take
 from minigen.kernels.lanes import (
     all_lanes,
     fused,
@@ -27,7 +28,6 @@ from minigen.kernels.llvm import OutsideKernelError
 
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 LOG2_E = np.float32(1.4426950408889634)
-SERIAL_TOKENS = 4  # so few are done sooner than a second thread is woken
 TINY = np.float32(1e-30)  # a group of smaller numbers is zeros: one over its steps is infinite
 
 
@@ -150,20 +150,18 @@ def _normalise_row(x, row, width, weight, eps, inputs):
         write_group(inputs, row * (width // 32) + group, low, high)
 
 
-@njit(parallel=True)
-def _normalise_rows(x, num_rows, width, weight, eps, inputs):
-    for row in prange(num_rows):
-        _normalise_row(x, row, width, weight, eps, inputs)
-
-
 @njit
-def normalise(x, num_rows, width, weight, eps, inputs):
+def normalise(crew, x, num_rows, width, weight, eps, inputs):
     """RMSNorm of the first rows of `x`, written as inputs of a product."""
-    if num_rows > SERIAL_TOKENS:
-        _normalise_rows(x, num_rows, width, weight, eps, inputs)
-    else:
-        for row in range(num_rows):
+    size = portion(crew, num_rows)
+    num_tasks = -(-num_rows // size)
+    begin(crew)
+    taken = take(crew, num_tasks)
+    while taken < num_tasks:
+        for row in range(taken * size, min(num_rows, taken * size + size)):
             _normalise_row(x, row, width, weight, eps, inputs)
+        taken = take(crew, num_tasks)
+    finish(crew, num_tasks)
 
 
 @njit
@@ -172,17 +170,15 @@ def _prepare_row(x, row, width, inputs):
         write_group(inputs, group, load(x, group * 32), load(x, group * 32 + 16))
 
 
-@njit(parallel=True)
-def _prepare_rows(x, num_rows, width, inputs):
-    for row in prange(num_rows):
-        _prepare_row(x, row, width, inputs)
-
-
 @njit
-def prepare(x, num_rows, width, inputs):
+def prepare(crew, x, num_rows, width, inputs):
     """The first rows of `x` as inputs of a product."""
-    if num_rows > SERIAL_TOKENS:
-        _prepare_rows(x, num_rows, width, inputs)
-    else:
-        for row in range(num_rows):
+    size = portion(crew, num_rows)
+    num_tasks = -(-num_rows // size)
+    begin(crew)
+    taken = take(crew, num_tasks)
+    while taken < num_tasks:
+        for row in range(taken * size, min(num_rows, taken * size + size)):
             _prepare_row(x, row, width, inputs)
+        taken = take(crew, num_tasks)
+    finish(crew, num_tasks)

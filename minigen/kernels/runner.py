@@ -13,8 +13,8 @@ from minigen.kernels.compiled import run_step
 from minigen.kernels.paging import PanelPool, Shape, make_scratch
 from minigen.kernels.panels import Pairs
 from minigen.kernels.rows import quantised, rounded
-from minigen.kernels.step import Weights, Workspace
-from minigen.kernels.threads import available_threads, one_at_a_time
+from minigen.kernels.step import Weights, Workspace, num_phases
+from minigen.kernels.threads import available_threads, team_of
 from minigen.sequence import Chunk
 
 EVERYTHING = 2**40  # the window of a layer that has none
@@ -42,7 +42,7 @@ class CompiledRunner:
         self.packer = Packer(manager, shape.block_size, max_batch_tokens)
         self._windows = np.array([window or EVERYTHING for window in windows], np.int64)
         self._work = make_workspace(shape, max_batch_tokens, isinstance(weights.qkv, Pairs))
-        self._scratch = make_scratch(shape, max_batch_tokens, self.num_threads)
+        self._scratch = make_scratch(shape, max_batch_tokens, self.num_threads, pool.kv_dtype)
         self._logits = np.empty(len(manager.tables) * shape.vocab, np.float32)
 
     def logits(self, chunks: SequenceOf[Chunk]) -> Float[Tensor, "rows vocab"]:
@@ -65,18 +65,18 @@ class CompiledRunner:
 
     def run(self, packed: Packed, logits: np.ndarray) -> None:
         """One step; writes the logits of `packed.logits_rows`, ascending, one after another."""
-        with one_at_a_time(self.num_threads):
-            run_step(
-                self.shape,
-                self.weights,
-                self._windows,
-                packed,
-                self.pool.cache,
-                self._scratch,
-                self._work,
-                self.num_threads,
-                logits,
-            )
+        team_of(self.num_threads).run(
+            num_phases(self.shape),
+            run_step,
+            self.shape,
+            self.weights,
+            self._windows,
+            packed,
+            self.pool.cache,
+            self._scratch,
+            self._work,
+            logits,
+        )
 
 
 def make_workspace(shape: Shape, max_tokens: int, in_bfloat16: bool) -> Workspace:

@@ -9,8 +9,9 @@ Bytes: 4 x vocab read for a greedy row; a drawn one writes and reads 4 x vocab m
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
+from minigen.kernels.crew import begin, enter, finish, leave, take
 from minigen.kernels.heaviest import BLOCK, NUM_BINS, heavy_ids, keep_heaviest, sum_of
 from minigen.kernels.lanes import (
     all_lanes,
@@ -103,15 +104,16 @@ def _likeliest(numbers, at, vocab, may_be_banned):
     return index - at
 
 
-@njit(parallel=True)
-def _likeliest_rows(logits, vocab, out):
-    for row in prange(len(out)):
-        out[row] = _likeliest(logits, row * vocab, vocab, False)
-
-
-def likeliest_rows(logits, vocab, out):
+def likeliest_rows(crew, step, logits, vocab, out):
     """The likeliest token of each row of flat `logits`; -1 where they are not finite."""
-    _likeliest_rows(logits, vocab, out)
+    if enter(crew, step):
+        begin(crew)
+        row = take(crew, len(out))
+        while row < len(out):
+            out[row] = _likeliest(logits, row * vocab, vocab, False)
+            row = take(crew, len(out))
+        finish(crew, len(out))
+        leave(crew)
 
 
 @njit
@@ -230,17 +232,16 @@ def _choose(row, logits, vocab, asked, room, worker):
     )  # fmt: skip
 
 
-@njit(parallel=True)
-def _choose_rows(logits, vocab, asked, room, out):
-    num_workers = len(room.logits)
-    for worker in prange(num_workers):
-        for row in range(worker, len(out), num_workers):
-            out[row] = _choose(row, logits, vocab, asked, room, worker)
-
-
-def choose_rows(logits, vocab, asked, room, out):
+def choose_rows(crew, step, logits, vocab, asked, room, out):
     """Each row's next token, as its settings ask; -1 where its logits are not finite.
 
     `logits` is flat, [rows x vocab]; vocab is a multiple of 16. No row depends on another.
     """
-    _choose_rows(logits, vocab, asked, room, out)
+    if enter(crew, step):
+        begin(crew)
+        row = take(crew, len(out))
+        while row < len(out):
+            out[row] = _choose(row, logits, vocab, asked, room, crew.worker)
+            row = take(crew, len(out))
+        finish(crew, len(out))
+        leave(crew)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from minigen.kernels.compiled import choose_rows, likeliest_rows
 from minigen.kernels.sample import Asked, make_room
-from minigen.kernels.threads import available_threads, one_at_a_time
+from minigen.kernels.threads import available_threads, team_of
 from minigen.params import SamplingParams
 from minigen.sampling import uniform_draws
 from minigen.sequence import Sequence
@@ -30,11 +30,12 @@ class KernelChooser:
         """A token for each row; -1 where its logits are not finite."""
         flat, out = logits.numpy().reshape(-1), np.empty(len(sequences), np.int64)
         plain = all(sequence.params.plainly_greedy for sequence in sequences)
-        with one_at_a_time(self.num_threads):
-            if plain:
-                likeliest_rows(flat, self.vocab, out)
-            else:
-                choose_rows(flat, self.vocab, asked_of(sequences, self.vocab), self._room, out)
+        team = team_of(min(self.num_threads, len(out)))
+        if plain:
+            team.run(1, likeliest_rows, flat, self.vocab, out)
+        else:
+            asked = asked_of(sequences, self.vocab)
+            team.run(1, choose_rows, flat, self.vocab, asked, self._room, out)
         found: list[int] = out.tolist()
         return found
 

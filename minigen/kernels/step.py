@@ -3,14 +3,15 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 from numba.extending import overload
 
 from minigen.kernels.attend import attend
+from minigen.kernels.crew import begin, enter, finish, leave, take
 from minigen.kernels.lanes import float16_at, load, store
 from minigen.kernels.llvm import OutsideKernelError
 from minigen.kernels.multiply import multiply, multiply_and_gate
-from minigen.kernels.paging import Heads
+from minigen.kernels.paging import Heads, Shape
 from minigen.kernels.panels import Codes8
 from minigen.kernels.rotate import rotate_and_store
 from minigen.kernels.rows import normalise, prepare
@@ -73,51 +74,73 @@ def _embed_pairs(embedding, token_id, width, out, at):
         bits[at + column] = word << 16 if column % 2 == 0 else word & -65536
 
 
-@njit(parallel=True)
-def _embed(embedding, token_ids, width, out):
-    for token in prange(len(token_ids)):
+@njit
+def _embed(crew, embedding, token_ids, width, out):
+    begin(crew)
+    token = take(crew, len(token_ids))
+    while token < len(token_ids):
         embed_row(embedding, token_ids[token], width, out, token * width)
+        token = take(crew, len(token_ids))
+    finish(crew, len(token_ids))
 
 
 @njit
-def _keep_rows(x, width, rows):
+def _keep_rows(crew, x, width, rows):
     """Move the rows with those numbers, in ascending order, to the front."""
-    for to in range(len(rows)):
-        for column in range(0, width, 16):
-            store(x, to * width + column, load(x, rows[to] * width + column))
+    begin(crew)
+    if take(crew, 1) == 0:  # one worker, since a row may go where another was
+        for to in range(len(rows)):
+            for column in range(0, width, 16):
+                store(x, to * width + column, load(x, rows[to] * width + column))
+        take(crew, 1)
+    finish(crew, 1)
 
 
-def run_step(shape, model, windows, packed, cache, scratch, work, num_workers, logits):
+def run_step(crew, step, shape, model, windows, packed, cache, scratch, work, logits):
     """Write the logits [rows, vocab] of the tokens `packed.logits_rows`, and all keys and values.
 
-    Beyond the last layer's keys and values only those rows are computed.
+    Every worker of the crew calls it; whoever comes too late for the step has nothing to do.
     """
+    if enter(crew, step):
+        run_layers(crew, shape, model, windows, packed, cache, scratch, work, logits)
+        leave(crew)
+
+
+def num_phases(shape: Shape) -> int:
+    """At most so many phases a step has: ten a layer, four more."""
+    return 10 * shape.layers + 4
+
+
+@njit
+def run_layers(crew, shape, model, windows, packed, cache, scratch, work, logits):
+    """Token ids to logits. Beyond the last layer's keys and values only the rows of `logits` are
+    computed."""
     num_tokens, num_rows = len(packed.token_ids), len(packed.logits_rows)
     hidden, groups = shape.hidden, shape.hidden // 32
     heads_width = shape.q_heads * shape.head_dim
     qkv_width = heads_width + 2 * shape.kv_heads * shape.head_dim
-    _embed(model.embedding, packed.token_ids, hidden, work.x)
+    _embed(crew, model.embedding, packed.token_ids, hidden, work.x)
     for layer in range(shape.layers):
-        normalise(
-            work.x, num_tokens, hidden, model.attention_norm[layer], shape.norm_eps, work.inputs
-        )
-        multiply(model.qkv, layer, work.inputs, num_tokens, groups, work.qkv, qkv_width, False)
-        rotate_and_store(shape, layer, model.heads, packed, num_tokens, work.qkv, cache, scratch)
+        norm, eps = model.attention_norm[layer], shape.norm_eps
+        normalise(crew, work.x, num_tokens, hidden, norm, eps, work.inputs)
+        qkv = work.qkv
+        multiply(crew, model.qkv, layer, work.inputs, num_tokens, groups, qkv, qkv_width, False)
+        rotate_and_store(crew, shape, layer, model.heads, packed, num_tokens, qkv, cache, scratch)
         if layer == shape.layers - 1 and num_rows == 0:
             return
-        attend(shape, layer, windows[layer], packed, cache, scratch, num_workers, work.mixed)
+        attend(crew, shape, layer, windows[layer], packed, cache, scratch, work.mixed)
         if layer == shape.layers - 1:
-            _keep_rows(work.mixed, heads_width, packed.logits_rows)
-            _keep_rows(work.x, hidden, packed.logits_rows)
+            _keep_rows(crew, work.mixed, heads_width, packed.logits_rows)
+            _keep_rows(crew, work.x, hidden, packed.logits_rows)
             num_tokens = num_rows
-        prepare(work.mixed, num_tokens, heads_width, work.inputs)
-        multiply(model.out, layer, work.inputs, num_tokens, heads_width // 32, work.x, hidden, True)
-        normalise(work.x, num_tokens, hidden, model.ffn_norm[layer], shape.norm_eps, work.inputs)
+        prepare(crew, work.mixed, num_tokens, heads_width, work.inputs)
+        width = heads_width // 32
+        multiply(crew, model.out, layer, work.inputs, num_tokens, width, work.x, hidden, True)
+        normalise(crew, work.x, num_tokens, hidden, model.ffn_norm[layer], eps, work.inputs)
+        inputs, width = work.ffn_inputs, shape.ffn // 32
         multiply_and_gate(
-            model.gate_up, layer, work.inputs, num_tokens, groups, shape.ffn, work.ffn_inputs
+            crew, model.gate_up, layer, work.inputs, num_tokens, groups, shape.ffn, inputs
         )
-        multiply(
-            model.down, layer, work.ffn_inputs, num_tokens, shape.ffn // 32, work.x, hidden, True
-        )
-    normalise(work.x, num_rows, hidden, model.norm, shape.norm_eps, work.inputs)
-    multiply(model.head, 0, work.inputs, num_rows, groups, logits, shape.vocab, False)
+        multiply(crew, model.down, layer, inputs, num_tokens, width, work.x, hidden, True)
+    normalise(crew, work.x, num_rows, hidden, model.norm, shape.norm_eps, work.inputs)
+    multiply(crew, model.head, 0, work.inputs, num_rows, groups, logits, shape.vocab, False)

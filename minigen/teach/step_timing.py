@@ -12,13 +12,14 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import njit, prange, set_num_threads
 
+from minigen.kernels.crew import alone, enter, leave
 from minigen.kernels.multiply import multiply
 from minigen.kernels.panels import GROUP, Pairs, Panels
 from minigen.kernels.rows import prepare, quantised, rounded
 from minigen.kernels.runner import CompiledRunner
-from minigen.kernels.threads import one_at_a_time
+from minigen.kernels.threads import one_at_a_time, team_of
 from minigen.llm import LLM
 from minigen.params import SamplingParams
 from minigen.sequence import Chunk, Sequence
@@ -78,7 +79,7 @@ class Probe:
         shape, weights = runner.shape, runner.weights
         self._size = 2.0 * PEAK_TOKENS * shape.hidden
         self._products = {
-            kind_of(panels): (_product(panels, PEAK_TOKENS, columns, shape.hidden), columns)
+            kind_of(panels): (self._product(panels, columns, shape.hidden), columns)
             for panels, columns in (
                 (weights.head, shape.hidden),
                 (weights.down, shape.ffn),
@@ -88,37 +89,44 @@ class Probe:
 
     def ceilings(self) -> Ceilings:
         """The ceilings as they are now."""
-        with one_at_a_time(self.num_threads):
+        with one_at_a_time():
+            set_num_threads(self.num_threads)
             seconds = median_seconds(lambda: _sum(self._numbers), 5)
-            peaks = {
-                kind: self._size * columns / median_seconds(run, 15)
-                for kind, (run, columns) in self._products.items()
-            }
+        peaks = {
+            kind: self._size * columns / median_seconds(run, 15)
+            for kind, (run, columns) in self._products.items()
+        }
         return Ceilings(self._numbers.nbytes / seconds, peaks)
 
-
-def _product(panels: Panels, tokens: int, columns: int, rows: int) -> Callable[[], None]:
-    """A product with the first rows of the first layer's weights, to be run again and again."""
-    inputs, out = _inputs(panels, tokens, columns), np.empty(tokens * rows, np.float32)
-    return lambda: multiply(panels, 0, inputs, tokens, columns // GROUP, out, rows, False)
+    def _product(self, panels: Panels, columns: int, rows: int) -> Callable[[], None]:
+        """A product with the first rows of the first layer's weights, to be run again and again."""
+        inputs, out = (
+            _inputs(panels, PEAK_TOKENS, columns),
+            np.empty(PEAK_TOKENS * rows, np.float32),
+        )
+        sizes = (1, (columns // GROUP,), (rows,))
+        return lambda: team_of(self.num_threads).run(
+            1, _multiply_layers, (panels,), *sizes, inputs, PEAK_TOKENS, out
+        )
 
 
 def _inputs(panels: Panels, tokens: int, columns: int) -> Any:
     room = rounded if isinstance(panels, Pairs) else quantised
     inputs = room(tokens * columns)
-    prepare(_normal(tokens * columns), tokens, columns, inputs)
+    prepare(alone(), _normal(tokens * columns), tokens, columns, inputs)
     return inputs
 
 
-@njit
+@njit(nogil=True)
 def _multiply_layers(  # type: ignore[no-untyped-def]
-    matrices, num_layers, groups, widths, inputs, tokens, out
+    crew, step, matrices, num_layers, groups, widths, inputs, tokens, out
 ):
-    for layer in range(num_layers):
-        for which in range(len(matrices)):
-            multiply(
-                matrices[which], layer, inputs, tokens, groups[which], out, widths[which], False
-            )
+    if enter(crew, step):
+        for layer in range(num_layers):
+            for which in range(len(matrices)):
+                weights, width = matrices[which], widths[which]
+                multiply(crew, weights, layer, inputs, tokens, groups[which], out, width, False)
+        leave(crew)
 
 
 def product_seconds(llm: LLM, tokens: int) -> float:
@@ -139,11 +147,18 @@ def product_seconds(llm: LLM, tokens: int) -> float:
     matrices = (weights.qkv, weights.out, weights.gate_up, weights.down)
 
     def run() -> None:
-        _multiply_layers(matrices, shape.layers, groups, widths, inputs, tokens, out)
-        multiply(weights.head, 0, inputs, tokens, groups[0], out, shape.vocab, False)
+        team.run(
+            len(matrices) * shape.layers,
+            *(_multiply_layers, matrices, shape.layers, groups, widths, inputs, tokens, out),
+        )
+        team.run(
+            1,
+            *(_multiply_layers, (weights.head,), 1, groups[:1], (shape.vocab,)),
+            *(inputs, tokens, out),
+        )
 
-    with one_at_a_time(runner.num_threads):
-        return median_seconds(run, 7, 0.3)
+    team = team_of(runner.num_threads)
+    return median_seconds(run, 7, 0.3)
 
 
 def kind_of(panels: Panels) -> str:

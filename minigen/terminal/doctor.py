@@ -104,7 +104,7 @@ def _kernels() -> Finding:
     if find_spec("numba") is None:
         remedy = "pip install 'minigen[cpu]' for faster kernels; torch serves without"
         return Finding("numba", "not installed", fine=False, remedy=remedy)
-    from minigen.kernels.compiled import speeds
+    from minigen.kernels.compiled import is_compiled, speeds
 
     compiled = {form: speeds(form) for form in ("int4", "int8", "bfloat16")}
     told = [f"{form} {found['compiled'] / 1e9:.0f}" for form, found in compiled.items() if found]
@@ -114,6 +114,9 @@ def _kernels() -> Finding:
     of_torch = next(found for found in compiled.values() if found)
     told += [f"torch's {form} {of_torch[form] / 1e9:.0f}" for form in ("bfloat16", "float32")]
     found = f"{_version('numba')}, billion weights multiplied a second: {', '.join(told)}"
+    in_bytes = [form for form in compiled if is_compiled(form, "int8")]
+    if in_bytes:
+        found += f"; also for a KV cache in int8: {', '.join(in_bytes)}"
     if all(compiled.values()):
         return Finding("numba", found)
     return Finding("numba", found, fine=False, remedy="minigen compile, once, for the other forms")

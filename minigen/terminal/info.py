@@ -7,6 +7,7 @@ from minigen.checkpoint import Checkpoint
 
 # Bytes of a weight and of a number of the KV cache; int4 keeps embedding and head in 8 bits.
 _BYTES_OF = {"float32": (4, 4), "bfloat16": (2, 2), "int8": (34 / 32, 2), "int4": (20 / 32, 2)}
+_KV_SCALE_BYTES = 4  # kv_cache_dtype="int8": for each head's key, and value, beside a byte a number
 _MB = 1_000_000
 
 
@@ -38,16 +39,18 @@ def print_info(name: str, checkpoint: Checkpoint) -> None:
 
 
 def _memory_table(checkpoint: Checkpoint) -> Table:
-    """Weights and KV cache in each type that minigen computes in."""
+    """Weights and KV cache in each type that minigen computes in, a KV cache in int8 last."""
     config = checkpoint.config
     numbers_per_token = 2 * config.num_layers * config.kv_heads * config.head_dim
     table = Table(title="memory", title_justify="left")
     for column in ("weights=", "weights", "KV a token", "KV at full context", "together"):
         table.add_column(column, justify="left" if column == "weights=" else "right")
     embedded = config.vocab_size * config.hidden * (1 if config.tied_embeddings else 2)
-    for form, (weight_bytes, kv_bytes) in _BYTES_OF.items():
+    int4, in_bytes = _BYTES_OF["int4"][0], 1 + _KV_SCALE_BYTES / config.head_dim
+    rows = {**_BYTES_OF, "int4, KV int8": (int4, in_bytes)}
+    for form, (weight_bytes, kv_bytes) in rows.items():
         weights = checkpoint.num_parameters * weight_bytes
-        if form == "int4":
+        if form.startswith("int4"):
             weights += embedded * (_BYTES_OF["int8"][0] - weight_bytes)
         token = numbers_per_token * kv_bytes
         context = token * config.max_positions

@@ -46,6 +46,9 @@ def engine_options(
     kv_memory: Annotated[
         str | None, _option("Engine", "Memory of the KV cache, as in 512M; 1GiB if absent.")
     ] = None,
+    kv_cache_dtype: Annotated[
+        str, _option("Engine", "auto, bfloat16 or int8: the form of keys and values.")
+    ] = "auto",
     prefix_cache: Annotated[
         str, _option("Engine", "Share equal beginnings: on, off, or file.py:Name.")
     ] = "on",

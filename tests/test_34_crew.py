@@ -1,0 +1,146 @@
+"""Workers of a crew do every task once, whoever is late; and a team ends with its process."""
+
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from numba import njit
+
+from minigen.kernels.crew import (
+    alone,
+    begin,
+    enter,
+    finish,
+    leave,
+    make_crew,
+    open_step,
+    portion,
+    take,
+)
+from minigen.kernels.threads import Team, team_of
+
+
+@njit(nogil=True)
+def count_tasks(crew, step, sizes, done, sums, late):
+    """Each task of the phases adds one to its place, and looks at what the phase before wrote."""
+    if enter(crew, step):
+        for phase in range(len(sizes)):
+            begin(crew)
+            task = take(crew, sizes[phase])
+            while task < sizes[phase]:
+                if crew.worker == late:
+                    for _ in range(20_000):
+                        sums[0] += 1.0  # takes long, and is nobody else's
+                done[phase, task] += 1
+                if phase > 0:
+                    done[phase, task] += 10 * (done[phase - 1, : sizes[phase - 1]] % 10 != 1).sum()
+                task = take(crew, sizes[phase])
+            finish(crew, sizes[phase])
+        leave(crew)
+
+
+SIZES = np.array([1, 7, 0, 64, 2, 3, 1, 0, 500, 5])
+
+
+def run(team: Team, late: int = -1) -> np.ndarray:
+    done = np.zeros((len(SIZES), SIZES.max()), np.int64)
+    team.run(len(SIZES), count_tasks, SIZES, done, np.zeros(16), late)
+    return done
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("late", [-1, 0, 1])
+def test_every_task_is_done_once_and_after_the_phase_before(num_threads: int, late: int) -> None:
+    team = Team(num_threads)
+    expected = (np.arange(SIZES.max()) < SIZES[:, None]).astype(np.int64)
+    for _ in range(30):
+        np.testing.assert_array_equal(run(team, late), expected)
+    team.close()
+
+
+def test_who_never_comes_is_not_waited_for() -> None:
+    first, *_ = make_crew(4, len(SIZES))
+    done = np.zeros((len(SIZES), SIZES.max()), np.int64)
+    open_step(first, 1)
+    count_tasks(first, 1, SIZES, done, np.zeros(16), -1)
+    assert done.sum() == SIZES.sum()
+
+
+def test_who_comes_too_late_finds_the_step_closed() -> None:
+    first, second = make_crew(2, len(SIZES))
+    done = np.zeros((len(SIZES), SIZES.max()), np.int64)
+    open_step(first, 1)
+    count_tasks(first, 1, SIZES, done, np.zeros(16), -1)
+    before = done.copy()
+    count_tasks(second, 1, SIZES, done, np.zeros(16), -1)
+    np.testing.assert_array_equal(done, before)
+    open_step(first, 2)
+    assert not enter(second, 1)
+    assert enter(second, 2)
+
+
+def test_tasks_of_a_range_come_in_order_and_then_those_of_others() -> None:
+    first, second = make_crew(2, 1)
+    begin(first)
+    begin(second)
+    assert [take(first, 6) for _ in range(2)] == [0, 1]
+    assert take(second, 6) == 3
+    assert [take(first, 6) for _ in range(4)] == [2, 4, 5, 6]
+    assert take(second, 6) == 6
+
+
+def test_portions_are_neither_nothing_nor_everything() -> None:
+    crew = make_crew(2, 1)[0]
+    assert portion(crew, 1) == 1
+    assert 1 <= portion(crew, 100) <= 50
+    assert portion(alone(), 0) == 1
+
+
+def test_callers_in_several_threads_take_turns() -> None:
+    team, found = team_of(2), []
+
+    def call() -> None:
+        found.extend(run(team).sum() for _ in range(20))
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [SIZES.sum()] * 80
+
+
+def test_threads_sleep_when_there_is_no_step_for_a_while() -> None:
+    run(team_of(2))
+    time.sleep(0.1)
+    begun = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - begun < 0.1
+
+
+def test_a_process_ends_quietly_with_its_team() -> None:
+    program = (
+        "from tests.test_34_crew import run; from minigen.kernels.threads import team_of; "
+        "[run(team_of(3)) for _ in range(5)]"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@njit(nogil=True)
+def fail(crew, step, divisor):
+    if enter(crew, step):
+        begin(crew)
+        take(crew, 1 // divisor)
+        leave(crew)
+
+
+def test_after_a_step_that_failed_the_next_one_runs() -> None:
+    team = Team(1)
+    with pytest.raises(ZeroDivisionError):
+        team.run(1, fail, 0)
+    assert run(team).sum() == SIZES.sum()
+    team.close()
