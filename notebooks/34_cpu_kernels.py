@@ -497,13 +497,16 @@ measured("torch, a row among five and alone: of 4,096 numbers differ", float(dif
 # ## The whole step as one function
 #
 # One product is not a step: a step of this model is 30 layers of several. Between Python calls
-# there is Python; between parallel loops, threads are woken and waited for. The package compiles
-# the step whole, so that only the second is left:
+# there is Python; between parallel loops, threads are woken and waited for, and where another
+# program has taken a core, all wait for the thread that it displaced. The package has neither. Its
+# step is one function, and every thread goes through it, phase by phase: it takes tasks of the
+# phase, its own ones first, until none is left, so that nobody is waited for with more than one.
 
 # %%
-from minigen.kernels.step import run_step
+from minigen.kernels.crew import take
+from minigen.kernels.step import run_layers
 
-show(run_step)
+show(run_layers, take)
 
 
 @njit(parallel=True)
@@ -525,8 +528,8 @@ operator = best_seconds(lambda: [tiny.add_(1) for _ in range(1000)]) / 1000
 regions = 5 * llm.config.num_layers + 2  # four products and attention; embedding, and the head
 measured("to wake the threads and wait for them", 1e6 * region, "µs")
 measured("one small operator of torch, called from Python", 1e6 * operator, "µs")
-print(f"parallel loops in a step of one token: {regions}")
-measured("so they cost", 1e3 * region * regions, "ms a token")
+print(f"parallel loops that a step of one token would have: {regions}")
+measured("so they would cost", 1e3 * region * regions, "ms a token")
 chosen = in_int4.describe()
 print(*(f"{part}: {chosen[part]}" for part in ("weights", "runner", "attention")), sep="\n")
 
