@@ -46,7 +46,7 @@ def stub(dotted: str) -> str:
                 written += ["", *_emptied(lines, method)]
         code = "\n".join(written)
     else:
-        assert isinstance(tree, ast.FunctionDef), "an exercise is a function or a class"
+        assert isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef), "a function or a class"
         code = "\n".join(_emptied(lines, tree))
     imports = "\n".join(_imports(inspect.getmodule(part), ast.parse(code)))
     between = "\n\n\n" if imports else ""
@@ -57,7 +57,7 @@ def _source(part: Any) -> str:
     return textwrap.dedent(inspect.getsource(part)).rstrip()
 
 
-def _emptied(lines: list[str], function: ast.FunctionDef) -> list[str]:
+def _emptied(lines: list[str], function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     """The function's lines down to its docstring's end, and then the line that says it is empty."""
     begin = min([function.lineno, *(each.lineno for each in function.decorator_list)]) - 1
     body = function.body[0]
@@ -90,7 +90,7 @@ def _imports(module: Any, code: ast.Module) -> list[str]:
 
 def _defined(tree: ast.Module) -> Iterator[str]:
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Assign):
             yield from (each.id for each in node.targets if isinstance(each, ast.Name))
