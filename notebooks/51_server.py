@@ -52,18 +52,20 @@ from openai import OpenAI
 from minigen import SamplingParams
 from minigen.engine.thread import EngineThread
 from minigen.server import guards
+from minigen.server.host import warm_up
 from minigen.server.limits import Limits
 from minigen.server.prompts import Planned
 from minigen.server.streams import Bridge
 from minigen.teach import Claim, check, load_model, mark, measured, show, verdicts
 from minigen.teach.loading import put_load
 from minigen.teach.serving import LocalServer, serve_command, serving
-from minigen.teach.streaming import count_wakeups, small_app, tokens_of
+from minigen.teach.streaming import chat_events, count_wakeups, small_app, tokens_of
 from minigen.trace import EventKind
 from minigen.viz.explore import explore, picture
 from minigen.viz.streams import arrivals, work_for_nobody
 
 llm = load_model(weights="int4")
+warm_up(llm)  # what compiles itself when it is first used has done so now
 owls = [{"role": "user", "content": "Tell me about owls."}]
 question = llm.chat_prompt(owls)
 
@@ -178,8 +180,8 @@ for token_id in llm.tokenizer.encode("An 🦉 in 東京"):
 # ## What goes over the wire
 #
 # HTTP can send a body piece by piece. *Server-sent events* say where a piece of news begins and
-# ends: a line `data: `, then an empty line. OpenAI's API puts a piece of JSON into each. `small_app`
-# is such an endpoint, in 25 lines; here are its raw bytes for an answer of five tokens. What is the
+# ends: a line `data: `, then an empty line. OpenAI's API puts a piece of JSON into each.
+# `small_app` is such an endpoint; here are its raw bytes for an answer of five tokens. What is the
 # first event for, and the last but one? And where would you see that the answer was cut off?
 
 # %%
@@ -345,11 +347,8 @@ assert llm.kv_usage == 0, "every block is free again"
 server.close()
 
 
-async def forgetful(tokens, head, give_up):
-    from minigen.teach.streaming import chat_events
-
-    async for event in chat_events(tokens, head, give_up=lambda: None):
-        yield event
+def forgetful(tokens, head, give_up):
+    return chat_events(tokens, head, give_up=lambda: None)
 
 
 with EngineThread(llm.engine) as thread:
@@ -401,8 +400,8 @@ print("\n" + guards.__doc__)
 # ## The measurement again: what streaming costs
 #
 # Sixteen answers of 48 tokens: by the engine alone, in this thread; and streamed over HTTP, to
-# sixteen clients who share the cores, and even the Python, with the server. (`benchmarks/51_server.py`
-# has the server in a process of its own, where it is less.)
+# sixteen clients who share the cores, and even the Python, with the server. (In
+# `benchmarks/51_server.py` the server has a process of its own, as it should.)
 
 # %%
 prompts = [f"A word about number {place} is" for place in range(16)]
@@ -497,10 +496,11 @@ mine = check(51, chat_events=chat_events)
 
 # %%
 with EngineThread(llm.engine) as thread, LocalServer(small_app(llm, thread, mine)) as server:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
-        asked = {"model": "m", "messages": owls, "max_tokens": 24}
-        for chunk in client.chat.completions.create(**asked, stream=True):
-            print(chunk.choices[0].delta.content or "", end="")
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    asked = {"model": "m", "messages": owls, "max_tokens": 24}
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        print(chunk.choices[0].delta.content or "", end="")
+    client.close()
 
 # %% [markdown]
 # ## What the production engines do beyond this

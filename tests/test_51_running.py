@@ -15,7 +15,6 @@ from typing import Any
 
 import httpx
 import pytest
-
 from openai import OpenAI
 
 from minigen import SamplingParams
@@ -90,12 +89,9 @@ def test_a_learners_parts_serve_openais_client_from_their_files(
     model: Path, tmp_path: Path
 ) -> None:
     counted = tmp_path / "mine.py"
-    counted.write_text(
-        PARTS.read_text().replace(
-            "self.waiting.append(sequence)",
-            "self.waiting.append(sequence); print('MINE', flush=True, file=__import__('sys').stderr)",
-        )
-    )
+    told = "print('MINE', file=__import__('sys').stderr, flush=True)"
+    add = "self.waiting.append(sequence)"
+    counted.write_text(PARTS.read_text().replace(add, f"{add}; {told}"))
     parts = [
         *("--scheduler", f"{counted}:QueueScheduler", "--allocator", f"{counted}:LowestFirst"),
         *("--prefix-cache", f"{counted}:HashChain", "--sampler", f"{counted}:likeliest"),

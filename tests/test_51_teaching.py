@@ -1,4 +1,4 @@
-"""A server in a thread of a notebook's kernel: what it serves, and what is left when it is closed."""
+"""A server in a thread of a notebook's kernel: what it serves, and what is left when it ends."""
 
 import asyncio
 from typing import Any
@@ -109,17 +109,20 @@ def test_the_small_endpoint_answers_openais_client_and_gives_up_when_it_goes(llm
     params = SamplingParams(temperature=0, max_tokens=300)
     whole = llm.generate(llm.chat_prompt(prompt), params)
     asked: Any = {"model": "m", "messages": prompt, "max_tokens": 300, "stream": True}
-    with EngineThread(llm.engine) as thread, LocalServer(small_app(llm, thread)) as server:
-        with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-            chunks = list(client.chat.completions.create(**asked))
-            text = "".join(each.choices[0].delta.content or "" for each in chunks)
-            assert (text, chunks[-1].choices[0].finish_reason) == (whole.text, whole.finish_reason)
-            with llm.record() as recorder:
-                stream = client.chat.completions.create(**asked)
-                next(stream)
-                next(stream)
-                stream.close()
-                wait_until(lambda: is_empty(llm))
+    with (
+        EngineThread(llm.engine) as thread,
+        LocalServer(small_app(llm, thread)) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        chunks = list(client.chat.completions.create(**asked))
+        text = "".join(each.choices[0].delta.content or "" for each in chunks)
+        assert (text, chunks[-1].choices[0].finish_reason) == (whole.text, whole.finish_reason)
+        with llm.record() as recorder:
+            stream = client.chat.completions.create(**asked)
+            next(stream)
+            next(stream)
+            stream.close()
+            wait_until(lambda: is_empty(llm))
     kinds = [event.kind for event in recorder.events]
     assert EventKind.ABORTED in kinds
     assert kinds.count(EventKind.NEW_TOKEN) < whole.num_output_tokens

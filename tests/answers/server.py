@@ -61,7 +61,7 @@ async def with_except(tokens: Any, head: Any, give_up: Any) -> Any:
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def chunk(delta: Any, reason: Any) -> bytes:
-        made = dict(head, choices=[dict(index=0, delta=delta, finish_reason=reason)])
+        made = dict(head, choices=[{"finish_reason": reason, "delta": delta, "index": 0}])
         return b"data: %s\n\n" % json.dumps(made, ensure_ascii=False).encode()
 
     try:
