@@ -506,8 +506,8 @@ with EngineThread(llm.engine) as thread, LocalServer(small_app(llm, thread, mine
 # ## What the production engines do beyond this
 #
 # - **vLLM** has the API server and the engine in processes of their own, with messages over ZeroMQ
-#   between them, so that tokenising and JSON take no time from the engine's Python. **SGLang** has a
-#   third process which turns tokens into text.
+#   between them, so that tokenising and JSON take no time from the engine's Python. **SGLang** has
+#   a third process which turns tokens into text.
 # - **TGI** has its router in Rust: it queues, checks, batches, and speaks gRPC to the Python that
 #   runs the model. **llama.cpp** has server and engine in one C++ program with a thread for the
 #   model, as minigen has; **Ollama** starts such a runner for each model, behind a server in Go.
