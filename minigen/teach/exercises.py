@@ -18,6 +18,7 @@ CHAPTERS = {  # chapter number -> the module of its checks
     "17": "minigen.teach.checks.dense_cache",
     "34": "minigen.teach.checks.cpu_kernels",
     "51": "minigen.teach.checks.server",
+    "52": "minigen.teach.checks.slo",
 }
 
 

@@ -8,7 +8,7 @@ import asyncio
 import base64
 import io
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from html import escape
 from typing import Any
 
@@ -32,12 +32,13 @@ def picture(figure: Figure, caption: str) -> None:
     display({"image/png": _base64(png(figure)), "text/plain": caption}, raw=True)
 
 
-def explore(draw: Callable[..., Figure], caption: str, **controls: Any) -> None:
+def explore(draw: Callable[..., Figure | Iterable[Figure]], caption: str, **controls: Any) -> None:
     """Show `draw(**values)` under a control for each of its arguments, redrawn at every change.
 
     A control is an ipywidget, or what stands for one: `(low, high, step, value)` a slider, a list
     a choice, a bool a tick box, a str a line of text, None a button that only draws anew. What
-    `draw` raises is shown as one sentence, above the last figure that could be drawn.
+    `draw` raises is shown as one sentence, above the last figure that could be drawn. A `draw` that
+    yields figures has each shown as it comes.
     """
     made = {name: _control(name, given) for name, given in controls.items()}
     image, sentence = ipywidgets.Image(format="png"), ipywidgets.HTML()
@@ -46,7 +47,9 @@ def explore(draw: Callable[..., Figure], caption: str, **controls: Any) -> None:
     def redraw() -> None:
         values = {name: each.value for name, each in made.items() if name not in presses}
         try:
-            image.value, sentence.value = png(draw(**values, **presses)), ""
+            drawn = draw(**values, **presses)
+            for each in [drawn] if isinstance(drawn, Figure) else drawn:
+                image.value, sentence.value = png(each), ""
         except Exception as error:  # whatever it is, a reader gets a sentence
             sentence.value = f"<b>⚠ {escape(str(error) or type(error).__name__)}</b>"
 

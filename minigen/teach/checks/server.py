@@ -1,115 +1,22 @@
 """Checks of chapter 51: an answer as server-sent events, given up when its client goes."""
 
 import asyncio
-import inspect
-import json
-from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
+from minigen.teach.checks.event_streams import (
+    DONE,
+    Stage,
+    all_events,
+    as_bytes,
+    choices_of,
+    expect_given_up,
+    read,
+    run,
+    texts_of,
+)
 from minigen.teach.exercises import Exercise
 from minigen.teach.messages import Wrong, expect, expect_equal
 from minigen.teach.streaming import Events, chat_events
-
-HEAD = {"id": "chatcmpl-7", "object": "chat.completion.chunk", "created": 51, "model": "tiny"}
-SECONDS = 2.0
-DONE = ("[DONE]",)  # which no JSON is
-Token = tuple[bytes, str | None]
-
-
-class Stage:
-    """An engine that tells tokens one by one, when it is asked to, and hears of being given up."""
-
-    def __init__(self) -> None:
-        self.inbox: asyncio.Queue[Token | Exception] = asyncio.Queue()
-        self.num_given_up = 0
-
-    async def tokens(self) -> AsyncIterator[Token]:
-        finish_reason = None
-        while finish_reason is None:
-            told = await self.inbox.get()
-            if isinstance(told, Exception):
-                raise told
-            piece, finish_reason = told
-            yield piece, finish_reason
-
-    def give_up(self) -> None:
-        self.num_given_up += 1
-
-    async def begin(self, part: Events) -> AsyncIterator[bytes]:
-        stream: Any = part(self.tokens(), HEAD, self.give_up)
-        if inspect.iscoroutine(stream):
-            await stream
-            raise Wrong("returns something; it should yield events, as an async generator does.")
-        if not hasattr(stream, "__anext__"):
-            raise Wrong(f"returns {stream!r}; it should be an async generator, which yields.")
-        return stream  # type: ignore[no-any-return]
-
-
-def _run(play: Coroutine[Any, Any, None]) -> None:
-    async def in_time() -> None:
-        try:
-            async with asyncio.timeout(SECONDS):
-                await play
-        except TimeoutError as error:
-            raise Wrong("waits for tokens that never come; it should end with the last.") from error
-
-    asyncio.run(in_time())
-
-
-async def _all(part: Events, *tokens: Token) -> tuple[list[Any], Stage]:
-    """All events, read as a client reads them, when the tokens are there from the start."""
-    stage = Stage()
-    for each in tokens:
-        stage.inbox.put_nowait(each)
-    stream = await stage.begin(part)
-    return _read(b"".join([_bytes(event) async for event in stream])), stage
-
-
-def _bytes(event: object) -> bytes:
-    expect(isinstance(event, bytes), f"yields {event!r}; it should be bytes: encode the text.")
-    assert isinstance(event, bytes)
-    return event
-
-
-def _read(raw: bytes) -> list[Any]:
-    """The data of every event: JSON, or `DONE`."""
-    *events, rest = raw.split(b"\n\n")
-    expect(rest == b"", f"the stream ends with {rest!r}; an empty line should end every event.")
-    found: list[Any] = []
-    for number, event in enumerate(events):
-        begins = event.startswith(b"data: ") and b"\n" not in event
-        expect(begins, f'event {number} is {event!r}; it should be "data: " and one line.')
-        data = event.removeprefix(b"data: ")
-        try:
-            found.append(DONE if data == b"[DONE]" else json.loads(data))
-        except ValueError:
-            raise Wrong(f"event {number} has {data!r}, which should be JSON.") from None
-    return found
-
-
-def _choices(events: list[Any]) -> list[dict[str, Any]]:
-    """The one choice of every chunk; its head is checked, and its index."""
-    chunks, choices = [each for each in events if each != DONE], []
-    for number, chunk in enumerate(chunks):
-        expect(isinstance(chunk, dict), f"chunk {number} is {chunk!r}; it should be an object.")
-        for name, value in HEAD.items():
-            expect_equal(chunk.get(name), value, f'"{name}" of chunk {number}')
-        listed = chunk.get("choices")
-        one = isinstance(listed, list) and len(listed) == 1 and isinstance(listed[0], dict)
-        expect(one, f'"choices" of chunk {number} is {listed!r}; it should be a list of one.')
-        choice = listed[0]
-        expect_equal(choice.get("index"), 0, f'"index" of chunk {number}')
-        expect("delta" in choice, f'chunk {number} has no "delta"; every chunk should.')
-        expect(
-            "finish_reason" in choice,
-            f'chunk {number} has no "finish_reason"; it should be null before the end.',
-        )
-        choices.append(choice)
-    return choices
-
-
-def _texts(events: list[Any]) -> list[str]:
-    return [choice["delta"].get("content") or "" for choice in _choices(events)]
 
 
 def the_role_comes_first(part: Events) -> None:
@@ -118,18 +25,18 @@ def the_role_comes_first(part: Events) -> None:
     async def play() -> None:
         stage = Stage()
         stream = await stage.begin(part)
-        first = _bytes(await anext(stream))
-        (choice,) = _choices(_read(first))
+        first = as_bytes(await anext(stream))
+        (choice,) = choices_of(read(first))
         role = choice["delta"].get("role")
         expect_equal(role, "assistant", "the role of the first chunk")
         expect(not choice["delta"].get("content"), "the first chunk has text; it should have none.")
         expect_equal(choice["finish_reason"], None, "the finish_reason of the first chunk")
         stage.inbox.put_nowait((b"a", "stop"))
-        rest = _choices(_read(b"".join([_bytes(each) async for each in stream])))
+        rest = choices_of(read(b"".join([as_bytes(each) async for each in stream])))
         roles = [each["delta"].get("role") for each in rest]
         expect(not any(roles), "the role is told again; it should be in the first chunk only.")
 
-    _run(play())
+    run(play())
 
 
 def text_comes_as_it_is_made(part: Events) -> None:
@@ -149,12 +56,12 @@ def text_comes_as_it_is_made(part: Events) -> None:
                     f"token {number} was made, and no event came of it before the next token; "
                     "it should be sent at once."
                 )
-            expect_equal(_texts(_read(_bytes(event.result()))), [piece.decode()], "the text")
+            expect_equal(texts_of(read(as_bytes(event.result()))), [piece.decode()], "the text")
         stage.inbox.put_nowait((b"", "stop"))
         async for _ in stream:
             pass
 
-    _run(play())
+    run(play())
 
 
 def it_ends_with_why_and_done(part: Events) -> None:
@@ -162,17 +69,17 @@ def it_ends_with_why_and_done(part: Events) -> None:
 
     async def play() -> None:
         for reason in ("length", "stop"):
-            events, _ = await _all(part, (b"one", None), (b" two", reason))
+            events, _ = await all_events(part, (b"one", None), (b" two", reason))
             expect(events[-1] == DONE, "the last event is not [DONE], which it should be.")
             expect_equal(events.count(DONE), 1, "how often [DONE] comes")
-            choices = _choices(events)
+            choices = choices_of(events)
             reasons = [each["finish_reason"] for each in choices]
             expected: list[str | None] = [*[None] * (len(choices) - 1), reason]
             expect_equal(reasons, expected, "the finish_reason of each chunk")
-            expect_equal("".join(_texts(events)), "one two", "the text of all chunks")
+            expect_equal("".join(texts_of(events)), "one two", "the text of all chunks")
             expect_equal(choices[-1]["delta"], {}, "the delta of the chunk that says why")
 
-    _run(play())
+    run(play())
 
 
 def no_character_is_split(part: Events) -> None:
@@ -181,23 +88,23 @@ def no_character_is_split(part: Events) -> None:
     async def play() -> None:
         owl = "🦉".encode()
         tokens = ((b"A " + owl[:1], None), (owl[1:3], None), (owl[3:] + b"!", None), (b"", "stop"))
-        events, _ = await _all(part, *tokens)
-        texts = [each for each in _texts(events) if each]
+        events, _ = await all_events(part, *tokens)
+        texts = [each for each in texts_of(events) if each]
         expect_equal(texts, ["A ", "🦉!"], "the texts of the chunks")
-        empty = [each for each in _choices(events)[1:-1] if not each["delta"].get("content")]
+        empty = [each for each in choices_of(events)[1:-1] if not each["delta"].get("content")]
         expect(not empty, "a chunk has no text; it should wait until a character is whole.")
 
-    _run(play())
+    run(play())
 
 
 def what_stays_incomplete_is_told(part: Events) -> None:
     """an answer that is cut off within a character:"""
 
     async def play() -> None:
-        events, _ = await _all(part, (b"caf", None), (b"\xc3", "length"))
-        expect_equal("".join(_texts(events)), "caf\ufffd", "the text")
+        events, _ = await all_events(part, (b"caf", None), (b"\xc3", "length"))
+        expect_equal("".join(texts_of(events)), "caf\ufffd", "the text")
 
-    _run(play())
+    run(play())
 
 
 def a_client_that_goes_is_noticed(part: Events) -> None:
@@ -211,7 +118,7 @@ def a_client_that_goes_is_noticed(part: Events) -> None:
             for _ in range(num_read):
                 await anext(stream)
             await stream.aclose()
-            _expect_given_up(stage, f"the stream was closed after {num_read} events")
+            expect_given_up(stage, f"the stream was closed after {num_read} events")
         stage = Stage()
         stream = await stage.begin(part)
         await anext(stream)
@@ -219,9 +126,9 @@ def a_client_that_goes_is_noticed(part: Events) -> None:
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
-        _expect_given_up(stage, "its task was cancelled")
+        expect_given_up(stage, "its task was cancelled")
 
-    _run(play())
+    run(play())
 
 
 def a_failure_is_noticed(part: Events) -> None:
@@ -239,27 +146,19 @@ def a_failure_is_noticed(part: Events) -> None:
             pass
         else:
             raise Wrong("the engine's error was lost; it should be raised again.")
-        _expect_given_up(stage, "the engine failed")
+        expect_given_up(stage, "the engine failed")
 
-    _run(play())
+    run(play())
 
 
 def what_has_ended_is_not_given_up(part: Events) -> None:
     """an answer that came to its end:"""
 
     async def play() -> None:
-        _, stage = await _all(part, (b"a", None), (b"b", "stop"))
+        _, stage = await all_events(part, (b"a", None), (b"b", "stop"))
         expect_equal(stage.num_given_up, 0, "how often a whole answer was given up")
 
-    _run(play())
-
-
-def _expect_given_up(stage: Stage, what: str) -> None:
-    expect(
-        stage.num_given_up == 1,
-        f"{what}, and give_up was called {stage.num_given_up} times; it should be called once, "
-        "since the engine goes on writing for nobody.",
-    )
+    run(play())
 
 
 EXERCISES = (
