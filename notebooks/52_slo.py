@@ -44,7 +44,7 @@ from minigen.engine.static import StaticScheduler
 from minigen.server.arrivals import burst, constant, poisson
 from minigen.server.host import warm_up
 from minigen.server.prompts import Planned, draw_words
-from minigen.server.slo import Outcome, Slo, report
+from minigen.server.slo import Slo, report
 from minigen.summaries import summarise
 from minigen.teach import Claim, check, load_model, measured, show, verdicts
 from minigen.teach.diagnosis import Case, Vitals, table
@@ -67,7 +67,9 @@ rng = np.random.default_rng(52)
 # Sixteen people ask this machine something short, over two seconds. One more pastes a long text.
 # The server can run four at once. Below are the times to the first word: the mean, the one that
 # half of them stay below (p50, the median), and the one that 99 of 100 stay below (p99). Guess:
-# how far is the last from the first?
+# how far is the last from the first? And where did the time go? The engine's own events say it,
+# request by request: *queued* until it first ran, *prefill* until its first token, *decode* until
+# its last.
 
 # %%
 short = [Planned(at, draw_words(12, rng), 24) for at in constant(8, 16)]
@@ -79,11 +81,6 @@ measured("time to first token, mean", first.mean, "s")
 measured("p50", first.p50, "s")
 measured("p99", first.p99, "s")
 
-# %% [markdown]
-# Where did it go? The engine's own events say it, request by request: *queued* until it first ran,
-# *prefill* until its first token, *decode* until its last.
-
-# %%
 in_order = summarise(recorder.events)
 picture(
     waits(in_order, [f"{each.prompt_tokens:,} tokens" for each in in_order]),
@@ -102,18 +99,17 @@ picture(
 #
 # An objective (SLO) says what is good enough: guides give TTFT below 500 ms, gaps below 100 ms
 # before people notice them. One definition matters more than it seems: all of them begin when the
-# request *was to be sent*.
-
-# %%
-show(Outcome)
-
-# %% [markdown]
+# request *was to be sent* (`minigen.server.slo.Outcome` has them).
+#
 # ## Why not the mean
 #
 # Two systems. A answers nearly always at once and is stuck now and then; B is steady, and slower on
 # average. Which would you rather have? A visit is not one request: a conversation has ten or more,
 # and it is as bad as the worst of them. Drag how long people are willing to wait, and how many
 # requests a visit has.
+#
+# And percentiles do not add up. The last lines are of two servers, one of which had a bad minute:
+# the mean of their p99 is nobody's p99.
 
 # %%
 a_quick, a_stuck = rng.normal(0.2, 0.02, 970), rng.normal(3.5, 0.1, 30)
@@ -132,12 +128,6 @@ explore(
     wait=(0.2, 4.0, 0.1, 1.0),
     requests=(1, 40, 1, 12),
 )
-
-# %% [markdown]
-# And percentiles do not add up. Two servers, one of which had a bad minute; their dashboards' p99,
-# averaged, is nobody's p99:
-
-# %%
 one, other = rng.exponential(0.1, 900), rng.exponential(1.0, 100)
 of_each = [np.percentile(values, 99) for values in (one, other)]
 of_all = np.percentile(np.concatenate([one, other]), 99)
@@ -309,6 +299,8 @@ dashboard(
 # what you would turn.
 #
 # **1. The first token is late, and then the words flow.**
+#
+# **2. The words stutter.** Now and then somebody sends a long document.
 
 # %%
 seed = np.random.default_rng
@@ -321,14 +313,7 @@ late = Case(
     simulate(load, Knobs(max_sequences=64)),
     ("TTFT p99", "waiting, at most", "KV cache used, at most"),
 ).tell(lambda before, after: before.most_waiting > 50 and after.most_waiting == 0)
-
-# %% [markdown]
-# Many wait, and yet the cache is nearly empty: there was room, but no seats. Decoding is bound by
-# bandwidth, so more seats cost the others a millisecond.
-#
-# **2. The words stutter.** Now and then somebody sends a long document.
-
-# %%
+print()
 documents = asks(constant(0.4, 20), prompt=(6000, 8000), output=(20, 40), seed=2)
 talk = asks(poisson(2, 120, seed(1)), prompt=(50, 100), output=(80, 160))
 load = sorted([*talk, *documents], key=lambda ask: ask.at)
@@ -342,11 +327,16 @@ stutter = Case(
 ).tell(lambda before, after: before.found.itl.p99 > 5 * after.found.itl.p99)
 
 # %% [markdown]
-# A step that reads 8,000 tokens takes a second, and everybody's next word with it. In chunks it
-# takes as long in all, but between two of them everybody gets a word. The documents' own first
-# tokens come later: a knob is a trade.
+# (1) Many wait, and yet the cache is nearly empty: there was room, but no seats. Decoding is bound
+# by bandwidth, so more seats cost the others a millisecond.
+#
+# (2) A step that reads 8,000 tokens takes a second, and everybody's next word with it. In chunks it
+# takes as long in all, but between two of them everybody gets a word. Not cured are those who come
+# just behind a document: prompts are read in order, so their TTFT stays.
 #
 # **3. Out of blocks.** Long answers; those who were let in grow until nothing is left.
+#
+# **4. Throughput is low, people wait, and the machine idles.**
 
 # %%
 load = asks(poisson(1.2, 100, seed(1)), prompt=(800, 1200), output=(200, 400))
@@ -358,14 +348,7 @@ preempted = Case(
     simulate(load, Knobs(num_blocks=3200)),
     ("preemptions", "tokens given up", "KV cache used, at most"),
 ).tell(lambda before, after: before.preemptions > 0 and after.preemptions == 0)
-
-# %% [markdown]
-# Preemption begins when no block is free, not at 90 %: a full cache is what one wants, work that is
-# done twice is not. Where there is no more memory, `--max-sequences` lower does it, too.
-#
-# **4. Throughput is low, people wait, and the machine idles.**
-
-# %%
+print()
 load = asks(burst(100), prompt=(50, 200), output=(10, 300))
 idle = Case(
     "throughput low, machine idle",
@@ -377,10 +360,16 @@ idle = Case(
 ).tell(lambda before, after: after.found.output_rate > 1.5 * before.found.output_rate)
 
 # %% [markdown]
-# Sixteen seats, hundreds of steps, and half of the seats empty while a hundred wait: the batch
-# waits for its longest answer (chapter 24).
+# (3) Preemption begins when no block is free, not at 90 %: a full cache is what one wants, work
+# that is done twice is not. Where there is no more memory, `--max-sequences` lower does it, too.
+#
+# (4) Sixteen seats, and half of them empty while most wait: a batch waits for its longest answer
+# (chapter 24).
 #
 # **5. The prefix cache does not help.** All requests have the same instructions of 1,500 tokens.
+#
+# **6. Nearly everybody is served at once, and a few wait for ever.** At second 20 a nightly job
+# sends thirty requests; the numbers are those of the people who chat.
 
 # %%
 instructions = range(1500)
@@ -401,16 +390,9 @@ no_hits = Case(
     simulate(load),
     ("prefix hit rate", "TTFT p99", "KV cache used, at most"),
 ).tell(lambda before, after: before.hit_rate == 0 and after.hit_rate > 0.9)
-
-# %% [markdown]
-# Four tokens, the user's name perhaps or the time, stood before the instructions. A beginning that
-# differs in its first block shares nothing. No knob of the engine cures that: the client does.
-#
-# **6. Nearly everybody is served at once, and a few wait for ever.** At second 20 a nightly job
-# sends thirty requests; the numbers are those of the people who chat.
+print()
 
 
-# %%
 def with_job(priority):
     chat = asks(poisson(1.5, 200, seed(1)), (50, 100), (40, 80), tenant="chat")
     job = asks([20.0] * 30, (400, 600), (100, 150), seed=2, tenant="job", priority=priority)
@@ -428,10 +410,15 @@ tail = Case(
 ).tell(lambda before, after: before.found.ttft.p99 > 5 * after.found.ttft.p99)
 
 # %% [markdown]
-# The median does not see it, and the mean hardly. Who runs is not interrupted, so a chat waits for
-# the next seat; but it is the first in line.
+# (5) Four tokens, the user's name perhaps or the time, stood before the instructions. A beginning
+# that differs in its first block shares nothing. No knob of the engine cures that: the client does.
+#
+# (6) The median does not see it, and the mean hardly. Who runs is not interrupted, so a chat waits
+# for the next seat; but it is the first in line.
 #
 # **7. The queue grows, and everybody gets slower.** More comes than can be served.
+#
+# **8. One tenant starves the others.** The numbers are those of the other.
 
 # %%
 load = chat_of(poisson(12, 300, seed(1)))
@@ -443,14 +430,7 @@ queue = Case(
     simulate(load, Knobs(max_batch_tokens=512, max_queue=2)),
     ("goodput, requests a second", "waiting, at most", "refused (429)"),
 ).tell(lambda before, after: after.found.goodput > 2 * before.found.goodput)
-
-# %% [markdown]
-# To refuse a sixth serves the others well: goodput more than doubles, and who is refused knows at
-# once. No setting makes the machine larger.
-#
-# **8. One tenant starves the others.** The numbers are those of the other.
-
-# %%
+print()
 flood = asks(poisson(12, 400, seed(3)), (100, 300), (100, 200), seed=2, tenant="flood")
 others = asks(poisson(1, 60, seed(1)), (50, 200), (40, 80), tenant="other")
 load = sorted([*flood, *others], key=lambda ask: ask.at)
@@ -465,7 +445,10 @@ tenant = Case(
 ).tell(lambda before, after: before.found.ttft.p99 > 100 * after.found.ttft.p99)
 
 # %% [markdown]
-# First come first served is fair to requests, and not to people. With a limit per key the flood
+# (7) To refuse some serves the others well: goodput more than doubles, and who is refused knows at
+# once. No setting makes the machine larger.
+#
+# (8) First come first served is fair to requests, and not to people. With a limit per key the flood
 # gets as much as fits beside the others.
 #
 # ## The table, and what each looked like
@@ -533,6 +516,7 @@ async def load_test(
     A Cautionary Tale".
     """
     raise NotImplementedError  # your turn
+
 
 # %%
 mine = check(52, load_test=load_test)

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from IPython.display import display
+
 from minigen.server.slo import Report, Slo, report
 from minigen.teach.simulation import Run
 from minigen.trace import EventKind
@@ -106,12 +108,14 @@ class Case:
 
 
 def table(cases: Sequence[Case]) -> None:
-    """All cases as one table in Markdown: symptom, resource and its layer, knob, what it did."""
-    print("| symptom | saturated, and where | knob | what it did |\n|---|---|---|---|")
+    """Show all cases as one table: symptom, resource and its layer, knob, what it did."""
+    rows = ["| symptom | saturated, and where | knob | what it did |", "|---|---|---|---|"]
     for each in cases:
         left, right = (vitals.rows() for vitals in each.vitals())
         sign = each.signs[0]
-        print(
+        rows.append(
             f"| {each.symptom} | {each.resource} | {each.knob} "
             f"| {sign}: {left[sign]} to {right[sign]} |"
         )
+    text = "\n".join(rows)
+    display({"text/markdown": text, "text/plain": text}, raw=True)

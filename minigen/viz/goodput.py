@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from minigen.server.slo import Outcome, Slo, report
 from minigen.teach.simulation import Run
 from minigen.viz.style import AMBER, BLUE, FAINT, GREEN, INK, ORANGE, PINK, figure, title
 
+SECONDS = (0.1, 0.2, 0.5, 1, 2, 4)
 GAUGE_ROWS = ("requests", "KV cache used", "seconds to first token")
 
 
@@ -51,6 +53,8 @@ def spreads(latencies: Mapping[str, Sequence[float]], wait: float, requests: int
         shares[name] = 1 - float(np.mean(ordered <= wait)) ** requests
     left.axvline(wait, color=INK, linestyle="--", linewidth=1)
     left.set(xlabel="seconds", xscale="log", ylim=(0, 1.02), ylabel="share at or below")
+    left.set_xticks(SECONDS, [f"{each:g}" for each in SECONDS])
+    left.xaxis.set_minor_locator(NullLocator())
     left.legend(frameon=False, labelcolor=INK, loc="lower right")
     title(left, "Latencies of two systems")
     bars = right.bar(
@@ -98,7 +102,9 @@ def run_in_time(run: Run, tenant: str | None = None) -> Figure:
     times = [each.at for each in run.moments]
     _stairs(panels[0], times, [each.running for each in run.moments], BLUE, "running")
     _stairs(panels[0], times, [each.waiting for each in run.moments], AMBER, "waiting")
-    panels[0].legend(frameon=False, labelcolor=INK, ncols=2, loc="upper right")
+    panels[0].legend(
+        frameon=False, labelcolor=INK, ncols=2, loc="lower right", bbox_to_anchor=(1, 1)
+    )
     _stairs(panels[1], times, [each.kv_used for each in run.moments], PINK, "")
     panels[1].set_ylim(0, 1.05)
     panels[1].yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
@@ -108,7 +114,7 @@ def run_in_time(run: Run, tenant: str | None = None) -> Figure:
     refused = [each.arrived for each in outcomes if each.error is not None]
     panels[2].plot(refused, [0.0] * len(refused), "x", color=ORANGE, label="refused")
     if refused:
-        panels[2].legend(frameon=False, labelcolor=INK, loc="upper right")
+        panels[2].legend(frameon=False, labelcolor=INK, loc="lower right", bbox_to_anchor=(1, 1))
     panels[2].set(xlabel="seconds", ylim=(0, None), xlim=(0, None))
     for axes, name in zip(panels, GAUGE_ROWS, strict=True):
         title(axes, name)
