@@ -193,7 +193,7 @@ for name, run in (("closed loop", closed), ("open loop", opened)):
 # end, as the load grows?
 
 # %%
-rates = (2, 4, 6, 7, 8, 9, 10, 11, 12, 14)
+rates = (2, 4, 6, 8, 9, 10, 12, 14)
 offered = {}
 for rate in rates:
     times = poisson(rate, 200, np.random.default_rng(1))

@@ -39,13 +39,13 @@ class Card:
     def seconds(self, chunks: Sequence[Chunk]) -> float:
         """How long a step takes: its bytes or its operations, whichever takes longer."""
         shape = self.shape
-        each_token = shape.flops(1) - shape.flops(0)
-        flops = num_bytes = 0.0
+        a_token, kv_bytes = shape.flops(0), 2 * shape.kv_numbers(1)
+        a_pair = shape.flops(1) - a_token
+        flops, num_bytes = 0, 2 * shape.multiplied
         for chunk in chunks:
             context = chunk.sequence.num_computed + chunk.num_tokens
-            flops += chunk.num_tokens * (shape.flops(0) + context * each_token)
-            num_bytes += 2 * shape.kv_numbers(context)
-        num_bytes += 2 * shape.multiplied
+            flops += chunk.num_tokens * (a_token + context * a_pair)
+            num_bytes += context * kv_bytes
         return max(num_bytes / self.machine.bandwidth, flops / self.machine.flops) + self.overhead
 
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import Context
 from typing import Any
 
 from fastapi import FastAPI
@@ -66,8 +67,9 @@ async def tokens_of(llm: LLM, thread: EngineThread, sequence: Sequence) -> Token
     loop, inbox = asyncio.get_running_loop(), asyncio.Queue[tuple[bytes, str | None]]()
 
     def deliver(sequence: Sequence, news: News) -> None:  # called in the engine's thread
-        is_text = isinstance(news, SampledToken) and sequence.finish_reason != "stop"
-        piece = llm.tokenizer.token_bytes(news.token_id) if is_text else b""
+        piece = b""  # also of the token that ended it, which is no text
+        if isinstance(news, SampledToken) and sequence.finish_reason != "stop":
+            piece = llm.tokenizer.token_bytes(news.token_id)
         loop.call_soon_threadsafe(inbox.put_nowait, (piece, sequence.finish_reason))
 
     thread.submit(sequence, deliver)
@@ -105,10 +107,12 @@ class CountingLoop(asyncio.SelectorEventLoop):
 
     num_woken = 0
 
-    def call_soon_threadsafe(self, *arguments: Any, **options: Any) -> asyncio.Handle:
+    def call_soon_threadsafe(  # type: ignore[override]  # which types its arguments, too
+        self, callback: Callable[..., object], *arguments: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         """Count, and call."""
         self.num_woken += 1
-        return super().call_soon_threadsafe(*arguments, **options)
+        return super().call_soon_threadsafe(callback, *arguments, context=context)
 
 
 def count_wakeups(main: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any, int]:

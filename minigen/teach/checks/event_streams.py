@@ -41,7 +41,7 @@ class Stage:
             raise Wrong("returns something; it should yield events, as an async generator does.")
         if not hasattr(stream, "__anext__"):
             raise Wrong(f"returns {stream!r}; it should be an async generator, which yields.")
-        return stream  # type: ignore[no-any-return]
+        return stream
 
 
 def run(play: Coroutine[Any, Any, None]) -> None:

@@ -48,7 +48,7 @@ def text_comes_as_it_is_made(part: Events) -> None:
         await anext(stream)
         for number, piece in enumerate((b"The", b" owl", b' "flies"\n\n')):
             stage.inbox.put_nowait((piece, None))
-            event = asyncio.ensure_future(anext(stream))  # type: ignore[arg-type]
+            event = asyncio.ensure_future(anext(stream))
             done, _ = await asyncio.wait([event], timeout=0.5)
             if not done:
                 event.cancel()

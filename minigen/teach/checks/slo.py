@@ -67,7 +67,7 @@ def _run(part: Part, server: Server, times: Sequence[float], *percents: float) -
         found = runner.run(play())
     expect(isinstance(found, dict), f"returns {found!r}; it should be a dict by percent.")
     expect_equal(sorted(found), sorted(percents), "the percents of the result")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _expect(found: dict[float, Any], **right: float) -> None:
