@@ -347,8 +347,9 @@ with using(22, slots_of=mine):
 
 # %%
 # exercise: minigen.cache.paged.KVPool
-import torch
 from collections.abc import Sequence as SequenceOf
+
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
