@@ -16,6 +16,8 @@ CHAPTERS = {  # chapter number -> the module of its checks
     "15": "minigen.teach.checks.transformer",
     "16": "minigen.teach.checks.sampling",
     "17": "minigen.teach.checks.dense_cache",
+    "21": "minigen.teach.checks.blocks",
+    "22": "minigen.teach.checks.paged",
     "34": "minigen.teach.checks.cpu_kernels",
 }
 

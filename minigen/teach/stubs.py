@@ -6,6 +6,7 @@ The package is the solution: a stub is its signature and docstring, with the bod
 import ast
 import importlib
 import inspect
+import sys
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -83,9 +84,11 @@ def _imports(module: Any, code: ast.Module) -> list[str]:
     if own:
         found.append(f"from {module.__name__} import {', '.join(own)}")
     found.sort(key=lambda each: (each.startswith("from "), each))  # the order that linters ask for
-    ours = [each for each in found if "minigen" in each]
-    others = [each for each in found if "minigen" not in each]
-    return [*others, *([""] if others and ours else []), *ours]
+    groups: list[list[str]] = [[], [], []]  # Python's own, others', minigen's
+    for statement in found:
+        package = statement.split()[1].partition(".")[0]
+        groups[1 + (package == "minigen") - (package in sys.stdlib_module_names)].append(statement)
+    return "\n\n".join("\n".join(group) for group in groups if group).splitlines()
 
 
 def _defined(tree: ast.Module) -> Iterator[str]:
