@@ -89,11 +89,10 @@ class ChunkingScheduler(SeatScheduler):
     def next_batch(self) -> list[Chunk]:
         """A token of each who decodes; prompts under way, and then newcomers, share the rest."""
         chunks, budget = [], self.max_batch_tokens
-        for sequence in sorted(self.running, key=lambda each: each.num_wanted > 1):
+        for sequence in self.running:  # whoever decodes came before those who still read
             num_tokens = min(sequence.num_wanted, budget)
-            if num_tokens > 0:
-                chunks.append(Chunk(sequence, num_tokens))
-                budget -= num_tokens
+            chunks.append(Chunk(sequence, num_tokens))
+            budget -= num_tokens
         while self.waiting and budget > 0 and len(self.running) < self.max_sequences:
             num_tokens = begin_with_room(self.manager, self.waiting[0], budget)
             if num_tokens == 0:
@@ -113,15 +112,14 @@ class PreemptingScheduler(ChunkingScheduler):
     def next_batch(self) -> list[Chunk]:
         """As before, but with slots for the next tokens only; nobody who gave way is in it."""
         batch: dict[Sequence, int] = {}
-        budget = self.max_batch_tokens
-        for sequence in sorted(self.running, key=lambda each: each.num_wanted > 1):
-            num_tokens = min(sequence.num_wanted, budget)
-            while num_tokens > 0 and sequence in self.running:
+        for sequence in list(self.running):
+            num_tokens = min(sequence.num_wanted, self.max_batch_tokens - sum(batch.values()))
+            while sequence in self.running:
                 if self.manager.reserve(sequence, num_tokens):
                     batch[sequence] = num_tokens
-                    budget -= num_tokens
                     break
-                budget += self._preempt_last(batch)
+                self._preempt_last(batch)
+        budget = self.max_batch_tokens - sum(batch.values())
         while self.waiting and budget > 0 and len(self.running) < self.max_sequences:
             num_tokens = self.manager.begin(self.waiting[0], budget)
             if num_tokens == 0:
@@ -131,9 +129,9 @@ class PreemptingScheduler(ChunkingScheduler):
             budget -= num_tokens
         return [Chunk(sequence, num_tokens) for sequence, num_tokens in batch.items()]
 
-    def _preempt_last(self, batch: dict[Sequence, int]) -> int:
-        """Send the last who came back to the queue; returns the tokens it had in the batch."""
+    def _preempt_last(self, batch: dict[Sequence, int]) -> None:
+        """Send the last who came back to the queue, and out of the batch if it is in there."""
         victim = self.running.pop()
         self.manager.release(victim)
         self.waiting.appendleft(victim)
-        return batch.pop(victim, 0)
+        batch.pop(victim, None)
