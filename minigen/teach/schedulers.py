@@ -111,27 +111,25 @@ class PreemptingScheduler(ChunkingScheduler):
 
     def next_batch(self) -> list[Chunk]:
         """As before, but with slots for the next tokens only; nobody who gave way is in it."""
-        batch: dict[Sequence, int] = {}
+        chunks, budget = [], self.max_batch_tokens
         for sequence in list(self.running):
-            num_tokens = min(sequence.num_wanted, self.max_batch_tokens - sum(batch.values()))
-            while sequence in self.running:
-                if self.manager.reserve(sequence, num_tokens):
-                    batch[sequence] = num_tokens
-                    break
-                self._preempt_last(batch)
-        budget = self.max_batch_tokens - sum(batch.values())
+            num_tokens = min(sequence.num_wanted, budget)
+            while sequence in self.running and not self.manager.reserve(sequence, num_tokens):
+                self._preempt_last()
+            if sequence in self.running:
+                chunks.append(Chunk(sequence, num_tokens))
+                budget -= num_tokens
         while self.waiting and budget > 0 and len(self.running) < self.max_sequences:
             num_tokens = self.manager.begin(self.waiting[0], budget)
             if num_tokens == 0:
                 break
             self.running.append(self.waiting.popleft())
-            batch[self.running[-1]] = num_tokens
+            chunks.append(Chunk(self.running[-1], num_tokens))
             budget -= num_tokens
-        return [Chunk(sequence, num_tokens) for sequence, num_tokens in batch.items()]
+        return chunks
 
-    def _preempt_last(self, batch: dict[Sequence, int]) -> None:
-        """Send the last who came back to the queue, and out of the batch if it is in there."""
+    def _preempt_last(self) -> None:
+        """Send the last who came back to the head of the queue, without its blocks."""
         victim = self.running.pop()
         self.manager.release(victim)
         self.waiting.appendleft(victim)
-        batch.pop(victim, None)

@@ -56,6 +56,10 @@ def a_prompt_waits_until_it_fits_into_a_step(part: Any) -> None:
         hall.arrive(prompt, output)
     expect_batches(hall, [{1: 6}, {1: 1, 2: 7}, {1: 1, 2: 1, 3: 1}, {}])
     hall.expect_whole()
+    hall = Hall(part, budget=8)
+    for prompt, output in ((6, 3), (8, 1), (1, 1)):  # the second needs a step for itself
+        hall.arrive(prompt, output)
+    expect_batches(hall, [{1: 6}, {1: 1}, {1: 1}, {2: 8}, {3: 1}, {}])
 
 
 def who_begins_has_blocks_for_its_longest_answer(part: Any) -> None:
@@ -87,8 +91,9 @@ def two_schedulers_share_nothing(part: Any) -> None:
     first.arrive(3, 2)
     expect_batches(second, [{}])
     second.arrive(4, 2)
-    expect_batches(first, [{1: 3}, {1: 1}, {}])
-    expect_batches(second, [{1: 4}, {1: 1}, {}])
+    for hall, batches in ((first, [{1: 3}]), (second, [{1: 4}]), (first, [{1: 1}, {}])):
+        expect_batches(hall, batches)
+    expect_batches(second, [{1: 1}, {}])
 
 
 def a_crowd(part: Any, solution: Any, seed: int, **sizes: int) -> None:
@@ -329,8 +334,9 @@ EXERCISES = (
             "To preempt: take the last of those who run, self.manager.release(it), and put it in "
             "front of the queue. release also sets its num_computed to 0, so that its text, with "
             "what it wrote already, is computed again when it begins. Then try to reserve again.",
-            "The last may be the very sequence that asks; then it is not in the step. And it may "
-            "be one that has been given its token in this step already: take that back.",
+            "The last may be the very sequence that asks; then it is not in the step. And if you "
+            "do not go in the order of arrival, it may be one that has been given its token in "
+            "this step already: take that back.",
         ),
         "Write `next_batch` with preemption. Whoever begins needs room for its tokens so far only. "
         "Each step reserves slots for its next tokens; where blocks lack, the last who came gives "
