@@ -13,11 +13,11 @@ from typing import Any
 def save_part(part: Any, path: str | Path) -> str:
     """Write a class or function of a notebook, and all that it uses, to a file; returns its name.
 
-    The name is what `minigen serve --scheduler` takes: `file.py:Name`. What comes from modules is
-    imported there; what the notebook defines (functions, classes, plain values) is written down.
-    Raises `ValueError` for what has no source, or uses what can be neither.
+    The name is what `minigen serve --scheduler` takes: `file.py:Name`. What the notebook defines
+    (functions, classes, plain values) is written down, all else is imported from its module.
+    Raises `ValueError` for what can be neither.
     """
-    writer = _Writer(vars(sys.modules[part.__module__]))
+    writer = _Writer(vars(sys.modules["__main__"]))
     writer.write(part.__name__, part)
     path = Path(path)
     path.write_text(writer.text(), encoding="utf-8")
@@ -43,7 +43,7 @@ class _Writer:
             return
         if isinstance(found, ModuleType):
             self._import(f"import {found.__name__}", found.__name__, name)
-        elif getattr(found, "__module__", "__main__") not in ("__main__", self.names["__name__"]):
+        elif getattr(found, "__module__", "__main__") != "__main__":
             module, own = found.__module__, getattr(found, "__qualname__", name)
             self._import(f"from {module} import {own}", own, name)
         elif isinstance(found, type | FunctionType):

@@ -6,6 +6,7 @@ ones; the model is too, or there is none, and then a second of traffic takes a m
 """
 
 import itertools
+import random
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
@@ -74,11 +75,12 @@ class Clock:
 class Run:
     """What an engine did with arrivals; its events have the clock's times.
 
-    `outputs` are the answers' tokens, and `ids` the sequences' ids, in the order of the arrivals.
+    `ids` are the sequences' ids, `prompts` and `outputs` their tokens, in the arrivals' order.
     """
 
     arrivals: tuple[Arrival, ...]
     ids: tuple[int, ...]
+    prompts: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
     events: tuple[Event, ...]
 
@@ -110,11 +112,7 @@ class Run:
 
     def token_times(self) -> list[list[float]]:
         """For each request the seconds at which its tokens came."""
-        found: dict[int, list[float]] = {each: [] for each in self.ids}
-        for event in self.events:
-            if event.kind is EventKind.NEW_TOKEN and event.sequence_id is not None:
-                found[event.sequence_id].append(event.time_ns / 1e9)
-        return list(found.values())
+        return token_times(self.events, self.ids)
 
     def first_tokens(self) -> list[float]:
         """For each request the seconds from its arrival to its first token (TTFT)."""
@@ -129,6 +127,33 @@ class Run:
             [late - early for early, late in itertools.pairwise(times)]
             for times in self.token_times()
         ]
+
+
+def token_times(events: Iterable[Event], ids: Iterable[int]) -> list[list[float]]:
+    """For each of these requests the seconds at which its tokens came, by the events' own times."""
+    found: dict[int | None, list[float]] = {each: [] for each in ids}
+    for event in events:
+        if event.kind is EventKind.NEW_TOKEN and event.sequence_id in found:
+            found[event.sequence_id].append(event.time_ns / 1e9)
+    return list(found.values())
+
+
+def random_arrivals(
+    count: int,
+    a_second: float,
+    prompts: tuple[int, int],
+    outputs: tuple[int, int],
+    seed: int = 24,
+) -> list[Arrival]:
+    """So many requests that come independently of each other, and whose lengths lie between two.
+
+    The moments are a Poisson process of `a_second` requests; the same seed gives the same traffic.
+    """
+    rng, now, found = random.Random(seed), 0.0, []
+    for _ in range(count):
+        found.append(Arrival(now, rng.randint(*prompts), rng.randint(*outputs)))
+        now += rng.expovariate(a_second)
+    return found
 
 
 class ClockedRunner:
@@ -169,9 +194,7 @@ def simulate(
     for each in arrivals:
         if each.prompt + each.output > room:
             raise RequestError(f"{each} does not fit into {num_blocks} blocks of {block_size}.")
-    manager = BlockManager(
-        BlockAllocator(num_blocks), None, block_size, seats, num_blocks, trace
-    )
+    manager = BlockManager(BlockAllocator(num_blocks), None, block_size, seats, num_blocks, trace)
     own: dict[str, Any] = {
         **_OWN,
         "dynamic": partial(DynamicScheduler, max_wait=max_wait, clock=clock),
@@ -225,7 +248,7 @@ def drive(
                 clock.now += TICK
     ids = tuple(each.sequence_id for each in sequences)
     outputs = tuple(tuple(each.output_ids) for each in sequences)
-    return Run(arrivals, ids, outputs, tuple(events))
+    return Run(arrivals, ids, tuple(prompts), outputs, tuple(events))
 
 
 def _sequence(prompt_ids: tuple[int, ...], output: int) -> Sequence:

@@ -36,9 +36,10 @@ def gantt(
 ) -> Figure:
     """A row for each request, below it the tokens of each step and the blocks that are held.
 
-    A column for each run, by name, on the same scale, `by` "steps" or "seconds"; up to `step`, or
-    to the end. Ticks are tokens of answers, dots ends. `budget` and `num_blocks` are drawn as
-    limits. Raises `ValueError` if no run has a request, or `by` is something else.
+    A column for each run, by name, on the same scale, `by` "steps" or "seconds". They are drawn up
+    to `step`, in seconds up to the moment at which the first run ends that step, or to the end.
+    Ticks are tokens of answers, dots ends. `budget` and `num_blocks` are drawn as limits. Raises
+    `ValueError` if no run has a request, or `by` is something else.
     """
     if by not in ("steps", "seconds"):
         raise ValueError(f"by must be steps or seconds, not {by!r}.")
@@ -48,12 +49,15 @@ def gantt(
     num_rows = max(len(each.requests) for each in told.values())
     shown = names or [f"request {number + 1}" for number in range(num_rows)]
     made, grid = _axes(len(told), 0.22 * num_rows + 0.3, 0.3 + 0.075 * max(map(len, shown)))
-    for (name, each), column in zip(told.items(), grid.T, strict=True):
-        _draw_run(column, name, each, _Scale(each, by), step)
+    scales = [_Scale(each, by) for each in told.values()]
+    end = max(scale.end for scale in scales)
+    now = end if step is None else scales[0].after(step)
+    for (name, each), column, scale in zip(told.items(), grid.T, scales, strict=True):
+        _draw_run(column, name, each, scale, scale.count(now))
     top = grid[0, 0]
     top.set_yticks(range(num_rows), shown[:num_rows])
     top.set_ylim(num_rows - 0.4, -0.6)
-    top.set_xlim(0, max(_Scale(each, by).end for each in told.values()))
+    top.set_xlim(0, end)
     _label(grid, by, budget, num_blocks)
     kinds = sorted({kind for each in told.values() for kind in _kinds(each)}, key=list(WORDS).index)
     made.legend(
@@ -112,15 +116,22 @@ class _Scale:
         """Of something that happened when so many steps were over, at such a time."""
         return moment[0] if self.by == "steps" else (moment[1] - self.origin) / 1e9
 
+    def after(self, number: int) -> float:
+        """Of a step's end, or the last one's."""
+        return sum(self.span(min(number, len(self.steps) - 1))) if self.steps else 1.0
+
     @property
     def end(self) -> float:
-        """Of the last step; 1 if there is none."""
-        return sum(self.span(len(self.steps) - 1)) if self.steps else 1.0
+        """Of the last step's; 1 if there is none."""
+        return self.after(len(self.steps))
+
+    def count(self, now: float) -> int:
+        """Steps that have ended by then."""
+        return sum(self.after(number) <= now + 1e-9 for number in range(len(self.steps)))
 
 
-def _draw_run(column: Any, name: str, told: Story, scale: _Scale, step: int | None) -> None:
-    count = len(told) if step is None else min(step + 1, len(told))
-    now = sum(scale.span(count - 1)) if count else 0.0
+def _draw_run(column: Any, name: str, told: Story, scale: _Scale, count: int) -> None:
+    now = scale.after(count - 1) if count else 0.0
     _draw_rows(column[0], told, scale, count)
     spans, seen = [scale.span(number) for number in range(count)], told.steps[:count]
     decodes = [each.num_decode for each in seen]

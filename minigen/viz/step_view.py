@@ -91,7 +91,7 @@ def _draw_part(axes: Axes, row: int, part: Part, known: list[str], block_size: i
         slot = slot_of(part, position, block_size)
         where = f"{position} → {'?' if slot is None else slot}"
         short = text if len(text) <= 8 else f"{text[:7]}…"
-        axes.text(middle, row - 0.13, short, ha="center", va="center", fontsize=9, color=INK)
+        axes.text(middle, row - 0.13, short, ha="center", va="center", fontsize=8, color=INK)
         axes.text(middle, row + 0.22, where, ha="center", va="center", fontsize=7, color=INK)
 
 

@@ -1,4 +1,4 @@
-"""What an engine's events tell, step by step: who waited, who ran, on which tokens, in which blocks.
+"""What an engine's events tell, step by step: who waited, who ran, which tokens, which blocks.
 
 Pictures of time and of single steps are drawn from this.
 """
@@ -16,8 +16,8 @@ _ENDS = (EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED)
 class Part:
     """What a step computes of one request: tokens from position `first` to before `end`.
 
-    `kind` is `PREFILL` (a chunk of a prompt, or of what is computed again) or `DECODE`; `gives` says
-    whether it leads to a token. `blocks` are the ids of the request's blocks, in order.
+    `kind` is `PREFILL` (a chunk of a prompt, or of what is computed again) or `DECODE`; `gives`
+    says whether it leads to a token. `blocks` are the ids of the request's blocks, in order.
     """
 
     request: int

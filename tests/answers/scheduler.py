@@ -80,7 +80,7 @@ class SeatsByHand(SeatScheduler):
     """Right, the reservation written out, and seats counted down."""
 
     def next_batch(self) -> list[Chunk]:
-        batch = {each: 1 for each in self.running}
+        batch = dict.fromkeys(self.running, 1)
         for _ in range(self.max_sequences - len(self.running)):
             left = self.max_batch_tokens - sum(batch.values())
             if not self.waiting or len(self.waiting[0]) > left:

@@ -43,7 +43,7 @@ class Hall:
         self.batches: list[Batch] = []
 
     def arrive(self, prompt: int, output: int, logprobs: bool = False) -> int:
-        """A request of so many tokens comes, perhaps for its prompt's logprobs; returns its number."""
+        """A request of so many tokens comes, perhaps for logprobs; returns its number."""
         number = len(self.sequences) + 1
         prompt_ids = tuple((7 * number + place) % 50 for place in range(prompt))
         self.sequences.append(_sequence(number, prompt_ids, output, logprobs))
@@ -61,7 +61,7 @@ class Hall:
                 chunk.sequence.prompt_logprobs += [None] * len(chunk.told_rows)
             self.scheduler.commit(chunks, tokens)
         except PartError as error:
-            raise Wrong(f"in step {len(self.batches)}: {error}") from error
+            raise Wrong(f"step {len(self.batches)} should run, but {error}") from error
         self.batches.append(found)
         return found
 
@@ -97,9 +97,7 @@ class Hall:
             if sequence.output_ids != right:
                 place = next(
                     at
-                    for at, (one, other) in enumerate(
-                        zip(sequence.output_ids, right, strict=True)
-                    )
+                    for at, (one, other) in enumerate(zip(sequence.output_ids, right, strict=True))
                     if one != other
                 )
                 raise Wrong(
