@@ -17,6 +17,7 @@ CHAPTERS = {  # chapter number -> the module of its checks
     "16": "minigen.teach.checks.sampling",
     "17": "minigen.teach.checks.dense_cache",
     "24": "minigen.teach.checks.scheduler",
+    "25": "minigen.teach.checks.engine",
     "34": "minigen.teach.checks.cpu_kernels",
 }
 
