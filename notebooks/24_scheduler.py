@@ -547,6 +547,7 @@ class SeatScheduler:
         """Let a sequence go, wherever it is, and its blocks with it."""
         raise NotImplementedError  # your turn
 
+
 # %%
 # exercise: minigen.teach.schedulers.ChunkingScheduler
 from minigen.sequence import Chunk
@@ -559,6 +560,7 @@ class ChunkingScheduler(SeatedScheduler):
     def next_batch(self) -> list[Chunk]:
         """A token of each who decodes; prompts under way, and then newcomers, share the rest."""
         raise NotImplementedError  # your turn
+
 
 # %%
 # exercise: minigen.teach.schedulers.PreemptingScheduler
@@ -575,6 +577,7 @@ class PreemptingScheduler(SeatedScheduler):
     def next_batch(self) -> list[Chunk]:
         """Chunks, with slots for the next tokens only; nobody who gave way is in it."""
         raise NotImplementedError  # your turn
+
 
 # %%
 _, _, mine = check(

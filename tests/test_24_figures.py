@@ -199,14 +199,13 @@ def test_a_gantt_up_to_a_step_shows_all_runs_up_to_the_same_moment() -> None:
     assert left.get_xlim() == right.get_xlim()
 
 
-def test_a_gantt_refuses_what_it_cannot_draw() -> None:
-    with pytest.raises(ValueError, match="no requests"):
-        gantt({"empty": []})
+def test_a_gantt_is_by_steps_or_seconds() -> None:
     with pytest.raises(ValueError, match="steps or seconds"):
         gantt({"run": run_of(*TWO).events}, by="hours")
 
 
-def test_a_run_that_has_begun_but_made_no_step_is_drawn() -> None:
+def test_a_run_that_has_hardly_begun_is_drawn() -> None:
+    assert "0 steps" in gantt({"nobody": []}, by="seconds").axes[0].get_title(loc="left")
     queued = [event for event in run_of(*TWO).events if event.kind is EventKind.QUEUED]
     assert "0 steps" in gantt({"run": queued}).axes[0].get_title(loc="left")
 

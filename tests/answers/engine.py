@@ -20,7 +20,8 @@ class InTwoLists:
         return [each.sequence_id for each in self.known]
 
     def add(self, sequence: Any) -> None:
-        family = [sequence] + list(sequence.siblings)
+        family = [sequence]
+        family.extend(sequence.siblings)
         for each in family:
             if each.sequence_id in self.live:
                 raise RequestError("taken")
