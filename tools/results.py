@@ -38,6 +38,7 @@ def lines() -> str:
             *_if_measured("34_cpu_kernels", forms_lines),
             *_if_measured("34_step_cost", cost_lines),
             *_if_measured("34_sampling", sampling_lines),
+            *_if_measured("51_server", server_lines),
         ]
     )
 
@@ -65,6 +66,16 @@ def sampling_lines(measured: dict[str, Any]) -> list[str]:
     return [
         f"- The sampling kernel chooses {measured['rows']} tokens {told},",
         f"  as torch's operations do ({_link('34_sampling')}).",
+    ]
+
+
+def server_lines(measured: dict[str, Any]) -> list[str]:
+    """What is left of the engine's tokens a second behind HTTP."""
+    least, most = min(measured["shares"]), max(measured["shares"])
+    return [
+        f"- {measured['streams']} streams over HTTP, on the same cores as the engine, give "
+        f"{measured['share']:.0%} of its own tokens a",
+        f"  second ({least:.0%} to {most:.0%} by turns; {_link('51_server')}).",
     ]
 
 
