@@ -16,6 +16,7 @@ CHAPTERS = {  # chapter number -> the module of its checks
     "15": "minigen.teach.checks.transformer",
     "16": "minigen.teach.checks.sampling",
     "17": "minigen.teach.checks.dense_cache",
+    "23": "minigen.teach.checks.prefix",
     "34": "minigen.teach.checks.cpu_kernels",
 }
 
