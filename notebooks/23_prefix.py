@@ -61,7 +61,7 @@ greedy = SamplingParams(temperature=0, max_tokens=12)
 # ## A number that hurts
 #
 # A chat has no memory. At every turn the program sends the whole conversation again, and the model
-# reads all of it again. Here are five turns, with nothing kept from one to the next. The *time to
+# reads all of it again. Here are four turns, with nothing kept from one to the next. The *time to
 # first token* (TTFT) is how long the reader looks at an empty line.
 
 # %%
@@ -69,8 +69,7 @@ RULES = "You are the librarian of a small town by the sea. Answer in one or two 
 QUESTIONS = (
     "Where are the maps?",
     "And the old ones, of the coast?",
-    "May I take one home for a week?",
-    "What if it rains on the way?",
+    "May I take one home for a week, if the weather is good?",
     "Thank you. When do you close?",
 )
 
@@ -97,7 +96,7 @@ turns_alone = chat(alone)
 for number, (prompt_ids, _, computed, seconds) in enumerate(turns_alone, 1):
     ttft = mark(1e3 * seconds, "ms")
     print(f"turn {number}: a prompt of {len(prompt_ids)} tokens, {computed} computed, TTFT {ttft}")
-print(f"all five: {sum(computed for _, _, computed, _ in turns_alone)} tokens computed")
+print(f"all four: {sum(computed for _, _, computed, _ in turns_alone)} tokens computed")
 
 # %% [markdown]
 # ## Why it is wasteful
@@ -243,7 +242,7 @@ show(
 )
 
 # %% [markdown]
-# The same chat with it. **Predict** how many tokens the fifth turn computes.
+# The same chat with it. **Predict** how many tokens the fourth turn computes.
 
 # %%
 llm = load_model(weights="float32")
@@ -251,7 +250,7 @@ llm.generate("warm up", SamplingParams(max_tokens=1))
 turns = chat(llm)
 assert [answer for _, answer, _, _ in turns] == [answer for _, answer, _, _ in turns_alone]
 computed_alone, computed = ([each[2] for each in run] for run in (turns_alone, turns))
-print("the same five answers")
+print("the same four answers")
 for number, (before, now) in enumerate(zip(turns_alone, turns, strict=True), 1):
     ratio = mark(before[3] / now[3], "times as long without", 2)
     print(f"turn {number}: {now[2]} tokens computed, TTFT {mark(1e3 * now[3], 'ms')}, {ratio}")
@@ -327,7 +326,7 @@ print(f"blocks in use: {in_use}; if each user had its own: {apart} ({apart / in_
 # %%
 def decode_together(prompts: list[list[int]]):
     """Bytes of keys and values read, and seconds, where every prompt is known before."""
-    decode = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    decode = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
     llm.generate(prompts, SamplingParams(max_tokens=1), progress=False)
     with llm.count_work() as work:
         begun = time.perf_counter()
@@ -336,9 +335,9 @@ def decode_together(prompts: list[list[int]]):
     return work.kv_bytes_read, seconds
 
 
-one_prompt = [next(fresh) for _ in range(160)]
+one_prompt = [next(fresh) for _ in range(96)]
 bytes_one, seconds_one = decode_together([one_prompt] * 4)
-bytes_four, seconds_four = decode_together([[next(fresh) for _ in range(160)] for _ in range(4)])
+bytes_four, seconds_four = decode_together([[next(fresh) for _ in range(96)] for _ in range(4)])
 print(f"one prompt:    {bytes_one / 1e6:,.0f} MB of keys and values read")
 print(f"four prompts: {bytes_four / 1e6:,.0f} MB")
 measured("time, four prompts to one", seconds_four / seconds_one, "", 2)
@@ -350,12 +349,12 @@ measured("time, four prompts to one", seconds_four / seconds_one, "", 2)
 #
 # ## The tree as it grows
 #
-# A small engine with room for 17 blocks of 4 tokens. Six readers come one after another. Press
+# A small engine with room for 14 blocks of 4 tokens. Six readers come one after another. Press
 # play: a prompt is computed, its full blocks enter the tree, the answer grows behind it, and its
 # blocks become grey when the reader has gone. Then memory is short.
 
 # %%
-small = load_model(weights="float32", block_size=4, num_blocks=17)
+small = load_model(weights="float32", block_size=4, num_blocks=14)
 KIND = "You are a kind librarian. Answer in one short sentence."
 readers = [
     f"{KIND} Where are maps?",
@@ -381,7 +380,7 @@ replay(
     len(states),
     "A tree of blocks above six prompts: shared beginnings once, branches behind them, grey blocks "
     "that nobody uses, dashed ones that were evicted.",
-    at=24,
+    at=max(range(len(states)), key=lambda step: len(states[step].evicted)),
 )
 
 # %% [markdown]
@@ -696,7 +695,7 @@ verdicts(
     ),
     Claim(
         "A chat computes its whole history at every turn",
-        f"{sum(computed_alone)} tokens in five turns without the tree, {sum(computed)} with it",
+        f"{sum(computed_alone)} tokens in four turns without the tree, {sum(computed)} with it",
         "held",
         "without a cache the sum grows with the square of the turns, with it in proportion",
     ),

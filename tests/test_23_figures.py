@@ -9,8 +9,10 @@ from minigen.cache.manager import BlockManager
 from minigen.cache.prefix import Node, RadixPrefixCache
 from minigen.params import SamplingParams
 from minigen.sequence import Sequence
+from minigen.teach.sharing import Visits, visit
 from minigen.trace import EventKind, Recorder, Trace
 from minigen.viz.radix_tree import radix_tree
+from minigen.viz.sharing import by_share, by_turn, visits_figure
 from minigen.viz.style import AMBER, FAINT, GREEN, ORANGE, SKY
 from minigen.viz.tree_states import tree_states
 
@@ -103,7 +105,7 @@ def paths_of(kept: dict[int, object]) -> set[tuple[int, ...]]:
 def test_the_tree_of_every_step_is_the_caches_own(busy: Office) -> None:
     states = tree_states(busy.recorder.events, busy.prompts, BLOCK)
     assert [paths_of(state.kept) for state in states] == busy.trees
-    assert any(state.evicted for state in states), "nothing was evicted"
+    assert sum(len(state.evicted) for state in states) == 3
 
 
 def test_users_and_finds_are_those_of_the_requests(busy: Office) -> None:
@@ -169,3 +171,27 @@ def test_a_step_that_there_is_not_is_refused(busy: Office) -> None:
     states = tree_states(busy.recorder.events, busy.prompts, BLOCK)
     with pytest.raises(ValueError, match=r"steps 0 to 3: there is no step 4\."):
         radix_tree(states, 4, BLOCK, str)
+
+
+def test_visits_find_what_is_shared_and_evict_only_where_memory_lacks() -> None:
+    roomy = visit(num_users=3, shared_tokens=32, own_tokens=32, num_blocks=40, num_requests=12)
+    assert roomy.asked == [64] * 12
+    assert roomy.found[0] == 0
+    assert set(roomy.found[1:]) == {32, 48}, "the shared prompt, or all but the last block"
+    assert sum(roomy.evicted) == 0
+    tight = visit(num_users=3, shared_tokens=32, own_tokens=32, num_blocks=5, num_requests=12)
+    assert sum(tight.evicted) > 0
+    assert tight.hit_rate < roomy.hit_rate == sum(roomy.found) / (64 * 12)
+    with pytest.raises(ValueError, match="prompt of 64 tokens does not fit"):
+        visit(num_users=3, shared_tokens=32, own_tokens=32, num_blocks=3, num_requests=12)
+
+
+def test_bars_of_visits_turns_and_shares_are_the_numbers_they_are_given() -> None:
+    above, below = visits_figure(Visits([8, 8], [0, 6], [0, 3])).axes
+    assert [each.get_height() for each in above.patches] == [0, 6, 8, 2]
+    assert [each.get_height() for each in below.patches] == [0, 3]
+    assert above.get_title(loc="left").startswith("38% of the prompts' tokens were found, 3 ")
+    (axes,) = by_turn({"a": [3, 5], "b": [1, 2]}).axes
+    assert [each.get_height() for each in axes.patches] == [3, 5, 1, 2]
+    (axes,) = by_share({0.5: 0.6, 0.0: 1.0}).axes
+    assert [list(each.get_ydata()) for each in axes.lines] == [[1, 0], [1.0, 0.6]]

@@ -1,6 +1,7 @@
 """The prefix cache as a tree that grows and is evicted, and what each prompt found in it."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -55,28 +56,28 @@ def _found_and_asked(state: TreeState) -> tuple[int, int]:
 
 
 def _shown(state: TreeState) -> dict[int, Kept]:
-    """What is drawn: all that is kept, and what went in this step and is not there again."""
-    return {**state.evicted, **state.kept}
+    """What is drawn: all that is kept, and what went in this step, in the order of growth."""
+    return dict(sorted({**state.kept, **state.evicted}.items()))
 
 
 def _rows(kept: dict[int, Kept]) -> dict[int, int]:
-    """A row for each block: a first child stands in its parent's, every other one in a new row."""
+    """A row for each node: a first child stands in its parent's, every other one in a new row."""
     below: dict[int | None, list[int]] = {}
-    for block, each in kept.items():
-        below.setdefault(each.above if each.above in kept else None, []).append(block)
+    for node, each in kept.items():
+        below.setdefault(each.above if each.above in kept else None, []).append(node)
     rows: dict[int, int] = {}
     waiting = list(reversed(below.get(None, [])))
     while waiting:
-        block = waiting.pop()
-        above = kept[block].above
-        first = above in kept and below[above][0] == block
-        rows[block] = rows[above] if first and above is not None else len(set(rows.values()))
-        waiting += reversed(below.get(block, []))
+        node = waiting.pop()
+        above = kept[node].above
+        first = above in kept and below[above][0] == node
+        rows[node] = rows[above] if first and above is not None else len(set(rows.values()))
+        waiting += reversed(below.get(node, []))
     return rows
 
 
-def _depth(kept: dict[int, Kept], block: int) -> int:
-    above, depth = kept[block].above, 0
+def _depth(kept: dict[int, Kept], node: int) -> int:
+    above, depth = kept[node].above, 0
     while above is not None and above in kept:
         above, depth = kept[above].above, depth + 1
     return depth
@@ -85,15 +86,15 @@ def _depth(kept: dict[int, Kept], block: int) -> int:
 def _num_columns(states: Sequence[TreeState], block_size: int) -> int:
     widest = max(-(-len(each.prompt) // block_size) for each in states[-1].requests.values())
     trees = [_shown(state) for state in states]
-    return max(widest, *(1 + _depth(kept, block) for kept in trees for block in kept), 1)
+    return max(widest, *(1 + _depth(kept, node) for kept in trees for node in kept), 1)
 
 
 def _draw_tree(axes: Axes, state: TreeState, spell: Spell) -> None:
     kept = _shown(state)
     rows = _rows(kept)
-    for block, row in rows.items():
-        each, column = kept[block], _depth(kept, block)
-        gone, new = block not in state.kept, block in state.grown
+    for node, row in rows.items():
+        each, column = kept[node], _depth(kept, node)
+        gone, new = node not in state.kept, node in state.grown
         fill = "white" if gone else SKY if each.users else FAINT
         patch = _box(axes, column, row, 1, fill, spell(each.tokens))
         patch.set(
@@ -138,7 +139,7 @@ def _box(axes: Axes, column: int, row: int, share: float, fill: str, text: str) 
 
 
 def _add_legend(made: Figure) -> None:
-    looks = {
+    looks: dict[str, dict[str, Any]] = {
         "used by a request": {"facecolor": SKY, "edgecolor": QUIET},
         "kept for whoever comes next": {"facecolor": FAINT, "edgecolor": QUIET},
         "new": {"facecolor": "white", "edgecolor": ORANGE, "linewidth": 2.4},

@@ -6,6 +6,7 @@ followed through its events: a block that is kept stands behind the one before i
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 from minigen.trace import Event, EventKind
 
@@ -14,8 +15,9 @@ _ENDS = {EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED, EventKind.PREE
 
 @dataclass(frozen=True)
 class Kept:
-    """A block of the tree: its tokens, the block above (None at a root), and who uses it now."""
+    """A node: its block, its tokens, the node above (None at a root), and who uses it now."""
 
+    block: int
     tokens: tuple[int, ...]
     above: int | None
     users: frozenset[int]
@@ -31,7 +33,10 @@ class Request:
 
 @dataclass(frozen=True)
 class TreeState:
-    """The tree after a step; `grown` and `evicted` are the blocks that came and went in it."""
+    """The tree after a step; `grown` and `evicted` are the nodes that came and went in it.
+
+    Nodes are numbered as they came, since a block that is evicted is soon another node's.
+    """
 
     kept: dict[int, Kept]
     grown: frozenset[int]
@@ -51,13 +56,14 @@ class _Follower:
     evicted: dict[int, Kept] = field(default_factory=dict)
     _texts: dict[int, list[int]] = field(default_factory=dict)
     _tables: dict[int, list[int]] = field(default_factory=dict)
+    _node_of: dict[int, int] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=count)
 
     def hear(self, event: Event) -> None:
         counts, request_id = event.counts, event.sequence_id
-        if event.kind is EventKind.BLOCK_EVICTED:
-            gone = self.kept.pop(counts["block"], None)
-            if gone is not None:
-                self.evicted[counts["block"]] = gone
+        if event.kind is EventKind.BLOCK_EVICTED and counts["block"] in self._node_of:
+            node = self._node_of.pop(counts["block"])
+            self.evicted[node] = self.kept.pop(node)
         if request_id is None:
             return
         if event.kind is EventKind.QUEUED:
@@ -102,20 +108,24 @@ class _Follower:
         table = self._tables[request_id]
         index, size = table.index(block), self.block_size
         tokens = tuple(self._texts[request_id][index * size : (index + 1) * size])
-        self.kept[block] = Kept(tokens, table[index - 1] if index else None, frozenset())
-        self.grown.add(block)
+        above = self._node_of.get(table[index - 1]) if index else None
+        node = self._node_of[block] = next(self._numbers)
+        self.kept[node] = Kept(block, tokens, above, frozenset())
+        self.grown.add(node)
         self._use(block, request_id)
 
     def _use(self, block: int, request_id: int) -> None:
-        if block in self.kept:
-            found = self.kept[block]
-            self.kept[block] = replace(found, users=found.users | {request_id})
+        if block in self._node_of:
+            node = self._node_of[block]
+            users = self.kept[node].users | {request_id}
+            self.kept[node] = replace(self.kept[node], users=users)
 
     def _leave(self, request_id: int) -> None:
         for block in self._tables[request_id]:
-            if block in self.kept:
-                found = self.kept[block]
-                self.kept[block] = replace(found, users=found.users - {request_id})
+            if block in self._node_of:
+                node = self._node_of[block]
+                users = self.kept[node].users - {request_id}
+                self.kept[node] = replace(self.kept[node], users=users)
         self._tables[request_id] = []
 
 

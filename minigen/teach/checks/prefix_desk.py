@@ -87,7 +87,8 @@ def traffic(part: Part, num_blocks: int, seed: int) -> list[int]:
     lent = LentAllocator(allocator, part)
     cache = CheckedPrefixCache(part(lent, SIZE), lent, SIZE)
     manager = BlockManager(allocator, cache, SIZE, 4, num_blocks, Trace())
-    chance, running, found = random.Random(seed), [], []
+    chance, found = random.Random(seed), []
+    running: list[Sequence] = []
     for number in range(60):
         length = chance.choice((3, 4, 5, 8, 9, 16))
         prompt = tuple(chance.choice((1, 1, 1, 2)) for _ in range(length))
