@@ -662,7 +662,7 @@ for _ in range(2):
 # - *Tiers*: **LMCache** with vLLM, **SGLang**'s HiCache and TensorRT-LLM move blocks that would be
 #   evicted to the host's memory or to disks, and fetch them back.
 # - *Routing*: with many replicas a request should go where its prefix is. SGLang's router and
-#   **NVIDIA Dynamo** keep approximate trees of what each replica holds.
+#   **NVIDIA Dynamo**'s keep trees of what each replica holds, or should hold.
 # - *Bandwidth*: cascade attention (**FlashInfer**, and in vLLM where all requests share a prefix)
 #   reads a shared beginning once for the whole batch, and merges it with each one's own rest.
 # - *Prices*: providers of models bill cached input tokens at a fraction. Put what changes last.

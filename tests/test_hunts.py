@@ -1,14 +1,28 @@
 """Bug hunts judge tests and parts: good ones pass, bad ones are told what is wrong."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from minigen.teach.course import exercise_notebook
+from minigen.teach.course import exercise_notebook, progress
 from minigen.teach.hunting import HUNTS, Caught, Hunt, cell_of, hunt, hunt_of
 from minigen.teach.judge import verdict_on
 from minigen.teach.toy_engine import serve
 from tests.answers.hunts import CATCHES, Catches, empty
+
+PIN = """
+
+
+from minigen.cache.blocks import BlockAllocator
+
+
+def pin(PrefixCache, size):
+    cache = PrefixCache(BlockAllocator(9), 4)
+    cache.insert(list(range(12)), cache.allocator.allocate(3), 0)
+    assert 4 * len(cache.match(list(range(size)))) < size
+"""
 
 
 @pytest.fixture(params=HUNTS)
@@ -116,3 +130,17 @@ def test_the_toy_engine_answers_alike_together_and_alone() -> None:
     tight = serve(prompts, num_blocks=6)
     assert (tight.answers, tight.told) == (alone, alone)
     assert tight.num_preempted > 0
+
+
+def test_a_workspace_keeps_a_hunts_answer_and_checks_it(tmp_path: Path) -> None:
+    folder = tmp_path / "exercises"
+    folder.mkdir()
+    notebook = exercise_notebook("23")
+    (cell,) = (each for each in notebook["cells"] if each["source"] == cell_of(HUNTS["23"]))
+    mended = cell["source"].replace("in self.ends(token_ids):", "in self.ends(token_ids[:-1]):")
+    body = "for size in (4, 8, 12): pin(PrefixCache, size)"
+    cell["source"] = mended.replace("raise NotImplementedError", body) + PIN
+    notebook["cells"] = [cell]
+    (folder / "23_prefix.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
+    found = {each.name: each for each in progress(tmp_path)}
+    assert found["full_hit"].passed, found["full_hit"].message
