@@ -18,6 +18,7 @@ CHAPTERS = {  # chapter number -> the module of its checks
     "17": "minigen.teach.checks.dense_cache",
     "21": "minigen.teach.checks.blocks",
     "22": "minigen.teach.checks.paged",
+    "23": "minigen.teach.checks.prefix",
     "24": "minigen.teach.checks.scheduler",
     "25": "minigen.teach.checks.engine",
     "34": "minigen.teach.checks.cpu_kernels",
