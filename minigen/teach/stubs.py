@@ -47,7 +47,7 @@ def stub(dotted: str) -> str:
                 written += ["", *emptied(lines, method)]
         code = "\n".join(written)
     else:
-        assert isinstance(tree, ast.FunctionDef), "an exercise is a function or a class"
+        assert isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef), "a function or a class"
         code = "\n".join(emptied(lines, tree))
     imports = "\n".join(imports_of(inspect.getmodule(part), ast.parse(code)))
     between = "\n\n\n" if imports else ""
@@ -59,7 +59,7 @@ def source_of(part: Any) -> str:
     return textwrap.dedent(inspect.getsource(part)).rstrip()
 
 
-def emptied(lines: list[str], function: ast.FunctionDef) -> list[str]:
+def emptied(lines: list[str], function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     """The function's lines down to its docstring's end, and then the line that says it is empty."""
     begin = min([function.lineno, *(each.lineno for each in function.decorator_list)]) - 1
     body = function.body[0]
@@ -94,7 +94,7 @@ def imports_of(module: Any, code: ast.Module) -> list[str]:
 
 def _defined(tree: ast.Module) -> Iterator[str]:
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Assign):
             yield from (each.id for each in node.targets if isinstance(each, ast.Name))
