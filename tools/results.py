@@ -35,6 +35,7 @@ def lines() -> str:
             f"- Choosing among {scheduler['running']} running and 10,000 waiting requests takes "
             f"{scheduler['milliseconds']['10,000 waiting']:.2f} ms",
             f"  ({_link('24_scheduler')}).",
+            *_if_measured("25_trace", trace_lines),
             *_if_measured("34_cpu_kernels", forms_lines),
             *_if_measured("34_step_cost", cost_lines),
             *_if_measured("34_sampling", sampling_lines),
@@ -56,6 +57,17 @@ def forms_lines(measured: dict[str, Any]) -> list[str]:
         f"- Of the first five answer tokens to {quality['sure questions']} questions that float32 "
         f"is sure of, {shares}",
         f"  come out the same, up to the first that differs ({_link('34_cpu_kernels')}).",
+    ]
+
+
+def trace_lines(measured: dict[str, Any]) -> list[str]:
+    """What events cost while nobody listens, and what a live picture does."""
+    idle = measured["nobody_subscribed"]["share_of_a_step"]
+    return [
+        f"- With nobody listening, the engine's events cost {idle:.4%} of a step; with a live "
+        "picture of the",
+        f"  blocks, {measured['live']['throughput_kept']:.0%} of the tokens a second remain "
+        f"({_link('25_trace')}).",
     ]
 
 
