@@ -43,6 +43,9 @@ def api(host: ModelHost) -> Iterator[schemathesis.BaseSchema]:
         yield schemathesis.openapi.from_url(f"{url}/openapi.json")
 
 
+# Hypothesis asks that a strategy leaves Python's global random numbers alone, and cannot tell the
+# strategy from the server's threads, which run in this process, too.
+@pytest.mark.filterwarnings("ignore:Do not use the .random. module inside strategies")
 @pytest.mark.parametrize("mode", list(GenerationMode))
 def test_no_request_is_a_fault_of_the_servers(
     api: schemathesis.BaseSchema, host: ModelHost, mode: GenerationMode

@@ -1,7 +1,7 @@
 """Where compiled kernels are kept, so that a process starts with what an earlier one compiled.
 
-Numba's own cache asks only whether the file of the outermost function changed; here a folder's name
-tells of all sources, of the versions, and of the processor.
+Numba's own cache asks where the file of the outermost function stands and whether it changed; a
+folder's name here tells of that, of all sources, of the versions, and of the processor.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ def _state() -> str:
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
+        digest.update(f"{source} {source.stat().st_mtime_ns}".encode())
     features = llvmlite.binding.get_host_cpu_features().flatten()
     for fact in (version("numba"), version("llvmlite"), version("numpy"), features):
         digest.update(fact.encode())

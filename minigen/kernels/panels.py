@@ -7,6 +7,7 @@ a GGUF's 4-bit numbers stay the same 4 bits, in another order.
 Axes, of all layers at once: [layers, panels, groups (of 32 columns), words of a group, lanes].
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -17,29 +18,29 @@ from torch import Tensor
 from minigen.kernels.llvm import NUM_LANES
 from minigen.model.weights import StoredTensor
 
+CACHE_LINE, WORD_BYTES = 64, 4
 GROUP = 32  # columns that share a scale, as in GGUF's Q4_0, Q4_1 and Q8_0
 
 
 class Codes4(NamedTuple):
     """4-bit codes: a weight is code x scale + minimum. 5 bits a weight, all told.
 
-    A word holds the codes of columns 4w..4w+3 in its low nibbles, of 16 columns on in its high
-    ones. `scales` and `minima` are float16 bits, [layers, panels x groups x lanes].
+    All that belongs to a group stands together, so that memory is read in one stream: four vectors
+    of codes, sixteen scales and sixteen minima in float16 bits. A word of codes holds those of
+    columns 4w..4w+3 in its low nibbles, of 16 columns on in its high ones.
     """
 
-    codes: np.ndarray
-    scales: np.ndarray
-    minima: np.ndarray
+    words: np.ndarray  # [layers, panels x groups x 80]
 
 
 class Codes8(NamedTuple):
     """8-bit codes: a weight is (code - 128) x scale. 8.5 bits a weight.
 
-    The 128 makes codes that are stored with a sign unsigned, as dot products want one side to be.
+    A group is eight vectors of codes and sixteen scales in float16 bits. The 128 makes codes that
+    are stored with a sign unsigned, as dot products want one side to be.
     """
 
-    codes: np.ndarray
-    scales: np.ndarray
+    words: np.ndarray  # [layers, panels x groups x 136]
 
 
 class Pairs(NamedTuple):
@@ -65,6 +66,13 @@ def _raw_blocks(weight: StoredTensor) -> np.ndarray:
     return raw.reshape(len(raw), -1, weight.format.block_bytes)
 
 
+def _together(*parts: np.ndarray) -> np.ndarray:
+    """Flat words of each group's codes, scales, ...: parts with as many groups times lanes."""
+    num_groups = parts[-1].size // NUM_LANES
+    words = [each.view(np.int32).reshape(num_groups, -1) for each in parts]
+    return np.concatenate(words, axis=1).reshape(-1)
+
+
 def _float16_bits(blocks: np.ndarray, first: int) -> np.ndarray:
     bits = np.ascontiguousarray(blocks[..., first : first + 2]).view(np.uint16)
     return by_panels(bits)
@@ -76,14 +84,15 @@ def _words(numbers: np.ndarray) -> np.ndarray:
 
 def _codes4_of_q4_1(weight: StoredTensor) -> Codes4:
     blocks = _raw_blocks(weight)
-    return Codes4(_words(blocks[..., 4:]), _float16_bits(blocks, 0), _float16_bits(blocks, 2))
+    codes, scales = _words(blocks[..., 4:]), _float16_bits(blocks, 0)
+    return Codes4(_together(codes, scales, _float16_bits(blocks, 2)))
 
 
 def _codes4_of_q4_0(weight: StoredTensor) -> Codes4:
     blocks = _raw_blocks(weight)
     scales = _float16_bits(blocks, 0)
     minima = (scales.view(np.float16) * np.float16(-8)).view(np.uint16)
-    return Codes4(_words(blocks[..., 2:]), scales, minima)
+    return Codes4(_together(_words(blocks[..., 2:]), scales, minima))
 
 
 def _codes4_by_rounding(weight: StoredTensor) -> Codes4:
@@ -96,16 +105,13 @@ def _codes4_by_rounding(weight: StoredTensor) -> Codes4:
     codes = np.rint((groups - minima.astype(np.float32)[..., None]) / steps)
     codes = np.nan_to_num(codes).clip(0, 15).astype(np.uint8)  # a NaN's scale is NaN, too
     packed = codes[..., :16] | codes[..., 16:] << 4
-    return Codes4(
-        _words(packed),
-        by_panels(scales.view(np.uint16)[..., None]),
-        by_panels(minima.view(np.uint16)[..., None]),
-    )
+    parts = by_panels(scales[..., None]), by_panels(minima[..., None])
+    return Codes4(_together(_words(packed), *parts))
 
 
 def _codes8_of_q8_0(weight: StoredTensor) -> Codes8:
     blocks = _raw_blocks(weight)
-    return Codes8(_words(blocks[..., 2:] ^ 128), _float16_bits(blocks, 0))
+    return Codes8(_together(_words(blocks[..., 2:] ^ 128), _float16_bits(blocks, 0)))
 
 
 def _codes8_by_rounding(weight: StoredTensor) -> Codes8:
@@ -114,10 +120,8 @@ def _codes8_by_rounding(weight: StoredTensor) -> Codes8:
     scales = (np.abs(groups).max(axis=-1) / 127).astype(np.float16)
     steps = np.maximum(scales.astype(np.float32), np.finfo(np.float16).tiny)[..., None]
     codes = np.nan_to_num(np.rint(groups / steps)).clip(-127, 127).astype(np.int8)
-    return Codes8(
-        _words(codes.view(np.uint8) ^ 128),
-        by_panels(scales.view(np.uint16)[..., None]),
-    )
+    words = _words(codes.view(np.uint8) ^ 128)
+    return Codes8(_together(words, by_panels(scales[..., None])))
 
 
 def _dequantised_groups(weight: StoredTensor) -> np.ndarray:
@@ -154,16 +158,21 @@ def stack_panels(
     Or, with `in_turn`, so many panels of the first, as many of the second, and so on: whoever
     needs them together then reads memory in one stream.
     """
-    layers = [[pack_weight(each, form) for each in fused] for fused in matrices]
-    kind = type(layers[0][0])
     num_turns = 1 if in_turn is None else matrices[0][0].shape[0] // (NUM_LANES * in_turn)
+    packed = [pack_weight(each, form) for each in matrices[0]]
+    kind, num_words = type(packed[0]), sum(each.words.size for each in packed)
+    stacked = _by_cache_lines((len(matrices), num_turns, num_words // num_turns))
+    for layer, fused in enumerate(matrices):
+        if layer > 0:
+            packed = [pack_weight(each, form) for each in fused]
+        parts = [each.words.reshape(num_turns, -1) for each in packed]
+        np.concatenate(parts, axis=1, out=stacked[layer])
+    return kind(stacked.reshape(len(matrices), -1))
 
-    def fuse(parts: list[np.ndarray]) -> np.ndarray:
-        return np.concatenate([part.reshape(num_turns, -1) for part in parts], axis=1).reshape(-1)
 
-    return kind(
-        *(
-            np.stack([fuse([part[field] for part in layer]) for layer in layers])
-            for field in range(len(kind._fields))
-        )
-    )
+def _by_cache_lines(shape: tuple[int, ...]) -> np.ndarray:
+    """Room for words that starts with a cache line, so that no register is filled from two."""
+    num_bytes = math.prod(shape) * WORD_BYTES
+    room = np.empty(num_bytes + CACHE_LINE, np.uint8)
+    first = -room.ctypes.data % CACHE_LINE
+    return room[first : first + num_bytes].view(np.int32).reshape(shape)

@@ -43,22 +43,22 @@ _NO_OFFSET, _OFFSET_128 = np.zeros(1, np.int32), np.full(1, -128 << 16, np.int32
 
 
 @njit(inline="always")
-def _pair_of_codes4(codes, at):
+def _pair_of_codes4(words, at):
     """A group's pair of each lane: the sum of its 32 codes, and 0."""
     pair = spread_numbers(ONE, _NO_OFFSET, 0, 0)
     for word in range(4):
-        both = load(codes, at * 64 + word * 16)
+        both = load(words, at * 80 + word * 16)
         pair = add_byte_dots(pair, low_nibbles(both), _ONES, 0, 0)
         pair = add_byte_dots(pair, high_nibbles(both), _ONES, 0, 0)
     return pair[0]
 
 
 @njit(inline="always")
-def _pair_of_codes8(codes, at):
+def _pair_of_codes8(words, at):
     """A group's pair of each lane: the sum of its 32 codes, and -128."""
     pair = spread_numbers(ONE, _OFFSET_128, 0, 0)
     for word in range(8):
-        pair = add_byte_dots(pair, load(codes, at * 128 + word * 16), _ONES, 0, 0)
+        pair = add_byte_dots(pair, load(words, at * 136 + word * 16), _ONES, 0, 0)
     return pair[0]
 
 
@@ -74,9 +74,9 @@ def _write_pairs(weights, layer, panel, groups, pairs, first):
     pair_of = _pair_of_codes4 if weights.instance_class is Codes4 else _pair_of_codes8
 
     def write(weights, layer, panel, groups, pairs, first):
-        codes = weights.codes[layer]
+        words = weights.words[layer]
         for group in range(groups):
-            store(pairs, first + group * 16, pair_of(codes, panel * groups + group))
+            store(pairs, first + group * 16, pair_of(words, panel * groups + group))
 
     return write
 
@@ -84,8 +84,8 @@ def _write_pairs(weights, layer, panel, groups, pairs, first):
 def _source_of_pairs(tokens, make):
     """A group's pair of each lane: as written or, for a token alone, made as the codes come by."""
     if tokens.count == 1:
-        return njit(inline="always")(lambda codes, at, pairs, written: make(codes, at))
-    return njit(inline="always")(lambda codes, at, pairs, written: load(pairs, written))
+        return njit(inline="always")(lambda words, at, pairs, written: make(words, at))
+    return njit(inline="always")(lambda words, at, pairs, written: load(pairs, written))
 
 
 def ask_for(tokens: Any, words: Any, index: int) -> None:
@@ -137,21 +137,21 @@ def _product_tile(tokens, weights, layer, panel, inputs, first, groups, pairs, o
 
 def _product_of_codes4(pair_of):
     def product(tokens, weights, layer, panel, inputs, first, groups, pairs, own_pairs, ahead):
-        codes, scales, minima = weights.codes[layer], weights.scales[layer], weights.minima[layer]
+        words = weights.words[layer]
         total = zeros(tokens)
         for group in range(groups):
             at = panel * groups + group
             own = first * groups + group
-            pair = pair_of(codes, at, pairs, own_pairs + group * 16)
+            pair = pair_of(words, at, pairs, own_pairs + group * 16)
             dots = pair_products(tokens, pair, inputs.pairs, own, groups)
             for word in range(4):
-                both = load(codes, at * 64 + word * 16)
+                both = load(words, at * 80 + word * 16)
                 low, high = own * 8 + word, own * 8 + 4 + word
                 dots = add_byte_dots(dots, low_nibbles(both), inputs.words, low, groups * 8)
                 dots = add_byte_dots(dots, high_nibbles(both), inputs.words, high, groups * 8)
-            scale = load_float16(scales, at * 16)
+            scale = load_float16(words, at * 80 + 64)
             total = add_scaled(total, dots, scale, inputs.scales, own, groups)
-            minimum = load_float16(minima, at * 16)
+            minimum = load_float16(words, at * 80 + 72)
             total = add_products(total, minimum, inputs.sums, own, groups)
         return total
 
@@ -160,20 +160,20 @@ def _product_of_codes4(pair_of):
 
 def _product_of_codes8(pair_of):
     def product(tokens, weights, layer, panel, inputs, first, groups, pairs, own_pairs, ahead):
-        codes, scales = weights.codes[layer], weights.scales[layer]
+        words = weights.words[layer]
         total = zeros(tokens)
         for group in range(groups):
             at = panel * groups + group
             own = first * groups + group
-            pair = pair_of(codes, at, pairs, own_pairs + group * 16)
+            pair = pair_of(words, at, pairs, own_pairs + group * 16)
             dots = pair_products(tokens, pair, inputs.pairs, own, groups)
-            soon = (at + ahead * groups) * 128 + first // 4 % 4 * 32
-            ask_for(tokens, codes, soon)
-            ask_for(tokens, codes, soon + 16)
+            soon = (at + ahead * groups) * 136 + first // 4 % 4 * 32
+            ask_for(tokens, words, soon)
+            ask_for(tokens, words, soon + 16)
             for word in range(8):
-                eight_bit = load(codes, at * 128 + word * 16)
+                eight_bit = load(words, at * 136 + word * 16)
                 dots = add_byte_dots(dots, eight_bit, inputs.words, own * 8 + word, groups * 8)
-            scale = load_float16(scales, at * 16)
+            scale = load_float16(words, at * 136 + 128)
             total = add_scaled(total, dots, scale, inputs.scales, own, groups)
         return total
 

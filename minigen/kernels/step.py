@@ -57,13 +57,14 @@ def _embed_row(embedding, token_id, width, out, at):
 
 
 def _embed_codes8(embedding, token_id, width, out, at):
-    codes, scales = embedding.codes[0], embedding.scales[0]
+    words = embedding.words[0]
+    halves = words.view(np.uint16)
     panel, lane = divmod(token_id, 16)
     for column in range(width):
-        group = panel * (width // 32) + column // 32
-        word = codes[(group * 8 + column % 32 // 4) * 16 + lane]
+        group = (panel * (width // 32) + column // 32) * 136
+        word = words[group + column % 32 // 4 * 16 + lane]
         code = ((word >> (8 * (column % 4))) & 255) - 128
-        out[at + column] = np.float32(code) * float16_at(scales, group * 16 + lane)
+        out[at + column] = np.float32(code) * float16_at(halves, 2 * (group + 128) + lane)
 
 
 def _embed_pairs(embedding, token_id, width, out, at):

@@ -6,6 +6,7 @@ The package is the solution: a stub is its signature and docstring, with the bod
 import ast
 import importlib
 import inspect
+import sys
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -46,7 +47,7 @@ def stub(dotted: str) -> str:
                 written += ["", *emptied(lines, method)]
         code = "\n".join(written)
     else:
-        assert isinstance(tree, ast.FunctionDef), "an exercise is a function or a class"
+        assert isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef), "a function or a class"
         code = "\n".join(emptied(lines, tree))
     imports = "\n".join(imports_of(inspect.getmodule(part), ast.parse(code)))
     between = "\n\n\n" if imports else ""
@@ -58,7 +59,7 @@ def source_of(part: Any) -> str:
     return textwrap.dedent(inspect.getsource(part)).rstrip()
 
 
-def emptied(lines: list[str], function: ast.FunctionDef) -> list[str]:
+def emptied(lines: list[str], function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     """The function's lines down to its docstring's end, and then the line that says it is empty."""
     begin = min([function.lineno, *(each.lineno for each in function.decorator_list)]) - 1
     body = function.body[0]
@@ -84,14 +85,16 @@ def imports_of(module: Any, code: ast.Module) -> list[str]:
     if own:
         found.append(f"from {module.__name__} import {', '.join(own)}")
     found.sort(key=lambda each: (each.startswith("from "), each))  # the order that linters ask for
-    ours = [each for each in found if "minigen" in each]
-    others = [each for each in found if "minigen" not in each]
-    return [*others, *([""] if others and ours else []), *ours]
+    groups: list[list[str]] = [[], [], []]  # Python's own, others', minigen's
+    for statement in found:
+        package = statement.split()[1].partition(".")[0]
+        groups[1 + (package == "minigen") - (package in sys.stdlib_module_names)].append(statement)
+    return "\n\n".join("\n".join(group) for group in groups if group).splitlines()
 
 
 def _defined(tree: ast.Module) -> Iterator[str]:
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Assign):
             yield from (each.id for each in node.targets if isinstance(each, ast.Name))

@@ -39,10 +39,13 @@ class Canvas:
     def __init__(self) -> None:
         self.image, self.sentence = ipywidgets.Image(format="png"), ipywidgets.HTML()
 
-    def paint(self, draw: Callable[[], Figure]) -> None:
-        """Show what `draw` returns, or say in a sentence what it raised, and leave the image."""
+    def paint(self, draw: Callable[[], Figure | Iterable[Figure]]) -> None:
+        """Show what `draw` returns, or each that it yields as it comes; what it raises is said in a
+        sentence, and leaves the image."""
         try:
-            self.image.value, self.sentence.value = png(draw()), ""
+            drawn = draw()
+            for each in [drawn] if isinstance(drawn, Figure) else drawn:
+                self.image.value, self.sentence.value = png(each), ""
         except Exception as error:  # whatever it is, a reader gets a sentence
             self.sentence.value = f"<b>⚠ {escape(str(error) or type(error).__name__)}</b>"
 
@@ -57,12 +60,13 @@ class Canvas:
         return {WIDGET: view, **twin, "text/plain": caption}
 
 
-def explore(draw: Callable[..., Figure], caption: str, **controls: Any) -> None:
+def explore(draw: Callable[..., Figure | Iterable[Figure]], caption: str, **controls: Any) -> None:
     """Show `draw(**values)` under a control for each of its arguments, redrawn at every change.
 
     A control is an ipywidget, or what stands for one: `(low, high, step, value)` a slider, a list
     a choice, a bool a tick box, a str a line of text, None a button that only draws anew. What
-    `draw` raises is shown as one sentence, above the last figure that could be drawn.
+    `draw` raises is shown as one sentence, above the last figure that could be drawn. A `draw` that
+    yields figures has each shown as it comes.
     """
     made = {name: _control(name, given) for name, given in controls.items()}
     canvas = Canvas()

@@ -30,7 +30,7 @@ class Player(ipywidgets.HBox):
 
     value = traitlets.Int()
 
-    def __init__(self, num_steps: int, at: int):
+    def __init__(self, num_steps: int, at: int, stride: int = 1):
         self.slider = ipywidgets.IntSlider(
             *(at, 0, num_steps - 1),
             description="step",
@@ -38,7 +38,12 @@ class Player(ipywidgets.HBox):
             layout={"width": WIDE},
         )
         self.play = ipywidgets.Play(
-            value=at, min=0, max=num_steps - 1, interval=INTERVAL_MS, show_repeat=False
+            value=at,
+            min=0,
+            max=num_steps - 1,
+            step=stride,
+            interval=INTERVAL_MS,
+            show_repeat=False,
         )
         ipywidgets.jslink((self.play, "value"), (self.slider, "value"))
         super().__init__([self.play, self.slider])
@@ -51,20 +56,21 @@ def replay(
     caption: str,
     *,
     at: int | None = None,
+    stride: int = 1,
     **controls: Any,
 ) -> None:
     """Show `draw(step=step, **values)` under a play button, a slider over the steps, and controls.
 
-    `at` is the step that is shown at first and in the static picture, the last one if None;
-    `controls` are as `explore` has them. Keep a drawing under 100 ms, half of what a step is shown
-    for. Raises `ValueError` for a step that there is not.
+    `at` is the step that is shown at first and in the static picture, the last one if None; the
+    button plays every `stride`-th step; `controls` are as `explore` has them. Keep a drawing under
+    100 ms, half of what a step is shown for. Raises `ValueError` for a step that there is not.
     """
     if num_steps < 1:
         raise ValueError("There are no steps to play.")
     first = num_steps - 1 if at is None else at
     if not 0 <= first < num_steps:
         raise ValueError(f"Steps are 0 to {num_steps - 1}: there is no step {first}.")
-    explore(draw, caption, step=Player(num_steps, first), **controls)
+    explore(draw, caption, step=Player(num_steps, first, stride), **controls)
 
 
 @contextmanager
