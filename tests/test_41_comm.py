@@ -68,15 +68,18 @@ def test_every_rank_gets_sums_pieces_in_order_and_what_rank_0_says(
     summed, halves, gathered, said = over(num_ranks, tmp_path / "meeting")
     total = float(sum(range(1, num_ranks + 1)))
     assert torch.equal(summed, torch.full((2, 3), total))
-    assert halves.dtype == torch.bfloat16 and torch.equal(halves.float(), summed)
+    assert halves.dtype == torch.bfloat16
+    assert torch.equal(halves.float(), summed)
     assert gathered.tolist() == [[1.0 + r for r in range(num_ranks) for _ in range(3)]] * 2
     assert said.tolist() == [5, 7]
 
 
 def test_one_rank_alone_keeps_what_it_has() -> None:
     summed, halves, gathered, said = exchange(SoloComm())
-    assert torch.equal(summed, torch.ones(2, 3)) and torch.equal(halves.float(), summed)
-    assert torch.equal(gathered, summed) and said.tolist() == [5, 7]
+    assert torch.equal(summed, torch.ones(2, 3))
+    assert torch.equal(halves.float(), summed)
+    assert torch.equal(gathered, summed)
+    assert said.tolist() == [5, 7]
 
 
 def test_a_rank_that_fails_leaves_nobody_waiting() -> None:

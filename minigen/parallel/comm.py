@@ -188,7 +188,7 @@ def local_comm(rank: int, num_ranks: int, meeting: Path) -> GroupComm:
     `meeting` is that file, which need not exist. They listen at 127.0.0.1 only. Blocks until all
     ranks have come.
     """
-    gloo = dist.ProcessGroupGloo
+    gloo: Any = dist.ProcessGroupGloo  # its stubs lack the options
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname="127.0.0.1")]
     options._timeout = PATIENCE
