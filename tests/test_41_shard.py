@@ -1,6 +1,6 @@
 """Shares of a model: every number on the right rank, and together the same logits as the whole."""
 
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,34 @@ def test_a_ranks_bytes_are_its_part_and_what_is_repeated(num_ranks: int, tmp_pat
         assert share.repeated == (norms if num_ranks == 2 else norms + kv // 2)
     split = checkpoint.num_bytes - norms - (0 if num_ranks == 2 else kv)
     assert sum(share.own for share in everybodys) == split
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_a_rank_holds_no_more_numbers_than_its_share_of_the_file_has(
+    num_ranks: int, tmp_path: Path
+) -> None:
+    checkpoint = checkpoint_of(tmp_path, "llama-biases", num_ranks)
+    config, tensors = checkpoint.config, checkpoint.tensors
+
+    def work(comm: Comm) -> int:
+        make_linear = dense_linear(torch.float32)
+        return held_bytes(build_share(config, tensors, torch.float32, make_linear, comm).share)
+
+    for rank, held in enumerate(run_ranks(num_ranks, work)):
+        share = share_bytes(tensors, config, rank, num_ranks)
+        frequencies = config.head_dim // 2 * 4
+        assert held == share.own + share.repeated + frequencies
+
+
+def held_bytes(part: Any) -> int:
+    """Of all tensors in a model's parts."""
+    if isinstance(part, Tensor):
+        return part.nbytes
+    if isinstance(part, tuple):
+        return sum(map(held_bytes, part))
+    if is_dataclass(part):
+        return sum(held_bytes(getattr(part, each.name)) for each in fields(part))
+    return 0
 
 
 def test_a_rank_touches_no_byte_that_is_anothers(tmp_path: Path) -> None:
