@@ -1,7 +1,7 @@
 """What messages between ranks cost here: `python benchmarks/41_tensor_parallel.py`.
 
 Two and three processes of this machine sum tensors of growing size over gloo: the time of one
-all-reduce is a part that every message has, and a part for each byte, fitted to the medians. Then
+all-reduce is that of a ring's turns: each has a latency and its bytes, fitted to the medians. Then
 the default model in float32 takes steps of one token and of eight, whole and split over 3 ranks
 (it has 9 query heads and 3 KV heads, so 2 cannot share it), with a thread for each rank; the
 messages of a step are counted, and the time in them is measured.
@@ -18,12 +18,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from common import json_option, random_prompts, write_results
 
 from minigen import LLM, SamplingParams
 from minigen.parallel.comm import Comm, MessageCounters, local_comm
+from minigen.teach.message_cost import fit_link
 from minigen.trace import Event, EventKind
 
 SIZES = [2**power for power in range(8, 25, 2)]  # bytes
@@ -59,14 +59,11 @@ def of_group(num_ranks: int) -> dict[str, Any]:
         medians = sum_all(local_comm(0, num_ranks, Path(meeting)))
         for other in others:
             other.wait()
-    sizes, seconds = np.array(list(medians)), np.array(list(medians.values()))
-    # Relative errors count alike, for 256 bytes as for 16 million.
-    ones = np.stack([1 / seconds, sizes / seconds], axis=1)
-    (latency, per_byte), *_ = np.linalg.lstsq(ones, np.ones(len(sizes)), rcond=None)
+    link = fit_link("this machine", medians, num_ranks)
     return {
         "seconds_by_bytes": medians,
-        "seconds_of_a_message": float(latency),
-        "bytes_per_second": float(1 / per_byte),
+        "seconds_of_a_turn": link.latency,
+        "bytes_per_second": link.bandwidth,
     }
 
 
@@ -98,7 +95,7 @@ def main() -> None:
     groups = {str(num_ranks): of_group(num_ranks) for num_ranks in (2, 3)}
     for num_ranks, found in groups.items():
         print(
-            f"{num_ranks} ranks: {1e6 * found['seconds_of_a_message']:.0f} µs a message, "
+            f"{num_ranks} ranks: {1e6 * found['seconds_of_a_turn']:.0f} µs a turn, "
             f"{found['bytes_per_second'] / 1e9:.2f} GB/s"
         )
     steps = {
