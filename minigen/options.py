@@ -8,6 +8,7 @@ from typing import Any
 from minigen.errors import OptionError
 
 WEIGHTS = ("auto", "float32", "bfloat16", "int8", "int4")
+DEVICES = ("cpu", "cuda")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "int8")
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -39,11 +40,13 @@ class EngineOptions:
     scheduler: Any = "continuous"
     allocator: Any = None
     sampler: Any = None
-    attend: Any = "torch"
+    attend: Any = "auto"
+    device: str = "cpu"
     kv_bytes: int | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         _known("weights", self.weights, WEIGHTS)
+        _known("device", self.device, DEVICES)
         _known("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         for name, most in MOST.items():
             if getattr(self, name) is not None or name not in ("threads", "num_blocks"):

@@ -52,6 +52,10 @@ ASSEMBLY = {
         "kernels.compiling",
         "kernels.runner",
         "kernels.sampler",
+        "kernels.gpu.model",
+        "kernels.gpu.runner",
+        "kernels.gpu.chooser",
+        "gpu",
     ),
     *("hub", "hub_pip", "hub_wheel", "hub_huggingface", "download", "__init__"),
 }
