@@ -1,4 +1,4 @@
-"""The parts of an engine that need Triton: chosen here, one clear sentence where they cannot be had.
+"""The parts of an engine that need Triton, chosen here: one clear sentence where they are missing.
 
 Nothing of Triton is imported before it is asked for.
 """

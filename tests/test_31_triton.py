@@ -1,38 +1,16 @@
 """The Triton kernels, each in a process of its own: interpreted, and compiled for real GPUs."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton", reason="Triton is for Linux alone")
 from minigen.kernels.gpu.machine_code import SHARED_MEMORY
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def run_python(*arguments: str, **environment: str) -> str:
-    """Standard output of another Python in this repository; fails with its words if it fails."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    run = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env={**kept, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-3000:]
-    return run.stdout
+from tests.gpu.processes import assert_passes_interpreted, run_python
 
 
-def test_every_kernel_equals_its_twin_in_the_interpreter() -> None:
-    command = ("-m", "pytest", "-q", "-c", "tests/gpu/pytest.ini", "tests/gpu/equal_twins.py")
-    told = run_python(*command, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
-    assert " passed" in told
-    assert "skipped" not in told
+def test_small_kernels_equal_their_twins_in_the_interpreter() -> None:
+    assert_passes_interpreted("equal_twins.py")
 
 
 def compiled(chips: str, head_dims: str) -> list[dict]:

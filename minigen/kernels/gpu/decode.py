@@ -218,5 +218,6 @@ def paged_decode_torch(
     for query, table, length in zip(q, tables, lengths.tolist(), strict=True):
         k, v = (half[table].flatten(0, 1)[:length] for half in (keys, values))
         k, v = (each[max(length - window, 0) :] for each in (k, v)) if window else (k, v)
-        mixed.append(attention_naive(query.unsqueeze(0), k, v))
+        with q.device:
+            mixed.append(attention_naive(query.unsqueeze(0), k, v))
     return torch.cat(mixed)

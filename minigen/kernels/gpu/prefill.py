@@ -239,5 +239,6 @@ def flash_prefill_torch(
     bounds = pairwise(starts.tolist())
     for (begin, end), table, length in zip(bounds, tables, lengths.tolist(), strict=True):
         k, v = (half[table].flatten(0, 1)[:length] for half in (keys, values))
-        mixed.append(attention_naive(q[begin:end], k, v, window))
+        with q.device:
+            mixed.append(attention_naive(q[begin:end], k, v, window))
     return torch.cat(mixed)
