@@ -31,7 +31,7 @@ import importlib.util
 
 if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
     get_ipython().run_line_magic(
-        "pip", "install -q 'minigen[notebooks] @ git+https://github.com/minigen/minigen'"
+        "pip", "install -q 'minigen[server,notebooks] @ git+https://github.com/minigen/minigen'"
     )
 
 # %% [markdown]
@@ -128,6 +128,38 @@ explore(
 )
 
 # %% [markdown]
+# ## Serve it
+#
+# One line puts the engine behind the API that OpenAI's service has, so whatever was written for
+# that can use it: `minigen serve` on a command line, `serving` in a notebook. Eight programs ask at
+# once, over the network, with OpenAI's own client. Nobody has planned their batch; what will the
+# lanes look like?
+
+# %%
+from concurrent.futures import ThreadPoolExecutor
+
+from openai import OpenAI
+
+from minigen.teach.serving import serving
+
+
+def ask(prompt, params):
+    limits = {"max_tokens": params.max_tokens, "extra_body": {"ignore_eos": True}}
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        answer = client.completions.create(model="m", prompt=prompt, temperature=0, **limits)
+    return answer.choices[0].text
+
+
+with serving(llm, "m") as server, llm.record() as served, ThreadPoolExecutor(8) as pool:
+    over_http = list(pool.map(ask, prompts, lengths))
+assert over_http == together
+print("over HTTP, the same eight answers")
+picture(timeline(served.events), "Lanes of eight requests that came one by one and ran together.")
+
+# %% [markdown]
+# Each was let in at the next step after it had come. Part 2 builds what makes that possible;
+# chapter 51 builds the server, and chapter 52 asks how well it serves.
+#
 # ## What may sit there: the sum that decides
 #
 # Seats cost memory. A machine must hold the **weights**, once; for each token of each running
@@ -231,6 +263,9 @@ picture(drawn, "The same budget, its curve computed by your function.")
 # | [15](15_transformer.ipynb) | transformer | the whole forward pass |
 # | [16](16_sampling.ipynb) | sampling | from scores to one token |
 # | [17](17_dense_cache.ipynb) | dense cache | prefill, decode, the memory wall |
+# | [34](34_cpu_kernels.ipynb) | CPU kernels | the same race on your own processor |
+# | [51](51_server.ipynb) | server | an API that OpenAI's clients can use |
+# | [52](52_slo.ipynb) | SLO | latency, goodput, and what to do about them |
 #
 # ## What the production engines do beyond this
 #

@@ -91,7 +91,7 @@ def _annotations(tree: ast.Module) -> set[int]:
     numbers = {id(node): place for place, node in enumerate(ast.walk(tree))}
     roots: list[ast.AST] = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             roots += [*node.decorator_list, *([node.returns] if node.returns else [])]
             arguments = [*node.args.args, *node.args.kwonlyargs]
             roots += [each.annotation for each in arguments if each.annotation]

@@ -1,18 +1,16 @@
 """A real server for tests: uvicorn in a thread, models of a few thousand numbers behind it."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from minigen import LLM
 from minigen.server.app import create_app
 from minigen.server.host import ModelHost
-from minigen.server.running import Server, listen
+from minigen.teach.serving import LocalServer
 
 PATIENCE = 20.0  # seconds until a test gives up waiting: far more than is ever needed
 
@@ -20,25 +18,8 @@ PATIENCE = 20.0  # seconds until a test gives up waiting: far more than is ever 
 @contextmanager
 def serving(host: ModelHost, app: ASGIApp | None = None) -> Iterator[str]:
     """Serve a host's models while the block runs; yields the address."""
-    listener = listen("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    config = uvicorn.Config(
-        app or create_app(host),
-        log_level="error",
-        access_log=False,
-        lifespan="on",
-        timeout_graceful_shutdown=1,
-    )
-    server = Server(config, host, url, patience=1)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        wait_until(lambda: host.is_ready or host.first_error is not None)
-        yield url
-    finally:
-        server.should_exit = True
-        thread.join(PATIENCE)
-    assert not thread.is_alive(), "the server does not end"
+    with LocalServer(app or create_app(host), host) as server:
+        yield server.url
 
 
 def wait_until(happened: Callable[[], bool]) -> None:

@@ -492,3 +492,25 @@ def test_threads_that_share_generate_are_each_answered_as_if_alone(llm: LLM) -> 
     assert is_whole(llm)
     with EngineThread(llm.engine) as thread:
         assert take(thread, ask(llm, "abc"))
+
+
+def test_whoever_passes_news_on_is_called_when_those_of_a_step_are_all_told(llm: LLM) -> None:
+    told: list[object] = []
+
+    def deliver(sequence: Sequence, news: object) -> None:
+        told.append(news)
+
+    def fail() -> None:
+        told.append("failed")
+        raise RuntimeError("the other side is closed")
+
+    with EngineThread(llm.engine) as thread:
+        thread.after_news(fail)
+        thread.after_news(lambda: told.append("all"))
+        sequences = [ask(llm, prompt) for prompt in ("abc", "de", "f")]
+        thread.call(lambda _: [thread.submit(each, deliver) for each in sequences])  # together
+        wait_until(lambda: all(each.finish_reason for each in sequences))
+    assert told.count("failed") == 1, "what fails is called no more"
+    words = ["token" if isinstance(each, SampledToken) else each for each in told]
+    steps = " ".join(map(str, words)).split("all")
+    assert [each.count("token") for each in steps if "token" in each] == [3] * 10

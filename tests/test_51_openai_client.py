@@ -322,6 +322,12 @@ def test_a_chat_names_what_it_does_not_do(client: OpenAI) -> None:
         assert name.removesuffix("s") in caught.value.message.lower(), asked
 
 
+def test_a_list_that_is_too_short_is_told_of_once(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="tiny", messages=[])
+    assert "'messages': List should have at least 1 item, not []." in caught.value.message
+
+
 def test_models_are_listed(client: OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").owned_by == "minigen"

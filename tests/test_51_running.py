@@ -15,10 +15,12 @@ from typing import Any
 
 import httpx
 import pytest
+from openai import OpenAI
 
+from minigen import SamplingParams
 from minigen.errors import OptionError
 from minigen.options import parse_seconds
-from tests.serving import PATIENCE, save_tiny
+from tests.serving import PATIENCE, load_tiny, save_tiny
 
 LONG = {"prompt": "abc", "max_tokens": 900, "ignore_eos": True, "stream": True}
 
@@ -78,6 +80,34 @@ def test_a_signal_lets_finish_what_runs_refuses_what_is_new_and_ends_well(model:
         assert int(refused.headers["retry-after"]) > 0
     assert process.returncode == 0
     assert any("curl http://127.0.0.1" in line for line in said)
+
+
+PARTS = Path(__file__).parent / "foreign_parts.py"
+
+
+def test_a_learners_parts_serve_openais_client_from_their_files(
+    model: Path, tmp_path: Path
+) -> None:
+    counted = tmp_path / "mine.py"
+    told = "print('MINE', file=__import__('sys').stderr, flush=True)"
+    add = "self.waiting.append(sequence)"
+    counted.write_text(PARTS.read_text().replace(add, f"{add}; {told}"))
+    parts = [
+        *("--scheduler", f"{counted}:QueueScheduler", "--allocator", f"{counted}:LowestFirst"),
+        *("--prefix-cache", f"{counted}:HashChain", "--sampler", f"{counted}:likeliest"),
+        *("--attend", f"{counted}:plain_attention"),
+    ]
+    options = ["--served-name", "tiny", "--weights", "float32", "--no-access-log", *parts]
+    with served(model, *options) as (process, url, said):
+        with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            chunks = client.completions.create(
+                model="tiny", prompt="abc", max_tokens=12, stream=True, temperature=0
+            )
+            text = "".join(chunk.choices[0].text for chunk in chunks)
+        process.send_signal(signal.SIGTERM)
+    params = SamplingParams(temperature=0, max_tokens=12)
+    assert text == load_tiny(model).generate("abc", params).text
+    assert said.count("MINE\n") >= 2  # to be warm, and for the client
 
 
 def wait_for_refusal(url: str) -> httpx.Response:

@@ -163,6 +163,8 @@ def _drag_all(page: Any, explorable: Any, screenshot: Path) -> None:
     controls = explorable.locator(CONTROLS)
     for number in range(controls.count()):
         _drag(page, explorable, controls.nth(number))
+    for player in explorable.locator(".widget-play").all():
+        _play(page, explorable, player)
     explorable.screenshot(path=str(screenshot.with_stem(f"{screenshot.stem}-dragged")))
 
 
@@ -181,6 +183,15 @@ def _drag(page: Any, explorable: Any, control: Any) -> None:
         take_back()
         assert _becomes(page, lambda: _seen(explorable)[1] == ""), f"it stays: {sentence}"
         _settled(page, explorable)
+
+
+def _play(page: Any, explorable: Any, player: Any) -> None:
+    """Press play: the picture changes by itself, until it is pressed again."""
+    button, before = player.locator("button").first, _seen(explorable)
+    button.click()
+    assert _becomes(page, lambda: _seen(explorable) != before), "it does not play"
+    button.click()
+    _settled(page, explorable)
 
 
 def _move(page: Any, control: Any) -> Callable[[], object]:

@@ -19,6 +19,7 @@ from minigen.teach import load_model, looking
 from minigen.teach.claims import Claim, gathered
 from minigen.teach.course import exercise_notebook, make_workspace, notebooks_folder, progress
 from minigen.teach.exercises import CHAPTERS, exercises
+from minigen.teach.hunting import HUNTS
 from tools.chapters import ROOT
 
 RIGHT = """# exercise: minigen.sampling.keep_top_p
@@ -109,7 +110,7 @@ def test_an_exercise_notebook_runs_before_anything_is_written(chapter: str) -> N
         if cell.cell_type == "code"
         for output in cell.outputs
     )
-    assert printed.count("is still empty") == len(exercises(chapter))
+    assert printed.count("is still empty") == len(exercises(chapter)) + (chapter in HUNTS)
 
 
 def test_a_model_that_is_not_here_is_pulled_and_said_so(

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import ipywidgets
@@ -63,6 +64,22 @@ def test_a_button_draws_anew_and_counts(shown: list[dict[str, Any]]) -> None:
     button.click()
     button.click()
     assert seen == [0, 1, 2]
+
+
+def test_a_draw_that_yields_shows_each_picture_as_it_comes(shown: list[dict[str, Any]]) -> None:
+    drawn: list[int] = []
+
+    def growing(again: int) -> Iterator[Figure]:
+        for number in range(3):
+            drawn.append(len(set(pictures)))
+            yield bar(number + 1 + 10 * again)
+
+    pictures: list[bytes] = []
+    explore(growing, "caption", again=None)
+    button, _, image = box_of(shown).children
+    image.observe(lambda change: pictures.append(change["new"]), names="value")
+    button.click()
+    assert drawn == [0, 0, 0, 0, 1, 2]
 
 
 def test_moved_by_another_thread_the_one_that_shows_it_draws_the_last_values(

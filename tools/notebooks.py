@@ -4,7 +4,8 @@
     python -m tools.notebooks --check [STEM ...]   run them again, and compare every output
 
 The source of a pair is the .py file (percent format); cells and outputs go into the .ipynb. Cells
-that begin with `# = minigen...` or `# exercise: minigen...` are refilled from the package.
+that begin with `# = minigen...`, `# exercise: minigen...` or `# hunt: minigen...` are refilled from
+the package.
 """
 
 import argparse
@@ -19,11 +20,13 @@ import jupytext
 import nbformat
 from nbclient import NotebookClient
 
+from minigen.teach.hunting import cell_of
 from minigen.teach.stubs import mirror, stub
 from tools.chapters import ROOT
 
 FOLDER = ROOT / "notebooks"
-MARKED = re.compile(r"# (=|exercise:) (minigen[\w.]+)$")
+MARKED = re.compile(r"# (=|exercise:|hunt:) (minigen[\w.]+)$")
+FILLED = {"=": mirror, "exercise:": stub, "hunt:": cell_of}
 CELL = "# %%"
 CELL_SECONDS = 120
 BUDGET_SECONDS = 60
@@ -46,7 +49,7 @@ def _refilled_cell(cell: str) -> str:
     found = MARKED.match(body.partition("\n")[0])
     if found is None:
         return cell
-    filled = mirror(found[2]) if found[1] == "=" else stub(found[2])
+    filled = FILLED[found[1]](found[2])
     return f"{head}\n{filled}{cell[len(cell.rstrip()) :]}"
 
 

@@ -35,9 +35,11 @@ def lines() -> str:
             f"- Choosing among {scheduler['running']} running and 10,000 waiting requests takes "
             f"{scheduler['milliseconds']['10,000 waiting']:.2f} ms",
             f"  ({_link('24_scheduler')}).",
+            *_if_measured("25_trace", trace_lines),
             *_if_measured("34_cpu_kernels", forms_lines),
             *_if_measured("34_step_cost", cost_lines),
             *_if_measured("34_sampling", sampling_lines),
+            *_if_measured("51_server", server_lines),
         ]
     )
 
@@ -58,6 +60,17 @@ def forms_lines(measured: dict[str, Any]) -> list[str]:
     ]
 
 
+def trace_lines(measured: dict[str, Any]) -> list[str]:
+    """What events cost while nobody listens, and what a live picture does."""
+    idle = measured["nobody_subscribed"]["share_of_a_step"]
+    return [
+        f"- With nobody listening, the engine's events cost {idle:.4%} of a step; with a live "
+        "picture of the",
+        f"  blocks, {measured['live']['throughput_kept']:.0%} of the tokens a second remain "
+        f"({_link('25_trace')}).",
+    ]
+
+
 def sampling_lines(measured: dict[str, Any]) -> list[str]:
     """How much sooner the kernel chooses tokens than torch does."""
     ratios = {name: each["ratio"] for name, each in measured["settings"].items()}
@@ -65,6 +78,16 @@ def sampling_lines(measured: dict[str, Any]) -> list[str]:
     return [
         f"- The sampling kernel chooses {measured['rows']} tokens {told},",
         f"  as torch's operations do ({_link('34_sampling')}).",
+    ]
+
+
+def server_lines(measured: dict[str, Any]) -> list[str]:
+    """What is left of the engine's tokens a second behind HTTP."""
+    least, most = min(measured["shares"]), max(measured["shares"])
+    return [
+        f"- {measured['streams']} streams over HTTP, on the same cores as the engine, give "
+        f"{measured['share']:.0%} of its own tokens a",
+        f"  second ({least:.0%} to {most:.0%} by turns; {_link('51_server')}).",
     ]
 
 

@@ -9,6 +9,7 @@ into a shared block gets a copy of its own first (copy-on-write).
 from collections.abc import Iterable
 
 from minigen.errors import OutOfBlocksError
+from minigen.protocols import BlockAllocator as Allocator
 
 RESERVED_BLOCK = 0  # where padding rows of a batch write; never handed out, counted nowhere
 
@@ -72,3 +73,19 @@ class BlockAllocator:
     def num_owners(self, block_id: int) -> int:
         """How many own the block; 0 if it is free."""
         return self._references[block_id]
+
+
+def copy_on_write(allocator: Allocator, table: list[int], index: int) -> tuple[int, int] | None:
+    """Make the block at `index` of a sequence's table its own, before it is written.
+
+    A block of several owners stays theirs: the table gets a new one in its place. Returns the two,
+    (source, target), for their contents to be copied; None if the block is the sequence's alone.
+    Raises `OutOfBlocksError`, and has changed nothing, if there is no block for a copy.
+    """
+    source = table[index]
+    if allocator.num_owners(source) == 1:
+        return None
+    (target,) = allocator.allocate(1)
+    table[index] = target
+    allocator.release([source])
+    return source, target

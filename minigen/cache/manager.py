@@ -6,7 +6,7 @@ slot that it asks for keeps what it had.
 
 import numpy as np
 
-from minigen.cache.blocks import blocks_needed
+from minigen.cache.blocks import blocks_needed, copy_on_write
 from minigen.errors import RequestError
 from minigen.protocols import BlockAllocator, PrefixCache
 from minigen.sequence import Sequence
@@ -99,21 +99,13 @@ class BlockManager:
             return True
         if not self._make_room(missing + copied):
             return False
-        new = self.allocator.allocate(missing + copied)
         if copied:
-            index = sequence.num_computed // self.block_size
-            source = sequence.block_ids[index]
-            self._replace(sequence, index, new[0])
-            self._copies.append((source, new[0]))
-            self._release([source], sequence)
-        self._extend(sequence, new[copied:])
+            self._copy_tail(sequence)
+        new = self.allocator.allocate(missing)
+        self._extend(sequence, new)
         if self.trace.active:
-            for block_id in new[copied:]:
+            for block_id in new:
                 self.trace.emit(EventKind.BLOCK_ALLOCATED, sequence.sequence_id, block=block_id)
-            if copied:
-                self.trace.emit(
-                    EventKind.BLOCK_COPIED, sequence.sequence_id, source=source, block=new[0]
-                )
         return True
 
     def advance(self, sequence: Sequence, num_tokens: int) -> None:
@@ -196,6 +188,19 @@ class BlockManager:
             raise RequestError(
                 f"Sequence {sequence.sequence_id} has no table: begin it first, and go on only if "
                 "that did not return 0."
+            )
+
+    def _copy_tail(self, sequence: Sequence) -> None:
+        """Make the shared block that is written next the sequence's own."""
+        index = sequence.num_computed // self.block_size
+        pair = copy_on_write(self.allocator, sequence.block_ids, index)
+        assert pair is not None, "the block has other owners"
+        source, target = pair
+        self.tables[self.rows[sequence], index] = target
+        self._copies.append(pair)
+        if self.trace.active:
+            self.trace.emit(
+                EventKind.BLOCK_COPIED, sequence.sequence_id, source=source, block=target
             )
 
     def _extend(self, sequence: Sequence, block_ids: list[int]) -> None:

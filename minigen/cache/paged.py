@@ -8,6 +8,7 @@ else depends on the order of the axes. Block 0 is where padding writes.
 
 import math
 import mmap
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -41,6 +42,17 @@ class Batch:
     block_tables: Int64[Tensor, "sequences max_blocks"]
     logits_rows: Int64[Tensor, " rows"]
     num_decodes: int
+
+
+def slots_of(block_ids: SequenceOf[int], positions: Iterable[int], block_size: int) -> list[int]:
+    """Where the tokens at these positions of a sequence have their keys and values.
+
+    `block_ids` is the sequence's block table, from its first token on.
+
+    >>> slots_of([7, 3], range(2, 6), block_size=4)
+    [30, 31, 12, 13]
+    """
+    return [block_ids[each // block_size] * block_size + each % block_size for each in positions]
 
 
 class KVPool:

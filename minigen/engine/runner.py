@@ -16,10 +16,10 @@ from torch import Tensor
 
 from minigen.cache.blocks import blocks_needed
 from minigen.cache.manager import BlockManager
-from minigen.cache.paged import Batch, KVPool, attend_paged
+from minigen.cache.paged import Batch, KVPool, attend_paged, slots_of
 from minigen.model.transformer import Transformer
 from minigen.protocols import Attend
-from minigen.sequence import Chunk, Sequence
+from minigen.sequence import Chunk
 
 AttendFactory = Callable[[KVPool, Batch, SequenceOf[int | None]], Attend]
 
@@ -71,7 +71,7 @@ class Packer:
             first, end = sequence.num_computed, sequence.num_computed + chunk.num_tokens
             token_ids += sequence.token_ids[first:end]
             positions += range(first, end)
-            slots += self._slots_of(sequence, range(first, end))
+            slots += slots_of(sequence.block_ids, range(first, end), self.block_size)
             logits_rows += [starts[-1] + row for row in chunk.told_rows]
             starts.append(len(token_ids))
             logits_rows += [len(token_ids) - 1] * len(chunk.samples)
@@ -86,10 +86,6 @@ class Packer:
             block_tables=self._write_tables(rows, max(context_lens)),
             logits_rows=self._logits_rows.write(logits_rows),
         )
-
-    def _slots_of(self, sequence: Sequence, positions: range) -> list[int]:
-        size, block_ids = self.block_size, sequence.block_ids
-        return [block_ids[each // size] * size + each % size for each in positions]
 
     def _write_tables(self, rows: list[int], longest: int) -> np.ndarray:
         """The tables of these rows, as wide as the longest needs, side by side in the buffer."""

@@ -42,6 +42,7 @@ class EngineThread:
         self.error: BaseException | None = None
         self._wishes: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._deliver: dict[int, tuple[Sequence, Deliver]] = {}
+        self._after_news: list[Callable[[], None]] = []
         # Of what follows: who may still be answered. Reentrant, since a forgotten iterator may be
         # collected, and so abort its request, at any moment.
         self._lock = threading.RLock()
@@ -114,6 +115,14 @@ class EngineThread:
         with self._lock:
             del self._deliver[sequence_id]
 
+    def after_news(self, function: Callable[[], None]) -> None:
+        """Have `function()` called in the engine's thread whenever all news of a step are told.
+
+        So whoever passes news on may do it for all of them at once. If it raises, it is called no
+        more.
+        """
+        self._after_news.append(function)
+
     def call(self, function: Callable[[Engine], None]) -> None:
         """Have `function(engine)` called in the engine's thread between two steps.
 
@@ -163,6 +172,7 @@ class EngineThread:
                 self._heed_wishes()
                 if self.engine.has_work():
                     self._step()
+                self._end_news()
         except BaseException as error:
             logger.exception("the engine's thread ends")
             self.error = error
@@ -173,6 +183,7 @@ class EngineThread:
         """Do what others asked for; wait for something while there is nothing to do."""
         while not (self._closing or (self._wishes.empty() and self.engine.has_work())):
             self._wishes.get()()
+            self._end_news()
 
     def _step(self) -> None:
         try:
@@ -188,6 +199,14 @@ class EngineThread:
             return
         for sequence, token in progress:
             self._tell(sequence, token)
+
+    def _end_news(self) -> None:
+        for function in list(self._after_news):
+            try:
+                function()
+            except Exception:
+                logger.exception("news could not be passed on")
+                self._after_news.remove(function)
 
     def _call(self, function: Callable[[Engine], None]) -> None:
         try:
@@ -228,4 +247,5 @@ class EngineThread:
                 deliver(sequence, error)
             except Exception:  # the others wait, too
                 logger.exception("nobody took the news of request %d", sequence.sequence_id)
+        self._end_news()
         self.engine.release()

@@ -1,7 +1,7 @@
 """Where compiled kernels are kept, so that a process starts with what an earlier one compiled.
 
-Numba's own cache asks where the file of the outermost function stands and whether it changed; here a
-folder's name tells of that, of all sources, of the versions, and of the processor.
+Numba's own cache asks where the file of the outermost function stands and whether it changed; a
+folder's name here tells of that, of all sources, of the versions, and of the processor.
 """
 
 import hashlib

@@ -18,7 +18,7 @@ from torch import Tensor
 from minigen.kernels.llvm import NUM_LANES
 from minigen.model.weights import StoredTensor
 
-CACHE_LINE = 64  # bytes
+CACHE_LINE, WORD_BYTES = 64, 4
 GROUP = 32  # columns that share a scale, as in GGUF's Q4_0, Q4_1 and Q8_0
 
 
@@ -158,23 +158,21 @@ def stack_panels(
     Or, with `in_turn`, so many panels of the first, as many of the second, and so on: whoever
     needs them together then reads memory in one stream.
     """
-    layers = [[pack_weight(each, form) for each in fused] for fused in matrices]
-    kind = type(layers[0][0])
     num_turns = 1 if in_turn is None else matrices[0][0].shape[0] // (NUM_LANES * in_turn)
+    packed = [pack_weight(each, form) for each in matrices[0]]
+    kind, num_words = type(packed[0]), sum(each.words.size for each in packed)
+    stacked = _by_cache_lines((len(matrices), num_turns, num_words // num_turns))
+    for layer, fused in enumerate(matrices):
+        if layer > 0:
+            packed = [pack_weight(each, form) for each in fused]
+        parts = [each.words.reshape(num_turns, -1) for each in packed]
+        np.concatenate(parts, axis=1, out=stacked[layer])
+    return kind(stacked.reshape(len(matrices), -1))
 
-    def fuse(parts: list[np.ndarray]) -> np.ndarray:
-        return np.concatenate([part.reshape(num_turns, -1) for part in parts], axis=1).reshape(-1)
 
-    def stack(field: int) -> np.ndarray:
-        fused = [fuse([part[field] for part in layer]) for layer in layers]
-        return np.stack(fused, out=_by_cache_lines((len(fused), *fused[0].shape), fused[0].dtype))
-
-    return kind(*(stack(field) for field in range(len(kind._fields))))
-
-
-def _by_cache_lines(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Room that starts with a cache line, so that no register is filled from two."""
-    num_bytes = math.prod(shape) * dtype.itemsize
+def _by_cache_lines(shape: tuple[int, ...]) -> np.ndarray:
+    """Room for words that starts with a cache line, so that no register is filled from two."""
+    num_bytes = math.prod(shape) * WORD_BYTES
     room = np.empty(num_bytes + CACHE_LINE, np.uint8)
     first = -room.ctypes.data % CACHE_LINE
-    return room[first : first + num_bytes].view(dtype).reshape(shape)
+    return room[first : first + num_bytes].view(np.int32).reshape(shape)

@@ -149,7 +149,7 @@ def _unreadable(error: RequestValidationError) -> ApiError:
     if first["type"] == "missing":
         return ApiError(f"The field {field!r} is missing.", param=field)
     message = first["msg"].removeprefix("Value error, ")
-    message = message.replace("Input should be", "should be", 1)
+    message, *_ = message.replace("Input should be", "should be", 1).split(" after validation")
     return ApiError(f"{field!r}: {message}, not {_shown(first['input'])}.", param=field)
 
 

@@ -22,13 +22,21 @@ class Server(uvicorn.Server):
 
     Told to end (SIGTERM or Ctrl-C), it refuses what is new with 503, waits `patience` seconds at
     most for what runs, and ends as a program that did what it should; told twice, it waits for
-    nobody. It ends by itself if the first model cannot be loaded.
+    nobody. It ends by itself if the first model cannot be loaded. Once it is ready it says so on
+    stderr, if it `announces` itself.
     """
 
-    def __init__(self, config: uvicorn.Config, host: ModelHost, url: str, patience: float):
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        host: ModelHost,
+        url: str,
+        patience: float,
+        announces: bool = True,
+    ):
         super().__init__(config)
         self._host, self._url, self._patience = host, url, patience
-        self._announced = False
+        self._announced = not announces
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Hear a signal."""

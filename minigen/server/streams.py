@@ -1,8 +1,8 @@
 """From the engine's thread to an event loop: the answers of a request, as they grow.
 
 Tokens become text in the engine's thread, so that a stop string ends its sequence there and then,
-before another step. The loop is woken once for all that has come since it last looked, however
-many streams there are, not once a token.
+before another step. The loop is woken when the tokens of a step are all told, once, however many
+streams there are, and not once a token: to wake it hands it the interpreter.
 """
 
 import asyncio
@@ -38,6 +38,7 @@ class Bridge:
         self.loop = asyncio.get_running_loop()
         self._outbox: deque[tuple[Pending, Growth | Exception]] = deque()
         self._woken = False  # whether the loop knows that there is something in the outbox
+        thread.after_news(self._wake)
 
     @asynccontextmanager
     async def ask(
@@ -68,7 +69,10 @@ class Bridge:
     def tell(self, pending: "Pending", news: Growth | Exception) -> None:
         """Leave news for the loop; called in the engine's thread."""
         self._outbox.append((pending, news))
-        if not self._woken:
+
+    def _wake(self) -> None:
+        """Wake the loop for what was left, unless it is about to look."""
+        if self._outbox and not self._woken:
             self._woken = True
             self.loop.call_soon_threadsafe(self._hand_out)
 

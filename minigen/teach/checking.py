@@ -54,7 +54,7 @@ def check(chapter: int | str, *, hint: int = 0, seconds: float = SECONDS, **part
         result = judge(f"{int(chapter):02}", known[name], part, seconds)
         print(result)
         if not result.passed:
-            _print_hints(known[name], hint)
+            print_hints(known[name], hint)
         usable.append(part if result.passed else known[name].solution)
     return usable[0] if len(usable) == 1 else tuple(usable)
 
@@ -111,7 +111,8 @@ def _read(verdict: Path) -> dict[str, Any]:
     return found
 
 
-def _print_hints(exercise: Exercise, level: int) -> None:
+def print_hints(exercise: Exercise, level: int) -> None:
+    """Print an exercise's hints up to a level, and say whether there are more."""
     for number, text in enumerate(exercise.hints[:level], 1):
         print(f"  hint {number}: {text}")
     if level < len(exercise.hints):

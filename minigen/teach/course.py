@@ -4,8 +4,9 @@ import ast
 import importlib.metadata
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,10 +14,15 @@ from typing import Any
 from minigen.errors import OptionError
 from minigen.teach.checking import judge
 from minigen.teach.exercises import CHAPTERS, Exercise, exercises
+from minigen.teach.hunting import HUNTS, Caught, Hunt, cell_of, hunt_of
 from minigen.teach.stubs import dotted_name, stub
 
 EXERCISES = "exercises"
-MARK = "# exercise: "
+HUNT_RULES = (
+    "Find the mistake in the part below. Pin it by a test that fails on this part and passes on "
+    "every right one. Then mend the part, in the same cell."
+)
+MARK, HUNT_MARK = "# exercise: ", "# hunt: "
 
 
 def notebooks_folder() -> Path:
@@ -63,10 +69,22 @@ def exercise_notebook(chapter: str) -> dict[str, Any]:
             _code(each.use),
             _markdown(f"**Harder.** {each.harder}"),
         ]
+    if chapter in HUNTS:
+        cells += _hunt_cells(chapter, hunt_of(chapter))
     for number, cell in enumerate(cells):
         cell["id"] = f"exercise-{chapter}-{number}"
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+
+
+def _hunt_cells(chapter: str, hunt: Hunt) -> list[dict[str, Any]]:
+    test, handed = hunt.test.__name__, hunt.handed.__name__
+    call = f"hunt({int(chapter)}, test={test}, mended={handed})"
+    return [
+        _markdown(f"## A bug hunt: {hunt.name}\n\n{hunt.story}\n\n{HUNT_RULES}"),
+        _code(cell_of(HUNTS[chapter])),
+        _code(f"from minigen.teach.hunting import hunt\n\nmine = {call}"),
+    ]
 
 
 @dataclass(frozen=True)
@@ -89,26 +107,44 @@ def progress(folder: Path) -> Iterator[Standing]:
     for chapter in sorted(CHAPTERS):
         paths = [*folder.glob(f"{EXERCISES}/{chapter}*.ipynb"), *folder.glob(f"{chapter}*.ipynb")]
         for exercise in exercises(chapter).values():
-            yield _standing(chapter, exercise, paths)
+            mark = MARK + dotted_name(exercise.solution)
+            yield _standing(chapter, exercise, mark, partial(_one, exercise.name), paths)
+        if chapter in HUNTS:
+            hunt, mark = hunt_of(chapter), HUNT_MARK + HUNTS[chapter]
+            yield _standing(chapter, hunt.as_exercise(), mark, partial(_caught, hunt), paths)
 
 
-def _standing(chapter: str, exercise: Exercise, paths: list[Path]) -> Standing:
+def _one(name: str, names: Mapping[str, Any]) -> Any:
+    return names.get(name)
+
+
+def _caught(hunt: Hunt, names: Mapping[str, Any]) -> Caught:
+    return Caught(names.get(hunt.test.__name__), names.get(hunt.handed.__name__))
+
+
+def _standing(
+    chapter: str,
+    exercise: Exercise,
+    mark: str,
+    take: Callable[[Mapping[str, Any]], Any],
+    paths: list[Path],
+) -> Standing:
     message = "has no cell in this workspace"
     for path in paths:
-        answer = _answer(path, exercise)
-        if answer is None:
+        names = _answers(path, mark)
+        if names is None:
             continue
-        if isinstance(answer, str):
-            return Standing(chapter, exercise.name, False, f"{path.name}: {answer}")
-        result = judge(chapter, exercise, answer)
+        if isinstance(names, str):
+            return Standing(chapter, exercise.name, False, f"{path.name}: {names}")
+        result = judge(chapter, exercise, take(names))
         message = result.message
         if result.passed:
             return Standing(chapter, exercise.name, True, message)
     return Standing(chapter, exercise.name, False, message)
 
 
-def _answer(path: Path, exercise: Exercise) -> Any:
-    """What a notebook defines as the exercise's part; a str if that cannot be run, None if nothing.
+def _answers(path: Path, mark: str) -> Mapping[str, Any] | str | None:
+    """What a notebook defines that has a cell so marked; a str if that cell cannot be run.
 
     Only imports, functions, classes and names given to plain values are run: no loops, no prints.
     """
@@ -117,7 +153,7 @@ def _answer(path: Path, exercise: Exercise) -> Any:
     except (OSError, ValueError, KeyError) as error:
         return f"cannot be read as a notebook ({error})"
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    if not any(source.startswith(MARK + dotted_name(exercise.solution)) for source in sources):
+    if not any(source.startswith(mark) for source in sources):
         return None
     module = ModuleType("__main__")  # pickled by value, as what a notebook defines is
     for source in sources:
@@ -125,9 +161,9 @@ def _answer(path: Path, exercise: Exercise) -> Any:
         try:
             exec(compile(ast.Module(statements, []), path.name, "exec"), vars(module))
         except Exception as error:
-            if source.startswith(MARK):
+            if source.startswith((MARK, HUNT_MARK)):
                 return f"raised {type(error).__name__}: {error}"
-    return vars(module).get(exercise.name)
+    return vars(module)
 
 
 def _definitions(source: str) -> list[ast.stmt]:

@@ -16,7 +16,14 @@ CHAPTERS = {  # chapter number -> the module of its checks
     "15": "minigen.teach.checks.transformer",
     "16": "minigen.teach.checks.sampling",
     "17": "minigen.teach.checks.dense_cache",
+    "21": "minigen.teach.checks.blocks",
+    "22": "minigen.teach.checks.paged",
+    "23": "minigen.teach.checks.prefix",
+    "24": "minigen.teach.checks.scheduler",
+    "25": "minigen.teach.checks.engine",
     "34": "minigen.teach.checks.cpu_kernels",
+    "51": "minigen.teach.checks.server",
+    "52": "minigen.teach.checks.slo",
 }
 
 

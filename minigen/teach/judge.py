@@ -1,6 +1,7 @@
 """Runs checks on a part that comes pickled through stdin: `python -m minigen.teach.judge`.
 
-Arguments: chapter, exercise, the file to write the verdict to, and the word that must stand in it.
+Arguments: chapter, exercise or hunt, the file to write the verdict to, and the word that must
+stand in it.
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from minigen.teach.exercises import Exercise, exercises
+from minigen.teach.hunting import HUNTS, hunt_of
 from minigen.teach.messages import Wrong
 
 
@@ -35,12 +37,18 @@ def verdict_on(exercise: Exercise, part: Any) -> tuple[bool, str]:
     return True, f"all {len(exercise.checks)} checks passed."
 
 
+def _found(chapter: str, name: str) -> Exercise:
+    if chapter in HUNTS and hunt_of(chapter).name == name:
+        return hunt_of(chapter).as_exercise()
+    return exercises(chapter)[name]
+
+
 def main() -> None:
     """Judge what stdin brings."""
     chapter, name, file, word = sys.argv[1:]
     torch.set_num_threads(1)
     part = pickle.load(sys.stdin.buffer)
-    passed, message = verdict_on(exercises(chapter)[name], part)
+    passed, message = verdict_on(_found(chapter, name), part)
     found = {"word": word, "passed": passed, "message": message}
     Path(file).write_text(json.dumps(found), encoding="utf-8")
 

@@ -6,6 +6,7 @@ The package is the solution: a stub is its signature and docstring, with the bod
 import ast
 import importlib
 import inspect
+import sys
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -29,13 +30,13 @@ def dotted_name(part: Any) -> str:
 
 def mirror(dotted: str) -> str:
     """The package's source, to stand in a notebook's cell."""
-    return f"# = {dotted}\n{_source(find_object(dotted))}"
+    return f"# = {dotted}\n{source_of(find_object(dotted))}"
 
 
 def stub(dotted: str) -> str:
     """An exercise's cell: what its signature needs imported, the signature, no body."""
     part = find_object(dotted)
-    source = _source(part)
+    source = source_of(part)
     lines, tree = source.splitlines(), ast.parse(source).body[0]
     if isinstance(tree, ast.ClassDef):
         methods = [each for each in tree.body if isinstance(each, ast.FunctionDef)]
@@ -43,21 +44,22 @@ def stub(dotted: str) -> str:
         written = "\n".join(lines[:first]).rstrip().splitlines()
         for method in methods:
             if not method.name.startswith("_") or method.name in ("__init__", "__call__"):
-                written += ["", *_emptied(lines, method)]
+                written += ["", *emptied(lines, method)]
         code = "\n".join(written)
     else:
-        assert isinstance(tree, ast.FunctionDef), "an exercise is a function or a class"
-        code = "\n".join(_emptied(lines, tree))
-    imports = "\n".join(_imports(inspect.getmodule(part), ast.parse(code)))
+        assert isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef), "a function or a class"
+        code = "\n".join(emptied(lines, tree))
+    imports = "\n".join(imports_of(inspect.getmodule(part), ast.parse(code)))
     between = "\n\n\n" if imports else ""
     return f"# exercise: {dotted}\n{imports}{between}{code}".replace("\n\n\n\n", "\n\n\n")
 
 
-def _source(part: Any) -> str:
+def source_of(part: Any) -> str:
+    """A function's or class's source, from the left margin on."""
     return textwrap.dedent(inspect.getsource(part)).rstrip()
 
 
-def _emptied(lines: list[str], function: ast.FunctionDef) -> list[str]:
+def emptied(lines: list[str], function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     """The function's lines down to its docstring's end, and then the line that says it is empty."""
     begin = min([function.lineno, *(each.lineno for each in function.decorator_list)]) - 1
     body = function.body[0]
@@ -67,7 +69,7 @@ def _emptied(lines: list[str], function: ast.FunctionDef) -> list[str]:
     return [*lines[begin:end], indent + EMPTY]
 
 
-def _imports(module: Any, code: ast.Module) -> list[str]:
+def imports_of(module: Any, code: ast.Module) -> list[str]:
     """Import statements for the names that `code` takes from the package's module, in its order."""
     used = {node.id for node in ast.walk(code) if isinstance(node, ast.Name)}
     tree = ast.parse(inspect.getsource(module))
@@ -83,14 +85,16 @@ def _imports(module: Any, code: ast.Module) -> list[str]:
     if own:
         found.append(f"from {module.__name__} import {', '.join(own)}")
     found.sort(key=lambda each: (each.startswith("from "), each))  # the order that linters ask for
-    ours = [each for each in found if "minigen" in each]
-    others = [each for each in found if "minigen" not in each]
-    return [*others, *([""] if others and ours else []), *ours]
+    groups: list[list[str]] = [[], [], []]  # Python's own, others', minigen's
+    for statement in found:
+        package = statement.split()[1].partition(".")[0]
+        groups[1 + (package == "minigen") - (package in sys.stdlib_module_names)].append(statement)
+    return "\n\n".join("\n".join(group) for group in groups if group).splitlines()
 
 
 def _defined(tree: ast.Module) -> Iterator[str]:
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Assign):
             yield from (each.id for each in node.targets if isinstance(each, ast.Name))

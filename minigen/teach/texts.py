@@ -47,3 +47,17 @@ HARD_UNICODE = (
     "x₁² + ∑ = ½ ≠ ∞; fn() -> Vec<u8> { it's }",
 )
 """What breaks careless tokenizers: combining marks, joiners, scripts, flags, odd spaces."""
+
+QUESTIONS = (
+    *("What is the capital of France?", "Write a short poem about the sea."),
+    *("Explain how a bicycle stays upright.", "Give me three tips for better sleep."),
+    *("Who wrote Romeo and Juliet?", "What is 7 times 8?", "Summarise the story of Cinderella."),
+    *("How do I boil an egg?", "List the planets of the solar system.", "Why is the sky blue?"),
+    *('Translate "good morning" into Spanish.', "Describe a walk through a forest in autumn."),
+    *("What should I pack for a week in the mountains?", "Tell me a joke."),
+    *("How does a refrigerator work?", "Write an email that asks for a day off."),
+    *("What is a prime number?", "Compare cats and dogs as pets.", "Is a tomato a fruit?"),
+    *("Give me a recipe for pancakes.", "What happened in 1969?", "Explain gravity to a child."),
+    *("Name a good book for a long journey.", "How can I learn to play the guitar?"),
+)
+"""Questions of many kinds, whose answers are of many lengths."""

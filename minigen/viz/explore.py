@@ -8,12 +8,13 @@ import asyncio
 import base64
 import io
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from html import escape
 from typing import Any
 
 import ipywidgets
 from IPython.display import display
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -21,9 +22,9 @@ WIDE = "34em"
 
 
 def png(figure: Figure) -> bytes:
-    """A figure's picture."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
+    """A figure's picture; not by `savefig`, which lays the figure out twice."""
+    canvas, buffer = FigureCanvasAgg(figure), io.BytesIO()
+    canvas.print_png(buffer)
     return buffer.getvalue()
 
 
@@ -32,23 +33,48 @@ def picture(figure: Figure, caption: str) -> None:
     display({"image/png": _base64(png(figure)), "text/plain": caption}, raw=True)
 
 
-def explore(draw: Callable[..., Figure], caption: str, **controls: Any) -> None:
+class Canvas:
+    """An image that is painted again and again, and above it a sentence where that failed."""
+
+    def __init__(self) -> None:
+        self.image, self.sentence = ipywidgets.Image(format="png"), ipywidgets.HTML()
+
+    def paint(self, draw: Callable[[], Figure | Iterable[Figure]]) -> None:
+        """Show what `draw` returns, or each that it yields as it comes; what it raises is said in a
+        sentence, and leaves the image."""
+        try:
+            drawn = draw()
+            for each in [drawn] if isinstance(drawn, Figure) else drawn:
+                self.image.value, self.sentence.value = png(each), ""
+        except Exception as error:  # whatever it is, a reader gets a sentence
+            self.sentence.value = f"<b>⚠ {escape(str(error) or type(error).__name__)}</b>"
+
+    def below(self, controls: Iterable[Any]) -> ipywidgets.VBox:
+        """The canvas under some controls, as one widget."""
+        return ipywidgets.VBox([*controls, self.sentence, self.image])
+
+    def output(self, box: ipywidgets.VBox, caption: str) -> dict[str, Any]:
+        """What to display: the widget, and as its twin the picture as it is now."""
+        view = {"model_id": box.model_id, "version_major": 2, "version_minor": 0}
+        twin = {"image/png": _base64(self.image.value)} if self.image.value else {}
+        return {WIDGET: view, **twin, "text/plain": caption}
+
+
+def explore(draw: Callable[..., Figure | Iterable[Figure]], caption: str, **controls: Any) -> None:
     """Show `draw(**values)` under a control for each of its arguments, redrawn at every change.
 
     A control is an ipywidget, or what stands for one: `(low, high, step, value)` a slider, a list
     a choice, a bool a tick box, a str a line of text, None a button that only draws anew. What
-    `draw` raises is shown as one sentence, above the last figure that could be drawn.
+    `draw` raises is shown as one sentence, above the last figure that could be drawn. A `draw` that
+    yields figures has each shown as it comes.
     """
     made = {name: _control(name, given) for name, given in controls.items()}
-    image, sentence = ipywidgets.Image(format="png"), ipywidgets.HTML()
+    canvas = Canvas()
     presses = dict.fromkeys((name for name, given in controls.items() if given is None), 0)
 
     def redraw() -> None:
         values = {name: each.value for name, each in made.items() if name not in presses}
-        try:
-            image.value, sentence.value = png(draw(**values, **presses)), ""
-        except Exception as error:  # whatever it is, a reader gets a sentence
-            sentence.value = f"<b>⚠ {escape(str(error) or type(error).__name__)}</b>"
+        canvas.paint(lambda: draw(**values, **presses))
 
     changed = _in_this_thread(redraw)
 
@@ -65,9 +91,7 @@ def explore(draw: Callable[..., Figure], caption: str, **controls: Any) -> None:
         else:
             control.observe(changed, names="value")
     redraw()
-    box = ipywidgets.VBox([*made.values(), sentence, image])
-    view = {"model_id": box.model_id, "version_major": 2, "version_minor": 0}
-    display({WIDGET: view, "image/png": _base64(image.value), "text/plain": caption}, raw=True)
+    display(canvas.output(canvas.below(made.values()), caption), raw=True)
 
 
 def _in_this_thread(redraw: Callable[[], None]) -> Callable[..., None]:

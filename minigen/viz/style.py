@@ -44,9 +44,9 @@ def quieten(axes: Axes) -> None:
     axes.yaxis.label.set_color(INK)
 
 
-def title(axes: Axes, text: str) -> None:
-    """A title that says what is to be seen, on the left."""
-    axes.set_title(text, loc="left", fontsize=11, color=INK)
+def title(axes: Axes, text: str, y: float | None = None) -> None:
+    """A title that says what is to be seen, on the left; where it is not given, `y` is found."""
+    axes.set_title(text, loc="left", fontsize=11, color=INK, y=y)
 
 
 def printable(tokens: Iterable[str]) -> list[str]:

@@ -1,0 +1,251 @@
+"""Answers to the exercises of chapter 21."""
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Any
+
+from minigen.errors import OutOfBlocksError
+from tests.answers import Answers
+
+
+class CountedAllocator:
+    """Right: owners in a counter, and what nobody owns is found by looking."""
+
+    def __init__(self, num_blocks: int):
+        self.blocks, self.owners = range(1, num_blocks + 1), Counter[int]()
+
+    @property
+    def num_free(self) -> int:
+        return sum(self.owners[each] == 0 for each in self.blocks)
+
+    def allocate(self, count: int) -> list[int]:
+        if count > self.num_free:
+            raise OutOfBlocksError("too many")
+        taken = [each for each in reversed(self.blocks) if self.owners[each] == 0][:count]
+        self.owners.update(taken)
+        return taken
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        for each in block_ids:
+            if not self.owners[each]:
+                raise ValueError("free")
+            self.owners[each] += 1
+
+    def release(self, block_ids: Iterable[int]) -> list[int]:
+        freed = []
+        for each in block_ids:
+            if not self.owners[each]:
+                raise ValueError("free")
+            self.owners[each] -= 1
+            freed += [each] * (self.owners[each] == 0)
+        return freed
+
+    def num_owners(self, block_id: int) -> int:
+        return self.owners[block_id]
+
+
+class LowestFirst:
+    """Right: the free ones in a heap, owners only of those that have some."""
+
+    def __init__(self, num_blocks: int):
+        self.free, self.owners = list(range(1, num_blocks + 1)), dict[int, int]()
+
+    @property
+    def num_free(self) -> int:
+        return len(self.free)
+
+    def allocate(self, count: int) -> list[int]:
+        if len(self.free) < count:
+            raise OutOfBlocksError(f"{count}")
+        taken = [heapq.heappop(self.free) for _ in range(count)]
+        self.owners |= dict.fromkeys(taken, 1)
+        return taken
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        for each in block_ids:
+            self.owners[each] = self.owners[each] + 1
+
+    def release(self, block_ids: Iterable[int]) -> list[int]:
+        freed = []
+        for each in block_ids:
+            if self.owners[each] > 1:
+                self.owners[each] -= 1
+                continue
+            del self.owners[each]
+            heapq.heappush(self.free, each)
+            freed.append(each)
+        return freed
+
+    def num_owners(self, block_id: int) -> int:
+        return self.owners.get(block_id, 0)
+
+
+EVERYBODYS: deque[int] = deque([1, 2, 3, 4, 5])
+
+
+def wrong_allocator(name: str) -> type:
+    class Allocator:
+        def __init__(self, num_blocks: int):
+            first = 0 if name == "hands out block 0" else 1
+            end = num_blocks if name == "one block too few" else num_blocks + 1
+            self.free = deque(range(first, end + (name == "one block too many")))
+            if name == "one pool for all":
+                self.free = EVERYBODYS
+            self.owners = [0] * (num_blocks + 2)
+            self.taken: list[int] = []
+
+        @property
+        def num_free(self) -> int:
+            if name == "counts owned blocks":
+                return sum(each > 0 for each in self.owners)
+            return len(self.free)
+
+        def allocate(self, count: int) -> Any:
+            enough = count < len(self.free) if name == "keeps one back" else count <= self.num_free
+            if not enough and name == "returns None":
+                return None
+            if not enough and name == "ValueError":
+                raise ValueError("too many")
+            if not enough and name not in ("gives what there is", "takes, then raises"):
+                raise OutOfBlocksError("too many")
+            taken = [self.free.popleft() for _ in range(min(count, len(self.free)))]
+            if not enough and name == "takes, then raises":
+                raise OutOfBlocksError("too many")
+            for each in taken:
+                self.owners[each] = 0 if name == "no owner at first" else 1
+                if name == "owners add up":
+                    self.owners[each] += 1
+            if name == "returns a tuple":
+                return tuple(taken)
+            if name == "the same list again":
+                self.taken[:] = taken
+                return self.taken
+            return taken
+
+        def share(self, block_ids: Iterable[int]) -> None:
+            for each in block_ids:
+                if self.owners[each] == 0 and name != "shares free blocks":
+                    raise ValueError("free")
+                if name != "share does nothing":
+                    self.owners[each] += 2 if name == "share adds two" else 1
+
+        def release(self, block_ids: Iterable[int]) -> Any:
+            freed = []
+            for each in block_ids if name != "releases the first only" else list(block_ids)[:1]:
+                if self.owners[each] == 0 and name == "releases free blocks":
+                    continue
+                if self.owners[each] == 0:
+                    raise ValueError("free")
+                self.owners[each] -= 1
+                if name == "frees at once":
+                    self.owners[each] = 0
+                if self.owners[each] == 0 or name == "tells all":
+                    freed.append(each)
+            if name == "frees what is shared":
+                self.free.extend(block_ids)
+            elif name != "leaks":
+                self.free.extend(each for each in freed if self.owners[each] == 0)
+            if name == "free list is what it returns":
+                return self.free
+            return None if name == "release returns None" else freed
+
+        def num_owners(self, block_id: int) -> int:
+            if name == "owned or not":
+                return int(self.owners[block_id] > 0)
+            return self.owners[block_id]
+
+    return Allocator
+
+
+WRONG_ALLOCATORS = [
+    *("hands out block 0", "one block too few", "one block too many", "one pool for all"),
+    *("counts owned blocks", "keeps one back", "returns None", "ValueError", "gives what there is"),
+    *("takes, then raises", "no owner at first", "owners add up", "returns a tuple"),
+    *("shares free blocks", "share does nothing", "share adds two", "releases the first only"),
+    *("releases free blocks", "frees at once", "tells all", "frees what is shared", "leaks"),
+    *("release returns None", "owned or not", "the same list again"),
+]
+
+
+def checks_the_pool_first(allocator: Any, table: list[int], index: int) -> Any:
+    """Right, and raises by itself."""
+    old = table[index]
+    if allocator.num_owners(old) <= 1:
+        return None
+    if allocator.num_free < 1:
+        raise OutOfBlocksError("no block is free")
+    [new] = allocator.allocate(1)
+    allocator.release(iter([old]))
+    table[index : index + 1] = [new]
+    return [old, new]
+
+
+def takes_first(allocator: Any, table: list[int], index: int) -> Any:
+    """Right, with the cases the other way round."""
+    shared = allocator.num_owners(table[index]) != 1
+    if shared:
+        pair = table[index], allocator.allocate(1)[0]
+        allocator.release(pair[:1])
+        table[index] = pair[1]
+        return pair
+    return None
+
+
+def wrong_copy(name: str) -> Any:
+    def copy_on_write(allocator: Any, table: list[int], index: int) -> Any:
+        place = len(table) - 1 if name == "always the last block" else index
+        source = table[place]
+        if name == "changes first":
+            table[place] = 0
+        if name == "releases first" and allocator.num_owners(source) > 1:
+            allocator.release([source])
+            (target,) = allocator.allocate(1)
+            table[place] = target
+            return source, target
+        limit = 2 if name == "copies from three owners on" else 1
+        if allocator.num_owners(source) <= limit and name != "always copies":
+            return False if name == "returns False" else None
+        if name == "writes in place when full" and allocator.num_free == 0:
+            return None
+        (target,) = allocator.allocate(1)
+        if name == "table forgotten":
+            allocator.release([source])
+            return source, target
+        table[place] = target
+        if name == "new block at the end":
+            table[place] = source
+            table.append(target)
+        if name == "old block kept":
+            return source, target
+        allocator.release([target] if name == "releases the new one" else [source])
+        if name == "shares the new one":
+            allocator.share([target])
+        if name == "pair the wrong way round":
+            return target, source
+        if name == "returns the new block":
+            return target
+        return None if name == "returns None" else (source, target)
+
+    return copy_on_write
+
+
+WRONG_COPIES = [
+    *("always the last block", "changes first", "releases first", "copies from three owners on"),
+    *("always copies", "returns False", "writes in place when full", "table forgotten"),
+    *("new block at the end", "old block kept", "releases the new one", "shares the new one"),
+    *("pair the wrong way round", "returns the new block", "returns None"),
+]
+
+ANSWERS = {
+    "BlockAllocator": Answers(
+        right=(CountedAllocator, LowestFirst, wrong_allocator("nothing")),
+        wrong={name: wrong_allocator(name) for name in WRONG_ALLOCATORS},
+        equivalent={"1 -> 2 #4": "a count more than there are blocks, which nobody looks at"},
+    ),
+    "copy_on_write": Answers(
+        right=(checks_the_pool_first, takes_first, wrong_copy("nothing")),
+        wrong={name: wrong_copy(name) for name in WRONG_COPIES},
+        equivalent={},
+    ),
+}

@@ -1,0 +1,333 @@
+"""What learners might hand in for the bug hunts: tests and mended parts, good and bad."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from minigen.cache.blocks import BlockAllocator
+from minigen.teach.hunts import full_hit, preempted, slots
+from minigen.teach.toy_engine import right_slots, serve
+
+Test = Callable[[Any], object]
+
+
+@dataclass(frozen=True)
+class Catches:
+    """Good tests; bad ones, with words of what they are told; good parts, and bad ones."""
+
+    tests: tuple[Test, ...]
+    bad_tests: Mapping[str, tuple[Test, str]]
+    parts: tuple[Any, ...]
+    bad_parts: Mapping[str, Any]
+
+
+def empty(part: Any) -> None:
+    raise NotImplementedError
+
+
+def nothing(part: Any) -> None:
+    return None
+
+
+def says_no(part: Any) -> bool:
+    return False
+
+
+def always_fails(part: Any) -> None:
+    raise AssertionError("this part is bad")
+
+
+COMMON = {
+    "empty": (empty, "still empty"),
+    "asserts nothing": (nothing, "it passes, and should fail"),
+    "returns a verdict": (says_no, "says what must hold by `assert`"),
+    "always fails": (always_fails, "should pass on the mended one"),
+    "no function": (7, "should be a function"),
+}
+
+# Chapter 22
+
+
+def every_slot_once(slots_of: Any) -> None:
+    table = [9, 4, 6]
+    decoded = [slots_of(table, position, 1, 5)[0] for position in range(15)]
+    whole = slots_of(table, 0, 15, 5)
+    halves = slots_of(table, 0, 7, 5) + slots_of(table, 7, 8, 5)
+    assert decoded == whole == halves
+    assert whole == [*range(45, 50), *range(20, 25), *range(30, 35)]
+
+
+def by_formula(slots_of: Any) -> None:
+    table, size = [3, 1, 8, 5], 4
+    for first in range(16):
+        for count in (1, 2, 6):
+            if first + count <= 16:
+                for place, slot in enumerate(slots_of(table, first, count, size), first):
+                    assert (slot // size, slot % size) == (table[place // size], place % size)
+
+
+def only_the_first_block(slots_of: Any) -> None:
+    assert slots_of([7, 2], 1, 1, 4) == [29]
+
+
+def only_decode(slots_of: Any) -> None:
+    for position in range(12):
+        expected = [7, 2, 9][position // 4] * 4 + position % 4
+        assert slots_of([7, 2, 9], position, 1, 4) == [expected]
+
+
+def only_neighbours(slots_of: Any) -> None:
+    for first in range(8):
+        for count in range(1, 9 - first):
+            assert slots_of([1, 2], first, count, 4) == list(range(4 + first, 4 + first + count))
+
+
+def only_whole_prompts(slots_of: Any) -> None:
+    only_decode(slots_of)
+    assert slots_of([7, 2, 9], 0, 6, 4) == [28, 29, 30, 31, 8, 9]
+
+
+def wants_strangers(slots_of: Any) -> None:
+    only_decode(slots_of)
+    assert slots_of([7, 2], 0, 2, 4) == [29, 30]
+
+
+def mended_by_size(
+    block_ids: list[int], num_computed: int, num_new: int, block_size: int
+) -> list[int]:
+    end = num_computed + num_new
+    if num_new == 1:
+        in_last = end % block_size or block_size
+        return [block_ids[(end - 1) // block_size] * block_size + in_last - 1]
+    return right_slots(block_ids, num_computed, num_new, block_size)
+
+
+def mended_one_block_early(
+    block_ids: list[int], num_computed: int, num_new: int, block_size: int
+) -> list[int]:
+    if num_new == 1:
+        return [block_ids[-1] * block_size + num_computed % block_size]
+    return right_slots(block_ids, num_computed, num_new, block_size)
+
+
+def mended_by_the_next_block(
+    block_ids: list[int], num_computed: int, num_new: int, block_size: int
+) -> list[int]:
+    if num_new == 1 and (num_computed + 1) % block_size == 0:
+        return [block_ids[(num_computed + 1) // block_size] * block_size]
+    return right_slots(block_ids, num_computed, num_new, block_size)
+
+
+def returns_nothing(*_: Any) -> list[int]:
+    return []
+
+
+# Chapter 23
+
+
+def asks_twice(Cache: Any) -> None:
+    for num_blocks in (1, 3):
+        cache = Cache(BlockAllocator(30), 2)
+        text = list(range(2 * num_blocks))
+        for tokens in (text, [*text, 7, 8]):
+            matched = cache.match(tokens)
+            assert 2 * len(matched) < len(tokens)
+            own = cache.allocator.allocate(len(tokens) // 2 - len(matched))
+            cache.insert(tokens, [*matched, *own], len(matched))
+        assert 2 * len(cache.match(text)) < len(text)
+
+
+def in_the_toy_engine(Cache: Any) -> None:
+    prompts = [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4]]
+    for prompt in (*prompts, [1, 2, 3, 4, 5, 6, 7, 8]):
+        serve([*prompts, prompt], prefix_cache=Cache, max_sequences=1, max_tokens=5)
+    serve([prompts[1]] * 2, prefix_cache=Cache, max_sequences=1, max_tokens=1)
+
+
+def never_whole_blocks(Cache: Any) -> None:
+    cache = Cache(BlockAllocator(9), 4)
+    cache.insert(list(range(4)), cache.allocator.allocate(1), 0)
+    assert len(cache.match(list(range(5)))) == 1
+
+
+def one_block_only(Cache: Any) -> None:
+    cache = Cache(BlockAllocator(9), 4)
+    cache.insert(list(range(4)), cache.allocator.allocate(1), 0)
+    assert cache.match(list(range(4))) == []
+
+
+def many_blocks_only(Cache: Any) -> None:
+    cache = Cache(BlockAllocator(9), 4)
+    cache.insert(list(range(8)), cache.allocator.allocate(2), 0)
+    assert len(cache.match(list(range(8)))) == 1
+
+
+def wants_nothing_found(Cache: Any) -> None:
+    cache = Cache(BlockAllocator(9), 4)
+    cache.insert(list(range(8)), cache.allocator.allocate(2), 0)
+    assert cache.match(list(range(8))) == []
+
+
+class Shortened(full_hit.ChainedPrefixCache):
+    """Right: the ends of blocks are those before the last token."""
+
+    def match(self, token_ids: Any, salt: Any = None) -> list[int]:
+        return super().match(token_ids[: max(len(token_ids) - 1, 0)], salt)
+
+
+class NeverTheLastBlock(full_hit.ChainedPrefixCache):
+    def match(self, token_ids: Any, salt: Any = None) -> list[int]:
+        return super().match(token_ids[: -self.block_size], salt)
+
+
+class PopsWithoutLeaving(full_hit.ChainedPrefixCache):
+    def match(self, token_ids: Any, salt: Any = None) -> list[int]:
+        matched = super().match(token_ids, salt)
+        if len(matched) * self.block_size == len(token_ids) and matched:
+            matched.pop()
+        return matched
+
+
+class NothingForWholeBlocks(full_hit.ChainedPrefixCache):
+    def match(self, token_ids: Any, salt: Any = None) -> list[int]:
+        if len(token_ids) % self.block_size == 0:
+            return []
+        return super().match(token_ids, salt)
+
+
+class ForgetsToInsert(full_hit.ChainedPrefixCache):
+    """Lets `ends` stop early for all, and so never keeps the last full block."""
+
+    def ends(self, token_ids: Any) -> range:
+        return range(self.block_size, len(token_ids), self.block_size)
+
+
+# Chapter 24
+
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [9, 9], [3, 1, 4, 1, 5, 9]]
+
+
+def whole_results(Scheduler: Any) -> None:
+    calm = serve(PROMPTS, scheduler=Scheduler)
+    short = serve(PROMPTS, scheduler=Scheduler, num_blocks=6)
+    assert short.num_preempted > 0
+    assert short == calm
+
+
+def with_one_at_a_time(Scheduler: Any) -> None:
+    for number, prompt in enumerate(PROMPTS):
+        (alone,) = serve([prompt], scheduler=Scheduler).told
+        for num_blocks in range(5, 12):
+            short = serve(PROMPTS, scheduler=Scheduler, num_blocks=num_blocks)
+            assert short.told[number] == alone == short.answers[number]
+
+
+def plenty_of_memory(Scheduler: Any) -> None:
+    assert serve(PROMPTS, scheduler=Scheduler) == serve(PROMPTS, scheduler=Scheduler)
+
+
+def answers_only(Scheduler: Any) -> None:
+    short = serve(PROMPTS, scheduler=Scheduler, num_blocks=6)
+    assert short.answers == serve(PROMPTS, scheduler=Scheduler).answers
+
+
+def lengths_only(Scheduler: Any) -> None:
+    for answer in serve(PROMPTS, scheduler=Scheduler, num_blocks=6).answers:
+        assert len(answer) == 12
+
+
+def forbids_preemption(Scheduler: Any) -> None:
+    assert serve(PROMPTS, scheduler=Scheduler, num_blocks=6).num_preempted == 0
+
+
+def same_number_of_steps(Scheduler: Any) -> None:
+    short = serve(PROMPTS, scheduler=Scheduler, num_blocks=6)
+    assert short.num_steps == serve(PROMPTS, scheduler=Scheduler).num_steps
+
+
+class TokensFromBoth(preempted.PlainScheduler):
+    """Right: the text is put together again of the prompt and what was written."""
+
+    def preempt(self, victim: Any) -> None:
+        super().preempt(victim)
+        victim.token_ids = [*victim.prompt_ids, *victim.output_ids]
+
+
+class OneByOne(preempted.PlainScheduler):
+    def __init__(self, manager: Any, max_sequences: int, max_batch_tokens: int):
+        super().__init__(manager, 1, max_batch_tokens)
+
+
+class OutputIntoPrompt(preempted.PlainScheduler):
+    """What was written becomes part of the prompt, and is forgotten as output."""
+
+    def preempt(self, victim: Any) -> None:
+        victim.prompt_ids = tuple(victim.token_ids)
+        victim.output_ids.clear()
+        super().preempt(victim)
+
+
+class KeepsItsBlocks(preempted.PlainScheduler):
+    """Takes the victim out, and never gives its blocks back."""
+
+    def preempt(self, victim: Any) -> None:
+        self.running.remove(victim)
+        self.waiting.appendleft(victim)
+
+
+CATCHES = {
+    "22": Catches(
+        (every_slot_once, by_formula),
+        COMMON
+        | {
+            "looks at the first block only": (only_the_first_block, "it passes, and should fail"),
+            "looks at decode steps only": (only_decode, "in the middle of a chunk"),
+            "takes blocks that are neighbours": (only_neighbours, "it passes, and should fail"),
+            "lets no chunk begin within a block": (only_whole_prompts, "begin of its block"),
+            "wants what is wrong": (wants_strangers, "should pass on the mended one"),
+        },
+        (mended_by_size, *slots.HUNT.right.values()),
+        {
+            "unchanged": slots.slots_of,
+            "the last block, whichever it is": mended_one_block_early,
+            "takes the block after the last": mended_by_the_next_block,
+            "returns nothing": returns_nothing,
+        },
+    ),
+    "23": Catches(
+        (asks_twice, in_the_toy_engine),
+        COMMON
+        | {
+            "has a token more": (never_whole_blocks, "it passes, and should fail"),
+            "asks for one block only": (one_block_only, "several blocks long"),
+            "asks for several blocks only": (many_blocks_only, "if it is one block long"),
+            "wants nothing to be found": (wants_nothing_found, "should pass on the mended one"),
+        },
+        (Shortened, *full_hit.HUNT.right.values()),
+        {
+            "unchanged": full_hit.ChainedPrefixCache,
+            "never finds the last block": NeverTheLastBlock,
+            "keeps an owner of what it does not return": PopsWithoutLeaving,
+            "finds nothing of whole blocks": NothingForWholeBlocks,
+            "never keeps the last block": ForgetsToInsert,
+        },
+    ),
+    "24": Catches(
+        (whole_results, with_one_at_a_time),
+        COMMON
+        | {
+            "has memory enough": (plenty_of_memory, "it passes, and should fail"),
+            "looks at the answers only": (answers_only, "told the same tokens again"),
+            "counts tokens only": (lengths_only, "it passes, and should fail"),
+            "forbids preemption": (forbids_preemption, "should pass on the mended one"),
+            "wants as many steps": (same_number_of_steps, "should pass on the mended one"),
+        },
+        (TokensFromBoth, *preempted.HUNT.right.values()),
+        {
+            "unchanged": preempted.PlainScheduler,
+            "runs one at a time": OneByOne,
+            "makes output a prompt": OutputIntoPrompt,
+            "keeps the victim's blocks": KeepsItsBlocks,
+        },
+    ),
+}

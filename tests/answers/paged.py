@@ -1,0 +1,231 @@
+"""Answers to the exercises of chapter 22."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.answers import Answers
+
+
+def by_divmod(block_ids: Sequence[int], positions: Iterable[int], block_size: int) -> list[int]:
+    """Right, in a loop."""
+    slots = []
+    for position in positions:
+        index, offset = divmod(position, block_size)
+        slots.append(block_size * block_ids[index] + offset)
+    return slots
+
+
+def by_all_slots(block_ids: Sequence[int], positions: Iterable[int], block_size: int) -> list[int]:
+    """Right: all slots of the table, of which the positions are chosen."""
+    starts = np.array(block_ids) * block_size
+    slots = (starts[:, None] + np.arange(block_size)).flatten()
+    return slots[list(positions)].tolist()
+
+
+def wrong_slots(name: str) -> Any:
+    def one(block_ids: Sequence[int], position: int, size: int) -> int:
+        match name:
+            case "one slot too far":
+                return block_ids[position // size] * size + position % size + 1
+            case "blocks counted from one":
+                return (block_ids[position // size] - 1) * size + position % size
+            case "as if contiguous":
+                return block_ids[0] * size + position
+            case "offset forgotten":
+                return block_ids[position // size] * size
+            case "position for offset":
+                return block_ids[position // size] * size + position
+            case "always blocks of 4":
+                return block_ids[position // 4] * 4 + position % 4
+            case "index and offset exchanged":
+                return block_ids[position % size % len(block_ids)] * size + position // size
+            case "block not multiplied":
+                return block_ids[position // size] + position % size
+            case "last block for all":
+                return block_ids[-1] * size + position % size
+        return block_ids[position // size] * size + position % size
+
+    def slots_of(block_ids: Sequence[int], positions: Iterable[int], block_size: int) -> Any:
+        if name == "positions from zero":
+            positions = range(len(list(positions)))
+        slots = [one(block_ids, each, block_size) for each in positions]
+        if name == "only the last":
+            return slots[-1:]
+        return None if name == "returns None" else slots
+
+    return slots_of
+
+
+WRONG_SLOTS = [
+    *("one slot too far", "blocks counted from one", "as if contiguous", "offset forgotten"),
+    *("position for offset", "always blocks of 4", "index and offset exchanged"),
+    *("block not multiplied", "last block for all", "positions from zero", "only the last"),
+    "returns None",
+]
+
+
+class ListOfBlocks:
+    """Right: a tensor for each layer and half, token by token."""
+
+    def __init__(
+        self,
+        layers: int,
+        num_blocks: int,
+        kv_heads: int,
+        block_size: int,
+        head_dim: int,
+        dtype: torch.dtype,
+    ):
+        self.block_size = block_size
+        shape = (num_blocks + 1, block_size, kv_heads, head_dim)
+        self.halves = [[torch.zeros(shape, dtype=dtype) for _ in "kv"] for _ in range(layers)]
+
+    def store(self, layer_id: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
+        for half, new in zip(self.halves[layer_id], (k, v), strict=True):
+            for token, slot in enumerate(slots.tolist()):
+                half[slot // self.block_size, slot % self.block_size] = new[token]
+
+    def gather(self, layer_id: int, block_table: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = (half[block_table].flatten(-4, -3) for half in self.halves[layer_id])
+        return keys, values
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for source, target in pairs:
+            for half in (half for halves in self.halves for half in halves):
+                half[target] = half[source]
+
+
+class BySlots:
+    """Right: one long axis of slots, and no blocks but in numbers."""
+
+    def __init__(self, layers: int, num_blocks: int, kv_heads: int, *sizes: Any):
+        self.block_size, head_dim, dtype = sizes
+        num_slots = (num_blocks + 1) * self.block_size
+        self.memory = torch.zeros(layers, num_slots, 2, kv_heads, head_dim, dtype=dtype)
+
+    def _slots(self, block_table: Tensor) -> Tensor:
+        first = block_table[..., None] * self.block_size
+        return (first + torch.arange(self.block_size)).flatten(-2)
+
+    def store(self, layer_id: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
+        self.memory[layer_id, slots] = torch.stack([k, v], 1).to(self.memory.dtype)
+
+    def gather(self, layer_id: int, block_table: Tensor) -> Any:
+        return self.memory[layer_id, self._slots(block_table)].unbind(-3)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for source, target in pairs:
+            old, new = (self._slots(torch.tensor([each])) for each in (source, target))
+            self.memory[:, new] = self.memory[:, old]
+
+
+def wrong_pool(name: str) -> type:
+    class Pool:
+        def __init__(
+            self, layers: int, num_blocks: int, heads: int, block_size: int, dim: int, dtype: Any
+        ):
+            blocks = num_blocks if name == "no block 0" else num_blocks + 1
+            make = torch.zeros
+            if name == "not cleared":
+                make = lambda *shape, dtype: torch.full(shape, torch.nan, dtype=dtype)  # noqa: E731
+            self.kv = make(layers, 2, blocks, block_size, heads, dim, dtype=dtype)
+            if name == "always float32":
+                self.kv = self.kv.float()
+            self.block_size = 16 if name == "always blocks of 16" else block_size
+
+        def store(self, layer_id: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
+            if name == "one layer for all":
+                layer_id = 0
+            if name == "one slot too far":
+                slots = slots + 1
+            if name == "from the first slot on":
+                slots = slots[0] + torch.arange(len(slots))
+            if name == "sorted slots":
+                slots = slots.sort().values
+            if name == "keys and values exchanged":
+                k, v = v, k
+            for half, new in zip(self.kv[layer_id], (k, v), strict=True):
+                flat = half.flatten(0, 1)
+                if name == "slots as blocks":
+                    half[slots % len(half), 0] = new
+                else:
+                    flat[slots % len(flat)] = new.to(flat.dtype)
+                if name == "values forgotten":
+                    return
+
+        def gather(self, layer_id: int, block_table: Tensor) -> Any:
+            if name == "one layer for all":
+                layer_id = 0
+            if name == "sorted table":
+                block_table = block_table.sort().values
+            if name == "one table only" and block_table.ndim > 1:
+                block_table = block_table[0]
+            if name == "all rows in one":
+                block_table = block_table.flatten()
+            if name == "first block only":
+                block_table = block_table[..., :1]
+            if name == "neighbours":
+                first = block_table[..., :1]
+                block_table = (first + torch.arange(block_table.shape[-1])) % self.kv.shape[2]
+            keys, values = (half[block_table % len(half)] for half in self.kv[layer_id])
+            if name == "blocks left apart":
+                return keys, values
+            if name == "a view":
+                keys, values = (half[int(block_table.flatten()[0])] for half in self.kv[layer_id])
+                return keys, values
+            keys, values = keys.flatten(-4, -3), values.flatten(-4, -3)
+            if name == "keys only":
+                return keys
+            if name == "heads first":
+                return keys.transpose(-3, -2), values.transpose(-3, -2)
+            return None if name == "returns None" else (keys, values)
+
+        def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+            for source, target in pairs:
+                if name == "copies the wrong way round":
+                    source, target = target, source
+                if name == "copies the first layer":
+                    self.kv[0, :, target] = self.kv[0, :, source]
+                elif name == "copies keys only":
+                    self.kv[:, 0, target] = self.kv[:, 0, source]
+                elif name == "copies one slot":
+                    self.kv[:, :, target, 0] = self.kv[:, :, source, 0]
+                elif name != "copies nothing":
+                    self.kv[:, :, target] = self.kv[:, :, source]
+                if name == "moves":
+                    self.kv[:, :, source] = 0
+                if name == "copies the first pair":
+                    return
+
+    return Pool
+
+
+WRONG_POOLS = [
+    *("no block 0", "not cleared", "always float32", "always blocks of 16", "one layer for all"),
+    *("one slot too far", "from the first slot on", "sorted slots", "keys and values exchanged"),
+    *("slots as blocks", "values forgotten", "sorted table", "one table only", "all rows in one"),
+    *("first block only", "neighbours", "blocks left apart", "a view", "keys only", "heads first"),
+    *("returns None", "copies the wrong way round", "copies the first layer", "copies keys only"),
+    *("copies one slot", "copies nothing", "moves", "copies the first pair"),
+]
+
+ANSWERS = {
+    "slots_of": Answers(
+        right=(by_divmod, by_all_slots, wrong_slots("nothing")),
+        wrong={name: wrong_slots(name) for name in WRONG_SLOTS},
+        equivalent={},
+    ),
+    "KVPool": Answers(
+        right=(ListOfBlocks, BySlots, wrong_pool("nothing")),
+        wrong={name: wrong_pool(name) for name in WRONG_POOLS},
+        equivalent={
+            "1 -> 2": "a block more than there are, which nobody asks for",
+            "True -> False": "zip's strict: keys and values are two, as the halves are",
+            "True -> False #2": "zip's strict: every pair has a source and a target",
+        },
+    ),
+}

@@ -1,0 +1,207 @@
+"""Answers to the exercises of chapter 23."""
+
+import heapq
+from itertools import count
+from typing import Any
+
+from tests.answers import Answers
+
+
+def chain_cache(name: str) -> type:
+    """Right if it is wrong in nothing: a dict from all tokens so far to a block, a hash chain."""
+
+    class ChainCache:
+        def __init__(self, allocator: Any, block_size: int):
+            self.allocator, self.size = allocator, block_size
+            self.blocks: dict[Any, int] = {}
+            self.paths: dict[int, Any] = {}
+            self.users: dict[int, int] = {}
+            self.idle: dict[int, None] = {}
+
+        @property
+        def num_evictable(self) -> int:
+            if name == "everything counts as evictable":
+                return len(self.users)
+            return len(self.idle)
+
+        def match(self, token_ids: Any, salt: Any = None) -> list[int]:
+            left = 0 if name == "nothing left over" else 1
+            found = []
+            for index in range(max(len(token_ids) - left, 0) // self.size):
+                block = self.blocks.get(self._path(token_ids, index, salt))
+                if block is None:
+                    break
+                found.append(block)
+            if name == "leaves the last block out" and found:
+                found.pop()
+            if name != "match shares nothing":
+                self.allocator.share(found)
+            if name != "match counts no users":
+                self._use(found)
+            return found
+
+        def insert(self, token_ids: Any, block_ids: Any, first: int, salt: Any = None) -> Any:
+            exchanged = []
+            for index in range(first, len(token_ids) // self.size):
+                path, own = self._path(token_ids, index, salt), block_ids[index]
+                known = self.blocks.get(path)
+                if known is None or name == "the newer block wins":
+                    self.blocks[path], self.paths[own] = own, path
+                    self.users.setdefault(own, 0)
+                    if name != "insert shares nothing":
+                        self.allocator.share([own])
+                    self._use([own])
+                elif known != own:
+                    self.allocator.share([known])
+                    if name != "the own block is not released":
+                        self.allocator.release([own])
+                    exchanged.append((index, known))
+                    self._use([known])
+                else:
+                    self._use([known])
+                if name == "keeps one block at a time":
+                    break
+            return [] if name == "tells of no exchange" else exchanged
+
+        def join(self, block_ids: Any) -> None:
+            if name == "join shares too":
+                self.allocator.share(block_ids)
+            if name != "join forgets the fork":
+                self._use(block_ids)
+
+        def leave(self, block_ids: Any) -> None:
+            in_order = block_ids if name == "first block leaves first" else reversed(block_ids)
+            for block in list(in_order):
+                self.users[block] -= 1
+                if self.users[block] == 0 or name == "idle at the first leave":
+                    self.idle[block] = None
+            if name == "leave releases too":
+                self.allocator.release(block_ids)
+
+        def evict(self, count: int) -> list[int]:
+            order = list(self.idle)
+            if name == "the newest goes first":
+                order.reverse()
+            gone = order[: count + 1 if name == "evicts one too many" else count]
+            for block in gone:
+                del self.idle[block]
+                path = self.paths.pop(block)
+                if name != "evicted is still found":
+                    del self.blocks[path]
+            if name != "evict releases nothing":
+                self.allocator.release(gone)
+            return [] if name == "evict tells of nothing" else gone
+
+        def _use(self, block_ids: Any) -> None:
+            for block in block_ids:
+                self.users[block] = self.users.get(block, 0) + 1
+                if name != "used ones stay idle":
+                    self.idle.pop(block, None)
+
+        def _path(self, token_ids: Any, index: int, salt: Any) -> Any:
+            begin = index * self.size if name == "looks at one block only" else 0
+            tokens = tuple(token_ids[begin : (index + 1) * self.size])
+            return tokens if name == "salts forgotten" else (salt, tokens)
+
+    return ChainCache
+
+
+WRONG = [
+    *("everything counts as evictable", "nothing left over"),
+    *("leaves the last block out", "match shares nothing", "match counts no users"),
+    *("the newer block wins", "insert shares nothing", "the own block is not released"),
+    *("keeps one block at a time", "tells of no exchange", "join shares too"),
+    *("join forgets the fork", "first block leaves first", "idle at the first leave"),
+    *("leave releases too", "the newest goes first", "evicts one too many"),
+    *("evicted is still found", "evict releases nothing", "evict tells of nothing"),
+    *("used ones stay idle", "looks at one block only", "salts forgotten"),
+]
+
+
+class StampedTree:
+    """Right, and a tree of dicts whose blocks carry the time of their last use."""
+
+    def __init__(self, allocator: Any, block_size: int):
+        self.allocator, self.size = allocator, block_size
+        self.trees: dict[Any, dict[Any, Any]] = {}
+        self.at: dict[int, tuple[dict[Any, Any], Any, dict[Any, Any]]] = {}
+        self.users: dict[int, int] = {}
+        self.stamps: dict[int, int] = {}
+        self.clock = count()
+
+    @property
+    def num_evictable(self) -> int:
+        return sum(users == 0 for users in self.users.values())
+
+    def match(self, token_ids: Any, salt: Any = None) -> list[int]:
+        tree, found = self.trees.get(salt, {}), []
+        for key in self._keys(token_ids[: max(len(token_ids) - 1, 0)]):
+            if key not in tree:
+                break
+            block, tree = tree[key]
+            found.append(block)
+        self.allocator.share(found)
+        self.join(found)
+        return found
+
+    def insert(self, token_ids: Any, block_ids: Any, first: int, salt: Any = None) -> Any:
+        tree, exchanged = self.trees.setdefault(salt, {}), []
+        for index, key in enumerate(self._keys(token_ids)):
+            if index < first:
+                tree = tree[key][1]
+                continue
+            own = block_ids[index]
+            if key not in tree:
+                tree[key] = (own, {})
+                self.at[own] = (tree, key, tree[key][1])
+                self.users[own] = 0
+                self.allocator.share([own])
+            block, below = tree[key]
+            if block != own:
+                self.allocator.release([own])
+                self.allocator.share([block])
+                exchanged.append((index, block))
+            self.join([block])
+            tree = below
+        return exchanged
+
+    def join(self, block_ids: Any) -> None:
+        for block in block_ids:
+            self.users[block] += 1
+
+    def leave(self, block_ids: Any) -> None:
+        for block in reversed(list(block_ids)):
+            self.users[block] -= 1
+            self.stamps[block] = next(self.clock)
+
+    def evict(self, count: int) -> list[int]:
+        gone: list[int] = []
+        leaves = [
+            (self.stamps[block], block)
+            for block, (_, _, below) in self.at.items()
+            if not self.users[block] and not below
+        ]
+        heapq.heapify(leaves)
+        while leaves and len(gone) < count:
+            _, block = heapq.heappop(leaves)
+            tree, key, _ = self.at.pop(block)
+            del tree[key], self.users[block], self.stamps[block]
+            gone.append(block)
+            for above, (_, _, below) in self.at.items():
+                if below is tree and not tree and not self.users[above]:
+                    heapq.heappush(leaves, (self.stamps[above], above))
+        self.allocator.release(gone)
+        return gone
+
+    def _keys(self, token_ids: Any) -> list[Any]:
+        whole = len(token_ids) // self.size
+        return [tuple(token_ids[i * self.size : (i + 1) * self.size]) for i in range(whole)]
+
+
+ANSWERS = {
+    "RadixPrefixCache": Answers(
+        right=(chain_cache("nothing"), StampedTree),
+        wrong={name: chain_cache(name) for name in WRONG},
+        equivalent={"1 -> 2 #4": "a root's block id, which nobody reads"},
+    ),
+}

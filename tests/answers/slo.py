@@ -1,0 +1,180 @@
+"""Answers to the exercise of chapter 52."""
+
+import asyncio
+import math
+from typing import Any
+
+import numpy as np
+
+from tests.answers import Answers
+
+
+async def with_tasks(send: Any, times: Any, percents: Any) -> dict[float, float]:
+    """Right, with tasks that are begun one by one, and numpy's name for the nearest rank."""
+    loop = asyncio.get_running_loop()
+    start, found = loop.time(), [math.inf] * len(times)
+
+    async def one(number: int) -> None:
+        await send(number)
+        found[number] = loop.time() - (start + times[number])
+
+    tasks = []
+    for number in sorted(range(len(times)), key=lambda each: times[each]):
+        wait = start + times[number] - loop.time()
+        if wait > 0:
+            await asyncio.sleep(wait)
+        tasks.append(loop.create_task(one(number)))
+    await asyncio.gather(*tasks, return_exceptions=True)
+    ranks = np.sort(found)
+    return {p: float(np.percentile(ranks, p, method="inverted_cdf")) for p in percents}
+
+
+async def with_timers(send: Any, times: Any, percents: Any) -> dict[float, float]:
+    """Right, with the loop's own timers, and percentiles by counting."""
+    loop = asyncio.get_running_loop()
+    start, latencies, done = loop.time(), [], asyncio.Event()
+
+    async def one(number: int) -> None:
+        try:
+            await send(number)
+            latencies.append(loop.time() - start - times[number])
+        except Exception:
+            latencies.append(float("inf"))
+        if len(latencies) == len(times):
+            done.set()
+
+    tasks: list[Any] = []
+    for number, at in enumerate(times):
+        loop.call_at(start + at, lambda number=number: tasks.append(loop.create_task(one(number))))
+    await done.wait()
+    kept = {}
+    for p in percents:
+        kept[p] = min(
+            each
+            for each in latencies
+            if 100 * sum(other <= each for other in latencies) >= p * len(latencies)
+        )
+    return kept
+
+
+def wrong(name: str) -> Any:
+    """The answer with one mistake in it."""
+
+    def percentile(values: list[float], p: float) -> float:
+        n = len(values)
+        place = math.ceil(p * n / 100) - 1
+        if name == "no interpolation is too coarse":
+            return float(np.percentile(values, p))
+        if name == "percent rounded down":
+            place = max(int(p * n / 100) - 1, 0)
+        if name == "one rank too high":
+            place = min(place + 1, n - 1)
+        if name == "always the largest":
+            place = n - 1
+        if name == "percent as a share":
+            place = min(math.ceil(p * n) - 1, n - 1)
+        if name == "from the other end":
+            place = n - 1 - place
+        return values[place]
+
+    async def measure(send: Any, times: Any, percents: Any) -> Any:
+        clock = asyncio.get_running_loop().time
+        begun, failed = clock(), [False]
+
+        async def one(number: int) -> float | None:
+            if name != "all at once":
+                await asyncio.sleep(max(begun + times[number] - clock(), 0))
+            if name == "sleeps once more":
+                await asyncio.sleep(0.01)
+            sent = clock()
+            try:
+                await send(number)
+            except Exception:
+                failed[0] = True
+                if name == "failures raise":
+                    raise
+                if name == "failures left out":
+                    return None
+                if name == "failures are quick answers":
+                    return clock() - sent
+                if name == "failures are zero":
+                    return 0.0
+                return math.inf
+            if name == "from when it was sent":
+                return clock() - sent
+            if name == "from the beginning of all":
+                return clock() - begun
+            if name == "milliseconds":
+                return 1e3 * (clock() - begun - times[number])
+            return clock() - begun - times[number]
+
+        found: list[float | None] = []
+        if name in ("one after the other", "closed loop"):
+            for number in range(len(times)):
+                if name == "closed loop":
+                    sent = clock()
+                    try:
+                        await send(number)
+                        found.append(clock() - sent)
+                    except Exception:
+                        found.append(math.inf)
+                else:
+                    found.append(await one(number))
+        elif name == "two at a time":
+            for first in range(0, len(times), 2):
+                pair = range(first, min(first + 2, len(times)))
+                found += await asyncio.gather(*map(one, pair))
+        else:
+            found = list(await asyncio.gather(*map(one, range(len(times)))))
+        values = [each for each in found if each is not None]
+        if name != "not sorted":
+            values.sort()
+        if name == "mean of percentiles":
+            parts = [[each for each in found[k : k + 50] if each is not None] for k in (0, 50, 150)]
+            parts = [sorted(part) for part in parts if part]
+            return {p: sum(percentile(q, p) for q in parts) / len(parts) for p in percents}
+        if name == "the mean":
+            return dict.fromkeys(percents, sum(values) / len(values))
+        if name == "outliers left out" and len(values) > 4:
+            values = values[:-1]
+        if name == "a list":
+            return [percentile(values, p) for p in percents]
+        if name == "names as text":
+            return {f"p{p}": percentile(values, p) for p in percents}
+        return {p: percentile(values, p) for p in percents}
+
+    async def forgets_the_last(send: Any, times: Any, percents: Any) -> Any:
+        return await measure(send, times[:-1] or times, percents)
+
+    async def warms_up(send: Any, times: Any, percents: Any) -> Any:
+        await send(0)
+        return await measure(send, times, percents)
+
+    def no_coroutine(send: Any, times: Any, percents: Any) -> Any:
+        return dict.fromkeys(percents, 0.0)
+
+    whole = {
+        "last request forgotten": forgets_the_last,
+        "warms up with a request": warms_up,
+        "not a coroutine": no_coroutine,
+    }
+    return whole.get(name, measure)
+
+
+WRONG = [
+    *("no interpolation is too coarse", "percent rounded down", "one rank too high"),
+    *("always the largest", "percent as a share", "from the other end", "all at once"),
+    *("sleeps once more", "failures raise", "failures left out", "failures are quick answers"),
+    *("failures are zero", "from when it was sent", "from the beginning of all", "milliseconds"),
+    *("one after the other", "closed loop", "two at a time", "not sorted"),
+    *("mean of percentiles", "the mean", "outliers left out", "a list", "names as text"),
+    *("last request forgotten", "warms up with a request", "not a coroutine"),
+]
+
+ANSWERS = {
+    "load_test": Answers(
+        right=(with_tasks, with_timers, wrong("nothing")),
+        wrong={name: wrong(name) for name in WRONG},
+        equivalent={},
+    ),
+}

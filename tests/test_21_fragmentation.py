@@ -1,0 +1,126 @@
+"""Requests go through a memory of slots as they should, and what lies idle is counted right."""
+
+import random
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+from minigen.teach.fragmentation import Moment, Piece, Run, Wish, run_through
+from minigen.teach.texts import QUESTIONS
+from minigen.viz.strips import answer_bars, pixels_of, shares_bars, strip_map
+from minigen.viz.style import CYCLE
+
+
+class Blocks:
+    """A memory in blocks, each slot checked to be one request's only."""
+
+    def __init__(self, num_slots: int, block_size: int):
+        self.free, self.block_size = list(range(num_slots // block_size)), block_size
+        self.pieces: dict[int, list[tuple[int, int]]] = {}
+
+    def hold(self, request_id: int, num_tokens: int) -> bool:
+        own = self.pieces.get(request_id, [])
+        missing = -(-num_tokens // self.block_size) - len(own)
+        if missing > len(self.free):
+            return False
+        new = [(self.free.pop() * self.block_size, self.block_size) for _ in range(missing)]
+        self.pieces[request_id] = own + new
+        return True
+
+    def give_back(self, request_id: int) -> None:
+        self.free += [first // self.block_size for first, _ in self.pieces.pop(request_id)]
+
+
+def tokens_of(moment: Moment) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for piece in moment.pieces:
+        found[piece.request_id] = found.get(piece.request_id, 0) + piece.used
+    return found
+
+
+def test_one_request_grows_by_a_token_a_step_and_leaves() -> None:
+    run = run_through(Blocks(8, 2), 8, [Wish(prompt=3, answer=2)])
+    assert [tokens_of(each) for each in run.moments] == [{0: 4}, {0: 5}, {}]
+    assert run.moments[1].pieces == (Piece(6, 2, 2, 0), Piece(4, 2, 2, 0), Piece(2, 2, 1, 0))
+    assert [each.refused for each in run.moments] == [None] * 3
+
+
+def test_who_came_first_goes_on_and_the_last_waits_with_what_it_has() -> None:
+    run = run_through(Blocks(8, 1), 8, [Wish(2, 4), Wish(2, 4)])
+    assert [tokens_of(each) for each in run.moments] == [
+        *({0: 3, 1: 3}, {0: 4, 1: 4}, {0: 5}, {0: 6}, {1: 5}, {1: 6}, {})
+    ]
+    assert [each.refused for each in run.moments] == [None, None, 5, 5, None, None, None]
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_every_request_gets_all_its_tokens_once_and_in_order(block_size: int) -> None:
+    rng = random.Random(block_size)
+    wishes = [Wish(rng.randrange(1, 20), rng.randrange(1, 30)) for _ in range(25)]
+    run = run_through(Blocks(96, block_size), 96, wishes)
+    reached = [wish.prompt for wish in wishes]
+    for moment in run.moments:
+        slots = [
+            slot for each in moment.pieces for slot in range(each.first, each.first + each.size)
+        ]
+        assert len(set(slots)) == len(slots)
+        for request_id, tokens in tokens_of(moment).items():
+            assert tokens == reached[request_id] + 1
+            reached[request_id] = tokens
+    assert reached == [wish.total for wish in wishes]
+
+
+def test_what_no_memory_holds_is_refused_by_a_sentence() -> None:
+    with pytest.raises(ValueError, match="Request 0 asks for 13 slots in vain"):
+        run_through(Blocks(8, 2), 8, [Wish(2, 2)], asks=[13])
+
+
+TWO = Run(
+    10,
+    (
+        Moment((Piece(0, 4, 2, 0), Piece(6, 2, 2, 1)), refused=3),
+        Moment((Piece(0, 4, 3, 0),), refused=8),
+        Moment((Piece(0, 4, 4, 0),), refused=None),
+    ),
+)
+
+
+def test_shares_are_of_the_steps_in_which_somebody_waits() -> None:
+    assert TWO.shares() == pytest.approx((7 / 20, 3 / 20, 10 / 20))
+    assert TWO.together() == 1.5
+    assert TWO.num_enough_but_scattered() == 1
+    alone = Run(10, TWO.moments[2:])
+    assert alone.shares() == pytest.approx((0.4, 0.0, 0.6))
+
+
+def test_pixels_are_full_where_there_are_tokens_pale_where_owned_white_where_free() -> None:
+    pixels = pixels_of(TWO)
+    full = [round(255 * part) for part in to_rgb(CYCLE[0])]
+    assert pixels.shape == (10, 3, 3)
+    assert pixels[:2, 0].tolist() == [full] * 2
+    assert (pixels[2:4, 0] > full).all()
+    assert np.array_equal(pixels[2, 0], pixels[3, 0])
+    assert (pixels[4:6, 0] == 255).all()
+    assert (pixels[6:, 1] == 255).all()
+    assert pixels[:4, 2].tolist() == [full] * 4
+
+
+def test_a_step_is_told_in_words_and_after_the_last_nothing_changes() -> None:
+    title = strip_map(TWO, 1).axes[0].get_title(loc="left")
+    assert title == (
+        "step 1: 30% of the slots hold tokens, 10% are owned and empty, 60% nobody's; "
+        "the next asks for 8"
+    )
+    assert strip_map(TWO, 99).axes[0].get_title(loc="left").startswith("step 2: 40%")
+
+
+def test_bars_are_the_shares_and_the_lengths() -> None:
+    (axes,) = shares_bars({"a": TWO}).axes
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([0.35, 0.15, 0.5])
+    (axes,) = answer_bars([3, 4], [9, 2], reserved=20).axes
+    assert [bar.get_height() for bar in axes.patches] == [24, 23, 6, 12, 4, 3]
+
+
+def test_the_questions_differ() -> None:
+    assert len(set(QUESTIONS)) == len(QUESTIONS) == 24

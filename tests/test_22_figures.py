@@ -1,0 +1,72 @@
+"""What chapter 22 compares with, and what it plugs into the engine."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from minigen import LLM, SamplingParams
+from minigen.cache.blocks import blocks_needed
+from minigen.cache.paged import KVPool, slots_of
+from minigen.engine.scheduler import ContinuousScheduler
+from minigen.teach.reserving import ReservingScheduler
+from minigen.teach.using import using
+from minigen.viz.pool import pool_states
+from tests.bench import Bench, build
+
+GREEDY = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+
+
+def run_all(bench: Bench) -> dict[int, list[int]]:
+    """Five requests of 6 tokens that allow 14 more, and what each is answered."""
+    families = [build(number, [1, 2, 4, 5, 6, number], max_output=14) for number in range(5)]
+    for family in families:
+        bench.add(family)
+    bench.drain(200)
+    return {family[0].sequence_id: family[0].output_ids for family in families}
+
+
+def test_where_the_longest_is_reserved_nobody_is_preempted_and_fewer_run() -> None:
+    reserving = Bench(num_blocks=12, block_size=4, scheduler=ReservingScheduler)
+    paged = Bench(num_blocks=12, block_size=4, scheduler=ContinuousScheduler)
+    assert run_all(reserving) == run_all(paged)
+    reserved, as_needed = (pool_states(each.recorder.events) for each in (reserving, paged))
+    assert max(len(state.tables) for state in reserved) == 2
+    assert max(len(state.tables) for state in as_needed) == 5
+    for state in reserved:
+        assert {len(table) for table in state.tables.values()} <= {blocks_needed(6 + 14, 4)}
+    assert len(reserved) > len(as_needed)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+def test_slots_lead_to_the_tokens_places_in_the_pool(block_size: int) -> None:
+    table = list(range(30, 0, -1))[: blocks_needed(20, block_size)]
+    pool = KVPool(1, 30, 2, block_size, 4, torch.float32)
+    k = torch.arange(20.0)[:, None, None].expand(20, 2, 4)
+    pool.store(0, k, -k, torch.tensor(slots_of(table, range(20), block_size)))
+    for position in range(20):
+        block, offset = table[position // block_size], position % block_size
+        assert (pool.kv[0, 0, block, offset] == position).all()
+        assert (pool.kv[0, 1, block, offset] == -position).all()
+
+
+def test_a_learners_slots_and_pool_run_in_the_engine(
+    tiny_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = []
+
+    class Mine(KVPool):
+        def store(
+            self, layer_id: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor
+        ) -> None:
+            stored.append(len(slots))
+            super().store(layer_id, k, v, slots)
+
+    own = LLM.load(tiny_directory, weights="float32", num_blocks=40)
+    expected = own.generate("a beginning", GREEDY).text
+    with using(22, KVPool=Mine):
+        llm = LLM.load(tiny_directory, weights="float32", num_blocks=40)
+    with using(22, slots_of=lambda *given: slots_of(*given)):
+        assert llm.generate("a beginning", GREEDY).text == expected
+    assert "your slots_of was called 9 times" in capsys.readouterr().out
+    assert len(stored) == 9 * llm.config.num_layers

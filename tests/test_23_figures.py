@@ -1,0 +1,197 @@
+"""The tree that is drawn is the cache's own at every step; prompts show what they found."""
+
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.patches import Rectangle
+
+from minigen.cache.blocks import BlockAllocator
+from minigen.cache.manager import BlockManager
+from minigen.cache.prefix import Node, RadixPrefixCache
+from minigen.params import SamplingParams
+from minigen.sequence import Sequence
+from minigen.teach.sharing import Visits, visit
+from minigen.trace import EventKind, Recorder, Trace
+from minigen.viz.radix_tree import radix_tree
+from minigen.viz.sharing import by_share, by_turn, visits_figure
+from minigen.viz.style import AMBER, FAINT, GREEN, ORANGE, SKY
+from minigen.viz.tree_states import tree_states
+
+BLOCK = 2
+
+
+class Office:
+    """A manager with a recorder, whose requests are computed without a model, a step at a time."""
+
+    def __init__(self, num_blocks: int):
+        self.trace, self.recorder = Trace(), Recorder()
+        self.trace.subscribe(self.recorder)
+        allocator = BlockAllocator(num_blocks)
+        self.cache = RadixPrefixCache(allocator, BLOCK)
+        self.manager = BlockManager(allocator, self.cache, BLOCK, 4, num_blocks, self.trace)
+        self.prompts: list[list[int]] = []
+        self.trees: list[set[tuple[int, ...]]] = []
+
+    def arrive(self, *prompt: int) -> Sequence:
+        made = Sequence(len(self.prompts), prompt, SamplingParams(), 0, 9, frozenset())
+        self.prompts.append(list(prompt))
+        self.trace.emit(EventKind.QUEUED, made.sequence_id, prompt_tokens=len(prompt), waited_ns=0)
+        return made
+
+    def compute(self, *sequences: Sequence) -> None:
+        for sequence in sequences:
+            if sequence not in self.manager.rows:
+                assert self.manager.begin(sequence, len(sequence))
+            else:
+                assert self.manager.reserve(sequence, len(sequence.new_ids))
+            self.trace.emit(
+                EventKind.SCHEDULED,
+                sequence.sequence_id,
+                tokens=len(sequence.new_ids),
+                computed=sequence.num_computed,
+            )
+            self.manager.advance(sequence, len(sequence.new_ids))
+        self.step()
+
+    def write(self, sequence: Sequence, token_id: int) -> None:
+        sequence.append(token_id)
+        self.trace.emit(EventKind.NEW_TOKEN, sequence.sequence_id, token=token_id)
+
+    def finish(self, sequence: Sequence) -> None:
+        sequence.finish_reason = "stop"
+        self.manager.release(sequence)
+        self.trace.emit(EventKind.FINISHED, sequence.sequence_id, output_tokens=0, stopped=1)
+
+    def step(self) -> None:
+        self.trees.append({path for root in self.cache.roots.values() for path in _paths(root, ())})
+        self.trace.emit(EventKind.STEP, sequences=1, tokens=1, duration_ns=1)
+
+
+def _paths(node: Node, above: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """All tokens down to each node below this one."""
+    found = []
+    for child in node.children.values():
+        path = above + child.key
+        found += [path, *_paths(child, path)]
+    return found
+
+
+@pytest.fixture
+def busy() -> Office:
+    """Two prompts that begin alike, an answer that goes on, and a third one that evicts."""
+    office = Office(num_blocks=6)
+    first = office.arrive(1, 2, 3, 4, 5)
+    office.compute(first)
+    second = office.arrive(1, 2, 3, 4, 7, 8, 9)
+    office.compute(second)
+    office.write(first, 6)
+    office.compute(first)
+    office.finish(first)
+    office.finish(second)
+    office.compute(office.arrive(*range(20, 29)))
+    return office
+
+
+def paths_of(kept: dict[int, object]) -> set[tuple[int, ...]]:
+    found = set()
+    for each in kept.values():
+        path, node = each.tokens, each  # type: ignore[attr-defined]
+        while node.above is not None:  # type: ignore[attr-defined]
+            node = kept[node.above]  # type: ignore[attr-defined]
+            path = node.tokens + path  # type: ignore[attr-defined]
+        found.add(path)
+    return found
+
+
+def test_the_tree_of_every_step_is_the_caches_own(busy: Office) -> None:
+    states = tree_states(busy.recorder.events, busy.prompts, BLOCK)
+    assert [paths_of(state.kept) for state in states] == busy.trees
+    assert sum(len(state.evicted) for state in states) == 3
+
+
+def test_users_and_finds_are_those_of_the_requests(busy: Office) -> None:
+    first, second, third, last = tree_states(busy.recorder.events, busy.prompts, BLOCK)
+    assert {each.users for each in first.kept.values()} == {frozenset({0})}
+    assert [len(each.users) for each in second.kept.values()] == [2, 2, 1]
+    assert len(third.grown) == 1
+    assert {each.users for each in last.kept.values()} == {frozenset(), frozenset({2})}
+    assert [each.num_found for each in last.requests.values()] == [0, 4, 0]
+
+
+def test_a_block_that_two_computed_at_once_is_kept_once() -> None:
+    office = Office(num_blocks=8)
+    one, other = office.arrive(1, 2, 3), office.arrive(1, 2, 4)
+    office.manager.begin(one, 3)
+    office.manager.begin(other, 3)
+    office.compute(one, other)
+    (state,) = tree_states(office.recorder.events, office.prompts, BLOCK)
+    assert [(each.tokens, each.users) for each in state.kept.values()] == [
+        ((1, 2), frozenset({0, 1}))
+    ]
+
+
+def test_events_without_a_step_or_of_unknown_prompts_are_refused(busy: Office) -> None:
+    with pytest.raises(ValueError, match="more requests than the 2 prompts"):
+        tree_states(busy.recorder.events, busy.prompts[:2], BLOCK)
+    with pytest.raises(ValueError, match="no step in these events"):
+        tree_states([], [], BLOCK)
+
+
+def boxes(axes: object) -> list[Rectangle]:
+    return [each for each in axes.patches if isinstance(each, Rectangle)]  # type: ignore[attr-defined]
+
+
+def test_a_box_is_drawn_for_every_block_in_the_colour_of_its_use(busy: Office) -> None:
+    states = tree_states(busy.recorder.events, busy.prompts, BLOCK)
+    for step, state in enumerate(states):
+        tree, prompts = radix_tree(states, step, BLOCK, str).axes
+        fills = [to_hex(each.get_facecolor()) for each in boxes(tree)]
+        assert len(fills) == len({**state.evicted, **state.kept})
+        assert fills.count(SKY) == sum(bool(each.users) for each in state.kept.values())
+        assert fills.count(FAINT) == sum(not each.users for each in state.kept.values())
+        edges = [to_hex(each.get_edgecolor()) for each in boxes(tree)]
+        assert edges.count(ORANGE) == len(state.grown)
+        assert len(boxes(prompts)) == sum(
+            -(-len(each.prompt) // 2) for each in state.requests.values()
+        )
+    assert "keeps 5 blocks; nobody uses 1" in tree.get_title(loc="left")
+    shown = [to_hex(each.get_facecolor()) for each in boxes(prompts)]
+    assert (shown.count(GREEN), shown.count(AMBER)) == (2, 10)
+    assert prompts.get_title(loc="left") == "Prompts so far: 4 of 21 tokens were found in the tree"
+
+
+def test_no_two_blocks_are_drawn_in_one_place(busy: Office) -> None:
+    states = tree_states(busy.recorder.events, busy.prompts, BLOCK)
+    for step in range(len(states)):
+        for axes in radix_tree(states, step, BLOCK, str).axes:
+            places = [each.get_xy() for each in boxes(axes)]
+            assert len(set(places)) == len(places)
+
+
+def test_a_step_that_there_is_not_is_refused(busy: Office) -> None:
+    states = tree_states(busy.recorder.events, busy.prompts, BLOCK)
+    with pytest.raises(ValueError, match=r"steps 0 to 3: there is no step 4\."):
+        radix_tree(states, 4, BLOCK, str)
+
+
+def test_visits_find_what_is_shared_and_evict_only_where_memory_lacks() -> None:
+    roomy = visit(num_users=3, shared_tokens=32, own_tokens=32, num_blocks=40, num_requests=12)
+    assert roomy.asked == [64] * 12
+    assert roomy.found[0] == 0
+    assert set(roomy.found[1:]) == {32, 48}, "the shared prompt, or all but the last block"
+    assert sum(roomy.evicted) == 0
+    tight = visit(num_users=3, shared_tokens=32, own_tokens=32, num_blocks=5, num_requests=12)
+    assert sum(tight.evicted) > 0
+    assert tight.hit_rate < roomy.hit_rate == sum(roomy.found) / (64 * 12)
+    with pytest.raises(ValueError, match="prompt of 64 tokens does not fit"):
+        visit(num_users=3, shared_tokens=32, own_tokens=32, num_blocks=3, num_requests=12)
+
+
+def test_bars_of_visits_turns_and_shares_are_the_numbers_they_are_given() -> None:
+    above, below = visits_figure(Visits([8, 8], [0, 6], [0, 3])).axes
+    assert [each.get_height() for each in above.patches] == [0, 6, 8, 2]
+    assert [each.get_height() for each in below.patches] == [0, 3]
+    assert above.get_title(loc="left").startswith("38% of the prompts' tokens were found, 3 ")
+    (axes,) = by_turn({"a": [3, 5], "b": [1, 2]}).axes
+    assert [each.get_height() for each in axes.patches] == [3, 5, 1, 2]
+    (axes,) = by_share({0.5: 0.6, 0.0: 1.0}).axes
+    assert [list(each.get_ydata()) for each in axes.lines] == [[1, 0], [1.0, 0.6]]

@@ -1,0 +1,321 @@
+"""Arrivals run by their clock, events become stories, and figures show the numbers of both."""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from minigen import LLM, SamplingParams
+from minigen.engine.scheduler import ContinuousScheduler
+from minigen.errors import PartError, RequestError
+from minigen.sequence import Chunk
+from minigen.sockets import find_part
+from minigen.teach.saving import save_part
+from minigen.teach.schedulers import ChunkingScheduler, PreemptingScheduler, SeatScheduler
+from minigen.teach.traffic import Arrival, Run, StepTime, random_arrivals, serve, simulate
+from minigen.trace import EventKind
+from minigen.viz.batching import gain, gains, spread, stutter
+from minigen.viz.gantt import COLOURS, gantt
+from minigen.viz.step_view import MOST_CELLS, shown_places, slot_of, step_view
+from minigen.viz.story import DECODE, PREEMPTED, PREFILL, QUEUED, Part, Story, story
+
+STEP = StepTime(read=0.004, token=0.0005, overhead=0.001)
+CROWD = random_arrivals(12, 40, (20, 60), (20, 100), seed=5)
+TWO = [Arrival(0.0, 4, 3), Arrival(0.005, 6, 2)]
+
+
+def run_of(*arrivals: Arrival, scheduler: Any = "continuous", **sizes: int) -> Run:
+    return simulate(arrivals, scheduler, step_time=STEP, **sizes)
+
+
+def test_a_step_takes_the_longer_of_reading_and_computing_and_the_overhead() -> None:
+    assert [STEP(tokens) for tokens in (1, 8, 9, 100)] == pytest.approx(
+        [0.005, 0.005, 0.0055, 0.051]
+    )
+
+
+def test_traffic_is_the_same_for_the_same_seed_and_within_its_bounds() -> None:
+    assert random_arrivals(5, 10, (1, 3), (4, 6)) == random_arrivals(5, 10, (1, 3), (4, 6))
+    assert random_arrivals(5, 10, (1, 3), (4, 6), seed=1) != random_arrivals(5, 10, (1, 3), (4, 6))
+    found = random_arrivals(200, 10, (1, 3), (4, 6))
+    assert {each.prompt for each in found} == {1, 2, 3}
+    assert {each.output for each in found} == {4, 5, 6}
+    assert found[-1].seconds == pytest.approx(20, rel=0.25)
+
+
+def test_a_run_says_when_tokens_came_by_the_clock() -> None:
+    run = run_of(*TWO)
+    expected = [[0.005, 0.010, 0.015], [0.010, 0.015]]
+    for found, times in zip(run.token_times(), expected, strict=True):
+        assert found == pytest.approx(times)
+    assert run.first_tokens() == pytest.approx([0.005, 0.005])
+    assert [len(each) for each in run.gaps()] == [2, 1]
+    assert (run.num_steps, run.num_computed, run.seconds) == (3, 13, 0.015)
+    assert run.throughput == pytest.approx(5 / 0.015)
+
+
+def test_while_nobody_is_there_the_clock_goes_on_to_the_next_arrival() -> None:
+    run = run_of(Arrival(0.0, 2, 1), Arrival(3.0, 2, 1))
+    assert run.token_times() == [[pytest.approx(0.005)], [pytest.approx(3.005)]]
+
+
+def test_a_dynamic_batch_waits_by_the_clock() -> None:
+    run = run_of(Arrival(0.0, 2, 1), Arrival(0.02, 2, 1), scheduler="dynamic")
+    assert run.num_steps == 1
+    assert run.token_times()[0][0] == pytest.approx(0.055, abs=0.002)
+
+
+def test_a_foreign_schedulers_mistake_is_named_and_what_never_fits_is_refused() -> None:
+    class Greedy(SeatScheduler):
+        def next_batch(self) -> list[Chunk]:
+            return [Chunk(each, 99) for each in self.waiting]
+
+    with pytest.raises(PartError, match="Greedy"):
+        run_of(*TWO, scheduler=Greedy)
+    with pytest.raises(RequestError, match="does not fit into 2 blocks"):
+        run_of(Arrival(0.0, 30, 9), num_blocks=2)
+
+
+def test_the_small_preempting_scheduler_makes_the_steps_of_the_engines_own() -> None:
+    for num_blocks in (16, 24, 60):
+        own, small = (
+            run_of(*CROWD, scheduler=kind, budget=128, num_blocks=num_blocks)
+            for kind in (ContinuousScheduler, PreemptingScheduler)
+        )
+        assert own.token_times() == small.token_times()
+        assert own.num_preempted == small.num_preempted
+
+
+def test_a_loaded_model_makes_the_steps_of_the_simulation(tiny_directory: Path) -> None:
+    arrivals = random_arrivals(6, 60, (3, 20), (2, 12))
+    llm = LLM.load(tiny_directory, max_sequences=3, max_batch_tokens=12, prefix_cache=False)
+    real = serve(llm, arrivals, range(5, 60), STEP)
+    run = run_of(*arrivals, seats=3, budget=12)
+    assert real.token_times() == run.token_times()
+    assert [len(each) for each in real.outputs] == [each.output for each in arrivals]
+    assert real.prompts[0] == tuple(range(5, 5 + arrivals[0].prompt))
+
+
+def kinds_of(told: Story, request: int) -> list[str | None]:
+    """What a request did in each step; None where it was not there."""
+    place, found = told.requests[request], []
+    for seen in told.steps:
+        own = [part.kind for part in seen.parts if part.request == place]
+        found.append(own[0] if own else seen.others.get(place))
+    return found
+
+
+def test_a_story_tells_who_did_what_in_each_step() -> None:
+    told = story(run_of(Arrival(0, 4, 3), Arrival(0.001, 9, 2), budget=8, seats=2).events)
+    assert kinds_of(told, 0) == [PREFILL, DECODE, DECODE, None]
+    assert kinds_of(told, 1) == [None, PREFILL, PREFILL, DECODE]
+    assert [(seen.num_prefill, seen.num_decode) for seen in told.steps] == [
+        *((4, 0), (7, 1), (2, 1), (0, 1)),
+    ]
+    assert [part.gives for part in told.steps[1].parts] == [True, False]
+    assert told.arrived[told.requests[1]][0] == 1
+    assert told.ended[told.requests[0]][0] == 2
+
+
+def test_a_story_tells_of_those_who_wait_and_of_blocks() -> None:
+    run = run_of(*[Arrival(0, 4, 5)] * 3, seats=3, num_blocks=6, block_size=2)
+    told = story(run.events)
+    assert kinds_of(told, 2)[:3] == [PREFILL, PREEMPTED, PREEMPTED]
+    assert [seen.num_blocks for seen in told.steps[:2]] == [6, 6]
+    assert PREFILL in kinds_of(told, 2)[3:], "it is computed anew"
+    waiting = story(run_of(*[Arrival(0, 4, 2)] * 2, seats=1).events)
+    assert kinds_of(waiting, 1) == [QUEUED, QUEUED, PREFILL, DECODE]
+
+
+def test_a_storys_tables_are_the_schedulers(tiny_directory: Path) -> None:
+    """With sharing, forks and copies, too: the slots of a step are those that the engine wrote."""
+    llm = LLM.load(tiny_directory, max_sequences=4, block_size=4, num_blocks=40)
+    told_slots: list[list[int]] = []
+    runner: Any = llm.engine.runner
+    pack = runner.packer.pack
+
+    def listening(chunks: Any) -> Any:
+        packed = pack(chunks)
+        told_slots.append(packed.slots.tolist())
+        return packed
+
+    runner.packer.pack = listening
+    prompt = list(range(5, 19))
+    with llm.record() as recorder:
+        llm.generate([prompt], params(n=3), progress=False)
+        llm.generate([prompt, prompt[:9]], params(), progress=False)
+    kinds = {event.kind for event in recorder.events}
+    assert {EventKind.BLOCK_COPIED, EventKind.FORKED, EventKind.PREFIX_HIT} <= kinds
+    found = [
+        [slot_of(part, place, 4) for part in seen.parts for place in range(part.first, part.end)]
+        for seen in story(recorder.events).steps
+    ]
+    assert found == told_slots
+
+
+def params(n: int = 1) -> Any:
+    return SamplingParams(temperature=1.0, seed=1, max_tokens=6, ignore_eos=True, n=n)
+
+
+def test_a_gantt_has_a_row_for_each_request_and_limits_below() -> None:
+    runs = {name: run_of(*CROWD, scheduler=name, num_blocks=24).events for name in ("static",)}
+    made = gantt(runs, by="seconds", budget=256, num_blocks=24)
+    rows, tokens, blocks = made.axes
+    assert [each.get_text() for each in rows.get_yticklabels()][:2] == ["request 1", "request 2"]
+    assert len(rows.get_yticklabels()) == len(CROWD)
+    assert tokens.get_ylim()[1] == pytest.approx(1.08 * 256)
+    assert blocks.get_ylim()[1] == pytest.approx(1.08 * 24)
+    words = [text.get_text() for text in made.legends[0].texts]
+    assert words == ["queued", "prefill", "decode"]
+
+
+def test_a_gantts_bars_are_the_steps_of_the_story() -> None:
+    told = story(run_of(Arrival(0, 4, 3), Arrival(0, 9, 2), budget=8, seats=2).events)
+    rows, tokens, _ = gantt({"run": told}).axes
+    bars = dict(zip(COLOURS, rows.collections, strict=True))
+    corners = {
+        kind: [path.vertices[0].tolist() for path in bars[kind].get_paths()]
+        for kind in (PREFILL, DECODE)
+    }
+    assert corners[PREFILL] == [[0, -0.36], [0, 0.64], [1, 0.64]]
+    assert corners[DECODE] == [[1, -0.36], [2, 0.64]]
+    assert rows.get_title(loc="left") == "run: 3 steps, 2.0 run in each"
+    highest = max(float(path.vertices[:, 1].max()) for path in tokens.collections[0].get_paths())
+    assert highest == 8
+
+
+def test_a_gantt_up_to_a_step_shows_all_runs_up_to_the_same_moment() -> None:
+    runs = {
+        name: story(run_of(*CROWD, scheduler=name, seats=2).events)
+        for name in ("static", "continuous")
+    }
+    left, right = gantt(runs, 20, by="seconds").axes[:2]
+    until = runs["static"].steps[20].ended_ns
+    others = sum(step.ended_ns <= until for step in runs["continuous"].steps)
+    assert left.get_title(loc="left").startswith("static: 21 steps")
+    assert right.get_title(loc="left").startswith(f"continuous: {others} steps")
+    assert left.get_xlim() == right.get_xlim()
+
+
+def test_a_gantt_is_by_steps_or_seconds() -> None:
+    with pytest.raises(ValueError, match="steps or seconds"):
+        gantt({"run": run_of(*TWO).events}, by="hours")
+
+
+def test_a_run_that_has_hardly_begun_is_drawn() -> None:
+    assert "0 steps" in gantt({"nobody": []}, by="seconds").axes[0].get_title(loc="left")
+    queued = [event for event in run_of(*TWO).events if event.kind is EventKind.QUEUED]
+    assert "0 steps" in gantt({"run": queued}).axes[0].get_title(loc="left")
+
+
+def test_the_step_view_shows_tokens_positions_slots_and_what_is_left() -> None:
+    told = story(run_of(Arrival(0, 4, 3), Arrival(0.001, 9, 2), budget=8, seats=2).events)
+    texts = {told.requests[0]: list("abcdefg")}
+    (axes,) = step_view(told, 1, block_size=16, budget=8, texts=texts).axes
+    shown = [each.get_text() for each in axes.texts]
+    first, second = (part.blocks[0] * 16 for part in told.steps[1].parts)
+    assert shown[:3] == ["e", f"4 → {first + 4}", "request 1, decode"]
+    assert f"6 → {second + 6}" in shown
+    assert shown[-1].startswith("1 for decodes, 7 for prompts, 0 left of 8")
+    title = axes.get_title(loc="left")
+    assert title == "Step 1: 8 tokens of 2 sequences, 1 row of logits (framed)"
+    framed = [patch for patch in axes.patches if patch.get_linewidth() == 2 and has_edge(patch)]
+    assert len(framed) == 1
+    with pytest.raises(ValueError, match="there is no step 9"):
+        step_view(told, 9, block_size=16, budget=8)
+
+
+def has_edge(patch: Any) -> bool:
+    return bool(patch.get_edgecolor()[3] > 0)
+
+
+def test_a_long_chunk_is_shown_without_its_middle() -> None:
+    part = Part(1, PREFILL, 10, 90, False, (3, 7))
+    places = shown_places(part)
+    assert len(places) == MOST_CELLS
+    assert (places[0], places[-1], places.count(None)) == (10, 89, 1)
+    assert shown_places(Part(1, PREFILL, 2, 5, True, ())) == [2, 3, 4]
+    assert [slot_of(part, place, 16) for place in (0, 17, 32)] == [48, 113, None]
+
+
+def test_gains_are_of_tokens_a_second() -> None:
+    seconds = {1: 4.0, 2: 4.0, 4: 8.0}
+    assert [gain(seconds, 1, 2), gain(seconds, 2, 4)] == [1.0, 0.0]
+    _, right = gains(seconds, seconds).axes
+    assert [bar.get_height() for bar in right.patches] == [100, 0, 100, 0]
+
+
+def test_the_curve_has_the_points_that_it_is_given() -> None:
+    (axes,) = spread({"alike": [(1.0, 1.0)], "mixed": [(2.0, 1.5), (3.0, 2.5)]}).axes
+    assert [list(line.get_xdata()) for line in axes.lines] == [[1, 3.0], [1.0], [2.0, 3.0]]
+
+
+def test_stutter_names_the_worst_gap_of_each_policy() -> None:
+    made = stutter({"whole": [[0.0, 0.1, 0.4]], "chunks": [[0.0, 0.1, 0.2]]}, arrives=0.1)
+    titles = [axes.get_title(loc="left") for axes in made.axes]
+    assert titles == ["whole: 300 ms at worst", "chunks: 100 ms at worst"]
+
+
+NOTEBOOK = '''from minigen.sequence import Chunk
+from minigen.teach.schedulers import SeatScheduler
+import math as numbers
+
+MOST = (1, 2)
+
+def least(x: int) -> int:
+    return min(x, *MOST) + least(x - 1) if x > 1 else numbers.floor(x)
+
+class Between(SeatScheduler):
+    """Not alone."""
+
+    def limit(self) -> int:
+        return least(3)
+
+class Mine(Between):
+    def next_batch(self) -> list[Chunk]:
+        assert self.limit()
+        return super().next_batch()
+
+class Unsaved(SeatScheduler):
+    def add(self, sequence):
+        STATE.append(sequence)
+
+STATE = [object()]
+'''
+
+
+@pytest.fixture
+def cells() -> InteractiveShell:
+    """A notebook's kernel that has run a cell with a learner's classes."""
+    shell = InteractiveShell()
+    shell.run_cell("%load_ext minigen")
+    assert shell.run_cell("%precision 3\n" + NOTEBOOK).success
+    return shell
+
+
+def test_a_part_of_a_notebook_becomes_a_file_that_stands_alone(
+    cells: InteractiveShell, tmp_path: Path, tiny_directory: Path
+) -> None:
+    name = save_part(cells.user_ns["Mine"], tmp_path / "mine.py")
+    assert name == f"{tmp_path / 'mine.py'}:Mine"
+    text = (tmp_path / "mine.py").read_text()
+    defined = [each.name for each in ast.parse(text).body if hasattr(each, "name")]
+    assert defined == ["least", "Between", "Mine"]
+    assert "import math as numbers" in text
+    assert "MOST = (1, 2)" in text
+    assert find_part("scheduler", name, {}).__module__ != "__main__"
+    llm = LLM.load(tiny_directory, scheduler=name, max_sequences=2)
+    run = serve(llm, TWO, range(5, 60), STEP)
+    assert [len(each) for each in run.outputs] == [3, 2]
+
+
+def test_a_package_part_is_imported_and_a_state_is_refused(
+    cells: InteractiveShell, tmp_path: Path
+) -> None:
+    save_part(ChunkingScheduler, tmp_path / "own.py")
+    text = (tmp_path / "own.py").read_text()
+    assert text == "from minigen.teach.schedulers import ChunkingScheduler\n"
+    with pytest.raises(ValueError, match=r"STATE is .* cannot be written"):
+        save_part(cells.user_ns["Unsaved"], tmp_path / "not.py")

@@ -1,0 +1,140 @@
+"""A server in a thread of a notebook's kernel: what it serves, and what is left when it ends."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from openai import AuthenticationError, OpenAI, RateLimitError
+
+from minigen import LLM, SamplingParams
+from minigen.answers import Answer
+from minigen.engine.thread import EngineThread
+from minigen.errors import OptionError, RequestError
+from minigen.server.limits import Limits
+from minigen.server.prompts import Planned
+from minigen.server.streams import Bridge
+from minigen.teach.loading import put_load
+from minigen.teach.serving import LocalServer, serve_command, serving
+from minigen.teach.streaming import count_wakeups, small_app
+from minigen.trace import EventKind
+from tests.serving import is_empty, load_tiny, save_tiny, wait_until
+
+GREEDY = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    return load_tiny(save_tiny(tmp_path_factory.mktemp("tiny")))
+
+
+def ask(url: str, key: str = "none") -> str:
+    with OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+        return (
+            client.completions.create(
+                model="minigen",
+                prompt="abc",
+                max_tokens=9,
+                temperature=0,
+                extra_body={"ignore_eos": True},
+            )
+            .choices[0]
+            .text
+        )
+
+
+def test_a_loaded_model_is_served_in_one_line_and_is_free_again_afterwards(llm: LLM) -> None:
+    alone = llm.generate("abc", GREEDY).text
+    with serving(llm) as server:
+        assert ask(server.url) == alone
+        with pytest.raises(RequestError, match="a thread of its own"):
+            llm.generate("abc", GREEDY)
+        metrics = httpx.get(f"{server.url}/metrics").text
+    assert 'minigen:request_success_total{finished_reason="length",model_name="minigen"}' in metrics
+    assert llm.generate("abc", GREEDY).text == alone
+    assert not llm.trace.active, "nobody listens any more"
+    assert is_empty(llm)
+
+
+def test_it_is_served_again_and_closed_twice_without_harm(llm: LLM) -> None:
+    for _ in range(2):
+        server = serving(llm)
+        assert ask(server.url)
+        server.close()
+        server.close()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{server.url}/health")
+
+
+def test_limits_and_keys_are_those_that_were_given(llm: LLM) -> None:
+    with serving(llm, limits=Limits(max_queue=0), api_keys=["secret"]) as server:
+        with pytest.raises(AuthenticationError):
+            ask(server.url, "guessed")
+        with pytest.raises(RateLimitError, match="As many requests wait"):
+            ask(server.url, "secret")
+
+
+def test_an_app_of_ones_own_is_served_too(llm: LLM) -> None:
+    app = FastAPI()
+
+    @app.get("/hello")
+    async def hello() -> str:
+        return "hello"
+
+    with LocalServer(app) as server:
+        assert httpx.get(f"{server.url}/hello").json() == "hello"
+
+
+def test_a_step_wakes_the_loop_once_for_all_its_streams(llm: LLM) -> None:
+    async def eight() -> None:
+        bridge = Bridge(thread)
+
+        async def one(answer: Answer) -> None:
+            async with bridge.ask([answer], asyncio.Event().wait, every_token=True) as pending:  # type: ignore[arg-type]
+                async for _ in pending.growths():
+                    pass
+
+        await asyncio.gather(*(one(each) for each in llm.read_requests(["abc"] * 8, GREEDY)))
+
+    with EngineThread(llm.engine) as thread, llm.record() as recorder:
+        _, num_woken = count_wakeups(eight)
+    num_steps = sum(event.kind is EventKind.STEP for event in recorder.events)
+    assert num_steps >= GREEDY.max_tokens  # type: ignore[operator]
+    assert 1 <= num_woken <= num_steps, "not once a token"
+
+
+def test_the_small_endpoint_answers_openais_client_and_gives_up_when_it_goes(llm: LLM) -> None:
+    prompt: Any = [{"role": "user", "content": "Say é"}]
+    params = SamplingParams(temperature=0, max_tokens=300)
+    whole = llm.generate(llm.chat_prompt(prompt), params)
+    asked: Any = {"model": "m", "messages": prompt, "max_tokens": 300, "stream": True}
+    with (
+        EngineThread(llm.engine) as thread,
+        LocalServer(small_app(llm, thread)) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        chunks = list(client.chat.completions.create(**asked))
+        text = "".join(each.choices[0].delta.content or "" for each in chunks)
+        assert (text, chunks[-1].choices[0].finish_reason) == (whole.text, whole.finish_reason)
+        with llm.record() as recorder:
+            stream = client.chat.completions.create(**asked)
+            next(stream)
+            next(stream)
+            stream.close()
+            wait_until(lambda: is_empty(llm))
+    kinds = [event.kind for event in recorder.events]
+    assert EventKind.ABORTED in kinds
+    assert kinds.count(EventKind.NEW_TOKEN) < whole.num_output_tokens
+
+
+def test_a_load_from_a_cell_brings_an_outcome_for_each_request(llm: LLM) -> None:
+    load = [Planned(0.0, "abc", 5), Planned(0.01, "", 5), Planned(0.02, "de", 3)]
+    with serving(llm) as server:
+        outcomes = put_load(server.url, load)
+    assert [(each.error, each.output_tokens) for each in outcomes[::2]] == [(None, 5), (None, 3)]
+
+
+def test_a_command_that_cannot_serve_says_why() -> None:
+    with pytest.raises(OptionError, match="max_sequences"), serve_command("--max-sequences", "0"):
+        pass

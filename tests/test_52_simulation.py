@@ -1,0 +1,139 @@
+"""The engine on a clock of its own: its arithmetic, its doors, and that it is the engine."""
+
+import pytest
+
+from minigen.server.arrivals import burst, constant
+from minigen.server.slo import Slo, report
+from minigen.teach.diagnosis import Case, Vitals, table
+from minigen.teach.roofline import decode_step, prefill_step
+from minigen.teach.simulation import Ask, Card, Knobs, Run, asks, simulate
+from minigen.trace import EventKind
+
+CARD = Card()
+FEW = asks(constant(2, 12), prompt=(20, 300), output=(5, 30), seed=4)
+
+
+def lone(num_prompt: int, num_output: int) -> Ask:
+    return Ask(0.0, tuple(range(num_prompt)), num_output)
+
+
+def test_a_step_takes_what_chapter_17s_model_says() -> None:
+    (outcome,) = simulate([lone(200, 3)]).outcomes
+    shape, machine = CARD.shape, CARD.machine
+    assert outcome.gaps == pytest.approx(
+        [
+            decode_step(shape, 1, context, 16).seconds(machine, CARD.overhead)
+            for context in (201, 202)
+        ]
+    )
+    prompt = prefill_step(shape, 200, 16).seconds(machine, CARD.overhead)
+    assert outcome.ttft == pytest.approx(prompt, rel=0.03)  # scores for its last token alone
+
+
+def test_a_long_prompt_takes_the_time_of_its_arithmetic() -> None:
+    answer = simulate([lone(2000, 1)]).outcomes[0]
+    step = prefill_step(CARD.shape, 2000, 16)
+    assert step.flops / CARD.machine.flops > step.num_bytes / CARD.machine.bandwidth
+    assert answer.e2e == pytest.approx(step.seconds(CARD.machine, CARD.overhead), rel=0.15)
+
+
+def test_the_same_load_gives_the_same_run() -> None:
+    first, second = simulate(FEW), simulate(FEW)
+    assert first.outcomes == second.outcomes
+    assert first.events == second.events
+    assert [each.output_tokens for each in first.outcomes] == [each.output_tokens for each in FEW]
+
+
+def test_metrics_count_what_outcomes_say() -> None:
+    run = simulate(FEW)
+    read = run.readings
+    assert read.counters["generation_tokens"] == sum(each.output_tokens for each in FEW)
+    assert read.counters["prompt_tokens"] == sum(len(each.prompt_ids) for each in FEW)
+    counts, total = read.histograms["time_to_first_token_seconds"]
+    waits = [each.ttft for each in run.outcomes if each.ttft is not None]
+    assert sum(counts) == len(FEW)
+    assert total == pytest.approx(sum(waits), abs=1e-6)
+
+
+def test_when_blocks_lack_somebody_begins_anew_and_all_come_to_their_end() -> None:
+    load = asks(burst(6), prompt=(60, 60), output=(60, 60))
+    run = simulate(load, Knobs(num_blocks=20))
+    assert run.readings.counters["num_preemptions"] > 0
+    assert [each.output_tokens for each in run.outcomes] == [60] * 6
+    vitals = Vitals.of(run)
+    assert vitals.preemptions == run.readings.counters["num_preemptions"]
+    assert vitals.given_up > 0
+    assert vitals.most_kv == 1
+
+
+def test_equal_beginnings_are_computed_once() -> None:
+    load = asks([0.0, 10.0], prompt=(8, 8), output=(4, 4), shared=range(160))
+    assert Vitals.of(simulate(load)).hit_rate == 160 / 336
+    assert Vitals.of(simulate(load, Knobs(prefix_cache=False))).hit_rate == 0
+
+
+def test_a_full_queue_refuses_at_the_door() -> None:
+    load = asks(burst(10), prompt=(20, 20), output=(40, 40))
+    run = simulate(load, Knobs(max_sequences=2, max_queue=3))
+    errors = [each.error for each in run.outcomes]
+    assert errors == [None] * 3 + ["HTTP 429"] * 7  # nobody runs before the first step
+    assert max(each.waiting for each in run.moments) <= 3
+
+
+def test_a_key_may_have_so_many_at_once_and_others_are_not_touched() -> None:
+    load = [
+        *asks(burst(5), (20, 20), (9, 9), tenant="a"),
+        *asks(burst(3), (20, 20), (9, 9), seed=1, tenant="b"),
+    ]
+    run = simulate(load, Knobs(max_in_flight_per_key=3))
+    assert [each.error is None for each in run.of("a")] == [True] * 3 + [False] * 2
+    assert all(each.error is None for each in run.of("b"))
+
+
+def test_who_waits_for_an_answer_asks_less_of_a_machine_that_stands_still() -> None:
+    def again(ask: Ask, now: float) -> Ask | None:
+        return Ask(now, ask.prompt_ids, 5) if now < 20 else None
+
+    closed = simulate([lone(30, 5)], then=again, stall=(5.0, 8.0))
+    opened = simulate(asks(constant(2, 40), (30, 30), (5, 5)), stall=(5.0, 8.0))
+    assert sum(each.e2e > 1 for each in closed.outcomes) == 1
+    assert sum(each.e2e > 1 for each in opened.outcomes) >= 14
+
+
+def test_chunks_are_the_schedulers_own() -> None:
+    run = simulate([lone(1000, 2)], Knobs(max_batch_tokens=256))
+    chunks = [e.counts["tokens"] for e in run.events if e.kind is EventKind.SCHEDULED]
+    assert chunks == [256, 256, 256, 232, 1]
+
+
+def of_seats(num_seats: int) -> Run:
+    return simulate(asks(burst(8), (20, 20), (20, 20)), Knobs(max_sequences=num_seats))
+
+
+def test_a_case_is_told_side_by_side_and_only_as_cured_if_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    case = Case("late", "seats", "more", of_seats(1), of_seats(8), ("TTFT p99",))
+    assert case.tell(lambda before, after: after.most_waiting < before.most_waiting) is case
+    told = capsys.readouterr().out
+    assert "> TTFT p99" in told
+    assert "  TTFT p50" in told
+    with pytest.raises(AssertionError, match="does not cure"):
+        case.tell(lambda before, after: False)
+
+
+def test_the_table_says_what_the_first_sign_did(capsys: pytest.CaptureFixture[str]) -> None:
+    case = Case("late", "seats", "more", of_seats(1), of_seats(8), ("waiting, at most",))
+    table([case])
+    assert "waiting, at most: 7 to 0" in capsys.readouterr().out
+
+
+def test_vitals_are_of_one_tenant_where_asked() -> None:
+    load = [
+        *asks(burst(4), (20, 20), (9, 9), tenant="a"),
+        *asks([5.0], (20, 20), (9, 9), seed=1, tenant="b"),
+    ]
+    run = simulate(load, Knobs(max_sequences=1))
+    slos = (Slo("ttft", 0.5),)
+    assert Vitals.of(run, slos, "b").found == report(run.of("b"), slos)
+    assert Vitals.of(run, slos).found.num_requests == 5

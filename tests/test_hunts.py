@@ -1,0 +1,146 @@
+"""Bug hunts judge tests and parts: good ones pass, bad ones are told what is wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minigen.teach.course import exercise_notebook, progress
+from minigen.teach.hunting import HUNTS, Caught, Hunt, cell_of, hunt, hunt_of
+from minigen.teach.judge import verdict_on
+from minigen.teach.toy_engine import serve
+from tests.answers.hunts import CATCHES, Catches, empty
+
+PIN = """
+
+
+from minigen.cache.blocks import BlockAllocator
+
+
+def pin(PrefixCache, size):
+    cache = PrefixCache(BlockAllocator(9), 4)
+    cache.insert(list(range(12)), cache.allocator.allocate(3), 0)
+    assert 4 * len(cache.match(list(range(size)))) < size
+"""
+
+
+@pytest.fixture(params=HUNTS)
+def chapter(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture
+def hunted(chapter: str) -> Hunt:
+    return hunt_of(chapter)
+
+
+@pytest.fixture
+def catches(chapter: str) -> Catches:
+    return CATCHES[chapter]
+
+
+def judged(hunted: Hunt, test: Any, mended: Any) -> tuple[bool, str]:
+    return verdict_on(hunted.as_exercise(), Caught(test, mended))
+
+
+def test_a_hunt_is_mended_by_its_own_solution(hunted: Hunt) -> None:
+    passed, message = judged(hunted, hunted.test, hunted.mended)
+    assert passed, message
+
+
+def test_good_tests_pass_with_good_parts(hunted: Hunt, catches: Catches) -> None:
+    assert len(catches.tests) >= 2
+    assert len(catches.parts) >= 2
+    for test in catches.tests:
+        for part in catches.parts:
+            passed, message = judged(hunted, test, part)
+            assert passed, f"{test} with {part}: {message}"
+
+
+def test_bad_tests_are_told_what_they_miss(hunted: Hunt, catches: Catches) -> None:
+    assert len(catches.bad_tests) >= 8
+    for name, (test, words) in catches.bad_tests.items():
+        passed, message = judged(hunted, test, hunted.mended)
+        assert not passed, name
+        assert words in message, f"{name}: {message}"
+
+
+def test_bad_parts_are_told_what_is_wrong(hunted: Hunt, catches: Catches) -> None:
+    assert len(catches.bad_parts) >= 4
+    for name, part in catches.bad_parts.items():
+        passed, message = judged(hunted, hunted.test, part)
+        assert not passed, name
+        assert "the mended part" in message, f"{name}: {message}"
+
+
+def test_every_variant_is_a_mistake_that_the_parts_own_checks_catch(hunted: Hunt) -> None:
+    assert hunted.variants
+    for name, part in hunted.variants.items():
+        assert not judged(hunted, hunted.test, part)[0], name
+
+
+def test_a_right_test_alone_is_told_to_go_on(hunted: Hunt) -> None:
+    passed, message = judged(hunted, hunted.test, None)
+    assert not passed
+    assert "your test is right. Mend the part" in message
+
+
+def test_a_cell_hands_out_the_part_and_an_empty_test(hunted: Hunt, chapter: str) -> None:
+    cell, names = cell_of(HUNTS[chapter]), dict[str, Any]()
+    exec(cell, names)
+    assert cell.startswith(f"# hunt: {HUNTS[chapter]}\n")
+    with pytest.raises(NotImplementedError):
+        names[hunted.test.__name__](None)
+    passed, message = judged(hunted, hunted.test, names[hunted.handed.__name__])
+    assert not passed
+    assert "the mended part" in message
+
+
+def test_a_hunt_runs_in_a_process_of_its_own_and_gives_a_usable_part_back(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = hunt_of("22")
+    assert hunt(22, test=empty, mended=found.handed, hint=1) is found.mended
+    printed = capsys.readouterr().out
+    assert printed.startswith("✗ slots: is still empty")
+    assert "hint 1: Take blocks" in printed
+    mine = CATCHES["22"].parts[0]
+    assert hunt(22, test=CATCHES["22"].tests[0], mended=mine) is mine
+    assert capsys.readouterr().out == "✓ slots: all 7 checks passed.\n"
+
+
+def test_a_chapter_without_a_hunt_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Chapter 99 has no hunt; these have one: 22, 23, 24\."):
+        hunt(99, test=empty)
+
+
+def test_the_exercises_of_a_chapter_end_with_its_hunt() -> None:
+    cells = [cell["source"] for cell in exercise_notebook("23")["cells"]]
+    assert cells[-3].startswith("## A bug hunt: full_hit")
+    assert cells[-2] == cell_of(HUNTS["23"])
+    assert "hunt(23, test=test_prefix_cache, mended=ChainedPrefixCache)" in cells[-1]
+
+
+def test_the_toy_engine_answers_alike_together_and_alone() -> None:
+    prompts = [[1, 2, 3], [1, 2, 3, 4, 5, 6], [9] * 9]
+    alone = [serve([prompt]).answers[0] for prompt in prompts]
+    assert serve(prompts).answers == alone
+    tight = serve(prompts, num_blocks=6)
+    assert (tight.answers, tight.told) == (alone, alone)
+    assert tight.num_preempted > 0
+
+
+def test_a_workspace_keeps_a_hunts_answer_and_checks_it(tmp_path: Path) -> None:
+    folder = tmp_path / "exercises"
+    folder.mkdir()
+    notebook = exercise_notebook("23")
+    (cell,) = (each for each in notebook["cells"] if each["source"] == cell_of(HUNTS["23"]))
+    mended = cell["source"].replace("in self.ends(token_ids):", "in self.ends(token_ids[:-1]):")
+    body = "for size in (4, 8, 12): pin(PrefixCache, size)"
+    cell["source"] = mended.replace("raise NotImplementedError", body) + PIN
+    notebook["cells"] = [cell]
+    (folder / "23_prefix.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
+    found = {each.name: each for each in progress(tmp_path)}
+    assert found["full_hit"].passed, found["full_hit"].message

@@ -1,0 +1,201 @@
+"""Runs over time are played step by step, and watched while they are under way."""
+
+import asyncio
+import base64
+import threading
+import time
+from typing import Any
+
+import ipywidgets
+import pytest
+from ipywidgets.widgets.widget import _instances
+from matplotlib.figure import Figure
+
+from minigen.trace import Event, EventKind, Trace
+from minigen.viz import explore as explore_module
+from minigen.viz import replay as replay_module
+from minigen.viz.explore import WIDGET, png
+from minigen.viz.replay import MOST_OF_THE_TIME, Player, replay, watch
+from minigen.viz.style import figure
+
+
+class Shown(list[dict[str, Any]]):
+    """What would be displayed in a notebook, and what the display was updated to."""
+
+    def display(self, data: dict[str, Any], raw: bool, display_id: bool = False) -> "Shown":
+        self.append(data)
+        return self
+
+    def update(self, data: dict[str, Any], raw: bool) -> None:
+        self.append(data)
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
+    found = Shown()
+    monkeypatch.setattr(explore_module, "display", found.display)
+    monkeypatch.setattr(replay_module, "display", found.display)
+    return found
+
+
+def bar(step: int, width: float = 1.0) -> Figure:
+    made, axes = figure(2, 2)
+    axes.bar(0, step, width)
+    return made
+
+
+def twin(shown: Shown) -> bytes:
+    return base64.b64decode(shown[-1]["image/png"])
+
+
+def children(shown: Shown) -> Any:
+    return _instances[shown[-1][WIDGET]["model_id"]].children
+
+
+def test_a_replay_begins_at_its_last_step_and_its_slider_draws_others(shown: Shown) -> None:
+    replay(bar, 5, "a bar that grows")
+    player, _, image = children(shown)
+    assert image.value == twin(shown) == png(bar(4))
+    player.slider.value = 2
+    assert image.value == png(bar(2))
+    assert twin(shown) == png(bar(4))
+
+
+def test_the_step_of_the_picture_can_be_chosen_and_there_may_be_more_controls(
+    shown: Shown,
+) -> None:
+    replay(bar, 5, "a bar that grows", at=3, width=(0.1, 1.0, 0.1, 0.5))
+    player, width, _, image = children(shown)
+    assert twin(shown) == png(bar(3, 0.5))
+    player.slider.value, width.value = 1, 0.2
+    assert image.value == png(bar(1, 0.2))
+    assert shown[-1]["text/plain"] == "a bar that grows"
+
+
+def test_button_and_slider_have_the_same_steps_and_are_linked_in_the_browser() -> None:
+    player = Player(7, at=3)
+    play, slider = player.children
+    assert [(each.min, each.max, each.value) for each in (play, slider)] == [(0, 6, 3)] * 2
+    links = [
+        each
+        for each in list(_instances.values())
+        if isinstance(each, ipywidgets.widgets.widget_link.Link) and each.source[0] is play
+    ]
+    assert [each.target for each in links] == [(slider, "value")]
+
+
+@pytest.mark.parametrize(("num_steps", "at"), [(0, None), (3, 3), (3, -1)])
+def test_a_step_that_there_is_not_is_refused(num_steps: int, at: int | None) -> None:
+    with pytest.raises(ValueError, match="no step"):
+        replay(bar, num_steps, "nothing", at=at)
+
+
+def test_steps_that_come_faster_than_they_are_drawn_are_left_out(shown: Shown) -> None:
+    drawn = []
+
+    def draw(step: int) -> Figure:
+        drawn.append(step)
+        return bar(step)
+
+    async def notebook() -> None:
+        replay(draw, 100, "a bar", at=0)
+        (player, _, _) = children(shown)
+
+        def play() -> None:
+            for step in range(1, 100):
+                player.slider.value = step
+
+        playing = threading.Thread(target=play)
+        playing.start()
+        playing.join()
+        await asyncio.sleep(0.01)
+
+    asyncio.run(notebook())
+    assert drawn == [0, 99]
+
+
+def step_of(trace: Trace, duration_ns: int = 1) -> None:
+    trace.emit(EventKind.NEW_TOKEN, 1, token=5)
+    trace.emit(EventKind.STEP, sequences=1, tokens=1, duration_ns=duration_ns)
+
+
+def test_a_watched_run_is_drawn_from_its_events_and_its_last_picture_stays(shown: Shown) -> None:
+    trace, drawn = Trace(), []
+
+    def draw(events: list[Event]) -> Figure:
+        drawn.append(len(events))
+        return bar(len(events))
+
+    with watch(trace, draw, "a bar", every=0.0) as events:
+        assert twin(shown) == png(bar(0))
+        step_of(trace)
+        deadline = time.monotonic() + 10
+        while len(drawn) < 3 and time.monotonic() < deadline:
+            step_of(trace)
+    assert drawn[0] == 0
+    assert len(drawn) > 3
+    assert drawn[-1] == len(events)
+    assert twin(shown) == png(bar(len(events)))
+    assert shown[0][WIDGET] == shown[-1][WIDGET]
+    assert shown[0]["text/plain"] == shown[-1]["text/plain"] == "a bar"
+    assert not trace.active
+
+
+def test_a_picture_that_takes_long_is_drawn_less_often(shown: Shown) -> None:
+    trace, took = Trace(), []
+
+    def draw(events: list[Event]) -> Figure:
+        begun = time.perf_counter()
+        made = bar(1)
+        time.sleep(0.01)
+        took.append(time.perf_counter() - begun)
+        return made
+
+    with watch(trace, draw, "a bar", every=0.0):
+        took.clear()
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < 1.0:
+            step_of(trace)
+        assert took
+        assert sum(took) < 2 * MOST_OF_THE_TIME * (time.perf_counter() - begun)
+
+
+def test_it_is_drawn_between_steps_and_at_most_every_so_often(shown: Shown) -> None:
+    trace, drawn = Trace(), []
+
+    def draw(events: list[Event]) -> Figure:
+        drawn.append(list(events))
+        return bar(1)
+
+    with watch(trace, draw, "a bar", every=1000.0):
+        for _ in range(50):
+            step_of(trace)
+    assert [len(each) for each in drawn] == [0, 100]
+
+
+def test_what_cannot_be_drawn_is_a_sentence_and_stops_no_engine(shown: Shown) -> None:
+    trace = Trace()
+
+    def draw(events: list[Event]) -> Figure:
+        raise ValueError("There is nothing to <see>.")
+
+    with watch(trace, draw, "nothing", every=0.0) as events:
+        step_of(trace)
+    assert len(events) == 2
+    sentence, _ = children(shown)
+    assert sentence.value == "<b>⚠ There is nothing to &lt;see&gt;.</b>"
+    assert "image/png" not in shown[-1]
+
+
+def test_a_run_that_fails_is_still_drawn_to_its_end(shown: Shown) -> None:
+    trace = Trace()
+
+    def run() -> None:
+        with watch(trace, lambda events: bar(len(events)), "a bar"):
+            step_of(trace)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        run()
+    assert twin(shown) == png(bar(2))
+    assert not trace.active
