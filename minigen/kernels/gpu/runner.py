@@ -93,16 +93,14 @@ class GpuRunner:
         size, width = len(step.batch.slots), packed.block_tables.shape[1]
         numbers = np.zeros((4 + width, size), np.int64)  # a padding row: block 0, one token
         numbers[3] = 1
-        for row, part in enumerate(
-            (packed.token_ids, packed.positions, packed.slots, packed.context_lens)
-        ):
-            numbers[row, :count] = part
+        told = (packed.token_ids, packed.positions, packed.slots, packed.context_lens)
+        for row, each in enumerate(told):
+            numbers[row, :count] = each
         numbers[4:, :count] = packed.block_tables.T
         there = torch.from_numpy(numbers).pin_memory().to(self.device, non_blocking=True)
         batch = step.batch
-        for row, part in enumerate(
-            (batch.token_ids, batch.positions, batch.slots, batch.context_lens)
-        ):
+        fixed = (batch.token_ids, batch.positions, batch.slots, batch.context_lens)
+        for row, part in enumerate(fixed):
             part.copy_(there[row])
         batch.block_tables[:, :width].copy_(there[4:].T)
         step.graph.replay()
