@@ -9,15 +9,15 @@ from minigen import LLM, SamplingParams
 from minigen.cache.paged import KVPool
 from minigen.kernels.gpu.chooser import choose_on_device
 from minigen.kernels.gpu.model import kernel_model
-from minigen.kernels.gpu.runner import GpuRunner
+from minigen.kernels.gpu.runner import GpuRunner, fill, padding_batch
 from minigen.sequence import Chunk
 from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
 
-GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 PROMPTS = ["a", "a prompt of thirty bytes and one.", "of seventeen such"]
 
 
-@pytest.fixture(params=["llama", "qwen3", "mistral-window", "qwen2"])
+@pytest.fixture(params=["qwen3", "mistral-window"])
 def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     save_model(tmp_path, request.param, vocab_size=TINY_VOCAB, num_hidden_layers=2)
     save_tokenizer(tmp_path)
@@ -42,18 +42,24 @@ def test_the_runner_of_kernels_gives_the_logits_of_the_plain_one(directory: Path
     model = kernel_model(plain.model, config.max_positions, torch.device("cpu"))
     pool = KVPool(*plain.pool.kv.shape[:1], 40, config.kv_heads, 16, config.head_dim, torch.float32)
     runner = GpuRunner(model, pool, plain.manager, config.sliding_windows, 40, ())
+    fixed = padding_batch(4, plain.manager.tables.shape[1], torch.device("cpu"))
     seen: list[torch.Tensor] = []
 
     def both(chunks: list[Chunk]) -> torch.Tensor:
         copies = plain.manager.take_copies()
         plain.manager.take_copies = lambda: copies  # both runners make them
-        seen.append(runner.logits(chunks) - (theirs := PLAIN(chunks)))
+        theirs = PLAIN(chunks)
+        seen.append(runner.logits(chunks) - theirs)
+        if all(chunk.num_tokens == 1 for chunk in chunks):  # as a captured step would be filled
+            fill(fixed, runner.packer.pack(chunks))
+            seen.append(runner.run(fixed)[: len(chunks)] - theirs)
         del plain.manager.take_copies
         return theirs
 
     PLAIN = plain.logits
     plain.logits = both
     outputs = llm.generate(PROMPTS, GREEDY)
+    assert len(seen) >= GREEDY.max_tokens + 2, "some steps were decodes alone"
     assert max(float(each.abs().max()) for each in seen) < 1e-4
     told = [each.token_ids for each in expected.generate(PROMPTS, GREEDY)]
     assert [each.token_ids for each in outputs] == told

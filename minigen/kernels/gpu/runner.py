@@ -75,13 +75,14 @@ class GpuRunner:
         if num_decodes == count and one_each and count <= self._largest:
             return self._replay(packed, count)
         batch = uploaded(packed, num_decodes, self.device)
-        return self._run(batch)
+        return self.run(batch)
 
     @property
     def _largest(self) -> int:
         return self._sizes[-1] if self._sizes else 0
 
-    def _run(self, batch: Batch) -> Tensor:
+    def run(self, batch: Batch) -> Tensor:
+        """The logits of `batch.logits_rows`; whole numbers of the batch are on the device."""
         attention = PagedAttention(self.pool, batch, self.windows)
         hidden = self.model.hidden(
             batch.token_ids, batch.positions, batch.slots, self.pool.kv, attention.read
@@ -90,19 +91,7 @@ class GpuRunner:
 
     def _replay(self, packed: Packed, count: int) -> Tensor:
         step = self._captured[self._sizes[bisect_left(self._sizes, count)]]
-        size, width = len(step.batch.slots), packed.block_tables.shape[1]
-        numbers = np.zeros((4 + width, size), np.int64)  # a padding row: block 0, one token
-        numbers[3] = 1
-        told = (packed.token_ids, packed.positions, packed.slots, packed.context_lens)
-        for row, each in enumerate(told):
-            numbers[row, :count] = each
-        numbers[4:, :count] = packed.block_tables.T
-        there = torch.from_numpy(numbers).pin_memory().to(self.device, non_blocking=True)
-        batch = step.batch
-        fixed = (batch.token_ids, batch.positions, batch.slots, batch.context_lens)
-        for row, part in enumerate(fixed):
-            part.copy_(there[row])
-        batch.block_tables[:, :width].copy_(there[4:].T)
+        fill(step.batch, packed)
         step.graph.replay()
         return step.logits[:count]
 
@@ -112,12 +101,12 @@ class GpuRunner:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # kernels are compiled, and libraries made ready
-            self._run(batch)
+            self.run(batch)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         shared = next(iter(self._captured.values())).graph.pool() if self._captured else None
         with torch.cuda.graph(graph, pool=shared):
-            logits = self._run(batch)
+            logits = self.run(batch)
         return CapturedStep(graph, batch, logits)
 
 
@@ -139,14 +128,40 @@ def padding_batch(size: int, max_blocks: int, device: torch.device) -> Batch:
     )
 
 
+def fill(batch: Batch, packed: Packed) -> None:
+    """Write packed decodes into a batch of fixed size, by one copy to the device.
+
+    What is left over computes one token in block 0, as `padding_batch` has it.
+    """
+    count, width = packed.block_tables.shape
+    numbers = np.zeros((4 + width, len(batch.slots)), np.int64)
+    numbers[3] = 1
+    told = (packed.token_ids, packed.positions, packed.slots, packed.context_lens)
+    for row, each in enumerate(told):
+        numbers[row, :count] = each
+    numbers[4:, :count] = packed.block_tables.T
+    there = _sent(torch.from_numpy(numbers), batch.slots.device)
+    fixed = (batch.token_ids, batch.positions, batch.slots, batch.context_lens)
+    for row, part in enumerate(fixed):
+        part.copy_(there[row])
+    batch.block_tables[:, :width].copy_(there[4:].T)
+
+
+def _sent(numbers: Tensor, device: torch.device) -> Tensor:
+    """The numbers on the device, through memory that it reads without the processor's help."""
+    if device.type != "cuda":
+        return numbers
+    return numbers.pin_memory().to(device, non_blocking=True)
+
+
 def uploaded(packed: Packed, num_decodes: int, device: torch.device) -> Batch:
     """The packed numbers on the device, by one copy."""
     arrays = {name: each for name, each in packed._asdict().items() if name != "query_starts"}
     even = [each.size + each.size % 2 for each in arrays.values()]  # each begins at 16 bytes
-    flat = torch.zeros(sum(even), dtype=torch.int64, pin_memory=device.type == "cuda")
+    flat = torch.zeros(sum(even), dtype=torch.int64)
     for part, each in zip(flat.split(even), arrays.values(), strict=True):
         part[: each.size] = torch.from_numpy(each.reshape(-1))
-    parts = flat.to(device, non_blocking=True).split(even)
+    parts = _sent(flat, device).split(even)
     tensors = {
         name: part[: each.size].view(each.shape)
         for (name, each), part in zip(arrays.items(), parts, strict=True)
