@@ -13,6 +13,10 @@ def test_small_kernels_equal_their_twins_in_the_interpreter() -> None:
     assert_passes_interpreted("equal_twins.py")
 
 
+def test_bytes_counted_in_the_interpreter_are_those_of_the_docstrings() -> None:
+    assert_passes_interpreted("counted_bytes.py")
+
+
 def compiled(chips: str, head_dims: str) -> list[dict]:
     lines = run_python("-m", "tests.gpu.compile_all", chips, head_dims).splitlines()
     return [json.loads(line) for line in lines]
