@@ -7,7 +7,8 @@ import triton.language as tl
 
 from minigen.kernels.gpu import norm, softmax
 from minigen.kernels.gpu.activation import silu_multiply_kernel
-from minigen.teach.programs import bytes_moved, bytes_required, record_programs
+from minigen.teach.accesses import bytes_moved, bytes_required
+from minigen.teach.programs import record_programs
 
 
 @triton.jit
