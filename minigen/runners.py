@@ -46,6 +46,8 @@ class Plan:
     compiled: bool
     runner: str
     kv_dtype: str
+    default_kv_bytes: int = 2**30
+    kernels: str = "Numba"
 
     def kv_bytes(self, config: ModelConfig) -> int:
         """Bytes of one token's keys and values in one layer; in int8 each has a float32 scale."""
