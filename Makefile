@@ -11,7 +11,7 @@ ENVIRONMENT := $(PYTHON) -m tools.environment
 export TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve setup test test-long test-browser check notebooks lab book bench bench-peers clean
+.PHONY: help demo serve setup test test-long test-browser test-gpu check notebooks lab book bench bench-gpu bench-peers clean
 
 help: ## list the targets
 	@$(PYTHON) -m tools.targets
@@ -46,6 +46,9 @@ test-browser: ## run every notebook in JupyterLab in a browser, and drag what ca
 	@$(VENV) -m minigen pull
 	@$(VENV) -m pytest -m browser tests/test_browser.py
 
+test-gpu: ## check the Triton kernels on this machine's GPU; installs nothing, uses $(PYTHON)
+	@$(PYTHON) -m pytest -q -c tests/gpu/pytest.ini tests/gpu/equal_*.py
+
 check: ## lint, types, and that chapters, modules, tests and documents agree
 	@$(ENVIRONMENT) cpu server notebooks test
 	@$(VENV) -m tools.check
@@ -68,6 +71,9 @@ bench: ## measure everything that has a benchmark, and write benchmarks/results/
 	@$(ENVIRONMENT) cpu test
 	@$(VENV) -m minigen pull
 	@$(VENV) -m benchmarks
+
+bench-gpu: ## check and time kernels and engine on this machine's GPU; installs nothing
+	@$(PYTHON) -m benchmarks.gpu
 
 bench-peers: ## set minigen beside other engines on this machine (installs them first; an hour and more)
 	@$(ENVIRONMENT) cpu test

@@ -1,7 +1,7 @@
 """From a checkpoint and options to an engine: the one place that chooses implementations."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,16 +22,24 @@ from minigen.engine.runner import AttendFactory
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.engine.static import DynamicScheduler, StaticScheduler
 from minigen.errors import OptionError
+from minigen.gpu import (
+    GpuPlan,
+    attend_by_kernels,
+    gpu_chooser,
+    gpu_plan,
+    gpu_runner,
+    kernel_attention,
+)
 from minigen.machine import torch_threads
 from minigen.options import EngineOptions
+from minigen.parallel.assembly import Settings, lead
+from minigen.parallel.shard import check_ranks
 from minigen.protocols import BlockAllocator as AnyAllocator
-from minigen.protocols import PrefixCache, Sampler, Scheduler
-from minigen.runners import make_chooser, make_runner, plan
+from minigen.protocols import PrefixCache, Runner, Sampler, Scheduler
+from minigen.runners import Plan, make_chooser, make_runner, plan
 from minigen.sampling import BatchSampler, Choose, choose_tokens
 from minigen.sockets import build_part, find_part
 from minigen.trace import Trace
-
-DEFAULT_KV_BYTES = 2**30
 
 SCHEDULERS: dict[str, type] = {
     "continuous": ContinuousScheduler,
@@ -41,7 +49,11 @@ SCHEDULERS: dict[str, type] = {
 ALLOCATORS: dict[str, type] = {"free-list": BlockAllocator}
 PREFIX_CACHES: dict[str, type | None] = {"on": RadixPrefixCache, "off": None}
 SAMPLERS: dict[str, type] = {"batch": BatchSampler}
-ATTENTIONS: dict[str, AttendFactory] = {"torch": attend_paged}
+ATTENTIONS: dict[str, AttendFactory] = {
+    "auto": attend_paged,  # on a CPU
+    "torch": attend_paged,
+    "triton": attend_by_kernels,
+}
 
 
 @dataclass(frozen=True)
@@ -56,17 +68,25 @@ class Assembly:
     max_sequences: int
     kv_bytes: int  # of one token's key and value in one layer
     stored_bytes: int  # of the model's tensors, as they are on disk
+    close: Callable[[], Any]  # ends other processes, if there are any
 
 
 def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
     """Choose an implementation for each part, and put them together."""
     config = checkpoint.config
-    num_threads = options.threads or torch_threads()
+    ranks = options.tensor_parallel
+    num_threads = max((options.threads or torch_threads()) // ranks, 1)
     torch.set_num_threads(num_threads)
     attend = _attend(options)
-    chosen = plan(checkpoint, options, own_attention=attend is attend_paged)
-    kv_bytes = chosen.kv_bytes(config)
-    num_blocks = _num_blocks(config, options, kv_bytes)
+    chosen: Plan | GpuPlan
+    if options.device == "cuda":
+        chosen = gpu_plan(checkpoint, options)
+    else:
+        chosen = plan(checkpoint, options, own_attention=attend is attend_paged)
+    if ranks > 1:
+        check_ranks(config, checkpoint.tensors, chosen.form, ranks)
+    kv_bytes = chosen.kv_bytes(replace(config, kv_heads=max(config.kv_heads, ranks)))
+    num_blocks = _num_blocks(config, options, kv_bytes, chosen.default_kv_bytes)
     trace = Trace()
     manager = _manager(config, options, num_blocks, trace)
     if manager.num_tokens < 2:
@@ -75,19 +95,26 @@ def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
             "of one token and an answer of one; raise num_blocks, kv_memory or block_size."
         )
     scheduler = _scheduler(options, manager)
-    runner = make_runner(checkpoint, options, manager, chosen, num_blocks, attend, num_threads)
-    sampler = _sampler(options, make_chooser(chosen, config.vocab_size, num_threads))
+    runner, close = _runner(
+        checkpoint, options, manager, chosen, num_blocks, attend, num_threads, trace
+    )
+    if isinstance(chosen, GpuPlan):
+        choose = gpu_chooser()
+    else:
+        choose = make_chooser(chosen, config.vocab_size, num_threads)
+    sampler = _sampler(options, choose)
     choices = {
         "model": f"{config.family}, {checkpoint.form}, from {checkpoint.path}",
         "weights": f"{chosen.form} ({chosen.form_reason})",
         "runner": chosen.runner,
+        **({"ranks": f"{ranks} processes, over gloo"} if ranks > 1 else {}),
         "linear": chosen.linear,
         "attention": "paged, in the compiled step" if chosen.compiled else name_of(attend),
         "kv cache": f"{num_blocks} blocks of {options.block_size} tokens, in {chosen.kv_dtype}",
         "allocator": name_of(manager.allocator),
         "prefix cache": "none" if manager.prefix_cache is None else name_of(manager.prefix_cache),
         "scheduler": name_of(scheduler),
-        "sampler": _in_words(sampler),
+        "sampler": _in_words(sampler, chosen.kernels),
         "threads": str(num_threads),
     }
     engine = Engine(scheduler, runner, sampler, trace)
@@ -100,7 +127,36 @@ def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
         options.max_sequences,
         kv_bytes,
         checkpoint.num_bytes,
+        close,
     )
+
+
+def _runner(
+    checkpoint: Checkpoint,
+    options: EngineOptions,
+    manager: BlockManager,
+    chosen: Plan | GpuPlan,
+    num_blocks: int,
+    attend: AttendFactory,
+    num_threads: int,
+    trace: Trace,
+) -> tuple[Runner, Callable[[], Any]]:
+    """What runs the model, as rank 0 if there are several, and what ends the others."""
+    if isinstance(chosen, GpuPlan):
+        return gpu_runner(checkpoint, options, manager, num_blocks), _nothing_to_close
+    if options.tensor_parallel == 1:
+        made = make_runner(checkpoint, options, manager, chosen, num_blocks, attend, num_threads)
+        return made, _nothing_to_close
+    path = str(checkpoint.path.resolve())
+    settings = Settings(path, chosen.form, options.block_size, num_blocks, num_threads)
+    leading = lead(
+        checkpoint, settings, options.tensor_parallel, manager, options.max_batch_tokens, trace
+    )
+    return leading, leading.close
+
+
+def _nothing_to_close() -> None:
+    """All is in this process."""
 
 
 def _manager(
@@ -167,15 +223,17 @@ def _sampler(options: EngineOptions, choose: Choose) -> Sampler:
     return CheckedSampler(made)
 
 
-def _in_words(sampler: Sampler) -> str:
+def _in_words(sampler: Sampler, sampler_kernels: str) -> str:
     if not isinstance(sampler, BatchSampler):
         return name_of(sampler)
-    by = "torch" if sampler.choose is choose_tokens else "Numba"
+    by = "torch" if sampler.choose is choose_tokens else sampler_kernels
     return f"{name_of(sampler)}, tokens chosen by {by}"
 
 
 def _attend(options: EngineOptions) -> AttendFactory:
     part = find_part("attend", options.attend, ATTENTIONS)
+    if part is attend_by_kernels or options.device == "cuda":
+        return kernel_attention(options)
     made: AttendFactory = build_part("attend", part)
     return made if _is_own(part, ATTENTIONS) else checked_attend(made)
 
@@ -185,7 +243,9 @@ def _is_own(part: Any, known: Mapping[str, Any]) -> bool:
     return any(part is each for each in known.values())
 
 
-def _num_blocks(config: ModelConfig, options: EngineOptions, token_bytes: int) -> int:
+def _num_blocks(
+    config: ModelConfig, options: EngineOptions, token_bytes: int, default_kv_bytes: int
+) -> int:
     """As many as asked for, or as fit into `kv_memory`; never more than could be used.
 
     `token_bytes` are those of a token in one layer.
@@ -194,7 +254,7 @@ def _num_blocks(config: ModelConfig, options: EngineOptions, token_bytes: int) -
         return options.num_blocks
     block_bytes = config.num_layers * options.block_size * token_bytes
     usable = options.max_sequences * blocks_needed(config.max_positions, options.block_size)
-    kv_bytes = options.kv_bytes or DEFAULT_KV_BYTES
+    kv_bytes = options.kv_bytes or default_kv_bytes
     if kv_bytes < block_bytes:
         raise OptionError(
             f"kv_memory {kv_bytes} bytes holds no block: one of {options.block_size} tokens takes "

@@ -8,6 +8,7 @@ from typing import Any
 from minigen.errors import OptionError
 
 WEIGHTS = ("auto", "float32", "bfloat16", "int8", "int4")
+DEVICES = ("cpu", "cuda")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "int8")
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -20,6 +21,7 @@ MOST = {
     "max_batch_tokens": 2**24,
     "block_size": 2**16,
     "num_blocks": 2**24,
+    "tensor_parallel": 64,
 }
 
 
@@ -39,11 +41,14 @@ class EngineOptions:
     scheduler: Any = "continuous"
     allocator: Any = None
     sampler: Any = None
-    attend: Any = "torch"
+    attend: Any = "auto"
+    tensor_parallel: int = 1
+    device: str = "cpu"
     kv_bytes: int | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         _known("weights", self.weights, WEIGHTS)
+        _known("device", self.device, DEVICES)
         _known("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         for name, most in MOST.items():
             if getattr(self, name) is not None or name not in ("threads", "num_blocks"):
@@ -54,6 +59,16 @@ class EngineOptions:
             raise OptionError(
                 f"max_batch_tokens {self.max_batch_tokens} must be at least max_sequences "
                 f"{self.max_sequences}, so that each running sequence gets its token in a step."
+            )
+        if self.tensor_parallel > 1 and self.device != "cpu":
+            raise OptionError(
+                f"device={self.device!r} holds a whole model: leave tensor_parallel at 1, or "
+                "device at 'cpu'."
+            )
+        if self.tensor_parallel > 1 and self.attend not in ("auto", "torch"):
+            raise OptionError(
+                "attend is minigen's own where tensor_parallel is above 1: the other processes "
+                "know nothing of yours."
             )
         if self.kv_memory is not None:
             object.__setattr__(self, "kv_bytes", parse_bytes("kv_memory", self.kv_memory))

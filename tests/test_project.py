@@ -52,7 +52,12 @@ ASSEMBLY = {
         "kernels.compiling",
         "kernels.runner",
         "kernels.sampler",
+        "kernels.gpu.model",
+        "kernels.gpu.runner",
+        "kernels.gpu.chooser",
+        "gpu",
     ),
+    *("parallel.assembly", "parallel.worker", "parallel.workers"),
     *("hub", "hub_pip", "hub_wheel", "hub_huggingface", "download", "__init__"),
 }
 ASSEMBLY_FOLDERS = ("checked", "terminal", "viz", "teach")

@@ -1,0 +1,132 @@
+"""Engines with random weights, in the shapes of known models, made on the device."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from minigen.cache.blocks import BlockAllocator, blocks_needed
+from minigen.cache.manager import BlockManager
+from minigen.cache.paged import KVPool
+from minigen.engine.engine import Engine
+from minigen.engine.scheduler import ContinuousScheduler
+from minigen.kernels.gpu.chooser import choose_on_device
+from minigen.kernels.gpu.model import KernelModel, kernel_model
+from minigen.kernels.gpu.runner import GpuRunner, captured_sizes
+from minigen.model.layers import DenseLinear, rotary_frequencies
+from minigen.model.transformer import Layer, Transformer
+from minigen.params import SamplingParams
+from minigen.sampling import BatchSampler
+from minigen.sequence import Sequence
+from minigen.trace import Trace
+
+CUDA, DTYPE, BLOCK_SIZE = torch.device("cuda"), torch.bfloat16, 16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The numbers of a model that its speed depends on."""
+
+    vocab: int
+    hidden: int
+    layers: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    tied: bool
+    head_norms: bool
+
+
+LLAMA_3_8B = Shape(128_256, 4096, 32, 32, 8, 128, 14_336, tied=False, head_norms=False)
+QWEN3_0_6B = Shape(151_936, 1024, 28, 16, 8, 128, 3072, tied=True, head_norms=True)
+
+
+def random_model(shape: Shape, max_positions: int) -> KernelModel:
+    """Weights drawn so that numbers stay of one size from layer to layer."""
+    torch.manual_seed(0)
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        made = torch.empty(rows, columns, dtype=DTYPE, device=CUDA)
+        return made.normal_(0, columns**-0.5)
+
+    def linear(columns: int, *parts: int) -> DenseLinear:
+        return DenseLinear(matrix(sum(parts), columns), None, parts)
+
+    def ones(width: int) -> Tensor:
+        return torch.ones(width, dtype=DTYPE, device=CUDA)
+
+    q_width, kv_width = shape.q_heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    layers = tuple(
+        Layer(
+            attention_norm=ones(shape.hidden),
+            qkv=linear(shape.hidden, q_width, kv_width, kv_width),
+            q_norm=ones(shape.head_dim) if shape.head_norms else None,
+            k_norm=ones(shape.head_dim) if shape.head_norms else None,
+            out=linear(q_width, shape.hidden),
+            ffn_norm=ones(shape.hidden),
+            gate_up=linear(shape.hidden, shape.ffn, shape.ffn),
+            down=linear(shape.ffn, shape.hidden),
+        )
+        for _ in range(shape.layers)
+    )
+    embedding = matrix(shape.vocab, shape.hidden)
+    own = embedding if shape.tied else matrix(shape.vocab, shape.hidden)
+    model = Transformer(
+        embedding=embedding,
+        layers=layers,
+        norm=ones(shape.hidden),
+        head=DenseLinear(own, None, (shape.vocab,)),
+        frequencies=rotary_frequencies(shape.head_dim, 1e6),
+        head_dim=shape.head_dim,
+        norm_eps=1e-6,
+    )
+    return kernel_model(model, max_positions, CUDA)
+
+
+def bytes_a_token(model: KernelModel) -> int:
+    """Bytes of the weights that one decoded token reads: all but the embedding's other rows."""
+    linears = [each for layer in model.model.layers for each in _linears(layer)]
+    linears.append(model.model.head)
+    return sum(each.weight.numel() * each.weight.itemsize for each in linears)
+
+
+def _linears(layer: Layer) -> list[DenseLinear]:
+    made = [layer.qkv, layer.out, layer.gate_up, layer.down]
+    return [each for each in made if isinstance(each, DenseLinear)]
+
+
+def make_engine(
+    model: KernelModel, shape: Shape, longest: int, max_sequences: int, num_blocks: int
+) -> Engine:
+    """minigen's own scheduler, block manager, sampler and GPU runner, decodes captured."""
+    trace = Trace()
+    manager = BlockManager(
+        BlockAllocator(num_blocks),
+        None,
+        BLOCK_SIZE,
+        max_sequences,
+        blocks_needed(longest, BLOCK_SIZE),
+        trace,
+    )
+    sizes = (shape.kv_heads, BLOCK_SIZE, shape.head_dim)
+    pool = KVPool(shape.layers, num_blocks, *sizes, DTYPE, CUDA)
+    windows = [None] * shape.layers
+    runner = GpuRunner(model, pool, manager, windows, 16_384, captured_sizes(max_sequences))
+    scheduler = ContinuousScheduler(manager, max_sequences, 16_384)
+    return Engine(scheduler, runner, BatchSampler(choose_on_device), trace)
+
+
+def greedy(sequence_id: int, prompt: list[int], num_tokens: int) -> Sequence:
+    """A request for exactly so many of the likeliest tokens."""
+    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    return Sequence(sequence_id, tuple(prompt), params, 0, num_tokens, frozenset())
+
+
+def run(engine: Engine, sequences: list[Sequence]) -> None:
+    """Step until all are done."""
+    for sequence in sequences:
+        engine.add(sequence)
+    while engine.has_work():
+        engine.step()
+    torch.cuda.synchronize()

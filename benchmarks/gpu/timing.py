@@ -1,0 +1,44 @@
+"""Seconds of device work, and what the device's memory gives."""
+
+import statistics
+from collections.abc import Callable
+
+import torch
+
+GiB = 2**30
+
+
+def seconds(work: Callable[[], object], repeats: int = 20) -> float:
+    """Median of so many calls after five, by the device's own clock; nothing else is queued."""
+    for _ in range(5):
+        work()
+    spans = []
+    for _ in range(repeats):
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begun.record()
+        work()
+        ended.record()
+        ended.synchronize()
+        spans.append(begun.elapsed_time(ended) / 1000)
+    return statistics.median(spans)
+
+
+def replayed(work: Callable[[], object]) -> Callable[[], object]:
+    """The work as a CUDA graph, so that its launches cost nothing; call it to replay."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second that a copy of 4 GiB reads and writes, together."""
+    source = torch.empty(4 * GiB, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    return 2 * source.numel() / seconds(lambda: target.copy_(source))

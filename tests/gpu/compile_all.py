@@ -1,0 +1,35 @@
+"""Compile every kernel for chips and widths of heads, and print what each takes as JSON.
+
+`python -m tests.gpu.compile_all CHIP,... HEAD_DIM,...`
+"""
+
+import json
+import os
+import sys
+import tempfile
+from dataclasses import asdict
+
+os.environ.pop("TRITON_INTERPRET", None)
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+os.environ.setdefault("TRITON_CACHE_DIR", tempfile.mkdtemp())
+
+from minigen.kernels.gpu.machine_code import machine_code
+from tests.gpu.launches import head_launches, small_launches
+
+
+def main(chips: list[str], head_dims: list[int]) -> None:
+    """One line of JSON for each kernel and chip."""
+    for chip in chips:
+        launches = small_launches()
+        for head_dim in head_dims:
+            own = head_launches(head_dim, on_amd=chip.startswith("gfx"))
+            launches |= {f"{name}, {head_dim}": each for name, each in own.items()}
+        for name, launch in launches.items():
+            for code in machine_code(chip, launch):
+                told = {"launch": name, **asdict(code)}
+                told["texts"] = sorted(code.texts)
+                print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1].split(","), [int(each) for each in sys.argv[2].split(",")])

@@ -1,0 +1,81 @@
+"""The engine with kernels gives the logits and the tokens of the engine without them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from minigen import LLM, SamplingParams
+from minigen.cache.paged import KVPool
+from minigen.kernels.gpu.chooser import choose_on_device
+from minigen.kernels.gpu.model import kernel_model
+from minigen.kernels.gpu.runner import GpuRunner, fill, padding_batch
+from minigen.sequence import Chunk
+from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
+
+GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+PROMPTS = ["a", "a prompt of thirty bytes and one.", "of seventeen such"]
+
+
+@pytest.fixture(params=["qwen3", "mistral-window"])
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    save_model(tmp_path, request.param, vocab_size=TINY_VOCAB, num_hidden_layers=2)
+    save_tokenizer(tmp_path)
+    return tmp_path
+
+
+def load(directory: Path, **options: object) -> LLM:
+    return LLM.load(directory, weights="float32", max_batch_tokens=40, **options)
+
+
+def test_attention_in_triton_gives_the_tokens_of_torch(directory: Path) -> None:
+    expected = load(directory).generate(PROMPTS, GREEDY)
+    with_kernels = load(directory, attend="triton")
+    assert with_kernels.describe()["attention"] == "attend_triton"
+    ours = with_kernels.generate(PROMPTS, GREEDY)
+    assert [each.token_ids for each in ours] == [each.token_ids for each in expected]
+
+
+def test_the_runner_of_kernels_gives_the_logits_of_the_plain_one(directory: Path) -> None:
+    llm, expected = load(directory), load(directory)
+    plain, config = llm.engine.runner, llm.config
+    model = kernel_model(plain.model, config.max_positions, torch.device("cpu"))
+    pool = KVPool(*plain.pool.kv.shape[:1], 40, config.kv_heads, 16, config.head_dim, torch.float32)
+    runner = GpuRunner(model, pool, plain.manager, config.sliding_windows, 40, ())
+    fixed = padding_batch(4, plain.manager.tables.shape[1], torch.device("cpu"))
+    seen: list[torch.Tensor] = []
+
+    def both(chunks: list[Chunk]) -> torch.Tensor:
+        copies = plain.manager.take_copies()
+        plain.manager.take_copies = lambda: copies  # both runners make them
+        theirs = PLAIN(chunks)
+        seen.append(runner.logits(chunks) - theirs)
+        if all(chunk.num_tokens == 1 for chunk in chunks):  # as a captured step would be filled
+            fill(fixed, runner.packer.pack(chunks))
+            seen.append(runner.run(fixed)[: len(chunks)] - theirs)
+        del plain.manager.take_copies
+        return theirs
+
+    PLAIN = plain.logits
+    plain.logits = both
+    outputs = llm.generate(PROMPTS, GREEDY)
+    assert len(seen) >= GREEDY.max_tokens + 2, "some steps were decodes alone"
+    assert max(float(each.abs().max()) for each in seen) < 1e-4
+    told = [each.token_ids for each in expected.generate(PROMPTS, GREEDY)]
+    assert [each.token_ids for each in outputs] == told
+
+
+def test_plain_draws_are_the_devices_and_others_torchs(tiny_sequences: list) -> None:
+    logits = torch.randn(len(tiny_sequences), 50, generator=torch.Generator().manual_seed(1))
+    found = choose_on_device(logits, tiny_sequences)
+    assert found[0] == int(logits[0].argmax())
+    assert all(0 <= token < 50 for token in found)
+    assert found == choose_on_device(logits, tiny_sequences), "the same seeds draw the same"
+
+
+@pytest.fixture(params=[{"temperature": 1.0}, {"temperature": 0.7, "top_k": 3}])
+def tiny_sequences(request: pytest.FixtureRequest) -> list:
+    from minigen.sequence import Sequence
+
+    wanted = [SamplingParams(temperature=0), SamplingParams(**request.param)]
+    return [Sequence(i, (1,), params, 5, 8, frozenset()) for i, params in enumerate(wanted)]

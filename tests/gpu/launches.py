@@ -1,0 +1,64 @@
+"""Every kernel as the engine starts it, at the sizes of real models, on tensors without memory."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from minigen.kernels.gpu.activation import silu_multiply_triton
+from minigen.kernels.gpu.choose import choose_triton
+from minigen.kernels.gpu.decode import paged_decode_triton
+from minigen.kernels.gpu.matmul import matmul_triton
+from minigen.kernels.gpu.norm import rms_norm_triton
+from minigen.kernels.gpu.prefill import flash_prefill_triton
+from minigen.kernels.gpu.rotary import rotary_store_triton
+from minigen.kernels.gpu.softmax import softmax_triton
+
+TOKENS, SEQUENCES, BLOCKS, BLOCK_SIZE = 512, 16, 64, 16
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """A tensor that has a shape and a type, and nothing else."""
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def ids(*shape: int) -> Tensor:
+    """The same, of whole numbers."""
+    return empty(*shape, dtype=torch.int64)
+
+
+def small_launches() -> dict[str, Callable[[], object]]:
+    """The kernels that know nothing of heads."""
+    hidden, ffn, vocab = 4096, 14336, 128256
+    x, weight, wide = empty(TOKENS, hidden), empty(hidden), empty(TOKENS, 2 * ffn)
+    logits = empty(SEQUENCES, vocab, dtype=torch.float32)
+    warmth = empty(SEQUENCES, dtype=torch.float32)
+    return {
+        "norm": lambda: rms_norm_triton(x, weight, 1e-5, empty(TOKENS, hidden)),
+        "silu": lambda: silu_multiply_triton(wide),
+        "softmax": lambda: softmax_triton(x),
+        "matmul": lambda: matmul_triton(x, empty(ffn, hidden)),
+        "choose": lambda: choose_triton(logits, warmth, ids(SEQUENCES)),
+    }
+
+
+def head_launches(head_dim: int, on_amd: bool) -> dict[str, Callable[[], object]]:
+    """The kernels of attention, for heads of this width, four to a KV head."""
+    q_heads, kv_heads = 32, 8
+    qkv = empty(TOKENS, (q_heads + 2 * kv_heads) * head_dim)
+    halves = [empty(BLOCKS, BLOCK_SIZE, kv_heads, head_dim) for _ in range(2)]
+    norms = (empty(head_dim), empty(head_dim))
+    tables = tuple(empty(8192, head_dim // 2, dtype=torch.float32) for _ in range(2))
+    q, one = empty(TOKENS, q_heads, head_dim), empty(SEQUENCES, q_heads, head_dim)
+    contexts = (*halves, ids(SEQUENCES, BLOCKS), ids(SEQUENCES))
+    prefill = (*contexts[:3], ids(SEQUENCES + 1), contexts[3])
+    return {
+        "rotary": lambda: rotary_store_triton(
+            qkv, norms, 1e-6, tables, ids(TOKENS), ids(TOKENS), *halves
+        ),
+        "decode": lambda: paged_decode_triton(one, *contexts),
+        "decode, split": lambda: paged_decode_triton(one, *contexts, splits=16),
+        "prefill": lambda: flash_prefill_triton(q, *prefill, TOKENS, on_amd=on_amd),
+        "prefill of few": lambda: flash_prefill_triton(q, *prefill, most_new=33),
+        "prefill in a window": lambda: flash_prefill_triton(q, *prefill, TOKENS, 4096, on_amd),
+    }

@@ -1,0 +1,30 @@
+"""Pythons of their own: Triton's interpreter is chosen before Triton is imported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_python(*arguments: str, **environment: str) -> str:
+    """Standard output of another Python in this repository; fails with its words if it fails."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    run = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**kept, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-3000:]
+    return run.stdout
+
+
+def assert_passes_interpreted(file: str) -> None:
+    """All of a file's checks pass in the interpreter, none skipped."""
+    command = ("-m", "pytest", "-q", "-c", "tests/gpu/pytest.ini", f"tests/gpu/{file}")
+    told = run_python(*command, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
+    assert " passed" in told
+    assert "skipped" not in told

@@ -1,0 +1,46 @@
+"""Figures of chapter 31 show the loads and stores that they are given."""
+
+from minigen.teach.accesses import Access, bytes_moved, bytes_required
+from minigen.viz.programs import draw_programs
+from minigen.viz.style import CYCLE, FAINT
+
+SHAPES = {"x": (3, 8), "out": (3, 8)}
+
+
+def rows_of_programs() -> list[Access]:
+    found = []
+    for row in range(3):
+        own = tuple(range(8 * row, 8 * row + 8))
+        found += [Access((row, 0, 0), False, "x", own, 2), Access((row, 0, 0), False, "x", own, 2)]
+        found.append(Access((row, 0, 0), True, "out", own, 2))
+    return found
+
+
+def colour_at(figure, place: int, row: int, column: int) -> str:
+    (image,) = figure.axes[place].images
+    return "#" + "".join(f"{round(255 * part):02x}" for part in image.get_array()[row, column])
+
+
+def test_what_is_loaded_twice_is_counted_twice_and_required_once() -> None:
+    assert bytes_moved(rows_of_programs()) == 3 * 24 * 2
+    assert bytes_required(rows_of_programs()) == 2 * 24 * 2
+
+
+def test_each_element_has_the_colour_of_its_program_and_the_count_of_its_loads() -> None:
+    made = draw_programs(rows_of_programs(), SHAPES)
+    assert [colour_at(made, 0, row, 3) for row in range(3)] == list(CYCLE[:3])
+    assert [text.get_text() for text in made.axes[0].texts] == ["2"] * 24
+    assert not made.axes[1].texts
+    assert "x: loaded, 96 bytes" in made.axes[0].get_title(loc="left")
+
+
+def test_of_one_program_alone_the_others_are_pale() -> None:
+    made = draw_programs(rows_of_programs(), SHAPES, program=(1, 0, 0))
+    assert colour_at(made, 1, 1, 0) == CYCLE[1]
+    assert colour_at(made, 1, 0, 0) == FAINT
+
+
+def test_what_nobody_touches_stays_white() -> None:
+    made = draw_programs([Access((0, 0, 0), True, "out", (0,), 2)], SHAPES)
+    assert colour_at(made, 0, 0, 0) == "#ffffff"
+    assert "not touched" in made.axes[0].get_title(loc="left")
