@@ -430,7 +430,7 @@ verdicts(
         "So 2-4 times as many sequences run at once",
         f"{mark(together_paged / together_reserved)} times",
         "held",
-        "it is the ratio of the two uses, 90 to 30",
+        "it is nearly the ratio of the two uses",
     ),
     Claim(
         "Several answers to one prompt keep one copy of it",

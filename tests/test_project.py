@@ -53,6 +53,7 @@ ASSEMBLY = {
         "kernels.runner",
         "kernels.sampler",
     ),
+    *("parallel.assembly", "parallel.worker", "parallel.workers"),
     *("hub", "hub_pip", "hub_wheel", "hub_huggingface", "download", "__init__"),
 }
 ASSEMBLY_FOLDERS = ("checked", "terminal", "viz", "teach")

@@ -62,6 +62,9 @@ def engine_options(
         str | None, _option("Engine", "A sampler of your own, as file.py:Name.")
     ] = None,
     attend: Annotated[str, _option("Engine", "torch, or file.py:Name of your own.")] = "torch",
+    tensor_parallel: Annotated[
+        int, _option("Engine", "Processes that hold a share of the model each.")
+    ] = 1,
 ) -> None:
     """What a command that loads a model accepts; the names are `LLM.load`'s."""
 
