@@ -1,7 +1,7 @@
 """From a checkpoint and options to an engine: the one place that chooses implementations."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,8 +32,10 @@ from minigen.gpu import (
 )
 from minigen.machine import torch_threads
 from minigen.options import EngineOptions
+from minigen.parallel.assembly import Settings, lead
+from minigen.parallel.shard import check_ranks
 from minigen.protocols import BlockAllocator as AnyAllocator
-from minigen.protocols import PrefixCache, Sampler, Scheduler
+from minigen.protocols import PrefixCache, Runner, Sampler, Scheduler
 from minigen.runners import Plan, make_chooser, make_runner, plan
 from minigen.sampling import BatchSampler, Choose, choose_tokens
 from minigen.sockets import build_part, find_part
@@ -66,12 +68,14 @@ class Assembly:
     max_sequences: int
     kv_bytes: int  # of one token's key and value in one layer
     stored_bytes: int  # of the model's tensors, as they are on disk
+    close: Callable[[], Any]  # ends other processes, if there are any
 
 
 def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
     """Choose an implementation for each part, and put them together."""
     config = checkpoint.config
-    num_threads = options.threads or torch_threads()
+    ranks = options.tensor_parallel
+    num_threads = max((options.threads or torch_threads()) // ranks, 1)
     torch.set_num_threads(num_threads)
     attend = _attend(options)
     chosen: Plan | GpuPlan
@@ -79,7 +83,9 @@ def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
         chosen = gpu_plan(checkpoint, options)
     else:
         chosen = plan(checkpoint, options, own_attention=attend is attend_paged)
-    kv_bytes = chosen.kv_bytes(config)
+    if ranks > 1:
+        check_ranks(config, checkpoint.tensors, chosen.form, ranks)
+    kv_bytes = chosen.kv_bytes(replace(config, kv_heads=max(config.kv_heads, ranks)))
     num_blocks = _num_blocks(config, options, kv_bytes, chosen.default_kv_bytes)
     trace = Trace()
     manager = _manager(config, options, num_blocks, trace)
@@ -89,17 +95,19 @@ def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
             "of one token and an answer of one; raise num_blocks, kv_memory or block_size."
         )
     scheduler = _scheduler(options, manager)
+    runner, close = _runner(
+        checkpoint, options, manager, chosen, num_blocks, attend, num_threads, trace
+    )
     if isinstance(chosen, GpuPlan):
-        runner = gpu_runner(checkpoint, options, manager, num_blocks)
         choose = gpu_chooser()
     else:
-        runner = make_runner(checkpoint, options, manager, chosen, num_blocks, attend, num_threads)
         choose = make_chooser(chosen, config.vocab_size, num_threads)
     sampler = _sampler(options, choose)
     choices = {
         "model": f"{config.family}, {checkpoint.form}, from {checkpoint.path}",
         "weights": f"{chosen.form} ({chosen.form_reason})",
         "runner": chosen.runner,
+        **({"ranks": f"{ranks} processes, over gloo"} if ranks > 1 else {}),
         "linear": chosen.linear,
         "attention": "paged, in the compiled step" if chosen.compiled else name_of(attend),
         "kv cache": f"{num_blocks} blocks of {options.block_size} tokens, in {chosen.kv_dtype}",
@@ -119,7 +127,36 @@ def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
         options.max_sequences,
         kv_bytes,
         checkpoint.num_bytes,
+        close,
     )
+
+
+def _runner(
+    checkpoint: Checkpoint,
+    options: EngineOptions,
+    manager: BlockManager,
+    chosen: Plan | GpuPlan,
+    num_blocks: int,
+    attend: AttendFactory,
+    num_threads: int,
+    trace: Trace,
+) -> tuple[Runner, Callable[[], Any]]:
+    """What runs the model, as rank 0 if there are several, and what ends the others."""
+    if isinstance(chosen, GpuPlan):
+        return gpu_runner(checkpoint, options, manager, num_blocks), _nothing_to_close
+    if options.tensor_parallel == 1:
+        made = make_runner(checkpoint, options, manager, chosen, num_blocks, attend, num_threads)
+        return made, _nothing_to_close
+    path = str(checkpoint.path.resolve())
+    settings = Settings(path, chosen.form, options.block_size, num_blocks, num_threads)
+    leading = lead(
+        checkpoint, settings, options.tensor_parallel, manager, options.max_batch_tokens, trace
+    )
+    return leading, leading.close
+
+
+def _nothing_to_close() -> None:
+    """All is in this process."""
 
 
 def _manager(

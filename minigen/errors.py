@@ -77,5 +77,9 @@ class EngineStoppedError(MinigenError):
     """The engine's thread has ended, so nobody will answer any more."""
 
 
+class WorkerError(EngineStoppedError):
+    """A process that holds a share of the model has ended, so none of them can go on."""
+
+
 class LoadError(MinigenError):
     """A load cannot be put on a server: nobody answers, or its trace or prompts are broken."""

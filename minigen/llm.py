@@ -46,6 +46,7 @@ class LLM:
         self._manager, self._num_blocks = assembly.manager, assembly.num_blocks
         self._kv_bytes, self.stored_bytes = assembly.kv_bytes, assembly.stored_bytes
         self._steps = SharedSteps(self.engine)
+        self._close = assembly.close
 
     @classmethod
     def load(
@@ -65,6 +66,7 @@ class LLM:
         allocator: Any = None,
         sampler: Any = None,
         attend: Any = "auto",
+        tensor_parallel: int = 1,
         device: str = "cpu",
         progress: hub.Progress | None = None,
     ) -> "LLM":
@@ -88,7 +90,11 @@ class LLM:
         "continuous", "static" and "dynamic" are known; `allocator` with (num_blocks);
         `prefix_cache`, where it is not True or False, with (allocator, block_size); `sampler` is
         called with (logits, sequences); `attend` with (pool, batch, windows) at every step, for
-        that step's attention ("torch", "triton", or "auto" for the device's own). Raises a
+        that step's attention ("torch", "triton", or "auto" for the device's own).
+
+        `tensor_parallel` processes hold a share of the model each, with `threads` and `kv_memory`
+        dealt out among them. They are started here and end with this one, at `close` at the latest;
+        under `torchrun` they are those that it started, and only rank 0 returns from here. Raises a
         `MinigenError` that says what to do.
         """
         options = EngineOptions(
@@ -105,12 +111,20 @@ class LLM:
             allocator,
             sampler,
             attend,
+            tensor_parallel,
             device,
         )
         checkpoint = open_checkpoint(hub.resolve(str(name), progress=progress))
         tokenizer = checkpoint.tokenizer()
         chat_template = checkpoint.chat_template()
         return cls(checkpoint.config, tokenizer, chat_template, assemble(checkpoint, options))
+
+    def close(self) -> None:
+        """End the processes that hold the other shares of a split model; then it answers no more.
+
+        Others have nothing to close. May be called twice.
+        """
+        self._close()
 
     def describe(self) -> dict[str, str]:
         """Which implementation was chosen for each part, and why."""

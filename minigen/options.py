@@ -21,6 +21,7 @@ MOST = {
     "max_batch_tokens": 2**24,
     "block_size": 2**16,
     "num_blocks": 2**24,
+    "tensor_parallel": 64,
 }
 
 
@@ -41,6 +42,7 @@ class EngineOptions:
     allocator: Any = None
     sampler: Any = None
     attend: Any = "auto"
+    tensor_parallel: int = 1
     device: str = "cpu"
     kv_bytes: int | None = field(init=False, default=None)
 
@@ -57,6 +59,16 @@ class EngineOptions:
             raise OptionError(
                 f"max_batch_tokens {self.max_batch_tokens} must be at least max_sequences "
                 f"{self.max_sequences}, so that each running sequence gets its token in a step."
+            )
+        if self.tensor_parallel > 1 and self.device != "cpu":
+            raise OptionError(
+                f"device={self.device!r} holds a whole model: leave tensor_parallel at 1, or "
+                "device at 'cpu'."
+            )
+        if self.tensor_parallel > 1 and self.attend not in ("auto", "torch"):
+            raise OptionError(
+                "attend is minigen's own where tensor_parallel is above 1: the other processes "
+                "know nothing of yours."
             )
         if self.kv_memory is not None:
             object.__setattr__(self, "kv_bytes", parse_bytes("kv_memory", self.kv_memory))

@@ -150,6 +150,8 @@ def _obstacle(
     """What keeps the compiled step from running, if anything does."""
     if form == "float32":
         return "the compiled step has no float32 weights"
+    if options.tensor_parallel > 1:
+        return f"the model is split over {options.tensor_parallel} processes"
     if not own_attention:
         return "attention was passed in"
     if not has_numba():
@@ -184,10 +186,10 @@ def make_runner(
         return _compiled_runner(checkpoint, options, manager, chosen, num_blocks, num_threads)
     config, dtype = checkpoint.config, DTYPES[chosen.form]
     sizes = (config.kv_heads, options.block_size, config.head_dim)
-    with _memory_for(num_blocks, options.block_size):
+    with memory_for(num_blocks, options.block_size):
         pool = KVPool(config.num_layers, num_blocks, *sizes, dtype)
-    make_linear, finish_head = _linears(chosen.form, num_threads)
-    with _one_thread():
+    make_linear, finish_head = linears(chosen.form, num_threads)
+    with one_thread():
         model = build_transformer(config, checkpoint.tensors, dtype, make_linear, finish_head)
     return PagedRunner(
         model,
@@ -225,9 +227,9 @@ def _compiled_runner(
     compile_step(chosen.form, chosen.kv_dtype)
     config = checkpoint.config
     shape = kernel_shape(config, options.block_size, num_blocks, chosen.kv_dtype)
-    with _memory_for(num_blocks, options.block_size):
+    with memory_for(num_blocks, options.block_size):
         pool = PanelPool(shape, chosen.kv_dtype)
-    with _one_thread():
+    with one_thread():
         weights = kernel_weights(config, checkpoint.tensors, chosen.form)
     return CompiledRunner(
         shape,
@@ -240,7 +242,7 @@ def _compiled_runner(
     )
 
 
-def _linears(form: str, num_threads: int) -> tuple[MakeLinear, Callable[[DenseLinear], Linear]]:
+def linears(form: str, num_threads: int) -> tuple[MakeLinear, Callable[[DenseLinear], Linear]]:
     """How linear layers are made, and what becomes of a head that is the embedding."""
     if form in ("int8", "int4"):
         from minigen.kernels.linear import panel_linear
@@ -252,7 +254,8 @@ def _linears(form: str, num_threads: int) -> tuple[MakeLinear, Callable[[DenseLi
 
 
 @contextmanager
-def _memory_for(num_blocks: int, block_size: int) -> Iterator[None]:
+def memory_for(num_blocks: int, block_size: int) -> Iterator[None]:
+    """Raises `OptionError` where the system refuses the memory of so many blocks."""
     try:
         yield
     except (OSError, OverflowError, ValueError) as error:
@@ -263,7 +266,7 @@ def _memory_for(num_blocks: int, block_size: int) -> Iterator[None]:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Unpack weights without torch's threads: they gain little by many small products, and where
     another program keeps a core busy their waiting for each other takes twenty times as long."""
     num_threads = torch.get_num_threads()

@@ -31,6 +31,9 @@ class EventKind(Enum):
     ABORTED = "aborted"  # output_tokens
     FAILED = "failed"  # output_tokens (a step raised an error)
     STEP = "step"  # sequences, tokens, duration_ns
+    ALL_REDUCED = "all_reduced"  # bytes (that each rank put in), duration_ns
+    ALL_GATHERED = "all_gathered"  # bytes, duration_ns
+    BROADCAST = "broadcast"  # bytes, duration_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,11 +42,12 @@ import time
 import torch
 
 from minigen import LLM, SamplingParams
-from minigen.errors import PartError
+from minigen.errors import RequestError
 from minigen.teach import Claim, check, load_model, mark, measured, show, verdicts
 from minigen.teach.hunting import hunt
 from minigen.teach.recording import recorded_heads
 from minigen.teach.sharing import enter, make_manager, visit
+from minigen.teach.toy_engine import serve_toy
 from minigen.viz.explore import explore, picture
 from minigen.viz.radix_tree import radix_tree
 from minigen.viz.replay import replay
@@ -55,7 +56,7 @@ from minigen.viz.tree_states import tree_states
 
 BLOCK = 16
 alone = load_model(weights="float32", prefix_cache=False)
-greedy = SamplingParams(temperature=0, max_tokens=12)
+greedy = SamplingParams(temperature=0, max_tokens=10)
 
 # %% [markdown]
 # ## A number that hurts
@@ -549,7 +550,8 @@ print(f"{work.tokens_cached} tokens found, {work.tokens_prefilled} computed")
 #
 # Find the mistake. Pin it first: a test that fails on this cache, and passes on every right one.
 # Then mend the cache, here in this cell. Your test is judged as well, on caches that are right and
-# on some with a mistake of the same family.
+# on some with a mistake of the same family. `serve_toy` runs the real engine around a toy model,
+# whose next token follows from all that it reads.
 #
 # It happened. nano-vllm crashed on prompts of exactly one block (issue 114); InfiniLM mended the
 # same (pull request 381) and names SGLang's rule for it; vLLM's way is in its pull request 11186.
@@ -643,12 +645,12 @@ def test_prefix_cache(PrefixCache: Any) -> None:
 
 # %%
 hunt(23, test=test_prefix_cache, mended=ChainedPrefixCache)
-asked = load_model(weights="float32", prefix_cache=ChainedPrefixCache)
-for _ in range(2):
+for question in ([5, 3, 8, 1, 2], [5, 3, 8, 1]):  # blocks have 4 tokens here
     try:
-        asked.generate(exact, SamplingParams(max_tokens=1))
-    except PartError as error:
-        print("the engine says:", error)
+        told = serve_toy([question] * 2, prefix_cache=ChainedPrefixCache, max_sequences=1)
+        print(f"{len(question)} tokens, asked twice:", *told.answers[1])
+    except RequestError as error:
+        print(f"{len(question)} tokens, asked twice:", error)
 
 # %% [markdown]
 # ## What the production engines do beyond this

@@ -205,7 +205,7 @@ explore(
     ),
     "Throughput rises to the end; goodput rises with it, and then falls.",
     ttft_ms=(50, 5000, 50, 500),
-    itl_ms=(40, 200, 5, 100),
+    itl_ms=(30, 100, 10, 100),
 )
 objectives = (Slo("ttft", 0.5), Slo("itl", 0.1))
 reports = {rate: report(each, objectives) for rate, each in offered.items()}

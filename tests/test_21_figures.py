@@ -4,15 +4,19 @@ import random
 import time
 from collections.abc import Mapping
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.collections import PolyCollection
 
+from minigen import LLM, SamplingParams
+from minigen.teach.using import using
 from minigen.trace import Event, EventKind
 from minigen.viz.block_map import block_map, news_of
 from minigen.viz.explore import png
 from minigen.viz.pool import PoolState, pool_states
+from tests.answers.blocks import ANSWERS
 from tests.bench import VOCAB, Bench, build
 
 ENGINES: dict[str, dict[str, Any]] = {
@@ -146,7 +150,7 @@ def test_news_are_told_in_words() -> None:
         Event(EventKind.FINISHED, 0, 5, {"output_tokens": 8, "stopped": 0}),
         Event(EventKind.ABORTED, 0, 6, {"output_tokens": 8}),
     ]
-    assert news_of(events, name=str) == "3 finds 2 blocks; 4 is preempted; 5 ends; 6 ends"
+    assert news_of(events, name=str, most=4) == "3 finds 2 blocks; 4 is preempted; 5 ends; 6 ends"
 
 
 def test_there_is_no_picture_of_a_step_that_there_was_not() -> None:
@@ -173,3 +177,22 @@ def test_a_drawing_keeps_up_with_playing() -> None:
         png(block_map(states, step, 64, 4))
         seconds.append(time.process_time() - begun)
     assert min(seconds) < 0.1
+
+
+def test_a_learners_allocator_and_copy_on_write_run_in_the_engine(
+    tiny_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    params = SamplingParams(n=3, seed=4, max_tokens=9, ignore_eos=True)
+    options: dict[str, Any] = {"weights": "float32", "num_blocks": 30, "block_size": 4}
+
+    def answer(llm: LLM) -> list[str]:
+        answers = llm.generate(["a beginning", "other"], params, progress=False)
+        return [choice.text for each in answers for choice in each.choices]
+
+    expected = answer(LLM.load(tiny_directory, **options))
+    for right in ANSWERS["BlockAllocator"].right:
+        assert answer(LLM.load(tiny_directory, **options, allocator=right)) == expected
+    for right in ANSWERS["copy_on_write"].right:
+        with using(21, copy_on_write=right):
+            assert answer(LLM.load(tiny_directory, **options)) == expected
+        assert "your copy_on_write was called" in capsys.readouterr().out

@@ -319,3 +319,25 @@ def test_a_package_part_is_imported_and_a_state_is_refused(
     assert text == "from minigen.teach.schedulers import ChunkingScheduler\n"
     with pytest.raises(ValueError, match=r"STATE is .* cannot be written"):
         save_part(cells.user_ns["Unsaved"], tmp_path / "not.py")
+
+
+@pytest.mark.parametrize("kind", [SeatScheduler, ChunkingScheduler, PreemptingScheduler])
+def test_the_exercises_schedulers_serve_a_model_with_shared_prefixes_and_forks(
+    tiny_directory: Path, kind: Any
+) -> None:
+    shared = "a beginning that they have in common, "
+    prompts = [shared + "first", "b", shared + "second", "else", shared + "first, and more"]
+    greedy = SamplingParams(temperature=0, max_tokens=7, ignore_eos=True)
+    answers = []
+    for scheduler in ("continuous", kind):
+        llm = LLM.load(
+            tiny_directory,
+            **{"weights": "float32", "scheduler": scheduler, "max_sequences": 3},
+            **{"block_size": 4, "num_blocks": 24, "max_batch_tokens": 64},
+        )
+        cold = llm.generate(prompts, greedy, progress=False)
+        warm = llm.generate(prompts, greedy, progress=False)
+        three = llm.generate(prompts[0], params(n=3))
+        answers.append([each.token_ids for each in [*cold, *warm, *three.choices]])
+        assert llm.kv_usage == 0
+    assert answers[0] == answers[1]

@@ -45,6 +45,9 @@ COUNTS: dict[EventKind, set[str]] = {
     EventKind.ABORTED: {"output_tokens"},
     EventKind.FAILED: {"output_tokens"},
     EventKind.STEP: {"sequences", "tokens", "duration_ns"},
+    EventKind.ALL_REDUCED: {"bytes", "duration_ns"},
+    EventKind.ALL_GATHERED: {"bytes", "duration_ns"},
+    EventKind.BROADCAST: {"bytes", "duration_ns"},
 }
 
 

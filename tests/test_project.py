@@ -57,6 +57,7 @@ ASSEMBLY = {
         "kernels.gpu.chooser",
         "gpu",
     ),
+    *("parallel.assembly", "parallel.worker", "parallel.workers"),
     *("hub", "hub_pip", "hub_wheel", "hub_huggingface", "download", "__init__"),
 }
 ASSEMBLY_FOLDERS = ("checked", "terminal", "viz", "teach")

@@ -191,7 +191,8 @@ class EngineThread:
         except Exception as error:
             with self._lock:
                 failed = [each for each, _ in self._deliver.values() if each.error is error]
-            if not failed:  # not one batch's fault: nothing can be relied on any more
+            # Not one batch's fault: nothing can be relied on any more.
+            if not failed or isinstance(error, EngineStoppedError):
                 raise
             logger.exception("a step failed, and %d requests with it", len(failed))
             for sequence in failed:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minigen.cache import paged
 from minigen.cache.blocks import BlockAllocator
 from minigen.cache.manager import BlockManager
 from minigen.engine.engine import Engine
@@ -29,8 +30,7 @@ def right_slots(
     block_ids: list[int], num_computed: int, num_new: int, block_size: int
 ) -> list[int]:
     """The slots of a sequence's next `num_new` tokens, where `num_computed` stand before them."""
-    positions = range(num_computed, num_computed + num_new)
-    return [block_ids[each // block_size] * block_size + each % block_size for each in positions]
+    return paged.slots_of(block_ids, range(num_computed, num_computed + num_new), block_size)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def likeliest(logits: Tensor, sequences: SequenceOf[Sequence]) -> list[SampledTo
     return [SampledToken(int(row.argmax())) for row in logits]
 
 
-def serve(
+def serve_toy(
     prompts: SequenceOf[SequenceOf[int]],
     *,
     scheduler: Any = ContinuousScheduler,

@@ -64,6 +64,9 @@ def engine_options(
     attend: Annotated[
         str, _option("Engine", "auto, torch, triton, or file.py:Name of your own.")
     ] = "auto",
+    tensor_parallel: Annotated[
+        int, _option("Engine", "Processes that hold a share of the model each.")
+    ] = 1,
     device: Annotated[str, _option("Engine", "cpu or cuda.")] = "cpu",
 ) -> None:
     """What a command that loads a model accepts; the names are `LLM.load`'s."""

@@ -1,5 +1,6 @@
 """`minigen serve`: models behind OpenAI's API."""
 
+import os
 from functools import partial
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -72,6 +73,8 @@ def serve(
     limits = guarding.limits()
     asked = [*([] if model is None else [model]), *(models or ())] or [DEFAULT_MODEL]
     names = _names(asked, served_names or asked)
+    if options["tensor_parallel"] > 1 and int(os.environ.get("RANK", 0)) > 0:
+        load_model(asked[0], **options)  # under torchrun: it follows rank 0, and ends with it
     loads = {name: partial(load_model, each, **options) for name, each in names.items()}
     page = MetricsPage(f"{metrics_prefix}:")
     hosted = ModelHost(loads, idle, [metrics_watcher(page)])

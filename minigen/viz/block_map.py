@@ -18,7 +18,8 @@ from minigen.viz.labels import draw_labels
 from minigen.viz.pool import PoolState
 from minigen.viz.style import CYCLE, FAINT, INK, QUIET, figure, title
 
-COLUMNS, MOST_LABELS = 16, 400
+COLUMNS, MOST_ROWS, MOST_LABELS = (8, 16, 32), 12, 400
+WIDTH, ROW, LANE = 5.3, 0.32, 0.3  # inches of the pool, and of a row of 16 blocks or a table
 HALF = 0.6  # of a block is filled: so is its middle
 DARK = 1.7  # the sum of a dark colour's red, green and blue, at most
 SIZE, GAP = 0.88, 0.06  # of a block's side, and half of what is left between two
@@ -44,9 +45,9 @@ def block_map(
         raise ValueError(f"There are {len(states)} steps: there is no step {step}.")
     num_lanes = max(max(state.lanes.values(), default=0) for state in states) + 1
     longest = max(max(map(len, state.tables.values()), default=1) for state in states)
-    columns = COLUMNS * (1 + (num_blocks > 12 * COLUMNS))
-    num_rows = -(-num_blocks // columns)
-    height = max(1.0 + 0.32 * num_rows * COLUMNS / columns, 1.0 + 0.3 * num_lanes)
+    room = max(ROW * min(-(-num_blocks // COLUMNS[1]), MOST_ROWS), LANE * num_lanes)
+    columns = min(COLUMNS, key=lambda each: abs(WIDTH / each - room / -(-num_blocks // each)))
+    num_rows, height = -(-num_blocks // columns), 1.0 + room
     made, (pool, tables) = figure(11, height, ncols=2, width_ratios=(1, 1))
     made.set_layout_engine("none")  # which takes half of the time
     bottom, top = 0.4 / height, 1 - 0.3 / height
@@ -67,7 +68,7 @@ def block_map(
     return made
 
 
-def news_of(events: SequenceOf[Event], name: Name = "request {}".format, most: int = 4) -> str:
+def news_of(events: SequenceOf[Event], name: Name = "request {}".format, most: int = 3) -> str:
     """What happened, in words; the first few of it if there is much."""
     told = []
     for event in events:

@@ -178,7 +178,7 @@ def checks_the_pool_first(allocator: Any, table: list[int], index: int) -> Any:
     [new] = allocator.allocate(1)
     allocator.release(iter([old]))
     table[index : index + 1] = [new]
-    return [old, new]
+    return (old, new)
 
 
 def takes_first(allocator: Any, table: list[int], index: int) -> Any:

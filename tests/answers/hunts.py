@@ -6,7 +6,7 @@ from typing import Any
 
 from minigen.cache.blocks import BlockAllocator
 from minigen.teach.hunts import full_hit, preempted, slots
-from minigen.teach.toy_engine import right_slots, serve
+from minigen.teach.toy_engine import right_slots, serve_toy
 
 Test = Callable[[Any], object]
 
@@ -140,8 +140,8 @@ def asks_twice(Cache: Any) -> None:
 def in_the_toy_engine(Cache: Any) -> None:
     prompts = [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4]]
     for prompt in (*prompts, [1, 2, 3, 4, 5, 6, 7, 8]):
-        serve([*prompts, prompt], prefix_cache=Cache, max_sequences=1, max_tokens=5)
-    serve([prompts[1]] * 2, prefix_cache=Cache, max_sequences=1, max_tokens=1)
+        serve_toy([*prompts, prompt], prefix_cache=Cache, max_sequences=1, max_tokens=5)
+    serve_toy([prompts[1]] * 2, prefix_cache=Cache, max_sequences=1, max_tokens=1)
 
 
 def never_whole_blocks(Cache: Any) -> None:
@@ -208,41 +208,41 @@ PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [9, 9], [3, 1, 4, 1, 5, 9]]
 
 
 def whole_results(Scheduler: Any) -> None:
-    calm = serve(PROMPTS, scheduler=Scheduler)
-    short = serve(PROMPTS, scheduler=Scheduler, num_blocks=6)
+    calm = serve_toy(PROMPTS, scheduler=Scheduler)
+    short = serve_toy(PROMPTS, scheduler=Scheduler, num_blocks=6)
     assert short.num_preempted > 0
     assert short == calm
 
 
 def with_one_at_a_time(Scheduler: Any) -> None:
     for number, prompt in enumerate(PROMPTS):
-        (alone,) = serve([prompt], scheduler=Scheduler).told
+        (alone,) = serve_toy([prompt], scheduler=Scheduler).told
         for num_blocks in range(5, 12):
-            short = serve(PROMPTS, scheduler=Scheduler, num_blocks=num_blocks)
+            short = serve_toy(PROMPTS, scheduler=Scheduler, num_blocks=num_blocks)
             assert short.told[number] == alone == short.answers[number]
 
 
 def plenty_of_memory(Scheduler: Any) -> None:
-    assert serve(PROMPTS, scheduler=Scheduler) == serve(PROMPTS, scheduler=Scheduler)
+    assert serve_toy(PROMPTS, scheduler=Scheduler) == serve_toy(PROMPTS, scheduler=Scheduler)
 
 
 def answers_only(Scheduler: Any) -> None:
-    short = serve(PROMPTS, scheduler=Scheduler, num_blocks=6)
-    assert short.answers == serve(PROMPTS, scheduler=Scheduler).answers
+    short = serve_toy(PROMPTS, scheduler=Scheduler, num_blocks=6)
+    assert short.answers == serve_toy(PROMPTS, scheduler=Scheduler).answers
 
 
 def lengths_only(Scheduler: Any) -> None:
-    for answer in serve(PROMPTS, scheduler=Scheduler, num_blocks=6).answers:
+    for answer in serve_toy(PROMPTS, scheduler=Scheduler, num_blocks=6).answers:
         assert len(answer) == 12
 
 
 def forbids_preemption(Scheduler: Any) -> None:
-    assert serve(PROMPTS, scheduler=Scheduler, num_blocks=6).num_preempted == 0
+    assert serve_toy(PROMPTS, scheduler=Scheduler, num_blocks=6).num_preempted == 0
 
 
 def same_number_of_steps(Scheduler: Any) -> None:
-    short = serve(PROMPTS, scheduler=Scheduler, num_blocks=6)
-    assert short.num_steps == serve(PROMPTS, scheduler=Scheduler).num_steps
+    short = serve_toy(PROMPTS, scheduler=Scheduler, num_blocks=6)
+    assert short.num_steps == serve_toy(PROMPTS, scheduler=Scheduler).num_steps
 
 
 class TokensFromBoth(preempted.PlainScheduler):
@@ -288,7 +288,7 @@ CATCHES = {
         },
         (mended_by_size, *slots.HUNT.right.values()),
         {
-            "unchanged": slots.slots_of,
+            "unchanged": slots.next_slots,
             "the last block, whichever it is": mended_one_block_early,
             "takes the block after the last": mended_by_the_next_block,
             "returns nothing": returns_nothing,

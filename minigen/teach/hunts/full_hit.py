@@ -9,7 +9,7 @@ from minigen.protocols import BlockAllocator as Allocator
 from minigen.teach.checks import prefix as prefix_checks
 from minigen.teach.hunting import Hunt
 from minigen.teach.messages import expect_equal
-from minigen.teach.toy_engine import serve
+from minigen.teach.toy_engine import serve_toy
 
 Name = tuple[str | None, tuple[int, ...]]
 
@@ -144,8 +144,8 @@ class _LeavesOneOfAllKnown(ChainedPrefixCache):
 def the_engine_serves_a_prompt_twice(part: Any) -> None:
     """the same prompts again and again in the toy engine:"""
     prompts = [[5, 3, 8, 1], [5, 3, 8, 1, 9, 9, 2, 2], [5, 3, 8, 1, 4]] * 3
-    alone = [serve([prompt], max_tokens=3).answers[0] for prompt in prompts]
-    found = serve(prompts, prefix_cache=part, max_tokens=3, max_sequences=2).answers
+    alone = [serve_toy([prompt], max_tokens=3).answers[0] for prompt in prompts]
+    found = serve_toy(prompts, prefix_cache=part, max_tokens=3, max_sequences=2).answers
     expect_equal(found, alone, "the answers to nine requests, of which six ask what was asked")
 
 

@@ -9,7 +9,7 @@ from minigen.engine.scheduler import ContinuousScheduler
 from minigen.sequence import Chunk, SampledToken, Sequence, samples_of
 from minigen.teach.hunting import Hunt
 from minigen.teach.messages import expect, expect_equal
-from minigen.teach.toy_engine import serve
+from minigen.teach.toy_engine import serve_toy
 
 
 class PlainScheduler:
@@ -72,12 +72,12 @@ class PlainScheduler:
 def test_scheduler(Scheduler: Any) -> None:
     """Assert what holds for every right scheduler, and does not for the one above.
 
-    `serve(prompts, scheduler=Scheduler, num_blocks=...)` of minigen.teach.toy_engine serves it.
+    `serve_toy(prompts, scheduler=Scheduler, num_blocks=...)` of minigen.teach.toy_engine serves it.
     """
     prompts = [[1, 2, 3], [4, 5, 6, 7, 8], [9, 9], [3, 1, 4, 1, 5, 9]]
-    undisturbed = serve(prompts, scheduler=Scheduler, num_blocks=100)
+    undisturbed = serve_toy(prompts, scheduler=Scheduler, num_blocks=100)
     for num_blocks in (5, 7, 9):
-        tight = serve(prompts, scheduler=Scheduler, num_blocks=num_blocks)
+        tight = serve_toy(prompts, scheduler=Scheduler, num_blocks=num_blocks)
         assert tight.answers == undisturbed.answers
         assert tight.told == undisturbed.told
 
@@ -130,9 +130,9 @@ PROMPTS = ([5, 3, 8], [9, 9, 1, 4, 7], [2, 6], [1, 1, 1, 1], [7, 7, 7, 2, 2, 2, 
 
 def answers_do_not_depend_on_memory(part: Any) -> None:
     """five requests in pools of all sizes that hold the longest:"""
-    right = serve(PROMPTS)
+    right = serve_toy(PROMPTS)
     for num_blocks in range(5, 24):
-        found = serve(PROMPTS, scheduler=part, num_blocks=num_blocks)
+        found = serve_toy(PROMPTS, scheduler=part, num_blocks=num_blocks)
         for number, answer in enumerate(right.answers):
             what = f"the answer to request {number}, with {num_blocks} blocks"
             expect_equal(found.answers[number], answer, what)
@@ -141,9 +141,9 @@ def answers_do_not_depend_on_memory(part: Any) -> None:
 
 def it_still_runs_them_side_by_side(part: Any) -> None:
     """requests share steps, and one is preempted when memory lacks, as before:"""
-    found = serve(PROMPTS, scheduler=part, num_blocks=9)
+    found = serve_toy(PROMPTS, scheduler=part, num_blocks=9)
     expect(found.num_preempted > 0, "nobody was preempted with 9 blocks; somebody should be.")
-    one_by_one = sum(serve([prompt]).num_steps for prompt in PROMPTS)
+    one_by_one = sum(serve_toy([prompt]).num_steps for prompt in PROMPTS)
     expect(
         found.num_steps < one_by_one,
         f"took {found.num_steps} steps; it should take fewer than the {one_by_one} one by one.",
@@ -171,8 +171,8 @@ HUNT = Hunt(
     (
         "What should an answer depend on, and what not? Serve the same prompts with much memory "
         "and with little.",
-        "serve() returns num_preempted: a pool in which nobody is preempted tests nothing. And it "
-        "returns `answers` and `told`; look at both.",
+        "serve_toy() returns num_preempted: a pool in which nobody is preempted tests nothing. It "
+        "returns `answers` and `told`, too; look at both.",
         "A preempted request has lost its keys and values, nothing else. What must be computed "
         "again: the prompt, or the prompt and all that was written?",
     ),

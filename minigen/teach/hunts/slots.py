@@ -5,12 +5,12 @@ from typing import Any
 
 from minigen.teach.hunting import Hunt
 from minigen.teach.messages import expect_equal
-from minigen.teach.toy_engine import right_slots, serve
+from minigen.teach.toy_engine import right_slots, serve_toy
 
 SlotsOf = Callable[[list[int], int, int, int], list[int]]
 
 
-def slots_of(block_ids: list[int], num_computed: int, num_new: int, block_size: int) -> list[int]:
+def next_slots(block_ids: list[int], num_computed: int, num_new: int, block_size: int) -> list[int]:
     """The slots of a sequence's next `num_new` tokens; `num_computed` of it stand before them.
 
     A slot is `block_id * block_size + offset`; `block_ids` hold all of these tokens.
@@ -27,13 +27,13 @@ def slots_of(block_ids: list[int], num_computed: int, num_new: int, block_size: 
     return slots
 
 
-def test_slots(slots_of: SlotsOf) -> None:
-    """Assert what holds for every right `slots_of`, and does not for the one above."""
+def test_slots(next_slots: SlotsOf) -> None:
+    """Assert what holds for every right `next_slots`, and does not for the one above."""
     block_ids = [7, 2, 9]
     every = [28, 29, 30, 31, 8, 9, 10, 11, 36, 37, 38, 39]
     for num_computed in range(12):
         for num_new in range(1, 13 - num_computed):
-            found = slots_of(block_ids, num_computed, num_new, 4)
+            found = next_slots(block_ids, num_computed, num_new, 4)
             assert list(found) == every[num_computed : num_computed + num_new]
 
 
@@ -111,15 +111,15 @@ def every_token_has_its_own_slot(part: Any) -> None:
 def answers_together_are_answers_alone(part: Any) -> None:
     """requests side by side in the toy engine:"""
     prompts = [[5, 3, 8], [9, 9, 1, 4, 7], [2, 6], [1, 1, 1, 1]]
-    alone = [serve([prompt]).answers[0] for prompt in prompts]
-    together = serve(prompts, slots_of=part).answers
+    alone = [serve_toy([prompt]).answers[0] for prompt in prompts]
+    together = serve_toy(prompts, slots_of=part).answers
     for number, (found, right) in enumerate(zip(together, alone, strict=True)):
         expect_equal(found, right, f"the answer to request {number} beside three others")
 
 
 HUNT = Hunt(
     "slots",
-    slots_of,
+    next_slots,
     test_slots,
     right_slots,
     {"one that walks from slot to slot": _by_walking, "one that lists all slots": _from_all_slots},
@@ -148,7 +148,7 @@ HUNT = Hunt(
     "**The report.** *Answers begin well and go astray after a while; how soon depends on the "
     "length of the prompt. Beside other requests, even such answers go astray as were right alone. "
     "Prompts are read rightly, and nothing is raised.* MinivLLM computed the slot of a decode step "
-    "from the number of tokens in the last block, as `slots_of` does here (its issue 76). ONNX "
+    "from the number of tokens in the last block, as `next_slots` does here (its issue 76). ONNX "
     "Runtime GenAI once wrote every decoded token one slot too far, and read a slot that nobody "
     "had written (pull request 2354).",
 )

@@ -1,0 +1,120 @@
+"""What messages between ranks cost here: `python benchmarks/41_tensor_parallel.py`.
+
+Two and three processes of this machine sum tensors of growing size over gloo: the time of one
+all-reduce is that of a ring's turns: each has a latency and its bytes, fitted to the medians. Then
+the default model in float32 takes steps of one token and of eight, whole and split over 3 ranks
+(it has 9 query heads and 3 KV heads, so 2 cannot share it), with a thread for each rank; the
+messages of a step are counted, and the time in them is measured.
+
+Ranks on one machine share its cores and its memory, so what a split gains on several devices
+cannot be seen here; what its messages cost, can.
+"""
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import json_option, random_prompts, write_results
+
+from minigen import LLM, SamplingParams
+from minigen.parallel.comm import Comm, MessageCounters, local_comm
+from minigen.teach.message_cost import fit_link
+from minigen.trace import Event, EventKind
+
+SIZES = [2**power for power in range(8, 25, 2)]  # bytes
+REPEATS = 40
+RANKS_OF_MODEL = 3
+STEPS = 40
+
+
+def sum_all(comm: Comm) -> dict[int, float]:
+    """Median seconds of an all-reduce by its bytes; every rank calls it."""
+    torch.set_num_threads(1)
+    medians = {}
+    for num_bytes in SIZES:
+        x, seconds = torch.zeros(num_bytes // 4), []
+        for _ in range(REPEATS):
+            begun = time.perf_counter()
+            comm.all_reduce(x)
+            seconds.append(time.perf_counter() - begun)
+        medians[num_bytes] = statistics.median(seconds)
+    return medians
+
+
+def of_group(num_ranks: int) -> dict[str, Any]:
+    """Times among so many processes of this machine, and the line through them."""
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = str(Path(folder) / "meeting")
+        others = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--rank", str(rank), str(num_ranks), meeting]
+            )
+            for rank in range(1, num_ranks)
+        ]
+        medians = sum_all(local_comm(0, num_ranks, Path(meeting)))
+        for other in others:
+            other.wait()
+    link = fit_link("this machine", medians, num_ranks)
+    return {
+        "seconds_by_bytes": medians,
+        "seconds_of_a_turn": link.latency,
+        "bytes_per_second": link.bandwidth,
+    }
+
+
+def of_model(num_ranks: int, at_once: int) -> dict[str, Any]:
+    """Decoding steps of `at_once` requests: their median time, and the messages in one."""
+    llm = LLM.load(weights="float32", threads=num_ranks, tensor_parallel=num_ranks)
+    steps: list[float] = []
+
+    def look(event: Event) -> None:
+        if event.kind is EventKind.STEP and event.counts["tokens"] == at_once:
+            steps.append(event.counts["duration_ns"] / 1e9)
+
+    prompts = random_prompts(at_once, 32, seed=41)
+    params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True)
+    counters = MessageCounters()
+    with llm.trace.heard_by(look), llm.trace.heard_by(counters):
+        llm.generate(prompts, params, progress=False)
+    llm.close()
+    return {
+        "step_seconds": statistics.median(steps),
+        "messages_per_step": {k: n / STEPS for k, n in counters.num_messages.items()},
+        "bytes_in_all": counters.num_bytes,
+        "share_of_time_in_messages": sum(counters.seconds.values()) / sum(steps),
+    }
+
+
+def main() -> None:
+    """Measure, print, and write JSON if asked."""
+    groups = {str(num_ranks): of_group(num_ranks) for num_ranks in (2, 3)}
+    for num_ranks, found in groups.items():
+        print(
+            f"{num_ranks} ranks: {1e6 * found['seconds_of_a_turn']:.0f} µs a turn, "
+            f"{found['bytes_per_second'] / 1e9:.2f} GB/s"
+        )
+    steps = {
+        f"{num_ranks} ranks, {at_once} at once": of_model(num_ranks, at_once)
+        for num_ranks in (1, RANKS_OF_MODEL)
+        for at_once in (1, 8)
+    }
+    for name, found in steps.items():
+        print(
+            f"{name}: {1e3 * found['step_seconds']:.1f} ms a step, "
+            f"{found['share_of_time_in_messages']:.0%} of it in messages"
+        )
+    path = json_option()
+    if path is not None:
+        write_results(path, {"all_reduce": groups, "steps": steps, "settings": {"steps": STEPS}})
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--rank"]:
+        sum_all(local_comm(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])))
+    else:
+        main()

@@ -1,0 +1,1 @@
+"""One model on several devices: who holds what, and the messages between them."""

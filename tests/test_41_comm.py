@@ -1,0 +1,109 @@
+"""Messages between ranks: the same sums over threads, over processes and alone; all counted."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from minigen.errors import WorkerError
+from minigen.parallel.comm import (
+    Comm,
+    MessageCounters,
+    SoloComm,
+    ThreadComm,
+    TracedComm,
+    local_comm,
+    run_ranks,
+)
+from minigen.trace import Trace
+
+# What one rank does; the same text runs in threads and in processes.
+PEER = """
+import sys
+from pathlib import Path
+from minigen.parallel.comm import local_comm
+from tests.test_41_comm import exchange
+exchange(local_comm(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])))
+"""
+
+
+def exchange(comm: Comm) -> list[Tensor]:
+    """One message of each kind, in each type that the model sends."""
+    own = torch.full((2, 3), 1.0 + comm.rank)
+    return [
+        comm.all_reduce(own.clone()),
+        comm.all_reduce(own.to(torch.bfloat16)),
+        comm.all_gather(own.clone()),
+        comm.broadcast(torch.tensor([comm.rank + 5, 7])),
+    ]
+
+
+def over_threads(num_ranks: int, _: Path) -> list[Tensor]:
+    everybodys = run_ranks(num_ranks, exchange)
+    for theirs in everybodys[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(everybodys[0], theirs, strict=True))
+    return everybodys[0]
+
+
+def over_processes(num_ranks: int, meeting: Path) -> list[Tensor]:
+    peers = [
+        subprocess.Popen([sys.executable, "-c", PEER, str(rank), str(num_ranks), str(meeting)])
+        for rank in range(1, num_ranks)
+    ]
+    try:
+        return exchange(local_comm(0, num_ranks, meeting))
+    finally:
+        assert [peer.wait(timeout=60) for peer in peers] == [0] * (num_ranks - 1)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("over", [over_threads, over_processes])
+def test_every_rank_gets_sums_pieces_in_order_and_what_rank_0_says(
+    over: Callable[[int, Path], list[Tensor]], num_ranks: int, tmp_path: Path
+) -> None:
+    summed, halves, gathered, said = over(num_ranks, tmp_path / "meeting")
+    total = float(sum(range(1, num_ranks + 1)))
+    assert torch.equal(summed, torch.full((2, 3), total))
+    assert halves.dtype == torch.bfloat16
+    assert torch.equal(halves.float(), summed)
+    assert gathered.tolist() == [[1.0 + r for r in range(num_ranks) for _ in range(3)]] * 2
+    assert said.tolist() == [5, 7]
+
+
+def test_one_rank_alone_keeps_what_it_has() -> None:
+    summed, halves, gathered, said = exchange(SoloComm())
+    assert torch.equal(summed, torch.ones(2, 3))
+    assert torch.equal(halves.float(), summed)
+    assert torch.equal(gathered, summed)
+    assert said.tolist() == [5, 7]
+
+
+def test_a_rank_that_fails_leaves_nobody_waiting() -> None:
+    def work(comm: ThreadComm) -> None:
+        if comm.rank == 1:
+            raise ValueError("rank 1 fell over")
+        with pytest.raises(WorkerError, match="did not come"):
+            comm.all_reduce(torch.ones(1))
+
+    with pytest.raises(ValueError, match="rank 1 fell over"):
+        run_ranks(3, work)
+
+
+def test_messages_are_told_with_their_bytes_when_somebody_listens() -> None:
+    trace, counters = Trace(), MessageCounters()
+    comm = TracedComm(SoloComm(), trace)
+    exchange(comm)
+    with trace.heard_by(counters):
+        exchange(comm)
+    assert counters.num_messages == {"all_reduced": 2, "all_gathered": 1, "broadcast": 1}
+    assert counters.num_bytes == {"all_reduced": 24 + 12, "all_gathered": 24, "broadcast": 16}
+    assert set(counters.seconds) == set(counters.num_messages)
+
+
+@pytest.mark.parametrize("make", [SoloComm, lambda: TracedComm(SoloComm(), Trace())])
+def test_all_of_them_are_comms(make: Callable[[], object]) -> None:
+    assert isinstance(make(), Comm)

@@ -1,0 +1,86 @@
+"""The cost model says what its arithmetic says; figures show who holds what, and each message."""
+
+from dataclasses import replace
+
+import pytest
+
+from minigen.config import ModelConfig
+from minigen.teach.budget import SHAPES
+from minigen.teach.message_cost import LINKS, Link, fit_link, split_step_seconds
+from minigen.teach.roofline import MACHINES, Machine
+from minigen.viz.ranks import allowed, message_times, speed_ups, who_holds_what
+
+H100, LLAMA_70B = MACHINES["H100 SXM"], SHAPES["Llama-3-70B"]
+CONFIG = ModelConfig(
+    "llama", 49152, 576, 30, 9, 3, 64, 1536, 8192, 1e-5, 1e5, 1.0, None,
+    True, False, False, False, False, (None,) * 30, 1, (2,),
+)  # fmt: skip
+
+
+def test_a_small_message_costs_turns_and_a_large_one_its_bytes() -> None:
+    link = Link("some", latency=1.0, bandwidth=10.0)
+    assert link.all_reduce_seconds(100, 1) == 0
+    assert link.all_reduce_seconds(0, 8) == 6  # a tree of three levels, up and down
+    assert link.all_reduce_seconds(8000, 8) == 14 * (1 + 100)  # a ring, an eighth at each turn
+
+
+def test_a_link_is_found_again_from_its_times() -> None:
+    link = Link("here", latency=20e-6, bandwidth=2e9)
+    turns = {size: 4 * (20e-6 + size / 3 / 2e9) for size in (256, 4096, 2**20, 2**24)}
+    found = fit_link("here", turns, 3)
+    assert found.latency == pytest.approx(link.latency)
+    assert found.bandwidth == pytest.approx(link.bandwidth)
+
+
+def test_work_is_dealt_out_and_messages_are_not() -> None:
+    work, messages = split_step_seconds(LLAMA_70B, H100, LINKS["NVLink 4"], 8, 1, 1024)
+    whole, none = split_step_seconds(LLAMA_70B, H100, LINKS["NVLink 4"], 1, 1, 1024)
+    assert work == pytest.approx(whole / 8)
+    assert none == 0
+    one = LINKS["NVLink 4"].all_reduce_seconds(LLAMA_70B.hidden * 2, 8)
+    assert messages == pytest.approx((2 * LLAMA_70B.layers + 1) * one)
+
+
+def test_a_slow_network_makes_ranks_slower_than_one() -> None:
+    fast = allowed(SHAPES["SmolLM2-135M"], H100, LINKS["NVLink 4"], (1, 8), 1, 1024)
+    slow = allowed(SHAPES["SmolLM2-135M"], H100, LINKS["Ethernet 25 Gbit/s"], (1, 8), 1, 1024)
+    assert fast[1] == slow[1] == 1
+    assert slow[8] < 1
+    assert slow[8] < fast[8] < 8
+    large = allowed(LLAMA_70B, H100, LINKS["NVLink 4"], (8,), 1, 1024)
+    assert large[8] > 5
+
+
+def words(drawn) -> list[str]:
+    return [text.get_text() for text in drawn.axes[0].texts]
+
+
+@pytest.mark.parametrize(("kv_heads", "expected"), [(3, "head 2"), (1, "head 0")])
+def test_the_drawing_names_heads_tokens_and_units_of_every_rank(
+    kv_heads: int, expected: str
+) -> None:
+    drawn = words(who_holds_what(replace(CONFIG, kv_heads=kv_heads), 3))
+    assert drawn.count("tokens 32,768-49,151") == 2  # of the embedding and of the head
+    assert drawn.count("units 1,024-1,535") == 2
+    assert "heads 6-8" in drawn
+    assert expected in drawn
+    assert sum(each.startswith("all-reduce") for each in drawn) == 3
+    assert sum(each.startswith("all-gather") for each in drawn) == 1
+
+
+def test_curves_are_the_numbers_that_they_are_given() -> None:
+    made = speed_ups(LLAMA_70B, H100, list(LINKS.values()))
+    curves = made.axes[0].get_lines()
+    ranks = (1, 2, 4, 8)
+    for link, curve in zip(LINKS.values(), curves[1:], strict=False):
+        expected = allowed(LLAMA_70B, H100, link, ranks, 1, 1024)
+        assert list(curve.get_ydata()) == list(expected.values())
+    times = {256: 50e-6, 2**20: 2e-3}
+    points = message_times({2: times}, {2: Link("here", 20e-6, 1e9)}).axes[0].get_lines()[0]
+    assert list(points.get_ydata()) == pytest.approx([50, 2000])
+
+
+def test_a_machine_of_no_speed_at_all_gains_all_that_there_is() -> None:
+    slow = Machine("slow", bandwidth=1.0, flops=1.0)
+    found = allowed(LLAMA_70B, slow, LINKS["Ethernet 25 Gbit/s"], (4,), 1, 1)
+    assert found[4] == pytest.approx(4, rel=1e-3)
