@@ -22,7 +22,7 @@ def main(chips: list[str], head_dims: list[int]) -> None:
     for chip in chips:
         launches = small_launches()
         for head_dim in head_dims:
-            own = head_launches(head_dim, on_amd=chip.startswith("gfx"))
+            own = head_launches(head_dim, wide_tiles=chip == "sm_90")
             launches |= {f"{name}, {head_dim}": each for name, each in own.items()}
         for name, launch in launches.items():
             for code in machine_code(chip, launch):

@@ -42,7 +42,7 @@ def small_launches() -> dict[str, Callable[[], object]]:
     }
 
 
-def head_launches(head_dim: int, on_amd: bool) -> dict[str, Callable[[], object]]:
+def head_launches(head_dim: int, wide_tiles: bool) -> dict[str, Callable[[], object]]:
     """The kernels of attention, for heads of this width, four to a KV head."""
     q_heads, kv_heads = 32, 8
     qkv = empty(TOKENS, (q_heads + 2 * kv_heads) * head_dim)
@@ -58,7 +58,7 @@ def head_launches(head_dim: int, on_amd: bool) -> dict[str, Callable[[], object]
         ),
         "decode": lambda: paged_decode_triton(one, *contexts),
         "decode, split": lambda: paged_decode_triton(one, *contexts, splits=16),
-        "prefill": lambda: flash_prefill_triton(q, *prefill, TOKENS, on_amd=on_amd),
-        "prefill of few": lambda: flash_prefill_triton(q, *prefill, most_new=33),
-        "prefill in a window": lambda: flash_prefill_triton(q, *prefill, TOKENS, 4096, on_amd),
+        "prefill": lambda: flash_prefill_triton(q, *prefill, TOKENS, wide_tiles=wide_tiles),
+        "prefill of few": lambda: flash_prefill_triton(q, *prefill, 33, None, wide_tiles),
+        "prefill in a window": lambda: flash_prefill_triton(q, *prefill, TOKENS, 4096, wide_tiles),
     }

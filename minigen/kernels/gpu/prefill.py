@@ -14,7 +14,15 @@ from torch import Tensor
 
 from minigen.model.attention import attention_naive
 
-ON_AMD = torch.version.hip is not None
+
+def has_wide_products() -> bool:
+    """Whether tiles of 64 keys fit: Hopper's and Blackwell's large chips multiply from shared
+    memory, all others from registers, of which 128 queries then take too many."""
+    nvidia = torch.cuda.is_available() and torch.version.hip is None
+    return nvidia and torch.cuda.get_device_capability()[0] in (9, 10)
+
+
+WIDE_TILES = has_wide_products()
 
 
 @triton.jit
@@ -184,21 +192,21 @@ def flash_prefill_triton(
     lengths: Tensor,
     most_new: int,
     window: int | None = None,
-    on_amd: bool = ON_AMD,
+    wide_tiles: bool = WIDE_TILES,
 ) -> Tensor:
     """`q` (tokens x q_heads x head_dim, contiguous), packed, each sequence over its own context.
 
     Sequence i's queries are rows `starts[i]` to `starts[i + 1]`, at most `most_new`, and the last
     of its `lengths[i]` positions; their own keys and values are in the pool already. The rest is as
-    in `paged_decode_triton`. Rows before `starts[0]` are left unwritten. Tiles of 128 queries do
-    not fit into the registers `on_amd`.
+    in `paged_decode_triton`. Rows before `starts[0]` are left unwritten. `wide_tiles` are
+    of 64 keys instead of 32, where the chip has room for them.
     """
     q_heads, head_dim = q.shape[1:]
     _, block_size, kv_heads, _ = keys.shape
     mixed = torch.empty_like(q)
     block_d = max(triton.next_power_of_2(head_dim), 16)
     narrow = keys.dtype.itemsize > 2 or block_d > 128
-    block_m = 128 if most_new > 64 and not narrow and not on_amd else 64
+    block_m = 128 if most_new > 64 and not narrow else 64
     flash_prefill_kernel[(triton.cdiv(most_new, block_m), q_heads, len(lengths))](
         q,
         keys,
@@ -218,7 +226,7 @@ def flash_prefill_triton(
         WINDOWED=window is not None,
         BLOCK_D=block_d,
         BLOCK_M=block_m,
-        BLOCK_N=32 if narrow else 64,
+        BLOCK_N=64 if wide_tiles and not narrow else 32,
         num_warps=8 if block_m == 128 else 4,
         num_stages=2,
     )
