@@ -359,9 +359,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from minigen.cache.paged import CPU
+
 
 class KVPool:
-    """The memory of all blocks, block 0 included."""
+    """The memory of all blocks, block 0 included, on one device."""
 
     def __init__(
         self,
@@ -371,6 +373,7 @@ class KVPool:
         block_size: int,
         head_dim: int,
         dtype: torch.dtype,
+        device: torch.device = CPU,
     ):
         raise NotImplementedError  # your turn
 
