@@ -11,8 +11,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import torch
+import torch.distributed as dist
 
 from minigen.cache.manager import BlockManager
 from minigen.cache.paged import KVPool
@@ -53,7 +55,7 @@ def lead(
     """
     connect: Callable[[], Comm]
     watch: Callable[[WorkerError | None], None] = _nobody_to_watch
-    close: Callable[[], None] = _nobody_to_close
+    close: Callable[[], None]
     if torchrun_rank() is None:
         workers = Workers(num_ranks)
         connect = partial(local_comm, 0, num_ranks, workers.meeting)
@@ -62,8 +64,8 @@ def lead(
         joined = _joined(num_ranks)
         if joined.rank > 0:
             follow_lead(joined, checkpoint)
-            sys.exit(0)
-        connect = partial(_itself, joined)
+            leave()
+        connect, close = partial(_itself, joined), dist.destroy_process_group
     try:
         hand = CommThread(lambda: TracedComm(connect(), trace), watch)
         runner = hand.call(partial(_load_together, checkpoint, settings))
@@ -82,6 +84,14 @@ def follow_lead(comm: Comm, checkpoint: Checkpoint | None = None) -> None:
     runner = _load(checkpoint or open_checkpoint(Path(settings.path)), settings, comm)
     _wait_for_all(comm)
     follow(runner, comm)
+
+
+def leave() -> NoReturn:
+    """End this process, whose rank 0 has ended, without taking gloo's threads apart: those may
+    be in the middle of something, and would abort it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def torchrun_rank() -> int | None:
@@ -142,7 +152,3 @@ def _wait_for_all(comm: Comm) -> None:
 
 def _nobody_to_watch(error: WorkerError | None) -> None:
     """`torchrun` watches the ranks that it started."""
-
-
-def _nobody_to_close() -> None:
-    """`torchrun` ends the ranks that it started."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Thread
 
 from minigen.errors import WorkerError
-from minigen.parallel.assembly import follow_lead
+from minigen.parallel.assembly import follow_lead, leave
 from minigen.parallel.comm import local_comm
 from minigen.parallel.workers import LOST_ANOTHER
 
@@ -24,6 +24,7 @@ def main() -> None:
     except WorkerError as error:
         print(error, file=sys.stderr, flush=True)
         os._exit(LOST_ANOTHER)
+    leave()
 
 
 def _end_with_rank_0() -> None:
