@@ -42,9 +42,11 @@ import torch
 from minigen import SamplingParams
 from minigen.model.attention import attention
 from minigen.teach import Claim, check, load_model, mark, measured, show, using, verdicts
+from minigen.teach.hunting import hunt
 from minigen.teach.measuring import best_seconds
 from minigen.teach.reserving import ReservingScheduler
 from minigen.teach.texts import QUESTIONS
+from minigen.teach.toy_engine import serve_toy
 from minigen.trace import EventKind
 from minigen.viz.block_map import block_map
 from minigen.viz.pool import pool_states
@@ -401,6 +403,56 @@ mine = check(22, KVPool=KVPool)
 with using(22, KVPool=mine):  # an engine that runs layer by layer keeps its keys and values in it
     llm = load_model(weights="float32", num_blocks=64)
 print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).text)
+
+# %% [markdown]
+# ## A bug hunt
+#
+# `next_slots` below says where a sequence's next tokens go. It looks right, and is not. **The
+# report:** *answers begin well and go astray after a while; how soon depends on the length of the
+# prompt. Beside other requests, even such answers go astray as were right alone. Prompts are read
+# rightly, and nothing is raised.*
+#
+# Find the mistake. Pin it first: a test that fails on this function, and passes on every right one.
+# Then mend the function, here in this cell. Your test is judged as well, on functions that are
+# right and on some with a mistake of the same family. `serve_toy` runs the real engine around a toy
+# model, whose next token follows from all that it reads.
+#
+# It happened. MinivLLM computed the slot of a decode step in the way that stands here (its issue
+# 76); ONNX Runtime GenAI once wrote every decoded token one slot too far (pull request 2354).
+
+# %%
+# hunt: minigen.teach.hunts.slots
+from minigen.teach.toy_engine import SlotsOf
+
+
+def next_slots(block_ids: list[int], num_computed: int, num_new: int, block_size: int) -> list[int]:
+    """The slots of a sequence's next `num_new` tokens; `num_computed` of it stand before them.
+
+    A slot is `block_id * block_size + offset`; `block_ids` hold all of these tokens.
+    """
+    num_tokens = num_computed + num_new
+    if num_new == 1:  # a decode step: the last slot that is in use in the last block
+        num_in_last_block = num_tokens % block_size
+        last_block = block_ids[(num_tokens - 1) // block_size]
+        return [last_block * block_size + num_in_last_block - 1]
+    slots = []
+    for position in range(num_computed, num_tokens):
+        block, offset = divmod(position, block_size)
+        slots.append(block_ids[block] * block_size + offset)
+    return slots
+
+
+def test_slots(next_slots: SlotsOf) -> None:
+    """Assert what holds for every right `next_slots`, and does not for the one above."""
+    raise NotImplementedError  # your turn
+
+
+# %%
+hunt(22, test=test_slots, mended=next_slots)
+alone = serve_toy([[5, 3, 8]], slots_of=next_slots).answers[0]
+beside = serve_toy([[5, 3, 8], [9, 9, 1, 4, 7]], slots_of=next_slots).answers[0]
+print("alone: ", *alone)
+print("beside:", *beside)
 
 # %% [markdown]
 # ## What the production engines do beyond this

@@ -56,7 +56,7 @@ from minigen.viz.tree_states import tree_states
 
 BLOCK = 16
 alone = load_model(weights="float32", prefix_cache=False)
-greedy = SamplingParams(temperature=0, max_tokens=10)
+greedy = SamplingParams(temperature=0, max_tokens=12)
 
 # %% [markdown]
 # ## A number that hurts

@@ -48,9 +48,12 @@ from tempfile import mkdtemp
 from minigen import SamplingParams
 from minigen.teach import Claim, check, load_model, mark, measured, show, verdicts
 from minigen.teach.budget import SHAPES
+from minigen.teach.hunting import hunt
 from minigen.teach.reading import read_along
 from minigen.teach.roofline import MACHINES, decode_step
+from minigen.teach.saving import save_part
 from minigen.teach.texts import ALICE
+from minigen.teach.toy_engine import serve_toy
 from minigen.teach.traffic import Arrival, StepTime, random_arrivals, serve, simulate, token_times
 from minigen.viz.batching import gain, gains, spread, stutter
 from minigen.viz.explore import explore, picture
@@ -510,6 +513,10 @@ measured("static over continuous", static_seconds / continuous_seconds)
 #    to the first; build on your own if you like.)
 # 3. **Preemption**: room for now only, by `self.manager.begin` and `self.manager.reserve`, and
 #    somebody who gives way where `reserve` returns False.
+#
+# Then the third one goes into the engine, in a memory that is too small. (Until your own passes,
+# `mine` is the package's.) `save_part` writes it to a file with all that it uses; what it returns
+# is what `minigen serve --scheduler` takes.
 
 # %%
 # exercise: minigen.teach.schedulers.SeatScheduler
@@ -587,14 +594,6 @@ _, _, mine = check(
     PreemptingScheduler=PreemptingScheduler,
 )
 
-# %% [markdown]
-# Into the engine, in a memory that is too small. (Until your own passes, `mine` is the package's.)
-# `save_part` writes it to a file with all that it uses; what it returns is what
-# `minigen serve --scheduler` takes.
-
-# %%
-from minigen.teach.saving import save_part
-
 small = load(scheduler=mine, max_sequences=8, num_blocks=24, max_batch_tokens=64)
 served = serve(small, crowd, text_ids, step_time)
 print(f"{served.num_preempted} preempted, {served.num_steps} steps, by", end=" ")
@@ -602,6 +601,102 @@ print(small.describe()["scheduler"])
 name = save_part(mine, Path(mkdtemp()) / "mine.py")  # a path, a colon, and the class's name
 from_file = serve(load(scheduler=name, max_sequences=8), crowd[:3], text_ids, step_time)
 print("and from a file:", name.rpartition(":")[2], "answers", len(from_file.outputs), "requests")
+
+# %% [markdown]
+# ## A bug hunt
+#
+# The scheduler below is plain and complete, for one answer to each prompt. **The report:** *under
+# load, answers repeat themselves in the middle and then stop too early. The same questions, asked
+# again at night, get perfect answers.*
+#
+# Find the mistake. Pin it first: a test that fails on this scheduler, and passes on every right
+# one. Then mend it, here in this cell. `serve_toy(prompts, scheduler=..., num_blocks=...)` runs it
+# in the real engine around a toy model, whose next token follows from all that it reads. Your test
+# is judged as well, on schedulers that are right and on some with a mistake of the same family.
+#
+# It happened. FastDeploy prefilled only the prompt of a request that came back (pull request 3080);
+# vLLM's plugin for Gaudi did so too, and counted output tokens twice besides (pull request 524).
+
+# %%
+# hunt: minigen.teach.hunts.preempted
+from collections import deque
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+from minigen.cache.manager import BlockManager
+from minigen.sequence import Chunk, SampledToken, Sequence, samples_of
+
+
+class PlainScheduler:
+    """First come, first served; one answer to each prompt. The last to come makes room."""
+
+    def __init__(self, manager: BlockManager, max_sequences: int, max_batch_tokens: int):
+        self.manager = manager
+        self.max_sequences, self.max_batch_tokens = max_sequences, max_batch_tokens
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def next_batch(self) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        budget = self.max_batch_tokens
+        for sequence in list(self.running):
+            num_tokens = min(sequence.num_wanted, budget)
+            while sequence in self.running and not self.manager.reserve(sequence, num_tokens):
+                self.preempt(self.running[-1])
+            if sequence in self.running and num_tokens:
+                chunks.append(Chunk(sequence, num_tokens))
+                budget -= num_tokens
+        while self.waiting and budget and len(self.running) < self.max_sequences:
+            num_tokens = self.manager.begin(self.waiting[0], budget)
+            if num_tokens == 0:
+                break
+            self.running.append(self.waiting.popleft())
+            chunks.append(Chunk(self.running[-1], num_tokens))
+            budget -= num_tokens
+        return chunks
+
+    def preempt(self, victim: Sequence) -> None:
+        """Take its blocks; it begins anew as soon as there is room, before all who wait."""
+        self.running.remove(victim)
+        self.manager.release(victim)
+        victim.token_ids = list(victim.prompt_ids)
+        self.waiting.appendleft(victim)
+
+    def commit(
+        self, chunks: SequenceOf[Chunk], tokens: SequenceOf[SampledToken]
+    ) -> list[tuple[Sequence, SampledToken]]:
+        progress = list(zip(samples_of(chunks), tokens, strict=True))
+        for chunk in chunks:
+            self.manager.advance(chunk.sequence, chunk.num_tokens)
+        for sequence, token in progress:
+            sequence.append(token.token_id)
+            if sequence.finish_reason is not None:
+                self.abort(sequence)
+        return progress
+
+    def abort(self, sequence: Sequence) -> None:
+        self.manager.release(sequence)
+        for queue in (self.running, self.waiting):
+            if sequence in queue:
+                queue.remove(sequence)
+
+
+def test_scheduler(Scheduler: Any) -> None:
+    """Assert what holds for every right scheduler, and does not for the one above.
+
+    `serve_toy(prompts, scheduler=Scheduler, num_blocks=...)` of minigen.teach.toy_engine serves it.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+hunt(24, test=test_scheduler, mended=PlainScheduler)
+for num_blocks in (20, 5):
+    told = serve_toy([[5, 3, 8], [9, 9, 1, 4, 7]], scheduler=PlainScheduler, num_blocks=num_blocks)
+    print(f"{num_blocks:>2} blocks, {told.num_preempted} preempted:", *told.answers[1])
 
 # %% [markdown]
 # ## What the production engines do beyond this

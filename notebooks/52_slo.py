@@ -280,7 +280,7 @@ dashboard(
             *(Planned(at, draw_words(20, rng), 48) for at in constant(8, 16)),
             Planned(0.8, draw_words(3000, rng), 8),
         ],
-        "one_beginning_for_all": [
+        "same_beginning": [
             Planned(at, f"{system_prompt} {draw_words(10, rng)}", 16) for at in constant(6, 18)
         ],
     },
@@ -478,7 +478,9 @@ explore(
 # ## The measurement again, on the real server
 #
 # Take the first number back: four seats, and a step of up to 2,048 tokens. It is this machine's
-# engine now, so turn both knobs that the pictures ask for, and put the same load on it.
+# engine now, so turn both knobs that the pictures ask for, and put the same load on it. The stutter
+# should be gone. Who comes just behind the long text still waits while it is read, as under (2):
+# more seats do not make two cores read faster.
 
 # %%
 tuned = load_model(weights="int4", max_sequences=32, max_batch_tokens=128)
@@ -486,11 +488,11 @@ warm_up(tuned)
 with serving(tuned) as better:
     again = report(put_load(better.url, everybody))
     before = report(outcomes)
-measured("TTFT p50, before", before.ttft.p50, "s")
-measured("TTFT p50, after", again.ttft.p50, "s")
-measured("ratio", before.ttft.p50 / again.ttft.p50)
 measured("longest gap between two words, before", before.itl.max, "s")
 measured("longest gap, after", again.itl.max, "s")
+measured("ratio", before.itl.max / again.itl.max)
+measured("TTFT p99, before", before.ttft.p99, "s")
+measured("TTFT p99, after", again.ttft.p99, "s")
 
 # %% [markdown]
 # ## Your turn

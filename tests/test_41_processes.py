@@ -114,6 +114,14 @@ def test_an_interrupted_step_leaves_the_ranks_together(directory: Path) -> None:
         assert answers(llm, GREEDY) == before
 
 
+def test_a_failure_of_rank_0_in_a_step_ends_the_others_who_wait_for_it(directory: Path) -> None:
+    with split(directory, 2) as llm:
+        llm.engine.runner._runner.pool = None  # type: ignore[attr-defined]
+        with pytest.raises(WorkerError, match="Rank 0 failed in the middle of a step"):
+            llm.generate("abc", GREEDY)
+        assert workers_of(os.getpid()) == []
+
+
 def test_what_lets_go_of_the_model_ends_its_workers(directory: Path) -> None:
     with split(directory, 2) as llm:
         workers = workers_of(os.getpid())

@@ -143,7 +143,12 @@ class LeadRunner:
 
 def _run_together(runner: RankRunner, step: Step, comm: Comm) -> Tensor:
     send_step(comm, step)
-    return runner.run(step)
+    try:
+        return runner.run(step)
+    except WorkerError:
+        raise
+    except Exception as error:  # the others wait for a message that will not come
+        raise WorkerError(f"Rank 0 failed in the middle of a step: {error!r}.") from error
 
 
 def _end(hand: "CommThread", close: Callable[[], None]) -> None:

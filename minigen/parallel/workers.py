@@ -48,7 +48,8 @@ class Workers:
     def check(self, error: WorkerError | None = None) -> None:
         """Raises `WorkerError` if a worker has ended, and ends the others.
 
-        With an `error` that a rank had, wait a moment for the one that ended and caused it.
+        With an `error` that rank 0 had, wait a moment for the one that ended and caused it; if
+        none did, it is rank 0's own, and the end of all as well.
         """
         deadline = time.monotonic() + (0.0 if error is None else _GRACE)
         ended = self._ended()
@@ -56,6 +57,8 @@ class Workers:
             time.sleep(0.01)
             ended = self._ended()
         if not ended:
+            if error is not None:
+                self.close()
             return
         rank = min(ended, key=lambda rank: (ended[rank] == LOST_ANOTHER, rank))
         message = (

@@ -27,6 +27,7 @@ KEPT = "#b3b3b3"
 
 Colour = tuple[float, float, float]
 Name = Callable[[int], str]
+Place = tuple[float, float]
 
 
 def block_map(
@@ -110,7 +111,7 @@ class _Look:
         colour = to_rgb(CYCLE[lane % len(CYCLE)])
         return _paler(colour, 0.35 * (lane // len(CYCLE) % 2))
 
-    def draw(self, axes: Axes, places: Mapping[tuple[float, float], int]) -> None:
+    def draw(self, axes: Axes, places: Mapping[Place, int]) -> None:
         """Blocks at the corners (x, y) of their squares: faces, fills, hatches, ids."""
         squares, faces, fills, inks, shared, plates, under = [], [], [], [], [], [], []
         for (x, y), block_id in places.items():
@@ -152,7 +153,7 @@ class _Look:
 
 
 def _draw_pool(axes: Axes, look: _Look, num_blocks: int, columns: int, num_rows: int) -> None:
-    places = {
+    places: dict[Place, int] = {
         ((block_id - 1) % columns, (block_id - 1) // columns): block_id
         for block_id in range(1, num_blocks + 1)
     }
@@ -175,7 +176,7 @@ def _draw_pool(axes: Axes, look: _Look, num_blocks: int, columns: int, num_rows:
 
 
 def _draw_tables(axes: Axes, look: _Look, num_lanes: int, longest: int, name: Name) -> None:
-    places = {}
+    places: dict[Place, int] = {}
     width = max(longest, 12)
     for sequence_id, table in look.state.tables.items():
         lane = look.state.lanes[sequence_id]

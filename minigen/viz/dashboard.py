@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import httpx
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from prometheus_client.parser import text_string_to_metric_families
 
 from minigen.server.prompts import Planned
@@ -164,6 +165,7 @@ def panels(history: History) -> Figure:
         each.set_ylim(0, 1.05)
         each.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     for each in axes[1]:
+        each.xaxis.set_major_locator(MaxNLocator(5))
         each.set(xlabel="seconds", xlim=(min(times[0], -WINDOW), 0))
     return made
 

@@ -1,13 +1,10 @@
 """Chapter 22's hunt: in which slot of the cache a token goes, and where a block ends."""
 
-from collections.abc import Callable
 from typing import Any
 
 from minigen.teach.hunting import Hunt
 from minigen.teach.messages import expect_equal
-from minigen.teach.toy_engine import right_slots, serve_toy
-
-SlotsOf = Callable[[list[int], int, int, int], list[int]]
+from minigen.teach.toy_engine import SlotsOf, right_slots, serve_toy
 
 
 def next_slots(block_ids: list[int], num_computed: int, num_new: int, block_size: int) -> list[int]:
