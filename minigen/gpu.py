@@ -103,6 +103,7 @@ def gpu_runner(
     checkpoint: Checkpoint, options: EngineOptions, manager: BlockManager, num_blocks: int
 ) -> Runner:
     """The model on the GPU, its weights read straight into it, decode steps captured."""
+    from minigen.kernels.gpu.attend import DevicePool
     from minigen.kernels.gpu.model import device_linear, kernel_model
     from minigen.kernels.gpu.runner import GpuRunner, captured_sizes
 
@@ -111,7 +112,7 @@ def gpu_runner(
     model = build_transformer(config, checkpoint.tensors, DTYPE, make_linear)
     sizes = (config.kv_heads, options.block_size, config.head_dim)
     try:
-        pool = KVPool(config.num_layers, num_blocks, *sizes, DTYPE, device)
+        pool = DevicePool(config.num_layers, num_blocks, *sizes, DTYPE, device)
     except torch.cuda.OutOfMemoryError as error:
         raise OptionError(
             f"num_blocks {num_blocks} of {options.block_size} tokens each are more memory than the "

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from minigen.cache.blocks import BlockAllocator, blocks_needed
 from minigen.cache.manager import BlockManager
-from minigen.cache.paged import KVPool
 from minigen.engine.engine import Engine
 from minigen.engine.scheduler import ContinuousScheduler
+from minigen.kernels.gpu.attend import DevicePool
 from minigen.kernels.gpu.chooser import choose_on_device
 from minigen.kernels.gpu.model import KernelModel, kernel_model
 from minigen.kernels.gpu.runner import GpuRunner, captured_sizes
@@ -110,7 +110,7 @@ def make_engine(
         trace,
     )
     sizes = (shape.kv_heads, BLOCK_SIZE, shape.head_dim)
-    pool = KVPool(shape.layers, num_blocks, *sizes, DTYPE, CUDA)
+    pool = DevicePool(shape.layers, num_blocks, *sizes, DTYPE, CUDA)
     windows = [None] * shape.layers
     runner = GpuRunner(model, pool, manager, windows, 16_384, captured_sizes(max_sequences))
     scheduler = ContinuousScheduler(manager, max_sequences, 16_384)

@@ -21,7 +21,6 @@ from minigen.model.attention import attention
 from minigen.protocols import Attend
 
 POOL_AXES = ("layers", "2", "blocks", "block_size", "kv_heads", "head_dim")
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def slots_of(block_ids: SequenceOf[int], positions: Iterable[int], block_size: i
 
 
 class KVPool:
-    """The memory of all blocks, block 0 included, on one device."""
+    """The memory of all blocks, block 0 included."""
 
     def __init__(
         self,
@@ -66,15 +65,11 @@ class KVPool:
         block_size: int,
         head_dim: int,
         dtype: torch.dtype,
-        device: torch.device = CPU,
     ):
         self.block_size = block_size
         # Zeros, since what is masked away must not be NaN; straight from the system, whose pages
         # take no memory before they are written.
         shape = (layers, 2, num_blocks + 1, block_size, kv_heads, head_dim)
-        if device.type != "cpu":
-            self.kv = torch.zeros(shape, dtype=dtype, device=device)
-            return
         memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
         self.kv = torch.frombuffer(memory, dtype=dtype).view(shape)
 

@@ -1,5 +1,6 @@
 """Sequences of keys and values in scattered blocks, on whatever device kernels run on here."""
 
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -8,6 +9,12 @@ from torch import Tensor
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter's arithmetic in bfloat16 is wrong; a GPU is asked in what it will serve in.
 DTYPES = (torch.float16, torch.bfloat16) if DEVICE == "cuda" else (torch.float32, torch.float16)
+# Widths of heads with the dtypes that they are asked in: all of them where that takes no time.
+HEADS = (
+    list(product((64, 80, 96, 128), DTYPES))
+    if DEVICE == "cuda"
+    else list(zip((64, 80, 96, 128), 2 * DTYPES, strict=True))
+)
 LEAKED = 1e3  # what no sequence owns, so that it would show wherever it leaked
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 

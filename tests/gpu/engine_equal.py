@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minigen import LLM, SamplingParams
-from minigen.cache.paged import KVPool
+from minigen.kernels.gpu.attend import DevicePool
 from minigen.kernels.gpu.chooser import choose_on_device
 from minigen.kernels.gpu.model import kernel_model
 from minigen.kernels.gpu.runner import GpuRunner, fill, padding_batch
@@ -40,7 +40,8 @@ def test_the_runner_of_kernels_gives_the_logits_of_the_plain_one(directory: Path
     llm, expected = load(directory), load(directory)
     plain, config = llm.engine.runner, llm.config
     model = kernel_model(plain.model, config.max_positions, torch.device("cpu"))
-    pool = KVPool(*plain.pool.kv.shape[:1], 40, config.kv_heads, 16, config.head_dim, torch.float32)
+    sizes = (config.kv_heads, 16, config.head_dim)
+    pool = DevicePool(config.num_layers, 40, *sizes, torch.float32, torch.device("cpu"))
     runner = GpuRunner(model, pool, plain.manager, config.sliding_windows, 40, ())
     fixed = padding_batch(4, plain.manager.tables.shape[1], torch.device("cpu"))
     seen: list[torch.Tensor] = []

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from minigen.kernels.gpu.decode import paged_decode_torch, paged_decode_triton
-from tests.gpu.contexts import DTYPES, assert_near, make_contexts, randn
+from tests.gpu.contexts import DTYPES, HEADS, assert_near, make_contexts, randn
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
-each_head_dim = pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
+each_head = pytest.mark.parametrize(("head_dim", "dtype"), HEADS)
 
 
 @pytest.fixture(autouse=True)
@@ -15,8 +15,7 @@ def _seeded() -> None:
     torch.manual_seed(3)
 
 
-@each_dtype
-@each_head_dim
+@each_head
 @pytest.mark.parametrize(
     ("lengths", "q_heads", "kv_heads"),
     [([1], 1, 1), ([16, 17, 1], 6, 2), ([64, 65], 4, 4), ([130], 9, 3)],

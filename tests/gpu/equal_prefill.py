@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from minigen.kernels.gpu.prefill import flash_prefill_torch, flash_prefill_triton
-from tests.gpu.contexts import DEVICE, DTYPES, assert_near, make_contexts, randn
+from tests.gpu.contexts import DEVICE, HEADS, assert_near, make_contexts, randn
 
-each_dtype = pytest.mark.parametrize("dtype", DTYPES)
-each_head_dim = pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
+each_head = pytest.mark.parametrize(("head_dim", "dtype"), HEADS)
 
 
 @pytest.fixture(autouse=True)
@@ -15,8 +14,7 @@ def _seeded() -> None:
     torch.manual_seed(3)
 
 
-@each_dtype
-@each_head_dim
+@each_head
 @pytest.mark.parametrize("window", [None, 5, 70])
 @pytest.mark.parametrize(
     ("new", "lengths"),

@@ -12,10 +12,10 @@ from minigen.kernels.gpu.norm import rms_norm_torch, rms_norm_triton
 from minigen.kernels.gpu.rotary import rotary_store_torch, rotary_store_triton
 from minigen.kernels.gpu.softmax import softmax_torch, softmax_triton
 from minigen.model.layers import rotary_frequencies, rotary_tables
-from tests.gpu.contexts import DEVICE, DTYPES, assert_near, randn
+from tests.gpu.contexts import DEVICE, DTYPES, HEADS, assert_near, randn
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
-each_head_dim = pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
+each_head = pytest.mark.parametrize(("head_dim", "dtype"), HEADS)
 
 
 @pytest.fixture(autouse=True)
@@ -68,8 +68,7 @@ def test_a_product_equals_its_twin(m: int, n: int, k: int, dtype: torch.dtype) -
     assert_near(matmul_triton(a, b), matmul_torch(a, b))
 
 
-@each_dtype
-@each_head_dim
+@each_head
 @pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize(("q_heads", "kv_heads"), [(4, 4), (6, 2), (3, 1)])
 def test_rotation_and_store_equal_their_twin(

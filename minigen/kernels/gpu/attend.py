@@ -22,13 +22,43 @@ def num_processors(device: torch.device) -> int:
 
 def attend_triton(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:
     """`minigen.cache.paged.attend_paged` by kernels, which read the pool through block tables."""
-    return PagedAttention(pool, batch, windows)
+    attention = PagedAttention(pool, batch, windows)
+
+    def attend(layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        pool.store(layer_id, k, v, batch.slots)
+        return attention.read(layer_id, q.contiguous())
+
+    return attend
+
+
+class DevicePool:
+    """`minigen.cache.paged.KVPool` in a device's memory; kernels store into it themselves."""
+
+    def __init__(
+        self,
+        layers: int,
+        num_blocks: int,
+        kv_heads: int,
+        block_size: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        self.block_size = block_size
+        shape = (layers, 2, num_blocks + 1, block_size, kv_heads, head_dim)
+        self.kv = torch.zeros(shape, dtype=dtype, device=device)
+
+    def copy_blocks(self, pairs: SequenceOf[tuple[int, int]]) -> None:
+        """Copy whole blocks, each (source, target), in all layers."""
+        if pairs:
+            sources, targets = torch.tensor(pairs, device=self.kv.device).unbind(1)
+            self.kv[:, :, targets] = self.kv[:, :, sources]
 
 
 class PagedAttention:
     """Attention of one batch, in any layer; the batch's tensors are where the pool is."""
 
-    def __init__(self, pool: KVPool, batch: Batch, windows: SequenceOf[int | None]):
+    def __init__(self, pool: KVPool | DevicePool, batch: Batch, windows: SequenceOf[int | None]):
         self.pool, self.batch, self.windows = pool, batch, windows
         starts = batch.query_starts[batch.num_decodes :]
         self.most_new = max((end - begin for begin, end in pairwise(starts)), default=0)
@@ -39,11 +69,6 @@ class PagedAttention:
         num_programs = batch.num_decodes * pool.kv.shape[4]
         longest = batch.block_tables.shape[1] * pool.block_size
         self.splits = num_splits(num_programs, longest, num_processors(batch.slots.device))
-
-    def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store the new tokens' keys and values, then attend."""
-        self.pool.store(layer_id, k, v, self.batch.slots)
-        return self.read(layer_id, q.contiguous())
 
     def read(self, layer_id: int, q: Tensor) -> Tensor:
         """Attention of `q`, contiguous, over what is in the pool, its own keys and values too."""

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from minigen.cache.manager import BlockManager
-from minigen.cache.paged import Batch, KVPool
+from minigen.cache.paged import Batch
 from minigen.engine.runner import Packed, Packer
-from minigen.kernels.gpu.attend import PagedAttention
+from minigen.kernels.gpu.attend import DevicePool, PagedAttention
 from minigen.kernels.gpu.model import KernelModel
 from minigen.sequence import Chunk
 
@@ -50,7 +50,7 @@ class GpuRunner:
     def __init__(
         self,
         model: KernelModel,
-        pool: KVPool,
+        pool: DevicePool,
         manager: BlockManager,
         windows: SequenceOf[int | None],
         max_batch_tokens: int,
