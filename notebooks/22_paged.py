@@ -359,11 +359,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from minigen.cache.paged import CPU
-
 
 class KVPool:
-    """The memory of all blocks, block 0 included, on one device."""
+    """The memory of all blocks, block 0 included."""
 
     def __init__(
         self,
@@ -373,7 +371,6 @@ class KVPool:
         block_size: int,
         head_dim: int,
         dtype: torch.dtype,
-        device: torch.device = CPU,
     ):
         raise NotImplementedError  # your turn
 
