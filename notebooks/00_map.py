@@ -263,6 +263,11 @@ picture(drawn, "The same budget, its curve computed by your function.")
 # | [15](15_transformer.ipynb) | transformer | the whole forward pass |
 # | [16](16_sampling.ipynb) | sampling | from scores to one token |
 # | [17](17_dense_cache.ipynb) | dense cache | prefill, decode, the memory wall |
+# | [21](21_blocks.ipynb) | blocks | memory in small pieces, counted owners, copy-on-write |
+# | [22](22_paged.ipynb) | paged | block tables, and attention through them |
+# | [23](23_prefix.ipynb) | prefix | equal beginnings computed once, for everybody |
+# | [24](24_scheduler.ipynb) | scheduler | who runs in each step, and who waits |
+# | [25](25_engine.ipynb) | engine | the parts put together, yours among them |
 # | [34](34_cpu_kernels.ipynb) | CPU kernels | the same race on your own processor |
 # | [51](51_server.ipynb) | server | an API that OpenAI's clients can use |
 # | [52](52_slo.ipynb) | SLO | latency, goodput, and what to do about them |
