@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,15 @@ def test_a_killed_worker_is_one_clear_error_soon_and_nothing_is_left(directory: 
     assert workers_of(os.getpid()) == []
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C is heeded here and in what is started, even by a shell's background job."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_step_leaves_the_ranks_together(directory: Path) -> None:
     endless = SamplingParams(max_tokens=110, ignore_eos=True, temperature=0)
     with split(directory, 2) as llm:
@@ -170,6 +179,7 @@ def test_it_works_from_stdin_and_workers_end_even_with_a_killed_rank_0(directory
     wait_until(lambda: not any(map(is_running, workers)))
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("victim", ["worker", "rank 0"])
 def test_the_command_ends_with_a_status_and_without_leaving_anything(
     directory: Path, victim: str

@@ -173,6 +173,9 @@ def test_an_empty_prompt_loads_a_model_which_is_listed_then_and_unloads_it(
     left = host.models["org/other:q8"].keep_alive
     assert left == 5400
     assert other.context_length == 1024
+    for forever in (1e15, 1e300, -1):
+        client.generate("org/other:q8", keep_alive=forever)
+        assert host.models["org/other:q8"].keep_alive is None
     assert client.chat("org/other:q8", [], keep_alive=0).done_reason == "unload"
     wait_until(lambda: len(client.ps().models) == 1)
     answer = client.chat("org/other:q8", MESSAGES, options=GREEDY)

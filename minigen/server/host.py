@@ -34,11 +34,14 @@ class Served:
 # Called with a model that has just been loaded; what it returns is called before it is unloaded.
 Watcher = Callable[[Served], Callable[[], None]]
 
+FOREVER = 100 * 365 * 86_400.0  # seconds: who asks for longer asks for ever, and clocks end
+
 
 class HostedModel:
     """One name that the server answers to: loaded or not, in use or idle. For one event loop.
 
-    An idle model is unloaded after `keep_alive` seconds; None keeps it for ever.
+    An idle model is unloaded after `keep_alive` seconds; None keeps it for ever, and so does more
+    than a century.
     """
 
     def __init__(
@@ -48,8 +51,8 @@ class HostedModel:
         keep_alive: float | None,
         watchers: SequenceOf[Watcher] = (),
     ):
-        self.name, self.keep_alive, self.watchers = name, keep_alive, watchers
-        self.usual_keep_alive = keep_alive
+        self.name, self.watchers = name, watchers
+        self.keep_alive = self.usual_keep_alive = _within_a_century(keep_alive)
         self.served: Served | None = None
         self.num_users = 0
         self.idle_until: datetime | None = None
@@ -75,7 +78,7 @@ class HostedModel:
 
     def keep_for(self, seconds: float | None) -> None:
         """From now on, unload after so many idle seconds; None never does."""
-        self.keep_alive = seconds
+        self.keep_alive = _within_a_century(seconds)
         self._rest()
 
     async def unload(self) -> None:
@@ -252,3 +255,7 @@ async def _end(served: Served, before: "asyncio.Task[None] | None") -> None:
     await asyncio.to_thread(served.thread.close)
     del served
     gc.collect()  # an engine's parts know each other
+
+
+def _within_a_century(seconds: float | None) -> float | None:
+    return seconds if seconds is not None and seconds < FOREVER else None
