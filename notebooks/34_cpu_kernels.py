@@ -402,7 +402,9 @@ for n, (_, taken) in in_bytes.items():
     print(f"{n:>2} at once: {mark(taken / in_bytes[1][1], 'times the time of one', 2)}")
 
 halves = panel_scales.astype(np.float16).view(np.uint16)  # as the package keeps them
-few_panels = Codes8(words[None, : few * width // 4], halves[None, : few * groups])
+of_groups = words[: few * width // 4].reshape(-1, 128), halves[: few * groups].view(np.int32)
+stream = np.concatenate([of_groups[0], of_groups[1].reshape(-1, 8)], axis=1)  # codes, then scales
+few_panels = Codes8(stream.reshape(1, -1))
 theirs = PanelLinear(few_panels, width, None, (few,), num_threads)(torch.from_numpy(rows))
 torch.set_num_threads(num_threads)  # the package's kernel left torch one, lest they wait
 run(few)
