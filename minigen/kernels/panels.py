@@ -9,6 +9,7 @@ Axes, of all layers at once: [layers, panels, groups (of 32 columns), words of a
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from minigen.kernels.llvm import NUM_LANES
 from minigen.model.weights import StoredTensor
 
 CACHE_LINE, WORD_BYTES = 64, 4
+PACKERS = 2  # layers that are packed at a time: more want more memory while they are
 GROUP = 32  # columns that share a scale, as in GGUF's Q4_0, Q4_1 and Q8_0
 
 
@@ -162,11 +164,14 @@ def stack_panels(
     packed = [pack_weight(each, form) for each in matrices[0]]
     kind, num_words = type(packed[0]), sum(each.words.size for each in packed)
     stacked = _by_cache_lines((len(matrices), num_turns, num_words // num_turns))
-    for layer, fused in enumerate(matrices):
-        if layer > 0:
-            packed = [pack_weight(each, form) for each in fused]
-        parts = [each.words.reshape(num_turns, -1) for each in packed]
-        np.concatenate(parts, axis=1, out=stacked[layer])
+
+    def pack_layer(layer: int) -> None:
+        parts = packed if layer == 0 else [pack_weight(each, form) for each in matrices[layer]]
+        words = [each.words.reshape(num_turns, -1) for each in parts]
+        np.concatenate(words, axis=1, out=stacked[layer])
+
+    with ThreadPoolExecutor(PACKERS) as packers:
+        list(packers.map(pack_layer, range(len(matrices))))
     return kind(stacked.reshape(len(matrices), -1))
 
 
