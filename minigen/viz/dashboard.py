@@ -22,7 +22,7 @@ from minigen.viz.explore import explore
 from minigen.viz.style import AMBER, BLUE, GREEN, INK, ORANGE, PINK, SKY, figure, title
 
 EVERY = 0.25  # seconds between two looks
-REST = 9.0  # times as long as a drawing took, until the next: it shares the cores with the server
+REST = 12.0  # times as long as a drawing took, until the next: it shares the cores with the server
 WINDOW = 2.0  # seconds over which rates and percentiles are taken
 SHOWN = 30.0  # seconds of history
 LIMITS = {"ttft": 500.0, "itl": 100.0, "kv": 0.9}  # milliseconds, milliseconds, share

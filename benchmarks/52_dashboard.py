@@ -1,0 +1,75 @@
+"""What the live dashboard costs: `python benchmarks/52_dashboard.py`.
+
+A server in this process answers eight streams, as chapter 52's does, with nobody watching, and with
+the dashboard drawn all the while: what remains of its tokens a second, taking turns.
+"""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from common import json_option, write_results
+
+from minigen.server.host import warm_up
+from minigen.server.prompts import Planned, draw_words
+from minigen.server.slo import Outcome
+from minigen.teach import load_model
+from minigen.teach.loading import put_load
+from minigen.teach.serving import serving
+from minigen.viz import dashboard
+from minigen.viz.explore import png
+
+STREAMS, WORDS, TOKENS, TURNS = 8, 20, 256, 7
+
+
+def seconds(outcomes: Sequence[Outcome]) -> float:
+    """From the first request to the last token."""
+    return max(each.ended for each in outcomes)
+
+
+def watched(url: str, load: Sequence[Planned]) -> tuple[float, int]:
+    """Seconds of the load under the dashboard, and how many pictures were drawn meanwhile."""
+    outcomes: list[Outcome] = []
+    num_pictures = 0
+
+    def put(*args: Any) -> None:
+        outcomes.extend(put_load(*args))
+
+    with patch.object(dashboard, "put_load", put):
+        for figure in dashboard.watch(url, dashboard.History(), load):
+            png(figure)
+            num_pictures += 1
+    return seconds(outcomes), num_pictures
+
+
+def main() -> None:
+    """Measure, print, and write JSON if asked."""
+    file = json_option()
+    llm = load_model(weights="int4", max_sequences=STREAMS)
+    warm_up(llm)
+    server, rng = serving(llm), np.random.default_rng(0)
+    load = [Planned(0, draw_words(WORDS, rng), TOKENS) for _ in range(STREAMS)]
+    put_load(server.url, load)
+    watched(server.url, load)
+    ratios, pictures = [], []
+    for _ in range(TURNS):
+        alone = seconds(put_load(server.url, load))
+        with_it, num_pictures = watched(server.url, load)
+        ratios.append(alone / with_it)
+        pictures.append(num_pictures)
+        print(f"kept {ratios[-1]:.1%} of the tokens a second, {num_pictures} pictures", flush=True)
+    found = {
+        "throughput_kept": statistics.median(ratios),
+        "ratios": ratios,
+        "pictures": pictures,
+    }
+    print(found)
+    if file is not None:
+        settings = {"streams": STREAMS, "words": WORDS, "tokens": TOKENS}
+        write_results(file, {"settings": settings, **found})
+
+
+if __name__ == "__main__":
+    main()
