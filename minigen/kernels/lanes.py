@@ -44,10 +44,7 @@ def load(typingctx: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
-    """Ask for the 64 bytes around `array[index]`, so that they are in the L2 cache when needed.
-
-    L1 has room for a dozen lines that are on their way: who asks for more there stands and waits.
-    """
+    """Ask for the 64 bytes around `array[index]` into L2; L1 lets few be on their way at a time."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         pointer = address(context, builder, sig, args, 0, ir.IntType(8))
