@@ -456,6 +456,7 @@ def add_scaled(x_ptr, y_ptr, sum_ptr, num, factor, BLOCK: tl.constexpr):
     """
     raise NotImplementedError  # your turn
 
+
 # %%
 mine = check(31, add_scaled=add_scaled)
 states = recorded_states(llm, llm.tokenizer.encode("The old lighthouse"))[:, -1]
@@ -481,6 +482,7 @@ def silu_multiply(gate_ptr, up_ptr, mixed_ptr, num_columns, row_stride, BLOCK: t
     """
     raise NotImplementedError  # your turn
 
+
 # %%
 mine = check(31, silu_multiply=silu_multiply)
 greedy = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -504,6 +506,7 @@ def rms_norm_rows(x_ptr, weight_ptr, normalised_ptr, num_columns, eps, BLOCK: tl
     number is loaded once and stored once.
     """
     raise NotImplementedError  # your turn
+
 
 # %%
 mine = check(31, rms_norm_rows=rms_norm_rows)
