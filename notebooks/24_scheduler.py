@@ -457,7 +457,7 @@ explore(
     policy=["continuous", "static", "dynamic"],
     seats=(1, 14, 1, 6),
     budget=(14, 256, 2, 64),
-    blocks=(13, 80, 1, 30),
+    blocks=(13, 80, 1, 60),
 )
 
 # %% [markdown]

@@ -199,7 +199,7 @@ def test_attention_over_bytes_is_that_of_the_same_numbers_in_numpy(case: Case) -
 def cached(kernels: Kernels, half: int, num_tokens: int) -> tuple[Numbers, Numbers]:
     """Codes [tokens, kv_heads, head_dim] and scales of the first sequence, from the pool."""
     case, table = kernels.case, kernels.tables[0]
-    words = kernels.pool.blocks[0, half, table].reshape(
+    words = kernels.pool.blocks[table, 0, half].reshape(
         len(table), case.kv_heads, -1, kernels.shape.tile_words
     )
     words = words.transpose(0, 2, 1, 3).reshape(-1, case.kv_heads, kernels.shape.tile_words)
@@ -360,7 +360,7 @@ def test_the_same_memory_holds_nearly_twice_the_tokens(directory: Path) -> None:
         LLM.load(directory, weights="int8", kv_memory=300_000, **options)
         for options in (IN_BYTES, {})
     ]
-    blocks = [len(pool_of(llm).blocks[0, 0]) - 1 for llm in loaded]
+    blocks = [len(pool_of(llm).blocks) - 1 for llm in loaded]
     for llm, count in zip(loaded, blocks, strict=True):
         block_bytes = pool_of(llm).blocks.nbytes // (count + 1)
         assert count == 300_000 // block_bytes

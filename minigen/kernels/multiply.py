@@ -16,7 +16,18 @@ from minigen.kernels.lanes import load
 from minigen.kernels.llvm import OutsideKernelError
 from minigen.kernels.products import product_tile, widest_tile, write_pairs
 from minigen.kernels.rows import silu, write_group
-from minigen.kernels.tiles import FOUR, ONE, TWO, add_stored, store_tile
+from minigen.kernels.tiles import (
+    FOUR,
+    ONE,
+    ONLY_FOUR,
+    ONLY_ONE,
+    ONLY_TWO,
+    TWO,
+    add_stored,
+    store_tile,
+)
+
+FEW = 4  # tokens: so many make a panel's pairs while its codes come from memory, once
 
 
 class Product(NamedTuple):
@@ -71,6 +82,19 @@ def _gate(tokens, task, weights, layer, inputs, first, groups, pairs):
 @njit
 def _run_task(task, weights, layer, inputs, num_tokens, groups, pairs):
     """All tokens, by the widest tiles, and by those of four, two and one for what remains."""
+    if num_tokens == 1:
+        _run_tile(ONLY_ONE, task, weights, layer, inputs, 0, groups, pairs)
+        return
+    if num_tokens == 2:
+        _run_tile(ONLY_TWO, task, weights, layer, inputs, 0, groups, pairs)
+        return
+    if num_tokens == 3:
+        _run_tile(ONLY_TWO, task, weights, layer, inputs, 0, groups, pairs)
+        _run_tile(ONLY_ONE, task, weights, layer, inputs, 2, groups, pairs)
+        return
+    if num_tokens == FEW:
+        _run_tile(ONLY_FOUR, task, weights, layer, inputs, 0, groups, pairs)
+        return
     first, widest = 0, widest_tile(weights)
     while first + len(widest) <= num_tokens:
         _run_tile(widest, task, weights, layer, inputs, first, groups, pairs)
@@ -96,7 +120,7 @@ def multiply(crew, weights, layer, inputs, num_tokens, groups, out, width, add):
     taken = take(crew, num_tasks)
     while taken < num_tasks:
         for panel in range(taken * size, min(num_panels, taken * size + size)):
-            if num_tokens > 1:
+            if num_tokens > FEW:
                 write_pairs(weights, layer, panel, groups, pairs, 0)
             task = Product(panel, out, width, add)
             _run_task(task, weights, layer, inputs, num_tokens, groups, pairs)
@@ -118,7 +142,7 @@ def multiply_and_gate(crew, weights, layer, inputs, num_tokens, groups, ffn, hid
     taken = take(crew, num_tasks)
     while taken < num_tasks:
         for pair in range(taken * size, min(num_pairs, taken * size + size)):
-            if num_tokens > 1:
+            if num_tokens > FEW:
                 for part in range(4):
                     write_pairs(weights, layer, 4 * pair + part, groups, pairs, part * groups * 16)
             task = Gate(pair, hidden, ffn, products)

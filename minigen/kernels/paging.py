@@ -6,7 +6,7 @@ multiplied at once. Numbers are bfloat16, or bytes: number = (byte - 128) x scal
 each token and KV head of keys, and another of values. Scales lie behind their tile's bytes, so that
 whoever copies a block has all of it.
 
-Words of 32 bits of a tile, for each layer, block and KV head:
+Words of 32 bits of a tile, for each block, layer and KV head:
   bfloat16  keys    [head_dim / 2, 16 lanes]  lane i: two numbers of token i
             values  [8, head_dim]             word d of row i: number d of tokens 2i and 2i + 1
   int8      keys    [head_dim / 4, 16 lanes]  lane i: four numbers of token i
@@ -16,6 +16,7 @@ Words of 32 bits of a tile, for each layer, block and KV head:
 
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -52,7 +53,7 @@ class Heads(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """The pool's memory, by words and by halves, [layers, 2, blocks, kv_heads, ...] flat."""
+    """The pool's memory, by words and by halves, [blocks, layers, 2, kv_heads, ...] flat."""
 
     words: np.ndarray
     halves: np.ndarray
@@ -99,8 +100,24 @@ class ByteScratch(NamedTuple):
     value_scales: np.ndarray
 
 
+def _zeros_of_the_system(num_bytes: int) -> mmap.mmap:
+    """Memory that takes none before it is written, in pages of 2 MB where the system has them.
+
+    A context's blocks lie anywhere: with small pages, to find each costs as much as to read it.
+    """
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return mmap.mmap(-1, num_bytes)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a system that was built without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
 class PanelPool:
     """The memory of all blocks, block 0 included; as `KVPool`, in the kernels' own order.
+
+    A block's keys and values stand together, [blocks, layers, 2, words], so that few pages are
+    touched while few blocks are in use, and to copy a block is to copy one piece.
 
     `kv_dtype`, "bfloat16" or "int8", is what the shape is made for, too.
     """
@@ -108,9 +125,8 @@ class PanelPool:
     def __init__(self, shape: Shape, kv_dtype: str):
         self.block_size, self.kv_dtype = shape.block_size, kv_dtype
         words = shape.kv_heads * shape.block_size // TILE * shape.tile_words
-        sizes = (shape.layers, 2, shape.num_blocks, words)
-        # From the system, whose pages are zeros and take no memory before they are written.
-        memory = mmap.mmap(-1, 4 * int(np.prod(sizes, dtype=np.int64)))
+        sizes = (shape.num_blocks, shape.layers, 2, words)
+        memory = _zeros_of_the_system(4 * int(np.prod(sizes, dtype=np.int64)))
         self.blocks = np.frombuffer(memory, np.int32).reshape(sizes)
         flat = self.blocks.reshape(-1)
         self.cache: Cache | ByteCache = Cache(flat, flat.view(np.uint16))
@@ -121,7 +137,7 @@ class PanelPool:
         """Copy whole blocks, each (source, target), in all layers."""
         if pairs:
             sources, targets = (list(ids) for ids in zip(*pairs, strict=True))
-            self.blocks[:, :, targets] = self.blocks[:, :, sources]
+            self.blocks[targets] = self.blocks[sources]
 
 
 def words_of_tile(head_dim: int, kv_dtype: str) -> int:
@@ -160,7 +176,7 @@ def make_scratch(
 def tile_at(shape, layer, half, block, head, tile):
     """The first word of a tile of a block's keys (half 0) or values (half 1)."""
     per_block = shape.block_size // TILE
-    of_block = ((layer * 2 + half) * shape.num_blocks + block) * shape.kv_heads + head
+    of_block = ((block * shape.layers + layer) * 2 + half) * shape.kv_heads + head
     return (of_block * per_block + tile) * shape.tile_words
 
 

@@ -7,7 +7,7 @@ bit of it.
 from typing import Any
 
 import numpy as np
-from numba import njit
+from numba import njit, types
 from numba.extending import overload
 
 from minigen.kernels.lanes import (
@@ -82,8 +82,8 @@ def _write_pairs(weights, layer, panel, groups, pairs, first):
 
 
 def _source_of_pairs(tokens, make):
-    """A group's pair of each lane: as written or, for a token alone, made as the codes come by."""
-    if tokens.count == 1:
+    """A group's pair of each lane: as written or, in a tile for all, made as the codes come by."""
+    if tokens.dtype is types.float64:
         return njit(inline="always")(lambda words, at, pairs, written: make(words, at))
     return njit(inline="always")(lambda words, at, pairs, written: load(pairs, written))
 
@@ -118,10 +118,11 @@ def product_tile(
 ) -> Any:
     """The products of tokens `first`, `first` + 1, ... with a panel: a tile, a row a token.
 
-    `write_pairs` has written the panel's pairs to `pairs` from `own_pairs` on, if more than one
-    token asks for them. Meanwhile memory is asked for the panel that is `ahead` panels on: for
-    8-bit codes two lines a group and tile, since more at once would only wait. Tiles of 4-bit codes
-    do not ask: they have no instructions to spare, a long prompt's would take a tenth longer.
+    `write_pairs` has written the panel's pairs to `pairs` from `own_pairs` on, unless the tile is
+    for all of a step's tokens (`ONLY_TWO`). Meanwhile memory is asked for the panel that is `ahead`
+    panels on: for 8-bit codes two lines a group and tile, since more at once would only wait. Tiles
+    of 4-bit codes do not ask: they have no instructions to spare, a long prompt's would take a
+    tenth longer.
     """
     raise OutsideKernelError
 

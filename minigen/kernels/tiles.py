@@ -30,6 +30,7 @@ from minigen.kernels.llvm import (
 )
 
 ONE, TWO, FOUR, EIGHT = (0,), (0,) * 2, (0,) * 4, (0,) * 8  # the tuples `tokens` that are used
+ONLY_ONE, ONLY_TWO, ONLY_FOUR = (0.0,), (0.0,) * 2, (0.0,) * 4  # of another type: a tile for all
 
 _FEATURES: dict[str, bool] = dict(llvmlite.binding.get_host_cpu_features())
 HAS_BYTE_DOTS = _FEATURES.get("avx512vnni", False)

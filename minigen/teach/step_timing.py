@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numba import njit, prange, set_num_threads
 
+from minigen.cache.manager import BlockManager
 from minigen.kernels.crew import alone, enter, leave
 from minigen.kernels.multiply import multiply
 from minigen.kernels.panels import GROUP, Pairs, Panels
@@ -196,7 +197,7 @@ def decode_seconds(llm: LLM, sequences: int, context: int) -> float:
     Raises `ValueError` if the engine has not so many rows or blocks.
     """
     runner = compiled_runner(llm)
-    with _begun(runner, sequences, context) as chunks:
+    with begun(runner.manager, sequences, context) as chunks:
         return median_seconds(lambda: runner.logits(chunks), 7, 0.5)
 
 
@@ -222,10 +223,14 @@ def measure_products(llm: LLM, probe: Probe, sequences: int) -> Point:
 
 
 @contextmanager
-def _begun(runner: CompiledRunner, sequences: int, context: int) -> Iterator[list[Chunk]]:
-    """Sequences of which all but the last token counts as computed."""
-    manager, greedy = runner.manager, SamplingParams(temperature=0.0)
-    begun: list[Sequence] = []
+def begun(
+    manager: BlockManager, sequences: int, context: int, new: int = 1
+) -> Iterator[list[Chunk]]:
+    """Chunks of `new` tokens each, of sequences that have `context` tokens with them.
+
+    All tokens before count as computed. Raises `ValueError` if there are too few rows or blocks.
+    """
+    greedy, started = SamplingParams(temperature=0.0), []
     try:
         for _ in range(sequences):
             number = next(_numbers)
@@ -235,11 +240,11 @@ def _begun(runner: CompiledRunner, sequences: int, context: int) -> Iterator[lis
             )
             if manager.begin(sequence, context) < context:
                 raise ValueError(f"No room for {sequences} sequences of {context} tokens.")
-            begun.append(sequence)
-            sequence.num_computed = context - 1
-        yield [Chunk(sequence, 1) for sequence in begun]
+            started.append(sequence)
+            sequence.num_computed = context - new
+        yield [Chunk(sequence, new) for sequence in started]
     finally:
-        for sequence in begun:
+        for sequence in started:
             manager.release(sequence)
 
 
