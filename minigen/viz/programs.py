@@ -14,12 +14,15 @@ from minigen.viz.style import CYCLE, FAINT, figure, title
 
 Program = tuple[int, int, int]
 _MOST_NUMBERS = 400  # elements of a tensor beyond which their numbers are not written
+_TALLEST = 3.0  # inches
+_MOST_LINES = 40  # rows or columns beyond which no lines are drawn between elements
 
 
 def draw_programs(
     accesses: Sequence[Access],
     shapes: Mapping[str, tuple[int, int]],
     program: Program | None = None,
+    width: float = 9.0,
 ) -> Figure:
     """Each tensor as rows and columns; an element has the colour of the program that touched it.
 
@@ -28,7 +31,9 @@ def draw_programs(
     """
     programs = sorted({access.program for access in accesses})
     rows = max(num_rows for num_rows, _ in shapes.values())
-    made, axes = figure(9.0, 1.4 + 0.22 * max(rows, 4), ncols=len(shapes), squeeze=False)
+    made, axes = figure(
+        width, 1.4 + min(0.22 * max(rows, 4), _TALLEST), ncols=len(shapes), squeeze=False
+    )
     for each, (name, shape) in zip(axes.flat, shapes.items(), strict=True):
         own = [access for access in accesses if access.tensor == name]
         _draw_tensor(each, own, shape, programs, program)
@@ -58,9 +63,10 @@ def _draw_tensor(
     axes.imshow(colours.reshape(*shape, 3), aspect="auto", interpolation="nearest")
     axes.set_xticks(np.arange(-0.5, shape[1]), minor=True)
     axes.set_yticks(np.arange(-0.5, shape[0]), minor=True)
-    axes.grid(which="minor", color="white", linewidth=0.8)
+    if max(shape) <= _MOST_LINES:
+        axes.grid(which="minor", color="white", linewidth=0.8 if max(shape) <= 24 else 0.4)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True))
+        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.tick_params(which="minor", length=0)
     axes.set(xlabel="column", ylabel="row")
     if shape[0] * shape[1] <= _MOST_NUMBERS:
