@@ -284,7 +284,8 @@ print("as with the engine's own attention:", answer)
 # ## The measurement again
 #
 # The same prompts, the same counting. Torch's own `scaled_dot_product_attention`, which chapter
-# 14's `attention` calls, goes over tiles too, inside of one operator in C++.
+# 14's `attention` calls, goes over tiles too, inside of one operator in C++ (whose own tiles our
+# counting does not see).
 
 # %%
 ways = {"written out": attention_naive, "a loop over tiles": my_flash, "torch, fused": attention}
