@@ -41,9 +41,9 @@ def record_flash(
     Raises `IndexError` for an access outside of the four tensors, before it is made, and
     `OptionError` where there is no Triton.
     """
-    tensors = {"q": q, "k": k, "v": v, "mixed": mixed}
-    run = lambda: start_flash(kernel, *tensors.values(), block_m, block_n)  # noqa: E731
-    return record(run, **tensors)
+    return record(
+        lambda: start_flash(kernel, q, k, v, mixed, block_m, block_n), q=q, k=k, v=v, mixed=mixed
+    )
 
 
 def start_flash(
