@@ -1,10 +1,16 @@
-"""Online softmax as it is told and drawn ends at softmax over all keys."""
+"""Figures of chapter 32: online softmax ends at softmax over all keys, tiles are the mask's."""
 
 import pytest
 import torch
+from matplotlib.colors import to_hex
 
+from minigen.model.attention import causal_mask
+from minigen.teach.accesses import Access
 from minigen.teach.online_softmax import fold_tiles
+from minigen.teach.score_tiles import Sight, pairs_wanted, score_tiles
 from minigen.viz.online_softmax import online_softmax
+from minigen.viz.score_tiles import by_length, draw_tiles, rows_by_program
+from minigen.viz.style import FAINT, ORANGE
 
 
 def query(num_keys: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,3 +52,56 @@ def test_the_figure_shows_the_answer_so_far_and_where_it_goes() -> None:
 def test_tiles_that_are_not_there_are_refused() -> None:
     with pytest.raises(ValueError, match="There are 3 tiles"):
         online_softmax(*query(), tile=4, seen=4)
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 100])
+@pytest.mark.parametrize(
+    ("num_new", "context", "block_m", "block_n"),
+    [(12, 12, 4, 4), (11, 17, 4, 3), (1, 9, 4, 4), (20, 20, 16, 8), (6, 30, 4, 8)],
+)
+def test_tiles_are_left_out_where_the_mask_hides_all_and_masked_where_it_hides_some(
+    num_new: int, context: int, block_m: int, block_n: int, window: int | None
+) -> None:
+    mask = causal_mask(num_new, context, window)
+    tiles = score_tiles(num_new, context, block_m, block_n, window)
+    for tile in tiles:
+        own = mask[tile.queries.start : tile.queries.stop, tile.keys.start : tile.keys.stop]
+        assert tile.pairs == own.numel()
+        assert (tile.sight is Sight.NOTHING) == (not own.any())
+        assert (tile.sight is Sight.WHOLE) == bool(own.all())
+    assert sum(tile.pairs for tile in tiles) == num_new * context
+    assert pairs_wanted(num_new, context, window) == int(mask.sum())
+
+
+def test_the_picture_of_tiles_says_how_many_are_computed() -> None:
+    made = draw_tiles(96, 128, 16, 16)
+    (axes,) = made.axes
+    colours = [to_hex(patch.get_facecolor()) for patch in axes.patches]
+    assert len(colours) == 6 * 8
+    assert colours.count(FAINT) == sum(range(6))
+    assert colours.count(ORANGE) == 6
+    told = axes.get_title(loc="left")
+    assert told.startswith("33 of 48 tiles computed: 8,448 scores for the 7,728 that count")
+    with pytest.raises(ValueError, match="129 queries are more than the 128 positions"):
+        draw_tiles(129, 128, 16, 16)
+
+
+def test_lines_by_length_show_what_they_are_given() -> None:
+    (axes,) = by_length({"one": {1: 2.0, 2: 8.0}, "other": {1: 1.0, 2: 2.0}}, "MB", "said").axes
+    shown = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
+    assert shown == {"one": [2.0, 8.0], "other": [1.0, 2.0]}
+
+
+def test_rows_that_a_program_touches_are_coloured_by_what_it_does() -> None:
+    accesses = [
+        Access((0, 0, 0), False, "k", (0, 1, 2, 3), 4),
+        Access((1, 0, 0), False, "k", (0, 1, 2, 3, 4, 5), 4),
+        Access((1, 1, 0), False, "k", (6, 7), 4),  # another head's
+        Access((0, 0, 0), True, "mixed", (0, 1), 4),
+    ]
+    made = rows_by_program(accesses, {"k": 2, "mixed": 2})
+    loaded, stored = (axes.images[0].get_array().tolist() for axes in made.axes)
+    assert loaded == [[1, 1, 0], [1, 1, 1]]
+    assert stored == [[2], [0]]
+    titles = [axes.get_title(loc="left") for axes in made.axes]
+    assert titles == ["k: 5 rows loaded", "mixed: stored"]

@@ -1,10 +1,179 @@
-"""FlashAttention in Triton's interpreter, in a process of its own."""
+"""FlashAttention: the loop over tiles, what it takes, and the kernel in Triton's interpreter."""
+
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+import torch
 
-pytest.importorskip("triton", reason="Triton is for Linux alone")
-from tests.gpu.processes import assert_passes_interpreted
+from minigen import LLM, SamplingParams
+from minigen.kernels.flash import Partial, flash_attention, merge, nothing_seen, weigh
+from minigen.kernels.gpu.flash import flash_kernel
+from minigen.model.attention import attention, attention_naive, causal_mask
+from minigen.teach.allocation import count_memory
+from minigen.teach.attending import attend_by
+from minigen.teach.flash_launch import flash_by, record_flash
+from minigen.teach.score_tiles import numbers_moved
+from minigen.teach.using import using
+from tests.gpu.processes import assert_passes_interpreted, run_python
+from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
+
+GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+PROMPTS = ["a", "a prompt of thirty bytes and one.", "of seventeen such"]
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux alone")
 
 
+def inputs(num_new: int, context: int, head_dim: int = 16) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(num_new + context)
+    shapes = ((num_new, 4, head_dim), (context, 2, head_dim), (context, 2, head_dim))
+    return [torch.randn(*shape, generator=generator) for shape in shapes]
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 70])
+@pytest.mark.parametrize("tile", [1, 4, 64])
+@pytest.mark.parametrize(("num_new", "context"), [(1, 1), (1, 13), (9, 9), (13, 40), (70, 70)])
+def test_a_loop_over_tiles_is_attention(
+    num_new: int, context: int, tile: int, window: int | None
+) -> None:
+    given = inputs(num_new, context)
+    ours = flash_attention(*given, window, tile)
+    torch.testing.assert_close(ours, attention_naive(*given, window), atol=1e-5, rtol=1e-5)
+
+
+def test_parts_may_be_merged_in_any_order() -> None:
+    q, k, v = inputs(3, 9)
+    seen = causal_mask(3, 9)
+    one, two, three = (
+        weigh(q, k[at : at + 3], v[at : at + 3], seen[:, at : at + 3]) for at in (0, 3, 6)
+    )
+    ways = [
+        merge(merge(one, two), three),
+        merge(one, merge(two, three)),
+        merge(three, merge(one, two)),
+    ]
+    for each in ways:
+        whole = merge(nothing_seen(q), each)
+        torch.testing.assert_close(whole.mixed / whole.total[..., None], attention_naive(q, k, v))
+
+
+def test_nothing_and_nothing_is_nothing() -> None:
+    none = nothing_seen(torch.ones(2, 3, 4))
+    both = merge(none, none)
+    assert both.maximum.eq(-torch.inf).all()
+    assert not both.total.any()
+    assert not both.mixed.any()
+
+
+def test_memory_grows_with_the_tokens_and_not_with_their_square() -> None:
+    def peak(way, tokens: int) -> int:
+        return count_memory(partial(way, *inputs(tokens, tokens))).peak
+
+    assert peak(attention_naive, 512) > 3.5 * peak(attention_naive, 256)
+    for way in (flash_attention, attention):
+        assert peak(way, 512) < 2.2 * peak(way, 256)
+    scores = 4 * 512 * 512 * 4
+    assert peak(attention_naive, 512) >= 2 * scores
+    assert peak(flash_attention, 512) < scores / 2
+
+
+def test_memory_is_counted_while_it_is_held_and_views_are_free() -> None:
+    given = torch.ones(1000)
+
+    def run() -> None:
+        doubled = given * 2  # 4,000 bytes, and 4,000 read
+        doubled = doubled.view(10, 100).T + 1  # both alive for a moment
+        doubled.add_(1)  # in place
+        del doubled
+        torch.cat([given, given])
+
+    memory = count_memory(run)
+    assert memory.peak == 8000
+    assert memory.largest == 8000
+    assert memory.moved == 8000 + 8000 + 8000 + 16000
+
+
+def test_what_was_there_before_is_no_new_memory() -> None:
+    given = torch.ones(1000)
+    assert count_memory(lambda: given.add_(1)).peak == 0
+    assert count_memory(lambda: given[:10]).moved == 0
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_a_function_of_attention_runs_in_the_engine(
+    tiny_directory: Path, prefix_cache: bool
+) -> None:
+    lengths = []
+
+    def mine(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None) -> torch.Tensor:
+        lengths.append((len(q), len(k)))
+        return flash_attention(q, k, v, window, tile=8)
+
+    options = {"weights": "float32", "max_batch_tokens": 20, "prefix_cache": prefix_cache}
+    expected = LLM.load(tiny_directory, **options).generate(PROMPTS, GREEDY)
+    llm = LLM.load(tiny_directory, attend=attend_by(mine), **options)
+    assert llm.describe()["attention"] == "mine"
+    ours = llm.generate(PROMPTS, GREEDY)
+    assert [each.token_ids for each in ours] == [each.token_ids for each in expected]
+    assert all(1 < num_new <= context for num_new, context in lengths)
+    assert any(num_new < context for num_new, context in lengths), "some prompts go in pieces"
+
+
+def test_a_learners_merge_is_called_for_every_tile(
+    tiny_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def mine(one: Partial, other: Partial) -> Partial:
+        return merge(one, other)
+
+    llm = LLM.load(tiny_directory, weights="float32", attend=attend_by(flash_attention))
+    with using(32, merge=mine):
+        llm.generate("of seventeen such", SamplingParams(temperature=0, max_tokens=2))
+    layers = llm.config.num_layers
+    assert capsys.readouterr().out == f"your merge was called {layers} times\n"
+
+
+@needs_triton
+@pytest.mark.parametrize(("block_m", "block_n"), [(16, 16), (32, 16), (16, 32)])
+def test_the_plain_kernel_moves_what_the_formula_says(block_m: int, block_n: int) -> None:
+    q, k, v = inputs(40, 55)
+    mixed = torch.full_like(q, torch.nan)
+    accesses = record_flash(flash_kernel, q, k, v, mixed, block_m, block_n)
+    torch.testing.assert_close(mixed, attention_naive(q, k, v), atol=1e-5, rtol=1e-5)
+    moved = sum(each.num_bytes for each in accesses)
+    assert moved == 4 * 4 * numbers_moved(40, 55, 16, block_m)
+
+
+@needs_triton
+def test_the_plain_kernel_runs_in_the_engine(tmp_path: Path) -> None:
+    save_model(tmp_path, "qwen3", vocab_size=TINY_VOCAB, num_hidden_layers=2)
+    save_tokenizer(tmp_path)
+    expected = LLM.load(tmp_path, weights="float32").generate(PROMPTS, GREEDY)
+    attend = attend_by(flash_by(flash_kernel))
+    ours = LLM.load(tmp_path, weights="float32", attend=attend).generate(PROMPTS, GREEDY)
+    assert [each.token_ids for each in ours] == [each.token_ids for each in expected]
+
+
+@needs_triton
+def test_the_plain_kernel_refuses_a_window() -> None:
+    with pytest.raises(ValueError, match="knows no window; this layer has one of 5"):
+        flash_by(flash_kernel)(*inputs(4, 4), 5)
+
+
+@needs_triton
 def test_prefill_equals_its_twin_in_the_interpreter() -> None:
     assert_passes_interpreted("equal_prefill.py")
+
+
+def test_without_triton_its_checks_say_what_to_do() -> None:
+    blocked = (
+        "import importlib.util, sys; find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name: None if name == 'triton' else find(name)\n"
+        "sys.modules['triton'] = None\n"
+        "from minigen.teach.exercises import exercises\n"
+        "from minigen.teach.judge import verdict_on\n"
+        "kernel, loop = (exercises('32')[each] for each in ('flash_kernel', 'flash_attention'))\n"
+        "print(*(verdict_on(each, each.solution) for each in (kernel, loop)), sep='\\n')\n"
+    )
+    told, passed = run_python("-c", blocked).splitlines()
+    assert "needs Triton" in told
+    assert passed.startswith("(True")

@@ -1,0 +1,63 @@
+"""FlashAttention for one sequence, as a plain function: `triton.jit` makes a kernel of it.
+
+It is chapter 32's exercise. The engine on a GPU runs its grown-up form, `prefill`, which has block
+tables, many sequences, and windows. Source: FlashAttention-2, Dao 2023.
+"""
+
+from types import SimpleNamespace
+
+try:
+    import triton.language as tl
+except ImportError:  # not for this system: the function can be read, and not run
+    tl = SimpleNamespace(constexpr=int)
+
+
+def flash_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    mixed_ptr,
+    num_new,
+    context,
+    scale,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Program (i, h): causal attention of `BLOCK_M` queries, from i * `BLOCK_M` on, of head h.
+
+    q and mixed are [num_new, Q_HEADS, HEAD_DIM], k and v [context, KV_HEADS, HEAD_DIM], each
+    contiguous; the queries are the last `num_new` of the `context` positions. Head h looks through
+    KV head h // (Q_HEADS // KV_HEADS). Scores are multiplied by `scale`. Takes `BLOCK_N` keys at a
+    time, none behind its last query's own. HEAD_DIM and both blocks are powers of two from 16 on.
+    """
+    tile, head = tl.program_id(0), tl.program_id(1)
+    rows, dims = tile * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, HEAD_DIM)
+    q_offsets = (rows * Q_HEADS + head)[:, None] * HEAD_DIM + dims[None, :]
+    wanted = (rows < num_new)[:, None]
+    q = tl.load(q_ptr + q_offsets, mask=wanted, other=0.0)
+    positions = context - num_new + rows
+    end = tl.minimum(context - num_new + (tile + 1) * BLOCK_M, context)
+
+    maximum = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    mixed = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
+    for start in range(0, end, BLOCK_N):
+        columns = start + tl.arange(0, BLOCK_N)
+        kv_rows = columns * KV_HEADS + head // (Q_HEADS // KV_HEADS)
+        kv_offsets = kv_rows[:, None] * HEAD_DIM + dims[None, :]
+        there = (columns < end)[:, None]
+        keys = tl.load(k_ptr + kv_offsets, mask=there, other=0.0)
+        values = tl.load(v_ptr + kv_offsets, mask=there, other=0.0)
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
+        scores = tl.where(columns[None, :] <= positions[:, None], scores, float("-inf"))
+        higher = tl.maximum(maximum, tl.max(scores, axis=1))
+        shrink = tl.exp(maximum - higher)
+        weights = tl.exp(scores - higher[:, None])
+        total = total * shrink + tl.sum(weights, axis=1)
+        mixed = mixed * shrink[:, None]
+        mixed = tl.dot(weights.to(values.dtype), values, mixed, input_precision="ieee")
+        maximum = higher
+    tl.store(mixed_ptr + q_offsets, (mixed / total[:, None]).to(q.dtype), mask=wanted)

@@ -1,0 +1,609 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 32 · FlashAttention
+#
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/minigen/minigen/blob/main/notebooks/32_flash_attention.ipynb)
+# [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=notebooks/32_flash_attention.ipynb)
+#
+# Chapter 14 made a score for every query and every key, softmax made weights of all of them, and
+# then the values were mixed. Between these three steps stands a matrix as long and as wide as the
+# text. This chapter never makes it: a few queries go over the keys a tile at a time, and remember
+# three things.
+#
+# **Afterwards you can** join two halves of a softmax, write attention as a loop over tiles, write
+# that loop as a kernel of Triton's, and say what it saves (memory), what it does not (arithmetic),
+# and where it gains nothing (one new token).
+
+# %%
+import importlib.util
+
+if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
+    get_ipython().run_line_magic(
+        "pip", "install -q 'minigen[gpu,notebooks] @ git+https://github.com/minigen/minigen'"
+    )
+
+# %%
+from functools import partial
+
+import torch
+
+from minigen import SamplingParams
+from minigen.model.attention import attention, attention_naive
+from minigen.teach import Claim, check, load_model, mark, measured, show, using, verdicts
+from minigen.teach.allocation import count_memory
+from minigen.teach.attending import attend_by
+from minigen.teach.measuring import best_seconds
+from minigen.teach.online_softmax import fold_tiles
+from minigen.teach.recording import head_scores, recorded_heads
+from minigen.teach.roofline import MACHINES
+from minigen.teach.score_tiles import Sight, numbers_moved, pairs_wanted, score_tiles
+from minigen.viz.explore import explore, picture
+from minigen.viz.online_softmax import online_softmax
+from minigen.viz.replay import replay
+from minigen.viz.score_tiles import by_length, draw_tiles, rows_by_program
+
+llm = load_model(weights="float32")
+greedy = SamplingParams(temperature=0, max_tokens=16)
+
+# %% [markdown]
+# ## A number that hurts
+#
+# One layer's attention, written out as in chapter 14, for longer and longer prompts. Each of
+# torch's operators hands its result to the next as a tensor in memory; we count the bytes of these
+# tensors: the largest, and all that are there at once.
+#
+# **Predict:** queries, keys and values of 2,048 tokens are 8 MB in this model. How many bytes does
+# it take to mix them?
+
+
+# %%
+def layer_inputs(num_new, context=None):
+    """Queries, keys and values of the model's shape, at random."""
+    torch.manual_seed(32)
+    heads = (llm.config.q_heads, llm.config.kv_heads, llm.config.kv_heads)
+    lengths = (num_new, context or num_new, context or num_new)
+    return [torch.randn(*each, llm.config.head_dim) for each in zip(lengths, heads, strict=True)]
+
+
+lengths = (256, 512, 1024, 2048)
+written_out = {n: count_memory(partial(attention_naive, *layer_inputs(n))) for n in lengths}
+one_head = 2048 * 2048 * torch.float32.itemsize
+print(f"scores of one head, 2,048 tokens: {one_head:,} bytes, {one_head / 2**20:.0f} MiB")
+print(f"of all {llm.config.q_heads} heads: {llm.config.q_heads * one_head / 1e6:.0f} MB\n")
+print("tokens   given   result   largest tensor   at once")
+for n, memory in written_out.items():
+    given = layer_inputs(n)
+    sizes = (sum(each.nbytes for each in given), given[0].nbytes, memory.largest, memory.peak)
+    print(f"{n:>6}" + "{:>7.1f}{:>9.1f}{:>14.1f}{:>13.1f}  MB".format(*(s / 1e6 for s in sizes)))
+
+# %% [markdown]
+# Twice the tokens, four times the scores. And they are there several times: before the mask and
+# after it, raised, divided. Each of these tensors is written to memory and read again.
+#
+# ## The smallest version that works
+#
+# One query of a real head: the last token of a text looks back. Written as the formula says, it
+# goes over its scores three times.
+
+# %%
+text = (
+    "The old lighthouse keeper lost his lamp in the storm, so the young sailor rowed out and gave "
+    "the keeper a new lamp. In the morning the keeper thanked the sailor and lit the"
+)
+ids = llm.tokenizer.encode(text)[:40]
+heads = recorded_heads(llm, ids)[11]
+HEAD = 2
+
+
+def look_back(head):
+    """The last token's scores of all keys, and the first eight numbers of the keys' values."""
+    return head_scores(heads)[head, -1], heads.v[:, head // 3, :8]
+
+
+scores, values = look_back(HEAD)
+maximum = max(scores.tolist())  # once over all keys
+total = sum((score - maximum).exp() for score in scores)  # twice
+mixed = sum((s - maximum).exp() / total * value for s, value in zip(scores, values, strict=True))
+torch.testing.assert_close(mixed, scores.softmax(0) @ values)
+print(f"{len(scores)} keys, the maximum is {maximum:.2f}, the sum {total:.2f}")
+
+# %% [markdown]
+# ## Why it needs the whole row
+#
+# The sum needs the maximum, and each weight needs the sum. So all scores must be known before the
+# first value can be mixed, and must be kept until then (or computed three times).
+#
+# **Predict:** can it be done if each key and its value are seen only once?
+#
+# ## The idea: what a wrong maximum costs
+#
+# The division can wait: add up exp(s - m) times value, add up exp(s - m), divide at the end. That
+# leaves the maximum. Take the largest score *so far*, m. When a larger one comes, m', all that was
+# added up with m is too large, and all of it by the same factor:
+#
+# > exp(s - m') = exp(s - m) × exp(m - m')
+#
+# So one multiplication mends everything. Half of the keys, then the other half:
+
+# %%
+halves = zip(scores.split(20), values.split(20), strict=True)
+(m1, t1, x1), (m2, t2, x2) = (
+    (s.max(), (s - s.max()).exp().sum(), (s - s.max()).exp() @ v) for s, v in halves
+)
+m = max(m1, m2)
+t = t1 * (m1 - m).exp() + t2 * (m2 - m).exp()
+x = x1 * (m1 - m).exp() + x2 * (m2 - m).exp()
+torch.testing.assert_close(x / t, mixed)
+print(f"first half:  maximum {m1:.2f}, counts {(m1 - m).exp():.3f} times in the end")
+print(f"second half: maximum {m2:.2f}, counts {(m2 - m).exp():.3f} times")
+
+# %% [markdown]
+# Three things are enough to remember a half: its maximum, its sum, and its mixed values. This is
+# **online softmax**. Now tile by tile: play it, move the step, take another head or other tiles.
+# To the left the scores, those of the newest tile orange, those to come pale. To the right the
+# answer so far, and the one that it must come to.
+
+
+# %%
+def at_tile(step, head, tile):
+    own, rows = look_back(head)
+    return online_softmax(own, rows, tile, min(step + 1, -(-len(own) // tile)))
+
+
+replay(
+    at_tile,
+    10,
+    "Bars of scores, the last tile orange; beside them the answer so far and the final one.",
+    at=2,
+    head=(0, llm.config.q_heads - 1, 1, HEAD),
+    tile=[8, 4],
+)
+folds = fold_tiles(scores, values, 4)
+print("what was before counts, after each tile:", *(f"{fold.shrink:.2f}" for fold in folds))
+show(fold_tiles)
+
+# %% [markdown]
+# ## Your turn: two parts become one
+#
+# `fold_tiles` has one query. Write the step for many at once: each has a maximum and a sum of its
+# own, and a row of mixed values. Mind queries that have seen nothing yet: their maximum is -inf.
+#
+# One line puts it to work then: an engine whose prompts are attended to by the package's loop over
+# tiles of 16, which calls `merge` once for each of them. (That loop is your next exercise. Until
+# yours passes, `my_merge` is the package's own.)
+
+# %%
+# exercise: minigen.kernels.flash.merge
+from minigen.kernels.flash import Partial
+
+
+def merge(one: Partial, other: Partial) -> Partial:
+    """What the queries remember of both parts; the parts have no key in common.
+
+    >>> one = Partial(torch.tensor([0.0]), torch.tensor([2.0]), torch.tensor([[4.0]]))
+    >>> other = Partial(torch.tensor([0.0]), torch.tensor([1.0]), torch.tensor([[5.0]]))
+    >>> both = merge(one, other)
+    >>> (both.mixed / both.total.unsqueeze(-1)).tolist()
+    [[3.0]]
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+from minigen.kernels.flash import Partial, flash_attention, nothing_seen, weigh
+
+my_merge = check(32, merge=merge)
+engine = load_model(weights="float32", attend=attend_by(partial(flash_attention, tile=16)))
+with using(32, merge=my_merge):
+    print(engine.generate(text, greedy).text)
+show(nothing_seen, weigh)
+
+# %% [markdown]
+# ## Tiles on the matrix that is not there
+#
+# For all queries at once the scores are a matrix again. Cut it into tiles, so many queries by so
+# many keys. A row of tiles belongs to the same queries: one goes over it from left to right with
+# `merge`, and only one tile of scores is there at a time.
+#
+# What nobody may look at need not be computed: the tiles behind the diagonal are left out. Only
+# those that the diagonal cuts need the mask. A prompt that goes on from a cached beginning has more
+# keys than queries; a window leaves out the oldest tiles, too.
+#
+# **Predict:** do smaller tiles compute more scores that do not count, or fewer? Then drag.
+
+
+# %%
+def tiles(new_tokens, tokens_before, queries_a_tile, keys_a_tile, window):
+    context = new_tokens + tokens_before
+    return draw_tiles(new_tokens, context, queries_a_tile, keys_a_tile, window or None)
+
+
+explore(
+    tiles,
+    "A matrix of queries and keys in tiles: blue below the diagonal, orange on it, pale above.",
+    new_tokens=(16, 256, 16, 96),
+    tokens_before=(0, 256, 16, 32),
+    queries_a_tile=(8, 64, 8, 16),
+    keys_a_tile=(8, 64, 8, 16),
+    window=(0, 128, 8, 0),
+)
+for block in (16, 64, 256):
+    computed = [t.pairs for t in score_tiles(2048, 2048, block, block) if t.sight != Sight.NOTHING]
+    waste = sum(computed) / pairs_wanted(2048, 2048) - 1
+    print(f"tiles of {block:>3}: {len(computed):>5} computed, {waste:.1%} of the scores too many")
+
+# %% [markdown]
+# ## Your turn: the loop over tiles
+#
+# Two parts of it are given, shown above: what queries remember before the first tile, and what they
+# remember of one (`weigh`). You write the two loops, and their bounds.
+
+# %%
+# exercise: minigen.kernels.flash.flash_attention
+from jaxtyping import Float
+from torch import Tensor
+
+
+def flash_attention(
+    q: Float[Tensor, "tokens q_heads head_dim"],
+    k: Float[Tensor, "context kv_heads head_dim"],
+    v: Float[Tensor, "context kv_heads head_dim"],
+    window: int | None = None,
+    tile: int = 64,
+) -> Float[Tensor, "tokens q_heads head_dim"]:
+    """Causal attention as in chapter 14, at most `tile` queries by `tile` keys at a time.
+
+    The queries are the last `tokens` positions of the context. Keys and values that none of a
+    tile's queries may look at are not read for it. Nothing that it makes is larger than the
+    result, but for what belongs to one tile.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+my_flash = check(32, flash_attention=flash_attention)
+engine = load_model(weights="float32", attend=attend_by(my_flash))
+answer = engine.generate(text, greedy).text
+assert answer == llm.generate(text, greedy).text
+print("as with the engine's own attention:", answer)
+
+# %% [markdown]
+# ## The measurement again
+#
+# The same prompts, the same counting. Torch's own `scaled_dot_product_attention`, which chapter
+# 14's `attention` calls, goes over tiles too, inside of one operator in C++ (whose own tiles our
+# counting does not see).
+
+# %%
+ways = {"written out": attention_naive, "a loop over tiles": my_flash, "torch, fused": attention}
+peaks = {
+    name: {n: count_memory(partial(way, *layer_inputs(n))).peak for n in lengths}
+    for name, way in ways.items()
+}
+for name, found in peaks.items():
+    result = layer_inputs(2048)[0].nbytes
+    times = [found[2 * n] / found[n] for n in lengths[:-1]]
+    print(f"{name:<18}{found[2048] / 1e6:>7.1f} MB at 2,048 tokens, the result being", end=" ")
+    print(f"{result / 1e6:.1f}; twice the tokens:", *(f"{each:.2f}x" for each in times))
+picture(
+    by_length(
+        {name: {n: each / 1e6 for n, each in found.items()} for name, found in peaks.items()},
+        "MB at once",
+        "What attention makes on its way, by the length of the prompt",
+    ),
+    "Three lines over lengths: the written-out one climbs twice as steeply as the other two.",
+)
+
+# %% [markdown]
+# From O(n²) to O(n): what is left is the result, and one tile. The scores cost nothing any more.
+#
+# And time? FlashAttention computes no fewer scores than a masked matrix needs; it is faster where
+# writing and reading that matrix took the time. Torch's operator is the fair witness on this
+# processor: the same arithmetic in tiles, compiled. (Our loop is Python, and its tiles are small:
+# it is there to be read.) First a prompt, then one new token that looks back on as many.
+#
+# **Predict:** how much is gained in each case?
+
+# %%
+prompt, one_row = layer_inputs(2048), layer_inputs(1, 2048)
+gains = {}
+for name, given in (("a prompt of 2,048", prompt), ("one token after 2,048", one_row)):
+    seconds = {
+        way: best_seconds(partial(ways[way], *given), 3) for way in ("written out", "torch, fused")
+    }
+    gains[name] = seconds["written out"] / seconds["torch, fused"]
+    told = (f"{way} {mark(1e3 * each, 'ms')}" for way, each in seconds.items())
+    print(f"{name}:", *told, sep="  ")
+    measured("   fused, times as fast as written out", gains[name])
+row_of_scores = llm.config.q_heads * 2048 * 4
+keys_and_values = sum(each.nbytes for each in one_row[1:])
+print(f"\none token: {row_of_scores:,} bytes of scores,", end=" ")
+print(f"{keys_and_values:,} of keys and values")
+
+# %% [markdown]
+# For one query there is no matrix, only a row, much smaller than the keys and values that must be
+# read in any case. What fusing still gains there are calls and copies (written out, keys are
+# repeated for every head that shares them), not scores. Chapter 33 is about that case.
+#
+# ## The kernel, step by step
+#
+# From here on Triton is needed, as chapter 31 had it: interpreted on this processor, every load and
+# store recorded. A new word first: `tl.dot(a, b)` multiplies two tiles, [M, K] by [K, N], which a
+# GPU's tensor cores do at once. All sizes are powers of two, 16 at least.
+#
+# **Step 1: a tile of scores a program.** This is the matrix again, in memory.
+
+# %%
+from minigen.teach.needing import need_triton
+
+need_triton()  # it is for Linux: elsewhere, this line says what to do
+import triton
+import triton.language as tl
+
+from minigen.teach.accesses import bytes_moved
+from minigen.teach.flash_launch import flash_by, record_flash
+from minigen.teach.interpreted import interpreted
+from minigen.teach.programs import record_programs
+
+
+@triton.jit
+def scores_kernel(q_ptr, k_ptr, scores_ptr, n, D: tl.constexpr, BLOCK: tl.constexpr):
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    dims = tl.arange(0, D)
+    q = tl.load(q_ptr + rows[:, None] * D + dims[None, :])
+    k = tl.load(k_ptr + columns[:, None] * D + dims[None, :])
+    tl.store(scores_ptr + rows[:, None] * n + columns[None, :], tl.dot(q, tl.trans(k)))
+
+
+q, k, v = (torch.randn(64, 16) for _ in range(3))  # one head, 64 tokens, head_dim 16
+made = torch.zeros(64, 64)
+steps = record_programs(
+    lambda: scores_kernel[4, 4](q, k, made, 64, D=16, BLOCK=16), q=q, k=k, scores=made
+)
+torch.testing.assert_close(made, q @ k.T, atol=1e-5, rtol=1e-5)
+stored = bytes_moved([each for each in steps if each.is_store])
+print(f"16 programs store {stored:,} bytes of scores; the result has {q.nbytes:,}")
+
+# %% [markdown]
+# **Step 2: the loop.** A program keeps its queries and goes over all tiles of keys. Scores,
+# maximum, sum and mixed values are tensors on the chip; only the result is stored. (No mask yet:
+# every query sees every key.)
+#
+# **Predict:** how often is a row of keys loaded?
+
+
+# %%
+@triton.jit
+def look_kernel(q_ptr, k_ptr, v_ptr, mixed_ptr, n, D: tl.constexpr, BLOCK: tl.constexpr):
+    rows, dims = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, D)
+    q = tl.load(q_ptr + rows[:, None] * D + dims[None, :])
+    maximum = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    mixed = tl.zeros((BLOCK, D), tl.float32)
+    for start in range(0, n, BLOCK):
+        tile = (start + tl.arange(0, BLOCK))[:, None] * D + dims[None, :]
+        scores = tl.dot(q, tl.trans(tl.load(k_ptr + tile)))
+        higher = tl.maximum(maximum, tl.max(scores, axis=1))
+        shrink, weights = tl.exp(maximum - higher), tl.exp(scores - higher[:, None])
+        total = total * shrink + tl.sum(weights, axis=1)
+        mixed = mixed * shrink[:, None] + tl.dot(weights, tl.load(v_ptr + tile))
+        maximum = higher
+    tl.store(mixed_ptr + rows[:, None] * D + dims[None, :], mixed / total[:, None])
+
+
+looked = torch.zeros(64, 16)
+steps = record_programs(
+    lambda: look_kernel[(4,)](q, k, v, looked, 64, D=16, BLOCK=16),
+    **{"q": q, "k": k, "v": v, "mixed": looked},
+)
+torch.testing.assert_close(looked, (q @ k.T).softmax(-1) @ v, atol=1e-4, rtol=1e-4)
+stored = bytes_moved([each for each in steps if each.is_store])
+print(f"4 programs store {stored:,} bytes, and load {bytes_moved(steps) - stored:,}")
+picture(
+    rows_by_program(steps, {"q": 16, "k": 16, "mixed": 16}),
+    "A line for each of four programs: its own rows of q, all rows of k, its own of the result.",
+)
+
+# %% [markdown]
+# Every program loads all keys and values, so they are loaded once for every tile of queries: that
+# is the price. Twice as many queries in a tile, half the loads.
+#
+# ## Your turn: the kernel
+#
+# **Step 3** is yours: several heads that share KV heads, causal, for any number of tokens. So:
+# masks for rows that are not there, a mask on the diagonal, and an end of the loop behind the last
+# query's own key.
+#
+# Below it is put into the engine, and its bytes are counted as it runs, against a formula: queries
+# and results once; keys and values once for each tile of queries, as far as these see.
+
+# %%
+# exercise: minigen.kernels.gpu.flash.flash_kernel
+import triton.language as tl
+
+
+def flash_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    mixed_ptr,
+    num_new,
+    context,
+    scale,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Program (i, h): causal attention of `BLOCK_M` queries, from i * `BLOCK_M` on, of head h.
+
+    q and mixed are [num_new, Q_HEADS, HEAD_DIM], k and v [context, KV_HEADS, HEAD_DIM], each
+    contiguous; the queries are the last `num_new` of the `context` positions. Head h looks through
+    KV head h // (Q_HEADS // KV_HEADS). Scores are multiplied by `scale`. Takes `BLOCK_N` keys at a
+    time, none behind its last query's own. HEAD_DIM and both blocks are powers of two from 16 on.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+my_kernel = check(32, flash_kernel=flash_kernel)
+engine = load_model(weights="float32", attend=attend_by(flash_by(my_kernel)))
+few = SamplingParams(temperature=0, max_tokens=4)
+answer = engine.generate("The old lighthouse", few).text
+assert answer == llm.generate("The old lighthouse", few).text
+print(f"the engine, its prompt through this kernel in every layer: {answer!r}")
+
+q, k, v = (torch.randn(96, 1, 16) for _ in range(3))
+for block in (32, 16):
+    accesses = record_flash(my_kernel, q, k, v, torch.zeros_like(q), block, 16)
+    formula = 4 * numbers_moved(96, 96, 16, block)
+    assert bytes_moved(accesses) == formula
+    print(f"{block} queries a tile: {formula:,} bytes, counted and by the formula")
+picture(
+    rows_by_program(accesses, {"q": 16, "k": 16, "mixed": 16}),
+    "A line for each of six programs: rows of k are loaded up to the diagonal, a staircase.",
+)
+
+# %% [markdown]
+# ## The package's kernel
+#
+# The engine's has what yours has, and four things more: it finds keys and values through block
+# tables (chapter 22), takes all sequences of a batch in one launch, knows windows, and has the
+# loop twice, without the mask before the diagonal and with it there. Powers of two are cheaper than
+# of e, so `scale` has log2(e) in it.
+
+# %%
+from minigen.kernels.gpu import prefill
+
+show(prefill._fold_tiles.fn)
+q, keys, values = torch.randn(21, 4, 16), *torch.randn(2, 6, 8, 2, 16)  # 6 blocks of 8 slots
+tables, starts = torch.tensor([[4, 2, 0], [5, 1, 3]]), torch.tensor([0, 9, 21])
+batch = (q, keys, values, tables, starts, torch.tensor([9, 23]))
+with interpreted():
+    ours = prefill.flash_prefill_triton(*batch, most_new=12)
+torch.testing.assert_close(ours, prefill.flash_prefill_torch(*batch), atol=1e-4, rtol=1e-4)
+print("two sequences, 9 tokens of 9 and 12 of 23, through their tables: as chapter 14 has it")
+
+# %% [markdown]
+# ## What a tile may cost
+#
+# Larger tiles load less. But queries, scores and mixed values must find room in a program's
+# registers, and the tiles of keys and values in the memory that it has on the chip. Compiled for
+# two GPUs, without one, for heads of 128 numbers: what does not fit into registers is *spilled* to
+# memory, which is what we wanted to be rid of.
+
+# %%
+from minigen.kernels.gpu.machine_code import SHARED_MEMORY, machine_code
+
+on_gpu = [torch.empty(512, n, 128, dtype=torch.bfloat16, device="meta") for n in (32, 8, 8)]
+for chip, (block_m, block_n) in (
+    *(("sm_80", tile) for tile in ((32, 32), (64, 32), (128, 64))),
+    ("sm_90", (64, 32)),
+):
+    tile = flash_by(my_kernel, block_m, block_n)
+    (code,) = machine_code(chip, lambda tile=tile: tile(*on_gpu))
+    print(f"{chip}, {block_m:>3} queries by {block_n:>3} keys:", end=" ")
+    print(f"{mark(code.registers, 'registers')}, {mark(code.spilled, 'bytes spilled')},", end=" ")
+    print(f"{mark(code.shared, 'bytes')} of {SHARED_MEMORY[chip]:,}")
+
+# %% [markdown]
+# ## How much faster, then?
+#
+# Nothing here ran on a GPU, so we cannot say; bytes and operations give bounds. The least that the
+# written-out way moves: scores written and read, weights written and read, in bfloat16, and it
+# multiplies the masked half as well. In tiles, what is loaded again may come from memory, or from
+# the cache that all programs share (L2), if keys and values find room there: then memory gives them
+# once. One layer of Llama-3-8B's shape (32 heads of 128, 8 KV heads), 2,048 tokens:
+
+# %%
+h100, q_heads, kv_heads, head_dim, n = MACHINES["H100 SXM"], 32, 8, 128, 2048
+stored = score_tiles(n, n, 128, 64)
+pairs_computed = sum(each.pairs for each in stored if each.sight is not Sight.NOTHING)
+moved_once = 2 * (q_heads + kv_heads) * n * head_dim
+work = {  # numbers of 2 bytes, and scores
+    "written out": (q_heads * 4 * n * n + moved_once, n * n),
+    "in tiles": (q_heads * numbers_moved(n, n, head_dim, 128), pairs_computed),
+    "in tiles, with L2": (moved_once, pairs_computed),
+}
+least = {}
+for name, (numbers, pairs) in work.items():
+    flops = 4 * q_heads * head_dim * pairs
+    by_bytes, by_flops = 2 * numbers / h100.bandwidth, flops / h100.flops
+    least[name] = max(by_bytes, by_flops)
+    print(f"{name:<18}{2 * numbers / 1e6:>5.0f} MB, {by_bytes * 1e6:>4.0f} µs;", end=" ")
+    print(f"{flops / 1e9:>3.0f} billion operations, {by_flops * 1e6:>3.0f} µs")
+low, high = (least["written out"] / least[name] for name in list(work)[1:])
+print(f"at the limits of an {h100.name}: {low:.1f} to {high:.1f} times as fast")
+
+# %% [markdown]
+# Written out, memory is the limit; in tiles, it is arithmetic as soon as the cache helps. No kernel
+# reaches a chip's peak of arithmetic, so less than the bound remains. And it is attention alone:
+# the linear layers of a prompt stay as they were.
+#
+# ## What the production engines do beyond this
+#
+# - **vLLM** and **SGLang** call FlashAttention 2 and 3 or FlashInfer, which take block tables as
+#   ours does. Version 2 gave the warps of a program different queries, so that they need not talk;
+#   version 3, for Hopper, has some warps load while others multiply, and computes in FP8.
+# - **TensorRT-LLM** has its own fused kernels, chosen by chip, head size and precision.
+# - **TGI** packs sequences of all lengths without padding (`cu_seqlens`, our `starts`).
+# - **llama.cpp** has the same idea in C, CUDA and Metal behind `--flash-attn`; a quantised cache
+#   of values needs it.
+# - Where no one GPU holds a context, ring attention passes keys and values from GPU to GPU, and
+#   what each round has found is joined as `merge` does. (**DeepSpeed** deals out heads instead.)
+# - PyTorch's FlexAttention compiles such a kernel for masks and scores that a user writes.
+
+# %%
+fused = gains["a prompt of 2,048"]
+verdicts(
+    "32",
+    Claim(
+        "A 2,048-token score matrix costs about 16 MB a head",
+        f"{one_head / 2**20:.0f} MiB in float32; written out, a layer's {llm.config.q_heads} heads "
+        f"take {peaks['written out'][2048] / 1e6:.0f} MB at once",
+        "held",
+        "it is tokens x tokens x 4 bytes, and several such matrices are there at a time",
+    ),
+    Claim(
+        "FlashAttention costs none of it",
+        f"{peaks['a loop over tiles'][2048] / 1e6:.1f} MB at once, of which the result is "
+        f"{prompt[0].nbytes / 1e6:.1f}",
+        "held",
+        "one tile of scores is there at a time; memory grows with the tokens, not their square",
+    ),
+    Claim(
+        "FlashAttention is 2-4x faster in prefill",
+        f"torch's fused operator: {mark(fused, 'times')} here, on a CPU; on an {h100.name} bytes "
+        f"and operations allow {low:.1f} to {high:.1f} times",
+        "held within bounds",
+        "it is the traffic of scores that goes; how much that was depends on chip and length, and "
+        "no GPU was asked here",
+    ),
+    Claim(
+        "FlashAttention makes decoding faster, too",
+        f"one new token: scores are {row_of_scores / keys_and_values:.1%} of the bytes of keys and "
+        f"values; fused {mark(gains['one token after 2,048'], 'times')} as fast here",
+        "did not hold",
+        "one query has no matrix of scores; what is gained here are copies of keys and calls; on a "
+        "GPU, splitting the context over programs helps (chapter 33)",
+    ),
+)
+
+# %% [markdown]
+# **Next:** chapter 33, the other half of an engine's attention: one new token, a long context in
+# blocks, and `merge` once more.
