@@ -11,19 +11,14 @@ cannot be seen here; what its messages cost, can.
 """
 
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
 from typing import Any
 
-import torch
 from common import json_option, random_prompts, write_results
 
 from minigen import LLM, SamplingParams
-from minigen.parallel.comm import Comm, MessageCounters, local_comm
+from minigen.parallel.comm import MessageCounters
 from minigen.teach.message_cost import fit_link
+from minigen.teach.message_timing import time_all_reduces
 from minigen.trace import Event, EventKind
 
 SIZES = [2**power for power in range(8, 25, 2)]  # bytes
@@ -32,33 +27,9 @@ RANKS_OF_MODEL = 3
 STEPS = 40
 
 
-def sum_all(comm: Comm) -> dict[int, float]:
-    """Median seconds of an all-reduce by its bytes; every rank calls it."""
-    torch.set_num_threads(1)
-    medians = {}
-    for num_bytes in SIZES:
-        x, seconds = torch.zeros(num_bytes // 4), []
-        for _ in range(REPEATS):
-            begun = time.perf_counter()
-            comm.all_reduce(x)
-            seconds.append(time.perf_counter() - begun)
-        medians[num_bytes] = statistics.median(seconds)
-    return medians
-
-
 def of_group(num_ranks: int) -> dict[str, Any]:
     """Times among so many processes of this machine, and the line through them."""
-    with tempfile.TemporaryDirectory() as folder:
-        meeting = str(Path(folder) / "meeting")
-        others = [
-            subprocess.Popen(
-                [sys.executable, __file__, "--rank", str(rank), str(num_ranks), meeting]
-            )
-            for rank in range(1, num_ranks)
-        ]
-        medians = sum_all(local_comm(0, num_ranks, Path(meeting)))
-        for other in others:
-            other.wait()
+    medians = time_all_reduces(num_ranks, SIZES, REPEATS)
     link = fit_link("this machine", medians, num_ranks)
     return {
         "seconds_by_bytes": medians,
@@ -114,7 +85,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--rank"]:
-        sum_all(local_comm(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])))
-    else:
-        main()
+    main()

@@ -22,6 +22,7 @@ CHAPTERS = {  # chapter number -> the module of its checks
     "24": "minigen.teach.checks.scheduler",
     "25": "minigen.teach.checks.engine",
     "34": "minigen.teach.checks.cpu_kernels",
+    "41": "minigen.teach.checks.tensor_parallel",
     "51": "minigen.teach.checks.server",
     "52": "minigen.teach.checks.slo",
 }
