@@ -126,7 +126,7 @@ def test_a_bar_is_as_long_as_its_message_and_lanes_count_them() -> None:
     begins, ends = reduces[1].vertices[:, 0].min(), reduces[1].vertices[:, 0].max()
     assert (begins, ends) == pytest.approx((1.995, 2.995))
     texts = [text.get_text() for text in axes.texts]
-    assert texts[1] == "all-reduce: sums\n2 of 4.6 kB in all"
+    assert texts[1] == "all-reduce: sums\n2 messages, 4.6 kB"
     assert "5 messages" in axes.get_title(loc="left")
 
 

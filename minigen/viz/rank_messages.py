@@ -42,18 +42,15 @@ def messages_in_time(messages: Sequence[Event]) -> Figure:
     first = min(begun)
     made, axes = figure(9, 2.4)
     for lane, (kind, name) in enumerate(_NAMES.items()):
-        own = [
-            (start, each)
-            for start, each in zip(begun, messages, strict=True)
-            if each.kind is kind
-        ]  # fmt: skip
+        pairs = zip(begun, messages, strict=True)
+        own = [(start, each) for start, each in pairs if each.kind is kind]
         bars = [((start - first) / 1e6, each.counts["duration_ns"] / 1e6) for start, each in own]
         axes.axhline(lane, color=FAINT, linewidth=1, zorder=0)
         axes.broken_barh(bars, (lane - 0.3, 0.6), color=_COLOURS[kind], linewidth=0.3)
         num_bytes = sum(each.counts["bytes"] for _, each in own)
-        text = f"{name}\n{len(own)} of {_bytes(num_bytes)} in all"
-        axes.text(-0.01, lane, text, transform=axes.get_yaxis_transform(), ha="right", va="center",
-                  color=INK, fontsize=9)  # fmt: skip
+        text = f"{name}\n{len(own)} messages, {_bytes(num_bytes)}"
+        left = axes.get_yaxis_transform()
+        axes.text(-0.01, lane, text, color=INK, size=9, ha="right", va="center", transform=left)
     axes.set(yticks=[], ylim=(len(_NAMES) - 0.5, -0.5))
     axes.spines["left"].set_visible(False)
     axes.set_xlabel("ms since the step's first message", color=QUIET)

@@ -155,10 +155,8 @@ def wrong_split(name: str) -> Callable[..., Any]:
             after = x
         else:
             after = x + out
-        gate, up = (
-            layer.gate_up(rms_norm(after, layer.ffn_norm, eps))
-            .split(layer.gate_up.parts, dim=-1)
-        )  # fmt: skip
+        both = layer.gate_up(rms_norm(after, layer.ffn_norm, eps))
+        gate, up = both.split(layer.gate_up.parts, dim=-1)
         if name == "gate and up summed":
             gate, up = comm.all_reduce(gate.clone()), comm.all_reduce(up.clone())
         down = layer.down(swiglu(gate, up))

@@ -47,7 +47,8 @@ def _checkpoint() -> dict[str, StoredTensor]:
         for module, shape in SHAPES.items():
             shapes[f"{prefix}{module}.weight"] = shape
             shapes[f"{prefix}{module}.bias"] = shape[:1]
-    stored, first = {}, 0
+    stored: dict[str, StoredTensor] = {}
+    first = 0
     for name, shape in shapes.items():
         count = int(torch.tensor(shape).prod())
         numbers = torch.arange(first, first + count, dtype=torch.float32).reshape(shape)
@@ -57,8 +58,8 @@ def _checkpoint() -> dict[str, StoredTensor]:
 
 def _shares(part: Any, num_ranks: int) -> list[dict[str, StoredTensor]]:
     """What each rank gets; whatever is no dictionary of stored tensors is refused."""
-    tensors, found = _checkpoint(), []
-    before = set(tensors)
+    tensors = _checkpoint()
+    before, found = set(tensors), list[dict[str, StoredTensor]]()
     for rank in range(num_ranks):
         share = part(tensors, CONFIG, rank, num_ranks)
         expect(isinstance(share, dict), f"returned {type(share).__name__}; return a dictionary.")
@@ -93,7 +94,7 @@ def one_rank_has_all(part: Any) -> None:
 def some_outputs_are_some_stored_rows(part: Any) -> None:
     """two ranks, matrices whose outputs are dealt out:"""
     tensors, shares = _checkpoint(), _shares(part, 2)
-    for module in SHAPES.keys() - SUMMED:
+    for module in (each for each in SHAPES if each not in SUMMED):
         for name in (f"model.layers.1.{module}.weight", f"model.layers.1.{module}.bias"):
             for rank, right in enumerate(tensors[name].dequantise().chunk(2)):
                 _expect_share(shares, rank, name, right)
