@@ -128,7 +128,7 @@ right = swiglu(x @ gate.T, x @ up.T) @ down.T
 
 
 def feed_forward(comm):
-    """What one rank does; it has half of the units."""
+    """What one rank does, which has some of the units."""
     own_gate, own_up = (each.chunk(comm.num_ranks)[comm.rank] for each in (gate, up))
     own_down = down.chunk(comm.num_ranks, dim=1)[comm.rank]
     hidden = swiglu(x @ own_gate.T, x @ own_up.T)
@@ -217,15 +217,16 @@ for rank in range(3):
 
 llama_8b = config_of("Llama-3-8B")
 for num_ranks in (8, 16):
-    heads = [span(llama_8b, "kv_heads", rank, num_ranks).start // 128 for rank in range(num_ranks)]
+    spans = [span(llama_8b, "kv_heads", rank, num_ranks) for rank in range(num_ranks)]
+    heads = [each.start // llama_8b.head_dim for each in spans]
     print(f"{num_ranks:>2} ranks of Llama-3-8B, the KV heads on each: {heads}")
 
 # %% [markdown]
 # ## Three processes
 #
 # Now in earnest. `tensor_parallel=3` starts two more processes; with this one they are three. They
-# talk through **gloo**, a library for messages between CPUs. On GPUs the same three operations are
-# NCCL's, and the code above them is the same.
+# talk through **gloo**, a library for messages between CPUs. On GPUs engines have the same three
+# operations from NCCL.
 #
 # **Predict:** are the tokens the same? How many messages does one step take, with 30 layers?
 
