@@ -1,4 +1,4 @@
-"""A split model behind `minigen serve`: started by it, or by torchrun, it answers OpenAI's client."""
+"""A split model behind `minigen serve`, with workers of its own or of torchrun."""
 
 import re
 import signal
@@ -55,11 +55,13 @@ def served(*command: str) -> Iterator[str]:
 @pytest.mark.parametrize("command", [SERVE, [*TORCHRUN, *SERVE]], ids=["itself", "torchrun"])
 def test_a_split_model_answers_openais_client(model: Path, command: list[str]) -> None:
     expected = load_tiny(model).generate("abc", SamplingParams(temperature=0, max_tokens=20))
-    with served(*command, str(model), "--served-name", "tiny") as url:
-        with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-            for stream in (False, True):
-                answer = client.completions.create(
-                    model="tiny", prompt="abc", max_tokens=20, temperature=0, stream=stream
-                )
-                chunks = answer if stream else [answer]
-                assert "".join(each.choices[0].text for each in chunks) == expected.text
+    with (
+        served(*command, str(model), "--served-name", "tiny") as url,
+        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        for stream in (False, True):
+            answer = client.completions.create(
+                model="tiny", prompt="abc", max_tokens=20, temperature=0, stream=stream
+            )
+            chunks = answer if stream else [answer]
+            assert "".join(each.choices[0].text for each in chunks) == expected.text

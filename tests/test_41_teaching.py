@@ -71,14 +71,27 @@ def test_ranks_with_the_same_room_run_the_same_batches_however_little_it_is() ->
 
 
 def test_ranks_with_other_room_part_and_end_in_nonsense_or_nowhere() -> None:
-    right = serve_on_ranks(PROMPTS, [40, 40]).answers[0]
+    prompts = [*PROMPTS, [7, 7, 7, 2, 2, 2, 3]]
+    right = serve_on_ranks(prompts, [40, 40]).answers[0]
     ends = set()
-    for room in range(5, 14):
-        found = serve_on_ranks(PROMPTS, [room, room + 1])
+    for room in range(5, 16):
+        found = serve_on_ranks(prompts, [room, room + 1])
         if found.first_difference is not None:
             ends.add(found.stuck)
             assert found.answers[0] != right or found.answers[1] != right
     assert ends == {True, False}
+
+
+def test_a_preempted_request_may_return_on_one_rank_only() -> None:
+    found = serve_on_ranks([[5, 3, 8], [9, 1, 4], [2, 6, 6], [1, 1, 7]], [6, 7])
+    step = found.first_difference
+    assert step is not None
+    before, now = found.batches[step - 1], found.batches[step]
+    (returned,) = now[1].keys() - now[0].keys()
+    assert returned not in before[0]
+    assert before[0] == before[1]
+    assert returned in found.batches[0][0]
+    assert found.stuck
 
 
 def test_batches_are_filled_up_before_they_are_sent() -> None:

@@ -84,12 +84,14 @@ def wrong_shares(name: str) -> Callable[..., Any]:
                     made[key] = tensor
             elif matrix:
                 made[key] = tensor.columns(own.start, own.stop)
-            elif name == "row biases everywhere" or (rank == 0 and name != "row biases nowhere"):
-                made[key] = tensor
-            elif name == "row biases on the last rank" and rank == num_ranks - 1:
-                made[key] = tensor
-            if name == "row biases on the last rank" and not matrix and not column and rank == 0:
-                del made[key]
+            else:
+                holders = {
+                    "row biases everywhere": range(num_ranks),
+                    "row biases nowhere": (),
+                    "row biases on the last rank": (num_ranks - 1,),
+                }
+                if rank in holders.get(name, (0,)):
+                    made[key] = tensor
             if name == "read at once" and key in made:
                 made[key] = made[key].dequantise()
             if name == "copied" and key in made:
