@@ -355,6 +355,20 @@ split.close()
 
 # %%
 # exercise: minigen.parallel.shard.shard_tensors
+from collections.abc import Mapping
+
+from minigen.config import ModelConfig
+from minigen.model.weights import StoredTensor
+
+
+def shard_tensors(
+    tensors: Mapping[str, StoredTensor], config: ModelConfig, rank: int, num_ranks: int
+) -> dict[str, StoredTensor]:
+    """The rank's share of every tensor, still in the file: nobody reads another's bytes.
+
+    The bias of a row split is added once, so rank 0 alone has it.
+    """
+    raise NotImplementedError  # your turn
 
 
 # %%
@@ -375,6 +389,27 @@ by_hand.close()
 
 # %%
 # exercise: minigen.teach.split_layer.run_split_layer
+from jaxtyping import Float
+from torch import Tensor
+
+from minigen.model.transformer import AttendInLayer, Layer, Rotation
+from minigen.parallel.comm import Comm
+
+
+def run_split_layer(
+    layer: Layer,
+    x: Float[Tensor, "tokens hidden"],
+    rotation: Rotation,
+    attend: AttendInLayer,
+    head_dim: int,
+    norm_eps: float,
+    comm: Comm,
+) -> Float[Tensor, "tokens hidden"]:
+    """`run_layer` on one rank, whose `layer` has some of the heads, and a slice of the ffn.
+
+    All ranks have the same x, and the norms; all return what the whole layer would.
+    """
+    raise NotImplementedError  # your turn
 
 
 # %%
@@ -400,6 +435,30 @@ print("three threads, all layers by yours:", whole.tokenizer.decode(made))
 
 # %%
 # hunt: minigen.teach.hunts.ranks
+import torch
+
+from minigen.parallel.comm import Comm
+from minigen.teach.rank_schedulers import AgreedBlocks
+
+
+def agreed_blocks(comm: Comm, free_bytes: int, working_bytes: int, block_bytes: int) -> int:
+    """How many blocks every rank's pool has: as many as fit on all of them.
+
+    Each rank calls it with its own free memory, and what of it the rank needs to work in; a block
+    takes the same bytes on every rank.
+    """
+    everybodys = comm.all_gather(torch.tensor([free_bytes]))
+    left = int(everybodys.min()) - working_bytes
+    return left // block_bytes
+
+
+def test_agreed_blocks(agreed_blocks: AgreedBlocks) -> None:
+    """Assert what holds for every right `agreed_blocks`, and does not for the one above.
+
+    `on_ranks(agreed_blocks, [(free, working), ...], block_bytes)` of
+    minigen.teach.rank_schedulers has a rank for each pair, and returns what each says.
+    """
+    raise NotImplementedError  # your turn
 
 
 # %%
