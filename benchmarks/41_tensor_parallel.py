@@ -1,7 +1,7 @@
 """What messages between ranks cost here: `python benchmarks/41_tensor_parallel.py`.
 
 Two and three processes of this machine sum tensors of growing size over gloo: the time of one
-all-reduce is that of a ring's turns: each has a latency and its bytes, fitted to the medians. Then
+all-reduce is that of a ring's turns: each has a latency and its bytes, fitted to the times. Then
 the default model in float32 takes steps of one token and of eight, whole and split over 3 ranks
 (it has 9 query heads and 3 KV heads, so 2 cannot share it), with a thread for each rank; the
 messages of a step are counted, and the time in them is measured.
@@ -29,10 +29,10 @@ STEPS = 40
 
 def of_group(num_ranks: int) -> dict[str, Any]:
     """Times among so many processes of this machine, and the line through them."""
-    medians = time_all_reduces(num_ranks, SIZES, REPEATS)
-    link = fit_link("this machine", medians, num_ranks)
+    seconds = time_all_reduces(num_ranks, SIZES, REPEATS)
+    link = fit_link("this machine", seconds, num_ranks)
     return {
-        "seconds_by_bytes": medians,
+        "seconds_by_bytes": seconds,
         "seconds_of_a_turn": link.latency,
         "bytes_per_second": link.bandwidth,
     }

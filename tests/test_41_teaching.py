@@ -9,7 +9,7 @@ from minigen import LLM, SamplingParams
 from minigen.checkpoint import open_checkpoint
 from minigen.parallel.comm import SoloComm, run_ranks
 from minigen.parallel.shard import shard_tensors
-from minigen.teach.message_timing import medians, time_all_reduces
+from minigen.teach.message_timing import seconds_by_bytes, time_all_reduces
 from minigen.teach.rank_schedulers import Parted, message_size, on_ranks, serve_on_ranks
 from minigen.teach.split_layer import continue_split, run_split_layer
 from minigen.teach.using import using
@@ -107,8 +107,8 @@ def test_processes_time_all_reduces_of_every_size() -> None:
     found = time_all_reduces(2, sizes=[256, 65_536], repeats=2)
     assert list(found) == [256, 65_536]
     assert all(0 < seconds < 5 for seconds in found.values())
-    assert list(medians(SoloComm(), [64], 3)) == [64]
-    assert run_ranks(2, lambda comm: list(medians(comm, [64], 1))) == [[64], [64]]
+    assert list(seconds_by_bytes(SoloComm(), [64], 3)) == [64]
+    assert run_ranks(2, lambda comm: list(seconds_by_bytes(comm, [64], 1))) == [[64], [64]]
 
 
 def message(kind: EventKind, end_us: int, took_us: int, num_bytes: int = 100) -> Event:
@@ -139,7 +139,7 @@ def test_a_bar_is_as_long_as_its_message_and_lanes_count_them() -> None:
     begins, ends = reduces[1].vertices[:, 0].min(), reduces[1].vertices[:, 0].max()
     assert (begins, ends) == pytest.approx((1.995, 2.995))
     texts = [text.get_text() for text in axes.texts]
-    assert texts[1] == "all-reduce: sums\n2 messages, 4.6 kB"
+    assert texts[1] == "all-reduce: sums\n2 sent, 4.6 kB"
     assert "5 messages" in axes.get_title(loc="left")
 
 

@@ -48,7 +48,7 @@ def messages_in_time(messages: Sequence[Event]) -> Figure:
         axes.axhline(lane, color=FAINT, linewidth=1, zorder=0)
         axes.broken_barh(bars, (lane - 0.3, 0.6), color=_COLOURS[kind], linewidth=0.3)
         num_bytes = sum(each.counts["bytes"] for _, each in own)
-        text = f"{name}\n{len(own)} messages, {_bytes(num_bytes)}"
+        text = f"{name}\n{len(own)} sent, {_bytes(num_bytes)}"
         left = axes.get_yaxis_transform()
         axes.text(-0.01, lane, text, color=INK, size=9, ha="right", va="center", transform=left)
     axes.set(yticks=[], ylim=(len(_NAMES) - 0.5, -0.5))
