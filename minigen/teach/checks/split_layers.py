@@ -97,8 +97,10 @@ def _whole(num_tokens: int) -> Tensor:
     return run_layer(random_layer(), x, rotation, attention, HEAD_DIM, EPS)
 
 
-def _messages_left_out(*given: Any) -> Tensor:
-    return run_split_layer(*given[:-1], SoloComm())
+def _messages_left_out(
+    layer: Layer, x: Tensor, rotation: Any, attend: Any, head_dim: int, eps: float, comm: Comm
+) -> Tensor:
+    return run_split_layer(layer, x, rotation, attend, head_dim, eps, SoloComm())
 
 
 def _x_summed_too(

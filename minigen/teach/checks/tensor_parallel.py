@@ -44,9 +44,9 @@ def _checkpoint() -> dict[str, StoredTensor]:
     for layer_id in range(2):
         prefix = f"model.layers.{layer_id}."
         shapes[f"{prefix}input_layernorm.weight"] = (HIDDEN,)
-        for module, shape in SHAPES.items():
-            shapes[f"{prefix}{module}.weight"] = shape
-            shapes[f"{prefix}{module}.bias"] = shape[:1]
+        for module, sizes in SHAPES.items():
+            shapes[f"{prefix}{module}.weight"] = sizes
+            shapes[f"{prefix}{module}.bias"] = sizes[:1]
     stored: dict[str, StoredTensor] = {}
     first = 0
     for name, shape in shapes.items():
