@@ -31,16 +31,3 @@ def wait_until(happened: Callable[[], object], seconds: float = 5.0) -> None:
     while not happened():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
-
-
-def children_of(process_id: int) -> list[int]:
-    """All processes that a process has started, and those that these have, that still run."""
-    listed = subprocess.run(
-        ["ps", "-eo", "pid=,ppid=,stat="], capture_output=True, text=True, check=True
-    )
-    rows = [line.split() for line in listed.stdout.splitlines()]
-    found, new = [], [process_id]
-    while new:
-        new = [int(pid) for pid, parent, state in rows if int(parent) in new and state[0] != "Z"]
-        found += new
-    return found
