@@ -1,7 +1,7 @@
 """What messages between ranks cost here: `python benchmarks/41_tensor_parallel.py`.
 
 Two and three processes of this machine sum tensors of growing size over gloo: the time of one
-all-reduce is that of a ring's turns: each has a latency and its bytes, fitted to the medians. Then
+all-reduce is that of a ring's turns: each has a latency and its bytes, fitted to the times. Then
 the default model in float32 takes steps of one token and of eight, whole and split over 3 ranks
 (it has 9 query heads and 3 KV heads, so 2 cannot share it), with a thread for each rank; the
 messages of a step are counted, and the time in them is measured.
@@ -11,19 +11,14 @@ cannot be seen here; what its messages cost, can.
 """
 
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
 from typing import Any
 
-import torch
 from common import json_option, random_prompts, write_results
 
 from minigen import LLM, SamplingParams
-from minigen.parallel.comm import Comm, MessageCounters, local_comm
+from minigen.parallel.comm import MessageCounters
 from minigen.teach.message_cost import fit_link
+from minigen.teach.message_timing import time_all_reduces
 from minigen.trace import Event, EventKind
 
 SIZES = [2**power for power in range(8, 25, 2)]  # bytes
@@ -32,36 +27,12 @@ RANKS_OF_MODEL = 3
 STEPS = 40
 
 
-def sum_all(comm: Comm) -> dict[int, float]:
-    """Median seconds of an all-reduce by its bytes; every rank calls it."""
-    torch.set_num_threads(1)
-    medians = {}
-    for num_bytes in SIZES:
-        x, seconds = torch.zeros(num_bytes // 4), []
-        for _ in range(REPEATS):
-            begun = time.perf_counter()
-            comm.all_reduce(x)
-            seconds.append(time.perf_counter() - begun)
-        medians[num_bytes] = statistics.median(seconds)
-    return medians
-
-
 def of_group(num_ranks: int) -> dict[str, Any]:
     """Times among so many processes of this machine, and the line through them."""
-    with tempfile.TemporaryDirectory() as folder:
-        meeting = str(Path(folder) / "meeting")
-        others = [
-            subprocess.Popen(
-                [sys.executable, __file__, "--rank", str(rank), str(num_ranks), meeting]
-            )
-            for rank in range(1, num_ranks)
-        ]
-        medians = sum_all(local_comm(0, num_ranks, Path(meeting)))
-        for other in others:
-            other.wait()
-    link = fit_link("this machine", medians, num_ranks)
+    seconds = time_all_reduces(num_ranks, SIZES, REPEATS)
+    link = fit_link("this machine", seconds, num_ranks)
     return {
-        "seconds_by_bytes": medians,
+        "seconds_by_bytes": seconds,
         "seconds_of_a_turn": link.latency,
         "bytes_per_second": link.bandwidth,
     }
@@ -114,7 +85,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--rank"]:
-        sum_all(local_comm(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])))
-    else:
-        main()
+    main()

@@ -269,6 +269,7 @@ picture(drawn, "The same budget, its curve computed by your function.")
 # | [24](24_scheduler.ipynb) | scheduler | who runs in each step, and who waits |
 # | [25](25_engine.ipynb) | engine | the parts put together, yours among them |
 # | [34](34_cpu_kernels.ipynb) | CPU kernels | the same race on your own processor |
+# | [41](41_tensor_parallel.ipynb) | tensor parallel | one model, cut through all layers |
 # | [51](51_server.ipynb) | server | an API that OpenAI's clients can use |
 # | [52](52_slo.ipynb) | SLO | latency, goodput, and what to do about them |
 #

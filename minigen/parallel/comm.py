@@ -116,12 +116,15 @@ def thread_comms(num_ranks: int, timeout: float = 30.0) -> list[ThreadComm]:
     return [ThreadComm(rank, num_ranks, table) for rank in range(num_ranks)]
 
 
-def run_ranks(num_ranks: int, work: Callable[[ThreadComm], Result]) -> list[Result]:
+def run_ranks(
+    num_ranks: int, work: Callable[[ThreadComm], Result], timeout: float = 30.0
+) -> list[Result]:
     """`work(comm)` in one thread a rank; returns each rank's result, in order.
 
-    Raises what the first rank raised that failed by itself, not by waiting for another.
+    They wait `timeout` seconds for each other at most. Raises what the first rank raised that
+    failed by itself, not by waiting for another.
     """
-    comms = thread_comms(num_ranks)
+    comms = thread_comms(num_ranks, timeout)
     results: dict[int, Result] = {}
     errors: list[Exception] = []
 

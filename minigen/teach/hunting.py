@@ -22,6 +22,7 @@ HUNTS = {  # chapter number -> the module of its hunt
     "22": "minigen.teach.hunts.slots",
     "23": "minigen.teach.hunts.full_hit",
     "24": "minigen.teach.hunts.preempted",
+    "41": "minigen.teach.hunts.ranks",
 }
 
 

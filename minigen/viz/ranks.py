@@ -130,6 +130,7 @@ def message_times(
         line = [1e6 * turns * (link.latency + size / num_ranks / link.bandwidth) for size in sizes]
         axes.plot(sizes, line, color=color, label=f"{num_ranks} ranks")
     axes.set(xscale="log", yscale="log")
+    axes.tick_params(which="both", colors=QUIET, labelsize=9)
     axes.set_xlabel("bytes of the tensor (log scale)")
     axes.set_ylabel("µs (log scale)")
     axes.legend(frameon=False, loc="upper left")

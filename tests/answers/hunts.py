@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from minigen.cache.blocks import BlockAllocator
-from minigen.teach.hunts import full_hit, preempted, slots
+from minigen.teach.hunts import full_hit, preempted, ranks, slots
 from minigen.teach.toy_engine import right_slots, serve_toy
+from tests.answers import rank_hunt
 
 Test = Callable[[Any], object]
 
@@ -328,6 +329,29 @@ CATCHES = {
             "runs one at a time": OneByOne,
             "makes output a prompt": OutputIntoPrompt,
             "keeps the victim's blocks": KeepsItsBlocks,
+        },
+    ),
+    "41": Catches(
+        (rank_hunt.least_of_all, rank_hunt.agrees_and_fits),
+        COMMON
+        | {
+            "ranks are alike": (rank_hunt.ranks_alike, "it passes, and should fail"),
+            "wants agreement only": (rank_hunt.only_agreement, "takes what fits rank 0"),
+            "rank 0 is the small one": (rank_hunt.only_rank_0_is_small, "takes what fits rank 0"),
+            "has two ranks only": (rank_hunt.two_ranks_only, "first two ranks only"),
+            "looks at answers, where all are alike": (
+                rank_hunt.only_answers,
+                "it passes, and should fail",
+            ),
+            "wants what is wrong": (rank_hunt.wants_own_numbers, "should pass on the mended one"),
+        },
+        (ranks.HUNT.mended, *ranks.HUNT.right.values()),
+        {
+            "unchanged": ranks.agreed_blocks,
+            "wastes memory": rank_hunt.least_and_most,
+            "one fewer than fit": rank_hunt.one_fewer,
+            "only rank 0 asks": rank_hunt.only_rank_0_asks,
+            "none at all": rank_hunt.none_at_all,
         },
     ),
 }
