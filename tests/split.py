@@ -1,8 +1,9 @@
-"""A pytest plugin: no long tests unless asked for, and the time of each part at the end."""
+"""A pytest plugin: which tests run, what shares a process, and each part's time at the end."""
 
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = [item for item in items if not LEFT_OUT & {mark.name for mark in item.iter_markers()}]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n 2`, two processes take one group of tests after the other, the largest first."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return Groups(config, log)
+
+
+def group_of(nodeid: str) -> str:
+    """What a test shares a process with: its file, for the fixtures; all of chapter 34, since what
+    one of its tests has compiled the others find in their process's memory."""
+    file = nodeid.partition("::")[0]
+    return "chapter 34" if "test_34_" in file else file
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
