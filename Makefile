@@ -32,8 +32,8 @@ setup: ## create .venv with everything: server, notebooks, tests
 test: ## run every check and test that takes minutes at most, and every notebook
 	@$(ENVIRONMENT) cpu server notebooks test
 	@$(VENV) -m minigen pull
-	@$(VENV) -m tools.check
-	@$(VENV) -m pytest
+	@$(VENV) -m tools.check lint format types
+	@$(VENV) -m pytest -n 2
 	@$(VENV) -m tools.notebooks --check
 
 test-long: ## run the long tests too: large fuzz runs, repeated runs

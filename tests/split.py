@@ -1,14 +1,20 @@
-"""A pytest plugin: no long tests unless asked for, and the time of each part at the end."""
+"""A pytest plugin: which tests run, what shares a process, and each part's time at the end."""
 
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 from tests import typecheck as typecheck  # jaxtyping's option names it, but does not import it
 
 LEFT_OUT = {"long", "browser"}
+FIRST = [  # of several processes one would be at these alone, were they begun last
+    "chapter 34",
+    *("tests/test_41_processes.py", "tests/test_33_paged_attention.py", "tests/test_31_triton.py"),
+    *("tests/test_51_openapi.py", "tests/test_51_running.py", "tests/test_exercises.py"),
+]
 PARTS = {
     "0": "the map",
     "1": "one request",
@@ -21,12 +27,41 @@ PARTS = {
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests marked long or browser, unless `-m` was given."""
-    if config.option.markexpr:
-        return
+    """Leave out tests marked long or browser, unless `-m` was given; the longest groups first."""
+    if not config.option.markexpr:
+        _leave_out(config, items)
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: _rank(group_of(item.nodeid)))
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     kept = [item for item in items if not LEFT_OUT & {mark.name for mark in item.iter_markers()}]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
+
+
+def _rank(group: str) -> int:
+    return FIRST.index(group) if group in FIRST else len(FIRST)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n 2`, two processes take one group of tests after the other."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    config.option.loadscopereorder = False  # they are in order
+    return Groups(config, log)
+
+
+def group_of(nodeid: str) -> str:
+    """What a test shares a process with: its file, for the fixtures; all of chapter 34, since what
+    one of its tests has compiled the others find in their process's memory."""
+    file = nodeid.partition("::")[0]
+    return "chapter 34" if "test_34_" in file else file
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

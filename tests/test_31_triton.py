@@ -9,12 +9,8 @@ from minigen.kernels.gpu.machine_code import SHARED_MEMORY
 from tests.gpu.processes import assert_passes_interpreted, run_python
 
 
-def test_small_kernels_equal_their_twins_in_the_interpreter() -> None:
-    assert_passes_interpreted("equal_twins.py")
-
-
-def test_bytes_counted_in_the_interpreter_are_those_of_the_docstrings() -> None:
-    assert_passes_interpreted("counted_bytes.py")
+def test_small_kernels_equal_their_twins_and_move_the_bytes_of_their_docstrings() -> None:
+    assert_passes_interpreted("equal_twins.py", "counted_bytes.py")
 
 
 def compiled(chips: str, head_dims: str) -> list[dict]:

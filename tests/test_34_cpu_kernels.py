@@ -417,7 +417,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "no prefix cache": {"prefix_cache": False},
     "blocks of 32": {"block_size": 32},
     "preempted": {"num_blocks": 9, "max_sequences": 7},
-    "one thread": {"threads": 1},
+    "two threads": {"threads": 2},  # tests have one, else
     "static batches": {"scheduler": "static", "max_sequences": 3},
 }
 

@@ -135,15 +135,13 @@ def test_what_takes_too_long_to_finish_is_told_so(model: Path) -> None:
     ("arguments", "named"),
     [
         (["./no-such-model"], "There is no file or folder no-such-model"),
-        (["--max-sequences", "0"], "max_sequences must be"),
-        (["--keep-alive", "soon"], "keep_alive must be a time"),
-        (["--model", "a", "--model", "a"], "Two models are called the same"),
-        (["--model", "a", "--served-name", "x", "--served-name", "y"], "1 models and 2"),
         (["--host", "256.1.1.1"], "cannot listen at 256.1.1.1"),
         (["--port", "70000"], "cannot listen"),
     ],
 )
-def test_what_cannot_be_served_is_one_sentence(arguments: list[str], named: str) -> None:
+def test_what_shows_once_the_server_begins_is_one_sentence(
+    arguments: list[str], named: str
+) -> None:
     ended = subprocess.run(
         command(*arguments), capture_output=True, text=True, timeout=60, env={**os.environ}
     )
@@ -207,6 +205,10 @@ def test_keys_come_from_a_file_or_the_environment_and_requests_are_told_as_lines
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
+        (["--max-sequences", "0"], "max_sequences must be"),
+        (["--keep-alive", "soon"], "keep_alive must be a time"),
+        (["--model", "a", "--model", "a"], "Two models are called the same"),
+        (["--model", "a", "--served-name", "x", "--served-name", "y"], "1 models and 2"),
         (["--max-body", "much"], "max_body must be bytes"),
         (["--request-timeout", "0"], "request_timeout must be a number of seconds above 0"),
         (["--max-in-flight", "0"], "max_in_flight must be a whole number"),
@@ -217,7 +219,7 @@ def test_keys_come_from_a_file_or_the_environment_and_requests_are_told_as_lines
         (["--log-level", "loud"], "log_level must be one of"),
     ],
 )
-def test_an_impossible_limit_is_one_sentence(
+def test_an_impossible_option_is_one_sentence(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     arguments: list[str],
@@ -231,6 +233,7 @@ def test_an_impossible_limit_is_one_sentence(
     assert caught.value.code == 1
     said = capsys.readouterr().err
     assert named in said
+    assert said.count("\n") == 1
     assert "cret" not in said
 
 

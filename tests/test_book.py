@@ -23,8 +23,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def links(page: Path) -> list[str]:
-    soup = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
+def parsed(page: Path) -> BeautifulSoup:
+    return BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
+
+
+def links(soup: BeautifulSoup) -> list[str]:
     return [str(link["href"]) for link in soup.find_all("a", href=True)]
 
 
@@ -36,19 +39,19 @@ def num_pictures(notebook: Path) -> int:
 
 def test_the_contents_lead_to_every_chapter(pages: Path) -> None:
     wanted = [f"{path.stem}.html" for path in NOTEBOOKS]
-    assert links(pages / "index.html") == wanted
+    assert links(parsed(pages / "index.html")) == wanted
     assert all((pages / name).exists() for name in wanted)
 
 
 @pytest.mark.parametrize("stem", [path.stem for path in NOTEBOOKS])
 def test_a_page_has_its_figures_and_leads_to_its_neighbours(pages: Path, stem: str) -> None:
     page = pages / f"{stem}.html"
-    own = [each for each in links(page) if not re.match(r"https?://|#", each)]
+    soup = parsed(page)
+    own = [each for each in links(soup) if not re.match(r"https?://|#", each)]
     assert all((pages / each).exists() for each in own), own
     assert "index.html" in own
-    text = page.read_text(encoding="utf-8")
-    assert "widget-view+json" not in text
-    shown = BeautifulSoup(text, "html.parser").find_all("img")
+    assert "widget-view+json" not in page.read_text(encoding="utf-8")
+    shown = soup.find_all("img")
     figures = [each for each in shown if str(each.get("src")).startswith("data:image/png;base64,")]
     assert all(str(each["alt"]).endswith(".") for each in figures), "captions are sentences"
     assert len(figures) == num_pictures(ROOT / "notebooks" / f"{stem}.ipynb")

@@ -47,6 +47,13 @@ def answer(path: Path, text: str, dotted: str = "minigen.sampling.keep_top_p") -
     path.write_text(json.dumps(notebook), encoding="utf-8")
 
 
+def keep_only(folder: Path, chapter: str) -> None:
+    """Leave one chapter in a workspace: every untouched stub costs a process to judge it."""
+    for path in folder.rglob("*.ipynb"):
+        if not path.name.startswith(chapter):
+            path.unlink()
+
+
 def test_a_workspace_has_all_notebooks_and_exercises(tmp_path: Path) -> None:
     new = {str(path.relative_to(tmp_path)) for path in make_workspace(tmp_path)}
     assert {path.name for path in notebooks_folder().glob("[0-9]*.ipynb")} <= new
@@ -65,9 +72,7 @@ def test_a_second_time_completes_it_and_touches_no_work(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["16_sampling.ipynb", "exercises/16_sampling.ipynb"])
 def test_progress_finds_an_answer_wherever_it_was_written(tmp_path: Path, place: str) -> None:
     make_workspace(tmp_path)
-    for path in tmp_path.rglob("*.ipynb"):
-        if not path.name.startswith("16"):
-            path.unlink()
+    keep_only(tmp_path, "16")
     answer(tmp_path / place, RIGHT)
     found = {each.name: each for each in progress(tmp_path) if each.chapter == "16"}
     assert found["keep_top_p"].passed, found["keep_top_p"].message
@@ -77,6 +82,7 @@ def test_progress_finds_an_answer_wherever_it_was_written(tmp_path: Path, place:
 
 def test_progress_says_what_a_broken_answer_raises(tmp_path: Path) -> None:
     make_workspace(tmp_path)
+    keep_only(tmp_path, "16")
     for name in ("16_sampling.ipynb", "exercises/16_sampling.ipynb"):
         answer(tmp_path / name, "# exercise: minigen.sampling.keep_top_p\nimport no_such_module")
     standing = next(each for each in progress(tmp_path) if each.name == "keep_top_p")

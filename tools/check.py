@@ -2,14 +2,21 @@
 
 ruff (lint and format), mypy, the agreement of chapters, modules, tests and documents
 (`tests/test_project.py`), and that of notebooks: pairs, stubs, mirrors, budgets
-(`tests/test_notebooks.py`).
+(`tests/test_notebooks.py`). `python -m tools.check lint types` makes these checks alone; `make
+test` leaves out the last two, since it runs all of tests/.
 """
 
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
-PYTEST = ["pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
+AT_ONCE = 2
+PYTEST = [
+    *("pytest", "-q", "--no-header", "-p", "no:cacheprovider"),
+    *("-p", "no:schemathesis"),  # a second to import
+]
 CHECKS: dict[str, list[str]] = {
     "lint": ["ruff", "check", "--quiet"],
     "format": ["ruff", "format", "--quiet", "--check"],
@@ -19,20 +26,39 @@ CHECKS: dict[str, list[str]] = {
 }
 
 
-def main() -> None:
-    """Run all checks, even after one fails; exit with 1 if any did."""
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a check; `said` is all that it printed."""
+
+    name: str
+    passed: bool
+    seconds: float
+    said: str
+
+
+def main(wanted: list[str]) -> None:
+    """Run the named checks, or all, even after one fails; exit with 1 if any did."""
+    unknown = sorted(set(wanted) - set(CHECKS))
+    if unknown:
+        sys.exit(f"There is no check {', '.join(unknown)}; there are {', '.join(CHECKS)}.")
     failed = []
-    for name, command in CHECKS.items():
-        begun = time.perf_counter()
-        run = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
-        verdict = "ok" if run.returncode == 0 else "FAILED"
-        print(f"check {name:<10} {verdict:<7} {time.perf_counter() - begun:5.1f} s", flush=True)
-        if run.returncode:
-            failed.append(name)
-            print(run.stdout + run.stderr, flush=True)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for verdict in pool.map(_run, wanted or CHECKS):
+            word = "ok" if verdict.passed else "FAILED"
+            print(f"check {verdict.name:<10} {word:<7} {verdict.seconds:5.1f} s", flush=True)
+            if not verdict.passed:
+                failed.append(verdict.name)
+                print(verdict.said, flush=True)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 
 
+def _run(name: str) -> Verdict:
+    begun = time.perf_counter()
+    run = subprocess.run([sys.executable, "-m", *CHECKS[name]], capture_output=True, text=True)
+    seconds = time.perf_counter() - begun
+    return Verdict(name, run.returncode == 0, seconds, run.stdout + run.stderr)
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

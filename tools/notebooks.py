@@ -9,10 +9,14 @@ the package.
 """
 
 import argparse
+import os
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ import jupytext
 import nbformat
 from nbclient import NotebookClient
 
+from minigen.machine import num_cores
 from minigen.teach.hunting import cell_of
 from minigen.teach.stubs import mirror, stub
 from tools.chapters import ROOT
@@ -30,8 +35,11 @@ FILLED = {"=": mirror, "exercise:": stub, "hunt:": cell_of}
 CELL = "# %%"
 CELL_SECONDS = 120
 BUDGET_SECONDS = 60
+AT_ONCE = 2
+THREADS = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
 NBVAL = [
     *("-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:tests.split", "-o", "addopts="),
+    *("-p", "no:schemathesis"),  # a second to import
     *("--nbval", "--nbval-current-env", "--nbval-cell-timeout", str(CELL_SECONDS)),
     *("--nbval-kernel-startup-timeout", "60"),
     *("--nbval-sanitize-with", str(FOLDER / "nbval_sanitize.cfg")),
@@ -66,23 +74,62 @@ def main() -> None:
     ]
     if not sources:
         sys.exit("There is no such notebook.")
+    if options.check:
+        _check_all(sources)
+        return
     for source in sources:
         begun = time.perf_counter()
-        if options.check:
-            _check(source)
-        else:
-            _update(source)
-        seconds = time.perf_counter() - begun
-        over = f"  over its {BUDGET_SECONDS} s" if seconds > BUDGET_SECONDS else ""
-        print(f"{source.stem:<20} {seconds:5.1f} s{over}", flush=True)
-        if seconds > 2 * BUDGET_SECONDS:  # a busy machine may take twice as long
-            sys.exit(f"{source.stem} takes {seconds:.0f} s; its budget is {BUDGET_SECONDS} s.")
+        _update(source)
+        _tell(source, time.perf_counter() - begun, 1)
 
 
-def _check(source: Path) -> None:
+@dataclass(frozen=True)
+class Run:
+    """A pair that was run and compared; `said` is all that was printed on the way."""
+
+    source: Path
+    seconds: float
+    failed: bool
+    said: str
+
+
+def _check_all(sources: list[Path]) -> None:
+    """Check pairs two at a time, in kernels that have half of the processors each."""
+    at_once = min(AT_ONCE, len(sources), num_cores())
+    threads = str(num_cores() // at_once)
+    environment = os.environ | (dict.fromkeys(THREADS, threads) if at_once > 1 else {})
+    with ThreadPoolExecutor(at_once) as pool:
+        runs = [pool.submit(_check, source, environment) for source in sources]
+        try:
+            for run in as_completed(runs):
+                _judge(run.result(), at_once)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _check(source: Path, environment: Mapping[str, str]) -> Run:
+    begun = time.perf_counter()
     command = [sys.executable, "-m", "pytest", *NBVAL, str(source.with_suffix(".ipynb"))]
-    if subprocess.run(command, cwd=ROOT).returncode:
-        sys.exit(f"{source.stem} failed; the lines above name the cell.")
+    run = subprocess.run(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    seconds = time.perf_counter() - begun
+    return Run(source, seconds, run.returncode != 0, run.stdout.decode(errors="replace"))
+
+
+def _judge(run: Run, at_once: int) -> None:
+    print(run.said, end="", flush=True)
+    if run.failed:
+        sys.exit(f"{run.source.stem} failed; the lines above name the cell.")
+    _tell(run.source, run.seconds, at_once)
+
+
+def _tell(source: Path, seconds: float, at_once: int) -> None:
+    """Print what a pair took; end if that is twice what it may take, as on a busy machine."""
+    over = f"  over its {BUDGET_SECONDS} s" if seconds > BUDGET_SECONDS * at_once else ""
+    print(f"{source.stem:<20} {seconds:5.1f} s{over}", flush=True)
+    if seconds > 2 * BUDGET_SECONDS:
+        sys.exit(f"{source.stem} takes {seconds:.0f} s; its budget is {BUDGET_SECONDS} s.")
 
 
 def _update(source: Path) -> None:

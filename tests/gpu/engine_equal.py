@@ -17,26 +17,31 @@ GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 PROMPTS = ["a", "a prompt of thirty bytes and one.", "of seventeen such"]
 
 
-@pytest.fixture(params=["qwen3", "mistral-window"])
-def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    save_model(tmp_path, request.param, vocab_size=TINY_VOCAB, num_hidden_layers=2)
-    save_tokenizer(tmp_path)
-    return tmp_path
+def saved(variant: str, directory: Path) -> Path:
+    save_model(directory, variant, vocab_size=TINY_VOCAB, num_hidden_layers=2)
+    save_tokenizer(directory)
+    return directory
 
 
 def load(directory: Path, **options: object) -> LLM:
     return LLM.load(directory, weights="float32", max_batch_tokens=40, **options)
 
 
-def test_attention_in_triton_gives_the_tokens_of_torch(directory: Path) -> None:
+def test_attention_in_triton_gives_the_tokens_of_torch(tmp_path: Path) -> None:
+    directory = saved("qwen2-window", tmp_path)  # its first layer sees everything
     expected = load(directory).generate(PROMPTS, GREEDY)
     with_kernels = load(directory, attend="triton")
+    assert with_kernels.config.sliding_windows == (None, 7)
     assert with_kernels.describe()["attention"] == "attend_triton"
     ours = with_kernels.generate(PROMPTS, GREEDY)
     assert [each.token_ids for each in ours] == [each.token_ids for each in expected]
 
 
-def test_the_runner_of_kernels_gives_the_logits_of_the_plain_one(directory: Path) -> None:
+@pytest.mark.parametrize("variant", ["qwen3", "mistral-window"])
+def test_the_runner_of_kernels_gives_the_logits_of_the_plain_one(
+    variant: str, tmp_path: Path
+) -> None:
+    directory = saved(variant, tmp_path)
     llm, expected = load(directory), load(directory)
     plain, config = llm.engine.runner, llm.config
     model = kernel_model(plain.model, config.max_positions, torch.device("cpu"))
