@@ -1,6 +1,8 @@
 """Figures of chapter 31 show the loads and stores that they are given."""
 
 from minigen.teach.accesses import Access, bytes_moved, bytes_required
+from minigen.teach.operators import Operator
+from minigen.viz.fusion import fused_bytes, lanes_in_use
 from minigen.viz.programs import draw_programs
 from minigen.viz.style import CYCLE, FAINT
 
@@ -44,3 +46,18 @@ def test_what_nobody_touches_stays_white() -> None:
     made = draw_programs([Access((0, 0, 0), True, "out", (0,), 2)], SHAPES)
     assert colour_at(made, 0, 0, 0) == "#ffffff"
     assert "not touched" in made.axes[0].get_title(loc="left")
+
+
+def test_operators_lie_in_a_row_and_their_kernel_below() -> None:
+    apart = {"norm": [Operator("add", 2000, 1000), Operator("mul", 500, 500)]}
+    made = fused_bytes(apart, {"norm": 1500})
+    bars = [(bar.get_x(), bar.get_width()) for bar in made.axes[0].patches]
+    assert bars == [(0, 3), (3, 1), (0, 1.5)]
+    assert [text.get_text() for text in made.axes[0].texts] == ["2 operators", "1 kernel"]
+
+
+def test_lanes_that_no_number_uses_are_pale() -> None:
+    made = lanes_in_use(576, (64, 1024))
+    widths = [bar.get_width() for bar in made.axes[0].patches]
+    assert widths == [576, 0, 576, 448]
+    assert "1 x 1,024, 56% in use" in made.axes[0].texts[1].get_text()

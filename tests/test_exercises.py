@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from minigen.teach.exercises import CHAPTERS, Exercise, exercises
+from minigen.teach.interpreted import HAS_TRITON
 from minigen.teach.judge import verdict_on
 from minigen.teach.stubs import dotted_name, find_object, stub
 from tests.answers import Answers
@@ -19,7 +20,12 @@ ANSWERS: dict[tuple[str, str], Answers] = {
     for chapter, module in CHAPTERS.items()
     for name, answers in import_module(f"tests.answers.{module.split('.')[-1]}").ANSWERS.items()
 }
-EXERCISES = [(chapter, name) for chapter in CHAPTERS for name in exercises(chapter)]
+EXERCISES = [
+    (chapter, name)
+    for chapter in CHAPTERS
+    for name in exercises(chapter)
+    if HAS_TRITON or chapter not in ("31", "32", "33")
+]
 
 
 def exercise_of(key: tuple[str, str]) -> Exercise:
@@ -46,7 +52,7 @@ def time_limit(seconds: int) -> Generator[None, None, None]:
 
 
 def test_every_exercise_has_enough_answers() -> None:
-    assert list(ANSWERS) == EXERCISES
+    assert [key for key in ANSWERS if key in EXERCISES] == EXERCISES
     for key, answers in ANSWERS.items():
         assert len(answers.right) >= 2, f"{key} needs two right answers written otherwise"
         assert len(answers.wrong) >= 8, f"{key} needs eight wrong answers"

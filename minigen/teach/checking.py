@@ -89,11 +89,13 @@ def judge(chapter: str, exercise: Exercise, part: Any, seconds: float = SECONDS)
 
 
 class _Unwrapping(cloudpickle.Pickler):
-    """Sends functions as they were written, without what checks their shapes in the notebook."""
+    """Sends functions as they were written: no checks of shapes around them, no `triton.jit`."""
 
     def reducer_override(self, found: Any) -> Any:
         if isinstance(found, FunctionType) and hasattr(found, "__wrapped__"):
             found = inspect.unwrap(found)
+        elif type(found).__module__.startswith("triton.runtime"):  # a kernel is its function
+            found = found.fn
         return super().reducer_override(found)
 
 

@@ -21,6 +21,7 @@ CHAPTERS = {  # chapter number -> the module of its checks
     "23": "minigen.teach.checks.prefix",
     "24": "minigen.teach.checks.scheduler",
     "25": "minigen.teach.checks.engine",
+    "31": "minigen.teach.checks.first_kernels",
     "33": "minigen.teach.checks.paged_attention",
     "34": "minigen.teach.checks.cpu_kernels",
     "51": "minigen.teach.checks.server",

@@ -74,7 +74,7 @@ def imports_of(module: Any, code: ast.Module) -> list[str]:
     used = {node.id for node in ast.walk(code) if isinstance(node, ast.Name)}
     tree = ast.parse(inspect.getsource(module))
     found = []
-    for node in tree.body:
+    for node in _statements(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [each for each in node.names if (each.asname or each.name) in used]
             used -= {each.asname or each.name for each in names}
@@ -90,6 +90,12 @@ def imports_of(module: Any, code: ast.Module) -> list[str]:
         package = statement.split()[1].partition(".")[0]
         groups[1 + (package == "minigen") - (package in sys.stdlib_module_names)].append(statement)
     return "\n\n".join("\n".join(group) for group in groups if group).splitlines()
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """A module's statements, and those that it tries."""
+    for node in tree.body:
+        yield from node.body if isinstance(node, ast.Try) else [node]
 
 
 def _defined(tree: ast.Module) -> Iterator[str]:

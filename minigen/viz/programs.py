@@ -20,6 +20,7 @@ def draw_programs(
     accesses: Sequence[Access],
     shapes: Mapping[str, tuple[int, int]],
     program: Program | None = None,
+    width: float = 9.0,
 ) -> Figure:
     """Each tensor as rows and columns; an element has the colour of the program that touched it.
 
@@ -28,7 +29,7 @@ def draw_programs(
     """
     programs = sorted({access.program for access in accesses})
     rows = max(num_rows for num_rows, _ in shapes.values())
-    made, axes = figure(9.0, 1.4 + 0.22 * max(rows, 4), ncols=len(shapes), squeeze=False)
+    made, axes = figure(width, 1.4 + 0.22 * max(rows, 4), ncols=len(shapes), squeeze=False)
     for each, (name, shape) in zip(axes.flat, shapes.items(), strict=True):
         own = [access for access in accesses if access.tensor == name]
         _draw_tensor(each, own, shape, programs, program)

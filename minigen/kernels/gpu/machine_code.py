@@ -78,6 +78,7 @@ def _compile(
     chip: str, kernel: JITFunction, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> MachineCode:
     options = {name: named.pop(name) for name in _OPTIONS if name in named}
+    options.setdefault("enable_fp_fusion", True)  # unsaid, Triton 3.9 warns of its own default
     values = dict(zip(kernel.arg_names, arguments, strict=False)) | named
     constants = _constants(kernel, values)
     signature, attributes = {}, {}

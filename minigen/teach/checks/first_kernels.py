@@ -1,0 +1,254 @@
+"""Checks of chapter 31: kernels run program by program, and every load and store is watched."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from math import ceil
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minigen.errors import OptionError
+from minigen.kernels.gpu.first import add_scaled, rms_norm_rows, silu_multiply
+from minigen.teach.accesses import Access
+from minigen.teach.checks.first_words import ADD_SCALED, RMS_NORM_ROWS, SILU_MULTIPLY
+from minigen.teach.exercises import Exercise
+from minigen.teach.interpreted import launch, record, tl
+from minigen.teach.messages import Wrong, expect, expect_close
+
+Kernel = Callable[..., None]
+UNTOUCHED = 99.0  # stands where nothing is to be written
+
+
+def _random(*shape: int, seed: int = 31) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _watched(
+    part: Any, grid: tuple[int, ...], given: tuple[Any, ...], block: int, **tensors: Tensor
+) -> list[Access]:
+    """The loads and stores of a kernel's programs; those outside of the tensors are told."""
+    kernel = _detached(part)
+    try:
+        with np.errstate(all="ignore"):  # a GPU says nothing of overflows either
+            return record(lambda: launch(kernel, grid, *given, BLOCK=block), **tensors)
+    except (IndexError, OptionError) as error:
+        raise Wrong(str(error)) from None
+
+
+def _detached(part: Any) -> Any:
+    """The function without the place of its source, which is not there where a check is run."""
+    function = getattr(part, "fn", part)
+    expect(isinstance(function, FunctionType), f"is {part!r}; it should be a function.")
+    code = function.__code__.replace(co_filename="<your kernel>")
+    names = function.__defaults__, function.__closure__
+    made = FunctionType(code, {"tl": tl} | function.__globals__, function.__name__, *names)
+    made.__annotations__ = function.__annotations__
+    return made
+
+
+def _expect_touched(
+    accesses: Iterable[Access], tensor: str, is_store: bool, expected: Iterable[int], times: int = 1
+) -> None:
+    """Each expected number of a tensor must be touched so many times, and no other one."""
+    verb, done = ("stores", "stored") if is_store else ("loads", "loaded")
+    wanted, counts = set(expected), Counter[int]()
+    for access in accesses:
+        if access.tensor == tensor and access.is_store == is_store:
+            counts.update(access.offsets)
+            for offset in access.offsets:
+                if offset not in wanted:
+                    raise Wrong(
+                        f"program {access.program} {verb} number {offset} of {tensor}, which it "
+                        "should leave alone."
+                    )
+    for offset in sorted(wanted):
+        if counts[offset] != times:
+            raise Wrong(
+                f"number {offset} of {tensor} is {done} {counts[offset]} times; it should be "
+                f"{done} {times} times."
+            )
+
+
+def _summed(part: Kernel, num: int, block: int, behind: int = 0) -> None:
+    """x + 2.5 y, of the first `num` numbers of tensors that have more."""
+    x, y = _random(num + behind), _random(num + behind, seed=32)
+    total = torch.full_like(x, UNTOUCHED)
+    given = (x, y, total, num, 2.5)
+    accesses = _watched(part, (ceil(num / block),), given, block, x=x, y=y, sum=total)
+    right = torch.cat([(x + 2.5 * y)[:num], total.new_full((behind,), UNTOUCHED)])
+    expect_close(total, right, "sum", ("number",))
+    for name, is_store in (("x", False), ("y", False), ("sum", True)):
+        _expect_touched(accesses, name, is_store, range(num))
+        _expect_touched(accesses, name, not is_store, ())
+
+
+def one_program_adds_a_whole_block(part: Kernel) -> None:
+    """eight numbers, one program with a block of eight:"""
+    _summed(part, 8, 8)
+
+
+def each_program_has_a_block_of_its_own(part: Kernel) -> None:
+    """twelve numbers, three programs with blocks of four:"""
+    _summed(part, 12, 4)
+
+
+def the_last_block_is_not_full(part: Kernel) -> None:
+    """ten numbers, three programs with blocks of four:"""
+    _summed(part, 10, 4)
+
+
+def what_lies_behind_is_left_alone(part: Kernel) -> None:
+    """the first seven of twelve numbers, two programs with blocks of four:"""
+    _summed(part, 7, 4, behind=5)
+
+
+def a_block_may_be_larger_than_all(part: Kernel) -> None:
+    """five numbers, one program with a block of sixteen:"""
+    _summed(part, 5, 16)
+
+
+def _mixed(part: Kernel, gate_up: Tensor, block: int, tolerance: float = 1e-4) -> None:
+    """SiLU(gate) x up of the halves of each row."""
+    rows, columns = len(gate_up), gate_up.shape[1] // 2
+    gate, up = gate_up.chunk(2, dim=-1)
+    mixed = torch.full((rows, columns), UNTOUCHED, dtype=gate_up.dtype)
+    given = (gate, up, mixed, columns, gate_up.stride(0))
+    grid = (rows, ceil(columns / block))
+    accesses = _watched(part, grid, given, block, gate_and_up=gate_up, mixed=mixed)
+    right = gate.double().sigmoid() * gate.double() * up.double()
+    expect_close(mixed, right, "mixed", ("row", "column"), tolerance)
+    _expect_touched(accesses, "gate_and_up", False, range(gate_up.numel()))
+    _expect_touched(accesses, "mixed", True, range(mixed.numel()))
+    _expect_touched(accesses, "gate_and_up", True, ())
+    _expect_touched(accesses, "mixed", False, ())
+
+
+def one_row_is_mixed(part: Kernel) -> None:
+    """one row of eight columns, one program with a block of eight:"""
+    _mixed(part, _random(1, 16), 8)
+
+
+def rows_begin_a_stride_apart(part: Kernel) -> None:
+    """three rows of eight columns, gate and up side by side, so that their stride is 16:"""
+    _mixed(part, _random(3, 16), 8)
+
+
+def programs_share_a_row(part: Kernel) -> None:
+    """two rows of twelve columns, three programs a row with blocks of four:"""
+    _mixed(part, _random(2, 24), 4)
+
+
+def the_end_of_a_row_is_not_the_next(part: Kernel) -> None:
+    """three rows of ten columns, three programs a row with blocks of four:"""
+    _mixed(part, _random(3, 20), 4)
+
+
+def gates_may_be_of_any_size(part: Kernel) -> None:
+    """gates far above 0, where the sigmoid is 1, and far below, where it is 0:"""
+    _mixed(part, torch.tensor([[20.0, 200.0, -200.0, -20.0, 3.0, -2.0, 5.0, 7.0]]), 4)
+
+
+def sixteen_bits_are_mixed_in_float32(part: Kernel) -> None:
+    """numbers in float16, as an engine has them:"""
+    _mixed(part, 3 * _random(2, 16).half(), 8, tolerance=2e-3)
+
+
+def _normalised(
+    part: Kernel, x: Tensor, weight: Tensor, eps: float, block: int, tolerance: float = 1e-4
+) -> None:
+    """Each row of x over its root mean square, times weight."""
+    rows, columns = x.shape
+    made = torch.full_like(x, UNTOUCHED)
+    given = (x, weight, made, columns, eps)
+    accesses = _watched(part, (rows,), given, block, x=x, weight=weight, normalised=made)
+    expect(
+        not made.isnan().any(),
+        "numbers are nan. A lane that the mask leaves out holds anything, unless other= says "
+        "what; it must not count in a sum.",
+    )
+    wide = x.double()
+    right = wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+    expect_close(made, right, "normalised", ("row", "column"), tolerance)
+    _expect_touched(accesses, "x", False, range(x.numel()))
+    _expect_touched(accesses, "weight", False, range(columns), times=rows)
+    _expect_touched(accesses, "normalised", True, range(x.numel()))
+    for name, is_store in (("x", True), ("weight", True), ("normalised", False)):
+        _expect_touched(accesses, name, is_store, ())
+
+
+def a_row_is_divided_by_its_root_mean_square(part: Kernel) -> None:
+    """the row 1, 1, 7, 7, whose root mean square is 5, in a block of four:"""
+    _normalised(part, torch.tensor([[1.0, 1.0, 7.0, 7.0]]), torch.ones(4), 0.0, 4)
+
+
+def each_program_has_its_row(part: Kernel) -> None:
+    """three rows of eight columns, of different sizes:"""
+    sizes = torch.tensor([[1.0], [10.0], [0.1]])
+    _normalised(part, sizes * _random(3, 8), torch.ones(8), 0.0, 8)
+
+
+def each_column_has_its_weight(part: Kernel) -> None:
+    """two rows of four columns, whose weights are 1, 2, 3 and -1:"""
+    _normalised(part, _random(2, 4), torch.tensor([1.0, 2.0, 3.0, -1.0]), 0.0, 4)
+
+
+def a_row_may_be_shorter_than_its_block(part: Kernel) -> None:
+    """three rows of five columns, in blocks of eight:"""
+    _normalised(part, _random(3, 5), _random(5, seed=33), 0.0, 8)
+
+
+def eps_is_added_to_the_mean_square(part: Kernel) -> None:
+    """eps = 0.16, and a row of zeros:"""
+    x = torch.tensor([[0.3, -0.3, 0.3], [0.0, 0.0, 0.0]])
+    _normalised(part, x, torch.ones(3), 0.16, 4)
+
+
+def squares_do_not_overflow_in_sixteen_bits(part: Kernel) -> None:
+    """numbers in float16 whose squares are too large for it:"""
+    x = torch.tensor([[1000.0, 1000.0, 7000.0, -7000.0]]).half()
+    _normalised(part, x, torch.ones(4).half(), 1e-5, 4, tolerance=2e-3)
+
+
+EXERCISES = (
+    Exercise(
+        "add_scaled",
+        add_scaled,
+        (
+            one_program_adds_a_whole_block,
+            each_program_has_a_block_of_its_own,
+            the_last_block_is_not_full,
+            what_lies_behind_is_left_alone,
+            a_block_may_be_larger_than_all,
+        ),
+        **ADD_SCALED,
+    ),
+    Exercise(
+        "silu_multiply",
+        silu_multiply,
+        (
+            one_row_is_mixed,
+            rows_begin_a_stride_apart,
+            programs_share_a_row,
+            the_end_of_a_row_is_not_the_next,
+            gates_may_be_of_any_size,
+            sixteen_bits_are_mixed_in_float32,
+        ),
+        **SILU_MULTIPLY,
+    ),
+    Exercise(
+        "rms_norm_rows",
+        rms_norm_rows,
+        (
+            a_row_is_divided_by_its_root_mean_square,
+            each_program_has_its_row,
+            each_column_has_its_weight,
+            a_row_may_be_shorter_than_its_block,
+            eps_is_added_to_the_mean_square,
+            squares_do_not_overflow_in_sixteen_bits,
+        ),
+        **RMS_NORM_ROWS,
+    ),
+)

@@ -1,0 +1,124 @@
+"""Triton's interpreter for a while: kernels run on the CPU, and can be compiled before and after.
+
+Triton decides when it is imported: under TRITON_INTERPRET=1 it interprets every kernel, otherwise
+none. Here a process has both. What the interpreter changes in Triton's language is put back. Where
+Triton is not installed this can be imported all the same, and what it has says so when it is used.
+"""
+
+import inspect
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor
+
+from minigen.teach.accesses import Access
+from minigen.teach.needing import need_triton
+
+HAS_TRITON = find_spec("triton") is not None
+
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
+    from triton.runtime import interpreter
+    from triton.runtime.interpreter import InterpretedFunction, InterpreterError
+    from triton.runtime.jit import JITFunction
+else:
+    tl = SimpleNamespace(constexpr=int)
+
+__all__ = ["HAS_TRITON", "interpreted", "launch", "record", "tl"]
+
+
+@contextmanager
+def interpreted() -> Generator[None, None, None]:
+    """While the block runs, kernels that are launched run in the interpreter, program by program.
+
+    Their tensors are on the CPU. What a kernel raises is raised as it is. Raises `OptionError`
+    where there is no Triton.
+    """
+    need_triton()
+    if JITFunction.run is _run:  # within another such block
+        yield
+        return
+    places = _places()
+    before = [(place, dict(vars(place))) for place in places]
+    try:
+        interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+        for name, member in dict(vars(tl.tensor)).items():
+            if isinstance(member, JITFunction):
+                setattr(tl.tensor, name, _method(member))
+        with patch.object(JITFunction, "run", _run), patch.object(JITFunction, "__call__", _call):
+            yield
+    finally:
+        for place, names in before:
+            _put_back(place, names)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Start a kernel's programs: interpreted where its tensors are on a CPU, else on their GPU.
+
+    `kernel` may be a plain function, of which `triton.jit` would make a kernel. Raises what the
+    kernel raises, and `OptionError` where there is no Triton.
+    """
+    kernel = inspect.unwrap(kernel)
+    if all(each.device.type == "cpu" for each in arguments if isinstance(each, Tensor)):
+        with interpreted():
+            _run(kernel, *arguments, grid=grid, warmup=False, **constants)
+    else:
+        made = triton.jit(kernel) if inspect.isfunction(kernel) else kernel
+        made[grid](*arguments, **constants)
+
+
+def record(run: Callable[[], object], **tensors: Tensor) -> list[Access]:
+    """`minigen.teach.programs.record_programs`; raises `OptionError` where there is no Triton."""
+    need_triton()
+    found: list[Access] = import_module("minigen.teach.programs").record_programs(run, **tensors)
+    return found
+
+
+def _places() -> tuple[Any, ...]:
+    """Whatever the interpreter changes attributes of."""
+    core = tl.core
+    return tl, core, tl.math, tl.tensor, tl.dtype, tl.condition, core.tensor_descriptor_base
+
+
+def _run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
+    """Stands in for `JITFunction.run`, which would look for a GPU."""
+    function = kernel if inspect.isfunction(kernel) else kernel.fn
+    try:
+        _interpretable(function).run(*arguments, grid=grid, warmup=warmup, **named)
+    except InterpreterError as error:
+        raise _cause(error) from None
+
+
+def _call(function: Any, *arguments: Any, **named: Any) -> Any:
+    """Stands in for the call of one jit function by another."""
+    return _interpretable(function.fn).rewrite()(*arguments, **named)
+
+
+@cache
+def _interpretable(function: Callable[..., Any]) -> Any:
+    return InterpretedFunction(function)
+
+
+def _method(function: Any) -> Callable[..., Any]:
+    return lambda *arguments, **named: function(*arguments, **named)
+
+
+def _cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _put_back(place: Any, names: dict[str, Any]) -> None:
+    for name in vars(place).keys() - names.keys():
+        delattr(place, name)
+    for name, value in names.items():
+        if vars(place).get(name) is not value:
+            setattr(place, name, value)

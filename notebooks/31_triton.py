@@ -1,0 +1,531 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 31 · First kernels in Triton
+#
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/minigen/minigen/blob/main/notebooks/31_triton.ipynb)
+# [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=notebooks/31_triton.ipynb)
+#
+# Between two products of a layer stand small steps: a norm, a rotation, a gate. They compute next
+# to nothing, and yet they take time. This chapter writes them as *kernels*: functions that a GPU
+# runs many times at once, each on its own piece. You need no GPU for it. The kernels run in an
+# interpreter on your processor, which shows what every one of them touches, and they are compiled
+# to real machine code for GPUs that are not here.
+#
+# **Afterwards you can** say what a program instance, a block, a mask and a stride are, write a
+# kernel, count the bytes that it moves against those that it must, and read what the compiler made
+# of it.
+
+# %%
+import importlib.util
+
+if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
+    get_ipython().run_line_magic(
+        "pip", "install -q 'minigen[gpu,notebooks] @ git+https://github.com/minigen/minigen'"
+    )
+
+# %%
+from minigen.teach.needing import need_triton
+
+need_triton()  # it is for Linux: elsewhere, this line says what to do
+
+import torch
+import triton
+import triton.language as tl
+
+from minigen import SamplingParams
+from minigen.kernels.gpu.activation import silu_multiply_torch, silu_multiply_triton
+from minigen.kernels.gpu.machine_code import machine_code
+from minigen.kernels.gpu.norm import rms_norm_torch, rms_norm_triton
+from minigen.kernels.gpu.rotary import rotary_store_torch, rotary_store_triton
+from minigen.teach import Claim, check, load_model, mark, measured, show, using, verdicts
+from minigen.teach.accesses import bytes_moved, bytes_required
+from minigen.teach.interpreted import interpreted, launch
+from minigen.teach.launching import rms_norm_by, swiglu_by
+from minigen.teach.looking import transformer_of
+from minigen.teach.measuring import best_seconds
+from minigen.teach.operators import record_operators
+from minigen.teach.programs import record_programs
+from minigen.teach.ptx import memory_instructions, num_operations
+from minigen.teach.recording import recorded_states
+from minigen.teach.rotary_inputs import rotary_inputs
+from minigen.viz.explore import explore, picture
+from minigen.viz.fusion import fused_bytes, lanes_in_use
+from minigen.viz.programs import draw_programs
+
+torch.manual_seed(31)
+llm = load_model(weights="float32", prefix_cache=False)
+model, config = transformer_of(llm), llm.config
+TOKENS = 8
+
+# %% [markdown]
+# ## A number that hurts
+#
+# A layer adds what attention found to its input, and normalises the sum (chapter 13). In torch that
+# is a line each. Here is what torch starts for them: every *operator* is a kernel of its own, which
+# reads its inputs from memory and writes its result there, for the next one to read.
+#
+# **Predict:** eight tokens, 576 numbers each, 2 bytes a number. The input, the residual and the
+# sum, and the result: 4 x 8 x 576 x 2 bytes have to be moved. How many times that is moved?
+
+# %%
+x, residual = torch.randn(2, TOKENS, config.hidden).half()
+norm_weight = model.layers[0].ffn_norm.half()
+norm_steps = record_operators(lambda: rms_norm_torch(x, norm_weight, 1e-5, residual))
+for step in norm_steps:
+    print(f"{step.name:>10}: {step.bytes_read:>7,} bytes read, {step.bytes_written:>7,} written")
+norm_moved = sum(step.num_bytes for step in norm_steps)
+norm_needed = (4 * x.numel() + len(norm_weight)) * 2
+print(f"moved {norm_moved:,} bytes, needed {norm_needed:,}: {norm_moved / norm_needed:.1f} times")
+
+rows, others, ones = torch.randn(4096, 4096), torch.randn(4096, 4096), torch.ones(4096)
+source, target = torch.randn(4096, 4096), torch.randn(4096, 4096)
+one_by_one = best_seconds(lambda: rms_norm_torch(rows, ones, 1e-5, others), 3)
+moved_once = best_seconds(lambda: [target.copy_(source) for _ in range(2)], 3)  # two in, two out
+measured("a large one, against copies of as many rows in and out", one_by_one / moved_once, "times")
+
+# %% [markdown]
+# The arithmetic is a few operations a number. What takes the time is fetching the same rows again
+# and again. One function that keeps a row at hand from its first step to its last would move it
+# once: that is *fusion*, and the reason to write kernels.
+#
+# ## The smallest kernel
+#
+# A GPU has over a hundred processors, and wants many times more pieces of work than that. So a
+# kernel is written from the point of view of one piece. The function below is run by many
+# **program instances** at once; all are given the same arguments. What differs is
+# `tl.program_id(0)`, the number of the instance. From it, each finds out which **block** of the
+# numbers is its own.
+#
+# - `x_ptr` is an address: where the tensor's first number lies. Nothing tells how many there are.
+# - `tl.arange(0, BLOCK)` is a block of whole numbers, 0 to BLOCK - 1; `BLOCK` is a power of two,
+#   and known when the kernel is compiled (`tl.constexpr`).
+# - An address plus a block of numbers is a block of addresses. `tl.load` fetches what lies there,
+#   `tl.store` puts a block there. Between them, arithmetic is on whole blocks.
+# - A **mask** says which of the addresses are ours. The others are left alone.
+#
+# `kernel[grid](...)` starts it, the **grid** being how many instances there are.
+#
+# **Predict:** ten numbers, blocks of four. How many instances does it take, and what does the last
+# one load?
+
+
+# %%
+@triton.jit
+def square_kernel(x_ptr, square_ptr, num, BLOCK: tl.constexpr):
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < num
+    x = tl.load(x_ptr + places, mask=inside)
+    tl.store(square_ptr + places, x * x, mask=inside)
+
+
+numbers, squares = torch.arange(10.0), torch.zeros(10)
+with interpreted():  # on a GPU, leave this line out, and have the tensors there
+    square_kernel[(3,)](numbers, squares, 10, BLOCK=4)
+assert torch.equal(squares, numbers**2)
+print(squares.tolist())
+
+seen = record_programs(
+    lambda: square_kernel[(3,)](numbers, squares, 10, BLOCK=4), numbers=numbers, squares=squares
+)
+for each in seen:
+    print(
+        f"program {each.program[0]} {'stores' if each.is_store else 'loads '} {each.tensor}",
+        each.offsets,
+    )
+print(f"moved {bytes_moved(seen)} bytes, needed {bytes_required(seen)}")
+
+# %% [markdown]
+# The interpreter runs one instance after the other, in NumPy. On a GPU they run at the same time,
+# in any order: no instance may count on what another one has stored.
+#
+# ## Drag it: programs, blocks, and the mask
+#
+# What one instance loads and stores is coloured, what the others do is pale. Take the mask away,
+# and the last instance reaches for memory that is somebody else's. The recorder refuses that. A GPU
+# does it, and with luck it crashes; without, it changes another tensor.
+
+
+# %%
+def loads(num, block, program, mask):
+    grid = triton.cdiv(num, block)
+    if program >= grid:
+        raise ValueError(f"{grid} programs are enough: there is no program {program}.")
+    numbers, squares = torch.arange(float(num)), torch.zeros(num)
+    limit = num if mask else grid * block
+    accesses = record_programs(
+        lambda: square_kernel[(grid,)](numbers, squares, limit, BLOCK=block),
+        numbers=numbers,
+        squares=squares,
+    )
+    return draw_programs(accesses, {"numbers": (1, num), "squares": (1, num)}, (program, 0, 0))
+
+
+explore(
+    loads,
+    "Two rows of numbers; those that one program loads and stores are coloured.",
+    num=(1, 24, 1, 10),
+    block=[4, 1, 2, 8, 16],
+    program=(0, 9, 1, 2),
+    mask=True,
+)
+
+# %% [markdown]
+# ## Rows, and how far they are apart
+#
+# Memory has no rows. A matrix is one number after another, and its **stride** says how many numbers
+# lie between the beginnings of two rows. Mostly that is the row's length; not always. A layer
+# multiplies once for gate and up (chapter 15): they are the halves of one row.
+#
+# The package's kernel for SiLU(gate) x up has a grid of two axes: `tl.program_id(0)` is the row,
+# `tl.program_id(1)` the block of columns. It computes in float32, whatever comes, and rounds where
+# torch would round between its two operators: so both give the same numbers.
+
+# %%
+from minigen.kernels.gpu.activation import silu_multiply_kernel
+
+gate_up = torch.randn(4, 24).half()
+gate, up = gate_up.chunk(2, dim=-1)
+print("gate is", tuple(gate.shape), "and a row begins", gate.stride(0), "after the one before")
+print("up begins", (up.data_ptr() - gate.data_ptr()) // 2, "numbers after gate")
+show(silu_multiply_kernel.fn)
+mixed_steps = record_operators(lambda: silu_multiply_torch(gate_up))
+with interpreted():
+    fused = silu_multiply_triton(gate_up)
+torch.testing.assert_close(fused, silu_multiply_torch(gate_up))
+mixed = torch.zeros(4, 12).half()
+seen = record_programs(
+    lambda: silu_multiply_kernel[(4, 2)](gate_up, mixed, 12, BLOCK=8), gate_up=gate_up, mixed=mixed
+)
+apart = sum(step.num_bytes for step in mixed_steps)
+print(f"two operators move {apart} bytes, the kernel {bytes_moved(seen)}", end=", ")
+print(f"needed are {bytes_required(seen)}")
+picture(
+    draw_programs(seen, {"gate_up": (4, 24), "mixed": (4, 12)}),
+    "Eight programs, two to a row: each has loaded a piece of gate and the same piece of up.",
+)
+
+# %% [markdown]
+# ## A row that stays
+#
+# RMSNorm needs a row twice: for its mean square, then to divide it. A program that has the whole
+# row as one block loads it once; the block stays in the processor's *registers*, the memory that
+# its arithmetic works on. `tl.sum` adds up a block. Lanes that the mask left out would count in the
+# sum; `other=0.0` says what stands in them. (Without `other`, a GPU promises nothing. The recorder
+# puts NaN there, so that it is seen.)
+
+# %%
+from minigen.kernels.gpu.norm import rms_norm_kernel
+
+show(rms_norm_kernel.fn)
+sums = [residual.clone(), residual.clone()]
+with interpreted():
+    ours = rms_norm_triton(x, norm_weight, 1e-5, sums[0])
+torch.testing.assert_close(ours, rms_norm_torch(x, norm_weight, 1e-5, sums[1]))
+assert torch.equal(*sums)
+
+norm_seen = record_programs(
+    lambda: rms_norm_triton(x, norm_weight, 1e-5, residual),
+    x=x,
+    residual=residual,
+    weight=norm_weight,
+)
+print(f"torch moved {norm_moved:,} bytes, the kernel {bytes_moved(norm_seen):,}", end=", ")
+print(f"needed are {bytes_required(norm_seen):,}")
+
+# %% [markdown]
+# What it moves beyond the need is the weight, which every program loads: a GPU's cache has it after
+# the first. `BLOCK` is a power of two, and rows are not. Choose a model's width: the pale lanes
+# load nothing, but they compute, and take registers. Smaller blocks waste less; but a row in
+# several blocks has to be loaded again for the second pass, or shared among programs. (A softmax of
+# rows is the same kernel with another sum: `minigen.kernels.gpu.softmax`.)
+
+# %%
+explore(
+    lambda width: lanes_in_use(width, (64, 256, 512, triton.next_power_of_2(width))),
+    "Bars of lanes for blocks of four sizes: those that a row uses, and the masked ones.",
+    width=[576, 896, 1024, 1536, 2880, 5120],
+)
+
+# %% [markdown]
+# ## To four places at once
+#
+# After the product for queries, keys and values come the rotation (chapter 13) and the store into
+# the pool (chapter 22). One kernel does both: a program has one head of one token. A query goes to
+# attention; a key and a value go to the token's slot, which the program loads like any number. So
+# where a program stores can depend on data. Below, three tokens go to the slots 5, 4 and 2.
+
+# %%
+from minigen.kernels.gpu.rotary import rotary_store_kernel
+
+show(rotary_store_kernel.fn)
+given = rotary_inputs(slots=[5, 4, 2], q_heads=2, kv_heads=1, head_dim=8)
+seen = record_programs(lambda: rotary_store_triton(*given), **given.named())
+picture(
+    draw_programs(
+        seen, {"qkv": (3, 32), "result": (3, 16), "keys": (8, 8), "values": (8, 8)}, width=11.0
+    ),
+    "A row of qkv is parted among programs; keys and values land in rows 5, 4 and 2 of the pool.",
+)
+
+# %% [markdown]
+# ## Tiles
+#
+# A product of matrices has a second way to save bytes. Each number of c = a bᵀ needs a row of a
+# and a row of b. A program that computes a *tile* of c, and not one number, loads a row of a once
+# for all columns of its tile. `tl.dot` multiplies two tiles (chapter 32 has more of it).
+#
+# **Predict:** with tiles twice as large, how many bytes are loaded?
+
+# %%
+from minigen.kernels.gpu.matmul import matmul_kernel
+
+SIZE = 64
+a, b = torch.randn(2, SIZE, SIZE).half()
+
+
+def tiles(tile, program):
+    grid = (SIZE // tile) ** 2
+    if program >= grid:
+        raise ValueError(f"There are {grid} tiles: no program {program}.")
+    c = torch.zeros(SIZE, SIZE).half()
+    shape = {"BLOCK_M": tile, "BLOCK_N": tile, "BLOCK_K": 64, "TILES_A_GROUP": 8}
+    seen = record_programs(
+        lambda: matmul_kernel[(grid,)](a, b, c, SIZE, SIZE, SIZE, **shape), a=a, b=b, c=c
+    )
+    torch.testing.assert_close(c, a @ b.T, atol=0.02, rtol=0.02)
+    return draw_programs(seen, dict.fromkeys("abc", (SIZE, SIZE)), (program, 0, 0))
+
+
+explore(
+    tiles,
+    "Three matrices: the rows of a and of b that one program loads, and the tile that it stores.",
+    tile=[16, 32, 64],
+    program=(0, 15, 1, 6),
+)
+
+# %% [markdown]
+# ## What a layer moves
+#
+# Now with the model's sizes, for eight tokens: each part of a layer as torch's operators, and as
+# one kernel; bytes counted by what was really loaded and stored.
+
+# %%
+gate_up = torch.randn(TOKENS, 2 * config.ffn).half()
+given = rotary_inputs(range(3, 3 + TOKENS), config.q_heads, config.kv_heads, config.head_dim)
+twins = {
+    "sum and norm": norm_steps,
+    "rotation and store": record_operators(lambda: rotary_store_torch(*given)),
+    "SiLU x up": record_operators(lambda: silu_multiply_torch(gate_up)),
+}
+kernels = {
+    "sum and norm": norm_seen,
+    "rotation and store": record_programs(lambda: rotary_store_triton(*given), **given.named()),
+    "SiLU x up": record_programs(lambda: silu_multiply_triton(gate_up), gate_up=gate_up),
+}
+for name, steps in twins.items():
+    apart, moved = sum(step.num_bytes for step in steps), bytes_moved(kernels[name])
+    print(f"{name:>18}: {len(steps):>2} operators move {apart:>7,} bytes", end=", ")
+    print(f"the kernel {moved:>7,}, needed {bytes_required(kernels[name]):>7,}")
+picture(
+    fused_bytes(twins, {name: bytes_moved(each) for name, each in kernels.items()}),
+    "For each part of a layer the bytes of its operators in a row, and below its kernel's.",
+)
+
+# %% [markdown]
+# ## Machine code for a GPU that is not here
+#
+# `triton.jit` compiles a kernel when it is started, for the GPU that it finds, and for the types of
+# its arguments. The package's `machine_code` does the same for a GPU of your choice, without
+# starting anything; tensors on the device "meta" have a type and no memory. What comes out is
+# *PTX*, NVIDIA's assembly, and from it the chip's own code. Read PTX from the middle: what is
+# loaded (`ld.global`), what is stored (`st.global`), and `@%p1` before it: do it only where this
+# **predicate** holds. That is our mask.
+#
+# A program of 1,024 numbers is run by 4 *warps* of 32 threads: 8 numbers a thread, 16 bytes.
+#
+# **Predict:** with 4,096 numbers the mask cuts off nothing, and with 4,097 it does. How many loads
+# does a thread have in each case?
+
+
+# %%
+def squares_on(chip, num):
+    pair = [torch.empty(num, dtype=torch.float16, device="meta") for _ in range(2)]
+    grid = (triton.cdiv(num, 1024),)
+    return machine_code(chip, lambda: square_kernel[grid](*pair, num, BLOCK=1024))[0]
+
+
+for num in (4096, 4097):
+    code = squares_on("sm_90", num)
+    found = memory_instructions(code.texts["ptx"])
+    print(f"{num:,} numbers, {code.registers} registers a thread, {len(found)} loads and stores:")
+    print(*(f"   {each}" for each in found[:3]), sep="\n")
+    print("   operations:", dict(num_operations(code.texts["ptx"]).most_common(6)))
+
+# %% [markdown]
+# The compiler knew that 4,096 is a multiple of 16, so that the mask is the same for neighbours: one
+# load has all that a thread needs. With 4,097 each number has a predicate of its own, and a load of
+# its own. Triton looks at every whole number and every address for this; so keep rows at multiples
+# of 16 numbers.
+#
+# Registers are what a block costs. A thread has 255 at most, and a processor's 65,536 are shared by
+# all threads on it. A row too long for its threads is *spilled*: into memory, which is what we came
+# from. The norm with rows of 8,192 numbers, by the package's number of warps and by fewer; and then
+# rows of 4,096 for other chips, of NVIDIA and (the last) of AMD:
+
+
+# %%
+def norm_on(chip, hidden, num_warps):
+    x, normalised = (torch.empty(8, hidden, dtype=torch.float16, device="meta") for _ in range(2))
+    sizes = {"BLOCK": triton.next_power_of_2(hidden), "num_warps": num_warps}
+    run = rms_norm_kernel[(8,)]
+    arguments = (x, x, x[0], normalised, hidden, 1e-5)
+    return machine_code(chip, lambda: run(*arguments, HAS_RESIDUAL=False, **sizes))[0]
+
+
+wanted = [("sm_90", 8192, num_warps) for num_warps in (8, 4, 2, 1)]
+wanted += [(chip, 4096, 8) for chip in ("sm_80", "sm_90", "sm_120", "gfx942")]
+for each in wanted:
+    code = norm_on(*each)
+    print("{:>6}: rows of {}, {} warps:".format(*each), end=" ")
+    print(f"{code.registers:>3} registers, {code.spilled:>4} spilled, {code.shared} bytes shared")
+
+# %% [markdown]
+# The interpreter is more lenient than the compiler, which refuses a plain global variable, or a
+# `break`; and sums are added up in another order on a GPU. So minigen's tests do both: every kernel
+# is interpreted against its twin, and compiled for these four chips.
+#
+# ## The measurement again
+#
+# What would fusion buy on a GPU? Count a layer of Llama-3-8B for 512 tokens, on tensors that have
+# no memory, and divide by an H100's 3,350 GB/s. Its products take their FLOPs over 989 TFLOP/s.
+
+# %%
+many, hidden, ffn, kv_width = 512, 4096, 14336, 1024
+tokens = torch.empty(many, hidden, dtype=torch.bfloat16, device="meta")
+wide = torch.empty(many, 2 * ffn, dtype=torch.bfloat16, device="meta")
+norm = record_operators(lambda: rms_norm_torch(tokens, tokens[0], 1e-5, tokens))
+gates = record_operators(lambda: silu_multiply_torch(wide))
+apart = sum(each.num_bytes for each in (*norm, *norm, *gates))
+fused = 2 * bytes_moved(norm_seen) * tokens.numel() / x.numel()
+fused += bytes_moved(kernels["SiLU x up"]) * wide.numel() / gate_up.numel()
+weights = hidden * (2 * hidden + 2 * kv_width) + 3 * hidden * ffn
+products = 2 * many * weights / 989e12  # seconds
+by_operators, by_kernels = apart / 3350e9, fused / 3350e9
+for name, moved in (("operators", apart), ("kernels", fused)):
+    print(f"two norms and a gate by {name}: {moved / 1e6:.0f} MB, {moved / 3.35e6:.0f} µs")
+layer_ratio = (products + by_operators) / (products + by_kernels)
+print(f"the products of the layer: {1e6 * products:.0f} µs")
+print(f"the parts: {by_operators / by_kernels:.1f} times as fast, the layer {layer_ratio:.2f}")
+
+# %% [markdown]
+# For one token, bytes are not what counts: each part is over in less than a microsecond, while
+# starting a kernel takes several. There, fewer kernels are the gain, and recording a whole step to
+# start it at once (a *CUDA graph*), which the engine on a GPU does.
+#
+# ## Your turn
+#
+# Three kernels, each harder than the one before. `check` runs yours in the interpreter with every
+# load and store watched, and says the first thing that is wrong; `hint=1` helps. (You may write
+# `@triton.jit` above them: `launch` and `check` take a function with it and without.)
+#
+# The first one, when it passes, adds up the model's own numbers: what its last layer adds to a
+# token's hidden state. (Until it passes, `mine` is the package's own.)
+
+# %%
+# exercise: minigen.kernels.gpu.first.add_scaled
+
+# %%
+mine = check(31, add_scaled=add_scaled)
+states = recorded_states(llm, llm.tokenizer.encode("The old lighthouse"))[:, -1]
+before, added = states[-2], states[-1] - states[-2]
+after = torch.empty_like(before)
+launch(mine, (3,), before, added, after, len(before), 1.0, BLOCK=256)
+torch.testing.assert_close(after, states[-1])
+print(f"{len(after)} numbers as the model has them, by 3 programs")
+
+# %% [markdown]
+# The second has rows, a stride, and two axes of programs. The engine calls it in every layer.
+
+# %%
+# exercise: minigen.kernels.gpu.first.silu_multiply
+
+# %%
+mine = check(31, silu_multiply=silu_multiply)
+greedy = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+expected = llm.generate("The old lighthouse", greedy).text
+with interpreted(), using(13, swiglu=swiglu_by(mine)):
+    assert llm.generate("The old lighthouse", greedy).text == expected
+
+# %% [markdown]
+# The third adds up a row. One line puts it into the running engine, in the place of every norm. On
+# a machine with a GPU the same kernel runs there: `launch` looks where the tensors are.
+
+# %%
+# exercise: minigen.kernels.gpu.first.rms_norm_rows
+
+# %%
+mine = check(31, rms_norm_rows=rms_norm_rows)
+with interpreted(), using(13, rms_norm=rms_norm_by(mine)):
+    print(llm.generate("The old lighthouse", greedy).text)
+
+run = triton.jit(mine)[(many,)]
+(code,) = machine_code("sm_90", lambda: run(tokens, tokens[0], tokens, hidden, 1e-5, BLOCK=4096))
+print(f"on an H100: {code.registers} registers a thread, {code.spilled} spilled", end=", ")
+print(f"{len(memory_instructions(code.texts['ptx']))} loads and stores a thread")
+
+# %% [markdown]
+# ## What the production engines do beyond this
+#
+# - **vLLM** and **SGLang** have these kernels in CUDA: a norm with the residual sum, SiLU x up, a
+#   rotation, a store into the cache; and Triton for others, which must run on AMD's GPUs too. Both
+#   fuse further where it pays: the norm with rounding to 8 bits, which the next product wants.
+# - **torch.compile** fuses such chains by itself, and writes Triton. vLLM uses it for what lies
+#   between its own kernels.
+# - **TensorRT-LLM** has the norm and the residual sum joined with the all-reduce before them.
+# - **llama.cpp** looks through its graph for chains that a kernel of it can do at once, such as a
+#   norm and the product with its weight.
+# - *Autotuning* tries several sizes of block and numbers of warps on the GPU itself, and keeps the
+#   fastest. Here they are chosen by hand, so that a start costs nothing.
+
+# %%
+of_norm = bytes_moved(norm_seen)
+verdicts(
+    "31",
+    Claim(
+        "Fusing elementwise steps saves their memory traffic",
+        f"sum and norm: {norm_moved:,} bytes by {len(norm_steps)} operators, {of_norm:,} by one "
+        f"kernel, {norm_moved / of_norm:.1f} times fewer",
+        "held",
+        "every operator reads what the one before wrote; a kernel keeps it in registers",
+    ),
+    Claim(
+        "So a fused model is that many times faster",
+        f"Llama-3-8B, 512 tokens, by bytes and FLOPs on an H100: the parts "
+        f"{by_operators / by_kernels:.1f} times, the layer {layer_ratio:.2f} times",
+        "did not hold",
+        "products take most of a layer's time, and move their own bytes in any case",
+    ),
+    Claim(
+        "A Triton kernel is Python, and runs on any GPU",
+        "interpreted here, and compiled for sm_80, sm_90, sm_120 and gfx942 from the same lines",
+        "held within bounds",
+        "blocks and warps that fit one chip may spill on another, or leave it half idle",
+    ),
+)
+
+# %% [markdown]
+# **Next:** attention, as chapter 14 wrote it, keeps a matrix of scores that grows with the square
+# of the text. Chapter 32 gets by without it.

@@ -1,0 +1,252 @@
+"""What chapter 31 teaches with: the interpreter for a while, counted operators, learners' kernels."""
+
+import inspect
+from types import FunctionType
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is for Linux alone")
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minigen import LLM, SamplingParams
+from minigen.kernels.gpu import first
+from minigen.kernels.gpu.activation import silu_multiply_torch
+from minigen.kernels.gpu.norm import rms_norm_torch, rms_norm_triton
+from minigen.kernels.gpu.rotary import rotary_store_torch, rotary_store_triton
+from minigen.teach.accesses import bytes_moved, bytes_required
+from minigen.teach.checking import judge
+from minigen.teach.exercises import exercises
+from minigen.teach.interpreted import interpreted, launch
+from minigen.teach.launching import rms_norm_by, swiglu_by
+from minigen.teach.operators import record_operators
+from minigen.teach.programs import record_programs
+from minigen.teach.ptx import instructions, memory_instructions, num_operations, operation
+from minigen.teach.rotary_inputs import rotary_inputs
+from minigen.teach.using import using
+from tests.gpu.processes import run_python
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+
+
+@triton.jit
+def doubled(x):
+    return x + x
+
+
+@triton.jit
+def sum_kernel(x_ptr, sums_ptr, num, BLOCK: tl.constexpr, OTHER: tl.constexpr):
+    """Twice the sum of each row of `num` numbers, by a method and by a function of its own."""
+    lanes = tl.arange(0, BLOCK)
+    x_ptrs = x_ptr + tl.program_id(0) * num + lanes
+    if OTHER:
+        x = tl.load(x_ptrs, mask=lanes < num, other=0.0)
+    else:
+        x = tl.load(x_ptrs, mask=lanes < num)
+    tl.store(sums_ptr + tl.program_id(0), doubled(x.sum(axis=0)))
+
+
+def broken(x_ptr, num, BLOCK: tl.constexpr):
+    tl.load(x_ptr + tl.arange(0, BLOCK))
+    raise ZeroDivisionError("mine")
+
+
+def sums_of(x: Tensor, other: bool = True) -> Tensor:
+    sums = torch.zeros(len(x))
+    with interpreted():
+        sum_kernel[(len(x),)](x, sums, x.shape[1], BLOCK=8, OTHER=other)
+    return sums
+
+
+def test_kernels_run_interpreted_with_the_functions_that_they_call() -> None:
+    x = torch.arange(15.0).reshape(3, 5)
+    assert torch.equal(sums_of(x), 2 * x.sum(1))
+
+
+def test_a_block_within_a_block_is_one() -> None:
+    x = torch.ones(2, 5)
+    with interpreted():
+        assert sums_of(x).tolist() == sums_of(x).tolist() == [10, 10]
+
+
+def test_the_language_is_put_back_even_after_an_error() -> None:
+    before = [dict(vars(each)) for each in (tl, tl.core, tl.math, tl.tensor)]
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        launch(broken, (1,), torch.zeros(4), 4, BLOCK=4)
+    after = [dict(vars(each)) for each in (tl, tl.core, tl.math, tl.tensor)]
+    for then, now in zip(before, after, strict=True):
+        assert then.keys() == now.keys()
+        assert all(then[name] is now[name] for name in then)
+
+
+def test_a_process_interprets_and_compiles() -> None:
+    script = (
+        "import torch\n"
+        "from minigen.kernels.gpu.machine_code import machine_code\n"
+        "from minigen.kernels.gpu.norm import rms_norm_torch, rms_norm_triton\n"
+        "from minigen.teach.interpreted import interpreted\n"
+        "from minigen.teach.ptx import memory_instructions\n"
+        "x, weight = torch.randn(2, 20), torch.randn(20)\n"
+        "for _ in range(2):\n"
+        "    with interpreted():\n"
+        "        ours = rms_norm_triton(x, weight, 1e-5)\n"
+        "    torch.testing.assert_close(ours, rms_norm_torch(x, weight, 1e-5))\n"
+        "    on = torch.empty(2, 4096, device='meta', dtype=torch.float16)\n"
+        "    code, = machine_code('sm_90', lambda: rms_norm_triton(on, on[0], 1e-5))\n"
+        "    print(code.spilled, len(memory_instructions(code.texts['ptx'])) >= 3)\n"
+    )
+    assert run_python("-W", "error", "-c", script).split() == ["0", "True", "0", "True"]
+
+
+def test_lanes_that_a_mask_left_out_hold_anything_unless_it_is_said_what() -> None:
+    x, sums = torch.ones(2, 5), torch.zeros(2)
+    for other, expected in ((True, [10.0, 10.0]), (False, [torch.nan, torch.nan])):
+        record_programs(
+            lambda other=other: sum_kernel[(2,)](x, sums, 5, BLOCK=8, OTHER=other), x=x, sums=sums
+        )
+        torch.testing.assert_close(sums, torch.tensor(expected), equal_nan=True)
+
+
+def test_what_a_launch_makes_is_the_result_and_views_are_told_apart() -> None:
+    x, residual = torch.randn(2, 3, 20).half()
+    weight = torch.ones(20).half()
+    found = record_programs(
+        lambda: rms_norm_triton(x, weight, 1e-5, residual), x=x, residual=residual, weight=weight
+    )
+    touched = [(each.tensor, each.is_store) for each in found if each.program == (1, 0, 0)]
+    assert sorted(touched) == [
+        ("residual", False),
+        ("residual", True),
+        ("result", True),
+        ("weight", False),
+        ("x", False),
+    ]
+    assert bytes_moved(found) - bytes_required(found) == 2 * 20 * 2, "two more loads of the weight"
+
+
+def test_rotation_stores_each_token_into_its_slot() -> None:
+    given = rotary_inputs(slots=[5, 4, 2], q_heads=2, kv_heads=1, head_dim=8)
+    found = record_programs(lambda: rotary_store_triton(*given), **given.named())
+    rows = {
+        each.program[0]: {offset // 8 for offset in each.offsets}
+        for each in found
+        if each.tensor == "keys"
+    }
+    assert rows == {0: {5}, 1: {4}, 2: {2}}
+    keys = given.keys.clone()
+    given.keys.zero_()
+    rotary_store_torch(*given)
+    torch.testing.assert_close(keys, given.keys)
+
+
+def names_of(run) -> list[str]:
+    return [each.name for each in record_operators(run)]
+
+
+def test_operators_are_counted_and_views_are_not() -> None:
+    gate_up = torch.randn(4, 24).half()
+    found = record_operators(lambda: silu_multiply_torch(gate_up))
+    assert [(each.name, each.bytes_read, each.bytes_written) for each in found] == [
+        ("silu", 96, 96),
+        ("mul", 192, 96),
+    ]
+
+
+def test_what_is_repeated_is_read_once_and_of_a_table_its_rows() -> None:
+    table, at = torch.zeros(100, 6), torch.tensor([3, 7])
+    (gathered,) = record_operators(lambda: table[at])
+    assert (gathered.bytes_read, gathered.bytes_written) == (16 + 48, 48)
+    ones = torch.ones(2, 6)
+    (scattered,) = record_operators(lambda: table.index_put_((at,), ones))
+    assert (scattered.bytes_read, scattered.bytes_written) == (16 + 48, 48)
+    (added,) = record_operators(lambda: torch.add(table, table[:1].expand(100, 6)))
+    assert added.bytes_read == 4 * 606
+
+
+def test_a_sum_in_place_reads_both_and_writes_one() -> None:
+    residual, x = torch.zeros(5), torch.ones(5)
+    found = record_operators(lambda: residual.add_(x))
+    assert [(each.name, each.num_bytes) for each in found] == [("add_", 60)]
+
+
+def test_operators_of_tensors_without_memory_are_counted() -> None:
+    x = torch.empty(512, 4096, dtype=torch.bfloat16, device="meta")
+    small = torch.empty(8, 4096, dtype=torch.bfloat16)
+    by_shape = record_operators(lambda: rms_norm_torch(x, x[0], 1e-5, x))
+    run = names_of(lambda: rms_norm_torch(small, small[0], 1e-5, small))
+    assert [each.name for each in by_shape] == run
+
+
+PTX = """
+.visible .entry kernel(.param .u64 kernel_param_0)
+{
+\t.reg .pred \t%p<3>;
+$L__BB0_1:
+\t// begin inline asm
+\t@%p1 ld.global.v2.b32 { %r1, %r2 }, [ %rd1 + 0 ];
+\t// end inline asm
+\tsetp.lt.s32 \t%p1, %r1, %r2;
+\t@!%p2 st.global.b32 [ %rd2 + 0 ], { %r1 }; // stored
+\tbra.uni \t$L__BB0_1;
+\tret;
+}
+"""
+
+
+def test_ptx_is_read_by_its_instructions() -> None:
+    assert [operation(each) for each in instructions(PTX)] == [
+        "ld.global.v2.b32",
+        "setp.lt.s32",
+        "st.global.b32",
+        "bra.uni",
+        "ret",
+    ]
+    assert [each[:4] for each in memory_instructions(PTX)] == ["@%p1", "@!%p"]
+    assert num_operations(PTX)["setp"] == 1
+
+
+@pytest.mark.parametrize(
+    ("layer", "launcher"),
+    [("swiglu", swiglu_by(first.silu_multiply)), ("rms_norm", rms_norm_by(first.rms_norm_rows))],
+)
+def test_a_learners_kernel_runs_in_the_engine(
+    layer: str, launcher: object, tiny_llm: LLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = tiny_llm.generate("a prompt", GREEDY).token_ids
+    with interpreted(), using(13, **{layer: launcher}):
+        assert tiny_llm.generate("a prompt", GREEDY).token_ids == expected
+    told = capsys.readouterr().out
+    assert f"your {layer} was called" in told
+    assert " 0 times" not in told
+
+
+def as_of_a_notebook(function: FunctionType) -> FunctionType:
+    made = FunctionType(function.__code__, dict(vars(first)), function.__name__)
+    made.__module__ = "__main__"
+    made.__annotations__ = inspect.get_annotations(function)
+    return made
+
+
+def test_a_kernel_is_checked_with_jit_above_it_and_without() -> None:
+    exercise = exercises("31")["add_scaled"]
+    plain = as_of_a_notebook(first.add_scaled)
+    for part in (plain, triton.jit(plain)):
+        result = judge("31", exercise, part)
+        assert result.passed, result.message
+
+
+def test_without_triton_a_check_says_what_to_do_and_stubs_are_there() -> None:
+    script = (
+        "import sys; sys.modules['triton'] = None\n"
+        "from minigen.teach.course import exercise_notebook\n"
+        "from minigen.teach.exercises import exercises\n"
+        "from minigen.teach.judge import verdict_on\n"
+        "assert 'import triton.language as tl' in str(exercise_notebook('31'))\n"
+        "exercise = exercises('31')['add_scaled']\n"
+        "print(*verdict_on(exercise, exercise.solution))\n"
+    )
+    told = run_python("-c", script)
+    assert told.startswith("False check 1 of 5")
+    assert "pip install 'minigen[gpu]'" in told
