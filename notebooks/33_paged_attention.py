@@ -42,7 +42,7 @@ import torch
 from minigen import SamplingParams
 from minigen.cache.paged import KVPool
 from minigen.model.attention import attention
-from minigen.teach import Claim, check, load_model, mark, measured, show, verdicts
+from minigen.teach import Claim, check, load_model, measured, show, verdicts
 from minigen.teach.capacity import config_of, num_parameters
 from minigen.teach.checks.paged_contexts import contexts
 from minigen.teach.decode_code import decode_code
@@ -52,7 +52,7 @@ from minigen.teach.needing import need_triton
 from minigen.teach.paged_kernels import gather_kernel
 from minigen.teach.paged_launch import decoding, gathering, launch_gather
 from minigen.teach.roofline import MACHINES
-from minigen.teach.waves import CHIPS, TILE_SECONDS, Decoding, best_splits, seconds, waves
+from minigen.teach.waves import CHIPS, TILE_SECONDS, Decoding, best_splits, seconds
 from minigen.viz.explore import explore, picture
 from minigen.viz.pool_loads import bytes_bars, pool_loads
 from minigen.viz.waves import fill_chip
@@ -297,14 +297,14 @@ for name, each in CHIPS.items():
     code = codes[each.code, "paged_decode_kernel"]
     resident[name] = each.resident(code.registers, code.shared)
 for (target, kernel), code in codes.items():
-    sizes = f"{mark(code.registers)} registers a thread, {code.spilled} spilled"
-    print(f"{target} {kernel:>20}: {sizes}, {mark(code.shared)} bytes shared")
+    sizes = f"{code.registers} registers a thread, {code.spilled} spilled"
+    print(f"{target} {kernel:>20}: {sizes}, {code.shared:,} bytes shared")
 of_sm_90 = codes["sm_90", "paged_decode_kernel"].instructions
 print("\nin the PTX of the first, for sm_90:")
 for kind in sorted(of_sm_90):
-    print(f"{kind:>10}: {mark(of_sm_90[kind])}")
+    print(f"{kind:>10}: {of_sm_90[kind]}")
 for name, count in resident.items():
-    print(f"{name:>15}: {mark(count)} programs fit onto one of {CHIPS[name].processors} processors")
+    print(f"{name:>15}: {count} programs fit onto one of {CHIPS[name].processors} processors")
 
 # %% [markdown]
 # `cp.async` are loads that nobody waits for yet: while a tile is multiplied (`mma.sync`), the next
@@ -386,6 +386,10 @@ for batch in (1, 4, 16, 64, 256):
         print(f"{batch:>5} {context:>8,} {found}")
 
 # %% [markdown]
+# The rule asks for more parts than are needed, which costs little where contexts are long. Where
+# they are short, the second pass is a good part of the whole, and the rule cuts too eagerly; but
+# then attention is a small part of the step.
+#
 # ## The measurement again
 #
 # What the two ideas bought: bytes, counted; and time on a chip, as the model has it.
@@ -421,6 +425,30 @@ print("\nthe engine with these kernels, interpreted, gives the same tokens:", re
 
 # %%
 # exercise: minigen.teach.paged_kernels.gather_kernel
+from minigen.teach.triton_language import tl
+
+
+def gather_kernel(
+    half_ptr,
+    table_ptr,
+    gathered_ptr,
+    length,
+    block_stride,
+    slot_stride,
+    WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+):
+    """One program a tile of `BLOCK_N` positions: finds each one's slot, and copies its row.
+
+    A slot's row has `WIDTH` numbers (`BLOCK_W` is the power of two that holds them); the row of
+    slot s in block b begins at `half_ptr` + b * `block_stride` + s * `slot_stride`. `table_ptr`
+    lists the sequence's blocks; their first `length` slots count. Position p's row goes to row p
+    of `gathered_ptr`, whose rows follow one another.
+    """
+    raise NotImplementedError  # your turn
+
 
 # %%
 mine = check(33, gather_kernel=gather_kernel)
@@ -438,6 +466,29 @@ print(llm.generate("The sea is", greedy, progress=False).text)
 
 # %%
 # exercise: minigen.teach.paged_kernels.join_kernel
+from minigen.teach.triton_language import tl
+
+
+def join_kernel(
+    parts_ptr,
+    maxima_ptr,
+    sums_ptr,
+    mixed_ptr,
+    HEAD_DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """One program a query head of a sequence, a row: joins what its splits have found.
+
+    Split s of row r has seen scores (in powers of two) of which `maxima_ptr`[r, s] is the largest.
+    `sums_ptr`[r, s] is the sum of its 2^(score - maximum), `parts_ptr`[r, s] (`HEAD_DIM` numbers)
+    the sum of these times the values. A split of no tokens has the maximum -inf, and zeros. The
+    row's attention over all splits goes to `mixed_ptr`[r]. `BLOCK_S` and `BLOCK_D` are the powers
+    of two that hold `SPLITS` and `HEAD_DIM`; all tensors lie row after row.
+    """
+    raise NotImplementedError  # your turn
+
 
 # %%
 mine = check(33, join_kernel=join_kernel)
@@ -448,6 +499,47 @@ mine = check(33, join_kernel=join_kernel)
 
 # %%
 # exercise: minigen.teach.paged_kernels.decode_kernel
+from minigen.teach.triton_language import tl
+
+
+def decode_kernel(
+    q_ptr,
+    keys_ptr,
+    values_ptr,
+    tables_ptr,
+    lengths_ptr,
+    parts_ptr,
+    maxima_ptr,
+    sums_ptr,
+    block_stride,
+    slot_stride,
+    head_stride,
+    table_stride,
+    scale,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One program a KV head, sequence and split of its context (`tl.program_id` 0, 1 and 2).
+
+    Sequence i's tokens are in the first `lengths_ptr`[i] slots of the blocks that row i of
+    `tables_ptr` lists. The key and value (`HEAD_DIM` numbers) of block b, slot s, KV head h begin
+    at b * `block_stride` + s * `slot_stride` + h * `head_stride`. `q_ptr` is [sequences, q_heads,
+    `HEAD_DIM`], of which `GROUP` query heads share a KV head and what is loaded of it.
+
+    A score is the product of query and key times `scale`, in which log2(e) is: so weights are
+    powers of two. The `SPLITS` programs share the context's tiles of `BLOCK_N` tokens, each tile
+    loaded by one of them, and leave what `join_kernel` joins: `parts_ptr`, `maxima_ptr` and
+    `sums_ptr`, one for each sequence, query head and split. `BLOCK_G` and `BLOCK_D` are powers of
+    two, 16 or more, that hold `GROUP` and `HEAD_DIM`.
+    """
+    raise NotImplementedError  # your turn
+
 
 # %%
 mine = check(33, decode_kernel=decode_kernel)

@@ -18,6 +18,7 @@ from minigen.model.attention import attention
 from minigen.protocols import Attend
 from minigen.teach.needing import triton_part
 from minigen.teach.paged_kernels import decode_kernel, join_kernel
+from minigen.teach.triton_language import tl
 
 Kernel = Callable[..., object]
 Decode = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -67,7 +68,9 @@ def _with_its_source(kernel: Any) -> Any:
     plain = inspect.unwrap(kernel)
     if not isinstance(plain, FunctionType) or _has_source(plain):
         return plain
-    alone = FunctionType(plain.__code__, plain.__globals__, plain.__name__, plain.__defaults__)
+    code = plain.__code__.replace(co_filename="<kernel>")
+    names = {"tl": tl, **plain.__globals__}  # an empty one came without it
+    alone = FunctionType(code, names, plain.__name__, plain.__defaults__)
     alone.__annotations__, alone.__module__ = plain.__annotations__, ""
     return alone
 
@@ -204,9 +207,7 @@ def _attending(decode: Decode) -> AttendFactory:
     Raises `ValueError` for a model with sliding windows, which these kernels do not know.
     """
 
-    def attend_with_kernel(
-        pool: KVPool, batch: Batch, windows: SequenceOf[int | None]
-    ) -> Attend:
+    def attend_with_kernel(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:
         if any(window is not None for window in windows):
             raise ValueError("These kernels know no sliding windows: choose a model without any.")
         num_decodes, starts = batch.num_decodes, batch.query_starts

@@ -81,7 +81,8 @@ class Decoding:
 
     def tiles(self, splits: int) -> int:
         """Tiles that a program loads, one after another."""
-        return -(-(-(-self.context // TILE)) // splits)
+        tiles = -(-self.context // TILE)
+        return -(-tiles // splits)
 
 
 @dataclass(frozen=True)

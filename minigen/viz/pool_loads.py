@@ -60,7 +60,8 @@ def pool_loads(
         left.axvline(slot * kv_heads - 0.5, color=QUIET, linewidth=1)
     left.set_xticks([slot * kv_heads + (kv_heads - 1) / 2 for slot in range(block_size)])
     left.set_xticklabels([f"slot {slot}" for slot in range(block_size)])
-    left.set(ylabel="block", yticks=range(len(keys)))
+    heads = ", ".join(f"KV head {head}" for head in range(kv_heads))
+    left.set(xlabel=f"in each slot: {heads}", ylabel="block", yticks=range(len(keys)))
     kv_head, sequence, split = program
     title(left, f"KV head {kv_head}, sequence {sequence}, split {split}: {len(own)} keys loaded")
     _tables(right, accesses, tables, lengths, block_size, program)
@@ -100,6 +101,7 @@ def _tables(
 def _lines(axes: Axes, shape: tuple[int, ...]) -> None:
     axes.set_xticks(np.arange(-0.5, shape[1]), minor=True)
     axes.set_yticks(np.arange(-0.5, shape[0]), minor=True)
+    axes.xaxis.remove_overlapping_locs = False  # where heads meet in a slot's middle
     axes.grid(which="minor", color="#bbbbbb", linewidth=0.5)
     axes.tick_params(which="both", length=0)
 

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from minigen.teach.measuring import significant
 from minigen.teach.waves import (
     LAUNCH_SECONDS,
     Chip,
@@ -19,6 +20,7 @@ from minigen.teach.waves import (
 from minigen.viz.style import BLUE, FAINT, INK, ORANGE, QUIET, SKY, figure, title
 
 MICRO = 1e6
+MOST_EDGES = 40  # waves beyond which a line between them would hide them
 
 
 def fill_chip(work: Decoding, chip: Chip, splits: int, resident: int) -> Figure:
@@ -57,7 +59,7 @@ def _processors(axes: Axes, run: Sequence[Wave], chip: Chip, resident: int) -> N
                         facecolor=SKY if number % 2 else BLUE,
                         alpha=0.35 + 0.65 * held / resident,
                         edgecolor="white",
-                        linewidth=0.8,
+                        linewidth=0.8 if len(run) <= MOST_EDGES else 0,
                     )
                 )
     axes.set(xlim=(0, MICRO * run[-1].end * 1.02), ylim=(chip.processors, 0))
@@ -83,11 +85,11 @@ def _times(
     floor = MICRO * work.kv_bytes / chip.bandwidth
     axes.bar(0, 0, color=QUIET, label=f"the second pass ({MICRO * LAUNCH_SECONDS:g} µs to start)")
     dashes = {"color": INK, "linewidth": 1, "linestyle": "--"}
-    axes.axhline(floor, label=f"memory alone: {floor:,.1f} µs", **dashes)
+    axes.axhline(floor, label=f"memory alone: {significant(floor)} µs", **dashes)
     axes.set_xticks([math.log2(each) for each in choices], [str(each) for each in choices])
     axes.set(xlabel="splits", ylabel="microseconds, as the model has it")
     axes.set_ylim(0, 1.25 * max(MICRO * seconds(work, chip, each, resident) for each in choices))
     axes.legend(frameon=False, labelcolor=INK, fontsize=9, loc="upper right")
     chosen = MICRO * seconds(work, chip, splits, resident)
     share = floor / chosen
-    title(axes, f"{chosen:,.1f} µs with {splits}: {share:.0%} of what memory gives")
+    title(axes, f"Splits: {splits}; {significant(chosen)} µs, {share:.0%} of what memory gives")

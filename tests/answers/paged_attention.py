@@ -92,7 +92,10 @@ WRONG_GATHERS: dict[str, Any] = {
     "the end is one too far": ("positions < length", "positions <= length"),
     "the last is left out": ("positions < length", "positions < length - 1"),
     "slots without a gap": ("* slot_stride", "* WIDTH"),
-    "rows as wide as a power of two": ("positions[:, None] * WIDTH", "positions[:, None] * BLOCK_W"),
+    "rows as wide as a power of two": (
+        "positions[:, None] * WIDTH",
+        "positions[:, None] * BLOCK_W",
+    ),
     "stored where it was": (
         "gathered_ptr + positions[:, None] * WIDTH",
         "gathered_ptr + at[:, None]",
@@ -101,8 +104,11 @@ WRONG_GATHERS: dict[str, Any] = {
         "    tl.store(",
         "    rows = tl.load(half_ptr + at[:, None] + columns[None, :], mask=wanted)\n    tl.store(",
     ),
-    "nothing stored": ("    tl.store(gathered_ptr + positions[:, None] * WIDTH + columns[None, :], "
-                       "rows, mask=wanted)", "    return"),
+    "nothing stored": (
+        "    tl.store(gathered_ptr + positions[:, None] * WIDTH + columns[None, :], "
+        "rows, mask=wanted)",
+        "    return",
+    ),
 }
 
 
@@ -181,10 +187,14 @@ WRONG_JOINS: dict[str, Any] = {
     "the first row for all": ("row = tl.program_id(0)", "row = tl.program_id(0) * 0"),
     "the last split is left out": ("there = splits < SPLITS", "there = splits < SPLITS - 1"),
     "rows as wide as a power of two": ("row * SPLITS + splits)[:", "row * BLOCK_S + splits)[:"),
-    "the largest split alone": ("tl.exp2(maxima - tl.max(maxima, axis=0))",
-                                "(maxima == tl.max(maxima, axis=0)).to(tl.float32)"),
-    "nothing stored": ("    tl.store(mixed_ptr + row * HEAD_DIM + dims, mixed, mask=dims < HEAD_DIM)",
-                       "    return"),
+    "the largest split alone": (
+        "tl.exp2(maxima - tl.max(maxima, axis=0))",
+        "(maxima == tl.max(maxima, axis=0)).to(tl.float32)",
+    ),
+    "nothing stored": (
+        "    tl.store(mixed_ptr + row * HEAD_DIM + dims, mixed, mask=dims < HEAD_DIM)",
+        "    return",
+    ),
 }
 
 
@@ -268,9 +278,15 @@ WRONG_DECODES: dict[str, Any] = {
         "sequence * KV_HEADS * GROUP + members * KV_HEADS + kv_head",
     ),
     "a padded group": ("kv_head) * GROUP + members", "kv_head) * BLOCK_G + members"),
-    "what is masked scores 0": ('scores, float("-inf"))\n        higher', "scores, 0.0)\n        higher"),
+    "what is masked scores 0": (
+        'scores, float("-inf"))\n        higher',
+        "scores, 0.0)\n        higher",
+    ),
     "no maximum": ("higher = tl.maximum(maximum, tl.max(scores, axis=1))", "higher = maximum * 0"),
-    "the tile's own maximum": ("tl.maximum(maximum, tl.max(scores, axis=1))", "tl.max(scores, axis=1)"),
+    "the tile's own maximum": (
+        "tl.maximum(maximum, tl.max(scores, axis=1))",
+        "tl.max(scores, axis=1)",
+    ),
     "the sum is not shrunk": ("total * shrink +", "total +"),
     "the mix is not shrunk": ("mixed * shrink[:, None] +", "mixed +"),
     "the maximum is forgotten": ("        maximum = higher\n", ""),
@@ -278,20 +294,36 @@ WRONG_DECODES: dict[str, Any] = {
     "natural exponents": ("tl.exp2(", "tl.exp("),
     "keys for values": ("tl.load(values_ptr", "tl.load(keys_ptr"),
     "nobody's slots loaded": ("there = seen[:, None] &", "there = (blocks >= 0)[:, None] &"),
-    "the last token is left out": ("begin + tiles * BLOCK_N, length)", "begin + tiles * BLOCK_N, length - 1)"),
-    "the first tile is left out": ("range(begin, end, BLOCK_N)", "range(begin + BLOCK_N, end, BLOCK_N)"),
+    "the last token is left out": (
+        "begin + tiles * BLOCK_N, length)",
+        "begin + tiles * BLOCK_N, length - 1)",
+    ),
+    "the first tile is left out": (
+        "range(begin, end, BLOCK_N)",
+        "range(begin + BLOCK_N, end, BLOCK_N)",
+    ),
     "every split has all": [
         ("begin = split * tiles * BLOCK_N", "begin = split * 0"),
         ("end = tl.minimum(begin + tiles * BLOCK_N, length)", "end = length"),
     ],
-    "the maximum begins at 0": ("float(\"-inf\"), tl.float32)", "0.0, tl.float32)"),
-    "splits rounded down": ("tl.cdiv(tl.cdiv(length, BLOCK_N), SPLITS)", "tl.cdiv(length, BLOCK_N) // SPLITS"),
-    "divided already": ("parts_ptr + parts[:, None] * HEAD_DIM + dims[None, :], mixed,", "parts_ptr + parts[:, None] * HEAD_DIM + dims[None, :], mixed / total[:, None],"),
+    "the maximum begins at 0": ('float("-inf"), tl.float32)', "0.0, tl.float32)"),
+    "splits rounded down": (
+        "tl.cdiv(tl.cdiv(length, BLOCK_N), SPLITS)",
+        "tl.cdiv(length, BLOCK_N) // SPLITS",
+    ),
+    "divided already": (
+        "parts_ptr + parts[:, None] * HEAD_DIM + dims[None, :], mixed,",
+        "parts_ptr + parts[:, None] * HEAD_DIM + dims[None, :], mixed / total[:, None],",
+    ),
     "splits stored over each other": ("parts = rows * SPLITS + split", "parts = rows * SPLITS"),
-    "the maxima are not stored": ("    tl.store(maxima_ptr + parts, maximum, mask=members < GROUP)\n", ""),
+    "the maxima are not stored": (
+        "    tl.store(maxima_ptr + parts, maximum, mask=members < GROUP)\n",
+        "",
+    ),
     "each tile loaded twice": (
         "        scores = tl.dot(",
-        "        keys = tl.load(keys_ptr + offsets, mask=there, other=0.0)\n        scores = tl.dot(",
+        "        keys = tl.load(keys_ptr + offsets, mask=there, other=0.0)\n"
+        "        scores = tl.dot(",
     ),
 }
 

@@ -100,9 +100,7 @@ def _join(
     scores = size * torch.randn(rows, num_keys, generator=generator) + shift
     values = torch.randn(num_keys, dim, generator=generator)
     parts, mixed = _of_scores(scores, values, bounds), torch.full((rows, dim), torch.nan)
-    accesses = watched(
-        lambda: launch_join(part, parts, mixed), **parts._asdict(), joined=mixed
-    )
+    accesses = watched(lambda: launch_join(part, parts, mixed), **parts._asdict(), joined=mixed)
     weights = (scores.double() - scores.double().amax(dim=1, keepdim=True)).exp2()
     expected = weights / weights.sum(dim=1, keepdim=True) @ values.double()
     expect_close(mixed, expected, what, ("row", "dimension"))

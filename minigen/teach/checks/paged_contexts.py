@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,7 +56,8 @@ def watched(run: Callable[[], object], **tensors: Tensor) -> list[Access]:
     """What a kernel loads and stores; `Wrong` where it leaves its tensors, or cannot be run."""
     try:
         programs = triton_part("minigen.teach.programs")
-        found: list[Access] = programs.record_programs(run, **tensors)
+        with np.errstate(all="ignore"):  # what overflows shows in the result
+            found: list[Access] = programs.record_programs(run, **tensors)
     except IndexError as error:
         raise Wrong(str(error)) from None
     except OptionError as error:
