@@ -50,7 +50,7 @@ from minigen.kernels.gpu.activation import silu_multiply_torch, silu_multiply_tr
 from minigen.kernels.gpu.machine_code import machine_code
 from minigen.kernels.gpu.norm import rms_norm_torch, rms_norm_triton
 from minigen.kernels.gpu.rotary import rotary_store_torch, rotary_store_triton
-from minigen.teach import Claim, check, load_model, mark, measured, show, using, verdicts
+from minigen.teach import Claim, check, load_model, measured, show, using, verdicts
 from minigen.teach.accesses import bytes_moved, bytes_required
 from minigen.teach.interpreted import interpreted, launch
 from minigen.teach.launching import rms_norm_by, swiglu_by
@@ -383,7 +383,7 @@ for num in (4096, 4097):
 # Registers are what a block costs. A thread has 255 at most, and a processor's 65,536 are shared by
 # all threads on it. A row too long for its threads is *spilled*: into memory, which is what we came
 # from. The norm with rows of 8,192 numbers, by the package's number of warps and by fewer; and then
-# rows of 4,096 for other chips, of NVIDIA and (the last) of AMD:
+# rows of 4,096 for other chips, of NVIDIA and (the last, with warps of 64 threads) of AMD:
 
 
 # %%
@@ -446,6 +446,15 @@ print(f"the parts: {by_operators / by_kernels:.1f} times as fast, the layer {lay
 
 # %%
 # exercise: minigen.kernels.gpu.first.add_scaled
+import triton.language as tl
+
+
+def add_scaled(x_ptr, y_ptr, sum_ptr, num, factor, BLOCK: tl.constexpr):
+    """sum = x + factor y: one program for `BLOCK` of their `num` numbers.
+
+    The grid is (programs,), as many as it takes. Each number is loaded once and stored once.
+    """
+    raise NotImplementedError  # your turn
 
 # %%
 mine = check(31, add_scaled=add_scaled)
@@ -461,6 +470,16 @@ print(f"{len(after)} numbers as the model has them, by 3 programs")
 
 # %%
 # exercise: minigen.kernels.gpu.first.silu_multiply
+import triton.language as tl
+
+
+def silu_multiply(gate_ptr, up_ptr, mixed_ptr, num_columns, row_stride, BLOCK: tl.constexpr):
+    """mixed = SiLU(gate) x up, computed in float32: one program for `BLOCK` columns of a row.
+
+    The grid is (rows, programs a row). In gate and in up, a row begins `row_stride` numbers after
+    the one before; in mixed, `num_columns`. Each number is loaded once and stored once.
+    """
+    raise NotImplementedError  # your turn
 
 # %%
 mine = check(31, silu_multiply=silu_multiply)
@@ -475,6 +494,16 @@ with interpreted(), using(13, swiglu=swiglu_by(mine)):
 
 # %%
 # exercise: minigen.kernels.gpu.first.rms_norm_rows
+import triton.language as tl
+
+
+def rms_norm_rows(x_ptr, weight_ptr, normalised_ptr, num_columns, eps, BLOCK: tl.constexpr):
+    """Each row of x over its root mean square, times weight: one program a row, in float32.
+
+    The grid is (rows,); `BLOCK` is at least `num_columns`. `eps` is added to the mean square. Each
+    number is loaded once and stored once.
+    """
+    raise NotImplementedError  # your turn
 
 # %%
 mine = check(31, rms_norm_rows=rms_norm_rows)

@@ -1,4 +1,4 @@
-"""What chapter 31 teaches with: the interpreter for a while, counted operators, learners' kernels."""
+"""What chapter 31 teaches with: the interpreter, counted operators, kernels of learners."""
 
 import inspect
 from types import FunctionType

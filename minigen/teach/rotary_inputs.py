@@ -30,9 +30,7 @@ class RotaryInputs(NamedTuple):
         return {name: getattr(self, name) for name in names} | {"cos": cos, "sin": sin}
 
 
-def rotary_inputs(
-    slots: Sequence[int], q_heads: int, kv_heads: int, head_dim: int
-) -> RotaryInputs:
+def rotary_inputs(slots: Sequence[int], q_heads: int, kv_heads: int, head_dim: int) -> RotaryInputs:
     """A token for each slot, at positions 0, 1, 2, ..., and a pool of zeros in blocks of 4."""
     num_tokens, num_blocks = len(slots), max(slots) // BLOCK_SIZE + 1
     positions = torch.arange(num_tokens)

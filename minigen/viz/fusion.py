@@ -24,7 +24,9 @@ def fused_bytes(
             colour = CYCLE[1 + number % (len(CYCLE) - 1)]
             axes.barh(place - 0.2, width, left=begun, height=0.36, color=colour, edgecolor="white")
             begun += width
-        axes.text(begun + 0.01 * most, place - 0.2, f"{len(parts)} operators", va="center", color=INK)
+        axes.text(
+            begun + 0.01 * most, place - 0.2, f"{len(parts)} operators", va="center", color=INK
+        )
         axes.barh(place + 0.2, fused[name] / unit, height=0.36, color=BLUE)
         axes.text(fused[name] / unit + 0.01 * most, place + 0.2, "1 kernel", va="center", color=INK)
     axes.set_yticks(range(len(apart)), list(apart))

@@ -142,14 +142,16 @@ WRONG_NORM = {
     "no eps": [(" + eps", "")],
     "eps outside": [("tl.rsqrt(mean_square + eps)", "(1 / (tl.sqrt(mean_square) + eps))")],
     "no root": [("x * tl.rsqrt(mean_square + eps)", "x / (mean_square + eps)")],
-    "largest instead of mean": [
-        ("tl.sum(x * x, axis=0) / num_columns", "tl.max(x * x, axis=0)")
-    ],
+    "largest instead of mean": [("tl.sum(x * x, axis=0) / num_columns", "tl.max(x * x, axis=0)")],
     "in its own type": [(".to(tl.float32)", "")],
-    "layer norm": [("mean_square = ", "x = x - tl.sum(x, axis=0) / num_columns\n    mean_square = ")],
+    "layer norm": [
+        ("mean_square = ", "x = x - tl.sum(x, axis=0) / num_columns\n    mean_square = ")
+    ],
     "loads x twice": [
-        ("normalised = x *", "x = tl.load(x_ptr + row * num_columns + columns, mask=inside)\n"
-         "    normalised = x *")
+        (
+            "normalised = x *",
+            "x = tl.load(x_ptr + row * num_columns + columns, mask=inside)\n    normalised = x *",
+        )
     ],
 }
 
