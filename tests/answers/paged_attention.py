@@ -336,7 +336,10 @@ ANSWERS = {
     "join_kernel": Answers(
         right=(join_in_a_loop, join_by_shares),
         wrong=variants(join_kernel, WRONG_JOINS),
-        equivalent={},
+        equivalent={
+            "0.0 -> 1.0": "the sum of a split that is not there counts 2^-inf times",
+            "0.0 -> 1.0 #2": "and so does its part; dimensions that are not there are not stored",
+        },
     ),
     "decode_kernel": Answers(
         right=(
@@ -345,6 +348,11 @@ ANSWERS = {
             changed(decode_kernel, *DECODE_DEALT_OUT),
         ),
         wrong=variants(decode_kernel, WRONG_DECODES),
-        equivalent={},
+        equivalent={
+            "0 -> 1 #5": "the block of a token that is not there: nothing of it is loaded",
+            "0.0 -> 1.0": "queries behind the group are not stored; behind the width keys are 0",
+            "0.0 -> 1.0 #2": "keys that are not there score -inf; behind the width queries are 0",
+            "0.0 -> 1.0 #3": "values that are not there weigh 0; behind the width none is stored",
+        },
     ),
 }
