@@ -23,6 +23,7 @@ CHAPTERS = {  # chapter number -> the module of its checks
     "25": "minigen.teach.checks.engine",
     "31": "minigen.teach.checks.first_kernels",
     "32": "minigen.teach.checks.flash_attention",
+    "33": "minigen.teach.checks.paged_attention",
     "34": "minigen.teach.checks.cpu_kernels",
     "41": "minigen.teach.checks.tensor_parallel",
     "51": "minigen.teach.checks.server",

@@ -1,0 +1,233 @@
+"""Checks of chapter 33: gathering through a table, decoding in place, joining splits."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minigen.teach.accesses import Access
+from minigen.teach.checks import paged_decode
+from minigen.teach.checks.paged_contexts import (
+    Contexts,
+    contexts,
+    expect_loaded_once,
+    watched,
+)
+from minigen.teach.exercises import Exercise
+from minigen.teach.messages import expect_close
+from minigen.teach.paged_kernels import decode_kernel, gather_kernel, join_kernel
+from minigen.teach.paged_launch import Parts, launch_gather, launch_join, no_parts
+
+ROW = ("position", "head", "dimension")
+TILE = 8
+
+
+def _gathered(part: Any, made: Contexts, what: str) -> list[Access]:
+    """The kernel puts the first sequence's keys in order; what it loads and stores."""
+    ((keys, _),) = made.own
+    gathered = torch.full(keys.shape, torch.nan)
+    accesses = watched(
+        lambda: launch_gather(part, made.keys, made.tables[0], len(keys), gathered, TILE),
+        half=made.keys,
+        table=made.tables,
+        gathered=gathered,
+    )
+    expect_close(gathered, keys, what, ROW)
+    return accesses
+
+
+def a_block_is_copied(part: Any) -> None:
+    """a sequence that fills one block:"""
+    _gathered(part, contexts([8], 8), "8 positions in one block")
+
+
+def blocks_come_in_the_tables_order(part: Any) -> None:
+    """three full blocks that lie in no order:"""
+    _gathered(part, contexts([12], 4), "12 positions in blocks of 4")
+    _gathered(part, contexts([6], 1), "6 positions in blocks of 1")
+
+
+def the_last_block_need_not_be_full(part: Any) -> None:
+    """a sequence that ends within a block, and within a tile:"""
+    _gathered(part, contexts([10], 4), "10 positions in blocks of 4")
+    _gathered(part, contexts([1], 4), "a single position")
+
+
+def each_program_has_its_own_tile(part: Any) -> None:
+    """more positions than a tile has:"""
+    _gathered(part, contexts([29], 4), "29 positions, in tiles of 8")
+
+
+def rows_have_any_width(part: Any) -> None:
+    """three heads of 20 numbers, so 60 to a row, and a gap behind each slot:"""
+    made = contexts([11], 4, kv_heads=3, head_dim=20)
+    _gathered(part, made, "11 positions of 3 heads")
+    made = contexts([11], 4, kv_heads=3, head_dim=20, spare=5)
+    _gathered(part, made, "11 positions, slots that are 65 numbers apart")
+
+
+def nothing_is_loaded_twice(part: Any) -> None:
+    """the numbers that are loaded and stored, counted:"""
+    accesses = _gathered(part, contexts([13], 4, head_dim=20), "13 positions of 20 numbers")
+    expect_loaded_once(accesses, "half", 13 * 20)
+
+
+def _of_scores(scores: Tensor, values: Tensor, bounds: list[tuple[int, int]]) -> Parts:
+    """What splits of these keys leave, for rows of `scores`, in powers of two."""
+    rows, dim = len(scores), values.shape[1]
+    parts = Parts(*(torch.zeros_like(each) for each in no_parts(rows, len(bounds), dim)))
+    for split, (begin, end) in enumerate(bounds):
+        own = scores[:, begin:end]
+        parts.maxima[:, split] = own.amax(dim=1) if end > begin else -torch.inf
+        weights = (own - parts.maxima[:, split : split + 1]).exp2()
+        parts.sums[:, split] = weights.sum(dim=1)
+        parts.mixed[:, split] = weights @ values[begin:end]
+    return parts
+
+
+def _join(
+    part: Any,
+    bounds: list[tuple[int, int]],
+    what: str,
+    rows: int = 2,
+    size: float = 1,
+    dim: int = 8,
+    shift: float = 0,
+) -> list[Access]:
+    """The kernel joins splits with these bounds, of random scores of this size around `shift`."""
+    generator = torch.Generator().manual_seed(34)
+    num_keys = max(end for _, end in bounds)
+    scores = size * torch.randn(rows, num_keys, generator=generator) + shift
+    values = torch.randn(num_keys, dim, generator=generator)
+    parts, mixed = _of_scores(scores, values, bounds), torch.full((rows, dim), torch.nan)
+    accesses = watched(lambda: launch_join(part, parts, mixed), **parts._asdict(), joined=mixed)
+    weights = (scores.double() - scores.double().amax(dim=1, keepdim=True)).exp2()
+    expected = weights / weights.sum(dim=1, keepdim=True) @ values.double()
+    expect_close(mixed, expected, what, ("row", "dimension"))
+    return accesses
+
+
+def one_split_is_divided_by_its_sum(part: Any) -> None:
+    """a single split, which has seen all:"""
+    _join(part, [(0, 5)], "one split of 5 tokens")
+
+
+def two_splits_come_to_one_maximum(part: Any) -> None:
+    """two splits whose maxima differ:"""
+    _join(part, [(0, 3), (3, 9)], "splits of 3 and 6 tokens", size=3)
+
+
+def every_row_has_its_own(part: Any) -> None:
+    """five rows of four splits:"""
+    _join(part, [(0, 2), (2, 4), (4, 6), (6, 8)], "4 splits", rows=5, size=2)
+
+
+def splits_and_dimensions_are_no_powers_of_two(part: Any) -> None:
+    """three splits, heads of 20 numbers:"""
+    _join(part, [(0, 4), (4, 8), (8, 11)], "3 splits", rows=3, size=2, dim=20)
+
+
+def a_split_of_no_tokens_counts_nothing(part: Any) -> None:
+    """a context too short for its last split:"""
+    _join(part, [(0, 4), (4, 6), (6, 6)], "splits of 4, 2 and 0 tokens", rows=3, size=2)
+
+
+def large_scores_do_not_overflow(part: Any) -> None:
+    """scores in the hundreds, of either sign:"""
+    _join(part, [(0, 4), (4, 8)], "scores of about 300", size=300)
+    _join(part, [(0, 4), (4, 8), (8, 9)], "scores of about -1,000", shift=-1000)
+
+
+def every_part_is_loaded_once(part: Any) -> None:
+    """the numbers that are loaded, counted:"""
+    accesses = _join(part, [(0, 4), (4, 8), (8, 11)], "3 splits", rows=3, dim=20)
+    for name, count in (("mixed", 3 * 3 * 20), ("maxima", 9), ("sums", 9)):
+        expect_loaded_once(accesses, name, count)
+
+
+USE = """from minigen import SamplingParams
+from minigen.teach import load_model
+from minigen.teach.paged_launch import {place}
+
+llm = load_model(weights="float32", num_blocks=16, attend={place}(mine))
+print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=6)).text)"""
+
+EXERCISES = (
+    Exercise(
+        "gather_kernel",
+        gather_kernel,
+        (
+            a_block_is_copied,
+            blocks_come_in_the_tables_order,
+            the_last_block_need_not_be_full,
+            each_program_has_its_own_tile,
+            rows_have_any_width,
+            nothing_is_loaded_twice,
+        ),
+        (
+            "A program's positions begin at tl.program_id(0) * BLOCK_N. Those that are not below "
+            "length must be masked in every load and store.",
+            "Position p is in slot p % BLOCK_SIZE of block table[p // BLOCK_SIZE]: a load gives "
+            "you the blocks of all positions of the tile at once.",
+            "at[:, None] + columns[None, :] are the places of BLOCK_N rows of BLOCK_W numbers; "
+            "columns from WIDTH on belong to somebody else.",
+        ),
+        "Gather a sequence's keys (or values) through its block table, in a kernel. Each program "
+        "has a tile of `BLOCK_N` positions, finds their slots, loads their rows and stores them "
+        "one after another. Each number is loaded once, and no others than the sequence's own. "
+        "Write a plain function: `@triton.jit` is put on when it is launched.",
+        USE.format(place="gathering"),
+        "Where BLOCK_N is BLOCK_SIZE, a program needs one entry of the table only, not one for "
+        "each position. What does it save, counted in bytes, and when are small blocks a bad idea?",
+    ),
+    Exercise(
+        "join_kernel",
+        join_kernel,
+        (
+            one_split_is_divided_by_its_sum,
+            two_splits_come_to_one_maximum,
+            every_row_has_its_own,
+            splits_and_dimensions_are_no_powers_of_two,
+            a_split_of_no_tokens_counts_nothing,
+            large_scores_do_not_overflow,
+            every_part_is_loaded_once,
+        ),
+        (
+            "Load all maxima of the row at once; what is masked must be -inf there, so that it is "
+            "never the largest.",
+            "A split that saw another maximum than the largest of all counts 2^(its maximum - the "
+            "largest) times: its sum as well as its part.",
+            "The answer is the sum of the parts over the sum of the sums: tl.sum(..., axis=0), and "
+            "divide once, at the end.",
+        ),
+        "Write the second pass. A program has one row, that is, a query head of a sequence; it "
+        "loads what the row's splits have left, brings them to one maximum, adds up, divides, and "
+        "stores the row's attention. Splits of no tokens have the maximum -inf.",
+        USE.format(place="joining"),
+        "Parts are float32, and there are SPLITS of them a row. Let the first pass divide by its "
+        "sum and store half as wide numbers. What must it store besides, and how does the join "
+        "change?",
+    ),
+    Exercise(
+        "decode_kernel",
+        decode_kernel,
+        paged_decode.CHECKS,
+        (
+            "Begin with SPLITS and GROUP of 1: load the query, go over the context's tiles, find "
+            "the slots as in gather_kernel, and keep maximum, sum and mix as in chapter 32.",
+            "The group's query heads are rows of q, BLOCK_G x BLOCK_D, the rest masked with 0: "
+            "tl.dot(q, tl.trans(keys)) gives BLOCK_G x BLOCK_N scores. Those of tokens that are "
+            "not there must be -inf.",
+            "Split s has the tiles from s * n on, n = cdiv(cdiv(length, BLOCK_N), SPLITS), as far "
+            "as the context goes. Nothing to do is no special case: the loop runs zero times, and "
+            "-inf and zeros are stored.",
+        ),
+        "Write paged attention for decoding. Each program has one KV head of one sequence, and one "
+        "split of its context: it loads keys and values where they lie, through the block table, "
+        "and leaves its maximum, its sum and its mix for `join_kernel`, for each query head of the "
+        "group. No key or value is loaded twice.",
+        USE.format(place="decoding"),
+        "A layer with a sliding window looks at the last `window` tokens only. Take it as an "
+        "argument: where do the splits begin then, and which tiles must not be loaded at all?",
+    ),
+)

@@ -1,0 +1,616 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 33 · Paged attention on a GPU
+#
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/minigen/minigen/blob/main/notebooks/33_paged_attention.ipynb)
+# [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=notebooks/33_paged_attention.ipynb)
+#
+# Chapter 22 put keys and values into blocks, and copied them together again for every step.
+# Chapter 32 attended tile by tile, to many queries at once. A decode step has one query a sequence,
+# and a context that lies in blocks. This chapter writes its kernel: it reads each block where it
+# lies, each key once for all the query heads that share it, and cuts long contexts into parts when
+# a chip would stand idle.
+#
+# **Afterwards you can** look slots up inside a kernel, count what it reads against what it must
+# read, say how many programs a chip wants, split a context and join its parts, and put your own
+# kernel into the running engine.
+
+# %%
+import importlib.util
+
+if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
+    get_ipython().run_line_magic(
+        "pip", "install -q 'minigen[gpu,notebooks] @ git+https://github.com/minigen/minigen'"
+    )
+
+# %%
+import torch
+
+from minigen import SamplingParams
+from minigen.cache.paged import KVPool
+from minigen.model.attention import attention
+from minigen.teach import Claim, check, load_model, measured, show, verdicts
+from minigen.teach.capacity import config_of, num_parameters
+from minigen.teach.checks.paged_contexts import contexts
+from minigen.teach.decode_code import decode_code
+from minigen.teach.measuring import best_seconds
+from minigen.teach.moved import kv_and_tables, moved_by_tensor, record_decode
+from minigen.teach.needing import need_triton
+from minigen.teach.paged_kernels import gather_kernel
+from minigen.teach.paged_launch import decoding, gathering, launch_gather
+from minigen.teach.roofline import MACHINES
+from minigen.teach.waves import CHIPS, TILE_SECONDS, Decoding, best_splits, seconds
+from minigen.viz.explore import explore, picture
+from minigen.viz.pool_loads import bytes_bars, pool_loads
+from minigen.viz.waves import fill_chip
+
+need_triton()  # says what to do where there is none; the page can be read all the same
+from minigen.kernels.gpu.attend import attend_triton
+from minigen.kernels.gpu.decode import (
+    join_splits_kernel,
+    num_splits,
+    paged_decode_kernel,
+    paged_decode_triton,
+)
+from minigen.teach.interpreted import interpreted, launch
+from minigen.teach.programs import record_programs
+from minigen.teach.triton_language import tl
+
+# %% [markdown]
+# ## A number that hurts
+#
+# Two, in fact. First the copy. A decode step in plain torch gathers a sequence's blocks, and then
+# reads the copy. On this machine, for one layer of our model and 8,192 tokens:
+#
+# **Predict:** how much longer does it take than attention over keys and values in one piece?
+
+# %%
+long = 8192
+pool = KVPool(1, long // 16, 3, 16, 64, torch.float32)
+for half in pool.kv[0]:
+    half.normal_()
+scattered = torch.randperm(long // 16) + 1
+dense, one_query = pool.gather(0, scattered), torch.randn(1, 9, 64)
+in_one_piece = best_seconds(lambda: attention(one_query, *dense))
+gathered_first = best_seconds(lambda: attention(one_query, *pool.gather(0, scattered)))
+copy_ratio = gathered_first / in_one_piece
+measured("attention over one piece", 1e6 * in_one_piece, "µs")
+measured("gathered through a block table first", 1e6 * gathered_first, "µs")
+measured("ratio", copy_ratio)
+
+chip, one_long = CHIPS["H100 SXM"], Decoding(batch=1, context=32_768)  # Llama-3-8B: 8 KV heads
+busy = one_long.num_programs(splits=1)
+print(f"\none sequence, a program for each KV head: {busy} programs")
+print(f"an H100 has {chip.processors} processors: {busy / chip.processors:.0%} of it would work")
+
+# %% [markdown]
+# Second, the idle chip. A GPU is many processors (NVIDIA calls them *streaming multiprocessors*),
+# and a program runs on one of them. One long chat is eight programs; the rest of the chip waits.
+#
+# ## The smallest version that works
+#
+# First get rid of the copy. A kernel can look into the block table itself: it loads the number of
+# a block, and goes there. One program for each query head takes a block after another, with the
+# running maximum of chapter 32. (A plain function here; `launch` puts `@triton.jit` on, and runs
+# it in the interpreter.)
+
+
+# %%
+def one_head_kernel(
+    q_ptr,
+    keys_ptr,
+    values_ptr,
+    table_ptr,
+    mixed_ptr,
+    length,
+    block_stride,
+    slot_stride,
+    head_stride,
+    scale,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    head = tl.program_id(0)
+    dims, slots = tl.arange(0, HEAD_DIM), tl.arange(0, BLOCK_SIZE)
+    q = tl.load(q_ptr + head * HEAD_DIM + dims) * scale
+    maximum = tl.full((1,), float("-inf"), tl.float32)
+    total = tl.zeros((1,), tl.float32)
+    mixed = tl.zeros((HEAD_DIM,), tl.float32)
+    for entry in range(0, tl.cdiv(length, BLOCK_SIZE)):
+        block = tl.load(table_ptr + entry)  # where the next tokens are
+        seen = entry * BLOCK_SIZE + slots < length
+        at = block * block_stride + slots * slot_stride + head // GROUP * head_stride
+        keys = tl.load(keys_ptr + at[:, None] + dims[None, :], mask=seen[:, None], other=0.0)
+        values = tl.load(values_ptr + at[:, None] + dims[None, :], mask=seen[:, None], other=0.0)
+        scores = tl.where(seen, tl.sum(keys * q[None, :], axis=1), float("-inf"))
+        higher = tl.maximum(maximum, tl.max(scores, axis=0))
+        weights, shrink = tl.exp2(scores - higher), tl.exp2(maximum - higher)
+        total = total * shrink + tl.sum(weights, axis=0)
+        mixed = mixed * shrink + tl.sum(values * weights[:, None], axis=0)
+        maximum = higher
+    tl.store(mixed_ptr + head * HEAD_DIM + dims, mixed / total)
+
+
+torch.manual_seed(33)
+made = contexts([200], block_size=16, kv_heads=3, head_dim=64)  # in blocks that lie in no order
+((k, v),) = made.own
+q, mixed = torch.randn(1, 9, 64), torch.empty(1, 9, 64)
+memory = {"q": q, "keys": made.keys, "values": made.values, "tables": made.tables}
+
+
+def run_one_head():
+    strides, scale = made.keys.stride()[:3], 1.442695 / 8  # log2(e) / sqrt(64)
+    sizes = {"GROUP": 3, "HEAD_DIM": 64, "BLOCK_SIZE": 16}
+    launch(one_head_kernel, (9,), *memory.values(), mixed, len(k), *strides, scale, **sizes)
+
+
+by_one_head = record_programs(run_one_head, **memory, mixed=mixed)
+torch.testing.assert_close(mixed, attention(q, k, v))
+print("block table:", *made.tables[0, :-1].tolist(), "- read in place, attention is the same")
+
+# %% [markdown]
+# Two things are new against chapter 32. The address of a tile is not known before the block's
+# number is there: a load that waits for a load. And weights are powers of two: with log2(e) in the
+# scale, `exp2` gives what `exp` would, and a GPU has an instruction for the former.
+#
+# ## Why it is slow
+#
+# The recorder of chapter 31 wrote down what every program loaded.
+#
+# **Predict:** the keys and values of these 200 tokens are 307,200 bytes. Nine query heads share
+# three KV heads. How many bytes of keys and values did the nine programs load?
+
+# %%
+required = k.nbytes + v.nbytes
+gathered = torch.empty_like(k)
+copying = record_programs(
+    lambda: launch_gather(gather_kernel, made.keys, made.tables[0], len(k), gathered),
+    keys=made.keys,
+    tables=made.tables,
+    gathered=gathered,
+)
+copied = moved_by_tensor(copying)  # of the keys; the values' are as many
+ways = {
+    "gathered first": {
+        "keys and values": 2 * copied["keys"],
+        "block tables": 2 * copied["tables"],
+        "a copy, written and read": 4 * copied["gathered"],
+    },
+    "a program a query head": kv_and_tables(by_one_head),
+}
+for name, moved in ways.items():
+    print(f"{name:>22}: {sum(moved.values()):>9,} bytes, {sum(moved.values()) / required:.2f}x")
+print(f"{'required':>22}: {required:>9,} bytes")
+by_heads = ways["a program a query head"]["keys and values"] / required
+
+# %% [markdown]
+# Nothing is copied any more, and just as much is read: three query heads look at the same keys, and
+# each of them loads them for itself. (A cache may catch some of it. It is 50 MB on an H100; the
+# keys and values of a full batch are gigabytes.)
+#
+# ## The idea: a group shares its loads
+#
+# So give the program not a query head, but a *KV head*, with all query heads that share it: its
+# *group*. Their queries are the rows of a small matrix. Then scores are a product of matrices, and
+# so is the mix: `tl.dot`, on the tensor cores. These want 16 rows at least, and get three that mean
+# something; the others are padding. That is waste, but of arithmetic, which is idle here anyway.
+#
+# The engine's own kernel. **Predict** while you read: which of its loads will be repeated?
+
+# %%
+show(paged_decode_kernel.fn)
+with interpreted():
+    in_place = paged_decode_triton(q, made.keys, made.values, made.tables, made.lengths)
+torch.testing.assert_close(in_place, attention(q, k, v))
+
+# %%
+by_group = record_decode(q, *made[:4])  # its plain form, which you will write below
+torch.testing.assert_close(by_group.mixed, attention(q, k, v))
+ways["a program a KV head"] = kv_and_tables(by_group.accesses)
+picture(
+    bytes_bars(ways, required),
+    "Three bars of bytes moved: gathering first and a program a query head three times what is "
+    "required, a program a KV head hardly more than it.",
+)
+table_share = ways["a program a KV head"]["block tables"] / required
+once_a_block = 8 * 3 * -(-len(k) // 16) / required
+print(f"keys and values: {ways['a program a KV head']['keys and values'] / required:.2f}x")
+print(f"table entries, looked up for each position: {table_share:.2%}")
+print(f"if each block's were loaded once: {once_a_block:.2%}")
+
+# %% [markdown]
+# Every key and value once. The table's entries are loaded for each position, although 16 neighbours
+# have the same: 16 loads of one address in one instruction, which a GPU answers with one
+# transaction.
+#
+# ## What a program loads
+#
+# Three sequences, blocks of four slots, two KV heads, and each context cut into two parts; why,
+# comes below. Choose a program. Orange is what it loads, grey what the others load. White slots are
+# nobody's: no program may touch them.
+#
+# **Predict** before you choose: which blocks does split 1 of sequence 2 read?
+
+# %%
+small = contexts([13, 30, 22], block_size=4, kv_heads=2, head_dim=16)
+loads = record_decode(torch.randn(3, 6, 16), *small[:4], splits=2).accesses
+
+
+def program_at(kv_head, sequence, split):
+    program = (kv_head, sequence, split)
+    return pool_loads(loads, small.keys, small.tables[:, :-1], small.lengths, program)
+
+
+explore(
+    program_at,
+    "The keys of a layer, a row for each block: the slots that one program loads, in orange.",
+    kv_head=(0, 1, 1, 0),
+    sequence=(0, 2, 1, 1),
+    split=(0, 1, 1, 0),
+)
+
+# %% [markdown]
+# ## How fast can it be?
+#
+# A score and its share of the mix are 4 x head_dim operations for each query head of the group; the
+# key and the value are 4 x head_dim bytes. So the kernel does as many operations a byte as a group
+# has heads, and bandwidth decides:
+
+# %%
+crowd = Decoding(batch=64, context=4096)  # Llama-3-8B: 8 KV heads, groups of 4, head_dim 128
+h100 = MACHINES["H100 SXM"]
+floor = crowd.kv_bytes / h100.bandwidth
+print(f"operations a byte: {crowd.group}; an H100's ridge: {h100.ridge:.0f}")
+print(f"64 sequences of 4,096 tokens: {crowd.kv_bytes / 1e9:.2f} GB of keys and values in a layer")
+print(f"at least {1e3 * floor:.2f} ms a layer, {32e3 * floor:.1f} ms in 32 layers")
+weights = 2 * num_parameters(config_of("Llama-3-8B"))
+print(f"and the weights, {weights / 1e9:.0f} GB: {1e3 * weights / h100.bandwidth:.1f} ms")
+print(f"to be under way at a microsecond's delay: {h100.bandwidth * 1e-6 / 1e6:.1f} MB")
+
+# %% [markdown]
+# With long contexts, attention takes longer than all the weights. Whether the floor is reached
+# depends on one thing: are enough loads under way at any time? Memory answers after most of a
+# microsecond. To get 3,350 GB/s out of it, about 3 MB must be asked for and not yet be there.
+# (Little's law: what is under way = rate x delay.)
+#
+# How many programs fit onto a processor at the same time follows from the machine code: it has
+# 65,536 registers, and some on-chip memory. No GPU is needed to compile for one (chapter 31):
+
+# %%
+codes = {(each.chip, each.kernel): each for each in decode_code(["sm_80", "sm_89", "sm_90"], [128])}
+resident = {}
+for name, each in CHIPS.items():
+    code = codes[each.code, "paged_decode_kernel"]
+    resident[name] = each.resident(code.registers, code.shared)
+for (target, kernel), code in codes.items():
+    sizes = f"{code.registers} registers a thread, {code.spilled} spilled"
+    print(f"{target} {kernel:>20}: {sizes}, {code.shared:,} bytes shared")
+of_sm_90 = codes["sm_90", "paged_decode_kernel"].instructions
+print("\nin the PTX of the first, for sm_90:")
+for kind in sorted(of_sm_90):
+    print(f"{kind:>10}: {of_sm_90[kind]}")
+for name, count in resident.items():
+    print(f"{name:>15}: {count} programs fit onto one of {CHIPS[name].processors} processors")
+
+# %% [markdown]
+# `cp.async` are loads that nobody waits for yet: while a tile is multiplied (`mma.sync`), the next
+# one is under way. That is what `num_stages=2` asked for. `ld.global` are waited for: the block
+# table's entries, and the query.
+#
+# ## How many programs fill a chip?
+#
+# A model, with two assumptions that stand in the code beside it: a program takes a microsecond for
+# each tile of 64 tokens, however idle the chip is, and the second pass, to which we come, costs
+# three to start. All programs together read no faster than memory gives. Programs that do not fit
+# wait for the next *wave*.
+#
+# On the left is the chip: a row for each processor, blue while it works. **Predict:** one sequence
+# of 32,768 tokens. Into how many parts would you cut it? Then take 64 sequences: and now?
+
+# %%
+print(f"a tile takes {1e6 * TILE_SECONDS:g} µs at least")
+
+
+def chip_at(batch, context, splits, chip):
+    return fill_chip(Decoding(batch, context), CHIPS[chip], splits, resident[chip])
+
+
+explore(
+    chip_at,
+    "Left, which processors work, and how long. Right, the time for each number of splits.",
+    batch=[1, 2, 4, 8, 16, 64, 256],
+    context=[32_768, 4096, 16_384, 131_072],
+    splits=[1, 2, 4, 8, 16, 32, 64],
+    chip=list(CHIPS),
+)
+
+# %% [markdown]
+# ## Splitting, and the second pass
+#
+# Cut the context into parts, a program for each: eight KV heads and 32 parts are 256 programs. But
+# none of them has seen the whole context, so none can divide. Each leaves what chapter 32 merged:
+# its maximum, its sum, and its mix. A second, small kernel brings the parts of a query head to the
+# largest maximum, adds them up, and divides:
+
+# %%
+show(join_splits_kernel.fn)
+several = contexts([200, 70, 1], block_size=16, kv_heads=3, head_dim=64)
+several_q = torch.randn(3, 9, 64)
+alone = [attention(one[None], *own) for one, own in zip(several_q, several.own, strict=True)]
+kv_bytes = sum(half.nbytes for own in several.own for half in own)
+for splits in (1, 2, 4, 8):
+    found = record_decode(several_q, *several[:4], splits)
+    torch.testing.assert_close(found.mixed, torch.cat(alone), atol=1e-5, rtol=1e-4)
+    moved = moved_by_tensor(found.accesses)
+    share = (moved["keys"] + moved["values"]) / kv_bytes
+    empty = int((found.parts.sums == 0).sum()) // 3  # three query heads share a program
+    written = sum(moved[name] for name in found.parts._fields)
+    print(f"{splits} splits: keys and values {share:.2f}x, parts {written:>7,} bytes", end=", ")
+    print(f"{empty:>2} of {9 * splits} programs have nothing to do")
+
+# %% [markdown]
+# The same numbers, and no key is read twice. What grows is what the parts write: in float32, a row
+# for each query head and split. Short sequences of the batch leave programs idle, whose maximum is
+# -inf and counts 2^-inf = 0.
+#
+# ## How many splits?
+#
+# As few as fill the chip. The engine's rule is a line (`num_splits`): about four programs a
+# processor, no part shorter than 128 tokens. Beside it, what the model finds best:
+
+# %%
+print("batch  context   rule  model's best   unsplit / rule, in time   lost against the best")
+gains = {}
+for batch in (1, 4, 16, 64, 256):
+    for context in (1024, 8192, 32_768):
+        work, fit = Decoding(batch, context), resident["H100 SXM"]
+        rule = num_splits(work.num_programs(1), context, chip.processors)
+        best = best_splits(work, chip, fit)
+        times = {splits: seconds(work, chip, splits, fit) for splits in (1, rule, best)}
+        gains[batch, context], lost = times[1] / times[rule], times[rule] / times[best] - 1
+        found = f"{rule:>6} {best:>13} {gains[batch, context]:>25.1f} {lost:>22.0%}"
+        print(f"{batch:>5} {context:>8,} {found}")
+
+# %% [markdown]
+# The rule asks for more parts than are needed, which costs little where contexts are long. Where
+# they are short, the second pass is a good part of the whole, and the rule cuts too eagerly; but
+# then attention is a small part of the step.
+#
+# ## The measurement again
+#
+# What the two ideas bought: bytes, counted; and time on a chip, as the model has it.
+
+# %%
+total_bytes = {name: sum(moved.values()) for name, moved in ways.items()}
+saved = total_bytes["gathered first"] / total_bytes["a program a KV head"]
+print(f"bytes, gathered first against in place and shared: {saved:.1f}x")
+split_gain = gains[1, 32_768]
+before, after = (
+    one_long.kv_bytes / seconds(one_long, chip, splits, resident["H100 SXM"]) / chip.bandwidth
+    for splits in (1, best_splits(one_long, chip, resident["H100 SXM"]))
+)
+print(f"one sequence of 32,768 tokens on an H100: {split_gain:.1f}x as fast when it is split,")
+print(f"{before:.0%} of the bandwidth before, {after:.0%} after (modelled, not measured)")
+
+greedy = SamplingParams(temperature=0, max_tokens=6)
+in_torch = load_model(weights="float32", num_blocks=16)
+by_kernels = load_model(weights="float32", num_blocks=16, attend=attend_triton)
+with interpreted():
+    answer = by_kernels.generate("The sea is", greedy, progress=False)
+assert answer.token_ids == in_torch.generate("The sea is", greedy, progress=False).token_ids
+print("\nthe engine with these kernels, interpreted, gives the same tokens:", repr(answer.text))
+
+# %% [markdown]
+# (`LLM.load(device="cuda")` chooses these kernels by itself. Where you have a GPU, `make bench-gpu`
+# measures the copy bandwidth of the card and which share of it paged decode reaches.)
+#
+# ## Your turn
+#
+# Three kernels, in the order of this chapter. `check` runs them in the interpreter, watches every
+# load and store, and says the first thing that is wrong. First: gather through the block table.
+
+# %%
+# exercise: minigen.teach.paged_kernels.gather_kernel
+from minigen.teach.triton_language import tl
+
+
+def gather_kernel(
+    half_ptr,
+    table_ptr,
+    gathered_ptr,
+    length,
+    block_stride,
+    slot_stride,
+    WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+):
+    """One program a tile of `BLOCK_N` positions: finds each one's slot, and copies its row.
+
+    A slot's row has `WIDTH` numbers (`BLOCK_W` is the power of two that holds them); the row of
+    slot s in block b begins at `half_ptr` + b * `block_stride` + s * `slot_stride`. `table_ptr`
+    lists the sequence's blocks; their first `length` slots count. Position p's row goes to row p
+    of `gathered_ptr`, whose rows follow one another.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+mine = check(33, gather_kernel=gather_kernel)
+
+# %% [markdown]
+# In the engine: every decode step gathers keys and values by your kernel. (Until it passes, `mine`
+# is the package's own.)
+
+# %%
+llm = load_model(weights="float32", num_blocks=16, attend=gathering(mine))
+print(llm.generate("The sea is", greedy, progress=False).text)
+
+# %% [markdown]
+# Second: the pass that joins the splits. (`joining(mine)` puts it into an engine, in the same way.)
+
+# %%
+# exercise: minigen.teach.paged_kernels.join_kernel
+from minigen.teach.triton_language import tl
+
+
+def join_kernel(
+    parts_ptr,
+    maxima_ptr,
+    sums_ptr,
+    mixed_ptr,
+    HEAD_DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """One program a query head of a sequence, a row: joins what its splits have found.
+
+    Split s of row r has seen scores (in powers of two) of which `maxima_ptr`[r, s] is the largest.
+    `sums_ptr`[r, s] is the sum of its 2^(score - maximum), `parts_ptr`[r, s] (`HEAD_DIM` numbers)
+    the sum of these times the values. A split of no tokens has the maximum -inf, and zeros. The
+    row's attention over all splits goes to `mixed_ptr`[r]. `BLOCK_S` and `BLOCK_D` are the powers
+    of two that hold `SPLITS` and `HEAD_DIM`; all tensors lie row after row.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+mine = check(33, join_kernel=join_kernel)
+
+# %% [markdown]
+# Third, the kernel of this chapter: paged decode, grouped and split. Begin with `SPLITS` and
+# `GROUP` of 1, as `one_head_kernel` has it; `hint=1` to `hint=3` say more.
+
+# %%
+# exercise: minigen.teach.paged_kernels.decode_kernel
+from minigen.teach.triton_language import tl
+
+
+def decode_kernel(
+    q_ptr,
+    keys_ptr,
+    values_ptr,
+    tables_ptr,
+    lengths_ptr,
+    parts_ptr,
+    maxima_ptr,
+    sums_ptr,
+    block_stride,
+    slot_stride,
+    head_stride,
+    table_stride,
+    scale,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One program a KV head, sequence and split of its context (`tl.program_id` 0, 1 and 2).
+
+    Sequence i's tokens are in the first `lengths_ptr`[i] slots of the blocks that row i of
+    `tables_ptr` lists. The key and value (`HEAD_DIM` numbers) of block b, slot s, KV head h begin
+    at b * `block_stride` + s * `slot_stride` + h * `head_stride`. `q_ptr` is [sequences, q_heads,
+    `HEAD_DIM`], of which `GROUP` query heads share a KV head and what is loaded of it.
+
+    A score is the product of query and key times `scale`, in which log2(e) is: so weights are
+    powers of two. The `SPLITS` programs share the context's tiles of `BLOCK_N` tokens, each tile
+    loaded by one of them, and leave what `join_kernel` joins: `parts_ptr`, `maxima_ptr` and
+    `sums_ptr`, one for each sequence, query head and split. `BLOCK_G` and `BLOCK_D` are powers of
+    two, 16 or more, that hold `GROUP` and `HEAD_DIM`.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+mine = check(33, decode_kernel=decode_kernel)
+llm = load_model(weights="float32", num_blocks=16, attend=decoding(mine, splits=2))
+answer = llm.generate("The sea is", greedy, progress=False)
+assert answer.token_ids == in_torch.generate("The sea is", greedy, progress=False).token_ids
+print(answer.text)
+
+# %% [markdown]
+# ## What the production engines do beyond this
+#
+# - **vLLM** began with a CUDA kernel of this kind, and added a second version that cuts contexts
+#   into partitions of 512 tokens and reduces them. Today it mostly calls FlashAttention or
+#   FlashInfer, and has a Triton kernel that splits long contexts into segments.
+# - **FlashAttention** has the split as Flash-Decoding: the number of splits follows from the
+#   number of processors, and it takes a block table.
+# - **FlashInfer** plans ahead: before a step, the processor cuts all contexts of the batch into
+#   parts of like size, so that one long sequence among short ones delays nobody. Where many
+#   requests begin with the same prompt, its cascade attends to that part once for all, and merges.
+# - **SGLang**'s Triton backend decodes in two stages, with a form for grouped heads.
+#   **TensorRT-LLM** has kernels for grouped heads in decoding (XQA), and a multi-block mode,
+#   which is the split.
+# - **llama.cpp**'s CUDA kernels run several blocks over one context, and combine them afterwards.
+# - Keys and values of 8 bits halve what must be read, which is all that counts here; most of these
+#   engines have them.
+
+# %%
+fit = resident["H100 SXM"]
+fuller = seconds(crowd, chip, 64, fit) / seconds(crowd, chip, 1, fit)
+score_bytes = 4 * 32 * 32_768  # of one token in float32, 32 query heads
+llama_70b = config_of("Llama-3-70B")
+hidden_bytes = llama_70b.num_layers * 2 * 2 * llama_70b.hidden  # written and read, 16 bits
+verdicts(
+    "33",
+    Claim(
+        "Query heads that share a KV head cost no further reads of the cache",
+        f"a program a query head loads {by_heads:.0f} times the keys and values, a program a KV "
+        f"head {ways['a program a KV head']['keys and values'] / required:.0f} time",
+        "held within bounds",
+        "if the kernel gives a program the whole group; the layout alone shares nothing",
+    ),
+    Claim(
+        "Reading through a block table costs bandwidth",
+        f"{table_share:.1%} of the bytes, looked up for each position; {once_a_block:.1%}, if once "
+        "a block",
+        "did not hold",
+        "a block's entry is 8 bytes beside thousands; what was slow was the copy",
+    ),
+    Claim(
+        "FlashAttention makes decoding faster",
+        f"at 32,768 tokens the scores that it does not store are {score_bytes / 1e6:.0f} MB a "
+        f"layer, keys and values {one_long.kv_bytes / 1e6:.0f} MB",
+        "did not hold",
+        f"for one query there is hardly a matrix to save; splitting helps ({split_gain:.0f}x for "
+        "this sequence alone, as modelled)",
+    ),
+    Claim(
+        "The more splits, the better the chip is used",
+        f"64 sequences of 4,096 tokens: 64 splits take {fuller:.2f} times as long as none",
+        "did not hold",
+        "the chip is full already; parts are written, read, and a second pass is started",
+    ),
+    Claim(
+        "Fusing 80 layers into one kernel saves 80 times the traffic",
+        f"between the layers of a 70B go {hidden_bytes / 1e6:.1f} MB a token; its weights are "
+        f"{2 * num_parameters(llama_70b) / 1e6:,.0f} MB",
+        "did not hold",
+        "weights, keys and values must be read in any case; what is saved are launches and the "
+        "gaps between them",
+    ),
+)
+
+# %% [markdown]
+# **Next:** chapter 34 runs the same race on your own processor, where the programs are threads.
