@@ -174,7 +174,7 @@ def gathering(kernel: Kernel) -> AttendFactory:
             for half in (keys, values):
                 context.append(half.new_empty(length, *half.shape[2:]))
                 launch_gather(kernel, half, table, length, context[-1])
-            mixed.append(attention(query.unsqueeze(0), *context))
+            mixed.append(attention(query.unsqueeze(0), context[0], context[1]))
         return torch.cat(mixed)
 
     return _attending(decode)
@@ -217,7 +217,8 @@ def _attending(decode: Decode) -> AttendFactory:
             tables, lengths = batch.block_tables, batch.context_lens
             mixed = []
             if num_decodes:
-                first = (q[:num_decodes], *pool.kv[layer_id])
+                halves = pool.kv[layer_id]
+                first = (q[:num_decodes], halves[0], halves[1])
                 mixed.append(decode(*first, tables[:num_decodes], lengths[:num_decodes]))
             for row in range(num_decodes, len(starts) - 1):
                 keys, values = pool.gather(layer_id, tables[row])

@@ -84,8 +84,8 @@ def _times(
         axes.bar(place, second, bottom=first, color=QUIET, width=0.75)
     floor = MICRO * work.kv_bytes / chip.bandwidth
     axes.bar(0, 0, color=QUIET, label=f"the second pass ({MICRO * LAUNCH_SECONDS:g} µs to start)")
-    dashes = {"color": INK, "linewidth": 1, "linestyle": "--"}
-    axes.axhline(floor, label=f"memory alone: {significant(floor)} µs", **dashes)
+    alone = f"memory alone: {significant(floor)} µs"
+    axes.axhline(floor, label=alone, color=INK, linewidth=1, linestyle="--")
     axes.set_xticks([math.log2(each) for each in choices], [str(each) for each in choices])
     axes.set(xlabel="splits", ylabel="microseconds, as the model has it")
     axes.set_ylim(0, 1.25 * max(MICRO * seconds(work, chip, each, resident) for each in choices))
