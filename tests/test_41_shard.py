@@ -43,8 +43,8 @@ def checkpoint_of(directory: Path, variant: str, num_ranks: int, **changes: Any)
 
 
 def logits_of(model: Any, config: ModelConfig) -> Tensor:
-    torch.manual_seed(1)
-    token_ids = torch.randint(0, config.vocab_size, (sum(LENGTHS),))
+    own = torch.Generator().manual_seed(1)  # ranks are threads, which would share torch's
+    token_ids = torch.randint(0, config.vocab_size, (sum(LENGTHS),), generator=own)
     positions = torch.cat([torch.arange(length) for length in LENGTHS])
     hidden = model(token_ids, positions, attend_packed(LENGTHS, config.sliding_windows))
     return model.logits(hidden)
