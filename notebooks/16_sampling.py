@@ -303,7 +303,7 @@ verdicts(
     "16",
     Claim(
         "The model's scores (logits) are probabilities",
-        f"they sum to {logits.sum() / 1e3:,.0f} thousand, after softmax to {probabilities.sum():.3f}",
+        f"their sum is {logits.sum() / 1e3:.0f} thousand, after softmax {probabilities.sum():.3f}",
         "did not hold",
         "softmax makes them so; before it only their differences mean something",
     ),
