@@ -27,6 +27,7 @@ from minigen.kernels.compiling import compile_step
 from minigen.kernels.crew import alone
 from minigen.kernels.lanes import load, store, store_bfloat16, store_bytes
 from minigen.kernels.linear import PanelLinear, panel_linear
+from minigen.kernels.memory import CACHE_LINE
 from minigen.kernels.paging import CHUNK
 from minigen.kernels.reference import ByteRows, CodeRows, byte_rows, multiply_codes
 from minigen.kernels.rows import Quantised, exponential, prepare, quantised, rounded, silu
@@ -361,6 +362,23 @@ def first_logprobs(llm: LLM, prompt: list[int]) -> np.ndarray:
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=SIZES["vocab_size"])
     found = llm.generate(prompt, params).logprobs[0]
     return np.array([found[token].logprob for token in range(SIZES["vocab_size"])])
+
+
+@pytest.mark.parametrize(("form", "kv_dtype"), [("int4", "bfloat16"), ("bfloat16", "int8")])
+def test_whatever_a_step_reads_and_writes_by_vectors_begins_with_a_cache_line(
+    directory: Path, form: str, kv_dtype: str
+) -> None:
+    runner = runner_of(LLM.load(directory, weights=form, kv_cache_dtype=kv_dtype))
+    work, scratch = runner._work, runner._scratch
+    of_step = {**work._asdict(), **work.inputs._asdict(), **work.ffn_inputs._asdict()}
+    of_attention = {**scratch._asdict(), **runner.pool.cache._asdict(), "logits": runner._logits}
+    arrays = {
+        name: each
+        for name, each in {**of_step, **of_attention}.items()
+        if isinstance(each, np.ndarray)
+    }
+    assert arrays.keys() > {"x", "qkv", "mixed", "words", "scores", "shares", "queries", "logits"}
+    assert {name for name, each in arrays.items() if each.ctypes.data % CACHE_LINE} == set()
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """Packing all layers: in one place, one after the other, without a second copy of them."""
 
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from minigen.kernels.panels import CACHE_LINE, PACKERS, pack_weight, stack_panels
+from minigen.kernels.memory import CACHE_LINE, zeros
+from minigen.kernels.panels import PACKERS, pack_weight, stack_panels
 from minigen.model.weights import StoredTensor
 
 FORMS = ["int4", "int8", "bfloat16"]
@@ -32,6 +34,18 @@ def test_layers_begin_with_a_cache_line_and_hold_what_each_packs_to(form: str) -
         assert layer.ctypes.data % CACHE_LINE == 0
         alone = [pack_weight(each, form).words for each in fused]
         assert np.array_equal(layer, np.concatenate(alone))
+
+
+@pytest.mark.parametrize("shape", [1, 15, (3, 5), (1000, 1000)])
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.float32, np.float64])
+def test_memory_of_zeros_begins_with_a_cache_line(shape: int | tuple[int, ...], dtype: Any) -> None:
+    made = zeros(shape, dtype)
+    assert made.ctypes.data % CACHE_LINE == 0
+    assert made.flags.c_contiguous
+    assert made.flags.writeable
+    expected = np.zeros(shape, dtype)
+    assert (made.shape, made.dtype) == (expected.shape, expected.dtype)
+    assert np.array_equal(made, expected)
 
 
 @pytest.mark.parametrize("form", FORMS)

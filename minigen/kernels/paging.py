@@ -22,6 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from minigen.kernels.memory import zeros
+
 TILE = 16  # tokens of a block that share a vector
 CHUNK = 1024  # tokens whose scores, and then whose values, are worked on together: L2 holds them
 
@@ -151,24 +153,24 @@ def make_scratch(
     """Memory for steps of at most so many tokens."""
     query_rows = max_tokens * (shape.q_heads // shape.kv_heads) + 8
     num_queries, num_rows = shape.kv_heads * query_rows, num_workers * 8
-    scores = np.zeros(num_rows * CHUNK, np.float32)
-    shares = np.zeros(num_rows * CHUNK // 2, np.int32)
+    scores = zeros(num_rows * CHUNK, np.float32)
+    shares = zeros(num_rows * CHUNK // 2, np.int32)
     if kv_dtype == "bfloat16":
-        queries = np.zeros(num_queries * shape.head_dim // 2, np.int32)
+        queries = zeros(num_queries * shape.head_dim // 2, np.int32)
         halves = queries.view(np.uint16), shares.view(np.uint16)
         return Scratch(queries, halves[0], query_rows, scores, shares, halves[1])
-    queries = np.zeros(num_queries * shape.head_dim // 4, np.int32)
+    queries = zeros(num_queries * shape.head_dim // 4, np.int32)
     return ByteScratch(
         queries,
         queries.view(np.int8),
         query_rows,
-        np.zeros(num_queries, np.float32),
-        np.zeros(num_queries, np.int32),
+        zeros(num_queries, np.float32),
+        zeros(num_queries, np.int32),
         scores,
         shares,
         shares.view(np.int8),
-        np.zeros(num_rows * 3, np.float32),
-        np.zeros(num_workers * CHUNK, np.float32),
+        zeros(num_rows * 3, np.float32),
+        zeros(num_workers * CHUNK, np.float32),
     )
 
 

@@ -7,7 +7,6 @@ a GGUF's 4-bit numbers stay the same 4 bits, in another order.
 Axes, of all layers at once: [layers, panels, groups (of 32 columns), words of a group, lanes].
 """
 
-import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -17,9 +16,9 @@ import torch
 from torch import Tensor
 
 from minigen.kernels.llvm import NUM_LANES
+from minigen.kernels.memory import zeros
 from minigen.model.weights import StoredTensor
 
-CACHE_LINE, WORD_BYTES = 64, 4
 PACKERS = 2  # layers that are packed at a time: more want more memory while they are
 GROUP = 32  # columns that share a scale, as in GGUF's Q4_0, Q4_1 and Q8_0
 
@@ -163,7 +162,7 @@ def stack_panels(
     num_turns = 1 if in_turn is None else matrices[0][0].shape[0] // (NUM_LANES * in_turn)
     packed = [pack_weight(each, form) for each in matrices[0]]
     kind, num_words = type(packed[0]), sum(each.words.size for each in packed)
-    stacked = _by_cache_lines((len(matrices), num_turns, num_words // num_turns))
+    stacked = zeros((len(matrices), num_turns, num_words // num_turns), np.int32)
 
     def pack_layer(layer: int) -> None:
         parts = packed if layer == 0 else [pack_weight(each, form) for each in matrices[layer]]
@@ -173,11 +172,3 @@ def stack_panels(
     with ThreadPoolExecutor(PACKERS) as packers:
         list(packers.map(pack_layer, range(len(matrices))))
     return kind(stacked.reshape(len(matrices), -1))
-
-
-def _by_cache_lines(shape: tuple[int, ...]) -> np.ndarray:
-    """Room for words that starts with a cache line, so that no register is filled from two."""
-    num_bytes = math.prod(shape) * WORD_BYTES
-    room = np.empty(num_bytes + CACHE_LINE, np.uint8)
-    first = -room.ctypes.data % CACHE_LINE
-    return room[first : first + num_bytes].view(np.int32).reshape(shape)

@@ -25,6 +25,7 @@ from minigen.kernels.lanes import (
     sum_of_lanes,
 )
 from minigen.kernels.llvm import OutsideKernelError
+from minigen.kernels.memory import zeros
 
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 LOG2_E = np.float32(1.4426950408889634)
@@ -57,15 +58,15 @@ class Rounded(NamedTuple):
 
 def quantised(num_numbers: int) -> Quantised:
     """Room for so many numbers, in bytes."""
-    words = np.zeros(num_numbers // 4, np.int32)
-    scales, sums = (np.zeros(num_numbers // 32, np.float32) for _ in range(2))
-    pairs = np.zeros(num_numbers // 32, np.int32)
+    words = zeros(num_numbers // 4, np.int32)
+    scales, sums = (zeros(num_numbers // 32, np.float32) for _ in range(2))
+    pairs = zeros(num_numbers // 32, np.int32)
     return Quantised(words, words.view(np.int8), scales, pairs, sums)
 
 
 def rounded(num_numbers: int) -> Rounded:
     """Room for so many numbers, in bfloat16."""
-    words = np.zeros(num_numbers // 2, np.int32)
+    words = zeros(num_numbers // 2, np.int32)
     return Rounded(words, words.view(np.uint16))
 
 

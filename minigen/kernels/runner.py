@@ -10,6 +10,7 @@ from torch import Tensor
 from minigen.cache.manager import BlockManager
 from minigen.engine.runner import Packed, Packer
 from minigen.kernels.compiled import run_step
+from minigen.kernels.memory import zeros
 from minigen.kernels.paging import PanelPool, Shape, make_scratch
 from minigen.kernels.panels import Pairs
 from minigen.kernels.rows import quantised, rounded
@@ -43,7 +44,7 @@ class CompiledRunner:
         self._windows = np.array([window or EVERYTHING for window in windows], np.int64)
         self._work = make_workspace(shape, max_batch_tokens, isinstance(weights.qkv, Pairs))
         self._scratch = make_scratch(shape, max_batch_tokens, self.num_threads, pool.kv_dtype)
-        self._logits = np.empty(len(manager.tables) * shape.vocab, np.float32)
+        self._logits = zeros(len(manager.tables) * shape.vocab, np.float32)
 
     def logits(self, chunks: SequenceOf[Chunk]) -> Float[Tensor, "rows vocab"]:
         """The raw logits of each chunk's `told_rows`, then of its samples."""
@@ -85,9 +86,9 @@ def make_workspace(shape: Shape, max_tokens: int, in_bfloat16: bool) -> Workspac
     widest = max(shape.hidden, heads_width)
     room = rounded if in_bfloat16 else quantised
     return Workspace(
-        x=np.zeros(max_tokens * shape.hidden, np.float32),
-        qkv=np.zeros(max_tokens * (heads_width + 2 * shape.kv_heads * shape.head_dim), np.float32),
-        mixed=np.zeros(max_tokens * heads_width, np.float32),
+        x=zeros(max_tokens * shape.hidden, np.float32),
+        qkv=zeros(max_tokens * (heads_width + 2 * shape.kv_heads * shape.head_dim), np.float32),
+        mixed=zeros(max_tokens * heads_width, np.float32),
         inputs=room(max_tokens * widest),
         ffn_inputs=room(max_tokens * shape.ffn),
     )
