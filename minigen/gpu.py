@@ -7,12 +7,12 @@ import os
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 
 from minigen.cache.manager import BlockManager
 from minigen.cache.paged import Batch, KVPool
-from minigen.checkpoint import Checkpoint
 from minigen.config import ModelConfig
 from minigen.engine.runner import AttendFactory
 from minigen.errors import OptionError
@@ -20,6 +20,9 @@ from minigen.model.transformer import build_transformer
 from minigen.options import EngineOptions
 from minigen.protocols import Attend, Runner
 from minigen.sampling import Choose
+
+if TYPE_CHECKING:  # reading checkpoints takes packages that no kernel needs
+    from minigen.checkpoint import Checkpoint
 
 DTYPE = torch.bfloat16
 _SHARE_FOR_CACHE = 0.9  # of what weights and a step leave free
@@ -71,7 +74,7 @@ def kernel_attention(options: EngineOptions) -> AttendFactory:
     return attend_triton
 
 
-def gpu_plan(checkpoint: Checkpoint, options: EngineOptions) -> GpuPlan:
+def gpu_plan(checkpoint: "Checkpoint", options: EngineOptions) -> GpuPlan:
     """How this model runs on this machine's GPU; raises `OptionError` if it cannot."""
     _need_triton("device='cuda'")
     if not torch.cuda.is_available():
@@ -88,10 +91,11 @@ def gpu_plan(checkpoint: Checkpoint, options: EngineOptions) -> GpuPlan:
     return GpuPlan(_free_for_cache(checkpoint, options))
 
 
-def _free_for_cache(checkpoint: Checkpoint, options: EngineOptions) -> int:
+def _free_for_cache(checkpoint: "Checkpoint", options: EngineOptions) -> int:
     """Bytes of the GPU's memory that the weights and the largest step leave to the cache."""
+    torch.cuda.empty_cache()  # what torch keeps of models before counts as free
     config, (free, _) = checkpoint.config, torch.cuda.mem_get_info()
-    widest = 2 * config.ffn + 4 * config.hidden + 4 * config.q_heads * config.head_dim
+    widest = 3 * config.ffn + 4 * config.hidden + 4 * config.q_heads * config.head_dim
     step = options.max_batch_tokens * widest * DTYPE.itemsize
     logits = 3 * options.max_sequences * config.vocab_size * 4
     tables = config.max_positions * config.head_dim * 4
@@ -100,14 +104,21 @@ def _free_for_cache(checkpoint: Checkpoint, options: EngineOptions) -> int:
 
 
 def gpu_runner(
-    checkpoint: Checkpoint, options: EngineOptions, manager: BlockManager, num_blocks: int
+    checkpoint: "Checkpoint",
+    options: EngineOptions,
+    manager: BlockManager,
+    num_blocks: int,
+    device_name: str = "cuda",
 ) -> Runner:
-    """The model on the GPU, its weights read straight into it, decode steps captured."""
+    """The model on the GPU, its weights read straight into it, decode steps captured.
+
+    On the device "cpu", in Triton's interpreter, nothing is captured.
+    """
     from minigen.kernels.gpu.attend import DevicePool
     from minigen.kernels.gpu.model import device_linear, kernel_model
     from minigen.kernels.gpu.runner import GpuRunner, captured_sizes
 
-    device, config = torch.device("cuda"), checkpoint.config
+    device, config = torch.device(device_name), checkpoint.config
     make_linear = device_linear(DTYPE, device)
     model = build_transformer(config, checkpoint.tensors, DTYPE, make_linear)
     sizes = (config.kv_heads, options.block_size, config.head_dim)
@@ -124,7 +135,7 @@ def gpu_runner(
         manager,
         config.sliding_windows,
         options.max_batch_tokens,
-        captured_sizes(options.max_sequences),
+        captured_sizes(options.max_sequences) if device.type == "cuda" else (),
     )
 
 

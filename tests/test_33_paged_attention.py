@@ -18,7 +18,7 @@ def test_paged_decode_equals_its_twin_in_the_interpreter() -> None:
 
 
 def test_the_engine_with_kernels_equals_the_one_without() -> None:
-    assert_passes_interpreted("engine_equal.py")
+    assert_passes_interpreted("engine_equal.py", "equal_engine.py")
 
 
 @pytest.mark.parametrize("num_programs", [1, 8, 64, 1000])

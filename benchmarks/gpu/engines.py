@@ -1,4 +1,7 @@
-"""Engines with random weights, in the shapes of known models, made on the device."""
+"""Engines with random weights, in the shapes of known models, made on the device.
+
+On a CPU, too, in Triton's interpreter: there the tests run what is measured on a GPU.
+"""
 
 from dataclasses import dataclass
 
@@ -37,24 +40,40 @@ class Shape:
     tied: bool
     head_norms: bool
 
+    def products(self) -> list[tuple[str, int, int, int]]:
+        """Each product's name, how often a token takes it, its weight's rows and columns."""
+        q_width, kv_width = self.q_heads * self.head_dim, self.kv_heads * self.head_dim
+        return [
+            ("qkv", self.layers, q_width + 2 * kv_width, self.hidden),
+            ("out", self.layers, self.hidden, q_width),
+            ("gate_up", self.layers, 2 * self.ffn, self.hidden),
+            ("down", self.layers, self.hidden, self.ffn),
+            ("head", 1, self.vocab, self.hidden),
+        ]
+
 
 LLAMA_3_8B = Shape(128_256, 4096, 32, 32, 8, 128, 14_336, tied=False, head_norms=False)
 QWEN3_0_6B = Shape(151_936, 1024, 28, 16, 8, 128, 3072, tied=True, head_norms=True)
 
 
-def random_model(shape: Shape, max_positions: int) -> KernelModel:
+def random_model(
+    shape: Shape,
+    max_positions: int,
+    device: torch.device = CUDA,
+    dtype: torch.dtype = DTYPE,
+) -> KernelModel:
     """Weights drawn so that numbers stay of one size from layer to layer."""
     torch.manual_seed(0)
 
     def matrix(rows: int, columns: int) -> Tensor:
-        made = torch.empty(rows, columns, dtype=DTYPE, device=CUDA)
+        made = torch.empty(rows, columns, dtype=dtype, device=device)
         return made.normal_(0, columns**-0.5)
 
     def linear(columns: int, *parts: int) -> DenseLinear:
         return DenseLinear(matrix(sum(parts), columns), None, parts)
 
     def ones(width: int) -> Tensor:
-        return torch.ones(width, dtype=DTYPE, device=CUDA)
+        return torch.ones(width, dtype=dtype, device=device)
 
     q_width, kv_width = shape.q_heads * shape.head_dim, shape.kv_heads * shape.head_dim
     layers = tuple(
@@ -81,7 +100,7 @@ def random_model(shape: Shape, max_positions: int) -> KernelModel:
         head_dim=shape.head_dim,
         norm_eps=1e-6,
     )
-    return kernel_model(model, max_positions, CUDA)
+    return kernel_model(model, max_positions, device)
 
 
 def bytes_a_token(model: KernelModel) -> int:
@@ -97,10 +116,16 @@ def _linears(layer: Layer) -> list[DenseLinear]:
 
 
 def make_engine(
-    model: KernelModel, shape: Shape, longest: int, max_sequences: int, num_blocks: int
+    model: KernelModel,
+    shape: Shape,
+    longest: int,
+    max_sequences: int,
+    num_blocks: int,
+    max_batch_tokens: int = 16_384,
 ) -> Engine:
-    """minigen's own scheduler, block manager, sampler and GPU runner, decodes captured."""
-    trace = Trace()
+    """minigen's own scheduler, block manager, sampler and GPU runner, decodes captured on a GPU."""
+    trace, embedding = Trace(), model.model.embedding
+    device, dtype = embedding.device, embedding.dtype
     manager = BlockManager(
         BlockAllocator(num_blocks),
         None,
@@ -110,10 +135,11 @@ def make_engine(
         trace,
     )
     sizes = (shape.kv_heads, BLOCK_SIZE, shape.head_dim)
-    pool = DevicePool(shape.layers, num_blocks, *sizes, DTYPE, CUDA)
+    pool = DevicePool(shape.layers, num_blocks, *sizes, dtype, device)
     windows = [None] * shape.layers
-    runner = GpuRunner(model, pool, manager, windows, 16_384, captured_sizes(max_sequences))
-    scheduler = ContinuousScheduler(manager, max_sequences, 16_384)
+    captured = captured_sizes(max_sequences) if device.type == "cuda" else ()
+    runner = GpuRunner(model, pool, manager, windows, max_batch_tokens, captured)
+    scheduler = ContinuousScheduler(manager, max_sequences, max_batch_tokens)
     return Engine(scheduler, runner, BatchSampler(choose_on_device), trace)
 
 
@@ -128,5 +154,4 @@ def run(engine: Engine, sequences: list[Sequence]) -> None:
     for sequence in sequences:
         engine.add(sequence)
     while engine.has_work():
-        engine.step()
-    torch.cuda.synchronize()
+        engine.step()  # which waits for its tokens

@@ -1,4 +1,4 @@
-"""Paged decode against the memory's bandwidth, prefill against torch's own attention."""
+"""Paged decode and products against the memory's bandwidth, prefill against torch's attention."""
 
 import math
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from benchmarks.gpu.engines import Shape
 from benchmarks.gpu.timing import replayed, seconds
 from minigen.kernels.gpu.attend import num_processors
 from minigen.kernels.gpu.decode import num_splits, paged_decode_torch, paged_decode_triton
@@ -13,12 +14,14 @@ from minigen.kernels.gpu.prefill import flash_prefill_triton
 
 CUDA = torch.device("cuda")
 BLOCK_SIZE, HEAD_DIM, Q_HEADS, KV_HEADS = 16, 128, 32, 8
+MOST_ERROR = 0.02  # of the result's norm; rounding to bfloat16 makes a tenth of it
 
 
-def decode(batch: int, context: int, bandwidth: float) -> dict[str, Any]:
+def decode(batch: int, context: int, bandwidth: float | None) -> dict[str, Any]:
     """One decode step's attention in one layer: bytes of keys and values over its time.
 
-    Several pools take turns, so that none is found in the cache.
+    Several pools take turns, so that none is found in the cache. Raises `AssertionError` for a
+    wrong result.
     """
     num_blocks = batch * context // BLOCK_SIZE
     one_pool = 2 * num_blocks * BLOCK_SIZE * KV_HEADS * HEAD_DIM * 2
@@ -35,24 +38,17 @@ def decode(batch: int, context: int, bandwidth: float) -> dict[str, Any]:
 
     ours = all_pools()[0].float()
     expected = paged_decode_torch(q.float(), *pools[0].float(), tables, lengths)
-    error = float((ours - expected).norm() / expected.norm())
+    error = small_error(ours, expected)
     spent = seconds(replayed(all_pools)) / count
-    rate = one_pool / spent
-    return {
-        "batch": batch,
-        "context": context,
-        "splits": splits,
-        "error": error,
-        "seconds": spent,
-        "bytes_a_second": rate,
-        "of_copy_bandwidth": rate / bandwidth,
-    }
+    told = {"batch": batch, "context": context, "splits": splits, "error": error}
+    return told | _rate(one_pool, spent, bandwidth)
 
 
 def prefill(length: int) -> dict[str, Any]:
     """One prompt's attention in one layer, beside torch's own over contiguous keys and values.
 
-    torch's is timed with grouped heads and with repeated ones; the faster counts.
+    torch's is timed with grouped heads and with repeated ones; the faster counts. Raises
+    `AssertionError` for a wrong result.
     """
     q = torch.randn(length, Q_HEADS, HEAD_DIM, device=CUDA).bfloat16()
     pool = torch.randn(2, length // BLOCK_SIZE, BLOCK_SIZE, KV_HEADS, HEAD_DIM, device=CUDA)
@@ -74,7 +70,7 @@ def prefill(length: int) -> dict[str, Any]:
         )
 
     expected = torchs(repeated, False)[0].transpose(0, 1).float()
-    error = float((ours().float() - expected).norm() / expected.norm())
+    error = small_error(ours().float(), expected)
     spent = seconds(ours)
     of_torch = min(seconds(lambda: torchs(grouped, True)), seconds(lambda: torchs(repeated, False)))
     flops = 2 * Q_HEADS * HEAD_DIM * length * (length + 1)
@@ -86,3 +82,37 @@ def prefill(length: int) -> dict[str, Any]:
         "torch_seconds": of_torch,
         "of_torch": of_torch / spent,
     }
+
+
+def small_error(ours: torch.Tensor, expected: torch.Tensor) -> float:
+    """How far off a result is, of its norm; raises `AssertionError` for more than rounding."""
+    error = float((ours - expected).norm() / expected.norm())
+    if not error < MOST_ERROR:  # which no NaN is
+        raise AssertionError(f"the result is off by {error:.3g} of its norm")
+    return error
+
+
+def products_of_one_row(shape: Shape, bandwidth: float | None) -> dict[str, Any]:
+    """A model's products for one token, by torch: bytes of weights over the time of each.
+
+    `all` are those of a whole decode step, of which they are most: no engine that multiplies so is
+    nearer to the bandwidth.
+    """
+    found: dict[str, Any] = {}
+    all_bytes, all_spent = 0, 0.0
+    for name, times, rows, columns in shape.products():
+        num_bytes = rows * columns * 2
+        count = max(2, math.ceil(2**30 / num_bytes))
+        weights = [torch.randn(rows, columns, device=CUDA).bfloat16() for _ in range(count)]
+        x = torch.randn(1, columns, device=CUDA).bfloat16()
+        replay = replayed(lambda x=x, weights=weights: [functional.linear(x, w) for w in weights])
+        spent = seconds(replay) / count
+        all_bytes, all_spent = all_bytes + times * num_bytes, all_spent + times * spent
+        found[name] = _rate(num_bytes, spent, bandwidth)
+    return {**found, "all": _rate(all_bytes, all_spent, bandwidth)}
+
+
+def _rate(num_bytes: int, spent: float, bandwidth: float | None) -> dict[str, Any]:
+    rate = num_bytes / spent
+    known = rate / bandwidth if bandwidth else None
+    return {"seconds": spent, "bytes_a_second": rate, "of_copy_bandwidth": known}

@@ -58,7 +58,7 @@ def test_a_softmax_equals_its_twin(rows: int, columns: int, dtype: torch.dtype) 
 
 def test_a_softmax_of_large_numbers_is_finite() -> None:
     x = torch.tensor([[1e4, 1e4, -1e4]], device=DEVICE)
-    assert softmax_triton(x).tolist() == [[0.5, 0.5, 0.0]]
+    assert_near(softmax_triton(x), torch.tensor([[0.5, 0.5, 0.0]], device=DEVICE))
 
 
 @each_dtype

@@ -20,6 +20,16 @@ def num_processors(device: torch.device) -> int:
     return count
 
 
+def sent(numbers: Tensor, device: torch.device) -> Tensor:
+    """Numbers of the processor's on the device, behind all that is queued there: nobody waits.
+
+    A GPU fetches them by itself, out of memory that stays in its place.
+    """
+    if device.type != "cuda":
+        return numbers
+    return numbers.pin_memory().to(device, non_blocking=True)
+
+
 def attend_triton(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:
     """`minigen.cache.paged.attend_paged` by kernels, which read the pool through block tables."""
     attention = PagedAttention(pool, batch, windows)
@@ -51,7 +61,7 @@ class DevicePool:
     def copy_blocks(self, pairs: SequenceOf[tuple[int, int]]) -> None:
         """Copy whole blocks, each (source, target), in all layers."""
         if pairs:
-            sources, targets = torch.tensor(pairs, device=self.kv.device).unbind(1)
+            sources, targets = sent(torch.tensor(pairs), self.kv.device).unbind(1)
             self.kv[:, :, targets] = self.kv[:, :, sources]
 
 
@@ -65,7 +75,7 @@ class PagedAttention:
         # Decodes alone need no copy to the device here, which a captured step must not make.
         self.starts = batch.slots[:0]
         if self.most_new:
-            self.starts = torch.tensor(starts, device=batch.slots.device)
+            self.starts = sent(torch.tensor(starts), batch.slots.device)
         num_programs = batch.num_decodes * pool.kv.shape[4]
         longest = batch.block_tables.shape[1] * pool.block_size
         self.splits = num_splits(num_programs, longest, num_processors(batch.slots.device))

@@ -110,7 +110,9 @@ def _constants(kernel: JITFunction, values: dict[str, Any]) -> dict[str, Any]:
 
 def _is_divisible(kernel: JITFunction, place: int, value: Any) -> bool:
     """Whether Triton would compile for a multiple of 16: whole tensors are, as they are aligned."""
-    if isinstance(value, float) or kernel.params[place].do_not_specialize:
+    parameter = kernel.params[place]
+    any_will_do = parameter.do_not_specialize or parameter.do_not_specialize_on_alignment
+    if any_will_do or isinstance(value, float):
         return False
     return isinstance(value, torch.Tensor) or value % 16 == 0
 

@@ -55,9 +55,13 @@ class KernelModel:
             x = rms_norm_triton(mixed, next_norm, model.norm_eps, residual)
         return x
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of every token as the next one, float32, of normalised hidden states."""
-        return self.model.head(hidden).float()
+    def logits(self, hidden: Tensor, told: Tensor | None = None) -> Tensor:
+        """Scores of every token as the next one, float32, of normalised hidden states.
+
+        They are written over `told` if that is given.
+        """
+        scores = self.model.head(hidden)
+        return scores.float() if told is None else told.copy_(scores)
 
 
 def kernel_model(model: Transformer, max_positions: int, device: torch.device) -> KernelModel:

@@ -80,7 +80,11 @@ def _fold_tiles(
     return maximum, total, mixed
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+# A batch's prefills begin anywhere in its tables and lengths: no kernel anew for that.
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["tables_ptr", "lengths_ptr"],
+)
 def flash_prefill_kernel(
     q_ptr,
     keys_ptr,

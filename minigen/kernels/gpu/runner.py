@@ -15,7 +15,7 @@ from torch import Tensor
 from minigen.cache.manager import BlockManager
 from minigen.cache.paged import Batch
 from minigen.engine.runner import Packed, Packer
-from minigen.kernels.gpu.attend import DevicePool, PagedAttention
+from minigen.kernels.gpu.attend import DevicePool, PagedAttention, sent
 from minigen.kernels.gpu.model import KernelModel
 from minigen.sequence import Chunk
 
@@ -34,11 +34,10 @@ def captured_sizes(max_sequences: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class CapturedStep:
-    """A step of decodes, recorded: fill `batch`, replay `graph`, read `logits`."""
+    """A step of decodes, recorded: fill `batch`, replay `graph`."""
 
     graph: torch.cuda.CUDAGraph
     batch: Batch
-    logits: Tensor
 
 
 class GpuRunner:
@@ -60,8 +59,10 @@ class GpuRunner:
         self.device = pool.kv.device
         self.packer = Packer(manager, pool.block_size, max_batch_tokens)
         self._captured: dict[int, CapturedStep] = {}
-        for size in reversed(sizes):  # the largest first: the others find its memory
-            self._captured[size] = self._capture(size)
+        # All captured steps leave their logits here: each in its own would be three times as much.
+        shape = (max(sizes, default=0), len(model.model.embedding))
+        self._told = torch.empty(shape, dtype=torch.float32, device=self.device)
+        self._capture_all(sizes)
         self._sizes = sizes
 
     @torch.inference_mode()
@@ -81,33 +82,41 @@ class GpuRunner:
     def _largest(self) -> int:
         return self._sizes[-1] if self._sizes else 0
 
-    def run(self, batch: Batch) -> Tensor:
-        """The logits of `batch.logits_rows`; whole numbers of the batch are on the device."""
+    def run(self, batch: Batch, told: Tensor | None = None) -> Tensor:
+        """The logits of `batch.logits_rows`, in `told` if given; the batch is on the device."""
         attention = PagedAttention(self.pool, batch, self.windows)
         hidden = self.model.hidden(
             batch.token_ids, batch.positions, batch.slots, self.pool.kv, attention.read
         )
-        return self.model.logits(hidden[batch.logits_rows])
+        return self.model.logits(hidden[batch.logits_rows], told)
 
     def _replay(self, packed: Packed, count: int) -> Tensor:
         step = self._captured[self._sizes[bisect_left(self._sizes, count)]]
         fill(step.batch, packed)
         step.graph.replay()
-        return step.logits[:count]
+        return self._told[:count]
 
     @torch.inference_mode()
-    def _capture(self, size: int) -> CapturedStep:
-        batch = padding_batch(size, self.manager.tables.shape[1], self.device)
+    def _capture_all(self, sizes: tuple[int, ...]) -> None:
+        if not sizes:
+            return
+        # A stream of this runner's own: cuBLAS has a workspace for each, which graphs remember and
+        # torch may take away with any graph that was captured on the same one.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # kernels are compiled, and libraries made ready
-            self.run(batch)
+        for size in reversed(sizes):  # the largest first: the others find its memory
+            self._captured[size] = self._capture(size, stream)
         torch.cuda.current_stream().wait_stream(stream)
+
+    def _capture(self, size: int, stream: torch.cuda.Stream) -> CapturedStep:
+        with torch.cuda.stream(stream):  # kernels are compiled, and libraries made ready
+            batch = padding_batch(size, self.manager.tables.shape[1], self.device)
+            self.run(batch)
         graph = torch.cuda.CUDAGraph()
         shared = next(iter(self._captured.values())).graph.pool() if self._captured else None
-        with torch.cuda.graph(graph, pool=shared):
-            logits = self.run(batch)
-        return CapturedStep(graph, batch, logits)
+        with torch.cuda.graph(graph, pool=shared, stream=stream):
+            self.run(batch, self._told[:size])
+        return CapturedStep(graph, batch)
 
 
 def padding_batch(size: int, max_blocks: int, device: torch.device) -> Batch:
@@ -140,18 +149,11 @@ def fill(batch: Batch, packed: Packed) -> None:
     for row, each in enumerate(told):
         numbers[row, :count] = each
     numbers[4:, :count] = packed.block_tables.T
-    there = _sent(torch.from_numpy(numbers), batch.slots.device)
+    there = sent(torch.from_numpy(numbers), batch.slots.device)
     fixed = (batch.token_ids, batch.positions, batch.slots, batch.context_lens)
     for row, part in enumerate(fixed):
         part.copy_(there[row])
     batch.block_tables[:, :width].copy_(there[4:].T)
-
-
-def _sent(numbers: Tensor, device: torch.device) -> Tensor:
-    """The numbers on the device, through memory that it reads without the processor's help."""
-    if device.type != "cuda":
-        return numbers
-    return numbers.pin_memory().to(device, non_blocking=True)
 
 
 def uploaded(packed: Packed, num_decodes: int, device: torch.device) -> Batch:
@@ -161,7 +163,7 @@ def uploaded(packed: Packed, num_decodes: int, device: torch.device) -> Batch:
     flat = torch.zeros(sum(even), dtype=torch.int64)
     for part, each in zip(flat.split(even), arrays.values(), strict=True):
         part[: each.size] = torch.from_numpy(each.reshape(-1))
-    parts = _sent(flat, device).split(even)
+    parts = sent(flat, device).split(even)
     tensors = {
         name: part[: each.size].view(each.shape)
         for (name, each), part in zip(arrays.items(), parts, strict=True)

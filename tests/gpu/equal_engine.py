@@ -1,0 +1,115 @@
+"""The engine of the GPU gives what plain torch gives; on a GPU its decodes are captured."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.gpu.engines import Shape, greedy, make_engine, random_model, run
+from benchmarks.gpu.workloads import below_likeliest, margins
+from minigen import gpu
+from minigen.cache.blocks import BlockAllocator
+from minigen.cache.manager import BlockManager
+from minigen.config import ModelConfig
+from minigen.engine.engine import Engine
+from minigen.engine.scheduler import ContinuousScheduler
+from minigen.kernels.gpu.attend import DevicePool
+from minigen.model.transformer import build_transformer, dense_linear, expected_tensors
+from minigen.model.weights import read_safetensors
+from minigen.options import EngineOptions
+from minigen.sampling import BatchSampler
+from minigen.trace import Trace
+from tests.gpu.contexts import DEVICE
+
+HERE = torch.device(DEVICE)
+# The interpreter's arithmetic in bfloat16 is wrong.
+DTYPE, MOST_MARGIN = (torch.bfloat16, 0.3) if DEVICE == "cuda" else (torch.float32, 1e-3)
+TINY = Shape(97, 64, 2, 4, 2, 16, 96, tied=True, head_norms=True)
+
+
+@pytest.mark.parametrize("budget", [8, 40])
+def test_tokens_prefilled_in_pieces_and_beside_others_are_those_of_one_pass(budget: int) -> None:
+    model = random_model(TINY, 128, HERE, DTYPE)
+    assert float(margins(model, TINY, (1, 17, 33), budget).max()) < MOST_MARGIN
+
+
+def test_copied_blocks_are_whole_in_every_layer_and_no_others_change() -> None:
+    pool = DevicePool(3, 6, 2, 4, 8, torch.float32, HERE)
+    pool.kv.normal_()
+    expected = pool.kv.clone()
+    expected[:, :, 4], expected[:, :, 6] = pool.kv[:, :, 1], pool.kv[:, :, 3]
+    pool.copy_blocks([(1, 4), (3, 6)])
+    assert torch.equal(pool.kv, expected)
+
+
+def test_who_has_left_is_not_written_for_by_the_steps_of_the_others() -> None:
+    model = random_model(TINY, 128, HERE, DTYPE)
+    engine = make_engine(model, TINY, 64, 4, 20)
+    sequences = [greedy(i, [5 + i] * 20, 6) for i in range(4)]
+    for each in sequences:
+        engine.add(each)
+    last = sequences[-1]
+    while len(last.output_ids) < 2:  # four decodes: a captured step is as large
+        engine.step()
+    pool, blocks = engine.runner.pool, list(last.block_ids)
+    left = pool.kv[:, :, blocks].clone()
+    engine.abort(last.sequence_id)
+    run(engine, [])  # three decodes: in a step of four, a row is left over
+    assert torch.equal(pool.kv[:, :, blocks], left)
+
+
+CONFIG = ModelConfig(
+    family="llama",
+    vocab_size=97,
+    hidden=64,
+    num_layers=2,
+    q_heads=4,
+    kv_heads=2,
+    head_dim=16,
+    ffn=96,
+    max_positions=128,
+    norm_eps=1e-6,
+    rope_theta=1e4,
+    rope_linear_factor=1.0,
+    rope_scaling=None,
+    tied_embeddings=False,
+    qkv_bias=True,
+    out_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+    sliding_windows=(None, 20),
+    bos_token_id=None,
+    eos_token_ids=(),
+)
+
+
+def test_a_checkpoint_is_read_onto_the_device_and_goes_on_as_in_plain_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "DTYPE", DTYPE)
+    shapes = expected_tensors(CONFIG)
+    generator = torch.Generator().manual_seed(3)
+    made = {
+        name: torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+        for name, shape in shapes.items()
+    }
+    made |= {name: torch.ones(shape) for name, shape in shapes.items() if "norm" in name}
+    rounded = {name: each.bfloat16() for name, each in made.items()}
+    save_file(rounded, tmp_path / "model.safetensors")
+    tensors = read_safetensors(tmp_path)
+    checkpoint = SimpleNamespace(config=CONFIG, tensors=tensors, num_parameters=10**5)
+    options = EngineOptions(max_sequences=3, max_batch_tokens=24, device="cuda")
+    if DEVICE == "cuda":
+        free, _ = torch.cuda.mem_get_info()
+        assert free / 2 < gpu.gpu_plan(checkpoint, options).default_kv_bytes
+    manager = BlockManager(BlockAllocator(40), None, options.block_size, 3, 8, Trace())
+    runner = gpu.gpu_runner(checkpoint, options, manager, 40, DEVICE)
+    scheduler = ContinuousScheduler(manager, 3, options.max_batch_tokens)
+    engine = Engine(scheduler, runner, BatchSampler(gpu.gpu_chooser()), Trace())
+    sequences = [greedy(i, [3 + i] * length, 5) for i, length in enumerate((1, 19, 30))]
+    run(engine, sequences)
+    plain = build_transformer(CONFIG, tensors, torch.float32, dense_linear(torch.float32))
+    margin = below_likeliest(plain, sequences, CONFIG.sliding_windows)
+    assert float(margin.max()) < MOST_MARGIN
