@@ -95,14 +95,15 @@ def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
             "of one token and an answer of one; raise num_blocks, kv_memory or block_size."
         )
     scheduler = _scheduler(options, manager)
-    runner, close = _runner(
-        checkpoint, options, manager, chosen, num_blocks, attend, num_threads, trace
-    )
     if isinstance(chosen, GpuPlan):
         choose = gpu_chooser()
     else:
         choose = make_chooser(chosen, config.vocab_size, num_threads)
     sampler = _sampler(options, choose)
+    # Last, since it may start processes: whatever is wrong with another part is known by now.
+    runner, close = _runner(
+        checkpoint, options, manager, chosen, num_blocks, attend, num_threads, trace
+    )
     choices = {
         "model": f"{config.family}, {checkpoint.form}, from {checkpoint.path}",
         "weights": f"{chosen.form} ({chosen.form_reason})",

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from minigen import __version__
-from minigen.errors import MinigenError
+from minigen.errors import MinigenError, PromptError
 from minigen.terminal import lessons
 from minigen.terminal.benches import benches
 from minigen.terminal.kernels import compile_forms
@@ -102,7 +102,7 @@ def generate(
         seed=seed,
         stop=tuple(stop or ()),
     )
-    texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    texts = [_stdin() if prompt == "-" else prompt for prompt in prompts]
     llm = load()
     asked = (
         [llm.chat_prompt([{"role": "user", "content": text}]) for text in texts] if chat else texts
@@ -203,6 +203,15 @@ def doctor() -> None:
 
 for lesson in (lessons.workspace, lessons.progress, lessons.claims):
     app.command()(lesson)
+
+
+def _stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            f"stdin is no text in {error.encoding}: byte {error.start} is an {error.reason}."
+        ) from None
 
 
 def _progress() -> Any:

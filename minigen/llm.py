@@ -215,10 +215,10 @@ class LLM:
         """
         if not is_one_prompt(prompt):
             raise PromptError("stream takes one prompt; stream_deltas takes several.")
-        if params is not None and params.n != 1:
+        answers = self.read_requests([prompt], params, priority, cache_salt)
+        if len(answers) != 1:
             raise ParamsError("stream yields one answer; n above 1 needs stream_deltas.")
-        deltas = self.stream_deltas([prompt], params, priority=priority, cache_salt=cache_salt)
-        return (delta.text for delta in deltas if delta.text)
+        return (delta.text for delta in self._steps.run(answers) if delta.text)
 
     def stream_deltas(
         self,

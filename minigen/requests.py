@@ -1,6 +1,7 @@
 """Prompts and settings, checked at the door, become sequences for the engine."""
 
 import operator
+import reprlib
 import secrets
 from collections.abc import Sequence as SequenceOf
 from itertools import count
@@ -48,6 +49,7 @@ class RequestReader:
         """All answers to be made, every prompt and setting checked before any work begins."""
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
+        _check_params(params)
         if len(params) != len(prompts):
             raise ParamsError(f"{len(prompts)} prompts need as many params, not {len(params)}.")
         if isinstance(priority, bool) or not isinstance(priority, int):
@@ -128,6 +130,15 @@ class RequestReader:
                         f"{name} names the token {token_id}; this model knows 0 to "
                         f"{self.vocab_size - 1}."
                     )
+
+
+def _check_params(params: object) -> None:
+    for each in params if isinstance(params, SequenceOf) else [params]:
+        if not isinstance(each, SamplingParams):
+            raise ParamsError(
+                "params must be a SamplingParams, as in SamplingParams(temperature=0), or a list "
+                f"with one for each prompt, not {reprlib.repr(each)}."
+            )
 
 
 def is_one_prompt(prompts: object) -> bool:

@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Generator
 from collections.abc import Sequence as SequenceOf
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -27,12 +27,15 @@ class SharedSteps:
         # collected, and so give up its answers, at any moment.
         self._lock = threading.RLock()
         self._growing: dict[Sequence, tuple[Answer, deque[Delta | Exception]]] = {}
+        self._stepping = False
+        self._forgotten: list[Sequence] = []  # collected by the thread that takes a step
 
     def run(self, answers: SequenceOf[Answer]) -> Generator[Delta, None, None]:
         """Step the engine until the answers are whole; those left when closed are given up.
 
         A step moves every answer on, also those of other callers: what comes for them goes into
-        their inbox. Raises `RequestError` if the engine is somebody else's to step.
+        their inbox; who was added to the engine directly is told nothing, and has the tokens.
+        Raises `RequestError` if the engine is somebody else's to step.
         """
         inbox: deque[Delta | Exception] = deque()
         siblings = {each for answer in answers for each in answer.sequence.siblings}
@@ -66,21 +69,37 @@ class SharedSteps:
             )
 
     def _give_up(self, sequence: Sequence, _: Any, error: BaseException | None, *__: Any) -> None:
-        """Let go of an answer, whole or not; an error that ended it stays the one told of."""
         with self._lock:
-            del self._growing[sequence]
-            try:
-                if sequence.sequence_id in self.engine.live:
-                    self.engine.abort(sequence.sequence_id)
-            except Exception as further:
-                if not isinstance(error, Exception):
-                    raise
-                error.add_note(f"Giving up {sequence.sequence_id} then failed: {further!r}")
-            finally:
-                if not self._growing:
-                    self.engine.release()
+            if self._stepping:  # a step must not lose a sequence halfway
+                self._forgotten.append(sequence)
+            else:
+                self._let_go(sequence, error)
+
+    def _let_go(self, sequence: Sequence, error: BaseException | None) -> None:
+        """Forget an answer, whole or not; an error that ended it stays the one told of."""
+        del self._growing[sequence]
+        try:
+            if sequence.sequence_id in self.engine.live:
+                self.engine.abort(sequence.sequence_id)
+        except Exception as further:
+            if not isinstance(error, Exception):
+                raise
+            error.add_note(f"Giving up {sequence.sequence_id} then failed: {further!r}")
+        finally:
+            if not self._growing:
+                self.engine.release()
 
     def _step(self) -> None:
+        self._stepping = True
+        try:
+            self._move_on()
+        finally:
+            self._stepping = False
+            while self._forgotten:
+                with suppress(Exception):  # nobody is left to hear of it
+                    self._let_go(self._forgotten.pop(), None)
+
+    def _move_on(self) -> None:
         try:
             progress = self.engine.step()
         except Exception as error:
@@ -92,6 +111,8 @@ class SharedSteps:
                 inbox.append(error)
             return
         for sequence, token in progress:
+            if sequence not in self._growing:  # it was added to the engine directly
+                continue
             answer, inbox = self._growing[sequence]
             inbox.append(answer.push(token))
             if answer.stops.stopped and sequence.finish_reason is None:

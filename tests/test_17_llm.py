@@ -221,6 +221,16 @@ def test_settings_that_do_not_fit_the_model_or_the_call_are_refused(tiny_llm: LL
         tiny_llm.stream(["a", "b"])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("params", [{"temperature": 0}, 0.7, ["greedy"], [GREEDY, {"seed": 1}]])
+def test_settings_that_are_no_sampling_params_are_refused_by_what_they_are(
+    tiny_llm: LLM, params: Any
+) -> None:
+    for ask in (tiny_llm.generate, tiny_llm.stream):
+        with pytest.raises(ParamsError, match="params must be a SamplingParams"):
+            ask("x", params)
+    assert is_idle(tiny_llm)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -335,6 +335,30 @@ def test_an_error_that_is_no_sequences_own_is_not_left_to_a_stream_that_failed_b
         next(one)
 
 
+class Collecting(FailingRunner):
+    """A runner during whose second step Python collects a stream that nobody holds any more."""
+
+    forgotten: Any
+
+    def logits(self, chunks: list[Chunk]) -> Float[Tensor, "samples vocab"]:
+        if self.num_steps == 1:
+            self.forgotten.close()
+        return super().logits(chunks)
+
+
+def test_a_stream_that_is_collected_in_the_midst_of_a_step_costs_nobody_else_anything(
+    tiny_directory: Path,
+) -> None:
+    llm = LLM.load(tiny_directory, weights="float32")
+    expected = llm.generate("abc", GREEDY).token_ids
+    runner = Collecting(llm.engine.runner)
+    llm.engine.runner, runner.forgotten = runner, llm.stream_deltas(["xyz"], GREEDY)
+    next(runner.forgotten)
+    assert llm.generate("abc", GREEDY).token_ids == expected
+    assert is_whole(llm)
+    assert not llm._steps._growing
+
+
 class BrokenScheduler:
     """Takes everybody in and chooses nobody."""
 
@@ -441,6 +465,16 @@ def test_steps_are_packed_into_the_same_buffers(tiny_llm: LLM) -> None:
     assert len(decodes.token_ids) == 2
     again = [value.ctypes.data for value in decodes]
     assert again == places
+
+
+def test_sequences_that_were_added_directly_move_on_beside_answers(tiny_llm: LLM) -> None:
+    expected = tiny_llm.generate("abc", GREEDY).token_ids
+    (own,) = sequences_of(tiny_llm, ["abc"], GREEDY)
+    tiny_llm.engine.add(own)
+    tiny_llm.engine.step()  # and the cell was interrupted
+    assert tiny_llm.generate("abc", GREEDY).token_ids == expected
+    assert own.output_ids == expected
+    assert is_whole(tiny_llm)
 
 
 def test_a_request_that_the_pool_can_never_hold_is_refused_with_the_numbers(

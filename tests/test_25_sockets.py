@@ -835,6 +835,15 @@ def test_an_error_reaches_who_steps_though_another_has_not_heard_of_his_own(
     assert is_whole(llm)
 
 
+def test_a_part_that_does_not_fit_is_refused_before_processes_are_started(
+    tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minigen.assembly.lead", lambda *_: pytest.fail("they were started"))
+    for part in ({"sampler": "no-such"}, {"scheduler": "no-such"}, {"allocator": "no-such"}):
+        with pytest.raises(OptionError, match=r"must be one of .* not 'no-such'"):
+            load(tiny_directory, tensor_parallel=2, **part)
+
+
 # --- options --------------------------------------------------------------------------------------
 
 

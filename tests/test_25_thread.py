@@ -293,6 +293,31 @@ def test_an_error_that_is_nobodys_ends_the_thread_and_all_who_wait_are_told(llm:
     assert is_whole(llm)
 
 
+class Picky(Mood):
+    """A scheduler that refuses prompts that are too long for it."""
+
+    def add(self, sequence: Sequence) -> None:
+        if len(sequence) > 20:
+            raise ValueError("too long for me")
+        super().add(sequence)
+
+
+def test_a_request_that_the_scheduler_refuses_costs_nobody_else_anything(llm: LLM) -> None:
+    expected = llm.generate("a", LONG).token_ids
+    scheduler = Picky(llm.engine.scheduler)
+    engine = Engine(scheduler, llm.engine.runner, llm.engine.sampler, llm.engine.trace)
+    with EngineThread(engine) as thread:
+        patient = thread.tokens(ask(llm, "a", LONG))
+        family = llm._requests.answers(["b" * 30], SamplingParams(n=2, max_tokens=3))
+        with pytest.raises(ValueError, match="too long for me"):
+            list(thread.tokens(family[0].sequence))
+        assert [each.sequence.finish_reason for each in family] == ["error"] * 2
+        assert [token.token_id for _, token in patient] == list(expected)
+        assert thread.is_alive
+        assert not thread._deliver
+    assert is_whole(llm)
+
+
 def raising(sequence: Sequence, news: Any) -> None:
     raise OSError("the client has gone")
 

@@ -3,10 +3,12 @@
 import asyncio
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,8 @@ from minigen import LLM, SamplingParams
 from minigen.errors import ModelNotFoundError, OptionError, RequestError
 from minigen.server.failures import ApiError
 from minigen.server.host import ModelHost, Served
+from minigen.server.metrics_page import MetricsPage
+from minigen.server.metrics_route import metrics_watcher
 from minigen.trace import EventKind, Recorder
 from tests.serving import PATIENCE
 
@@ -134,6 +138,35 @@ def test_an_idle_model_is_unloaded_and_one_in_use_is_not(loads: Loads) -> None:
             assert host.first.served is not None
         assert seen == ["a comes", "a goes"] * 2
         assert loads.num_loads == 2
+
+    asyncio.run(play())
+
+
+def test_an_unloaded_model_gives_its_memory_back_though_its_numbers_were_shown(
+    loads: Loads,
+) -> None:
+    async def play() -> None:
+        page = MetricsPage()
+        async with closing(ModelHost({"a": loads}, watchers=[metrics_watcher(page)])) as host:
+            runner: Any = (await use(host)).llm.engine.runner
+            memory = weakref.ref(runner.pool)
+            del runner
+            assert memory() is not None
+            await host.first.unload()
+            assert memory() is None
+
+    asyncio.run(play())
+
+
+def test_how_long_one_request_would_have_a_model_kept_ends_with_it(loads: Loads) -> None:
+    async def play() -> None:
+        async with closing(ModelHost({"a": loads})) as host:
+            await use(host)
+            host.first.keep_for(0)
+            await until(lambda: host.first.served is None)
+            served = await use(host)
+            await asyncio.sleep(0.05)
+            assert host.first.served is served, "this request said nothing of it"
 
     asyncio.run(play())
 

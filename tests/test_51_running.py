@@ -227,6 +227,7 @@ def test_an_impossible_option_is_one_sentence(
 ) -> None:
     from minigen.cli import main
 
+    monkeypatch.setattr("minigen.server.running.run", lambda *_: pytest.fail("it is served"))
     monkeypatch.setattr(sys, "argv", ["minigen", "serve", *arguments])
     with pytest.raises(SystemExit) as caught:
         main()

@@ -11,7 +11,7 @@ from openai import AuthenticationError, OpenAI, RateLimitError
 from minigen import LLM, SamplingParams
 from minigen.answers import Answer
 from minigen.engine.thread import EngineThread
-from minigen.errors import OptionError, RequestError
+from minigen.errors import MinigenError, OptionError, RequestError
 from minigen.server.limits import Limits
 from minigen.server.prompts import Planned
 from minigen.server.streams import Bridge
@@ -65,6 +65,21 @@ def test_it_is_served_again_and_closed_twice_without_harm(llm: LLM) -> None:
         server.close()
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{server.url}/health")
+
+
+def test_a_model_that_is_served_already_is_not_served_again_and_says_so(llm: LLM) -> None:
+    with serving(llm) as server:
+        with pytest.raises(MinigenError, match="runs in a thread of its own"):
+            serving(llm)
+        assert ask(server.url), "and goes on being served"
+    stream = llm.stream("abc", GREEDY)
+    next(stream)
+    with pytest.raises(MinigenError, match="1 requests under way"):
+        serving(llm)
+    stream.close()
+    assert not llm.trace.active, "nobody listens any more"
+    with serving(llm) as server:
+        assert ask(server.url)
 
 
 def test_limits_and_keys_are_those_that_were_given(llm: LLM) -> None:

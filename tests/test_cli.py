@@ -1,5 +1,6 @@
 """The command line: answers on stdout alone, one sentence for every mistake, no traceback."""
 
+import io
 import json
 import os
 import signal
@@ -7,10 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from minigen import __version__, cli, hub
+from minigen.terminal.doctor import _gpu
 
 
 def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -61,6 +64,15 @@ def test_generate_reads_stdin_where_a_dash_stands(tiny_directory: Path) -> None:
         run("generate", "-", *options, input="abc").stdout
         == run("generate", "abc", *options).stdout
     )
+
+
+def test_bytes_on_stdin_that_are_no_text_get_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc\xff"), encoding="utf-8"))
+    status, _, err = main(monkeypatch, capsys, "generate", "-")
+    assert status == 1
+    assert err == "minigen: stdin is no text in utf-8: byte 3 is an invalid start byte.\n"
 
 
 @pytest.mark.parametrize(
@@ -177,6 +189,23 @@ def test_bench_prints_what_it_measured_and_writes_every_turn(
     assert "--turns must be at least 1" in refused.stderr
 
 
+def test_bench_refuses_lengths_beyond_the_context_and_files_that_cannot_be_written(
+    tiny_directory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    few = ["--requests", "1", "--turns", "1", "--input-tokens", "5", "--model", str(tiny_directory)]
+    long = [*few, "--output-tokens", "124"]
+    status, _, err = main(monkeypatch, capsys, "bench", *long)
+    assert status == 1
+    assert "make up to 129 tokens; this model's context holds 128." in err
+    short = [*few, "--output-tokens", "4", "--json", str(tmp_path / "no" / "numbers.json")]
+    status, _, err = main(monkeypatch, capsys, "bench", *short)
+    assert status == 1
+    assert "numbers.json cannot be written: No such file or directory." in err
+
+
 def test_generate_records_a_trace_beside_its_text(tiny_directory: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     few = ["--model", str(tiny_directory), "--max-tokens", "3"]
@@ -216,6 +245,16 @@ def test_chat_forgets_the_oldest_turn_when_the_context_is_full(tiny_directory: P
     assert "context holds 128" in done.stderr
 
 
+def test_chat_forgets_the_oldest_turn_when_the_kv_cache_is_full(tiny_directory: Path) -> None:
+    options = ["--model", str(tiny_directory), "--max-tokens", "3", "--seed", "1"]
+    options += ["--num-blocks", "4"]
+    done = run("chat", *options, input="a" * 30 + "\n" + "b" * 30 + "\n" + "c" * 80 + "\nd\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("oldest turn is forgotten") == 2
+    assert "more than the KV cache can ever hold, 64 tokens" in done.stderr
+    assert done.stderr.count("\n3 tokens, ") == 3, "the last question is answered again"
+
+
 @pytest.mark.model
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_default_model_answers_within_900_megabytes() -> None:
@@ -244,3 +283,12 @@ def test_doctor_and_demo_run_to_their_end() -> None:
     demo = run("demo", "--max-tokens", "4")
     assert demo.returncode == 0
     assert "0 of 6 running" in demo.stdout
+
+
+def test_doctor_says_how_a_gpu_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    chip = SimpleNamespace(name="a chip", total_memory=80 * 10**9)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: chip)
+    told = _gpu().found
+    assert told.startswith("a chip, 80 GB")
+    assert "--device cuda" in told

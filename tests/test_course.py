@@ -90,6 +90,21 @@ def test_progress_says_what_a_broken_answer_raises(tmp_path: Path) -> None:
     assert "ModuleNotFoundError" in standing.message
 
 
+def test_an_answer_that_is_broken_hides_no_other_and_none_is_hidden_by_a_stub(
+    tmp_path: Path,
+) -> None:
+    make_workspace(tmp_path)
+    keep_only(tmp_path, "16")
+    mark = "# exercise: minigen.sampling.keep_top_p\n"
+    answer(tmp_path / "exercises" / "16_sampling.ipynb", mark + "def keep_top_p(:")
+    found = {each.name: each.message for each in progress(tmp_path)}
+    assert "raised SyntaxError" in found["keep_top_p"]
+    assert "still empty" in found["apply_penalties"], "that is another's mistake"
+    answer(tmp_path / "16_sampling.ipynb", RIGHT)
+    (standing,) = (each for each in progress(tmp_path) if each.name == "keep_top_p")
+    assert standing.passed, standing.message
+
+
 def test_progress_of_what_is_no_workspace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="is no workspace; `minigen workspace"):
         list(progress(tmp_path))

@@ -37,7 +37,10 @@ class Engine:
         self._claimed.release()
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence and its siblings. Raises `RequestError` if an id is in use."""
+        """Queue a sequence and its siblings. Raises `RequestError` if an id is in use.
+
+        An error of the scheduler's costs these sequences only, as in `step`, and goes on.
+        """
         family = [sequence, *sequence.siblings]
         ids = [each.sequence_id for each in family]
         taken = self.live.keys() & ids
@@ -51,7 +54,12 @@ class Engine:
                 prompt_tokens=len(each.prompt_ids),
                 waited_ns=time.perf_counter_ns() - each.made_ns,
             )
-        self.scheduler.add(sequence)
+        try:
+            self.scheduler.add(sequence)
+        except Exception as error:
+            for each in family:
+                self._fail(each, error)
+            raise
 
     def has_work(self) -> bool:
         """Whether any sequence is unfinished."""

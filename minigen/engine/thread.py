@@ -80,7 +80,7 @@ class EngineThread:
                 )
             self._deliver |= family
             # Under the lock, so that nobody's wish to abort it can come before this one.
-            self._wishes.put(lambda: self.engine.add(sequence))
+            self._wishes.put(lambda: self._add(sequence))
 
     def tokens(self, sequence: Sequence) -> Generator[tuple[Sequence, SampledToken], None, None]:
         """Queue a sequence, and yield its tokens and its siblings' as they come.
@@ -185,21 +185,30 @@ class EngineThread:
             self._wishes.get()()
             self._end_news()
 
+    def _add(self, sequence: Sequence) -> None:
+        try:
+            self.engine.add(sequence)
+        except Exception as error:
+            self._tell_failed(error)
+
     def _step(self) -> None:
         try:
             progress = self.engine.step()
         except Exception as error:
-            with self._lock:
-                failed = [each for each, _ in self._deliver.values() if each.error is error]
-            # Not one batch's fault: nothing can be relied on any more.
-            if not failed or isinstance(error, EngineStoppedError):
-                raise
-            logger.exception("a step failed, and %d requests with it", len(failed))
-            for sequence in failed:
-                self._tell(sequence, error)
+            self._tell_failed(error)
             return
         for sequence, token in progress:
             self._tell(sequence, token)
+
+    def _tell_failed(self, error: Exception) -> None:
+        """Tell those whom an error has ended; raise it if it is the fault of none in particular."""
+        with self._lock:
+            failed = [each for each, _ in self._deliver.values() if each.error is error]
+        if not failed or isinstance(error, EngineStoppedError):  # nothing can be relied on any more
+            raise error
+        logger.exception("the engine failed at %d requests", len(failed))
+        for sequence in failed:
+            self._tell(sequence, error)
 
     def _end_news(self) -> None:
         for function in list(self._after_news):

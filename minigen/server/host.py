@@ -77,7 +77,7 @@ class HostedModel:
             self._rest()
 
     def keep_for(self, seconds: float | None) -> None:
-        """From now on, unload after so many idle seconds; None never does."""
+        """Unload it after so many idle seconds, until it is loaded anew; None never does."""
         self.keep_alive = _within_a_century(seconds)
         self._rest()
 
@@ -107,6 +107,7 @@ class HostedModel:
                 kind="server_error",
                 code="model_not_loaded",
             ) from error
+        self.keep_alive = self.usual_keep_alive
         thread = EngineThread(llm.engine)
         self.served = Served(self.name, llm, thread, Bridge(thread))
         self._forget = [watch(self.served) for watch in self.watchers]
@@ -144,9 +145,10 @@ class HostedModel:
         if self.served is None:
             return
         served, self.served = self.served, None
-        for forget in self._forget:
+        forgets, self._forget = self._forget, []  # which know the model, and would keep it
+        for forget in forgets:
             forget()
-        self._unloading = asyncio.create_task(_end(served, self._unloading))
+        self._unloading = asyncio.create_task(_end([served], self._unloading))
 
 
 class ModelHost:
@@ -249,11 +251,15 @@ def warm_up(llm: LLM) -> None:
             llm.generate([0], params, progress=False)
 
 
-async def _end(served: Served, before: "asyncio.Task[None] | None") -> None:
+async def _end(last: list[Served], before: "asyncio.Task[None] | None") -> None:
+    """End a model. `last` is where it is mentioned last, so that its memory is free thereafter."""
     if before is not None:
         await before
-    await asyncio.to_thread(served.thread.close)
-    del served
+    await asyncio.to_thread(_close, last)
+
+
+def _close(last: list[Served]) -> None:
+    last.pop().thread.close()
     gc.collect()  # an engine's parts know each other
 
 

@@ -15,6 +15,7 @@ from minigen.errors import OptionError
 from minigen.teach.checking import judge
 from minigen.teach.exercises import CHAPTERS, Exercise, exercises
 from minigen.teach.hunting import HUNTS, Caught, Hunt, cell_of, hunt_of
+from minigen.teach.judge import EMPTY
 from minigen.teach.stubs import dotted_name, stub
 
 EXERCISES = "exercises"
@@ -129,18 +130,21 @@ def _standing(
     take: Callable[[Mapping[str, Any]], Any],
     paths: list[Path],
 ) -> Standing:
-    message = "has no cell in this workspace"
+    messages = []
     for path in paths:
         names = _answers(path, mark)
         if names is None:
             continue
         if isinstance(names, str):
-            return Standing(chapter, exercise.name, False, f"{path.name}: {names}")
+            messages.append(f"{path.name}: {names}")
+            continue
         result = judge(chapter, exercise, take(names))
-        message = result.message
         if result.passed:
-            return Standing(chapter, exercise.name, True, message)
-    return Standing(chapter, exercise.name, False, message)
+            return Standing(chapter, exercise.name, True, result.message)
+        messages.append(result.message)
+    begun = [each for each in messages if each != EMPTY]
+    told = next(iter(begun or messages), "has no cell in this workspace")
+    return Standing(chapter, exercise.name, False, told)
 
 
 def _answers(path: Path, mark: str) -> Mapping[str, Any] | str | None:
@@ -157,21 +161,18 @@ def _answers(path: Path, mark: str) -> Mapping[str, Any] | str | None:
         return None
     module = ModuleType("__main__")  # pickled by value, as what a notebook defines is
     for source in sources:
-        statements = _definitions(source)
         try:
+            statements = _definitions(source)
             exec(compile(ast.Module(statements, []), path.name, "exec"), vars(module))
         except Exception as error:
-            if source.startswith((MARK, HUNT_MARK)):
+            if source.startswith(mark):
                 return f"raised {type(error).__name__}: {error}"
     return vars(module)
 
 
 def _definitions(source: str) -> list[ast.stmt]:
     lines = [line for line in source.splitlines() if not line.lstrip().startswith(("%", "!"))]
-    try:
-        body = ast.parse("\n".join(lines)).body
-    except SyntaxError:
-        return []
+    body = ast.parse("\n".join(lines)).body
     kept = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
     return [
         each

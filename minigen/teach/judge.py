@@ -17,6 +17,8 @@ from minigen.teach.exercises import Exercise, exercises
 from minigen.teach.hunting import HUNTS, hunt_of
 from minigen.teach.messages import Wrong
 
+EMPTY = "is still empty: replace the line that raises NotImplementedError."
+
 
 def verdict_on(exercise: Exercise, part: Any) -> tuple[bool, str]:
     """Whether the part passes all checks, and a sentence that says so or what is wrong."""
@@ -27,7 +29,7 @@ def verdict_on(exercise: Exercise, part: Any) -> tuple[bool, str]:
         except Wrong as error:
             return False, f"check {number} of {len(exercise.checks)} ({aim}) {error}"
         except NotImplementedError:
-            return False, "is still empty: replace the line that raises NotImplementedError."
+            return False, EMPTY
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             return False, (

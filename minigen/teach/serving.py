@@ -27,18 +27,23 @@ PATIENCE = 20.0  # seconds for a server to end: far more than is ever needed
 LOOK = 0.002  # seconds between looks at whether it is ready
 
 
+def _nothing() -> None:
+    """Nothing is left to do."""
+
+
 class LocalServer:
     """Serves an ASGI app at `url`, on a free port, from when it is made until `close`.
 
     `host` are the models behind the app, if it is one of minigen's: the first is loaded when the
-    server is there. Use it as a context, or keep it from cell to cell and close it.
+    server is there. Use it as a context, or keep it from cell to cell and close it. Raises what the
+    first model could not be loaded for.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         host: ModelHost | None = None,
-        at_the_end: Callable[[], None] = lambda: None,
+        at_the_end: Callable[[], None] = _nothing,
     ):
         listener = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -61,6 +66,9 @@ class LocalServer:
         self._thread.start()
         while self._thread.is_alive() and not self._is_ready(host):
             time.sleep(LOOK)
+        if host is not None and host.first_error is not None:
+            self.close()
+            raise host.first_error
 
     def __enter__(self) -> "LocalServer":
         return self
@@ -70,11 +78,11 @@ class LocalServer:
 
     def close(self) -> None:
         """End it; requests that are under way have a second. The model is free again then."""
-        if self._thread.is_alive():
-            self._server.should_exit = True
-            self._thread.join(PATIENCE)
-            assert not self._thread.is_alive(), "the server does not end"
-            self._at_the_end()
+        self._server.should_exit = True
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "the server does not end"
+        at_the_end, self._at_the_end = self._at_the_end, _nothing
+        at_the_end()
 
     def _is_ready(self, host: ModelHost | None) -> bool:
         if host is None:

@@ -13,6 +13,8 @@ from rich.table import Table
 from minigen.errors import OptionError
 from minigen.llm import LLM
 from minigen.params import SamplingParams
+from minigen.terminal.bench_report import check_lengths
+from minigen.terminal.files import written
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Turn:
 
 def run_bench(llm: LLM, load: Workload, json_file: Path | None) -> None:
     """Measure by turns, print the medians, and write every turn to `json_file` if there is one."""
+    check_lengths(load.input_tokens + load.output_tokens, llm.config.max_positions)
     console = Console(stderr=True)
     rng = random.Random(0)
     _take_turn(llm, Workload(min(load.num_requests, 2), load.input_tokens, 4, 1), rng)  # warm up
@@ -69,7 +72,8 @@ def run_bench(llm: LLM, load: Workload, json_file: Path | None) -> None:
             "load": asdict(load),
             "turns": [asdict(turn) for turn in turns],
         }
-        json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        with written("json", json_file):
+            json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 def _take_turn(llm: LLM, load: Workload, rng: random.Random) -> Turn:

@@ -12,12 +12,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from minigen.errors import OptionError
 from minigen.llm import LLM
 from minigen.params import SamplingParams
 from minigen.server.arrivals import Span
 from minigen.server.slo import Spread
-from minigen.terminal.bench_report import NAMES, spreads
+from minigen.terminal.bench_report import NAMES, check_lengths, spreads
+from minigen.terminal.files import written
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,7 @@ class Lengths:
 
         Raises `OptionError` for lengths that do not fit into the model's context.
         """
-        most = self.inputs.most + self.outputs.most
-        if most > llm.config.max_positions:
-            raise OptionError(
-                f"--input-tokens and --output-tokens make up to {most} tokens; this model's "
-                f"context holds {llm.config.max_positions}."
-            )
+        check_lengths(self.inputs.most + self.outputs.most, llm.config.max_positions)
         rng = np.random.default_rng(self.seed)
         sizes = [(self.inputs.draw(rng), self.outputs.draw(rng)) for _ in range(count)]
         prompts = [rng.integers(llm.config.vocab_size, size=size).tolist() for size, _ in sizes]
@@ -114,7 +109,5 @@ def _write(llm: LLM, lengths: Lengths, found: Mapping[str, Any], json_file: Path
         return
     engine = {name: choice for name, choice in llm.describe().items() if name != "model"}
     told = {"engine": engine, "load": asdict(lengths), **found}
-    try:
+    with written("json", json_file):
         json_file.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"--json {json_file} cannot be written: {error.strerror}.") from error

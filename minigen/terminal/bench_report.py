@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
+from minigen.errors import OptionError
 from minigen.server.slo import LATENCIES, Report, Spread
 
 NAMES = {"ttft": "time to first token", "itl": "inter-token latency"}
@@ -19,6 +20,15 @@ def print_report(title: str, found: Report, has_usage: bool, cpu_seconds: float)
     console.print(spreads(title, {NAMES[each]: getattr(found, each) for each in LATENCIES}))
     for sentence in _sentences(found, has_usage, cpu_seconds):
         console.print(sentence, markup=False, soft_wrap=True)
+
+
+def check_lengths(most: int, context: int) -> None:
+    """Raise `OptionError` for a prompt and an answer of `most` tokens that exceed the context."""
+    if most > context:
+        raise OptionError(
+            f"--input-tokens and --output-tokens make up to {most} tokens; this model's context "
+            f"holds {context}."
+        )
 
 
 def spreads(title: str, rows: dict[str, Spread | None]) -> Table:

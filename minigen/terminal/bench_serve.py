@@ -21,6 +21,7 @@ from minigen.server.load_client import Target, find_model, send
 from minigen.server.prompts import Planned, plan, plan_with, read_prompts
 from minigen.server.slo import Outcome, Report, Slo, report
 from minigen.terminal.bench_report import print_report
+from minigen.terminal.files import written
 
 DEFAULT_RATE, DEFAULT_REQUESTS, DEFAULT_TOKENS = 4.0, 200, "64"
 
@@ -114,7 +115,8 @@ def run_serve(
     found = report(outcomes, slos)
     if json_file is not None:
         told = _as_json(target, asked, slos, found, cpu_seconds, outcomes)
-        json_file.write_text(json.dumps(told) + "\n", encoding="utf-8")
+        with written("json", json_file):
+            json_file.write_text(json.dumps(told) + "\n", encoding="utf-8")
     if plot is not None:
         _draw(outcomes, slos, plot)
     if not found.num_answered:
@@ -161,7 +163,8 @@ async def _put(target: Target, load: Sequence[Planned]) -> tuple[Target, list[Ou
 def _draw(outcomes: Sequence[Outcome], slos: Sequence[Slo], plot: Path) -> None:
     from minigen.viz.load import load_figure
 
-    load_figure(outcomes, slos).savefig(plot, dpi=150)
+    with written("plot", plot):
+        load_figure(outcomes, slos).savefig(plot, dpi=150, format="png")
     print(f"drawn: {plot}", file=sys.stderr)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
+from minigen.errors import CapacityError, ContextLengthError
 from minigen.llm import LLM
 from minigen.params import SamplingParams
 
@@ -103,7 +104,7 @@ def _command(
 
 def _answer(llm: LLM, params: SamplingParams, conversation: Conversation, console: Console) -> None:
     """Stream the next answer, and keep what came of it, interrupted or not."""
-    prompt_ids = _fitting_prompt(llm, conversation, console)
+    prompt_ids = _fitting_prompt(llm, params, conversation, console)
     if prompt_ids is None:
         return
     text, num_tokens, begun = "", 0, time.perf_counter()
@@ -126,15 +127,19 @@ def _answer(llm: LLM, params: SamplingParams, conversation: Conversation, consol
     console.print(f"[dim]{note}{num_tokens} tokens, {num_tokens / seconds:.0f} tokens/s[/dim]")
 
 
-def _fitting_prompt(llm: LLM, conversation: Conversation, console: Console) -> list[int] | None:
+def _fitting_prompt(
+    llm: LLM, params: SamplingParams, conversation: Conversation, console: Console
+) -> list[int] | None:
     """The conversation as token ids, without its oldest turns if they do not fit any more."""
-    room = llm.config.max_positions
     while True:
         prompt_ids = llm.chat_prompt(conversation.prompt())
-        if len(prompt_ids) < room:
+        try:
+            llm.read_requests([prompt_ids], params)
+        except (ContextLengthError, CapacityError) as error:
+            if not conversation.forget_oldest():
+                conversation.messages.pop()
+                console.print(str(error), markup=False, soft_wrap=True)
+                return None
+            console.print("[dim]There is no more room: the oldest turn is forgotten.[/dim]")
+        else:
             return prompt_ids
-        if not conversation.forget_oldest():
-            conversation.messages.pop()
-            console.print(f"That is {len(prompt_ids)} tokens; this model's context holds {room}.")
-            return None
-        console.print("[dim]The context is full: the oldest turn is forgotten.[/dim]")

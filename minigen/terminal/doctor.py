@@ -127,7 +127,7 @@ def _gpu() -> Finding:
         return Finding("gpu", "none that torch can use; everything runs on the CPU")
     properties = torch.cuda.get_device_properties(0)
     found = f"{properties.name}, {properties.total_memory / 1e9:.0f} GB"
-    note = "minigen computes on the CPU all the same"
+    note = "minigen computes there if told so: --device cuda"
     return Finding("gpu", f"{found}, CUDA {torch.version.cuda}; {note}")
 
 

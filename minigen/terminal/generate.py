@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minigen.chrome_trace import write_chrome_trace
-from minigen.errors import OptionError
 from minigen.llm import LLM, Prompt
 from minigen.params import SamplingParams
 from minigen.summaries import summarise, table
+from minigen.terminal.files import written
 from minigen.trace import Recorder
 
 
@@ -36,10 +36,8 @@ def print_answers(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -
 
 def save_trace(recorder: Recorder, path: Path) -> None:
     """Write what was recorded for Perfetto, and print a line for each request on stderr."""
-    try:
+    with written("trace", path):
         write_chrome_trace(recorder.events, path)
-    except OSError as error:
-        raise OptionError(f"--trace {path} cannot be written: {error.strerror}.") from error
     print(table(summarise(recorder.events)), file=sys.stderr)
     print(f"{path}: open it at https://ui.perfetto.dev", file=sys.stderr)
 
