@@ -186,7 +186,8 @@ show(fold_tiles)
 #
 # One line puts it to work then: while the block runs, the engine's prompts are attended to by the
 # package's loop over tiles of 16, which calls `merge` once for each of them. (That loop is your
-# next exercise. Until yours passes, `my_merge` is the package's own.)
+# next exercise. Until yours passes, `my_merge` is the package's own. What `attending` lends,
+# `LLM.load(attend=...)` builds in.)
 
 # %%
 # exercise: minigen.kernels.flash.merge

@@ -111,10 +111,11 @@ print(f"an H100 has {chip.processors} processors: {busy / chip.processors:.0%} o
 # %% [markdown]
 # ## The smallest version that works
 #
-# First get rid of the copy. A kernel can look into the block table itself: it loads the number of
-# a block, and goes there. One program for each query head takes a block of tokens after another,
-# with the running maximum of chapter 32. (`GROUP` query heads share a KV head. `launch` makes a
-# kernel of the plain function, and runs it in the interpreter, as in chapter 31.)
+# First get rid of the copy. A kernel can look into the block table itself: it loads the number of a
+# block, and goes there. One program for each query head takes a block of tokens after another, with
+# the running maximum of chapter 32. (`GROUP` query heads share a KV head; `tl.cdiv` divides and
+# rounds up. `launch` makes a kernel of the plain function, and runs it in the interpreter, as in
+# chapter 31.)
 
 
 # %%
@@ -276,8 +277,8 @@ explore(
 # ## How fast can it be?
 #
 # A score and its share of the mix are 4 x head_dim operations for each query head of the group; the
-# key and the value are 4 x head_dim bytes. So the kernel does as many operations a byte as a group
-# has heads, and bandwidth decides:
+# key and the value, of 16 bits, are 4 x head_dim bytes. So the kernel does as many operations a
+# byte as a group has heads, and bandwidth decides:
 
 # %%
 crowd = Decoding(batch=64, context=4096)  # Llama-3-8B: 8 KV heads, groups of 4, head_dim 128
@@ -396,7 +397,7 @@ for batch in (1, 4, 16, 64, 256):
         found = f"{rule:>6} {best:>13} {gains[batch, context]:>25.1f} {lost:>22.0%}"
         print(f"{batch:>5} {context:>8,} {found}")
 some = 32 * Decoding(batch=16, context=1024).kv_bytes
-print(f"\n16 sequences of 1,024 tokens: {some / 1e9:.1f} GB of keys and values in all layers")
+print(f"\n16 sequences of 1,024 tokens: {some / 1e9:.1f} GB of keys and values in 32 layers")
 
 # %% [markdown]
 # The rule asks for more parts than are needed, which costs little where contexts are long. Where
@@ -432,8 +433,9 @@ print("\nthe engine with these kernels, interpreted, gives the same text:", repr
 #
 # ## Your turn
 #
-# Three kernels, in the order of this chapter. `check` runs them in the interpreter, watches every
-# load and store, and says the first thing that is wrong. First: gather through the block table.
+# Three kernels, each harder than the one before. `check` runs them in the interpreter, watches
+# every load and store, and says the first thing that is wrong. First: gather through the block
+# table.
 
 # %%
 # exercise: minigen.teach.paged_kernels.gather_kernel
@@ -468,7 +470,8 @@ mine = check(33, gather_kernel=gather_kernel)
 
 # %% [markdown]
 # In the engine, one line: while the block runs, every decode step gathers keys and values by your
-# kernel. (Until it passes, `mine` is the package's own.)
+# kernel. (Until it passes, `mine` is the package's own. `LLM.load(attend=gathering(mine))` makes an
+# engine that always does.)
 
 # %%
 with attending(llm, gathering(mine)):
