@@ -113,7 +113,8 @@ measured("seconds for 4,096 x 4,096 numbers, against copying as many in and out"
 # What differs is `tl.program_id(0)`, the program's number. From it, each finds out which **block**
 # of the numbers is its own: so many neighbours. (The blocks of chapter 21 are something else.)
 #
-# - `@triton.jit` makes a kernel of the function. Python never runs its body: it is compiled.
+# - `@triton.jit` makes a kernel of the function. For a GPU its body is compiled, and Python never
+#   runs it.
 # - `x_ptr` is an address: where the tensor's first number lies. Nothing tells how many there are,
 #   so `num` is handed in, too.
 # - `tl.arange(0, BLOCK)` is a block of whole numbers, 0 to BLOCK - 1; `BLOCK` is a power of two,
@@ -373,8 +374,8 @@ picture(
 # before it `@%p1`: do it only where this **predicate** holds. That is our mask.
 #
 # A processor runs a program in *threads*, of which 32 at a time, a *warp*, go in step. Triton takes
-# 4 warps unless it is told otherwise: a program of 1,024 numbers has 8 for each thread, 16 bytes.
-# The chip below is an H100, whose code is called `sm_90`.
+# 4 warps unless it is told otherwise: a program of 1,024 numbers of 16 bits has 8 of them, 16
+# bytes, for each thread. The chip below is an H100, whose code is called `sm_90`.
 #
 # **Predict:** with 4,096 numbers the mask cuts off nothing, and with 4,097 it does. How many loads
 # does a thread have in each case?
