@@ -20,9 +20,10 @@
 #
 # Between two products of a layer stand small steps: a norm, a rotation, a gate. They compute next
 # to nothing, and yet they take time. This chapter writes them as *kernels*: functions that a GPU
-# runs many times at once, each on its own piece. You need no GPU for it. The kernels run in an
-# interpreter on your processor, which shows what every one of them touches, and they are compiled
-# to real machine code for GPUs that are not here.
+# runs many times at once, each time on another piece of the data. They are written in *Triton*, a
+# language inside of Python. You need no GPU for it. The kernels run in an interpreter on your
+# processor, which shows what every one of them touches, and they are compiled to real machine code
+# for GPUs that are not here.
 #
 # **Afterwards you can** say what a program instance, a block, a mask and a stride are, write a
 # kernel, count the bytes that it moves against those that it must, and read what the compiler made
@@ -73,12 +74,14 @@ TOKENS = 8
 # %% [markdown]
 # ## A number that hurts
 #
-# A layer adds what attention found to its input, and normalises the sum (chapter 13). In torch that
-# is a line each. Here is what torch starts for them: every *operator* is a kernel of its own, which
-# reads its inputs from memory and writes its result there, for the next one to read.
+# A layer adds what attention found to its input (the *residual*), and normalises the sum (chapter
+# 13). In torch that is a line each. Here is what torch starts for them: every *operator* is a
+# kernel of its own, which reads its inputs from memory and writes its result there, for the next
+# one to read. (`_to_copy` goes from 16 bits to 32 and back: the norm is computed in float32.)
 #
-# **Predict:** eight tokens, 576 numbers each, 2 bytes a number. The input, the residual and the
-# sum, and the result: 4 x 8 x 576 x 2 bytes have to be moved. How many times that is moved?
+# **Predict:** eight tokens, 576 numbers each, 2 bytes a number. Two such tensors have to be read,
+# the sum and the result written, and a weight for each column read: 4 x 8 x 576 x 2 bytes, and a
+# few. How many times that is moved?
 
 # %%
 x, residual = torch.randn(2, TOKENS, config.hidden).half()
@@ -94,7 +97,8 @@ rows, others, ones = torch.randn(4096, 4096), torch.randn(4096, 4096), torch.one
 source, target = torch.randn(4096, 4096), torch.randn(4096, 4096)
 one_by_one = best_seconds(lambda: rms_norm_torch(rows, ones, 1e-5, others), 3)
 moved_once = best_seconds(lambda: [target.copy_(source) for _ in range(2)], 3)  # two in, two out
-measured("a large one, against copies of as many rows in and out", one_by_one / moved_once, "times")
+large = one_by_one / moved_once
+measured("seconds for 4,096 x 4,096 numbers, against copying as many in and out", large, "times")
 
 # %% [markdown]
 # The arithmetic is a few operations a number. What takes the time is fetching the same rows again
@@ -103,22 +107,27 @@ measured("a large one, against copies of as many rows in and out", one_by_one / 
 #
 # ## The smallest kernel
 #
-# A GPU has over a hundred processors, and wants many times more pieces of work than that. So a
-# kernel is written from the point of view of one piece. The function below is run by many
-# **program instances** at once; all are given the same arguments. What differs is
-# `tl.program_id(0)`, the number of the instance. From it, each finds out which **block** of the
-# numbers is its own.
+# A large GPU has over a hundred processors, and each wants several pieces of work at a time. So a
+# kernel is written from the point of view of one piece. The function below is run many times at
+# once, always with the same arguments; each run is a **program instance**, a *program* for short.
+# What differs is `tl.program_id(0)`, the program's number. From it, each finds out which **block**
+# of the numbers is its own: so many neighbours. (The blocks of chapter 21 are something else.)
 #
-# - `x_ptr` is an address: where the tensor's first number lies. Nothing tells how many there are.
+# - `@triton.jit` makes a kernel of the function. For a GPU its body is compiled, and Python never
+#   runs it.
+# - `x_ptr` is an address: where the tensor's first number lies. Nothing tells how many there are,
+#   so `num` is handed in, too.
 # - `tl.arange(0, BLOCK)` is a block of whole numbers, 0 to BLOCK - 1; `BLOCK` is a power of two,
 #   and known when the kernel is compiled (`tl.constexpr`).
 # - An address plus a block of numbers is a block of addresses. `tl.load` fetches what lies there,
 #   `tl.store` puts a block there. Between them, arithmetic is on whole blocks.
 # - A **mask** says which of the addresses are ours. The others are left alone.
 #
-# `kernel[grid](...)` starts it, the **grid** being how many instances there are.
+# `kernel[grid](...)` *launches* it, that is, starts it; the **grid** says how many programs there
+# are. `record_programs` launches it in the interpreter, and writes down what each program loads and
+# stores. `bytes_moved` adds that up, and `bytes_required` counts each number once.
 #
-# **Predict:** ten numbers, blocks of four. How many instances does it take, and what does the last
+# **Predict:** ten numbers, blocks of four. How many programs does it take, and what does the last
 # one load?
 
 
@@ -148,13 +157,13 @@ for each in seen:
 print(f"moved {bytes_moved(seen)} bytes, needed {bytes_required(seen)}")
 
 # %% [markdown]
-# The interpreter runs one instance after the other, in NumPy. On a GPU they run at the same time,
-# in any order: no instance may count on what another one has stored.
+# The interpreter runs one program after the other, in NumPy. On a GPU they run at the same time,
+# in any order: no program may count on what another one has stored.
 #
 # ## Drag it: programs, blocks, and the mask
 #
-# What one instance loads and stores is coloured, what the others do is pale. Take the mask away,
-# and the last instance reaches for memory that is somebody else's. The recorder refuses that. A GPU
+# What one program loads and stores is coloured, what the others do is pale. Take the mask away,
+# and the last program reaches for memory that is somebody else's. The recorder refuses that. A GPU
 # does it, and with luck it crashes; without, it changes another tensor.
 
 
@@ -191,7 +200,8 @@ explore(
 #
 # The package's kernel for SiLU(gate) x up has a grid of two axes: `tl.program_id(0)` is the row,
 # `tl.program_id(1)` the block of columns. It computes in float32, whatever comes, and rounds where
-# torch would round between its two operators: so both give the same numbers.
+# torch would round between its two operators (to `element_ty`, the type of the numbers that a
+# pointer points at): so both give the same numbers.
 
 # %%
 from minigen.kernels.gpu.activation import silu_multiply_kernel
@@ -222,9 +232,10 @@ picture(
 #
 # RMSNorm needs a row twice: for its mean square, then to divide it. A program that has the whole
 # row as one block loads it once; the block stays in the processor's *registers*, the memory that
-# its arithmetic works on. `tl.sum` adds up a block. Lanes that the mask left out would count in the
-# sum; `other=0.0` says what stands in them. (Without `other`, a GPU promises nothing. The recorder
-# puts NaN there, so that it is seen.)
+# its arithmetic works on. `tl.sum` adds up a block, with all of its places (*lanes*). Those that
+# the mask left out would count in the sum, too; `other=0.0` says what stands in them. (Without
+# `other`, a GPU promises nothing. The recorder puts NaN there, so that it is seen.) `HAS_RESIDUAL`
+# is known when the kernel is compiled: without a residual, its three lines are not there.
 
 # %%
 from minigen.kernels.gpu.norm import rms_norm_kernel
@@ -247,8 +258,8 @@ print(f"needed are {bytes_required(norm_seen):,}")
 
 # %% [markdown]
 # What it moves beyond the need is the weight, which every program loads: a GPU's cache has it after
-# the first. `BLOCK` is a power of two, and rows are not. Choose a model's width: the pale lanes
-# load nothing, but they compute, and take registers. Smaller blocks waste less; but a row in
+# the first. `BLOCK` is a power of two, and most rows are not. Choose a model's width: the pale
+# lanes load nothing, but they compute, and take registers. Smaller blocks waste less; but a row in
 # several blocks has to be loaded again for the second pass, or shared among programs. (A softmax of
 # rows is the same kernel with another sum: `minigen.kernels.gpu.softmax`.)
 
@@ -260,12 +271,13 @@ explore(
 )
 
 # %% [markdown]
-# ## To four places at once
+# ## To three places
 #
 # After the product for queries, keys and values come the rotation (chapter 13) and the store into
 # the pool (chapter 22). One kernel does both: a program has one head of one token. A query goes to
-# attention; a key and a value go to the token's slot, which the program loads like any number. So
-# where a program stores can depend on data. Below, three tokens go to the slots 5, 4 and 2.
+# attention (`result` below); a key and a value go to the token's slot, which the program loads like
+# any number. So where a program stores can depend on data. Below, three tokens go to the slots 5, 4
+# and 2.
 
 # %%
 from minigen.kernels.gpu.rotary import rotary_store_kernel
@@ -284,10 +296,10 @@ picture(
 # ## Tiles
 #
 # A product of matrices has a second way to save bytes. Each number of c = a bᵀ needs a row of a
-# and a row of b. A program that computes a *tile* of c, and not one number, loads a row of a once
-# for all columns of its tile. `tl.dot` multiplies two tiles (chapter 32 has more of it).
+# and a row of b. A program that computes a *tile* of c, so many rows by so many columns, loads a
+# row of a once for all columns of its tile. (How a kernel multiplies tiles, chapter 32 shows.)
 #
-# **Predict:** with tiles twice as large, how many bytes are loaded?
+# **Predict:** with tiles twice as wide and twice as high, how many bytes are loaded?
 
 # %%
 from minigen.kernels.gpu.matmul import matmul_kernel
@@ -296,17 +308,21 @@ SIZE = 64
 a, b = torch.randn(2, SIZE, SIZE).half()
 
 
-def tiles(tile, program):
-    grid = (SIZE // tile) ** 2
-    if program >= grid:
-        raise ValueError(f"There are {grid} tiles: no program {program}.")
+def product(tile):
     c = torch.zeros(SIZE, SIZE).half()
     shape = {"BLOCK_M": tile, "BLOCK_N": tile, "BLOCK_K": 64, "TILES_A_GROUP": 8}
+    grid = ((SIZE // tile) ** 2,)
     seen = record_programs(
-        lambda: matmul_kernel[(grid,)](a, b, c, SIZE, SIZE, SIZE, **shape), a=a, b=b, c=c
+        lambda: matmul_kernel[grid](a, b, c, SIZE, SIZE, SIZE, **shape), a=a, b=b, c=c
     )
     torch.testing.assert_close(c, a @ b.T, atol=0.02, rtol=0.02)
-    return draw_programs(seen, dict.fromkeys("abc", (SIZE, SIZE)), (program, 0, 0))
+    return seen
+
+
+def tiles(tile, program):
+    if program >= (SIZE // tile) ** 2:
+        raise ValueError(f"There are {(SIZE // tile) ** 2} tiles: no program {program}.")
+    return draw_programs(product(tile), dict.fromkeys("abc", (SIZE, SIZE)), (program, 0, 0))
 
 
 explore(
@@ -315,6 +331,9 @@ explore(
     tile=[16, 32, 64],
     program=(0, 15, 1, 6),
 )
+for tile in (16, 32, 64):
+    loaded = bytes_moved([each for each in product(tile) if not each.is_store])
+    print(f"tiles of {tile} by {tile}: {loaded:,} bytes loaded")
 
 # %% [markdown]
 # ## What a layer moves
@@ -349,12 +368,14 @@ picture(
 #
 # `triton.jit` compiles a kernel when it is started, for the GPU that it finds, and for the types of
 # its arguments. The package's `machine_code` does the same for a GPU of your choice, without
-# starting anything; tensors on the device "meta" have a type and no memory. What comes out is
-# *PTX*, NVIDIA's assembly, and from it the chip's own code. Read PTX from the middle: what is
-# loaded (`ld.global`), what is stored (`st.global`), and `@%p1` before it: do it only where this
-# **predicate** holds. That is our mask.
+# starting anything; tensors on the device "meta" have a shape, a type and no memory. What comes out
+# is *PTX*, NVIDIA's assembly (the machine's instructions as text), and from it the chip's own code.
+# Read a line of it from the middle: what is loaded (`ld.global`) or stored (`st.global`), and
+# before it `@%p1`: do it only where this **predicate** holds. That is our mask.
 #
-# A program of 1,024 numbers is run by 4 *warps* of 32 threads: 8 numbers a thread, 16 bytes.
+# A processor runs a program in *threads*, of which 32 at a time, a *warp*, go in step. Triton takes
+# 4 warps unless it is told otherwise: a program of 1,024 numbers of 16 bits has 8 of them, 16
+# bytes, for each thread. The chip below is an H100, whose code is called `sm_90`.
 #
 # **Predict:** with 4,096 numbers the mask cuts off nothing, and with 4,097 it does. How many loads
 # does a thread have in each case?
@@ -381,9 +402,14 @@ for num in (4096, 4097):
 # of 16 numbers.
 #
 # Registers are what a block costs. A thread has 255 at most, and a processor's 65,536 are shared by
-# all threads on it. A row too long for its threads is *spilled*: into memory, which is what we came
-# from. The norm with rows of 8,192 numbers, by the package's number of warps and by fewer; and then
-# rows of 4,096 for other chips, of NVIDIA and (the last, with warps of 64 threads) of AMD:
+# all threads on it. What finds no room in them is *spilled* into memory, which we wanted to spare.
+# (*Shared* are bytes of a small memory on the chip, through which warps exchange their sums.)
+#
+# First the norm with rows of 8,192 numbers, by the package's 8 warps and by fewer. Then rows of
+# 4,096 for several chips: `sm_80` is an A100, `sm_120` a GeForce RTX 50, and `gfx942` AMD's MI300,
+# whose warps have 64 threads.
+#
+# **Predict:** with half as many warps, how many registers does a thread take?
 
 
 # %%
@@ -405,12 +431,15 @@ for each in wanted:
 # %% [markdown]
 # The interpreter is more lenient than the compiler, which refuses a plain global variable, or a
 # `break`; and sums are added up in another order on a GPU. So minigen's tests do both: every kernel
-# is interpreted against its twin, and compiled for these four chips.
+# is interpreted, against the same thing in plain torch, and compiled for these four chips.
 #
 # ## The measurement again
 #
-# What would fusion buy on a GPU? Count a layer of Llama-3-8B for 512 tokens, on tensors that have
-# no memory, and divide by an H100's 3,350 GB/s. Its products take their FLOPs over 989 TFLOP/s.
+# What would fusion buy on a GPU? Count the two norms and the gate of a layer of Llama-3-8B for 512
+# tokens, on tensors that have no memory, and divide by an H100's 3,350 GB/s. The layer's products
+# take their FLOPs over 989 TFLOP/s.
+#
+# **Predict:** if the parts take a third of the time, what does the whole layer gain?
 
 # %%
 many, hidden, ffn, kv_width = 512, 4096, 14336, 1024
@@ -429,17 +458,20 @@ for name, moved in (("operators", apart), ("kernels", fused)):
 layer_ratio = (products + by_operators) / (products + by_kernels)
 print(f"the products of the layer: {1e6 * products:.0f} µs")
 print(f"the parts: {by_operators / by_kernels:.1f} times as fast, the layer {layer_ratio:.2f}")
+print(f"the parts of one token, by kernels: {1e6 * by_kernels / many:.2f} µs")
 
 # %% [markdown]
-# For one token, bytes are not what counts: each part is over in less than a microsecond, while
-# starting a kernel takes several. There, fewer kernels are the gain, and recording a whole step to
-# start it at once (a *CUDA graph*), which the engine on a GPU does.
+# For one token, bytes are not what counts: they are moved in a fraction of a microsecond, while
+# each launch takes some microseconds. There, fewer kernels are the gain, and recording a whole step
+# to launch it at once (a *CUDA graph*), which the engine on a GPU does.
 #
 # ## Your turn
 #
 # Three kernels, each harder than the one before. `check` runs yours in the interpreter with every
-# load and store watched, and says the first thing that is wrong; `hint=1` helps. (You may write
-# `@triton.jit` above them: `launch` and `check` take a function with it and without.)
+# load and store watched, and says the first thing that is wrong; `hint=1` helps. They are plain
+# functions: `check` and `launch` make kernels of them, and take one with `@triton.jit` as well.
+# `launch(kernel, grid, ...)` runs it where its tensors are: on a CPU in the interpreter, or on a
+# GPU.
 #
 # The first one, when it passes, adds up the model's own numbers: what its last layer adds to a
 # token's hidden state. (Until it passes, `mine` is the package's own.)
@@ -491,8 +523,8 @@ with interpreted(), using(13, swiglu=swiglu_by(mine)):
     assert llm.generate("The old lighthouse", greedy).text == expected
 
 # %% [markdown]
-# The third adds up a row. One line puts it into the running engine, in the place of every norm. On
-# a machine with a GPU the same kernel runs there: `launch` looks where the tensors are.
+# The third adds up a row. One line puts it into the running engine, in the place of every norm. And
+# at the end it is compiled for an H100.
 
 # %%
 # exercise: minigen.kernels.gpu.first.rms_norm_rows
@@ -502,8 +534,9 @@ import triton.language as tl
 def rms_norm_rows(x_ptr, weight_ptr, normalised_ptr, num_columns, eps, BLOCK: tl.constexpr):
     """Each row of x over its root mean square, times weight: one program a row, in float32.
 
-    The grid is (rows,); `BLOCK` is at least `num_columns`. `eps` is added to the mean square. Each
-    number is loaded once and stored once.
+    The grid is (rows,); `BLOCK` is at least `num_columns`. Rows follow one another, in x and in the
+    result. `eps` is added to the mean square. A program loads each number of its row and of the
+    weight once, and stores each result once.
     """
     raise NotImplementedError  # your turn
 
@@ -513,8 +546,7 @@ mine = check(31, rms_norm_rows=rms_norm_rows)
 with interpreted(), using(13, rms_norm=rms_norm_by(mine)):
     print(llm.generate("The old lighthouse", greedy).text)
 
-run = triton.jit(mine)[(many,)]
-(code,) = machine_code("sm_90", lambda: run(tokens, tokens[0], tokens, hidden, 1e-5, BLOCK=4096))
+(code,) = machine_code("sm_90", lambda: rms_norm_by(mine)(tokens, tokens[0], 1e-5))
 print(f"on an H100: {code.registers} registers a thread, {code.spilled} spilled", end=", ")
 print(f"{len(memory_instructions(code.texts['ptx']))} loads and stores a thread")
 
@@ -522,11 +554,12 @@ print(f"{len(memory_instructions(code.texts['ptx']))} loads and stores a thread"
 # ## What the production engines do beyond this
 #
 # - **vLLM** and **SGLang** have these kernels in CUDA: a norm with the residual sum, SiLU x up, a
-#   rotation, a store into the cache; and Triton for others, which must run on AMD's GPUs too. Both
-#   fuse further where it pays: the norm with rounding to 8 bits, which the next product wants.
+#   rotation, a store into the cache; and Triton for others, which must run on AMD's GPUs too.
 # - **torch.compile** fuses such chains by itself, and writes Triton. vLLM uses it for what lies
-#   between its own kernels.
-# - **TensorRT-LLM** has the norm and the residual sum joined with the all-reduce before them.
+#   between its own kernels, and looks through the compiled graph for more to fuse: a norm with the
+#   rounding to 8 bits that the next product wants.
+# - **TensorRT-LLM** joins the norm and the residual sum with what comes before them on several
+#   GPUs: adding up what each of these has computed (chapter 41). vLLM can do that, too.
 # - **llama.cpp** looks through its graph for chains that a kernel of it can do at once, such as a
 #   norm and the product with its weight.
 # - *Autotuning* tries several sizes of block and numbers of warps on the GPU itself, and keeps the

@@ -41,10 +41,10 @@ from functools import partial
 import torch
 
 from minigen import SamplingParams
-from minigen.model.attention import attention, attention_naive
+from minigen.model.attention import attention, attention_naive, causal_mask
 from minigen.teach import Claim, check, load_model, mark, measured, show, using, verdicts
 from minigen.teach.allocation import count_memory
-from minigen.teach.attending import attend_by
+from minigen.teach.attending import attend_by, attending
 from minigen.teach.measuring import best_seconds
 from minigen.teach.online_softmax import fold_tiles
 from minigen.teach.recording import head_scores, recorded_heads
@@ -55,7 +55,7 @@ from minigen.viz.online_softmax import online_softmax
 from minigen.viz.replay import replay
 from minigen.viz.score_tiles import by_length, draw_tiles, rows_by_program
 
-llm = load_model(weights="float32")
+llm = load_model(weights="float32", prefix_cache=False)  # nothing is kept from run to run
 greedy = SamplingParams(temperature=0, max_tokens=16)
 
 # %% [markdown]
@@ -91,7 +91,8 @@ for n, memory in written_out.items():
 
 # %% [markdown]
 # Twice the tokens, four times the scores. And they are there several times: before the mask and
-# after it, raised, divided. Each of these tensors is written to memory and read again.
+# after it, their exponentials, and these divided. Each of these tensors is written to memory and
+# read again.
 #
 # ## The smallest version that works
 #
@@ -130,9 +131,9 @@ print(f"{len(scores)} keys, the maximum is {maximum:.2f}, the sum {total:.2f}")
 #
 # ## The idea: what a wrong maximum costs
 #
-# The division can wait: add up exp(s - m) times value, add up exp(s - m), divide at the end. That
-# leaves the maximum. Take the largest score *so far*, m. When a larger one comes, m', all that was
-# added up with m is too large, and all of it by the same factor:
+# The division can wait: for every score s, add up exp(s - m) times its value, add up exp(s - m),
+# and divide at the end. That leaves m, the maximum. Take the largest score *so far*. When a larger
+# one comes, m', all that was added up with m is too large, and all of it by the same factor:
 #
 # > exp(s - m') = exp(s - m) × exp(m - m')
 #
@@ -178,12 +179,15 @@ show(fold_tiles)
 # %% [markdown]
 # ## Your turn: two parts become one
 #
-# `fold_tiles` has one query. Write the step for many at once: each has a maximum and a sum of its
-# own, and a row of mixed values. Mind queries that have seen nothing yet: their maximum is -inf.
+# `fold_tiles` has one query. Write the step for many at once. `Partial(maximum, total, mixed)` has
+# the three things: a maximum and a sum for each query, in tensors of any shape, and in `mixed` a
+# row of numbers for each, so that it has an axis more. Mind queries that have seen nothing yet:
+# their maximum is -inf.
 #
-# One line puts it to work then: an engine whose prompts are attended to by the package's loop over
-# tiles of 16, which calls `merge` once for each of them. (That loop is your next exercise. Until
-# yours passes, `my_merge` is the package's own.)
+# One line puts it to work then: while the block runs, the engine's prompts are attended to by the
+# package's loop over tiles of 16, which calls `merge` once for each of them. (That loop is your
+# next exercise. Until yours passes, `my_merge` is the package's own. What `attending` lends,
+# `LLM.load(attend=...)` builds in.)
 
 # %%
 # exercise: minigen.kernels.flash.merge
@@ -206,17 +210,16 @@ def merge(one: Partial, other: Partial) -> Partial:
 from minigen.kernels.flash import Partial, flash_attention, nothing_seen, weigh
 
 my_merge = check(32, merge=merge)
-engine = load_model(weights="float32", attend=attend_by(partial(flash_attention, tile=16)))
-with using(32, merge=my_merge):
-    print(engine.generate(text, greedy).text)
-show(nothing_seen, weigh)
+with using(32, merge=my_merge), attending(llm, attend_by(partial(flash_attention, tile=16))):
+    print(llm.generate(text, greedy).text)
+show(nothing_seen, weigh, causal_mask)
 
 # %% [markdown]
 # ## Tiles on the matrix that is not there
 #
 # For all queries at once the scores are a matrix again. Cut it into tiles, so many queries by so
-# many keys. A row of tiles belongs to the same queries: one goes over it from left to right with
-# `merge`, and only one tile of scores is there at a time.
+# many keys. A row of tiles belongs to the same queries: go over it from left to right with `merge`,
+# and only one tile of scores is there at a time.
 #
 # What nobody may look at need not be computed: the tiles behind the diagonal are left out. Only
 # those that the diagonal cuts need the mask. A prompt that goes on from a cached beginning has more
@@ -243,13 +246,14 @@ explore(
 for block in (16, 64, 256):
     computed = [t.pairs for t in score_tiles(2048, 2048, block, block) if t.sight != Sight.NOTHING]
     waste = sum(computed) / pairs_wanted(2048, 2048) - 1
-    print(f"tiles of {block:>3}: {len(computed):>5} computed, {waste:.1%} of the scores too many")
+    print(f"tiles of {block:>3}: {len(computed):>5,} computed, {waste:.1%} scores more than count")
 
 # %% [markdown]
 # ## Your turn: the loop over tiles
 #
-# Two parts of it are given, shown above: what queries remember before the first tile, and what they
-# remember of one (`weigh`). You write the two loops, and their bounds.
+# The parts of it are given, and shown above: what queries remember before the first tile
+# (`nothing_seen`), what they remember of one (`weigh`), and chapter 14's `causal_mask`; `my_merge`
+# joins. You write the two loops, and their bounds.
 
 # %%
 # exercise: minigen.kernels.flash.flash_attention
@@ -275,8 +279,8 @@ def flash_attention(
 
 # %%
 my_flash = check(32, flash_attention=flash_attention)
-engine = load_model(weights="float32", attend=attend_by(my_flash))
-answer = engine.generate(text, greedy).text
+with attending(llm, attend_by(my_flash)):
+    answer = llm.generate(text, greedy).text
 assert answer == llm.generate(text, greedy).text
 print("as with the engine's own attention:", answer)
 
@@ -341,8 +345,11 @@ print(f"{keys_and_values:,} of keys and values")
 # ## The kernel, step by step
 #
 # From here on Triton is needed, as chapter 31 had it: interpreted on this processor, every load and
-# store recorded. A new word first: `tl.dot(a, b)` multiplies two tiles, [M, K] by [K, N], which a
-# GPU's tensor cores do at once. All sizes are powers of two, 16 at least.
+# store recorded. Two new things first. Blocks can have two axes: a column of numbers and a row of
+# them, `rows[:, None] * D + dims[None, :]`, make the places of a whole tile. And `tl.dot(a, b)`
+# multiplies two tiles, [M, K] by [K, N], on a GPU's *tensor cores*, which do nothing else. All
+# sizes are powers of two, 16 at least; `input_precision="ieee"` keeps them from rounding float32
+# first.
 #
 # **Step 1: a tile of scores a program.** This is the matrix again, in memory.
 
@@ -366,7 +373,8 @@ def scores_kernel(q_ptr, k_ptr, scores_ptr, n, D: tl.constexpr, BLOCK: tl.conste
     dims = tl.arange(0, D)
     q = tl.load(q_ptr + rows[:, None] * D + dims[None, :])
     k = tl.load(k_ptr + columns[:, None] * D + dims[None, :])
-    tl.store(scores_ptr + rows[:, None] * n + columns[None, :], tl.dot(q, tl.trans(k)))
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    tl.store(scores_ptr + rows[:, None] * n + columns[None, :], scores)
 
 
 q, k, v = (torch.randn(64, 16) for _ in range(3))  # one head, 64 tokens, head_dim 16
@@ -380,7 +388,7 @@ print(f"16 programs store {stored:,} bytes of scores; the result has {q.nbytes:,
 
 # %% [markdown]
 # **Step 2: the loop.** A program keeps its queries and goes over all tiles of keys. Scores,
-# maximum, sum and mixed values are tensors on the chip; only the result is stored. (No mask yet:
+# maximum, sum and mixed values are blocks in registers; only the result is stored. (No mask yet:
 # every query sees every key.)
 #
 # **Predict:** how often is a row of keys loaded?
@@ -396,11 +404,12 @@ def look_kernel(q_ptr, k_ptr, v_ptr, mixed_ptr, n, D: tl.constexpr, BLOCK: tl.co
     mixed = tl.zeros((BLOCK, D), tl.float32)
     for start in range(0, n, BLOCK):
         tile = (start + tl.arange(0, BLOCK))[:, None] * D + dims[None, :]
-        scores = tl.dot(q, tl.trans(tl.load(k_ptr + tile)))
+        keys, values = tl.load(k_ptr + tile), tl.load(v_ptr + tile)
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
         higher = tl.maximum(maximum, tl.max(scores, axis=1))
         shrink, weights = tl.exp(maximum - higher), tl.exp(scores - higher[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
-        mixed = mixed * shrink[:, None] + tl.dot(weights, tl.load(v_ptr + tile))
+        mixed = mixed * shrink[:, None] + tl.dot(weights, values, input_precision="ieee")
         maximum = higher
     tl.store(mixed_ptr + rows[:, None] * D + dims[None, :], mixed / total[:, None])
 
@@ -453,18 +462,20 @@ def flash_kernel(
     """Program (i, h): causal attention of `BLOCK_M` queries, from i * `BLOCK_M` on, of head h.
 
     q and mixed are [num_new, Q_HEADS, HEAD_DIM], k and v [context, KV_HEADS, HEAD_DIM], each
-    contiguous; the queries are the last `num_new` of the `context` positions. Head h looks through
-    KV head h // (Q_HEADS // KV_HEADS). Scores are multiplied by `scale`. Takes `BLOCK_N` keys at a
-    time, none behind its last query's own. HEAD_DIM and both blocks are powers of two from 16 on.
+    contiguous, all of one type, of 16 or 32 bits; maximum, sum and mix are kept in float32. The
+    queries are the last `num_new` of the `context` positions. Head h looks through KV head h //
+    (Q_HEADS // KV_HEADS). Scores are multiplied by `scale`. Loads its queries once, and `BLOCK_N`
+    keys and values at a time, none behind its last query's own. HEAD_DIM and both blocks are powers
+    of two from 16 on.
     """
     raise NotImplementedError  # your turn
 
 
 # %%
 my_kernel = check(32, flash_kernel=flash_kernel)
-engine = load_model(weights="float32", attend=attend_by(flash_by(my_kernel)))
 few = SamplingParams(temperature=0, max_tokens=4)
-answer = engine.generate("The old lighthouse", few).text
+with attending(llm, attend_by(flash_by(my_kernel))):
+    answer = llm.generate("The old lighthouse", few).text
 assert answer == llm.generate("The old lighthouse", few).text
 print(f"the engine, its prompt through this kernel in every layer: {answer!r}")
 
@@ -484,8 +495,9 @@ picture(
 #
 # The engine's has what yours has, and four things more: it finds keys and values through block
 # tables (chapter 22), takes all sequences of a batch in one launch, knows windows, and has the
-# loop twice, without the mask before the diagonal and with it there. Powers of two are cheaper than
-# of e, so `scale` has log2(e) in it.
+# loop twice, without the mask before the diagonal and with it there. Below is the loop, which it
+# calls for both. A GPU has an instruction for powers of two, none for powers of e: so `scale` has
+# log2(e) in it, and `exp2` gives what `exp` would.
 
 # %%
 from minigen.kernels.gpu import prefill
@@ -503,9 +515,12 @@ print("two sequences, 9 tokens of 9 and 12 of 23, through their tables: as chapt
 # ## What a tile may cost
 #
 # Larger tiles load less. But queries, scores and mixed values must find room in a program's
-# registers, and the tiles of keys and values in the memory that it has on the chip. Compiled for
-# two GPUs, without one, for heads of 128 numbers: what does not fit into registers is *spilled* to
-# memory, which is what we wanted to be rid of.
+# registers, and the tiles of keys and values in the *shared* memory that it has on the chip, a
+# hundred kilobytes or two. Compiled for an A100 (`sm_80`) and an H100 (`sm_90`), without one, for
+# heads of 128 numbers. What does not fit into registers is spilled to memory, which is what we
+# wanted to be rid of.
+#
+# **Predict:** which of the three sizes is too large for an A100?
 
 # %%
 from minigen.kernels.gpu.machine_code import SHARED_MEMORY, machine_code
@@ -519,7 +534,7 @@ for chip, (block_m, block_n) in (
     (code,) = machine_code(chip, lambda tile=tile: tile(*on_gpu))
     print(f"{chip}, {block_m:>3} queries by {block_n:>3} keys:", end=" ")
     print(f"{mark(code.registers, 'registers')}, {mark(code.spilled, 'bytes spilled')},", end=" ")
-    print(f"{mark(code.shared, 'bytes')} of {SHARED_MEMORY[chip]:,}")
+    print(f"{mark(code.shared, 'bytes')} shared, of {SHARED_MEMORY[chip]:,}")
 
 # %% [markdown]
 # ## How much faster, then?
@@ -559,7 +574,7 @@ print(f"at the limits of an {h100.name}: {low:.1f} to {high:.1f} times as fast")
 #
 # - **vLLM** and **SGLang** call FlashAttention 2 and 3 or FlashInfer, which take block tables as
 #   ours does. Version 2 gave the warps of a program different queries, so that they need not talk;
-#   version 3, for Hopper, has some warps load while others multiply, and computes in FP8.
+#   version 3, for the H100, has some warps load while others multiply, and can compute in FP8.
 # - **TensorRT-LLM** has its own fused kernels, chosen by chip, head size and precision.
 # - **TGI** packs sequences of all lengths without padding (`cu_seqlens`, our `starts`).
 # - **llama.cpp** has the same idea in C, CUDA and Metal behind `--flash-attn`; a quantised cache

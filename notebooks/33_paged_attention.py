@@ -43,6 +43,7 @@ from minigen import SamplingParams
 from minigen.cache.paged import KVPool
 from minigen.model.attention import attention
 from minigen.teach import Claim, check, load_model, measured, show, verdicts
+from minigen.teach.attending import attending
 from minigen.teach.capacity import config_of, num_parameters
 from minigen.teach.checks.paged_contexts import contexts
 from minigen.teach.decode_code import decode_code
@@ -50,9 +51,17 @@ from minigen.teach.measuring import best_seconds
 from minigen.teach.moved import kv_and_tables, moved_by_tensor, record_decode
 from minigen.teach.needing import need_triton
 from minigen.teach.paged_kernels import gather_kernel
-from minigen.teach.paged_launch import decoding, gathering, launch_gather
+from minigen.teach.paged_launch import decoding, gathering, joining, launch_gather
 from minigen.teach.roofline import MACHINES
-from minigen.teach.waves import CHIPS, TILE_SECONDS, Decoding, best_splits, seconds
+from minigen.teach.waves import (
+    CHIPS,
+    LAUNCH_SECONDS,
+    TILE,
+    TILE_SECONDS,
+    Decoding,
+    best_splits,
+    seconds,
+)
 from minigen.viz.explore import explore, picture
 from minigen.viz.pool_loads import bytes_bars, pool_loads
 from minigen.viz.waves import fill_chip
@@ -76,6 +85,9 @@ from minigen.teach.triton_language import tl
 # reads the copy. On this machine, for one layer of our model and 8,192 tokens:
 #
 # **Predict:** how much longer does it take than attention over keys and values in one piece?
+#
+# Second, the idle chip. A GPU is many processors (NVIDIA calls them *streaming multiprocessors*),
+# and a program runs on one of them. A single long chat, with a program for each KV head:
 
 # %%
 long = 8192
@@ -93,19 +105,17 @@ measured("ratio", copy_ratio)
 
 chip, one_long = CHIPS["H100 SXM"], Decoding(batch=1, context=32_768)  # Llama-3-8B: 8 KV heads
 busy = one_long.num_programs(splits=1)
-print(f"\none sequence, a program for each KV head: {busy} programs")
+print(f"\none sequence of 32,768 tokens, a program for each KV head: {busy} programs")
 print(f"an H100 has {chip.processors} processors: {busy / chip.processors:.0%} of it would work")
 
 # %% [markdown]
-# Second, the idle chip. A GPU is many processors (NVIDIA calls them *streaming multiprocessors*),
-# and a program runs on one of them. One long chat is eight programs; the rest of the chip waits.
-#
 # ## The smallest version that works
 #
-# First get rid of the copy. A kernel can look into the block table itself: it loads the number of
-# a block, and goes there. One program for each query head takes a block after another, with the
-# running maximum of chapter 32. (A plain function here; `launch` puts `@triton.jit` on, and runs
-# it in the interpreter.)
+# First get rid of the copy. A kernel can look into the block table itself: it loads the number of a
+# block, and goes there. One program for each query head takes a block of tokens after another, with
+# the running maximum of chapter 32. (`GROUP` query heads share a KV head; `tl.cdiv` divides and
+# rounds up. `launch` makes a kernel of the plain function, and runs it in the interpreter, as in
+# chapter 31.)
 
 
 # %%
@@ -163,9 +173,9 @@ torch.testing.assert_close(mixed, attention(q, k, v))
 print("block table:", *made.tables[0, :-1].tolist(), "- read in place, attention is the same")
 
 # %% [markdown]
-# Two things are new against chapter 32. The address of a tile is not known before the block's
-# number is there: a load that waits for a load. And weights are powers of two: with log2(e) in the
-# scale, `exp2` gives what `exp` would, and a GPU has an instruction for the former.
+# One thing is new against chapter 32: the address of a tile is not known before the block's number
+# is there. A load waits for a load. (And weights are powers of two, as in the package's kernel
+# there: log2(e) is in the scale.)
 #
 # ## Why it is slow
 #
@@ -267,8 +277,8 @@ explore(
 # ## How fast can it be?
 #
 # A score and its share of the mix are 4 x head_dim operations for each query head of the group; the
-# key and the value are 4 x head_dim bytes. So the kernel does as many operations a byte as a group
-# has heads, and bandwidth decides:
+# key and the value, of 16 bits, are 4 x head_dim bytes. So the kernel does as many operations a
+# byte as a group has heads, and bandwidth decides:
 
 # %%
 crowd = Decoding(batch=64, context=4096)  # Llama-3-8B: 8 KV heads, groups of 4, head_dim 128
@@ -288,7 +298,8 @@ print(f"to be under way at a microsecond's delay: {h100.bandwidth * 1e-6 / 1e6:.
 # (Little's law: what is under way = rate x delay.)
 #
 # How many programs fit onto a processor at the same time follows from the machine code: it has
-# 65,536 registers, and some on-chip memory. No GPU is needed to compile for one (chapter 31):
+# 65,536 registers, and some shared memory. No GPU is needed to compile for one (chapter 31): here
+# for an A100 (`sm_80`), for an RTX 4090 or an L4 (`sm_89`), and for an H100 or an H200 (`sm_90`).
 
 # %%
 codes = {(each.chip, each.kernel): each for each in decode_code(["sm_80", "sm_89", "sm_90"], [128])}
@@ -308,21 +319,21 @@ for name, count in resident.items():
 
 # %% [markdown]
 # `cp.async` are loads that nobody waits for yet: while a tile is multiplied (`mma.sync`), the next
-# one is under way. That is what `num_stages=2` asked for. `ld.global` are waited for: the block
-# table's entries, and the query.
+# one is under way. The package asks for that at the launch, with `num_stages=2`. `ld.global` are
+# waited for: the block table's entries, and the query.
 #
 # ## How many programs fill a chip?
 #
-# A model, with two assumptions that stand in the code beside it: a program takes a microsecond for
-# each tile of 64 tokens, however idle the chip is, and the second pass, to which we come, costs
-# three to start. All programs together read no faster than memory gives. Programs that do not fit
-# wait for the next *wave*.
+# A model, with two assumptions: a program takes a microsecond for each tile of 64 tokens, however
+# idle the chip is, and the second pass, to which we come, costs three to start. All programs
+# together read no faster than memory gives. Programs that do not fit wait for the next *wave*.
 #
 # On the left is the chip: a row for each processor, blue while it works. **Predict:** one sequence
 # of 32,768 tokens. Into how many parts would you cut it? Then take 64 sequences: and now?
 
 # %%
-print(f"a tile takes {1e6 * TILE_SECONDS:g} µs at least")
+print(f"assumed: {1e6 * TILE_SECONDS:g} µs for a tile of {TILE} tokens", end=", ")
+print(f"{1e6 * LAUNCH_SECONDS:g} µs to start the second pass")
 
 
 def chip_at(batch, context, splits, chip):
@@ -369,10 +380,11 @@ for splits in (1, 2, 4, 8):
 #
 # ## How many splits?
 #
-# As few as fill the chip. The engine's rule is a line (`num_splits`): about four programs a
-# processor, no part shorter than 128 tokens. Beside it, what the model finds best:
+# As few as fill the chip. The engine has a rule, `num_splits`: about four programs a processor, no
+# part shorter than 128 tokens. Beside it, what the model of above finds best:
 
 # %%
+show(num_splits)
 print("batch  context   rule  model's best   unsplit / rule, in time   lost against the best")
 gains = {}
 for batch in (1, 4, 16, 64, 256):
@@ -384,11 +396,13 @@ for batch in (1, 4, 16, 64, 256):
         gains[batch, context], lost = times[1] / times[rule], times[rule] / times[best] - 1
         found = f"{rule:>6} {best:>13} {gains[batch, context]:>25.1f} {lost:>22.0%}"
         print(f"{batch:>5} {context:>8,} {found}")
+some = 32 * Decoding(batch=16, context=1024).kv_bytes
+print(f"\n16 sequences of 1,024 tokens: {some / 1e9:.1f} GB of keys and values in 32 layers")
 
 # %% [markdown]
 # The rule asks for more parts than are needed, which costs little where contexts are long. Where
-# they are short, the second pass is a good part of the whole, and the rule cuts too eagerly; but
-# then attention is a small part of the step.
+# they are short, the second pass is a good part of the whole, and the rule cuts too eagerly. But
+# then keys and values are little beside the weights, and attention a small part of the step.
 #
 # ## The measurement again
 #
@@ -406,13 +420,12 @@ before, after = (
 print(f"one sequence of 32,768 tokens on an H100: {split_gain:.1f}x as fast when it is split,")
 print(f"{before:.0%} of the bandwidth before, {after:.0%} after (modelled, not measured)")
 
-greedy = SamplingParams(temperature=0, max_tokens=6)
-in_torch = load_model(weights="float32", num_blocks=16)
-by_kernels = load_model(weights="float32", num_blocks=16, attend=attend_triton)
-with interpreted():
-    answer = by_kernels.generate("The sea is", greedy, progress=False)
-assert answer.token_ids == in_torch.generate("The sea is", greedy, progress=False).token_ids
-print("\nthe engine with these kernels, interpreted, gives the same tokens:", repr(answer.text))
+greedy = SamplingParams(temperature=0, max_tokens=4)
+llm = load_model(weights="float32", num_blocks=2, prefix_cache=False)  # room for 32 tokens
+expected = llm.generate("The sea is", greedy).text
+with interpreted(), attending(llm, attend_triton):
+    assert llm.generate("The sea is", greedy).text == expected
+print("\nthe engine with these kernels, interpreted, gives the same text:", repr(expected))
 
 # %% [markdown]
 # (`LLM.load(device="cuda")` chooses these kernels by itself. Where you have a GPU, `make bench-gpu`
@@ -420,8 +433,9 @@ print("\nthe engine with these kernels, interpreted, gives the same tokens:", re
 #
 # ## Your turn
 #
-# Three kernels, in the order of this chapter. `check` runs them in the interpreter, watches every
-# load and store, and says the first thing that is wrong. First: gather through the block table.
+# Three kernels, each harder than the one before. `check` runs them in the interpreter, watches
+# every load and store, and says the first thing that is wrong. First: gather through the block
+# table.
 
 # %%
 # exercise: minigen.teach.paged_kernels.gather_kernel
@@ -442,10 +456,11 @@ def gather_kernel(
 ):
     """One program a tile of `BLOCK_N` positions: finds each one's slot, and copies its row.
 
-    A slot's row has `WIDTH` numbers (`BLOCK_W` is the power of two that holds them); the row of
-    slot s in block b begins at `half_ptr` + b * `block_stride` + s * `slot_stride`. `table_ptr`
-    lists the sequence's blocks; their first `length` slots count. Position p's row goes to row p
-    of `gathered_ptr`, whose rows follow one another.
+    `half_ptr` points at a layer's keys, or at its values. A slot's row has `WIDTH` numbers
+    (`BLOCK_W` is the power of two that holds them); the row of slot s in block b begins at
+    `half_ptr` + b * `block_stride` + s * `slot_stride`. `table_ptr` lists the sequence's blocks;
+    their first `length` slots count. Position p's row goes to row p of `gathered_ptr`, whose rows
+    follow one another. Each number is loaded once, and no others than these rows'.
     """
     raise NotImplementedError  # your turn
 
@@ -454,15 +469,16 @@ def gather_kernel(
 mine = check(33, gather_kernel=gather_kernel)
 
 # %% [markdown]
-# In the engine: every decode step gathers keys and values by your kernel. (Until it passes, `mine`
-# is the package's own.)
+# In the engine, one line: while the block runs, every decode step gathers keys and values by your
+# kernel. (Until it passes, `mine` is the package's own. `LLM.load(attend=gathering(mine))` makes an
+# engine that always does.)
 
 # %%
-llm = load_model(weights="float32", num_blocks=16, attend=gathering(mine))
-print(llm.generate("The sea is", greedy, progress=False).text)
+with attending(llm, gathering(mine)):
+    print(llm.generate("The sea is", greedy).text)
 
 # %% [markdown]
-# Second: the pass that joins the splits. (`joining(mine)` puts it into an engine, in the same way.)
+# Second: the pass that joins the splits.
 
 # %%
 # exercise: minigen.teach.paged_kernels.join_kernel
@@ -485,13 +501,16 @@ def join_kernel(
     `sums_ptr`[r, s] is the sum of its 2^(score - maximum), `parts_ptr`[r, s] (`HEAD_DIM` numbers)
     the sum of these times the values. A split of no tokens has the maximum -inf, and zeros. The
     row's attention over all splits goes to `mixed_ptr`[r]. `BLOCK_S` and `BLOCK_D` are the powers
-    of two that hold `SPLITS` and `HEAD_DIM`; all tensors lie row after row.
+    of two that hold `SPLITS` and `HEAD_DIM`; all tensors lie row after row. Each number is loaded
+    once.
     """
     raise NotImplementedError  # your turn
 
 
 # %%
 mine = check(33, join_kernel=join_kernel)
+with attending(llm, joining(mine)):
+    print(llm.generate("The sea is", greedy).text)
 
 # %% [markdown]
 # Third, the kernel of this chapter: paged decode, grouped and split. Begin with `SPLITS` and
@@ -528,25 +547,27 @@ def decode_kernel(
     """One program a KV head, sequence and split of its context (`tl.program_id` 0, 1 and 2).
 
     Sequence i's tokens are in the first `lengths_ptr`[i] slots of the blocks that row i of
-    `tables_ptr` lists. The key and value (`HEAD_DIM` numbers) of block b, slot s, KV head h begin
-    at b * `block_stride` + s * `slot_stride` + h * `head_stride`. `q_ptr` is [sequences, q_heads,
-    `HEAD_DIM`], of which `GROUP` query heads share a KV head and what is loaded of it.
+    `tables_ptr` lists; its rows are `table_stride` entries apart. The key and value (`HEAD_DIM`
+    numbers) of block b, slot s, KV head h begin at b * `block_stride` + s * `slot_stride` + h *
+    `head_stride`. `q_ptr` is [sequences, q_heads, `HEAD_DIM`]; query head h looks through KV head
+    h // `GROUP`, and these `GROUP` heads share what is loaded of it.
 
     A score is the product of query and key times `scale`, in which log2(e) is: so weights are
     powers of two. The `SPLITS` programs share the context's tiles of `BLOCK_N` tokens, each tile
-    loaded by one of them, and leave what `join_kernel` joins: `parts_ptr`, `maxima_ptr` and
-    `sums_ptr`, one for each sequence, query head and split. `BLOCK_G` and `BLOCK_D` are powers of
-    two, 16 or more, that hold `GROUP` and `HEAD_DIM`.
+    loaded by one of them, and leave what `join_kernel` joins: `parts_ptr` [sequences, q_heads,
+    `SPLITS`, `HEAD_DIM`], `maxima_ptr` and `sums_ptr` [sequences, q_heads, `SPLITS`]; -inf and
+    zeros where a program has no token. `BLOCK_G` and `BLOCK_D` are powers of two, 16 or more, that
+    hold `GROUP` and `HEAD_DIM`.
     """
     raise NotImplementedError  # your turn
 
 
 # %%
 mine = check(33, decode_kernel=decode_kernel)
-llm = load_model(weights="float32", num_blocks=16, attend=decoding(mine, splits=2))
-answer = llm.generate("The sea is", greedy, progress=False)
-assert answer.token_ids == in_torch.generate("The sea is", greedy, progress=False).token_ids
-print(answer.text)
+with attending(llm, decoding(mine, splits=2)):
+    answer = llm.generate("The sea is", greedy).text
+assert answer == expected
+print(answer)
 
 # %% [markdown]
 # ## What the production engines do beyond this

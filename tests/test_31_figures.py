@@ -36,6 +36,12 @@ def test_each_element_has_the_colour_of_its_program_and_the_count_of_its_loads()
     assert "x: loaded, 96 bytes" in made.axes[0].get_title(loc="left")
 
 
+def test_no_two_programs_have_one_colour() -> None:
+    accesses = [Access((row, 0, 0), True, "out", (row,), 2) for row in range(16)]
+    made = draw_programs(accesses, {"out": (16, 1)})
+    assert len({colour_at(made, 0, row, 0) for row in range(16)}) == 16
+
+
 def test_of_one_program_alone_the_others_are_pale() -> None:
     made = draw_programs(rows_of_programs(), SHAPES, program=(1, 0, 0))
     assert colour_at(made, 1, 1, 0) == CYCLE[1]

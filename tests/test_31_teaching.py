@@ -81,6 +81,33 @@ def test_the_language_is_put_back_even_after_an_error() -> None:
         assert all(then[name] is now[name] for name in then)
 
 
+def test_a_function_without_its_source_runs_and_is_not_taken_for_another() -> None:
+    lines = inspect.getsource(first.add_scaled).replace("x + factor", "x - factor")
+    names: dict[str, FunctionType] = {"tl": tl}
+    exec(compile(lines, first.__file__, "exec"), names)  # as if it stood in that file
+    x, y, total = torch.randn(3, 5)
+    launch(names["add_scaled"], (2,), x, y, total, 5, 2.0, BLOCK=4)
+    torch.testing.assert_close(total, x - 2 * y)
+
+
+def test_a_function_of_another_function_keeps_what_it_knows_of_it() -> None:
+    factor = 3.0
+
+    def times(x_ptr, num, BLOCK: tl.constexpr):
+        lanes = tl.arange(0, BLOCK)
+        tl.store(x_ptr + lanes, factor * tl.load(x_ptr + lanes, mask=lanes < num), mask=lanes < num)
+
+    x = torch.ones(3)
+    launch(times, (1,), x, 3, BLOCK=4)
+    assert x.tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("part", [3, None, torch.zeros(2), str])
+def test_what_is_no_kernel_is_refused(part: object) -> None:
+    with pytest.raises(TypeError, match="is no kernel; it should be a function"):
+        launch(part, (1,), torch.zeros(4), BLOCK=4)
+
+
 def test_a_process_interprets_and_compiles() -> None:
     script = (
         "import torch\n"

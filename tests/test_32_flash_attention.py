@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from minigen import LLM, SamplingParams
+from minigen.errors import OptionError
 from minigen.kernels.flash import Partial, flash_attention, merge, nothing_seen, weigh
 from minigen.kernels.gpu.flash import flash_kernel
 from minigen.model.attention import attention, attention_naive, causal_mask
 from minigen.teach.allocation import count_memory
-from minigen.teach.attending import attend_by
+from minigen.teach.attending import attend_by, attending
 from minigen.teach.flash_launch import flash_by, record_flash
 from minigen.teach.score_tiles import numbers_moved
 from minigen.teach.using import using
@@ -117,6 +118,36 @@ def test_a_function_of_attention_runs_in_the_engine(
     assert [each.token_ids for each in ours] == [each.token_ids for each in expected]
     assert all(1 < num_new <= context for num_new, context in lengths)
     assert any(num_new < context for num_new, context in lengths), "some prompts go in pieces"
+
+
+def test_a_loaded_engine_attends_by_another_function_for_a_while(tiny_directory: Path) -> None:
+    calls = []
+
+    def mine(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None) -> torch.Tensor:
+        calls.append(len(q))
+        return flash_attention(q, k, v, window)
+
+    llm = LLM.load(tiny_directory, weights="float32", prefix_cache=False)
+    expected = [each.token_ids for each in llm.generate(PROMPTS, GREEDY)]
+    with attending(llm, attend_by(mine)):
+        assert [each.token_ids for each in llm.generate(PROMPTS, GREEDY)] == expected
+    num_calls = len(calls)
+    assert num_calls > 0
+    with pytest.raises(ZeroDivisionError), attending(llm, attend_by(mine)):
+        raise ZeroDivisionError
+    assert [each.token_ids for each in llm.generate(PROMPTS, GREEDY)] == expected
+    assert len(calls) == num_calls, "the engine has its own attention again"
+
+
+def test_what_is_no_attention_or_finds_no_place_is_refused(
+    tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM.load(tiny_directory, weights="float32")
+    with pytest.raises(OptionError, match="must be made by"), attending(llm, lambda: None):
+        pass
+    monkeypatch.setattr(llm.engine, "runner", object())
+    with pytest.raises(OptionError, match="cannot be exchanged"), attending(llm, attend_by(len)):
+        pass
 
 
 def test_a_learners_merge_is_called_for_every_tile(

@@ -14,6 +14,7 @@ from minigen.teach import needing
 from minigen.teach.checking import judge
 from minigen.teach.checks.paged_contexts import contexts, joined
 from minigen.teach.exercises import exercises
+from minigen.teach.interpreted import launch
 from minigen.teach.moved import moved_by_tensor
 from minigen.teach.paged_kernels import decode_kernel, gather_kernel, join_kernel
 from minigen.teach.paged_launch import (
@@ -23,7 +24,6 @@ from minigen.teach.paged_launch import (
     launch_decode,
     launch_join,
     no_parts,
-    start,
 )
 from minigen.teach.stubs import stub
 from minigen.teach.triton_language import tl
@@ -137,7 +137,7 @@ def test_what_is_raised_in_a_kernel_is_raised() -> None:
         raise LookupError("here")
 
     with pytest.raises(LookupError, match="here"):
-        start(stumbles, (1,), torch.zeros(1), BLOCK=4)
+        launch(stumbles, (1,), torch.zeros(1), BLOCK=4)
 
 
 def test_without_triton_it_can_be_read_and_says_what_to_do(
@@ -145,7 +145,7 @@ def test_without_triton_it_can_be_read_and_says_what_to_do(
 ) -> None:
     monkeypatch.setattr(needing, "find_spec", lambda name: None)
     with pytest.raises(OptionError, match="pip install"):
-        start(gather_kernel, (1,))
+        launch(gather_kernel, (1,))
     result_of = exercises("33")["gather_kernel"].checks[0]
     with pytest.raises(AssertionError, match="This needs Triton"):
         result_of(gather_kernel)

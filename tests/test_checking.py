@@ -51,6 +51,13 @@ def test_no_part_takes_the_check_down_or_passes_by_dying(
     assert words in result.message
 
 
+def test_a_stub_is_told_at_once_and_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minigen.teach.checking.subprocess.run", stumbles)
+    result = judge("16", CHAPTER["keep_top_p"], stub)
+    assert not result.passed
+    assert result.message.startswith("is still empty")
+
+
 def test_check_prints_what_passed_and_hints_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     check(16, keep_top_p=top_p_by_sorting)
     assert capsys.readouterr().out == "✓ keep_top_p: all 6 checks passed.\n"

@@ -8,7 +8,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from minigen import LLM, SamplingParams, sampling
 from minigen.cache.blocks import BlockAllocator
-from minigen.teach.stubs import mirror, stub
+from minigen.teach.stubs import is_stub, mirror, stub
 from minigen.teach.using import using
 
 
@@ -31,6 +31,18 @@ def test_a_class_keeps_its_public_methods_all_empty() -> None:
     assert text.count("raise NotImplementedError") == len(own) + 1
     with pytest.raises(NotImplementedError):
         names["BlockAllocator"](4)
+
+
+def test_a_stub_is_one_until_something_is_written() -> None:
+    names: dict[str, type] = {}
+    for dotted in ("minigen.cache.blocks.BlockAllocator", "minigen.kernels.flash.merge"):
+        exec(stub(dotted), names)
+    mine = names["BlockAllocator"]
+    assert is_stub(names["merge"])
+    assert is_stub(mine)
+    mine.allocate = BlockAllocator.allocate  # type: ignore[attr-defined]
+    assert not is_stub(mine)
+    assert not any(map(is_stub, (BlockAllocator, sampling.keep_top_p, None, 3, int)))
 
 
 def test_a_mirror_is_the_source() -> None:

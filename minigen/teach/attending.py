@@ -1,17 +1,44 @@
 """A function that computes attention of one sequence, made into the attention of a whole engine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from minigen.cache.paged import Batch, KVPool
-from minigen.engine.runner import AttendFactory
+from minigen.checked.model import checked_attend
+from minigen.engine.runner import AttendFactory, PagedRunner
+from minigen.errors import OptionError
+from minigen.llm import LLM
 from minigen.model.attention import attention
 from minigen.protocols import Attend
+from minigen.sockets import build_part
 
 Attention = Callable[[Tensor, Tensor, Tensor, int | None], Tensor]
+
+
+@contextmanager
+def attending(llm: LLM, attend: AttendFactory) -> Generator[None, None, None]:
+    """While the block runs, an engine attends by what `LLM.load(attend=...)` takes.
+
+    So its weights need not be loaded again. It should keep no prefixes: what they hold is not
+    computed anew. Raises `OptionError` for what is no attention, and for an engine whose runner has
+    its own.
+    """
+    runner = llm.engine.runner
+    if not isinstance(runner, PagedRunner):
+        runs = llm.describe()["runner"]
+        raise OptionError(
+            f"This engine's step is {runs}, whose attention cannot be exchanged: load the model "
+            "with weights='float32'."
+        )
+    own, runner.attend = runner.attend, checked_attend(build_part("attend", attend))
+    try:
+        yield
+    finally:
+        runner.attend = own
 
 
 def attend_by(prefill: Attention, decode: Attention = attention) -> AttendFactory:

@@ -15,8 +15,7 @@ from minigen.errors import OptionError
 from minigen.teach.checking import judge
 from minigen.teach.exercises import CHAPTERS, Exercise, exercises
 from minigen.teach.hunting import HUNTS, Caught, Hunt, cell_of, hunt_of
-from minigen.teach.judge import EMPTY
-from minigen.teach.stubs import dotted_name, stub
+from minigen.teach.stubs import STILL_EMPTY, dotted_name, stub
 
 EXERCISES = "exercises"
 HUNT_RULES = (
@@ -142,7 +141,7 @@ def _standing(
         if result.passed:
             return Standing(chapter, exercise.name, True, result.message)
         messages.append(result.message)
-    begun = [each for each in messages if each != EMPTY]
+    begun = [each for each in messages if each != STILL_EMPTY]
     told = next(iter(begun or messages), "has no cell in this workspace")
     return Standing(chapter, exercise.name, False, told)
 

@@ -6,12 +6,14 @@ Triton is not installed this can be imported all the same, and what it has says 
 """
 
 import inspect
+import textwrap
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from types import SimpleNamespace
+from tokenize import TokenError
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -19,19 +21,15 @@ from torch import Tensor
 
 from minigen.teach.accesses import Access
 from minigen.teach.needing import need_triton
+from minigen.teach.triton_language import tl
 
 HAS_TRITON = find_spec("triton") is not None
 
 if HAS_TRITON:
     import triton
-    import triton.language as tl
     from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpretedFunction, InterpreterError
     from triton.runtime.jit import JITFunction
-else:
-    tl = SimpleNamespace(constexpr=int)
-
-__all__ = ["HAS_TRITON", "interpreted", "launch", "record", "tl"]
 
 
 @contextmanager
@@ -63,15 +61,17 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
     """Start a kernel's programs: interpreted where its tensors are on a CPU, else on their GPU.
 
     `kernel` may be a plain function, of which `triton.jit` would make a kernel. Raises what the
-    kernel raises, and `OptionError` where there is no Triton.
+    kernel raises, `TypeError` for what is no kernel, and `OptionError` where there is no Triton.
     """
     kernel = inspect.unwrap(kernel)
+    if not inspect.isfunction(getattr(kernel, "fn", kernel)):
+        raise TypeError(f"{kernel!r} is no kernel; it should be a function.")
     if all(each.device.type == "cpu" for each in arguments if isinstance(each, Tensor)):
         with interpreted():
             _run(kernel, *arguments, grid=grid, warmup=False, **constants)
     else:
-        made = triton.jit(kernel) if inspect.isfunction(kernel) else kernel
-        made[grid](*arguments, **constants)
+        compiled = _jit(kernel) if inspect.isfunction(kernel) else kernel
+        compiled[grid](*arguments, **constants)
 
 
 def record(run: Callable[[], object], **tensors: Tensor) -> list[Access]:
@@ -102,8 +102,40 @@ def _call(function: Any, *arguments: Any, **named: Any) -> Any:
 
 
 @cache
+def _jit(function: Callable[..., Any]) -> Any:
+    return triton.jit(function)
+
+
+@cache
 def _interpretable(function: Callable[..., Any]) -> Any:
-    return InterpretedFunction(function)
+    return InterpretedFunction(_with_its_source(function))
+
+
+def _with_its_source(function: Any) -> Any:
+    """The function; where its source cannot be had, a copy that does not say where it is from.
+
+    The interpreter rewrites the source that it finds, and of a function that came from another
+    process, or out of a text, it would find another one's.
+    """
+    if _has_source(function):
+        return function
+    code = function.__code__.replace(co_filename="<kernel>")
+    names = {"tl": tl, **function.__globals__}  # an empty one came without it
+    own = function.__name__, function.__defaults__, function.__closure__
+    alone = FunctionType(code, names, *own)
+    alone.__annotations__, alone.__module__ = function.__annotations__, ""
+    return alone
+
+
+def _has_source(function: FunctionType) -> bool:
+    """Whether what Python takes for the function's source compiles to its code."""
+    try:
+        found = compile(textwrap.dedent(inspect.getsource(function)), "source", "exec")
+    except (OSError, SyntaxError, TokenError):
+        return False
+    own = function.__code__
+    codes = [each for each in found.co_consts if isinstance(each, CodeType)]
+    return any((each.co_code, each.co_consts) == (own.co_code, own.co_consts) for each in codes)
 
 
 def _method(function: Any) -> Callable[..., Any]:

@@ -16,8 +16,7 @@ import torch
 from minigen.teach.exercises import Exercise, exercises
 from minigen.teach.hunting import HUNTS, hunt_of
 from minigen.teach.messages import Wrong
-
-EMPTY = "is still empty: replace the line that raises NotImplementedError."
+from minigen.teach.stubs import STILL_EMPTY
 
 
 def verdict_on(exercise: Exercise, part: Any) -> tuple[bool, str]:
@@ -29,7 +28,7 @@ def verdict_on(exercise: Exercise, part: Any) -> tuple[bool, str]:
         except Wrong as error:
             return False, f"check {number} of {len(exercise.checks)} ({aim}) {error}"
         except NotImplementedError:
-            return False, EMPTY
+            return False, STILL_EMPTY
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             return False, (

@@ -21,10 +21,11 @@ def gather_kernel(
 ):
     """One program a tile of `BLOCK_N` positions: finds each one's slot, and copies its row.
 
-    A slot's row has `WIDTH` numbers (`BLOCK_W` is the power of two that holds them); the row of
-    slot s in block b begins at `half_ptr` + b * `block_stride` + s * `slot_stride`. `table_ptr`
-    lists the sequence's blocks; their first `length` slots count. Position p's row goes to row p
-    of `gathered_ptr`, whose rows follow one another.
+    `half_ptr` points at a layer's keys, or at its values. A slot's row has `WIDTH` numbers
+    (`BLOCK_W` is the power of two that holds them); the row of slot s in block b begins at
+    `half_ptr` + b * `block_stride` + s * `slot_stride`. `table_ptr` lists the sequence's blocks;
+    their first `length` slots count. Position p's row goes to row p of `gathered_ptr`, whose rows
+    follow one another. Each number is loaded once, and no others than these rows'.
     """
     positions = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     columns = tl.arange(0, BLOCK_W)
@@ -52,7 +53,8 @@ def join_kernel(
     `sums_ptr`[r, s] is the sum of its 2^(score - maximum), `parts_ptr`[r, s] (`HEAD_DIM` numbers)
     the sum of these times the values. A split of no tokens has the maximum -inf, and zeros. The
     row's attention over all splits goes to `mixed_ptr`[r]. `BLOCK_S` and `BLOCK_D` are the powers
-    of two that hold `SPLITS` and `HEAD_DIM`; all tensors lie row after row.
+    of two that hold `SPLITS` and `HEAD_DIM`; all tensors lie row after row. Each number is loaded
+    once.
     """
     row = tl.program_id(0)
     splits, dims = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
@@ -93,15 +95,17 @@ def decode_kernel(
     """One program a KV head, sequence and split of its context (`tl.program_id` 0, 1 and 2).
 
     Sequence i's tokens are in the first `lengths_ptr`[i] slots of the blocks that row i of
-    `tables_ptr` lists. The key and value (`HEAD_DIM` numbers) of block b, slot s, KV head h begin
-    at b * `block_stride` + s * `slot_stride` + h * `head_stride`. `q_ptr` is [sequences, q_heads,
-    `HEAD_DIM`], of which `GROUP` query heads share a KV head and what is loaded of it.
+    `tables_ptr` lists; its rows are `table_stride` entries apart. The key and value (`HEAD_DIM`
+    numbers) of block b, slot s, KV head h begin at b * `block_stride` + s * `slot_stride` + h *
+    `head_stride`. `q_ptr` is [sequences, q_heads, `HEAD_DIM`]; query head h looks through KV head
+    h // `GROUP`, and these `GROUP` heads share what is loaded of it.
 
     A score is the product of query and key times `scale`, in which log2(e) is: so weights are
     powers of two. The `SPLITS` programs share the context's tiles of `BLOCK_N` tokens, each tile
-    loaded by one of them, and leave what `join_kernel` joins: `parts_ptr`, `maxima_ptr` and
-    `sums_ptr`, one for each sequence, query head and split. `BLOCK_G` and `BLOCK_D` are powers of
-    two, 16 or more, that hold `GROUP` and `HEAD_DIM`.
+    loaded by one of them, and leave what `join_kernel` joins: `parts_ptr` [sequences, q_heads,
+    `SPLITS`, `HEAD_DIM`], `maxima_ptr` and `sums_ptr` [sequences, q_heads, `SPLITS`]; -inf and
+    zeros where a program has no token. `BLOCK_G` and `BLOCK_D` are powers of two, 16 or more, that
+    hold `GROUP` and `HEAD_DIM`.
     """
     kv_head, sequence, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     members, dims = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)

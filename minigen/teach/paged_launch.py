@@ -1,13 +1,9 @@
 """Launchers of chapter 33's plain kernels, and the places for them in the running engine."""
 
-import inspect
 import math
-import textwrap
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from functools import cache
-from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +12,8 @@ from minigen.cache.paged import Batch, KVPool
 from minigen.engine.runner import AttendFactory
 from minigen.model.attention import attention
 from minigen.protocols import Attend
-from minigen.teach.needing import triton_part
+from minigen.teach.interpreted import launch
 from minigen.teach.paged_kernels import decode_kernel, join_kernel
-from minigen.teach.triton_language import tl
 
 Kernel = Callable[..., object]
 Decode = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -49,43 +44,6 @@ def power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def start(kernel: Kernel, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Run a plain function's programs, as kernels, in Triton's interpreter or on the GPU.
-
-    Raises `OptionError`, which says what to do, where Triton is not installed.
-    """
-    interpreter = triton_part("minigen.teach.interpreted")
-    interpreter.launch(_with_its_source(kernel), grid, *arguments, **constants)
-
-
-@cache
-def _with_its_source(kernel: Any) -> Any:
-    """The function; where its source cannot be had, a copy that does not say where it is from.
-
-    The interpreter rewrites the source that it finds, and of a function that came from another
-    process, or out of a text, it would find another one's.
-    """
-    plain = inspect.unwrap(kernel)
-    if not isinstance(plain, FunctionType) or _has_source(plain):
-        return plain
-    code = plain.__code__.replace(co_filename="<kernel>")
-    names = {"tl": tl, **plain.__globals__}  # an empty one came without it
-    alone = FunctionType(code, names, plain.__name__, plain.__defaults__)
-    alone.__annotations__, alone.__module__ = plain.__annotations__, ""
-    return alone
-
-
-def _has_source(function: FunctionType) -> bool:
-    """Whether what Python takes for the function's source compiles to its code."""
-    try:
-        found = compile(textwrap.dedent(inspect.getsource(function)), "source", "exec")
-    except (OSError, SyntaxError):
-        return False
-    own = function.__code__
-    codes = [each for each in found.co_consts if isinstance(each, CodeType)]
-    return any((each.co_code, each.co_consts) == (own.co_code, own.co_consts) for each in codes)
-
-
 def launch_gather(
     kernel: Kernel, half: Tensor, table: Tensor, length: int, gathered: Tensor, tile: int = TILE
 ) -> None:
@@ -94,7 +52,7 @@ def launch_gather(
     `gathered` is length x ..., contiguous.
     """
     width = half[0, 0].numel()
-    start(
+    launch(
         kernel,
         (-(-length // tile),),
         half,
@@ -112,7 +70,7 @@ def launch_gather(
 def launch_join(kernel: Kernel, parts: Parts, mixed: Tensor) -> None:
     """Write each row's attention over all of its splits; `mixed` is rows x head_dim."""
     rows, splits, head_dim = parts.mixed.shape
-    start(
+    launch(
         kernel,
         (rows,),
         *parts,
@@ -141,7 +99,7 @@ def launch_decode(
     num_sequences, q_heads, head_dim = q.shape
     _, block_size, kv_heads, _ = keys.shape
     splits, group = parts.maxima.shape[1], q_heads // kv_heads
-    start(
+    launch(
         kernel,
         (kv_heads, num_sequences, splits),
         q,

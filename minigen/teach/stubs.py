@@ -9,9 +9,11 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
 EMPTY = "raise NotImplementedError  # your turn"
+STILL_EMPTY = "is still empty: replace the line that raises NotImplementedError."
 
 
 def find_object(dotted: str) -> Any:
@@ -52,6 +54,36 @@ def stub(dotted: str) -> str:
     imports = "\n".join(imports_of(inspect.getmodule(part), ast.parse(code)))
     between = "\n\n\n" if imports else ""
     return f"# exercise: {dotted}\n{imports}{between}{code}".replace("\n\n\n\n", "\n\n\n")
+
+
+def is_stub(part: Any) -> bool:
+    """Whether a function, or every one of a class, has no body but the line that says it is empty.
+
+    >>> def mine(x):
+    ...     raise NotImplementedError  # your turn
+    >>> is_stub(mine), is_stub(is_stub)
+    (True, False)
+    """
+    if isinstance(part, type):
+        members = [_function_of(each) for each in vars(part).values()]
+        functions = [each for each in members if isinstance(each, FunctionType)]
+        return bool(functions) and all(is_stub(each) for each in functions)
+    is_function = isinstance(inspect.unwrap(part), FunctionType)
+    return is_function and _steps(part) == _steps(_empty)
+
+
+def _function_of(member: Any) -> Any:
+    """What a property, a static or a class method is made of."""
+    return getattr(member, "fget", getattr(member, "__func__", member))
+
+
+def _steps(function: Any) -> tuple[bytes, tuple[str, ...]]:
+    code = inspect.unwrap(function).__code__
+    return code.co_code, code.co_names
+
+
+def _empty() -> None:
+    raise NotImplementedError
 
 
 def source_of(part: Any) -> str:

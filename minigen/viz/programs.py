@@ -16,6 +16,7 @@ Program = tuple[int, int, int]
 _MOST_NUMBERS = 400  # elements of a tensor beyond which their numbers are not written
 _TALLEST = 3.0  # inches
 _MOST_LINES = 40  # rows or columns beyond which no lines are drawn between elements
+_DARKER = 0.6  # for each time that the colours begin anew
 
 
 def draw_programs(
@@ -57,8 +58,8 @@ def _draw_tensor(
     touched: Counter[int] = Counter()
     for access in sorted(accesses, key=lambda each: each.program == chosen):  # the chosen on top
         pale = chosen is not None and access.program != chosen
-        colour = FAINT if pale else CYCLE[programs.index(access.program) % len(CYCLE)]
-        colours[list(access.offsets)] = to_rgb(colour)
+        colour = to_rgb(FAINT) if pale else _colour_of(programs.index(access.program))
+        colours[list(access.offsets)] = colour
         touched.update(access.offsets)
     axes.imshow(colours.reshape(*shape, 3), aspect="auto", interpolation="nearest")
     axes.set_xticks(np.arange(-0.5, shape[1]), minor=True)
@@ -82,3 +83,9 @@ def _draw_tensor(
                     color="black",
                     bbox={"boxstyle": "circle,pad=0.15", "facecolor": "white", "linewidth": 0},
                 )
+
+
+def _colour_of(place: int) -> tuple[float, ...]:
+    """The colours in turn, darker with every round."""
+    turns, own = divmod(place, len(CYCLE))
+    return tuple(part * _DARKER**turns for part in to_rgb(CYCLE[own]))

@@ -313,6 +313,10 @@ def changed(old: str, new: str) -> Any:
 
 
 WRONG_KERNELS = {
+    "queries loaded again for each tile": changed(
+        "        columns = start",
+        "        q = tl.load(q_ptr + q_offsets, mask=wanted, other=0.0)\n        columns = start",
+    ),
     "no mask of rows": changed("q_offsets, mask=wanted, other=0.0", "q_offsets"),
     "stores rows that are not there": changed(".to(q.dtype), mask=wanted", ".to(q.dtype)"),
     "no mask of keys": changed("k_ptr + kv_offsets, mask=there, other=0.0", "k_ptr + kv_offsets"),

@@ -43,8 +43,9 @@ def silu_multiply(gate_ptr, up_ptr, mixed_ptr, num_columns, row_stride, BLOCK: t
 def rms_norm_rows(x_ptr, weight_ptr, normalised_ptr, num_columns, eps, BLOCK: tl.constexpr):
     """Each row of x over its root mean square, times weight: one program a row, in float32.
 
-    The grid is (rows,); `BLOCK` is at least `num_columns`. `eps` is added to the mean square. Each
-    number is loaded once and stored once.
+    The grid is (rows,); `BLOCK` is at least `num_columns`. Rows follow one another, in x and in the
+    result. `eps` is added to the mean square. A program loads each number of its row and of the
+    weight once, and stores each result once.
     """
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)

@@ -29,9 +29,11 @@ def flash_kernel(
     """Program (i, h): causal attention of `BLOCK_M` queries, from i * `BLOCK_M` on, of head h.
 
     q and mixed are [num_new, Q_HEADS, HEAD_DIM], k and v [context, KV_HEADS, HEAD_DIM], each
-    contiguous; the queries are the last `num_new` of the `context` positions. Head h looks through
-    KV head h // (Q_HEADS // KV_HEADS). Scores are multiplied by `scale`. Takes `BLOCK_N` keys at a
-    time, none behind its last query's own. HEAD_DIM and both blocks are powers of two from 16 on.
+    contiguous, all of one type, of 16 or 32 bits; maximum, sum and mix are kept in float32. The
+    queries are the last `num_new` of the `context` positions. Head h looks through KV head h //
+    (Q_HEADS // KV_HEADS). Scores are multiplied by `scale`. Loads its queries once, and `BLOCK_N`
+    keys and values at a time, none behind its last query's own. HEAD_DIM and both blocks are powers
+    of two from 16 on.
     """
     tile, head = tl.program_id(0), tl.program_id(1)
     rows, dims = tile * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, HEAD_DIM)

@@ -3,19 +3,17 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 from math import ceil
-from types import FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from minigen.errors import OptionError
 from minigen.kernels.gpu.first import add_scaled, rms_norm_rows, silu_multiply
 from minigen.teach.accesses import Access
 from minigen.teach.checks.first_words import ADD_SCALED, RMS_NORM_ROWS, SILU_MULTIPLY
+from minigen.teach.checks.watching import watched
 from minigen.teach.exercises import Exercise
-from minigen.teach.interpreted import launch, record, tl
+from minigen.teach.interpreted import launch
 from minigen.teach.messages import Wrong, expect, expect_close
 
 Kernel = Callable[..., None]
@@ -30,46 +28,42 @@ def _watched(
     part: Any, grid: tuple[int, ...], given: tuple[Any, ...], block: int, **tensors: Tensor
 ) -> list[Access]:
     """The loads and stores of a kernel's programs; those outside of the tensors are told."""
-    kernel = _detached(part)
-    try:
-        with np.errstate(all="ignore"):  # a GPU says nothing of overflows either
-            return record(lambda: launch(kernel, grid, *given, BLOCK=block), **tensors)
-    except (IndexError, OptionError) as error:
-        raise Wrong(str(error)) from None
+    return watched(lambda: launch(part, grid, *given, BLOCK=block), **tensors)
 
 
-def _detached(part: Any) -> Any:
-    """The function without the place of its source, which is not there where a check is run."""
-    function = getattr(part, "fn", part)
-    expect(isinstance(function, FunctionType), f"is {part!r}; it should be a function.")
-    code = function.__code__.replace(co_filename="<your kernel>")
-    names = function.__defaults__, function.__closure__
-    made = FunctionType(code, {"tl": tl} | function.__globals__, function.__name__, *names)
-    made.__annotations__ = function.__annotations__
-    return made
-
-
-def _expect_touched(
-    accesses: Iterable[Access], tensor: str, is_store: bool, expected: Iterable[int], times: int = 1
+def _expect_nothing_else(
+    accesses: Iterable[Access], tensor: str, is_store: bool, allowed: Iterable[int]
 ) -> None:
-    """Each expected number of a tensor must be touched so many times, and no other one."""
-    verb, done = ("stores", "stored") if is_store else ("loads", "loaded")
-    wanted, counts = set(expected), Counter[int]()
+    """Of a tensor, only these numbers may be loaded, or stored."""
+    verb, left = "stores" if is_store else "loads", set(allowed)
     for access in accesses:
         if access.tensor == tensor and access.is_store == is_store:
-            counts.update(access.offsets)
             for offset in access.offsets:
-                if offset not in wanted:
+                if offset not in left:
                     raise Wrong(
                         f"program {access.program} {verb} number {offset} of {tensor}, which it "
                         "should leave alone."
                     )
-    for offset in sorted(wanted):
+
+
+def _expect_each(
+    accesses: Iterable[Access], tensor: str, is_store: bool, expected: Iterable[int], times: int = 1
+) -> None:
+    """Each of these numbers must be loaded, or stored, so many times."""
+    done, counts = "stored" if is_store else "loaded", Counter[int]()
+    for access in accesses:
+        if access.tensor == tensor and access.is_store == is_store:
+            counts.update(access.offsets)
+    for offset in expected:
         if counts[offset] != times:
             raise Wrong(
-                f"number {offset} of {tensor} is {done} {counts[offset]} times; it should be "
-                f"{done} {times} times."
+                f"number {offset} of {tensor} is {done} {_often(counts[offset])}; it should be "
+                f"{done} {_often(times)}."
             )
+
+
+def _often(times: int) -> str:
+    return "once" if times == 1 else f"{times} times"
 
 
 def _summed(part: Kernel, num: int, block: int, behind: int = 0) -> None:
@@ -78,11 +72,13 @@ def _summed(part: Kernel, num: int, block: int, behind: int = 0) -> None:
     total = torch.full_like(x, UNTOUCHED)
     given = (x, y, total, num, 2.5)
     accesses = _watched(part, (ceil(num / block),), given, block, x=x, y=y, sum=total)
-    right = torch.cat([(x + 2.5 * y)[:num], total.new_full((behind,), UNTOUCHED)])
-    expect_close(total, right, "sum", ("number",))
     for name, is_store in (("x", False), ("y", False), ("sum", True)):
-        _expect_touched(accesses, name, is_store, range(num))
-        _expect_touched(accesses, name, not is_store, ())
+        _expect_nothing_else(accesses, name, is_store, range(num))
+        _expect_nothing_else(accesses, name, not is_store, ())
+    _expect_each(accesses, "sum", True, range(num))
+    expect_close(total[:num], (x + 2.5 * y)[:num], "sum", ("number",))
+    for name in ("x", "y"):
+        _expect_each(accesses, name, False, range(num))
 
 
 def one_program_adds_a_whole_block(part: Kernel) -> None:
@@ -118,12 +114,12 @@ def _mixed(part: Kernel, gate_up: Tensor, block: int, tolerance: float = 1e-4) -
     given = (gate, up, mixed, columns, gate_up.stride(0))
     grid = (rows, ceil(columns / block))
     accesses = _watched(part, grid, given, block, gate_and_up=gate_up, mixed=mixed)
+    _expect_nothing_else(accesses, "gate_and_up", True, ())
+    _expect_nothing_else(accesses, "mixed", False, ())
+    _expect_each(accesses, "mixed", True, range(mixed.numel()))
     right = gate.double().sigmoid() * gate.double() * up.double()
     expect_close(mixed, right, "mixed", ("row", "column"), tolerance)
-    _expect_touched(accesses, "gate_and_up", False, range(gate_up.numel()))
-    _expect_touched(accesses, "mixed", True, range(mixed.numel()))
-    _expect_touched(accesses, "gate_and_up", True, ())
-    _expect_touched(accesses, "mixed", False, ())
+    _expect_each(accesses, "gate_and_up", False, range(gate_up.numel()))
 
 
 def one_row_is_mixed(part: Kernel) -> None:
@@ -164,6 +160,9 @@ def _normalised(
     made = torch.full_like(x, UNTOUCHED)
     given = (x, weight, made, columns, eps)
     accesses = _watched(part, (rows,), given, block, x=x, weight=weight, normalised=made)
+    for name, is_store in (("x", True), ("weight", True), ("normalised", False)):
+        _expect_nothing_else(accesses, name, is_store, ())
+    _expect_each(accesses, "normalised", True, range(x.numel()))
     expect(
         not made.isnan().any(),
         "numbers are nan. A lane that the mask leaves out holds anything, unless other= says "
@@ -172,11 +171,8 @@ def _normalised(
     wide = x.double()
     right = wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
     expect_close(made, right, "normalised", ("row", "column"), tolerance)
-    _expect_touched(accesses, "x", False, range(x.numel()))
-    _expect_touched(accesses, "weight", False, range(columns), times=rows)
-    _expect_touched(accesses, "normalised", True, range(x.numel()))
-    for name, is_store in (("x", True), ("weight", True), ("normalised", False)):
-        _expect_touched(accesses, name, is_store, ())
+    _expect_each(accesses, "x", False, range(x.numel()))
+    _expect_each(accesses, "weight", False, range(columns), times=rows)
 
 
 def a_row_is_divided_by_its_root_mean_square(part: Kernel) -> None:

@@ -140,8 +140,9 @@ FLASH = Exercise(
         "tile's first key and end the end of all keys that the queries see.",
     ),
     "Write attention as a loop over tiles: `tile` queries at a time, and for these `tile` keys at "
-    "a time, from the first key that one of them sees to the last query's own. `weigh`, `merge` "
-    "and `nothing_seen` are in `minigen.kernels.flash`; `causal_mask` is chapter 14's.",
+    "a time, from the first key that one of them sees to the last query's own. Import `weigh`, "
+    "`merge` and `nothing_seen` from `minigen.kernels.flash`, and chapter 14's `causal_mask` from "
+    "`minigen.model.attention`.",
     """from minigen import SamplingParams
 from minigen.teach import load_model
 from minigen.teach.attending import attend_by

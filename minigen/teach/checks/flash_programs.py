@@ -4,45 +4,19 @@ A program that reaches outside of its tensors is stopped before it does.
 """
 
 import math
-from types import FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from minigen.errors import OptionError
 from minigen.teach.accesses import Access
 from minigen.teach.checks.flash_cases import case_of, reference
-from minigen.teach.flash_launch import record_flash
-from minigen.teach.interpreted import tl
-from minigen.teach.messages import Wrong, expect, expect_close, expect_equal
+from minigen.teach.checks.watching import expect_numbers, watched
+from minigen.teach.flash_launch import start_flash
+from minigen.teach.messages import expect, expect_close, expect_equal
 
 HEADS = ("token", "head", "number")
 WIDTH = 16  # of the heads: the least that tl.dot takes
-
-
-def _recorded(part: Any, *given: Any) -> list[Access]:
-    """`record_flash`, where there is Triton; says what is touched outside of the tensors."""
-    try:
-        with np.errstate(all="ignore"):  # a GPU says nothing of overflows either
-            return record_flash(_detached(part), *given)
-    except (OptionError, IndexError) as error:
-        raise Wrong(str(error)) from None
-
-
-def _detached(part: Any) -> Any:
-    """The function without the place of its source, which is not there where a check is run.
-
-    Triton's interpreter would find some other lines under its name, and run these.
-    """
-    function = getattr(part, "fn", part)
-    expect(isinstance(function, FunctionType), f"is {part!r}; it should be a function.")
-    code = function.__code__.replace(co_filename="<your kernel>")
-    names = function.__name__, function.__defaults__, function.__closure__
-    alone = FunctionType(code, {"tl": tl} | function.__globals__, *names)
-    alone.__annotations__ = function.__annotations__
-    return alone
 
 
 def _run(
@@ -50,7 +24,10 @@ def _run(
 ) -> tuple[Tensor, list[Access]]:
     """What the kernel wrote where nothing but nan had been, and all that it loaded and stored."""
     before, mixed = [each.clone() for each in case], torch.full_like(case[0], math.nan)
-    accesses = _recorded(part, *case, mixed, block_m, block_n)
+    q, k, v = case
+    accesses = watched(
+        lambda: start_flash(part, q, k, v, mixed, block_m, block_n), q=q, k=k, v=v, mixed=mixed
+    )
     for name, now, then in zip("qkv", case, before, strict=True):
         expect(torch.equal(now, then), f"stored into {name}; it must only store the result.")
     return mixed, accesses
@@ -62,6 +39,7 @@ def _expect_attention(
     case = case_of(num_new, context, WIDTH)
     mixed, accesses = _run(part, case, block_m, block_n)
     what = f"{num_new} new tokens of {context}, {block_m} queries by {block_n} keys"
+    expect_numbers(mixed, what, HEADS)
     expect_close(mixed, reference(*case), what, HEADS)
     return accesses
 
@@ -123,10 +101,14 @@ def _rows_loaded(accesses: list[Access], name: str, program: int) -> list[int]:
     return [at // width for at in numbers if at % width == 0]
 
 
-def only_the_result_is_stored(part: Any) -> None:
-    """40 tokens, and how many numbers all programs store:"""
-    stores = [each for each in _expect_attention(part, 40, 40) if each.is_store]
-    expect_equal(sum(len(each.offsets) for each in stores), 40 * 4 * WIDTH, "numbers stored")
+def queries_come_once_and_only_results_go(part: Any) -> None:
+    """40 tokens, and how many numbers all programs load of q, and store:"""
+    accesses = _expect_attention(part, 40, 40)
+    loads = [each for each in accesses if each.tensor == "q" and not each.is_store]
+    stores = [each for each in accesses if each.is_store]
+    for done, found in (("loaded of q", loads), ("stored", stores)):
+        count = sum(len(each.offsets) for each in found)
+        expect_equal(count, 40 * 4 * WIDTH, f"numbers {done}")
 
 
 def sixteen_bits_come_and_go(part: Any) -> None:
@@ -144,6 +126,6 @@ KERNEL_CHECKS = (
     tiles_need_not_be_square,
     large_scores_do_not_overflow,
     keys_are_loaded_up_to_the_diagonal,
-    only_the_result_is_stored,
+    queries_come_once_and_only_results_go,
     sixteen_bits_come_and_go,
 )

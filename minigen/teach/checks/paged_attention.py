@@ -7,12 +7,8 @@ from torch import Tensor
 
 from minigen.teach.accesses import Access
 from minigen.teach.checks import paged_decode
-from minigen.teach.checks.paged_contexts import (
-    Contexts,
-    contexts,
-    expect_loaded_once,
-    watched,
-)
+from minigen.teach.checks.paged_contexts import Contexts, contexts, expect_loaded_once
+from minigen.teach.checks.watching import expect_numbers, watched
 from minigen.teach.exercises import Exercise
 from minigen.teach.messages import expect_close
 from minigen.teach.paged_kernels import decode_kernel, gather_kernel, join_kernel
@@ -32,6 +28,7 @@ def _gathered(part: Any, made: Contexts, what: str) -> list[Access]:
         table=made.tables,
         gathered=gathered,
     )
+    expect_numbers(gathered, what, ROW)
     expect_close(gathered, keys, what, ROW)
     return accesses
 
@@ -101,6 +98,7 @@ def _join(
     values = torch.randn(num_keys, dim, generator=generator)
     parts, mixed = _of_scores(scores, values, bounds), torch.full((rows, dim), torch.nan)
     accesses = watched(lambda: launch_join(part, parts, mixed), **parts._asdict(), joined=mixed)
+    expect_numbers(mixed, what, ("row", "dimension"))
     weights = (scores.double() - scores.double().amax(dim=1, keepdim=True)).exp2()
     expected = weights / weights.sum(dim=1, keepdim=True) @ values.double()
     expect_close(mixed, expected, what, ("row", "dimension"))
@@ -149,8 +147,8 @@ USE = """from minigen import SamplingParams
 from minigen.teach import load_model
 from minigen.teach.paged_launch import {place}
 
-llm = load_model(weights="float32", num_blocks=16, attend={place}(mine))
-print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=6)).text)"""
+llm = load_model(weights="float32", num_blocks=2, attend={place}(mine))
+print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=4)).text)"""
 
 EXERCISES = (
     Exercise(

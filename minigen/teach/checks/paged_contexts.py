@@ -1,17 +1,13 @@
-"""Contexts in scattered blocks, and kernels run over them under watch, for chapter 33's checks."""
+"""Contexts in scattered blocks for chapter 33, and what is expected of kernels over them."""
 
 from collections import Counter
-from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from minigen.errors import OptionError
 from minigen.teach.accesses import Access
 from minigen.teach.messages import Wrong, expect
-from minigen.teach.needing import triton_part
 from minigen.teach.paged_launch import Parts
 
 NOBODYS = 1e3  # in slots that no sequence owns, so that it would show wherever it leaked
@@ -50,19 +46,6 @@ def contexts(
             block, slot = blocks[position // block_size], position % block_size
             keys[block, slot], values[block, slot] = new[:, position]
     return Contexts(keys, values, tables, torch.tensor(lengths), own)
-
-
-def watched(run: Callable[[], object], **tensors: Tensor) -> list[Access]:
-    """What a kernel loads and stores; `Wrong` where it leaves its tensors, or cannot be run."""
-    try:
-        programs = triton_part("minigen.teach.programs")
-        with np.errstate(all="ignore"):  # what overflows shows in the result
-            found: list[Access] = programs.record_programs(run, **tensors)
-    except IndexError as error:
-        raise Wrong(str(error)) from None
-    except OptionError as error:
-        raise Wrong(f"cannot be run here. {error}") from None
-    return found
 
 
 def expect_loaded_once(accesses: list[Access], name: str, num_wanted: int) -> None:

@@ -14,8 +14,8 @@ from minigen.teach.checks.paged_contexts import (
     expect_loaded_once,
     expect_written,
     joined,
-    watched,
 )
+from minigen.teach.checks.watching import watched
 from minigen.teach.messages import expect_close
 from minigen.teach.paged_launch import launch_decode, no_parts
 
