@@ -27,9 +27,8 @@ RANKS_OF_MODEL = 3
 STEPS = 40
 
 
-def of_group(num_ranks: int) -> dict[str, Any]:
+def of_group(num_ranks: int, seconds: dict[int, float]) -> dict[str, Any]:
     """Times among so many processes of this machine, and the line through them."""
-    seconds = time_all_reduces(num_ranks, SIZES, REPEATS)
     link = fit_link("this machine", seconds, num_ranks)
     return {
         "seconds_by_bytes": seconds,
@@ -63,7 +62,8 @@ def of_model(num_ranks: int, at_once: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, and write JSON if asked."""
-    groups = {str(num_ranks): of_group(num_ranks) for num_ranks in (2, 3)}
+    times = time_all_reduces((2, 3), SIZES, REPEATS)
+    groups = {str(num_ranks): of_group(num_ranks, found) for num_ranks, found in times.items()}
     for num_ranks, found in groups.items():
         print(
             f"{num_ranks} ranks: {1e6 * found['seconds_of_a_turn']:.0f} µs a turn, "

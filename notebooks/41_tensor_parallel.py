@@ -116,8 +116,8 @@ print("each rank has", list(parts_of_sums[0].shape), "of", list(y.shape), "and a
 # - A row split needs some inputs, just those that a column split gave. It ends in numbers that must
 #   be added up over all ranks, for every rank: an **all-reduce**.
 #
-# So a feed-forward layer is cut like this: gate and up by columns, SwiGLU on what the rank has,
-# down by rows, then one all-reduce. Here ranks are threads, and `comm` is how they talk.
+# So a feed-forward layer is cut like this: `gate` and `up` by columns, SwiGLU on what the rank has,
+# `down` by rows, then one all-reduce. Here ranks are threads, and `comm` is how they talk.
 
 # %%
 from minigen.model.layers import swiglu
@@ -143,14 +143,14 @@ print("2 ranks and 4 ranks: every one ends with the whole layer's output, after 
 # %% [markdown]
 # ## Why it may go wrong
 #
-# The order is not free. Cut up by *rows* instead: each rank then has a part of every sum.
+# The order is not free. Cut `gate` by *rows* instead: each rank then has a part of every sum.
 #
 # **Predict:** may each rank apply SiLU to its part, and the sum come later?
 
 # %%
 from torch.nn import functional
 
-parts = [a @ b.T for a, b in zip(inputs, up.chunk(2, dim=1), strict=True)]
+parts = [a @ b.T for a, b in zip(inputs, gate.chunk(2, dim=1), strict=True)]
 curve_of_sum = functional.silu(sum(parts))
 sum_of_curves = sum(functional.silu(part) for part in parts)
 print(f"off by up to {(curve_of_sum - sum_of_curves).abs().max():.2f}")
@@ -170,7 +170,7 @@ print(f"off by up to {(curve_of_sum - sum_of_curves).abs().max():.2f}")
 # rank builds a smaller model of its share, and what must be summed is wrapped.
 
 # %%
-from minigen.parallel.shard import PLAN, Split, check_ranks, module_of, share_bytes, span
+from minigen.parallel.shard import PLAN, Split, check_ranks, module_of, obstacle, share_bytes, span
 from minigen.parallel.sharded import SummedLinear
 
 for module, (cut, axis) in PLAN.items():
@@ -184,7 +184,8 @@ show(SummedLinear)
 # Choose a model and a number of ranks. Blue is cut by columns, pale blue by rows; orange is a
 # message that all ranks wait for.
 #
-# **Predict:** how many ranks can share this chapter's model, with its 9 query heads and 3 KV heads?
+# **Predict:** how many ranks can share this chapter's model? It has 9 query heads, 3 KV heads and
+# 1,536 units.
 
 
 # %%
@@ -202,14 +203,18 @@ explore(
 )
 
 # %% [markdown]
-# What is the price in memory? Norms are on every rank. And where there are more ranks than KV
-# heads, each KV head is on several ranks.
+# Heads and units must be dealt out evenly: that leaves few counts. What is the price in memory?
+# Norms are on every rank. And where there are more ranks than KV heads, each KV head is on several
+# ranks.
 
 # %%
 checkpoint = open_checkpoint(hub.resolve(hub.DEFAULT_MODEL))
-of_file = checkpoint.num_bytes
+config, of_file = checkpoint.config, checkpoint.num_bytes
+possible = [each for each in range(1, 10) if obstacle(config, {}, "float32", each) is None]
+print(f"{config.q_heads} query heads, {config.kv_heads} KV heads, {config.ffn:,} units:", end=" ")
+print(f"{' or '.join(map(str, possible))} ranks")
 for rank in range(3):
-    share = share_bytes(checkpoint.tensors, checkpoint.config, rank, 3)
+    share = share_bytes(checkpoint.tensors, config, rank, 3)
     print(
         f"rank {rank} of 3: {share.own / 1e6:.1f} MB of {of_file / 1e6:.1f} are its own, and "
         f"{share.repeated / 1e6:.2f} MB are on every rank"
@@ -225,8 +230,13 @@ for num_ranks in (8, 16):
 # ## Three processes
 #
 # Now in earnest. `tensor_parallel=3` starts two more processes; with this one they are three. They
-# talk through **gloo**, a library for messages between CPUs. On GPUs engines have the same three
-# operations from NCCL.
+# have three kinds of messages, and all ranks take part in each:
+#
+# - the all-reduce: everybody gets the sum of what all have;
+# - the **all-gather**: everybody gets the pieces of all, side by side;
+# - the **broadcast**: everybody gets what rank 0 has.
+#
+# Between CPUs a library named **gloo** carries them, between GPUs NCCL.
 #
 # **Predict:** are the tokens the same? How many messages does one step take, with 30 layers?
 
@@ -252,9 +262,10 @@ picture(
 )
 
 # %% [markdown]
-# The picture is one step as rank 0 lived through it. Two broadcasts say what to compute. The
-# embedding's all-reduce is a sum, too: one rank has the token's vector, the others add zeros. The
-# gather at the end puts the logits side by side.
+# The picture is one step as rank 0 lived through it. It has the scheduler, and
+# alone chooses who runs; two broadcasts tell the others. The embedding's all-reduce is a sum, too:
+# one rank has the token's vector, the others add zeros. The all-gather at the end puts the logits
+# side by side, for rank 0 to sample from.
 #
 # A bar is as long as rank 0 was inside the message, and much of that is waiting: an all-reduce ends
 # for nobody before the slowest rank has come. On this machine the ranks also take turns on the same
@@ -262,12 +273,12 @@ picture(
 #
 # ## What a message costs
 #
-# Let two and three processes do nothing but sum, tensors from 256 bytes to 4 MB.
+# Let two processes, and then three, do nothing but sum: tensors from 256 bytes to 4 MB.
 #
 # **Predict:** a thousand times the bytes, how many times as long?
 
 # %%
-times = {num_ranks: time_all_reduces(num_ranks) for num_ranks in (2, 3)}
+times = time_all_reduces((2, 3))
 links = {each: fit_link(f"{each} ranks here", found, each) for each, found in times.items()}
 picture(
     message_times(times, links),
@@ -277,24 +288,26 @@ for num_ranks, found in times.items():
     print(f"{num_ranks} ranks:")
     measured("  an all-reduce of 1 kB", 1e6 * found[1024], "µs")
     measured("  an all-reduce of 1 MB, 1,024 times the bytes", 1e6 * found[2**20], "µs")
-    measured("  a turn", 1e6 * links[num_ranks].latency, "µs")
-    measured("  and behind it", links[num_ranks].bandwidth / 1e9, "GB/s")
+    measured("  the line through all of them: latency", 1e6 * links[num_ranks].latency, "µs")
+    measured("  and bandwidth", links[num_ranks].bandwidth / 1e9, "GB/s")
 
 # %% [markdown]
-# A small message costs its *latency*: that it is sent at all. A large one costs its bytes. The
-# lines are a model with just these two numbers. Ranks stand in a ring; at each of 2 (n − 1) turns
-# everyone passes an n-th of the tensor on:
+# A small message costs its **latency**: that it is sent at all. A large one costs its bytes. The
+# lines are a model with just two numbers, latency and bandwidth. Ranks stand in a ring; at each of
+# 2 (n − 1) turns everyone passes an n-th of the tensor on:
 #
 # > seconds = 2 (n − 1) × (latency + bytes / n / bandwidth)
 #
 # When one token is decoded, messages are small: as many numbers as x has. So a decode step pays
-# latency, 2 × layers + 1 times. When a prompt is read, each message carries all of its tokens.
+# latency, again and again: at every turn of each of its 2 × layers + 1 all-reduces. When a prompt
+# is read, each message carries all of its tokens, and bytes count.
 #
 # ## What is left of the gain
 #
 # Now put it together. On n devices each reads an n-th of the weights: that time falls. The time of
-# the messages does not. Choose a model, a card, and how many sequences decode at once; below are
-# three connections, from inside one machine to between machines.
+# the messages does not. Choose a model, a card, and how many sequences decode at once. There are
+# three connections: NVLink and PCIe inside one machine, Ethernet between machines. Their bandwidths
+# are the data sheets', their latencies what is usual.
 #
 # **Predict:** 8 cards, 70B, one sequence: how many times as fast as one card (if it fitted)?
 
@@ -332,7 +345,7 @@ for name, link in LINKS.items():
 # The same step as at the beginning, now on three ranks of this one machine. They share its cores
 # and its memory, so reading at the same time gains nothing here.
 #
-# **Predict:** what is the split model's step worth here: more, the same, less?
+# **Predict:** is the split model's step shorter here, as long, or longer?
 
 # %%
 split_seconds = read_along(split, ids).step_seconds
@@ -344,9 +357,14 @@ measured("its all-reduces, by what they took alone", 1e3 * counts["all_reduced"]
 split.close()
 
 # %% [markdown]
-# What a split costs can be seen here. What it gains needs a device for each rank, as on several
-# machines, where `torchrun` starts the ranks and they find each other over the network:
-# `torchrun --nproc-per-node 3 -m minigen generate --tensor-parallel 3 "The old lighthouse"`.
+# What a split costs can be seen here. What it gains needs a device for each rank. On several
+# machines `torchrun`, which comes with PyTorch, starts the ranks, and they find each other over the
+# network. On each of three, with the first one's name for HOST:
+#
+# ```
+# torchrun --nnodes 3 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
+#     -m minigen generate --tensor-parallel 3 "The old lighthouse"
+# ```
 #
 # ## Your turn
 #
@@ -373,17 +391,7 @@ def shard_tensors(
 
 
 # %%
-mine = check(41, shard_tensors=shard_tensors)
-
-# %% [markdown]
-# Rank 0 takes yours; the others are processes of their own and have the package's. If both cut
-# alike, they make one model. (Until it passes, `mine` is the package's own.)
-
-# %%
-with using(41, shard_tensors=mine):
-    by_hand = load_model(weights="float32", tensor_parallel=3)
-print(by_hand.generate(prompt, SamplingParams(temperature=0, max_tokens=12)).text)
-by_hand.close()
+my_cut = check(41, shard_tensors=shard_tensors)
 
 # %% [markdown]
 # Then a whole layer as one rank runs it. Where must the all-reduce stand?
@@ -414,12 +422,23 @@ def run_split_layer(
 
 
 # %%
-mine = check(41, run_split_layer=run_split_layer)
-made = continue_split(checkpoint, 3, whole.tokenizer.encode(prompt), 8, run_layer=mine)
+my_layer = check(41, run_split_layer=run_split_layer)
+with using(41, shard_tensors=my_cut):
+    made = continue_split(checkpoint, 3, whole.tokenizer.encode(prompt), 8, run_layer=my_layer)
 assert made == answer.token_ids[:8]
-print("three threads, all layers by yours:", whole.tokenizer.decode(made))
+print("three threads, cut and run by yours:", whole.tokenizer.decode(made))
 
 # %% [markdown]
+# That was a model of three ranks, cut by your `shard_tensors`, with all layers run by your
+# `run_split_layer`. (Until they pass, `my_cut` and `my_layer` are the package's own.) Your cut also
+# serves the engine with its three processes. Rank 0 takes yours, the others have the package's; if
+# both cut alike, they make one model:
+#
+# ```python
+# with using(41, shard_tensors=my_cut):
+#     split = load_model(weights="float32", tensor_parallel=3)
+# ```
+#
 # ## A bug hunt
 #
 # In minigen rank 0 alone schedules, and tells the others every step. Other engines send requests to

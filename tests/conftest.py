@@ -1,6 +1,8 @@
 """Fixtures that many tests share; the default model is loaded once, in float32."""
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,11 @@ def tiny_llm(tiny_directory: Path):
     from minigen import LLM
 
     return LLM.load(tiny_directory, weights="float32", max_sequences=4)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C is heeded here and in what is started, even by a shell's background job."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -12,7 +12,8 @@ from tests import typecheck as typecheck  # jaxtyping's option names it, but doe
 LEFT_OUT = {"long", "browser"}
 FIRST = [  # of several processes one would be at these alone, were they begun last
     "chapter 34",
-    *("tests/test_41_processes.py", "tests/test_33_paged_attention.py", "tests/test_31_triton.py"),
+    *("tests/test_41_processes.py", "tests/test_41_ends.py", "tests/test_33_paged_attention.py"),
+    "tests/test_31_triton.py",
     *("tests/test_51_openapi.py", "tests/test_51_running.py", "tests/test_exercises.py"),
 ]
 PARTS = {

@@ -20,6 +20,7 @@ from minigen.parallel.comm import (
     run_ranks,
 )
 from minigen.trace import Trace
+from tests.gpu.processes import assert_passes_interpreted
 
 # What one rank does; the same text runs in threads and in processes.
 PEER = """
@@ -107,3 +108,8 @@ def test_messages_are_told_with_their_bytes_when_somebody_listens() -> None:
 @pytest.mark.parametrize("make", [SoloComm, lambda: TracedComm(SoloComm(), Trace())])
 def test_all_of_them_are_comms(make: Callable[[], object]) -> None:
     assert isinstance(make(), Comm)
+
+
+def test_one_rank_in_a_group_of_its_own_keeps_what_it_has() -> None:
+    """Over gloo here; `make test-gpu` has the same checks over NCCL."""
+    assert_passes_interpreted("equal_ranks.py")

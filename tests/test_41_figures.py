@@ -52,7 +52,7 @@ def test_a_slow_network_makes_ranks_slower_than_one() -> None:
 
 
 def words(drawn) -> list[str]:
-    return [text.get_text() for text in drawn.axes[0].texts]
+    return [text.get_text().replace("\n", " ") for text in drawn.axes[0].texts]
 
 
 @pytest.mark.parametrize(("kv_heads", "expected"), [(3, "head 2"), (1, "head 0")])
@@ -66,6 +66,23 @@ def test_the_drawing_names_heads_tokens_and_units_of_every_rank(
     assert expected in drawn
     assert sum(each.startswith("all-reduce") for each in drawn) == 3
     assert sum(each.startswith("all-gather") for each in drawn) == 1
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_words_fit_into_their_boxes_and_the_drawing_into_a_notebook(num_ranks: int) -> None:
+    config = replace(CONFIG, vocab_size=128_256, q_heads=32, kv_heads=8, ffn=14_336)
+    drawn = who_holds_what(config, num_ranks)
+    assert drawn.get_figwidth() < 10.5
+    drawn.canvas.draw()
+    boxes = [patch.get_window_extent() for patch in drawn.axes[0].patches]
+    inside = 0
+    for text in drawn.axes[0].texts:
+        own = text.get_window_extent()
+        for box in (each for each in boxes if each.contains(*own.get_points().mean(axis=0))):
+            inside += 1
+            assert box.x0 < own.x0 < own.x1 < box.x1, text.get_text()
+            assert box.y0 < own.y0 < own.y1 < box.y1, text.get_text()
+    assert inside == len(boxes)
 
 
 def test_curves_are_the_numbers_that_they_are_given() -> None:

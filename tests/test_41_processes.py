@@ -1,60 +1,29 @@
-"""A model over real processes: the same answers, and an end in good order, whatever happens."""
+"""A model over real processes gives the answers of one, whoever started them."""
 
-import contextlib
 import os
 import random
-import signal
+import socket
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from minigen import LLM, SamplingParams
-from minigen.errors import EngineStoppedError, OptionError, WorkerError
+from minigen.errors import EngineStoppedError, OptionError
 from minigen.outputs import Output
 from minigen.parallel.comm import MessageCounters
-from tests.processes import is_running, wait_until, workers_of
-from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
+from tests.processes import workers_of
+from tests.ranks import GREEDY, answers, save_eight_heads, split
 
-GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-EIGHT_HEADS: dict[str, Any] = {
-    "hidden_size": 64,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "vocab_size": TINY_VOCAB,
-}
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("split")
-    save_model(made, "llama", **EIGHT_HEADS)
-    save_tokenizer(made)
-    return made
-
-
-@contextlib.contextmanager
-def split(directory: Path, num_ranks: int, **options: Any) -> Generator[LLM, None, None]:
-    llm = LLM.load(directory, weights="float32", tensor_parallel=num_ranks, **options)
-    try:
-        yield llm
-    finally:
-        llm.close()
-
-
-PROMPTS = ["abc", "abcdefghij" * 3, "abcdefghij" * 3 + "k", "q", "the end", "xyz" * 7]
 SAMPLED = SamplingParams(seed=3, n=2, max_tokens=12, temperature=0.8, ignore_eos=True)
 CROWDED: dict[str, Any] = {"num_blocks": 11, "block_size": 4, "max_sequences": 6}
 
 
-def answers(llm: LLM, params: SamplingParams) -> list[Any]:
-    outputs = llm.generate(PROMPTS, params, progress=False)
-    return [[choice.token_ids for choice in output.choices] for output in outputs]
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_eight_heads(tmp_path_factory.mktemp("split"))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -87,141 +56,57 @@ def count_messages(llm: LLM) -> dict[str, int]:
     return counters.num_messages
 
 
-def test_a_killed_worker_is_one_clear_error_soon_and_nothing_is_left(directory: Path) -> None:
-    with split(directory, 2) as llm:
-        (worker,) = workers_of(os.getpid())
-        stream = llm.stream_deltas(["abc"], SamplingParams(max_tokens=100, ignore_eos=True))
-        next(stream)
-        os.kill(worker, signal.SIGKILL)
-        begun = time.monotonic()
-        with pytest.raises(WorkerError, match=rf"Rank 1 of 2 \(process {worker}\) was killed by"):
-            list(stream)
-        assert time.monotonic() - begun < 5
-        with pytest.raises(WorkerError, match="SIGKILL"):
-            llm.generate("abc", GREEDY)
-    assert workers_of(os.getpid()) == []
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+BY_ADDRESS = ["--rdzv-backend", "c10d", "--rdzv-endpoint"]
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Ctrl-C is heeded here and in what is started, even by a shell's background job."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+def on_two_ranks(directory: Path) -> list[str]:
+    """What torchrun is to start: the command line, for a greedy answer of 12 tokens."""
+    command = ["-m", "minigen", "generate", "-m", str(directory), "--weights", "float32"]
+    return [*command, "abc", "--tensor-parallel", "2", "--max-tokens", "12"]
 
 
-@pytest.mark.usefixtures("interruptible")
-def test_an_interrupted_step_leaves_the_ranks_together(directory: Path) -> None:
-    endless = SamplingParams(max_tokens=110, ignore_eos=True, temperature=0)
-    with split(directory, 2) as llm:
-        before = answers(llm, GREEDY)
-        for delay in (0.02, 0.05):
-            timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
-            timer.start()
-            with pytest.raises(KeyboardInterrupt):
-                llm.generate(PROMPTS * 20, endless, progress=False)
-        assert answers(llm, GREEDY) == before
-
-
-def test_a_failure_of_rank_0_in_a_step_ends_the_others_who_wait_for_it(directory: Path) -> None:
-    with split(directory, 2) as llm:
-        llm.engine.runner._runner.pool = None  # type: ignore[attr-defined]
-        with pytest.raises(WorkerError, match="Rank 0 failed in the middle of a step"):
-            llm.generate("abc", GREEDY)
-        assert workers_of(os.getpid()) == []
-
-
-def test_what_lets_go_of_the_model_ends_its_workers(directory: Path) -> None:
-    with split(directory, 2) as llm:
-        workers = workers_of(os.getpid())
-        assert len(workers) == 1
-        llm.close()
-        assert workers_of(os.getpid()) == []
-        llm.close()
-
-
-SCRIPT = """
-import sys, time
-from minigen import LLM, SamplingParams
-llm = LLM.load(sys.argv[1], weights="float32", tensor_parallel=2)
-params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-print(llm.generate("abc", params).token_ids, flush=True)
-time.sleep(float(sys.argv[2]))
-"""
-
-
-def run_script(directory: Path, seconds: float) -> "subprocess.Popen[str]":
-    """An unguarded script from stdin, as a notebook's cells are."""
-    process = subprocess.Popen(
-        [sys.executable, "-", str(directory), str(seconds)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    process.stdin.write(SCRIPT)
-    process.stdin.close()
-    return process
-
-
-def test_it_works_from_stdin_and_workers_end_even_with_a_killed_rank_0(directory: Path) -> None:
-    process = run_script(directory, 60)
-    assert process.stdout is not None
-    try:
-        expected = LLM.load(directory, weights="float32").generate("abc", GREEDY).token_ids
-        assert process.stdout.readline().strip() == str(expected)
-        workers = workers_of(process.pid)
-        assert len(workers) == 1
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-    wait_until(lambda: not any(map(is_running, workers)))
-
-
-@pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("victim", ["worker", "rank 0"])
-def test_the_command_ends_with_a_status_and_without_leaving_anything(
-    directory: Path, victim: str
-) -> None:
-    command = [sys.executable, "-m", "minigen", "generate", "-m", str(directory)]
-    process = subprocess.Popen(
-        [*command, "abc", "--tensor-parallel", "2", "--max-tokens", "100000", "--n", "1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        wait_until(lambda: workers_of(process.pid), 30)
-        (worker,) = workers_of(process.pid)
-        begun = time.monotonic()
-        os.kill(*((worker, signal.SIGKILL) if victim == "worker" else (process.pid, signal.SIGINT)))
-        _, told = process.communicate(timeout=20)
-        assert time.monotonic() - begun < 5
-    finally:
-        process.kill()
-    assert process.returncode == (1 if victim == "worker" else 130)
-    assert ("was killed by SIGKILL" in told) == (victim == "worker")
-    assert "Traceback" not in told
-    wait_until(lambda: not is_running(worker))
+def text_of_one_rank(directory: Path) -> str:
+    alone = LLM.load(directory, weights="float32")
+    return alone.generate("abc", SamplingParams(temperature=0, max_tokens=12)).text
 
 
 def test_ranks_that_torchrun_started_are_joined(directory: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    command = ["-m", "minigen", "generate", "-m", str(directory), "--weights", "float32"]
-    asked = ["abc", "--tensor-parallel", "2", "--max-tokens", "12"]
+    started = [*TORCHRUN, "--nproc-per-node", "2", *BY_ADDRESS, "localhost:0"]
     done = subprocess.run(
-        [*torchrun, *rendezvous, *command, *asked],
+        [*started, *on_two_ranks(directory)],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    expected = LLM.load(directory, weights="float32")
-    params = SamplingParams(temperature=0, max_tokens=12)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip("\n") == expected.generate("abc", params).text.strip("\n")
+    assert done.stdout.strip("\n") == text_of_one_rank(directory).strip("\n")
+
+
+@pytest.mark.long
+def test_two_torchruns_that_meet_at_an_address_join_as_two_machines_do(directory: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        address = f"localhost:{unused.getsockname()[1]}"
+    nodes = ["--nnodes", "2", "--nproc-per-node", "1", *BY_ADDRESS, address]
+    machines = [
+        subprocess.Popen(
+            [*TORCHRUN, *nodes, *on_two_ranks(directory)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    try:
+        told = [machine.communicate(timeout=100) for machine in machines]
+    finally:
+        for machine in machines:
+            machine.kill()
+    assert [machine.returncode for machine in machines] == [0, 0], told
+    of_rank_0, of_rank_1 = sorted((out for out, _ in told), key=len, reverse=True)
+    assert of_rank_0.strip("\n") == text_of_one_rank(directory).strip("\n")
+    assert of_rank_1 == ""
 
 
 def test_impossible_counts_are_refused_before_anything_starts(directory: Path) -> None:

@@ -28,6 +28,7 @@ from minigen.parallel.shard import (
 )
 from minigen.parallel.sharded import build_share
 from minigen.trace import Trace
+from tests.panels import root_mean_square, with_unrounded_inputs
 from tests.tiny import VARIANTS, save_model
 
 LENGTHS = (7, 1, 12)
@@ -74,15 +75,45 @@ def test_ranks_together_give_the_logits_of_one(
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_panels_of_nibbles_are_split_too(num_ranks: int, tmp_path: Path) -> None:
-    """Cut between groups, each rank's groups and scales are the whole's; sums round otherwise."""
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_a_product_in_panels_is_cut_between_groups_so_that_only_sums_round_otherwise(
+    form: str, num_ranks: int
+) -> None:
+    own = torch.Generator().manual_seed(41)
+    numbers, x = torch.randn(64, 256, generator=own), torch.randn(5, 256, generator=own)
+    stored = StoredTensor("weight", "F32", (64, 256), numbers.view(torch.uint8))
+    make, width = panel_linear(form, 1), 256 // num_ranks
+    whole = make([stored], [])
+    rows = [range(each, each + 64 // num_ranks) for each in range(0, 64, 64 // num_ranks)]
+    some_outputs = [make([stored.rows(each.start, each.stop)], [])(x) for each in rows]
+    assert torch.equal(torch.cat(some_outputs, dim=-1), whole(x))
+    parts_of_sums = [
+        make([stored.columns(start, start + width)], [])(x[:, start : start + width].contiguous())
+        for start in range(0, 256, width)
+    ]
+    # A float32 sum of n terms is off by n half-steps of their magnitudes at most, in any order.
+    weights = whole(torch.eye(256)).T
+    bound = 256 * 2**-23 * (x.abs() @ weights.abs().T)
+    assert ((sum(parts_of_sums) - whole(x)).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_models_in_panels_are_as_far_apart_as_two_roundings_of_their_inputs(
+    form: str, num_ranks: int, tmp_path: Path
+) -> None:
+    """Another order of sums tips inputs over the edge between two bytes, as if drawn anew.
+
+    Two draws are the square root of 2 times as far apart as either is from inputs unrounded.
+    """
     wide = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 256}
     wide |= {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}
     save_model(tmp_path, "llama", **wide)
     checkpoint = open_checkpoint(tmp_path)
-    whole, everybodys = whole_and_split(checkpoint, num_ranks, panel_linear("int4", 1))
+    whole, everybodys = whole_and_split(checkpoint, num_ranks, panel_linear(form, 1))
+    unrounded, _ = whole_and_split(checkpoint, 1, with_unrounded_inputs(form))
     for logits in everybodys:
-        assert torch.nn.functional.cosine_similarity(logits, whole, dim=-1).min() > 0.995
+        assert root_mean_square(logits - whole) < 2**0.5 * root_mean_square(whole - unrounded)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -150,9 +181,11 @@ def held_bytes(part: Any) -> int:
     return 0
 
 
-def test_a_rank_touches_no_byte_that_is_anothers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file_size", ["1GB", "50KB"])
+def test_a_rank_touches_no_byte_that_is_anothers(file_size: str, tmp_path: Path) -> None:
     """Every byte of the others is made a NaN: a share that read one would not be equal."""
-    checkpoint = checkpoint_of(tmp_path, "llama", 2)
+    checkpoint = checkpoint_of(tmp_path, "llama", 2, max_shard_size=file_size)
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (file_size == "50KB")
     config, tensors = checkpoint.config, checkpoint.tensors
     for rank in range(2):
         own = shard_tensors(tensors, config, rank, 2)

@@ -103,10 +103,12 @@ def test_each_rank_is_asked_with_its_own_memory() -> None:
     assert asked == [12, 5]
 
 
-def test_processes_time_all_reduces_of_every_size() -> None:
-    found = time_all_reduces(2, sizes=[256, 65_536], repeats=2)
-    assert list(found) == [256, 65_536]
-    assert all(0 < seconds < 5 for seconds in found.values())
+def test_processes_time_all_reduces_of_every_size_in_groups_of_them() -> None:
+    found = time_all_reduces((2, 3), sizes=[256, 65_536], repeats=2)
+    assert list(found) == [2, 3]
+    for of_group in found.values():
+        assert list(of_group) == [256, 65_536]
+        assert all(0 < seconds < 5 for seconds in of_group.values())
     assert list(seconds_by_bytes(SoloComm(), [64], 3)) == [64]
     assert run_ranks(2, lambda comm: list(seconds_by_bytes(comm, [64], 1))) == [[64], [64]]
 

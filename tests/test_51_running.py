@@ -20,7 +20,7 @@ from openai import OpenAI
 from minigen import SamplingParams
 from minigen.errors import OptionError
 from minigen.options import parse_seconds
-from tests.processes import is_running, wait_until, workers_of
+from tests.processes import workers_of
 from tests.serving import PATIENCE, load_tiny, save_tiny
 
 LONG = {"prompt": "abc", "max_tokens": 900, "ignore_eos": True, "stream": True}
@@ -238,20 +238,16 @@ def test_an_impossible_option_is_one_sentence(
     assert "cret" not in said
 
 
-def test_a_split_model_is_loaded_again_after_a_worker_was_killed_and_leaves_none(
-    model: Path,
-) -> None:
+def test_a_server_whose_model_lost_a_process_tells_who_asks_next_and_ends(model: Path) -> None:
     asked = {"prompt": "abc", "max_tokens": 4}
     split = ("--weights", "float32", "--tensor-parallel", "2")
-    with served(model, *split) as (process, url, _):
+    with served(model, *split) as (process, url, said):
         (worker,) = workers_of(process.pid)
         os.kill(worker, signal.SIGKILL)
         lost = httpx.post(f"{url}/v1/completions", json=asked, timeout=PATIENCE)
         assert lost.status_code == 503
         assert lost.json()["error"]["code"] == "engine_stopped"
-        again = httpx.post(f"{url}/v1/completions", json=asked, timeout=PATIENCE)
-        assert again.status_code == 200
-        (another,) = workers_of(process.pid)
-        process.send_signal(signal.SIGTERM)
-    assert process.returncode == 0
-    wait_until(lambda: not is_running(another))
+    assert process.returncode == 1
+    (why,) = (line for line in said if "SIGKILL" in line)
+    assert why.startswith(f"minigen: Rank 1 of 2 (process {worker}) was killed by SIGKILL")
+    assert not any("Traceback" in line for line in said)

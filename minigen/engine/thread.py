@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from minigen.engine.engine import Engine
-from minigen.errors import EngineStoppedError, RequestError
+from minigen.errors import EngineStoppedError, RequestError, WorkerError
 from minigen.sequence import SampledToken, Sequence
 
 # A token; None when there will be no more (given up); or what went wrong.
@@ -173,6 +173,9 @@ class EngineThread:
                 if self.engine.has_work():
                     self._step()
                 self._end_news()
+        except WorkerError as error:  # it says all, and whoever waits is told
+            logger.info("the engine's thread ends: %s", error)
+            self.error = error
         except BaseException as error:
             logger.exception("the engine's thread ends")
             self.error = error

@@ -168,8 +168,9 @@ class GroupComm:
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.num_ranks)]
-        self._wait(lambda: self.group.allgather([parts], [x.contiguous()]))
+        self._wait(lambda: self.group.allgather([parts], [x]))
         return torch.cat(parts, dim=-1)
 
     def broadcast(self, x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from minigen.errors import (
     ContextLengthError,
     EngineStoppedError,
     MinigenError,
+    WorkerError,
 )
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ def explain(error: Exception) -> ApiError:
         return ApiError(str(error), code="context_length_exceeded")
     if isinstance(error, EngineStoppedError):
         return ApiError(
-            "The engine has ended, and this request with it; ask again.",
+            _how_it_ended(error),
             status=503,
             kind="server_error",
             code="engine_stopped",
@@ -98,6 +99,15 @@ def explain(error: Exception) -> ApiError:
         kind="server_error",
         code="internal_error",
     )
+
+
+def _how_it_ended(error: EngineStoppedError) -> str:
+    if isinstance(error.__cause__, WorkerError):
+        return (
+            "A process that held a share of the model has ended, and the server ends with it; ask "
+            "again when it is back."
+        )
+    return "The engine has ended, and this request with it; ask again."
 
 
 def add_error_handlers(app: FastAPI) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from minigen.engine.thread import EngineThread
-from minigen.errors import CapacityError, OptionError
+from minigen.errors import CapacityError, EngineStoppedError, OptionError, WorkerError
 from minigen.llm import LLM
 from minigen.params import SamplingParams
 from minigen.server.failures import ApiError
@@ -66,7 +66,8 @@ class HostedModel:
     async def used(self) -> AsyncIterator[Served]:
         """The loaded model, which stays loaded while the block runs; several load it once.
 
-        Raises `ApiError` (503) if it cannot be loaded; the next request tries again.
+        Raises `ApiError` (503) if it cannot be loaded; the next request tries again. Raises
+        `EngineStoppedError` if it is `broken`.
         """
         self.num_users += 1
         self._stop_timer()
@@ -75,6 +76,12 @@ class HostedModel:
         finally:
             self.num_users -= 1
             self._rest()
+
+    @property
+    def broken(self) -> WorkerError | None:
+        """What a process that held a share of the loaded model ended with, if one has ended."""
+        error = None if self.served is None else self.served.thread.error
+        return error if isinstance(error, WorkerError) else None
 
     def keep_for(self, seconds: float | None) -> None:
         """Unload it after so many idle seconds, until it is loaded anew; None never does."""
@@ -90,6 +97,8 @@ class HostedModel:
     async def _loaded(self) -> Served:
         if self.served is not None and self.served.thread.is_alive:
             return self.served
+        if self.broken is not None:
+            raise EngineStoppedError("A share of the model is gone.") from self.broken
         if self._loading is None:
             self._loading = asyncio.create_task(self._load())
             self._loading.add_done_callback(self._has_loaded)
@@ -127,7 +136,8 @@ class HostedModel:
     def _rest(self) -> None:
         """Begin to count the idle time if nobody uses it."""
         self._stop_timer()
-        if self.num_users == 0 and self.served is not None and self.keep_alive is not None:
+        idle = self.num_users == 0 and self.served is not None and self.broken is None
+        if idle and self.keep_alive is not None:
             self._timer = asyncio.get_running_loop().call_later(self.keep_alive, self._idle)
             self.idle_until = datetime.fromtimestamp(time.time() + self.keep_alive, UTC)
 
@@ -138,9 +148,9 @@ class HostedModel:
 
     def _idle(self) -> None:
         logger.info("the model %s is unloaded: nobody has used it for a while", self.name)
-        self._begin_unloading()
+        self._begin_unloading(for_good=True)
 
-    def _begin_unloading(self) -> None:
+    def _begin_unloading(self, for_good: bool = False) -> None:
         self._stop_timer()
         if self.served is None:
             return
@@ -148,7 +158,7 @@ class HostedModel:
         forgets, self._forget = self._forget, []  # which know the model, and would keep it
         for forget in forgets:
             forget()
-        self._unloading = asyncio.create_task(_end([served], self._unloading))
+        self._unloading = asyncio.create_task(_end([served], self._unloading, for_good))
 
 
 class ModelHost:
@@ -217,6 +227,12 @@ class ModelHost:
             yield served
 
     @property
+    def failure(self) -> Exception | None:
+        """What no server goes on after: no first model, or one that has lost a share of itself."""
+        broken = (model.broken for model in self.models.values())
+        return self.first_error or next(filter(None, broken), None)
+
+    @property
     def num_users(self) -> int:
         """Requests that use a model, or wait for one to be loaded."""
         return sum(model.num_users for model in self.models.values())
@@ -251,15 +267,21 @@ def warm_up(llm: LLM) -> None:
             llm.generate([0], params, progress=False)
 
 
-async def _end(last: list[Served], before: "asyncio.Task[None] | None") -> None:
+async def _end(
+    last: list[Served], before: "asyncio.Task[None] | None", for_good: bool
+) -> None:
     """End a model. `last` is where it is mentioned last, so that its memory is free thereafter."""
     if before is not None:
         await before
-    await asyncio.to_thread(_close, last)
+    await asyncio.to_thread(_close, last, for_good)
 
 
-def _close(last: list[Served]) -> None:
-    last.pop().thread.close()
+def _close(last: list[Served], for_good: bool) -> None:
+    served = last.pop()
+    served.thread.close()
+    if for_good:
+        served.llm.close()
+    del served
     gc.collect()  # an engine's parts know each other
 
 

@@ -22,8 +22,9 @@ class Server(uvicorn.Server):
 
     Told to end (SIGTERM or Ctrl-C), it refuses what is new with 503, waits `patience` seconds at
     most for what runs, and ends as a program that did what it should; told twice, it waits for
-    nobody. It ends by itself if the first model cannot be loaded. Once it is ready it says so on
-    stderr, if it `announces` itself.
+    nobody. It ends by itself if the first model cannot be loaded, or a process with a share of a
+    model ends: `failure` is why. Once it is ready it says so on stderr, if it `announces`
+    itself.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._host, self._url, self._patience = host, url, patience
         self._announced = not announces
+        self.failure: Exception | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Hear a signal."""
@@ -48,7 +50,8 @@ class Server(uvicorn.Server):
         if self._host.is_ready and not self._announced:
             self._announced = True
             print(banner(self._host, self._url), file=sys.stderr, flush=True)
-        return await super().on_tick(counter) or self._host.first_error is not None
+        self.failure = self._host.failure
+        return await super().on_tick(counter) or self.failure is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let finish what runs, then close everything."""
@@ -74,8 +77,8 @@ def run(
     What runs has `patience` seconds then; a client that does not read for `send_timeout` seconds is
     cut off.
 
-    Raises `OptionError` for an address that cannot be listened at, and whatever the first model
-    could not be loaded for.
+    Raises `OptionError` for an address that cannot be listened at, whatever the first model could
+    not be loaded for, and `WorkerError` if a process that held a share of a model has ended.
     """
     listener = listen(address, port)
     bound_port = listener.getsockname()[1]
@@ -88,9 +91,10 @@ def run(
         lifespan="on",
         timeout_graceful_shutdown=LAST_WORDS,
     )
-    Server(config, host, f"http://{shown}:{bound_port}", patience).run(sockets=[listener])
-    if host.first_error is not None:
-        raise host.first_error
+    server = Server(config, host, f"http://{shown}:{bound_port}", patience)
+    server.run(sockets=[listener])
+    if server.failure is not None:
+        raise server.failure
 
 
 def listen(address: str, port: int) -> socket.socket:

@@ -1,7 +1,7 @@
 """Seconds of an all-reduce among processes of this machine, over gloo.
 
-`time_all_reduces` starts the processes: `python -m minigen.teach.message_timing RANK RANKS MEETING
-REPEATS BYTES...`, of which rank 0 prints what it measured.
+`time_all_reduces` starts the processes: `python -m minigen.teach.message_timing RANK GROUPS FOLDER
+REPEATS BYTES...`, of which rank 0 prints what it measured. GROUPS are numbers of ranks, as in 3,2.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from minigen.parallel.comm import Comm, local_comm
+from minigen.parallel.comm import Comm, GroupComm, local_comm
 from minigen.parallel.workers import PACKAGES
 
 SIZES = tuple(4**power for power in range(4, 12))  # 256 bytes to 4 MB
@@ -23,20 +23,25 @@ PATIENCE = 100.0  # seconds, for all of it
 
 
 def time_all_reduces(
-    num_ranks: int, sizes: Sequence[int] = SIZES, repeats: int = 30
-) -> dict[int, float]:
-    """Seconds of an all-reduce that little disturbed, by the bytes of its tensor.
+    groups: Sequence[int], sizes: Sequence[int] = SIZES, repeats: int = 30
+) -> dict[int, dict[int, float]]:
+    """Seconds of an all-reduce that little disturbed, by number of ranks and bytes of its tensor.
 
-    Raises `subprocess.SubprocessError` if the processes fail, or come to no end.
+    The same processes are the ranks of each group, the largest first. Raises
+    `subprocess.SubprocessError` if they fail, or come to no end.
     """
+    ordered = sorted(groups, reverse=True)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "minigen.teach.message_timing"]
-        asked = [str(Path(folder) / "meeting"), str(repeats), *map(str, sizes)]
-        ranks = [[*command, str(rank), str(num_ranks), *asked] for rank in range(num_ranks)]
+        asked = [",".join(map(str, ordered)), folder, str(repeats), *map(str, sizes)]
+        ranks = [[*command, str(rank), *asked] for rank in range(ordered[0])]
         paths = os.pathsep.join([str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": paths}
         others = [
-            subprocess.Popen(each, env=environment, stderr=subprocess.DEVNULL) for each in ranks[1:]
+            subprocess.Popen(
+                each, env=environment, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+            for each in ranks[1:]
         ]
         try:
             done = subprocess.run(
@@ -45,8 +50,9 @@ def time_all_reduces(
         finally:
             for other in others:
                 other.kill()
-                other.wait()
-    return {int(size): seconds for size, seconds in json.loads(done.stdout).items()}
+                other.communicate()
+    found = json.loads(done.stdout)
+    return {group: {size: found[str(group)][str(size)] for size in sizes} for group in groups}
 
 
 def seconds_by_bytes(comm: Comm, sizes: Sequence[int], repeats: int) -> dict[int, float]:
@@ -66,13 +72,19 @@ def seconds_by_bytes(comm: Comm, sizes: Sequence[int], repeats: int) -> dict[int
 
 
 def main() -> None:
-    """Be a rank."""
-    rank, num_ranks, meeting, repeats, *sizes = sys.argv[1:]
+    """Be a rank of each group that is large enough to have it."""
+    rank, groups, folder, repeats, *sizes = sys.argv[1:]
     torch.set_num_threads(1)
-    comm = local_comm(int(rank), int(num_ranks), Path(meeting))
-    found = seconds_by_bytes(comm, [int(each) for each in sizes], int(repeats))
-    if comm.rank == 0:
+    own = [each for each in map(int, groups.split(",")) if int(rank) < each]
+    comms: list[GroupComm] = []  # all of them to the end, since others may be in the middle of it
+    found = {}
+    for num_ranks in own:
+        comms.append(local_comm(int(rank), num_ranks, Path(folder) / f"meeting-{num_ranks}"))
+        found[num_ranks] = seconds_by_bytes(comms[-1], [int(each) for each in sizes], int(repeats))
+    if int(rank) == 0:
         print(json.dumps(found), flush=True)
+    else:
+        sys.stdin.buffer.read()  # until whoever started it ends it, or is no more
     os._exit(0)  # gloo's threads may be in the middle of something, and would abort it
 
 

@@ -1,6 +1,5 @@
 """`minigen serve`: models behind OpenAI's API."""
 
-import os
 from functools import partial
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -73,14 +72,29 @@ def serve(
     limits = guarding.limits()
     asked = [*([] if model is None else [model]), *(models or ())] or [DEFAULT_MODEL]
     names = _names(asked, served_names or asked)
-    if options["tensor_parallel"] > 1 and int(os.environ.get("RANK", 0)) > 0:
-        load_model(asked[0], **options)  # under torchrun: it follows rank 0, and ends with it
+    _join_ranks(asked, idle, options)
     loads = {name: partial(load_model, each, **options) for name, each in names.items()}
     page = MetricsPage(f"{metrics_prefix}:")
     hosted = ModelHost(loads, idle, [metrics_watcher(page)])
     service = create_service(hosted, limits, guarding.keys(), [metrics_router(page)])
     level = guarding.begin_logs()
     run(service, hosted, host, port, limits.drain_timeout, limits.send_timeout, level)
+
+
+def _join_ranks(models: list[str], keep_alive: float | None, options: dict[str, Any]) -> None:
+    """Under `torchrun`: refuse what ranks cannot follow; each but rank 0 never returns."""
+    from minigen.parallel.assembly import torchrun_rank
+
+    rank = torchrun_rank() if options["tensor_parallel"] > 1 else None
+    if rank is None:
+        return
+    if len(models) > 1 or keep_alive is not None:
+        raise OptionError(
+            "The ranks that torchrun started follow one model to its end: serve one, and leave out "
+            "--keep-alive."
+        )
+    if rank > 0:
+        load_model(models[0], **options)
 
 
 def _names(models: list[str], names: list[str]) -> dict[str, str]:

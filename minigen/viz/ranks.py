@@ -16,7 +16,7 @@ from minigen.viz.style import BLUE, CYCLE, FAINT, INK, ORANGE, QUIET, SKY, figur
 # Rows of the drawing, from the tokens to the logits: a module, or what is sent.
 _ROWS: tuple[tuple[str, str], ...] = (
     ("embed_tokens", "embedding"),
-    ("all-reduce", "all-reduce: one rank has the vector, the others zeros"),
+    ("all-reduce", "all-reduce: the vector of one, zeros of all others"),
     ("self_attn.q_proj", "queries"),
     ("self_attn.k_proj", "keys, values"),
     ("self_attn.o_proj", "out"),
@@ -35,11 +35,12 @@ def who_holds_what(config: ModelConfig, num_ranks: int) -> Figure:
 
     Column splits are blue, row splits sky; what is in the box is which outputs or inputs it has.
     """
-    made, axes = figure(max(7.0, 2.2 + 1.7 * num_ranks), 5.6)
+    made, axes = figure(max(7.0, 1.02 * (num_ranks + 1.9)), 5.6)
     for row, (module, words) in enumerate(_ROWS):
         if module not in PLAN:
             axes.add_patch(Rectangle((0, row + 0.2), num_ranks, 0.5, color=ORANGE, alpha=0.85))
-            axes.text(num_ranks / 2, row + 0.45, words, ha="center", va="center", color="white")
+            middle = (num_ranks / 2, row + 0.45)
+            axes.text(*middle, words, ha="center", va="center", color="white", size=9)
             continue
         axes.text(-0.08, row + 0.45, words, ha="right", va="center", color=INK)
         for rank in range(num_ranks):
@@ -67,8 +68,9 @@ def _box(axes: Axes, config: ModelConfig, module: str, rank: int, num_ranks: int
     unit = config.head_dim if axis.endswith("heads") else 1
     what = {"vocab": "tokens", "ffn": "units"}.get(axis, "heads")
     first, last = part.start // unit, part.stop // unit - 1
-    numbers = f"{what} {first:,}-{last:,}" if last > first else f"{what[:-1]} {first:,}"
-    axes.text(rank + 0.5, row + 0.45, numbers, ha="center", va="center", color=ink, fontsize=8)
+    numbers = f"{what}\n{first:,}-{last:,}" if last > first else f"{what[:-1]}\n{first:,}"
+    size = 8 if num_ranks < 6 else 7
+    axes.text(rank + 0.5, row + 0.45, numbers, ha="center", va="center", color=ink, size=size)
 
 
 def speed_ups(

@@ -1,0 +1,44 @@
+"""Tiny models that ranks can share, loaded over real processes and closed again."""
+
+import contextlib
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+from minigen import LLM, SamplingParams
+from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+PROMPTS = ["abc", "abcdefghij" * 3, "abcdefghij" * 3 + "k", "q", "the end", "xyz" * 7]
+
+
+def save_eight_heads(directory: Path) -> Path:
+    """8 query heads and 2 KV heads, for 1, 2, 4 or 8 ranks; a context of 128 tokens."""
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    save_model(directory, "llama", vocab_size=TINY_VOCAB, hidden_size=64, **heads)
+    save_tokenizer(directory)
+    return directory
+
+
+def save_six_heads(directory: Path, context: int) -> Path:
+    """6 query heads, each with keys of its own, for 1, 2, 3 or 6 ranks."""
+    sizes = {"intermediate_size": 96, "max_position_embeddings": context}
+    save_model(directory, "llama-mha", vocab_size=TINY_VOCAB, **sizes)
+    save_tokenizer(directory)
+    return directory
+
+
+@contextlib.contextmanager
+def split(directory: Path, num_ranks: int, **options: Any) -> Generator[LLM, None, None]:
+    """A model in float32 over so many processes, which are ended at the end."""
+    llm = LLM.load(directory, weights="float32", tensor_parallel=num_ranks, **options)
+    try:
+        yield llm
+    finally:
+        llm.close()
+
+
+def answers(llm: LLM, params: SamplingParams) -> list[list[list[int]]]:
+    """The tokens of every answer to each of the prompts."""
+    outputs = llm.generate(PROMPTS, params, progress=False)
+    return [[choice.token_ids for choice in output.choices] for output in outputs]

@@ -1,0 +1,191 @@
+"""However a split model ends, it ends as a whole: one clear error, a status, no process left."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from minigen import LLM, SamplingParams
+from minigen.errors import WorkerError
+from tests.processes import is_running, wait_until, workers_of
+from tests.ranks import GREEDY, PROMPTS, answers, save_eight_heads, save_six_heads, split
+
+SOON = 5.0  # seconds
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_eight_heads(tmp_path_factory.mktemp("split"))
+
+
+@pytest.fixture(scope="module")
+def long_context(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_six_heads(tmp_path_factory.mktemp("long"), 32_768)
+
+
+def test_a_killed_worker_is_one_clear_error_soon_and_nothing_is_left(directory: Path) -> None:
+    with split(directory, 2) as llm:
+        (worker,) = workers_of(os.getpid())
+        stream = llm.stream_deltas(["abc"], SamplingParams(max_tokens=100, ignore_eos=True))
+        next(stream)
+        os.kill(worker, signal.SIGKILL)
+        begun = time.monotonic()
+        with pytest.raises(WorkerError, match=rf"Rank 1 of 2 \(process {worker}\) was killed by"):
+            list(stream)
+        assert time.monotonic() - begun < SOON
+        with pytest.raises(WorkerError, match="SIGKILL"):
+            llm.generate("abc", GREEDY)
+    assert workers_of(os.getpid()) == []
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupted_step_leaves_the_ranks_together(directory: Path) -> None:
+    endless = SamplingParams(max_tokens=110, ignore_eos=True, temperature=0)
+    with split(directory, 2) as llm:
+        before = answers(llm, GREEDY)
+        for delay in (0.02, 0.05):
+            timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                llm.generate(PROMPTS * 20, endless, progress=False)
+        assert answers(llm, GREEDY) == before
+
+
+def test_a_failure_of_rank_0_in_a_step_ends_the_others_who_wait_for_it(directory: Path) -> None:
+    with split(directory, 2) as llm:
+        llm.engine.runner._runner.pool = None  # type: ignore[attr-defined]
+        with pytest.raises(WorkerError, match="Rank 0 failed in the middle of a step"):
+            llm.generate("abc", GREEDY)
+        assert workers_of(os.getpid()) == []
+
+
+def test_what_lets_go_of_the_model_ends_its_workers(directory: Path) -> None:
+    with split(directory, 2) as llm:
+        workers = workers_of(os.getpid())
+        assert len(workers) == 1
+        llm.close()
+        assert workers_of(os.getpid()) == []
+        llm.close()
+
+
+SCRIPT = """
+import sys, time
+from minigen import LLM, SamplingParams
+llm = LLM.load(sys.argv[1], weights="float32", tensor_parallel=2)
+params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+print(llm.generate("abc", params).token_ids, flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def run_script(directory: Path, seconds: float) -> "subprocess.Popen[str]":
+    """An unguarded script from stdin, as a notebook's cells are."""
+    process = subprocess.Popen(
+        [sys.executable, "-", str(directory), str(seconds)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write(SCRIPT)
+    process.stdin.close()
+    return process
+
+
+def test_it_works_from_stdin_and_workers_end_even_with_a_killed_rank_0(directory: Path) -> None:
+    process = run_script(directory, 60)
+    assert process.stdout is not None
+    try:
+        expected = LLM.load(directory, weights="float32").generate("abc", GREEDY).token_ids
+        assert process.stdout.readline().strip() == str(expected)
+        workers = workers_of(process.pid)
+        assert len(workers) == 1
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    wait_until(lambda: not any(map(is_running, workers)))
+
+
+@contextmanager
+def generating(directory: Path) -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
+    """The command in mid-generation on 3 ranks, minutes before its end; it, and its workers."""
+    command = [sys.executable, "-m", "minigen", "generate", "-m", str(directory), "abc"]
+    options = ["--weights", "float32", "--tensor-parallel", "3", "--max-tokens", "30000"]
+    process = subprocess.Popen(
+        [*command, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.read(30), "text has come"
+        workers = workers_of(process.pid)
+        assert len(workers) == 2
+        yield process, workers
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize(
+    ("victim", "by", "status"),
+    [
+        ("a worker", signal.SIGKILL, 1),
+        ("rank 0", signal.SIGKILL, -signal.SIGKILL),
+        ("rank 0", signal.SIGINT, 130),
+    ],
+)
+def test_whoever_ends_in_mid_generation_all_end_soon_with_a_status(
+    long_context: Path, victim: str, by: signal.Signals, status: int
+) -> None:
+    with generating(long_context) as (process, workers):
+        killed = workers[1] if victim == "a worker" else process.pid
+        begun = time.monotonic()
+        os.kill(killed, by)
+        _, told = process.communicate(timeout=30)
+        wait_until(lambda: not any(map(is_running, workers)), 30)
+        assert time.monotonic() - begun < SOON
+    assert process.returncode == status
+    lines = told.strip().splitlines()
+    assert len(lines) == (1 if victim == "a worker" else 0)
+    for line in lines:
+        told_rank = rf"minigen: Rank [12] of 3 \(process {killed}\) was killed by SIGKILL"
+        assert re.match(told_rank, line)
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("victim", ["worker", "rank 0"])
+def test_the_command_ends_with_a_status_while_it_loads(directory: Path, victim: str) -> None:
+    command = [sys.executable, "-m", "minigen", "generate", "-m", str(directory)]
+    process = subprocess.Popen(
+        [*command, "abc", "--tensor-parallel", "2", "--max-tokens", "100000", "--n", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_until(lambda: workers_of(process.pid), 30)
+        (worker,) = workers_of(process.pid)
+        begun = time.monotonic()
+        os.kill(*((worker, signal.SIGKILL) if victim == "worker" else (process.pid, signal.SIGINT)))
+        _, told = process.communicate(timeout=20)
+        assert time.monotonic() - begun < SOON
+    finally:
+        process.kill()
+    assert process.returncode == (1 if victim == "worker" else 130)
+    assert ("was killed by SIGKILL" in told) == (victim == "worker")
+    assert "Traceback" not in told
+    wait_until(lambda: not is_running(worker))
