@@ -143,7 +143,7 @@ def test_what_is_no_attention_or_finds_no_place_is_refused(
     tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = LLM.load(tiny_directory, weights="float32")
-    with pytest.raises(OptionError, match="must be made by"), attending(llm, lambda: None):
+    with pytest.raises(OptionError, match="must be called with"), attending(llm, lambda: None):
         pass
     monkeypatch.setattr(llm.engine, "runner", object())
     with pytest.raises(OptionError, match="cannot be exchanged"), attending(llm, attend_by(len)):
