@@ -1,6 +1,7 @@
 """OpenAI's own client, sync and async, gets what it asks for, and its own exceptions else."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -112,6 +113,20 @@ def test_n_choices_of_a_seed_are_the_engines_and_the_same_again(client: OpenAI, 
         joined[chunk.choices[0].index] += chunk.choices[0].text
     assert joined == texts
     assert len(set(texts)) == 3
+
+
+def test_a_stream_ends_with_its_usage_of_n_answers_to_one_prompt_and_then_done(
+    url: str, llm: LLM
+) -> None:
+    asked = {"prompt": "abc", "n": 2, "seed": 11, "max_tokens": 4, "ignore_eos": True}
+    wanted = {"stream": True, "stream_options": {"include_usage": True}}
+    *_, usage, done = httpx.post(f"{url}/v1/completions", json={**asked, **wanted}).text.split(
+        "\n\n"
+    )[:-1]
+    assert done == "data: [DONE]"
+    told = json.loads(usage.removeprefix("data: "))["usage"]
+    assert told["prompt_tokens"] == len(llm.tokenizer.encode("abc"))
+    assert told["completion_tokens"] == 8
 
 
 def test_a_stop_string_ends_an_answer_and_is_not_in_it(client: OpenAI, llm: LLM) -> None:
