@@ -6,9 +6,9 @@ from typing import Any
 
 from minigen.answers import Answer
 from minigen.server.failures import ApiError
-from minigen.server.host import Served
 from minigen.server.logprobs import Columns
 from minigen.server.schema import CompletionRequest
+from minigen.server.served import Served
 from minigen.server.streams import Growth
 from minigen.server.wording import EVENT_STREAM, Head, failed_event, usage_of
 

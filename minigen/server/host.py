@@ -1,13 +1,11 @@
 """The models of a server: each is loaded when it is first asked for, and has its own engine."""
 
 import asyncio
-import gc
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from minigen.engine.thread import EngineThread
@@ -15,24 +13,10 @@ from minigen.errors import CapacityError, EngineStoppedError, OptionError, Worke
 from minigen.llm import LLM
 from minigen.params import SamplingParams
 from minigen.server.failures import ApiError
+from minigen.server.served import Served, Watcher, end
 from minigen.server.streams import Bridge
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Served:
-    """A model that is loaded, with its engine's thread, and the way from there to the loop."""
-
-    name: str
-    llm: LLM
-    thread: EngineThread
-    bridge: Bridge
-    loaded_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-
-
-# Called with a model that has just been loaded; what it returns is called before it is unloaded.
-Watcher = Callable[[Served], Callable[[], None]]
 
 FOREVER = 100 * 365 * 86_400.0  # seconds: who asks for longer asks for ever, and clocks end
 
@@ -158,7 +142,7 @@ class HostedModel:
         forgets, self._forget = self._forget, []  # which know the model, and would keep it
         for forget in forgets:
             forget()
-        self._unloading = asyncio.create_task(_end([served], self._unloading, for_good))
+        self._unloading = asyncio.create_task(end([served], self._unloading, for_good))
 
 
 class ModelHost:
@@ -265,24 +249,6 @@ def warm_up(llm: LLM) -> None:
         for temperature in (0.0, 1.0):
             params = SamplingParams(max_tokens=2, temperature=temperature, ignore_eos=True)
             llm.generate([0], params, progress=False)
-
-
-async def _end(
-    last: list[Served], before: "asyncio.Task[None] | None", for_good: bool
-) -> None:
-    """End a model. `last` is where it is mentioned last, so that its memory is free thereafter."""
-    if before is not None:
-        await before
-    await asyncio.to_thread(_close, last, for_good)
-
-
-def _close(last: list[Served], for_good: bool) -> None:
-    served = last.pop()
-    served.thread.close()
-    if for_good:
-        served.llm.close()
-    del served
-    gc.collect()  # an engine's parts know each other
 
 
 def _within_a_century(seconds: float | None) -> float | None:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from fastapi import APIRouter
 from starlette.responses import PlainTextResponse, Response
 
-from minigen.server.host import Served, Watcher
 from minigen.server.metrics_page import MetricsPage
+from minigen.server.served import Served, Watcher
 
 
 def metrics_router(page: MetricsPage) -> APIRouter:

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from minigen import __version__
 from minigen.answers import Answer
 from minigen.llm import LLM
-from minigen.server.host import HostedModel, ModelHost, Served
+from minigen.server.host import HostedModel, ModelHost
 from minigen.server.ollama_asking import chat_answers, generate_answers
 from minigen.server.ollama_models import find_model, listed, running, shown
 from minigen.server.ollama_schema import (
@@ -34,6 +34,7 @@ from minigen.server.ollama_wording import (
 from minigen.server.openai import Check
 from minigen.server.paths import header
 from minigen.server.replies import Asked, Reply
+from minigen.server.served import Served
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {

@@ -6,7 +6,8 @@ from typing import Any
 
 from minigen.config import ModelConfig
 from minigen.model.transformer import expected_tensors
-from minigen.server.host import HostedModel, ModelHost, Served
+from minigen.server.host import HostedModel, ModelHost
+from minigen.server.served import Served
 
 LATEST = ":latest"
 FOR_EVER = datetime(9999, 12, 31, tzinfo=UTC)

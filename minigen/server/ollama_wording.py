@@ -11,8 +11,8 @@ from minigen.answers import Answer
 from minigen.outputs import Delta
 from minigen.sequence import SampledToken
 from minigen.server.failures import ApiError
-from minigen.server.host import Served
 from minigen.server.logprobs import Told, chat_entry
+from minigen.server.served import Served
 from minigen.server.streams import Growth
 
 Put = Callable[[str], dict[str, Any]]

@@ -11,9 +11,10 @@ from minigen.server import examples
 from minigen.server.asking import chat_answers, completion_answers
 from minigen.server.chat_wording import ChatWording
 from minigen.server.completion_wording import CompletionWording
-from minigen.server.host import HostedModel, ModelHost, Served
+from minigen.server.host import HostedModel, ModelHost
 from minigen.server.replies import Asked, Reply
 from minigen.server.schema import ChatRequest, CompletionRequest
+from minigen.server.served import Served
 
 # Called with what a request asks for, before any work; raises a `MinigenError` to refuse it.
 Check = Callable[[SequenceOf[Answer]], None]

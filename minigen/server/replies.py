@@ -15,8 +15,9 @@ from starlette.types import Receive, Scope, Send
 from minigen.answers import Answer
 from minigen.errors import EngineStoppedError
 from minigen.server.failures import ClientGoneError, ModelFailedError, explain
-from minigen.server.host import ModelHost, Served
+from minigen.server.host import ModelHost
 from minigen.server.records import RequestRecord, record_of
+from minigen.server.served import Served
 from minigen.server.streams import Pending
 from minigen.server.wording import Wording, usage_of
 

@@ -39,8 +39,9 @@ def who_holds_what(config: ModelConfig, num_ranks: int) -> Figure:
     for row, (module, words) in enumerate(_ROWS):
         if module not in PLAN:
             axes.add_patch(Rectangle((0, row + 0.2), num_ranks, 0.5, color=ORANGE, alpha=0.85))
-            middle = (num_ranks / 2, row + 0.45)
-            axes.text(*middle, words, ha="center", va="center", color="white", size=9)
+            axes.text(
+                num_ranks / 2, row + 0.45, words, ha="center", va="center", color="white", size=9
+            )
             continue
         axes.text(-0.08, row + 0.45, words, ha="right", va="center", color=INK)
         for rank in range(num_ranks):
