@@ -40,7 +40,7 @@ class Refused:
 sys.meta_path.insert(0, Refused)
 import benchmarks.gpu.parts
 import tests.gpu.equal_twins, tests.gpu.equal_decode, tests.gpu.equal_prefill
-import tests.gpu.equal_engine
+import tests.gpu.equal_engine, tests.gpu.equal_ranks
 print(*benchmarks.gpu.parts.parts())
 """
 
