@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from minigen.parallel.comm import (
     local_comm,
     run_ranks,
 )
+from minigen.parallel.runner import CommThread
 from minigen.trace import Trace
 from tests.gpu.processes import assert_passes_interpreted
 
@@ -113,3 +115,55 @@ def test_all_of_them_are_comms(make: Callable[[], object]) -> None:
 def test_one_rank_in_a_group_of_its_own_keeps_what_it_has() -> None:
     """Over gloo here; `make test-gpu` has the same checks over NCCL."""
     assert_passes_interpreted("equal_ranks.py")
+
+
+class Interrupted:
+    """A queue at which Ctrl-C comes just before, or just after, its next `num` uses."""
+
+    def __init__(self, queue: Any, num: int, after: bool):
+        self.queue, self.num, self.after = queue, num, after
+
+    def put(self, item: Any) -> None:
+        self._use(lambda: self.queue.put(item))
+
+    def get(self, timeout: float) -> Any:
+        return self._use(lambda: self.queue.get(timeout=timeout))
+
+    def _use(self, use: Callable[[], Any]) -> Any:
+        self.num -= 1
+        if self.num < 0:
+            return use()
+        if self.after:
+            use()
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("queue", ["_wishes", "_outcomes"])
+def test_calls_go_on_wherever_one_was_interrupted(queue: str, after: bool) -> None:
+    hand = CommThread(SoloComm, lambda error: None)
+    assert hand.call(lambda comm: 1) == 1
+    usual = getattr(hand, queue)
+    setattr(hand, queue, Interrupted(usual, 2, after))
+    for number in (2, 3):
+        with pytest.raises(KeyboardInterrupt):
+            hand.call(lambda comm, number=number: number)
+    setattr(hand, queue, usual)
+    assert hand.call(lambda comm: 4) == 4
+    assert hand.call(lambda comm: 5) == 5
+    hand.end()
+    assert not hand._thread.is_alive()
+
+
+def test_a_failure_whose_news_was_lost_by_an_interrupt_is_told_at_the_next_call() -> None:
+    def fail(comm: Comm) -> None:
+        raise WorkerError("Rank 0 failed.")
+
+    hand = CommThread(SoloComm, lambda error: None)
+    usual = hand._outcomes
+    hand._outcomes = Interrupted(usual, 1, after=True)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        hand.call(fail)
+    hand._outcomes = usual
+    with pytest.raises(WorkerError, match="thread for messages ended"):
+        hand.call(lambda comm: 1)

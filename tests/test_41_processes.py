@@ -56,6 +56,17 @@ def count_messages(llm: LLM) -> dict[str, int]:
     return counters.num_messages
 
 
+def test_modules_of_the_folder_that_it_is_called_from_are_none_of_the_workers(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = LLM.load(directory, weights="float32").generate("abc", GREEDY).token_ids
+    (tmp_path / "queue.py").write_text("raise SystemExit('a learner of queues')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with split(directory, 2) as llm:
+        assert llm.generate("abc", GREEDY).token_ids == expected
+
+
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 BY_ADDRESS = ["--rdzv-backend", "c10d", "--rdzv-endpoint"]
 

@@ -159,6 +159,18 @@ def test_an_unloaded_model_gives_its_memory_back_though_its_numbers_were_shown(
     asyncio.run(play())
 
 
+def test_a_model_that_cannot_be_loaded_again_stays_whatever_a_client_asks(loads: Loads) -> None:
+    async def play() -> None:
+        async with closing(ModelHost({"a": loads}, stay=True)) as host:
+            served = await use(host)
+            host.first.keep_for(0)
+            await asyncio.sleep(0.05)
+            assert host.first.served is served
+            assert host.first.idle_until is None
+
+    asyncio.run(play())
+
+
 def test_how_long_one_request_would_have_a_model_kept_ends_with_it(loads: Loads) -> None:
     async def play() -> None:
         async with closing(ModelHost({"a": loads})) as host:

@@ -31,6 +31,10 @@ _HEADER = 8  # numbers in the first message of a step
 LOOK = 0.2  # seconds between two looks at the other processes while a step is awaited
 REMIND = 3600.0  # seconds without work after which rank 0 says that it is still there
 
+# What is asked of rank 0's thread, each by a ticket of its own, and what came of it.
+Wishes = SimpleQueue[tuple[object, Callable[[Comm], Any]] | None]
+Outcomes = SimpleQueue[tuple[object, Any, Exception | None]]
+
 
 class Step(NamedTuple):
     """What all ranks do next: copy blocks, each (source, target), then compute the batch."""
@@ -166,49 +170,58 @@ class CommThread:
 
     def __init__(self, connect: Callable[[], Comm], watch: Callable[[WorkerError | None], None]):
         self._watch = watch
-        self._wishes: SimpleQueue[Callable[[Comm], Any] | None] = SimpleQueue()
-        self._outcomes: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
-        self._num_pending = 1
+        self._wishes: Wishes = SimpleQueue()
+        self._outcomes: Outcomes = SimpleQueue()
+        self._is_settled = False
         self._broken: WorkerError | None = None
-        what = (connect, self._wishes, self._outcomes)
+        begun = object()
+        what = (connect, begun, self._wishes, self._outcomes)
         self._thread = Thread(target=_work, args=what, daemon=True, name="minigen-comm")
         self._thread.start()
-        self._outcome()
+        self._outcome(begun)
 
     def call(self, wish: Callable[[Comm], Any]) -> Any:
         """What `wish(comm)` returns, or raises. Raises `WorkerError` if another rank ended."""
         self.settle()
-        self._num_pending += 1
-        self._wishes.put(wish)
-        return self._outcome()
+        return self._ask(wish)
 
     def settle(self) -> None:
         """Wait for calls that were interrupted while they were awaited."""
         if self._broken is not None:
             raise WorkerError(str(self._broken)) from self._broken
-        while self._num_pending:
-            self._outcome()
+        if not self._is_settled:
+            self._ask(_nothing)
 
     def end(self) -> None:
         """Let the other ranks go, if nothing is under way, and end the thread."""
-        busy = self._broken is not None or self._num_pending > 0
+        busy = self._broken is not None or not self._is_settled
         self._broken = self._broken or WorkerError("The model's ranks were ended by `close`.")
         self._wishes.put(None)
         self._thread.join(timeout=0.0 if busy else 2.0)
 
-    def _outcome(self) -> Any:
+    def _ask(self, wish: Callable[[Comm], Any]) -> Any:
+        """An interrupt may come between any two of these lines: then the next call settles."""
+        ticket = object()
+        self._is_settled = False
+        self._wishes.put((ticket, wish))
+        return self._outcome(ticket)
+
+    def _outcome(self, ticket: object) -> Any:
+        """What the ticket's wish returned, or raises it; what came of others before is dropped."""
         while True:
+            alive = self._thread.is_alive()
             try:
-                made, error = self._outcomes.get(timeout=LOOK)
+                found, made, error = self._outcomes.get(timeout=LOOK)
             except Empty:
-                self._look(None)
+                self._look(None if alive else WorkerError("Rank 0's thread for messages ended."))
                 continue
-            self._num_pending -= 1
             if isinstance(error, WorkerError):
                 self._look(error)
-            if error is not None:
-                raise error
-            return made
+            if found is ticket:
+                self._is_settled = True
+                if error is not None:
+                    raise error
+                return made
 
     def _look(self, error: WorkerError | None) -> None:
         """Raises if another rank has ended, which is the end of all; `error` may be due to that."""
@@ -221,30 +234,31 @@ class CommThread:
             raise
 
 
-def _work(
-    connect: Callable[[], Comm],
-    wishes: "SimpleQueue[Callable[[Comm], Any] | None]",
-    outcomes: "SimpleQueue[tuple[Any, Exception | None]]",
-) -> None:
+def _nothing(comm: Comm) -> None:
+    """Done as soon as all that was asked before is done."""
+
+
+def _work(connect: Callable[[], Comm], begun: object, wishes: Wishes, outcomes: Outcomes) -> None:
     try:
         comm = connect()
     except Exception as error:
-        outcomes.put((None, error))
+        outcomes.put((begun, None, error))
         return
-    outcomes.put((None, None))
+    outcomes.put((begun, None, None))
     while True:
         try:
-            wish = wishes.get(timeout=REMIND)
+            asked = wishes.get(timeout=REMIND)
         except Empty:
             comm.broadcast(torch.full((_HEADER,), _IDLE))
             continue
-        if wish is None:
+        if asked is None:
             break
+        ticket, wish = asked
         try:
-            outcomes.put((wish(comm), None))
+            outcomes.put((ticket, wish(comm), None))
         except Exception as error:
-            outcomes.put((None, error))
+            outcomes.put((ticket, None, error))
             if isinstance(error, WorkerError):
                 return
-        del wish  # it may hold what should be let go
+        del asked, wish  # it may hold what should be let go
     comm.broadcast(torch.full((_HEADER,), _STOP))

@@ -84,7 +84,8 @@ class Workers:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, rank: int) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "minigen.parallel.worker"]
+        # -P: a file `queue.py` of whoever calls is not the queue that the worker imports.
+        command = [sys.executable, "-P", "-m", "minigen.parallel.worker"]
         paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
         with self._log(rank).open("wb") as log:
             return subprocess.Popen(

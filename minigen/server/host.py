@@ -25,7 +25,7 @@ class HostedModel:
     """One name that the server answers to: loaded or not, in use or idle. For one event loop.
 
     An idle model is unloaded after `keep_alive` seconds; None keeps it for ever, and so does more
-    than a century.
+    than a century. One that `stays`, since it cannot be loaded again, is never unloaded for that.
     """
 
     def __init__(
@@ -34,8 +34,9 @@ class HostedModel:
         load: Callable[[], LLM],
         keep_alive: float | None,
         watchers: SequenceOf[Watcher] = (),
+        stays: bool = False,
     ):
-        self.name, self.watchers = name, watchers
+        self.name, self.watchers, self.stays = name, watchers, stays
         self.keep_alive = self.usual_keep_alive = _within_a_century(keep_alive)
         self.served: Served | None = None
         self.num_users = 0
@@ -69,7 +70,7 @@ class HostedModel:
 
     def keep_for(self, seconds: float | None) -> None:
         """Unload it after so many idle seconds, until it is loaded anew; None never does."""
-        self.keep_alive = _within_a_century(seconds)
+        self.keep_alive = None if self.stays else _within_a_century(seconds)
         self._rest()
 
     async def unload(self) -> None:
@@ -148,8 +149,8 @@ class HostedModel:
 class ModelHost:
     """The models by name, the first of which answers where no name is given.
 
-    `loads` are functions that load each, called in a thread of their own. Raises `OptionError` if
-    there are none.
+    `loads` are functions that load each, called in a thread of their own. Models that cannot be
+    loaded twice should `stay`, whatever a client asks. Raises `OptionError` if there are none.
     """
 
     def __init__(
@@ -157,11 +158,13 @@ class ModelHost:
         loads: Mapping[str, Callable[[], LLM]],
         keep_alive: float | None = None,
         watchers: SequenceOf[Watcher] = (),
+        stay: bool = False,
     ):
         if not loads:
             raise OptionError("A server needs at least one model.")
         self.models = {
-            name: HostedModel(name, load, keep_alive, watchers) for name, load in loads.items()
+            name: HostedModel(name, load, keep_alive, watchers, stay)
+            for name, load in loads.items()
         }
         self.first = next(iter(self.models.values()))
         self.created = int(time.time())

@@ -72,22 +72,25 @@ def serve(
     limits = guarding.limits()
     asked = [*([] if model is None else [model]), *(models or ())] or [DEFAULT_MODEL]
     names = _names(asked, served_names or asked)
-    _join_ranks(asked, idle, options)
+    joined = _join_ranks(asked, idle, options)
     loads = {name: partial(load_model, each, **options) for name, each in names.items()}
     page = MetricsPage(f"{metrics_prefix}:")
-    hosted = ModelHost(loads, idle, [metrics_watcher(page)])
+    hosted = ModelHost(loads, idle, [metrics_watcher(page)], stay=joined)
     service = create_service(hosted, limits, guarding.keys(), [metrics_router(page)])
     level = guarding.begin_logs()
     run(service, hosted, host, port, limits.drain_timeout, limits.send_timeout, level)
 
 
-def _join_ranks(models: list[str], keep_alive: float | None, options: dict[str, Any]) -> None:
-    """Under `torchrun`: refuse what ranks cannot follow; each but rank 0 never returns."""
+def _join_ranks(models: list[str], keep_alive: float | None, options: dict[str, Any]) -> bool:
+    """Whether `torchrun` started the ranks, of whom all but rank 0 never return.
+
+    Raises `OptionError` for what they cannot follow.
+    """
     from minigen.parallel.assembly import torchrun_rank
 
     rank = torchrun_rank() if options["tensor_parallel"] > 1 else None
     if rank is None:
-        return
+        return False
     if len(models) > 1 or keep_alive is not None:
         raise OptionError(
             "The ranks that torchrun started follow one model to its end: serve one, and leave out "
@@ -95,6 +98,7 @@ def _join_ranks(models: list[str], keep_alive: float | None, options: dict[str, 
         )
     if rank > 0:
         load_model(models[0], **options)
+    return True
 
 
 def _names(models: list[str], names: list[str]) -> dict[str, str]:
