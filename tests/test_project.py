@@ -25,6 +25,7 @@ VOCABULARY = {
         "chrome_trace",
         "errors",
         "posix",
+        "child_process",
     ),
 }
 ASSEMBLY = {

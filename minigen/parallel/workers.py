@@ -1,22 +1,20 @@
 """The processes of ranks 1 and up on this machine: started, watched, and ended with rank 0.
 
-Each is `python -m minigen.parallel.worker`, never a fork or a copy of the caller's `__main__`, so
-that it works from notebooks, from stdin and from scripts without a guard. A worker's stdin is a
-pipe that nobody writes to: when rank 0 ends, in whatever way, it closes, and the worker ends, too.
+Each is `python -m minigen.parallel.worker`, never a fork or a copy of the caller's `__main__`. A
+worker's stdin is a pipe without data: when rank 0 ends, in whatever way, it closes, and the worker
+ends, too.
 """
 
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
+from minigen.child_process import start_module
 from minigen.errors import WorkerError
 
-PACKAGES = Path(__file__).resolve().parents[2]  # where `minigen` is imported from
 LOST_ANOTHER = 3  # the exit status of a worker that ended because another did
 _GRACE = 1.0  # seconds in which a process that has ended is seen to have done so
 
@@ -84,17 +82,12 @@ class Workers:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, rank: int) -> "subprocess.Popen[bytes]":
-        # -P: a file `queue.py` of whoever calls is not the queue that the worker imports.
-        command = [sys.executable, "-P", "-m", "minigen.parallel.worker"]
-        paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
         with self._log(rank).open("wb") as log:
-            return subprocess.Popen(
-                [*command, str(rank), str(self.num_ranks), str(self.meeting)],
-                stdin=subprocess.PIPE,
+            return start_module(
+                "minigen.parallel.worker",
+                *(str(rank), str(self.num_ranks), str(self.meeting)),
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-                start_new_session=True,  # Ctrl-C is for rank 0, who ends them
             )
 
     def _ended(self) -> dict[int, int]:

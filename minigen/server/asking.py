@@ -1,5 +1,6 @@
 """From a request's fields to what a model is asked: prompts, and `SamplingParams` for them."""
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -15,9 +16,9 @@ from minigen.server.schema import (
     Message,
     TokenizeRequest,
 )
+from minigen.text.chat import ChatTemplate
 
 MOST_ANSWERS = 1024  # of one request: prompts times n
-OWN_VARIABLES = {"self", "messages", "add_generation_prompt", "continue_final_message"}
 
 
 def chat_answers(llm: LLM, request: ChatRequest) -> list[Answer]:
@@ -74,18 +75,25 @@ def chat_prompt(llm: LLM, request: ChatRequest | TokenizeRequest) -> list[int]:
         )
     begins = request.add_generation_prompt
     variables = request.chat_template_kwargs or {}
-    taken = sorted(variables.keys() & OWN_VARIABLES)
-    if taken:
-        raise ApiError(
-            f"chat_template_kwargs cannot say {taken[0]!r}: it has a field of its own.",
-            param="chat_template_kwargs",
-        )
+    _check_settable(variables, llm.chat_template)
     return llm.chat_prompt(
         [_plain(message) for message in request.messages or ()],
         add_generation_prompt=not goes_on if begins is None else begins,
         continue_final_message=goes_on,
         **variables,
     )
+
+
+def _check_settable(variables: Mapping[str, Any], template: ChatTemplate | None) -> None:
+    names = frozenset() if template is None else template.settable_names
+    surplus = sorted(variables.keys() - names)
+    if surplus:
+        settable = f"only {', '.join(sorted(names))}" if names else "none"
+        raise ApiError(
+            f"chat_template_kwargs cannot set {surplus[0]!r}: of this model's chat template a "
+            f"client may set {settable}.",
+            param="chat_template_kwargs",
+        )
 
 
 def _plain(message: Message) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
+from minigen.child_process import environment
 from minigen.parallel.comm import Comm, GroupComm, local_comm
-from minigen.parallel.workers import PACKAGES
 
 SIZES = tuple(4**power for power in range(4, 12))  # 256 bytes to 4 MB
 PATIENCE = 100.0  # seconds, for all of it
@@ -35,17 +35,15 @@ def time_all_reduces(
         command = [sys.executable, "-m", "minigen.teach.message_timing"]
         asked = [",".join(map(str, ordered)), folder, str(repeats), *map(str, sizes)]
         ranks = [[*command, str(rank), *asked] for rank in range(ordered[0])]
-        paths = os.pathsep.join([str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {**os.environ, "PYTHONPATH": paths}
         others = [
             subprocess.Popen(
-                each, env=environment, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+                each, env=environment(), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
             for each in ranks[1:]
         ]
         try:
             done = subprocess.run(
-                ranks[0], env=environment, capture_output=True, timeout=PATIENCE, check=True
+                ranks[0], env=environment(), capture_output=True, timeout=PATIENCE, check=True
             )
         finally:
             for other in others:

@@ -1,42 +1,58 @@
 """Messages to a prompt, by the program that a model brings along.
 
-A chat template is a Jinja program from a stranger, so it runs in Jinja's sandbox, with the settings
-and names that Hugging Face's transformers gives it, since it is written for those.
+A chat template is a Jinja program by a stranger, so it runs in Jinja's sandbox, in a process of its
+own with limits on time, memory and output, and with the settings and names that Hugging Face's
+transformers gives it, since it is written for those.
 """
 
-import json
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateSyntaxError
 
 from minigen.errors import ChatTemplateError, PromptError
 from minigen.text.gguf_vocab import special_tokens as special_tokens_of_gguf
+from minigen.text.template_process import TemplateProcess
+from minigen.text.template_sandbox import TemplateLimits, names_read, sentence
 from minigen.text.tokenizer import read_json, special_tokens
 
 _END_OF_FINAL_MESSAGE = "CONTINUE_FINAL_MESSAGE_TAG "  # with the space, to see whether it is kept
+_LIMITS = TemplateLimits()
+_OWN_NAMES = {"self", "messages", "add_generation_prompt", "continue_final_message"}
+_TOKEN_NAMES = {f"{each}_token" for each in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
 
 
 class ChatTemplate:
-    """A model's own way of writing a conversation as one text."""
+    """A model's own way of writing a conversation as one text.
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Compile a Jinja template; `special_tokens` holds `bos_token` and whatever it may name.
+    `settable_names` are the variables that it reads and that are neither the conversation nor the
+    model's special tokens: what a client may set.
+    """
 
-        Raises `ChatTemplateError` if the source is no Jinja.
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], limits: TemplateLimits = _LIMITS
+    ) -> None:
+        """Check a Jinja template; `special_tokens` holds `bos_token` and what else it may name.
+
+        Raises `ChatTemplateError` if the source is no Jinja, or longer than a template may be.
         """
         self._special_tokens = dict(special_tokens)
+        if len(source) > limits.source_length:
+            raise ChatTemplateError(
+                f"The chat template has {len(source):,} characters, and may have "
+                f"{limits.source_length:,}."
+            )
         try:
-            self._template = _environment().from_string(source)
+            read = names_read(source)
         except (TemplateSyntaxError, SyntaxError) as error:
             raise ChatTemplateError(
-                f"The chat template is no Jinja, at its line {error.lineno}: {_sentence(error)}"
+                f"The chat template is no Jinja, at its line {error.lineno}: {sentence(error)}"
             ) from None
+        except (ValueError, RecursionError, MemoryError) as error:  # too long a number, too deep
+            raise ChatTemplateError(f"The chat template is no Jinja: {sentence(error)}") from None
+        self.settable_names = read - _OWN_NAMES - _TOKEN_NAMES - self._special_tokens.keys()
+        self._process = TemplateProcess(source, limits)
 
     @classmethod
     def from_directory(cls, directory: Path) -> "ChatTemplate | None":
@@ -66,8 +82,9 @@ class ChatTemplate:
 
         With `add_generation_prompt` the prompt ends where an answer begins. With
         `continue_final_message` it ends within the last message instead, for the model to go on
-        with. `variables` are given to the template. Raises `PromptError` for messages of another
-        form (see `check_messages`) and `ChatTemplateError` if the template refuses or fails.
+        with. `variables`, plain data, are given to the template. Raises `PromptError` for messages
+        of another form (see `check_messages`) and `ChatTemplateError` if the template refuses,
+        fails, or takes more time, memory or output than `TemplateLimits` has.
         """
         checked = check_messages(messages)
         if not continue_final_message:
@@ -90,16 +107,7 @@ class ChatTemplate:
             "messages": messages,
             "add_generation_prompt": add_generation_prompt,
         }
-        try:
-            return self._template.render(names)
-        except _Refusal as error:
-            raise ChatTemplateError(
-                f"The chat template refuses these messages: {_sentence(error)}"
-            ) from None
-        except Exception as error:  # a stranger's program may fail in any way
-            raise ChatTemplateError(
-                f"The chat template fails with {type(error).__name__}: {_sentence(error)}"
-            ) from None
+        return self._process.render(names)
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
@@ -177,58 +185,3 @@ def _default(template: object) -> str | None:
             f"The model's chat template should be a string, not a {type(template).__name__}."
         )
     return template or None
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
-    return environment
-
-
-class _GenerationBlocks(Extension):
-    """`{% generation %}` marks what the model writes, for training; here it is just text."""
-
-    tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration of it
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body).set_lineno(line)
-
-
-class _Refusal(TemplateError):
-    """A template called `raise_exception`."""
-
-
-def _refuse(message: str) -> NoReturn:
-    raise _Refusal(message)
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes for HTML; templates expect plain JSON."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def _sentence(error: Exception) -> str:
-    """An error's message on one line, ending in a full stop."""
-    message = error.message if isinstance(error, TemplateSyntaxError) else str(error)
-    return " ".join(str(message).split()).rstrip(".") + "."
