@@ -215,6 +215,18 @@ FAILING = {
     "a range without end": ("{% for i in range(10**9) %}x{% endfor %}", "OverflowError: Range too"),
     "a way out": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError.*unsafe"),
     "a way out by format": ("{{ '{0.__class__.__mro__}'.format('') }}", "SecurityError.*unsafe"),
+    "a way out by a filter": (
+        "{{ ('{0.__class__.__mro__}' | attr('format'))('') }}",
+        "SecurityError.*unsafe",
+    ),
+    "a way out by a kept method": (
+        "{% set write = '{0.__class__.__mro__}'.format %}{{ write('') }}",
+        "SecurityError.*unsafe",
+    ),
+    "a way out by a mapped method": (
+        "{{ (['{0.__class__.__mro__}'] | map(attribute='format') | first)('') }}",
+        "SecurityError.*unsafe",
+    ),
     "a changed message": ("{{ messages.append(1) }}", "SecurityError"),
     "another file": ("{% include 'etc/passwd' %}", "TypeError"),
     "a recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
