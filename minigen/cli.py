@@ -197,7 +197,7 @@ def info(
 def doctor(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FILE]...", help="Reports to --compare: one, or two."),
+        typer.Argument(metavar="FILE", help="Reports to --compare: one, or two."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the whole report as JSON on stdout, alone.")
@@ -213,8 +213,9 @@ def doctor(
 ) -> None:
     """Say what this machine can run and what it cannot, with the remedy.
 
-    Where two machines give different texts, take a report on one and compare on the other: whether
-    they compute the same bits, in which form and stage they first differ, and what may explain it.
+    Where two machines give different texts, write a report on one and compare on the other.
+
+    That says in which form and stage they first compute other bits, and what may explain it.
 
     minigen doctor --json > theirs.json
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from minigen import cli, hub
+from minigen import cli, hub, hub_verdicts
 from minigen.doctor import compare as comparing
 from minigen.doctor import facts as looking
 from minigen.doctor.compare import Agreement, compare
@@ -24,6 +24,7 @@ from minigen.doctor.findings import with_findings
 from minigen.doctor.fingerprint import fingerprints, pattern
 from minigen.doctor.report import Gpu, Model, Report, read_report, to_json
 from minigen.errors import FileFormatError
+from tests.test_hub import TINY
 
 ROOT = Path(__file__).parent.parent
 KEYS = {
@@ -138,11 +139,15 @@ def test_a_damaged_default_model_is_found_whatever_is_remembered(
     report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINIGEN_HOME", str(tmp_path))
-    monkeypatch.setattr("minigen.hub_wheel._installed", lambda model: None)
+    monkeypatch.setitem(hub.SHORT_NAMES, hub.DEFAULT_MODEL, TINY)
     assert looking._default_model().status == "missing"
     path = hub.pulled_file(hub.DEFAULT_MODEL)
     path.parent.mkdir(parents=True)
-    path.write_bytes(b"GGUF")
+    path.write_bytes(bytes(TINY.size))
+    found = hub_verdicts._facts(path)
+    assert found is not None
+    hub_verdicts._remember(path.parent / ".verified", {"sha256": TINY.sha256, **found})
+    assert hub.find(hub.DEFAULT_MODEL) == path, "a start believes what is remembered"
     model = looking._default_model()
     assert (model.status, model.path) == ("damaged", str(path))
     findings = with_findings(replace(report, model=model)).findings

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from minigen.doctor.compare import Agreement, Comparison, Difference, Ratio, compare
@@ -42,7 +42,7 @@ def run_doctor(files: list[Path], *, as_json: bool, comparing: bool) -> None:
 def print_report(report: Report) -> None:
     """Print every finding, then what to do about those that lack."""
     console = Console(highlight=False)
-    table = Table.grid(padding=(0, 2))
+    table = Table.grid("", "", Column(overflow="fold"), padding=(0, 2))
     for finding in report.findings:
         mark = Text("ok", "green") if finding.fine else Text("--", "yellow")
         table.add_row(mark, Text(finding.topic, "bold"), Text(finding.found))
