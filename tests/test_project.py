@@ -59,9 +59,9 @@ ASSEMBLY = {
         "gpu",
     ),
     *("parallel.assembly", "parallel.worker", "parallel.workers"),
-    *("hub", "hub_pip", "hub_wheel", "hub_huggingface", "download", "__init__"),
+    *("hub", "hub_pip", "hub_wheel", "hub_verdicts", "hub_huggingface", "download", "__init__"),
 }
-ASSEMBLY_FOLDERS = ("checked", "terminal", "viz", "teach")
+ASSEMBLY_FOLDERS = ("checked", "doctor", "terminal", "viz", "teach")
 SERVER = "server."  # chapters that stand on the assembled engine, as the command line does
 MAX_LINES = 280
 

