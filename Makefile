@@ -1,14 +1,16 @@
 # Each target is a thin call of `python -m ...`; those without make can type the same.
-# On Windows the environment's Python is .venv\Scripts\python.exe.
+# On Windows the environment's Python is .venv\Scripts\python.exe. `make TARGET VENV_DIR=/elsewhere`
+# puts the environment elsewhere, as where this folder cannot be written.
 
 PYTHON ?= python3
+VENV_DIR ?= .venv
 ifeq ($(OS),Windows_NT)
-VENV := .venv/Scripts/python.exe
+VENV := "$(VENV_DIR)/Scripts/python.exe"
 else
-VENV := .venv/bin/python
+VENV := "$(VENV_DIR)/bin/python"
 endif
 ENVIRONMENT := $(PYTHON) -m tools.environment
-export TORCH_INDEX
+export TORCH_INDEX VENV_DIR
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve setup test test-long test-browser test-gpu check notebooks lab book bench bench-gpu bench-peers clean
@@ -36,10 +38,11 @@ test: ## run every check and test that takes minutes at most, and every notebook
 	@$(VENV) -m pytest -n 2
 	@$(VENV) -m tools.notebooks --check
 
-test-long: ## run the long tests too: large fuzz runs, repeated runs
+test-long: ## run the long tests too: large fuzz runs, repeated runs, other places and machines
 	@$(ENVIRONMENT) cpu server notebooks test
 	@$(VENV) -m minigen pull
 	@$(VENV) -m pytest -m "not browser"
+	@$(VENV) -m tools.portability
 
 test-browser: ## run every notebook in JupyterLab in a browser, and drag what can be dragged
 	@$(ENVIRONMENT) cpu server notebooks test
