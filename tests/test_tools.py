@@ -40,7 +40,7 @@ class Checking:
         self.most_at_once = self._now = 0
         self._lock, self._met = threading.Lock(), threading.Event()
 
-    def __call__(self, source: Path, environment: Mapping[str, str], patience: int) -> Run:
+    def __call__(self, source: Path, environment: Mapping[str, str]) -> Run:
         with self._lock:
             self.environments.append(environment)
             self._now += 1

@@ -40,7 +40,7 @@ THREADS = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
 NBVAL = [
     *("-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:tests.split", "-o", "addopts="),
     *("-p", "no:schemathesis"),  # a second to import
-    *("--nbval", "--nbval-current-env"),
+    *("--nbval", "--nbval-current-env", "--nbval-cell-timeout", str(CELL_SECONDS)),
     *("--nbval-kernel-startup-timeout", "60"),
     *("--nbval-sanitize-with", str(FOLDER / "nbval_sanitize.cfg")),
 ]
@@ -66,9 +66,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("stems", nargs="*", help="as in 16_sampling, or 16; all if none is given")
     parser.add_argument("--check", action="store_true", help="compare with what is there")
-    parser.add_argument(
-        "--patience", type=int, default=1, help="times what cells and notebooks may take"
-    )
     options = parser.parse_args()
     sources = [
         path
@@ -78,12 +75,12 @@ def main() -> None:
     if not sources:
         sys.exit("There is no such notebook.")
     if options.check:
-        _check_all(sources, options.patience)
+        _check_all(sources)
         return
     for source in sources:
         begun = time.perf_counter()
         _update(source)
-        _tell(source, time.perf_counter() - begun, 1, options.patience)
+        _tell(source, time.perf_counter() - begun, 1)
 
 
 @dataclass(frozen=True)
@@ -96,24 +93,23 @@ class Run:
     said: str
 
 
-def _check_all(sources: list[Path], patience: int = 1) -> None:
+def _check_all(sources: list[Path]) -> None:
     """Check pairs two at a time, in kernels that have half of the processors each."""
     at_once = min(AT_ONCE, len(sources), num_cores())
     threads = str(num_cores() // at_once)
     environment = os.environ | (dict.fromkeys(THREADS, threads) if at_once > 1 else {})
     with ThreadPoolExecutor(at_once) as pool:
-        runs = [pool.submit(_check, source, environment, patience) for source in sources]
+        runs = [pool.submit(_check, source, environment) for source in sources]
         try:
             for run in as_completed(runs):
-                _judge(run.result(), at_once, patience)
+                _judge(run.result(), at_once)
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _check(source: Path, environment: Mapping[str, str], patience: int) -> Run:
+def _check(source: Path, environment: Mapping[str, str]) -> Run:
     begun = time.perf_counter()
-    limit = ["--nbval-cell-timeout", str(CELL_SECONDS * patience)]
-    command = [sys.executable, "-m", "pytest", *NBVAL, *limit, str(source.with_suffix(".ipynb"))]
+    command = [sys.executable, "-m", "pytest", *NBVAL, str(source.with_suffix(".ipynb"))]
     run = subprocess.run(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -121,18 +117,18 @@ def _check(source: Path, environment: Mapping[str, str], patience: int) -> Run:
     return Run(source, seconds, run.returncode != 0, run.stdout.decode(errors="replace"))
 
 
-def _judge(run: Run, at_once: int, patience: int) -> None:
+def _judge(run: Run, at_once: int) -> None:
     print(run.said, end="", flush=True)
     if run.failed:
         sys.exit(f"{run.source.stem} failed; the lines above name the cell.")
-    _tell(run.source, run.seconds, at_once, patience)
+    _tell(run.source, run.seconds, at_once)
 
 
-def _tell(source: Path, seconds: float, at_once: int, patience: int) -> None:
+def _tell(source: Path, seconds: float, at_once: int) -> None:
     """Print what a pair took; end if that is twice what it may take, as on a busy machine."""
     over = f"  over its {BUDGET_SECONDS} s" if seconds > BUDGET_SECONDS * at_once else ""
     print(f"{source.stem:<20} {seconds:5.1f} s{over}", flush=True)
-    if seconds > 2 * BUDGET_SECONDS * patience:
+    if seconds > 2 * BUDGET_SECONDS:
         sys.exit(f"{source.stem} takes {seconds:.0f} s; its budget is {BUDGET_SECONDS} s.")
 
 

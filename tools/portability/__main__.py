@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kept = {cell: found for each in every for cell in each.cells if (found := store.get(cell))}
     if not options.pytest and (options.write or len(kept) == sum(len(e.cells) for e in every)):
         table.write(commit, every, kept)
-        print(f"written: {table.PAGE.relative_to(ROOT)}, {table.DATA.relative_to(ROOT)}")
+        print(f"written: {table.PAGE}, {table.DATA}")
     if red:
         sys.exit(f"red: {', '.join(red)} (all that was printed is in {store.log(cells[0]).parent})")
 

@@ -17,9 +17,8 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 GRACE_SECONDS = 10
 SHOWN = 4
 BUSY = """
-import os
-parent = os.getppid()
-while os.getppid() == parent:
+import os, sys
+while os.getppid() == int(sys.argv[1]):
     sum(range(1_000_000))
 """
 
@@ -102,7 +101,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
     """Have `count` processes compute without a pause; they end with this process at the latest."""
-    loops = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
+    loop_of_this = [sys.executable, "-c", BUSY, str(os.getpid())]
+    loops = [subprocess.Popen(loop_of_this) for _ in range(count)]
     try:
         yield
     finally:
