@@ -1,6 +1,6 @@
 # Each target is a thin call of `python -m ...`; those without make can type the same.
 # On Windows the environment's Python is .venv\Scripts\python.exe. `make TARGET VENV_DIR=/elsewhere`
-# puts the environment elsewhere, as where this folder cannot be written.
+# puts the environment elsewhere, BUILD_DIR=/elsewhere what is built, where this folder is read-only.
 
 PYTHON ?= python3
 VENV_DIR ?= .venv

@@ -439,7 +439,7 @@ def test_of_a_tree_that_cannot_be_written_a_copy_is_installed(
     ((copied, *constraint),) = installed
     assert not copied.startswith(str(tree))
     assert constraint == ["--constraint", "constraints.txt"]
-    environment._copy_package(copy)
+    environment.copy_package(copy)
     names = sorted(str(path.relative_to(copy)) for path in copy.rglob("*.*"))
     assert names == ["minigen/a.py", "pyproject.toml"]
     (tree / "minigen" / "a.py").write_text("changed")

@@ -44,12 +44,12 @@ def main(extras: list[str]) -> None:
         _pip("--editable", f"{ROOT}{named}", *constraint)
     else:
         with tempfile.TemporaryDirectory() as copy:
-            _copy_package(Path(copy))
+            copy_package(Path(copy))
             _pip(f"{copy}{named}", *constraint)
     _stamp().write_text(state)
 
 
-def _copy_package(folder: Path) -> None:
+def copy_package(folder: Path) -> None:
     """Copy what an installation takes, since setuptools writes beside it."""
     for path in _packaged():
         target = folder / path.relative_to(ROOT)

@@ -5,7 +5,7 @@
     python -m tools.portability --cell space/tests   try one
     python -m tools.portability --environments long space --parts tests notebooks 13
 
-Clones are of HEAD. Each result is kept at once, in build/portability, by commit: Ctrl-C, and the
+Clones are of HEAD. Each result is kept at once, by commit, in build/portability: Ctrl-C, and the
 same command goes on. The whole takes hours, a cell minutes. When all cells have a result,
 docs/portability.md and benchmarks/results/portability.json are written.
 """
@@ -19,12 +19,13 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tools.chapters import BUILD
 from tools.portability import table
 from tools.portability.environments import NOTEBOOKS, PARTS, ROOT, Environment, environments
 from tools.portability.places import Places, commit_of, has_changes
 from tools.portability.store import RED, Cell, Result, Store
 
-STATE = ROOT / "build" / "portability"
+STATE = BUILD / "portability"
 USER = os.getuid() if hasattr(os, "getuid") else "user"
 FOLDER = Path(tempfile.gettempdir()) / f"minigen-portability-{USER}"
 

@@ -27,9 +27,10 @@ HAS_RANDOM_ORDER = (
 SETUP_SECONDS, CELL_SECONDS = 3600.0, 3 * 3600.0
 NOTEBOOK_CELL_SECONDS = 1200  # what counts is whether outputs are equal: no budget of time
 NBVAL = f"""
-import sys, pytest
+import os, sys
 from tools.notebooks import NBVAL
-sys.exit(pytest.main([*NBVAL, "--nbval-cell-timeout={NOTEBOOK_CELL_SECONDS}", *sys.argv[1:]]))
+limit = "--nbval-cell-timeout={NOTEBOOK_CELL_SECONDS}"
+os.execv(sys.executable, [sys.executable, "-m", "pytest", *NBVAL, limit, *sys.argv[1:]])
 """
 
 
