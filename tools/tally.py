@@ -1,0 +1,89 @@
+"""Count what a process tested, from its JUnit report and its exit code.
+
+The two must agree. A process that crashed, was killed, tested nothing, or left no readable report
+has failed, whatever its report says.
+"""
+
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+THE_RUN = "the run"  # names a failure that belongs to no single test
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What passed, what failed, and why: `failed` maps each id to one line."""
+
+    passed: int
+    failed: Mapping[str, str]
+    skipped: int = 0
+
+
+def tally(report: Path, exit_code: int) -> Tally:
+    """Count a report's tests; add a failure named "the run" where the exit code does not fit."""
+    try:
+        root = ElementTree.parse(report).getroot()
+    except FileNotFoundError:
+        return Tally(0, {THE_RUN: f"{ending(exit_code)}, and left no report"})
+    except ElementTree.ParseError:
+        return Tally(0, {THE_RUN: f"{ending(exit_code)}, and its report is incomplete"})
+    outcomes: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    for case in root.iter("testcase"):
+        why = _why_failed(case)
+        if why is not None:
+            failed.setdefault(_id_of(case), why)
+        outcomes[_id_of(case)] = "passed" if case.find("skipped") is None else "skipped"
+    counts = Counter(outcome for name, outcome in outcomes.items() if name not in failed)
+    if not outcomes:
+        failed[THE_RUN] = f"no tests were run; {ending(exit_code)}"
+    elif exit_code != (1 if failed else 0):
+        failed[THE_RUN] = ending(exit_code)
+    return Tally(counts["passed"], failed, counts["skipped"])
+
+
+def counts_line(tallies: Sequence[Tally]) -> str:
+    """Return the sum of some tallies as one line: `N passed, N failed[, N skipped]`."""
+    passed = sum(each.passed for each in tallies)
+    failed = sum(len(each.failed) for each in tallies)
+    skipped = sum(each.skipped for each in tallies)
+    return f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else "")
+
+
+def ending(exit_code: int) -> str:
+    """Say how a process ended."""
+    if exit_code < 0:
+        return f"signal {-exit_code} ended it"
+    return f"it ended with exit code {exit_code}"
+
+
+def write_report(report: Path, passed: list[str], failed: Mapping[str, str]) -> None:
+    """Write a report that `tally` can read."""
+    suite = ElementTree.Element("testsuite", tests=str(len(passed) + len(failed)))
+    for name in passed:
+        ElementTree.SubElement(suite, "testcase", name=name)
+    for name, why in failed.items():
+        case = ElementTree.SubElement(suite, "testcase", name=name)
+        ElementTree.SubElement(case, "failure", message=why)
+    ElementTree.ElementTree(suite).write(report, encoding="utf-8")
+
+
+def _why_failed(case: ElementTree.Element) -> str | None:
+    for kind in ("failure", "error"):
+        found = case.find(kind)
+        if found is not None:
+            return (found.get("message") or kind).partition("\n")[0]
+    return None
+
+
+def _id_of(case: ElementTree.Element) -> str:
+    """A test's id: in pytest's xunit1 reports, `file` and `classname` hold its first parts."""
+    name, file = case.get("name", ""), case.get("file", "").replace("\\", "/")
+    module, parent = file.removesuffix(".py").replace("/", "."), case.get("classname", "")
+    if not parent and name == module:  # the whole file, which could not be imported
+        return file
+    classes = parent.removeprefix(module if file else "").strip(".")
+    return "::".join(part for part in (file, classes, name) if part)
