@@ -229,6 +229,8 @@ def spoilt():
     raise ValueError("at the end")
 
 def test_ends_badly(spoilt): pass
+
+def test_fails_and_ends_badly(spoilt): assert not "well"
 """
 
 
@@ -238,11 +240,11 @@ def test_counts_and_names_come_from_pytests_report(
     tests = pytest_part(test_mixed=MIXED, test_broken="import no_such_module")
     assert test.main([], [tests, GREEN]) == 1
     told = capfd.readouterr().out
-    assert "1 failed, 2 passed, 1 skipped, 2 errors in" in told, "pytest's own last line"
+    assert "2 failed, 2 passed, 1 skipped, 3 errors in" in told, "pytest's own last line"
     assert "      test_mixed.py::TestGroup::test_fails[a.b]: AssertionError: " in told
     assert "      test_mixed.py::test_ends_badly: failed on teardown" in told
     assert "      test_broken.py: collection failure" in told
-    assert told.splitlines()[-1] == "2 passed, 3 failed, 1 skipped"
+    assert told.splitlines()[-1] == "3 passed, 4 failed, 1 skipped"
 
 
 def test_what_follows_two_dashes_goes_to_pytest(
@@ -267,8 +269,25 @@ def test_a_worker_that_is_killed_is_a_failure(
     assert told.splitlines()[-1] == "1 passed, 1 failed"
 
 
+INTERRUPTED = """
+def test_passes(): pass
+def test_is_interrupted(): raise KeyboardInterrupt
+def test_is_not_run(): pass
+"""
+
+
+def test_a_test_that_did_not_end_has_not_passed(
+    pytest_part: Callable[..., Part], capfd: pytest.CaptureFixture[str]
+) -> None:
+    tests = pytest_part(test_some=INTERRUPTED)
+    assert test.main(["--", "-n", "0"], [tests]) == 1
+    told = capfd.readouterr().out
+    assert "the run: it ended with exit code 2" in told
+    assert told.splitlines()[-1] == "1 passed, 1 failed"
+
+
 WRITES = "import sys; open(sys.argv[1].partition('=')[2], 'w').write({!r}); raise SystemExit({})"
-ONE_PASSED = '<testsuites><testsuite><testcase name="a"/></testsuite></testsuites>'
+ONE_PASSED = '<testsuites><testsuite tests="1"><testcase name="a"/></testsuite></testsuites>'
 
 
 @pytest.mark.parametrize(
@@ -303,7 +322,15 @@ def test_a_pytest_that_is_killed_has_failed(capsys: pytest.CaptureFixture[str]) 
 INTERRUPTIBLE = """
 from pathlib import Path
 from tools.test import Part, main
-waiting = "import time; print('waiting', flush=True); time.sleep(600)"
+waiting = '''
+import time
+try:
+    print('waiting', flush=True)
+    time.sleep(600)
+except KeyboardInterrupt:
+    print('ended by itself', flush=True)
+    raise SystemExit(2)
+'''
 never = "open({never!r}, 'w')"
 raise SystemExit(main([], [
     Part("first", ("-c", "pass")), Part("second", ("-c", waiting)), Part("third", ("-c", never))
@@ -330,8 +357,10 @@ def test_ctrl_c_ends_with_the_summary_of_what_was_run(to_all: bool, tmp_path: Pa
         while process.stdout.readline() not in ("waiting\n", ""):
             pass
         (os.killpg if to_all else os.kill)(process.pid, signal.SIGINT)
-        summary = process.stdout.read().split("summary\n")[1].splitlines()
+        told, _, rest = process.stdout.read().partition("summary\n")
+    summary = rest.splitlines()
     assert process.returncode == 130
+    assert "ended by itself" in told
     assert [line.split()[:3] for line in summary if line] == [
         ["first", "ok", summary[0].split()[2]],
         ["second", "interrupted", summary[1].split()[2]],

@@ -25,7 +25,8 @@ from tools.check import CHECKS
 from tools.tally import THE_RUN, Tally, counts_line, ending, tally
 
 ROOT = Path(__file__).resolve().parent.parent
-END_SECONDS = 10  # what a part has to end by itself after Ctrl-C
+END_SECONDS = 10  # what a part has to end by itself after Ctrl-C, which a terminal sends to all
+ASKED_SECONDS = 20  # what it has then, when Ctrl-C is sent to it alone
 INTERRUPTED = 130
 LONGEST_LINE = 160
 RAW = argparse.RawDescriptionHelpFormatter
@@ -125,13 +126,13 @@ def _run(part: Part, report: Path) -> Outcome:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Let a part end by itself after Ctrl-C, which a terminal sends to all; else stop it."""
+    """Let a part end by itself after Ctrl-C; if it does not, send it Ctrl-C, and then kill it."""
     try:
         try:
             process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGTERM if os.name == "nt" else signal.SIGINT)
-            process.wait(END_SECONDS)
+            process.wait(ASKED_SECONDS)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         process.kill()
 
