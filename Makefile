@@ -31,12 +31,10 @@ serve: ## serve the default model to any OpenAI client, at http://127.0.0.1:8000
 setup: ## create .venv with everything: server, notebooks, tests
 	@$(ENVIRONMENT) cpu server notebooks test
 
-test: ## run every check and test that takes minutes at most, and every notebook
+test: ## run every check, test and notebook to the end, and print one summary (about 20 minutes)
 	@$(ENVIRONMENT) cpu server notebooks test
 	@$(VENV) -m minigen pull
-	@$(VENV) -m tools.check lint format types
-	@$(VENV) -m pytest -n 2
-	@$(VENV) -m tools.notebooks --check
+	@$(VENV) -m tools.test
 
 test-long: ## run the long tests too: large fuzz runs, repeated runs, other places and machines
 	@$(ENVIRONMENT) cpu server notebooks test
