@@ -28,7 +28,7 @@ SETUP_SECONDS, CELL_SECONDS = 3600.0, 3 * 3600.0
 NOTEBOOK_CELL_SECONDS = 1200  # what counts is whether outputs are equal: no budget of time
 NBVAL = f"""
 import os, sys
-from tools.notebooks import NBVAL
+from tools.notebook_checks import NBVAL
 limit = "--nbval-cell-timeout={NOTEBOOK_CELL_SECONDS}"
 os.execv(sys.executable, [sys.executable, "-m", "pytest", *NBVAL, limit, *sys.argv[1:]])
 """
