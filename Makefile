@@ -1,14 +1,16 @@
 # Each target is a thin call of `python -m ...`; those without make can type the same.
-# On Windows the environment's Python is .venv\Scripts\python.exe.
+# On Windows the environment's Python is .venv\Scripts\python.exe. `make TARGET VENV_DIR=/elsewhere`
+# puts the environment elsewhere, BUILD_DIR=/elsewhere what is built, where this folder is read-only.
 
 PYTHON ?= python3
+VENV_DIR ?= .venv
 ifeq ($(OS),Windows_NT)
-VENV := .venv/Scripts/python.exe
+VENV := "$(VENV_DIR)/Scripts/python.exe"
 else
-VENV := .venv/bin/python
+VENV := "$(VENV_DIR)/bin/python"
 endif
 ENVIRONMENT := $(PYTHON) -m tools.environment
-export TORCH_INDEX
+export TORCH_INDEX VENV_DIR
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve setup test test-long test-browser test-gpu check notebooks lab book bench bench-gpu bench-peers clean
@@ -29,17 +31,16 @@ serve: ## serve the default model to any OpenAI client, at http://127.0.0.1:8000
 setup: ## create .venv with everything: server, notebooks, tests
 	@$(ENVIRONMENT) cpu server notebooks test
 
-test: ## run every check and test that takes minutes at most, and every notebook
+test: ## run every check, test and notebook to the end, and print one summary (about 20 minutes)
 	@$(ENVIRONMENT) cpu server notebooks test
 	@$(VENV) -m minigen pull
-	@$(VENV) -m tools.check lint format types
-	@$(VENV) -m pytest -n 2
-	@$(VENV) -m tools.notebooks --check
+	@$(VENV) -m tools.test
 
-test-long: ## run the long tests too: large fuzz runs, repeated runs
+test-long: ## run the long tests too: large fuzz runs, repeated runs, other places and machines
 	@$(ENVIRONMENT) cpu server notebooks test
 	@$(VENV) -m minigen pull
 	@$(VENV) -m pytest -m "not browser"
+	@$(VENV) -m tools.portability
 
 test-browser: ## run every notebook in JupyterLab in a browser, and drag what can be dragged
 	@$(ENVIRONMENT) cpu server notebooks test

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from minigen.teach.course import make_workspace
-from tools.chapters import ROOT
+from tools.chapters import BUILD, ROOT
 
 pytestmark = pytest.mark.browser
 
-SCREENSHOTS = ROOT / "build" / "screenshots"
+SCREENSHOTS = BUILD / "screenshots"
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
 QUIET = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),

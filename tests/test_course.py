@@ -21,6 +21,7 @@ from minigen.teach.course import exercise_notebook, make_workspace, notebooks_fo
 from minigen.teach.exercises import CHAPTERS, exercises
 from minigen.teach.hunting import HUNTS
 from tools.chapters import ROOT
+from tools.environment import copy_package
 
 RIGHT = """# exercise: minigen.sampling.keep_top_p
 import math
@@ -174,7 +175,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python with minigen's wheel installed, outside the clone; other packages are shared."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w"]
-    subprocess.run([*build, str(folder), str(ROOT)], check=True, capture_output=True)
+    copy_package(folder / "copy")  # setuptools writes beside what it builds
+    subprocess.run([*build, str(folder), str(folder / "copy")], check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
     assert any(name.endswith("16_sampling.ipynb") for name in zipfile.ZipFile(wheel).namelist())
     venv.create(folder / "env", with_pip=False)

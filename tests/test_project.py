@@ -179,7 +179,10 @@ def test_the_project_names_no_package_index_and_no_path_of_one_machine() -> None
     forbidden = re.compile(r"pypi\.org|pythonhosted|(?<![\w.])/(?:work|tmp|root|home)/\w")
     texts = [
         path
-        for pattern in ("*.md", "*.toml", "*.yml", "Makefile", "*.txt")
+        for pattern in (
+            *("*.md", "*.toml", "*.yml", "Makefile", "*.txt", "Dockerfile", ".dockerignore"),
+            *(".github/workflows/*", ".devcontainer/*"),
+        )
         for path in ROOT.glob(pattern)
     ]
     texts += [

@@ -1,17 +1,26 @@
-"""Checks and notebooks are run two at a time: all verdicts are told, and a failure ends in 1."""
+"""Checks, tests and notebooks run to the end: all verdicts are told, and a failure ends in 1."""
 
 import os
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
+import nbformat
 import pytest
 
 from tests.split import group_of
-from tools import check, notebooks
-from tools.notebooks import Run
+from tools import check, notebook_checks, test
+from tools.chapters import ROOT
+from tools.notebook_checks import CELL_SECONDS, Checker, Run, check_all
+from tools.tally import Tally, tally
+from tools.test import Part
 
-PAIRS = [Path(f"{number}_pair.py") for number in range(11, 17)]
+NOTEBOOKS = [Path(f"{number}_pair.ipynb") for number in range(11, 17)]
 
 
 def test_every_check_is_made_and_the_failed_ones_named(
@@ -31,75 +40,336 @@ def test_every_check_is_made_and_the_failed_ones_named(
         check.main(["good", "best"])
 
 
-class Checking:
-    """Stands in for a run of a pair, of which some fail and others take long."""
+class Checking(Checker):
+    """Stands in for runs of notebooks, of which some fail and others take long."""
 
-    def __init__(self, failing: str = "", long: str = ""):
-        self.failing, self.long = failing, long
+    def __init__(self, failing: str = "", long: str = "", cpu_seconds: float = 1.0):
+        self.failing, self.long, self.cpu_seconds = failing, long, cpu_seconds
         self.environments: list[Mapping[str, str]] = []
         self.most_at_once = self._now = 0
         self._lock, self._met = threading.Lock(), threading.Event()
 
-    def __call__(self, source: Path, environment: Mapping[str, str]) -> Run:
+    def of(self, environment: Mapping[str, str]) -> Self:
+        self.environments.append(environment)
+        return self
+
+    def __call__(self, notebook: Path) -> Run:
         with self._lock:
-            self.environments.append(environment)
             self._now += 1
             self.most_at_once = max(self.most_at_once, self._now)
-        if self._now == notebooks.AT_ONCE:
+        if self._now == notebook_checks.AT_ONCE:
             self._met.set()
         self._met.wait(0.5)
         with self._lock:
             self._now -= 1
-        seconds = 1000.0 if source.stem == self.long else 1.0
-        return Run(source, seconds, source.stem == self.failing, f"said of {source.stem}\n")
+        seconds = 1000.0 if notebook.stem == self.long else 1.0
+        failed = {f"notebooks/{notebook.stem}.ipynb::Cell 3": "Cell outputs differ"}
+        counts = Tally(4, failed if notebook.stem == self.failing else {})
+        return Run(notebook, seconds, self.cpu_seconds, counts, f"said of {notebook.stem}\n")
 
 
 @pytest.fixture
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notebooks, "num_cores", lambda: 4)
+    monkeypatch.setattr(notebook_checks, "num_cores", lambda: 4)
 
 
 @pytest.mark.usefixtures("four_cores")
-def test_pairs_are_checked_two_at_a_time_with_half_of_the_threads_each(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_notebooks_are_checked_two_at_a_time_with_half_of_the_threads_each(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     checking = Checking()
-    monkeypatch.setattr(notebooks, "_check", checking)
-    notebooks._check_all(PAIRS)
+    assert check_all(NOTEBOOKS, checker_of=checking.of) == 0
     assert checking.most_at_once == 2
-    assert [each["OMP_NUM_THREADS"] for each in checking.environments] == ["2"] * len(PAIRS)
-    assert checking.environments[0]["NUMBA_NUM_THREADS"] == "2"
+    (environment,) = checking.environments
+    assert (environment["OMP_NUM_THREADS"], environment["NUMBA_NUM_THREADS"]) == ("2", "2")
     told = capsys.readouterr().out
-    for pair in PAIRS:
-        assert f"said of {pair.stem}\n" in told
-        assert f"{pair.stem:<20}   1.0 s\n" in told
+    for notebook in NOTEBOOKS:
+        assert f"{notebook.stem:<20}   1.0 s    1.0 CPU s  ok\n" in told
 
 
 @pytest.mark.usefixtures("four_cores")
-def test_a_pair_alone_has_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_alone_has_all_threads() -> None:
     checking = Checking()
-    monkeypatch.setattr(notebooks, "_check", checking)
-    notebooks._check_all(PAIRS[:1])
+    check_all(NOTEBOOKS[:1], checker_of=checking.of)
     assert checking.environments == [dict(os.environ)]
 
 
-@pytest.mark.parametrize(
-    ("troubles", "words"),
-    [
-        ({"failing": "13_pair"}, "13_pair failed; the lines above name the cell"),
-        ({"long": "13_pair"}, "13_pair takes 1000 s; its budget is 60 s"),
-    ],
-)
-def test_the_first_pair_that_fails_is_named_and_ends_the_run(
-    troubles: dict[str, str],
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.usefixtures("four_cores")
+def test_a_notebook_that_fails_stops_no_other_and_is_named_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checking = Checking(failing="13_pair")
+    assert check_all(NOTEBOOKS, tmp_path / "report.xml", checking.of) == 1
+    told = capsys.readouterr().out
+    assert "said of 13_pair\n13_pair " in told
+    assert "said of 11_pair" not in told, "what green notebooks print is of no use"
+    assert told.endswith("1 of 6 notebooks failed:\n  13_pair: Cell 3\n")
+    assert tally(tmp_path / "report.xml", 1) == Tally(5, {"13_pair": "Cell 3"})
+
+
+@pytest.mark.usefixtures("four_cores")
+def test_wall_time_over_the_budget_is_told_and_fails_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(notebooks, "_check", Checking(**troubles))
-    with pytest.raises(SystemExit, match=words):
-        notebooks._check_all(PAIRS)
-    assert "said of 13_pair\n" in capsys.readouterr().out
+    assert check_all(NOTEBOOKS, checker_of=Checking(long="13_pair").of) == 0
+    assert (
+        "13_pair              1000.0 s    1.0 CPU s  over its 60 s  ok\n" in capsys.readouterr().out
+    )
+
+
+@pytest.mark.usefixtures("four_cores")
+def test_cpu_seconds_over_twice_the_budget_on_every_core_are_a_failure(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert check_all(NOTEBOOKS[:1], checker_of=Checking(cpu_seconds=480.0).of) == 0
+    assert check_all(NOTEBOOKS[:1], checker_of=Checking(cpu_seconds=481.0).of) == 1
+    assert "11_pair: takes 481 CPU seconds; 480 is the most on 4 cores" in capsys.readouterr().out
+
+
+QUICK = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "nbval.plugin"}
+
+
+def notebook_of(folder: Path, *cells: str) -> Path:
+    path = folder / "cells.ipynb"
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells]), path
+    )
+    return path
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows does not tell the time of a child's child")
+def test_the_cpu_seconds_of_a_notebook_are_those_of_its_kernel_and_what_that_started(
+    tmp_path: Path,
+) -> None:
+    burn = "import time\nwhile time.process_time() < 3: pass"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])"
+    run = Checker(os.environ | QUICK)(notebook_of(tmp_path, burn, child))
+    assert run.counts == Tally(2, {})
+    assert run.cpu_seconds is not None
+    assert run.cpu_seconds >= 6
+
+
+def test_a_kernel_that_dies_is_a_failure_and_names_its_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = [option if option != str(CELL_SECONDS) else "2" for option in notebook_checks.NBVAL]
+    monkeypatch.setattr(notebook_checks, "NBVAL", short)
+    run = Checker(os.environ | QUICK)(notebook_of(tmp_path, "1", "import os; os._exit(0)", "2"))
+    assert run.failure == "Cell 1"
+
+
+def python(code: str) -> tuple[str, ...]:
+    return ("-c", code)
+
+
+GREEN = Part("green", python("print('green runs')"))
+RED = Part("red", python("print('red runs'); raise SystemExit(3)"))
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_part_that_fails_stops_no_other(capfd: pytest.CaptureFixture[str]) -> None:
+    assert test.main([], [RED, GREEN]) == 1
+    told = capfd.readouterr().out
+    assert told.index("red runs") < told.index("green runs") < told.index("summary")
+    summary = told[told.index("summary") :].splitlines()
+    assert [line.split()[:2] for line in summary[1:4]] == [
+        ["red", "FAILED"],
+        ["the", "run:"],
+        ["green", "ok"],
+    ]
+    assert summary[2].strip() == "the run: it ended with exit code 3"
+    assert summary[-1] == "1 passed, 1 failed"
+
+
+def test_all_green_is_exit_code_0_and_parts_can_be_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert test.main([], [GREEN]) == 0
+    assert last_line(capsys) == "1 passed, 0 failed"
+    assert test.main(["green"], [RED, GREEN]) == 0
+    with pytest.raises(SystemExit, match="no part best; there are red, green"):
+        test.main(["green", "best"], [RED, GREEN])
+    with pytest.raises(SystemExit, match="goes to pytest, but the part `tests` is not"):
+        test.main(["green", "--", "-k", "x"], [RED, GREEN])
+
+
+@pytest.fixture
+def pytest_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Part]:
+    """The part `tests`, on files given here, and without the plugins that are slow to import."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    (part,) = [part for part in test.PARTS if part.name == "tests"]
+
+    def on(**files: str) -> Part:
+        tmp_path.joinpath("pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
+        for name, text in files.items():
+            tmp_path.joinpath(f"{name}.py").write_text(text)
+        options = ("-p", "xdist", "-c", str(tmp_path / "pytest.ini"), str(tmp_path))
+        return replace(part, command=part.command + options)
+
+    return on
+
+
+MIXED = """
+import pytest
+
+def test_passes(): pass
+
+class TestGroup:
+    @pytest.mark.parametrize("x", ["a.b"])
+    def test_fails(self, x): assert x == 2
+
+def test_skips(): pytest.skip("no need")
+
+@pytest.fixture
+def spoilt():
+    yield
+    raise ValueError("at the end")
+
+def test_ends_badly(spoilt): pass
+
+def test_fails_and_ends_badly(spoilt): assert not "well"
+"""
+
+
+def test_counts_and_names_come_from_pytests_report(
+    pytest_part: Callable[..., Part], capfd: pytest.CaptureFixture[str]
+) -> None:
+    tests = pytest_part(test_mixed=MIXED, test_broken="import no_such_module")
+    assert test.main([], [tests, GREEN]) == 1
+    told = capfd.readouterr().out
+    assert "2 failed, 2 passed, 1 skipped, 3 errors in" in told, "pytest's own last line"
+    assert "      test_mixed.py::TestGroup::test_fails[a.b]: AssertionError: " in told
+    assert "      test_mixed.py::test_ends_badly: failed on teardown" in told
+    assert "      test_broken.py: collection failure" in told
+    assert told.splitlines()[-1] == "3 passed, 4 failed, 1 skipped"
+
+
+def test_what_follows_two_dashes_goes_to_pytest(
+    pytest_part: Callable[..., Part], capfd: pytest.CaptureFixture[str]
+) -> None:
+    tests = pytest_part(test_mixed=MIXED)
+    assert test.main(["tests", "--", "-n", "0", "-k", "passes"], [GREEN, tests]) == 0
+    assert capfd.readouterr().out.splitlines()[-1] == "1 passed, 0 failed"
+    assert test.main(["--", "-n", "0", "-k", "nothing"], [tests]) == 1
+    told = capfd.readouterr().out
+    assert "the run: no tests were run; it ended with exit code 5" in told
+    assert told.splitlines()[-1] == "0 passed, 1 failed"
+
+
+def test_a_worker_that_is_killed_is_a_failure(
+    pytest_part: Callable[..., Part], capfd: pytest.CaptureFixture[str]
+) -> None:
+    tests = pytest_part(test_dies="import os\ndef test_dies(): os._exit(0)")
+    assert test.main([], [tests, GREEN]) == 1
+    told = capfd.readouterr().out
+    assert "test_dies.py::test_dies: failed on setup with \"worker 'gw" in told
+    assert told.splitlines()[-1] == "1 passed, 1 failed"
+
+
+INTERRUPTED = """
+def test_passes(): pass
+def test_is_interrupted(): raise KeyboardInterrupt
+def test_is_not_run(): pass
+"""
+
+
+def test_a_test_that_did_not_end_has_not_passed(
+    pytest_part: Callable[..., Part], capfd: pytest.CaptureFixture[str]
+) -> None:
+    tests = pytest_part(test_some=INTERRUPTED)
+    assert test.main(["--", "-n", "0"], [tests]) == 1
+    told = capfd.readouterr().out
+    assert "the run: it ended with exit code 2" in told
+    assert told.splitlines()[-1] == "1 passed, 1 failed"
+
+
+WRITES = "import sys; open(sys.argv[1].partition('=')[2], 'w').write({!r}); raise SystemExit({})"
+ONE_PASSED = '<testsuites><testsuite tests="1"><testcase name="a"/></testsuite></testsuites>'
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("raise SystemExit(0)", "it ended with exit code 0, and left no report"),
+        (WRITES.format(ONE_PASSED[:-5], 0), "it ended with exit code 0, and its report is incomp"),
+        (WRITES.format("", 0), "it ended with exit code 0, and its report is incomplete"),
+        (WRITES.format("<testsuites/>", 0), "no tests were run; it ended with exit code 0"),
+        (WRITES.format(ONE_PASSED, 1), "it ended with exit code 1"),
+        (WRITES.format(ONE_PASSED, 3), "it ended with exit code 3"),
+    ],
+)
+def test_a_pytest_that_does_not_end_well_has_failed(
+    code: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert test.main([], [Part("tests", python(code), "--junitxml")]) == 1
+    told = capsys.readouterr().out
+    assert f"the run: {why}" in told
+    assert ", 1 failed" in told.splitlines()[-1]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends POSIX signals")
+def test_a_pytest_that_is_killed_has_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    killed = python("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert test.main([], [Part("tests", killed, "--junitxml"), GREEN]) == 1
+    told = capsys.readouterr().out
+    assert "the run: signal 9 ended it, and left no report" in told
+    assert told.splitlines()[-1] == "1 passed, 1 failed"
+
+
+INTERRUPTIBLE = """
+from pathlib import Path
+from tools.test import Part, main
+waiting = '''
+import time
+try:
+    print('waiting', flush=True)
+    time.sleep(600)
+except KeyboardInterrupt:
+    print('ended by itself', flush=True)
+    raise SystemExit(2)
+'''
+never = "open({never!r}, 'w')"
+raise SystemExit(main([], [
+    Part("first", ("-c", "pass")), Part("second", ("-c", waiting)), Part("third", ("-c", never))
+]))
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends POSIX signals")
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("to_all", [True, False], ids=["from a terminal", "to it alone"])
+def test_ctrl_c_ends_with_the_summary_of_what_was_run(to_all: bool, tmp_path: Path) -> None:
+    code = INTERRUPTIBLE.replace("{never!r}", repr(str(tmp_path / "never")))
+    if not to_all:
+        code = code.replace("raise", "import tools.test; tools.test.END_SECONDS = 0.5\nraise", 1)
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        while process.stdout.readline() not in ("waiting\n", ""):
+            pass
+        (os.killpg if to_all else os.kill)(process.pid, signal.SIGINT)
+        told, _, rest = process.stdout.read().partition("summary\n")
+    summary = rest.splitlines()
+    assert process.returncode == 130
+    assert "ended by itself" in told
+    assert [line.split()[:3] for line in summary if line] == [
+        ["first", "ok", summary[0].split()[2]],
+        ["second", "interrupted", summary[1].split()[2]],
+        ["the", "run:", "Ctrl-C"],
+        ["third", "not", "run"],
+        ["1", "passed,", "1"],
+    ]
+    assert summary[-1] == "1 passed, 1 failed"
+    assert not (tmp_path / "never").exists()
 
 
 def test_a_files_tests_share_a_process_and_so_do_those_of_the_compiled_kernels() -> None:

@@ -13,7 +13,7 @@ import nbformat
 from nbconvert import HTMLExporter
 from rich.progress import track
 
-from tools.chapters import ROOT, Chapter, read_chapters, read_parts
+from tools.chapters import BUILD, ROOT, Chapter, read_chapters, read_parts
 
 NOTEBOOKS = ROOT / "notebooks"
 STYLE = """
@@ -25,7 +25,7 @@ BAR = "padding:0.6rem 1rem;font-family:sans-serif;border-bottom:1px solid #d9d9d
 
 def main() -> None:
     """Write every chapter that has a notebook, and the table of contents."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build" / "book"
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else BUILD / "book"
     folder.mkdir(parents=True, exist_ok=True)
     chapters = [each for each in read_chapters() if _notebook(each).exists()]
     for number, chapter in enumerate(track(chapters, "writing", transient=True)):

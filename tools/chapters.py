@@ -3,12 +3,14 @@
 `python -m tools.chapters` writes the table into README.md.
 """
 
+import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / (os.environ.get("BUILD_DIR") or "build")  # what tools make and git ignores
 BEGIN, END = "<!-- chapters -->", "<!-- /chapters -->"
 
 

@@ -3,19 +3,24 @@
 Needs nothing but Python with pip. A second run with the same inputs does nothing. Versions that
 CI has seen are pinned in constraints.txt. `TORCH_INDEX` (environment variable) names a package
 index to take torch from: PyTorch's site lists one for each of its builds, CPU-only included.
+`VENV_DIR` names another folder than `.venv`. From a tree that cannot be written, a copy of the
+package is installed, and installed again when the package has changed.
 """
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ENVIRONMENT = ROOT / ".venv"
+ENVIRONMENT = ROOT / (os.environ.get("VENV_DIR") or ".venv")
 PYTHON = ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 OLDEST = (3, 11)
+PACKAGED = ("pyproject.toml", "README.md", "LICENSE", "minigen/**/*.*", "notebooks/*.*")
 
 
 def main(extras: list[str]) -> None:
@@ -33,9 +38,28 @@ def main(extras: list[str]) -> None:
     torch_index = os.environ.get("TORCH_INDEX")
     if torch_index:
         _pip("torch", "--index-url", torch_index, "--force-reinstall")  # of another build, maybe
-    target = f"{ROOT}[{','.join(wanted_extras)}]" if wanted_extras else str(ROOT)
-    _pip("--editable", target, *([] if torch_index else ["--constraint", "constraints.txt"]))
+    named = f"[{','.join(wanted_extras)}]" if wanted_extras else ""
+    constraint = [] if torch_index else ["--constraint", "constraints.txt"]
+    if os.access(ROOT, os.W_OK):
+        _pip("--editable", f"{ROOT}{named}", *constraint)
+    else:
+        with tempfile.TemporaryDirectory() as copy:
+            copy_package(Path(copy))
+            _pip(f"{copy}{named}", *constraint)
     _stamp().write_text(state)
+
+
+def copy_package(folder: Path) -> None:
+    """Copy what an installation takes, since setuptools writes beside it."""
+    for path in _packaged():
+        target = folder / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+
+
+def _packaged() -> list[Path]:
+    found = (path for pattern in PACKAGED for path in sorted(ROOT.glob(pattern)))
+    return [path for path in found if path.is_file() and path.suffix != ".pyc"]
 
 
 def _pip(*arguments: str) -> None:
@@ -59,8 +83,9 @@ def _installed_extras() -> set[str]:
 def _state(extras: list[str]) -> str:
     """What an installation depends on; its first line is the extras."""
     digest = hashlib.sha256(os.environ.get("TORCH_INDEX", "").encode())
-    for name in ("pyproject.toml", "constraints.txt"):
-        digest.update((ROOT / name).read_bytes())
+    installed = [] if os.access(ROOT, os.W_OK) else _packaged()
+    for path in (ROOT / "pyproject.toml", ROOT / "constraints.txt", *installed):
+        digest.update(path.read_bytes())
     return f"{' '.join(extras)}\n{digest.hexdigest()}\n"
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from PIL import Image
 
-from tools.chapters import ROOT, read_chapters
+from tools.chapters import BUILD, ROOT, read_chapters
 
-SCREENSHOTS, GALLERY = ROOT / "build" / "screenshots", ROOT / "docs" / "gallery"
+SCREENSHOTS, GALLERY = BUILD / "screenshots", ROOT / "docs" / "gallery"
 WIDTH, COLOURS = 720, 256
 WIDGET = "application/vnd.jupyter.widget-view+json"
 

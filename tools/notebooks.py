@@ -1,7 +1,7 @@
 """Bring notebooks up to date with their sources and run them: `python -m tools.notebooks`.
 
     python -m tools.notebooks [STEM ...]           refill, update and execute (all, or these)
-    python -m tools.notebooks --check [STEM ...]   run them again, and compare every output
+    python -m tools.notebooks --check [STEM ...]   run all of them again, and compare every output
 
 The source of a pair is the .py file (percent format); cells and outputs go into the .ipynb. Cells
 that begin with `# = minigen...`, `# exercise: minigen...` or `# hunt: minigen...` are refilled from
@@ -11,12 +11,8 @@ the package.
 import argparse
 import os
 import re
-import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +20,15 @@ import jupytext
 import nbformat
 from nbclient import NotebookClient
 
-from minigen.machine import num_cores
 from minigen.teach.hunting import cell_of
 from minigen.teach.stubs import mirror, stub
 from tools.chapters import ROOT
+from tools.notebook_checks import CELL_SECONDS, check_all, over_budget, timing
 
 FOLDER = ROOT / "notebooks"
 MARKED = re.compile(r"# (=|exercise:|hunt:) (minigen[\w.]+)$")
 FILLED = {"=": mirror, "exercise:": stub, "hunt:": cell_of}
 CELL = "# %%"
-CELL_SECONDS = 120
-BUDGET_SECONDS = 60
-AT_ONCE = 2
-THREADS = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
-NBVAL = [
-    *("-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:tests.split", "-o", "addopts="),
-    *("-p", "no:schemathesis"),  # a second to import
-    *("--nbval", "--nbval-current-env", "--nbval-cell-timeout", str(CELL_SECONDS)),
-    *("--nbval-kernel-startup-timeout", "60"),
-    *("--nbval-sanitize-with", str(FOLDER / "nbval_sanitize.cfg")),
-]
 
 
 def refilled(source: str) -> str:
@@ -62,10 +47,11 @@ def _refilled_cell(cell: str) -> str:
 
 
 def main() -> None:
-    """Update and execute the pairs in order, or check them; stop at the first that fails."""
+    """Update and execute the pairs in order, up to the first that fails; or check them all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("stems", nargs="*", help="as in 16_sampling, or 16; all if none is given")
     parser.add_argument("--check", action="store_true", help="compare with what is there")
+    parser.add_argument("--report", type=Path, help="where a check writes its JUnit report")
     options = parser.parse_args()
     sources = [
         path
@@ -75,61 +61,22 @@ def main() -> None:
     if not sources:
         sys.exit("There is no such notebook.")
     if options.check:
-        _check_all(sources)
-        return
+        notebooks = [source.with_suffix(".ipynb") for source in sources]
+        sys.exit(check_all(notebooks, options.report))
     for source in sources:
-        begun = time.perf_counter()
+        begun, cpu_begun = time.perf_counter(), _cpu_seconds_of_children()
         _update(source)
-        _tell(source, time.perf_counter() - begun, 1)
+        cpu_seconds = _cpu_seconds_of_children() - cpu_begun
+        print(timing(source, time.perf_counter() - begun, cpu_seconds, 1), flush=True)
+        failure = over_budget(cpu_seconds)
+        if failure:
+            sys.exit(f"{source.stem} {failure}.")
 
 
-@dataclass(frozen=True)
-class Run:
-    """A pair that was run and compared; `said` is all that was printed on the way."""
-
-    source: Path
-    seconds: float
-    failed: bool
-    said: str
-
-
-def _check_all(sources: list[Path]) -> None:
-    """Check pairs two at a time, in kernels that have half of the processors each."""
-    at_once = min(AT_ONCE, len(sources), num_cores())
-    threads = str(num_cores() // at_once)
-    environment = os.environ | (dict.fromkeys(THREADS, threads) if at_once > 1 else {})
-    with ThreadPoolExecutor(at_once) as pool:
-        runs = [pool.submit(_check, source, environment) for source in sources]
-        try:
-            for run in as_completed(runs):
-                _judge(run.result(), at_once)
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _check(source: Path, environment: Mapping[str, str]) -> Run:
-    begun = time.perf_counter()
-    command = [sys.executable, "-m", "pytest", *NBVAL, str(source.with_suffix(".ipynb"))]
-    run = subprocess.run(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    seconds = time.perf_counter() - begun
-    return Run(source, seconds, run.returncode != 0, run.stdout.decode(errors="replace"))
-
-
-def _judge(run: Run, at_once: int) -> None:
-    print(run.said, end="", flush=True)
-    if run.failed:
-        sys.exit(f"{run.source.stem} failed; the lines above name the cell.")
-    _tell(run.source, run.seconds, at_once)
-
-
-def _tell(source: Path, seconds: float, at_once: int) -> None:
-    """Print what a pair took; end if that is twice what it may take, as on a busy machine."""
-    over = f"  over its {BUDGET_SECONDS} s" if seconds > BUDGET_SECONDS * at_once else ""
-    print(f"{source.stem:<20} {seconds:5.1f} s{over}", flush=True)
-    if seconds > 2 * BUDGET_SECONDS:
-        sys.exit(f"{source.stem} takes {seconds:.0f} s; its budget is {BUDGET_SECONDS} s.")
+def _cpu_seconds_of_children() -> float:
+    """The CPU seconds of all processes that ended here, kernels among them; 0 on Windows."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def _update(source: Path) -> None:

@@ -1,0 +1,26 @@
+# The README's commands in a container:
+#
+#     docker build -t minigen .
+#     docker run --rm -it minigen                 # make demo
+#     docker run --rm -it minigen make test
+#
+# torch is the version in constraints.txt. On Linux pip's torch brings CUDA along, which takes several
+# GB; for PyTorch's CPU build pass the index address that pytorch.org shows for it (Compute Platform:
+# CPU): docker build --build-arg TORCH_INDEX=ADDRESS -t minigen .
+
+ARG PYTHON=3.12
+FROM python:${PYTHON}-slim AS tools
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends git make \
+    && rm -rf /var/lib/apt/lists/*
+RUN useradd --create-home --shell /bin/bash learner \
+    && install --directory --owner=learner --group=learner /opt/minigen
+ARG TORCH_INDEX=
+ENV TORCH_INDEX=${TORCH_INDEX}
+USER learner
+
+FROM tools
+WORKDIR /opt/minigen
+COPY --chown=learner:learner . .
+RUN make setup && .venv/bin/python -m minigen pull
+CMD ["make", "demo"]

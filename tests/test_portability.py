@@ -1,0 +1,457 @@
+"""The table of environments: cells are tried once, kept at once, and told as they ended."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tools import environment
+from tools.portability import __main__ as program
+from tools.portability import environments as table_of_environments
+from tools.portability import table
+from tools.portability.commands import Ended, busy, run
+from tools.portability.environments import Environment, environments, read_only
+from tools.portability.places import Places
+from tools.portability.store import GREEN, NOT_TRIED, RED, Cell, Result, Store
+
+CELLS = [Cell("long", part) for part in ("setup", "tests", "golden")]
+LIMIT = 60.0
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="it tries POSIX systems")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "state", "a" * 40)
+
+
+def ended(code: str, tmp_path: Path, limit: float = LIMIT) -> Ended:
+    """How a Python program ended."""
+    return run([sys.executable, "-c", code], tmp_path, os.environ, tmp_path / "log", limit)
+
+
+def is_alive(process_id: int) -> bool:
+    state = Path(f"/proc/{process_id}/stat")
+    return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_for(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + LIMIT
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_was(store: Store) -> None:
+    tried: list[Cell] = []
+
+    def stopped_at_the_second(cell: Cell) -> Result:
+        tried.append(cell)
+        if tried == CELLS[:2]:
+            raise KeyboardInterrupt
+        return Result(GREEN)
+
+    with pytest.raises(KeyboardInterrupt):
+        program.run_cells(CELLS, store, stopped_at_the_second)
+    assert [store.get(cell) for cell in CELLS] == [Result(GREEN), None, None]
+    assert program.run_cells(CELLS, store, stopped_at_the_second) == dict.fromkeys(
+        CELLS, Result(GREEN)
+    )
+    assert tried == [CELLS[0], CELLS[1], CELLS[1], CELLS[2]]
+
+
+def test_a_killed_run_keeps_what_was_finished(store: Store, tmp_path: Path) -> None:
+    code = f"""
+import os, signal
+from pathlib import Path
+from tools.portability.__main__ import run_cells
+from tools.portability.store import Cell, Result, Store
+cells = [Cell("long", part) for part in ("setup", "tests", "golden")]
+def killed_at_the_second(cell):
+    if cell == cells[1]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Result("green", "7 passed", 1.5, (), {{"cpu": "one"}})
+run_cells(cells, Store(Path({str(tmp_path / "state")!r}), {"a" * 40!r}), killed_at_the_second)
+"""
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, cwd=program.ROOT).returncode == -signal.SIGKILL
+    first = Result(GREEN, "7 passed", 1.5, (), {"cpu": "one"})
+    assert [store.get(cell) for cell in CELLS] == [first, None, None]
+
+
+def test_a_red_cell_is_kept_with_its_reason(store: Store) -> None:
+    red = Result(RED, "tests/test_a.py::test_b", 2.0, ("tests/test_a.py::test_b",))
+    program.run_cells(CELLS[:1], store, lambda cell: red)
+    assert store.get(CELLS[0]) == red
+    assert program.run_cells(CELLS[:1], store, lambda cell: Result(GREEN)) == {CELLS[0]: red}
+    store.forget(CELLS[:1])
+    assert program.run_cells(CELLS[:1], store, lambda cell: Result(GREEN)) == {
+        CELLS[0]: Result(GREEN)
+    }
+
+
+def test_results_of_another_commit_are_not_this_ones(store: Store, tmp_path: Path) -> None:
+    store.put(CELLS[0], Result(GREEN))
+    later = Store(tmp_path / "state", "b" * 40)
+    assert later.get(CELLS[0]) is None
+    assert later.others() == ["a" * 40]
+    assert store.others() == []
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended by SIGSEGV"),
+        ("raise SystemExit(3)", "exit status 3"),
+        ("import sys; sys.exit('13_layers has no such cell.')", "13_layers has no such cell."),
+        ("import sys; sys.exit('no file /some/where')", "exit status 1"),
+        (
+            "print('FAILED tests/test_a.py::test_b[x y] - assert 1\\nERROR tests/test_c.py');"
+            "raise SystemExit(1)",
+            "tests/test_a.py::test_b[x y], tests/test_c.py",
+        ),
+    ],
+)
+def test_a_command_that_fails_says_why(code: str, why: str, tmp_path: Path) -> None:
+    assert ended(code, tmp_path).why() == why
+
+
+def test_what_pytest_counts_is_read(tmp_path: Path) -> None:
+    assert ended("print('..\\n2 failed, 31 passed, 1 skipped in 2.1s')", tmp_path).passed == (
+        "2 failed, 31 passed, 1 skipped"
+    )
+    assert ended("print('12 passed in 1s\\n===== 13 passed in 2s =====')", tmp_path).passed == (
+        "13 passed"
+    )
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="asks /proc")
+def test_a_command_over_its_time_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    code = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open({str(pids)!r}, "w").write(str(child.pid))
+time.sleep(600)
+"""
+    for limit in (1.0, 4.0, 16.0, LIMIT):  # a busy machine may need that long to begin
+        over = ended(code, tmp_path, limit)
+        if pids.exists() and pids.read_text():
+            break
+    assert over.status is None
+    assert over.why() == "it had not ended when its time was over"
+    assert wait_for(lambda: not is_alive(int(pids.read_text())))
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="asks /proc")
+def test_busy_loops_end_with_the_process_that_began_them(tmp_path: Path) -> None:
+    code = f"""
+import os, signal
+from tools.portability import commands
+started = []
+popen = commands.subprocess.Popen
+def remembered(*arguments):
+    started.append(popen(*arguments))
+    return started[-1]
+commands.subprocess.Popen = remembered
+with commands.busy(2):
+    open({str(tmp_path / "pids")!r}, "w").write(" ".join(str(loop.pid) for loop in started))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=program.ROOT)
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2
+    assert wait_for(lambda: not any(map(is_alive, pids)))
+    with busy(0):
+        pass
+
+
+class Tree:
+    """An environment that was set up, with a command of the test's in the place of minigen's."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
+        self.places, self.log = Places(folder, "a" * 40), folder / "log"
+        self._environment = Environment("one", "an environment", ("tests",))
+        (folder / "shared" / "minigen").mkdir(parents=True)
+        (folder / "shared" / "elsewhere").mkdir()
+        (folder / "shared" / "elsewhere" / "one.json").write_text('{"cpu": "a processor"}')
+        self._monkeypatch = monkeypatch
+
+    def run(self, code: str, **changed: object) -> Result:
+        command = [sys.executable, "-c", code]
+        self._monkeypatch.setattr(Places, "_commands", lambda *_: [command])
+        each = Environment(**vars(self._environment) | changed)
+        return self.places.run(each, each.cells[0], self.log)
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
+    return Tree(tmp_path, monkeypatch)
+
+
+def test_a_cell_whose_command_dies_by_a_signal_is_red(tree: Tree) -> None:
+    result = tree.run("import os; os.kill(os.getpid(), 9)")
+    assert (result.verdict, result.detail) == (RED, "ended by SIGKILL")
+    assert result.machine == {"cpu": "a processor"}
+
+
+def test_a_cell_is_green_if_its_commands_end_with_0(tree: Tree) -> None:
+    result = tree.run("print('12 passed in 1s')")
+    assert (result.verdict, result.detail) == (GREEN, "12 passed")
+
+
+def test_a_cell_has_its_environments_variables_and_umask(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "another tree")
+    code = "import os; print(os.environ['TZ'], 'PYTHONPATH' in os.environ, oct(os.umask(0)))"
+    tree.run(code, variables={"TZ": "{elsewhere}/x"}, umask=0o077)
+    zone, has_path, umask = tree.log.read_text().split()
+    assert zone.endswith("shared/elsewhere/x")
+    assert (has_path, umask) == ("False", "0o77")
+
+
+def test_what_this_machine_lacks_is_not_tried(tree: Tree) -> None:
+    result = tree.run("raise SystemExit(1)", lacking="this processor has no avx2")
+    assert str(result) == "not tried: this processor has no avx2"
+
+
+def test_a_set_up_that_fails_is_red_and_made_once(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shared" / "elsewhere" / "one.json").unlink()
+    made: list[str] = []
+
+    def clone(*_: object) -> str:
+        made.append("clone")
+        return "git clone failed"
+
+    monkeypatch.setattr(Places, "_clone", clone)
+    for _ in range(2):
+        result = tree.run("")
+        assert (result.verdict, result.detail) == (RED, "set-up: git clone failed")
+    assert made == ["clone"]
+
+
+def test_a_read_only_tree_cannot_be_written(tmp_path: Path) -> None:
+    if table_of_environments._no_read_only_mount():
+        pytest.skip("this machine allows no read-only mount")
+    (tmp_path / "tree").mkdir()
+    inside = "touch written 2>&1; touch ../beside"
+    command = [*read_only(tmp_path / "tree"), "sh", "-c", inside]
+    said = subprocess.run(command, capture_output=True, text=True).stdout
+    assert "ead-only" in said
+    assert [path.name for path in sorted(tmp_path.rglob("*"))] == ["beside", "tree"]
+
+
+def test_without_a_network_this_machine_alone_is_reached() -> None:
+    prefix = table_of_environments._without_network()
+    if not prefix:
+        pytest.skip("this machine allows no network of its own")
+    code = """
+import socket
+with socket.create_server(("127.0.0.1", 0)) as server:
+    socket.create_connection(server.getsockname()).close()
+print([name for _, name in socket.if_nameindex()])
+try:
+    socket.create_connection(("192.0.2.1", 80), timeout=5)
+except OSError as error:
+    print(error.errno == __import__("errno").ENETUNREACH)
+"""
+    command = [*prefix, sys.executable, "-c", code]
+    said = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    assert said[0].startswith("['lo'")
+    assert said[1:] == ["True"]
+
+
+def test_the_environments_are_what_their_names_say(tmp_path: Path) -> None:
+    every = {each.name: each for each in environments(tmp_path)}
+    long = tmp_path.joinpath("long", *every["long"].inside)
+    assert long.name == "minigen"
+    assert len(str(long)) > 180
+    assert len(str(tmp_path.joinpath(*every["space"].inside)).split()) > 1
+    assert not str(every["space"].inside).isascii()
+    assert {each.place for each in every.values() if each.parts != every["load"].parts} >= {
+        *("long", "space", "readonly"),
+    }
+    assert all(each.cells for each in every.values())
+
+
+class Table:
+    """The program on two small environments of the test's."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        self.verdicts: dict[str, Result] = {}
+        self.tried: list[str] = []
+        self.commit = "a" * 40
+        every = [
+            Environment("one", "the first", ("setup", "tests", "13_layers", "14_attention")),
+            Environment("two", "the second", ("tests",)),
+        ]
+        for name, value in {
+            "STATE": tmp_path / "state",
+            "environments": lambda folder: every,
+            "commit_of": lambda tree: self.commit,
+            "has_changes": lambda tree: False,
+        }.items():
+            monkeypatch.setattr(program, name, value)
+        monkeypatch.setattr(Places, "run", self._run)
+        self.page, self.data = tmp_path / "portability.md", tmp_path / "portability.json"
+        monkeypatch.setattr(table, "PAGE", self.page)
+        monkeypatch.setattr(table, "DATA", self.data)
+
+    def _run(self, environment: Environment, cell: Cell, log: Path) -> Result:
+        self.tried.append(cell.name)
+        return self.verdicts.get(cell.name, Result(GREEN))
+
+    def run(self, *arguments: str) -> str | int | None:
+        """The program's exit code, or its last word."""
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            program.main(arguments)
+        except SystemExit as end:
+            return end.code
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+        return 0
+
+
+@pytest.fixture
+def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
+    return Table(tmp_path, monkeypatch)
+
+
+def test_the_page_is_written_when_every_cell_has_a_result(whole: Table) -> None:
+    whole.verdicts = {
+        "one/setup": Result(NOT_TRIED, "there is no make here"),
+        "one/tests": Result(GREEN, "12 passed", machine={"cpu": "a processor", "cores": 2}),
+        "one/13_layers": Result(RED, "notebooks/13_layers.ipynb::Cell 3"),
+        "two/tests": Result(RED, "ended by SIGSEGV"),
+    }
+    told = whole.run("--environments", "one")
+    assert isinstance(told, str)
+    assert told.startswith("red: one/13_layers (")
+    assert not whole.page.exists()
+    whole.run()
+    page = whole.page.read_text()
+    assert "Commit: " + "a" * 40 in page
+    assert "Machine: a processor, 2 cores" in page
+    row = "| one | not tried: there is no make here | - | green (12 passed) | - | - | "
+    notebooks = "1 of 2 green; RED: 13_layers (notebooks/13_layers.ipynb::Cell 3) |"
+    assert row + notebooks in page
+    assert "| two | - | - | RED: ended by SIGSEGV | - | - | - |" in page
+    data = json.loads(whole.data.read_text())
+    assert data["commit"] == whole.commit
+    assert data["cells"]["two/tests"]["verdict"] == "RED"
+
+
+def test_a_page_of_some_cells_says_which_were_not_run(whole: Table) -> None:
+    assert whole.run("--cell", "one/13_layers", "--write") == 0
+    page = whole.page.read_text()
+    assert "| one | not run | - | not run | - | - | 1 of 2 green; 1 not run |" in page
+
+
+def test_cells_are_chosen_by_environment_part_and_name(whole: Table) -> None:
+    whole.run("--parts", "14", "tests")
+    assert whole.tried == ["one/tests", "one/14_attention", "two/tests"]
+    whole.run("--parts", "notebooks")
+    assert whole.tried[3:] == ["one/13_layers"]
+    whole.run("--cell", "one/setup", "two/tests", "--again")
+    assert whole.tried[4:] == ["one/setup", "two/tests"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--cell", "one/test"], "There is no cell one/test; --list shows all."),
+        (["--environments", "three"], "There is no environment three; there are one, two."),
+        (["--parts", "13_layer"], "There is no part 13_layer; there are setup, "),
+    ],
+)
+def test_an_unknown_name_is_refused(whole: Table, arguments: list[str], words: str) -> None:
+    assert str(whole.run(*arguments)).startswith(words)
+    assert not whole.tried
+
+
+def test_a_list_shows_this_commits_results(
+    whole: Table, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole.verdicts = {"one/tests": Result(RED, "ended by SIGSEGV")}
+    whole.run("--cell", "one/tests")
+    capsys.readouterr()
+    assert whole.run("--list") == 0
+    told = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert told[:2] == ["one/setup not run", "one/tests RED: ended by SIGSEGV"]
+    whole.commit = "b" * 40
+    whole.run("--list")
+    told = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert told[0] == "Results of other commits (aaaaaaaaaaaa) are kept apart, and not shown."
+    assert told[1:3] == ["one/setup not run", "one/tests not run"]
+
+
+def test_a_selection_of_tests_is_no_result_of_the_cell(whole: Table) -> None:
+    whole.run("--cell", "two/tests", "--pytest", "tests/test_11_weights.py")
+    whole.run("--cell", "two/tests")
+    assert whole.tried == ["two/tests", "two/tests"]
+
+
+def test_clones_of_red_cells_are_kept(whole: Table, tmp_path: Path) -> None:
+    folder = tmp_path / "clones"
+    clone = folder / whole.commit[:12] / "shared"
+    clone.mkdir(parents=True)
+    whole.verdicts = {"two/tests": Result(RED, "ended by SIGSEGV")}
+    whole.run("--cell", "two/tests", "--folder", str(folder))
+    assert clone.exists()
+    whole.run("--cell", "one/tests", "--folder", str(folder), "--keep")
+    assert clone.exists()
+    whole.run("--cell", "one/tests", "--folder", str(folder))
+    assert not clone.exists()
+
+
+def test_of_a_tree_that_cannot_be_written_a_copy_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, copy = tmp_path / "tree", tmp_path / "copy"
+    for name in ("pyproject.toml", "constraints.txt", "minigen/a.py", "minigen/a.pyc"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(name)
+    monkeypatch.setattr(environment, "ROOT", tree)
+    monkeypatch.setattr(environment, "ENVIRONMENT", tmp_path / "venv")
+    monkeypatch.setattr(environment, "PYTHON", Path(sys.executable))
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tree)
+    (tmp_path / "venv").mkdir()
+    installed: list[tuple[str, ...]] = []
+
+    def pip(*arguments: str) -> None:
+        assert (Path(arguments[0].removesuffix("[cpu]")) / "minigen" / "a.py").exists()
+        installed.append(arguments)
+
+    monkeypatch.setattr(environment, "_pip", pip)
+    environment.main(["cpu"])
+    environment.main(["cpu"])
+    ((copied, *constraint),) = installed
+    assert not copied.startswith(str(tree))
+    assert constraint == ["--constraint", "constraints.txt"]
+    environment.copy_package(copy)
+    names = sorted(str(path.relative_to(copy)) for path in copy.rglob("*.*"))
+    assert names == ["minigen/a.py", "pyproject.toml"]
+    (tree / "minigen" / "a.py").write_text("changed")
+    environment.main(["cpu"])
+    assert len(installed) == 2
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_takes_the_environment_from_elsewhere() -> None:
+    command = ["make", "-n", "demo", "VENV_DIR=/else where"]
+    environ = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
+    said = subprocess.run(
+        command, cwd=program.ROOT, env=environ, capture_output=True, text=True, check=True
+    ).stdout
+    assert '"/else where/bin/python" -m minigen demo' in said

@@ -1,0 +1,170 @@
+"""Run notebooks again, two at a time, and compare every output with what is stored (nbval).
+
+A budget keeps notebooks short, and it is in CPU seconds: the time that the processes of a notebook
+were computing. A busy machine hardly changes these, whereas it multiplies wall time, so that a
+limit on wall time fails correct notebooks. A notebook fails if it takes more than twice its
+budget on every core; where the system does not tell CPU seconds (Windows), none fails by time.
+Wall time over the budget is printed, and fails nothing. Against hanging there is a timeout for
+each cell, four times what the longest notebook may take.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from minigen.machine import num_cores
+from tools.chapters import ROOT
+from tools.tally import THE_RUN, Tally, tally, write_report
+
+BUDGET_SECONDS = 60
+CELL_SECONDS = 4 * 2 * BUDGET_SECONDS
+KERNEL_START_SECONDS = 240
+AT_ONCE = 2
+INTERRUPTED = 130
+THREADS = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
+NBVAL = [
+    *("-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:tests.split", "-o", "addopts="),
+    *("-p", "no:schemathesis"),  # a second to import
+    *("-o", "junit_family=xunit1"),
+    *("--nbval", "--nbval-current-env", "--nbval-cell-timeout", str(CELL_SECONDS)),
+    *("--nbval-kernel-startup-timeout", str(KERNEL_START_SECONDS)),
+    *("--nbval-sanitize-with", str(ROOT / "notebooks" / "nbval_sanitize.cfg")),
+]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A notebook that was run and compared.
+
+    `cpu_seconds` are those of all of its processes, or None where the system does not tell;
+    `said` is what pytest printed.
+    """
+
+    notebook: Path
+    seconds: float
+    cpu_seconds: float | None
+    counts: Tally
+    said: str = ""
+
+    @property
+    def failure(self) -> str | None:
+        """Name the cells that failed, or the budget that was exceeded."""
+        if not self.counts.failed:
+            return over_budget(self.cpu_seconds)
+        cells = [name.rpartition("::")[2] for name in self.counts.failed if name != THE_RUN]
+        ending = self.counts.failed.get(THE_RUN)
+        return ", ".join(cells + ([ending] if ending else []))
+
+
+def over_budget(cpu_seconds: float | None) -> str | None:
+    """Say by how much CPU seconds exceed what a notebook may take; None if they do not."""
+    allowed = 2 * BUDGET_SECONDS * num_cores()
+    if cpu_seconds is None or cpu_seconds <= allowed:
+        return None
+    return f"takes {cpu_seconds:.0f} CPU seconds; {allowed} is the most on {num_cores()} cores"
+
+
+def timing(notebook: Path, seconds: float, cpu_seconds: float | None, at_once: int) -> str:
+    """Return a line with what a notebook took."""
+    cpu = "" if cpu_seconds is None else f"  {cpu_seconds:5.1f} CPU s"
+    over = f"  over its {BUDGET_SECONDS} s" if seconds > BUDGET_SECONDS * at_once else ""
+    return f"{notebook.stem:<20} {seconds:5.1f} s{cpu}{over}"
+
+
+class Checker:
+    """Runs notebooks, each by a pytest of its own; `stop` ends what runs, and starts no more."""
+
+    def __init__(self, environment: Mapping[str, str]):
+        self._environment = environment
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._stopped = False
+        self._lock = threading.Lock()
+
+    def __call__(self, notebook: Path) -> Run:
+        begun = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            report, output = Path(folder, "report.xml"), Path(folder, "output.txt")
+            command = [sys.executable, "-m", "pytest", *NBVAL, f"--junitxml={report}"]
+            process = self._start([*command, str(notebook)], output)
+            cpu_seconds = _wait(process)
+            self._running.discard(process)
+            counts = tally(report, process.returncode)
+            said = output.read_text(encoding="utf-8", errors="replace")
+        return Run(notebook, time.perf_counter() - begun, cpu_seconds, counts, said)
+
+    def _start(self, command: Sequence[str], output: Path) -> "subprocess.Popen[bytes]":
+        with self._lock, output.open("wb") as stream:
+            if self._stopped:
+                raise RuntimeError("the check was stopped")
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
+            self._running.add(process)
+        return process
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            for process in self._running:
+                process.terminate()
+
+
+def _wait(process: "subprocess.Popen[bytes]") -> float | None:
+    """Wait for a process; return the CPU seconds of it and of all that it waited for."""
+    if sys.platform == "win32":
+        process.wait()
+        return None
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return usage.ru_utime + usage.ru_stime
+
+
+def check_all(
+    notebooks: Sequence[Path],
+    report: Path | None = None,
+    checker_of: Callable[[Mapping[str, str]], Checker] = Checker,
+) -> int:
+    """Check all to the end, on half of the cores each; return the exit code.
+
+    A JUnit report, if asked for, has a test for each notebook.
+    """
+    at_once = min(AT_ONCE, len(notebooks), num_cores())
+    threads = str(num_cores() // at_once)
+    checker = checker_of(os.environ | (dict.fromkeys(THREADS, threads) if at_once > 1 else {}))
+    passed: list[str] = []
+    failed: dict[str, str] = {}
+    with ThreadPoolExecutor(at_once) as pool:
+        runs = [pool.submit(checker, notebook) for notebook in notebooks]
+        try:
+            for run in map(Future.result, as_completed(runs)):
+                failure = run.failure
+                if failure is None:
+                    passed.append(run.notebook.stem)
+                else:
+                    failed[run.notebook.stem] = failure
+                    print(run.said, end="")
+                line = timing(run.notebook, run.seconds, run.cpu_seconds, at_once)
+                print(line + (f"  FAILED: {failure}" if failure else "  ok"), flush=True)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            checker.stop()
+            return INTERRUPTED
+        finally:
+            if report is not None:
+                write_report(report, passed, failed)
+    if failed:
+        print(f"\n{len(failed)} of {len(notebooks)} notebooks failed:")
+        print("\n".join(f"  {stem}: {failure}" for stem, failure in failed.items()), flush=True)
+    return 1 if failed else 0

@@ -1,0 +1,245 @@
+"""The environments: what each changes, where its clone is, which parts it tries."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tools.portability.store import Cell
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SHARED = "shared"
+LONG = 190  # characters of a path
+NOTEBOOKS = tuple(sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9]*.py")))
+PARTS = ("setup", "checks", "tests", "golden", "demo")
+FRESH = ("setup", "checks", "tests", "golden", *NOTEBOOKS)
+RUN = ("tests", "golden", *NOTEBOOKS)
+
+READ_ONLY = """
+mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && cd "$0" && exec "$@"
+"""
+LOOPBACK_UP = """
+import fcntl, os, socket, struct, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+    SIOCSIFFLAGS, IFF_UP = 0x8914, 1
+    fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", IFF_UP))
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+NOWHERE = "http://127.0.0.1:9"
+PROXIES = {
+    name: value
+    for variable in ("http_proxy", "https_proxy", "all_proxy")
+    for name, value in ((variable, NOWHERE), (variable.upper(), NOWHERE))
+} | dict.fromkeys(("no_proxy", "NO_PROXY"), "localhost,127.0.0.1,::1")
+THREADS = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+KEPT_ELSEWHERE = {
+    "VENV_DIR": "{elsewhere}/venv",
+    "MINIGEN_HOME": "{elsewhere}/minigen",
+    "PYTHONPYCACHEPREFIX": "{elsewhere}/pycache",
+    "RUFF_CACHE_DIR": "{elsewhere}/ruff",
+    "MYPY_CACHE_DIR": "{elsewhere}/mypy",
+    "HYPOTHESIS_STORAGE_DIRECTORY": "{elsewhere}/hypothesis",
+    "NUMBA_CACHE_DIR": "{elsewhere}/numba",
+    "TRITON_CACHE_DIR": "{elsewhere}/triton",
+    "PYTEST_ADDOPTS": "-p no:cacheprovider",
+}
+AT_HOME_ELSEWHERE = {
+    "HOME": "{elsewhere}/home",
+    "XDG_CACHE_HOME": "{elsewhere}/cache",
+    "XDG_CONFIG_HOME": "{elsewhere}/config",
+    "XDG_DATA_HOME": "{elsewhere}/data",
+    "XDG_RUNTIME_DIR": "{elsewhere}/runtime",
+    "JUPYTER_CONFIG_DIR": "{elsewhere}/jupyter",
+    "JUPYTER_DATA_DIR": "{elsewhere}/jupyter",
+    "JUPYTER_RUNTIME_DIR": "{elsewhere}/runtime",
+    "IPYTHONDIR": "{elsewhere}/ipython",
+    "MPLCONFIGDIR": "{elsewhere}/matplotlib",
+    "TMPDIR": "{elsewhere}/tmp",
+}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One environment. In values of variables, `{elsewhere}` is a folder beside the clone."""
+
+    name: str
+    about: str
+    parts: tuple[str, ...] = RUN
+    place: str = SHARED
+    inside: tuple[str, ...] = ("minigen",)  # the clone's path inside the place's folder
+    kept: Mapping[str, str] = field(default_factory=dict)  # for its set-up too
+    variables: Mapping[str, str] = field(default_factory=dict)
+    prefix: tuple[str, ...] = ()
+    umask: int = -1
+    read_only: bool = False
+    loaded: bool = False
+    random_order: bool = False
+    lacking: str = ""  # why it cannot be tried on this machine
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Its cells, in order."""
+        return [Cell(self.name, part) for part in self.parts]
+
+
+def environments(folder: Path) -> list[Environment]:
+    """All environments, for clones below `folder`, as far as this machine has them."""
+    missing = [tool for tool in ("git", "make") if shutil.which(tool) is None]
+    lacking = f"there is no {' and no '.join(missing)} here" if missing else ""
+    padding = "a-folder-with-a-long-name-in-which-a-minigen-lies"
+    times = max(1, -(-(LONG - len(str(folder))) // (len(padding) + 1)))
+    network = _without_network()
+    return [
+        Environment(
+            "long",
+            f"a clone called minigen, its path longer than {LONG - 10} characters",
+            FRESH,
+            "long",
+            (*[padding] * times, "minigen"),
+            lacking=lacking,
+        ),
+        Environment(
+            "space",
+            "a clone with spaces and a letter outside ASCII in its path",
+            FRESH,
+            "space",
+            ("mein schöner Ordner", "mini gen"),
+            lacking=lacking,
+        ),
+        Environment(
+            "readonly",
+            "a clone that cannot be written; its environment, caches and home are elsewhere",
+            FRESH,
+            "readonly",
+            kept=KEPT_ELSEWHERE,
+            variables=AT_HOME_ELSEWHERE,
+            read_only=True,
+            lacking=lacking or _no_read_only_mount(),
+        ),
+        Environment(
+            "load",
+            "beside one busy loop per core",
+            loaded=True,
+            lacking=lacking,
+        ),
+        Environment(
+            "locale",
+            "another locale, the time zone Pacific/Kiritimati, umask 077, 40 columns, a hash seed",
+            ("checks", *RUN),
+            variables={
+                **dict.fromkeys(("LANG", "LC_ALL"), _locale()),
+                **{"TZ": "Pacific/Kiritimati", "COLUMNS": "40", "PYTHONHASHSEED": "7"},
+            },
+            umask=0o077,
+            lacking=lacking,
+        ),
+        Environment(
+            "oldest",
+            "instructions of the oldest 64-bit processors, one thread, one core",
+            kept={"MINIGEN_HOME": "{elsewhere}/oldest"},
+            variables={
+                **_instructions("default", "SSE41", "generic"),
+                **dict.fromkeys(THREADS, "1"),
+            },
+            prefix=_one_core(),
+            lacking=lacking,
+        ),
+        Environment(
+            "avx2",
+            "AVX2 and no more, two threads",
+            kept={"MINIGEN_HOME": "{elsewhere}/avx2"},
+            variables={
+                **_instructions("avx2", "AVX2", "haswell"),
+                **dict.fromkeys(THREADS, "2"),
+            },
+            lacking=lacking or _no_instructions("avx2"),
+        ),
+        Environment(
+            "avx512",
+            "AVX-512 as its first processors had it",
+            kept={"MINIGEN_HOME": "{elsewhere}/avx512"},
+            variables=_instructions("avx512", "AVX512_CORE", "skylake-avx512"),
+            lacking=lacking or _no_instructions("avx512bw"),
+        ),
+        Environment(
+            "random",
+            "tests in a random order, whose seed is the commit",
+            ("tests",),
+            random_order=True,
+            lacking=lacking,
+        ),
+        Environment(
+            "offline",
+            "without a network (" + ("a namespace of its own" if network else "proxies") + "), "
+            "after one run with it",
+            (*PARTS, *NOTEBOOKS),
+            variables={} if network else PROXIES,
+            prefix=network,
+            lacking=lacking,
+        ),
+    ]
+
+
+def read_only(tree: Path) -> tuple[str, ...]:
+    """The beginning of a command for which alone `tree` is mounted read-only."""
+    return (*_unshare("--mount"), "sh", "-c", READ_ONLY, str(tree))
+
+
+def _instructions(torch: str, onednn: str, numba: str) -> dict[str, str]:
+    return {
+        "ATEN_CPU_CAPABILITY": torch,
+        "ONEDNN_MAX_CPU_ISA": onednn,
+        "NUMBA_CPU_NAME": numba,
+        "NUMBA_CPU_FEATURES": "",  # those of the processor that is named, not of this one
+    }
+
+
+def _unshare(namespace: str) -> tuple[str, ...]:
+    as_root = () if hasattr(os, "geteuid") and os.geteuid() == 0 else ("--map-root-user",)
+    return ("unshare", *as_root, namespace)
+
+
+def _works(command: tuple[str, ...]) -> bool:
+    if shutil.which(command[0]) is None:
+        return False
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def _no_read_only_mount() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        command = (*read_only(Path(folder)), "sh", "-c", "! touch written")
+        return "" if _works(command) else "this machine allows no read-only mount"
+
+
+def _without_network() -> tuple[str, ...]:
+    prefix = (*_unshare("--net"), sys.executable, "-c", LOOPBACK_UP)
+    return prefix if _works((*prefix, "true")) else ()
+
+
+def _one_core() -> tuple[str, ...]:
+    if shutil.which("taskset") is None or not hasattr(os, "sched_getaffinity"):
+        return ()
+    return ("taskset", "--cpu-list", str(min(os.sched_getaffinity(0))))
+
+
+def _locale() -> str:
+    if shutil.which("locale") is None:
+        return "C"
+    listed = subprocess.run(("locale", "-a"), capture_output=True).stdout.decode(errors="replace")
+    return next((name for name in listed.split() if name.startswith("tr_TR.")), "C")
+
+
+def _no_instructions(name: str) -> str:
+    """Why instructions cannot be tried here, or nothing."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return f"whether {platform.machine()} has {name} is not known"
+    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    return "" if name in flags else f"this processor has no {name}"

@@ -1,0 +1,183 @@
+"""Clones: made and set up when the first cell needs them, removed when their cells are green."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tools.portability.commands import Ended, busy, num_cores, run, timed
+from tools.portability.environments import NOTEBOOKS, ROOT, Environment, read_only
+from tools.portability.store import GREEN, NOT_TRIED, RED, Cell, Result
+
+PYTHON = getattr(sys, "_base_executable", sys.executable)  # .venv's own, or that which made it
+NOT_INHERITED = (
+    *("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"),
+    *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "VENV_DIR", "PYTEST_ADDOPTS", "COLUMNS"),
+)
+FACTS = "import json; from benchmarks.common import environment; print(json.dumps(environment()))"
+HAS_RANDOM_ORDER = (
+    "import importlib.util, sys; sys.exit(importlib.util.find_spec('random_order') is None)"
+)
+SETUP_SECONDS, CELL_SECONDS = 3600.0, 3 * 3600.0
+NOTEBOOK_CELL_SECONDS = 1200  # what counts is whether outputs are equal: no budget of time
+NBVAL = f"""
+import os, sys
+from tools.notebook_checks import NBVAL
+limit = "--nbval-cell-timeout={NOTEBOOK_CELL_SECONDS}"
+os.execv(sys.executable, [sys.executable, "-m", "pytest", *NBVAL, limit, *sys.argv[1:]])
+"""
+
+
+@dataclass
+class Places:
+    """The clones of one commit below a folder, and what was found out of each."""
+
+    folder: Path
+    commit: str
+    pytest: Sequence[str] = ()
+    _failed: dict[str, str] = field(default_factory=dict)
+
+    def run(self, environment: Environment, cell: Cell, log: Path) -> Result:
+        """Try one cell, setting its environment up before if need be."""
+        begun = time.monotonic()
+        if environment.lacking:
+            return Result(NOT_TRIED, environment.lacking)
+        log.unlink(missing_ok=True)
+        why = self._set_up(environment, log)
+        if why:
+            return Result(RED, f"set-up: {why}", timed(begun))
+        machine: dict[str, Any] = json.loads(self._facts(environment).read_text(encoding="utf-8"))
+        if environment.random_order and self._plain(environment, log, "-c", HAS_RANDOM_ORDER):
+            return Result(NOT_TRIED, "pytest-random-order is not installed")
+        begun, ended = time.monotonic(), Ended(0, "")
+        with busy(num_cores() if environment.loaded else 0):
+            for command in self._commands(environment, cell.part):
+                ended = self._run(environment, command, log)
+                if ended.status != 0:
+                    return Result(RED, ended.why(), timed(begun), ended.failed, machine)
+        return Result(GREEN, ended.passed, timed(begun), (), machine)
+
+    def remove(self, place: str) -> None:
+        """Remove a place's clone and all beside it."""
+        shutil.rmtree(self.folder / place, ignore_errors=True)
+
+    def _commands(self, environment: Environment, part: str) -> list[list[str]]:
+        python = str(self._python(environment))
+        if part == "setup":
+            return [["make", "setup", f"PYTHON={PYTHON}"], [python, "-m", "minigen", "pull"]]
+        if part == "demo":
+            return [["make", "demo", f"PYTHON={PYTHON}"]]
+        if part == "checks":
+            return [[python, "-m", "tools.check", "lint", "format", "types"]]
+        if part == "golden":
+            return [[python, "-m", "pytest", "-q", "-m", "model", "tests/test_17_golden.py"]]
+        if part in NOTEBOOKS:
+            return [[python, "-c", NBVAL, f"notebooks/{part}.ipynb"]]
+        seed = str(int(self.commit[:8], 16))
+        order = ["--random-order", "--random-order-seed", seed] if environment.random_order else []
+        return [[python, "-m", "pytest", "-q", "-n", "2", *order, *self.pytest]]
+
+    def _set_up(self, environment: Environment, log: Path) -> str:
+        """Why a place cannot be used, or nothing once it can."""
+        if self._facts(environment).exists():
+            return ""
+        if environment.place not in self._failed:
+            why = self._clone(environment, log) or self._install(environment, log)
+            if not why:
+                return ""
+            self._failed[environment.place] = why
+        return self._failed[environment.place]
+
+    def _clone(self, environment: Environment, log: Path) -> str:
+        tree = self._tree(environment)
+        if (tree / "Makefile").exists():
+            return ""
+        shutil.rmtree(tree, ignore_errors=True)
+        tree.parent.mkdir(parents=True, exist_ok=True)
+        for command in (
+            ["git", "clone", "--quiet", "--no-checkout", str(ROOT), str(tree)],
+            ["git", "-C", str(tree), "checkout", "--quiet", "--detach", self.commit],
+        ):
+            ended = run(command, ROOT, os.environ, log, SETUP_SECONDS)
+            if ended.status != 0:
+                return f"{command[0]} {'clone' if 'clone' in command else 'checkout'} failed"
+        return ""
+
+    def _install(self, environment: Environment, log: Path) -> str:
+        for name in ("home", "tmp", "runtime"):
+            (self._elsewhere(environment) / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        parts = ["setup", "demo"] if "demo" in environment.parts else ["setup"]
+        for command in [each for part in parts for each in self._commands(environment, part)]:
+            ended = self._run(environment, command, log, SETUP_SECONDS, plain=True)
+            if ended.status != 0:
+                return f"`{' '.join(command[1:3])}` failed: {ended.why()}"
+        command = [str(self._python(environment)), "-c", FACTS]
+        ended = self._run(environment, command, log, SETUP_SECONDS, plain=True)
+        if ended.status != 0:
+            return f"the machine's name is not known: {ended.why()}"
+        self._facts(environment).write_text(ended.said.strip().rpartition("\n")[2], "utf-8")
+        return ""
+
+    def _plain(self, environment: Environment, log: Path, *arguments: str) -> int | None:
+        command = [str(self._python(environment)), *arguments]
+        return self._run(environment, command, log, plain=True).status
+
+    def _run(
+        self,
+        environment: Environment,
+        command: Sequence[str],
+        log: Path,
+        limit: float = CELL_SECONDS,
+        plain: bool = False,
+    ) -> Ended:
+        """Run a command in the clone; `plain` is without what the environment makes hard."""
+        elsewhere, tree = self._elsewhere(environment), self._tree(environment)
+        changed = environment.kept if plain else {**environment.kept, **environment.variables}
+        variables = {name: os.environ[name] for name in os.environ if name not in NOT_INHERITED}
+        variables["MINIGEN_HOME"] = str(elsewhere / "minigen")
+        for name, value in changed.items():
+            variables[name] = value.format(elsewhere=elsewhere)
+        mounted = read_only(tree) if environment.read_only else ()
+        prefix = mounted if plain else (*mounted, *environment.prefix)
+        umask = -1 if plain else environment.umask
+        return run([*prefix, *command], tree, variables, log, limit, umask)
+
+    def _tree(self, environment: Environment) -> Path:
+        return (self.folder / environment.place).joinpath(*environment.inside)
+
+    def _elsewhere(self, environment: Environment) -> Path:
+        return self.folder / environment.place / "elsewhere"
+
+    def _python(self, environment: Environment) -> Path:
+        elsewhere = self._elsewhere(environment)
+        named = environment.kept.get("VENV_DIR", "").format(elsewhere=elsewhere)
+        return self._tree(environment) / (named or ".venv") / "bin" / "python"
+
+    def _facts(self, environment: Environment) -> Path:
+        """Written when an environment is set up: the machine and the versions there."""
+        return self._elsewhere(environment) / f"{environment.name}.json"
+
+
+def commit_of(tree: Path) -> str:
+    """The commit that is checked out in a tree, or the end of the program with a reason."""
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(tree), "rev-parse", "HEAD"], capture_output=True, text=True
+        )
+    except FileNotFoundError:
+        sys.exit("There is no git here, which makes the clones to try.")
+    if found.returncode:
+        sys.exit(f"{tree} is no git repository, so that it has no commit to clone and to try.")
+    return found.stdout.strip()
+
+
+def has_changes(tree: Path) -> bool:
+    """Whether a tree has changes that no commit holds."""
+    command = ["git", "-C", str(tree), "status", "--porcelain", "--untracked-files=no"]
+    return bool(subprocess.run(command, capture_output=True).stdout.strip())
