@@ -229,7 +229,7 @@ def test_an_installed_package_needs_no_pull(
 ) -> None:
     package = tmp_path / "site" / PACKAGE
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "__init__.py").write_text("raise RuntimeError('imported')", encoding="utf-8")
     (package / "tiny.gguf").write_bytes(GGUF)
     monkeypatch.syspath_prepend(tmp_path / "site")
     importlib.invalidate_caches()
@@ -382,7 +382,7 @@ def test_a_pull_killed_while_unpacking_does_not_download_again(
 def test_pips_settings_are_read_from_its_file_and_its_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "pip.conf").write_text("[global]\nproxy = http://file\n")
+    (tmp_path / "pip.conf").write_text("[global]\nproxy = http://file\n", encoding="utf-8")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     assert hub_pip.setting("proxy") == "http://file"
     assert hub_pip.setting("no-such-option") is None
@@ -429,7 +429,7 @@ def test_a_disk_that_fills_up_is_one_sentence_and_pip_is_not_tried(
 
 
 def test_a_cache_that_cannot_be_written_is_one_sentence(home: Path) -> None:
-    home.write_text("a file where the folder should be")
+    home.write_text("a file where the folder should be", encoding="utf-8")
     with pytest.raises(DiskError, match=r"Writing failed .*MINIGEN_HOME to another folder"):
         hub.pull("tiny", progress=quiet)
 
@@ -590,7 +590,7 @@ def start_pull(url: str) -> subprocess.Popen[str]:
         [sys.executable, "-c", PULL, url],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
 
@@ -661,7 +661,7 @@ def ask(verb: str, *names: str, endpoint: str, home: Path, **environment: str) -
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", ASK, verb, *names],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=False,
         env=os.environ
         | {
@@ -792,7 +792,7 @@ def test_the_hub_is_imported_without_what_is_slow() -> None:
         "import sys, minigen.hub; print(sorted({'torch','rich','httpx','tqdm'} & set(sys.modules)))"
     )
     run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True, cwd=ROOT
     )
     assert run.stdout.strip() == "[]"
 

@@ -25,7 +25,7 @@ def main(extras: list[str]) -> None:
         sys.exit(f"minigen needs Python {wanted} or newer; this is {sys.version.split()[0]}.")
     wanted_extras = sorted(set(extras) | _installed_extras())
     state = _state(wanted_extras)
-    if PYTHON.exists() and _stamp().exists() and _stamp().read_text() == state:
+    if PYTHON.exists() and _stamp().exists() and _stamp().read_text("utf-8") == state:
         return
     if not PYTHON.exists():
         print(f"creating {ENVIRONMENT}", file=sys.stderr)
@@ -35,7 +35,7 @@ def main(extras: list[str]) -> None:
         _pip("torch", "--index-url", torch_index, "--force-reinstall")  # of another build, maybe
     target = f"{ROOT}[{','.join(wanted_extras)}]" if wanted_extras else str(ROOT)
     _pip("--editable", target, *([] if torch_index else ["--constraint", "constraints.txt"]))
-    _stamp().write_text(state)
+    _stamp().write_text(state, encoding="utf-8")
 
 
 def _pip(*arguments: str) -> None:
@@ -53,7 +53,7 @@ def _installed_extras() -> set[str]:
     """The extras of the last run, so that `make demo` after `make test` takes nothing away."""
     if not _stamp().exists():
         return set()
-    return set(_stamp().read_text().splitlines()[0].split())
+    return set(_stamp().read_text("utf-8").splitlines()[0].split())
 
 
 def _state(extras: list[str]) -> str:
