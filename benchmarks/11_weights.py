@@ -94,7 +94,7 @@ def opened(path: Path) -> dict[str, dict[str, float]]:
             done = subprocess.run(
                 [sys.executable, __file__, "--child", how, str(path)],
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
                 check=True,
             )
             rows.append(json.loads(done.stdout))
@@ -124,7 +124,7 @@ def resident_bytes() -> int:
 
     statm = Path("/proc/self/statm")
     if statm.exists():
-        return int(statm.read_text().split()[1]) * resource.getpagesize()
+        return int(statm.read_text("utf-8").split()[1]) * resource.getpagesize()
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
 

@@ -29,7 +29,7 @@ OPTIONS = ["--max-sequences", "64", "--prefix-cache", "off", "--no-access-log"]
 def server() -> Iterator[tuple[str, int]]:
     """`minigen serve` in a process of its own: where it listens."""
     command = [sys.executable, "-m", "minigen", "serve", *OPTIONS, "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, encoding="utf-8") as process:
         assert process.stderr is not None
         try:
             for line in process.stderr:

@@ -43,7 +43,7 @@ def ask(python: str, path: Path, prompts: list[list[int]]) -> tuple[str, list[li
         [python, "-c", ASK_LLAMA_CPP],
         input=json.dumps([str(path), prompts, NUM_TOKENS]),
         stdout=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
         check=True,
     )
     version, answers = json.loads(asked.stdout)

@@ -7,7 +7,6 @@ what crossed the wire. The hub's half speaks as much of the Hugging Face API as 
 import hashlib
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,9 +26,19 @@ class FakeHub:
     account: str | None = None  # an Authorization header that every request must carry
     breaks_after: int | None = None  # bytes of a body, after which the connection is lost
     num_breaks: int = 0  # how many bodies more are broken off so
-    seconds_per_chunk: float = 0.0
-    num_body_bytes: int = 0
+    pauses_after: int | None = None  # bytes of bodies, after which `goes_on` is waited for
+    goes_on: threading.Event = field(default_factory=threading.Event)
+    num_body_bytes: int = 0  # never fewer than the clients have
+    num_sending: int = 0  # bodies that are not sent whole, and whose client may still be there
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)  # method, path, range
+
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def count(self, *, body_bytes: int = 0, sending: int = 0) -> None:
+        """Add to the counters, in the thread of any connection."""
+        with self._lock:
+            self.num_body_bytes += body_bytes
+            self.num_sending += sending
 
     def paths(self, end: str) -> list[str]:
         return [path for method, path, _ in self.requests if path.endswith(end) and method == "GET"]
@@ -56,6 +65,7 @@ def serve() -> Iterator[FakeHub]:
     try:
         yield server.hub
     finally:
+        server.hub.goes_on.set()
         server.shutdown()
         thread.join()
         server.server_close()
@@ -124,7 +134,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(key, value)
         self.end_headers()
         if self.command == "GET":
-            self._send_body(hub, content[start:])
+            hub.count(sending=1)
+            try:
+                self._send_body(hub, content[start:])
+            finally:
+                hub.count(sending=-1)
         return None
 
     def _send_body(self, hub: FakeHub, body: bytes) -> None:
@@ -132,13 +146,14 @@ class _Handler(BaseHTTPRequestHandler):
             hub.num_breaks -= 1
             body = body[: hub.breaks_after]
         for first in range(0, len(body), 64 * 1024):
+            if hub.pauses_after is not None and hub.num_body_bytes >= hub.pauses_after:
+                hub.goes_on.wait()
             chunk = body[first : first + 64 * 1024]
+            hub.count(body_bytes=len(chunk))  # first: who has these bytes finds them counted
             try:
                 self.wfile.write(chunk)
             except OSError:  # the client was killed
                 return
-            hub.num_body_bytes += len(chunk)
-            time.sleep(hub.seconds_per_chunk)
 
     def log_message(self, *_: object) -> None:
         """Say nothing on stderr."""

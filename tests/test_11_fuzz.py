@@ -153,7 +153,7 @@ def safetensors_file(header: str | bytes, length: int | None = None) -> bytes:
 
 def write_directory(path: Path, config: dict[str, Any] = CONFIG) -> None:
     path.mkdir(exist_ok=True)
-    (path / "config.json").write_text(json.dumps(config))
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (path / "model.safetensors").write_bytes(safetensors_file(HEADER))
 
 
@@ -466,7 +466,7 @@ def read_hostile_files(folder: Path, spare_bytes: int) -> None:
 
     write_directory(folder)
     read_all(folder)  # what is loaded once is no cost of a file
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    pages = int(Path("/proc/self/statm").read_text("utf-8").split()[0])
     limit = pages * resource.getpagesize() + spare_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     with pytest.raises(MemoryError):  # the limit is one
@@ -491,7 +491,7 @@ def test_a_header_that_claims_terabytes_is_given_no_memory(tmp_path: Path) -> No
         [sys.executable, "-c", code, str(tmp_path)],
         cwd=Path(__file__).parents[1],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=120,
         check=False,
     )

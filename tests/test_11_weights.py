@@ -206,7 +206,7 @@ def sharded(directory: Path) -> dict[str, Any]:
 
 def write_index(directory: Path, index: Any) -> None:
     (directory / "model.safetensors.index.json").write_text(
-        index if isinstance(index, str) else json.dumps(index)
+        index if isinstance(index, str) else json.dumps(index), encoding="utf-8"
     )
 
 
@@ -435,9 +435,9 @@ def test_of_very_many_wrong_tensors_the_first_few_are_named() -> None:
 
 def test_a_checkpoint_of_another_size_than_its_config_says_is_refused(tmp_path: Path) -> None:
     save_model(tmp_path, "llama")
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
     changed = {**config, "num_hidden_layers": 4, "intermediate_size": 81, "mlp_bias": True}
-    (tmp_path / "config.json").write_text(json.dumps(changed))
+    (tmp_path / "config.json").write_text(json.dumps(changed), encoding="utf-8")
     with pytest.raises(WeightsError) as error:
         check_tensors(
             read_safetensors(tmp_path), expected_tensors(read_config_of(tmp_path)), "here"

@@ -177,7 +177,7 @@ def _save(backend: tokenizers.Tokenizer, directory: Path, **config: Any) -> Path
     directory.mkdir(exist_ok=True)
     backend.save(str(directory / "tokenizer.json"))
     config = {"bos_token": "<|begin|>", "eos_token": "<|im_end|>", **config}
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return directory
 
 
@@ -684,7 +684,7 @@ def test_a_directory_whose_tokenizer_json_is_missing_or_broken_is_refused(
     (tmp_path / "tokenizer.model").touch()
     with pytest.raises(TokenizerError, match=r"tokenizer.model alone is not read"):
         Tokenizer.from_directory(tmp_path)
-    whole = (byte_level / "gpt-2" / "tokenizer.json").read_text()
+    whole = (byte_level / "gpt-2" / "tokenizer.json").read_text("utf-8")
     for broken in (
         "",
         whole[: len(whole) // 2],
@@ -693,7 +693,7 @@ def test_a_directory_whose_tokenizer_json_is_missing_or_broken_is_refused(
         "no json",
         whole.replace("BPE", "XYZ"),
     ):
-        (tmp_path / "tokenizer.json").write_text(broken)
+        (tmp_path / "tokenizer.json").write_text(broken, encoding="utf-8")
         with pytest.raises(TokenizerError, match=r"tokenizer.json cannot be read"):
             Tokenizer.from_directory(tmp_path)
 
@@ -702,7 +702,7 @@ def test_a_broken_tokenizer_config_is_refused(byte_level: Path, tmp_path: Path) 
     backend = tokenizers.Tokenizer.from_file(str(byte_level / "gpt-2" / "tokenizer.json"))
     _save(backend, tmp_path)
     for broken in ("{", "[1]", '"a"'):
-        (tmp_path / "tokenizer_config.json").write_text(broken)
+        (tmp_path / "tokenizer_config.json").write_text(broken, encoding="utf-8")
         with pytest.raises(TokenizerError, match=r"tokenizer_config.json"):
             Tokenizer.from_directory(tmp_path)
     _save(backend, tmp_path, eos_token="<|nowhere|>")
@@ -741,14 +741,16 @@ def test_special_tokens_are_found_wherever_older_files_name_them(
     assert Tokenizer.from_directory(tmp_path).eos_token_ids == {2}
     (tmp_path / "tokenizer_config.json").unlink()
     assert Tokenizer.from_directory(tmp_path).eos_token_ids == frozenset()
-    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "<|im_start|>"}')
+    (tmp_path / "special_tokens_map.json").write_text(
+        '{"eos_token": "<|im_start|>"}', encoding="utf-8"
+    )
     assert Tokenizer.from_directory(tmp_path).eos_token_ids == {1}
 
 
 def test_a_named_token_that_tokenizer_json_does_not_mark_is_special_all_the_same(
     byte_level: Path, tmp_path: Path
 ) -> None:
-    description = json.loads((byte_level / "gpt-2" / "tokenizer.json").read_text())
+    description = json.loads((byte_level / "gpt-2" / "tokenizer.json").read_text("utf-8"))
     description["added_tokens"] = []
     _save(tokenizers.Tokenizer.from_str(json.dumps(description)), tmp_path)
     ours = Tokenizer.from_directory(tmp_path)

@@ -300,7 +300,7 @@ def test_a_part_of_a_notebook_becomes_a_file_that_stands_alone(
 ) -> None:
     name = save_part(cells.user_ns["Mine"], tmp_path / "mine.py")
     assert name == f"{tmp_path / 'mine.py'}:Mine"
-    text = (tmp_path / "mine.py").read_text()
+    text = (tmp_path / "mine.py").read_text("utf-8")
     defined = [each.name for each in ast.parse(text).body if hasattr(each, "name")]
     assert defined == ["least", "Between", "Mine"]
     assert "import math as numbers" in text
@@ -315,7 +315,7 @@ def test_a_package_part_is_imported_and_a_state_is_refused(
     cells: InteractiveShell, tmp_path: Path
 ) -> None:
     save_part(ChunkingScheduler, tmp_path / "own.py")
-    text = (tmp_path / "own.py").read_text()
+    text = (tmp_path / "own.py").read_text("utf-8")
     assert text == "from minigen.teach.schedulers import ChunkingScheduler\n"
     with pytest.raises(ValueError, match=r"STATE is .* cannot be written"):
         save_part(cells.user_ns["Unsaved"], tmp_path / "not.py")

@@ -160,7 +160,8 @@ def test_a_learners_file_may_define_dataclasses_with_postponed_annotations(
         "class Mine:\n"
         "    wish: int = 7\n"
         "    def __call__(self, logits, sequences):\n"
-        "        return [self.wish for _ in sequences]\n"
+        "        return [self.wish for _ in sequences]\n",
+        encoding="utf-8",
     )
     llm = load(tiny_directory, sampler=f"{file}:Mine")
     assert llm.generate("a", GREEDY).token_ids == [7] * 7
@@ -287,7 +288,7 @@ def test_what_does_not_fit_is_refused_at_the_start(
 def test_a_file_without_the_part_is_refused(
     tiny_directory: Path, tmp_path: Path, text: str, words: list[str]
 ) -> None:
-    (tmp_path / "mine.py").write_text(text)
+    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
     with pytest.raises(OptionError) as caught:
         load(tiny_directory, sampler=f"{tmp_path}/mine.py:Mine")
     assert_one_sentence(str(caught.value), ["sampler", "mine.py", *words])

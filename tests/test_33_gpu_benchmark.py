@@ -79,14 +79,14 @@ def test_a_part_that_fails_ends_or_hangs_costs_no_other_its_result(
     words: list[str], tmp_path: Path
 ) -> None:
     path, names = tmp_path / "results.json", ["first", "raises", "ends", "hangs", "last"]
-    path.write_text('{"last": "of another day"}')
+    path.write_text('{"last": "of another day"}', encoding="utf-8")
 
     def start() -> int:
         command = [sys.executable, "-c", PARTS, str(path), *words]
         return subprocess.run(command, cwd=ROOT, capture_output=True).returncode
 
     assert supervise(path, names, start) == ["raises", "ends", "hangs"]
-    found = json.loads(path.read_text())
+    found = json.loads(path.read_text("utf-8"))
     assert found["first"] == 1.5
     assert found["raises"] == {"failed": "ValueError: one fails"}
     assert found["last"] == ["ends", "first", "hangs", "last", "raises"]

@@ -621,7 +621,7 @@ print([[output.token_ids for output in found[number]] for number in range(2)])
 def test_two_engines_in_two_threads_take_turns(directory: Path) -> None:
     """They share the process's team; Numba's own threads, which may be entered once, are unused."""
     command = [sys.executable, "-c", _TWO_ENGINES, str(directory)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300)
     assert done.returncode == 0, done.stderr
     first, second = eval(done.stdout)
     assert first == second

@@ -126,7 +126,7 @@ def test_a_process_ends_quietly_with_its_team() -> None:
         "from tests.test_34_crew import run; from minigen.kernels.threads import team_of; "
         "[run(team_of(3)) for _ in range(5)]"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8")
     assert (ended.returncode, ended.stderr) == (0, "")
 
 

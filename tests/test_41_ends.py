@@ -92,7 +92,7 @@ def run_script(directory: Path, seconds: float) -> "subprocess.Popen[str]":
         [sys.executable, "-", str(directory), str(seconds)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
     )
     assert process.stdin is not None
     process.stdin.write(SCRIPT)
@@ -124,7 +124,7 @@ def generating(directory: Path) -> Iterator[tuple["subprocess.Popen[str]", list[
         [*command, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
         errors="replace",
     )
     assert process.stdout is not None
@@ -174,7 +174,7 @@ def test_the_command_ends_with_a_status_while_it_loads(directory: Path, victim: 
         [*command, "abc", "--tensor-parallel", "2", "--max-tokens", "100000", "--n", "1"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
     )
     try:
         wait_until(lambda: workers_of(process.pid), 30)

@@ -60,7 +60,7 @@ def test_modules_of_the_folder_that_it_is_called_from_are_none_of_the_workers(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = LLM.load(directory, weights="float32").generate("abc", GREEDY).token_ids
-    (tmp_path / "queue.py").write_text("raise SystemExit('a learner of queues')")
+    (tmp_path / "queue.py").write_text("raise SystemExit('a learner of queues')", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with split(directory, 2) as llm:
@@ -87,7 +87,7 @@ def test_ranks_that_torchrun_started_are_joined(directory: Path) -> None:
     done = subprocess.run(
         [*started, *on_two_ranks(directory)],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=60,
         check=False,
     )
@@ -105,7 +105,7 @@ def test_two_torchruns_that_meet_at_an_address_join_as_two_machines_do(directory
             [*TORCHRUN, *nodes, *on_two_ranks(directory)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
         )
         for _ in range(2)
     ]

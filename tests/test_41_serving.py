@@ -71,7 +71,7 @@ class Server:
 @contextmanager
 def serving(model: Path, *command: str) -> Iterator[Server]:
     process = subprocess.Popen(
-        [sys.executable, *command, str(model)], stderr=subprocess.PIPE, text=True
+        [sys.executable, *command, str(model)], stderr=subprocess.PIPE, encoding="utf-8"
     )
     assert process.stderr is not None
     said: list[str] = []

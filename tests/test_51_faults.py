@@ -220,7 +220,7 @@ async def load(url: str, num_requests: int, seed: int) -> None:
 
 def resident_bytes() -> int:
     """Memory of this process, server and clients."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    pages = int(Path("/proc/self/statm").read_text("utf-8").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -162,12 +162,12 @@ def test_keys_are_not_kept_as_text() -> None:
 
 def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    path.write_text("# the team's\none\n\n  two  \n")
+    path.write_text("# the team's\none\n\n  two  \n", encoding="utf-8")
     assert read_keys(path) == ["one", "two"]
-    path.write_text("# none\n")
+    path.write_text("# none\n", encoding="utf-8")
     with pytest.raises(OptionError, match="has no API key"):
         read_keys(path)
-    path.write_text("one\nse cret\n")
+    path.write_text("one\nse cret\n", encoding="utf-8")
     with pytest.raises(OptionError, match="line 2") as caught:
         read_keys(path)
     assert "cret" not in str(caught.value)

@@ -5,6 +5,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -44,6 +45,18 @@ class Loads:
 @pytest.fixture
 def loads(tiny_directory: Path) -> Loads:
     return Loads(tiny_directory)
+
+
+class Keeping(ThreadPoolExecutor):
+    """Keeps what its functions returned, as each thread does on a busy machine for a while."""
+
+    def __init__(self) -> None:
+        super().__init__(max_workers=4)
+        self.kept: list[Future[Any]] = []
+
+    def submit(self, *arguments: Any, **options: Any) -> "Future[Any]":
+        self.kept.append(super().submit(*arguments, **options))
+        return self.kept[-1]
 
 
 @asynccontextmanager
@@ -147,6 +160,7 @@ def test_an_unloaded_model_gives_its_memory_back_though_its_numbers_were_shown(
     loads: Loads,
 ) -> None:
     async def play() -> None:
+        asyncio.get_running_loop().set_default_executor(Keeping())
         page = MetricsPage()
         async with closing(ModelHost({"a": loads}, watchers=[metrics_watcher(page)])) as host:
             runner: Any = (await use(host)).llm.engine.runner

@@ -39,7 +39,7 @@ def command(*arguments: str | Path) -> list[str]:
 def served(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
     """A server in a process of its own: it, its address, and what it says on stderr."""
     process = subprocess.Popen(
-        command(*arguments, "--port", "0"), stderr=subprocess.PIPE, text=True
+        command(*arguments, "--port", "0"), stderr=subprocess.PIPE, encoding="utf-8"
     )
     assert process.stderr is not None
     said: list[str] = []
@@ -92,7 +92,7 @@ def test_a_learners_parts_serve_openais_client_from_their_files(
     counted = tmp_path / "mine.py"
     told = "print('MINE', file=__import__('sys').stderr, flush=True)"
     add = "self.waiting.append(sequence)"
-    counted.write_text(PARTS.read_text().replace(add, f"{add}; {told}"))
+    counted.write_text(PARTS.read_text("utf-8").replace(add, f"{add}; {told}"), encoding="utf-8")
     parts = [
         *("--scheduler", f"{counted}:QueueScheduler", "--allocator", f"{counted}:LowestFirst"),
         *("--prefix-cache", f"{counted}:HashChain", "--sampler", f"{counted}:likeliest"),
@@ -143,7 +143,7 @@ def test_what_shows_once_the_server_begins_is_one_sentence(
     arguments: list[str], named: str
 ) -> None:
     ended = subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=60, env={**os.environ}
+        command(*arguments), capture_output=True, encoding="utf-8", timeout=60, env={**os.environ}
     )
     assert ended.returncode == 1
     assert named in ended.stderr
@@ -164,7 +164,7 @@ def test_the_command_line_does_not_load_the_server() -> None:
         "import sys, minigen.cli\n"
         "print([name for name in ('fastapi', 'uvicorn', 'pydantic') if name in sys.modules])"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8")
     assert ended.stdout == "[]\n", ended.stderr
 
 
@@ -179,7 +179,7 @@ def test_keys_come_from_a_file_or_the_environment_and_requests_are_told_as_lines
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "keys"
-    path.write_text("# one a line\nfrom-a-file\n")
+    path.write_text("# one a line\nfrom-a-file\n", encoding="utf-8")
     monkeypatch.setenv("MINIGEN_API_KEY", "from-the-environment")
     options = ["--served-name", "tiny", "--weights", "float32", "--api-key-file", path]
     with served(model, *options) as (process, url, said):

@@ -77,7 +77,7 @@ def test_a_stream_joined_is_the_unstreamed_text(url: str, served: LLM) -> None:
         [sys.executable, "-m", "tests.asker", url],
         input=json.dumps(requests),
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=True,
     )
     told = json.loads(asker.stdout)

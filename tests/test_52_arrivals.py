@@ -62,7 +62,8 @@ def test_a_span_of_tokens_is_drawn_evenly_with_both_of_its_ends() -> None:
 def trace(tmp_path: Path, *lines: object) -> Path:
     path = tmp_path / "trace.jsonl"
     path.write_text(
-        "\n".join(each if isinstance(each, str) else json.dumps(each) for each in lines)
+        "\n".join(each if isinstance(each, str) else json.dumps(each) for each in lines),
+        encoding="utf-8",
     )
     return path
 
@@ -142,19 +143,21 @@ def test_requests_of_a_trace_with_equal_hashes_begin_alike_and_go_on_otherwise()
 
 def test_a_files_prompts_come_in_turn(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
-    path.write_text("one\n\ntwo words\n")
+    path.write_text("one\n\ntwo words\n", encoding="utf-8")
     assert read_prompts(path) == ["one", "two words"]
     planned = plan_with([Arrival(number, 1, 5) for number in range(3)], read_prompts(path))
     assert [each.prompt for each in planned] == ["one", "two words", "one"]
     messages = [{"role": "user", "content": "hi"}]
     lines = tmp_path / "prompts.jsonl"
-    lines.write_text(json.dumps({"prompt": "p"}) + "\n" + json.dumps({"messages": messages}))
+    lines.write_text(
+        json.dumps({"prompt": "p"}) + "\n" + json.dumps({"messages": messages}), encoding="utf-8"
+    )
     assert read_prompts(lines) == ["p", messages]
     for broken, said in (("{", "no JSON"), ("[]", "needs"), ('{"prompt": ""}', "needs")):
-        lines.write_text('{"prompt": "p"}\n' + broken)
+        lines.write_text('{"prompt": "p"}\n' + broken, encoding="utf-8")
         with pytest.raises(LoadError, match=f"line 2: .*{said}"):
             read_prompts(lines)
-    path.write_text("\n")
+    path.write_text("\n", encoding="utf-8")
     with pytest.raises(LoadError, match="no prompts"):
         read_prompts(path)
     with pytest.raises(LoadError, match="cannot be read"):
@@ -190,7 +193,7 @@ def test_options_of_a_load_become_its_requests(tmp_path: Path) -> None:
 
 def test_options_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     messages = tmp_path / "chats.jsonl"
-    messages.write_text('{"messages": [{"role": "user", "content": "hi"}]}')
+    messages.write_text('{"messages": [{"role": "user", "content": "hi"}]}', encoding="utf-8")
     for wrong, said in (
         ({"arrivals": "sometimes"}, "--arrivals is poisson, constant, burst"),
         ({"arrivals": "burst", "rate": 3.0}, "leave --rate out"),

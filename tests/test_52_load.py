@@ -224,14 +224,14 @@ def test_bench_serve_prints_a_table_and_writes_json_and_a_plot(
     )
     assert "µs a token" in out
     assert "error" not in out
-    found = json.loads(numbers.read_text())
+    found = json.loads(numbers.read_text("utf-8"))
     assert found["report"]["num_answered"] == 20
     assert found["report"]["output_tokens"] == 100
     assert 60 <= found["report"]["prompt_tokens"] <= 120
     assert len(found["requests"]) == 20
     assert all(len(each["text_times"]) == 5 for each in found["requests"])
     assert found["load"]["input_tokens"] == "3-6"
-    assert "secret" not in numbers.read_text()
+    assert "secret" not in numbers.read_text("utf-8")
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
@@ -259,7 +259,8 @@ def test_bench_serve_replays_a_trace(
         "\n".join(
             json.dumps({"timestamp": at, "input_length": at + 2, "output_length": 3})
             for at in (0, 10, 30)
-        )
+        ),
+        encoding="utf-8",
     )
     server = FakeOpenAI(usage=False)
     with server.in_thread() as url:
@@ -316,11 +317,11 @@ def test_bench_throughput_answers_all_requests_at_once(
     code, out, err = bench(monkeypatch, capsys, "throughput", *model, *load, "--json", str(numbers))
     assert code == 0, err
     assert "6 requests at once" in out
-    found = json.loads(numbers.read_text())
+    found = json.loads(numbers.read_text("utf-8"))
     assert (found["requests"], found["output_tokens"]) == (6, 18)
     assert 24 <= found["input_tokens"] <= 54
     assert found["requests_per_second"] == pytest.approx(6 / found["seconds"])
-    assert str(tiny_directory) not in numbers.read_text()
+    assert str(tiny_directory) not in numbers.read_text("utf-8")
     code, _, err = bench(monkeypatch, capsys, "throughput", *model, "--input-tokens", "4-900")
     assert code == 1
     assert "make up to 964 tokens; this model's context holds 128" in err
@@ -338,7 +339,7 @@ def test_bench_latency_measures_one_request_after_the_other(
     assert code == 0, err
     assert "one request alone, 3 times" in out
     assert "time to first token" in out
-    seconds = json.loads(numbers.read_text())["seconds"]
+    seconds = json.loads(numbers.read_text("utf-8"))["seconds"]
     assert seconds["e2e"]["max"] >= seconds["ttft"]["max"] > seconds["itl"]["p50"] > 0
 
 
@@ -353,5 +354,5 @@ def test_an_option_of_the_summary_before_a_command_is_refused(
 def test_help_does_not_import_what_only_a_load_needs() -> None:
     heavy = ("aiohttp", "asyncio", "numpy", "matplotlib", "prometheus_client", "torch", "uvloop")
     asked = f"import sys, minigen.cli; print([each for each in {heavy} if each in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, encoding="utf-8")
     assert done.stdout == "[]\n", done.stderr

@@ -60,10 +60,13 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]:
     make_workspace(folder / "course")
     settings = folder / "settings" / "@jupyterlab" / "notebook-extension"
     settings.mkdir(parents=True)
-    (settings / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}')
+    (settings / "tracker.jupyterlab-settings").write_text(
+        '{"windowingMode": "none"}', encoding="utf-8"
+    )
     (folder / "config" / "labconfig").mkdir(parents=True)
     (folder / "config" / "labconfig" / "page_config.json").write_text(
-        '{"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": true}}'
+        '{"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": true}}',
+        encoding="utf-8",
     )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -79,7 +82,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]:
         "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
         "PYTHONPATH": str(ROOT),
     }
-    with open(folder / "log", "w") as log:
+    with open(folder / "log", "wb") as log:
         server = subprocess.Popen(command, env=os.environ | own, stdout=log, stderr=log)
     address = f"http://127.0.0.1:{port}"
     try:
@@ -95,11 +98,11 @@ def _await_answer(address: str, server: subprocess.Popen[bytes], log: Path) -> N
         try:
             urllib.request.urlopen(address, timeout=1).close()
         except OSError:
-            assert server.poll() is None, log.read_text()
+            assert server.poll() is None, log.read_text("utf-8")
             time.sleep(0.5)
         else:
             return
-    pytest.fail(f"JupyterLab did not answer: {log.read_text()}")
+    pytest.fail(f"JupyterLab did not answer: {log.read_text('utf-8')}")
 
 
 @pytest.fixture(scope="module")

@@ -127,7 +127,7 @@ def test_help_starts_without_torch() -> None:
         "except SystemExit: pass\n"
         "print('torch' in sys.modules, 'numpy' in sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8")
     assert done.stderr.strip() == "False False"
     for command in ("generate", "chat", "demo", "pull", "info", "doctor"):
         assert command in done.stdout
@@ -177,11 +177,11 @@ def test_bench_prints_what_it_measured_and_writes_every_turn(
     done = run("bench", "--model", str(tiny_directory), *small, "--json", str(numbers))
     assert done.returncode == 0, done.stderr
     assert "3 requests: output" in done.stdout
-    found = json.loads(numbers.read_text())
+    found = json.loads(numbers.read_text("utf-8"))
     assert found["load"]["num_requests"] == 3
     assert len(found["turns"]) == 2
     assert all(value > 0 for turn in found["turns"] for value in turn.values())
-    assert str(tiny_directory) not in numbers.read_text()
+    assert str(tiny_directory) not in numbers.read_text("utf-8")
     refused = run("bench", "--model", str(tiny_directory), "--turns", "0")
     assert refused.returncode == 1
     assert "--turns must be at least 1" in refused.stderr
@@ -209,7 +209,7 @@ def test_generate_records_a_trace_beside_its_text(tiny_directory: Path, tmp_path
     few = ["--model", str(tiny_directory), "--max-tokens", "3"]
     done = run("generate", "abc", *few, "--trace", str(trace))
     assert done.returncode == 0, done.stderr
-    assert json.loads(trace.read_text())["traceEvents"]
+    assert json.loads(trace.read_text("utf-8"))["traceEvents"]
     assert "time to first token" in done.stderr
     assert done.stdout == run("generate", "abc", *few).stdout
     nowhere = run("generate", "abc", *few, "--trace", str(tmp_path / "no" / "trace.json"))
@@ -266,7 +266,7 @@ def test_the_default_model_answers_within_900_megabytes() -> None:
             "lines = open('/proc/self/status').read().splitlines()\n"
             "print(*[line for line in lines if 'VmHWM' in line], file=sys.stderr)"
         )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8")
         assert "Paris" in done.stdout
         kilobytes = int(done.stderr.split()[-2])  # ru_maxrss would count what the parent had
         assert 200_000 < kilobytes < 900_000

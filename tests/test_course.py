@@ -64,10 +64,10 @@ def test_a_workspace_has_all_notebooks_and_exercises(tmp_path: Path) -> None:
 def test_a_second_time_completes_it_and_touches_no_work(tmp_path: Path) -> None:
     make_workspace(tmp_path)
     mine, gone = tmp_path / "16_sampling.ipynb", tmp_path / "exercises" / "16_sampling.ipynb"
-    mine.write_text("my work")
+    mine.write_text("my work", encoding="utf-8")
     gone.unlink()
     assert make_workspace(tmp_path) == [gone]
-    assert mine.read_text() == "my work"
+    assert mine.read_text("utf-8") == "my work"
 
 
 @pytest.mark.parametrize("place", ["16_sampling.ipynb", "exercises/16_sampling.ipynb"])
@@ -152,7 +152,7 @@ def test_without_the_notebooks_extra_the_commands_say_what_to_install() -> None:
         "import sys; sys.modules['cloudpickle'] = None\n"
         "from minigen.cli import main; sys.argv = ['minigen', 'progress']; main()"
     )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8")
     assert run.returncode == 1
     assert run.stderr.startswith("minigen: The course needs cloudpickle, which is not installed")
     assert "Traceback" not in run.stderr
@@ -185,13 +185,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([*install, str(wheel)], check=True, capture_output=True)
     shared = [path for path in sys.path if path.endswith("site-packages")]
     (site,) = (folder / "env").rglob("site-packages")
-    (site / "shared.pth").write_text("\n".join(shared))
+    (site / "shared.pth").write_text("\n".join(shared), encoding="utf-8")
     return python
 
 
 def test_an_installed_wheel_makes_a_workspace_and_checks(installed: Path, tmp_path: Path) -> None:
     command = [str(installed), "-m", "minigen", "workspace", str(tmp_path / "course")]
-    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8")
     assert made.returncode == 0, made.stderr
     assert (tmp_path / "course" / "16_sampling.ipynb").exists()
     script = (
@@ -202,6 +202,6 @@ def test_an_installed_wheel_makes_a_workspace_and_checks(installed: Path, tmp_pa
         "check(16, keep_top_p=keep_top_p)\n"
     )
     checked = subprocess.run(
-        [str(installed), "-c", script], cwd=tmp_path, capture_output=True, text=True
+        [str(installed), "-c", script], cwd=tmp_path, capture_output=True, encoding="utf-8"
     )
     assert "✓ keep_top_p" in checked.stdout, checked.stderr

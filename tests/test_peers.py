@@ -337,7 +337,9 @@ def test_results_are_neither_overwritten_unasked_nor_mixed_with_others(tmp_path:
         Record.opened(path, {**SETTINGS, "seed": 2}, resume=True, anew=False)
     assert Record.opened(path, SETTINGS, resume=True, anew=False).rounds == made.rounds
     assert Record.opened(path, {}, resume=False, anew=True).rounds == []
-    path.write_text(path.read_text().replace(made.rounds[0].machine["cpu"], "another"))
+    path.write_text(
+        path.read_text("utf-8").replace(made.rounds[0].machine["cpu"], "another"), encoding="utf-8"
+    )
     with pytest.raises(RecordError, match="measured with cpu 'another'"):
         Record.opened(path, SETTINGS, resume=True, anew=False)
 
@@ -364,9 +366,9 @@ def test_what_a_worker_told_before_it_broke_is_read() -> None:
 
 def test_last_words_name_no_place_of_this_machine(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    log.write_text(f"first\ncannot open {Path.home()}/models/x.\n\n")
+    log.write_text(f"first\ncannot open {Path.home()}/models/x.\n\n", encoding="utf-8")
     assert last_words(log) == "cannot open ~/models/x"
-    log.write_text("")
+    log.write_text("", encoding="utf-8")
     assert last_words(log) == "no word of why"
 
 
@@ -421,6 +423,8 @@ def test_the_table_has_a_row_for_each_engine_its_ratios_and_who_is_left_out() ->
 
 def test_help_teaches_how_to_cut_a_run_into_sittings() -> None:
     command = [sys.executable, "-m", "benchmarks.peers", "--help"]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(
+        command, cwd=ROOT, capture_output=True, encoding="utf-8", check=True
+    ).stdout
     assert "--resume --rounds 3" in told
     assert all(engine.name in " ".join(told.split()) for engine in ENGINES)

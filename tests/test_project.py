@@ -141,7 +141,7 @@ def test_the_readmes_figures_are_those_that_were_measured() -> None:
 
 
 def test_no_module_outgrows_one_idea() -> None:
-    lengths = {name: len(path.read_text().splitlines()) for name, path in modules().items()}
+    lengths = {name: len(path.read_text("utf-8").splitlines()) for name, path in modules().items()}
     assert not {name: lines for name, lines in lengths.items() if lines > MAX_LINES}
 
 
@@ -160,13 +160,13 @@ def test_links_in_documents_lead_somewhere() -> None:
 
 def test_the_readme_names_only_targets_that_exist() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     assert set(re.findall(r"^make ([a-z-]+)", readme, re.MULTILINE)) <= targets
 
 
 def test_conda_installs_what_the_package_declares() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = (ROOT / "environment.yml").read_text().splitlines()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    lines = (ROOT / "environment.yml").read_text("utf-8").splitlines()
     entries = [line.strip().removeprefix("- ") for line in lines if line.strip().startswith("- ")]
     assert f"python{project['requires-python']}" in entries
     assert "pip" in entries

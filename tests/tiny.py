@@ -122,4 +122,4 @@ def save_tokenizer(directory: Path, chat_template: str | None = _TEMPLATE) -> No
     settings = {"bos_token": "<s>", "eos_token": "</s>"}
     if chat_template is not None:
         settings["chat_template"] = chat_template
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")

@@ -30,7 +30,7 @@ def main(extras: list[str]) -> None:
         sys.exit(f"minigen needs Python {wanted} or newer; this is {sys.version.split()[0]}.")
     wanted_extras = sorted(set(extras) | _installed_extras())
     state = _state(wanted_extras)
-    if PYTHON.exists() and _stamp().exists() and _stamp().read_text() == state:
+    if PYTHON.exists() and _stamp().exists() and _stamp().read_text("utf-8") == state:
         return
     if not PYTHON.exists():
         print(f"creating {ENVIRONMENT}", file=sys.stderr)
@@ -46,7 +46,7 @@ def main(extras: list[str]) -> None:
         with tempfile.TemporaryDirectory() as copy:
             copy_package(Path(copy))
             _pip(f"{copy}{named}", *constraint)
-    _stamp().write_text(state)
+    _stamp().write_text(state, encoding="utf-8")
 
 
 def copy_package(folder: Path) -> None:
@@ -77,7 +77,7 @@ def _installed_extras() -> set[str]:
     """The extras of the last run, so that `make demo` after `make test` takes nothing away."""
     if not _stamp().exists():
         return set()
-    return set(_stamp().read_text().splitlines()[0].split())
+    return set(_stamp().read_text("utf-8").splitlines()[0].split())
 
 
 def _state(extras: list[str]) -> str:

@@ -6,5 +6,7 @@ from pathlib import Path
 MAKEFILE = Path(__file__).resolve().parent.parent / "Makefile"
 
 if __name__ == "__main__":
-    for name, text in re.findall(r"^([\w-]+):.*?## (.*)$", MAKEFILE.read_text(), re.MULTILINE):
+    for name, text in re.findall(
+        r"^([\w-]+):.*?## (.*)$", MAKEFILE.read_text("utf-8"), re.MULTILINE
+    ):
         print(f"  make {name:<10} {text}")

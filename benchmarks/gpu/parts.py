@@ -51,7 +51,7 @@ def environment(results: Results) -> dict[str, Any]:
 def _driver() -> str:
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        return subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0]
+        return subprocess.run(query, capture_output=True, encoding="utf-8").stdout.split("\n")[0]
     except OSError as error:
         return f"unknown: {error}"
 

@@ -85,7 +85,7 @@ class Environments:
         recipe = RECIPES[name]
         stamp = self.folder / name / "recipe.txt"
         state = hashlib.sha256(repr(recipe).encode()).hexdigest()
-        if stamp.exists() and stamp.read_text() == state:
+        if stamp.exists() and stamp.read_text("utf-8") == state:
             return
         if not self.python(name).exists():
             venv.create(self.folder / name, with_pip=True)
@@ -93,7 +93,7 @@ class Environments:
         self._pip(name, recipe, *recipe.requirements)
         if recipe.stripped is not None:
             self._install_stripped(name, recipe, recipe.stripped)
-        stamp.write_text(state)
+        stamp.write_text(state, encoding="utf-8")
 
     def _install_stripped(self, name: str, recipe: Recipe, package: str) -> None:
         wheels = self.folder / name / "wheels"

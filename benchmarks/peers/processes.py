@@ -14,7 +14,7 @@ ROUNDING = 2  # ticks by which a difference can be wrong
 
 def busy_seconds() -> float:
     """Processor seconds since boot that anybody took, other machines on this host included."""
-    line = Path("/proc/stat").read_text().splitlines()[0]
+    line = Path("/proc/stat").read_text("utf-8").splitlines()[0]
     user, nice, system, _idle, _waiting, irq, soft_irq, stolen, *_ = map(int, line.split()[1:])
     return (user + nice + system + irq + soft_irq + stolen) / TICKS
 
@@ -58,7 +58,7 @@ def _stat(process: int) -> list[str]:
 
 def _read(process: int, name: str) -> str:
     try:
-        return Path(f"/proc/{process}/{name}").read_text()
+        return Path(f"/proc/{process}/{name}").read_text("utf-8")
     except (FileNotFoundError, ProcessLookupError):
         return ""
 

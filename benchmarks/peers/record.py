@@ -104,7 +104,7 @@ def code_version() -> str:
     """The commit of this checkout, with "+" if files were changed since; "" without git."""
     command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
-        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", check=True)
     except (OSError, subprocess.CalledProcessError):
         return ""
     return found.stdout.strip()

@@ -54,7 +54,7 @@ def take_turn(
         "OMP_NUM_THREADS": threads,
         "PEERS_BEGUN": json.dumps(asdict(Moment.before_birth())),
     }
-    with log.open("w") as errors:
+    with log.open("wb") as errors:
         try:
             run = subprocess.run(
                 [*command, str(job_file)],
@@ -62,7 +62,7 @@ def take_turn(
                 env=variables,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                text=True,
+                encoding="utf-8",
                 timeout=time_limit,
                 check=False,
             )
@@ -95,7 +95,7 @@ def gathered(output: str, sure: list[dict[str, Any]]) -> Turn:
 
 def last_words(log: Path) -> str:
     """The last line that says something, without a full stop and without places on this disk."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    lines = [line.strip() for line in log.read_text("utf-8", errors="replace").splitlines()]
     said = next((line for line in reversed(lines) if line), "no word of why")
     shown = said.replace(str(Path.home()), "~").replace(tempfile.gettempdir(), "TMP")
     return shown[:200].rstrip(".")

@@ -60,14 +60,14 @@ def speeds(form: str) -> dict[str, float]:
     """
     if not is_compiled(form):
         return {}
-    found: dict[str, float] = json.loads(_mark(form, "bfloat16").read_text())
+    found: dict[str, float] = json.loads(_mark(form, "bfloat16").read_text("utf-8"))
     return found
 
 
 def tell_compiled(form: str, kv_dtype: str, measured: Mapping[str, float]) -> None:
     """Remember that the step for these forms lies in `FOLDER`, and how fast it is."""
     if FOLDER.exists():  # it does not where nothing can be written
-        _mark(form, kv_dtype).write_text(json.dumps(measured))
+        _mark(form, kv_dtype).write_text(json.dumps(measured), encoding="utf-8")
 
 
 def _mark(form: str, kv_dtype: str) -> Path:

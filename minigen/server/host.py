@@ -92,7 +92,9 @@ class HostedModel:
     async def _load(self) -> Served:
         await self.unload()  # an engine whose thread has ended, or one that is being unloaded
         try:
-            llm = await asyncio.to_thread(self._load_warm)
+            loaded: list[LLM] = []
+            await asyncio.to_thread(self._load_warm, loaded)
+            llm = loaded.pop()
         except Exception as error:
             logger.error("the model %s could not be loaded: %s", self.name, error)
             raise ApiError(
@@ -107,10 +109,15 @@ class HostedModel:
         self._forget = [watch(self.served) for watch in self.watchers]
         return self.served
 
-    def _load_warm(self) -> LLM:
+    def _load_warm(self, loaded: list[LLM]) -> None:
+        """Append the model to `loaded`.
+
+        A thread of a pool keeps what its last function returned until the system runs it again,
+        which would keep an unloaded model's memory.
+        """
         llm = self._load_llm()
         warm_up(llm)
-        return llm
+        loaded.append(llm)
 
     def _has_loaded(self, loading: "asyncio.Task[Served]") -> None:
         self._loading = None

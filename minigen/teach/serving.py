@@ -116,7 +116,9 @@ def serve_command(*arguments: str | Path) -> Generator[str, None, None]:
     Raises `OptionError` with the command's own words if it ends before it is ready.
     """
     command = [sys.executable, "-m", "minigen", "serve", *map(str, arguments), "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, encoding="utf-8", errors="replace"
+    ) as process:
         assert process.stderr is not None
         said, found = "", None
         for line in process.stderr:

@@ -16,7 +16,7 @@ def run_python(*arguments: str, **environment: str) -> str:
         cwd=ROOT,
         env={**kept, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
     )
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-3000:]
     return run.stdout

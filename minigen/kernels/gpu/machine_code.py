@@ -131,7 +131,7 @@ def _of_nvidia(stages: dict[str, Any]) -> tuple[int, int]:
         binary = Path(folder) / "kernel.cubin"
         binary.write_bytes(stages["cubin"])
         command = [str(tool), "--dump-resource-usage", str(binary)]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        told = subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout
     counts = {name: int(count) for name, count in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
     return counts["REG"], counts["STACK"] + counts["LOCAL"]
 
