@@ -100,11 +100,9 @@ def read_twice(**parts) -> tuple[torch.Tensor, torch.Tensor]:
 
 first, second = read_twice()
 first_other, second_other = read_twice(apply_rotary=layers.apply_rotary_interleaved)
-print(f"its own:    {perplexity(first):6.1f} at first, {perplexity(second):6.1f} when read again")
-print(
-    f"the other:  {perplexity(first_other):6.1f} at first, "
-    f"{perplexity(second_other):6.1f} when read again"
-)
+for name, *both in (("its own", first, second), ("the other", first_other, second_other)):
+    at_first, again = (significant(perplexity(each)) for each in both)
+    print(f"{name:<11} {at_first:>4} at first, {again:>4} when read again")
 picture(
     draw_rotation.found_likely(
         [llm.tokenizer.decode([token]) for token in ids[1:]],

@@ -170,7 +170,7 @@ print(f"the told weights would need scores times {first_step:.1f}, and times {se
 stable = lambda scores: scores.softmax(-1)  # noqa: E731
 with using(14, attention=attention_with(stable, scale=1.0)):
     unscaled = perplexity(log_probabilities(llm, ids))
-print(f"perplexity without the division: {unscaled:,.0f}")
+print(f"perplexity without the division: about {round(unscaled, -2):,.0f}")
 
 # %% [markdown]
 # No single scale gives these weights; they are no softmax of these scores.
@@ -457,7 +457,7 @@ verdicts(
     ),
     Claim(
         "The division by sqrt(head_dim) is a detail",
-        f"perplexity {scaled:.0f} with it, {unscaled:,.0f} without",
+        f"perplexity {scaled:.0f} with it, about {round(unscaled, -2):,.0f} without",
         "did not hold",
         "scores 8 times as large make softmax pick one key; the model was trained otherwise",
     ),

@@ -40,6 +40,7 @@ import torch
 from minigen import SamplingParams, sampling
 from minigen.teach import Claim, check, load_model, mark, measured, show, using, verdicts
 from minigen.teach.looking import next_logits
+from minigen.teach.measuring import significant
 from minigen.viz import sampling as draw_sampling
 from minigen.viz.explore import explore, picture
 
@@ -80,6 +81,10 @@ print(f"chance that 100 such draws never leave the likeliest 1,000: {(1 - tail) 
 #
 # Softmax makes probabilities of scores; `torch.multinomial` draws. Temperature divides the scores
 # before: below 1 the likely becomes likelier, above 1 all become alike.
+#
+# Text that was drawn stands in ⟨⟩ in this chapter, as measured numbers do: another processor adds
+# the numbers of a score in another order, rounds otherwise, and now and then the same draw falls on
+# the next token. What greedy chooses is the same everywhere here.
 
 
 # %%
@@ -93,7 +98,8 @@ def draw_naive(logits: torch.Tensor, temperature: float, generator: torch.Genera
 generator = torch.Generator().manual_seed(1)
 for temperature in (0, 0.5, 1.0, 2.0):
     drawn = [draw_naive(logits, temperature, generator) for _ in range(8)]
-    print(f"{temperature:>4}", [llm.tokenizer.decode([token]) for token in drawn])
+    spelled = [llm.tokenizer.decode([token]) for token in drawn]
+    print(f"{temperature:>4}", f"⟨{spelled}⟩" if temperature else spelled)
 
 # %% [markdown]
 # ## Why it is wrong
@@ -112,7 +118,7 @@ picture(
 # %%
 for name, row in rows.items():
     sure = int((row.softmax(-1).sort(descending=True).values.cumsum(0) < 0.9).sum()) + 1
-    print(f"{name:<10} tokens that hold 90 % of the probability: {sure:>5,}")
+    print(f"{name:<10} tokens that hold 90 % of the probability: about {significant(sure, 2)}")
 
 # %% [markdown]
 # There is no right *n*: after "The" hundreds of tokens are fair, after a fact's beginning few.
@@ -170,7 +176,8 @@ first_cut = sampling.apply_temperature(sampling.keep_top_p(batch, half), hot)
 kept_hot = (first_hot > -torch.inf).sum(-1).tolist()
 kept_cut = (first_cut > -torch.inf).sum(-1).tolist()
 for name, hot_first, cut_first in zip(rows, kept_hot, kept_cut, strict=True):
-    print(f"{name:<10} temperature first: {hot_first:>6,} tokens   top-p first: {cut_first:>5,}")
+    hot_count, cut_count = significant(hot_first, 2), significant(cut_first, 2)
+    print(f"{name:<10} temperature first: about {hot_count} tokens   top-p first: {cut_count}")
 
 # %% [markdown]
 # ## Drag it
@@ -217,7 +224,7 @@ params = SamplingParams(temperature=1, top_p=0.9, seed=7, max_tokens=12)
 others = SamplingParams(temperature=1, seed=1, max_tokens=12)
 alone = llm.generate(rain, params).text
 among = llm.generate(["Once", rain, "Tea is"], [others, params, others], progress=False)[1].text
-print(repr(alone))
+print(f"⟨{alone!r}⟩")
 print("the same among others:", alone == among)
 
 # %% [markdown]
@@ -233,8 +240,9 @@ better = llm.generate(rain, kind)
 words = better.text.split()
 runs = [tuple(words[i : i + 4]) for i in range(len(words) - 3)]
 repeated_now = 1 - len(set(runs)) / len(runs)
-print(better.text)
-print(f"\nfour-word runs that were said before: {repeated_now:.0%}, and greedy had {repeated:.0%}")
+print(f"⟨{better.text}⟩")
+print(f"\nfour-word runs that were said before: {mark(100 * repeated_now, '%')}", end=", ")
+print(f"and greedy had {repeated:.0%}")
 
 # %% [markdown]
 # And what it costs: the time of one choice among all tokens, beside the whole step that made them.
@@ -279,9 +287,10 @@ mine = check(16, keep_top_p=keep_top_p)
 # One line puts yours into the running engine. (Until it passes, `mine` is the package's own.)
 
 # %%
+params = SamplingParams(temperature=1, top_p=0.8, seed=5, max_tokens=24, ignore_eos=True)
 with using(16, keep_top_p=mine):
-    text = llm.generate(rain, SamplingParams(temperature=1, top_p=0.8, seed=5, max_tokens=24)).text
-print(text)
+    text = llm.generate(rain, params).text
+print(f"⟨{text}⟩")
 
 # %% [markdown]
 # ## What the production engines do beyond this
@@ -315,7 +324,8 @@ verdicts(
     ),
     Claim(
         "The order of temperature and top-p is a matter of taste",
-        f"{kept_hot[2]:,} tokens are kept with temperature first, {kept_cut[2]:,} with top-p first",
+        f"about {significant(kept_hot[2], 2)} tokens are kept with temperature first, "
+        f"{significant(kept_cut[2], 2)} with top-p first",
         "did not hold",
         "temperature 2 flattens the curve, so that reaching the mass takes more tokens",
     ),

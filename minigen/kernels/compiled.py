@@ -11,11 +11,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import llvmlite.binding
 import numba
 
 from minigen.hub import cache_folder
 from minigen.kernels import sample, step
+from minigen.kernels.llvm import target_features
 
 
 def _state() -> str:
@@ -23,8 +23,7 @@ def _state() -> str:
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
         digest.update(f"{source} {source.stat().st_mtime_ns}".encode())
-    features = llvmlite.binding.get_host_cpu_features().flatten()
-    for fact in (version("numba"), version("llvmlite"), version("numpy"), features):
+    for fact in (version("numba"), version("llvmlite"), version("numpy"), target_features()):
         digest.update(fact.encode())
     return digest.hexdigest()[:16]
 

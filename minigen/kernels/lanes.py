@@ -14,19 +14,19 @@ from numba import types
 from numba.extending import intrinsic, overload
 
 from minigen.kernels.llvm import (
-    F32,
     FLOAT_LANES,
     FLOATS,
     I32,
     NUM_LANES,
     WORD_LANES,
     WORDS,
-    BFloat,
     address,
     call,
+    from_float16,
     multiply_add,
     same,
     spread,
+    to_bfloat16,
 )
 
 
@@ -59,9 +59,9 @@ def load_float16(typingctx: Any, array: Any, index: Any) -> Any:
     """Sixteen float16 numbers, kept in a flat uint16 array, as float32."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        to = ir.VectorType(ir.HalfType(), NUM_LANES)
-        halves = builder.load(address(context, builder, sig, args, 0, to), align=2)
-        return builder.fpext(halves, FLOATS)
+        to = ir.VectorType(ir.IntType(16), NUM_LANES)
+        bits = builder.load(address(context, builder, sig, args, 0, to), align=2)
+        return from_float16(builder, bits)
 
     return FLOAT_LANES(array, types.intp), codegen
 
@@ -71,8 +71,9 @@ def float16_at(typingctx: Any, array: Any, index: Any) -> Any:
     """One float16 number of a flat uint16 array, as float32."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pointer = address(context, builder, sig, args, 0, ir.HalfType())
-        return builder.fpext(builder.load(pointer, align=2), F32)
+        pointer = address(context, builder, sig, args, 0, ir.IntType(16))
+        bits = spread(builder, builder.load(pointer, align=2))
+        return builder.extract_element(from_float16(builder, bits), I32(0))
 
     return types.float32(array, types.intp), codegen
 
@@ -124,9 +125,8 @@ def store_bfloat16(typingctx: Any, array: Any, index: Any, lanes: Any) -> Any:
     """Write sixteen float32 numbers, rounded to bfloat16, to a flat uint16 array."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        to = ir.VectorType(BFloat(), NUM_LANES)
-        pointer = address(context, builder, sig, args, 0, to)
-        builder.store(builder.fptrunc(args[2], to), pointer, align=2)
+        rounded = to_bfloat16(builder, args[2])
+        builder.store(rounded, address(context, builder, sig, args, 0, rounded.type), align=2)
         return context.get_dummy_value()
 
     return types.void(array, types.intp, lanes), codegen

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from minigen.machine import onednn_takes_bfloat16
 from minigen.model.layers import DenseLinear
 from minigen.model.transformer import MakeLinear, dense_linear
 from minigen.model.weights import StoredTensor
@@ -44,7 +45,7 @@ def can_pack(dtype: torch.dtype) -> bool:
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-        and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # not without AVX-512, on x86
+        and onednn_takes_bfloat16()
     )
 
 

@@ -11,7 +11,6 @@ Sources: Intel's Intrinsics Guide for `vpdpbusd` (AVX512-VNNI), `vpmaddwd` (AVX5
 
 from typing import Any
 
-import llvmlite.binding
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -27,15 +26,16 @@ from minigen.kernels.llvm import (
     multiply_add,
     same,
     spread,
+    target_features,
 )
 
 ONE, TWO, FOUR, EIGHT = (0,), (0,) * 2, (0,) * 4, (0,) * 8  # the tuples `tokens` that are used
 ONLY_ONE, ONLY_TWO, ONLY_FOUR = (0.0,), (0.0,) * 2, (0.0,) * 4  # of another type: a tile for all
 
-_FEATURES: dict[str, bool] = dict(llvmlite.binding.get_host_cpu_features())
-HAS_BYTE_DOTS = _FEATURES.get("avx512vnni", False)
-HAS_PAIR_PRODUCTS = _FEATURES.get("avx512bw", False)
-HAS_BFLOAT_DOTS = _FEATURES.get("avx512bf16", False)
+_FEATURES = target_features().split(",")
+HAS_BYTE_DOTS = "+avx512vnni" in _FEATURES
+HAS_PAIR_PRODUCTS = "+avx512bw" in _FEATURES
+HAS_BFLOAT_DOTS = "+avx512bf16" in _FEATURES
 
 
 def _tile(context: Any, builder: Any, tile: Any, rows: list[Any]) -> Any:
@@ -164,9 +164,9 @@ def _bfloat_dot(builder: Any, total: Any, a: Any, b: Any) -> Any:
         pairs = ir.VectorType(BFloat(), 2 * NUM_LANES)
         a, b = builder.bitcast(a, pairs), builder.bitcast(b, pairs)
         return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, [total, a, b])
-    for halves in (
-        [builder.shl(each, same(16)) for each in (a, b)],
+    for halves in (  # the upper ones first, as the instruction does: the same to the last bit
         [builder.and_(each, same(-65536)) for each in (a, b)],
+        [builder.shl(each, same(16)) for each in (a, b)],
     ):
         first, second = (builder.bitcast(each, FLOATS) for each in halves)
         total = multiply_add(builder, first, second, total)

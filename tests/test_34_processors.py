@@ -1,0 +1,158 @@
+"""Kernels on other processors: the same bits without an instruction, and no call into nowhere."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("numba")
+
+from numba import njit
+
+from minigen.kernels import llvm
+from minigen.kernels.lanes import float16_at, load, load_float16, store, store_bfloat16
+from minigen.kernels.tiles import (
+    ONE,
+    add_bfloat_dots,
+    add_byte_dots,
+    pair_products,
+    spread_numbers,
+    store_tile,
+    zeros,
+)
+from tools.chapters import ROOT
+
+
+def _widen(halves, out):  # type: ignore[no-untyped-def]
+    for index in range(0, len(halves), 16):
+        store(out, index, load_float16(halves, index))
+
+
+def _widen_each(halves, out):  # type: ignore[no-untyped-def]
+    for index in range(len(halves)):
+        out[index] = float16_at(halves, index)
+
+
+def _narrow(numbers, out):  # type: ignore[no-untyped-def]
+    for index in range(0, len(numbers), 16):
+        store_bfloat16(out, index, load(numbers, index))
+
+
+def _bfloat_dots(pairs, others, out):  # type: ignore[no-untyped-def]
+    for index in range(0, len(pairs), 16):
+        tile = zeros(ONE)
+        for other in range(len(others)):
+            tile = add_bfloat_dots(tile, load(pairs, index), others, other, 0)
+        store_tile(out, index, 0, tile)
+
+
+def _whole_dots(words, others, out):  # type: ignore[no-untyped-def]
+    for index in range(0, len(words), 16):
+        tile = spread_numbers(ONE, others, 0, 0)
+        for other in range(len(others)):
+            tile = add_byte_dots(tile, load(words, index), others, other, 0)
+        store_tile(out, index, 0, tile)
+        store_tile(out, len(words) + index, 0, pair_products(ONE, load(words, index), others, 1, 0))
+
+
+def _hard_numbers() -> np.ndarray:
+    """Numbers of any bits, and such as lie between two of bfloat16 or beside their middle."""
+    upper = np.arange(2**16, dtype=np.uint32) << 16
+    lower = (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)
+    anything = np.random.default_rng(0).integers(0, 2**32, 2**16, dtype=np.uint32)
+    return np.concatenate([anything, *(upper | each for each in lower)]).view(np.float32)
+
+
+def digest() -> str:
+    """What the kernels' conversions and dot products give, as compiled in this process."""
+    numbers, rng = _hard_numbers(), np.random.default_rng(1)
+    widened, narrowed = np.empty(2**16, np.float32), np.empty(len(numbers), np.uint16)
+    njit(_widen)(np.arange(2**16, dtype=np.uint16), widened)
+    njit(_narrow)(numbers, narrowed)
+    pairs = torch.from_numpy(rng.standard_normal((1024, 2), dtype=np.float32)).bfloat16()
+    words, others = pairs.view(torch.int32).numpy().ravel(), rng.integers(-128, 128, (64, 4))
+    sums, wholes = np.empty(1024, np.float32), np.empty(2048, np.int32)
+    njit(_bfloat_dots)(words, words[:64].copy(), sums)
+    njit(_whole_dots)(words, others.astype(np.int8).view(np.int32).ravel(), wholes)
+    found = hashlib.sha256()
+    for each in (np.nan_to_num(widened), narrowed[~np.isnan(numbers)], sums, wholes):
+        found.update(each.tobytes())
+    return found.hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("name", "features"),
+    [
+        ("generic", None),
+        ("haswell", "+avx2,+fma,+f16c"),  # what most computers have
+        ("skylake-avx512", "+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512dq,+avx512vl"),
+    ],
+)
+def test_kernels_give_the_same_bits_on_every_processor(name: str, features: str | None) -> None:
+    """NUMBA_CPU_NAME pretends one; an instruction that it lacks would end the process."""
+    asked = {"NUMBA_CPU_NAME": name}
+    if features is not None:
+        asked["NUMBA_CPU_FEATURES"] = features
+    code = "from tests.test_34_processors import digest; print(digest())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | asked,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == digest()
+
+
+@pytest.mark.parametrize("widen", [_widen, _widen_each])
+@pytest.mark.parametrize("instruction", [True, False])
+def test_every_float16_number_is_widened_exactly(
+    widen: object, instruction: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llvm, "HAS_FLOAT16", llvm.HAS_FLOAT16 and instruction)
+    halves = np.arange(2**16, dtype=np.uint16)
+    found = np.empty(len(halves), np.float32)
+    njit(widen)(halves, found)
+    np.testing.assert_array_equal(found, halves.view(np.float16).astype(np.float32))
+
+
+@pytest.mark.parametrize("instruction", [True, False])
+def test_rounding_to_bfloat16_is_torchs_but_for_the_smallest(
+    instruction: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llvm, "HAS_BFLOAT16", llvm.HAS_BFLOAT16 and instruction)
+    numbers = _hard_numbers()
+    found = np.empty(len(numbers), np.uint16)
+    njit(_narrow)(numbers, found)
+    normal = np.abs(numbers) >= np.finfo(np.float32).tiny
+    expected = torch.from_numpy(np.where(normal | np.isnan(numbers), numbers, 0)).bfloat16()
+    made = torch.from_numpy(found.view(np.int16)).view(torch.bfloat16)
+    torch.testing.assert_close(made, expected, rtol=0, atol=0, equal_nan=True)
+
+
+_GENERATE = """
+import sys
+from minigen import LLM, SamplingParams
+llm = LLM.load(sys.argv[1], weights="bfloat16", kv_memory=2**20)
+print(llm.generate("abc", SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)).token_ids)
+print(llm.describe()["linear"])
+"""
+
+
+def test_bfloat16_runs_where_onednn_refuses_it(tiny_directory: Path) -> None:
+    """On a processor with AVX2 only nothing can be packed, and the plain product is taken."""
+    done = subprocess.run(
+        [sys.executable, "-c", _GENERATE, str(tiny_directory)],
+        cwd=ROOT,
+        env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1] == "torch"
