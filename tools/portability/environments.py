@@ -40,6 +40,7 @@ THREADS = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 KEPT_ELSEWHERE = {
     "VENV_DIR": "{elsewhere}/venv",
+    "BUILD_DIR": "{elsewhere}/build",
     "MINIGEN_HOME": "{elsewhere}/minigen",
     "PYTHONPYCACHEPREFIX": "{elsewhere}/pycache",
     "RUFF_CACHE_DIR": "{elsewhere}/ruff",

@@ -18,7 +18,15 @@ from tools.portability.store import GREEN, NOT_TRIED, RED, Cell, Result
 PYTHON = getattr(sys, "_base_executable", sys.executable)  # .venv's own, or that which made it
 NOT_INHERITED = (
     *("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"),
-    *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "VENV_DIR", "PYTEST_ADDOPTS", "COLUMNS"),
+    *(
+        "PYTHONPATH",
+        "PYTHONHOME",
+        "VIRTUAL_ENV",
+        "VENV_DIR",
+        "BUILD_DIR",
+        "PYTEST_ADDOPTS",
+        "COLUMNS",
+    ),
 )
 FACTS = "import json; from benchmarks.common import environment; print(json.dumps(environment()))"
 HAS_RANDOM_ORDER = (
