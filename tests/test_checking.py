@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -22,6 +23,10 @@ def loops(*_: Any) -> Any:
         pass
 
 
+def waits(*_: Any) -> Any:
+    threading.Event().wait()
+
+
 def kills_python(*_: Any) -> Any:
     os._exit(0)
 
@@ -38,6 +43,7 @@ def stumbles(*_: Any) -> Any:
     ("part", "seconds", "words"),
     [
         (loops, 3, "did not finish within 3 s"),
+        (waits, 5, "did not finish within 5 s"),
         (kills_python, 30, "ended Python"),
         (leaves, 30, "ended Python"),
         (stumbles, 30, "raised KeyError"),
@@ -52,7 +58,7 @@ def test_no_part_takes_the_check_down_or_passes_by_dying(
 
 
 def test_a_stub_is_told_at_once_and_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minigen.teach.checking.subprocess.run", stumbles)
+    monkeypatch.setattr("minigen.teach.checking.subprocess.Popen", stumbles)
     result = judge("16", CHAPTER["keep_top_p"], stub)
     assert not result.passed
     assert result.message.startswith("is still empty")

@@ -11,17 +11,22 @@ import secrets
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 import cloudpickle
+import psutil
 
 from minigen.teach.exercises import Exercise, exercises
 from minigen.teach.stubs import STILL_EMPTY, is_stub
 
-SECONDS = 30.0
+SECONDS = 30.0  # of processor time
+_WATCHED_EVERY = 0.1
+_WAITING_SHARE = 0.01  # of the processor: a process that gets less computes nothing
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ def check(chapter: int | str, *, hint: int = 0, seconds: float = SECONDS, **part
 
 
 def judge(chapter: str, exercise: Exercise, part: Any, seconds: float = SECONDS) -> Result:
-    """Run an exercise's checks on `part` in another process, for so many seconds at most."""
+    """Run an exercise's checks on `part` in another process, for at most this processor time."""
     if is_stub(part):  # nothing to be run
         return Result(exercise.name, False, STILL_EMPTY)
     word = secrets.token_hex()  # who does not know it cannot have passed
@@ -71,24 +76,58 @@ def judge(chapter: str, exercise: Exercise, part: Any, seconds: float = SECONDS)
             pickled = _pickled(part)
         except Exception as error:
             return Result(exercise.name, False, f"could not be sent to be checked: {error}")
+        given, said = Path(folder) / "part.pickle", Path(folder) / "stderr.txt"
+        given.write_bytes(pickled)
         command = [sys.executable, "-m", "minigen.teach.judge", chapter, exercise.name]
-        try:
-            done = subprocess.run(
+        with given.open("rb") as stdin, said.open("wb") as stderr:
+            process = subprocess.Popen(
                 [*command, str(verdict), word],
-                input=pickled,
-                capture_output=True,
-                timeout=seconds,
-                check=False,
+                stdin=stdin,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
             )
-        except subprocess.TimeoutExpired:
+            finished = _finishes(process, seconds)
+        if not finished:
             message = f"did not finish within {seconds:g} s; does a loop never end?"
             return Result(exercise.name, False, message)
         found = _read(verdict)
         if found.get("word") != word:
-            tail = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            message = f"ended Python (exit status {done.returncode}) {' '.join(tail)}".rstrip()
+            tail = said.read_text("utf-8", errors="replace").strip().splitlines()[-1:]
+            message = f"ended Python (exit status {process.returncode}) {' '.join(tail)}".rstrip()
             return Result(exercise.name, False, message)
     return Result(exercise.name, found["passed"] is True, found["message"])
+
+
+def _finishes(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
+    """Wait for a process; kill it once it has computed, or waited without computing, so long.
+
+    Time in which other programs have the processor counts for neither.
+    """
+    used, used_since = 0.0, time.monotonic()
+    try:
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_WATCHED_EVERY)
+                return True
+            now = _cpu_seconds(process.pid)
+            if now > used + _WAITING_SHARE * (time.monotonic() - used_since):
+                used, used_since = now, time.monotonic()
+            if used > seconds or time.monotonic() - used_since > seconds:
+                return False
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _cpu_seconds(process_id: int) -> float:
+    """Return the processor time of a process and of those that it has started."""
+    try:
+        process = psutil.Process(process_id)
+        times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    except psutil.Error:  # one of them ended meanwhile
+        return 0.0
+    ended = times[0].children_user + times[0].children_system
+    return ended + sum(each.user + each.system for each in times)
 
 
 class _Unwrapping(cloudpickle.Pickler):
