@@ -36,10 +36,10 @@ test: ## run every check and test that takes minutes at most, and every notebook
 	@$(VENV) -m pytest -n 2
 	@$(VENV) -m tools.notebooks --check
 
-test-long: ## run the long tests too: large fuzz runs, repeated runs
+test-long: ## run the long tests too, in a random order; SEED=... runs one order again
 	@$(ENVIRONMENT) cpu server notebooks test
 	@$(VENV) -m minigen pull
-	@$(VENV) -m pytest -m "not browser"
+	@$(VENV) -m pytest -m "not browser" --random-order $(if $(SEED),--random-order-seed=$(SEED))
 
 test-browser: ## run every notebook in JupyterLab in a browser, and drag what can be dragged
 	@$(ENVIRONMENT) cpu server notebooks test
