@@ -36,11 +36,13 @@ test: ## run every check, test and notebook to the end, and print one summary (a
 	@$(VENV) -m minigen pull
 	@$(VENV) -m tools.test
 
-test-long: ## run the long tests too: large fuzz runs, repeated runs, other places and machines
+test-long: ## the long tests too, in a random order (SEED=... repeats one), then other places and machines
 	@$(ENVIRONMENT) cpu server notebooks test
 	@$(VENV) -m minigen pull
-	@$(VENV) -m pytest -m "not browser"
-	@$(VENV) -m tools.portability
+	@failed=0; \
+	$(VENV) -m pytest -m "not browser" --random-order $(if $(SEED),--random-order-seed=$(SEED)) || failed=1; \
+	$(VENV) -m tools.portability || failed=1; \
+	exit $$failed
 
 test-browser: ## run every notebook in JupyterLab in a browser, and drag what can be dragged
 	@$(ENVIRONMENT) cpu server notebooks test

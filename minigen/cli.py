@@ -6,6 +6,7 @@ it needs. Generated text goes to stdout, everything else to stderr.
 
 import os
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -249,6 +250,8 @@ def _progress() -> Any:
 
 def main() -> None:
     """Run the command line: an error that a user can cause is one sentence, never a traceback."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale may lack what a model writes
     try:
         app()
     except MinigenError as error:

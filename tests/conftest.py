@@ -7,9 +7,37 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # tiny products lose by threads, on a busy machine much
+# Tiny products lose by threads, on a busy machine much. Torch reads it when it is imported.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+# What the tests take for granted, and a user's shell may say otherwise; children get it, too.
+PINNED = {
+    "COLUMNS": "80",
+    "LINES": "25",
+    "TERM": "xterm-256color",
+    "PYTHONIOENCODING": "utf-8",
+    "MPLBACKEND": "Agg",
+}
+ABSENT = {
+    *("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS"),
+    *("TTY_COMPATIBLE", "TTY_INTERACTIVE", "TERMINAL_WIDTH", "SHELL_COMPLETION"),
+    *("PYTHONWARNINGS", "PYTHONOPTIMIZE", "PYTHONSAFEPATH", "PYTHONINSPECT", "PYTHONVERBOSE"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "NETRC"),
+    *("MKL_NUM_THREADS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("TRITON_INTERPRET", "NUMBA_DISABLE_JIT", "NUMBA_NUM_THREADS"),
+}
+ABSENT_FAMILIES = ("MINIGEN_", "HF_", "HUGGING", "TRANSFORMERS_", "OPENAI_", "OLLAMA_", "PIP_")
+KEPT = {"MINIGEN_HOME", "MINIGEN_CHROMIUM"}  # where the default model is, and a browser
+
+
+@pytest.hookimpl(trylast=True)  # pytest itself has read how to write to the terminal
+def pytest_configure() -> None:
+    """Give every test, and the processes that it starts, the same variables on any machine."""
+    for name in [*os.environ]:
+        is_of_a_family = name.upper().startswith(ABSENT_FAMILIES) and name not in KEPT
+        if name.upper() in ABSENT or is_of_a_family:
+            del os.environ[name]
+    os.environ.update(PINNED)
 
 
 @pytest.fixture(scope="session")

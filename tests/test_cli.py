@@ -17,7 +17,7 @@ from minigen import __version__, cli, hub
 def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     """`python -m minigen ...` in a process of its own."""
     command = [sys.executable, "-m", "minigen", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)  # type: ignore[call-overload]
+    return subprocess.run(command, capture_output=True, encoding="utf-8", timeout=120, **options)  # type: ignore[call-overload]
 
 
 def main(
@@ -38,6 +38,15 @@ def test_generate_writes_only_the_answer_to_stdout(tiny_directory: Path) -> None
     assert done.stderr == ""
     again = run("generate", "abc", "-m", str(tiny_directory), "--max-tokens", "5")
     assert again.stdout == done.stdout != ""
+
+
+def test_a_terminal_without_a_character_gets_a_question_mark_for_it(tiny_directory: Path) -> None:
+    arguments = ("generate", "abc", "--model", str(tiny_directory), "--max-tokens", "20")
+    whole = run(*arguments)
+    assert not whole.stdout.isascii(), "random bytes are no ASCII"
+    poor = run(*arguments, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert (poor.returncode, poor.stderr) == (0, "")
+    assert poor.stdout == whole.stdout.encode("ascii", "replace").decode()
 
 
 def test_generate_prints_several_answers_in_the_order_of_the_prompts(

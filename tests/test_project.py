@@ -164,6 +164,50 @@ def test_the_readme_names_only_targets_that_exist() -> None:
     assert set(re.findall(r"^make ([a-z-]+)", readme, re.MULTILINE)) <= targets
 
 
+def test_every_text_has_its_encoding_and_no_test_reads_ps() -> None:
+    """What ruff's PLW1514 cannot see: methods of a path that it does not know, and pipes."""
+    guilty = [
+        f"{path.relative_to(ROOT)}:{call.lineno}"
+        for folder in ("minigen", "tests", "tools", "benchmarks")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for call in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(call, ast.Call) and (goes_by_the_locale(call) or starts_ps(call))
+    ]
+    assert not guilty, "give an encoding; read other processes with psutil"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *("p.read_text()", "p.read_text(errors='replace')", "p.write_text('a')"),
+        *("run(c, text=True)", "run(c, universal_newlines=True)", "run(['ps', '-e'])"),
+        *("run('ps -e', shell=True)", "check_output(('ps',))"),
+    ],
+)
+def test_what_depends_on_the_machine_is_found(code: str) -> None:
+    call = ast.parse(code, mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert goes_by_the_locale(call) or starts_ps(call)
+
+
+def goes_by_the_locale(call: ast.Call) -> bool:
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    if "encoding" in given:
+        return False
+    if isinstance(call.func, ast.Attribute) and call.func.attr in ("read_text", "write_text"):
+        return len(call.args) < (1 if call.func.attr == "read_text" else 2)
+    switches = (given.get("text"), given.get("universal_newlines"))
+    return any(isinstance(each, ast.Constant) and each.value is True for each in switches)
+
+
+def starts_ps(call: ast.Call) -> bool:
+    first = call.args[0] if call.args else None
+    if isinstance(first, ast.List | ast.Tuple) and first.elts:
+        first = first.elts[0]
+    is_text = isinstance(first, ast.Constant) and isinstance(first.value, str)
+    return is_text and first.value.split()[:1] == ["ps"]
+
+
 def test_conda_installs_what_the_package_declares() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     lines = (ROOT / "environment.yml").read_text("utf-8").splitlines()
