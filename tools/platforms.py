@@ -25,7 +25,9 @@ PACKAGES = "ca-certificates,gcc,git,libc6-dev,make,python3,python3-dev,python3-v
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 OURS = [Path("/etc/hosts"), Path("/etc/resolv.conf"), Path("/etc/pip.conf")]
 OURS += [Path("/root/.config/pip/pip.conf"), Path("/etc/ssl/certs/ca-certificates.crt")]
-OUR_VARIABLES = re.compile(r"PIP_(?!FIND_LINKS)\w+|\w*SSL_CERT\w+|\w+_CA_BUNDLE|\w+_proxy|TORCH\w+")
+OUR_VARIABLES = re.compile(
+    r"PIP_(?!FIND_LINKS)\w+|\w*SSL_CERT\w+|\w+_CA_BUNDLE|\w+_(?:proxy|PROXY)|TORCH_INDEX"
+)
 PYTHON = ".venv/bin/python"
 GREEDY = "--temperature 0 --max-tokens 8 'The capital of France is'"
 
