@@ -17,8 +17,10 @@ def cpu_features() -> frozenset[str]:
 
 def cpu_name() -> str:
     """The processor's own name, or its architecture."""
-    name = _capabilities().get("cpu_name")
-    return str(name or platform.processor() or platform.machine())
+    name = str(_capabilities().get("cpu_name", ""))
+    if name in ("", "Unknown"):  # what torch says of some ARM processors
+        return platform.processor() or platform.machine()
+    return name
 
 
 def _capabilities() -> dict[str, Any]:

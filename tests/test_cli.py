@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from minigen import __version__, cli, hub
+from minigen import __version__, cli, hub, machine
 
 
 def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -290,3 +291,20 @@ def test_doctor_and_demo_run_to_their_end() -> None:
     demo = run("demo", "--max-tokens", "4")
     assert demo.returncode == 0
     assert "0 of 6 running" in demo.stdout
+
+
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ({}, "aarch64"),
+        ({"cpu_name": "Unknown"}, "aarch64"),
+        ({"cpu_name": "Neoverse-V2"}, "Neoverse-V2"),
+    ],
+)
+def test_a_processor_without_a_name_is_called_by_its_architecture(
+    told: dict[str, object], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_capabilities", lambda: told)
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert machine.cpu_name() == name

@@ -282,7 +282,7 @@ def test_one_file_is_set_beside_this_machine(
 ) -> None:
     here = replace(report, fingerprints={"float32, torch": {"a": "1", "b": "2", "c": "3"}})
     there = replace(report, fingerprints={"float32, torch": {"a": "1", "b": "0", "c": "0"}})
-    file.write_text(to_json(there))
+    file.write_text(to_json(there), encoding="utf-8")
     monkeypatch.setattr(looking, "examine", lambda: here)
     status, out, _ = run(monkeypatch, capsys, "--compare", str(file))
     assert status == 0
@@ -319,7 +319,7 @@ def cut(text: str) -> str:
 def test_a_file_that_is_no_report_is_one_sentence(
     file: Path, spoil: Callable[[str], str], words: str, monkeypatch, capsys
 ) -> None:
-    file.write_text(spoil(file.read_text()))
+    file.write_text(spoil(file.read_text(encoding="utf-8")), encoding="utf-8")
     status, out, err = run(monkeypatch, capsys, "--compare", str(file))
     assert (status, out) == (1, "")
     assert err.startswith(f"minigen: {file} ")
@@ -329,7 +329,7 @@ def test_a_file_that_is_no_report_is_one_sentence(
 
 @pytest.mark.parametrize("length", range(1, 3000, 97))
 def test_a_report_cut_anywhere_is_said_to_be_cut_short(file: Path, length: int) -> None:
-    file.write_text(file.read_text()[:length])
+    file.write_text(file.read_text(encoding="utf-8")[:length], encoding="utf-8")
     with pytest.raises(FileFormatError, match="is cut short"):
         read_report(file)
 

@@ -39,7 +39,7 @@ def ended(code: str, tmp_path: Path, limit: float = LIMIT) -> Ended:
 
 def is_alive(process_id: int) -> bool:
     state = Path(f"/proc/{process_id}/stat")
-    return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
+    return state.exists() and state.read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
 
 
 def wait_for(condition: Callable[[], bool]) -> bool:

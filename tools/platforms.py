@@ -1,0 +1,166 @@
+"""Try minigen on another system: `python -m tools.platforms FOLDER NAME [STEP ...]`.
+
+Each platform is a Debian of its own in a folder under FOLDER, made by debootstrap and entered by
+chroot; one for another processor runs in QEMU's user emulation. What was last committed is cloned
+there, installed and tried by each step in turn. It needs Linux and root. Package registries are
+those that this machine's pip and apt use. docs/platforms.md keeps what was found.
+"""
+
+import argparse
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.environment import ROOT
+
+PACKAGES = "ca-certificates,gcc,git,libc6-dev,make,python3,python3-dev,python3-venv"
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+OURS = [Path("/etc/hosts"), Path("/etc/resolv.conf"), Path("/etc/pip.conf")]
+OURS += [Path("/root/.config/pip/pip.conf"), Path("/etc/ssl/certs/ca-certificates.crt")]
+OUR_VARIABLES = re.compile(
+    r"PIP_(?!FIND_LINKS)\w+|\w*SSL_CERT\w+|\w+_CA_BUNDLE|\w+_(?:proxy|PROXY)|TORCH_INDEX"
+)
+PYTHON = ".venv/bin/python"
+GREEDY = "--temperature 0 --max-tokens 8 'The capital of France is'"
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A Debian suite for one kind of processor, in Debian's words."""
+
+    suite: str
+    architecture: str
+
+
+PLATFORMS = {
+    "bookworm": Platform("bookworm", "amd64"),
+    "trixie": Platform("trixie", "amd64"),
+    "sid": Platform("sid", "amd64"),
+    "trixie-arm64": Platform("trixie", "arm64"),
+}
+STEPS = {
+    "install": "python3 -m tools.environment cpu server notebooks test",
+    "install-cpu": "python3 -m tools.environment cpu",
+    "pull": f"{PYTHON} -m minigen pull",
+    "doctor": f"{PYTHON} -m minigen doctor",
+    "float32": f"{PYTHON} -m minigen generate --weights float32 {GREEDY}",
+    "compile": f"{PYTHON} -m minigen compile int4",
+    "int4": f"{PYTHON} -m minigen generate --weights int4 {GREEDY}",
+    "golden": f"{PYTHON} -m pytest -q tests/test_17_golden.py",
+    "chapters": f"{PYTHON} -m pytest -q -n 2 tests/test_1?_*.py tests/test_2?_*.py",
+    "no-model": f"{PYTHON} -m pytest -q -m 'not model and not long and not browser' "
+    "tests/test_1?_*.py tests/test_2?_*.py",
+    "kernels": f"{PYTHON} -m pytest -q tests/test_34_*.py",
+    "tests": f"{PYTHON} -m pytest -q -n 2",
+    "notebooks": f"{PYTHON} -m tools.notebooks --check 11 16 25",
+}
+USUAL = ["install", "pull", "doctor", "float32", "compile", "int4", "golden", "chapters"]
+
+
+def main() -> None:
+    """Make the platform if it is not there, and take the steps; exit with 1 if one failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="where platforms are kept: 2 to 12 GB for each")
+    parser.add_argument("name", choices=PLATFORMS)
+    parser.add_argument("steps", nargs="*", metavar="step", help=", ".join(STEPS))
+    options = parser.parse_args()
+    unknown = sorted(set(options.steps) - set(STEPS))
+    if unknown:
+        parser.error(f"there is no step {', '.join(unknown)}; there are {', '.join(STEPS)}")
+    chosen = PLATFORMS[options.name]
+    lacking = what_lacks(chosen)
+    if lacking is not None:
+        sys.exit(lacking)
+    system = options.folder.resolve() / options.name
+    _make(system, chosen)
+    _clone(system)
+    failed = [step for step in options.steps or USUAL if not _take(system, step)]
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+def what_lacks(chosen: Platform) -> str | None:
+    """Why the platform cannot be made here, if it cannot; a sentence that says what would help."""
+    if platform.system() != "Linux" or os.geteuid() != 0:
+        return "Platforms are made on Linux by root: run this there with sudo."
+    if shutil.which("debootstrap") is None:
+        return "debootstrap is not installed: apt-get install debootstrap."
+    machine = MACHINES[chosen.architecture]
+    if machine != platform.machine() and not _emulated(machine):
+        return (
+            f"This machine does not run programs for {machine}: apt-get install qemu-user-static "
+            "binfmt-support, and mount binfmt_misc if /proc/sys/fs/binfmt_misc is empty."
+        )
+    return None
+
+
+def _emulated(machine: str) -> bool:
+    return Path(f"/proc/sys/fs/binfmt_misc/qemu-{machine}").exists()
+
+
+def _make(system: Path, chosen: Platform) -> None:
+    """Have debootstrap fill the folder, from the mirror that this machine's apt takes first."""
+    if not (system / "made").exists():
+        system.parent.mkdir(parents=True, exist_ok=True)
+        packages = f"--include={PACKAGES}"
+        made = ["debootstrap", "--variant=minbase", f"--arch={chosen.architecture}", packages]
+        subprocess.run([*made, chosen.suite, str(system), *_mirror()], check=True)
+        (system / "made").touch()
+    for path in filter(Path.exists, OURS):
+        there = system / path.relative_to("/")
+        there.parent.mkdir(parents=True, exist_ok=True)
+        there.write_bytes(path.read_bytes())
+
+
+def _mirror() -> list[str]:
+    """Address of Debian's packages as apt knows it; none where this is no Debian."""
+    if shutil.which("apt-get") is None:
+        return []
+    command = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Label: Debian"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.split()[:1]
+
+
+def _clone(system: Path) -> None:
+    """Bring the clone in the platform to what is committed here."""
+    clone = system / "minigen"
+    if not clone.exists():
+        subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
+    for command in ("fetch -q origin HEAD", "reset -q --hard FETCH_HEAD"):
+        subprocess.run(["git", "-C", str(clone), *command.split()], check=True)
+
+
+def _take(system: Path, step: str) -> bool:
+    """Run a step in the platform; whether it succeeded."""
+    print(f"== {step}: {STEPS[step]}", flush=True)
+    begun = time.perf_counter()
+    code = subprocess.run(_inside(system, STEPS[step], os.environ.items())).returncode
+    verdict = "failed" if code else "ok"
+    print(f"== {step}: {verdict}, {time.perf_counter() - begun:.0f} s", flush=True)
+    return code == 0
+
+
+def _inside(system: Path, command: str, variables: Iterable[tuple[str, str]]) -> list[str]:
+    """A command in the platform, with mounts of its own that end with it."""
+    kept = [f"{name}={value}" for name, value in variables if OUR_VARIABLES.fullmatch(name)]
+    kept += ["HOME=/root", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"]
+    there, cache = shlex.quote(str(system)), shlex.quote(str(system.parent / "pip"))
+    script = (
+        f"mount -t proc proc {there}/proc && mount --rbind /sys {there}/sys && "
+        f"mount --rbind /dev {there}/dev && mkdir -p {cache} {there}/root/.cache/pip && "
+        f"mount --bind {cache} {there}/root/.cache/pip && "
+        f"exec chroot {there} env -i {shlex.join(kept)} "
+        f"sh -c {shlex.quote(f'cd /minigen && {command}')}"
+    )
+    return ["unshare", "--mount", "sh", "-c", script]
+
+
+if __name__ == "__main__":
+    main()
