@@ -68,7 +68,7 @@ def test_where_onednn_packs_no_bfloat16_weights_stay_plain(tiny_directory: Path)
     done = subprocess.run(
         [sys.executable, "-c", code, str(tiny_directory)],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"},  # an x86 processor without AVX-512
     )
     assert done.stderr == ""

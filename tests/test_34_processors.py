@@ -104,7 +104,7 @@ def test_kernels_give_the_same_bits_on_every_processor(name: str, features: str 
         cwd=ROOT,
         env=os.environ | asked,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == digest()
@@ -152,7 +152,7 @@ def test_bfloat16_runs_where_onednn_refuses_it(tiny_directory: Path) -> None:
         cwd=ROOT,
         env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1] == "torch"

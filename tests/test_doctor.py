@@ -58,7 +58,7 @@ def report() -> Report:
 @pytest.fixture
 def file(report: Report, tmp_path: Path) -> Path:
     path = tmp_path / "other.json"
-    path.write_text(to_json(report))
+    path.write_text(to_json(report), encoding="utf-8")
     return path
 
 
@@ -90,7 +90,7 @@ def test_a_report_comes_back_from_its_json_as_it_was(report: Report, tmp_path: P
 
 
 def test_every_package_that_the_project_names_is_looked_up() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     named = {line.split(";")[0].split(">=")[0].strip() for line in lines}
     assert named <= set(PACKAGES)
@@ -189,7 +189,7 @@ def test_other_kernels_of_torchs_leave_another_fingerprint(report: Report) -> No
     found = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=True,
         env=os.environ | {"ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": str(ROOT)},
     )
@@ -257,7 +257,7 @@ def test_two_files_are_compared_without_measuring_anything(
     report: Report, file: Path, tmp_path: Path
 ) -> None:
     slow = replace(report, torch=replace(report.torch, cpu_capability="NONE"))
-    (tmp_path / "slow.json").write_text(to_json(slow))
+    (tmp_path / "slow.json").write_text(to_json(slow), encoding="utf-8")
     code = (
         "import sys; from minigen import cli\n"
         f"sys.argv = ['minigen', 'doctor', '--compare', {str(file)!r}, 'slow.json']\n"
@@ -267,7 +267,7 @@ def test_two_files_are_compared_without_measuring_anything(
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )

@@ -143,11 +143,11 @@ time.sleep(600)
 """
     for limit in (1.0, 4.0, 16.0, LIMIT):  # a busy machine may need that long to begin
         over = ended(code, tmp_path, limit)
-        if pids.exists() and pids.read_text():
+        if pids.exists() and pids.read_text(encoding="utf-8"):
             break
     assert over.status is None
     assert over.why() == "it had not ended when its time was over"
-    assert wait_for(lambda: not is_alive(int(pids.read_text())))
+    assert wait_for(lambda: not is_alive(int(pids.read_text(encoding="utf-8"))))
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="asks /proc")
@@ -166,7 +166,7 @@ with commands.busy(2):
     os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", code], cwd=program.ROOT)
-    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text(encoding="utf-8").split()]
     assert len(pids) == 2
     assert wait_for(lambda: not any(map(is_alive, pids)))
     with busy(0):
@@ -181,7 +181,9 @@ class Tree:
         self._environment = Environment("one", "an environment", ("tests",))
         (folder / "shared" / "minigen").mkdir(parents=True)
         (folder / "shared" / "elsewhere").mkdir()
-        (folder / "shared" / "elsewhere" / "one.json").write_text('{"cpu": "a processor"}')
+        (folder / "shared" / "elsewhere" / "one.json").write_text(
+            '{"cpu": "a processor"}', encoding="utf-8"
+        )
         self._monkeypatch = monkeypatch
 
     def run(self, code: str, **changed: object) -> Result:
@@ -213,7 +215,7 @@ def test_a_cell_has_its_environments_variables_and_umask(
     monkeypatch.setenv("PYTHONPATH", "another tree")
     code = "import os; print(os.environ['TZ'], 'PYTHONPATH' in os.environ, oct(os.umask(0)))"
     tree.run(code, variables={"TZ": "{elsewhere}/x"}, umask=0o077)
-    zone, has_path, umask = tree.log.read_text().split()
+    zone, has_path, umask = tree.log.read_text(encoding="utf-8").split()
     assert zone.endswith("shared/elsewhere/x")
     assert (has_path, umask) == ("False", "0o77")
 
@@ -246,7 +248,7 @@ def test_a_read_only_tree_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     inside = "touch written 2>&1; touch ../beside"
     command = [*read_only(tmp_path / "tree"), "sh", "-c", inside]
-    said = subprocess.run(command, capture_output=True, text=True).stdout
+    said = subprocess.run(command, capture_output=True, encoding="utf-8").stdout
     assert "ead-only" in said
     assert [path.name for path in sorted(tmp_path.rglob("*"))] == ["beside", "tree"]
 
@@ -266,7 +268,7 @@ except OSError as error:
     print(error.errno == __import__("errno").ENETUNREACH)
 """
     command = [*prefix, sys.executable, "-c", code]
-    said = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    said = subprocess.run(command, capture_output=True, encoding="utf-8").stdout.splitlines()
     assert said[0].startswith("['lo'")
     assert said[1:] == ["True"]
 
@@ -340,21 +342,21 @@ def test_the_page_is_written_when_every_cell_has_a_result(whole: Table) -> None:
     assert told.startswith("red: one/13_layers (")
     assert not whole.page.exists()
     whole.run()
-    page = whole.page.read_text()
+    page = whole.page.read_text(encoding="utf-8")
     assert "Commit: " + "a" * 40 in page
     assert "Machine: a processor, 2 cores" in page
     row = "| one | not tried: there is no make here | - | green (12 passed) | - | - | "
     notebooks = "1 of 2 green; RED: 13_layers (notebooks/13_layers.ipynb::Cell 3) |"
     assert row + notebooks in page
     assert "| two | - | - | RED: ended by SIGSEGV | - | - | - |" in page
-    data = json.loads(whole.data.read_text())
+    data = json.loads(whole.data.read_text(encoding="utf-8"))
     assert data["commit"] == whole.commit
     assert data["cells"]["two/tests"]["verdict"] == "RED"
 
 
 def test_a_page_of_some_cells_says_which_were_not_run(whole: Table) -> None:
     assert whole.run("--cell", "one/13_layers", "--write") == 0
-    page = whole.page.read_text()
+    page = whole.page.read_text(encoding="utf-8")
     assert "| one | not run | - | not run | - | - | 1 of 2 green; 1 not run |" in page
 
 
@@ -421,7 +423,7 @@ def test_of_a_tree_that_cannot_be_written_a_copy_is_installed(
     tree, copy = tmp_path / "tree", tmp_path / "copy"
     for name in ("pyproject.toml", "constraints.txt", "minigen/a.py", "minigen/a.pyc"):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        (tree / name).write_text(name)
+        (tree / name).write_text(name, encoding="utf-8")
     monkeypatch.setattr(environment, "ROOT", tree)
     monkeypatch.setattr(environment, "ENVIRONMENT", tmp_path / "venv")
     monkeypatch.setattr(environment, "PYTHON", Path(sys.executable))
@@ -442,7 +444,7 @@ def test_of_a_tree_that_cannot_be_written_a_copy_is_installed(
     environment.copy_package(copy)
     names = sorted(str(path.relative_to(copy)) for path in copy.rglob("*.*"))
     assert names == ["minigen/a.py", "pyproject.toml"]
-    (tree / "minigen" / "a.py").write_text("changed")
+    (tree / "minigen" / "a.py").write_text("changed", encoding="utf-8")
     environment.main(["cpu"])
     assert len(installed) == 2
 
@@ -452,6 +454,6 @@ def test_make_takes_the_environment_from_elsewhere() -> None:
     command = ["make", "-n", "demo", "VENV_DIR=/else where"]
     environ = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
     said = subprocess.run(
-        command, cwd=program.ROOT, env=environ, capture_output=True, text=True, check=True
+        command, cwd=program.ROOT, env=environ, capture_output=True, encoding="utf-8", check=True
     ).stdout
     assert '"/else where/bin/python" -m minigen demo' in said

@@ -26,6 +26,7 @@ VOCABULARY = {
         "errors",
         "posix",
         "child_process",
+        "machine",
     ),
 }
 ASSEMBLY = {
@@ -41,7 +42,6 @@ ASSEMBLY = {
         "shared_steps",
         "outputs",
         "sockets",
-        "machine",
         "options",
         "progress",
         "runners",

@@ -203,9 +203,11 @@ def pytest_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     (part,) = [part for part in test.PARTS if part.name == "tests"]
 
     def on(**files: str) -> Part:
-        tmp_path.joinpath("pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
+        tmp_path.joinpath("pytest.ini").write_text(
+            "[pytest]\naddopts = -p no:cacheprovider\n", encoding="utf-8"
+        )
         for name, text in files.items():
-            tmp_path.joinpath(f"{name}.py").write_text(text)
+            tmp_path.joinpath(f"{name}.py").write_text(text, encoding="utf-8")
         options = ("-p", "xdist", "-c", str(tmp_path / "pytest.ini"), str(tmp_path))
         return replace(part, command=part.command + options)
 
@@ -351,7 +353,7 @@ def test_ctrl_c_ends_with_the_summary_of_what_was_run(to_all: bool, tmp_path: Pa
         start_new_session=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        text=True,
+        encoding="utf-8",
     ) as process:
         assert process.stdout is not None
         while process.stdout.readline() not in ("waiting\n", ""):

@@ -15,9 +15,11 @@ import yaml
 from tools.chapters import ROOT
 from tools.test import PARTS
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+TARGETS = set(
+    re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+)
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 OLDEST = tuple(map(int, PROJECT["requires-python"].removeprefix(">=").split(".")))
 DISTRIBUTIONS = {"jupyter": "jupyterlab", "yaml": "pyyaml"}
@@ -25,7 +27,7 @@ DISTRIBUTIONS = {"jupyter": "jupyterlab", "yaml": "pyyaml"}
 
 def extras_of_make(target: str) -> set[str]:
     """What `make TARGET` installs, by its line in the Makefile."""
-    recipe = (ROOT / "Makefile").read_text().split(f"\n{target}:")[1]
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8").split(f"\n{target}:")[1]
     return set(recipe.split("$(ENVIRONMENT)")[1].splitlines()[0].split())
 
 
@@ -79,7 +81,7 @@ def imported_by(path: Path) -> set[str]:
 
 
 def conda_extras() -> list[str]:
-    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
     (pip,) = [each for each in environment["dependencies"] if isinstance(each, dict)]
     (editable,) = pip["pip"]
     return editable.removeprefix("-e .[").removesuffix("]").split(",")
@@ -97,7 +99,9 @@ def test_conda_brings_what_every_check_and_test_needs() -> None:
 
 def dockerfile() -> list[tuple[str, str]]:
     """The Dockerfile's instructions."""
-    text = re.sub(r"(?m)^#.*\n", "", (ROOT / "Dockerfile").read_text()).replace("\\\n", " ")
+    text = re.sub(r"(?m)^#.*\n", "", (ROOT / "Dockerfile").read_text(encoding="utf-8")).replace(
+        "\\\n", " "
+    )
     return [(line.split()[0], line.partition(" ")[2].strip()) for line in text.splitlines() if line]
 
 
@@ -127,14 +131,19 @@ def test_the_image_is_not_run_by_root_and_its_user_owns_the_files() -> None:
 
 
 def test_nothing_that_git_ignores_goes_into_the_image() -> None:
-    left_out = {line.removeprefix("**/") for line in (ROOT / ".dockerignore").read_text().split()}
-    ignored = {line.removesuffix("/") for line in (ROOT / ".gitignore").read_text().split()}
+    left_out = {
+        line.removeprefix("**/")
+        for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    }
+    ignored = {
+        line.removesuffix("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").split()
+    }
     assert ignored <= left_out
 
 
 def test_the_dev_container_builds_a_stage_of_the_dockerfile() -> None:
     path = ROOT / ".devcontainer" / "devcontainer.json"
-    container = json.loads(path.read_text())
+    container = json.loads(path.read_text(encoding="utf-8"))
     build, steps = container["build"], dockerfile()
     assert (path.parent / build["dockerfile"]).resolve() == ROOT / "Dockerfile"
     assert (path.parent / build["context"]).resolve() == ROOT
@@ -146,7 +155,7 @@ def test_the_dev_container_builds_a_stage_of_the_dockerfile() -> None:
 
 @pytest.fixture(params=WORKFLOWS, ids=lambda path: path.stem)
 def workflow(request: pytest.FixtureRequest) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(request.param.read_text())
+    found: dict[str, Any] = yaml.safe_load(request.param.read_text(encoding="utf-8"))
     return found
 
 
@@ -175,7 +184,9 @@ def test_a_workflow_may_only_read_and_uses_actions_of_one_major_version(
 
 
 def test_make_test_is_run_on_three_systems_and_from_the_oldest_python_on() -> None:
-    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"]
+    jobs = yaml.safe_load(
+        (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
+    )["jobs"]
     strategy = jobs["test"]["strategy"]
     assert strategy["fail-fast"] is False
     systems = {name.partition("-")[0] for name in strategy["matrix"]["os"]}
@@ -188,11 +199,17 @@ def test_make_test_is_run_on_three_systems_and_from_the_oldest_python_on() -> No
 
 
 def test_windows_types_what_make_test_types() -> None:
-    steps = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"][
-        "test"
-    ]["steps"]
+    steps = yaml.safe_load(
+        (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
+    )["jobs"]["test"]["steps"]
     typed = [step["run"] for step in steps if step.get("if") == "runner.os == 'Windows'"]
-    recipe = (ROOT / "Makefile").read_text().split("\ntest:")[1].split("\n\n")[0].splitlines()[1:]
+    recipe = (
+        (ROOT / "Makefile")
+        .read_text(encoding="utf-8")
+        .split("\ntest:")[1]
+        .split("\n\n")[0]
+        .splitlines()[1:]
+    )
     names = {"@$(ENVIRONMENT)": "python -m tools.environment", "@$(VENV)": r".venv\Scripts\python"}
     made = [line.strip() for line in recipe]
     for variable, command in names.items():

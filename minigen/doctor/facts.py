@@ -117,7 +117,7 @@ def _commit() -> str | None:
         return None
     words = ("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
     run = subprocess.run(
-        ["git", "-C", str(root), *words], capture_output=True, text=True, check=False
+        ["git", "-C", str(root), *words], capture_output=True, encoding="utf-8", check=False
     )
     return run.stdout.strip() or None
 

@@ -176,7 +176,7 @@ def commit_of(tree: Path) -> str:
     """The commit that is checked out in a tree, or the end of the program with a reason."""
     try:
         found = subprocess.run(
-            ["git", "-C", str(tree), "rev-parse", "HEAD"], capture_output=True, text=True
+            ["git", "-C", str(tree), "rev-parse", "HEAD"], capture_output=True, encoding="utf-8"
         )
     except FileNotFoundError:
         sys.exit("There is no git here, which makes the clones to try.")
