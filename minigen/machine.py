@@ -34,18 +34,8 @@ def num_cores() -> int:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the processor has instructions for products in bfloat16, and torch takes them."""
-    instructions = cpu_features() & {"avx512_bf16", "amx_bf16", "bf16", "arm_bf16"}
-    return bool(instructions) and onednn_takes_bfloat16()
-
-
-def onednn_takes_bfloat16() -> bool:
-    """Return False where oneDNN refuses bfloat16: processors with AVX2 only, or if told so.
-
-    ONEDNN_MAX_CPU_ISA tells it. Where torch does not say (it was built without oneDNN), True.
-    """
-    asked = hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported")
-    return not asked or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    """Whether the processor has instructions for products in bfloat16, so that they are fast."""
+    return bool(cpu_features() & {"avx512_bf16", "amx_bf16", "bf16", "arm_bf16"})
 
 
 def torch_threads() -> int:

@@ -329,7 +329,7 @@ from minigen.viz.pool import pool_states
 
 small = load_model(num_blocks=48, block_size=4, prefix_cache=False)
 with small.record() as recorder:
-    params = SamplingParams(n=3, seed=5, max_tokens=24)
+    params = SamplingParams(n=3, seed=5, max_tokens=24, ignore_eos=True)
     beginning = "Every evening the old keeper of the lighthouse climbed the stairs and lit the lamp"
     small.generate(beginning, params, progress=False)
 states = pool_states(recorder.events)
@@ -410,11 +410,12 @@ mine = check(21, BlockAllocator=BlockAllocator)
 # own.) A part that is yours is watched there, so a mistake is reported where it was made.
 
 # %%
-llm = load_model(num_blocks=64, allocator=mine)
+llm = load_model(weights="float32", num_blocks=64, allocator=mine)
 print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).text)
 
 # %% [markdown]
-# Then copy-on-write.
+# Then copy-on-write. Three answers to one prompt begin with the same block, and two of them need
+# a copy of it. (What they say is drawn, and differs from processor to processor: so it is in ⟨⟩.)
 
 # %%
 # exercise: minigen.cache.blocks.copy_on_write
@@ -434,10 +435,10 @@ def copy_on_write(allocator: Allocator, table: list[int], index: int) -> tuple[i
 # %%
 mine = check(21, copy_on_write=copy_on_write)
 with using(21, copy_on_write=mine):
-    params = SamplingParams(n=3, seed=1, max_tokens=12)
+    params = SamplingParams(n=3, seed=1, max_tokens=12, ignore_eos=True)
     answer = small.generate("The sea is", params, progress=False)
 for choice in answer.choices:
-    print(repr(choice.text))
+    print(f"⟨{choice.text!r}⟩")
 
 # %% [markdown]
 # ## What the production engines do beyond this

@@ -193,7 +193,8 @@ print("token by token the same, in blocks and in one piece")
 # ## The tables, as sequences come and go
 #
 # Now the same 16 questions with blocks as they are needed. The picture below is drawn while the
-# engine runs, from the events that it tells.
+# engine runs, from the events that it tells. (Answers are the same, but where weights are rounded
+# and two tokens are nearly as likely: then a batch of another size can decide otherwise.)
 
 
 # %%
@@ -206,8 +207,8 @@ def live(events):
 paged = load_model(num_blocks=NUM_BLOCKS, prefix_cache=False)
 with watch(paged.trace, live, "The memory of a running engine, block by block.") as events:
     paged_answers = paged.generate(asked, params, progress=False)
-assert [each.text for each in paged_answers] == [each.text for each in answers]
-print("the same answers as with reservations")
+same = sum(one.text == other.text for one, other in zip(paged_answers, answers, strict=True))
+measured("the same answers as with reservations", same, f"of {len(asked)}", 2)
 
 # %% [markdown]
 # Play it again, step by step, and beside it the engine that reserves. A colour is a request; the
@@ -346,7 +347,7 @@ mine = check(22, slots_of=slots_of)
 
 # %%
 with using(22, slots_of=mine):
-    print(paged.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).text)
+    print(exact.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).text)
 
 # %% [markdown]
 # Then the pool itself.

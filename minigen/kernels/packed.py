@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigen.machine import onednn_takes_bfloat16
 from minigen.model.layers import DenseLinear
 from minigen.model.transformer import MakeLinear, dense_linear
 from minigen.model.weights import StoredTensor
@@ -39,13 +38,17 @@ class PackedLinear:
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether torch, here, has the product for packed weights of this type."""
+    """Whether torch, here, has the product for packed weights of this type.
+
+    oneDNN takes no bfloat16 on a processor with AVX2 only, and raises if it is asked to.
+    """
     return (
         dtype == torch.bfloat16
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-        and onednn_takes_bfloat16()
+        and hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported")
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
 
 
