@@ -40,6 +40,13 @@ def pytest_configure() -> None:
     os.environ.update(PINNED)
 
 
+def pytest_runtest_setup() -> None:
+    """Give a test the same random numbers in every order of tests, its fixtures included."""
+    import torch  # after OMP_NUM_THREADS is set
+
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def default_model_path() -> Path:
     """The default model's file; tests that need it are marked `model`."""

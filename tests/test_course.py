@@ -1,6 +1,7 @@
 """A workspace is the learner's own: made, completed, checked, and never overwritten."""
 
 import json
+import os
 import subprocess
 import sys
 import venv
@@ -170,19 +171,27 @@ def test_claims_are_one_table(tmp_path: Path) -> None:
         Claim("a", "b", "perhaps", "c")
 
 
+def without_the_clone() -> dict[str, str]:
+    """The environment in which Python finds what is installed alone."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python with minigen's wheel installed, outside the clone; other packages are shared."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w"]
     copy_package(folder / "copy")  # setuptools writes beside what it builds
-    subprocess.run([*build, str(folder), str(folder / "copy")], check=True, capture_output=True)
+    bare = without_the_clone()
+    subprocess.run(
+        [*build, str(folder), str(folder / "copy")], check=True, capture_output=True, env=bare
+    )
     (wheel,) = folder.glob("*.whl")
     assert any(name.endswith("16_sampling.ipynb") for name in zipfile.ZipFile(wheel).namelist())
     venv.create(folder / "env", with_pip=False)
     python = folder / "env" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps"]
-    subprocess.run([*install, str(wheel)], check=True, capture_output=True)
+    subprocess.run([*install, str(wheel)], check=True, capture_output=True, env=bare)
     shared = [path for path in sys.path if path.endswith("site-packages")]
     (site,) = (folder / "env").rglob("site-packages")
     (site / "shared.pth").write_text("\n".join(shared), encoding="utf-8")
@@ -190,8 +199,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_installed_wheel_makes_a_workspace_and_checks(installed: Path, tmp_path: Path) -> None:
+    bare = without_the_clone()
     command = [str(installed), "-m", "minigen", "workspace", str(tmp_path / "course")]
-    made = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8")
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", env=bare)
     assert made.returncode == 0, made.stderr
     assert (tmp_path / "course" / "16_sampling.ipynb").exists()
     script = (
@@ -202,6 +212,10 @@ def test_an_installed_wheel_makes_a_workspace_and_checks(installed: Path, tmp_pa
         "check(16, keep_top_p=keep_top_p)\n"
     )
     checked = subprocess.run(
-        [str(installed), "-c", script], cwd=tmp_path, capture_output=True, encoding="utf-8"
+        [str(installed), "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        encoding="utf-8",
+        env=bare,
     )
     assert "✓ keep_top_p" in checked.stdout, checked.stderr

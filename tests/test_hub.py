@@ -324,7 +324,8 @@ def test_an_index_out_of_reach_is_one_sentence_with_the_reason(
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_FIND_LINKS", "")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    with pytest.raises(DownloadError, match=r"\(.*refused\): check the network"):
+    reason = rf"\[(WinError \d+|Errno {errno.ECONNREFUSED})\] .+"  # in the user's language
+    with pytest.raises(DownloadError, match=rf"\(.*{reason}\): check the network"):
         hub.pull("tiny", progress=quiet)
 
 
