@@ -287,9 +287,9 @@ STATE = [object()]
 
 
 @pytest.fixture
-def cells() -> InteractiveShell:
+def cells(tmp_path: Path) -> InteractiveShell:
     """A notebook's kernel that has run a cell with a learner's classes."""
-    shell = InteractiveShell()
+    shell = InteractiveShell(ipython_dir=str(tmp_path / "ipython"))
     shell.run_cell("%load_ext minigen")
     assert shell.run_cell("%precision 3\n" + NOTEBOOK).success
     return shell

@@ -1,6 +1,7 @@
 """Stubs are the package without its answers; `using` lends a part to the running engine."""
 
 import inspect
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,8 +73,8 @@ def test_the_engine_runs_with_a_lent_part_and_has_its_own_back(
         pass
 
 
-def test_the_extension_checks_shapes_of_what_a_cell_defines() -> None:
-    shell = InteractiveShell.instance()
+def test_the_extension_checks_shapes_of_what_a_cell_defines(tmp_path: Path) -> None:
+    shell = InteractiveShell.instance(ipython_dir=str(tmp_path))
     try:
         shell.run_line_magic("load_ext", "minigen")
         shell.run_cell(
