@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Scope
 
-PATIENCE = 10  # seconds for what should take none
+from tests.waiting import PATIENCE
 
 
 @dataclass

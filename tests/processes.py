@@ -1,7 +1,5 @@
 """Other processes, as the system lists them: who started whom, and who still runs."""
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -24,13 +22,6 @@ def is_running(process_id: int) -> bool:
         return psutil.Process(process_id).status() not in ENDED
     except psutil.NoSuchProcess:
         return False
-
-
-def wait_until(happened: Callable[[], object], seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def children_of(process_id: int) -> list[int]:

@@ -1,7 +1,6 @@
 """A real server for tests: uvicorn in a thread, models of a few thousand numbers behind it."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,22 +11,12 @@ from minigen.server.app import create_app
 from minigen.server.host import ModelHost
 from minigen.teach.serving import LocalServer
 
-PATIENCE = 20.0  # seconds until a test gives up waiting: far more than is ever needed
-
 
 @contextmanager
 def serving(host: ModelHost, app: ASGIApp | None = None) -> Iterator[str]:
     """Serve a host's models while the block runs; yields the address."""
     with LocalServer(app or create_app(host), host) as server:
         yield server.url
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    """Wait for something that another thread brings about; fail if it never does."""
-    deadline = time.monotonic() + PATIENCE
-    while not happened():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.002)
 
 
 def save_tiny(directory: Path, context: int = 1024) -> Path:

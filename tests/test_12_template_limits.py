@@ -1,6 +1,5 @@
 """A chat template is a stranger's program: it ends in time, in memory, and harms nothing else."""
 
-import gc
 import os
 import signal
 import subprocess
@@ -21,7 +20,7 @@ from minigen.text.chat import ChatTemplate
 from minigen.text.template_process import TemplateProcess
 from minigen.text.template_sandbox import TemplateLimits
 from minigen.text.template_worker import frame
-from tests.processes import wait_until
+from tests.waiting import wait_until
 
 LIMITS = TemplateLimits(cpu_seconds=0.3, memory_bytes=128 * 2**20, output_length=100_000)
 USER = [{"role": "user", "content": "x"}]
@@ -189,7 +188,6 @@ def test_the_process_goes_with_its_template() -> None:
     template = echo()
     process = process_of(template)
     del template
-    gc.collect()
     wait_until(lambda: not process.is_running())
 
 

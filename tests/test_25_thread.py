@@ -2,7 +2,6 @@
 
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -17,8 +16,8 @@ from minigen.engine.engine import Engine
 from minigen.engine.thread import EngineThread
 from minigen.errors import EngineStoppedError, RequestError
 from minigen.sequence import SampledToken, Sequence
+from tests.waiting import PATIENCE, wait_until
 
-PATIENCE = 20.0  # seconds until a test gives up waiting: far more than is ever needed
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
 
@@ -42,13 +41,6 @@ def ask(llm: LLM, prompt: str, params: SamplingParams = GREEDY) -> Sequence:
 def is_whole(llm: LLM) -> bool:
     manager = llm.engine.scheduler.manager  # type: ignore[attr-defined]
     return not manager.rows and manager.num_available == manager.allocator.num_blocks
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not happened():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.001)
 
 
 def side_by_side(jobs: list[Callable[[], Any]]) -> None:

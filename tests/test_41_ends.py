@@ -15,8 +15,9 @@ import pytest
 
 from minigen import LLM, SamplingParams
 from minigen.errors import WorkerError
-from tests.processes import is_running, wait_until, workers_of
+from tests.processes import is_running, workers_of
 from tests.ranks import GREEDY, PROMPTS, answers, save_eight_heads, save_six_heads, split
+from tests.waiting import PATIENCE, wait_until
 
 SOON = 5.0  # seconds
 
@@ -155,7 +156,7 @@ def test_whoever_ends_in_mid_generation_all_end_soon_with_a_status(
         killed = workers[1] if victim == "a worker" else process.pid
         begun = time.monotonic()
         os.kill(killed, by)
-        _, told = process.communicate(timeout=30)
+        _, told = process.communicate(timeout=PATIENCE)
         wait_until(lambda: not any(map(is_running, workers)), 30)
         assert time.monotonic() - begun < SOON
     assert process.returncode == status
@@ -181,7 +182,7 @@ def test_the_command_ends_with_a_status_while_it_loads(directory: Path, victim: 
         (worker,) = workers_of(process.pid)
         begun = time.monotonic()
         os.kill(*((worker, signal.SIGKILL) if victim == "worker" else (process.pid, signal.SIGINT)))
-        _, told = process.communicate(timeout=20)
+        _, told = process.communicate(timeout=PATIENCE)
         assert time.monotonic() - begun < SOON
     finally:
         process.kill()

@@ -21,8 +21,9 @@ from openai import OpenAI
 
 from minigen import LLM, SamplingParams
 from minigen.cli import main
-from tests.processes import children_of, is_running, wait_until
+from tests.processes import children_of, is_running
 from tests.ranks import save_six_heads
+from tests.waiting import wait_until
 
 SOON = 5.0  # seconds
 LONG = {"prompt": "abc", "max_tokens": 8000, "ignore_eos": True}

@@ -20,7 +20,8 @@ from minigen.server.host import ModelHost
 from minigen.server.limits import Limits
 from minigen.server.service import create_service
 from minigen.server.slow_readers import cutting_off
-from tests.serving import PATIENCE, engine_of, is_empty, load_tiny, save_tiny, serving, wait_until
+from tests.serving import engine_of, is_empty, load_tiny, save_tiny, serving
+from tests.waiting import PATIENCE, wait_until
 from tests.wire import connect, listening
 
 LONG: Any = {"prompt": "abc", "max_tokens": 900, "ignore_eos": True, "stream": True}

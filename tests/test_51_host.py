@@ -21,7 +21,7 @@ from minigen.server.metrics_page import MetricsPage
 from minigen.server.metrics_route import metrics_watcher
 from minigen.server.served import Served
 from minigen.trace import EventKind, Recorder
-from tests.serving import PATIENCE
+from tests.waiting import PATIENCE
 
 
 class Loads:

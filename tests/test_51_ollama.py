@@ -18,7 +18,8 @@ from minigen.server.keys import ApiKeys
 from minigen.server.limits import Limits
 from minigen.server.ollama_schema import GenerateRequest, Options
 from minigen.server.service import create_service
-from tests.serving import engine_of, is_empty, load_tiny, save_tiny, serving, wait_until
+from tests.serving import engine_of, is_empty, load_tiny, save_tiny, serving
+from tests.waiting import wait_until
 
 MESSAGES: Any = [{"role": "user", "content": "Say é"}]
 GREEDY = {"temperature": 0, "num_predict": 20, "repeat_penalty": 1.0}

@@ -11,7 +11,8 @@ from schemathesis.checks import not_a_server_error
 
 from minigen.server.host import ModelHost
 from minigen.server.service import create_service
-from tests.serving import engine_of, is_empty, load_tiny, save_tiny, serving, wait_until
+from tests.serving import engine_of, is_empty, load_tiny, save_tiny, serving
+from tests.waiting import wait_until
 
 MODEL = "smollm2-135m"
 NUM_EXAMPLES = 25  # requests to each endpoint, of either kind

@@ -21,7 +21,8 @@ from minigen import SamplingParams
 from minigen.errors import OptionError
 from minigen.options import parse_seconds
 from tests.processes import workers_of
-from tests.serving import PATIENCE, load_tiny, save_tiny
+from tests.serving import load_tiny, save_tiny
+from tests.waiting import PATIENCE
 
 LONG = {"prompt": "abc", "max_tokens": 900, "ignore_eos": True, "stream": True}
 

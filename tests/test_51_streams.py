@@ -19,7 +19,8 @@ from openai import AsyncOpenAI, OpenAI
 
 from minigen import LLM, SamplingParams
 from minigen.server.host import ModelHost
-from tests.serving import PATIENCE, engine_of, is_empty, load_tiny, save_tiny, serving, wait_until
+from tests.serving import engine_of, is_empty, load_tiny, save_tiny, serving
+from tests.waiting import PATIENCE, wait_until
 
 
 @pytest.fixture(scope="module")

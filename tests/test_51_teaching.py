@@ -19,7 +19,8 @@ from minigen.teach.loading import put_load
 from minigen.teach.serving import LocalServer, serve_command, serving
 from minigen.teach.streaming import count_wakeups, small_app
 from minigen.trace import EventKind
-from tests.serving import is_empty, load_tiny, save_tiny, wait_until
+from tests.serving import is_empty, load_tiny, save_tiny
+from tests.waiting import wait_until
 
 GREEDY = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
 

@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from minigen.server.host import ModelHost
-from tests.serving import PATIENCE, engine_of, is_empty, load_tiny, save_tiny, serving, wait_until
+from tests.serving import engine_of, is_empty, load_tiny, save_tiny, serving
 from tests.tiny import save_tokenizer
+from tests.waiting import PATIENCE, wait_until
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"

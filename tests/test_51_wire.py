@@ -15,7 +15,7 @@ from minigen.server.guards import Guards
 from minigen.server.keys import ApiKeys
 from minigen.server.limits import Limits
 from minigen.server.slow_readers import cutting_off
-from tests.serving import wait_until
+from tests.waiting import wait_until
 from tests.wire import connect, listening
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b"

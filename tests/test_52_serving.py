@@ -16,7 +16,8 @@ from minigen.server.metrics_route import metrics_router, metrics_watcher
 from minigen.server.prompts import Planned
 from minigen.server.service import create_service
 from minigen.server.slo import Outcome, report
-from tests.serving import load_tiny, save_tiny, serving, wait_until
+from tests.serving import load_tiny, save_tiny, serving
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

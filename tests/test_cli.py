@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from minigen import __version__, cli, hub, machine
+from tests.waiting import PATIENCE
 
 
 def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -174,7 +175,7 @@ def test_an_interrupt_ends_with_status_130_and_no_traceback(tmp_path: Path) -> N
     ) as process:
         time.sleep(3)  # it imports, then waits for its prompt
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 130
+        assert process.wait(timeout=PATIENCE) == 130
         assert process.stderr is not None
         assert b"Traceback" not in process.stderr.read()
 

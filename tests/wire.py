@@ -8,7 +8,7 @@ from typing import Any
 
 import uvicorn
 
-from tests.serving import PATIENCE, wait_until
+from tests.waiting import PATIENCE, wait_until
 
 
 @contextmanager
