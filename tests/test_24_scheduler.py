@@ -316,6 +316,7 @@ def work_of_steps(num_waiting: int) -> tuple[int, int]:
 
     CountedNumber.num_compared = 0
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks whether any is, in settrace
     sys.settrace(count)
     for _ in range(40):
         bench.engine.step()

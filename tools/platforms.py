@@ -41,14 +41,12 @@ class Platform:
 
 
 PLATFORMS = {
-    "bookworm": Platform("bookworm", "amd64"),
     "trixie": Platform("trixie", "amd64"),
     "sid": Platform("sid", "amd64"),
     "trixie-arm64": Platform("trixie", "arm64"),
 }
 STEPS = {
     "install": "python3 -m tools.environment cpu server notebooks test",
-    "install-cpu": "python3 -m tools.environment cpu",
     "pull": f"{PYTHON} -m minigen pull",
     "doctor": f"{PYTHON} -m minigen doctor",
     "float32": f"{PYTHON} -m minigen generate --weights float32 {GREEDY}",
