@@ -70,7 +70,7 @@ def write_report(report: Path, passed: list[str], failed: Mapping[str, str]) -> 
 def _passed(root: ElementTree.Element, cases: Sequence[ElementTree.Element]) -> int:
     """Count as pytest does in its last line.
 
-    Cases are not what counts: one that was begun, but did not end, looks like one that passed. A
+    Cases are not what counts: one that started, but did not end, looks like one that passed. A
     test that fails and then ends badly, too, is one in `tests`, but two in the other sums.
     """
     twice = {_id_of(case) for case in cases if case.find("failure") is not None} & {

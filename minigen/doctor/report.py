@@ -1,7 +1,7 @@
 """The doctor's report as data: what a machine is, has and computes, in one schema with a number.
 
 A report is written as JSON and read again, perhaps on another machine by another minigen: every
-field must be there with its type, and no others. Whoever changes a field raises `SCHEMA_VERSION`.
+field must be there with its type, and no others. A change of a field raises `SCHEMA_VERSION`.
 """
 
 import json
