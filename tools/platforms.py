@@ -123,7 +123,8 @@ def _mirror() -> list[str]:
     if shutil.which("apt-get") is None:
         return []
     command = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Label: Debian"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.split()[:1]
+    listed = subprocess.run(command, capture_output=True, encoding="utf-8")
+    return listed.stdout.split()[:1]
 
 
 def _clone(system: Path) -> None:

@@ -47,8 +47,8 @@ PACKAGES = tuple(
     """torch numpy numba llvmlite triton transformers tokenizers sentencepiece safetensors gguf
     jinja2 huggingface_hub filelock platformdirs jaxtyping beartype typer rich fastapi uvicorn
     pydantic prometheus_client aiohttp jupyterlab ipywidgets matplotlib jupytext nbclient
-    nbformat cloudpickle psutil openai ollama scipy regex pytest pytest-xdist pytest-random-
-    order hypothesis nbval playwright schemathesis ruff mypy pyyaml""".split()
+    nbformat cloudpickle psutil openai ollama scipy regex pytest pytest-xdist
+    pytest-random-order hypothesis nbval playwright schemathesis ruff mypy pyyaml""".split()
 )
 VARIABLES = tuple(  # none of them holds a secret
     """OMP_NUM_THREADS OMP_PROC_BIND OMP_PLACES KMP_AFFINITY GOMP_CPU_AFFINITY
