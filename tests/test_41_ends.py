@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from minigen import LLM, SamplingParams
+from minigen.child_process import start_module
 from minigen.errors import WorkerError
+from minigen.parallel.workers import LOST_ANOTHER
 from tests.processes import is_running, workers_of
 from tests.ranks import GREEDY, PROMPTS, answers, save_eight_heads, save_six_heads, split
 from tests.waiting import PATIENCE, wait_until
@@ -190,3 +192,18 @@ def test_the_command_ends_with_a_status_while_it_loads(directory: Path, victim: 
     assert ("was killed by SIGKILL" in told) == (victim == "worker")
     assert "Traceback" not in told
     wait_until(lambda: not is_running(worker))
+
+
+def test_a_worker_that_finds_its_meeting_place_gone_ends(tmp_path: Path) -> None:
+    """Rank 0 was interrupted while it started the worker, and has removed its folder."""
+    meeting = tmp_path / "gone" / "meeting"
+    with (tmp_path / "said.txt").open("w+b") as said:
+        worker = start_module(
+            "minigen.parallel.worker", "1", "2", str(meeting), stdout=said, stderr=said
+        )
+        try:
+            assert worker.wait(PATIENCE) == LOST_ANOTHER  # without a look it waits five minutes
+        finally:
+            worker.kill()
+            worker.communicate()
+    assert b"is gone" in (tmp_path / "said.txt").read_bytes()

@@ -190,8 +190,11 @@ def local_comm(rank: int, num_ranks: int, meeting: Path) -> GroupComm:
     """A rank among processes of this machine, over gloo; they find each other through a file.
 
     `meeting` is that file, which need not exist. They listen at 127.0.0.1 only. Blocks until all
-    ranks have come.
+    ranks have come. Raises `WorkerError` if the file's folder is gone: torch would wait for it for
+    minutes, and hold Python's lock, so that no thread could end this process.
     """
+    if not meeting.parent.is_dir():
+        raise WorkerError(f"{meeting.parent} is gone: rank 0 ended before the ranks had met.")
     gloo: Any = dist.ProcessGroupGloo  # its stubs lack the options
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname="127.0.0.1")]
