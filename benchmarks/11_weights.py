@@ -19,8 +19,8 @@ import gguf
 import torch
 
 from minigen import hub
-from minigen.checkpoint import open_checkpoint
-from minigen.model.gguf import read_gguf
+from minigen.checkpoint.checkpoint import open_checkpoint
+from minigen.checkpoint.gguf import read_gguf
 
 sys.path.insert(0, str(Path(__file__).parent))
 from common import interleaved, json_option, write_results

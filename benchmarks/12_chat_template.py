@@ -10,9 +10,9 @@ import time
 from common import interleaved, json_option, write_results
 
 from minigen import LLM, SamplingParams, hub
-from minigen.model.gguf import read_gguf
-from minigen.text.chat import ChatTemplate
-from minigen.text.template_sandbox import environment
+from minigen.checkpoint.gguf import read_gguf
+from minigen.tokenizer.chat_template import ChatTemplate
+from minigen.tokenizer.template_sandbox import environment
 
 TURNS = {"a question": 1, "twenty turns": 39}
 REPEATS = 300

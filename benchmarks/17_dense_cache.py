@@ -11,7 +11,7 @@ import torch
 from common import interleaved, json_option, write_results
 
 from minigen import LLM, SamplingParams, hub
-from minigen.checkpoint import open_checkpoint
+from minigen.checkpoint.checkpoint import open_checkpoint
 from minigen.model.attention import attend_packed
 from minigen.model.transformer import build_transformer, dense_linear
 

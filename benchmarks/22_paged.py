@@ -15,7 +15,7 @@ from common import json_option, random_prompts, write_results
 
 from minigen import LLM, SamplingParams
 from minigen.sequence import Sequence
-from minigen.trace import Event, EventKind
+from minigen.trace.events import Event, EventKind
 
 NUM_REQUESTS = 48
 AT_ONCE = 8

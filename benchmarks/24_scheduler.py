@@ -10,12 +10,12 @@ from itertools import count
 from common import interleaved, json_option, write_results
 
 from minigen import SamplingParams
-from minigen.cache.blocks import BlockAllocator
-from minigen.cache.manager import BlockManager
-from minigen.cache.prefix import RadixPrefixCache
 from minigen.engine.scheduler import ContinuousScheduler
+from minigen.kv_cache.block_allocator import BlockAllocator
+from minigen.kv_cache.block_manager import BlockManager
+from minigen.kv_cache.radix_cache import RadixPrefixCache
 from minigen.sequence import SampledToken, Sequence
-from minigen.trace import Trace
+from minigen.trace.events import Trace
 
 NUM_RUNNING = 256
 QUEUES = (10, 10_000)

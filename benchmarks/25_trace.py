@@ -15,10 +15,10 @@ from common import json_option, random_prompts, write_results
 from matplotlib.figure import Figure
 
 from minigen import LLM, SamplingParams
-from minigen.trace import Event, EventKind, Trace
-from minigen.viz.block_map import block_map
-from minigen.viz.pool import pool_states
-from minigen.viz.replay import watch
+from minigen.trace.events import Event, EventKind, Trace
+from minigen_course.figures.block_map import block_map
+from minigen_course.figures.explore import watch
+from minigen_course.figures.trace_views import pool_states
 
 REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 8, 64, 64
 NUM_BLOCKS, BLOCK_SIZE = 128, 16

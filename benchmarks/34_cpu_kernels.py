@@ -25,14 +25,14 @@ from questions import candidates
 from rich.progress import track
 from sure import by_family, keeping, sure_ones
 
+from benchmarks.step_timing import decode_seconds, fill_cache
 from minigen import LLM, SamplingParams
-from minigen.cache.paged import attend_paged
-from minigen.engine.runner import Packed, PagedRunner
-from minigen.kernels.compiling import compile_step
-from minigen.kernels.runner import CompiledRunner
-from minigen.machine import torch_threads
+from minigen.engine.model_runner import Packed, PagedRunner
+from minigen.hardware import torch_threads
+from minigen.kernels.cpu.compile import compile_step
+from minigen.kernels.cpu.runner import CompiledRunner
+from minigen.kv_cache.paged import attend_paged
 from minigen.model.attention import attend_packed
-from minigen.teach.step_timing import decode_seconds, fill_cache
 
 INT4_IN_BYTES = "int4 with an int8 cache"
 FORMS: dict[str, dict[str, str]] = {

@@ -19,20 +19,18 @@ from rich.progress import track
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.step_timing import begun, compiled_runner, fill_cache, median_seconds
 from minigen import LLM
-from minigen.cache.paged import attend_paged
-from minigen.kernels.attend import attend
-from minigen.kernels.compiling import compile_step
-from minigen.kernels.crew import enter, leave
-from minigen.kernels.multiply import multiply, multiply_and_gate
-from minigen.kernels.rotate import rotate_and_store
-from minigen.kernels.rows import normalise, prepare
-from minigen.kernels.runner import CompiledRunner
-from minigen.kernels.step import num_phases
-from minigen.kernels.threads import team_of
-from minigen.machine import torch_threads
+from minigen.hardware import torch_threads
+from minigen.kernels.cpu.attention import attend, rotate_and_store
+from minigen.kernels.cpu.compile import compile_step
+from minigen.kernels.cpu.elementwise import normalise, prepare
+from minigen.kernels.cpu.linear import multiply, multiply_and_gate
+from minigen.kernels.cpu.runner import CompiledRunner
+from minigen.kernels.cpu.step import num_phases
+from minigen.kernels.cpu.thread_pool import enter, leave, team_of
+from minigen.kv_cache.paged import attend_paged
 from minigen.sequence import Chunk
-from minigen.teach.step_timing import begun, compiled_runner, fill_cache, median_seconds
 
 FORMS = ("bfloat16", "int8", "int4")
 STEPS = {  # sequences, context, new tokens of each

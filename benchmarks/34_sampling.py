@@ -10,9 +10,9 @@ import torch
 from common import interleaved, json_option, write_results
 
 from minigen import LLM, SamplingParams
-from minigen.kernels.sampler import KernelChooser
-from minigen.machine import torch_threads
-from minigen.sampling import choose_tokens
+from minigen.hardware import torch_threads
+from minigen.kernels.cpu.runner import KernelChooser
+from minigen.sampling.sampler import choose_tokens
 from minigen.sequence import Sequence
 
 ROWS, REPEATS = 32, 15

@@ -1,7 +1,7 @@
 """Does a step cost what its bytes and operations say? Decode steps, measured beside predicted.
 
 Timed is `runner.logits` of the compiled step: packing the batch, and all of the model. Prediction
-is of `minigen.teach.step_cost`, from the bandwidth and the peaks measured before and after each
+is of `benchmarks.step_cost`, from the bandwidth and the peaks measured before and after each
 point, by the same medians. Nothing is fitted but a constant: what a step of one sequence and one
 token of context takes beyond its prediction, the median of five.
 """
@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.step_cost import StepCost
+from benchmarks.step_timing import Probe, fill_cache, measure_point, measure_products
 from minigen import LLM
-from minigen.kernels.compiling import compile_step
-from minigen.teach.step_cost import StepCost
-from minigen.teach.step_timing import Probe, fill_cache, measure_point, measure_products
+from minigen.kernels.cpu.compile import compile_step
 
 FORMS = ("bfloat16", "int4")
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64)

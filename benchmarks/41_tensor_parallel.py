@@ -17,9 +17,9 @@ from common import json_option, random_prompts, write_results
 
 from minigen import LLM, SamplingParams
 from minigen.parallel.comm import MessageCounters
-from minigen.teach.message_cost import fit_link
-from minigen.teach.message_timing import time_all_reduces
-from minigen.trace import Event, EventKind
+from minigen.trace.events import Event, EventKind
+from minigen_course.ch41_tensor_parallel.lesson import fit_link
+from minigen_course.ch41_tensor_parallel.message_timing import time_all_reduces
 
 SIZES = [2**power for power in range(8, 25, 2)]  # bytes
 REPEATS = 40

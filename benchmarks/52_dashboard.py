@@ -12,14 +12,14 @@ from unittest.mock import patch
 import numpy as np
 from common import json_option, write_results
 
-from minigen.server.host import warm_up
-from minigen.server.prompts import Planned, draw_words
-from minigen.server.slo import Outcome
-from minigen.teach import load_model
-from minigen.teach.loading import put_load
-from minigen.teach.serving import serving
-from minigen.viz import dashboard
-from minigen.viz.explore import png
+from minigen.bench.report import Outcome
+from minigen.bench.workload import Planned, draw_words
+from minigen.server.local import serving
+from minigen.server.models import warm_up
+from minigen_course import load_model
+from minigen_course.ch52_slo import figures
+from minigen_course.figures.explore import png
+from minigen_course.lab.load import put_load
 
 STREAMS, WORDS, TOKENS, TURNS = 8, 20, 256, 7
 
@@ -37,8 +37,8 @@ def watched(url: str, load: Sequence[Planned]) -> tuple[float, int]:
     def put(*args: Any) -> None:
         outcomes.extend(put_load(*args))
 
-    with patch.object(dashboard, "put_load", put):
-        for figure in dashboard.watch(url, dashboard.History(), load):
+    with patch.object(figures, "put_load", put):
+        for figure in figures.watch(url, figures.History(), load):
             png(figure)
             num_pictures += 1
     return seconds(outcomes), num_pictures

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from minigen.machine import cpu_name, num_cores
+from minigen.hardware import cpu_name, num_cores
 
 PACKAGES = (
     "torch",

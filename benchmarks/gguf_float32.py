@@ -4,7 +4,7 @@ from pathlib import Path
 
 import gguf
 
-from minigen.model.gguf import read_gguf
+from minigen.checkpoint.gguf import read_gguf
 
 
 def write_float32(source: Path, target: Path) -> None:

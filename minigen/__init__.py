@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from minigen.errors import MinigenError as MinigenError
     from minigen.llm import LLM as LLM
-    from minigen.params import SamplingParams as SamplingParams
+    from minigen.sampling.params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "MinigenError", "SamplingParams", "__version__"]
@@ -19,7 +19,7 @@ __all__ = ["LLM", "MinigenError", "SamplingParams", "__version__"]
 _HOMES = {
     "LLM": "minigen.llm",
     "MinigenError": "minigen.errors",
-    "SamplingParams": "minigen.params",
+    "SamplingParams": "minigen.sampling.params",
 }
 
 
@@ -32,8 +32,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext minigen`: from the next cell on, shapes that annotations name are checked."""
-    import_module("minigen.teach.shapes").watch(shell)

@@ -2,7 +2,7 @@
 
 import gc
 
-from minigen.cli import main
+from minigen.cli.main import main
 
 GARBAGE = 100_000  # objects more than before, and Python looks for garbage: imports make as many
 

@@ -1,45 +1,127 @@
-"""A model's configuration: one frozen value that says all but the weights."""
+"""The options and sockets of an engine, checked before any work begins."""
 
-from dataclasses import dataclass
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from minigen.errors import OptionError
+
+WEIGHTS = ("auto", "float32", "bfloat16", "int8", "int4")
+DEVICES = ("cpu", "cuda")
+KV_CACHE_DTYPES = ("auto", "bfloat16", "int8")
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
+
+# Far beyond use; more would end in an error of the system's, or end the process.
+MOST = {
+    "threads": 1024,
+    "max_sequences": 2**16,
+    "max_batch_tokens": 2**24,
+    "block_size": 2**16,
+    "num_blocks": 2**24,
+    "tensor_parallel": 64,
+}
 
 
 @dataclass(frozen=True)
-class RopeScaling:
-    """Llama 3's stretching of slow rotations to longer contexts (Llama 3.1 report, appendix)."""
+class EngineOptions:
+    """What `LLM.load` and the command line let one choose; `LLM.load` says what each is."""
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_positions: int
+    weights: str = "auto"
+    threads: int | None = None
+    max_sequences: int = 16
+    max_batch_tokens: int = 2048
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_memory: int | str | None = None
+    kv_cache_dtype: str = "auto"
+    prefix_cache: Any = True
+    scheduler: Any = "continuous"
+    allocator: Any = None
+    sampler: Any = None
+    attend: Any = "auto"
+    tensor_parallel: int = 1
+    device: str = "cpu"
+    kv_bytes: int | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        _known("weights", self.weights, WEIGHTS)
+        _known("device", self.device, DEVICES)
+        _known("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        for name, most in MOST.items():
+            if getattr(self, name) is not None or name not in ("threads", "num_blocks"):
+                _whole(name, getattr(self, name), most)
+        if self.num_blocks is not None and self.kv_memory is not None:
+            raise OptionError("num_blocks and kv_memory say the same thing; give one of them.")
+        if self.max_batch_tokens < self.max_sequences:
+            raise OptionError(
+                f"max_batch_tokens {self.max_batch_tokens} must be at least max_sequences "
+                f"{self.max_sequences}, so that each running sequence gets its token in a step."
+            )
+        if self.tensor_parallel > 1 and self.device != "cpu":
+            raise OptionError(
+                f"device={self.device!r} holds a whole model: leave tensor_parallel at 1, or "
+                "device at 'cpu'."
+            )
+        if self.tensor_parallel > 1 and self.attend not in ("auto", "torch"):
+            raise OptionError(
+                "attend is minigen's own where tensor_parallel is above 1: the other processes "
+                "know nothing of yours."
+            )
+        if self.kv_memory is not None:
+            object.__setattr__(self, "kv_bytes", parse_bytes("kv_memory", self.kv_memory))
 
 
-@dataclass(frozen=True)
-class ModelConfig:
-    """Everything that the forward pass must know about a model besides its weights."""
+def parse_bytes(name: str, value: object) -> int:
+    """A number of bytes, or text such as "512M" or "1.5 GiB", as a number of bytes.
 
-    family: str
-    vocab_size: int
-    hidden: int
-    num_layers: int
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    max_positions: int
-    norm_eps: float
-    rope_theta: float
-    rope_linear_factor: float
-    rope_scaling: RopeScaling | None
-    tied_embeddings: bool
-    qkv_bias: bool
-    out_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    sliding_windows: tuple[int | None, ...]
-    bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
+    >>> parse_bytes("kv_memory", "512 MiB")
+    536870912
+    """
+    if not isinstance(value, str):
+        _whole(name, value, 2**62)
+        return int(value)  # type: ignore[call-overload]  # checked a line above
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([KMG]I?)?B?\s*", value.upper())
+    number = 0 if found is None else int(Fraction(found[1]) * UNITS[found[2] or ""])
+    if number < 1:
+        raise OptionError(f"{name} must be bytes, as in 1000000, 512M or 1.5GiB, not {value!r}.")
+    return number
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values that one token keeps, at 2 bytes a number."""
-        return 2 * self.num_layers * self.kv_heads * self.head_dim * 2
+
+def parse_seconds(name: str, value: str) -> float:
+    """Text such as "90", "30s", "10m" or "1h30m" as seconds.
+
+    >>> parse_seconds("keep_alive", "10m")
+    600.0
+    """
+    text = value.strip()
+    if re.fullmatch(NUMBER, text):
+        return float(text)
+    if not re.fullmatch(rf"({NUMBER}(ms|s|m|h))+", text):
+        raise OptionError(f"{name} must be a time, as in 30s, 10m or 1h, not {value!r}.")
+    parts = re.findall(rf"({NUMBER})(ms|s|m|h)", text)
+    return sum(float(number) * SECONDS[unit] for number, unit in parts)
+
+
+def _known(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise OptionError(f"{name} must be one of {', '.join(known)}, not {value!r}.")
+
+
+def _whole(name: str, value: object, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise OptionError(f"{name} must be a whole number from 1 to {most}, not {value!r}.")
+
+
+@contextmanager
+def written(option: str, path: Path) -> Generator[None, None, None]:
+    """Raises `OptionError`, by the option's name, if the block cannot write its file."""
+    try:
+        yield
+    except OSError as error:
+        raise OptionError(f"--{option} {path} cannot be written: {error.strerror}.") from error

@@ -1,4 +1,4 @@
-"""`LLM`: a model's name becomes an engine (`minigen.assembly`), prompts become answers."""
+"""`LLM`: a model's name becomes an engine (`minigen.assembly.build`), prompts become answers."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
@@ -7,20 +7,19 @@ from pathlib import Path
 from typing import Any, overload
 
 from minigen import hub
-from minigen.answers import Answer, gather
-from minigen.assembly import Assembly, assemble
-from minigen.checkpoint import open_checkpoint
-from minigen.config import ModelConfig
-from minigen.counters import WorkCounters
+from minigen.assembly.build import Assembly, assemble
+from minigen.checkpoint.checkpoint import open_checkpoint
+from minigen.checkpoint.model_config import ModelConfig
+from minigen.config import EngineOptions
+from minigen.engine.request_processor import Prompt, RequestReader, is_one_prompt
+from minigen.engine.shared_steps import SharedSteps
 from minigen.errors import ChatTemplateError, ParamsError, PromptError
-from minigen.options import EngineOptions
-from minigen.outputs import Delta, Output
-from minigen.params import SamplingParams
-from minigen.requests import Prompt, RequestReader, is_one_prompt
-from minigen.shared_steps import SharedSteps
-from minigen.text.chat import ChatTemplate
-from minigen.text.tokenizer import Tokenizer
-from minigen.trace import Recorder, Trace
+from minigen.outputs import Answer, Delta, Output, gather
+from minigen.sampling.params import SamplingParams
+from minigen.tokenizer.chat_template import ChatTemplate
+from minigen.tokenizer.tokenizer import Tokenizer
+from minigen.trace.counters import WorkCounters
+from minigen.trace.events import Recorder, Trace
 
 
 class LLM:
@@ -270,6 +269,6 @@ def _bar(
     """A progress bar if it is wanted, or if there is much to do; without, rich is not imported."""
     if wanted is False or (wanted is None and num_answers < 2):
         return nullcontext(lambda delta: None)
-    from minigen.answering import answering
+    from minigen.progress import answering
 
     return answering(num_answers, always=wanted is True)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from minigen.params import SamplingParams
+from minigen.sampling.params import SamplingParams
 
 # Tokens of a prompt that a step computes at most where their logprobs are asked for: each of them
 # takes a row of logits, 200 KB for a vocabulary of 50,000.

@@ -41,12 +41,12 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
 # printed as soon as it is computed.
 
 # %%
-# %load_ext minigen
+# %load_ext minigen_course
 import time
 
 from minigen import SamplingParams
-from minigen.teach import Claim, check, load_model, mark, measured, show, using, verdicts
-from minigen.trace import EventKind
+from minigen.trace.events import EventKind
+from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
 
 llm = load_model(weights="float32")
 question = llm.chat_prompt([{"role": "user", "content": "Why is the sky blue?"}])
@@ -102,8 +102,8 @@ print(f"the weights were read {steps_apart} times, and {steps_together} times si
 # one token a step (*decode*).
 
 # %%
-from minigen.viz.explore import explore, picture
-from minigen.viz.timeline import timeline
+from minigen_course.ch00_map.figures import timeline
+from minigen_course.figures.explore import explore, picture
 
 picture(timeline(recorder.events, topics), "Eight lanes that begin together and end one by one.")
 
@@ -140,7 +140,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from openai import OpenAI
 
-from minigen.teach.serving import serving
+from minigen.server.local import serving
 
 
 def ask(prompt, params):
@@ -180,17 +180,17 @@ print(
 # tensor's numbers:
 
 # %%
-from minigen.teach import capacity
+from minigen_course.lab import cost_model
 
-show(capacity.budget, capacity.kv_bytes_per_token)
+show(cost_model.memory_needed, cost_model.kv_bytes_per_token)
 
 # %%
-for name in capacity.MODELS:
-    config = capacity.config_of(name)
-    weights = capacity.num_parameters(config)
-    token = capacity.kv_bytes_per_token(config)
+for name in cost_model.MODELS:
+    config = cost_model.config_of(name)
+    weights = cost_model.num_parameters(config)
+    token = cost_model.kv_bytes_per_token(config)
     print(f"{name:<13} {weights / 1e9:6.2f} billion weights, {token / 1e3:7.1f} kB of KV a token")
-assert capacity.kv_bytes_per_token(capacity.config_of("Llama-3-8B")) == kv_of_a_token
+assert cost_model.kv_bytes_per_token(cost_model.config_of("Llama-3-8B")) == kv_of_a_token
 
 # %% [markdown]
 # ## Drag it: any model, any machine
@@ -200,21 +200,21 @@ assert capacity.kv_bytes_per_token(capacity.config_of("Llama-3-8B")) == kv_of_a_
 # config.json of the Llama, Qwen or Mistral families.
 
 # %%
-from minigen.viz.memory import memory_budget
+from minigen_course.ch00_map.figures import memory_budget
 
 
 def of_any_model(model, config_json, weights, memory_in_GB, sequences, tokens_of_each):
-    config = capacity.config_of(config_json or model)
-    bits = capacity.BITS[weights]
+    config = cost_model.config_of(config_json or model)
+    bits = cost_model.BITS[weights]
     return memory_budget(config, bits, memory_in_GB, sequences, tokens_of_each)
 
 
 explore(
     of_any_model,
     "Bars of weights, KV cache and working memory of Llama-3-8B beside 24 GB.",
-    model=["Llama-3-8B", *(each for each in capacity.MODELS if each != "Llama-3-8B")],
+    model=["Llama-3-8B", *(each for each in cost_model.MODELS if each != "Llama-3-8B")],
     config_json="",
-    weights=["bfloat16", *(each for each in capacity.BITS if each != "bfloat16")],
+    weights=["bfloat16", *(each for each in cost_model.BITS if each != "bfloat16")],
     memory_in_GB=(4, 320, 4, 24),
     sequences=(1, 256, 1, 8),
     tokens_of_each=(256, 32768, 256, 4096),
@@ -228,9 +228,9 @@ explore(
 # a whole does not fit.
 
 # %%
-# exercise: minigen.teach.capacity.most_sequences
-from minigen.config import ModelConfig
-from minigen.teach.capacity import GB
+# exercise: minigen_course.lab.cost_model.most_sequences
+from minigen.checkpoint.model_config import ModelConfig
+from minigen_course.lab.cost_model import GB
 
 
 def most_sequences(
@@ -248,7 +248,7 @@ mine = check(0, most_sequences=most_sequences)
 
 # %%
 with using(0, most_sequences=mine):
-    drawn = memory_budget(capacity.config_of("Llama-3-8B"), 16, 24, sequences=8, context=4096)
+    drawn = memory_budget(cost_model.config_of("Llama-3-8B"), 16, 24, sequences=8, context=4096)
 picture(drawn, "The same budget, its curve computed by your function.")
 
 # %% [markdown]
@@ -283,16 +283,18 @@ picture(drawn, "The same budget, its curve computed by your function.")
 #   the weights and the KV heads are divided, the working memory is not.
 
 # %%
-big, small = capacity.config_of("Llama-3-70B"), capacity.config_of("Llama-3-8B")
-gb = {name: capacity.num_parameters(big) * bits / 8 / 1e9 for name, bits in capacity.BITS.items()}
-full_heads = capacity.kv_bytes_per_token(big) * big.q_heads / big.kv_heads
-own_heads = capacity.kv_bytes_per_token(big)
+big, small = cost_model.config_of("Llama-3-70B"), cost_model.config_of("Llama-3-8B")
+gb = {
+    name: cost_model.num_parameters(big) * bits / 8 / 1e9 for name, bits in cost_model.BITS.items()
+}
+full_heads = cost_model.kv_bytes_per_token(big) * big.q_heads / big.kv_heads
+own_heads = cost_model.kv_bytes_per_token(big)
 four_bits = gb["Q4_0: 4 bits and a scale for 32"]
 verdicts(
     "00",
     Claim(
         "A model with 8 billion weights takes 16 GB in bfloat16, one with 70 billion 140 GB",
-        f"{capacity.num_parameters(small) * 2 / 1e9:.1f} GB and {gb['bfloat16']:.1f} GB",
+        f"{cost_model.num_parameters(small) * 2 / 1e9:.1f} GB and {gb['bfloat16']:.1f} GB",
         "held",
         "two bytes a weight; the names round the number of weights",
     ),
@@ -316,7 +318,7 @@ verdicts(
     ),
     Claim(
         "Sequences that fit = (memory - weights) / (KV of a token x length)",
-        f"{capacity.most_sequences(small, 16, 24e9, 4096)} of Llama-3-8B, 4,096 tokens in 24 GB",
+        f"{cost_model.most_sequences(small, 16, 24e9, 4096)} of Llama-3-8B, 4,096 tokens in 24 GB",
         "held within bounds",
         "with working memory taken off first, and if keys and values are not reserved in advance",
     ),

@@ -34,7 +34,7 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
     )
 
 # %%
-# %load_ext minigen
+# %load_ext minigen_course
 import json
 import pickle
 import struct
@@ -47,13 +47,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minigen import SamplingParams, hub
-from minigen.model import quants, weights
-from minigen.model.gguf import read_gguf
-from minigen.teach import Claim, check, load_model, mark, measured, show, using, verdicts
-from minigen.teach.memory import cost_of, forget_pages
-from minigen.viz import files as draw_files
-from minigen.viz.explore import explore, picture
-from minigen.viz.hover import hover_map
+from minigen.checkpoint import quant_formats, safetensors
+from minigen.checkpoint.gguf import read_gguf
+from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
+from minigen_course.ch11_weights import figures as draw_files
+from minigen_course.ch11_weights.figures import hover_map
+from minigen_course.ch11_weights.lesson import cost_of, forget_pages
+from minigen_course.figures.explore import explore, picture
 
 path = hub.resolve(hub.DEFAULT_MODEL)
 scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -134,7 +134,7 @@ def read_naive(path: Path) -> dict[str, torch.Tensor]:
 
 for name, entry in json.loads(small.read_bytes()[8 : 8 + header_bytes]).items():
     print(f"{name:<10}", entry)
-naive, theirs, ours = read_naive(small), load_file(small), weights.read_safetensors(small)
+naive, theirs, ours = read_naive(small), load_file(small), safetensors.read_safetensors(small)
 for name, tensor in naive.items():
     assert torch.equal(tensor, theirs[name])
     assert torch.equal(tensor.float(), ours[name].dequantise())
@@ -378,7 +378,7 @@ print(f"bits a number: {8 * len(block) / 32:g}")
 # at a time, and only then makes numbers of bytes. A table, `FORMATS`, says how for each kind.
 
 # %%
-show(weights.StoredTensor.dequantise, quants.unpack_q4_1)
+show(safetensors.StoredTensor.dequantise, quant_formats.unpack_q4_1)
 
 # %% [markdown]
 # **Shards.** Large models come in several safetensors files, with an index that says which tensor
@@ -395,15 +395,15 @@ index = {"weight_map": {"norm": "model-1.safetensors", "key": "model-2.safetenso
 both = {}
 for shard in sorted(set(index["weight_map"].values())):
     both |= map_naive(shards / shard)
-package = weights.read_safetensors(shards)
+package = safetensors.read_safetensors(shards)
 assert all(torch.equal(both[name].float(), package[name].dequantise()) for name in package)
 print("from two shards:", ", ".join(package))
 
 index["weight_map"]["value"] = "model-2.safetensors"
 (shards / "model.safetensors.index.json").write_text(json.dumps(index))
 try:
-    weights.read_safetensors(shards)
-except weights.FileFormatError as error:
+    safetensors.read_safetensors(shards)
+except safetensors.FileFormatError as error:
     print(str(error).replace(str(shards), "..."))
 
 # %% [markdown]
@@ -480,7 +480,7 @@ print("first token:", repr(answer.text))
 # yours in its place, and once more with the rows as they lie.
 
 # %%
-# exercise: minigen.model.gguf_names.unpermuted_rows
+# exercise: minigen.checkpoint.gguf_mapping.unpermuted_rows
 from jaxtyping import Int64
 from torch import Tensor
 

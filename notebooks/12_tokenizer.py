@@ -35,7 +35,7 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
     )
 
 # %%
-# %load_ext minigen
+# %load_ext minigen_course
 import os
 import re
 import time
@@ -47,16 +47,16 @@ import tokenizers
 from tokenizers import Regex, models, pre_tokenizers
 
 from minigen import SamplingParams, hub
-from minigen.machine import num_cores
-from minigen.model.gguf import read_gguf
-from minigen.teach import Claim, check, load_model, mark, measured, show, using, verdicts
-from minigen.teach.memory import cost_of
-from minigen.teach.texts import ALICE, HARD_UNICODE
-from minigen.text import spelling
-from minigen.text.pretokenizers import FAMILIES
-from minigen.text.tokenizer import StreamDecoder, Tokenizer
-from minigen.viz import tokens as draw_tokens
-from minigen.viz.explore import explore, picture
+from minigen.checkpoint.gguf import read_gguf
+from minigen.hardware import num_cores
+from minigen.tokenizer import tokenizer as package
+from minigen.tokenizer.gguf import FAMILIES
+from minigen.tokenizer.tokenizer import StreamDecoder, Tokenizer, bytes_of_letters
+from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
+from minigen_course.ch11_weights.lesson import cost_of
+from minigen_course.ch12_tokenizer import figures as draw_tokens
+from minigen_course.figures.explore import explore, picture
+from minigen_course.lab.texts import ALICE, HARD_UNICODE
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # so that the library does not ask
 llm = load_model(weights="float32")
@@ -194,7 +194,7 @@ def encode(text: str, ranks: dict[tuple[bytes, bytes], int]) -> list[bytes]:
     return [part for word in cut(text) for part in encode_word(word, ranks)]
 
 
-texts = {"the page it learned from": ALICE, "a text about tokenizers": spelling.__doc__}
+texts = {"the page it learned from": ALICE, "a text about tokenizers": package.__doc__}
 curves = {name: {} for name in texts}
 for num_merges in (0, 10, 25, 50, 100, 200, 300, 400):
     known = {pair: rank for pair, rank in ranks.items() if rank < num_merges}
@@ -214,7 +214,7 @@ picture(
 # right-to-left scripts, odd spaces.
 
 # %%
-letter_of = {spelling.bytes_of_letters(letter): letter for letter in map(chr, range(0x21, 0x180))}
+letter_of = {bytes_of_letters(letter): letter for letter in map(chr, range(0x21, 0x180))}
 letters = {byte: letter for byte, letter in letter_of.items() if len(byte) == 1}
 spell = lambda token: "".join(letters[bytes([byte])] for byte in token)  # noqa: E731
 
@@ -247,14 +247,14 @@ print(f"{1 + len(HARD_UNICODE)} texts: the same tokens, and the same text back")
 metadata = read_gguf(hub.resolve(hub.DEFAULT_MODEL)).metadata
 pairs = (merge.split(" ") for merge in metadata["tokenizer.ggml.merges"])
 model_ranks = {
-    (spelling.bytes_of_letters(left), spelling.bytes_of_letters(right)): rank
+    (bytes_of_letters(left), bytes_of_letters(right)): rank
     for rank, (left, right) in enumerate(pairs)
 }
 family = FAMILIES[metadata["tokenizer.ggml.pre"]].pre_tokenizer()
 
 
 def cut_as_model(text):
-    return [spelling.bytes_of_letters(word) for word, _ in family.pre_tokenize_str(text)]
+    return [bytes_of_letters(word) for word, _ in family.pre_tokenize_str(text)]
 
 
 def merging(text, merges):
@@ -402,7 +402,7 @@ print(f"cores: {mark(num_cores())}; 100 pages as one batch are {mark(together, '
 # hint. (Until yours passes, `mine` is the package's own.)
 
 # %%
-# exercise: minigen.text.tokenizer.StreamDecoder
+# exercise: minigen.tokenizer.tokenizer.StreamDecoder
 from collections.abc import Callable, Collection
 
 

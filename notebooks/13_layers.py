@@ -35,23 +35,23 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
     )
 
 # %%
-# %load_ext minigen
+# %load_ext minigen_course
 import torch
 
 from minigen import SamplingParams
 from minigen.model import layers
-from minigen.teach import Claim, check, load_model, mark, measured, show, using, verdicts
-from minigen.teach.looking import transformer_of
-from minigen.teach.measuring import significant
-from minigen.teach.recording import (
+from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
+from minigen_course.ch13_layers import figures as draw_rotation
+from minigen_course.figures.explore import explore, picture
+from minigen_course.figures.show import significant
+from minigen_course.lab.inspect_model import (
     log_probabilities,
     perplexity,
     recorded_heads,
     recorded_states,
+    transformer_of,
     turned_back,
 )
-from minigen.viz import rotation as draw_rotation
-from minigen.viz.explore import explore, picture
 
 llm = load_model(weights="float32", prefix_cache=False)  # nothing is kept from run to run
 model = transformer_of(llm)

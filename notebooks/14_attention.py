@@ -35,23 +35,23 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
     )
 
 # %%
-# %load_ext minigen
+# %load_ext minigen_course
 import math
 
 import torch
 
 from minigen import SamplingParams
 from minigen.model import attention as package
-from minigen.teach import Claim, check, load_model, measured, show, using, verdicts
-from minigen.teach.recording import (
+from minigen_course import Claim, check, load_model, measured, show, using, verdicts
+from minigen_course.ch14_attention import figures as draw_heads
+from minigen_course.figures.explore import explore, picture
+from minigen_course.lab.inspect_model import (
     head_scores,
     log_probabilities,
     perplexity,
     recorded_heads,
     recorded_states,
 )
-from minigen.viz import heads as draw_heads
-from minigen.viz.explore import explore, picture
 
 # Nothing is kept from run to run, and prompts go in pieces of 16 tokens.
 llm = load_model(weights="float32", prefix_cache=False, max_batch_tokens=16)

@@ -34,7 +34,7 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
     )
 
 # %%
-# %load_ext minigen
+# %load_ext minigen_course
 import time
 from itertools import chain
 
@@ -43,9 +43,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigen import SamplingParams, hub
-from minigen.teach import Claim, check, load_model, mark, measured, show, using, verdicts
-from minigen.teach.looking import next_logits, transformer_of
-from minigen.viz.explore import explore, picture
+from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
+from minigen_course.figures.explore import explore, picture
+from minigen_course.lab.inspect_model import next_logits, transformer_of
 
 llm = load_model(weights="float32")
 spell = lambda token: llm.tokenizer.decode([token])  # noqa: E731
@@ -79,7 +79,7 @@ measured("seconds", seconds, "s")
 # The tensors by their names, as chapter 11 read them, and the parts of chapters 13 and 14:
 
 # %%
-from minigen.checkpoint import open_checkpoint
+from minigen.checkpoint.checkpoint import open_checkpoint
 from minigen.model.attention import attention_naive
 from minigen.model.layers import (
     apply_rotary,
@@ -149,8 +149,8 @@ print("the notebook's logits are the package's")
 # %%
 from torch.utils.flop_counter import FlopCounterMode
 
-from minigen.teach.budget import SHAPES, ModelShape, budget
-from minigen.viz.budget_bars import budget_bars, flops_by_context
+from minigen_course.ch15_transformer.figures import budget_bars, flops_by_context
+from minigen_course.lab.cost_model import SHAPES, ModelShape, parameter_budget
 
 shape = ModelShape.of(config)
 with torch.inference_mode(), FlopCounterMode(display=False) as counted:
@@ -189,9 +189,9 @@ picture(
 # any layer: what would the model say if it had to stop there? This is the *logit lens*.
 
 # %%
-from minigen.teach.lens import look
-from minigen.teach.recording import recorded_states
-from minigen.viz.lens import SHOWN, lens_grid
+from minigen_course.ch15_transformer.figures import SHOWN, lens_grid
+from minigen_course.ch15_transformer.lesson import look
+from minigen_course.lab.inspect_model import recorded_states
 
 model = transformer_of(llm)
 capital = "The capital of France is"
@@ -309,7 +309,8 @@ picture(
     "Operations for one more token against its context; the line marks this model's longest.",
 )
 for context in (1, 100, 1000, 8192):
-    part = {each.name: each.flops for each in budget(shape, context)}["attention's context"]
+    flops = {each.name: each.flops for each in parameter_budget(shape, context)}
+    part = flops["attention's context"]
     all_parts = shape.flops(context)
     print(f"context {context:>5}: {all_parts / 1e9:.2f} GFLOP, attention's {part / all_parts:.1%}")
 
@@ -412,8 +413,9 @@ measured("a score, computed alone or with other rows, moves by", moved)
 print(f"places where the two best are nearer than a step of bfloat16: {near} of {len(best)}")
 
 # %%
-share = {each.name: each.flops for each in budget(shape, config.max_positions)}
+share = {each.name: each.flops for each in parameter_budget(shape, config.max_positions)}
 attention = share["attention's products"] + share["attention's context"]
+alone = sum(each.flops for each in parameter_budget(shape, 1)[1:3]) / shape.flops(1)
 verdicts(
     "15",
     Claim(
@@ -426,8 +428,8 @@ verdicts(
     ),
     Claim(
         "Attention is where the work is",
-        f"its share is {sum(each.flops for each in budget(shape, 1)[1:3]) / shape.flops(1):.0%} at "
-        f"context 1, {attention / sum(share.values()):.0%} at {config.max_positions:,}",
+        f"its share is {alone:.0%} at context 1, {attention / sum(share.values()):.0%} at "
+        f"{config.max_positions:,}",
         "held within bounds",
         "feed-forward and head cost the same at every context, and most of it at short ones",
     ),

@@ -34,15 +34,16 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
     )
 
 # %%
-# %load_ext minigen
+# %load_ext minigen_course
 import torch
 
-from minigen import SamplingParams, sampling
-from minigen.teach import Claim, check, load_model, mark, measured, show, using, verdicts
-from minigen.teach.looking import next_logits
-from minigen.teach.measuring import significant
-from minigen.viz import sampling as draw_sampling
-from minigen.viz.explore import explore, picture
+from minigen import SamplingParams
+from minigen.sampling import sampler
+from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
+from minigen_course.ch16_sampling import figures as draw_sampling
+from minigen_course.figures.explore import explore, picture
+from minigen_course.figures.show import significant
+from minigen_course.lab.inspect_model import next_logits
 
 llm = load_model(weights="float32")
 
@@ -155,12 +156,12 @@ for name, row in rows.items():
 # those so unlikely that even all together they could not matter are never looked at.
 
 # %%
-show(sampling.keep_top_p, sampling.keep_min_p)
+show(sampler.keep_top_p, sampler.keep_min_p)
 
 # %%
 batch = torch.stack(list(rows.values()))
 masses = torch.tensor([0.5, 0.5, 0.5], dtype=torch.float64)
-ours = sampling.keep_top_p(batch, masses)
+ours = sampler.keep_top_p(batch, masses)
 for row, kept in zip(batch, ours, strict=True):
     assert torch.equal(kept, top_p_naive(row, 0.5))
 print("package and naive version keep the same tokens")
@@ -171,8 +172,8 @@ print("package and naive version keep the same tokens")
 
 # %%
 hot, half = torch.tensor([2.0] * 3), torch.tensor([0.9] * 3, dtype=torch.float64)
-first_hot = sampling.keep_top_p(sampling.apply_temperature(batch, hot), half)
-first_cut = sampling.apply_temperature(sampling.keep_top_p(batch, half), hot)
+first_hot = sampler.keep_top_p(sampler.apply_temperature(batch, hot), half)
+first_cut = sampler.apply_temperature(sampler.keep_top_p(batch, half), hot)
 kept_hot = (first_hot > -torch.inf).sum(-1).tolist()
 kept_cut = (first_cut > -torch.inf).sum(-1).tolist()
 for name, hot_first, cut_first in zip(rows, kept_hot, kept_cut, strict=True):
@@ -252,7 +253,7 @@ import time
 
 begun = time.perf_counter()
 for _ in range(50):
-    sampling.keep_top_p(batch[:1], masses[:1])
+    sampler.keep_top_p(batch[:1], masses[:1])
 choosing = (time.perf_counter() - begun) / 50
 begun = time.perf_counter()
 llm.generate(rain, SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
@@ -268,11 +269,11 @@ measured("one token of the model", step * 1e3, "ms")
 # wrong; add `hint=1` for a hint, `hint=2` for a clearer one.
 
 # %%
-# exercise: minigen.sampling.keep_top_p
+# exercise: minigen.sampling.sampler.keep_top_p
 from jaxtyping import Float
 from torch import Tensor
 
-from minigen.sampling import Logits
+from minigen.sampling.sampler import Logits
 
 
 def keep_top_p(logits: Logits, top_p: Float[Tensor, " rows"]) -> Logits:

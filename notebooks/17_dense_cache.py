@@ -34,7 +34,7 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
     )
 
 # %%
-# %load_ext minigen
+# %load_ext minigen_course
 import time
 from dataclasses import replace
 
@@ -42,10 +42,10 @@ import torch
 
 from minigen import SamplingParams
 from minigen.model.attention import attend_packed, attention
-from minigen.teach import Claim, check, load_model, mark, measured, show, using, verdicts
-from minigen.teach.looking import transformer_of
-from minigen.viz.cache_filling import by_step, cache_filling, work_by_step
-from minigen.viz.explore import explore, picture
+from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
+from minigen_course.ch17_dense_cache.figures import by_step, cache_filling, work_by_step
+from minigen_course.figures.explore import explore, picture
+from minigen_course.lab.inspect_model import transformer_of
 
 llm = load_model(weights="float32")
 model, windows = transformer_of(llm), llm.config.sliding_windows
@@ -248,8 +248,8 @@ for n in (100, 200, 400, 800):
 # as the sequence may ever need, and writes into it.
 
 # %%
-from minigen.cache.dense import DenseCache, attend_dense
-from minigen.teach.dense import continue_dense
+from minigen_course.ch17_dense_cache.lesson import continue_dense
+from minigen_course.ch17_dense_cache.reference import DenseCache, attend_dense
 
 show(DenseCache, attend_dense)
 
@@ -275,10 +275,17 @@ print(
 # machine can do of both, and compare.
 
 # %%
-from minigen.teach.budget import SHAPES, ModelShape
-from minigen.teach.capacity import config_of, most_sequences
-from minigen.teach.roofline import MACHINES, decode_step, measure_machine, prefill_step
-from minigen.viz.roofline import roofline, step_time
+from minigen_course.figures.roofline import roofline, step_time
+from minigen_course.lab.cost_model import (
+    MACHINES,
+    SHAPES,
+    ModelShape,
+    config_of,
+    decode_step,
+    measure_machine,
+    most_sequences,
+    prefill_step,
+)
 
 here = measure_machine()
 shape = ModelShape.of(llm.config)
@@ -415,7 +422,7 @@ measured("\nwhile one token is decoded, tokens of a prompt read", decode_seconds
 # mistake of the last prompt token.
 
 # %%
-# exercise: minigen.cache.dense.DenseCache
+# exercise: minigen_course.ch17_dense_cache.reference.DenseCache
 import torch
 from jaxtyping import Float
 from torch import Tensor

@@ -35,14 +35,13 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
     )
 
 # %%
-# %load_ext minigen
+# %load_ext minigen_course
 from minigen import SamplingParams
-from minigen.teach import Claim, check, load_model, mark, measured, show, using, verdicts
-from minigen.teach.fragmentation import Wish, run_through
-from minigen.teach.texts import QUESTIONS
-from minigen.viz.explore import picture
-from minigen.viz.replay import replay
-from minigen.viz.strips import answer_bars, shares_bars, strip_map
+from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
+from minigen_course.ch21_blocks.figures import answer_bars, shares_bars, strip_map
+from minigen_course.ch21_blocks.lesson import Wish, run_through
+from minigen_course.figures.explore import picture, replay
+from minigen_course.lab.texts import QUESTIONS
 
 llm = load_model(num_blocks=1200)
 ALLOWED = 512  # tokens that each answer may have
@@ -259,7 +258,7 @@ print(f"\nfor 4 % in blocks of 16, requests must have {7.5 / 0.04 - 7.5:.0f} tok
 # are padded write there. The counts are for what comes next.
 
 # %%
-from minigen.cache.blocks import BlockAllocator, blocks_needed, copy_on_write
+from minigen.kv_cache.block_allocator import BlockAllocator, blocks_needed, copy_on_write
 
 show(BlockAllocator, blocks_needed)
 
@@ -323,9 +322,9 @@ print("tables:", first, second, " owners:", owners)
 # beginning, and watch for the arrows.
 
 # %%
-from minigen.trace import EventKind
-from minigen.viz.block_map import block_map
-from minigen.viz.pool import pool_states
+from minigen.trace.events import EventKind
+from minigen_course.figures.block_map import block_map
+from minigen_course.figures.trace_views import pool_states
 
 small = load_model(num_blocks=48, block_size=4, prefix_cache=False)
 with small.record() as recorder:
@@ -366,7 +365,7 @@ measured("blocks against an oracle with best fit", over_oracle)
 # First the allocator. `check` says the first thing that is wrong; add `hint=1` for a hint.
 
 # %%
-# exercise: minigen.cache.blocks.BlockAllocator
+# exercise: minigen.kv_cache.block_allocator.BlockAllocator
 from collections.abc import Iterable
 
 
@@ -418,7 +417,7 @@ print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).t
 # a copy of it. (What they say is drawn, and differs from processor to processor: so it is in ⟨⟩.)
 
 # %%
-# exercise: minigen.cache.blocks.copy_on_write
+# exercise: minigen.kv_cache.block_allocator.copy_on_write
 from minigen.protocols import BlockAllocator as Allocator
 
 

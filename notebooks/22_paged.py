@@ -34,23 +34,23 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
     )
 
 # %%
-# %load_ext minigen
+# %load_ext minigen_course
 from statistics import mean
 
 import torch
 
 from minigen import SamplingParams
 from minigen.model.attention import attention
-from minigen.teach import Claim, check, load_model, mark, measured, show, using, verdicts
-from minigen.teach.hunting import hunt
-from minigen.teach.measuring import best_seconds
-from minigen.teach.reserving import ReservingScheduler
-from minigen.teach.texts import QUESTIONS
-from minigen.teach.toy_engine import serve_toy
-from minigen.trace import EventKind
-from minigen.viz.block_map import block_map
-from minigen.viz.pool import pool_states
-from minigen.viz.replay import replay, watch
+from minigen.trace.events import EventKind
+from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
+from minigen_course.ch22_paged.lesson import ReservingScheduler
+from minigen_course.figures.block_map import block_map
+from minigen_course.figures.explore import replay, watch
+from minigen_course.figures.show import best_seconds
+from minigen_course.figures.trace_views import pool_states
+from minigen_course.grading.hunt import hunt
+from minigen_course.lab.texts import QUESTIONS
+from minigen_course.lab.toy_engine import serve_toy
 
 NUM_BLOCKS, BLOCK_SIZE = 64, 16  # a small memory, so that it is soon full
 NUM_SLOTS = NUM_BLOCKS * BLOCK_SIZE
@@ -150,7 +150,7 @@ print("gathered through", table, "they are in order again, and attention is the 
 # whole.
 
 # %%
-from minigen.cache.paged import KVPool, attend_paged, slots_of
+from minigen.kv_cache.paged import KVPool, attend_paged, slots_of
 
 show(slots_of, KVPool)
 
@@ -180,7 +180,7 @@ show(attend_paged)
 # in the dense one:
 
 # %%
-from minigen.teach.dense import continue_dense
+from minigen_course.ch17_dense_cache.lesson import continue_dense
 
 exact = load_model(weights="float32", num_blocks=64)
 texts = ["The sea is", "Once upon a time there was a king who", "1, 2, 3, 4, 5, 6, 7, 8, 9,"]
@@ -322,7 +322,7 @@ measured("steps, in blocks", len(states["blocks as they are needed"]))
 # The slot of a token: the arithmetic in which paged engines have gone wrong most often.
 
 # %%
-# exercise: minigen.cache.paged.slots_of
+# exercise: minigen.kv_cache.paged.slots_of
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
@@ -353,7 +353,7 @@ with using(22, slots_of=mine):
 # Then the pool itself.
 
 # %%
-# exercise: minigen.cache.paged.KVPool
+# exercise: minigen.kv_cache.paged.KVPool
 from collections.abc import Sequence as SequenceOf
 
 import torch
@@ -422,8 +422,8 @@ print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).t
 # 76); ONNX Runtime GenAI once wrote every decoded token one slot too far (pull request 2354).
 
 # %%
-# hunt: minigen.teach.hunts.slots
-from minigen.teach.toy_engine import SlotsOf
+# hunt: minigen_course.ch22_paged.hunt
+from minigen_course.lab.toy_engine import SlotsOf
 
 
 def next_slots(block_ids: list[int], num_computed: int, num_new: int, block_size: int) -> list[int]:

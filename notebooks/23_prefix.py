@@ -34,7 +34,7 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
     )
 
 # %%
-# %load_ext minigen
+# %load_ext minigen_course
 import hashlib
 import random
 import time
@@ -43,16 +43,19 @@ import torch
 
 from minigen import LLM, SamplingParams
 from minigen.errors import RequestError
-from minigen.teach import Claim, check, load_model, mark, measured, show, verdicts
-from minigen.teach.hunting import hunt
-from minigen.teach.recording import recorded_heads
-from minigen.teach.sharing import enter, make_manager, visit
-from minigen.teach.toy_engine import serve_toy
-from minigen.viz.explore import explore, picture
-from minigen.viz.radix_tree import radix_tree
-from minigen.viz.replay import replay
-from minigen.viz.sharing import by_share, by_turn, visits_figure
-from minigen.viz.tree_states import tree_states
+from minigen_course import Claim, check, load_model, mark, measured, show, verdicts
+from minigen_course.ch23_prefix.figures import (
+    by_share,
+    by_turn,
+    radix_tree,
+    tree_states,
+    visits_figure,
+)
+from minigen_course.ch23_prefix.lesson import enter, make_manager, visit
+from minigen_course.figures.explore import explore, picture, replay
+from minigen_course.grading.hunt import hunt
+from minigen_course.lab.inspect_model import recorded_heads
+from minigen_course.lab.toy_engine import serve_toy
 
 BLOCK = 16
 alone = load_model(weights="float32", prefix_cache=False)
@@ -236,7 +239,7 @@ print(f"{len(chain.block_of)} names in the chain, {manager.prefix_cache.num_bloc
 # *least recently used* first.
 
 # %%
-from minigen.cache.prefix import RadixPrefixCache
+from minigen.kv_cache.radix_cache import RadixPrefixCache
 
 show(
     RadixPrefixCache.match, RadixPrefixCache.insert, RadixPrefixCache.leave, RadixPrefixCache.evict
@@ -465,7 +468,7 @@ explore(
 # is wrong first; add `hint=1` for a hint.
 
 # %%
-# exercise: minigen.cache.prefix.RadixPrefixCache
+# exercise: minigen.kv_cache.radix_cache.RadixPrefixCache
 from collections.abc import Sequence as SequenceOf
 
 from minigen.protocols import BlockAllocator
@@ -557,12 +560,12 @@ print(f"{work.tokens_cached} tokens found, {work.tokens_prefilled} computed")
 # same (pull request 381) and names SGLang's rule for it; vLLM's way is in its pull request 11186.
 
 # %%
-# hunt: minigen.teach.hunts.full_hit
+# hunt: minigen_course.ch23_prefix.hunt
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 from minigen.protocols import BlockAllocator as Allocator
-from minigen.teach.hunts.full_hit import Name
+from minigen_course.ch23_prefix.hunt import Name
 
 
 class ChainedPrefixCache:

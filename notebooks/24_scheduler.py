@@ -36,7 +36,7 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
     )
 
 # %%
-# %load_ext minigen
+# %load_ext minigen_course
 import random
 import time
 from functools import partial
@@ -46,20 +46,25 @@ from statistics import mean, median
 from tempfile import mkdtemp
 
 from minigen import SamplingParams
-from minigen.teach import Claim, check, load_model, mark, measured, show, verdicts
-from minigen.teach.budget import SHAPES
-from minigen.teach.hunting import hunt
-from minigen.teach.reading import read_along
-from minigen.teach.roofline import MACHINES, decode_step
-from minigen.teach.saving import save_part
-from minigen.teach.texts import ALICE
-from minigen.teach.toy_engine import serve_toy
-from minigen.teach.traffic import Arrival, StepTime, random_arrivals, serve, simulate, token_times
-from minigen.viz.batching import gain, gains, spread, stutter
-from minigen.viz.explore import explore, picture
-from minigen.viz.gantt import gantt
-from minigen.viz.replay import replay
-from minigen.viz.story import story
+from minigen_course import Claim, check, load_model, mark, measured, show, verdicts
+from minigen_course.ch24_scheduler.figures import gain, gains, spread, stutter
+from minigen_course.figures.explore import explore, picture, replay
+from minigen_course.figures.gantt import gantt
+from minigen_course.figures.trace_views import story
+from minigen_course.grading.hunt import hunt
+from minigen_course.grading.save_part import save_part
+from minigen_course.lab.cost_model import MACHINES, SHAPES, decode_step
+from minigen_course.lab.inspect_model import read_along
+from minigen_course.lab.simulator import (
+    Arrival,
+    StepTime,
+    random_arrivals,
+    serve,
+    simulate,
+    token_times,
+)
+from minigen_course.lab.texts import ALICE
+from minigen_course.lab.toy_engine import serve_toy
 
 load = partial(load_model, prefix_cache=False)  # so that every run computes everything
 llm = load(max_sequences=32, max_batch_tokens=1024)
@@ -343,7 +348,7 @@ for budget in (1024, 64):
 # A chunk in the middle of a prompt needs none.
 
 # %%
-from minigen.viz.step_view import step_view
+from minigen_course.figures.trace_views import step_view
 
 mixed = load(max_sequences=4, max_batch_tokens=16)
 short = [Arrival(0.0, 5, 8), Arrival(0.0, 7, 9), Arrival(0.011, 40, 4), Arrival(0.012, 6, 5)]
@@ -371,12 +376,12 @@ replay(
 # like a prompt. Nothing of the answer is lost, only work.
 
 # %%
-from minigen.teach import schedulers
+from minigen_course.ch24_scheduler import lesson
 
 crowd = random_arrivals(12, a_second=40, prompts=(20, 60), outputs=(20, 100), seed=5)
 memory = {
-    "room for the longest": schedulers.ChunkingScheduler,
-    "room for now": schedulers.PreemptingScheduler,
+    "room for the longest": lesson.ChunkingScheduler,
+    "room for now": lesson.PreemptingScheduler,
 }
 short_of_blocks = {
     (name, blocks): simulate(
@@ -416,7 +421,7 @@ picture(
 
 
 # %%
-class ShortestFirst(schedulers.SeatScheduler):
+class ShortestFirst(lesson.SeatScheduler):
     def add(self, sequence):
         self.waiting.append(sequence)
         self.waiting = type(self.waiting)(sorted(self.waiting, key=len))
@@ -425,7 +430,7 @@ class ShortestFirst(schedulers.SeatScheduler):
 stream = random_arrivals(40, a_second=21, prompts=(10, 30), outputs=(10, 60), seed=9)
 stream[4] = Arrival(stream[4].seconds, prompt=200, output=20)
 waits = {}
-for name, kind in (("in order", schedulers.SeatScheduler), ("shortest first", ShortestFirst)):
+for name, kind in (("in order", lesson.SeatScheduler), ("shortest first", ShortestFirst)):
     waits[name] = simulate(stream, kind, step_time=step_time, seats=3, budget=256).first_tokens()
     print(
         f"{name:<15} mean TTFT {mean(waits[name]):.2f} s, the long prompt's {waits[name][4]:.2f} s"
@@ -508,7 +513,7 @@ measured("static over continuous", static_seconds / continuous_seconds)
 # run; add `hint=1` for a hint.
 #
 # 1. **Seats**: continuous batching of whole prompts. Blocks for the longest answer are reserved by
-#    `begin_with_room` of `minigen.teach.schedulers`.
+#    `begin_with_room` of `minigen_course.ch24_scheduler.lesson`.
 # 2. **Chunks**: no step has more tokens than its budget. (`SeatedScheduler` is the package's answer
 #    to the first; build on your own if you like.)
 # 3. **Preemption**: room for now only, by `self.manager.begin` and `self.manager.reserve`, and
@@ -519,10 +524,10 @@ measured("static over continuous", static_seconds / continuous_seconds)
 # is what `minigen serve --scheduler` takes.
 
 # %%
-# exercise: minigen.teach.schedulers.SeatScheduler
+# exercise: minigen_course.ch24_scheduler.lesson.SeatScheduler
 from collections.abc import Sequence as SequenceOf
 
-from minigen.cache.manager import BlockManager
+from minigen.kv_cache.block_manager import BlockManager
 from minigen.sequence import Chunk, SampledToken, Sequence
 
 
@@ -556,9 +561,9 @@ class SeatScheduler:
 
 
 # %%
-# exercise: minigen.teach.schedulers.ChunkingScheduler
+# exercise: minigen_course.ch24_scheduler.lesson.ChunkingScheduler
 from minigen.sequence import Chunk
-from minigen.teach.schedulers import SeatedScheduler
+from minigen_course.ch24_scheduler.lesson import SeatedScheduler
 
 
 class ChunkingScheduler(SeatedScheduler):
@@ -570,9 +575,9 @@ class ChunkingScheduler(SeatedScheduler):
 
 
 # %%
-# exercise: minigen.teach.schedulers.PreemptingScheduler
+# exercise: minigen_course.ch24_scheduler.lesson.PreemptingScheduler
 from minigen.sequence import Chunk
-from minigen.teach.schedulers import SeatedScheduler
+from minigen_course.ch24_scheduler.lesson import SeatedScheduler
 
 
 class PreemptingScheduler(SeatedScheduler):
@@ -618,12 +623,12 @@ print("and from a file:", name.rpartition(":")[2], "answers", len(from_file.outp
 # vLLM's plugin for Gaudi did so too, and counted output tokens twice besides (pull request 524).
 
 # %%
-# hunt: minigen.teach.hunts.preempted
+# hunt: minigen_course.ch24_scheduler.hunt
 from collections import deque
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
-from minigen.cache.manager import BlockManager
+from minigen.kv_cache.block_manager import BlockManager
 from minigen.sequence import Chunk, SampledToken, Sequence, samples_of
 
 
@@ -687,7 +692,8 @@ class PlainScheduler:
 def test_scheduler(Scheduler: Any) -> None:
     """Assert what holds for every right scheduler, and does not for the one above.
 
-    `serve_toy(prompts, scheduler=Scheduler, num_blocks=...)` of minigen.teach.toy_engine serves it.
+    `serve_toy(prompts, scheduler=Scheduler, num_blocks=...)` of minigen_course.lab.toy_engine
+    serves it.
     """
     raise NotImplementedError  # your turn
 

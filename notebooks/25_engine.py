@@ -34,7 +34,7 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
     )
 
 # %%
-# %load_ext minigen
+# %load_ext minigen_course
 import time
 import timeit
 from concurrent.futures import ThreadPoolExecutor
@@ -43,15 +43,13 @@ from functools import partial
 from minigen import SamplingParams
 from minigen.errors import PartError
 from minigen.sequence import SampledToken, samples_of
-from minigen.teach import Claim, check, load_model, mark, measured, show, verdicts
-from minigen.teach.texts import ALICE
-from minigen.trace import EventKind, Recorder, Trace
-from minigen.viz.explore import explore, picture
-from minigen.viz.gantt import gantt
-from minigen.viz.ladder import ladder, step_parts
-from minigen.viz.replay import replay, watch
-from minigen.viz.step_view import step_view
-from minigen.viz.story import story
+from minigen.trace.events import EventKind, Recorder, Trace
+from minigen_course import Claim, check, load_model, mark, measured, show, verdicts
+from minigen_course.ch25_engine.figures import ladder, step_parts
+from minigen_course.figures.explore import explore, picture, replay, watch
+from minigen_course.figures.gantt import gantt
+from minigen_course.figures.trace_views import step_view, story
+from minigen_course.lab.texts import ALICE
 
 load = partial(load_model, prefix_cache=False)  # so that every run computes everything
 llm = load(max_sequences=32, max_batch_tokens=1024)
@@ -174,7 +172,7 @@ print(f"{num_steps} steps; the same tokens as of minigen's own loop")
 # reads its prompt:
 
 # %%
-from minigen.engine.runner import Packer, PagedRunner
+from minigen.engine.model_runner import Packer, PagedRunner
 
 scheduler, runner = llm.engine.scheduler, llm.engine.runner
 three = [each.sequence for each in llm.read_requests(["Tea is", "Rain falls", "Owls see at night"])]
@@ -412,7 +410,7 @@ except PartError as error:
 # tokens by one of its own. Eight callers, who know nothing of each other, share its steps:
 
 # %%
-from minigen.engine.thread import EngineThread
+from minigen.engine.engine_thread import EngineThread
 
 with EngineThread(llm.engine) as thread, ThreadPoolExecutor(8) as callers:
     asked = llm.read_requests(prompts[:8], params[:8])
@@ -445,7 +443,7 @@ show(Engine.step, Engine._run, Engine._costing_only, Engine._settle)
 # is delivered once, to whoever it belongs to, and whoever has finished is forgotten.
 
 # %%
-# exercise: minigen.teach.loop.StepLoop
+# exercise: minigen_course.ch25_engine.lesson.StepLoop
 from collections.abc import Callable
 
 from minigen.protocols import Runner, Sampler, Scheduler
@@ -488,7 +486,7 @@ mine = check(25, StepLoop=StepLoop)
 # Then it serves, with the engine's parts or with yours. (Until it passes, `mine` is the package's.)
 
 # %%
-from minigen.teach.loop import answers_by_loop
+from minigen_course.ch25_engine.lesson import answers_by_loop
 
 texts = [llm.tokenizer.decode(prompt) for prompt in prompts[:4]]
 by_loop = answers_by_loop(yours, mine, texts, greedy(12))

@@ -38,7 +38,7 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
     )
 
 # %%
-from minigen.teach.needing import need_triton
+from minigen_course.lab.triton_interpreter import need_triton
 
 need_triton()  # it is for Linux: elsewhere, this line says what to do
 
@@ -47,24 +47,30 @@ import triton
 import triton.language as tl
 
 from minigen import SamplingParams
-from minigen.kernels.gpu.activation import silu_multiply_torch, silu_multiply_triton
-from minigen.kernels.gpu.machine_code import machine_code
-from minigen.kernels.gpu.norm import rms_norm_torch, rms_norm_triton
-from minigen.kernels.gpu.rotary import rotary_store_torch, rotary_store_triton
-from minigen.teach import Claim, check, load_model, measured, show, using, verdicts
-from minigen.teach.accesses import bytes_moved, bytes_required
-from minigen.teach.interpreted import interpreted, launch
-from minigen.teach.launching import rms_norm_by, swiglu_by
-from minigen.teach.looking import transformer_of
-from minigen.teach.measuring import best_seconds
-from minigen.teach.operators import record_operators
-from minigen.teach.programs import record_programs
-from minigen.teach.ptx import memory_instructions, num_operations
-from minigen.teach.recording import recorded_states
-from minigen.teach.rotary_inputs import rotary_inputs
-from minigen.viz.explore import explore, picture
-from minigen.viz.fusion import fused_bytes, lanes_in_use
-from minigen.viz.programs import draw_programs
+from minigen.kernels.triton.elementwise import (
+    rms_norm_torch,
+    rms_norm_triton,
+    rotary_store_torch,
+    rotary_store_triton,
+    silu_multiply_torch,
+    silu_multiply_triton,
+)
+from minigen_course import Claim, check, load_model, measured, show, using, verdicts
+from minigen_course.ch31_triton.figures import draw_programs, fused_bytes, lanes_in_use
+from minigen_course.ch31_triton.gpu_kernels import machine_code
+from minigen_course.ch31_triton.lesson import (
+    memory_instructions,
+    num_operations,
+    rms_norm_by,
+    rotary_inputs,
+    swiglu_by,
+)
+from minigen_course.figures.explore import explore, picture
+from minigen_course.figures.show import best_seconds
+from minigen_course.lab.inspect_model import recorded_states, transformer_of
+from minigen_course.lab.memory_watch import record_operators
+from minigen_course.lab.programs import record_programs
+from minigen_course.lab.triton_interpreter import bytes_moved, bytes_required, interpreted, launch
 
 torch.manual_seed(31)
 llm = load_model(weights="float32", prefix_cache=False)
@@ -204,7 +210,7 @@ explore(
 # pointer points at): so both give the same numbers.
 
 # %%
-from minigen.kernels.gpu.activation import silu_multiply_kernel
+from minigen.kernels.triton.elementwise import silu_multiply_kernel
 
 gate_up = torch.randn(4, 24).half()
 gate, up = gate_up.chunk(2, dim=-1)
@@ -238,7 +244,7 @@ picture(
 # is known when the kernel is compiled: without a residual, its three lines are not there.
 
 # %%
-from minigen.kernels.gpu.norm import rms_norm_kernel
+from minigen.kernels.triton.elementwise import rms_norm_kernel
 
 show(rms_norm_kernel.fn)
 sums = [residual.clone(), residual.clone()]
@@ -261,7 +267,7 @@ print(f"needed are {bytes_required(norm_seen):,}")
 # the first. `BLOCK` is a power of two, and most rows are not. Choose a model's width: the pale
 # lanes load nothing, but they compute, and take registers. Smaller blocks waste less; but a row in
 # several blocks has to be loaded again for the second pass, or shared among programs. (A softmax of
-# rows is the same kernel with another sum: `minigen.kernels.gpu.softmax`.)
+# rows is the same kernel with another sum: `minigen_course.ch31_triton.gpu_kernels`.)
 
 # %%
 explore(
@@ -280,7 +286,7 @@ explore(
 # and 2.
 
 # %%
-from minigen.kernels.gpu.rotary import rotary_store_kernel
+from minigen.kernels.triton.elementwise import rotary_store_kernel
 
 show(rotary_store_kernel.fn)
 given = rotary_inputs(slots=[5, 4, 2], q_heads=2, kv_heads=1, head_dim=8)
@@ -302,7 +308,7 @@ picture(
 # **Predict:** with tiles twice as wide and twice as high, how many bytes are loaded?
 
 # %%
-from minigen.kernels.gpu.matmul import matmul_kernel
+from minigen_course.ch31_triton.gpu_kernels import matmul_kernel
 
 SIZE = 64
 a, b = torch.randn(2, SIZE, SIZE).half()
@@ -477,7 +483,7 @@ print(f"the parts of one token, by kernels: {1e6 * by_kernels / many:.2f} µs")
 # token's hidden state. (Until it passes, `mine` is the package's own.)
 
 # %%
-# exercise: minigen.kernels.gpu.first.add_scaled
+# exercise: minigen_course.ch31_triton.kernels.add_scaled
 import triton.language as tl
 
 
@@ -502,7 +508,7 @@ print(f"{len(after)} numbers as the model has them, by 3 programs")
 # The second has rows, a stride, and two axes of programs. The engine calls it in every layer.
 
 # %%
-# exercise: minigen.kernels.gpu.first.silu_multiply
+# exercise: minigen_course.ch31_triton.kernels.silu_multiply
 import triton.language as tl
 
 
@@ -527,7 +533,7 @@ with interpreted(), using(13, swiglu=swiglu_by(mine)):
 # at the end it is compiled for an H100.
 
 # %%
-# exercise: minigen.kernels.gpu.first.rms_norm_rows
+# exercise: minigen_course.ch31_triton.kernels.rms_norm_rows
 import triton.language as tl
 
 

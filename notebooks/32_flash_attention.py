@@ -42,18 +42,26 @@ import torch
 
 from minigen import SamplingParams
 from minigen.model.attention import attention, attention_naive, causal_mask
-from minigen.teach import Claim, check, load_model, mark, measured, show, using, verdicts
-from minigen.teach.allocation import count_memory
-from minigen.teach.attending import attend_by, attending
-from minigen.teach.measuring import best_seconds
-from minigen.teach.online_softmax import fold_tiles
-from minigen.teach.recording import head_scores, recorded_heads
-from minigen.teach.roofline import MACHINES
-from minigen.teach.score_tiles import Sight, numbers_moved, pairs_wanted, score_tiles
-from minigen.viz.explore import explore, picture
-from minigen.viz.online_softmax import online_softmax
-from minigen.viz.replay import replay
-from minigen.viz.score_tiles import by_length, draw_tiles, rows_by_program
+from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
+from minigen_course.ch32_flash_attention.figures import (
+    by_length,
+    draw_tiles,
+    online_softmax,
+    rows_by_program,
+)
+from minigen_course.ch32_flash_attention.lesson import (
+    Sight,
+    fold_tiles,
+    numbers_moved,
+    pairs_wanted,
+    score_tiles,
+)
+from minigen_course.figures.explore import explore, picture, replay
+from minigen_course.figures.show import best_seconds
+from minigen_course.grading.attending import attend_by, attending
+from minigen_course.lab.cost_model import MACHINES
+from minigen_course.lab.inspect_model import head_scores, recorded_heads
+from minigen_course.lab.memory_watch import count_memory
 
 llm = load_model(weights="float32", prefix_cache=False)  # nothing is kept from run to run
 greedy = SamplingParams(temperature=0, max_tokens=16)
@@ -190,8 +198,8 @@ show(fold_tiles)
 # `LLM.load(attend=...)` builds in.)
 
 # %%
-# exercise: minigen.kernels.flash.merge
-from minigen.kernels.flash import Partial
+# exercise: minigen_course.ch32_flash_attention.flash.merge
+from minigen_course.ch32_flash_attention.flash import Partial
 
 
 def merge(one: Partial, other: Partial) -> Partial:
@@ -207,7 +215,7 @@ def merge(one: Partial, other: Partial) -> Partial:
 
 
 # %%
-from minigen.kernels.flash import Partial, flash_attention, nothing_seen, weigh
+from minigen_course.ch32_flash_attention.flash import Partial, flash_attention, nothing_seen, weigh
 
 my_merge = check(32, merge=merge)
 with using(32, merge=my_merge), attending(llm, attend_by(partial(flash_attention, tile=16))):
@@ -256,7 +264,7 @@ for block in (16, 64, 256):
 # joins. You write the two loops, and their bounds.
 
 # %%
-# exercise: minigen.kernels.flash.flash_attention
+# exercise: minigen_course.ch32_flash_attention.flash.flash_attention
 from jaxtyping import Float
 from torch import Tensor
 
@@ -354,16 +362,15 @@ print(f"{keys_and_values:,} of keys and values")
 # **Step 1: a tile of scores a program.** This is the matrix again, in memory.
 
 # %%
-from minigen.teach.needing import need_triton
+from minigen_course.lab.triton_interpreter import need_triton
 
 need_triton()  # it is for Linux: elsewhere, this line says what to do
 import triton
 import triton.language as tl
 
-from minigen.teach.accesses import bytes_moved
-from minigen.teach.flash_launch import flash_by, record_flash
-from minigen.teach.interpreted import interpreted
-from minigen.teach.programs import record_programs
+from minigen_course.ch32_flash_attention.lesson import flash_by, record_flash
+from minigen_course.lab.programs import record_programs
+from minigen_course.lab.triton_interpreter import bytes_moved, interpreted
 
 
 @triton.jit
@@ -441,7 +448,7 @@ picture(
 # and results once; keys and values once for each tile of queries, as far as these see.
 
 # %%
-# exercise: minigen.kernels.gpu.flash.flash_kernel
+# exercise: minigen_course.ch32_flash_attention.kernels.flash_kernel
 import triton.language as tl
 
 
@@ -500,15 +507,17 @@ picture(
 # log2(e) in it, and `exp2` gives what `exp` would.
 
 # %%
-from minigen.kernels.gpu import prefill
+from minigen.kernels.triton import prefill_attention
 
-show(prefill._fold_tiles.fn)
+show(prefill_attention._fold_tiles.fn)
 q, keys, values = torch.randn(21, 4, 16), *torch.randn(2, 6, 8, 2, 16)  # 6 blocks of 8 slots
 tables, starts = torch.tensor([[4, 2, 0], [5, 1, 3]]), torch.tensor([0, 9, 21])
 batch = (q, keys, values, tables, starts, torch.tensor([9, 23]))
 with interpreted():
-    ours = prefill.flash_prefill_triton(*batch, most_new=12)
-torch.testing.assert_close(ours, prefill.flash_prefill_torch(*batch), atol=1e-4, rtol=1e-4)
+    ours = prefill_attention.flash_prefill_triton(*batch, most_new=12)
+torch.testing.assert_close(
+    ours, prefill_attention.flash_prefill_torch(*batch), atol=1e-4, rtol=1e-4
+)
 print("two sequences, 9 tokens of 9 and 12 of 23, through their tables: as chapter 14 has it")
 
 # %% [markdown]
@@ -523,7 +532,7 @@ print("two sequences, 9 tokens of 9 and 12 of 23, through their tables: as chapt
 # **Predict:** which of the three sizes is too large for an A100?
 
 # %%
-from minigen.kernels.gpu.machine_code import SHARED_MEMORY, machine_code
+from minigen_course.ch31_triton.gpu_kernels import SHARED_MEMORY, machine_code
 
 on_gpu = [torch.empty(512, n, 128, dtype=torch.bfloat16, device="meta") for n in (32, 8, 8)]
 for chip, (block_m, block_n) in (

@@ -40,43 +40,47 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
 import torch
 
 from minigen import SamplingParams
-from minigen.cache.paged import KVPool
+from minigen.kv_cache.paged import KVPool
 from minigen.model.attention import attention
-from minigen.teach import Claim, check, load_model, measured, show, verdicts
-from minigen.teach.attending import attending
-from minigen.teach.capacity import config_of, num_parameters
-from minigen.teach.checks.paged_contexts import contexts
-from minigen.teach.decode_code import decode_code
-from minigen.teach.measuring import best_seconds
-from minigen.teach.moved import kv_and_tables, moved_by_tensor, record_decode
-from minigen.teach.needing import need_triton
-from minigen.teach.paged_kernels import gather_kernel
-from minigen.teach.paged_launch import decoding, gathering, joining, launch_gather
-from minigen.teach.roofline import MACHINES
-from minigen.teach.waves import (
+from minigen_course import Claim, check, load_model, measured, show, verdicts
+from minigen_course.ch33_paged_attention.exercises import contexts
+from minigen_course.ch33_paged_attention.figures import bytes_bars, fill_chip, pool_loads
+from minigen_course.ch33_paged_attention.kernels import (
+    decoding,
+    gather_kernel,
+    gathering,
+    joining,
+    launch_gather,
+)
+from minigen_course.ch33_paged_attention.lesson import (
     CHIPS,
     LAUNCH_SECONDS,
     TILE,
     TILE_SECONDS,
     Decoding,
     best_splits,
+    decode_code,
+    kv_and_tables,
+    moved_by_tensor,
+    record_decode,
     seconds,
 )
-from minigen.viz.explore import explore, picture
-from minigen.viz.pool_loads import bytes_bars, pool_loads
-from minigen.viz.waves import fill_chip
+from minigen_course.figures.explore import explore, picture
+from minigen_course.figures.show import best_seconds
+from minigen_course.grading.attending import attending
+from minigen_course.lab.cost_model import MACHINES, config_of, num_parameters
+from minigen_course.lab.triton_interpreter import need_triton
 
 need_triton()  # says what to do where there is none; the page can be read all the same
-from minigen.kernels.gpu.attend import attend_triton
-from minigen.kernels.gpu.decode import (
+from minigen.kernels.triton.attention import attend_triton
+from minigen.kernels.triton.decode_attention import (
     join_splits_kernel,
     num_splits,
     paged_decode_kernel,
     paged_decode_triton,
 )
-from minigen.teach.interpreted import interpreted, launch
-from minigen.teach.programs import record_programs
-from minigen.teach.triton_language import tl
+from minigen_course.lab.programs import record_programs
+from minigen_course.lab.triton_interpreter import interpreted, launch, tl
 
 # %% [markdown]
 # ## A number that hurts
@@ -438,8 +442,8 @@ print("\nthe engine with these kernels, interpreted, gives the same text:", repr
 # table.
 
 # %%
-# exercise: minigen.teach.paged_kernels.gather_kernel
-from minigen.teach.triton_language import tl
+# exercise: minigen_course.ch33_paged_attention.kernels.gather_kernel
+from minigen_course.lab.triton_interpreter import tl
 
 
 def gather_kernel(
@@ -481,8 +485,8 @@ with attending(llm, gathering(mine)):
 # Second: the pass that joins the splits.
 
 # %%
-# exercise: minigen.teach.paged_kernels.join_kernel
-from minigen.teach.triton_language import tl
+# exercise: minigen_course.ch33_paged_attention.kernels.join_kernel
+from minigen_course.lab.triton_interpreter import tl
 
 
 def join_kernel(
@@ -517,8 +521,8 @@ with attending(llm, joining(mine)):
 # `GROUP` of 1, as `one_head_kernel` has it; `hint=1` to `hint=3` say more.
 
 # %%
-# exercise: minigen.teach.paged_kernels.decode_kernel
-from minigen.teach.triton_language import tl
+# exercise: minigen_course.ch33_paged_attention.kernels.decode_kernel
+from minigen_course.lab.triton_interpreter import tl
 
 
 def decode_kernel(

@@ -42,18 +42,22 @@ import torch
 from numba import njit, prange
 
 from minigen import SamplingParams, hub
-from minigen.model.gguf import read_gguf
-from minigen.teach import Claim, check, load_model, mark, measured, show, using, verdicts
-from minigen.teach.budget import ModelShape
-from minigen.teach.measuring import best_seconds
-from minigen.teach.reading import agreement, perplexity_of, read_along
-from minigen.teach.roofline import Machine, Step
-from minigen.teach.rounding import inputs_of_down, quantise_groups, rounded, scores
-from minigen.teach.texts import ALICE
-from minigen.viz import panels as draw
-from minigen.viz.explore import explore, picture
-from minigen.viz.roofline import roofline
-from minigen.viz.rounding import rounding
+from minigen.checkpoint.gguf import read_gguf
+from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
+from minigen_course.ch34_cpu_kernels import figures as draw
+from minigen_course.ch34_cpu_kernels.figures import rounding
+from minigen_course.ch34_cpu_kernels.lesson import (
+    inputs_of_down,
+    quantise_groups,
+    rounded,
+    scores,
+)
+from minigen_course.figures.explore import explore, picture
+from minigen_course.figures.roofline import roofline
+from minigen_course.figures.show import best_seconds
+from minigen_course.lab.cost_model import Machine, ModelShape, Step
+from minigen_course.lab.inspect_model import agreement, perplexity_of, read_along
+from minigen_course.lab.texts import ALICE
 
 llm = load_model(weights="float32")
 num_threads = torch.get_num_threads()
@@ -249,7 +253,7 @@ explore(
 # all of them, `store` writes them back. `fused(a, b, c)` is a * b + c, rounded once.
 
 # %%
-from minigen.kernels.lanes import fused, load, store
+from minigen.kernels.cpu.simd import fused, load, store
 
 
 @njit
@@ -271,8 +275,7 @@ print("a * b * b + a: ", *(f"{each:.0f}" for each in c[16:]))
 # Sixteen rows of our matrix, their first four columns:
 
 # %%
-from minigen.kernels.panels import by_panels
-from minigen.kernels.tiles import (
+from minigen.kernels.cpu.microkernels import (
     add_byte_dots,
     add_scaled,
     pair_products,
@@ -280,6 +283,7 @@ from minigen.kernels.tiles import (
     store_tile,
     zeros,
 )
+from minigen.kernels.cpu.packed_weights import by_panels
 
 NOTHING = np.zeros(1, np.int32)
 
@@ -378,9 +382,8 @@ measured("panels: times as fast as torch in float32", seconds["torch"] / seconds
 # and its peak from a few rows which a cache holds:
 
 # %%
-from minigen.kernels.linear import PanelLinear
-from minigen.kernels.multiply import multiply
-from minigen.kernels.panels import Codes8
+from minigen.kernels.cpu.linear import PanelLinear, multiply
+from minigen.kernels.cpu.packed_weights import Codes8
 
 few = 512  # rows of weights: small enough for a cache
 in_bytes, outs = {}, np.empty(64 * num_rows, np.float32)
@@ -452,9 +455,9 @@ for name, share in kinds.items():
 # NumPy, beside the compiled one:
 
 # %%
-from minigen.kernels.linear import panel_linear
-from minigen.kernels.reference import CodeRows, byte_rows, multiply_codes
-from minigen.teach.codes import round_weights
+from minigen.kernels.cpu.linear import panel_linear
+from minigen_course.ch34_cpu_kernels.lesson import round_weights
+from minigen_course.ch34_cpu_kernels.reference import CodeRows, byte_rows, multiply_codes
 
 show(multiply_codes)
 matrix = stored["blk.28.ffn_down.weight"]
@@ -505,8 +508,8 @@ measured("torch, a row among five and alone: of 4,096 numbers differ", float(dif
 # phase, its own ones first, until none is left, so that nobody is waited for with more than one.
 
 # %%
-from minigen.kernels.crew import take
-from minigen.kernels.step import run_layers
+from minigen.kernels.cpu.step import run_layers
+from minigen.kernels.cpu.thread_pool import take
 
 show(run_layers, take)
 
@@ -543,7 +546,7 @@ print(*(f"{part}: {chosen[part]}" for part in ("weights", "runner", "attention")
 # the first cell.
 
 # %%
-from minigen.kernels.compiling import compile_step
+from minigen.kernels.cpu.compile import compile_step
 
 compile_step("bfloat16")
 others = {form: load_model(weights=form) for form in ("bfloat16", "int8")}
@@ -582,7 +585,7 @@ for form, speed in speeds.items():
 # `quantise_groups`, and `multiply_codes` as above.
 
 # %%
-# exercise: minigen.kernels.panels.by_panels
+# exercise: minigen.kernels.cpu.packed_weights.by_panels
 import numpy as np
 
 

@@ -35,28 +35,43 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
     )
 
 # %%
-# %load_ext minigen
+# %load_ext minigen_course
 from collections import Counter
 
 import torch
 
 from minigen import SamplingParams, hub
-from minigen.checkpoint import open_checkpoint
-from minigen.teach import Claim, check, load_model, mark, measured, show, using, verdicts
-from minigen.teach.budget import SHAPES, ModelShape
-from minigen.teach.capacity import MODELS, config_of
-from minigen.teach.hunting import hunt
-from minigen.teach.message_cost import LINKS, fit_link
-from minigen.teach.message_timing import time_all_reduces
-from minigen.teach.rank_schedulers import on_ranks, serve_on_ranks
-from minigen.teach.reading import read_along
-from minigen.teach.roofline import MACHINES, prefill_step
-from minigen.teach.split_layer import continue_split
-from minigen.teach.texts import ALICE
-from minigen.viz.explore import explore, picture
-from minigen.viz.rank_batches import rank_batches
-from minigen.viz.rank_messages import messages_in_time, messages_of_steps
-from minigen.viz.ranks import allowed, message_times, speed_ups, who_holds_what
+from minigen.checkpoint.checkpoint import open_checkpoint
+from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
+from minigen_course.ch41_tensor_parallel.figures import (
+    allowed,
+    message_times,
+    messages_in_time,
+    messages_of_steps,
+    rank_batches,
+    speed_ups,
+    who_holds_what,
+)
+from minigen_course.ch41_tensor_parallel.lesson import (
+    LINKS,
+    continue_split,
+    fit_link,
+    on_ranks,
+    serve_on_ranks,
+)
+from minigen_course.ch41_tensor_parallel.message_timing import time_all_reduces
+from minigen_course.figures.explore import explore, picture
+from minigen_course.grading.hunt import hunt
+from minigen_course.lab.cost_model import (
+    MACHINES,
+    MODELS,
+    SHAPES,
+    ModelShape,
+    config_of,
+    prefill_step,
+)
+from minigen_course.lab.inspect_model import read_along
+from minigen_course.lab.texts import ALICE
 
 torch.manual_seed(41)
 prompt, params = "The old lighthouse", SamplingParams(temperature=0, max_tokens=24)
@@ -170,8 +185,16 @@ print(f"off by up to {(curve_of_sum - sum_of_curves).abs().max():.2f}")
 # rank builds a smaller model of its share, and what must be summed is wrapped.
 
 # %%
-from minigen.parallel.shard import PLAN, Split, check_ranks, module_of, obstacle, share_bytes, span
-from minigen.parallel.sharded import SummedLinear
+from minigen.parallel.sharding import (
+    PLAN,
+    Split,
+    SummedLinear,
+    check_ranks,
+    module_of,
+    obstacle,
+    share_bytes,
+    span,
+)
 
 for module, (cut, axis) in PLAN.items():
     print(f"{module:>18}  {cut.value:<6}  by {axis}")
@@ -373,11 +396,11 @@ split.close()
 # be added once.
 
 # %%
-# exercise: minigen.parallel.shard.shard_tensors
+# exercise: minigen.parallel.sharding.shard_tensors
 from collections.abc import Mapping
 
-from minigen.config import ModelConfig
-from minigen.model.weights import StoredTensor
+from minigen.checkpoint.model_config import ModelConfig
+from minigen.checkpoint.safetensors import StoredTensor
 
 
 def shard_tensors(
@@ -397,7 +420,7 @@ my_cut = check(41, shard_tensors=shard_tensors)
 # Then a whole layer as one rank runs it. Where must the all-reduce stand?
 
 # %%
-# exercise: minigen.teach.split_layer.run_split_layer
+# exercise: minigen_course.ch41_tensor_parallel.lesson.run_split_layer
 from jaxtyping import Float
 from torch import Tensor
 
@@ -454,11 +477,11 @@ print("three threads, cut and run by yours:", whole.tokenizer.decode(made))
 # number of blocks that any of its workers can have, SGLang the least free memory of all ranks.
 
 # %%
-# hunt: minigen.teach.hunts.ranks
+# hunt: minigen_course.ch41_tensor_parallel.hunt
 import torch
 
 from minigen.parallel.comm import Comm
-from minigen.teach.rank_schedulers import AgreedBlocks
+from minigen_course.ch41_tensor_parallel.lesson import AgreedBlocks
 
 
 def agreed_blocks(comm: Comm, free_bytes: int, working_bytes: int, block_bytes: int) -> int:
@@ -476,7 +499,8 @@ def test_agreed_blocks(agreed_blocks: AgreedBlocks) -> None:
     """Assert what holds for every right `agreed_blocks`, and does not for the one above.
 
     `on_ranks(agreed_blocks, [(free, working), ...], block_bytes)` of
-    minigen.teach.rank_schedulers has a rank for each pair, and returns what each says.
+    minigen_course.ch41_tensor_parallel.lesson has a rank for each pair, and returns what
+    each says.
     """
     raise NotImplementedError  # your turn
 

@@ -50,19 +50,19 @@ from fastapi import FastAPI
 from openai import OpenAI
 
 from minigen import SamplingParams
-from minigen.engine.thread import EngineThread
-from minigen.server import guards
-from minigen.server.host import warm_up
-from minigen.server.limits import Limits
-from minigen.server.prompts import Planned
-from minigen.server.streams import Bridge
-from minigen.teach import Claim, check, load_model, mark, measured, show, verdicts
-from minigen.teach.loading import put_load
-from minigen.teach.serving import LocalServer, serve_command, serving
-from minigen.teach.streaming import chat_events, count_wakeups, small_app, tokens_of
-from minigen.trace import EventKind
-from minigen.viz.explore import explore, picture
-from minigen.viz.streams import arrivals, work_for_nobody
+from minigen.bench.workload import Planned
+from minigen.engine.engine_thread import EngineThread
+from minigen.server.local import LocalServer, serve_command, serving
+from minigen.server.middleware import stack
+from minigen.server.middleware.limits import Limits
+from minigen.server.models import warm_up
+from minigen.server.streaming import Bridge
+from minigen.trace.events import EventKind
+from minigen_course import Claim, check, load_model, mark, measured, show, verdicts
+from minigen_course.ch51_server.figures import arrivals, work_for_nobody
+from minigen_course.ch51_server.lesson import chat_events, count_wakeups, small_app, tokens_of
+from minigen_course.figures.explore import explore, picture
+from minigen_course.lab.load import put_load
 
 llm = load_model(weights="int4")
 warm_up(llm)  # what compiles itself when it is first used has done so now
@@ -394,7 +394,7 @@ with serving(llm, limits=Limits(request_timeout=0.25), api_keys=["for-you-alone"
         except openai.APIError as error:
             print(f"\n{type(error).__name__}: {error.body['message']}")
 measured("events that came before that", received)
-print("\n" + guards.__doc__)
+print("\n" + stack.__doc__)
 
 # %% [markdown]
 # ## The measurement again: what streaming costs
@@ -466,7 +466,7 @@ print("the first server's model, as OpenAI's client lists it:", listed)
 # that is wrong; add `hint=1` for a hint.
 
 # %%
-# exercise: minigen.teach.streaming.chat_events
+# exercise: minigen_course.ch51_server.lesson.chat_events
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 

@@ -40,21 +40,18 @@ from functools import partial
 import httpx
 import numpy as np
 
-from minigen.engine.static import StaticScheduler
-from minigen.server.arrivals import burst, constant, poisson
-from minigen.server.host import warm_up
-from minigen.server.prompts import Planned, draw_words
-from minigen.server.slo import Slo, report
-from minigen.summaries import summarise
-from minigen.teach import Claim, check, load_model, measured, show, verdicts
-from minigen.teach.diagnosis import Case, Vitals, table
-from minigen.teach.loading import put_load, run_apart
-from minigen.teach.serving import serving
-from minigen.teach.simulation import Ask, Card, Knobs, asks, simulate
-from minigen.viz.dashboard import dashboard
-from minigen.viz.explore import explore, picture
-from minigen.viz.goodput import by_rate, cost, run_in_time, spreads
-from minigen.viz.waits import waits
+from minigen.bench.report import Slo, report
+from minigen.bench.workload import Planned, burst, constant, draw_words, poisson
+from minigen.engine.static_batching import StaticScheduler
+from minigen.server.local import serving
+from minigen.server.models import warm_up
+from minigen.trace.summary import summarise
+from minigen_course import Claim, check, load_model, measured, show, verdicts
+from minigen_course.ch52_slo.figures import by_rate, cost, dashboard, run_in_time, spreads, waits
+from minigen_course.ch52_slo.lesson import Case, Vitals, table
+from minigen_course.figures.explore import explore, picture
+from minigen_course.lab.load import put_load, run_apart
+from minigen_course.lab.simulation import Ask, Card, Knobs, asks, simulate
 
 llm = load_model(weights="int4", max_sequences=4)
 warm_up(llm)
@@ -99,7 +96,7 @@ picture(
 #
 # An objective (SLO) says what is good enough: guides give TTFT below 500 ms, gaps below 100 ms
 # before people notice them. One definition matters more than it seems: all of them begin when the
-# request *was to be sent* (`minigen.server.slo.Outcome` has them).
+# request *was to be sent* (`minigen.bench.report.Outcome` has them).
 #
 # ## Why not the mean
 #
@@ -501,7 +498,7 @@ measured("TTFT p99, after", again.ttft.p99, "s")
 # clock that jumps, so that it takes no time; add `hint=1` for a hint.
 
 # %%
-# exercise: minigen.teach.loading.load_test
+# exercise: minigen_course.lab.load.load_test
 from collections.abc import Awaitable, Callable, Sequence
 
 

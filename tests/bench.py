@@ -11,14 +11,14 @@ from collections.abc import Callable
 import torch
 
 from minigen import SamplingParams
-from minigen.cache.blocks import BlockAllocator
-from minigen.cache.manager import BlockManager
-from minigen.cache.prefix import Node, RadixPrefixCache
 from minigen.engine.engine import Engine
 from minigen.engine.scheduler import ContinuousScheduler
-from minigen.engine.static import DynamicScheduler, StaticScheduler
+from minigen.engine.static_batching import DynamicScheduler, StaticScheduler
+from minigen.kv_cache.block_allocator import BlockAllocator
+from minigen.kv_cache.block_manager import BlockManager
+from minigen.kv_cache.radix_cache import Node, RadixPrefixCache
 from minigen.sequence import Chunk, SampledToken, Sequence
-from minigen.trace import Event, EventKind, Recorder, Trace
+from minigen.trace.events import Event, EventKind, Recorder, Trace
 
 AnyScheduler = ContinuousScheduler | StaticScheduler | DynamicScheduler
 

@@ -1,6 +1,6 @@
 """GGUF files for the tests: good ones by the `gguf` library's writer, any others byte by byte.
 
-The bytes follow the GGUF specification and share nothing with `minigen.model.gguf`; the models
+The bytes follow the GGUF specification and share nothing with `minigen.checkpoint.gguf`; the models
 follow llama.cpp's `convert_hf_to_gguf.py`, with names and keys of the `gguf` library.
 """
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from minigen.kernels.linear import PanelLinear, panel_linear
+from minigen.checkpoint.safetensors import StoredTensor
+from minigen.kernels.cpu.linear import PanelLinear, panel_linear
 from minigen.model.layers import DenseLinear
 from minigen.model.transformer import MakeLinear
-from minigen.model.weights import StoredTensor
 from minigen.protocols import Linear
 
 

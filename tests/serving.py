@@ -8,8 +8,8 @@ from starlette.types import ASGIApp
 
 from minigen import LLM
 from minigen.server.app import create_app
-from minigen.server.host import ModelHost
-from minigen.teach.serving import LocalServer
+from minigen.server.local import LocalServer
+from minigen.server.models import ModelHost
 
 
 @contextmanager

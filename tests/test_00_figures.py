@@ -5,16 +5,15 @@ import math
 import pytest
 
 from minigen import LLM, SamplingParams
-from minigen.teach.capacity import (
+from minigen_course.ch00_map.figures import lanes, memory_budget, timeline
+from minigen_course.lab.cost_model import (
     MODELS,
-    budget,
     config_of,
     kv_bytes_per_token,
+    memory_needed,
     most_sequences,
     num_parameters,
 )
-from minigen.viz.memory import memory_budget
-from minigen.viz.timeline import lanes, timeline
 
 
 @pytest.fixture(scope="module")
@@ -61,15 +60,15 @@ def test_the_default_models_configuration_is_the_one_in_its_file(default_llm: LL
 def test_what_fits_fits_and_one_more_does_not(name: str) -> None:
     config = config_of(name)
     count = most_sequences(config, 16, 200e9, 4096)
-    assert budget(config, 16, count, 4096).total <= 200e9
-    assert budget(config, 16, count + 1, 4096).total > 200e9
+    assert memory_needed(config, 16, count, 4096).total <= 200e9
+    assert memory_needed(config, 16, count + 1, 4096).total > 200e9
 
 
 def test_the_bars_end_at_the_sum() -> None:
     config = config_of("Llama-3-8B")
     bars, curve = memory_budget(config, 16, 24, sequences=8, context=4096).axes
     end = max(patch.get_x() + patch.get_width() for patch in bars.patches)
-    assert math.isclose(end * 1e9, budget(config, 16, 8, 4096).total)
+    assert math.isclose(end * 1e9, memory_needed(config, 16, 8, 4096).total)
     assert bars.texts[0].get_text() == "fits, 2.6 GB left"
     assert "does not fit" in memory_budget(config, 16, 16, 8, 4096).axes[0].texts[0].get_text()
     assert curve.lines[0].get_ydata()[0] == most_sequences(config, 16, 24e9, 256)

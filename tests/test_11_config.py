@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from minigen.config import ModelConfig, RopeScaling
-from minigen.config_json import FAMILIES, read_config, read_config_of, read_json
+from minigen.checkpoint.config_json import FAMILIES, read_config, read_config_of, read_json
+from minigen.checkpoint.model_config import ModelConfig, RopeScaling
 from minigen.errors import ConfigError, FileFormatError, MinigenError, UnsupportedError
 
 TRANSFORMERS = {

@@ -5,16 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minigen.model.gguf import read_gguf
-from minigen.teach.memory import cost_of, forget_pages
-from minigen.viz import files, hover
-from minigen.viz.explore import png
-from minigen.viz.style import INK
+from minigen.checkpoint.gguf import read_gguf
+from minigen_course.ch11_weights import figures
+from minigen_course.ch11_weights.lesson import cost_of, forget_pages
+from minigen_course.figures.explore import png
+from minigen_course.figures.style import INK
 from tests.gguf_files import write_gguf
 
 
 @pytest.fixture
-def pieces(tmp_path: Path) -> list[files.Piece]:
+def pieces(tmp_path: Path) -> list[figures.Piece]:
     path = tmp_path / "tiny.gguf"
     tensors = {
         "token_embd.weight": (np.ones((4, 8), np.float32), None),
@@ -22,30 +22,32 @@ def pieces(tmp_path: Path) -> list[files.Piece]:
         "blk.0.ffn_up.weight": (np.ones((2, 8), np.float16), None),
     }
     write_gguf(path, "llama", {}, tensors)
-    return files.pieces_of(read_gguf(path))
+    return figures.pieces_of(read_gguf(path))
 
 
-def test_pieces_lie_in_order_and_know_their_part(pieces: list[files.Piece]) -> None:
+def test_pieces_lie_in_order_and_know_their_part(pieces: list[figures.Piece]) -> None:
     assert [each.part for each in pieces] == ["header", "embedding", "norms", "feed-forward"]
     assert [each.offset for each in pieces] == sorted(each.offset for each in pieces)
     assert pieces[0].num_bytes == pieces[1].offset
 
 
-def test_a_byte_leads_to_its_piece_and_no_further(pieces: list[files.Piece]) -> None:
+def test_a_byte_leads_to_its_piece_and_no_further(pieces: list[figures.Piece]) -> None:
     for each in pieces:
-        assert files.piece_at(pieces, each.offset) is each
-        assert files.piece_at(pieces, each.offset + each.num_bytes - 1) is each
-        assert files.named(pieces, each.name) is each
+        assert figures.piece_at(pieces, each.offset) is each
+        assert figures.piece_at(pieces, each.offset + each.num_bytes - 1) is each
+        assert figures.named(pieces, each.name) is each
     with pytest.raises(ValueError, match="The file has the bytes 0 to"):
-        files.piece_at(pieces, 10**9)
+        figures.piece_at(pieces, 10**9)
     with pytest.raises(ValueError, match="no tensor 'nonsense'"):
-        files.named(pieces, "nonsense")
+        figures.named(pieces, "nonsense")
 
 
 @pytest.mark.parametrize("by", ["part", "kind"])
-def test_a_map_says_what_is_framed_and_frames_all_of_it(pieces: list[files.Piece], by: str) -> None:
-    chosen = files.named(pieces, "token_embd.weight")
-    figure = files.file_map(pieces, chosen, by=by, rows=8)
+def test_a_map_says_what_is_framed_and_frames_all_of_it(
+    pieces: list[figures.Piece], by: str
+) -> None:
+    chosen = figures.named(pieces, "token_embd.weight")
+    figure = figures.file_map(pieces, chosen, by=by, rows=8)
     (axes,) = figure.axes
     told = axes.get_title(loc="left")
     assert "4 × 8 numbers as F32" in told
@@ -55,24 +57,24 @@ def test_a_map_says_what_is_framed_and_frames_all_of_it(pieces: list[files.Piece
     png(figure)
 
 
-def test_a_header_is_told_without_a_shape(pieces: list[files.Piece]) -> None:
-    figure = files.file_map(pieces, pieces[0])
+def test_a_header_is_told_without_a_shape(pieces: list[figures.Piece]) -> None:
+    figure = figures.file_map(pieces, pieces[0])
     assert "vocabulary" in figure.axes[0].get_title(loc="left")
 
 
 def test_bytes_are_shown_one_by_one() -> None:
-    figure = files.byte_grid(b"GGUF\x03$", [("magic", 4), ("rest", 2)], "bytes", letters=True)
+    figure = figures.byte_grid(b"GGUF\x03$", [("magic", 4), ("rest", 2)], "bytes", letters=True)
     texts = [each.get_text() for each in figure.axes[0].texts]
     assert texts == ["47", "G", "47", "G", "55", "U", "46", "F", "03", "24", r"\$"]
     labels = [each.get_text() for each in figure.axes[0].get_legend().get_texts()]
     assert labels == ["magic", "rest"]
     assert figure.axes[0].patches[0].get_edgecolor() != INK
     with pytest.raises(ValueError, match="take 9 bytes, but there are 2"):
-        files.byte_grid(b"ab", [("nine", 9)], "bytes")
+        figures.byte_grid(b"ab", [("nine", 9)], "bytes")
 
 
 def test_bars_of_costs_are_as_long_as_the_costs() -> None:
-    figure = files.opening_costs({"eager": (0.2, 0.1, 50, 60), "mapped": (0.0, 0.4, 0, 60)})
+    figure = figures.opening_costs({"eager": (0.2, 0.1, 50, 60), "mapped": (0.0, 0.4, 0, 60)})
     left, right = figure.axes
     assert [round(bar.get_width(), 6) for bar in left.patches] == [200, 0, 100, 400]
     assert [bar.get_width() for bar in right.patches] == [50, 0, 10, 60]
@@ -90,13 +92,13 @@ def test_a_cost_has_time_and_memory(tmp_path: Path) -> None:
 
 def test_every_piece_tells_of_itself_on_hovering(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[dict[str, str]] = []
-    monkeypatch.setattr(hover, "display", lambda data, raw: shown.append(data))
+    monkeypatch.setattr(figures, "display", lambda data, raw: shown.append(data))
     pieces = [
-        files.Piece("(header)", "header", (), 0, 100),
-        files.Piece("blk.0.attn_q.weight", "Q4_1", (10, 32), 100, 200),
-        files.Piece('a"<b>', "F32", (25,), 300, 100),
+        figures.Piece("(header)", "header", (), 0, 100),
+        figures.Piece("blk.0.attn_q.weight", "Q4_1", (10, 32), 100, 200),
+        figures.Piece('a"<b>', "F32", (25,), 300, 100),
     ]
-    hover.hover_map(pieces, rows=4)
+    figures.hover_map(pieces, rows=4)
     html = shown[0]["text/html"]
     assert html.count("10 × 32 numbers as Q4_1") == 2, "it lies in two rows"
     assert "a&quot;&lt;b&gt;: 25 numbers as F32" in html

@@ -22,11 +22,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from minigen.checkpoint import open_checkpoint
-from minigen.config_json import read_config
+from minigen.checkpoint.checkpoint import open_checkpoint
+from minigen.checkpoint.config_json import read_config
+from minigen.checkpoint.gguf import read_gguf
+from minigen.checkpoint.safetensors import StoredTensor
 from minigen.errors import MinigenError
-from minigen.model.gguf import read_gguf
-from minigen.model.weights import StoredTensor
 from tests.gguf_files import LAYOUTS, GGUFBytes, Part, Value, raw_gguf, text, uint32
 
 Kind = GGUFValueType

@@ -18,8 +18,10 @@ from huggingface_hub import save_torch_state_dict
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from minigen import hub
-from minigen.cache.dense import DenseCache, attend_dense
-from minigen.checkpoint import Checkpoint, open_checkpoint
+from minigen.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from minigen.checkpoint.gguf import GGUFFile, read_gguf
+from minigen.checkpoint.gguf_mapping import unpermuted_rows
+from minigen.checkpoint.quant_formats import FORMATS
 from minigen.errors import (
     ConfigError,
     FileFormatError,
@@ -29,10 +31,8 @@ from minigen.errors import (
     WeightsError,
 )
 from minigen.model.attention import attend_packed
-from minigen.model.gguf import GGUFFile, read_gguf
-from minigen.model.gguf_names import unpermuted_rows
-from minigen.model.quants import FORMATS
 from minigen.model.transformer import Transformer, build_transformer, dense_linear
+from minigen_course.ch17_dense_cache.reference import DenseCache, attend_dense
 from tests.gguf_files import Part, Value, permuted, raw_gguf, text, uint32, write_gguf, write_model
 from tests.tiny import VARIANTS, make_model
 

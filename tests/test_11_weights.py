@@ -12,11 +12,11 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from safetensors.torch import save_file
 
-from minigen.config_json import read_config_of
+from minigen.checkpoint.config_json import read_config_of
+from minigen.checkpoint.quant_formats import FORMATS
+from minigen.checkpoint.safetensors import StoredTensor, check_tensors, read_safetensors
 from minigen.errors import FileFormatError, MinigenError, UnsupportedError, WeightsError
-from minigen.model.quants import FORMATS
 from minigen.model.transformer import expected_tensors
-from minigen.model.weights import StoredTensor, check_tensors, read_safetensors
 from tests.tiny import save_model
 
 # Where a block keeps its float16 scales; random bytes there would make NaN and infinity.

@@ -10,9 +10,9 @@ import tokenizers
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
+from minigen.checkpoint.gguf import read_gguf
 from minigen.errors import ChatTemplateError, PromptError, TokenizerError
-from minigen.model.gguf import read_gguf
-from minigen.text.chat import ChatTemplate
+from minigen.tokenizer.chat_template import ChatTemplate
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 

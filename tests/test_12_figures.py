@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 from matplotlib.figure import Figure
 
-from minigen.teach.texts import ALICE, HARD_UNICODE
-from minigen.viz import tokens
-from minigen.viz.explore import png
+from minigen_course.ch12_tokenizer import figures
+from minigen_course.figures.explore import png
+from minigen_course.lab.texts import ALICE, HARD_UNICODE
 
 RANKS = {(b"h", b"e"): 0, (b"t", b"he"): 1, (b" ", b"the"): 2, (b"a", b"a"): 3}
 
@@ -31,17 +31,17 @@ def written(figure: Figure) -> list[str]:
     ],
 )
 def test_a_label_is_what_the_font_can_draw(piece: bytes, label: str) -> None:
-    assert tokens.label(piece) == label
+    assert figures.label(piece) == label
 
 
 def test_boxes_show_labels_ids_and_bytes_in_order() -> None:
-    figure = tokens.strip([b"Why", b" is"], [4898, 314], "two", show_bytes=True)
+    figure = figures.strip([b"Why", b" is"], [4898, 314], "two", show_bytes=True)
     assert written(figure) == ["Why", "4898", "57 68 79", "␣is", "314", "20 69 73"]
     assert figure.axes[0].get_title(loc="left") == "two"
 
 
 def test_special_tokens_are_dark_and_long_texts_are_wrapped() -> None:
-    figure = tokens.strip([b"<|end|>", *[b"word"] * 40], [2, *[7] * 40], special={2})
+    figure = figures.strip([b"<|end|>", *[b"word"] * 40], [2, *[7] * 40], special={2})
     faces = [patch.get_facecolor() for patch in figure.axes[0].patches]
     assert len(set(faces[:1]) & set(faces[1:])) == 0
     rows = {round(patch.get_y(), 2) for patch in figure.axes[0].patches}
@@ -52,21 +52,21 @@ def test_special_tokens_are_dark_and_long_texts_are_wrapped() -> None:
 @pytest.mark.parametrize("count", [0, 500])
 def test_what_cannot_be_shown_is_said_in_a_sentence(count: int) -> None:
     with pytest.raises(ValueError, match=r"token"):
-        tokens.strip([b"a"] * count)
+        figures.strip([b"a"] * count)
 
 
 def test_stages_merge_the_lowest_rank_first_and_within_words_only() -> None:
-    stages = tokens.merge_stages([b"the", b" the", b"a", b"a"], RANKS)
+    stages = figures.merge_stages([b"the", b" the", b"a", b"a"], RANKS)
     assert [stage.joined for stage in stages] == [None, b"he", b"the", b" the"]
     assert stages[0].pieces == tuple(bytes([byte]) for byte in b"the theaa")
     assert stages[-1].pieces == (b"the", b" the", b"a", b"a")
-    assert tokens.merge_stages([b"aaa"], RANKS)[-1].pieces == (b"aa", b"a")
+    assert figures.merge_stages([b"aaa"], RANKS)[-1].pieces == (b"aa", b"a")
 
 
 @pytest.mark.parametrize("step", [0, 2, 99])
 def test_merging_is_drawn_up_to_the_step(step: int) -> None:
-    stages = tokens.merge_stages([b"the", b" the"], RANKS)
-    figure = tokens.merging(stages, step)
+    stages = figures.merge_stages([b"the", b" the"], RANKS)
+    figure = figures.merging(stages, step)
     last = min(step, len(stages) - 1)
     boxes = sum(len(stage.pieces) for stage in stages[: last + 1])
     assert len(figure.axes[0].patches) == boxes
@@ -76,15 +76,15 @@ def test_merging_is_drawn_up_to_the_step(step: int) -> None:
 @pytest.mark.parametrize("words", [[], [b"x"] * 200])
 def test_merging_wants_one_short_line(words: Sequence[bytes]) -> None:
     with pytest.raises(ValueError, match="one short line"):
-        tokens.merging(tokens.merge_stages(words, RANKS), 0)
+        figures.merging(figures.merge_stages(words, RANKS), 0)
 
 
 def test_curves_are_the_data() -> None:
-    figure = tokens.compression({"page": {0: 1.0, 10: 1.5}, "other": {0: 1.0, 10: 1.25}})
+    figure = figures.compression({"page": {0: 1.0, 10: 1.5}, "other": {0: 1.0, 10: 1.25}})
     lines = figure.axes[0].get_lines()
     assert [list(line.get_ydata()) for line in lines] == [[1.0, 1.5], [1.0, 1.25]]
 
 
 def test_every_text_of_the_course_can_be_drawn() -> None:
     for text in (*HARD_UNICODE, ALICE[:200]):
-        png(tokens.strip([letter.encode() for letter in text]))
+        png(figures.strip([letter.encode() for letter in text]))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from minigen.text import stops as module
-from minigen.text.stops import StopWatcher
+from minigen.tokenizer import stop_strings as module
+from minigen.tokenizer.stop_strings import StopWatcher
 
 # Two letters, so that stop strings occur, overlap, and begin again within themselves.
 PIECES = st.lists(st.text("ab", max_size=5), max_size=12)

@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 from minigen.errors import ChatTemplateError, PromptError
-from minigen.text.chat import ChatTemplate
-from minigen.text.template_process import TemplateProcess
-from minigen.text.template_sandbox import TemplateLimits
-from minigen.text.template_worker import frame
+from minigen.tokenizer.chat_template import ChatTemplate
+from minigen.tokenizer.template_process import TemplateProcess
+from minigen.tokenizer.template_sandbox import TemplateLimits
+from minigen.tokenizer.template_worker import frame
 from tests.waiting import wait_until
 
 LIMITS = TemplateLimits(cpu_seconds=0.3, memory_bytes=128 * 2**20, output_length=100_000)
@@ -109,7 +109,7 @@ def test_a_macro_that_calls_itself_for_ever_fails() -> None:
     "source", ["{{ 'a' * 3000000000 }}", "{{ 'a' | center(3000000000) }}", "{{ 7 ** 9999999 }}"]
 )
 def test_compiling_a_template_computes_nothing(source: str) -> None:
-    work = "from minigen.text.template_sandbox import names_read; names_read({!r})"
+    work = "from minigen.tokenizer.template_sandbox import names_read; names_read({!r})"
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({2**30}, {2**30}));"
     limit += "resource.setrlimit(resource.RLIMIT_CPU, (20, 20));"
     subprocess.run([sys.executable, "-c", limit + work.format(source)], check=True)
@@ -209,7 +209,7 @@ def test_what_a_broken_process_says_is_not_believed(
     def start(module: str, **options: Any) -> "subprocess.Popen[bytes]":
         return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, **options)
 
-    monkeypatch.setattr("minigen.text.template_process.start_module", start)
+    monkeypatch.setattr("minigen.tokenizer.template_process.start_module", start)
     with pytest.raises(ChatTemplateError, match="broke the process that renders it"):
         TemplateProcess("x", LIMITS).render({})
 
@@ -245,7 +245,7 @@ def test_a_forked_process_renders_by_a_process_of_its_own() -> None:
 ENDING = """
 import sys
 from threading import Thread
-from minigen.text.chat import ChatTemplate
+from minigen.tokenizer.chat_template import ChatTemplate
 user = [{"role": "user", "content": "x"}]
 template = ChatTemplate("{% if n %}{% for a in range(99999) %}{% for b in range(99999) %}"
     "{% endfor %}{% endfor %}{% endif %}x", {})

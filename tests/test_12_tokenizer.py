@@ -22,10 +22,10 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, p
 from tokenizers import decoders as library_decoders
 from transformers import PreTrainedTokenizerFast
 
+from minigen.checkpoint.gguf import read_gguf
 from minigen.errors import MinigenError, PromptError, TokenizerError, UnsupportedError
-from minigen.model.gguf import read_gguf
-from minigen.text.pretokenizers import FAMILIES
-from minigen.text.tokenizer import Tokenizer
+from minigen.tokenizer.gguf import FAMILIES
+from minigen.tokenizer.tokenizer import Tokenizer
 
 always = settings(
     max_examples=150,

@@ -6,16 +6,17 @@ import torch
 from minigen import LLM
 from minigen.model.attention import attention
 from minigen.model.layers import rotary_frequencies
-from minigen.teach.looking import next_logits, transformer_of
-from minigen.teach.recording import (
+from minigen_course.ch13_layers import figures
+from minigen_course.lab.inspect_model import (
     head_scores,
     log_probabilities,
+    next_logits,
     perplexity,
     recorded_heads,
     recorded_states,
+    transformer_of,
     turned_back,
 )
-from minigen.viz import rotation
 
 FREQUENCIES = rotary_frequencies(8, 100.0)
 QUERY = torch.tensor([1.0, 2.0, 0.5, -1.0, 0.0, 1.0, 2.0, 1.0])
@@ -23,18 +24,18 @@ KEY = torch.tensor([0.5, -1.0, 1.0, 1.0, 2.0, 0.0, 1.0, -0.5])
 
 
 def test_points_of_a_pair_turn_by_its_frequency_and_keep_their_radius() -> None:
-    points = rotation.turned(QUERY, FREQUENCIES, [0, 1, 2])
+    points = figures.turned(QUERY, FREQUENCIES, [0, 1, 2])
     torch.testing.assert_close(points[0], QUERY)
     angles = torch.atan2(points[:, 4 + 1], points[:, 1])
     torch.testing.assert_close(angles.diff(), FREQUENCIES[1].expand(2))
-    drawn = rotation.turning(QUERY, FREQUENCIES, (0, 1), num_positions=3).axes[1]
+    drawn = figures.turning(QUERY, FREQUENCIES, (0, 1), num_positions=3).axes[1]
     offsets = torch.tensor(drawn.collections[0].get_offsets().data).float()
     torch.testing.assert_close(offsets, points[:, [1, 5]])
     assert drawn.get_title(loc="left") == "pair 1: 18.1° a position"
 
 
 def test_the_curves_of_the_score_are_one_wherever_the_key_stands() -> None:
-    axes = rotation.by_distance(QUERY, KEY, FREQUENCIES, farthest=20).axes[0]
+    axes = figures.by_distance(QUERY, KEY, FREQUENCIES, farthest=20).axes[0]
     near, *others = (torch.tensor(line.get_ydata()) for line in axes.lines)
     assert float(near[0]) == pytest.approx(float(QUERY @ KEY) / 8**0.5)
     for other in others:
@@ -42,10 +43,10 @@ def test_the_curves_of_the_score_are_one_wherever_the_key_stands() -> None:
 
 
 def test_two_tokens_are_shown_with_their_angle_distance_and_score() -> None:
-    drawn = rotation.two_tokens(QUERY, KEY, FREQUENCIES, query_at=7, key_at=4, pair=0)
+    drawn = figures.two_tokens(QUERY, KEY, FREQUENCIES, query_at=7, key_at=4, pair=0)
     circle, curve = drawn.axes
     assert circle.get_title(loc="left") == "pair 0: turned 171.9° apart"
-    (score,) = rotation.scores(QUERY, KEY, FREQUENCIES, [7], [4]).tolist()
+    (score,) = figures.scores(QUERY, KEY, FREQUENCIES, [7], [4]).tolist()
     assert curve.get_title(loc="left") == f"distance 3: score {score:.2f}"
 
 
@@ -57,20 +58,20 @@ def test_positions_and_pairs_that_make_no_sense_are_refused(
     query_at: int, key_at: int, pair: int, words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        rotation.two_tokens(QUERY, KEY, FREQUENCIES, query_at=query_at, key_at=key_at, pair=pair)
+        figures.two_tokens(QUERY, KEY, FREQUENCIES, query_at=query_at, key_at=key_at, pair=pair)
 
 
 def test_the_other_figures_draw_what_they_are_given() -> None:
     states = torch.tensor([[[1.0, -1.0]], [[30.0, 40.0]], [[600.0, 800.0]], [[1.0, 7.0]]])
-    largest, median = rotation.sizes(states).axes[0].lines[:2]
+    largest, median = figures.sizes(states).axes[0].lines[:2]
     assert torch.as_tensor(largest.get_ydata()).tolist() == [1, 40, 800, 7]
     assert float(torch.as_tensor(median.get_ydata())[3]) == pytest.approx(5)
-    likely = rotation.found_likely(["a b", "$"], {"own": torch.tensor([0.25, 1.0])}).axes[0]
+    likely = figures.found_likely(["a b", "$"], {"own": torch.tensor([0.25, 1.0])}).axes[0]
     assert [label.get_text() for label in likely.get_xticklabels()] == ["a␣b", r"\$"]
-    gates = rotation.gates(torch.tensor([[-1.0, -2.0, -9.0, 1.0]])).axes[1]
+    gates = figures.gates(torch.tensor([[-1.0, -2.0, -9.0, 1.0]])).axes[1]
     assert gates.get_title(loc="left").startswith("75%")
     assert sum(bar.get_height() for bar in gates.patches) == 4
-    curves = rotation.reach([10, 100], {"as trained": [1.0, 50.0]}, 50, 20.0).axes[0]
+    curves = figures.reach([10, 100], {"as trained": [1.0, 50.0]}, 50, 20.0).axes[0]
     assert list(curves.lines[0].get_ydata()) == [1.0, 50.0]
 
 

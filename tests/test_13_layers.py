@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-from minigen.config import RopeScaling
+from minigen.checkpoint.model_config import RopeScaling
 from minigen.model.layers import (
     DenseLinear,
     apply_rotary,

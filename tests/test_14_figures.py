@@ -7,14 +7,14 @@ import torch
 from matplotlib.patches import Circle, Rectangle
 
 from minigen.model.attention import causal_mask
-from minigen.viz import heads
-from minigen.viz.style import BLUE, FAINT
+from minigen_course.ch14_attention import figures
+from minigen_course.figures.style import BLUE, FAINT
 
 WEIGHTS = torch.tensor([[1.0, 0.0, 0.0], [0.25, 0.75, 0.0], [0.5, 0.25, 0.25]])
 
 
 def test_a_heat_map_shows_the_weights_and_leaves_the_future_white() -> None:
-    axes = heads.head_map(WEIGHTS, [" a", "b", "$"], "layer 1").axes[0]
+    axes = figures.head_map(WEIGHTS, [" a", "b", "$"], "layer 1").axes[0]
     shown = axes.images[0].get_array()
     assert shown is not None
     assert shown[1].tolist() == [0.25, 0.75, None]
@@ -24,17 +24,17 @@ def test_a_heat_map_shows_the_weights_and_leaves_the_future_white() -> None:
 def test_a_sentence_of_one_token_or_of_too_many_is_refused() -> None:
     for count in (1, 41):
         with pytest.raises(ValueError, match=f"has {count} tokens; 2 to 40"):
-            heads.head_map(torch.ones(count, count), ["a"] * count, "")
+            figures.head_map(torch.ones(count, count), ["a"] * count, "")
 
 
 def test_several_heads_stand_side_by_side_under_their_names() -> None:
-    drawn = heads.head_maps({"first": WEIGHTS, "second": WEIGHTS}, ["a", "b", "c"])
+    drawn = figures.head_maps({"first": WEIGHTS, "second": WEIGHTS}, ["a", "b", "c"])
     assert [axes.get_title(loc="left") for axes in drawn.axes] == ["first", "second"]
     assert not drawn.axes[1].get_yticklabels()
 
 
 def test_a_mask_is_blue_where_a_query_may_look() -> None:
-    axes = heads.masks({"piece": causal_mask(2, 3)}).axes[0]
+    axes = figures.masks({"piece": causal_mask(2, 3)}).axes[0]
     colours = [patch.get_facecolor() for patch in axes.patches]
     seen = [Rectangle((0, 0), 1, 1, color=BLUE).get_facecolor() == each for each in colours]
     assert seen == [True, True, False, True, True, True]
@@ -43,7 +43,7 @@ def test_a_mask_is_blue_where_a_query_may_look() -> None:
 
 
 def test_every_query_head_is_joined_to_its_own_kv_head() -> None:
-    axes = heads.sharing({"grouped": (6, 2)}).axes[0]
+    axes = figures.sharing({"grouped": (6, 2)}).axes[0]
     ends = [float(torch.as_tensor(line.get_xdata())[1]) for line in axes.lines]
     assert ends == [1.5, 1.5, 1.5, 4.5, 4.5, 4.5]
     kinds = [type(patch) for patch in axes.patches]
@@ -51,14 +51,14 @@ def test_every_query_head_is_joined_to_its_own_kv_head() -> None:
 
 
 def test_bars_are_as_long_as_a_token_is_large() -> None:
-    axes = heads.kv_bars({"small": {"full": 8000, "own": 2000}}).axes[0]
+    axes = figures.kv_bars({"small": {"full": 8000, "own": 2000}}).axes[0]
     widths = [patch.get_width() for patch in axes.patches if isinstance(patch, Rectangle)]
     assert widths == [8.0, 2.0]
     assert [text.get_text() for text in axes.texts] == ["full: 8 kB", "own: 2 kB"]
 
 
 def test_limits_of_the_exponential_are_where_it_overflows() -> None:
-    axes = heads.overflow(torch.tensor([1.0, 12.0]), 64).axes[0]
+    axes = figures.overflow(torch.tensor([1.0, 12.0]), 64).axes[0]
     half, single = (float(torch.as_tensor(line.get_xdata())[0]) for line in axes.lines)
     assert half == pytest.approx(math.log(65504))
     assert torch.tensor(single - 0.01).exp().isfinite()

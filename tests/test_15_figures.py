@@ -5,12 +5,16 @@ import torch
 from matplotlib.figure import Figure
 
 from minigen import hub
-from minigen.teach.budget import SHAPES, ModelShape, budget
-from minigen.teach.lens import Lens, look
-from minigen.teach.looking import load_model, next_logits
-from minigen.teach.recording import recorded_states
-from minigen.viz.budget_bars import amount, budget_bars, flops_by_context
-from minigen.viz.lens import SHOWN, lens_grid
+from minigen_course.ch15_transformer.figures import (
+    SHOWN,
+    amount,
+    budget_bars,
+    flops_by_context,
+    lens_grid,
+)
+from minigen_course.ch15_transformer.lesson import Lens, look
+from minigen_course.lab.cost_model import SHAPES, ModelShape, parameter_budget
+from minigen_course.lab.inspect_model import load_model, next_logits, recorded_states
 
 
 def a_lens(num_states: int = 5, num_tokens: int = 3) -> Lens:
@@ -99,7 +103,7 @@ def test_a_tokens_work_is_two_operations_for_each_parameter_and_grows_with_the_c
 def test_bars_are_as_long_as_the_parts() -> None:
     shape = SHAPES["SmolLM2-135M"]
     left, right = budget_bars(shape, 100).axes
-    parts = budget(shape, 100)
+    parts = parameter_budget(shape, 100)
     assert [bar.get_width() for bar in left.patches] == [each.parameters for each in parts]
     assert [bar.get_width() for bar in right.patches] == [each.flops for each in parts]
     (axes,) = flops_by_context(shape, longest=1000, marked=100).axes

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from minigen.cache.dense import DenseCache, attend_dense
-from minigen.checkpoint import open_checkpoint
-from minigen.config import ModelConfig
-from minigen.config_json import read_config_of
+from minigen.checkpoint.checkpoint import open_checkpoint
+from minigen.checkpoint.config_json import read_config_of
+from minigen.checkpoint.model_config import ModelConfig
+from minigen.checkpoint.safetensors import check_tensors, read_safetensors
 from minigen.model.attention import attend_packed
 from minigen.model.transformer import (
     Transformer,
@@ -18,7 +18,7 @@ from minigen.model.transformer import (
     dense_linear,
     expected_tensors,
 )
-from minigen.model.weights import check_tensors, read_safetensors
+from minigen_course.ch17_dense_cache.reference import DenseCache, attend_dense
 from tests.tiny import VARIANTS, save_model
 
 PROMPT_LENGTH, NUM_STEPS = 19, 6  # longer than every sliding window of the variants

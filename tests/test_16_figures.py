@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from minigen.viz.sampling import cut, next_token, tail_mass
+from minigen_course.ch16_sampling.figures import cut, next_token, tail_mass
 
 
 @pytest.fixture

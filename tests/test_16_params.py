@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minigen.errors import MinigenError, ParamsError
-from minigen.params import SamplingParams
+from minigen.sampling.params import SamplingParams
 
 WRONG_TYPES = [True, "1", b"1", [1], {}, object(), 1j]
 NOT_FINITE = [math.nan, math.inf, -math.inf, 10**400, -(10**400)]

@@ -21,8 +21,8 @@ from transformers import (
 )
 
 from minigen.errors import MinigenError
-from minigen.params import SamplingParams
-from minigen.sampling import (
+from minigen.sampling.params import SamplingParams
+from minigen.sampling.sampler import (
     BatchSampler,
     apply_penalties,
     apply_temperature,

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from minigen.cache.dense import DenseCache, DenseRunner, attend_dense
-from minigen.config import ModelConfig
-from minigen.config_json import read_config_of
+from minigen.checkpoint.config_json import read_config_of
+from minigen.checkpoint.model_config import ModelConfig
+from minigen.checkpoint.safetensors import read_safetensors
 from minigen.model.attention import attend_packed
 from minigen.model.transformer import Transformer, build_transformer, dense_linear
-from minigen.model.weights import read_safetensors
-from minigen.params import SamplingParams
 from minigen.protocols import Attend
+from minigen.sampling.params import SamplingParams
 from minigen.sequence import Sequence
+from minigen_course.ch17_dense_cache.reference import DenseCache, DenseRunner, attend_dense
 from tests.tiny import save_model
 
 VARIANTS = ["llama", "mistral-window", "qwen2-window"]  # no window, windows, some of each

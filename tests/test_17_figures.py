@@ -3,21 +3,8 @@
 import pytest
 import torch
 
-from minigen.cache.dense import DenseCache
-from minigen.params import SamplingParams
-from minigen.teach.budget import SHAPES
-from minigen.teach.dense import continue_dense
-from minigen.teach.looking import load_model
-from minigen.teach.roofline import (
-    MACHINES,
-    Machine,
-    Step,
-    decode_step,
-    measure_machine,
-    prefill_step,
-)
-from minigen.teach.using import using
-from minigen.viz.cache_filling import (
+from minigen.sampling.params import SamplingParams
+from minigen_course.ch17_dense_cache.figures import (
     COMPUTED,
     EMPTY,
     READ,
@@ -26,7 +13,20 @@ from minigen.viz.cache_filling import (
     states,
     work_by_step,
 )
-from minigen.viz.roofline import roofline, step_time
+from minigen_course.ch17_dense_cache.lesson import continue_dense
+from minigen_course.ch17_dense_cache.reference import DenseCache
+from minigen_course.figures.roofline import roofline, step_time
+from minigen_course.grading.plug_in import using
+from minigen_course.lab.cost_model import (
+    MACHINES,
+    SHAPES,
+    Machine,
+    Step,
+    decode_step,
+    measure_machine,
+    prefill_step,
+)
+from minigen_course.lab.inspect_model import load_model
 
 H100, LLAMA_70B = MACHINES["H100 SXM"], SHAPES["Llama-3-70B"]
 

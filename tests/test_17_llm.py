@@ -251,7 +251,7 @@ def test_auto_weights_follow_the_processor(
     tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for features, form in ((frozenset({"avx512_bf16"}), "bfloat16"), (frozenset(), "float32")):
-        monkeypatch.setattr("minigen.machine.cpu_features", lambda features=features: features)
+        monkeypatch.setattr("minigen.hardware.cpu_features", lambda features=features: features)
         llm = LLM.load(tiny_directory)
         assert llm.describe()["weights"].startswith(form)
         assert len(llm.generate("abc", GREEDY).token_ids) == 12

@@ -14,8 +14,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from minigen.cache.blocks import RESERVED_BLOCK, BlockAllocator, blocks_needed
 from minigen.errors import OutOfBlocksError
+from minigen.kv_cache.block_allocator import RESERVED_BLOCK, BlockAllocator, blocks_needed
 from minigen.protocols import BlockAllocator as BlockAllocatorProtocol
 
 MANY_STEPS = settings(max_examples=150, stateful_step_count=50, deadline=None)

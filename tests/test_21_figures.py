@@ -11,12 +11,12 @@ import pytest
 from matplotlib.collections import PolyCollection
 
 from minigen import LLM, SamplingParams
-from minigen.teach.using import using
-from minigen.trace import Event, EventKind
-from minigen.viz.block_map import block_map, news_of
-from minigen.viz.explore import png
-from minigen.viz.pool import PoolState, pool_states
-from tests.answers.blocks import ANSWERS
+from minigen.trace.events import Event, EventKind
+from minigen_course.figures.block_map import block_map, news_of
+from minigen_course.figures.explore import png
+from minigen_course.figures.trace_views import PoolState, pool_states
+from minigen_course.grading.plug_in import using
+from tests.answers.ch21_blocks import ANSWERS
 from tests.bench import VOCAB, Bench, build
 
 ENGINES: dict[str, dict[str, Any]] = {

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from minigen.teach.fragmentation import Moment, Piece, Run, Wish, run_through
-from minigen.teach.texts import QUESTIONS
-from minigen.viz.strips import answer_bars, pixels_of, shares_bars, strip_map
-from minigen.viz.style import CYCLE
+from minigen_course.ch21_blocks.figures import answer_bars, pixels_of, shares_bars, strip_map
+from minigen_course.ch21_blocks.lesson import Moment, Piece, Run, Wish, run_through
+from minigen_course.figures.style import CYCLE
+from minigen_course.lab.texts import QUESTIONS
 
 
 class Blocks:

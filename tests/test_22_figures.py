@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from minigen import LLM, SamplingParams
-from minigen.cache.blocks import blocks_needed
-from minigen.cache.paged import KVPool, slots_of
 from minigen.engine.scheduler import ContinuousScheduler
-from minigen.teach.reserving import ReservingScheduler
-from minigen.teach.using import using
-from minigen.viz.pool import pool_states
+from minigen.kv_cache.block_allocator import blocks_needed
+from minigen.kv_cache.paged import KVPool, slots_of
+from minigen_course.ch22_paged.lesson import ReservingScheduler
+from minigen_course.figures.trace_views import pool_states
+from minigen_course.grading.plug_in import using
 from tests.bench import Bench, build
 
 GREEDY = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)

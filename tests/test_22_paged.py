@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from minigen.cache.paged import Batch, KVPool, attend_paged
+from minigen.kv_cache.paged import Batch, KVPool, attend_paged
 from minigen.model.attention import attention_naive
 
 LAYERS, Q_HEADS, KV_HEADS, HEAD_DIM = 2, 6, 2, 8

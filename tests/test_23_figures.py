@@ -4,17 +4,21 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
-from minigen.cache.blocks import BlockAllocator
-from minigen.cache.manager import BlockManager
-from minigen.cache.prefix import Node, RadixPrefixCache
-from minigen.params import SamplingParams
+from minigen.kv_cache.block_allocator import BlockAllocator
+from minigen.kv_cache.block_manager import BlockManager
+from minigen.kv_cache.radix_cache import Node, RadixPrefixCache
+from minigen.sampling.params import SamplingParams
 from minigen.sequence import Sequence
-from minigen.teach.sharing import Visits, visit
-from minigen.trace import EventKind, Recorder, Trace
-from minigen.viz.radix_tree import radix_tree
-from minigen.viz.sharing import by_share, by_turn, visits_figure
-from minigen.viz.style import AMBER, FAINT, GREEN, ORANGE, SKY
-from minigen.viz.tree_states import tree_states
+from minigen.trace.events import EventKind, Recorder, Trace
+from minigen_course.ch23_prefix.figures import (
+    by_share,
+    by_turn,
+    radix_tree,
+    tree_states,
+    visits_figure,
+)
+from minigen_course.ch23_prefix.lesson import Visits, visit
+from minigen_course.figures.style import AMBER, FAINT, GREEN, ORANGE, SKY
 
 BLOCK = 2
 

@@ -21,13 +21,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from minigen.cache.blocks import BlockAllocator, blocks_needed
-from minigen.cache.manager import BlockManager
-from minigen.cache.prefix import RadixPrefixCache
-from minigen.params import SamplingParams
+from minigen.kv_cache.block_allocator import BlockAllocator, blocks_needed
+from minigen.kv_cache.block_manager import BlockManager
+from minigen.kv_cache.radix_cache import RadixPrefixCache
 from minigen.protocols import PrefixCache
+from minigen.sampling.params import SamplingParams
 from minigen.sequence import Sequence
-from minigen.trace import Event, EventKind, Recorder, Trace
+from minigen.trace.events import Event, EventKind, Recorder, Trace
 from tests.bench import kept_blocks
 
 MANY_STEPS = settings(max_examples=120, stateful_step_count=50, deadline=None)

@@ -11,15 +11,30 @@ from minigen import LLM, SamplingParams
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.errors import PartError, RequestError
 from minigen.sequence import Chunk
-from minigen.sockets import find_part
-from minigen.teach.saving import save_part
-from minigen.teach.schedulers import ChunkingScheduler, PreemptingScheduler, SeatScheduler
-from minigen.teach.traffic import Arrival, Run, StepTime, random_arrivals, serve, simulate
-from minigen.trace import EventKind
-from minigen.viz.batching import gain, gains, spread, stutter
-from minigen.viz.gantt import COLOURS, gantt
-from minigen.viz.step_view import MOST_CELLS, shown_places, slot_of, step_view
-from minigen.viz.story import DECODE, PREEMPTED, PREFILL, QUEUED, Part, Story, story
+from minigen.sockets.resolve import find_part
+from minigen.trace.events import EventKind
+from minigen_course.ch24_scheduler.figures import gain, gains, spread, stutter
+from minigen_course.ch24_scheduler.lesson import (
+    ChunkingScheduler,
+    PreemptingScheduler,
+    SeatScheduler,
+)
+from minigen_course.figures.gantt import COLOURS, gantt
+from minigen_course.figures.trace_views import (
+    DECODE,
+    MOST_CELLS,
+    PREEMPTED,
+    PREFILL,
+    QUEUED,
+    Part,
+    Story,
+    shown_places,
+    slot_of,
+    step_view,
+    story,
+)
+from minigen_course.grading.save_part import save_part
+from minigen_course.lab.simulator import Arrival, Run, StepTime, random_arrivals, serve, simulate
 
 STEP = StepTime(read=0.004, token=0.0005, overhead=0.001)
 CROWD = random_arrivals(12, 40, (20, 60), (20, 100), seed=5)
@@ -259,7 +274,7 @@ def test_stutter_names_the_worst_gap_of_each_policy() -> None:
 
 
 NOTEBOOK = '''from minigen.sequence import Chunk
-from minigen.teach.schedulers import SeatScheduler
+from minigen_course.ch24_scheduler.lesson import SeatScheduler
 import math as numbers
 
 MOST = (1, 2)
@@ -290,7 +305,7 @@ STATE = [object()]
 def cells(tmp_path: Path) -> InteractiveShell:
     """A notebook's kernel that has run a cell with a learner's classes."""
     shell = InteractiveShell(ipython_dir=str(tmp_path / "ipython"))
-    shell.run_cell("%load_ext minigen")
+    shell.run_cell("%load_ext minigen_course")
     assert shell.run_cell("%precision 3\n" + NOTEBOOK).success
     return shell
 
@@ -316,7 +331,7 @@ def test_a_package_part_is_imported_and_a_state_is_refused(
 ) -> None:
     save_part(ChunkingScheduler, tmp_path / "own.py")
     text = (tmp_path / "own.py").read_text("utf-8")
-    assert text == "from minigen.teach.schedulers import ChunkingScheduler\n"
+    assert text == "from minigen_course.ch24_scheduler.lesson import ChunkingScheduler\n"
     with pytest.raises(ValueError, match=r"STATE is .* cannot be written"):
         save_part(cells.user_ns["Unsaved"], tmp_path / "not.py")
 

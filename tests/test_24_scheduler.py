@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 import minigen
 from minigen.errors import RequestError
 from minigen.sequence import SampledToken, Sequence
-from minigen.trace import Event, EventKind
+from minigen.trace.events import Event, EventKind
 from tests.bench import END, Bench, alone, build, sizes
 
 PACKAGE = str(Path(minigen.__file__).parent) + os.sep

@@ -14,11 +14,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from minigen.cache.blocks import blocks_needed
-from minigen.cache.manager import BlockManager
-from minigen.engine.static import DynamicScheduler, StaticScheduler
+from minigen.engine.static_batching import DynamicScheduler, StaticScheduler
+from minigen.kv_cache.block_allocator import blocks_needed
+from minigen.kv_cache.block_manager import BlockManager
 from minigen.sequence import Sequence
-from minigen.trace import Event, EventKind
+from minigen.trace.events import Event, EventKind
 from tests.bench import END, AnyScheduler, Bench, alone, build, sizes
 
 MAX_WAIT = 5.0

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from minigen import LLM, SamplingParams
-from minigen.answering import answering
 from minigen.outputs import Delta
+from minigen.progress import answering
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 
@@ -52,7 +52,7 @@ def test_unasked_one_answer_has_no_bar(
     tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setattr("minigen.answering.PATIENCE", 0.0)
+    monkeypatch.setattr("minigen.progress.PATIENCE", 0.0)
     tiny_llm.generate("a", GREEDY)
     tiny_llm.generate(["a"], GREEDY)
     assert capsys.readouterr() == ("", "")
@@ -78,7 +78,7 @@ def test_what_is_quick_leaves_no_trace() -> None:
 
 
 def test_what_takes_a_while_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minigen.answering.PATIENCE", 0.01)
+    monkeypatch.setattr("minigen.progress.PATIENCE", 0.01)
     console = terminal()
     with answering(2, console=console) as push:
         time.sleep(0.02)

@@ -16,15 +16,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minigen import LLM, SamplingParams
-from minigen.cache.dense import DenseRunner
-from minigen.cache.manager import BlockManager
-from minigen.checkpoint import open_checkpoint
-from minigen.engine.runner import PagedRunner
+from minigen.checkpoint.checkpoint import open_checkpoint
+from minigen.engine.model_runner import PagedRunner
 from minigen.errors import CapacityError, OptionError, ParamsError, RequestError
+from minigen.kv_cache.block_manager import BlockManager
 from minigen.model.transformer import build_transformer, dense_linear
-from minigen.sampling import BatchSampler
+from minigen.sampling.sampler import BatchSampler
 from minigen.sequence import Chunk, SampledToken, Sequence
-from minigen.trace import EventKind, Recorder
+from minigen.trace.events import EventKind, Recorder
+from minigen_course.ch17_dense_cache.reference import DenseRunner
 from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
 
 TIE = 1e-4

@@ -7,8 +7,8 @@ import pytest
 
 from minigen import LLM, SamplingParams
 from minigen.errors import RequestError
-from minigen.teach.loop import StepLoop, answers_by_loop
-from minigen.viz.ladder import ladder, step_parts
+from minigen_course.ch25_engine.figures import ladder, step_parts
+from minigen_course.ch25_engine.lesson import StepLoop, answers_by_loop
 from tests.foreign_parts import LowestFirst, QueueScheduler, likeliest
 
 TEXTS = ["a", "some longer text, which goes on for a while", "b c", "another"]

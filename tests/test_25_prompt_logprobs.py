@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from minigen import LLM, SamplingParams
 from minigen.sequence import LOGPROBS_A_STEP
-from minigen.trace import EventKind
+from minigen.trace.events import EventKind
 
 LONG = "a prompt that takes more than one step, since each of its tokens takes a row"
 PROMPTS = ["ab", LONG, "some text that lies between", LONG + " of logits"]

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from minigen import LLM, SamplingParams
-from minigen.cache.blocks import BlockAllocator
-from minigen.cache.prefix import RadixPrefixCache
-from minigen.checked.scheduler import CheckedScheduler
+from minigen.config import EngineOptions, parse_bytes
 from minigen.engine.engine import Engine
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.errors import OptionError, PartError
-from minigen.options import EngineOptions, parse_bytes
+from minigen.kv_cache.block_allocator import BlockAllocator
+from minigen.kv_cache.radix_cache import RadixPrefixCache
 from minigen.sequence import SampledToken
+from minigen.sockets.checks_scheduler import CheckedScheduler
 from tests import foreign_parts
 from tests.foreign_parts import (
     HashChain,
@@ -839,7 +839,7 @@ def test_an_error_reaches_who_steps_though_another_has_not_heard_of_his_own(
 def test_a_part_that_does_not_fit_is_refused_before_processes_are_started(
     tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minigen.assembly.lead", lambda *_: pytest.fail("they were started"))
+    monkeypatch.setattr("minigen.assembly.build.lead", lambda *_: pytest.fail("they were started"))
     for part in ({"sampler": "no-such"}, {"scheduler": "no-such"}, {"allocator": "no-such"}):
         with pytest.raises(OptionError, match=r"must be one of .* not 'no-such'"):
             load(tiny_directory, tensor_parallel=2, **part)

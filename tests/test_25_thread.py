@@ -13,7 +13,7 @@ import pytest
 
 from minigen import LLM, SamplingParams
 from minigen.engine.engine import Engine
-from minigen.engine.thread import EngineThread
+from minigen.engine.engine_thread import EngineThread
 from minigen.errors import EngineStoppedError, RequestError
 from minigen.sequence import SampledToken, Sequence
 from tests.waiting import PATIENCE, wait_until

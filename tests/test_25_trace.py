@@ -20,12 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minigen import LLM, SamplingParams
-from minigen.chrome_trace import chrome_trace, write_chrome_trace
-from minigen.counters import WorkCounters
 from minigen.model.attention import causal_mask
 from minigen.outputs import Output
-from minigen.summaries import RequestSummary, percentile, summarise, table
-from minigen.trace import Event, EventKind, Recorder, Subscriber, Trace
+from minigen.trace.chrome import chrome_trace, write_chrome_trace
+from minigen.trace.counters import WorkCounters
+from minigen.trace.events import Event, EventKind, Recorder, Subscriber, Trace
+from minigen.trace.summary import RequestSummary, percentile, summarise, table
 
 COUNTS: dict[EventKind, set[str]] = {
     EventKind.QUEUED: {"prompt_tokens", "waited_ns"},
@@ -668,6 +668,6 @@ def test_no_events_break_them(events: list[Event]) -> None:
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
-    result = doctest.testmod(importlib.import_module("minigen.summaries"))
+    result = doctest.testmod(importlib.import_module("minigen.trace.summary"))
     assert result.attempted > 0
     assert result.failed == 0

@@ -1,10 +1,9 @@
 """Figures of chapter 31 show the loads and stores that they are given."""
 
-from minigen.teach.accesses import Access, bytes_moved, bytes_required
-from minigen.teach.operators import Operator
-from minigen.viz.fusion import fused_bytes, lanes_in_use
-from minigen.viz.programs import draw_programs
-from minigen.viz.style import CYCLE, FAINT
+from minigen_course.ch31_triton.figures import draw_programs, fused_bytes, lanes_in_use
+from minigen_course.figures.style import CYCLE, FAINT
+from minigen_course.lab.memory_watch import Operator
+from minigen_course.lab.triton_interpreter import Access, bytes_moved, bytes_required
 
 SHAPES = {"x": (3, 8), "out": (3, 8)}
 

@@ -12,20 +12,29 @@ import triton.language as tl
 from torch import Tensor
 
 from minigen import LLM, SamplingParams
-from minigen.kernels.gpu import first
-from minigen.kernels.gpu.activation import silu_multiply_torch
-from minigen.kernels.gpu.norm import rms_norm_torch, rms_norm_triton
-from minigen.kernels.gpu.rotary import rotary_store_torch, rotary_store_triton
-from minigen.teach.accesses import bytes_moved, bytes_required
-from minigen.teach.checking import judge
-from minigen.teach.exercises import exercises
-from minigen.teach.interpreted import interpreted, launch
-from minigen.teach.launching import rms_norm_by, swiglu_by
-from minigen.teach.operators import record_operators
-from minigen.teach.programs import record_programs
-from minigen.teach.ptx import instructions, memory_instructions, num_operations, operation
-from minigen.teach.rotary_inputs import rotary_inputs
-from minigen.teach.using import using
+from minigen.kernels.triton.elementwise import (
+    rms_norm_torch,
+    rms_norm_triton,
+    rotary_store_torch,
+    rotary_store_triton,
+    silu_multiply_torch,
+)
+from minigen_course.ch31_triton import kernels
+from minigen_course.ch31_triton.lesson import (
+    instructions,
+    memory_instructions,
+    num_operations,
+    operation,
+    rms_norm_by,
+    rotary_inputs,
+    swiglu_by,
+)
+from minigen_course.grading.check import judge
+from minigen_course.grading.exercise import exercises
+from minigen_course.grading.plug_in import using
+from minigen_course.lab.memory_watch import record_operators
+from minigen_course.lab.programs import record_programs
+from minigen_course.lab.triton_interpreter import bytes_moved, bytes_required, interpreted, launch
 from tests.gpu.processes import run_python
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -82,9 +91,9 @@ def test_the_language_is_put_back_even_after_an_error() -> None:
 
 
 def test_a_function_without_its_source_runs_and_is_not_taken_for_another() -> None:
-    lines = inspect.getsource(first.add_scaled).replace("x + factor", "x - factor")
+    lines = inspect.getsource(kernels.add_scaled).replace("x + factor", "x - factor")
     names: dict[str, FunctionType] = {"tl": tl}
-    exec(compile(lines, first.__file__, "exec"), names)  # as if it stood in that file
+    exec(compile(lines, kernels.__file__, "exec"), names)  # as if it stood in that file
     x, y, total = torch.randn(3, 5)
     launch(names["add_scaled"], (2,), x, y, total, 5, 2.0, BLOCK=4)
     torch.testing.assert_close(total, x - 2 * y)
@@ -111,10 +120,10 @@ def test_what_is_no_kernel_is_refused(part: object) -> None:
 def test_a_process_interprets_and_compiles() -> None:
     script = (
         "import torch\n"
-        "from minigen.kernels.gpu.machine_code import machine_code\n"
-        "from minigen.kernels.gpu.norm import rms_norm_torch, rms_norm_triton\n"
-        "from minigen.teach.interpreted import interpreted\n"
-        "from minigen.teach.ptx import memory_instructions\n"
+        "from minigen_course.ch31_triton.gpu_kernels import machine_code\n"
+        "from minigen.kernels.triton.elementwise import rms_norm_torch, rms_norm_triton\n"
+        "from minigen_course.lab.triton_interpreter import interpreted\n"
+        "from minigen_course.ch31_triton.lesson import memory_instructions\n"
         "x, weight = torch.randn(2, 20), torch.randn(20)\n"
         "for _ in range(2):\n"
         "    with interpreted():\n"
@@ -236,7 +245,10 @@ def test_ptx_is_read_by_its_instructions() -> None:
 
 @pytest.mark.parametrize(
     ("layer", "launcher"),
-    [("swiglu", swiglu_by(first.silu_multiply)), ("rms_norm", rms_norm_by(first.rms_norm_rows))],
+    [
+        ("swiglu", swiglu_by(kernels.silu_multiply)),
+        ("rms_norm", rms_norm_by(kernels.rms_norm_rows)),
+    ],
 )
 def test_a_learners_kernel_runs_in_the_engine(
     layer: str, launcher: object, tiny_llm: LLM, capsys: pytest.CaptureFixture[str]
@@ -250,7 +262,7 @@ def test_a_learners_kernel_runs_in_the_engine(
 
 
 def as_of_a_notebook(function: FunctionType) -> FunctionType:
-    made = FunctionType(function.__code__, dict(vars(first)), function.__name__)
+    made = FunctionType(function.__code__, dict(vars(kernels)), function.__name__)
     made.__module__ = "__main__"
     made.__annotations__ = inspect.get_annotations(function)
     return made
@@ -258,7 +270,7 @@ def as_of_a_notebook(function: FunctionType) -> FunctionType:
 
 def test_a_kernel_is_checked_with_jit_above_it_and_without() -> None:
     exercise = exercises("31")["add_scaled"]
-    plain = as_of_a_notebook(first.add_scaled)
+    plain = as_of_a_notebook(kernels.add_scaled)
     for part in (plain, triton.jit(plain)):
         result = judge("31", exercise, part)
         assert result.passed, result.message
@@ -267,9 +279,9 @@ def test_a_kernel_is_checked_with_jit_above_it_and_without() -> None:
 def test_without_triton_a_check_says_what_to_do_and_stubs_are_there() -> None:
     script = (
         "import sys; sys.modules['triton'] = None\n"
-        "from minigen.teach.course import exercise_notebook\n"
-        "from minigen.teach.exercises import exercises\n"
-        "from minigen.teach.judge import verdict_on\n"
+        "from minigen_course.grading.workspace import exercise_notebook\n"
+        "from minigen_course.grading.exercise import exercises\n"
+        "from minigen_course.grading.judge import verdict_on\n"
         "assert 'import triton.language as tl' in str(exercise_notebook('31'))\n"
         "exercise = exercises('31')['add_scaled']\n"
         "print(*verdict_on(exercise, exercise.solution))\n"

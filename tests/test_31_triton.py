@@ -5,7 +5,7 @@ import json
 import pytest
 
 pytest.importorskip("triton", reason="Triton is for Linux alone")
-from minigen.kernels.gpu.machine_code import SHARED_MEMORY
+from minigen_course.ch31_triton.gpu_kernels import SHARED_MEMORY
 from tests.gpu.processes import assert_passes_interpreted, run_python
 
 
@@ -43,5 +43,5 @@ def test_heads_of_other_widths_compile_without_spills(chip: str) -> None:
 
 
 def test_minigen_works_without_triton() -> None:
-    blocked = "import sys; sys.modules['triton'] = None; import minigen.llm, minigen.runners"
+    blocked = "import sys; sys.modules['triton'] = None; import minigen.llm, minigen.assembly.cpu"
     run_python("-c", blocked)

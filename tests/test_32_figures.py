@@ -5,12 +5,15 @@ import torch
 from matplotlib.colors import to_hex
 
 from minigen.model.attention import causal_mask
-from minigen.teach.accesses import Access
-from minigen.teach.online_softmax import fold_tiles
-from minigen.teach.score_tiles import Sight, pairs_wanted, score_tiles
-from minigen.viz.online_softmax import online_softmax
-from minigen.viz.score_tiles import by_length, draw_tiles, rows_by_program
-from minigen.viz.style import FAINT, ORANGE
+from minigen_course.ch32_flash_attention.figures import (
+    by_length,
+    draw_tiles,
+    online_softmax,
+    rows_by_program,
+)
+from minigen_course.ch32_flash_attention.lesson import Sight, fold_tiles, pairs_wanted, score_tiles
+from minigen_course.figures.style import FAINT, ORANGE
+from minigen_course.lab.triton_interpreter import Access
 
 
 def query(num_keys: int = 10) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,14 +9,19 @@ import torch
 
 from minigen import LLM, SamplingParams
 from minigen.errors import OptionError
-from minigen.kernels.flash import Partial, flash_attention, merge, nothing_seen, weigh
-from minigen.kernels.gpu.flash import flash_kernel
 from minigen.model.attention import attention, attention_naive, causal_mask
-from minigen.teach.allocation import count_memory
-from minigen.teach.attending import attend_by, attending
-from minigen.teach.flash_launch import flash_by, record_flash
-from minigen.teach.score_tiles import numbers_moved
-from minigen.teach.using import using
+from minigen_course.ch32_flash_attention.flash import (
+    Partial,
+    flash_attention,
+    merge,
+    nothing_seen,
+    weigh,
+)
+from minigen_course.ch32_flash_attention.kernels import flash_kernel
+from minigen_course.ch32_flash_attention.lesson import flash_by, numbers_moved, record_flash
+from minigen_course.grading.attending import attend_by, attending
+from minigen_course.grading.plug_in import using
+from minigen_course.lab.memory_watch import count_memory
 from tests.gpu.processes import assert_passes_interpreted, run_python
 from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
 
@@ -200,8 +205,8 @@ def test_without_triton_its_checks_say_what_to_do() -> None:
         "import importlib.util, sys; find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name: None if name == 'triton' else find(name)\n"
         "sys.modules['triton'] = None\n"
-        "from minigen.teach.exercises import exercises\n"
-        "from minigen.teach.judge import verdict_on\n"
+        "from minigen_course.grading.exercise import exercises\n"
+        "from minigen_course.grading.judge import verdict_on\n"
         "kernel, loop = (exercises('32')[each] for each in ('flash_kernel', 'flash_attention'))\n"
         "print(*(verdict_on(each, each.solution) for each in (kernel, loop)), sep='\\n')\n"
     )

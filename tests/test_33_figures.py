@@ -3,21 +3,25 @@
 import pytest
 import torch
 
-from minigen.teach.accesses import Access
-from minigen.teach.decode_code import instructions_of
-from minigen.teach.waves import (
+from minigen_course.ch33_paged_attention.figures import (
+    bytes_bars,
+    cells_loaded,
+    fill_chip,
+    pool_loads,
+)
+from minigen_course.ch33_paged_attention.lesson import (
     CHIPS,
     LAUNCH_SECONDS,
     TILE_SECONDS,
     Decoding,
     best_splits,
+    instructions_of,
     seconds,
     split_choices,
     waves,
 )
-from minigen.viz.pool_loads import bytes_bars, cells_loaded, pool_loads
-from minigen.viz.style import FAINT, ORANGE
-from minigen.viz.waves import fill_chip
+from minigen_course.figures.style import FAINT, ORANGE
+from minigen_course.lab.triton_interpreter import Access
 
 CHIP = CHIPS["H100 SXM"]
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from benchmarks.gpu.supervised import NO_TIME, measure, read, supervise, write
-from minigen import gpu
-from minigen.options import EngineOptions
+from minigen.assembly import cuda
+from minigen.config import EngineOptions
 from tests.gpu.processes import ROOT, run_python
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux alone")
@@ -118,8 +118,8 @@ def test_the_cache_takes_what_weights_and_a_step_leave_free(
     )
     checkpoint = SimpleNamespace(config=config, num_parameters=8 * 10**9)
     options = EngineOptions(max_sequences=16, max_batch_tokens=2048, device="cuda")
-    found = gpu.gpu_plan(checkpoint, options).default_kv_bytes
+    found = cuda.gpu_plan(checkpoint, options).default_kv_bytes
     assert emptied, "what torch keeps for itself is free, too"
     assert 0.8 * 8 * 10**9 < found < 8 * 10**9
     small = SimpleNamespace(config=config, num_parameters=13 * 10**9)
-    assert gpu.gpu_plan(small, options).default_kv_bytes == 0
+    assert cuda.gpu_plan(small, options).default_kv_bytes == 0

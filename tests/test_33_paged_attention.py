@@ -9,7 +9,7 @@ from minigen import LLM
 from minigen.errors import OptionError
 
 pytest.importorskip("triton", reason="Triton is for Linux alone")
-from minigen.kernels.gpu.decode import num_splits
+from minigen.kernels.triton.decode_attention import num_splits
 from tests.gpu.processes import assert_passes_interpreted
 
 
@@ -50,7 +50,7 @@ def test_what_cannot_run_here_is_refused_in_one_sentence(
 def test_without_triton_its_absence_is_told(
     tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minigen.gpu.find_spec", lambda name: None)
+    monkeypatch.setattr("minigen.assembly.cuda.find_spec", lambda name: None)
     with pytest.raises(OptionError, match=r"pip install 'minigen\[gpu\]'"):
         LLM.load(tiny_directory, attend="triton")
 

@@ -10,24 +10,25 @@ import torch
 
 from minigen import LLM, SamplingParams
 from minigen.errors import OptionError
-from minigen.teach import needing
-from minigen.teach.checking import judge
-from minigen.teach.checks.paged_contexts import contexts, joined
-from minigen.teach.exercises import exercises
-from minigen.teach.interpreted import launch
-from minigen.teach.moved import moved_by_tensor
-from minigen.teach.paged_kernels import decode_kernel, gather_kernel, join_kernel
-from minigen.teach.paged_launch import (
+from minigen_course.ch33_paged_attention.exercises import contexts, joined
+from minigen_course.ch33_paged_attention.kernels import (
+    decode_kernel,
     decoding,
+    gather_kernel,
     gathering,
+    join_kernel,
     joining,
     launch_decode,
     launch_join,
     no_parts,
 )
-from minigen.teach.stubs import stub
-from minigen.teach.triton_language import tl
-from tests.answers.paged_attention import changed
+from minigen_course.ch33_paged_attention.lesson import moved_by_tensor
+from minigen_course.grading.check import judge
+from minigen_course.grading.exercise import exercises
+from minigen_course.grading.stub import stub
+from minigen_course.lab import triton_interpreter
+from minigen_course.lab.triton_interpreter import launch, tl
+from tests.answers.ch33_paged_attention import changed
 from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -59,8 +60,8 @@ def test_a_model_with_windows_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("splits", [1, 3])
 def test_both_passes_are_the_packages_decode(splits: int) -> None:
-    from minigen.kernels.gpu.decode import paged_decode_triton
-    from minigen.teach.interpreted import interpreted
+    from minigen.kernels.triton.decode_attention import paged_decode_triton
+    from minigen_course.lab.triton_interpreter import interpreted
 
     made = contexts([37, 5, 64], block_size=8, kv_heads=2, head_dim=20)
     memory = (made.keys, made.values)
@@ -77,8 +78,8 @@ def test_both_passes_are_the_packages_decode(splits: int) -> None:
 
 @pytest.mark.parametrize("splits", [1, 3])
 def test_the_packages_kernel_loads_each_key_and_value_once(splits: int) -> None:
-    from minigen.kernels.gpu.decode import paged_decode_triton
-    from minigen.teach.programs import record_programs
+    from minigen.kernels.triton.decode_attention import paged_decode_triton
+    from minigen_course.lab.programs import record_programs
 
     made = contexts([37, 5, 64], block_size=8, kv_heads=2, head_dim=20)
     tensors = dict(zip(made._fields[:4], made[:4], strict=True))
@@ -92,7 +93,7 @@ def test_the_packages_kernel_loads_each_key_and_value_once(splits: int) -> None:
 
 
 def test_the_plain_kernels_compile_for_real_gpus() -> None:
-    from minigen.kernels.gpu.machine_code import machine_code
+    from minigen_course.ch31_triton.gpu_kernels import machine_code
 
     def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(*shape, dtype=dtype, device="meta")
@@ -124,7 +125,7 @@ def test_the_plain_kernels_compile_for_real_gpus() -> None:
 def test_an_answer_from_a_notebook_is_judged_in_a_process_of_its_own() -> None:
     exercise = exercises("33")["join_kernel"]
     names: dict[str, Any] = {"__name__": "__main__"}
-    exec(stub("minigen.teach.paged_kernels.join_kernel"), names)
+    exec(stub("minigen_course.ch33_paged_attention.kernels.join_kernel"), names)
     result = judge("33", exercise, names["join_kernel"])
     assert "still empty" in result.message
     mine = changed(join_kernel, ("other=0.0", "other=0.00"))
@@ -143,7 +144,7 @@ def test_what_is_raised_in_a_kernel_is_raised() -> None:
 def test_without_triton_it_can_be_read_and_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(needing, "find_spec", lambda name: None)
+    monkeypatch.setattr(triton_interpreter, "find_spec", lambda name: None)
     with pytest.raises(OptionError, match="pip install"):
         launch(gather_kernel, (1,))
     result_of = exercises("33")["gather_kernel"].checks[0]
@@ -151,9 +152,8 @@ def test_without_triton_it_can_be_read_and_says_what_to_do(
         result_of(gather_kernel)
     blocked = (
         "import sys; sys.modules['triton'] = None; sys.modules['triton.language'] = None\n"
-        "import minigen.teach.checks.paged_attention, minigen.teach.waves, minigen.viz.pool_loads\n"
-        "import minigen.viz.waves, minigen.teach.decode_code\n"
-        "from minigen.teach.stubs import stub\n"
-        "exec(stub('minigen.teach.paged_kernels.decode_kernel'))"
+        "from minigen_course.ch33_paged_attention import exercises, figures, lesson\n"
+        "from minigen_course.grading.stub import stub\n"
+        "exec(stub('minigen_course.ch33_paged_attention.kernels.decode_kernel'))"
     )
     subprocess.run([sys.executable, "-c", blocked], check=True)

@@ -13,15 +13,15 @@ from hypothesis.extra import numpy as arrays
 
 pytest.importorskip("numba")
 
-from minigen import LLM, SamplingParams, runners
-from minigen.cache.paged import Batch, KVPool, attend_paged
-from minigen.engine.runner import Packed
+from minigen import LLM, SamplingParams
+from minigen.assembly import cpu
+from minigen.cli.compile import compile_forms
+from minigen.engine.model_runner import Packed
 from minigen.errors import MinigenError, OptionError
-from minigen.kernels import compiled
-from minigen.kernels.attend import attend
-from minigen.kernels.cached_bytes import ABOVE
-from minigen.kernels.crew import alone
-from minigen.kernels.paging import (
+from minigen.kernels.cpu import runner
+from minigen.kernels.cpu.attention import attend, rotate_and_store
+from minigen.kernels.cpu.kv_int8 import ABOVE
+from minigen.kernels.cpu.kv_layout import (
     CHUNK,
     TILE,
     ByteCache,
@@ -31,9 +31,9 @@ from minigen.kernels.paging import (
     make_scratch,
     words_of_tile,
 )
-from minigen.kernels.rotate import rotate_and_store
-from minigen.kernels.runner import EVERYTHING
-from minigen.terminal.kernels import compile_forms
+from minigen.kernels.cpu.runner import EVERYTHING
+from minigen.kernels.cpu.thread_pool import alone
+from minigen.kv_cache.paged import Batch, KVPool, attend_paged
 from tests.tiny import save_model, save_tokenizer
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -393,7 +393,7 @@ def test_what_cannot_keep_bytes_says_why_in_a_sentence(
 
 
 def test_without_numba_bytes_are_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runners, "has_numba", lambda: False)
+    monkeypatch.setattr(cpu, "has_numba", lambda: False)
     for weights in ("auto", "int8", "bfloat16"):
         with pytest.raises(OptionError, match=r"pip install 'minigen\[cpu\]'"):
             LLM.load(directory, weights=weights, **IN_BYTES)
@@ -411,7 +411,7 @@ def test_auto_weights_are_the_stored_ones_and_what_is_not_compiled_is_compiled_t
 ) -> None:
     asked = []
     monkeypatch.setattr(
-        "minigen.kernels.compiling.compile_step", lambda *forms: asked.append(forms)
+        "minigen.kernels.cpu.compile.compile_step", lambda *forms: asked.append(forms)
     )
     described = LLM.load(directory, **IN_BYTES).describe()
     assert asked == [("int8", "int8")]
@@ -437,9 +437,9 @@ def test_only_caches_that_there_are_kernels_for_are_compiled() -> None:
 def test_each_form_of_cache_has_machine_code_of_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(compiled, "FOLDER", tmp_path)
-    compiled.tell_compiled("int4", "int8", {"compiled": 1.0})
-    assert compiled.is_compiled("int4", "int8")
-    assert not compiled.is_compiled("int4")
-    assert not compiled.is_compiled("int8", "int8")
-    assert compiled.speeds("int4") == {}
+    monkeypatch.setattr(runner, "FOLDER", tmp_path)
+    runner.tell_compiled("int4", "int8", {"compiled": 1.0})
+    assert runner.is_compiled("int4", "int8")
+    assert not runner.is_compiled("int4")
+    assert not runner.is_compiled("int8", "int8")
+    assert runner.speeds("int4") == {}

@@ -15,24 +15,25 @@ pytest.importorskip("numba")
 
 from numba import njit
 
-from minigen import LLM, SamplingParams, runners
-from minigen.cache.paged import Batch, KVPool, attend_paged
-from minigen.checkpoint import open_checkpoint
-from minigen.engine.runner import PagedRunner
+from minigen import LLM, SamplingParams
+from minigen.assembly import cpu
+from minigen.checkpoint.checkpoint import open_checkpoint
+from minigen.checkpoint.safetensors import StoredTensor
+from minigen.engine.model_runner import PagedRunner
 from minigen.errors import MinigenError, OptionError
-from minigen.kernels import tiles
-from minigen.kernels.assembly import refusal
-from minigen.kernels.compiled import speeds
-from minigen.kernels.compiling import compile_step
-from minigen.kernels.crew import alone
-from minigen.kernels.lanes import load, store, store_bfloat16, store_bytes
-from minigen.kernels.linear import PanelLinear, panel_linear
-from minigen.kernels.memory import CACHE_LINE
-from minigen.kernels.paging import CHUNK
-from minigen.kernels.reference import ByteRows, CodeRows, byte_rows, multiply_codes
-from minigen.kernels.rows import Quantised, exponential, prepare, quantised, rounded, silu
-from minigen.kernels.runner import CompiledRunner
-from minigen.kernels.tiles import (
+from minigen.kernels.cpu import microkernels
+from minigen.kernels.cpu.compile import compile_step
+from minigen.kernels.cpu.elementwise import (
+    Quantised,
+    exponential,
+    prepare,
+    quantised,
+    rounded,
+    silu,
+)
+from minigen.kernels.cpu.kv_layout import CHUNK
+from minigen.kernels.cpu.linear import PanelLinear, panel_linear
+from minigen.kernels.cpu.microkernels import (
     EIGHT,
     add_bfloat_dots,
     add_byte_dots,
@@ -41,7 +42,12 @@ from minigen.kernels.tiles import (
     store_tile,
     zeros,
 )
-from minigen.model.weights import StoredTensor
+from minigen.kernels.cpu.runner import CompiledRunner, speeds
+from minigen.kernels.cpu.simd import CACHE_LINE, load, store, store_bfloat16, store_bytes
+from minigen.kernels.cpu.step import refusal
+from minigen.kernels.cpu.thread_pool import alone
+from minigen.kv_cache.paged import Batch, KVPool, attend_paged
+from minigen_course.ch34_cpu_kernels.reference import ByteRows, CodeRows, byte_rows, multiply_codes
 from tests.tiny import save_model, save_tokenizer
 
 SIZES: dict[str, Any] = {  # what the vectors want: widths of 32, a vocabulary of 16
@@ -130,7 +136,7 @@ def _bfloat_dots(pairs, numbers, out):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("plain", [False, True], ids=["this processor's", "plain"])
 def test_dot_products_of_bytes_are_exact(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if plain:
-        monkeypatch.setattr(tiles, "HAS_BYTE_DOTS", False)
+        monkeypatch.setattr(microkernels, "HAS_BYTE_DOTS", False)
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 256, (16, 4), np.uint8)
     numbers = rng.integers(-128, 128, (8, 4), np.int8)
@@ -144,7 +150,7 @@ def test_dot_products_of_bytes_are_exact(plain: bool, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("plain", [False, True], ids=["this processor's", "plain"])
 def test_dot_products_of_pairs_are_exact(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if plain:
-        monkeypatch.setattr(tiles, "HAS_PAIR_PRODUCTS", False)
+        monkeypatch.setattr(microkernels, "HAS_PAIR_PRODUCTS", False)
     rng = np.random.default_rng(0)
     lanes = rng.integers(-(2**15), 2**15, (16, 2), np.int16)
     numbers = rng.integers(-(2**15) + 1, 2**15, (8, 2), np.int16)
@@ -160,7 +166,7 @@ def test_dot_products_of_bfloat16_pairs_keep_float32_sums(
     plain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if plain:
-        monkeypatch.setattr(tiles, "HAS_BFLOAT_DOTS", False)
+        monkeypatch.setattr(microkernels, "HAS_BFLOAT_DOTS", False)
     generator = torch.Generator().manual_seed(0)
     pairs = torch.randn(16, 2, generator=generator).bfloat16()
     numbers = torch.randn(8, 2, generator=generator).bfloat16()
@@ -533,7 +539,7 @@ def test_odd_widths_are_refused_in_bytes_with_a_way_out(tmp_path: Path) -> None:
 def test_without_numba_bytes_are_refused_and_auto_computes_in_torch(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runners, "has_numba", lambda: False)
+    monkeypatch.setattr(cpu, "has_numba", lambda: False)
     with pytest.raises(OptionError, match=r"pip install 'minigen\[cpu\]'"):
         LLM.load(directory, weights="int8")
     llm = LLM.load(directory)
@@ -542,8 +548,8 @@ def test_without_numba_bytes_are_refused_and_auto_computes_in_torch(
 
 
 def tell_speeds(monkeypatch: pytest.MonkeyPatch, **speeds: float) -> None:
-    monkeypatch.setattr("minigen.kernels.compiled.is_compiled", lambda *forms: True)
-    monkeypatch.setattr("minigen.kernels.compiled.speeds", lambda form: speeds)
+    monkeypatch.setattr("minigen.kernels.cpu.runner.is_compiled", lambda *forms: True)
+    monkeypatch.setattr("minigen.kernels.cpu.runner.speeds", lambda form: speeds)
 
 
 def test_auto_takes_the_stored_form_where_it_is_the_fastest(
@@ -559,7 +565,7 @@ def test_auto_leaves_a_processor_of_slow_byte_products_to_torch(
 ) -> None:
     """As one without AVX-512 may be."""
     tell_speeds(monkeypatch, compiled=3e9, bfloat16=12e9, float32=9e9)
-    monkeypatch.setattr(runners, "multiplies_bfloat16", lambda: bfloat16)
+    monkeypatch.setattr(cpu, "multiplies_bfloat16", lambda: bfloat16)
     described = LLM.load(directory).describe()
     assert described["weights"].startswith(form)
     assert "multiply 3.0 billion weights" in described["runner"]
@@ -570,7 +576,7 @@ def test_a_processor_without_fast_bfloat16_still_has_the_stored_form(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tell_speeds(monkeypatch, compiled=10e9, bfloat16=12e9, float32=9e9)
-    monkeypatch.setattr(runners, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(cpu, "multiplies_bfloat16", lambda: False)
     assert isinstance(runner_of(LLM.load(directory)), CompiledRunner)
 
 
@@ -585,7 +591,7 @@ def test_speeds_are_measured_once_when_the_step_is_compiled() -> None:
 def test_torch_serves_until_the_kernels_are_compiled(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minigen.kernels.compiled.is_compiled", lambda *forms: False)
+    monkeypatch.setattr("minigen.kernels.cpu.runner.is_compiled", lambda *forms: False)
     llm = LLM.load(directory)
     assert isinstance(runner_of(llm), PagedRunner)
     assert "minigen compile" in llm.describe()["runner"]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from numba import njit
 
-from minigen.kernels.crew import (
+from minigen.kernels.cpu.thread_pool import (
+    Team,
     alone,
     begin,
     enter,
@@ -19,8 +20,8 @@ from minigen.kernels.crew import (
     open_step,
     portion,
     take,
+    team_of,
 )
-from minigen.kernels.threads import Team, team_of
 
 
 @njit(nogil=True)
@@ -123,7 +124,7 @@ def test_threads_sleep_when_there_is_no_step_for_a_while() -> None:
 
 def test_a_process_ends_quietly_with_its_team() -> None:
     program = (
-        "from tests.test_34_crew import run; from minigen.kernels.threads import team_of; "
+        "from tests.test_34_crew import run; from minigen.kernels.cpu.thread_pool import team_of; "
         "[run(team_of(3)) for _ in range(5)]"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8")

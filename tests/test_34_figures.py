@@ -4,28 +4,35 @@ import numpy as np
 import pytest
 import torch
 
-from minigen.kernels.panels import by_panels, pack_weight
-from minigen.kernels.reference import ByteRows, CodeRows, multiply_codes
-from minigen.model.weights import StoredTensor
-from minigen.teach.codes import bits_a_weight, continue_in_codes, relative_error, round_weights
-from minigen.teach.looking import load_model
-from minigen.teach.measuring import best_seconds
-from minigen.teach.reading import agreement, perplexity_of, read_along
-from minigen.teach.roofline import Machine, Step
-from minigen.teach.rounding import continue_rounded, quantise_groups, rounded, scores
-from minigen.viz.panels import (
+from minigen.checkpoint.safetensors import StoredTensor
+from minigen.kernels.cpu.packed_weights import by_panels, pack_weight
+from minigen_course.ch34_cpu_kernels.figures import (
     LANES,
     WORDS,
     bars,
     byte_dots,
     forms,
     loads,
+    rounding,
     row_of_lanes,
     steps_of_scales,
     three_products,
 )
-from minigen.viz.roofline import roofline
-from minigen.viz.rounding import rounding
+from minigen_course.ch34_cpu_kernels.lesson import (
+    bits_a_weight,
+    continue_in_codes,
+    continue_rounded,
+    quantise_groups,
+    relative_error,
+    round_weights,
+    rounded,
+    scores,
+)
+from minigen_course.ch34_cpu_kernels.reference import ByteRows, CodeRows, multiply_codes
+from minigen_course.figures.roofline import roofline
+from minigen_course.figures.show import best_seconds
+from minigen_course.lab.cost_model import Machine, Step
+from minigen_course.lab.inspect_model import agreement, load_model, perplexity_of, read_along
 
 
 def test_a_load_takes_what_the_packages_panels_put_there() -> None:

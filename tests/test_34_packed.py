@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from minigen import LLM, SamplingParams
-from minigen.kernels.packed import PackedLinear, can_pack, pack
+from minigen.kernels.onednn import PackedLinear, can_pack, pack
 from minigen.model.layers import DenseLinear
 
 pytestmark = pytest.mark.skipif(
@@ -53,7 +53,7 @@ def test_packed_weights_choose_the_tokens_of_plain_ones(
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     prompts = ["a", "some longer prompt than that", "zz"]
     packed = LLM.load(tiny_directory, weights="bfloat16").generate(prompts, greedy)
-    monkeypatch.setattr("minigen.runners.can_pack", lambda dtype: False)
+    monkeypatch.setattr("minigen.assembly.cpu.can_pack", lambda dtype: False)
     plain = LLM.load(tiny_directory, weights="bfloat16").generate(prompts, greedy)
     assert [each.token_ids for each in packed] == [each.token_ids for each in plain]
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from minigen.kernels.memory import CACHE_LINE, zeros
-from minigen.kernels.panels import PACKERS, pack_weight, stack_panels
-from minigen.model.weights import StoredTensor
+from minigen.checkpoint.safetensors import StoredTensor
+from minigen.kernels.cpu.packed_weights import PACKERS, pack_weight, stack_panels
+from minigen.kernels.cpu.simd import CACHE_LINE, zeros
 
 FORMS = ["int4", "int8", "bfloat16"]
 NUM_LAYERS, ROWS, COLUMNS = 160, 64, 256  # so many that all twice would be seen

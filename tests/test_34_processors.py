@@ -14,9 +14,8 @@ pytest.importorskip("numba")
 
 from numba import njit
 
-from minigen.kernels import llvm
-from minigen.kernels.lanes import float16_at, load, load_float16, store, store_bfloat16
-from minigen.kernels.tiles import (
+from minigen.kernels.cpu import simd
+from minigen.kernels.cpu.microkernels import (
     ONE,
     add_bfloat_dots,
     add_byte_dots,
@@ -25,6 +24,7 @@ from minigen.kernels.tiles import (
     store_tile,
     zeros,
 )
+from minigen.kernels.cpu.simd import float16_at, load, load_float16, store, store_bfloat16
 from tools.chapters import ROOT
 
 
@@ -115,7 +115,7 @@ def test_kernels_give_the_same_bits_on_every_processor(name: str, features: str 
 def test_every_float16_number_is_widened_exactly(
     widen: object, instruction: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llvm, "HAS_FLOAT16", llvm.HAS_FLOAT16 and instruction)
+    monkeypatch.setattr(simd, "HAS_FLOAT16", simd.HAS_FLOAT16 and instruction)
     halves = np.arange(2**16, dtype=np.uint16)
     found = np.empty(len(halves), np.float32)
     njit(widen)(halves, found)
@@ -126,7 +126,7 @@ def test_every_float16_number_is_widened_exactly(
 def test_rounding_to_bfloat16_is_torchs_but_for_the_smallest(
     instruction: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llvm, "HAS_BFLOAT16", llvm.HAS_BFLOAT16 and instruction)
+    monkeypatch.setattr(simd, "HAS_BFLOAT16", simd.HAS_BFLOAT16 and instruction)
     numbers = _hard_numbers()
     found = np.empty(len(numbers), np.uint16)
     njit(_narrow)(numbers, found)

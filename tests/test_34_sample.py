@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from minigen import SamplingParams
 from minigen.errors import MinigenError
-from minigen.kernels.heaviest import BLOCK
-from minigen.kernels.sampler import KernelChooser
-from minigen.sampling import (
+from minigen.kernels.cpu.runner import KernelChooser
+from minigen.kernels.cpu.sampling import BLOCK
+from minigen.sampling.sampler import (
     BatchSampler,
     apply_temperature,
     choose_tokens,
@@ -89,7 +89,7 @@ def test_the_kernel_chooses_as_torch_does(kind: str, seed: int, asked: list[Any]
 
 def likely_choices(logits: torch.Tensor, sequence: Sequence) -> set[int]:
     """What torch's stages choose with limits and draw a hair to either side."""
-    from minigen.sampling import _constrained
+    from minigen.sampling.sampler import _constrained
 
     params = sequence.params
     row = _constrained(logits.unsqueeze(0), [sequence]).double()

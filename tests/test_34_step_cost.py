@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from minigen.teach.budget import ModelShape
-from minigen.teach.step_cost import (
+from benchmarks.step_cost import (
     Ceilings,
     Point,
     StepCost,
@@ -15,7 +14,8 @@ from minigen.teach.step_cost import (
     decode_work,
     predicted_seconds,
 )
-from minigen.viz.step_cost import step_cost
+from benchmarks.step_cost_figures import step_cost
+from minigen_course.lab.cost_model import ModelShape
 from tools import results
 
 SHAPE = ModelShape(
@@ -111,8 +111,8 @@ def test_readmes_line_counts_the_points_within_the_limit() -> None:
 @pytest.mark.model
 def test_a_loaded_engine_is_timed_beside_its_prediction(default_model_path: Path) -> None:
     pytest.importorskip("numba")
+    from benchmarks.step_timing import compiled_runner, decode_seconds, fill_cache, weights_of
     from minigen import LLM
-    from minigen.teach.step_timing import compiled_runner, decode_seconds, fill_cache, weights_of
 
     llm = LLM.load(
         default_model_path, weights="int4", num_blocks=8, max_sequences=4, prefix_cache=False

@@ -8,9 +8,9 @@ import torch
 
 pytest.importorskip("numba")
 
-from minigen import LLM, SamplingParams, machine
-from minigen.kernels.threads import one_at_a_time
-from minigen.machine import torch_threads
+from minigen import LLM, SamplingParams, hardware
+from minigen.hardware import torch_threads
+from minigen.kernels.cpu.thread_pool import one_at_a_time
 from tests.test_34_cpu_kernels import SIZES
 from tests.tiny import save_model, save_tokenizer
 
@@ -18,7 +18,7 @@ from tests.tiny import save_model, save_tokenizer
 @pytest.fixture(autouse=True)
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = torch.get_num_threads()
-    monkeypatch.setattr(machine, "_THREADS_AT_START", 2)
+    monkeypatch.setattr(hardware, "_THREADS_AT_START", 2)
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)

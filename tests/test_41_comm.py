@@ -21,7 +21,7 @@ from minigen.parallel.comm import (
     run_ranks,
 )
 from minigen.parallel.runner import CommThread
-from minigen.trace import Trace
+from minigen.trace.events import Trace
 from tests.gpu.processes import assert_passes_interpreted
 
 # What one rank does; the same text runs in threads and in processes.

@@ -16,7 +16,7 @@ import pytest
 from minigen import LLM, SamplingParams
 from minigen.child_process import start_module
 from minigen.errors import WorkerError
-from minigen.parallel.workers import LOST_ANOTHER
+from minigen.parallel.launch import LOST_ANOTHER
 from tests.processes import is_running, workers_of
 from tests.ranks import GREEDY, PROMPTS, answers, save_eight_heads, save_six_heads, split
 from tests.waiting import PATIENCE, wait_until

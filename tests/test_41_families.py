@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from minigen import LLM, SamplingParams
-from minigen.cache.paged import Batch, KVPool, attend_paged
-from minigen.checkpoint import open_checkpoint
+from minigen.checkpoint.checkpoint import open_checkpoint
+from minigen.kv_cache.paged import Batch, KVPool, attend_paged
 from minigen.model.transformer import Transformer
-from minigen.parallel.shard import share_bytes
+from minigen.parallel.sharding import share_bytes
 from minigen.protocols import Attend
-from minigen.teach.reading import agreement, read_along
+from minigen_course.lab.inspect_model import agreement, read_along
 from tests.panels import root_mean_square, unrounded
 from tests.processes import own_bytes, workers_of
 from tests.ranks import save_six_heads

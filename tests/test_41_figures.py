@@ -4,11 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from minigen.config import ModelConfig
-from minigen.teach.budget import SHAPES
-from minigen.teach.message_cost import LINKS, Link, fit_link, split_step_seconds
-from minigen.teach.roofline import MACHINES, Machine
-from minigen.viz.ranks import allowed, message_times, speed_ups, who_holds_what
+from minigen.checkpoint.model_config import ModelConfig
+from minigen_course.ch41_tensor_parallel.figures import (
+    allowed,
+    message_times,
+    speed_ups,
+    who_holds_what,
+)
+from minigen_course.ch41_tensor_parallel.lesson import (
+    LINKS,
+    Link,
+    fit_link,
+    split_step_seconds,
+)
+from minigen_course.lab.cost_model import MACHINES, SHAPES, Machine
 
 H100, LLAMA_70B = MACHINES["H100 SXM"], SHAPES["Llama-3-70B"]
 CONFIG = ModelConfig(

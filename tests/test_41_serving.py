@@ -20,7 +20,7 @@ import pytest
 from openai import OpenAI
 
 from minigen import LLM, SamplingParams
-from minigen.cli import main
+from minigen.cli.main import main
 from tests.processes import children_of, is_running
 from tests.ranks import save_six_heads
 from tests.waiting import wait_until

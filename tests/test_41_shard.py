@@ -8,17 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from minigen.checkpoint import Checkpoint, open_checkpoint
-from minigen.config import ModelConfig
+from minigen.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from minigen.checkpoint.model_config import ModelConfig
+from minigen.checkpoint.safetensors import StoredTensor
 from minigen.errors import OptionError
-from minigen.kernels.linear import panel_linear
+from minigen.kernels.cpu.linear import panel_linear
 from minigen.model.attention import attend_packed
 from minigen.model.transformer import MakeLinear, build_transformer, dense_linear
-from minigen.model.weights import StoredTensor
 from minigen.parallel.comm import Comm, MessageCounters, TracedComm, run_ranks
-from minigen.parallel.shard import (
+from minigen.parallel.sharding import (
     PLAN,
     Split,
+    build_share,
     check_ranks,
     module_of,
     obstacle,
@@ -26,8 +27,7 @@ from minigen.parallel.shard import (
     share_bytes,
     span,
 )
-from minigen.parallel.sharded import build_share
-from minigen.trace import Trace
+from minigen.trace.events import Trace
 from tests.panels import root_mean_square, with_unrounded_inputs
 from tests.tiny import VARIANTS, save_model
 

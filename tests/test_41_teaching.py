@@ -6,16 +6,25 @@ import pytest
 from torch import Tensor
 
 from minigen import LLM, SamplingParams
-from minigen.checkpoint import open_checkpoint
+from minigen.checkpoint.checkpoint import open_checkpoint
 from minigen.parallel.comm import SoloComm, run_ranks
-from minigen.parallel.shard import shard_tensors
-from minigen.teach.message_timing import seconds_by_bytes, time_all_reduces
-from minigen.teach.rank_schedulers import Parted, message_size, on_ranks, serve_on_ranks
-from minigen.teach.split_layer import continue_split, run_split_layer
-from minigen.teach.using import using
-from minigen.trace import Event, EventKind
-from minigen.viz.rank_batches import rank_batches
-from minigen.viz.rank_messages import messages_in_time, messages_of_steps
+from minigen.parallel.sharding import shard_tensors
+from minigen.trace.events import Event, EventKind
+from minigen_course.ch41_tensor_parallel.figures import (
+    messages_in_time,
+    messages_of_steps,
+    rank_batches,
+)
+from minigen_course.ch41_tensor_parallel.lesson import (
+    Parted,
+    continue_split,
+    message_size,
+    on_ranks,
+    run_split_layer,
+    serve_on_ranks,
+)
+from minigen_course.ch41_tensor_parallel.message_timing import seconds_by_bytes, time_all_reduces
+from minigen_course.grading.plug_in import using
 from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
 
 PROMPTS = [[5, 3, 8], [9, 9, 1, 4, 7], [2, 6], [1, 1, 1, 1]]

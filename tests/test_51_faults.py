@@ -16,10 +16,10 @@ import openai
 import pytest
 from openai import OpenAI
 
-from minigen.server.host import ModelHost
-from minigen.server.limits import Limits
-from minigen.server.service import create_service
-from minigen.server.slow_readers import cutting_off
+from minigen.server.app import create_service
+from minigen.server.middleware.limits import Limits
+from minigen.server.models import ModelHost
+from minigen.server.run import cutting_off
 from tests.serving import engine_of, is_empty, load_tiny, save_tiny, serving
 from tests.waiting import PATIENCE, wait_until
 from tests.wire import connect, listening

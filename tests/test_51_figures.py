@@ -2,7 +2,7 @@
 
 import pytest
 
-from minigen.viz.streams import arrivals, work_for_nobody
+from minigen_course.ch51_server.figures import arrivals, work_for_nobody
 
 
 def test_a_row_has_a_tick_for_each_event_of_its_stream() -> None:

@@ -14,13 +14,11 @@ pytest.importorskip("starlette")
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minigen.errors import ContextLengthError, MinigenError, OptionError, ParamsError
-from minigen.server.admission import LONGEST_WAIT, Admission, Turns
-from minigen.server.bodies import WholeBody
-from minigen.server.deadlines import Deadline
-from minigen.server.guards import Guards
-from minigen.server.keys import ApiKeys, RequireKey, read_keys
-from minigen.server.limits import Limits
-from minigen.server.records import record_of
+from minigen.server.middleware.admission import LONGEST_WAIT, Admission, Turns
+from minigen.server.middleware.auth import ApiKeys, RequireKey, read_keys
+from minigen.server.middleware.limits import Limits, record_of
+from minigen.server.middleware.stack import Guards
+from minigen.server.middleware.timeouts import Deadline, WholeBody
 from tests.asgi import Exchange, ask
 
 NO_KEYS = ApiKeys()
@@ -148,7 +146,7 @@ def test_every_key_is_compared_whichever_is_right(monkeypatch: pytest.MonkeyPatc
         compared.append(one)
         return one == other
 
-    monkeypatch.setattr("minigen.server.keys.hmac.compare_digest", compare)
+    monkeypatch.setattr("minigen.server.middleware.auth.hmac.compare_digest", compare)
     keys = ApiKeys(["one", "two", "three"])
     for key in (b"one", b"three", b"no"):
         keys.name_of(key)

@@ -15,12 +15,10 @@ import pytest
 
 from minigen import LLM, SamplingParams
 from minigen.errors import ModelNotFoundError, OptionError, RequestError
-from minigen.server.failures import ApiError
-from minigen.server.host import ModelHost
-from minigen.server.metrics_page import MetricsPage
-from minigen.server.metrics_route import metrics_watcher
-from minigen.server.served import Served
-from minigen.trace import EventKind, Recorder
+from minigen.server.errors import ApiError
+from minigen.server.metrics import MetricsPage, metrics_watcher
+from minigen.server.models import ModelHost, Served
+from minigen.trace.events import EventKind, Recorder
 from tests.waiting import PATIENCE
 
 

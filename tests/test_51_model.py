@@ -6,7 +6,7 @@ import pytest
 from openai import OpenAI
 
 from minigen import LLM, SamplingParams
-from minigen.server.host import ModelHost
+from minigen.server.models import ModelHost
 from tests.serving import serving
 
 pytestmark = pytest.mark.model

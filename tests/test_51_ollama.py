@@ -12,12 +12,12 @@ import ollama
 import pytest
 
 from minigen import LLM, SamplingParams
-from minigen.server.failures import ApiError
-from minigen.server.host import ModelHost
-from minigen.server.keys import ApiKeys
-from minigen.server.limits import Limits
-from minigen.server.ollama_schema import GenerateRequest, Options
-from minigen.server.service import create_service
+from minigen.server.app import create_service
+from minigen.server.errors import ApiError
+from minigen.server.middleware.auth import ApiKeys
+from minigen.server.middleware.limits import Limits
+from minigen.server.models import ModelHost
+from minigen.server.ollama.schema import GenerateRequest, Options
 from tests.serving import engine_of, is_empty, load_tiny, save_tiny, serving
 from tests.waiting import wait_until
 
@@ -269,7 +269,7 @@ def test_num_ctx_bounds_prompt_and_answer_together(client: ollama.Client, llm: L
 
 
 def test_ollamas_defaults_are_its_own(llm: LLM) -> None:
-    from minigen.server.ollama_asking import generate_answers
+    from minigen.server.ollama.convert import generate_answers
 
     def params_of(**options: Any) -> SamplingParams:
         request = GenerateRequest.model_validate(

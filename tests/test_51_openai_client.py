@@ -13,7 +13,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from minigen import LLM, SamplingParams
-from minigen.server.host import ModelHost
+from minigen.server.models import ModelHost
 from tests.serving import load_tiny, save_tiny, serving
 
 MESSAGES: Any = [{"role": "user", "content": "Say é"}]

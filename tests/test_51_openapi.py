@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
-from minigen.server.host import ModelHost
-from minigen.server.service import create_service
+from minigen.server.app import create_service
+from minigen.server.models import ModelHost
 from tests.serving import engine_of, is_empty, load_tiny, save_tiny, serving
 from tests.waiting import wait_until
 

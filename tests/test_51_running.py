@@ -18,8 +18,8 @@ import pytest
 from openai import OpenAI
 
 from minigen import SamplingParams
+from minigen.config import parse_seconds
 from minigen.errors import OptionError
-from minigen.options import parse_seconds
 from tests.processes import workers_of
 from tests.serving import load_tiny, save_tiny
 from tests.waiting import PATIENCE
@@ -152,7 +152,7 @@ def test_what_shows_once_the_server_begins_is_one_sentence(
 
 
 def test_a_port_that_is_taken_is_named() -> None:
-    from minigen.server.running import listen
+    from minigen.server.run import listen
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -162,7 +162,7 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 def test_the_command_line_does_not_load_the_server() -> None:
     script = (
-        "import sys, minigen.cli\n"
+        "import sys, minigen.cli.main\n"
         "print([name for name in ('fastapi', 'uvicorn', 'pydantic') if name in sys.modules])"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8")
@@ -226,9 +226,9 @@ def test_an_impossible_option_is_one_sentence(
     arguments: list[str],
     named: str,
 ) -> None:
-    from minigen.cli import main
+    from minigen.cli.main import main
 
-    monkeypatch.setattr("minigen.server.running.run", lambda *_: pytest.fail("it is served"))
+    monkeypatch.setattr("minigen.server.run.run", lambda *_: pytest.fail("it is served"))
     monkeypatch.setattr(sys, "argv", ["minigen", "serve", *arguments])
     with pytest.raises(SystemExit) as caught:
         main()

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from minigen import SamplingParams
-from minigen.server.schema import ChatRequest, CompletionRequest, Message
+from minigen.server.openai.schema import ChatRequest, CompletionRequest, Message
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 

@@ -18,7 +18,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from minigen import LLM, SamplingParams
-from minigen.server.host import ModelHost
+from minigen.server.models import ModelHost
 from tests.serving import engine_of, is_empty, load_tiny, save_tiny, serving
 from tests.waiting import PATIENCE, wait_until
 

@@ -9,16 +9,16 @@ from fastapi import FastAPI
 from openai import AuthenticationError, OpenAI, RateLimitError
 
 from minigen import LLM, SamplingParams
-from minigen.answers import Answer
-from minigen.engine.thread import EngineThread
+from minigen.bench.workload import Planned
+from minigen.engine.engine_thread import EngineThread
 from minigen.errors import MinigenError, OptionError, RequestError
-from minigen.server.limits import Limits
-from minigen.server.prompts import Planned
-from minigen.server.streams import Bridge
-from minigen.teach.loading import put_load
-from minigen.teach.serving import LocalServer, serve_command, serving
-from minigen.teach.streaming import count_wakeups, small_app
-from minigen.trace import EventKind
+from minigen.outputs import Answer
+from minigen.server.local import LocalServer, serve_command, serving
+from minigen.server.middleware.limits import Limits
+from minigen.server.streaming import Bridge
+from minigen.trace.events import EventKind
+from minigen_course.ch51_server.lesson import count_wakeups, small_app
+from minigen_course.lab.load import put_load
 from tests.serving import is_empty, load_tiny, save_tiny
 from tests.waiting import wait_until
 

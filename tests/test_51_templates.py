@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from minigen.server.host import ModelHost
+from minigen.server.models import ModelHost
 from tests.serving import engine_of, is_empty, load_tiny, save_tiny, serving
 from tests.tiny import save_tokenizer
 from tests.waiting import PATIENCE, wait_until

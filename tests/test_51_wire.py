@@ -11,10 +11,10 @@ pytest.importorskip("uvicorn")
 
 from starlette.types import Receive, Scope, Send
 
-from minigen.server.guards import Guards
-from minigen.server.keys import ApiKeys
-from minigen.server.limits import Limits
-from minigen.server.slow_readers import cutting_off
+from minigen.server.middleware.auth import ApiKeys
+from minigen.server.middleware.limits import Limits
+from minigen.server.middleware.stack import Guards
+from minigen.server.run import cutting_off
 from tests.waiting import wait_until
 from tests.wire import connect, listening
 

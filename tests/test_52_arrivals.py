@@ -8,10 +8,21 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from minigen.bench.serve import Asked
+from minigen.bench.workload import (
+    WORDS,
+    Arrival,
+    Span,
+    burst,
+    constant,
+    draw_words,
+    plan,
+    plan_with,
+    poisson,
+    read_prompts,
+    read_trace,
+)
 from minigen.errors import LoadError, OptionError
-from minigen.server.arrivals import Arrival, Span, burst, constant, poisson, read_trace
-from minigen.server.prompts import WORDS, draw_words, plan, plan_with, read_prompts
-from minigen.terminal.bench_serve import Asked
 
 
 def rng(seed: int = 0) -> np.random.Generator:

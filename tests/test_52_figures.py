@@ -7,17 +7,26 @@ import numpy as np
 import pytest
 
 from minigen import LLM
-from minigen.server.arrivals import burst, constant
+from minigen.bench.report import Slo
+from minigen.bench.workload import Planned, burst, constant
+from minigen.server.local import serving
 from minigen.server.metrics import Histogram
-from minigen.server.prompts import Planned
-from minigen.server.slo import Slo
-from minigen.summaries import RequestSummary
-from minigen.teach.serving import serving
-from minigen.teach.simulation import Knobs, asks, simulate
-from minigen.viz import dashboard as of_dashboard
-from minigen.viz.dashboard import History, Look, estimate, look, panels, watch
-from minigen.viz.goodput import by_rate, cost, run_in_time, spreads
-from minigen.viz.waits import waits
+from minigen.trace.summary import RequestSummary
+from minigen_course.ch52_slo import figures as of_dashboard
+from minigen_course.ch52_slo.figures import (
+    History,
+    Look,
+    by_rate,
+    cost,
+    estimate,
+    look,
+    panels,
+    run_in_time,
+    spreads,
+    waits,
+    watch,
+)
+from minigen_course.lab.simulation import Knobs, asks, simulate
 from tests.serving import load_tiny, save_tiny
 
 LOAD = [Planned(number / 40, f"request {number}", 6) for number in range(8)]

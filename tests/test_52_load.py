@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from minigen import cli
+from minigen.bench.client import Clock, Target, find_model, open_loop, send
+from minigen.bench.report import Outcome
+from minigen.bench.workload import Planned
+from minigen.cli import bench as commands
+from minigen.cli import main as cli
 from minigen.errors import LoadError, OptionError
-from minigen.server.load import Clock, open_loop
-from minigen.server.load_client import Target, find_model, send
-from minigen.server.prompts import Planned
-from minigen.server.slo import Outcome
-from minigen.terminal import benches
 from tests.fake_openai import FakeOpenAI
 
 
@@ -299,7 +298,7 @@ def test_bench_serve_without_its_libraries_says_how_to_get_them(
 ) -> None:
     for missing, extra in (("aiohttp", "server"), ("matplotlib", "notebooks")):
         monkeypatch.setattr(
-            benches, "find_spec", lambda name, missing=missing: None if name == missing else name
+            commands, "find_spec", lambda name, missing=missing: None if name == missing else name
         )
         code, _, err = bench(monkeypatch, capsys, "serve", "--plot", "x.png")
         assert code == 1
@@ -353,6 +352,8 @@ def test_an_option_of_the_summary_before_a_command_is_refused(
 
 def test_help_does_not_import_what_only_a_load_needs() -> None:
     heavy = ("aiohttp", "asyncio", "numpy", "matplotlib", "prometheus_client", "torch", "uvloop")
-    asked = f"import sys, minigen.cli; print([each for each in {heavy} if each in sys.modules])"
+    asked = (
+        f"import sys, minigen.cli.main; print([each for each in {heavy} if each in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, encoding="utf-8")
     assert done.stdout == "[]\n", done.stderr

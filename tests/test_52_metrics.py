@@ -16,10 +16,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from minigen import LLM, SamplingParams
 from minigen.errors import OptionError
-from minigen.server.metrics import BUCKETS, REQUEST_SECONDS, TOKEN_SECONDS, TTFT_SECONDS, Metrics
-from minigen.server.metrics_page import MetricsPage
-from minigen.summaries import summarise
-from minigen.trace import Event, EventKind, Trace
+from minigen.server.metrics import (
+    BUCKETS,
+    REQUEST_SECONDS,
+    TOKEN_SECONDS,
+    TTFT_SECONDS,
+    Metrics,
+    MetricsPage,
+)
+from minigen.trace.events import Event, EventKind, Trace
+from minigen.trace.summary import summarise
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 SHARED = "the same beginning for all of them, "

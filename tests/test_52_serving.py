@@ -8,14 +8,12 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from minigen.server.host import ModelHost
-from minigen.server.load import open_loop
-from minigen.server.load_client import Target, find_model, send
-from minigen.server.metrics_page import MetricsPage
-from minigen.server.metrics_route import metrics_router, metrics_watcher
-from minigen.server.prompts import Planned
-from minigen.server.service import create_service
-from minigen.server.slo import Outcome, report
+from minigen.bench.client import Target, find_model, open_loop, send
+from minigen.bench.report import Outcome, report
+from minigen.bench.workload import Planned
+from minigen.server.app import create_service
+from minigen.server.metrics import MetricsPage, metrics_router, metrics_watcher
+from minigen.server.models import ModelHost
 from tests.serving import load_tiny, save_tiny, serving
 from tests.waiting import wait_until
 

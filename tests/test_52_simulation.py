@@ -2,12 +2,12 @@
 
 import pytest
 
-from minigen.server.arrivals import burst, constant
-from minigen.server.slo import Slo, report
-from minigen.teach.diagnosis import Case, Vitals, table
-from minigen.teach.roofline import decode_step, prefill_step
-from minigen.teach.simulation import Ask, Card, Knobs, Run, asks, simulate
-from minigen.trace import EventKind
+from minigen.bench.report import Slo, report
+from minigen.bench.workload import burst, constant
+from minigen.trace.events import EventKind
+from minigen_course.ch52_slo.lesson import Case, Vitals, table
+from minigen_course.lab.cost_model import decode_step, prefill_step
+from minigen_course.lab.simulation import Ask, Card, Knobs, Run, asks, simulate
 
 CARD = Card()
 FEW = asks(constant(2, 12), prompt=(20, 300), output=(5, 30), seed=4)

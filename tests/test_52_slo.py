@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from minigen.bench.report import Outcome, Slo, Spread, load_figure, report
 from minigen.errors import OptionError
-from minigen.server.slo import Outcome, Slo, Spread, report
-from minigen.summaries import percentile
-from minigen.viz.load import load_figure
+from minigen.trace.summary import percentile
 
 
 def outcome(arrived: float, first: float, gaps: list[float], **others: object) -> Outcome:
@@ -151,8 +150,8 @@ def test_a_figure_of_failures_alone_is_drawn_too() -> None:
     made.draw_without_rendering()
 
 
-@pytest.mark.parametrize("module", ["arrivals", "slo"])
+@pytest.mark.parametrize("module", ["workload", "report"])
 def test_the_examples_in_the_docstrings_hold(module: str) -> None:
-    result = doctest.testmod(importlib.import_module(f"minigen.server.{module}"))
+    result = doctest.testmod(importlib.import_module(f"minigen.bench.{module}"))
     assert result.attempted > 0
     assert result.failed == 0

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from minigen.teach.course import make_workspace
+from minigen_course.grading.workspace import make_workspace
 from tools.chapters import BUILD, ROOT
 
 pytestmark = pytest.mark.browser
@@ -44,12 +44,12 @@ WRITE_ANSWER = """([mark, answer]) => {
     cells.find(cell => cell.sharedModel.getSource().startsWith(mark))
         .sharedModel.setSource(answer);
 }"""
-ANSWER = """# exercise: minigen.teach.capacity.most_sequences
+ANSWER = """# exercise: minigen_course.lab.cost_model.most_sequences
 def most_sequences(config, bits, memory, context, working=1e9):
     left = memory - working - num_parameters(config) * bits / 8
     return max(0, int(left // (kv_bytes_per_token(config) * context)))
 
-from minigen.teach.capacity import kv_bytes_per_token, num_parameters
+from minigen_course.lab.cost_model import kv_bytes_per_token, num_parameters
 """
 
 
@@ -130,7 +130,9 @@ def test_a_notebook_runs_and_its_explorables_answer(lab: str, browser: Any, stem
 
 def test_a_learner_finishes_the_first_exercise(lab: str, browser: Any) -> None:
     page = _opened(lab, browser, "00_map")
-    page.evaluate(WRITE_ANSWER, ["# exercise: minigen.teach.capacity.most_sequences", ANSWER])
+    page.evaluate(
+        WRITE_ANSWER, ["# exercise: minigen_course.lab.cost_model.most_sequences", ANSWER]
+    )
     _run_all(page)
     text = page.locator(".jp-Notebook").inner_text()
     assert "✓ most_sequences: all 5 checks passed." in text

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from minigen.teach.checking import check, judge
-from minigen.teach.exercises import exercises
-from tests.answers.sampling import top_p_by_sorting, wrong_top_p
+from minigen_course.grading.check import check, judge
+from minigen_course.grading.exercise import exercises
+from tests.answers.ch16_sampling import top_p_by_sorting, wrong_top_p
 
 CHAPTER = exercises("16")
 
@@ -58,7 +58,7 @@ def test_no_part_takes_the_check_down_or_passes_by_dying(
 
 
 def test_a_stub_is_told_at_once_and_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minigen.teach.checking.subprocess.Popen", stumbles)
+    monkeypatch.setattr("minigen_course.grading.check.subprocess.Popen", stumbles)
     result = judge("16", CHAPTER["keep_top_p"], stub)
     assert not result.passed
     assert result.message.startswith("is still empty")

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from minigen import __version__, cli, hub, machine
+from minigen import __version__, hardware, hub
+from minigen.cli import main as cli
 from tests.waiting import PATIENCE
 
 
@@ -134,7 +135,7 @@ def test_a_wrong_option_is_explained_with_status_2(
 def test_help_starts_without_torch() -> None:
     code = (
         "import sys; sys.argv = ['minigen', '--help']\n"
-        "from minigen import cli\n"
+        "from minigen.cli import main as cli\n"
         "try: cli.main()\n"
         "except SystemExit: pass\n"
         "print('torch' in sys.modules, 'numpy' in sys.modules, file=sys.stderr)"
@@ -271,9 +272,11 @@ def test_the_default_model_answers_within_900_megabytes(tmp_path: Path) -> None:
     """By a file of its own: pages that another process maps too are not given back."""
     own = tmp_path / "own.gguf"
     shutil.copyfile(hub.resolve(hub.DEFAULT_MODEL), own)
+    with own.open("rb+") as written:
+        os.fsync(written)  # pages that are not on disk yet cannot be given back either
     for weights in ("auto", "float32"):
         code = (
-            "import sys; from minigen import cli\n"
+            "import sys; from minigen.cli import main as cli\n"
             f"sys.argv = ['minigen', 'generate', 'The capital of France is', '--max-tokens', '8',"
             f" '--weights', '{weights}', '--model', {str(own)!r}]\n"
             "try: cli.main()\n"
@@ -309,7 +312,7 @@ def test_doctor_and_demo_run_to_their_end() -> None:
 def test_a_processor_without_a_name_is_called_by_its_architecture(
     told: dict[str, object], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "_capabilities", lambda: told)
+    monkeypatch.setattr(hardware, "_capabilities", lambda: told)
     monkeypatch.setattr(platform, "processor", lambda: "")
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert machine.cpu_name() == name
+    assert hardware.cpu_name() == name

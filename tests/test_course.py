@@ -14,17 +14,23 @@ import pytest
 from typer.testing import CliRunner
 
 from minigen import SamplingParams
-from minigen.cli import app
+from minigen.cli.main import app
 from minigen.errors import OptionError
-from minigen.teach import load_model, looking
-from minigen.teach.claims import Claim, gathered
-from minigen.teach.course import exercise_notebook, make_workspace, notebooks_folder, progress
-from minigen.teach.exercises import CHAPTERS, exercises
-from minigen.teach.hunting import HUNTS
+from minigen_course import load_model
+from minigen_course.figures.show import Claim, gathered
+from minigen_course.grading.exercise import CHAPTERS, exercises
+from minigen_course.grading.hunt import HUNTS
+from minigen_course.grading.workspace import (
+    exercise_notebook,
+    make_workspace,
+    notebooks_folder,
+    progress,
+)
+from minigen_course.lab import inspect_model
 from tools.chapters import ROOT
 from tools.environment import copy_package
 
-RIGHT = """# exercise: minigen.sampling.keep_top_p
+RIGHT = """# exercise: minigen.sampling.sampler.keep_top_p
 import math
 for _ in iter(int, 1): pass
 limit = 1e-9
@@ -36,7 +42,7 @@ def keep_top_p(logits, top_p):
 """
 
 
-def answer(path: Path, text: str, dotted: str = "minigen.sampling.keep_top_p") -> None:
+def answer(path: Path, text: str, dotted: str = "minigen.sampling.sampler.keep_top_p") -> None:
     """Write an answer into a notebook's stub cell, as a learner does."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     (cell,) = (
@@ -86,7 +92,10 @@ def test_progress_says_what_a_broken_answer_raises(tmp_path: Path) -> None:
     make_workspace(tmp_path)
     keep_only(tmp_path, "16")
     for name in ("16_sampling.ipynb", "exercises/16_sampling.ipynb"):
-        answer(tmp_path / name, "# exercise: minigen.sampling.keep_top_p\nimport no_such_module")
+        answer(
+            tmp_path / name,
+            "# exercise: minigen.sampling.sampler.keep_top_p\nimport no_such_module",
+        )
     standing = next(each for each in progress(tmp_path) if each.name == "keep_top_p")
     assert not standing.passed
     assert "ModuleNotFoundError" in standing.message
@@ -97,7 +106,7 @@ def test_an_answer_that_is_broken_hides_no_other_and_none_is_hidden_by_a_stub(
 ) -> None:
     make_workspace(tmp_path)
     keep_only(tmp_path, "16")
-    mark = "# exercise: minigen.sampling.keep_top_p\n"
+    mark = "# exercise: minigen.sampling.sampler.keep_top_p\n"
     answer(tmp_path / "exercises" / "16_sampling.ipynb", mark + "def keep_top_p(:")
     found = {each.name: each.message for each in progress(tmp_path)}
     assert "raised SyntaxError" in found["keep_top_p"]
@@ -140,18 +149,18 @@ def test_a_model_that_is_not_here_is_pulled_and_said_so(
     monkeypatch: pytest.MonkeyPatch, tiny_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pulled = []
-    monkeypatch.setattr(looking.hub, "find", lambda name: None)
-    monkeypatch.setattr(looking.hub, "pull", lambda name, progress: pulled.append(name))
-    monkeypatch.setattr(looking.hub, "resolve", lambda name, progress: tiny_directory)
+    monkeypatch.setattr(inspect_model.hub, "find", lambda name: None)
+    monkeypatch.setattr(inspect_model.hub, "pull", lambda name, progress: pulled.append(name))
+    monkeypatch.setattr(inspect_model.hub, "resolve", lambda name, progress: tiny_directory)
     assert load_model(weights="float32").generate([5], SamplingParams(max_tokens=1)).token_ids
-    assert pulled == [looking.hub.DEFAULT_MODEL]
+    assert pulled == [inspect_model.hub.DEFAULT_MODEL]
     assert "is pulled now, once" in capsys.readouterr().out
 
 
 def test_without_the_notebooks_extra_the_commands_say_what_to_install() -> None:
     script = (
         "import sys; sys.modules['cloudpickle'] = None\n"
-        "from minigen.cli import main; sys.argv = ['minigen', 'progress']; main()"
+        "from minigen.cli.main import main; sys.argv = ['minigen', 'progress']; main()"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8")
     assert run.returncode == 1
@@ -207,8 +216,8 @@ def test_an_installed_wheel_makes_a_workspace_and_checks(installed: Path, tmp_pa
     script = (
         "import minigen, pathlib, sys\n"
         f"assert not minigen.__file__.startswith({str(ROOT / 'minigen')!r})\n"
-        "from minigen.teach import check\n"
-        "from minigen.sampling import keep_top_p\n"
+        "from minigen_course import check\n"
+        "from minigen.sampling.sampler import keep_top_p\n"
         "check(16, keep_top_p=keep_top_p)\n"
     )
     checked = subprocess.run(

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from minigen import cli, hub, hub_verdicts
+from minigen import hub
+from minigen.cli import main as cli
 from minigen.doctor import compare as comparing
 from minigen.doctor import facts as looking
 from minigen.doctor.compare import Agreement, compare
@@ -24,6 +25,7 @@ from minigen.doctor.findings import with_findings
 from minigen.doctor.fingerprint import fingerprints, pattern
 from minigen.doctor.report import Gpu, Model, Report, read_report, to_json
 from minigen.errors import FileFormatError
+from minigen.hub import verdicts
 from tests.test_hub import TINY
 
 ROOT = Path(__file__).parent.parent
@@ -144,9 +146,9 @@ def test_a_damaged_default_model_is_found_whatever_is_remembered(
     path = hub.pulled_file(hub.DEFAULT_MODEL)
     path.parent.mkdir(parents=True)
     path.write_bytes(bytes(TINY.size))
-    found = hub_verdicts._facts(path)
+    found = verdicts._facts(path)
     assert found is not None
-    hub_verdicts._remember(path.parent / ".verified", {"sha256": TINY.sha256, **found})
+    verdicts._remember(path.parent / ".verified", {"sha256": TINY.sha256, **found})
     assert hub.find(hub.DEFAULT_MODEL) == path, "a start believes what is remembered"
     model = looking._default_model()
     assert (model.status, model.path) == ("damaged", str(path))
@@ -259,7 +261,7 @@ def test_two_files_are_compared_without_measuring_anything(
     slow = replace(report, torch=replace(report.torch, cpu_capability="NONE"))
     (tmp_path / "slow.json").write_text(to_json(slow), encoding="utf-8")
     code = (
-        "import sys; from minigen import cli\n"
+        "import sys; from minigen.cli import main as cli\n"
         f"sys.argv = ['minigen', 'doctor', '--compare', {str(file)!r}, 'slow.json']\n"
         "try: cli.main()\n"
         "except SystemExit as end: print(end.code, 'torch' in sys.modules, file=sys.stderr)"

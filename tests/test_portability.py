@@ -421,9 +421,10 @@ def test_of_a_tree_that_cannot_be_written_a_copy_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree, copy = tmp_path / "tree", tmp_path / "copy"
-    for name in ("pyproject.toml", "constraints.txt", "minigen/a.py", "minigen/a.pyc"):
+    for name in ("pyproject.toml", "constraints.txt", "minigen/a.py", "minigen_course/b/c.py"):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_text(name, encoding="utf-8")
+    (tree / "minigen" / "a.pyc").touch()
     monkeypatch.setattr(environment, "ROOT", tree)
     monkeypatch.setattr(environment, "ENVIRONMENT", tmp_path / "venv")
     monkeypatch.setattr(environment, "PYTHON", Path(sys.executable))
@@ -443,7 +444,7 @@ def test_of_a_tree_that_cannot_be_written_a_copy_is_installed(
     assert constraint == ["--constraint", "constraints.txt"]
     environment.copy_package(copy)
     names = sorted(str(path.relative_to(copy)) for path in copy.rglob("*.*"))
-    assert names == ["minigen/a.py", "pyproject.toml"]
+    assert names == ["minigen/a.py", "minigen_course/b/c.py", "pyproject.toml"]
     (tree / "minigen" / "a.py").write_text("changed", encoding="utf-8")
     environment.main(["cpu"])
     assert len(installed) == 2

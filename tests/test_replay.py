@@ -13,12 +13,11 @@ import pytest
 from ipywidgets.widgets.widget import _instances
 from matplotlib.figure import Figure
 
-from minigen.trace import Event, EventKind, Trace
-from minigen.viz import explore as explore_module
-from minigen.viz import replay as replay_module
-from minigen.viz.explore import WIDGET, png
-from minigen.viz.replay import MOST_OF_THE_TIME, Player, replay, watch
-from minigen.viz.style import figure
+from minigen.trace.events import Event, EventKind, Trace
+from minigen_course.figures import explore as explore_module
+from minigen_course.figures import explore as replay_module
+from minigen_course.figures.explore import MOST_OF_THE_TIME, WIDGET, Player, png, replay, watch
+from minigen_course.figures.style import figure
 
 
 class Shown(list[dict[str, Any]]):

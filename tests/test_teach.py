@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from minigen.teach.measuring import measured, significant
-from minigen.teach.messages import Wrong, expect, expect_close, expect_equal
+from minigen_course.figures.show import measured, significant
+from minigen_course.grading.messages import Wrong, expect, expect_close, expect_equal
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def imported_by(path: Path) -> set[str]:
             names.add(str(node.module))
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-    ours = {"minigen", "tools", "tests"}
+    ours = {"minigen", "minigen_course", "tools", "tests"}
     return {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - ours
 
 

@@ -26,7 +26,7 @@ class Chapter:
     @property
     def paths(self) -> list[str]:
         """The modules' files."""
-        return [f"minigen/{module.replace('.', '/')}.py" for module in self.modules]
+        return [f"{module.replace('.', '/')}.py" for module in self.modules]
 
     @property
     def notebook(self) -> str:

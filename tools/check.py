@@ -1,9 +1,9 @@
 """Check the tree without running it: `python -m tools.check`. Prints each check's verdict.
 
 ruff (lint and format), mypy, the agreement of chapters, modules, tests and documents
-(`tests/test_project.py`), and that of notebooks: pairs, stubs, mirrors, budgets
-(`tests/test_notebooks.py`). `python -m tools.check lint types` makes these checks alone; `make
-test` leaves out the last two, since it runs all of tests/.
+(`tests/test_project.py`, `tests/test_layout.py`), and that of notebooks: pairs, stubs, mirrors,
+budgets (`tests/test_notebooks.py`). `python -m tools.check lint types` makes these checks alone;
+`make test` leaves out the last two, since it runs all of tests/.
 """
 
 import subprocess
@@ -21,7 +21,7 @@ CHECKS: dict[str, list[str]] = {
     "lint": ["ruff", "check", "--quiet"],
     "format": ["ruff", "format", "--quiet", "--check"],
     "types": ["mypy", "--no-error-summary"],
-    "agreement": [*PYTEST, "tests/test_project.py"],
+    "agreement": [*PYTEST, "tests/test_project.py", "tests/test_layout.py"],
     "notebooks": [*PYTEST, "tests/test_notebooks.py"],
 }
 

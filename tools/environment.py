@@ -20,7 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / (os.environ.get("VENV_DIR") or ".venv")
 PYTHON = ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 OLDEST = (3, 11)
-PACKAGED = ("pyproject.toml", "README.md", "LICENSE", "minigen/**/*.*", "notebooks/*.*")
+PACKAGED = (
+    *("pyproject.toml", "README.md", "LICENSE"),
+    *("minigen/**/*.*", "minigen_course/**/*.*", "notebooks/*.*"),
+)
 
 
 def main(extras: list[str]) -> None:

@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from minigen.machine import num_cores
+from minigen.hardware import num_cores
 from tools.chapters import ROOT
 from tools.tally import THE_RUN, Tally, tally, write_report
 

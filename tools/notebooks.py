@@ -20,8 +20,8 @@ import jupytext
 import nbformat
 from nbclient import NotebookClient
 
-from minigen.teach.hunting import cell_of
-from minigen.teach.stubs import mirror, stub
+from minigen_course.grading.hunt import cell_of
+from minigen_course.grading.stub import mirror, stub
 from tools.chapters import ROOT
 from tools.notebook_checks import CELL_SECONDS, check_all, over_budget, timing
 

@@ -8,20 +8,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from minigen.cache.blocks import BlockAllocator, blocks_needed
-from minigen.cache.manager import BlockManager
 from minigen.engine.engine import Engine
 from minigen.engine.scheduler import ContinuousScheduler
-from minigen.kernels.gpu.attend import DevicePool
-from minigen.kernels.gpu.chooser import choose_on_device
-from minigen.kernels.gpu.model import KernelModel, kernel_model
-from minigen.kernels.gpu.runner import GpuRunner, captured_sizes
+from minigen.kernels.triton.attention import DevicePool
+from minigen.kernels.triton.runner import (
+    GpuRunner,
+    KernelModel,
+    captured_sizes,
+    choose_on_device,
+    kernel_model,
+)
+from minigen.kv_cache.block_allocator import BlockAllocator, blocks_needed
+from minigen.kv_cache.block_manager import BlockManager
 from minigen.model.layers import DenseLinear, rotary_frequencies
 from minigen.model.transformer import Layer, Transformer
-from minigen.params import SamplingParams
-from minigen.sampling import BatchSampler
+from minigen.sampling.params import SamplingParams
+from minigen.sampling.sampler import BatchSampler
 from minigen.sequence import Sequence
-from minigen.trace import Trace
+from minigen.trace.events import Trace
 
 CUDA, DTYPE, BLOCK_SIZE = torch.device("cuda"), torch.bfloat16, 16
 

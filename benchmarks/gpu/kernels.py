@@ -8,9 +8,13 @@ from torch.nn import functional
 
 from benchmarks.gpu.engines import Shape
 from benchmarks.gpu.timing import replayed, seconds
-from minigen.kernels.gpu.attend import num_processors
-from minigen.kernels.gpu.decode import num_splits, paged_decode_torch, paged_decode_triton
-from minigen.kernels.gpu.prefill import flash_prefill_triton
+from minigen.kernels.triton.attention import num_processors
+from minigen.kernels.triton.decode_attention import (
+    num_splits,
+    paged_decode_torch,
+    paged_decode_triton,
+)
+from minigen.kernels.triton.prefill_attention import flash_prefill_triton
 
 CUDA = torch.device("cuda")
 BLOCK_SIZE, HEAD_DIM, Q_HEADS, KV_HEADS = 16, 128, 32, 8

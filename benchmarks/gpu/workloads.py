@@ -22,8 +22,8 @@ from benchmarks.gpu.engines import (
     random_model,
     run,
 )
-from minigen.cache.blocks import blocks_needed
-from minigen.kernels.gpu.model import KernelModel
+from minigen.kernels.triton.runner import KernelModel
+from minigen.kv_cache.block_allocator import blocks_needed
 from minigen.model.attention import attend_packed
 from minigen.model.transformer import Transformer
 from minigen.sequence import Sequence

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from benchmarks.gguf_float32 import write_float32
 from benchmarks.peers.environments import Environments
-from minigen.checkpoint import Checkpoint, open_checkpoint
-from minigen.model.gguf import read_gguf
-from minigen.model.gguf_names import config_dict
-from minigen.text.gguf_vocab import read_vocabulary
+from minigen.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from minigen.checkpoint.gguf import read_gguf
+from minigen.checkpoint.gguf_mapping import config_dict
+from minigen.tokenizer.gguf import read_vocabulary
 
 GGUF, BFLOAT16_GGUF, Q8_0, Q4_0 = "the file as it is", "bf16 GGUF", "Q8_0 GGUF", "Q4_0 GGUF"
 DIRECTORY, INT8_DIRECTORY, ONNX_INT4 = "bf16 directory", "int8 directory", "int4 ONNX"

@@ -13,7 +13,9 @@ from pathlib import Path
 import torch
 
 from minigen import __version__, hub
-from minigen.checkpoint import open_checkpoint
+from minigen.assembly.cpu import plan
+from minigen.checkpoint.checkpoint import open_checkpoint
+from minigen.config import EngineOptions
 from minigen.doctor.findings import with_findings
 from minigen.doctor.fingerprint import TORCH_FORMS, compiled_forms, fingerprints
 from minigen.doctor.measures import matmul_rate, read_bandwidth
@@ -33,22 +35,21 @@ from minigen.doctor.report import (
     Torch,
 )
 from minigen.errors import MinigenError
-from minigen.machine import (
+from minigen.hardware import (
     cpu_features,
     cpu_name,
     multiplies_bfloat16,
     num_cores,
     torch_threads,
 )
-from minigen.options import EngineOptions
-from minigen.runners import plan
 
 PACKAGES = tuple(
     """torch numpy numba llvmlite triton transformers tokenizers sentencepiece safetensors gguf
     jinja2 huggingface_hub filelock platformdirs jaxtyping beartype typer rich fastapi uvicorn
     pydantic prometheus_client aiohttp jupyterlab ipywidgets matplotlib jupytext nbclient
     nbformat cloudpickle psutil openai ollama scipy regex pytest pytest-xdist
-    pytest-random-order hypothesis nbval playwright schemathesis ruff mypy pyyaml""".split()
+    pytest-random-order import-linter hypothesis nbval playwright schemathesis ruff mypy
+    pyyaml""".split()
 )
 VARIABLES = tuple(  # none of them holds a secret
     """OMP_NUM_THREADS OMP_PROC_BIND OMP_PLACES KMP_AFFINITY GOMP_CPU_AFFINITY
@@ -191,7 +192,7 @@ def _speed() -> Speed:
     matmul = {form: matmul_rate(dtype) for form, dtype in TORCH_FORMS.items()}
     weights: dict[str, float] = {}
     for form in compiled_forms():
-        from minigen.kernels.compiled import speeds
+        from minigen.kernels.cpu.runner import speeds
 
         found = speeds(form)
         weights[form] = found["compiled"]

@@ -16,12 +16,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigen.config import ModelConfig
+from minigen.assembly.cpu import linears
+from minigen.checkpoint.model_config import ModelConfig
+from minigen.checkpoint.safetensors import StoredTensor
 from minigen.model.attention import attention
 from minigen.model.layers import rms_norm, rotary_frequencies, rotary_tables, swiglu
 from minigen.model.transformer import build_transformer, expected_tensors
-from minigen.model.weights import StoredTensor
-from minigen.runners import linears
 
 TORCH_FORMS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 COMPILED_FORMS = ("bfloat16", "int8", "int4")
@@ -74,7 +74,7 @@ def compiled_forms(kv_dtype: str = "bfloat16") -> list[str]:
     """The forms of weights whose compiled step lies on this disk."""
     if find_spec("numba") is None:
         return []
-    from minigen.kernels.compiled import is_compiled
+    from minigen.kernels.cpu.runner import is_compiled
 
     return [form for form in COMPILED_FORMS if is_compiled(form, kv_dtype)]
 
@@ -133,13 +133,13 @@ def _compiled_stages(
     form: str, tensors: dict[str, StoredTensor], num_threads: int
 ) -> dict[str, str]:
     """Logits of the compiled step: a prompt at once, then a token after it."""
-    from minigen.cache.blocks import BlockAllocator
-    from minigen.cache.manager import BlockManager
-    from minigen.engine.runner import Packed
-    from minigen.kernels.assembly import kernel_shape, kernel_weights
-    from minigen.kernels.paging import PanelPool
-    from minigen.kernels.runner import CompiledRunner
-    from minigen.trace import Trace
+    from minigen.engine.model_runner import Packed
+    from minigen.kernels.cpu.kv_layout import PanelPool
+    from minigen.kernels.cpu.runner import CompiledRunner
+    from minigen.kernels.cpu.step import kernel_shape, kernel_weights
+    from minigen.kv_cache.block_allocator import BlockAllocator
+    from minigen.kv_cache.block_manager import BlockManager
+    from minigen.trace.events import Trace
 
     num_blocks = _LAYER.max_positions // _BLOCK_SIZE
     shape = kernel_shape(_LAYER, _BLOCK_SIZE, num_blocks)

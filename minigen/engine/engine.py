@@ -7,10 +7,10 @@ from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 
 from minigen.errors import RequestError
-from minigen.logprobs import tell_prompt_logprobs
 from minigen.protocols import Runner, Sampler, Scheduler
+from minigen.sampling.logprobs import tell_prompt_logprobs
 from minigen.sequence import Chunk, SampledToken, Sequence, samples_of
-from minigen.trace import EventKind, Trace
+from minigen.trace.events import EventKind, Trace
 
 _UNFINISHED = {"abort": EventKind.ABORTED, "error": EventKind.FAILED}
 

@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Sequence as SequenceOf
 from itertools import count
 
-from minigen.cache.manager import BlockManager
+from minigen.kv_cache.block_manager import BlockManager
 from minigen.sequence import Chunk, SampledToken, Sequence, samples_of
 
 Rank = tuple[int, int]  # priority, then arrival: the lower goes first

@@ -1,1 +1,1 @@
-"""Products and attention for one kind of machine each; the rest of minigen works without them."""
+"""Matrix products, attention and sampling for one kind of processor each."""

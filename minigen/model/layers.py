@@ -11,7 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from minigen.config import RopeScaling
+from minigen.checkpoint.model_config import RopeScaling
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from minigen.config import ModelConfig
+from minigen.checkpoint.model_config import ModelConfig
+from minigen.checkpoint.safetensors import StoredTensor
 from minigen.model.layers import (
     DenseLinear,
     apply_rotary,
@@ -23,7 +24,6 @@ from minigen.model.layers import (
     rotary_tables,
     swiglu,
 )
-from minigen.model.weights import StoredTensor
 from minigen.protocols import Attend, Linear
 
 MakeLinear = Callable[[Sequence[StoredTensor], Sequence[StoredTensor]], Linear]

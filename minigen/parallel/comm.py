@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from minigen.errors import WorkerError
-from minigen.trace import Event, EventKind, Trace
+from minigen.trace.events import Event, EventKind, Trace
 
 Result = TypeVar("Result")
 MESSAGES = (EventKind.ALL_REDUCED, EventKind.ALL_GATHERED, EventKind.BROADCAST)

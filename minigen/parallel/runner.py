@@ -18,12 +18,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigen.cache.manager import BlockManager
-from minigen.cache.paged import Batch, KVPool, attend_paged
-from minigen.engine.runner import Packer, batch_of
+from minigen.engine.model_runner import Packer, batch_of
 from minigen.errors import WorkerError
+from minigen.kv_cache.block_manager import BlockManager
+from minigen.kv_cache.paged import Batch, KVPool, attend_paged
 from minigen.parallel.comm import Comm
-from minigen.parallel.sharded import ShardedTransformer
+from minigen.parallel.sharding import ShardedTransformer
 from minigen.sequence import Chunk
 
 _STOP, _IDLE, _STEP = range(3)

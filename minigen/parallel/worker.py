@@ -1,6 +1,6 @@
 """`python -m minigen.parallel.worker RANK RANKS MEETING`: one rank of a model, until rank 0 ends.
 
-Started by `minigen.parallel.workers`, not by hand. What it writes goes to a file that rank 0 reads
+Started by `minigen.parallel.launch`, not by hand. What it writes goes to a file that rank 0 reads
 if this process ends before its time.
 """
 
@@ -10,9 +10,8 @@ from pathlib import Path
 from threading import Thread
 
 from minigen.errors import WorkerError
-from minigen.parallel.assembly import follow_lead, leave
 from minigen.parallel.comm import local_comm
-from minigen.parallel.workers import LOST_ANOTHER
+from minigen.parallel.launch import LOST_ANOTHER, follow_lead, leave
 
 
 def main() -> None:

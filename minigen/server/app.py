@@ -1,4 +1,4 @@
-"""The web application: every API's routes, over one host of models."""
+"""The server as one ASGI app: the routes of every API over one host of models, and middleware."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,10 +10,14 @@ from fastapi import APIRouter, FastAPI
 from starlette.responses import JSONResponse, Response
 
 from minigen import __version__
-from minigen.answers import Answer
-from minigen.server.failures import add_error_handlers
-from minigen.server.host import ModelHost
-from minigen.server.openai import Check, openai_router
+from minigen.outputs import Answer
+from minigen.server.errors import add_error_handlers
+from minigen.server.middleware.auth import ApiKeys
+from minigen.server.middleware.limits import Limits
+from minigen.server.middleware.stack import Guards
+from minigen.server.models import ModelHost
+from minigen.server.ollama.routes import ollama_router
+from minigen.server.openai.routes import Check, openai_router
 from minigen.server.token_routes import token_router
 
 DESCRIPTION = """
@@ -78,3 +82,26 @@ def _state_router(host: ModelHost) -> APIRouter:
         return {"version": __version__}
 
     return router
+
+
+DEFAULT_LIMITS, NO_KEYS = Limits(), ApiKeys()
+
+
+def create_service(
+    host: ModelHost,
+    limits: Limits = DEFAULT_LIMITS,
+    keys: ApiKeys = NO_KEYS,
+    routers: SequenceOf[APIRouter] = (),
+) -> Guards:
+    """An ASGI app for any server: OpenAI's API and Ollama's, and what further `routers` add.
+
+    Raises `OptionError` for limits that contradict each other.
+    """
+    apis = [ollama_router(host, limits.check), *routers]
+    return Guards(
+        create_app(host, limits.check, apis),
+        limits,
+        keys,
+        draining=lambda: host.draining,
+        num_queued=lambda: host.num_waiting,
+    )

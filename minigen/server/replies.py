@@ -12,14 +12,13 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from minigen.answers import Answer
 from minigen.errors import EngineStoppedError
-from minigen.server.failures import ClientGoneError, ModelFailedError, explain
-from minigen.server.host import ModelHost
-from minigen.server.records import RequestRecord, record_of
-from minigen.server.served import Served
-from minigen.server.streams import Pending
-from minigen.server.wording import Wording, usage_of
+from minigen.outputs import Answer
+from minigen.server.errors import ClientGoneError, ModelFailedError, explain
+from minigen.server.middleware.limits import RequestRecord, record_of
+from minigen.server.models import ModelHost, Served
+from minigen.server.openai.responses import Wording, usage_of
+from minigen.server.streaming import Pending
 
 LONG_BODY = 20_000  # bytes; to encode a longer prompt takes too long for the loop to wait
 

@@ -7,11 +7,11 @@ from fastapi import APIRouter
 
 from minigen.errors import PromptError
 from minigen.llm import LLM
-from minigen.server import examples
-from minigen.server.asking import chat_prompt
-from minigen.server.failures import ApiError
-from minigen.server.host import ModelHost
-from minigen.server.schema import DetokenizeRequest, TokenizeRequest
+from minigen.server.errors import ApiError
+from minigen.server.models import ModelHost
+from minigen.server.openai import examples
+from minigen.server.openai.requests import chat_prompt
+from minigen.server.openai.schema import DetokenizeRequest, TokenizeRequest
 
 
 def token_router(host: ModelHost) -> APIRouter:

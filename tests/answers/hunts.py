@@ -4,9 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from minigen.cache.blocks import BlockAllocator
-from minigen.teach.hunts import full_hit, preempted, ranks, slots
-from minigen.teach.toy_engine import right_slots, serve_toy
+from minigen.kv_cache.block_allocator import BlockAllocator
+from minigen_course.ch22_paged import hunt as hunt_22
+from minigen_course.ch23_prefix import hunt as hunt_23
+from minigen_course.ch24_scheduler import hunt as hunt_24
+from minigen_course.ch41_tensor_parallel import hunt as hunt_41
+from minigen_course.lab.toy_engine import right_slots, serve_toy
 from tests.answers import rank_hunt
 
 Test = Callable[[Any], object]
@@ -169,19 +172,19 @@ def wants_nothing_found(Cache: Any) -> None:
     assert cache.match(list(range(8))) == []
 
 
-class Shortened(full_hit.ChainedPrefixCache):
+class Shortened(hunt_23.ChainedPrefixCache):
     """Right: the ends of blocks are those before the last token."""
 
     def match(self, token_ids: Any, salt: Any = None) -> list[int]:
         return super().match(token_ids[: max(len(token_ids) - 1, 0)], salt)
 
 
-class NeverTheLastBlock(full_hit.ChainedPrefixCache):
+class NeverTheLastBlock(hunt_23.ChainedPrefixCache):
     def match(self, token_ids: Any, salt: Any = None) -> list[int]:
         return super().match(token_ids[: -self.block_size], salt)
 
 
-class PopsWithoutLeaving(full_hit.ChainedPrefixCache):
+class PopsWithoutLeaving(hunt_23.ChainedPrefixCache):
     def match(self, token_ids: Any, salt: Any = None) -> list[int]:
         matched = super().match(token_ids, salt)
         if len(matched) * self.block_size == len(token_ids) and matched:
@@ -189,14 +192,14 @@ class PopsWithoutLeaving(full_hit.ChainedPrefixCache):
         return matched
 
 
-class NothingForWholeBlocks(full_hit.ChainedPrefixCache):
+class NothingForWholeBlocks(hunt_23.ChainedPrefixCache):
     def match(self, token_ids: Any, salt: Any = None) -> list[int]:
         if len(token_ids) % self.block_size == 0:
             return []
         return super().match(token_ids, salt)
 
 
-class ForgetsToInsert(full_hit.ChainedPrefixCache):
+class ForgetsToInsert(hunt_23.ChainedPrefixCache):
     """Lets `ends` stop early for all, and so never keeps the last full block."""
 
     def ends(self, token_ids: Any) -> range:
@@ -246,7 +249,7 @@ def same_number_of_steps(Scheduler: Any) -> None:
     assert short.num_steps == serve_toy(PROMPTS, scheduler=Scheduler).num_steps
 
 
-class TokensFromBoth(preempted.PlainScheduler):
+class TokensFromBoth(hunt_24.PlainScheduler):
     """Right: the text is put together again of the prompt and what was written."""
 
     def preempt(self, victim: Any) -> None:
@@ -254,12 +257,12 @@ class TokensFromBoth(preempted.PlainScheduler):
         victim.token_ids = [*victim.prompt_ids, *victim.output_ids]
 
 
-class OneByOne(preempted.PlainScheduler):
+class OneByOne(hunt_24.PlainScheduler):
     def __init__(self, manager: Any, max_sequences: int, max_batch_tokens: int):
         super().__init__(manager, 1, max_batch_tokens)
 
 
-class OutputIntoPrompt(preempted.PlainScheduler):
+class OutputIntoPrompt(hunt_24.PlainScheduler):
     """What was written becomes part of the prompt, and is forgotten as output."""
 
     def preempt(self, victim: Any) -> None:
@@ -268,7 +271,7 @@ class OutputIntoPrompt(preempted.PlainScheduler):
         super().preempt(victim)
 
 
-class KeepsItsBlocks(preempted.PlainScheduler):
+class KeepsItsBlocks(hunt_24.PlainScheduler):
     """Takes the victim out, and never gives its blocks back."""
 
     def preempt(self, victim: Any) -> None:
@@ -287,9 +290,9 @@ CATCHES = {
             "lets no chunk begin within a block": (only_whole_prompts, "begin of its block"),
             "wants what is wrong": (wants_strangers, "should pass on the mended one"),
         },
-        (mended_by_size, *slots.HUNT.right.values()),
+        (mended_by_size, *hunt_22.HUNT.right.values()),
         {
-            "unchanged": slots.next_slots,
+            "unchanged": hunt_22.next_slots,
             "the last block, whichever it is": mended_one_block_early,
             "takes the block after the last": mended_by_the_next_block,
             "returns nothing": returns_nothing,
@@ -304,9 +307,9 @@ CATCHES = {
             "asks for several blocks only": (many_blocks_only, "if it is one block long"),
             "wants nothing to be found": (wants_nothing_found, "should pass on the mended one"),
         },
-        (Shortened, *full_hit.HUNT.right.values()),
+        (Shortened, *hunt_23.HUNT.right.values()),
         {
-            "unchanged": full_hit.ChainedPrefixCache,
+            "unchanged": hunt_23.ChainedPrefixCache,
             "never finds the last block": NeverTheLastBlock,
             "keeps an owner of what it does not return": PopsWithoutLeaving,
             "finds nothing of whole blocks": NothingForWholeBlocks,
@@ -323,9 +326,9 @@ CATCHES = {
             "forbids preemption": (forbids_preemption, "should pass on the mended one"),
             "wants as many steps": (same_number_of_steps, "should pass on the mended one"),
         },
-        (TokensFromBoth, *preempted.HUNT.right.values()),
+        (TokensFromBoth, *hunt_24.HUNT.right.values()),
         {
-            "unchanged": preempted.PlainScheduler,
+            "unchanged": hunt_24.PlainScheduler,
             "runs one at a time": OneByOne,
             "makes output a prompt": OutputIntoPrompt,
             "keeps the victim's blocks": KeepsItsBlocks,
@@ -345,9 +348,9 @@ CATCHES = {
             ),
             "wants what is wrong": (rank_hunt.wants_own_numbers, "should pass on the mended one"),
         },
-        (ranks.HUNT.mended, *ranks.HUNT.right.values()),
+        (hunt_41.HUNT.mended, *hunt_41.HUNT.right.values()),
         {
-            "unchanged": ranks.agreed_blocks,
+            "unchanged": hunt_41.agreed_blocks,
             "wastes memory": rank_hunt.least_and_most,
             "one fewer than fit": rank_hunt.one_fewer,
             "only rank 0 asks": rank_hunt.only_rank_0_asks,

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from minigen.teach.hunts import ranks
-from minigen.teach.rank_schedulers import on_ranks, serve_on_ranks
+from minigen_course.ch41_tensor_parallel import hunt
+from minigen_course.ch41_tensor_parallel.lesson import on_ranks, serve_on_ranks
 
 
 def least_of_all(agreed_blocks: Any) -> None:
@@ -50,7 +50,7 @@ def two_ranks_only(agreed_blocks: Any) -> None:
 
 def only_answers(agreed_blocks: Any) -> None:
     numbers = on_ranks(agreed_blocks, [(130, 30), (130, 30)], 10)
-    first, second = serve_on_ranks(ranks.PROMPTS, numbers).answers
+    first, second = serve_on_ranks(hunt.PROMPTS, numbers).answers
     assert first == second
 
 

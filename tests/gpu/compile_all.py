@@ -13,7 +13,7 @@ os.environ.pop("TRITON_INTERPRET", None)
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 os.environ.setdefault("TRITON_CACHE_DIR", tempfile.mkdtemp())
 
-from minigen.kernels.gpu.machine_code import machine_code
+from minigen_course.ch31_triton.gpu_kernels import machine_code
 from tests.gpu.launches import head_launches, small_launches
 
 

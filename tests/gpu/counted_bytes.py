@@ -5,10 +5,11 @@ import torch
 import triton
 import triton.language as tl
 
-from minigen.kernels.gpu import norm, softmax
-from minigen.kernels.gpu.activation import silu_multiply_kernel
-from minigen.teach.accesses import bytes_moved, bytes_required
-from minigen.teach.programs import record_programs
+from minigen.kernels.triton import elementwise
+from minigen.kernels.triton.elementwise import silu_multiply_kernel
+from minigen_course.ch31_triton import gpu_kernels
+from minigen_course.lab.programs import record_programs
+from minigen_course.lab.triton_interpreter import bytes_moved, bytes_required
 
 
 @triton.jit
@@ -59,7 +60,7 @@ def test_a_norm_moves_each_row_once(has_residual: bool, bytes_a_number: int) -> 
     weight = torch.ones(20).half()
 
     def launch() -> None:
-        norm.rms_norm_kernel[(3,)](
+        elementwise.rms_norm_kernel[(3,)](
             x, residual, weight, out, 20, 1e-5, HAS_RESIDUAL=has_residual, BLOCK=32
         )
 
@@ -71,6 +72,6 @@ def test_a_norm_moves_each_row_once(has_residual: bool, bytes_a_number: int) -> 
 def test_a_softmax_moves_four_bytes_a_number() -> None:
     x, weights = torch.randn(2, 7).half(), torch.zeros(2, 7).half()
     found = record_programs(
-        lambda: softmax.softmax_kernel[(2,)](x, weights, 7, BLOCK=8), x=x, weights=weights
+        lambda: gpu_kernels.softmax_kernel[(2,)](x, weights, 7, BLOCK=8), x=x, weights=weights
     )
     assert bytes_moved(found) == bytes_required(found) == 4 * 14

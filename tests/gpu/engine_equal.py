@@ -6,10 +6,14 @@ import pytest
 import torch
 
 from minigen import LLM, SamplingParams
-from minigen.kernels.gpu.attend import DevicePool
-from minigen.kernels.gpu.chooser import choose_on_device
-from minigen.kernels.gpu.model import kernel_model
-from minigen.kernels.gpu.runner import GpuRunner, fill, padding_batch
+from minigen.kernels.triton.attention import DevicePool
+from minigen.kernels.triton.runner import (
+    GpuRunner,
+    choose_on_device,
+    fill,
+    kernel_model,
+    padding_batch,
+)
 from minigen.sequence import Chunk
 from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
 

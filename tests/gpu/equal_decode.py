@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from minigen.kernels.gpu.decode import paged_decode_torch, paged_decode_triton
+from minigen.kernels.triton.decode_attention import paged_decode_torch, paged_decode_triton
 from tests.gpu.contexts import DTYPES, HEADS, assert_near, make_contexts, randn
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)

@@ -9,18 +9,18 @@ from safetensors.torch import save_file
 
 from benchmarks.gpu.engines import Shape, greedy, make_engine, random_model, run
 from benchmarks.gpu.workloads import below_likeliest, margins
-from minigen import gpu
-from minigen.cache.blocks import BlockAllocator
-from minigen.cache.manager import BlockManager
-from minigen.config import ModelConfig
+from minigen.assembly import cuda
+from minigen.checkpoint.model_config import ModelConfig
+from minigen.checkpoint.safetensors import read_safetensors
+from minigen.config import EngineOptions
 from minigen.engine.engine import Engine
 from minigen.engine.scheduler import ContinuousScheduler
-from minigen.kernels.gpu.attend import DevicePool
+from minigen.kernels.triton.attention import DevicePool
+from minigen.kv_cache.block_allocator import BlockAllocator
+from minigen.kv_cache.block_manager import BlockManager
 from minigen.model.transformer import build_transformer, dense_linear, expected_tensors
-from minigen.model.weights import read_safetensors
-from minigen.options import EngineOptions
-from minigen.sampling import BatchSampler
-from minigen.trace import Trace
+from minigen.sampling.sampler import BatchSampler
+from minigen.trace.events import Trace
 from tests.gpu.contexts import DEVICE
 
 HERE = torch.device(DEVICE)
@@ -88,7 +88,7 @@ CONFIG = ModelConfig(
 def test_a_checkpoint_is_read_onto_the_device_and_goes_on_as_in_plain_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu, "DTYPE", DTYPE)
+    monkeypatch.setattr(cuda, "DTYPE", DTYPE)
     shapes = expected_tensors(CONFIG)
     generator = torch.Generator().manual_seed(3)
     made = {
@@ -103,11 +103,11 @@ def test_a_checkpoint_is_read_onto_the_device_and_goes_on_as_in_plain_torch(
     options = EngineOptions(max_sequences=3, max_batch_tokens=24, device="cuda")
     if DEVICE == "cuda":
         free, _ = torch.cuda.mem_get_info()
-        assert free / 2 < gpu.gpu_plan(checkpoint, options).default_kv_bytes
+        assert free / 2 < cuda.gpu_plan(checkpoint, options).default_kv_bytes
     manager = BlockManager(BlockAllocator(40), None, options.block_size, 3, 8, Trace())
-    runner = gpu.gpu_runner(checkpoint, options, manager, 40, DEVICE)
+    runner = cuda.gpu_runner(checkpoint, options, manager, 40, DEVICE)
     scheduler = ContinuousScheduler(manager, 3, options.max_batch_tokens)
-    engine = Engine(scheduler, runner, BatchSampler(gpu.gpu_chooser()), Trace())
+    engine = Engine(scheduler, runner, BatchSampler(cuda.gpu_chooser()), Trace())
     sequences = [greedy(i, [3 + i] * length, 5) for i, length in enumerate((1, 19, 30))]
     run(engine, sequences)
     plain = build_transformer(CONFIG, tensors, torch.float32, dense_linear(torch.float32))

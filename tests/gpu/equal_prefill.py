@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from minigen.kernels.gpu.prefill import flash_prefill_torch, flash_prefill_triton
+from minigen.kernels.triton.prefill_attention import flash_prefill_torch, flash_prefill_triton
 from tests.gpu.contexts import DEVICE, HEADS, assert_near, make_contexts, randn
 
 each_head = pytest.mark.parametrize(("head_dim", "dtype"), HEADS)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from minigen.model.layers import DenseLinear
 from minigen.parallel.comm import Comm, GroupComm, SoloComm, joined_comm
-from minigen.parallel.sharded import GatheredHead, SummedLinear
+from minigen.parallel.sharding import GatheredHead, SummedLinear
 from tests.gpu.contexts import DEVICE
 
 BACKEND = "nccl" if DEVICE == "cuda" else "gloo"

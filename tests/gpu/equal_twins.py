@@ -5,13 +5,22 @@ import math
 import pytest
 import torch
 
-from minigen.kernels.gpu.activation import silu_multiply_torch, silu_multiply_triton
-from minigen.kernels.gpu.choose import choose_torch, choose_triton
-from minigen.kernels.gpu.matmul import matmul_torch, matmul_triton
-from minigen.kernels.gpu.norm import rms_norm_torch, rms_norm_triton
-from minigen.kernels.gpu.rotary import rotary_store_torch, rotary_store_triton
-from minigen.kernels.gpu.softmax import softmax_torch, softmax_triton
+from minigen.kernels.triton.elementwise import (
+    rms_norm_torch,
+    rms_norm_triton,
+    rotary_store_torch,
+    rotary_store_triton,
+    silu_multiply_torch,
+    silu_multiply_triton,
+)
+from minigen.kernels.triton.sampling import choose_torch, choose_triton
 from minigen.model.layers import rotary_frequencies, rotary_tables
+from minigen_course.ch31_triton.gpu_kernels import (
+    matmul_torch,
+    matmul_triton,
+    softmax_torch,
+    softmax_triton,
+)
 from tests.gpu.contexts import DEVICE, DTYPES, HEADS, assert_near, randn
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)

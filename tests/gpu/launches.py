@@ -5,14 +5,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from minigen.kernels.gpu.activation import silu_multiply_triton
-from minigen.kernels.gpu.choose import choose_triton
-from minigen.kernels.gpu.decode import paged_decode_triton
-from minigen.kernels.gpu.matmul import matmul_triton
-from minigen.kernels.gpu.norm import rms_norm_triton
-from minigen.kernels.gpu.prefill import flash_prefill_triton
-from minigen.kernels.gpu.rotary import rotary_store_triton
-from minigen.kernels.gpu.softmax import softmax_triton
+from minigen.kernels.triton.decode_attention import paged_decode_triton
+from minigen.kernels.triton.elementwise import (
+    rms_norm_triton,
+    rotary_store_triton,
+    silu_multiply_triton,
+)
+from minigen.kernels.triton.prefill_attention import flash_prefill_triton
+from minigen.kernels.triton.sampling import choose_triton
+from minigen_course.ch31_triton.gpu_kernels import matmul_triton, softmax_triton
 
 TOKENS, SEQUENCES, BLOCKS, BLOCK_SIZE = 512, 16, 64, 16
 

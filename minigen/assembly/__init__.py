@@ -1,0 +1,1 @@
+"""Choose the implementations for a machine, and build an engine from them."""

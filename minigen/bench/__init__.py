@@ -1,0 +1,1 @@
+"""Benchmarks of a model or a server under load, and their reports."""

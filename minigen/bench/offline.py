@@ -1,0 +1,214 @@
+"""Measure the engine without a server: one request alone, and many together."""
+
+import json
+import random
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from minigen.bench.report import NAMES, Spread, check_lengths, spreads
+from minigen.bench.workload import Span
+from minigen.config import written
+from minigen.errors import OptionError
+from minigen.llm import LLM
+from minigen.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is asked of the engine: requests of so many tokens in and out, a number of times."""
+
+    num_requests: int
+    input_tokens: int
+    output_tokens: int
+    turns: int
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("num_requests", 1),
+            ("input_tokens", 1),
+            ("output_tokens", 2),
+            ("turns", 1),
+        ):
+            if getattr(self, name) < least:
+                shown = name.removeprefix("num_").replace("_", "-")
+                raise OptionError(f"--{shown} must be at least {least}.")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn's seconds to the first token, and tokens a second."""
+
+    first_token: float
+    prefill: float
+    decode: float
+    together: float
+
+
+def run_bench(llm: LLM, load: Workload, json_file: Path | None) -> None:
+    """Measure by turns, print the medians, and write every turn to `json_file` if there is one."""
+    check_lengths(load.input_tokens + load.output_tokens, llm.config.max_positions)
+    console = Console(stderr=True)
+    rng = random.Random(0)
+    _take_turn(llm, Workload(min(load.num_requests, 2), load.input_tokens, 4, 1), rng)  # warm up
+    turns = []
+    with console.status("measuring") as status:
+        for number in range(load.turns):
+            status.update(f"measuring, turn {number + 1} of {load.turns}")
+            turns.append(_take_turn(llm, load, rng))
+    medians = Turn(
+        *(
+            statistics.median(each)
+            for each in zip(*(asdict(turn).values() for turn in turns), strict=True)
+        )
+    )
+    Console().print(_table(llm, load, medians))
+    if json_file is not None:
+        found = {
+            "engine": {name: choice for name, choice in llm.describe().items() if name != "model"},
+            "load": asdict(load),
+            "turns": [asdict(turn) for turn in turns],
+        }
+        with written("json", json_file):
+            json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+def _take_turn(llm: LLM, load: Workload, rng: random.Random) -> Turn:
+    """New prompts every time, so that no turn finds the last one's beginnings in the cache."""
+    params = SamplingParams(temperature=0, max_tokens=load.output_tokens, ignore_eos=True)
+    first, *rest = (_random_prompt(llm, load.input_tokens, rng) for _ in range(load.num_requests))
+    begun = time.perf_counter()
+    stamps = [time.perf_counter() for _ in llm.stream_deltas([first], params)]
+    alone = stamps[0] - begun
+    others = [_random_prompt(llm, load.input_tokens, rng), *rest]
+    begun = time.perf_counter()
+    llm.generate(others, params, progress=False)
+    seconds = time.perf_counter() - begun
+    return Turn(
+        first_token=alone,
+        prefill=load.input_tokens / alone,
+        decode=(load.output_tokens - 1) / (stamps[-1] - stamps[0]),
+        together=load.num_requests * load.output_tokens / seconds,
+    )
+
+
+def _random_prompt(llm: LLM, num_tokens: int, rng: random.Random) -> list[int]:
+    return [rng.randrange(llm.config.vocab_size) for _ in range(num_tokens)]
+
+
+def _table(llm: LLM, load: Workload, medians: Turn) -> Table:
+    choices = llm.describe()
+    table = Table(
+        title=f"{choices['weights'].split()[0]}, {choices['threads']} threads, "
+        f"{load.input_tokens} tokens in, {load.output_tokens} out, "
+        f"median of {load.turns}",
+        title_justify="left",
+    )
+    table.add_column("what")
+    table.add_column("measured", justify="right")
+    table.add_row("one request: time to the first token", f"{medians.first_token * 1e3:.0f} ms")
+    table.add_row("one request: prefill", f"{medians.prefill:,.0f} tokens/s")
+    table.add_row("one request: decode", f"{medians.decode:,.1f} tokens/s")
+    table.add_row(f"{load.num_requests} requests: output", f"{medians.together:,.1f} tokens/s")
+    return table
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long prompts and answers are, in tokens, drawn by a seed."""
+
+    inputs: Span
+    outputs: Span
+    seed: int
+
+    def draw(self, llm: LLM, count: int) -> tuple[list[list[int]], list[SamplingParams]]:
+        """So many prompts of random tokens, no two alike, and what is asked of each.
+
+        Raises `OptionError` for lengths that do not fit into the model's context.
+        """
+        check_lengths(self.inputs.most + self.outputs.most, llm.config.max_positions)
+        rng = np.random.default_rng(self.seed)
+        sizes = [(self.inputs.draw(rng), self.outputs.draw(rng)) for _ in range(count)]
+        prompts = [rng.integers(llm.config.vocab_size, size=size).tolist() for size, _ in sizes]
+        return prompts, [
+            SamplingParams(temperature=0, max_tokens=size, ignore_eos=True) for _, size in sizes
+        ]
+
+
+def run_throughput(llm: LLM, num_requests: int, lengths: Lengths, json_file: Path | None) -> None:
+    """Answer all requests at once; print requests and tokens a second."""
+    prompts, params = lengths.draw(llm, num_requests)
+    _warm_up(llm, lengths)
+    begun = time.perf_counter()
+    outputs = llm.generate(prompts, params)
+    seconds = time.perf_counter() - begun
+    num_out = sum(len(each.token_ids) for each in outputs)
+    found = {
+        "requests": num_requests,
+        "seconds": seconds,
+        "input_tokens": sum(map(len, prompts)),
+        "output_tokens": num_out,
+        "requests_per_second": num_requests / seconds,
+        "output_tokens_per_second": num_out / seconds,
+        "tokens_per_second": (sum(map(len, prompts)) + num_out) / seconds,
+    }
+    table = Table(title=_title(llm, f"{num_requests} requests at once"), title_justify="left")
+    table.add_column("what")
+    table.add_column("measured", justify="right")
+    table.add_row("requests", f"{found['requests_per_second']:,.2f} requests/s")
+    table.add_row("output", f"{found['output_tokens_per_second']:,.1f} tokens/s")
+    table.add_row("input and output", f"{found['tokens_per_second']:,.1f} tokens/s")
+    table.add_row("all of it", f"{seconds:,.2f} s")
+    Console().print(table)
+    _write(llm, lengths, found, json_file)
+
+
+def run_latency(llm: LLM, turns: int, lengths: Lengths, json_file: Path | None) -> None:
+    """Answer one request after the other; print how their first tokens and gaps spread."""
+    requests = lengths.draw(llm, turns)
+    _warm_up(llm, lengths)
+    waits: list[float] = []
+    gaps: list[float] = []
+    ends: list[float] = []
+    with Console(stderr=True).status("measuring"):
+        for prompt, params in zip(*requests, strict=True):
+            begun = time.perf_counter()
+            stamps = [time.perf_counter() for _ in llm.stream_deltas([prompt], params)]
+            waits.append(stamps[0] - begun)
+            gaps += [after - before for before, after in pairwise(stamps)]
+            ends.append(stamps[-1] - begun)
+    found = {"ttft": Spread.of(waits), "itl": Spread.of(gaps), "e2e": Spread.of(ends)}
+    title = _title(llm, f"one request alone, {turns} times")
+    Console(highlight=False).print(
+        spreads(title, {NAMES[name]: spread for name, spread in found.items()})
+    )
+    numbers = {name: asdict(spread) if spread else None for name, spread in found.items()}
+    _write(llm, lengths, {"turns": turns, "seconds": numbers}, json_file)
+
+
+def _warm_up(llm: LLM, lengths: Lengths) -> None:
+    """Two requests of other prompts, since what runs first pays for pages and compilers."""
+    prompts, params = Lengths(lengths.inputs, Span(2, 2), lengths.seed + 1).draw(llm, 2)
+    llm.generate(prompts, params, progress=False)
+
+
+def _title(llm: LLM, what: str) -> str:
+    choices = llm.describe()
+    return f"{choices['weights'].split()[0]}, {choices['threads']} threads, {what}"
+
+
+def _write(llm: LLM, lengths: Lengths, found: Mapping[str, Any], json_file: Path | None) -> None:
+    if json_file is None:
+        return
+    engine = {name: choice for name, choice in llm.describe().items() if name != "model"}
+    told = {"engine": engine, "load": asdict(lengths), **found}
+    with written("json", json_file):
+        json_file.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")

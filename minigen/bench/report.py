@@ -1,0 +1,352 @@
+"""What a load found: latencies by percentile, throughput, and goodput, as a table and as a figure.
+
+Source: goodput as in DistServe (Zhong et al. 2024): the requests per second that meet every service
+level objective (SLO).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from minigen.errors import OptionError
+
+PERCENTILES = (50, 90, 95, 99)
+LATENCIES = ("ttft", "itl", "tpot", "e2e")
+ITL_SHARE = 95  # percent of a request's gaps that must keep the objective for ITL
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one request; its times are seconds after the load began.
+
+    It was to be sent at `arrived`, and was at `sent`. `text_times` are when text came: a time for
+    each event of the stream, which may bring several tokens. `ended` is when its stream ended, or
+    the error came. `output_tokens` is what the server's usage says, and the number of events where
+    it says nothing (`has_usage`). `error` is None, or the kind of error, and `detail` its words.
+    """
+
+    arrived: float
+    sent: float
+    ended: float
+    text_times: tuple[float, ...] = ()
+    output_tokens: int = 0
+    prompt_tokens: int = 0
+    has_usage: bool = False
+    error: str | None = None
+    detail: str = ""
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to first token: seconds from when it was to be sent to its first text."""
+        return self.text_times[0] - self.arrived if self.text_times else None
+
+    @property
+    def e2e(self) -> float:
+        """Seconds from when it was to be sent to its end."""
+        return self.ended - self.arrived
+
+    @property
+    def gaps(self) -> list[float]:
+        """Inter-token latencies (ITL): seconds between each event with text and the next."""
+        return [after - before for before, after in pairwise(self.text_times)]
+
+    @property
+    def tpot(self) -> float | None:
+        """Time per output token: seconds a token after the first; None for a single token."""
+        if len(self.text_times) < 2 or self.output_tokens < 2:
+            return None
+        return (self.text_times[-1] - self.text_times[0]) / (self.output_tokens - 1)
+
+
+@dataclass(frozen=True)
+class Slo:
+    """An objective: `latency` ("ttft", "itl", "tpot" or "e2e") is at most so many seconds."""
+
+    latency: str
+    seconds: float
+
+    @classmethod
+    def parse(cls, text: str) -> "Slo":
+        """Read "ttft=500ms", "itl=50ms", "tpot=40ms" or "e2e=5s". Else raises `OptionError`.
+
+        >>> Slo.parse("ttft=500ms")
+        Slo(latency='ttft', seconds=0.5)
+        """
+        found = re.fullmatch(r"\s*(\w+)\s*=\s*(\d+(?:\.\d+)?)\s*(ms|s)\s*", text)
+        if found is None or found[1] not in LATENCIES or float(found[2]) == 0:
+            known = ", ".join(LATENCIES)
+            raise OptionError(
+                f"--slo is a latency ({known}) and a time, as in ttft=500ms or e2e=5s, "
+                f"not {text!r}."
+            )
+        return cls(found[1], float(found[2]) / (1000 if found[3] == "ms" else 1))
+
+    def is_met(self, outcome: Outcome) -> bool:
+        """Whether a request kept it: by 95 % of its gaps for "itl"; what has none keeps it."""
+        if outcome.error is not None:
+            return False
+        if self.latency == "itl":
+            gaps = outcome.gaps
+            return not gaps or float(np.percentile(gaps, ITL_SHARE)) <= self.seconds
+        seconds = getattr(outcome, self.latency)
+        return seconds is None or seconds <= self.seconds
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How values lie: their mean, percentiles (linear between neighbours) and largest."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread | None":
+        """The spread of these values; None if there are none."""
+        if not values:
+            return None
+        p50, p90, p95, p99 = np.percentile(values, PERCENTILES).tolist()
+        return cls(float(np.mean(values)), p50, p90, p95, p99, max(values))
+
+
+@dataclass(frozen=True)
+class Report:
+    """A load in numbers; seconds everywhere.
+
+    `seconds` are from the first arrival to the last end. Latencies are of requests that were
+    answered whole; `itl` is of all of their gaps, `lateness` of how long after its time each
+    request was sent. `goodput` are the requests a second that met all objectives, None if there
+    were none; `met` counts by objective.
+    """
+
+    num_requests: int
+    num_answered: int
+    seconds: float
+    prompt_tokens: int
+    output_tokens: int
+    tokens_per_event: float | None
+    goodput: float | None
+    ttft: Spread | None
+    itl: Spread | None
+    tpot: Spread | None
+    e2e: Spread | None
+    lateness: Spread | None
+    errors: dict[str, int] = field(default_factory=dict)
+    met: dict[str, int] = field(default_factory=dict)
+    details: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def request_rate(self) -> float:
+        """Requests answered a second."""
+        return self.num_answered / self.seconds
+
+    @property
+    def output_rate(self) -> float:
+        """Output tokens a second, of requests that were answered whole."""
+        return self.output_tokens / self.seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        rates = {"requests_per_second": self.request_rate, "tokens_per_second": self.output_rate}
+        return {**asdict(self), **rates}
+
+
+def report(outcomes: Sequence[Outcome], slos: Sequence[Slo] = ()) -> Report:
+    """Put the outcomes of a load together. Raises `ValueError` if there are none."""
+    if not outcomes:
+        raise ValueError("There is no report of no requests.")
+    answered = [each for each in outcomes if each.error is None]
+    failed = [each for each in outcomes if each.error is not None]
+    ended, begun = max(each.ended for each in outcomes), min(each.arrived for each in outcomes)
+    seconds = max(ended - begun, 1e-9)
+    num_good = sum(all(slo.is_met(each) for slo in slos) for each in answered)
+    output_tokens = sum(each.output_tokens for each in answered)
+    num_events = sum(len(each.text_times) for each in answered)
+    return Report(
+        num_requests=len(outcomes),
+        num_answered=len(answered),
+        seconds=seconds,
+        prompt_tokens=sum(each.prompt_tokens for each in answered),
+        output_tokens=output_tokens,
+        tokens_per_event=output_tokens / num_events if num_events else None,
+        goodput=num_good / seconds if slos else None,
+        ttft=Spread.of(_known(each.ttft for each in answered)),
+        itl=Spread.of([gap for each in answered for gap in each.gaps]),
+        tpot=Spread.of(_known(each.tpot for each in answered)),
+        e2e=Spread.of([each.e2e for each in answered]),
+        lateness=Spread.of([each.sent - each.arrived for each in outcomes]),
+        errors=dict(Counter(each.error for each in failed if each.error).most_common()),
+        met={f"{slo.latency}={slo.seconds:g}s": sum(map(slo.is_met, answered)) for slo in slos},
+        details={each.error: each.detail for each in reversed(failed) if each.error},
+    )
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+NAMES = {"ttft": "time to first token", "itl": "inter-token latency"}
+NAMES |= {"tpot": "time per output token", "e2e": "end to end"}
+COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
+TOO_LATE = 0.010  # seconds: from here on the load was not what was asked for
+
+
+def print_report(title: str, found: Report, has_usage: bool, cpu_seconds: float) -> None:
+    """Print a load's numbers; `cpu_seconds` are the load generator's own."""
+    console = Console(highlight=False)
+    console.print(spreads(title, {NAMES[each]: getattr(found, each) for each in LATENCIES}))
+    for sentence in _sentences(found, has_usage, cpu_seconds):
+        console.print(sentence, markup=False, soft_wrap=True)
+
+
+def check_lengths(most: int, context: int) -> None:
+    """Raise `OptionError` for a prompt and an answer of `most` tokens that exceed the context."""
+    if most > context:
+        raise OptionError(
+            f"--input-tokens and --output-tokens make up to {most} tokens; this model's context "
+            f"holds {context}."
+        )
+
+
+def spreads(title: str, rows: dict[str, Spread | None]) -> Table:
+    """A table of latencies in milliseconds; a latency that there was none of is a dash."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("milliseconds")
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    for name, spread in rows.items():
+        cells = ("-" if spread is None else _amount(getattr(spread, each)) for each in COLUMNS)
+        table.add_row(name, *cells)
+    return table
+
+
+def _amount(seconds: float) -> str:
+    milliseconds = seconds * 1e3
+    decimals = 0 if milliseconds >= 1000 else 1 if milliseconds >= 10 else 2
+    return f"{milliseconds:,.{decimals}f}"
+
+
+def _sentences(found: Report, has_usage: bool, cpu_seconds: float) -> Iterator[str]:
+    yield (
+        f"answered {found.num_answered} of {found.num_requests} in {found.seconds:.1f} s: "
+        f"{found.request_rate:.2f} requests/s, {found.output_rate:,.1f} output tokens/s "
+        f"({found.prompt_tokens:,} tokens in, {found.output_tokens:,} out)"
+    )
+    if found.goodput is not None:
+        kept = ", ".join(f"{name} {count}" for name, count in found.met.items())
+        yield f"goodput {found.goodput:.2f} requests/s met every objective; met alone: {kept}"
+    for kind, count in found.errors.items():
+        yield f"error: {kind}, {count} times ({found.details[kind]})"
+    if not has_usage:
+        yield "the server sent no usage: each event with text counts as a token"
+    elif found.tokens_per_event and abs(found.tokens_per_event - 1) > 0.02:
+        yield (
+            f"an event brought {found.tokens_per_event:.2f} tokens on average: inter-token latency "
+            "is from event to event, time per output token counts tokens"
+        )
+    yield (
+        f"the load generator took {cpu_seconds / found.seconds:.1%} of a core, "
+        f"{cpu_seconds / max(found.output_tokens, 1) * 1e6:,.0f} µs a token"
+    )
+    if found.lateness is not None and found.lateness.p99 > TOO_LATE:
+        yield (
+            f"the load generator could not keep the pace: 1 % of the requests left more than "
+            f"{found.lateness.p99 * 1e3:,.0f} ms late, which their times include"
+        )
+
+
+INK, BLUE, ORANGE, AMBER = "#222222", "#0072b2", "#d55e00", "#e69f00"  # Okabe and Ito 2008
+MARKED = (50, 95, 99)  # percentiles
+DECADES = 20.0  # the largest so many times the median: then the axis is logarithmic
+
+
+def load_figure(outcomes: Sequence[Outcome], slos: Sequence[Slo] = ()) -> Figure:
+    """Shares of first tokens and of gaps by how long they took, and below them a line a request.
+
+    Objectives for TTFT and ITL are dashed lines. A request's line is amber until its first text,
+    blue until its end; a cross is an error.
+    """
+    made = Figure(figsize=(10, 7), layout="constrained", facecolor="white", dpi=100)
+    FigureCanvasAgg(made)  # not by pyplot, which keeps figures and shows them when it likes
+    grid = made.add_gridspec(2, 2, height_ratios=(1, 1.3))
+    answered = [each for each in outcomes if each.error is None]
+    waits = [each.ttft for each in answered if each.ttft is not None]
+    gaps = [gap for each in answered for gap in each.gaps]
+    limits = {slo.latency: slo.seconds for slo in slos}
+    _draw_shares(made.add_subplot(grid[0, 0]), "Time to first token", waits, limits.get("ttft"))
+    _draw_shares(made.add_subplot(grid[0, 1]), "Inter-token latency", gaps, limits.get("itl"))
+    _draw_requests(made.add_subplot(grid[1, :]), outcomes)
+    return made
+
+
+def _begin(axes: Axes, title: str) -> None:
+    """Set the title, and leave only the frame's left and lower side."""
+    axes.set_title(title, loc="left", fontsize=11, color=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=9)
+
+
+def _draw_shares(axes: Axes, name: str, seconds: Sequence[float], limit: float | None) -> None:
+    """The share of values at or below each time, in milliseconds, and percentiles in words."""
+    _begin(axes, f"{name}, {len(seconds):,} of them")
+    axes.set(xlabel="milliseconds", ylabel="share at or below", ylim=(0, 1.02))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    if not seconds:
+        return
+    values = np.sort(np.array(seconds)) * 1e3
+    axes.step(
+        values, np.arange(1, len(values) + 1) / len(values), where="post", linewidth=2, color=BLUE
+    )
+    if values[0] > 0 and values[-1] > DECADES * np.median(values):
+        axes.set_xscale("log")
+    words = [
+        f"p{share} {value:,.3g} ms"
+        for share, value in zip(MARKED, np.percentile(values, MARKED), strict=True)
+    ]
+    if limit is not None:
+        axes.axvline(limit * 1e3, color=INK, linestyle="--", linewidth=1)
+        kept = np.mean(values <= limit * 1e3)
+        words.append(f"{kept:.1%} within {limit * 1e3:g} ms (dashed)")
+    axes.text(
+        0.97,
+        0.06,
+        "\n".join(words),
+        transform=axes.transAxes,
+        ha="right",
+        va="bottom",
+        color=INK,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 1},
+    )
+
+
+def _draw_requests(axes: Axes, outcomes: Sequence[Outcome]) -> None:
+    """A line for each request, in order of arrival, from when it was to be sent to its end."""
+    in_order = sorted(outcomes, key=lambda each: each.arrived)
+    rows = range(1, len(in_order) + 1)
+    firsts = [each.text_times[0] if each.text_times else each.ended for each in in_order]
+    thick = min(6.0, max(0.8, 220 / len(in_order)))
+    begun = [each.arrived for each in in_order]
+    axes.hlines(rows, begun, firsts, color=AMBER, linewidth=thick, label="waits for its first text")
+    ends = [each.ended for each in in_order]
+    axes.hlines(rows, firsts, ends, color=BLUE, linewidth=thick, label="streams")
+    failed = [(each.ended, row) for row, each in zip(rows, in_order, strict=True) if each.error]
+    if failed:
+        ended, crossed = zip(*failed, strict=True)
+        axes.plot(ended, crossed, "x", color=ORANGE, label="error", clip_on=False)
+    _begin(axes, f"{len(in_order):,} requests, by arrival")
+    axes.set(xlabel="seconds after the load began", ylabel="request", xlim=(0, None))
+    axes.set_ylim(len(in_order) + 1, 0)
+    axes.legend(frameon=False, loc="upper right", labelcolor=INK, ncols=3, fontsize=9)

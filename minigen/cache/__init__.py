@@ -1,1 +1,0 @@
-"""Where keys and values live between steps."""

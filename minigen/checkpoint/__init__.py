@@ -1,0 +1,1 @@
+"""Weights and configurations as they are stored in files: safetensors and GGUF."""

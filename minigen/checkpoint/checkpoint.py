@@ -1,0 +1,112 @@
+"""A model on disk: a directory of safetensors or a GGUF file, opened but not yet read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minigen.checkpoint.config_json import read_config, read_config_of
+from minigen.checkpoint.gguf import read_gguf
+from minigen.checkpoint.gguf_mapping import config_dict, named_tensors
+from minigen.checkpoint.model_config import ModelConfig
+from minigen.checkpoint.safetensors import StoredTensor, check_tensors, read_safetensors
+from minigen.errors import FileFormatError, ModelNotFoundError
+from minigen.model.transformer import expected_tensors
+from minigen.tokenizer.chat_template import ChatTemplate
+from minigen.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model's configuration and its stored tensors, under transformers' names, all checked.
+
+    `gguf_metadata` is None for a directory.
+    """
+
+    path: Path
+    config: ModelConfig
+    tensors: Mapping[str, StoredTensor]
+    gguf_metadata: Mapping[str, Any] | None
+
+    @property
+    def form(self) -> str:
+        """The file format, with the kinds of stored numbers, commonest first."""
+        sizes: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            sizes[tensor.kind] = sizes.get(tensor.kind, 0) + tensor.num_bytes
+        kinds = sorted(sizes, key=lambda kind: -sizes[kind])
+        name = "safetensors" if self.gguf_metadata is None else "GGUF"
+        return f"{name} ({', '.join(kinds)})"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors as they are stored."""
+        return sum(tensor.num_bytes for tensor in self.tensors.values())
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in all tensors."""
+        expected = expected_tensors(self.config)
+        total = 0
+        for shape in expected.values():
+            count = 1
+            for size in shape:
+                count *= size
+            total += count
+        return total
+
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; raises `TokenizerError` if it is not one for this model."""
+        if self.gguf_metadata is None:
+            tokenizer = Tokenizer.from_directory(self.path)
+        else:
+            tokenizer = Tokenizer.from_gguf(self.gguf_metadata)
+        tokenizer.check_vocabulary(self.config.vocab_size)
+        return tokenizer
+
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's chat template, if it has one."""
+        if self.gguf_metadata is None:
+            return ChatTemplate.from_directory(self.path)
+        return ChatTemplate.from_gguf(self.gguf_metadata)
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a model's directory or GGUF file; reads headers and configuration, maps the rest.
+
+    Raises a `MinigenError` that says what is wrong with the files, and where.
+    """
+    try:
+        if path.is_dir():
+            return _open_directory(path)
+        return _open_gguf(path)
+    except FileNotFoundError:
+        raise ModelNotFoundError(f"{path} does not exist.") from None
+    except OSError as error:
+        raise FileFormatError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+def _open_directory(path: Path) -> Checkpoint:
+    config = read_config_of(path)
+    tensors = read_safetensors(path)
+    kept = {name: each for name, each in tensors.items() if not _is_leftover(name, config)}
+    check_tensors(kept, expected_tensors(config), str(path))
+    return Checkpoint(path, config, kept, None)
+
+
+def _is_leftover(name: str, config: ModelConfig) -> bool:
+    """Tensors that some exporters write although they follow from the others."""
+    return name.endswith("rotary_emb.inv_freq") or (
+        config.tied_embeddings and name == "lm_head.weight"
+    )
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    file = read_gguf(path)
+    config = read_config(config_dict(file), where=str(path))
+    tensors = named_tensors(file, config.q_heads, config.kv_heads)
+    expected = expected_tensors(config)
+    if "rope_freqs.weight" in tensors:
+        expected["rope_freqs.weight"] = (config.head_dim // 2,)
+    check_tensors(tensors, expected, str(path))
+    return Checkpoint(path, config, tensors, file.metadata)

@@ -1,0 +1,188 @@
+"""Weights on disk: named tensors, mapped into memory, read in the form that they are stored in.
+
+Nothing is copied when a file is opened; a `StoredTensor` is a window on its bytes, and
+`dequantise()` pays for the rows and columns that are asked for. Sources: the safetensors format
+(header of JSON, then bytes), read by the `safetensors` library; GGUF is in
+`minigen.checkpoint.gguf`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int64, UInt8
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from minigen.checkpoint.config_json import read_json
+from minigen.checkpoint.quant_formats import FORMATS, Format
+from minigen.errors import FileFormatError, UnsupportedError, WeightsError
+from minigen.hardware import page_out
+
+_KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_ROWS_AT_ONCE = 1024  # bounds what dequantising needs besides its result
+_NAMED_AT_MOST = 8  # tensors that one error lists
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor as its file holds it: kind, shape, and the mapped bytes of its rows.
+
+    `row_order`, where a file stores rows in another order than the model wants them, says which
+    stored row comes first, second and so on; cutting rows cuts it, and leaves the bytes alone.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    data: UInt8[Tensor, "rows row_bytes"]
+    row_order: Int64[Tensor, " kept_rows"] | None = None
+
+    @property
+    def format(self) -> Format:
+        """How the bytes are to be read."""
+        return FORMATS[self.kind]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the tensor takes in its file."""
+        return self._num_rows * self.data.shape[1]
+
+    @property
+    def _num_rows(self) -> int:
+        return len(self.data if self.row_order is None else self.row_order)
+
+    def rows(self, start: int, stop: int) -> "StoredTensor":
+        """The matrix of rows `start` to `stop`, still in the file."""
+        if not 0 <= start < stop <= self.shape[0]:
+            raise IndexError(f"{self.name} has rows 0 to {self.shape[0]}, not {start} to {stop}")
+        shape = (stop - start, *self.shape[1:])
+        if len(self.shape) == 1:
+            return self._cut_columns(start, stop, shape)
+        if self.row_order is None:
+            return replace(self, shape=shape, data=self.data[start:stop])
+        return replace(self, shape=shape, row_order=self.row_order[start:stop])
+
+    def columns(self, start: int, stop: int) -> "StoredTensor":
+        """The matrix of columns `start` to `stop`; both must lie on block boundaries."""
+        if len(self.shape) != 2 or not 0 <= start < stop <= self.shape[1]:
+            raise IndexError(f"{self.name} of shape {self.shape} has no columns {start} to {stop}")
+        return self._cut_columns(start, stop, (self.shape[0], stop - start))
+
+    def _cut_columns(self, start: int, stop: int, shape: tuple[int, ...]) -> "StoredTensor":
+        block = self.format.block_size
+        if start % block or stop % block:
+            raise IndexError(f"{self.name}: {self.kind} can be cut at multiples of {block} only")
+        cut = slice(self.format.row_bytes(start), self.format.row_bytes(stop))
+        return replace(self, shape=shape, data=self.data[:, cut])
+
+    def dequantise(
+        self, dtype: torch.dtype = torch.float32, out: Tensor | None = None
+    ) -> Float[Tensor, "..."]:
+        """The tensor in `dtype`, in new memory (or in `out`, which must have its shape)."""
+        if out is None:
+            out = torch.empty(self.shape, dtype=dtype)
+        target = out.view(self._num_rows, -1)
+        for start in range(0, self._num_rows, _ROWS_AT_ONCE):
+            chunk = slice(start, start + _ROWS_AT_ONCE)
+            raw = self.data[chunk if self.row_order is None else self.row_order[chunk]]
+            blocks = raw.unflatten(-1, (-1, self.format.block_bytes))
+            target[chunk] = self.format.unpack(blocks).flatten(-2)
+        return out
+
+    def let_go(self) -> None:
+        """Give the memory of the file's pages back once they have served; they stay readable."""
+        if self.data.is_contiguous():
+            page_out(self.data)
+
+
+def read_safetensors(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one file or, given a directory, of `model.safetensors` or of all shards.
+
+    Raises `FileFormatError` for a broken file or index, `UnsupportedError` for a dtype other than
+    F32, F16 and BF16.
+    """
+    if path.is_file():
+        return dict(_tensors_of_file(path))
+    index = path / "model.safetensors.index.json"
+    if (path / "model.safetensors").exists() or not index.exists():
+        return _only_file(path)
+    shard_of = read_json(index).get("weight_map")
+    if not isinstance(shard_of, dict) or not all(isinstance(s, str) for s in shard_of.values()):
+        raise FileFormatError(f"{index} must have a weight_map from tensors to shards.")
+    stored: dict[str, StoredTensor] = {}
+    for shard in sorted(set(shard_of.values())):
+        if shard in ("", "..") or Path(shard).name != shard:
+            raise FileFormatError(f"{index}: the shard {shard!r} must lie beside it.")
+        tensors = dict(_tensors_of_file(path / shard))
+        strays = sorted(name for name in tensors if shard_of.get(name) != shard)
+        if strays:
+            raise FileFormatError(
+                f"{path / shard} holds {strays[0]}, which {index} puts elsewhere."
+            )
+        stored |= tensors
+    lost = sorted(set(shard_of) - set(stored))
+    if lost:
+        raise FileFormatError(f"{index} lists {lost[0]} in {shard_of[lost[0]]}, which lacks it.")
+    return stored
+
+
+def _only_file(directory: Path) -> dict[str, StoredTensor]:
+    """The file named as transformers names it, or else the only one that there is."""
+    usual = directory / "model.safetensors"
+    files = [usual] if usual.exists() else sorted(directory.glob("*.safetensors"))
+    if len(files) != 1:
+        found = "no .safetensors file" if not files else f"{len(files)} of them and no index"
+        raise FileFormatError(
+            f"{directory} must hold model.safetensors or an index; it has {found}."
+        )
+    return dict(_tensors_of_file(files[0]))
+
+
+def _tensors_of_file(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
+                yield name, _stored(path, name, file.get_tensor(name))
+    except FileNotFoundError:
+        raise FileFormatError(f"{path} is missing.") from None
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FileFormatError(f"{path} is no sound safetensors file: {reason}.") from None
+
+
+def _stored(path: Path, name: str, tensor: Tensor) -> StoredTensor:
+    if tensor.dtype not in _KINDS:
+        raise UnsupportedError(
+            f"{path}: {name} is stored as {tensor.dtype}; minigen reads F32, F16 and BF16."
+        )
+    if tensor.dim() not in (1, 2) or tensor.numel() == 0:
+        raise UnsupportedError(f"{path}: {name} has the shape {tuple(tensor.shape)}.")
+    rows = tensor.unsqueeze(0) if tensor.dim() == 1 else tensor
+    return StoredTensor(name, _KINDS[tensor.dtype], tuple(tensor.shape), rows.view(torch.uint8))
+
+
+def check_tensors(
+    stored: Mapping[str, StoredTensor], expected: Mapping[str, tuple[int, ...]], where: str
+) -> None:
+    """Compare what a file holds with what a model needs.
+
+    Raises one `WeightsError` that names every tensor which is missing, surplus or of another shape
+    than expected (the first few of each).
+    """
+    missing = [f"{name} {shape}" for name, shape in expected.items() if name not in stored]
+    surplus = [f"{name} {stored[name].shape}" for name in stored if name not in expected]
+    misshapen = [
+        f"{name} expected {shape}, found {stored[name].shape}"
+        for name, shape in expected.items()
+        if name in stored and stored[name].shape != shape
+    ]
+    complaints = [
+        f"{len(names)} {what}: {'; '.join(names[:_NAMED_AT_MOST])}"
+        + ("; ..." if len(names) > _NAMED_AT_MOST else "")
+        for what, names in (("missing", missing), ("surplus", surplus), ("misshapen", misshapen))
+        if names
+    ]
+    if complaints:
+        raise WeightsError(f"{where} does not fit its configuration: {'. '.join(complaints)}.")

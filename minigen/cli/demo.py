@@ -1,0 +1,106 @@
+"""`minigen demo`: several questions answered side by side, drawn while it happens."""
+
+import time
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from minigen.llm import LLM
+from minigen.outputs import Delta
+from minigen.sampling.params import SamplingParams
+
+QUESTIONS = (
+    "What is the capital of France?",
+    "Explain gravity to a child in two sentences.",
+    "Write a haiku about the sea.",
+    "Name three uses of copper.",
+    "Why is the sky blue?",
+    "What should I cook with rice and eggs?",
+)
+
+
+@dataclass
+class Board:
+    """What the screen shows: each answer so far, and the numbers of the run."""
+
+    questions: tuple[str, ...]
+    answers: list[str] = field(default_factory=list)
+    finished: set[int] = field(default_factory=set)
+    num_tokens: int = 0
+    begun: float = field(default_factory=time.perf_counter)
+    first_token_after: float | None = None
+
+    def __post_init__(self) -> None:
+        self.answers = [""] * len(self.questions)
+
+    def push(self, delta: Delta) -> None:
+        """Take what one step added to one answer."""
+        self.num_tokens += 1
+        if self.first_token_after is None:
+            self.first_token_after = time.perf_counter() - self.begun
+        self.answers[delta.prompt] += delta.text
+        if delta.finish_reason is not None:
+            self.finished.add(delta.prompt)
+
+    def numbers(self) -> str:
+        """Tokens a second, time to the first token, and how many answers are still growing."""
+        seconds = max(time.perf_counter() - self.begun, 1e-6)
+        first = "..." if self.first_token_after is None else f"{self.first_token_after:.2f} s"
+        growing = len(self.questions) - len(self.finished)
+        rate = f"{self.num_tokens} tokens in {seconds:.1f} s = {self.num_tokens / seconds:.0f}/s"
+        running = f"{growing} of {len(self.questions)} running"
+        return f"{rate}  ·  first token after {first}  ·  {running}"
+
+    def picture(self, height: int) -> Group:
+        """The board as rich draws it, each answer cut to the share of `height` that it has."""
+        lines_each = max(2, (height - 4) // len(self.questions) - 3)
+        table = Table.grid(padding=(0, 1), expand=True)
+        for index, (question, answer) in enumerate(zip(self.questions, self.answers, strict=True)):
+            done = index in self.finished
+            body = Text(answer.strip() or " ", overflow="fold")
+            tail = body.wrap(Console(), max(20, Console().width - 6))[-lines_each:]
+            table.add_row(
+                Panel(
+                    Text("\n").join(tail),
+                    title=f"[bold]{question}[/bold]",
+                    title_align="left",
+                    border_style="green" if done else "yellow",
+                )
+            )
+        return Group(table, Text(self.numbers(), style="bold"))
+
+
+def run_demo(llm: LLM, max_tokens: int, questions: tuple[str, ...] = QUESTIONS) -> None:
+    """Answer all questions at once; live on a terminal, whole answers at the end elsewhere."""
+    console = Console()
+    prompts = [llm.chat_prompt([{"role": "user", "content": each}]) for each in questions]
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    board = Board(questions)
+    console.print(f"[dim]{llm.describe()['model']}[/dim]")
+    console.print(
+        f"[dim]{len(questions)} questions share one model, {llm.describe()['weights']}[/dim]"
+    )
+    if not console.is_terminal:
+        for delta in llm.stream_deltas(prompts, params):
+            board.push(delta)
+        _print_plainly(board, console)
+        return
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        shown = 0.0
+        for delta in llm.stream_deltas(prompts, params):
+            board.push(delta)
+            if time.perf_counter() - shown > 0.05:
+                live.update(board.picture(console.height), refresh=True)
+                shown = time.perf_counter()
+        live.update(board.picture(console.height), refresh=True)
+
+
+def _print_plainly(board: Board, console: Console) -> None:
+    for question, answer in zip(board.questions, board.answers, strict=True):
+        console.print(f"\n[bold]{question}[/bold]")
+        console.print(answer.strip(), markup=False, highlight=False)
+    console.print(f"\n[bold]{board.numbers()}[/bold]", highlight=False)

@@ -1,0 +1,48 @@
+"""`minigen generate`: answers on stdout, in the order of the prompts, token by token."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from minigen.config import written
+from minigen.llm import LLM, Prompt
+from minigen.sampling.params import SamplingParams
+from minigen.trace.chrome import write_chrome_trace
+from minigen.trace.events import Recorder
+from minigen.trace.summary import summarise, table
+
+
+def print_answers(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+    """Run all prompts at once; the first unfinished answer streams, later ones follow when due.
+
+    Answers are parted by an empty line. Only generated text goes to stdout.
+    """
+    due = [(prompt, choice) for prompt in range(len(prompts)) for choice in range(params.n)]
+    held = dict.fromkeys(due, "")
+    finished: set[tuple[int, int]] = set()
+    for delta in llm.stream_deltas(prompts, params):
+        key = (delta.prompt, delta.choice)
+        held[key] += delta.text
+        if delta.finish_reason is not None:
+            finished.add(key)
+        while due:
+            _write(held[due[0]])
+            held[due[0]] = ""
+            if due[0] not in finished:
+                break
+            due.pop(0)
+            _write("\n\n" if due else "\n")
+
+
+def save_trace(recorder: Recorder, path: Path) -> None:
+    """Write what was recorded for Perfetto, and print a line for each request on stderr."""
+    with written("trace", path):
+        write_chrome_trace(recorder.events, path)
+    print(table(summarise(recorder.events)), file=sys.stderr)
+    print(f"{path}: open it at https://ui.perfetto.dev", file=sys.stderr)
+
+
+def _write(text: str) -> None:
+    if text:
+        sys.stdout.write(text)
+        sys.stdout.flush()

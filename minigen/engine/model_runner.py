@@ -1,0 +1,150 @@
+"""From scheduled chunks to logits: one packed batch, one pass through the model.
+
+The block tables of all sequences live in one array that the block manager keeps up to date; a step
+takes the rows of those that run. All else that a step tells the model is written into buffers of a
+fixed size, whose fronts are the batch.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from minigen.kv_cache.block_allocator import blocks_needed
+from minigen.kv_cache.block_manager import BlockManager
+from minigen.kv_cache.paged import Batch, KVPool, attend_paged, slots_of
+from minigen.model.transformer import Transformer
+from minigen.protocols import Attend
+from minigen.sequence import Chunk
+
+AttendFactory = Callable[[KVPool, Batch, SequenceOf[int | None]], Attend]
+
+
+class Packed(NamedTuple):
+    """What `minigen.kv_cache.paged.Batch` has, as int64 arrays of NumPy's; good until the next."""
+
+    token_ids: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+    query_starts: np.ndarray
+    context_lens: np.ndarray
+    block_tables: np.ndarray
+    logits_rows: np.ndarray
+
+
+class Buffer:
+    """Whole numbers in memory of a fixed size, written from the front at every step."""
+
+    def __init__(self, size: int):
+        self.numbers = np.zeros(size, np.int64)
+
+    def write(self, numbers: SequenceOf[int]) -> np.ndarray:
+        """Put `numbers` in front; returns a view of them."""
+        front = self.numbers[: len(numbers)]
+        front[:] = numbers
+        return front
+
+
+class Packer:
+    """Writes chunks as one packed batch, into buffers for the largest that may come."""
+
+    def __init__(self, manager: BlockManager, block_size: int, max_batch_tokens: int):
+        self.manager, self.block_size = manager, block_size
+        self._token_ids, self._positions, self._slots = (Buffer(max_batch_tokens) for _ in range(3))
+        max_sequences = len(manager.tables)
+        self._starts, self._context_lens = Buffer(max_sequences + 1), Buffer(max_sequences)
+        self._logits_rows = Buffer(max_batch_tokens + max_sequences)
+        self._tables = np.zeros(manager.tables.size, np.int64)
+
+    def pack(self, chunks: SequenceOf[Chunk]) -> Packed:
+        """The chunks as one packed batch, decodes first as they come."""
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        starts, logits_rows, context_lens, rows = [0], [], [], []
+        for chunk in chunks:
+            sequence = chunk.sequence
+            first, end = sequence.num_computed, sequence.num_computed + chunk.num_tokens
+            token_ids += sequence.token_ids[first:end]
+            positions += range(first, end)
+            slots += slots_of(sequence.block_ids, range(first, end), self.block_size)
+            logits_rows += [starts[-1] + row for row in chunk.told_rows]
+            starts.append(len(token_ids))
+            logits_rows += [len(token_ids) - 1] * len(chunk.samples)
+            context_lens.append(end)
+            rows.append(self.manager.rows[sequence])
+        return Packed(
+            token_ids=self._token_ids.write(token_ids),
+            positions=self._positions.write(positions),
+            slots=self._slots.write(slots),
+            query_starts=self._starts.write(starts),
+            context_lens=self._context_lens.write(context_lens),
+            block_tables=self._write_tables(rows, max(context_lens)),
+            logits_rows=self._logits_rows.write(logits_rows),
+        )
+
+    def _write_tables(self, rows: list[int], longest: int) -> np.ndarray:
+        """The tables of these rows, as wide as the longest needs, side by side in the buffer."""
+        width = blocks_needed(longest, self.block_size)
+        tables = self._tables[: len(rows) * width].reshape(len(rows), width)
+        return self.manager.tables[:, :width].take(rows, axis=0, out=tables)
+
+
+class PagedRunner:
+    """Runs the model over chunks, layer by layer, with keys and values in a pool of blocks.
+
+    `windows` are the layers' sliding windows; a batch has at most `max_batch_tokens` tokens and as
+    many sequences as the manager has rows; torch computes with `num_threads`, whatever ran before
+    in this process; `attend` makes a step's attention.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        pool: KVPool,
+        manager: BlockManager,
+        windows: SequenceOf[int | None],
+        max_batch_tokens: int,
+        num_threads: int,
+        attend: AttendFactory = attend_paged,
+    ):
+        self.num_threads = num_threads
+        self.model, self.pool, self.manager, self.windows = model, pool, manager, windows
+        self.attend = attend
+        self.packer = Packer(manager, pool.block_size, max_batch_tokens)
+
+    @torch.inference_mode()
+    def logits(self, chunks: SequenceOf[Chunk]) -> Float[Tensor, "rows vocab"]:
+        """The raw logits of each chunk's `told_rows`, then of its samples."""
+        torch.set_num_threads(self.num_threads)
+        self.pool.copy_blocks(self.manager.take_copies())
+        batch = batch_of(self.packer.pack(chunks), _num_leading_ones(chunks))
+        attend = self.attend(self.pool, batch, self.windows)
+        hidden = self.model(batch.token_ids, batch.positions, attend)
+        return self.model.logits(hidden[batch.logits_rows])
+
+
+def batch_of(packed: Packed, num_decodes: int) -> Batch:
+    """The same numbers, in the same memory, as tensors."""
+    starts: list[int] = packed.query_starts.tolist()
+    return Batch(
+        token_ids=torch.from_numpy(packed.token_ids),
+        positions=torch.from_numpy(packed.positions),
+        slots=torch.from_numpy(packed.slots),
+        query_starts=starts,
+        context_lens=torch.from_numpy(packed.context_lens),
+        block_tables=torch.from_numpy(packed.block_tables),
+        logits_rows=torch.from_numpy(packed.logits_rows),
+        num_decodes=num_decodes,
+    )
+
+
+def _num_leading_ones(chunks: SequenceOf[Chunk]) -> int:
+    for index, chunk in enumerate(chunks):
+        if chunk.num_tokens != 1:
+            return index
+    return len(chunks)

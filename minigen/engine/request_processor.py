@@ -1,0 +1,165 @@
+"""Prompts and settings, checked at the door, become sequences for the engine."""
+
+import operator
+import reprlib
+import secrets
+from collections.abc import Sequence as SequenceOf
+from itertools import count
+from typing import Any
+
+from minigen.errors import CapacityError, ContextLengthError, ParamsError, PromptError
+from minigen.outputs import Answer, Choice
+from minigen.sampling.params import SamplingParams
+from minigen.sequence import Sequence
+from minigen.tokenizer.stop_strings import StopWatcher
+from minigen.tokenizer.tokenizer import Tokenizer
+
+Prompt = str | SequenceOf[int]
+
+
+class RequestReader:
+    """Checks requests against one model, and makes the answers that they ask for, in any thread.
+
+    `end_ids` are the tokens that end an answer of this model; `pool_tokens` is what the KV pool
+    holds, and `max_sequences` how many run at once.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        max_positions: int,
+        end_ids: frozenset[int],
+        pool_tokens: int,
+        max_sequences: int,
+    ):
+        self.tokenizer, self.end_ids = tokenizer, end_ids
+        self.vocab_size, self.max_positions = vocab_size, max_positions
+        self.pool_tokens, self.max_sequences = pool_tokens, max_sequences
+        self._sequence_ids = count(1)
+
+    def answers(
+        self,
+        prompts: SequenceOf[Prompt],
+        params: SamplingParams | SequenceOf[SamplingParams] | None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> list[Answer]:
+        """All answers to be made, every prompt and setting checked before any work begins."""
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        _check_params(params)
+        if len(params) != len(prompts):
+            raise ParamsError(f"{len(prompts)} prompts need as many params, not {len(params)}.")
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise ParamsError(f"priority must be a whole number, not {priority!r}.")
+        if not isinstance(cache_salt, str | None):
+            raise ParamsError(f"cache_salt must be text or None, not {cache_salt!r}.")
+        answers: list[Answer] = []
+        for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+            prompt_ids = self._prompt_ids(
+                prompt, f"prompt {index}" if len(prompts) > 1 else "prompt"
+            )
+            self._check_ids(own)
+            seed = secrets.randbits(63) if own.seed is None else own.seed
+            first = len(answers)
+            for choice in range(own.n):
+                sequence = self._sequence(prompt_ids, own, seed, choice)
+                sequence.priority, sequence.cache_salt = priority, cache_salt
+                stream = self.tokenizer.stream(own.skip_special_tokens)
+                stops = StopWatcher(own.stops, own.include_stop_str_in_output)
+                logprobs: list[Any] | None = None if own.logprobs is None else []
+                answers.append(
+                    Answer(index, sequence, stream, stops, Choice(choice, logprobs=logprobs))
+                )
+            if own.n <= self.max_sequences:  # else each is computed by itself
+                answers[first].sequence.siblings = [each.sequence for each in answers[first + 1 :]]
+        return answers
+
+    def _sequence(
+        self, prompt_ids: tuple[int, ...], params: SamplingParams, seed: int, choice: int
+    ) -> Sequence:
+        room = self.max_positions - len(prompt_ids)
+        max_output = room if params.max_tokens is None else min(params.max_tokens, room)
+        if params.max_tokens is None:
+            max_output = min(max_output, self.pool_tokens - len(prompt_ids))
+        if max_output < 1 or len(prompt_ids) + max_output > self.pool_tokens:
+            raise CapacityError(
+                f"A prompt of {len(prompt_ids)} tokens and an answer of {max(max_output, 1)} need "
+                f"more than the KV cache can ever hold, {self.pool_tokens} tokens; load the model "
+                "with more kv_memory or num_blocks, or ask for less."
+            )
+        return Sequence(
+            sequence_id=next(self._sequence_ids),
+            prompt_ids=prompt_ids,
+            params=params,
+            seed=seed,
+            choice=choice,
+            max_output=max_output,
+            end_ids=self.end_ids,
+        )
+
+    def _prompt_ids(self, prompt: Prompt, which: str) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            token_ids = self.tokenizer.encode(prompt)
+        else:
+            token_ids = whole_numbers(prompt, which)
+            strange = [each for each in token_ids if not 0 <= each < self.vocab_size]
+            if strange:
+                raise PromptError(
+                    f"The {which} holds the token id {strange[0]}; this model knows 0 to "
+                    f"{self.vocab_size - 1}."
+                )
+        if not token_ids:
+            raise PromptError(f"The {which} is empty; a model needs at least one token to go on.")
+        if len(token_ids) >= self.max_positions:
+            raise ContextLengthError(
+                f"The {which} has {len(token_ids)} tokens, which leaves no room for an answer: "
+                f"this model's context holds {self.max_positions}."
+            )
+        return tuple(token_ids)
+
+    def _check_ids(self, params: SamplingParams) -> None:
+        if params.min_tokens > 0 and len(set(params.stop_token_ids)) >= self.vocab_size:
+            raise ParamsError("stop_token_ids names every token, so min_tokens cannot be reached.")
+        for name in ("stop_token_ids", "logit_bias"):
+            for token_id in getattr(params, name):
+                if token_id >= self.vocab_size:
+                    raise ParamsError(
+                        f"{name} names the token {token_id}; this model knows 0 to "
+                        f"{self.vocab_size - 1}."
+                    )
+
+
+def _check_params(params: object) -> None:
+    for each in params if isinstance(params, SequenceOf) else [params]:
+        if not isinstance(each, SamplingParams):
+            raise ParamsError(
+                "params must be a SamplingParams, as in SamplingParams(temperature=0), or a list "
+                f"with one for each prompt, not {reprlib.repr(each)}."
+            )
+
+
+def is_one_prompt(prompts: object) -> bool:
+    """Whether this is text or a list of ids, rather than a list of prompts."""
+    if isinstance(prompts, str):
+        return True
+    if not isinstance(prompts, SequenceOf):
+        raise PromptError(f"A prompt is text or a list of token ids, not {type(prompts).__name__}.")
+    return len(prompts) > 0 and not isinstance(prompts[0], str | SequenceOf)
+
+
+def whole_numbers(prompt: object, which: str) -> list[int]:
+    """A prompt's token ids as ints; raises `PromptError`, saying `which`, for anything else."""
+    if not isinstance(prompt, SequenceOf) or isinstance(prompt, bytes):
+        raise PromptError(
+            f"The {which} must be text or a list of token ids, not {type(prompt).__name__}."
+        )
+    try:
+        if any(isinstance(each, bool) for each in prompt):
+            raise TypeError
+        return [operator.index(each) for each in prompt]
+    except TypeError:
+        raise PromptError(
+            f"The {which} must be text or a list of whole numbers, and not hold anything else."
+        ) from None

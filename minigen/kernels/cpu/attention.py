@@ -1,0 +1,270 @@
+"""Attention over a paged cache in place, and the way into the cache: biases, head norms, rotation.
+
+A query's scores are products with tiles of keys, a lane per token; what comes out are products of
+their softmax with groups of values. No copy of the cache is gathered. The type of the cache
+(bfloat16 or int8) chooses `write_query`, `write_key` and `write_value`, which take numbers in, and
+`score`, `round_shares` and `mix`, the parts of attention that read them.
+
+Bytes read by a query: 2 x head_dim x context numbers, of two bytes or of one and a part of a scale,
+for each KV head, once for the query heads that share it. Source: PagedAttention, Kwon et al. 2023.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numba.extending import overload
+
+from minigen.kernels.cpu import kv_bf16, kv_int8
+from minigen.kernels.cpu.elementwise import exponential, root_mean_square_factor
+from minigen.kernels.cpu.kv_layout import CHUNK, TILE, ByteCache, tile_at
+from minigen.kernels.cpu.microkernels import EIGHT, FOUR, ONE, TWO
+from minigen.kernels.cpu.simd import (
+    OutsideKernelError,
+    all_lanes,
+    keep_between,
+    larger,
+    largest_lane,
+    load,
+    store,
+    sum_of_lanes,
+)
+from minigen.kernels.cpu.thread_pool import begin, finish, portion, take
+
+
+def _of_form(name: str) -> Callable[..., Any]:
+    """The functions of that name as one: what it is depends on its first argument, a cache."""
+    in_bytes, in_pairs = getattr(kv_int8, name), getattr(kv_bf16, name)
+
+    def chosen(*args: Any) -> Any:
+        raise OutsideKernelError
+
+    @overload(chosen, strict=False)
+    def choose(cache: Any, *others: Any) -> Any:
+        return in_bytes if cache.instance_class is ByteCache else in_pairs
+
+    return chosen
+
+
+write_query = _of_form("write_query")
+write_key = _of_form("write_key")
+write_value = _of_form("write_value")
+score = _of_form("score")
+round_shares = _of_form("round_shares")
+mix = _of_form("mix")
+
+
+@njit
+def _normalise_head(x, at, width, weight, eps):
+    factor = all_lanes(root_mean_square_factor(x, at, width, eps))
+    for column in range(0, width, 16):
+        numbers = load(x, at + column) * factor * load(weight, column)
+        store(x, at + column, numbers)
+
+
+@njit
+def _rotate_head(x, at, half, cos, sin, angles):
+    """Turn the pairs (i, i + half) of a head."""
+    for column in range(0, half, 16):
+        first, second = load(x, at + column), load(x, at + half + column)
+        c, s = load(cos, angles + column), load(sin, angles + column)
+        store(x, at + column, first * c - second * s)
+        store(x, at + half + column, second * c + first * s)
+
+
+@njit
+def _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, room):
+    head_dim, group = shape.head_dim, shape.q_heads // shape.kv_heads
+    width = (shape.q_heads + 2 * shape.kv_heads) * head_dim
+    row, half = token * width, head_dim // 2
+    if heads.qkv_bias.shape[1] > 0:
+        bias = heads.qkv_bias[layer]
+        for column in range(0, width, 16):
+            store(qkv, row + column, load(qkv, row + column) + load(bias, column))
+    if heads.q_norm.shape[1] > 0:
+        for head in range(shape.q_heads + shape.kv_heads):
+            weight = heads.q_norm[layer] if head < shape.q_heads else heads.k_norm[layer]
+            _normalise_head(qkv, row + head * head_dim, head_dim, weight, shape.norm_eps)
+    angles = packed.positions[token] * half
+    for head in range(shape.q_heads + shape.kv_heads):
+        _rotate_head(qkv, row + head * head_dim, half, heads.cos, heads.sin, angles)
+    scale = np.float32(1.0) / np.float32(np.sqrt(head_dim))
+    for head in range(shape.q_heads):
+        query = (head // group) * scratch.query_rows + token * group + head % group
+        write_query(cache, scratch, query, qkv, row + head * head_dim, head_dim, scale)
+    block, offset = divmod(packed.slots[token], shape.block_size)
+    tile, lane = divmod(offset, TILE)
+    alone = token + 1 == len(packed.slots) or packed.slots[token + 1] != packed.slots[token] + 1
+    for head in range(shape.kv_heads):
+        at = row + (shape.q_heads + head) * head_dim
+        keys = tile_at(shape, layer, 0, block, head, tile)
+        write_key(cache, keys, lane, qkv, at, head_dim, room)
+        values = tile_at(shape, layer, 1, block, head, tile)
+        at += shape.kv_heads * head_dim
+        write_value(cache, values, lane, qkv, at, head_dim, room, alone)
+
+
+@njit
+def rotate_and_store(crew, shape, layer, heads, packed, num_tokens, qkv, cache, scratch):
+    """Biases, head norms and rotation; queries to `scratch`, keys and values to their slots."""
+    room = np.empty(shape.head_dim, np.uint16)
+    size = portion(crew, num_tokens)
+    num_tasks = -(-num_tokens // size)
+    begin(crew)
+    taken = take(crew, num_tasks)
+    while taken < num_tasks:
+        for token in range(taken * size, min(num_tokens, taken * size + size)):
+            _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, room)
+        taken = take(crew, num_tasks)
+    finish(crew, num_tasks)
+
+
+LOWEST = np.float32(-3.0e38)
+
+
+@njit
+def _softmax(scores, at, begin, end, low, high, row, sums, peaks):
+    """Shares e^(score - peak) of a chunk's keys from `low` to `high`, and 0 beside them, in place.
+
+    The peak is the largest score so far. Returns e^(peak before - peak): whatever was added up
+    before is to be multiplied with it. Source: online softmax, Milakov and Gimelshein 2018.
+    """
+    largest = all_lanes(LOWEST)
+    for tile in range(begin, end):
+        key, own = tile * TILE, at + (tile - begin) * TILE
+        seen = load(scores, own)
+        if key < low or key + TILE > high:
+            seen = keep_between(seen, key, low, high, LOWEST)
+            store(scores, own, seen)
+        largest = larger(largest, seen)
+    before = peaks[row]
+    peak = max(before, largest_lane(largest))
+    total = all_lanes(np.float32(0.0))
+    for tile in range(begin, end):
+        key, own = tile * TILE, at + (tile - begin) * TILE
+        share = exponential(load(scores, own) - all_lanes(peak))
+        if key < low or key + TILE > high:
+            share = keep_between(share, key, low, high, np.float32(0.0))
+        total = total + share
+        store(scores, own, share)
+    factor = largest_lane(exponential(all_lanes(before - peak)))
+    sums[row] = sums[row] * factor + sum_of_lanes(total)
+    peaks[row] = peak
+    return factor
+
+
+@njit
+def _scale(mixed, at, width, factor):
+    for column in range(at, at + width, 16):
+        store(mixed, column, load(mixed, column) * all_lanes(factor))
+
+
+class Rows(NamedTuple):
+    """A task: up to eight query rows of one sequence and one KV head.
+
+    Row r is query head r % group of the sequence's new token r // group; `token` is the packed
+    number of its first new token, `context` its length with all of them.
+    """
+
+    first: int
+    num_rows: int
+    head: int
+    token: int
+    num_tokens: int
+    context: int
+    table: Any
+
+
+@njit
+def _attend_tile(tokens, rows, shape, layer, window, cache, scratch, worker, mixed, out):
+    """A chunk of keys and values after the other, each begun at a multiple of `CHUNK`.
+
+    So every row's sums are made in the same order, whatever rows are beside it.
+    """
+    head_dim, group = shape.head_dim, shape.q_heads // shape.kv_heads
+    table, head = rows.table, rows.head
+    before = rows.context - rows.num_tokens
+    earliest = before + rows.first // group + 1  # tokens that the first row sees, itself included
+    num_keys = before + (rows.first + rows.num_rows - 1) // group + 1
+    first_tile = max(0, earliest - window) // TILE
+    num_tiles = (num_keys + TILE - 1) // TILE
+    at = worker * 8 * CHUNK
+    query = head * scratch.query_rows + rows.token * group + rows.first
+    sums, peaks = mixed[8 * head_dim :], mixed[8 * head_dim + 8 :]
+    for column in range(0, 8 * head_dim, 16):
+        store(mixed, column, all_lanes(np.float32(0.0)))
+    for row in range(8):
+        sums[row], peaks[row] = np.float32(0.0), LOWEST
+    per_chunk = CHUNK // TILE
+    for start in range(first_tile // per_chunk * per_chunk, num_tiles, per_chunk):
+        begin, end = max(first_tile, start), min(num_tiles, start + per_chunk)
+        score(
+            cache, tokens, shape, begin, end, num_tiles - 1, table, layer, head, scratch, query, at
+        )
+        for row in range(rows.num_rows):
+            seen, own = before + (rows.first + row) // group + 1, at + row * CHUNK
+            low = max(0, seen - window)
+            factor = _softmax(scratch.scores, own, begin, end, low, seen, row, sums, peaks)
+            if factor != np.float32(1.0):
+                _scale(mixed, row * head_dim, head_dim, factor)
+            round_shares(cache, begin, end, low, seen, scratch, own)
+        mix(cache, tokens, shape, begin, end, num_keys, table, layer, head, scratch, at, mixed)
+    for row in range(rows.num_rows):
+        token = rows.token + (rows.first + row) // group
+        to = (token * shape.q_heads + head * group + (rows.first + row) % group) * head_dim
+        share = all_lanes(np.float32(1.0) / sums[row])
+        for column in range(0, head_dim, 16):
+            store(out, to + column, load(mixed, row * head_dim + column) * share)
+
+
+@njit
+def _attend_rows(rows, shape, layer, window, cache, scratch, worker, mixed, out):
+    """The rows by the smallest tile that holds them."""
+    if rows.num_rows > 4:
+        _attend_tile(EIGHT, rows, shape, layer, window, cache, scratch, worker, mixed, out)
+    elif rows.num_rows > 2:
+        _attend_tile(FOUR, rows, shape, layer, window, cache, scratch, worker, mixed, out)
+    elif rows.num_rows == 2:
+        _attend_tile(TWO, rows, shape, layer, window, cache, scratch, worker, mixed, out)
+    else:
+        _attend_tile(ONE, rows, shape, layer, window, cache, scratch, worker, mixed, out)
+
+
+@njit
+def _num_tiles(shape, packed, sequence):
+    """How many tasks a sequence's queries of one KV head make, eight rows in each."""
+    num_tokens = packed.query_starts[sequence + 1] - packed.query_starts[sequence]
+    return (num_tokens * (shape.q_heads // shape.kv_heads) + 7) // 8
+
+
+@njit
+def _rows_of(shape, packed, sequence, head, tile):
+    token = packed.query_starts[sequence]
+    num_tokens = packed.query_starts[sequence + 1] - token
+    num_rows = min(8, num_tokens * (shape.q_heads // shape.kv_heads) - 8 * tile)
+    context, table = packed.context_lens[sequence], packed.block_tables[sequence]
+    return Rows(8 * tile, num_rows, head, token, num_tokens, context, table)
+
+
+@njit
+def attend(crew, shape, layer, window, packed, cache, scratch, out):
+    """out[tokens, q_heads x head_dim] = attention of the queries in `scratch` over the cache."""
+    mixed = np.empty(8 * shape.head_dim + 16, np.float32)  # and their sums and peaks
+    num_tasks = 0
+    for sequence in range(len(packed.query_starts) - 1):
+        num_tasks += shape.kv_heads * _num_tiles(shape, packed, sequence)
+    begin(crew)
+    task, sequence, before = take(crew, num_tasks), 0, 0
+    while task < num_tasks:
+        if task < before:  # one of somebody else's
+            sequence, before = 0, 0
+        tiles = _num_tiles(shape, packed, sequence)
+        if task < before + shape.kv_heads * tiles:
+            head, tile = divmod(task - before, tiles)
+            rows = _rows_of(shape, packed, sequence, head, tile)
+            _attend_rows(rows, shape, layer, window, cache, scratch, crew.worker, mixed, out)
+            task = take(crew, num_tasks)
+        else:
+            sequence, before = sequence + 1, before + shape.kv_heads * tiles
+    finish(crew, num_tasks)

@@ -1,0 +1,178 @@
+"""Keys and values in bytes: how they are written, and their two products with a query's tile.
+
+Both products are `add_byte_dots` of what lies in the cache, where it lies; scales come after. So
+queries and shares are bytes, too. A share is two of them, since it may be a thousandth of another
+that counts no more than it and all its like together.
+
+Keys have single large numbers, and a head's step is as wide as its largest number wants. So keys
+and queries are spread out first (`spread`), which leaves their products what they were. What is
+lost is measured in benchmarks/34_cpu_kernels.py.
+
+Whole numbers are summed up exactly, whatever the order. A NaN or infinity makes its head's scale
+NaN: bytes cannot tell.
+"""
+
+import numpy as np
+from numba import njit
+
+from minigen.kernels.cpu.elementwise import TINY
+from minigen.kernels.cpu.kv_layout import CHUNK, TILE, tile_start
+from minigen.kernels.cpu.microkernels import (
+    add_byte_dots,
+    add_scaled,
+    add_stored,
+    spread_numbers,
+    store_tile,
+    zeros,
+)
+from minigen.kernels.cpu.simd import (
+    all_lanes,
+    keep_between,
+    larger,
+    largest_lane,
+    load,
+    nearest,
+    prefetch,
+    spread_out,
+    store,
+    store_bytes,
+    store_two_bytes,
+    sum_of_lanes,
+)
+
+ABOVE = 128  # what the cache's bytes are above their numbers: `add_byte_dots` wants them unsigned
+_MOST, _MOST_OF_TWO = np.float32(127.0), np.float32(127.0 * 256.0)
+_ZERO = np.zeros(1, np.int32)
+
+
+@njit
+def _scale_and_steps(largest, most):
+    """The scale by which numbers up to `largest` are whole ones up to `most`, and one over it."""
+    scale, steps = largest / most, np.float32(0.0)
+    if scale > TINY:
+        steps = np.float32(1.0) / scale
+    return scale, steps
+
+
+@njit
+def _write_codes(x, at, width, above, codes, to):
+    """Write numbers as bytes, `above` added; returns their scale and the bytes' sum without it."""
+    nothing = all_lanes(np.float32(0.0))
+    largest, total = nothing, nothing
+    for column in range(0, width, 16):
+        numbers = load(x, at + column)
+        largest = larger(largest, larger(numbers, nothing - numbers))
+    scale, steps = _scale_and_steps(largest_lane(largest), _MOST)
+    for column in range(0, width, 16):
+        whole = nearest(load(x, at + column) * all_lanes(steps))
+        total = total + whole
+        store_bytes(codes, to + column, whole + all_lanes(np.float32(above)))
+    found = sum_of_lanes(total)
+    return scale + (found - found), found  # 0, or NaN
+
+
+def write_query(cache, scratch, query, x, at, head_dim, scale):
+    """Keep a head's query, times `scale`, as row `query` of the scratch."""
+    spread_out(x, at, head_dim)
+    own, total = _write_codes(x, at, head_dim, 0, scratch.query_codes, query * head_dim)
+    scratch.query_scales[query] = own * scale
+    scratch.query_starts[query] = np.int32(total) * np.int32(-ABOVE)
+
+
+def write_key(cache, start, lane, x, at, head_dim, room):
+    """Keep a head's key as token `lane` of the tile at word `start`."""
+    spread_out(x, at, head_dim)
+    scale, _ = _write_codes(x, at, head_dim, ABOVE, room.view(np.uint8), 0)
+    words = room.view(np.int32)
+    for word in range(head_dim // 4):
+        cache.words[start + word * 16 + lane] = words[word]
+    cache.scales[start + 4 * head_dim + lane] = scale
+
+
+def write_value(cache, start, lane, x, at, head_dim, room, alone):
+    """Keep a head's value as token `lane` of the tile at word `start`."""
+    codes = room.view(np.uint8)
+    scale, _ = _write_codes(x, at, head_dim, ABOVE, codes, 0)
+    values = 4 * start + (lane // 4) * 4 * head_dim + lane % 4
+    for number in range(head_dim):
+        cache.codes[values + 4 * number] = codes[number]
+    cache.scales[start + 4 * head_dim + lane] = scale
+
+
+def score(cache, tokens, shape, begin, end, last, table, layer, head, scratch, query, at):
+    """Scores of the tile's queries against a chunk's keys; row t from `at + t * CHUNK` on.
+
+    On its way it asks for what comes next, as its twin does, and gathers the scales of the values.
+    """
+    words, gathered = shape.head_dim // 4, at // 8
+    for tile in range(begin, end):
+        keys = tile_start(shape, layer, 0, table, head, tile)
+        values = tile_start(shape, layer, 1, table, head, tile)
+        later = tile_start(shape, layer, 0, table, head, min(tile + 2, last))
+        dots = spread_numbers(tokens, scratch.query_starts, query, 1)
+        for start in (values, later):
+            prefetch(cache.words, start + words * 16)
+        for word in range(words):
+            for start in (values, later):
+                prefetch(cache.words, start + word * 16)
+            codes = load(cache.words, keys + word * 16)
+            dots = add_byte_dots(dots, codes, scratch.queries, query * words + word, words)
+        scales = load(cache.scales, keys + words * 16)
+        scores = add_scaled(zeros(tokens), dots, scales, scratch.query_scales, query, 1)
+        store_tile(scratch.scores, at + (tile - begin) * TILE, CHUNK, scores)
+        value_scales = load(cache.scales, values + words * 16)
+        store(scratch.value_scales, gathered + (tile - begin) * TILE, value_scales)
+
+
+def round_shares(cache, begin, end, low, high, scratch, at):
+    """Write a row's shares, which stand in its scores' place, times the values' scales, as bytes.
+
+    The largest of the chunk is 127 x 256 steps; no share is moved by more than half a step. Scales
+    of values that the row does not see may be anything.
+    """
+    nothing, row = all_lanes(np.float32(0.0)), at // CHUNK
+    gathered, largest, total = row // 8 * CHUNK, nothing, nothing
+    for tile in range(begin, end):
+        key, place = tile * TILE, (tile - begin) * TILE
+        share = load(scratch.scores, at + place) * load(scratch.value_scales, gathered + place)
+        if key < low or key + TILE > high:
+            share = keep_between(share, key, low, high, np.float32(0.0))
+        store(scratch.scores, at + place, share)
+        largest = larger(largest, share)
+    scale, steps = _scale_and_steps(largest_lane(largest), _MOST_OF_TWO)
+    for own in range(at, at + (end - begin) * TILE, 16):
+        whole = nearest(load(scratch.scores, own) * all_lanes(steps))
+        total = total + whole
+        store_two_bytes(scratch.share_codes, own + at, own + at + CHUNK, whole)
+    found = sum_of_lanes(total)
+    scale += found - found  # 0, or NaN
+    scratch.share_scales[3 * row] = scale * np.float32(256.0)
+    scratch.share_scales[3 * row + 1] = scale
+    scratch.share_scales[3 * row + 2] = scale * found * np.float32(-ABOVE)
+
+
+@njit
+def _mix_columns(cache, tokens, shape, begin, end, table, layer, head, scratch, at, column, mixed):
+    head_dim, row = shape.head_dim, at // CHUNK * 3
+    uppers, lowers = spread_numbers(tokens, _ZERO, 0, 0), spread_numbers(tokens, _ZERO, 0, 0)
+    for tile in range(begin, end):
+        values = tile_start(shape, layer, 1, table, head, tile) + column
+        share = at // 2 + (tile - begin) * 4
+        for four in range(4):
+            codes = load(cache.words, values + four * head_dim)
+            uppers = add_byte_dots(uppers, codes, scratch.shares, share + four, CHUNK // 2)
+            lower = share + four + CHUNK // 4
+            lowers = add_byte_dots(lowers, codes, scratch.shares, lower, CHUNK // 2)
+    one, scales = all_lanes(np.float32(1.0)), scratch.share_scales
+    total = spread_numbers(tokens, scales, row + 2, 3)
+    total = add_scaled(total, uppers, one, scales, row, 3)
+    total = add_scaled(total, lowers, one, scales, row + 1, 3)
+    store_tile(mixed, column, head_dim, add_stored(total, mixed, column, head_dim))
+
+
+def mix(cache, tokens, shape, begin, end, num_keys, table, layer, head, scratch, at, mixed):
+    """Add a chunk's values, mixed by the tile's shares, to `mixed`: sixteen columns a pass."""
+    for column in range(0, shape.head_dim, 16):
+        _mix_columns(
+            cache, tokens, shape, begin, end, table, layer, head, scratch, at, column, mixed
+        )

@@ -1,0 +1,222 @@
+"""Products of a few or of many tokens with packed weights.
+
+A task is a panel of sixteen output columns, or a few. Their weights come from memory once, and stay
+in the cache while all tokens, a tile of them at a time, are multiplied with them: a step of one
+token is bound by the bytes of the weights, one of hundreds by the dot products. `PanelLinear` is
+the same product for the layer-by-layer runner.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numba import njit
+from numba.extending import overload
+from torch import Tensor
+
+from minigen.checkpoint.safetensors import StoredTensor
+from minigen.errors import OptionError
+from minigen.kernels.cpu.elementwise import prepare, quantised, rounded, silu, write_group
+from minigen.kernels.cpu.microkernels import (
+    FOUR,
+    ONE,
+    ONLY_FOUR,
+    ONLY_ONE,
+    ONLY_TWO,
+    TWO,
+    add_stored,
+    product_tile,
+    store_tile,
+    widest_tile,
+    write_pairs,
+)
+from minigen.kernels.cpu.packed_weights import GROUP, Pairs, Panels, stack_panels
+from minigen.kernels.cpu.simd import NUM_LANES, OutsideKernelError, load
+from minigen.kernels.cpu.thread_pool import (
+    available_threads,
+    begin,
+    enter,
+    finish,
+    leave,
+    portion,
+    take,
+    team_of,
+)
+from minigen.model.transformer import MakeLinear
+from minigen.protocols import Linear
+
+FEW = 4  # tokens: so many make a panel's pairs while its codes come from memory, once
+
+
+class Product(NamedTuple):
+    """A task whose panel's products are written to `out` [tokens, width], or added to it."""
+
+    panel: int
+    out: Any
+    width: int
+    add: bool
+
+
+class Gate(NamedTuple):
+    """A task whose four panels are two of the gate's and two of up's: inputs of what follows."""
+
+    pair: int
+    hidden: Any
+    ffn: int
+    products: Any
+
+
+def _run_tile(tokens, task, weights, layer, inputs, first, groups, pairs):
+    raise OutsideKernelError
+
+
+@overload(_run_tile)
+def _tile_of_task(tokens, task, weights, layer, inputs, first, groups, pairs):
+    return _product if task.instance_class is Product else _gate
+
+
+def _product(tokens, task, weights, layer, inputs, first, groups, pairs):
+    total = product_tile(tokens, weights, layer, task.panel, inputs, first, groups, pairs, 0, 1)
+    at = first * task.width + task.panel * 16
+    if task.add:
+        total = add_stored(total, task.out, at, task.width)
+    store_tile(task.out, at, task.width, total)
+
+
+def _gate(tokens, task, weights, layer, inputs, first, groups, pairs):
+    products = task.products
+    for part in range(4):
+        panel, own_pairs = 4 * task.pair + part, part * groups * 16
+        tile = product_tile(
+            tokens, weights, layer, panel, inputs, first, groups, pairs, own_pairs, 4
+        )
+        store_tile(products, part * 16, 64, tile)
+    for token in range(len(tokens)):
+        low = silu(load(products, token * 64)) * load(products, token * 64 + 32)
+        high = silu(load(products, token * 64 + 16)) * load(products, token * 64 + 48)
+        write_group(task.hidden, (first + token) * (task.ffn // 32) + task.pair, low, high)
+
+
+@njit
+def _run_task(task, weights, layer, inputs, num_tokens, groups, pairs):
+    """All tokens, by the widest tiles, and by those of four, two and one for what remains."""
+    if num_tokens == 1:
+        _run_tile(ONLY_ONE, task, weights, layer, inputs, 0, groups, pairs)
+        return
+    if num_tokens == 2:
+        _run_tile(ONLY_TWO, task, weights, layer, inputs, 0, groups, pairs)
+        return
+    if num_tokens == 3:
+        _run_tile(ONLY_TWO, task, weights, layer, inputs, 0, groups, pairs)
+        _run_tile(ONLY_ONE, task, weights, layer, inputs, 2, groups, pairs)
+        return
+    if num_tokens == FEW:
+        _run_tile(ONLY_FOUR, task, weights, layer, inputs, 0, groups, pairs)
+        return
+    first, widest = 0, widest_tile(weights)
+    while first + len(widest) <= num_tokens:
+        _run_tile(widest, task, weights, layer, inputs, first, groups, pairs)
+        first += len(widest)
+    if first + 4 <= num_tokens:
+        _run_tile(FOUR, task, weights, layer, inputs, first, groups, pairs)
+        first += 4
+    if first + 2 <= num_tokens:
+        _run_tile(TWO, task, weights, layer, inputs, first, groups, pairs)
+        first += 2
+    if first < num_tokens:
+        _run_tile(ONE, task, weights, layer, inputs, first, groups, pairs)
+
+
+@njit
+def multiply(crew, weights, layer, inputs, num_tokens, groups, out, width, add):
+    """out[tokens, width] = inputs x weights[layer]^T, or, where `add`, out += it."""
+    pairs = np.empty(groups * 16, np.int32)
+    num_panels = width // 16
+    size = portion(crew, num_panels)
+    num_tasks = -(-num_panels // size)
+    begin(crew)
+    taken = take(crew, num_tasks)
+    while taken < num_tasks:
+        for panel in range(taken * size, min(num_panels, taken * size + size)):
+            if num_tokens > FEW:
+                write_pairs(weights, layer, panel, groups, pairs, 0)
+            task = Product(panel, out, width, add)
+            _run_task(task, weights, layer, inputs, num_tokens, groups, pairs)
+        taken = take(crew, num_tasks)
+    finish(crew, num_tasks)
+
+
+@njit
+def multiply_and_gate(crew, weights, layer, inputs, num_tokens, groups, ffn, hidden):
+    """hidden[tokens, ffn] = SiLU(inputs x gate^T) x (inputs x up^T), ready for the next product.
+
+    The weights are two panels of gate's rows, two of up's, and so on.
+    """
+    pairs, products = np.empty(4 * groups * 16, np.int32), np.empty(8 * 64, np.float32)
+    num_pairs = ffn // 32
+    size = portion(crew, num_pairs)
+    num_tasks = -(-num_pairs // size)
+    begin(crew)
+    taken = take(crew, num_tasks)
+    while taken < num_tasks:
+        for pair in range(taken * size, min(num_pairs, taken * size + size)):
+            if num_tokens > FEW:
+                for part in range(4):
+                    write_pairs(weights, layer, 4 * pair + part, groups, pairs, part * groups * 16)
+            task = Gate(pair, hidden, ffn, products)
+            _run_task(task, weights, layer, inputs, num_tokens, groups, pairs)
+        taken = take(crew, num_tasks)
+    finish(crew, num_tasks)
+
+
+@dataclass(frozen=True)
+class PanelLinear:
+    """y = x W^T + b with W in panels; x is rounded to what the panels are multiplied with."""
+
+    panels: Panels
+    in_features: int
+    bias: Float[Tensor, " out_features"] | None
+    parts: tuple[int, ...]
+    num_threads: int
+
+    def __call__(
+        self, x: Float[Tensor, "tokens in_features"]
+    ) -> Float[Tensor, "tokens out_features"]:
+        num_tokens, width = len(x), sum(self.parts)
+        flat = x.float().contiguous().numpy().reshape(-1)
+        inputs = (rounded if isinstance(self.panels, Pairs) else quantised)(flat.size)
+        out = np.empty(num_tokens * width, np.float32)
+        groups = self.in_features // GROUP
+        team_of(self.num_threads).run(
+            2, _prepare_and_multiply, self.panels, flat, inputs, num_tokens, groups, out, width
+        )
+        made = torch.from_numpy(out).unflatten(0, (num_tokens, width))
+        return (made if self.bias is None else made + self.bias).to(x.dtype)
+
+
+@njit(nogil=True)
+def _prepare_and_multiply(crew, step, panels, x, inputs, num_tokens, groups, out, width):
+    if enter(crew, step):
+        prepare(crew, x, num_tokens, groups * GROUP, inputs)
+        multiply(crew, panels, 0, inputs, num_tokens, groups, out, width, False)
+        leave(crew)
+
+
+def panel_linear(form: str, num_threads: int) -> MakeLinear:
+    """Linear layers in the form "int8" or "int4"; raises `OptionError` for odd widths."""
+
+    def make(weights: Sequence[StoredTensor], biases: Sequence[StoredTensor]) -> Linear:
+        parts, width = tuple(each.shape[0] for each in weights), weights[0].shape[1]
+        if width % GROUP or any(part % NUM_LANES for part in parts):
+            raise OptionError(
+                f"weights={form!r} needs rows of a multiple of {GROUP} numbers, by {NUM_LANES} "
+                f"rows; {weights[0].name} is {weights[0].shape}. Use weights='bfloat16'."
+            )
+        bias = torch.cat([each.dequantise(torch.float32) for each in biases]) if biases else None
+        panels = stack_panels([weights], form)
+        return PanelLinear(panels, width, bias, parts, available_threads(num_threads))
+
+    return make

@@ -1,0 +1,426 @@
+"""Matrix products of a tile of tokens with a panel of sixteen rows of weights, in each stored form.
+
+A tile is a tuple of SIMD vectors, row t for token t; the number of rows is the length of the tuple
+`tokens`, known when a kernel is compiled, so that a whole tile stays in registers. A number loaded
+into the lanes once is multiplied with every token's, which makes a product of many rows cheaper
+than as many products of one row. Every token's sum has the same order whatever its neighbours are,
+so that batching changes no bit of it.
+
+Sources: Intel's Intrinsics Guide for `vpdpbusd` (AVX512-VNNI), `vpmaddwd` (AVX512-BW) and
+`vdpbf16ps` (AVX512-BF16); a processor that lacks them computes the same sums by plainer
+instructions.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, overload
+
+from minigen.kernels.cpu.packed_weights import Codes4, Codes8, Pairs
+from minigen.kernels.cpu.simd import (
+    FLOAT_LANES,
+    FLOATS,
+    NUM_LANES,
+    WORD_LANES,
+    WORDS,
+    BFloat,
+    OutsideKernelError,
+    call,
+    high_nibbles,
+    load,
+    load_float16,
+    low_nibbles,
+    multiply_add,
+    prefetch,
+    same,
+    spread,
+    store,
+    target_features,
+)
+
+ONE, TWO, FOUR, EIGHT = (0,), (0,) * 2, (0,) * 4, (0,) * 8  # the tuples `tokens` that are used
+ONLY_ONE, ONLY_TWO, ONLY_FOUR = (0.0,), (0.0,) * 2, (0.0,) * 4  # of another type: a tile for all
+
+_FEATURES = target_features().split(",")
+HAS_BYTE_DOTS = "+avx512vnni" in _FEATURES
+HAS_PAIR_PRODUCTS = "+avx512bw" in _FEATURES
+HAS_BFLOAT_DOTS = "+avx512bf16" in _FEATURES
+
+
+def _tile(context: Any, builder: Any, tile: Any, rows: list[Any]) -> Any:
+    return context.make_tuple(builder, tile, rows)
+
+
+def _rows(builder: Any, tile: Any, tile_type: Any) -> list[Any]:
+    return [builder.extract_value(tile, row) for row in range(tile_type.count)]
+
+
+def _numbers(context: Any, builder: Any, sig: Any, args: Any, position: int, count: int) -> Any:
+    """array[index + t * stride], in all lanes, for each row t; the three are args[position:]."""
+    array, index, stride = args[position : position + 3]
+    data = context.make_array(sig.args[position])(context, builder, array).data
+    pointer = builder.gep(data, [index])
+    for _ in range(count):
+        yield spread(builder, builder.load(pointer))
+        pointer = builder.gep(pointer, [stride])
+
+
+@intrinsic
+def zeros(typingctx: Any, tokens: Any) -> Any:
+    """A tile of float32 zeros, a row for each member of the tuple `tokens`."""
+    tile = types.UniTuple(FLOAT_LANES, tokens.count)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _tile(context, builder, tile, [same(0.0)] * tile.count)
+
+    return tile(tokens), codegen
+
+
+@intrinsic
+def spread_numbers(typingctx: Any, tokens: Any, array: Any, index: Any, stride: Any) -> Any:
+    """A tile whose row t holds `array[index + t * stride]` in all lanes."""
+    lanes = FLOAT_LANES if array.dtype == types.float32 else WORD_LANES
+    tile = types.UniTuple(lanes, tokens.count)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        rows = list(_numbers(context, builder, sig, args, 1, tile.count))
+        return _tile(context, builder, tile, rows)
+
+    return tile(tokens, array, types.intp, types.intp), codegen
+
+
+@intrinsic
+def pair_products(
+    typingctx: Any, tokens: Any, pairs: Any, array: Any, index: Any, stride: Any
+) -> Any:
+    """A tile whose row t is, lane by lane, the dot product of two pairs of 16-bit numbers.
+
+    One pair is the lane's of `pairs`, the other the int32 `array[index + t * stride]`.
+    """
+    tile = types.UniTuple(WORD_LANES, tokens.count)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        numbers = _numbers(context, builder, sig, args, 2, tile.count)
+        rows = [_pair_product(builder, args[1], number) for number in numbers]
+        return _tile(context, builder, tile, rows)
+
+    return tile(tokens, pairs, array, types.intp, types.intp), codegen
+
+
+def _pair_product(builder: Any, a: Any, b: Any) -> Any:
+    if HAS_PAIR_PRODUCTS:
+        halves = ir.VectorType(ir.IntType(16), 2 * NUM_LANES)
+        a, b = builder.bitcast(a, halves), builder.bitcast(b, halves)
+        return call(builder, "llvm.x86.avx512.pmaddw.d.512", WORDS, [a, b])
+    low = [builder.ashr(builder.shl(each, same(16)), same(16)) for each in (a, b)]
+    high = [builder.ashr(each, same(16)) for each in (a, b)]
+    return builder.add(builder.mul(*low), builder.mul(*high))
+
+
+@intrinsic
+def add_byte_dots(
+    typingctx: Any, tile: Any, codes: Any, array: Any, index: Any, stride: Any
+) -> Any:
+    """Add to row t, lane by lane, the dot product of four unsigned bytes and four signed ones.
+
+    The unsigned bytes are the lane's of `codes`, the signed ones those of the int32
+    `array[index + t * stride]`.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        numbers = _numbers(context, builder, sig, args, 2, tile.count)
+        rows = [
+            _byte_dot(builder, row, args[1], number)
+            for row, number in zip(_rows(builder, args[0], tile), numbers, strict=True)
+        ]
+        return _tile(context, builder, tile, rows)
+
+    return tile(tile, codes, array, types.intp, types.intp), codegen
+
+
+def _byte_dot(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+    if HAS_BYTE_DOTS:
+        return call(builder, "llvm.x86.avx512.vpdpbusd.512", WORDS, [total, unsigned, signed])
+    for byte in range(4):
+        code = builder.and_(builder.lshr(unsigned, same(8 * byte)), same(0xFF))
+        number = builder.ashr(builder.shl(signed, same(24 - 8 * byte)), same(24))
+        total = builder.add(total, builder.mul(code, number))
+    return total
+
+
+@intrinsic
+def add_bfloat_dots(
+    typingctx: Any, tile: Any, pairs: Any, array: Any, index: Any, stride: Any
+) -> Any:
+    """Add to row t, lane by lane, the dot product of two bfloat16 numbers and two others.
+
+    One pair is the lane's of `pairs`, the other the int32 `array[index + t * stride]`.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        numbers = _numbers(context, builder, sig, args, 2, tile.count)
+        rows = [
+            _bfloat_dot(builder, row, args[1], number)
+            for row, number in zip(_rows(builder, args[0], tile), numbers, strict=True)
+        ]
+        return _tile(context, builder, tile, rows)
+
+    return tile(tile, pairs, array, types.intp, types.intp), codegen
+
+
+def _bfloat_dot(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    if HAS_BFLOAT_DOTS:
+        pairs = ir.VectorType(BFloat(), 2 * NUM_LANES)
+        a, b = builder.bitcast(a, pairs), builder.bitcast(b, pairs)
+        return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, [total, a, b])
+    for halves in (  # the upper ones first, as the instruction does: the same to the last bit
+        [builder.and_(each, same(-65536)) for each in (a, b)],
+        [builder.shl(each, same(16)) for each in (a, b)],
+    ):
+        first, second = (builder.bitcast(each, FLOATS) for each in halves)
+        total = multiply_add(builder, first, second, total)
+    return total
+
+
+@intrinsic
+def add_scaled(
+    typingctx: Any, total: Any, dots: Any, scales: Any, array: Any, index: Any, stride: Any
+) -> Any:
+    """Add to row t of `total` the whole numbers of `dots`, times the lanes of `scales`, times
+    `array[index + t * stride]`."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        numbers = _numbers(context, builder, sig, args, 3, total.count)
+        sums, wholes = _rows(builder, args[0], total), _rows(builder, args[1], total)
+        rows = [
+            multiply_add(builder, builder.sitofp(whole, FLOATS), builder.fmul(args[2], number), row)
+            for row, whole, number in zip(sums, wholes, numbers, strict=True)
+        ]
+        return _tile(context, builder, total, rows)
+
+    return total(total, dots, scales, array, types.intp, types.intp), codegen
+
+
+@intrinsic
+def add_products(
+    typingctx: Any, total: Any, lanes: Any, array: Any, index: Any, stride: Any
+) -> Any:
+    """Add to row t of `total` the lanes times `array[index + t * stride]`."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        numbers = _numbers(context, builder, sig, args, 2, total.count)
+        rows = [
+            multiply_add(builder, args[1], number, row)
+            for row, number in zip(_rows(builder, args[0], total), numbers, strict=True)
+        ]
+        return _tile(context, builder, total, rows)
+
+    return total(total, lanes, array, types.intp, types.intp), codegen
+
+
+@intrinsic
+def add_stored(typingctx: Any, tile: Any, array: Any, index: Any, stride: Any) -> Any:
+    """Add to row t the sixteen numbers of `array` from `index + t * stride` on."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        data = context.make_array(sig.args[1])(context, builder, args[1]).data
+        pointer = builder.gep(data, [args[2]])
+        rows = []
+        for row in _rows(builder, args[0], tile):
+            stored = builder.load(builder.bitcast(pointer, row.type.as_pointer()), align=4)
+            rows.append(builder.fadd(row, stored))
+            pointer = builder.gep(pointer, [args[3]])
+        return _tile(context, builder, tile, rows)
+
+    return tile(tile, array, types.intp, types.intp), codegen
+
+
+@intrinsic
+def store_tile(typingctx: Any, array: Any, index: Any, stride: Any, tile: Any) -> Any:
+    """Write row t of the tile to `array`, from `index + t * stride` on."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        data = context.make_array(sig.args[0])(context, builder, args[0]).data
+        pointer = builder.gep(data, [args[1]])
+        for row in _rows(builder, args[3], tile):
+            builder.store(row, builder.bitcast(pointer, row.type.as_pointer()), align=4)
+            pointer = builder.gep(pointer, [args[2]])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp, tile), codegen
+
+
+# Bytes of inputs have a zero of their own, and it meets every code of a group:
+#   sum of (byte + zero) x (code - offset)
+#     = sum of byte x code + zero x (sum of codes) - offset x (sum of byte + zero)
+# The last two are the dot product of a pair that the inputs bring with a pair of the weights: the
+# sum of codes below, minus the offset above. A sum of codes starts with that upper half.
+_ONES = np.full(1, 0x01010101, np.int32)
+_NO_OFFSET, _OFFSET_128 = np.zeros(1, np.int32), np.full(1, -128 << 16, np.int32)
+
+
+@njit(inline="always")
+def _pair_of_codes4(words, at):
+    """A group's pair of each lane: the sum of its 32 codes, and 0."""
+    pair = spread_numbers(ONE, _NO_OFFSET, 0, 0)
+    for word in range(4):
+        both = load(words, at * 80 + word * 16)
+        pair = add_byte_dots(pair, low_nibbles(both), _ONES, 0, 0)
+        pair = add_byte_dots(pair, high_nibbles(both), _ONES, 0, 0)
+    return pair[0]
+
+
+@njit(inline="always")
+def _pair_of_codes8(words, at):
+    """A group's pair of each lane: the sum of its 32 codes, and -128."""
+    pair = spread_numbers(ONE, _OFFSET_128, 0, 0)
+    for word in range(8):
+        pair = add_byte_dots(pair, load(words, at * 136 + word * 16), _ONES, 0, 0)
+    return pair[0]
+
+
+def write_pairs(weights: Any, layer: int, panel: int, groups: int, pairs: Any, first: int) -> None:
+    """Write a panel's pairs, sixteen words a group, from `first` on: what all its tiles need."""
+    raise OutsideKernelError
+
+
+@overload(write_pairs)
+def _write_pairs(weights, layer, panel, groups, pairs, first):
+    if weights.instance_class is Pairs:
+        return lambda weights, layer, panel, groups, pairs, first: None
+    pair_of = _pair_of_codes4 if weights.instance_class is Codes4 else _pair_of_codes8
+
+    def write(weights, layer, panel, groups, pairs, first):
+        words = weights.words[layer]
+        for group in range(groups):
+            store(pairs, first + group * 16, pair_of(words, panel * groups + group))
+
+    return write
+
+
+def _source_of_pairs(tokens, make):
+    """A group's pair of each lane: as written or, in a tile for all, made as the codes come by."""
+    if tokens.dtype is types.float64:
+        return njit(inline="always")(lambda words, at, pairs, written: make(words, at))
+    return njit(inline="always")(lambda words, at, pairs, written: load(pairs, written))
+
+
+def ask_for(tokens: Any, words: Any, index: int) -> None:
+    """Ask memory for the line of sixteen words at `index`, if there are several tokens.
+
+    While they are multiplied with a panel, the next one comes. A token alone is done as soon as
+    its weights are there, and memory's own guess, straight on, is right.
+    """
+    raise OutsideKernelError
+
+
+@overload(ask_for)
+def _ask_for(tokens, words, index):
+    if tokens.count == 1:
+        return lambda tokens, words, index: None
+    return lambda tokens, words, index: prefetch(words, index)
+
+
+def product_tile(
+    tokens: Any,
+    weights: Any,
+    layer: int,
+    panel: int,
+    inputs: Any,
+    first: int,
+    groups: int,
+    pairs: Any,
+    own_pairs: int,
+    ahead: int,
+) -> Any:
+    """The products of tokens `first`, `first` + 1, ... with a panel: a tile, a row a token.
+
+    `write_pairs` has written the panel's pairs to `pairs` from `own_pairs` on, unless the tile is
+    for all of a step's tokens (`ONLY_TWO`). Meanwhile memory is asked for the panel that is `ahead`
+    panels on: for 8-bit codes two lines a group and tile, since more at once would only wait. Tiles
+    of 4-bit codes do not ask: they have no instructions to spare, a long prompt's would take a
+    tenth longer.
+    """
+    raise OutsideKernelError
+
+
+@overload(product_tile)
+def _product_tile(tokens, weights, layer, panel, inputs, first, groups, pairs, own_pairs, ahead):
+    if weights.instance_class is Codes4:
+        return _product_of_codes4(_source_of_pairs(tokens, _pair_of_codes4))
+    if weights.instance_class is Codes8:
+        return _product_of_codes8(_source_of_pairs(tokens, _pair_of_codes8))
+    return _product_of_pairs
+
+
+def _product_of_codes4(pair_of):
+    def product(tokens, weights, layer, panel, inputs, first, groups, pairs, own_pairs, ahead):
+        words = weights.words[layer]
+        total = zeros(tokens)
+        for group in range(groups):
+            at = panel * groups + group
+            own = first * groups + group
+            pair = pair_of(words, at, pairs, own_pairs + group * 16)
+            dots = pair_products(tokens, pair, inputs.pairs, own, groups)
+            for word in range(4):
+                both = load(words, at * 80 + word * 16)
+                low, high = own * 8 + word, own * 8 + 4 + word
+                dots = add_byte_dots(dots, low_nibbles(both), inputs.words, low, groups * 8)
+                dots = add_byte_dots(dots, high_nibbles(both), inputs.words, high, groups * 8)
+            scale = load_float16(words, at * 80 + 64)
+            total = add_scaled(total, dots, scale, inputs.scales, own, groups)
+            minimum = load_float16(words, at * 80 + 72)
+            total = add_products(total, minimum, inputs.sums, own, groups)
+        return total
+
+    return product
+
+
+def _product_of_codes8(pair_of):
+    def product(tokens, weights, layer, panel, inputs, first, groups, pairs, own_pairs, ahead):
+        words = weights.words[layer]
+        total = zeros(tokens)
+        for group in range(groups):
+            at = panel * groups + group
+            own = first * groups + group
+            pair = pair_of(words, at, pairs, own_pairs + group * 16)
+            dots = pair_products(tokens, pair, inputs.pairs, own, groups)
+            soon = (at + ahead * groups) * 136 + first // 4 % 4 * 32
+            ask_for(tokens, words, soon)
+            ask_for(tokens, words, soon + 16)
+            for word in range(8):
+                eight_bit = load(words, at * 136 + word * 16)
+                dots = add_byte_dots(dots, eight_bit, inputs.words, own * 8 + word, groups * 8)
+            scale = load_float16(words, at * 136 + 128)
+            total = add_scaled(total, dots, scale, inputs.scales, own, groups)
+        return total
+
+    return product
+
+
+def _product_of_pairs(
+    tokens, weights, layer, panel, inputs, first, groups, pairs, own_pairs, ahead
+):
+    words = weights.words[layer]
+    num_words = groups * 16
+    total = zeros(tokens)
+    for word in range(num_words):
+        ask_for(tokens, words, ((panel + ahead) * num_words + word) * 16)
+        two = load(words, (panel * num_words + word) * 16)
+        total = add_bfloat_dots(total, two, inputs.words, first * num_words + word, num_words)
+    return total
+
+
+def widest_tile(weights: Any) -> Any:
+    """The tuple `tokens` of the tiles that most tokens are multiplied by."""
+    raise OutsideKernelError
+
+
+@overload(widest_tile)
+def _widest_tile(weights):
+    """Bytes keep two vectors a token, words and their total: eight tokens would be a fifth slower,
+    since LLVM then runs out of registers."""
+    widest = EIGHT if weights.instance_class is Pairs else FOUR
+    return lambda weights: widest

@@ -1,0 +1,256 @@
+"""Attention of many new tokens a sequence, tile by tile, with no matrix of scores in memory.
+
+Sources: FlashAttention, Dao et al. 2022, and FlashAttention-2, Dao 2023; Triton's fused-attention
+tutorial for the two loops, before the diagonal and on it.
+"""
+
+import math
+from itertools import pairwise
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minigen.model.attention import attention_naive
+
+
+def has_wide_products() -> bool:
+    """Whether tiles of 64 keys fit: Hopper's and Blackwell's large chips multiply from shared
+    memory, all others from registers, of which 128 queries then take too many."""
+    nvidia = torch.cuda.is_available() and torch.version.hip is None
+    return nvidia and torch.cuda.get_device_capability()[0] in (9, 10)
+
+
+WIDE_TILES = has_wide_products()
+
+
+@triton.jit
+def _fold_tiles(
+    q,
+    maximum,
+    total,
+    mixed,
+    begin,
+    end,
+    query_positions,
+    keys_ptr,
+    values_ptr,
+    table_ptr,
+    block_stride,
+    slot_stride,
+    window,
+    scale,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+):
+    """Online softmax over the keys from `begin` to `end`; masked where not all queries see all."""
+    dims = tl.arange(0, BLOCK_D)
+    for start in range(begin, end, BLOCK_N):
+        positions = start + tl.arange(0, BLOCK_N)
+        blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=positions < end, other=0)
+        at = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * slot_stride
+        offsets = at[:, None] + dims[None, :]
+        there = (dims < HEAD_DIM)[None, :]
+        if MASKED:
+            there = there & (positions < end)[:, None]
+        keys = tl.load(keys_ptr + offsets, mask=there, other=0.0)
+        values = tl.load(values_ptr + offsets, mask=there, other=0.0)
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
+        if MASKED:
+            seen = (positions[None, :] <= query_positions[:, None]) & (positions < end)[None, :]
+            if WINDOWED:
+                seen = seen & (positions[None, :] > query_positions[:, None] - window)
+            scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(maximum, tl.max(scores, axis=1))
+        if WINDOWED:  # a query may have seen nothing yet
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+        else:
+            base = higher
+        weights = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(maximum - base)
+        total = total * shrink + tl.sum(weights, axis=1)
+        mixed = mixed * shrink[:, None]
+        mixed = tl.dot(weights.to(values.dtype), values, mixed, input_precision="ieee")
+        maximum = higher
+    return maximum, total, mixed
+
+
+# A batch's prefills begin anywhere in its tables and lengths: no kernel anew for that.
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["tables_ptr", "lengths_ptr"],
+)
+def flash_prefill_kernel(
+    q_ptr,
+    keys_ptr,
+    values_ptr,
+    tables_ptr,
+    starts_ptr,
+    lengths_ptr,
+    mixed_ptr,
+    block_stride,
+    slot_stride,
+    head_stride,
+    table_stride,
+    window,
+    scale,
+    Q_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One program `BLOCK_M` queries of a head; its scores never leave the chip.
+
+    4 x head_dim FLOPs for each pair of a query and a key that it sees. Reads the queries and writes
+    the result once, and all keys and values up to its last query, 4 x head_dim bytes a token: the
+    scores, 2 to 4 bytes a pair, are written nowhere. At BLOCK_M FLOPs a byte, less what L2 saves,
+    arithmetic decides. `scale` is log2(e) / sqrt(head_dim).
+    """
+    tile, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    start = tl.load(starts_ptr + sequence)
+    num_new = (tl.load(starts_ptr + sequence + 1) - start).to(tl.int32)
+    if tile * BLOCK_M < num_new:
+        length = tl.load(lengths_ptr + sequence).to(tl.int32)
+        rows, dims = tile * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+        wanted = (rows < num_new)[:, None] & (dims < HEAD_DIM)[None, :]
+        row_offsets = ((start + rows) * Q_HEADS + head).to(tl.int64) * HEAD_DIM
+        q = tl.load(q_ptr + row_offsets[:, None] + dims[None, :], mask=wanted, other=0.0)
+        query_positions = length - num_new + rows
+        first = length - num_new + tile * BLOCK_M
+
+        begin = 0
+        if WINDOWED:
+            begin = tl.maximum(first - window + 1, 0) // BLOCK_N * BLOCK_N
+        diagonal = tl.maximum((first + 1) // BLOCK_N * BLOCK_N, begin)  # all queries see all before
+        end = tl.minimum(first + BLOCK_M, length)
+        maximum = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+        total = tl.zeros((BLOCK_M,), tl.float32)
+        mixed = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+        table_ptr = tables_ptr + sequence.to(tl.int64) * table_stride
+        keys_ptr += head // GROUP * head_stride
+        values_ptr += head // GROUP * head_stride
+        maximum, total, mixed = _fold_tiles(
+            q,
+            maximum,
+            total,
+            mixed,
+            begin,
+            diagonal,
+            query_positions,
+            keys_ptr,
+            values_ptr,
+            table_ptr,
+            block_stride,
+            slot_stride,
+            window,
+            scale,
+            HEAD_DIM,
+            BLOCK_SIZE,
+            BLOCK_D,
+            BLOCK_N,
+            WINDOWED,
+            WINDOWED,
+        )
+        maximum, total, mixed = _fold_tiles(
+            q,
+            maximum,
+            total,
+            mixed,
+            diagonal,
+            end,
+            query_positions,
+            keys_ptr,
+            values_ptr,
+            table_ptr,
+            block_stride,
+            slot_stride,
+            window,
+            scale,
+            HEAD_DIM,
+            BLOCK_SIZE,
+            BLOCK_D,
+            BLOCK_N,
+            True,
+            WINDOWED,
+        )
+        total = tl.where(total > 0, total, 1.0)  # rows past the last query saw nothing
+        mixed = (mixed / total[:, None]).to(q.dtype)
+        tl.store(mixed_ptr + row_offsets[:, None] + dims[None, :], mixed, mask=wanted)
+
+
+def flash_prefill_triton(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    starts: Tensor,
+    lengths: Tensor,
+    most_new: int,
+    window: int | None = None,
+    wide_tiles: bool = WIDE_TILES,
+) -> Tensor:
+    """`q` (tokens x q_heads x head_dim, contiguous), packed, each sequence over its own context.
+
+    Sequence i's queries are rows `starts[i]` to `starts[i + 1]`, at most `most_new`, and the last
+    of its `lengths[i]` positions; their own keys and values are in the pool already. The rest is as
+    in `paged_decode_triton`. Rows before `starts[0]` are left unwritten. `wide_tiles` are
+    of 64 keys instead of 32, where the chip has room for them.
+    """
+    q_heads, head_dim = q.shape[1:]
+    _, block_size, kv_heads, _ = keys.shape
+    mixed = torch.empty_like(q)
+    block_d = max(triton.next_power_of_2(head_dim), 16)
+    narrow = keys.dtype.itemsize > 2 or block_d > 128
+    block_m = 128 if most_new > 64 and not narrow else 64
+    flash_prefill_kernel[(triton.cdiv(most_new, block_m), q_heads, len(lengths))](
+        q,
+        keys,
+        values,
+        tables,
+        starts,
+        lengths,
+        mixed,
+        *keys.stride()[:3],
+        tables.stride(0),
+        0 if window is None else window,
+        math.log2(math.e) / math.sqrt(head_dim),
+        Q_HEADS=q_heads,
+        GROUP=q_heads // kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        WINDOWED=window is not None,
+        BLOCK_D=block_d,
+        BLOCK_M=block_m,
+        BLOCK_N=64 if wide_tiles and not narrow else 32,
+        num_warps=8 if block_m == 128 else 4,
+        num_stages=2,
+    )
+    return mixed
+
+
+def flash_prefill_torch(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    starts: Tensor,
+    lengths: Tensor,
+    window: int | None = None,
+) -> Tensor:
+    """The twin of `flash_prefill_triton`: gathers each context, then calls `attention`."""
+    mixed = []
+    bounds = pairwise(starts.tolist())
+    for (begin, end), table, length in zip(bounds, tables, lengths.tolist(), strict=True):
+        k, v = (half[table].flatten(0, 1)[:length] for half in (keys, values))
+        with q.device:
+            mixed.append(attention_naive(q[begin:end], k, v, window))
+    return torch.cat(mixed)

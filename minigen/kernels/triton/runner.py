@@ -1,0 +1,324 @@
+"""The model on a GPU as a `Runner`: kernels between the products, and decode steps as CUDA graphs.
+
+A layer is four products and five kernels, where plain torch starts about thirty. A step of decodes
+alone is padded to a captured size, by rows that write to block 0, and then costs one launch. What
+the sampling kernel does not know is chosen on the CPU.
+Source: CUDA C++ Programming Guide, "CUDA Graphs"; torch.cuda.CUDAGraph.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minigen.checkpoint.safetensors import StoredTensor
+from minigen.engine.model_runner import Packed, Packer
+from minigen.kernels.triton.attention import DevicePool, PagedAttention, sent
+from minigen.kernels.triton.elementwise import (
+    rms_norm_triton,
+    rotary_store_triton,
+    silu_multiply_triton,
+)
+from minigen.kernels.triton.sampling import choose_triton
+from minigen.kv_cache.block_manager import BlockManager
+from minigen.kv_cache.paged import Batch
+from minigen.model.layers import DenseLinear, rotary_tables
+from minigen.model.transformer import Layer, MakeLinear, Transformer
+from minigen.sampling.params import SamplingParams
+from minigen.sampling.sampler import choose_tokens, uniform_draws
+from minigen.sequence import Chunk, Sequence
+
+ReadLayer = Callable[[int, Tensor], Tensor]  # attention over what is in the pool
+
+
+@dataclass(frozen=True)
+class KernelModel:
+    """A `Transformer` on one device, with the cosines and sines of every position."""
+
+    model: Transformer
+    tables: tuple[Tensor, Tensor]
+
+    def hidden(
+        self, token_ids: Tensor, positions: Tensor, slots: Tensor, kv: Tensor, read: ReadLayer
+    ) -> Tensor:
+        """The last layer's hidden states, normalised; new keys and values are in `kv` then.
+
+        `kv` is the pool, by `minigen.kv_cache.paged.POOL_AXES`.
+        """
+        model = self.model
+        residual = model.embed(token_ids)
+        x = rms_norm_triton(residual, model.layers[0].attention_norm, model.norm_eps)
+        next_norms = [layer.attention_norm for layer in model.layers[1:]] + [model.norm]
+        for layer_id, (layer, next_norm) in enumerate(zip(model.layers, next_norms, strict=True)):
+            keys, values = kv[layer_id]
+            q = rotary_store_triton(
+                layer.qkv(x),
+                _head_norms(layer),
+                model.norm_eps,
+                self.tables,
+                positions,
+                slots,
+                keys,
+                values,
+            )
+            mixed = layer.out(read(layer_id, q).flatten(-2))
+            x = rms_norm_triton(mixed, layer.ffn_norm, model.norm_eps, residual)
+            mixed = layer.down(silu_multiply_triton(layer.gate_up(x)))
+            x = rms_norm_triton(mixed, next_norm, model.norm_eps, residual)
+        return x
+
+    def logits(self, hidden: Tensor, told: Tensor | None = None) -> Tensor:
+        """Scores of every token as the next one, float32, of normalised hidden states.
+
+        They are written over `told` if that is given.
+        """
+        scores = self.model.head(hidden)
+        return scores.float() if told is None else told.copy_(scores)
+
+
+def kernel_model(model: Transformer, max_positions: int, device: torch.device) -> KernelModel:
+    """The model with everything on `device`; linear layers that are there already stay."""
+    embedding = model.embedding.to(device)
+    head = model.head
+    if isinstance(head, DenseLinear) and head.weight is model.embedding:
+        head = replace(head, weight=embedding)
+    frequencies = model.frequencies.to(device)
+    cos, sin = rotary_tables(frequencies, torch.arange(max_positions, device=device))
+    moved = replace(
+        model,
+        embedding=embedding,
+        layers=tuple(_layer_on(layer, device) for layer in model.layers),
+        norm=model.norm.to(device),
+        head=head,
+        frequencies=frequencies,
+    )
+    return KernelModel(moved, (cos, sin))
+
+
+def device_linear(dtype: torch.dtype, device: torch.device) -> MakeLinear:
+    """Linear layers dequantised, in pieces, straight into the device's memory."""
+
+    def make(weights: SequenceOf[StoredTensor], biases: SequenceOf[StoredTensor]) -> DenseLinear:
+        parts = tuple(weight.shape[0] for weight in weights)
+        fused = torch.empty(sum(parts), weights[0].shape[1], dtype=dtype, device=device)
+        for weight, rows in zip(weights, fused.split(parts), strict=True):
+            weight.dequantise(out=rows)
+            weight.let_go()
+        bias = torch.cat([each.dequantise(dtype) for each in biases]) if biases else None
+        return DenseLinear(fused, None if bias is None else bias.to(device), parts)
+
+    return make
+
+
+def _layer_on(layer: Layer, device: torch.device) -> Layer:
+    return replace(
+        layer,
+        attention_norm=layer.attention_norm.to(device),
+        q_norm=None if layer.q_norm is None else layer.q_norm.to(device),
+        k_norm=None if layer.k_norm is None else layer.k_norm.to(device),
+        ffn_norm=layer.ffn_norm.to(device),
+    )
+
+
+def _head_norms(layer: Layer) -> tuple[Tensor, Tensor] | None:
+    if layer.q_norm is None or layer.k_norm is None:
+        return None
+    return layer.q_norm, layer.k_norm
+
+
+CAPTURED = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+
+def captured_sizes(max_sequences: int) -> tuple[int, ...]:
+    """Batch sizes to capture: those below, and `max_sequences` itself where it is no larger.
+
+    >>> captured_sizes(20)
+    (1, 2, 4, 8, 16, 20)
+    """
+    below = tuple(size for size in CAPTURED if size < max_sequences)
+    return (*below, max_sequences) if max_sequences <= CAPTURED[-1] else CAPTURED
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """A step of decodes, recorded: fill `batch`, replay `graph`."""
+
+    graph: torch.cuda.CUDAGraph
+    batch: Batch
+
+
+class GpuRunner:
+    """Runs the model over chunks; logits stay on the device, and are good until the next step.
+
+    `sizes` are the batch sizes of decodes that are captured now, ascending; none without CUDA.
+    """
+
+    def __init__(
+        self,
+        model: KernelModel,
+        pool: DevicePool,
+        manager: BlockManager,
+        windows: SequenceOf[int | None],
+        max_batch_tokens: int,
+        sizes: tuple[int, ...],
+    ):
+        self.model, self.pool, self.manager, self.windows = model, pool, manager, windows
+        self.device = pool.kv.device
+        self.packer = Packer(manager, pool.block_size, max_batch_tokens)
+        self._captured: dict[int, CapturedStep] = {}
+        # All captured steps leave their logits here: each in its own would be three times as much.
+        shape = (max(sizes, default=0), len(model.model.embedding))
+        self._told = torch.empty(shape, dtype=torch.float32, device=self.device)
+        self._capture_all(sizes)
+        self._sizes = sizes
+
+    @torch.inference_mode()
+    def logits(self, chunks: SequenceOf[Chunk]) -> Tensor:
+        """The raw logits of each chunk's `told_rows`, then of its samples."""
+        self.pool.copy_blocks(self.manager.take_copies())
+        packed = self.packer.pack(chunks)
+        num_decodes = _num_leading_ones(chunks)
+        count = len(packed.token_ids)
+        one_each = np.array_equal(packed.logits_rows, np.arange(count))
+        if num_decodes == count and one_each and count <= self._largest:
+            return self._replay(packed, count)
+        batch = uploaded(packed, num_decodes, self.device)
+        return self.run(batch)
+
+    @property
+    def _largest(self) -> int:
+        return self._sizes[-1] if self._sizes else 0
+
+    def run(self, batch: Batch, told: Tensor | None = None) -> Tensor:
+        """The logits of `batch.logits_rows`, in `told` if given; the batch is on the device."""
+        attention = PagedAttention(self.pool, batch, self.windows)
+        hidden = self.model.hidden(
+            batch.token_ids, batch.positions, batch.slots, self.pool.kv, attention.read
+        )
+        return self.model.logits(hidden[batch.logits_rows], told)
+
+    def _replay(self, packed: Packed, count: int) -> Tensor:
+        step = self._captured[self._sizes[bisect_left(self._sizes, count)]]
+        fill(step.batch, packed)
+        step.graph.replay()
+        return self._told[:count]
+
+    @torch.inference_mode()
+    def _capture_all(self, sizes: tuple[int, ...]) -> None:
+        if not sizes:
+            return
+        # A stream of this runner's own: cuBLAS has a workspace for each, which graphs remember and
+        # torch may take away with any graph that was captured on the same one.
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        for size in reversed(sizes):  # the largest first: the others find its memory
+            self._captured[size] = self._capture(size, stream)
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def _capture(self, size: int, stream: torch.cuda.Stream) -> CapturedStep:
+        with torch.cuda.stream(stream):  # kernels are compiled, and libraries made ready
+            batch = padding_batch(size, self.manager.tables.shape[1], self.device)
+            self.run(batch)
+        graph = torch.cuda.CUDAGraph()
+        shared = next(iter(self._captured.values())).graph.pool() if self._captured else None
+        with torch.cuda.graph(graph, pool=shared, stream=stream):
+            self.run(batch, self._told[:size])
+        return CapturedStep(graph, batch)
+
+
+def padding_batch(size: int, max_blocks: int, device: torch.device) -> Batch:
+    """A batch of decodes that all read and write block 0 alone."""
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int64, device=device)
+
+    return Batch(
+        token_ids=zeros(size),
+        positions=zeros(size),
+        slots=zeros(size),
+        query_starts=list(range(size + 1)),
+        context_lens=zeros(size) + 1,
+        block_tables=zeros(size, max_blocks),
+        logits_rows=torch.arange(size, device=device),
+        num_decodes=size,
+    )
+
+
+def fill(batch: Batch, packed: Packed) -> None:
+    """Write packed decodes into a batch of fixed size, by one copy to the device.
+
+    What is left over computes one token in block 0, as `padding_batch` has it.
+    """
+    count, width = packed.block_tables.shape
+    numbers = np.zeros((4 + width, len(batch.slots)), np.int64)
+    numbers[3] = 1
+    told = (packed.token_ids, packed.positions, packed.slots, packed.context_lens)
+    for row, each in enumerate(told):
+        numbers[row, :count] = each
+    numbers[4:, :count] = packed.block_tables.T
+    there = sent(torch.from_numpy(numbers), batch.slots.device)
+    fixed = (batch.token_ids, batch.positions, batch.slots, batch.context_lens)
+    for row, part in enumerate(fixed):
+        part.copy_(there[row])
+    batch.block_tables[:, :width].copy_(there[4:].T)
+
+
+def uploaded(packed: Packed, num_decodes: int, device: torch.device) -> Batch:
+    """The packed numbers on the device, by one copy."""
+    arrays = {name: each for name, each in packed._asdict().items() if name != "query_starts"}
+    even = [each.size + each.size % 2 for each in arrays.values()]  # each begins at 16 bytes
+    flat = torch.zeros(sum(even), dtype=torch.int64)
+    for part, each in zip(flat.split(even), arrays.values(), strict=True):
+        part[: each.size] = torch.from_numpy(each.reshape(-1))
+    parts = sent(flat, device).split(even)
+    tensors = {
+        name: part[: each.size].view(each.shape)
+        for (name, each), part in zip(arrays.items(), parts, strict=True)
+    }
+    starts: list[int] = packed.query_starts.tolist()
+    return Batch(query_starts=starts, num_decodes=num_decodes, **tensors)
+
+
+def _num_leading_ones(chunks: SequenceOf[Chunk]) -> int:
+    return next((i for i, chunk in enumerate(chunks) if chunk.num_tokens != 1), len(chunks))
+
+
+def choose_on_device(logits: Tensor, sequences: SequenceOf[Sequence]) -> list[int]:
+    """A token for each row; -1 where its logits are not finite.
+
+    Rows that want the likeliest token or a plain draw take one pass on the device. Where one row
+    wants more (top-k, penalties, bans, ...), all go to the CPU.
+    """
+    if not all(_is_plain(each.params) for each in sequences):
+        return choose_tokens(logits.cpu(), sequences)
+    if all(each.params.greedy for each in sequences):
+        temperatures = torch.zeros(len(sequences), device=logits.device)
+        seeds = torch.zeros(len(sequences), dtype=torch.int64, device=logits.device)
+    else:
+        wanted = [float(each.params.temperature) for each in sequences]  # some say 1
+        temperatures = sent(torch.tensor(wanted), logits.device)
+        seeds = sent(_seeds(sequences), logits.device)
+    found: list[int] = choose_triton(logits, temperatures, seeds).tolist()
+    return found
+
+
+def _seeds(sequences: SequenceOf[Sequence]) -> Tensor:
+    """A number from 0 to 2^32 - 1 for each sequence's next draw."""
+    uniform = uniform_draws(
+        [sequence.seed for sequence in sequences],
+        [sequence.choice for sequence in sequences],
+        [len(sequence.output_ids) for sequence in sequences],
+    )
+    return (uniform * 2**32).long()
+
+
+def _is_plain(params: SamplingParams) -> bool:
+    if params.greedy:
+        return params.plainly_greedy
+    changed = params.min_tokens > 0 or params.has_penalties or len(params.logit_bias) > 0
+    cut = params.top_k is not None or params.top_p < 1 or params.min_p > 0
+    return not changed and not cut

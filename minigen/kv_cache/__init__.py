@@ -1,0 +1,1 @@
+"""The KV cache: blocks, block tables, paged storage, shared prefixes."""

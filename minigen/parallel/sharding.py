@@ -1,0 +1,277 @@
+"""Which rank holds what: a plan as a table, applied from outside to a model's stored tensors.
+
+The model's own code does not know of it: a rank builds an ordinary, smaller transformer, and what
+must be summed or gathered is wrapped. Source: Shoeybi et al. 2019 (Megatron-LM). "Column" and "row"
+are the field's words for W in y = x W; checkpoints store W transposed, so a column split cuts
+stored rows, and a row split cuts stored columns.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn import functional
+
+from minigen.checkpoint.model_config import ModelConfig
+from minigen.checkpoint.safetensors import StoredTensor
+from minigen.errors import OptionError
+from minigen.model.layers import DenseLinear
+from minigen.model.transformer import MakeLinear, Transformer, build_transformer, run_layer
+from minigen.parallel.comm import Comm
+from minigen.protocols import Attend, Linear
+
+
+class Split(Enum):
+    """How a matrix is cut."""
+
+    COLUMN = "column"  # each rank makes some of the outputs, of all inputs: no message
+    ROW = "row"  # each rank takes some of the inputs, and its outputs must be summed
+
+
+# By module: how it is cut, and along which of the model's sizes. What is not here is on every rank.
+PLAN: dict[str, tuple[Split, str]] = {
+    "embed_tokens": (Split.COLUMN, "vocab"),
+    "self_attn.q_proj": (Split.COLUMN, "q_heads"),
+    "self_attn.k_proj": (Split.COLUMN, "kv_heads"),
+    "self_attn.v_proj": (Split.COLUMN, "kv_heads"),
+    "self_attn.o_proj": (Split.ROW, "q_heads"),
+    "mlp.gate_proj": (Split.COLUMN, "ffn"),
+    "mlp.up_proj": (Split.COLUMN, "ffn"),
+    "mlp.down_proj": (Split.ROW, "ffn"),
+    "lm_head": (Split.COLUMN, "vocab"),
+}
+MOST_RANKS = 64
+_PANEL_ROWS, _PANEL_GROUP = 16, 32  # of packed int8 and int4 weights
+_PREFIX = re.compile(r"^model\.(layers\.\d+\.)?")
+
+
+def span(config: ModelConfig, axis: str, rank: int, num_ranks: int) -> range:
+    """The rank's part of an axis, in numbers; the model must be divisible (`obstacle`).
+
+    Query heads and ffn are cut evenly. KV heads are, too, or else each is on several ranks: those
+    whose query heads use it. The vocabulary's last part may be shorter than the others.
+    """
+    if axis == "vocab":
+        share = vocab_share(config.vocab_size, num_ranks)
+        return range(rank * share, min((rank + 1) * share, config.vocab_size))
+    if axis == "kv_heads":
+        first_head = rank * config.kv_heads // num_ranks  # the same for several, if repeated
+        num_heads = max(config.kv_heads // num_ranks, 1)
+        return range(first_head * config.head_dim, (first_head + num_heads) * config.head_dim)
+    sizes = {"q_heads": config.q_heads * config.head_dim, "ffn": config.ffn}
+    width = sizes[axis] // num_ranks
+    return range(rank * width, (rank + 1) * width)
+
+
+def vocab_share(vocab: int, num_ranks: int) -> int:
+    """Rows of the vocabulary on each rank but the last, which may have fewer."""
+    return -(-vocab // num_ranks)
+
+
+def obstacle(
+    config: ModelConfig, tensors: Mapping[str, StoredTensor], form: str, num_ranks: int
+) -> str | None:
+    """Why a model in this form of weights cannot be split over so many ranks, if it cannot."""
+    if config.q_heads % num_ranks:
+        return f"{config.q_heads} query heads cannot be dealt out evenly"
+    if config.kv_heads % num_ranks and num_ranks % config.kv_heads:
+        return f"{config.kv_heads} KV heads can be neither dealt out nor repeated evenly"
+    if config.ffn % num_ranks:
+        return f"an ffn of {config.ffn} cannot be cut evenly"
+    if (num_ranks - 1) * vocab_share(config.vocab_size, num_ranks) >= config.vocab_size:
+        return f"a vocabulary of {config.vocab_size} leaves a rank without tokens"
+    group = _PANEL_GROUP if form in ("int8", "int4") else 1
+    rows = _PANEL_ROWS if form in ("int8", "int4") else 1
+    for name, tensor in tensors.items() if num_ranks > 1 else ():
+        split, axis = PLAN.get(module_of(name), (None, ""))
+        if split is None or len(tensor.shape) == 1 or module_of(name) == "embed_tokens":
+            continue
+        for width in {len(span(config, axis, rank, num_ranks)) for rank in (0, num_ranks - 1)}:
+            shared = max(tensor.format.block_size, group)
+            if split is Split.ROW and width % shared:
+                cut = f"{module_of(name)} would be cut into {width} inputs"
+                return f"{cut}, within a group of {shared} that share a scale"
+            if split is Split.COLUMN and width % rows:
+                return f"{module_of(name)} would be cut into {width} outputs, no multiple of {rows}"
+    return None
+
+
+def check_ranks(
+    config: ModelConfig, tensors: Mapping[str, StoredTensor], form: str, num_ranks: int
+) -> None:
+    """Raises `OptionError`, with the counts that would do, where `obstacle` finds something."""
+    reason = obstacle(config, tensors, form, num_ranks)
+    if reason is None:
+        return
+    counts = range(1, min(config.q_heads, MOST_RANKS) + 1)
+    good = [str(each) for each in counts if obstacle(config, tensors, form, each) is None]
+    raise OptionError(
+        f"tensor_parallel {num_ranks} does not divide this model: {reason}; "
+        f"these counts would do: {', '.join(good)}."
+    )
+
+
+def module_of(name: str) -> str:
+    """A tensor's module, without model and layer.
+
+    >>> module_of("model.layers.3.self_attn.q_proj.weight")
+    'self_attn.q_proj'
+    """
+    return _PREFIX.sub("", name).rpartition(".")[0]
+
+
+def shard_tensors(
+    tensors: Mapping[str, StoredTensor], config: ModelConfig, rank: int, num_ranks: int
+) -> dict[str, StoredTensor]:
+    """The rank's share of every tensor, still in the file: nobody reads another's bytes.
+
+    The bias of a row split is added once, so rank 0 alone has it.
+    """
+    shares = {}
+    for name, tensor in tensors.items():
+        if module_of(name) not in PLAN:
+            shares[name] = tensor
+            continue
+        split, axis = PLAN[module_of(name)]
+        part = span(config, axis, rank, num_ranks)
+        if split is Split.COLUMN:
+            shares[name] = tensor.rows(part.start, part.stop)
+        elif len(tensor.shape) == 2:
+            shares[name] = tensor.columns(part.start, part.stop)
+        elif rank == 0:
+            shares[name] = tensor
+    return shares
+
+
+@dataclass(frozen=True)
+class ShareBytes:
+    """Stored bytes of a rank's weights: `own` are on no other rank, `repeated` are."""
+
+    own: int
+    repeated: int
+
+
+def share_bytes(
+    tensors: Mapping[str, StoredTensor], config: ModelConfig, rank: int, num_ranks: int
+) -> ShareBytes:
+    """What the rank reads of the files. Repeated are norms, and KV heads fewer than ranks."""
+    own = repeated = 0
+    for name, tensor in shard_tensors(tensors, config, rank, num_ranks).items():
+        axis = PLAN[module_of(name)][1] if module_of(name) in PLAN else None
+        if axis is None or (axis == "kv_heads" and num_ranks > config.kv_heads):
+            repeated += tensor.num_bytes
+        else:
+            own += tensor.num_bytes
+    return ShareBytes(own, repeated)
+
+
+def local_config(config: ModelConfig, rank: int, num_ranks: int) -> ModelConfig:
+    """The rank's share as a smaller model: fewer heads, a narrower ffn, some of the tokens."""
+    return replace(
+        config,
+        vocab_size=len(span(config, "vocab", rank, num_ranks)),
+        q_heads=config.q_heads // num_ranks,
+        kv_heads=max(config.kv_heads // num_ranks, 1),
+        ffn=config.ffn // num_ranks,
+    )
+
+
+@dataclass(frozen=True)
+class SummedLinear:
+    """A row split linear layer: each rank's part of every sum, and an all-reduce behind it."""
+
+    linear: Linear
+    comm: Comm
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        return self.linear.parts
+
+    def __call__(
+        self, x: Float[Tensor, "tokens in_features"]
+    ) -> Float[Tensor, "tokens out_features"]:
+        return self.comm.all_reduce(self.linear(x))
+
+
+@dataclass(frozen=True)
+class GatheredHead:
+    """An output head split by vocabulary: each rank's logits, side by side."""
+
+    linear: Linear
+    comm: Comm
+    vocab: int
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        return (self.vocab,)
+
+    def __call__(self, x: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
+        if len(x) == 0:
+            return x.new_empty(0, self.vocab)
+        logits = self.linear(x)
+        missing = vocab_share(self.vocab, self.comm.num_ranks) - logits.shape[-1]
+        return self.comm.all_gather(functional.pad(logits, (0, missing)))[:, : self.vocab]
+
+
+@dataclass(frozen=True)
+class ShardedTransformer:
+    """A rank's share of a transformer; called as the whole is, and with the whole's results.
+
+    `share` has the rank's heads and tokens, from `first_token` on.
+    """
+
+    share: Transformer
+    comm: Comm
+    first_token: int
+
+    def __call__(
+        self,
+        token_ids: Int64[Tensor, " tokens"],
+        positions: Int64[Tensor, " tokens"],
+        attend: Attend,
+    ) -> Float[Tensor, "tokens hidden"]:
+        """The last layer's hidden states, the same on every rank."""
+        share, x = self.share, self.embed(token_ids)
+        rotation = share.rotation(positions)
+        for layer_id, layer in enumerate(share.layers):
+            in_layer = partial(attend, layer_id)
+            x = run_layer(layer, x, rotation, in_layer, share.head_dim, share.norm_eps)
+        return x
+
+    def embed(self, token_ids: Int64[Tensor, " tokens"]) -> Float[Tensor, "tokens hidden"]:
+        """Each token's own vector: from the one rank that has it, and zeros from all others."""
+        places = token_ids - self.first_token
+        elsewhere = (places < 0) | (places >= len(self.share.embedding))
+        vectors = functional.embedding(places.masked_fill(elsewhere, 0), self.share.embedding)
+        return self.comm.all_reduce(vectors.masked_fill(elsewhere.unsqueeze(-1), 0))
+
+    def logits(self, x: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
+        """Scores of every token as the next one, in float32."""
+        return self.share.logits(x)
+
+
+def build_share(
+    config: ModelConfig,
+    tensors: Mapping[str, StoredTensor],
+    dtype: torch.dtype,
+    make_linear: MakeLinear,
+    comm: Comm,
+    finish_head: Callable[[DenseLinear], Linear] = lambda head: head,
+) -> ShardedTransformer:
+    """This rank's share of the model that `build_transformer` would make of the same."""
+    rank, num_ranks = comm.rank, comm.num_ranks
+    shares = shard_tensors(tensors, config, rank, num_ranks)
+    smaller = local_config(config, rank, num_ranks)
+    built = build_transformer(smaller, shares, dtype, make_linear, finish_head)
+    layers = tuple(
+        replace(each, out=SummedLinear(each.out, comm), down=SummedLinear(each.down, comm))
+        for each in built.layers
+    )
+    head = GatheredHead(built.head, comm, config.vocab_size)
+    first_token = span(config, "vocab", rank, num_ranks).start
+    return ShardedTransformer(replace(built, layers=layers, head=head), comm, first_token)

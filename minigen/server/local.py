@@ -1,0 +1,136 @@
+"""A server in a thread of this process, for notebooks and tests: an address, until it is closed."""
+
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from minigen.errors import OptionError
+from minigen.llm import LLM
+from minigen.server.app import DEFAULT_LIMITS, create_service
+from minigen.server.metrics import Metrics, MetricsPage, metrics_router
+from minigen.server.middleware.auth import ApiKeys
+from minigen.server.middleware.limits import Limits
+from minigen.server.models import ModelHost
+from minigen.server.run import Server, listen
+
+PATIENCE = 20.0  # seconds for a server to end: far more than is ever needed
+LOOK = 0.002  # seconds between looks at whether it is ready
+
+
+def _nothing() -> None:
+    """Nothing is left to do."""
+
+
+class LocalServer:
+    """Serves an ASGI app at `url`, on a free port, from when it is made until `close`.
+
+    `host` are the models behind the app, if it is one of minigen's: the first is loaded when the
+    server is there. Use it as a context, or keep it from cell to cell and close it. Raises what the
+    first model could not be loaded for.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: ModelHost | None = None,
+        at_the_end: Callable[[], None] = _nothing,
+    ):
+        listener = listen("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._at_the_end = at_the_end
+        config = uvicorn.Config(
+            app,
+            log_level="error",
+            access_log=False,
+            lifespan="auto" if host is None else "on",
+            timeout_graceful_shutdown=1,
+        )
+        self._server = (
+            uvicorn.Server(config)
+            if host is None
+            else Server(config, host, self.url, patience=1, announces=False)
+        )
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [listener]}, daemon=True
+        )
+        self._thread.start()
+        while self._thread.is_alive() and not self._is_ready(host):
+            time.sleep(LOOK)
+        if host is not None and host.first_error is not None:
+            self.close()
+            raise host.first_error
+
+    def __enter__(self) -> "LocalServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it; requests that are under way have a second. The model is free again then."""
+        self._server.should_exit = True
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "the server does not end"
+        at_the_end, self._at_the_end = self._at_the_end, _nothing
+        at_the_end()
+
+    def _is_ready(self, host: ModelHost | None) -> bool:
+        if host is None:
+            return self._server.started
+        return host.is_ready or host.first_error is not None
+
+
+def serving(
+    llm: LLM,
+    name: str = "minigen",
+    limits: Limits = DEFAULT_LIMITS,
+    api_keys: Iterable[str] = (),
+) -> LocalServer:
+    """`minigen serve` for a model that is loaded already: `with serving(llm) as server:`.
+
+    Clients find it at `server.url` under `name`, and its numbers at /metrics. Until it is closed
+    the engine runs in the server's thread, and nobody else may step it.
+    """
+    page, metrics = MetricsPage(), Metrics(name, lambda: llm.kv_usage)
+    page.add(metrics)
+    llm.trace.subscribe(metrics)
+    host = ModelHost({name: lambda: llm})
+    app = create_service(host, limits, ApiKeys(api_keys), [metrics_router(page)])
+    return LocalServer(app, host, lambda: llm.trace.unsubscribe(metrics))
+
+
+@contextmanager
+def serve_command(*arguments: str | Path) -> Generator[str, None, None]:
+    """`minigen serve` with these arguments, in a process of its own while the block runs: its URL.
+
+    Raises `OptionError` with the command's own words if it ends before it is ready.
+    """
+    command = [sys.executable, "-m", "minigen", "serve", *map(str, arguments), "--port", "0"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, encoding="utf-8", errors="replace"
+    ) as process:
+        assert process.stderr is not None
+        said, found = "", None
+        for line in process.stderr:
+            said += line
+            found = found or re.search(r"at (http://\S+)/v1", line)
+            if "Ctrl-C ends it" in line:
+                break
+        reading = threading.Thread(target=process.stderr.read)  # so that it is never held up
+        reading.start()
+        try:
+            if found is None:
+                raise OptionError(said.strip())
+            yield found[1]
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)
+            reading.join()

@@ -1,0 +1,1 @@
+"""ASGI middleware: access log, authentication, admission, time limits."""

@@ -1,0 +1,119 @@
+"""Who is let in: as many at once as there are seats, and nobody new once the server is to end."""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from minigen.server.errors import ApiError
+from minigen.server.middleware.limits import Limits, makes_work, record_of
+
+REMEMBERED = 32  # requests whose durations count
+FIRST_GUESS = 5.0  # seconds that a request takes, before any has ended
+LONGEST_WAIT = 60.0  # seconds; OpenAI's clients heed no longer one
+
+
+class Turns:
+    """Estimates when a seat comes free, from how long requests took of late.
+
+    By Little's law, `num_running` requests of `d` seconds each end one every `d / num_running`
+    seconds. Each who asks is told the next seat that was not promised to another, so that those
+    who were refused together do not come again together.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._seconds: deque[float] = deque([FIRST_GUESS], maxlen=REMEMBERED)
+        self._measured = False
+        self._promised = 0.0
+
+    def ended(self, seconds: float) -> None:
+        """A request has ended that took so long."""
+        if not self._measured:
+            self._seconds.clear()
+            self._measured = True
+        self._seconds.append(seconds)
+
+    def next(self, num_running: int) -> float:
+        """Seconds until a seat for one more; at most `LONGEST_WAIT`."""
+        now = self._clock()
+        interval = sum(self._seconds) / len(self._seconds) / max(1, num_running)
+        self._promised = min(max(self._promised, now) + interval, now + LONGEST_WAIT)
+        return self._promised - now
+
+
+class Admission:
+    """ASGI middleware: 503 for work once the server is to end, 429 where it has too much.
+
+    Both say with `Retry-After` when to come again. Only requests that make work are counted, so
+    health and metrics answer also when all is full. `draining` says whether the server is to end,
+    `num_queued` how many sequences wait in the engines.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        draining: Callable[[], bool] = lambda: False,
+        num_queued: Callable[[], int] = lambda: 0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.app, self.limits, self._clock = app, limits, clock
+        self._draining, self._num_queued = draining, num_queued
+        self._turns = Turns(clock)
+        self._of_key: Counter[str | None] = Counter()
+        self.num_in_flight = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request."""
+        if not makes_work(scope):
+            return await self.app(scope, receive, send)
+        key = record_of(scope).key
+        refusal = self._refusal(key)
+        if refusal is not None:
+            return await refusal.response(scope["path"])(scope, receive, send)
+        begun = self._clock()
+        self._count(key, 1)
+        try:
+            return await self.app(scope, receive, send)
+        finally:
+            self._count(key, -1)
+            self._turns.ended(self._clock() - begun)
+
+    def _refusal(self, key: str | None) -> ApiError | None:
+        limits = self.limits
+        if self._draining():
+            return self._drained()
+        if limits.max_in_flight is not None and self.num_in_flight >= limits.max_in_flight:
+            return self._full(f"{self.num_in_flight} requests are under way, the most allowed.")
+        of_key, most = self._of_key[key], limits.max_in_flight_per_key
+        if most is not None and of_key >= most:
+            return self._full(f"{of_key} requests of this key are under way, the most allowed.")
+        if limits.max_queue is not None and self._num_queued() >= limits.max_queue:
+            return self._full("As many requests wait for the model as may.")
+        return None
+
+    def _full(self, why: str) -> ApiError:
+        return ApiError(
+            f"{why} Try again later.",
+            status=429,
+            kind="requests",
+            code="rate_limit_exceeded",
+            retry_after=self._turns.next(self.num_in_flight),
+        )
+
+    def _drained(self) -> ApiError:
+        return ApiError(
+            "The server is about to end: it finishes what runs, and takes nothing new.",
+            status=503,
+            kind="server_error",
+            code="server_draining",
+            retry_after=self.limits.drain_timeout,  # when it has ended at the latest
+        )
+
+    def _count(self, key: str | None, change: int) -> None:
+        self.num_in_flight += change
+        self._of_key[key] += change
+        if not self._of_key[key]:
+            del self._of_key[key]

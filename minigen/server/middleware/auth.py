@@ -1,0 +1,97 @@
+"""API keys: who may ask. Only digests are kept, and a comparison tells nothing by its time."""
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from minigen.errors import OptionError
+from minigen.server.errors import ApiError
+from minigen.server.middleware.limits import OPEN, header, record_of
+
+KEY = re.compile(r"[!-~]{1,512}")  # visible ASCII: what a header can carry
+BEARER = re.compile(rb"bearer +([!-~]+)", re.IGNORECASE)
+MISSING = "This server wants an API key: send it as the header 'Authorization: Bearer KEY'."
+WRONG = "The API key is not valid."
+
+
+class ApiKeys:
+    """A set of keys, of which SHA-256 digests are kept and the text is not.
+
+    Raises `OptionError` for a key that is no visible ASCII, without quoting it.
+    """
+
+    def __init__(self, keys: Iterable[str] = ()):
+        checked = [_checked(key, f"API key {place}") for place, key in enumerate(keys, start=1)]
+        self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in checked)
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def name_of(self, key: bytes) -> str | None:
+        """The short hash by which logs know a valid key: 8 hex digits; None if it is not valid.
+
+        Every key is compared, in constant time, so the time says neither which key was near nor
+        how long any is.
+        """
+        digest = hashlib.sha256(key).digest()
+        valid = False
+        for each in self._digests:
+            valid |= hmac.compare_digest(each, digest)
+        return digest.hex()[:8] if valid else None
+
+
+def read_keys(path: Path) -> list[str]:
+    """The keys of a file: one a line; empty lines and lines that begin with # are passed over.
+
+    Raises `OptionError` for a file that cannot be read or has no key.
+    """
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"The API keys cannot be read from {path}: {error}.") from None
+    keys = {place: line for place, line in enumerate(lines, start=1) if line and line[0] != "#"}
+    if not keys:
+        raise OptionError(f"{path} has no API key: write one a line.")
+    return [_checked(key, f"{path}, line {place}: the key") for place, key in keys.items()]
+
+
+class RequireKey:
+    """ASGI middleware: 401 for whoever has no valid key, except on `open_paths`."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys, open_paths: frozenset[str] = OPEN):
+        self.app, self.keys, self.open_paths = app, keys, open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request."""
+        if scope["path"] in self.open_paths:
+            return await self.app(scope, receive, send)
+        given = header(scope, b"authorization")
+        if given is None:
+            return await _refusal(MISSING, scope)(scope, receive, send)
+        found = BEARER.fullmatch(given.strip())
+        name = self.keys.name_of(found[1]) if found else None
+        if name is None:
+            return await _refusal(WRONG, scope)(scope, receive, send)
+        record_of(scope).key = name
+        return await self.app(scope, receive, send)
+
+
+def _refusal(message: str, scope: Scope) -> Response:
+    error = ApiError(
+        message,
+        status=401,
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer"},
+    )
+    return error.response(scope["path"])
+
+
+def _checked(key: str, what: str) -> str:
+    if not KEY.fullmatch(key):
+        raise OptionError(f"{what} must be 1 to 512 visible ASCII characters, without spaces.")
+    return key

@@ -1,0 +1,140 @@
+"""What middleware and routes share: open paths, the record of a request, and the server's limits.
+
+Limits are checked once, when the server starts. Middleware and routes write the record; the access
+log reads it.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from starlette.types import Scope
+
+from minigen.errors import ContextLengthError, OptionError, ParamsError
+from minigen.outputs import Answer
+
+OPEN = frozenset({"/health", "/ready", "/version"})
+WORK = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"),
+        *("/api/generate", "/api/chat"),
+    }
+)
+
+
+def makes_work(scope: Scope) -> bool:
+    """Whether a request asks for more than a look at what the server knows already."""
+    return scope["method"] == "POST" and scope["path"] in WORK
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """The first header of this (lower-case) name; None if there is none."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return None
+
+
+PLACE = "minigen.record"
+
+
+@dataclass
+class RequestRecord:
+    """One request. Routes fill in `model` and the counts of tokens; prompts have no place here."""
+
+    request_id: str = ""
+    key: str | None = None
+    model: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    """The record of the request of an ASGI scope, which begins with the first who asks for it."""
+    state: dict[str, RequestRecord] = scope.setdefault("state", {})
+    return state.setdefault(PLACE, RequestRecord())
+
+
+SECONDS = ("body_timeout", "request_timeout", "send_timeout", "drain_timeout")
+MOST_SECONDS = 365 * 24 * 3600  # far beyond use; a timer takes no infinite time
+MOST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The server's limits; None is no limit. Raises `OptionError` for what is impossible.
+
+    The defaults suit a laptop. A body has at most `max_body_bytes`, and must be whole after
+    `body_timeout` seconds. At most `max_in_flight` requests that make work are under way, of one
+    API key at most `max_in_flight_per_key`, and none is let in while `max_queue` wait in the
+    engine. A request takes at most `request_timeout` seconds in all. A client that leaves what it
+    was sent unread for `send_timeout` seconds is cut off. A server that is told to end has
+    `drain_timeout` seconds for what runs. Routes call `check`. Pages of `cors_origins` ("*" for
+    all) may call from a browser, and `/metrics` asks for a key unless `open_metrics`.
+    """
+
+    max_body_bytes: int = 8 * 2**20
+    body_timeout: float = 30
+    max_in_flight: int | None = 256
+    max_in_flight_per_key: int | None = None
+    max_queue: int | None = None
+    request_timeout: float | None = 3600
+    send_timeout: float = 60
+    drain_timeout: float = 30
+    max_prompt_tokens: int | None = None
+    max_n: int | None = 128
+    cors_origins: tuple[str, ...] = ()
+    open_metrics: bool = False
+
+    def __post_init__(self) -> None:
+        _whole("max_body_bytes", self.max_body_bytes, 1)
+        for name in ("max_in_flight", "max_in_flight_per_key", "max_prompt_tokens", "max_n"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 1)
+        if self.max_queue is not None:
+            _whole("max_queue", self.max_queue, 0)
+        for name in SECONDS:
+            if name != "request_timeout" or self.request_timeout is not None:
+                _seconds(name, getattr(self, name))
+        for origin in self.cors_origins:
+            _origin(origin)
+
+    def check(self, answers: Iterable[Answer]) -> None:
+        """Raise a `MinigenError` if one of the answers that a request asks for is too much."""
+        for answer in answers:
+            self.check_prompt(len(answer.sequence.prompt_ids))
+            self.check_n(answer.sequence.params.n)
+
+    def check_prompt(self, num_tokens: int) -> None:
+        """Raise `ContextLengthError` for a prompt that is longer than this server takes."""
+        if self.max_prompt_tokens is not None and num_tokens > self.max_prompt_tokens:
+            raise ContextLengthError(
+                f"The prompt has {num_tokens} tokens; this server takes at most "
+                f"{self.max_prompt_tokens}."
+            )
+
+    def check_n(self, n: int) -> None:
+        """Raise `ParamsError` for more answers to a prompt than this server gives."""
+        if self.max_n is not None and n > self.max_n:
+            raise ParamsError(f"n is {n}; this server gives at most {self.max_n} answers.")
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+        raise OptionError(f"{name} must be a whole number from {least} to {MOST}, not {value!r}.")
+
+
+def _seconds(name: str, value: object) -> None:
+    real = isinstance(value, int | float) and not isinstance(value, bool)
+    if not real or not math.isfinite(value) or not 0 < value <= MOST_SECONDS:  # type: ignore[arg-type, operator]
+        raise OptionError(f"{name} must be a number of seconds above 0, not {value!r}.")
+
+
+def _origin(origin: object) -> None:
+    scheme, _, host = origin.partition("://") if isinstance(origin, str) else ("", "", "")
+    whole = scheme.isalpha() and host and not set(host) & set("/?#*, ") and host.isascii()
+    if origin != "*" and not whole:
+        raise OptionError(
+            f'An origin is "*", or as in "http://localhost:3000" with no path, not {origin!r}.'
+        )

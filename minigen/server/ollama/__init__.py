@@ -1,0 +1,1 @@
+"""The Ollama API: schema, routes, and conversion to the engine's requests."""

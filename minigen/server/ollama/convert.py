@@ -1,0 +1,222 @@
+"""Convert Ollama's requests to the engine's, and answers to Ollama's JSON: one object per line."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from minigen.errors import ContextLengthError
+from minigen.llm import LLM
+from minigen.outputs import Answer, Delta
+from minigen.sampling.params import SamplingParams
+from minigen.sequence import SampledToken
+from minigen.server.errors import ApiError
+from minigen.server.models import Served
+from minigen.server.ollama.schema import (
+    NO_LIMITS,
+    GenerateRequest,
+    OllamaChatRequest,
+    OllamaMessage,
+    OllamaRequest,
+    Options,
+)
+from minigen.server.openai.responses import Told, chat_entry
+from minigen.server.streaming import Growth
+
+DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repeat_penalty": 1.1}
+OUR_NAMES = {"repeat_penalty": "repetition_penalty"}
+SAME = ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty")
+ROLES = ("system", "user", "assistant")
+
+
+def generate_answers(llm: LLM, request: GenerateRequest) -> list[Answer]:
+    """The answer that a prompt asks for, to be made. Raises a `MinigenError` saying what is wrong.
+
+    As Ollama does, it makes the prompt a message of the model's chat template, unless `raw`.
+    """
+    prompt: str | list[int] = request.prompt or ""
+    if request.raw and request.system:
+        raise ApiError("system is a message, which a raw prompt has none of.", param="system")
+    if not request.raw and (llm.chat_template is not None or request.system):
+        system = [{"role": "system", "content": request.system}] if request.system else []
+        prompt = llm.chat_prompt([*system, {"role": "user", "content": prompt}])
+    return _answers(llm, prompt, request)
+
+
+def chat_answers(llm: LLM, request: OllamaChatRequest) -> list[Answer]:
+    """The answer that a conversation asks for; as `generate_answers`."""
+    messages = [_plain(message) for message in request.messages or ()]
+    thinks = {} if request.think is None else {"enable_thinking": False}
+    return _answers(llm, llm.chat_prompt(messages, **thinks), request)
+
+
+def _answers(llm: LLM, prompt: str | list[int], request: OllamaRequest) -> list[Answer]:
+    if request.top_logprobs is not None and not request.logprobs:
+        raise ApiError("top_logprobs is told only with logprobs: true.", param="top_logprobs")
+    options = request.options or Options.model_validate({})
+    prompt_ids = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    params = SamplingParams(
+        **_choosing(options),
+        max_tokens=_max_tokens(options, len(prompt_ids), llm.config.max_positions),
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+    )
+    return llm.read_requests([prompt_ids], params)
+
+
+def _choosing(options: Options) -> dict[str, Any]:
+    given = {name: getattr(options, name) for name in (*SAME, "repeat_penalty", "stop")}
+    named = DEFAULTS | {name: value for name, value in given.items() if value is not None}
+    if named["top_k"] in (0, -1):
+        named["top_k"] = None
+    if named.get("seed", 0) < 0:
+        named["seed"] = None
+    return {OUR_NAMES.get(name, name): value for name, value in named.items()}
+
+
+def _max_tokens(options: Options, num_prompt: int, max_positions: int) -> int | None:
+    """The least of num_predict and what num_ctx leaves; None where neither is a limit."""
+    limits = set[int]()
+    if options.num_predict is not None and options.num_predict not in NO_LIMITS:
+        limits.add(options.num_predict)
+    if options.num_ctx is not None and options.num_ctx < max_positions:
+        if num_prompt >= options.num_ctx:
+            raise ContextLengthError(
+                f"The prompt has {num_prompt} tokens, which leaves no room for an answer: num_ctx "
+                f"is {options.num_ctx}. minigen cuts no prompt."
+            )
+        limits.add(options.num_ctx - num_prompt)
+    return min(limits, default=None)
+
+
+def _plain(message: OllamaMessage) -> dict[str, Any]:
+    if message.role not in ROLES:
+        raise ApiError(
+            f"A message's role is one of {', '.join(ROLES)}, not {message.role!r}.",
+            param="messages",
+        )
+    return {"role": message.role, "content": message.content}
+
+
+Put = Callable[[str], dict[str, Any]]
+
+
+def as_response(text: str) -> dict[str, Any]:
+    """A piece of an answer of `/api/generate`."""
+    return {"response": text}
+
+
+def as_message(text: str) -> dict[str, Any]:
+    """A piece of an answer of `/api/chat`."""
+    return {"message": {"role": "assistant", "content": text}}
+
+
+def facts_now(model: str) -> dict[str, Any]:
+    """What every object begins with."""
+    return {"model": model, "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
+
+
+@dataclass
+class TimedAnswer(Answer):
+    """An answer that knows when it was asked for, begun and ended, in seconds of one clock."""
+
+    asked_at: float = field(default_factory=time.perf_counter)
+    begun_at: float | None = None
+    ended_at: float | None = None
+
+    def push(self, token: SampledToken) -> Delta:
+        """Take a token, as `Answer` does."""
+        now = time.perf_counter()
+        self.begun_at = self.begun_at or now
+        self.ended_at = now
+        return super().push(token)
+
+
+class OllamaWording:
+    """An answer of `/api/generate` or `/api/chat`, which differ in where the text is put.
+
+    `asked_at` is when the request came; what `answer` took from then on, waiting included, counts
+    as reading the prompt until its first token, and what was before as loading.
+    """
+
+    media_type = "application/x-ndjson"
+
+    def __init__(
+        self,
+        served: Served,
+        answer: TimedAnswer,
+        put: Put,
+        model: str,
+        num_top: int,
+        asked_at: float,
+    ):
+        self._answer, self._put, self._num_top = answer, put, num_top
+        self._tokenizer = served.llm.tokenizer
+        self._facts = facts_now(model)
+        self._asked_at = asked_at
+
+    def whole(self) -> bytes:
+        """The JSON of the answer."""
+        choice = self._answer.choice
+        told = choice.logprobs
+        entries = None if told is None else list(zip(choice.token_ids, told, strict=True))
+        return self._line({**self._put(choice.text), **self._logprobs(entries), **self._summary()})
+
+    def begin(self) -> bytes:
+        """Nothing: the first token is the first line."""
+        return b""
+
+    def grown(self, growth: Growth) -> bytes:
+        """A token's text, once it is certain, and its log probability."""
+        _, delta, told = growth
+        if not delta.text and told is None:
+            return b""
+        entries = None if told is None else [(delta.token_id, told)]
+        piece = {**self._put(delta.text), **self._logprobs(entries), "done": False}
+        return self._line(piece)
+
+    def end(self) -> bytes:
+        """Why it ended, and how long what took."""
+        return self._line({**self._put(""), **self._summary()})
+
+    def failure(self, error: ApiError) -> bytes:
+        """An error in mid-stream, as Ollama's client expects it."""
+        return json.dumps({"error": error.message}).encode() + b"\n"
+
+    def _line(self, piece: dict[str, Any]) -> bytes:
+        return json.dumps({**self._facts, **piece}).encode() + b"\n"
+
+    def _logprobs(self, entries: list[tuple[int, Told]] | None) -> dict[str, Any]:
+        if entries is None:
+            return {}
+        told = [
+            chat_entry(self._tokenizer, token_id, each, self._num_top) for token_id, each in entries
+        ]
+        return {"logprobs": told}
+
+    def _summary(self) -> dict[str, Any]:
+        answer = self._answer
+        asked, begun, ended = answer.asked_at, answer.begun_at, answer.ended_at
+        assert begun is not None, "an answer that has ended has begun"
+        assert ended is not None
+        return {
+            "done": True,
+            "done_reason": answer.choice.finish_reason,
+            "total_duration": nanoseconds(time.perf_counter() - self._asked_at),
+            "load_duration": nanoseconds(asked - self._asked_at),
+            "prompt_eval_count": len(answer.sequence.prompt_ids),
+            "prompt_eval_duration": nanoseconds(begun - asked),
+            "eval_count": len(answer.choice.token_ids),
+            "eval_duration": nanoseconds(ended - begun),
+        }
+
+
+def timed(answer: Answer) -> TimedAnswer:
+    """The same answer, from now on with its times."""
+    return TimedAnswer(**vars(answer))
+
+
+def nanoseconds(seconds: float) -> int:
+    """Seconds as Ollama counts them."""
+    return round(seconds * 1e9)

@@ -1,0 +1,250 @@
+"""Ollama's API over the same models, since many local tools speak it."""
+
+import time
+from collections.abc import Callable, Coroutine
+from collections.abc import Sequence as SequenceOf
+from datetime import UTC, datetime, timedelta
+from math import prod
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from minigen import __version__
+from minigen.checkpoint.model_config import ModelConfig
+from minigen.llm import LLM
+from minigen.model.transformer import expected_tensors
+from minigen.outputs import Answer
+from minigen.server.middleware.limits import header
+from minigen.server.models import HostedModel, ModelHost, Served
+from minigen.server.ollama.convert import (
+    OllamaWording,
+    Put,
+    as_message,
+    as_response,
+    chat_answers,
+    facts_now,
+    generate_answers,
+    nanoseconds,
+    timed,
+)
+from minigen.server.ollama.schema import (
+    GenerateRequest,
+    OllamaChatRequest,
+    OllamaRequest,
+    ShowRequest,
+)
+from minigen.server.openai.routes import Check
+from minigen.server.replies import Asked, Reply
+
+LATEST = ":latest"
+FOR_EVER = datetime(9999, 12, 31, tzinfo=UTC)
+
+
+def find_model(host: ModelHost, name: str) -> HostedModel:
+    """The model of a name, with or without ":latest". Raises `ApiError` (404) for others."""
+    return host.find(name if name in host.models else name.removesuffix(LATEST))
+
+
+def listed(host: ModelHost, model: HostedModel) -> dict[str, Any]:
+    """A model as `/api/tags` has it; sizes and details once it has been loaded."""
+    name = tagged(model.name)
+    facts = {"name": name, "model": name, "modified_at": _date(host.created), "digest": ""}
+    if model.served is None:
+        return facts
+    llm = model.served.llm
+    return {**facts, "size": llm.stored_bytes, "details": details(model.served)}
+
+
+def running(host: ModelHost, model: HostedModel, served: Served) -> dict[str, Any]:
+    """A loaded model as `/api/ps` has it, with when it will be unloaded if nobody asks again."""
+    return {
+        **listed(host, model),
+        "size_vram": 0,
+        "context_length": served.llm.config.max_positions,
+        "expires_at": _expiry(model).isoformat(),
+    }
+
+
+def shown(host: ModelHost, served: Served) -> dict[str, Any]:
+    """A loaded model as `/api/show` has it."""
+    return {
+        "modified_at": _date(host.created),
+        "details": details(served),
+        "model_info": _model_info(served.llm.config),
+        "capabilities": ["completion"],
+    }
+
+
+def details(served: Served) -> dict[str, Any]:
+    """The family of a model, how large it is, and the form of its weights."""
+    config = served.llm.config
+    return {
+        "parent_model": "",
+        "family": config.family,
+        "families": [config.family],
+        "parameter_size": f"{_num_parameters(config) / 1e6:.1f}M",
+        "quantization_level": served.llm.describe()["weights"].partition(" ")[0],
+    }
+
+
+def tagged(name: str) -> str:
+    """A name with a tag, as Ollama's clients expect it: ":latest" where it has none.
+
+    >>> tagged("smollm2-135m"), tagged("org/repo:q8")
+    ('smollm2-135m:latest', 'org/repo:q8')
+    """
+    return name if ":" in name else name + LATEST
+
+
+def _model_info(config: ModelConfig) -> dict[str, Any]:
+    """GGUF's names for the configuration."""
+    family = config.family
+    return {
+        "general.architecture": family,
+        "general.parameter_count": _num_parameters(config),
+        f"{family}.attention.head_count": config.q_heads,
+        f"{family}.attention.head_count_kv": config.kv_heads,
+        f"{family}.block_count": config.num_layers,
+        f"{family}.context_length": config.max_positions,
+        f"{family}.embedding_length": config.hidden,
+        f"{family}.feed_forward_length": config.ffn,
+        f"{family}.rope.freq_base": config.rope_theta,
+        f"{family}.vocab_size": config.vocab_size,
+    }
+
+
+def _num_parameters(config: ModelConfig) -> int:
+    return sum(prod(shape) for shape in expected_tensors(config).values())
+
+
+def _expiry(model: HostedModel) -> datetime:
+    if model.keep_alive is None:
+        return FOR_EVER
+    return model.idle_until or datetime.now(UTC) + timedelta(seconds=model.keep_alive)
+
+
+def _date(timestamp: float) -> str:
+    return datetime.fromtimestamp(timestamp, UTC).isoformat()
+
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "A line of JSON for each step, or one for all.",
+        "content": {"application/x-ndjson": {}, "application/json": {}},
+    },
+    400: {"description": "A field that is unknown, wrong, or asks for what cannot be done."},
+    404: {"description": "There is no such model."},
+    503: {"description": "The server is about to end, or the model could not be loaded."},
+}
+
+
+class AnyContentType(APIRoute):
+    """Takes a body for JSON whatever its header says, since Ollama's own curl examples send none.
+
+    Not from a web page (those say their `Origin`): which types it may send decides whether it must
+    ask first, by CORS.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """What answers a request."""
+        handle = super().get_route_handler()
+
+        async def as_json(request: Request) -> Response:
+            if header(request.scope, b"origin") is None:
+                others = [each for each in request.scope["headers"] if each[0] != b"content-type"]
+                headers = [*others, (b"content-type", b"application/json")]
+                request = Request({**request.scope, "headers": headers}, request.receive)
+            return await handle(request)
+
+        return as_json
+
+
+def ollama_router(host: ModelHost, check: Check) -> APIRouter:
+    """The routes under /api for the models of a host; `check(answers)` may refuse a request."""
+    router = APIRouter(prefix="/api", tags=["Ollama"], route_class=AnyContentType)
+
+    @router.post("/generate", response_class=Response, responses=RESPONSES)
+    async def generate(request: GenerateRequest) -> Response:
+        """Continue a prompt; an empty one loads the model, or unloads it for `keep_alive` 0."""
+        if not request.prompt:
+            return await _only_load(host, request, as_response)
+        return _reply(host, check, request, as_response, lambda llm: generate_answers(llm, request))
+
+    @router.post("/chat", response_class=Response, responses=RESPONSES)
+    async def chat(request: OllamaChatRequest) -> Response:
+        """Answer a conversation; an empty one loads the model, or unloads it."""
+        if not request.messages:
+            return await _only_load(host, request, as_message)
+        return _reply(host, check, request, as_message, lambda llm: chat_answers(llm, request))
+
+    @router.post("/show", responses={404: RESPONSES[404]})
+    async def show(request: ShowRequest) -> dict[str, Any]:
+        """What is known of a model, which is loaded to know it."""
+        async with host.lease(find_model(host, request.model).name) as served:
+            return shown(host, served)
+
+    @router.get("/tags")
+    async def tags() -> dict[str, Any]:
+        """The models that may be asked."""
+        return {"models": [listed(host, model) for model in host.models.values()]}
+
+    @router.get("/ps")
+    async def ps() -> dict[str, Any]:
+        """The models that are loaded."""
+        models = host.models.values()
+        return {"models": [running(host, model, model.served) for model in models if model.served]}
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        """minigen's version."""
+        return {"version": __version__}
+
+    return router
+
+
+def _reply(
+    host: ModelHost,
+    check: Check,
+    request: OllamaRequest,
+    put: Put,
+    answers_of: Callable[[LLM], SequenceOf[Answer]],
+) -> Reply:
+    asked_at = time.perf_counter()
+    model = find_model(host, request.model)
+
+    def read(served: Served) -> Asked:
+        _keep(model, request)
+        (answer,) = (timed(each) for each in answers_of(served.llm))
+        check([answer])
+        num_top = request.top_logprobs or 0
+        wording = OllamaWording(served, answer, put, request.model, num_top, asked_at)
+        return Asked([answer], wording)
+
+    return Reply(host, model.name, request.stream is not False, read)
+
+
+async def _only_load(host: ModelHost, request: OllamaRequest, put: Put) -> Response:
+    asked_at = time.perf_counter()
+    model = find_model(host, request.model)
+    if request.keep_alive == 0:
+        model.keep_for(0)
+        reason = "unload"
+    else:
+        async with host.lease(model.name):
+            _keep(model, request)
+        reason = "load"
+    took = nanoseconds(time.perf_counter() - asked_at)
+    durations = {"total_duration": took, "load_duration": took}
+    end = {"done": True, "done_reason": reason, **durations}
+    return JSONResponse({**facts_now(request.model), **put(""), **end})
+
+
+def _keep(model: HostedModel, request: OllamaRequest) -> None:
+    """How long it stays when idle, as of this request: as it says, or as usual."""
+    if request.keep_alive is None:
+        model.keep_for(model.usual_keep_alive)
+    else:
+        model.keep_for(request.keep_alive if request.keep_alive >= 0 else None)

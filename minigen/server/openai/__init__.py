@@ -1,0 +1,1 @@
+"""The OpenAI API: schema, routes, requests and responses."""

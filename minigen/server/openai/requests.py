@@ -1,0 +1,131 @@
+"""From a request's fields to what a model is asked: prompts, and `SamplingParams` for them."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from minigen.errors import ParamsError
+from minigen.llm import LLM
+from minigen.outputs import Answer
+from minigen.sampling.params import SamplingParams
+from minigen.server.errors import ApiError
+from minigen.server.openai.schema import (
+    ChatRequest,
+    CompletionRequest,
+    Generation,
+    Message,
+    TokenizeRequest,
+)
+from minigen.tokenizer.chat_template import ChatTemplate
+
+MOST_ANSWERS = 1024  # of one request: prompts times n
+
+
+def chat_answers(llm: LLM, request: ChatRequest) -> list[Answer]:
+    """The answers that a chat asks for, to be made. Raises a `MinigenError` saying what is wrong.
+
+    Without a limit of tokens they go on to what the context leaves.
+    """
+    if request.top_logprobs is not None and not request.logprobs:
+        raise ApiError("top_logprobs is told only with logprobs: true.", param="top_logprobs")
+    limits = {request.max_tokens, request.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        raise ApiError(
+            "max_tokens and max_completion_tokens say the same thing, and differ; give one.",
+            param="max_completion_tokens",
+        )
+    params = _params(
+        request,
+        max_tokens=next(iter(limits), None),
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+    )
+    prompt = chat_prompt(llm, request)
+    return llm.read_requests([prompt], params, request.priority or 0, request.cache_salt)
+
+
+def completion_answers(llm: LLM, request: CompletionRequest) -> list[Answer]:
+    """The answers that a completion asks for, to be made; as `chat_answers`.
+
+    For `max_tokens` 0 they are of one token, which nobody is to be shown.
+    """
+    if request.max_tokens == 0 and not request.echo:
+        raise ApiError("max_tokens is 0, which leaves nothing without echo.", param="max_tokens")
+    if len(request.prompt) * (request.n or 1) > MOST_ANSWERS:
+        raise ApiError(
+            f"{len(request.prompt)} prompts with {request.n or 1} answers each are more than "
+            f"{MOST_ANSWERS} answers; ask for them in several requests.",
+            param="prompt",
+        )
+    params = _params(
+        request,
+        max_tokens=1 if request.max_tokens == 0 else request.max_tokens,
+        logprobs=request.logprobs,
+        prompt_logprobs=request.logprobs if request.echo else None,
+    )
+    return llm.read_requests(request.prompt, params, request.priority or 0, request.cache_salt)
+
+
+def chat_prompt(llm: LLM, request: ChatRequest | TokenizeRequest) -> list[int]:
+    """The token ids of a conversation, by the model's chat template."""
+    goes_on = bool(request.continue_final_message)
+    if goes_on and request.add_generation_prompt:
+        raise ApiError(
+            "continue_final_message and add_generation_prompt exclude each other.",
+            param="continue_final_message",
+        )
+    begins = request.add_generation_prompt
+    variables = request.chat_template_kwargs or {}
+    _check_settable(variables, llm.chat_template)
+    return llm.chat_prompt(
+        [_plain(message) for message in request.messages or ()],
+        add_generation_prompt=not goes_on if begins is None else begins,
+        continue_final_message=goes_on,
+        **variables,
+    )
+
+
+def _check_settable(variables: Mapping[str, Any], template: ChatTemplate | None) -> None:
+    names = frozenset() if template is None else template.settable_names
+    surplus = sorted(variables.keys() - names)
+    if surplus:
+        settable = f"only {', '.join(sorted(names))}" if names else "none"
+        raise ApiError(
+            f"chat_template_kwargs cannot set {surplus[0]!r}: of this model's chat template a "
+            f"client may set {settable}.",
+            param="chat_template_kwargs",
+        )
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    plain = message.model_dump(exclude_none=True)
+    if message.role == "developer":
+        plain["role"] = "system"  # which templates know
+    return plain
+
+
+def _params(request: Generation, max_tokens: int | None, **own: Any) -> SamplingParams:
+    """The fields of the same names, and these; a field that is null has the engine's default."""
+    if request.best_of not in (None, request.n or 1):
+        raise ApiError(
+            f"best_of is {request.best_of}, but minigen shows all that it makes: leave it out, or "
+            "let it be n.",
+            param="best_of",
+        )
+    if request.stream_options is not None and not request.stream:
+        raise ApiError("stream_options is only for stream: true.", param="stream_options")
+    given = {each.name: getattr(request, each.name, None) for each in fields(SamplingParams)} | own
+    given["logit_bias"] = _biases(request.logit_bias)
+    if given["top_k"] in (0, -1):
+        given["top_k"] = None
+    del given["max_tokens"]  # of which None means something
+    known = {name: value for name, value in given.items() if value is not None}
+    return SamplingParams(max_tokens=max_tokens, **known)
+
+
+def _biases(biases: dict[str, float] | None) -> dict[int, float] | None:
+    if biases is None:
+        return None
+    for token_id in biases:
+        if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 10):
+            raise ParamsError(f"logit_bias is by token id, as in '42', and not by {token_id!r}.")
+    return {int(token_id): bias for token_id, bias in biases.items()}

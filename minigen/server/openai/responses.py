@@ -1,0 +1,342 @@
+"""Answers in OpenAI's format, whole or in chunks: chats, completions, and their log probabilities.
+
+A chunk is made for every token, so its constant parts are made once, and only what is new goes
+through `json`.
+"""
+
+import json
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
+from typing import Any, Protocol
+
+from minigen import __version__
+from minigen.outputs import Answer
+from minigen.sequence import Logprob
+from minigen.server.errors import ApiError
+from minigen.server.models import Served
+from minigen.server.openai.schema import ChatRequest, CompletionRequest, Generation
+from minigen.server.streaming import Growth
+from minigen.tokenizer.tokenizer import StreamDecoder, Tokenizer
+
+LEAST = -9999.0  # what OpenAI writes for a probability of 0, since JSON has no infinity
+
+Told = Mapping[int, Logprob]
+
+
+def chat_entry(tokenizer: Tokenizer, token_id: int, told: Told, num_top: int) -> dict[str, Any]:
+    """A chosen token, and the `num_top` likeliest, each with its bytes."""
+    return {
+        **_entry(tokenizer, token_id, told[token_id]),
+        "top_logprobs": [_entry(tokenizer, *each) for each in _likeliest(told)[:num_top]],
+    }
+
+
+class Columns:
+    """A completion's log probabilities, token by token: where each begins in the text, too.
+
+    A token that is part of a character begins where the character does. `offset` is where the
+    first token begins.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, decoder: StreamDecoder, offset: int = 0):
+        self._tokenizer, self._decoder, self._offset = tokenizer, decoder, offset
+
+    def of(self, tokens: Iterable[tuple[int, Told | None]]) -> dict[str, list[Any]]:
+        """The columns of the next tokens; None for a prompt's first, of which nothing is told."""
+        columns: dict[str, list[Any]] = {
+            "text_offset": [],
+            "token_logprobs": [],
+            "tokens": [],
+            "top_logprobs": [],
+        }
+        for token_id, told in tokens:
+            columns["text_offset"].append(self._offset)
+            columns["tokens"].append(_text(self._tokenizer.token_bytes(token_id), "bytes:"))
+            columns["token_logprobs"].append(told and _number(told[token_id]))
+            columns["top_logprobs"].append(told and self._top(told))
+            self._offset += len(self._decoder.push(token_id))
+        return columns
+
+    def _top(self, told: Told) -> dict[str, float]:
+        top: dict[str, float] = {}
+        for token_id, logprob in _likeliest(told):  # of equal texts the likeliest stays
+            text = _text(self._tokenizer.token_bytes(token_id), "bytes:")
+            top.setdefault(text, _number(logprob))
+        return top
+
+
+def _entry(tokenizer: Tokenizer, token_id: int, logprob: Logprob) -> dict[str, Any]:
+    raw = tokenizer.token_bytes(token_id)
+    return {"token": _text(raw), "logprob": _number(logprob), "bytes": list(raw)}
+
+
+def _likeliest(told: Told) -> list[tuple[int, Logprob]]:
+    return sorted(told.items(), key=lambda each: -each[1].logprob)
+
+
+def _text(raw: bytes, prefix: str = "") -> str:
+    """The token's text; part of a character as its bytes, as in `\\xe2\\x80`.
+
+    >>> _text(b" caf"), _text("é".encode()[:1], "bytes:")
+    (' caf', 'bytes:\\\\xc3')
+    """
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return prefix + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _number(logprob: Logprob) -> float:
+    return max(logprob.logprob, LEAST)
+
+
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+DONE = b"data: [DONE]\n\n"
+FINGERPRINT = f"minigen-{__version__}"
+
+
+class Wording(Protocol):
+    """How an API writes answers: all at once, or as a stream of bytes."""
+
+    media_type: str
+
+    def whole(self) -> bytes: ...
+
+    def begin(self) -> bytes: ...
+
+    def grown(self, growth: Growth) -> bytes: ...
+
+    def end(self) -> bytes: ...
+
+    def failure(self, error: ApiError) -> bytes: ...
+
+
+class Head:
+    """What all chunks of an answer begin with: `{"id": ..., ..., "model": ...`, left open."""
+
+    def __init__(self, prefix: str, model: str, request: Generation):
+        self.facts = {
+            "id": f"{prefix}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": FINGERPRINT,
+        }
+        options = request.stream_options
+        self.tells_usage = options is not None and bool(options.include_usage)
+
+    def opened(self, kind: str) -> str:
+        """The beginning of a chunk, up to its choices."""
+        usage = {"usage": None} if self.tells_usage else {}
+        text = json.dumps({"object": kind, **self.facts, **usage}, separators=(",", ":"))
+        return f'data: {text[:-1]},"choices":'
+
+    def whole(self, kind: str, choices: list[dict[str, Any]], usage: dict[str, Any]) -> bytes:
+        """A whole answer, or a chunk's body."""
+        return json.dumps(
+            {"object": kind, **self.facts, "choices": choices, "usage": usage}
+        ).encode()
+
+    def end(self, kind: str, usage: dict[str, Any]) -> bytes:
+        """The last chunks of a stream."""
+        if not self.tells_usage:
+            return DONE
+        return b"data: " + self.whole(kind, [], usage) + b"\n\n" + DONE
+
+
+def usage_of(answers: SequenceOf[Answer], without_output: bool = False) -> dict[str, Any]:
+    """How many tokens were read, found in the prefix cache, and made; each prompt counts once."""
+    firsts = [answer.sequence for answer in answers if answer.choice.index == 0]
+    prompt = sum(len(sequence.prompt_ids) for sequence in firsts)
+    made = 0 if without_output else sum(len(answer.choice.token_ids) for answer in answers)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": made,
+        "total_tokens": prompt + made,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(sequence.num_cached or 0 for sequence in firsts)
+        },
+    }
+
+
+def failed_event(error: ApiError) -> bytes:
+    """An error in mid-stream, as OpenAI's client expects it."""
+    return b"data: " + error.body() + b"\n\n"
+
+
+class ChatWording:
+    """`chat.completion` and its chunks."""
+
+    media_type = EVENT_STREAM
+
+    def __init__(self, served: Served, answers: SequenceOf[Answer], request: ChatRequest):
+        self._answers, self._tokenizer = answers, served.llm.tokenizer
+        self._num_top = request.top_logprobs or 0
+        self._head = Head("chatcmpl", served.name, request)
+        self._opened = self._head.opened("chat.completion.chunk")
+
+    def whole(self) -> bytes:
+        """The JSON of all choices."""
+        choices = [
+            {
+                "index": answer.choice.index,
+                "message": {"role": "assistant", "content": answer.choice.text, "refusal": None},
+                "logprobs": self._logprobs(answer),
+                "finish_reason": answer.choice.finish_reason,
+            }
+            for answer in self._answers
+        ]
+        return self._head.whole("chat.completion", choices, usage_of(self._answers))
+
+    def begin(self) -> bytes:
+        """Each choice's role."""
+        role = '{"role":"assistant","content":"","refusal":null}'
+        return b"".join(self._chunk(each.choice.index, role) for each in self._answers)
+
+    def grown(self, growth: Growth) -> bytes:
+        """A token's text, once it is certain, and its log probability; or why that was the last."""
+        index, delta, chunk = growth.answer.choice.index, growth.delta, b""
+        logprobs = "null"
+        if growth.logprobs is not None:
+            entry = chat_entry(self._tokenizer, delta.token_id, growth.logprobs, self._num_top)
+            logprobs = json.dumps({"content": [entry], "refusal": None})
+        if delta.text or growth.logprobs is not None:
+            chunk = self._chunk(index, f'{{"content":{json.dumps(delta.text)}}}', logprobs)
+        if delta.finish_reason is not None:
+            chunk += self._chunk(index, "{}", finish=f'"{delta.finish_reason}"')
+        return chunk
+
+    def end(self) -> bytes:
+        """The usage, if asked for, and the mark of the end."""
+        return self._head.end("chat.completion.chunk", usage_of(self._answers))
+
+    def failure(self, error: ApiError) -> bytes:
+        """An error in mid-stream."""
+        return failed_event(error)
+
+    def _chunk(self, index: int, delta: str, logprobs: str = "null", finish: str = "null") -> bytes:
+        return (
+            f'{self._opened}[{{"index":{index},"delta":{delta},"logprobs":{logprobs},'
+            f'"finish_reason":{finish}}}]}}\n\n'
+        ).encode()
+
+    def _logprobs(self, answer: Answer) -> dict[str, Any] | None:
+        choice = answer.choice
+        if choice.logprobs is None:
+            return None
+        entries = [
+            chat_entry(self._tokenizer, token_id, told, self._num_top)
+            for token_id, told in zip(choice.token_ids, choice.logprobs, strict=True)
+        ]
+        return {"content": entries, "refusal": None}
+
+
+class CompletionWording:
+    """`text_completion` and its chunks; with echo, the prompt comes first."""
+
+    media_type = EVENT_STREAM
+
+    def __init__(self, served: Served, answers: SequenceOf[Answer], request: CompletionRequest):
+        self._answers, self._tokenizer = answers, served.llm.tokenizer
+        self._n, self._echo = request.n or 1, bool(request.echo)
+        self._prompts = request.prompt
+        self._skips = request.skip_special_tokens is not False
+        self._only_echo = request.max_tokens == 0
+        self._head = Head("cmpl", served.name, request)
+        self._opened = self._head.opened("text_completion")
+        self._columns: dict[int, Columns] = {}  # by choice, of those who ask for logprobs
+
+    @property
+    def needs_engine(self) -> bool:
+        """Whether there is more to tell than the prompt's text."""
+        return not self._only_echo or self._answers[0].choice.logprobs is not None
+
+    def whole(self) -> bytes:
+        """The JSON of all choices."""
+        choices = [
+            {
+                "index": self._index(answer),
+                "text": self._echoed(answer) + ("" if self._only_echo else answer.choice.text),
+                "logprobs": self._logprobs(answer),
+                "finish_reason": "length" if self._only_echo else answer.choice.finish_reason,
+            }
+            for answer in self._answers
+        ]
+        return self._head.whole("text_completion", choices, self._usage())
+
+    def begin(self) -> bytes:
+        """The prompts, where they are echoed."""
+        if not self._echo:
+            return b""
+        finish = '"length"' if self._only_echo else "null"
+        return b"".join(
+            self._chunk(answer, self._echoed(answer), self._prompt_columns(answer), finish)
+            for answer in self._answers
+        )
+
+    def grown(self, growth: Growth) -> bytes:
+        """A token's text, once it is certain, its log probability, and why that was the last."""
+        answer, delta, told = growth
+        if self._only_echo or not (delta.text or delta.finish_reason or told):
+            return b""
+        columns = None
+        if told is not None:
+            columns = self._columns_of(answer).of([(delta.token_id, told)])
+        finish = "null" if delta.finish_reason is None else f'"{delta.finish_reason}"'
+        return self._chunk(answer, delta.text, columns, finish)
+
+    def end(self) -> bytes:
+        """The usage, if asked for, and the mark of the end."""
+        return self._head.end("text_completion", self._usage())
+
+    def failure(self, error: ApiError) -> bytes:
+        """An error in mid-stream."""
+        return failed_event(error)
+
+    def _usage(self) -> dict[str, Any]:
+        return usage_of(self._answers, without_output=self._only_echo)
+
+    def _index(self, answer: Answer) -> int:
+        return answer.prompt * self._n + answer.choice.index
+
+    def _echoed(self, answer: Answer) -> str:
+        """The prompt as it was given, or as its tokens are written."""
+        prompt = self._prompts[answer.prompt]
+        if not self._echo:
+            return ""
+        return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt, self._skips)
+
+    def _chunk(
+        self, answer: Answer, text: str, columns: dict[str, Any] | None, finish: str
+    ) -> bytes:
+        logprobs = "null" if columns is None else json.dumps(columns)
+        return (
+            f'{self._opened}[{{"index":{self._index(answer)},"text":{json.dumps(text)},'
+            f'"logprobs":{logprobs},"finish_reason":{finish}}}]}}\n\n'
+        ).encode()
+
+    def _logprobs(self, answer: Answer) -> dict[str, list[Any]] | None:
+        choice = answer.choice
+        if choice.logprobs is None:
+            return None
+        before = self._prompt_columns(answer)
+        if self._only_echo:
+            return before
+        own = self._columns_of(answer).of(zip(choice.token_ids, choice.logprobs, strict=True))
+        return own if before is None else {name: before[name] + own[name] for name in own}
+
+    def _prompt_columns(self, answer: Answer) -> dict[str, list[Any]] | None:
+        if not self._echo or answer.choice.logprobs is None:
+            return None
+        first = self._answers[answer.prompt * self._n].sequence  # which knows for all n
+        decoder = self._tokenizer.stream(self._skips, continues=False)
+        columns = Columns(self._tokenizer, decoder)
+        return columns.of(zip(first.prompt_ids, first.prompt_logprobs, strict=True))
+
+    def _columns_of(self, answer: Answer) -> Columns:
+        index = self._index(answer)
+        if index not in self._columns:
+            decoder = self._tokenizer.stream(self._skips)
+            self._columns[index] = Columns(self._tokenizer, decoder, len(self._echoed(answer)))
+        return self._columns[index]

@@ -1,0 +1,338 @@
+"""The fields of requests: OpenAI's two endpoints, and vLLM's for tokens.
+
+A field that is not here, or a value that asks for what minigen does not do, is an error that names
+it. `null` is the same as a field left out. Fields that common clients always send are accepted with
+the values that change nothing. Sources: OpenAI's API reference; vLLM's, for the extras from `top_k`
+on.
+"""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+)
+from pydantic_core import CoreSchema, core_schema
+
+TYPES: dict[str, type | tuple[type, ...]] = {
+    "boolean": bool,
+    "number": (int, float),
+    "string": str,
+    "object": dict,
+}
+
+
+class Neutral:
+    """Marks a field that may be null or one of `values`, each of which asks for nothing."""
+
+    def __init__(self, *values: Any):
+        self.values = (None, *values)
+
+    def __get_pydantic_core_schema__(self, _: Any, __: GetCoreSchemaHandler) -> CoreSchema:
+        """How pydantic is to check it."""
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(
+        self, _: CoreSchema, __: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """How it shows on the OpenAPI page."""
+        description = "Accepted only with a value that asks for nothing."
+        return {"enum": list(self.values), "description": description}
+
+    def _check(self, value: Any) -> None:
+        # By type too, since 0 equals false; and any of them is as good as absent from here on.
+        if not any(type(value) is type(each) and value == each for each in self.values):
+            allowed = " or ".join(json.dumps(each) for each in self.values)
+            raise ValueError(f"asks for what minigen does not do; leave it out, or send {allowed}")
+
+
+class Ignored:
+    """Marks a field that may hold anything of a JSON type: a note that changes no answer."""
+
+    def __init__(self, json_type: str):
+        self.json_type = json_type
+
+    def __get_pydantic_core_schema__(self, _: Any, __: GetCoreSchemaHandler) -> CoreSchema:
+        """How pydantic is to check it."""
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(
+        self, _: CoreSchema, __: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """How it shows on the OpenAPI page."""
+        description = "Accepted; it changes no answer."
+        return {"anyOf": [{"type": self.json_type}, {"type": "null"}], "description": description}
+
+    def _check(self, value: Any) -> None:
+        if value is not None and not isinstance(value, TYPES[self.json_type]):
+            raise ValueError(f"must be null or of type {self.json_type}")
+
+
+MOST_STOPS = 64
+MOST_TOP_LOGPROBS = 20  # as OpenAI has it; more would be a large part of the vocabulary a token
+WHOLE_MODELS = 2**31 - 1
+EXAMPLE_MODEL = "smollm2-135m"
+
+
+def _checked_stop(value: Any) -> Any:
+    stops = [value] if isinstance(value, str) else value
+    if stops is None:
+        return None
+    texts = isinstance(stops, list) and all(isinstance(each, str) for each in stops)
+    if not texts or len(stops) > MOST_STOPS or any(len(each) > 1000 for each in stops):
+        raise ValueError(
+            f"must be text or a list of at most {MOST_STOPS} texts of at most 1000 characters"
+        )
+    return [each for each in stops if each]  # an empty text stops nothing; some clients send it
+
+
+def _checked_prompt(value: Any) -> list[Any]:
+    """A list of prompts; what is in each is the tokenizer's and the model's to check."""
+    prompts = [value] if isinstance(value, str) else value
+    if not isinstance(prompts, list) or not prompts:
+        raise ValueError("must be text, token ids, or a list of one of the two, not empty")
+    if isinstance(prompts[0], str | list):
+        return prompts
+    return [prompts]
+
+
+def _checked_content(value: Any) -> Any:
+    if not isinstance(value, str | list):
+        raise ValueError("must be text, or a list of parts of text")
+    return value
+
+
+_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXTS = {"type": "array", "items": {"type": "string"}}
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+Stop = Annotated[
+    Any,
+    AfterValidator(_checked_stop),
+    WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, {"type": "null"}]}),
+]
+Prompts = Annotated[
+    Any,
+    AfterValidator(_checked_prompt),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {**_TEXTS, "minItems": 1},
+                _TOKENS,
+                {"type": "array", "items": _TOKENS, "minItems": 1},
+            ]
+        }
+    ),
+]
+Content = Annotated[
+    Any,
+    AfterValidator(_checked_content),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]}),
+]
+
+
+class Strict(BaseModel):
+    """Refuses fields that it does not know, and values of another type."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+class StreamOptions(Strict):
+    """How a stream is told."""
+
+    include_usage: bool | None = Field(None, description="A last chunk counts the tokens.")
+    include_obfuscation: Annotated[Any, Neutral(False)] = None
+    continuous_usage_stats: Annotated[Any, Neutral(False)] = None
+
+
+class Generation(Strict):
+    """What both endpoints have: which model, how its tokens are chosen, and how it is told."""
+
+    model: str | None = Field(
+        None, description="A model of /v1/models; the server's first if absent."
+    )
+    n: int | None = Field(None, ge=1, le=128, description="Answers to each prompt.")
+    temperature: float | None = Field(None, ge=0, le=10**6, description="0 is greedy; else 1.")
+    top_p: float | None = Field(None, gt=0, le=1)
+    stop: Stop = Field(None, description="Texts that end an answer, and are not part of it.")
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="Draws the same again.")
+    stream: bool | None = Field(None, description="Server-sent events, as tokens come.")
+    stream_options: StreamOptions | None = None
+    presence_penalty: float | None = Field(None, ge=-(10**6), le=10**6)
+    frequency_penalty: float | None = Field(None, ge=-(10**6), le=10**6)
+    logit_bias: dict[str, float] | None = Field(
+        None, max_length=1024, description="By token id: what is added to its logit."
+    )
+    user: Annotated[Any, Ignored("string")] = None
+
+    top_k: int | None = Field(None, ge=-1, description="Likeliest tokens to draw from; 0 or -1 all")
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=10**6)
+    min_tokens: int | None = Field(None, ge=0)
+    ignore_eos: bool | None = None
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, max_length=1024)
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    priority: int | None = Field(
+        None, ge=-(2**31), le=2**31, description="Lower goes first; 0 if absent."
+    )
+    cache_salt: str | None = Field(
+        None, max_length=512, description="Only equal ones share a computed beginning."
+    )
+
+    best_of: int | None = Field(None, description="Accepted only as large as n.")
+    length_penalty: Annotated[Any, Neutral(1, 1.0)] = None
+    use_beam_search: Annotated[Any, Neutral(False)] = None
+    spaces_between_special_tokens: Annotated[Any, Neutral(True)] = None
+    truncate_prompt_tokens: Annotated[Any, Neutral()] = None
+    response_format: Annotated[Any, Neutral({"type": "text"})] = None
+    structured_outputs: Annotated[Any, Neutral()] = None
+    guided_json: Annotated[Any, Neutral()] = None
+    guided_regex: Annotated[Any, Neutral()] = None
+    guided_choice: Annotated[Any, Neutral()] = None
+    guided_grammar: Annotated[Any, Neutral()] = None
+    return_token_ids: Annotated[Any, Neutral(False)] = None
+    service_tier: Annotated[Any, Neutral("auto", "default")] = None
+    store: Annotated[Any, Neutral(False)] = None
+    metadata: Annotated[Any, Ignored("object")] = None
+    safety_identifier: Annotated[Any, Ignored("string")] = None
+    prompt_cache_key: Annotated[Any, Ignored("string")] = None
+    prompt_cache_retention: Annotated[Any, Neutral("in_memory")] = None
+    prompt_cache_options: Annotated[Any, Neutral()] = None
+
+
+class Message(Strict):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"] = Field(
+        description='"developer" is another word for "system".'
+    )
+    content: Content
+    name: str | None = Field(None, description="Passed to the chat template.")
+    refusal: Annotated[Any, Neutral()] = None
+    audio: Annotated[Any, Neutral()] = None
+    annotations: Annotated[Any, Neutral([])] = None
+    tool_calls: Annotated[Any, Neutral([])] = None
+    function_call: Annotated[Any, Neutral()] = None
+
+
+class Conversation(Strict):
+    """Messages, and how the model's chat template turns them into a prompt."""
+
+    messages: list[Message] = Field(min_length=1)
+    add_generation_prompt: bool | None = Field(None, description="True if absent.")
+    continue_final_message: bool | None = Field(
+        None, description="Go on within the last message; then add_generation_prompt is false."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Variables for the chat template, such as enable_thinking."
+    )
+    chat_template: Annotated[Any, Neutral()] = None
+    documents: Annotated[Any, Neutral([])] = None
+    tools: Annotated[Any, Neutral([])] = None
+
+
+class ChatRequest(Generation, Conversation):
+    """`POST /v1/chat/completions`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "model": EXAMPLE_MODEL,
+                "messages": [{"role": "user", "content": "What is gravity?"}],
+                "max_tokens": 32,
+            }
+        }
+    )
+
+    max_completion_tokens: int | None = Field(
+        None, ge=1, description="Tokens of an answer at most; what the context leaves if absent."
+    )
+    max_tokens: int | None = Field(None, ge=1, description="An older name of the same.")
+    logprobs: bool | None = Field(None, description="Tell each token's log probability.")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MOST_TOP_LOGPROBS, description="And those of the likeliest."
+    )
+
+    echo: Annotated[Any, Neutral(False)] = None
+    add_special_tokens: Annotated[Any, Neutral(False)] = None
+    audio: Annotated[Any, Neutral()] = None
+    function_call: Annotated[Any, Neutral("none", "auto")] = None
+    functions: Annotated[Any, Neutral([])] = None
+    modalities: Annotated[Any, Neutral(["text"])] = None
+    moderation: Annotated[Any, Neutral()] = None
+    parallel_tool_calls: Annotated[Any, Neutral(True, False)] = None
+    prediction: Annotated[Any, Neutral()] = None
+    reasoning_effort: Annotated[Any, Neutral("none")] = None
+    tool_choice: Annotated[Any, Neutral("none", "auto")] = None
+    verbosity: Annotated[Any, Neutral("medium")] = None
+    web_search_options: Annotated[Any, Neutral()] = None
+
+
+class CompletionRequest(Generation):
+    """`POST /v1/completions`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "model": EXAMPLE_MODEL,
+                "prompt": "The capital of France is",
+                "max_tokens": 8,
+                "temperature": 0,
+            }
+        }
+    )
+
+    prompt: Prompts
+    max_tokens: int | None = Field(
+        None, ge=0, description="What the context leaves if absent; 0 only with echo."
+    )
+    logprobs: int | None = Field(
+        None, ge=0, le=MOST_TOP_LOGPROBS, description="How many of the likeliest are told."
+    )
+    echo: bool | None = Field(None, description="The answer begins with the prompt.")
+
+    suffix: Annotated[Any, Neutral("")] = None
+    add_special_tokens: Annotated[Any, Neutral(True)] = None
+
+
+class TokenizeRequest(Strict):
+    """`POST /tokenize`: either a prompt or messages."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"example": {"model": EXAMPLE_MODEL, "prompt": "Hello there"}}
+    )
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = Field(
+        None, description="For a prompt: true if absent; a chat template adds its own."
+    )
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Strict):
+    """`POST /detokenize`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"example": {"model": EXAMPLE_MODEL, "tokens": [19556, 665]}}
+    )
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0, le=WHOLE_MODELS)]]

@@ -1,0 +1,325 @@
+"""Wrappers that check a foreign block allocator or prefix cache at every call.
+
+A block that is read must hold the tokens it is read for, and must not be free.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from minigen.errors import PartError
+from minigen.protocols import BlockAllocator, PrefixCache
+from minigen.sockets.resolve import block_ids_of, complaint, items_of, name_of, whole_number
+
+
+class CheckedAllocator:
+    """A foreign allocator: each block has one owner at first, and is free when it has none."""
+
+    def __init__(self, allocator: BlockAllocator, num_blocks: int):
+        self.allocator, self.num_blocks = allocator, num_blocks
+        self.__name__ = name_of(allocator)
+        self._owners = [0] * (num_blocks + 1)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody owns."""
+        found, truth = self.allocator.num_free, self._owners[1:].count(0)
+        if found != truth:
+            raise complaint(self.allocator, "num_free", f"is {found}; {truth} blocks have no owner")
+        return truth
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` free blocks."""
+        taken = block_ids_of(self.allocator, "allocate", self.allocator.allocate(count))
+        if len(taken) != count or len(set(taken)) != count:
+            self._complain("allocate", f"returned {taken} for {count} different blocks")
+        for block_id in taken:
+            if not 1 <= block_id <= self.num_blocks:
+                self._complain(
+                    "allocate", f"returned block {block_id}; blocks are 1 to {self.num_blocks}"
+                )
+            if self._owners[block_id]:
+                self._complain(
+                    "allocate",
+                    f"returned block {block_id}, which is not free: its owners are "
+                    f"{self._owners[block_id]}",
+                )
+        for block_id in taken:
+            self._owners[block_id] = 1
+        return taken
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Add an owner to each block."""
+        block_ids = list(block_ids)
+        self.allocator.share(block_ids)
+        for block_id in block_ids:
+            self._owners[block_id] += 1
+
+    def release(self, block_ids: Iterable[int]) -> list[int]:
+        """Take an owner from each block."""
+        block_ids = list(block_ids)
+        returned: Any = self.allocator.release(block_ids)
+        for block_id in block_ids:
+            self._owners[block_id] -= 1
+        freed = block_ids_of(self.allocator, "release", returned)
+        truth = [block_id for block_id in block_ids if self._owners[block_id] == 0]
+        if sorted(freed) != sorted(truth):
+            self._complain("release", f"returned {freed} as freed; these are free now: {truth}")
+        return freed
+
+    def num_owners(self, block_id: int) -> int:
+        """How many own the block."""
+        found, truth = self.allocator.num_owners(block_id), self._owners[block_id]
+        if found != truth:
+            self._complain("num_owners", f"says {found} of block {block_id}, which {truth} own")
+        return truth
+
+    def _complain(self, method: str, what: str) -> NoReturn:
+        raise complaint(self.allocator, method, what)
+
+
+class LentAllocator:
+    """An allocator as it is lent to a foreign prefix cache: what that does to it is written down.
+
+    `borrower` is the cache, or what it is made by.
+    """
+
+    def __init__(self, allocator: BlockAllocator, borrower: Any):
+        self.allocator, self.borrower = allocator, borrower
+        self._changes: Counter[int] = Counter()
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody owns."""
+        return self.allocator.num_free
+
+    def num_owners(self, block_id: int) -> int:
+        """How many own the block."""
+        return self.allocator.num_owners(block_id)
+
+    def allocate(self, count: int) -> list[int]:
+        """Refused: a prefix cache keeps what sequences have computed."""
+        raise complaint(
+            self.borrower, "", f"allocated {count} blocks; it must only share those it is given"
+        )
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Add an owner to each block. Raises `PartError` if one is free."""
+        self._change("shared", list(block_ids), 1)
+
+    def release(self, block_ids: Iterable[int]) -> list[int]:
+        """Take an owner from each block. Raises `PartError` if one is free."""
+        return self._change("released", list(block_ids), -1)
+
+    def take_changes(self) -> Counter[int]:
+        """By block, how many owners it has gained since this was last asked."""
+        changes, self._changes = self._changes, Counter()
+        return changes
+
+    def _change(self, what: str, block_ids: list[int], by: int) -> list[int]:
+        freed = []
+        for block_id in block_ids:
+            if self.allocator.num_owners(block_id) == 0:
+                raise complaint(
+                    self.borrower,
+                    "",
+                    f"{what} block {block_id}, which nobody owns: what it keeps it must own, by a "
+                    "share in insert",
+                )
+            if by > 0:
+                self.allocator.share([block_id])
+            else:
+                freed += self.allocator.release([block_id])
+            self._changes[block_id] += by
+        return freed
+
+
+Contents = tuple[str | None, tuple[int, ...]]  # a salt, and all tokens up to a block's end
+NOTHING: Mapping[int, Any] = MappingProxyType({})
+
+# What a prefix cache should have done where it has changed the owners of a block otherwise.
+REMEDIES = {
+    "match": "share what it returns, each block once",
+    "insert": "share each block that it keeps; where it returns (index, known block), share the "
+    "known one and release the sequence's own",
+    "join": "leave that to the engine, which has shared these blocks already",
+    "leave": "leave that to the engine, which releases these blocks itself",
+    "evict": "release each block that it returns, once",
+}
+
+
+class CheckedPrefixCache:
+    """A foreign prefix cache: a block stands only for the tokens that it was computed from.
+
+    It must be one owner of each block that it keeps, from the `insert` that keeps it on.
+    """
+
+    def __init__(self, cache: PrefixCache, allocator: LentAllocator, block_size: int):
+        self.cache, self.allocator, self.block_size = cache, allocator, block_size
+        self.__name__ = name_of(cache)
+        self._kept: dict[int, Contents] = {}
+
+    @property
+    def num_evictable(self) -> int:
+        """Blocks that would become free if they were needed."""
+        found = whole_number(
+            self.cache, "num_evictable", self.cache.num_evictable, "must be a whole number"
+        )
+        truth = sum(self.allocator.num_owners(block_id) == 1 for block_id in self._kept)
+        if not 0 <= found <= truth:
+            raise complaint(
+                self.cache,
+                "num_evictable",
+                f"is {found}; of the {len(self._kept)} blocks that it keeps, no sequence uses "
+                f"{truth}",
+            )
+        return found
+
+    def match(self, token_ids: SequenceOf[int], salt: str | None = None) -> list[int]:
+        """The blocks of a known beginning, each now with one owner more."""
+        returned = self.cache.match(token_ids, salt)
+        changes = self.allocator.take_changes()
+        try:
+            matched = block_ids_of(self.cache, "match", returned)
+            if len(matched) * self.block_size >= len(token_ids):
+                raise complaint(
+                    self.cache,
+                    "match",
+                    f"returned {len(matched)} blocks for {len(token_ids)} tokens; at least one "
+                    "token must be left to compute",
+                )
+            for index, block_id in enumerate(matched):
+                self._check_contents("match", block_id, index, token_ids, salt)
+            self._settle("match", changes, wanted=Counter(matched))
+        except PartError:
+            self.allocator.allocator.release((+changes).elements())
+            raise
+        return matched
+
+    def insert(
+        self,
+        token_ids: SequenceOf[int],
+        block_ids: list[int],
+        first: int,
+        salt: str | None = None,
+    ) -> list[tuple[int, int]]:
+        """Keep full, computed blocks; returns those that were known as (index, known block)."""
+        own = list(block_ids)
+        num_full = len(token_ids) // self.block_size
+        exchanged = self._exchanged(self.cache.insert(token_ids, block_ids, first, salt))
+        wanted: Counter[int] = Counter()
+        for index, known in exchanged:
+            if not first <= index < num_full:
+                raise complaint(
+                    self.cache,
+                    "insert",
+                    f"exchanged block number {index}; it was given {first} to {num_full - 1}",
+                )
+            self._check_contents("insert", known, index, token_ids, salt)
+            wanted[known] += 1
+            wanted[own[index]] -= 1
+        offered = {
+            own[index]: (salt, tuple(token_ids[: (index + 1) * self.block_size]))
+            for index in range(first, num_full)
+        }
+        self._settle("insert", self.allocator.take_changes(), wanted, offered)
+        return exchanged
+
+    def join(self, block_ids: SequenceOf[int]) -> None:
+        """Another sequence uses these blocks too."""
+        self.cache.join(block_ids)
+        self._settle("join", self.allocator.take_changes())
+
+    def leave(self, block_ids: SequenceOf[int]) -> None:
+        """A sequence is about to release these blocks."""
+        self.cache.leave(block_ids)
+        self._settle("leave", self.allocator.take_changes())
+
+    def evict(self, count: int) -> list[int]:
+        """Free up to `count` blocks that nobody uses."""
+        possible, before = min(count, self.num_evictable), set(self._kept)
+        evicted = block_ids_of(self.cache, "evict", self.cache.evict(count))
+        self._settle("evict", self.allocator.take_changes())
+        released = sorted(before - self._kept.keys())
+        if sorted(evicted) != released:
+            raise complaint(
+                self.cache, "evict", f"returned {evicted}, but released {released} of what it keeps"
+            )
+        if not possible <= len(evicted) <= count:
+            raise complaint(
+                self.cache,
+                "evict",
+                f"evicted {len(evicted)} blocks; {count} were wanted, and {possible} of those "
+                "possible by num_evictable",
+            )
+        for block_id in evicted:
+            if self.allocator.num_owners(block_id):
+                raise complaint(
+                    self.cache,
+                    "evict",
+                    f"returned block {block_id}, which a sequence uses: evict only what every one "
+                    "that matched, joined or inserted it has left",
+                )
+        return evicted
+
+    def _exchanged(self, returned: Any) -> list[tuple[int, int]]:
+        wanted = "must return a list of (index, known block), or nothing"
+        pairs = []
+        for item in () if returned is None else items_of(self.cache, "insert", returned, wanted):
+            if not isinstance(item, tuple | list) or len(item) != 2:
+                raise complaint(self.cache, "insert", f"{wanted}; {item!r} is none")
+            index, known = (whole_number(self.cache, "insert", each, wanted) for each in item)
+            pairs.append((index, known))
+        return pairs
+
+    def _settle(
+        self,
+        method: str,
+        changes: Mapping[int, int],
+        wanted: Mapping[int, int] = NOTHING,
+        offered: Mapping[int, Contents] = NOTHING,
+    ) -> None:
+        """Account for each change of a block's owners: `wanted`, or the cache keeps or drops it.
+
+        Only what is `offered` may be kept, and only what is kept dropped.
+        """
+        for block_id in {*changes, *wanted}:
+            found, asked = changes.get(block_id, 0), wanted.get(block_id, 0)
+            if found == asked:
+                continue
+            if asked == 0 and found == 1 and block_id in offered and block_id not in self._kept:
+                self._kept[block_id] = offered[block_id]
+            elif asked == 0 and found == -1 and block_id in self._kept:
+                del self._kept[block_id]
+            else:
+                raise complaint(
+                    self.cache,
+                    method,
+                    f"changed the number of block {block_id}'s owners by {found}, not by {asked}: "
+                    f"it must {REMEDIES[method]}",
+                )
+
+    def _check_contents(
+        self,
+        method: str,
+        block_id: int,
+        index: int,
+        token_ids: SequenceOf[int],
+        salt: str | None,
+    ) -> None:
+        wanted = (salt, tuple(token_ids[: (index + 1) * self.block_size]))
+        found = self._kept.get(block_id)
+        if found == wanted:
+            return
+        holds = "is not kept: it was never inserted, or is evicted"
+        if found is not None:
+            last = list(found[1][-self.block_size :])
+            holds = f"holds the tokens {last} behind another beginning, or of another salt"
+        raise complaint(
+            self.cache,
+            method,
+            f"returned block {block_id} as number {index} of a sequence whose tokens there are "
+            f"{list(wanted[1][-self.block_size :])}; that block {holds}",
+        )

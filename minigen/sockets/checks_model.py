@@ -1,0 +1,114 @@
+"""Foreign samplers and attention, watched: one token a row, one vector a query."""
+
+import reprlib
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minigen.engine.model_runner import AttendFactory
+from minigen.kv_cache.paged import Batch, KVPool
+from minigen.protocols import Attend, Sampler
+from minigen.sequence import SampledToken, Sequence
+from minigen.sockets.resolve import complaint, items_of, name_of, whole_number
+
+
+class CheckedSampler:
+    """A foreign sampler: one token that the model knows for each row."""
+
+    def __init__(self, sampler: Sampler):
+        self.sampler = sampler
+        self.__name__ = name_of(sampler)
+
+    def __call__(self, logits: Tensor, sequences: SequenceOf[Sequence]) -> list[SampledToken]:
+        """The sampler's choice. Raises `PartError` if it is not one token a row."""
+        lengths = [len(sequence) for sequence in sequences]
+        returned: Any = self.sampler(logits.clone(), sequences)
+        if [len(sequence) for sequence in sequences] != lengths:
+            raise complaint(
+                self.sampler, "", "appended to a sequence; it must only return a token for each"
+            )
+        items = returned.tolist() if isinstance(returned, Tensor) else returned
+        items = items_of(self.sampler, "", items, "a list of tokens")
+        if len(items) != len(sequences):
+            raise complaint(
+                self.sampler, "", f"chose {len(items)} tokens for {len(sequences)} rows of logits"
+            )
+        return [
+            self._token(item, sequence, logits.shape[-1])
+            for item, sequence in zip(items, sequences, strict=True)
+        ]
+
+    def _token(self, item: Any, sequence: Sequence, vocab: int) -> SampledToken:
+        own, logprobs = item, None
+        if isinstance(item, SampledToken):
+            own, logprobs = item.token_id, item.logprobs
+        wanted = "must return a token id for each row"
+        token_id = whole_number(self.sampler, "", own, wanted)
+        if not 0 <= token_id < vocab:
+            raise complaint(
+                self.sampler, "", f"chose token {token_id}; this model knows 0 to {vocab - 1}"
+            )
+        if sequence.params.logprobs is not None and logprobs is None:
+            raise complaint(
+                self.sampler,
+                "",
+                f"chose a token without the logprobs that sequence {sequence.sequence_id} asks "
+                "for: return SampledToken(token_id, logprobs), or ask for none",
+            )
+        return SampledToken(token_id, logprobs)
+
+
+def checked_attend(factory: AttendFactory) -> AttendFactory:
+    """A foreign attention: what comes out has the shape and type of the queries, and is finite.
+
+    It must have stored the new keys and values, though it may have rounded them.
+    """
+
+    def make(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:
+        own = factory(pool, batch, windows)
+        if not callable(own):
+            raise complaint(
+                factory,
+                "",
+                f"must return a function attend(layer_id, q, k, v), not {reprlib.repr(own)}",
+            )
+
+        blocks, offsets = batch.slots // pool.block_size, batch.slots % pool.block_size
+
+        def stored(layer_id: int) -> Tensor:
+            return pool.kv[layer_id][:, blocks, offsets].transpose(0, 1)
+
+        def attend(layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            wanted, before = torch.stack([k, v], dim=1), stored(layer_id)
+            mixed: Any = own(layer_id, q, k, v)
+            if torch.equal(before, stored(layer_id)) and not torch.equal(before, wanted):
+                raise complaint(
+                    factory,
+                    "",
+                    f"did not store the new keys and values in layer {layer_id}: call "
+                    "pool.store(layer_id, k, v, batch.slots) first",
+                )
+            if not isinstance(mixed, Tensor) or (mixed.shape, mixed.dtype) != (q.shape, q.dtype):
+                found = (
+                    f"{list(mixed.shape)} of {mixed.dtype}"
+                    if isinstance(mixed, Tensor)
+                    else type(mixed).__name__
+                )
+                raise complaint(
+                    factory,
+                    "",
+                    f"returned {found} in layer {layer_id}; the queries are {list(q.shape)} of "
+                    f"{q.dtype}, and so must be what it returns",
+                )
+            if not mixed.isfinite().all():
+                raise complaint(
+                    factory, "", f"returned numbers that are not finite in layer {layer_id}"
+                )
+            return mixed
+
+        return attend
+
+    make.__name__ = name_of(factory)
+    return make

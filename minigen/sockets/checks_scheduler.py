@@ -1,0 +1,172 @@
+"""A foreign scheduler, watched: it may not run what has no slots, nor lose what was computed.
+
+It may be simpler than minigen's own, and need not import minigen: a batch may be a list of
+`(sequence, num_tokens)`, `commit` may return nothing, and siblings come one by one.
+"""
+
+import operator
+import reprlib
+import time
+from collections.abc import Generator
+from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from minigen.errors import RequestError
+from minigen.kv_cache.block_manager import BlockManager
+from minigen.protocols import Scheduler
+from minigen.sequence import Chunk, SampledToken, Sequence, samples_of
+from minigen.sockets.resolve import complaint, items_of, name_of
+
+PATIENCE = 5.0  # seconds without a batch, though there are sequences
+
+
+class CheckedScheduler:
+    """A foreign scheduler: its batches keep to the limits, and its commits lose nothing.
+
+    Siblings come to it as sequences of their own, so that it need not know of forks. It may
+    choose nothing for `patience` seconds at most while any sequence is unfinished.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        manager: BlockManager,
+        max_batch_tokens: int,
+        patience: float = PATIENCE,
+    ):
+        self.scheduler, self.manager = scheduler, manager
+        self.__name__ = name_of(scheduler)
+        self.max_batch_tokens, self.patience = max_batch_tokens, patience
+        self._live: set[Sequence] = set()
+        self._idle_since: float | None = None
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence and its siblings, one by one."""
+        family, sequence.siblings = [sequence, *sequence.siblings], []
+        self._idle_since = None
+        for each in family:
+            self.scheduler.add(each)
+            self._live.add(each)
+
+    def next_batch(self) -> list[Chunk]:
+        """The scheduler's choice, as chunks. Raises `PartError` if it is not a batch that runs."""
+        with self._naming("next_batch"):
+            returned = self.scheduler.next_batch()
+        wanted = "a list of (sequence, number of tokens)"
+        items = items_of(self.scheduler, "next_batch", returned, wanted)
+        chunks = [self._chunk(item) for item in items]
+        if len({chunk.sequence for chunk in chunks}) < len(chunks):
+            self._complain("next_batch", "named a sequence twice; each may have one chunk a step")
+        num_tokens = sum(chunk.num_tokens for chunk in chunks)
+        if num_tokens > self.max_batch_tokens:
+            self._complain(
+                "next_batch",
+                f"chose {num_tokens} tokens; max_batch_tokens allows {self.max_batch_tokens}",
+            )
+        self._check_idle(chunks)
+        return chunks
+
+    def commit(
+        self, chunks: SequenceOf[Chunk], tokens: SequenceOf[SampledToken]
+    ) -> list[tuple[Sequence, SampledToken]]:
+        """Hand the tokens on. Raises `PartError` if not each sequence got exactly its own."""
+        before = {chunk.sequence: chunk.sequence.num_computed for chunk in chunks}
+        expected = list(zip(samples_of(chunks), tokens, strict=True))
+        lengths = {sequence: len(sequence.output_ids) for sequence, _ in expected}
+        with self._naming("commit"):
+            self.scheduler.commit(chunks, tokens)
+        self._live -= {each for each, _ in expected if each.finish_reason is not None}
+        for sequence, token in expected:
+            new = [ids[lengths[sequence] :] for ids in (sequence.output_ids, _outputs(sequence))]
+            if new != [[token.token_id]] * 2:
+                self._complain(
+                    "commit",
+                    f"must append the token {token.token_id} to sequence {sequence.sequence_id}, "
+                    f"once, by sequence.append(token.token_id); its last outputs are now "
+                    f"{sequence.output_ids[-3:]}",
+                )
+            if sequence.finish_reason is not None and sequence in self.manager.rows:
+                self._complain(
+                    "commit",
+                    f"left sequence {sequence.sequence_id}, which has finished, with "
+                    f"{len(sequence.block_ids)} blocks: call manager.release(sequence)",
+                )
+        for chunk in chunks:
+            sequence, end = chunk.sequence, before[chunk.sequence] + chunk.num_tokens
+            if sequence in self.manager.rows and sequence.num_computed != end:
+                self._complain(
+                    "commit",
+                    f"left sequence {sequence.sequence_id} with {sequence.num_computed} computed "
+                    f"tokens; with the step's {chunk.num_tokens} it has {end}: call "
+                    "manager.advance(sequence, num_tokens) for each chunk, once",
+                )
+        return expected
+
+    def abort(self, sequence: Sequence) -> None:
+        """Give a sequence up; its blocks come back even if the scheduler forgets them."""
+        try:
+            if sequence in self._live:  # else it never came, or has left
+                self._live.discard(sequence)
+                self.scheduler.abort(sequence)
+        finally:
+            self.manager.release(sequence)
+
+    def _chunk(self, item: Any) -> Chunk:
+        try:
+            pair = (item.sequence, item.num_tokens) if isinstance(item, Chunk) else item
+            sequence, num_tokens = pair[0], operator.index(pair[1])
+        except (TypeError, LookupError):
+            sequence = None
+        if not isinstance(sequence, Sequence):
+            self._complain(
+                "next_batch",
+                f"must return a list of (sequence, number of tokens); {reprlib.repr(item)} is none",
+            )
+        which = f"sequence {sequence.sequence_id}"
+        if sequence not in self._live:
+            self._complain("next_batch", f"chose {which}, which has finished, or never came")
+        left = len(sequence) - sequence.num_computed
+        if not 1 <= num_tokens <= left:
+            self._complain(
+                "next_batch", f"chose {num_tokens} tokens of {which}, which has {left} to compute"
+            )
+        slots = len(sequence.block_ids) * self.manager.block_size
+        if sequence not in self.manager.rows or slots < sequence.num_computed + num_tokens:
+            self._complain(
+                "next_batch",
+                f"chose {num_tokens} tokens of {which} without slots for them: "
+                "call manager.begin(sequence, max_tokens) once, then manager.reserve(sequence, "
+                "num_tokens) before each step",
+            )
+        return Chunk(sequence, num_tokens)
+
+    def _check_idle(self, chunks: SequenceOf[Chunk]) -> None:
+        now = time.monotonic()
+        if chunks or not self._live:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since > self.patience:
+            self._complain(
+                "next_batch",
+                f"has chosen nothing for {self.patience:g} seconds, though {len(self._live)} "
+                "sequences are unfinished",
+            )
+
+    @contextmanager
+    def _naming(self, method: str) -> Generator[None, None, None]:
+        """Report a call of the block manager that came out of turn as the scheduler's mistake."""
+        try:
+            yield
+        except RequestError as error:
+            what = f"used the block manager out of turn. {error}".removesuffix(".")
+            raise complaint(self.scheduler, method, what) from error
+
+    def _complain(self, method: str, what: str) -> NoReturn:
+        raise complaint(self.scheduler, method, what)
+
+
+def _outputs(sequence: Sequence) -> list[int]:
+    """The outputs as they stand behind the prompt, where `sequence.append` puts them too."""
+    return sequence.token_ids[len(sequence.prompt_ids) :]

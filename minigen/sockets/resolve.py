@@ -1,0 +1,172 @@
+"""Find an implementation by its name or in a learner's file, and report the mistakes it makes."""
+
+import importlib.util
+import inspect
+import operator
+import reprlib
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from minigen.errors import OptionError, PartError
+
+
+def name_of(part: Any) -> str:
+    """The name that a part is known by: its own, or its class's."""
+    name: str = getattr(part, "__name__", type(part).__name__)
+    return name
+
+
+def complaint(part: Any, method: str, what: str) -> PartError:
+    """An error that names the part and its method, and says what it did and what would be right."""
+    return PartError(f"{name_of(part)}.{method} {what}." if method else f"{name_of(part)} {what}.")
+
+
+def items_of(part: Any, method: str, returned: Any, wanted: str) -> list[Any]:
+    """What a part returned, as a list. Raises `PartError`, saying what is `wanted`, if it is none.
+
+    Short, whatever the items are: a sequence's own repr fills a page.
+    """
+    if not isinstance(returned, Iterable):
+        raise complaint(part, method, f"must return {wanted}, not {reprlib.repr(returned)}")
+    return list(returned)
+
+
+def block_ids_of(part: Any, method: str, returned: Any) -> list[int]:
+    """What a part returned, as block ids. Raises `PartError` if it is not a list of those."""
+    items = items_of(part, method, returned, "a list of block ids")
+    return [whole_number(part, method, item, "must return a list of block ids") for item in items]
+
+
+def whole_number(part: Any, method: str, value: Any, wanted: str) -> int:
+    """A number that a part told. Raises `PartError`, saying what is `wanted`, if it is none."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise complaint(part, method, f"{wanted}; {reprlib.repr(value)} is none") from None
+
+
+# What is called in each socket, with what; a sampler and an attention are themselves called.
+METHODS: dict[str, dict[str, tuple[str, ...]]] = {
+    "scheduler": {
+        "add": ("sequence",),
+        "next_batch": (),
+        "commit": ("chunks", "tokens"),
+        "abort": ("sequence",),
+    },
+    "allocator": {
+        "allocate": ("count",),
+        "share": ("block_ids",),
+        "release": ("block_ids",),
+        "num_owners": ("block_id",),
+    },
+    "prefix_cache": {
+        "match": ("token_ids", "salt"),
+        "insert": ("token_ids", "block_ids", "first", "salt"),
+        "join": ("block_ids",),
+        "leave": ("block_ids",),
+        "evict": ("count",),
+    },
+    "sampler": {"__call__": ("logits", "sequences")},
+    "attend": {"__call__": ("pool", "batch", "windows")},
+}
+PROPERTIES = {"allocator": ("num_free",), "prefix_cache": ("num_evictable",)}
+MADE_OF_OTHERS = ("scheduler", "prefix_cache")  # so that none can be made before the engine is
+
+
+def find_part(socket: str, wanted: Any, known: Mapping[str, Any]) -> Any:
+    """What is to be put into a socket: a known name's, what `file.py:Name` holds, or the thing.
+
+    Raises `OptionError` for a name that leads nowhere.
+    """
+    if not isinstance(wanted, str):
+        return wanted
+    if wanted in known:
+        return known[wanted]
+    file, colon, name = wanted.rpartition(":")
+    if not colon or not name or not file.endswith(".py"):
+        names = ", ".join(known)
+        raise OptionError(f"{socket} must be one of {names}, or file.py:Name, not {wanted!r}.")
+    module = _import_file(socket, Path(file).expanduser())
+    if not hasattr(module, name):
+        raise OptionError(f"{socket} {wanted!r}: {file} defines no {name}.")
+    return getattr(module, name)
+
+
+def build_part(socket: str, part: Any, **arguments: Any) -> Any:
+    """An instance of `part`: made with `arguments` if it is a class or a function that makes one.
+
+    What fits already is taken as it is, but for parts that are made of other parts. Raises
+    `OptionError` for what does not fit into the socket.
+    """
+    name, given = name_of(part), ", ".join(arguments)
+    is_function = "__call__" in METHODS[socket]
+    if not inspect.isclass(part):
+        misfit = _misfit(socket, part)
+        if not misfit and socket in MADE_OF_OTHERS:
+            raise OptionError(
+                f"{socket} {name} must be handed in as a class, or as a function that makes one, "
+                f"to be called with ({given}): an instance does not know this engine's parts."
+            )
+        if not misfit:
+            return part
+        if is_function or not callable(part):
+            raise OptionError(f"{socket} {name} {misfit}.")
+    elif socket == "attend" and not _misfit(socket, part):
+        return part  # each instance is one step's attention
+    if not _takes(part, tuple(arguments)):
+        raise OptionError(f"{socket} {name} must be made by {name}({given}).")
+    made = part(*arguments.values())
+    if misfit := _misfit(socket, made):
+        raise OptionError(f"{socket} {name_of(made)} {misfit}.")
+    return made
+
+
+def _misfit(socket: str, part: Any) -> str:
+    """Why `part` does not fit into the socket, as the end of a sentence; empty if it does."""
+    methods, properties = METHODS[socket], PROPERTIES.get(socket, ())
+    if "__call__" in methods:
+        fits = callable(part) and _takes(part, methods["__call__"])
+        return "" if fits else f"must be called with ({', '.join(methods['__call__'])})"
+    lacking = [name for name in methods if not callable(getattr(part, name, None))]
+    lacking += [name for name in properties if not hasattr(part, name)]
+    if lacking:
+        return f"has no {', '.join(lacking)}; a {socket} needs {', '.join((*methods, *properties))}"
+    for name in properties:
+        if not isinstance(getattr(part, name), int):
+            return f"must have {name} as a whole number: a property, read without a call"
+    for name, arguments in methods.items():
+        if not _takes(getattr(part, name), arguments):
+            return f"has a method {name} that does not take ({', '.join(arguments)})"
+    return ""
+
+
+def _takes(function: Any, arguments: tuple[str, ...]) -> bool:
+    """Whether a function can be called with so many arguments."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # no signature to be had
+        return True
+    return True
+
+
+def _import_file(socket: str, path: Path) -> ModuleType:
+    if not path.is_file():
+        raise OptionError(f"{socket}: there is no file {path}.")
+    name = f"minigen_part_{path.stem}"  # not the stem: a file may be called random.py
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, "a .py file has a specification"
+    assert spec.loader is not None, "and a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look for their module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise OptionError(
+            f"{socket}: {path} could not be imported ({type(error).__name__}: {error})."
+        ) from error
+    return module

@@ -1,1 +1,0 @@
-"""A part with a mistake for each bug hunt: it was made in real engines, and looks right."""

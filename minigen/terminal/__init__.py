@@ -1,1 +1,0 @@
-"""What the command line shows: each command's work, one module each."""

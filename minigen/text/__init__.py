@@ -1,1 +1,0 @@
-"""Bytes to token ids and back, and messages to prompts."""

@@ -1,0 +1,187 @@
+"""Messages to a prompt, by the program that a model brings along.
+
+A chat template is a Jinja program by a stranger, so it runs in Jinja's sandbox, in a process of its
+own with limits on time, memory and output, and with the settings and names that Hugging Face's
+transformers gives it, since it is written for those.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateSyntaxError
+
+from minigen.errors import ChatTemplateError, PromptError
+from minigen.tokenizer.gguf import special_tokens as special_tokens_of_gguf
+from minigen.tokenizer.template_process import TemplateProcess
+from minigen.tokenizer.template_sandbox import TemplateLimits, names_read, sentence
+from minigen.tokenizer.tokenizer import read_json, special_tokens
+
+_END_OF_FINAL_MESSAGE = "CONTINUE_FINAL_MESSAGE_TAG "  # with the space, to see whether it is kept
+_LIMITS = TemplateLimits()
+_OWN_NAMES = {"self", "messages", "add_generation_prompt", "continue_final_message"}
+_TOKEN_NAMES = {f"{each}_token" for each in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
+
+
+class ChatTemplate:
+    """A model's own way of writing a conversation as one text.
+
+    `settable_names` are the variables that it reads and that are neither the conversation nor the
+    model's special tokens: what a client may set.
+    """
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], limits: TemplateLimits = _LIMITS
+    ) -> None:
+        """Check a Jinja template; `special_tokens` holds `bos_token` and what else it may name.
+
+        Raises `ChatTemplateError` if the source is no Jinja, or longer than a template may be.
+        """
+        self._special_tokens = dict(special_tokens)
+        if len(source) > limits.source_length:
+            raise ChatTemplateError(
+                f"The chat template has {len(source):,} characters, and may have "
+                f"{limits.source_length:,}."
+            )
+        try:
+            read = names_read(source)
+        except (TemplateSyntaxError, SyntaxError) as error:
+            raise ChatTemplateError(
+                f"The chat template is no Jinja, at its line {error.lineno}: {sentence(error)}"
+            ) from None
+        except (ValueError, RecursionError, MemoryError) as error:  # too long a number, too deep
+            raise ChatTemplateError(f"The chat template is no Jinja: {sentence(error)}") from None
+        self.settable_names = read - _OWN_NAMES - _TOKEN_NAMES - self._special_tokens.keys()
+        self._process = TemplateProcess(source, limits)
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> "ChatTemplate | None":
+        """The template of a model's directory, if it has one.
+
+        Source: `chat_template.jinja`, or else `tokenizer_config.json` (of several templates, the
+        one named "default"), or else `chat_template.json`. Raises `TokenizerError` for files that
+        are not JSON and `ChatTemplateError` for a template that cannot be used.
+        """
+        source = _source_in(directory)
+        return None if source is None else cls(source, special_tokens(directory))
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> "ChatTemplate | None":
+        """The template of a GGUF (`tokenizer.chat_template`), if it has one."""
+        source = _default(metadata.get("tokenizer.chat_template"))
+        return None if source is None else cls(source, special_tokens_of_gguf(metadata))
+
+    def render(
+        self,
+        messages: object,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: object,
+    ) -> str:
+        """The prompt for messages of the form `{"role": ..., "content": ...}`.
+
+        With `add_generation_prompt` the prompt ends where an answer begins. With
+        `continue_final_message` it ends within the last message instead, for the model to go on
+        with. `variables`, plain data, are given to the template. Raises `PromptError` for messages
+        of another form (see `check_messages`) and `ChatTemplateError` if the template refuses,
+        fails, or takes more time, memory or output than `TemplateLimits` has.
+        """
+        checked = check_messages(messages)
+        if not continue_final_message:
+            return self._run(checked, variables, add_generation_prompt)
+        final = checked[-1]["content"]
+        checked[-1]["content"] = final + _END_OF_FINAL_MESSAGE
+        return _up_to_the_end_of(final, self._run(checked, variables, False))
+
+    def _run(
+        self,
+        messages: list[dict[str, Any]],
+        variables: Mapping[str, object],
+        add_generation_prompt: bool,
+    ) -> str:
+        names: dict[str, object] = {
+            "tools": None,
+            "documents": None,
+            **self._special_tokens,
+            **variables,
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return self._process.render(names)
+
+
+def check_messages(messages: object) -> list[dict[str, Any]]:
+    """A copy of well-formed messages, each with its text in one string.
+
+    Well-formed is a non-empty list of dictionaries with a "role" (str) and a "content": a str, or
+    a list of `{"type": "text", "text": ...}` whose texts are joined without anything between.
+    Other keys are kept for the template. Raises `PromptError` naming the first wrong message.
+    """
+    if not isinstance(messages, list | tuple) or not messages:
+        raise PromptError('The messages should be a list of at least one {"role", "content"}.')
+    return [_check_message(i, message) for i, message in enumerate(messages)]
+
+
+def _check_message(index: int, message: object) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise PromptError(
+            f"Message {index} should be a dictionary, not a {type(message).__name__}."
+        )
+    if not isinstance(message.get("role"), str):
+        raise PromptError(f'Message {index} should have a "role" that is a string.')
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        content = "".join(_check_part(index, part) for part in content)
+    if not isinstance(content, str):
+        raise PromptError(f'Message {index} should have a "content" of text or text parts.')
+    return {**message, "content": content}
+
+
+def _check_part(index: int, part: object) -> str:
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise PromptError(
+            f'Message {index} has content that is not {{"type": "text", "text": ...}}, '
+            "but minigen's models read text only."
+        )
+    return text
+
+
+def _up_to_the_end_of(final: str, rendered: str) -> str:
+    """The text up to the mark behind the final message, as transformers cuts it."""
+    mark = _END_OF_FINAL_MESSAGE
+    end = rendered.rfind(mark.strip())
+    if end < 0 or final.strip() not in rendered:
+        raise ChatTemplateError(
+            "The chat template changes the final message, so it cannot be continued."
+        )
+    kept_spaces = rendered.startswith(mark, end)
+    return rendered[:end] if kept_spaces else rendered[:end].rstrip()
+
+
+def _source_in(directory: Path) -> str | None:
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ChatTemplateError(f"{path} cannot be read: {error}.") from None
+    config = read_json(directory / "tokenizer_config.json")
+    processor = read_json(directory / "chat_template.json")
+    return _default(config.get("chat_template") or processor.get("chat_template"))
+
+
+def _default(template: object) -> str | None:
+    """The template itself, or the default of several named ones; none if it is empty."""
+    if isinstance(template, list):
+        named = {e.get("name"): e.get("template") for e in template if isinstance(e, dict)}
+        if "default" not in named:
+            raise ChatTemplateError(
+                f"The model has the chat templates {', '.join(map(str, named))}, but no default."
+            )
+        template = named["default"]
+    if template is not None and not isinstance(template, str):
+        raise ChatTemplateError(
+            f"The model's chat template should be a string, not a {type(template).__name__}."
+        )
+    return template or None

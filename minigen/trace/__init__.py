@@ -1,0 +1,1 @@
+"""What the engine reports of its work, and the views that are made of it."""

@@ -1,1 +1,0 @@
-"""Figures and explorables, each drawn from data that is handed in."""

@@ -1,0 +1,1 @@
+"""Chapter 00: The finished engine, and the memory that a model needs."""

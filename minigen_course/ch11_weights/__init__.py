@@ -1,0 +1,1 @@
+"""Chapter 11: Weights on disk: safetensors and GGUF, byte by byte."""

@@ -1,0 +1,177 @@
+"""Checks of chapter 11: what stored bytes mean, and in which order stored rows are wanted."""
+
+import struct
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from minigen.checkpoint.gguf_mapping import unpermuted_rows
+from minigen.checkpoint.quant_formats import unpack_q4_1
+from minigen_course.grading.exercise import Exercise
+from minigen_course.grading.messages import expect, expect_close, expect_equal
+
+UnpermutedRows = Callable[[int, int], Tensor]
+Unpack = Callable[[Tensor], Tensor]
+
+
+def _order(part: UnpermutedRows, num_rows: int, heads: int) -> list[int]:
+    found = part(num_rows, heads)
+    expect(isinstance(found, Tensor), f"returned {type(found).__name__}; return a tensor.")
+    expect_equal(list(found.shape), [num_rows], f"the shape of the order of {num_rows} rows")
+    expect_equal(str(found.dtype), "torch.int64", "the order's dtype (it indexes rows)")
+    order: list[int] = found.tolist()
+    expect_equal(sorted(order), list(range(num_rows)), "the rows of the order, sorted")
+    return order
+
+
+def _stored(rows: Sequence[str], heads: int) -> list[str]:
+    """Rows as llama.cpp's converter stores them: of each head, the halves dealt out in turn."""
+    size = len(rows) // heads
+    stored = []
+    for start in range(0, len(rows), size):
+        head = rows[start : start + size]
+        first, second = head[: size // 2], head[size // 2 :]
+        stored += [row for pair in zip(first, second, strict=True) for row in pair]
+    return stored
+
+
+def one_heads_evens_come_before_its_odds(part: UnpermutedRows) -> None:
+    """one head of eight rows:"""
+    expect_equal(_order(part, 8, 1), [0, 2, 4, 6, 1, 3, 5, 7], "the order")
+
+
+def rows_stay_in_their_head(part: UnpermutedRows) -> None:
+    """two heads of four rows, and three of six:"""
+    expect_equal(_order(part, 8, 2), [0, 2, 1, 3, 4, 6, 5, 7], "the order for two heads")
+    right = [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11, 12, 14, 16, 13, 15, 17]
+    expect_equal(_order(part, 18, 3), right, "the order for three heads")
+
+
+def it_undoes_what_the_converter_did(part: UnpermutedRows) -> None:
+    """rows stored by llama.cpp's converter come back as they were:"""
+    for heads, size in ((9, 64), (3, 64), (1, 2), (4, 10)):
+        rows = [f"head {head} row {row}" for head in range(heads) for row in range(size)]
+        stored = _stored(rows, heads)
+        back = [stored[place] for place in _order(part, len(rows), heads)]
+        expect_equal(back, rows, f"{heads} heads of {size} rows after storing and reordering")
+
+
+def _block(scale: float, minimum: float, steps: Sequence[int]) -> list[int]:
+    """Bytes of a block, by the format's definition."""
+    packed = [low | high << 4 for low, high in zip(steps[:16], steps[16:], strict=True)]
+    return [*struct.pack("<ee", scale, minimum), *packed]
+
+
+def _unpacked(part: Unpack, blocks: list[list[list[int]]]) -> Tensor:
+    given = torch.tensor(blocks, dtype=torch.uint8)
+    before = given.clone()
+    found = part(given)
+    expect(isinstance(found, Tensor), f"returned {type(found).__name__}; return a tensor.")
+    expect(torch.equal(given, before), "changed the bytes that it was given; return new numbers.")
+    return found
+
+
+AXES = ("row", "block", "number")
+UP = list(range(16))
+
+
+def steps_are_halves_of_bytes(part: Unpack) -> None:
+    """scale 1 and minimum 0, so that the numbers are the steps themselves:"""
+    steps = UP + UP[::-1]
+    right = torch.tensor([[steps]], dtype=torch.float32)
+    expect_close(_unpacked(part, [[_block(1, 0, steps)]]), right, "the numbers", AXES)
+
+
+def scale_multiplies_and_minimum_is_added(part: Unpack) -> None:
+    """scale 0.5 and minimum -3:"""
+    steps = UP + [7] * 16
+    right = torch.tensor([[[0.5 * step - 3 for step in steps]]])
+    expect_close(_unpacked(part, [[_block(0.5, -3, steps)]]), right, "the numbers", AXES)
+
+
+def each_block_has_its_own_scale_and_minimum(part: Unpack) -> None:
+    """two rows of three blocks, none like another:"""
+    scales = [[0.25, 1.0, -2.0], [0.125, 4.0, 0.0625]]
+    minima = [[-1.0, 0.5, 0.0], [10.0, -0.125, 2.0]]
+    generator = torch.Generator().manual_seed(11)
+    steps = torch.randint(0, 16, (2, 3, 32), generator=generator)
+    blocks = [
+        [_block(scales[r][b], minima[r][b], steps[r, b].tolist()) for b in range(3)]
+        for r in range(2)
+    ]
+    scale, minimum = torch.tensor(scales).unsqueeze(-1), torch.tensor(minima).unsqueeze(-1)
+    expect_close(_unpacked(part, blocks), steps * scale + minimum, "the numbers", AXES)
+
+
+def numbers_are_float32_and_exact(part: Unpack) -> None:
+    """a scale of 0.0999756 (a float16) and steps of 15:"""
+    found = _unpacked(part, [[_block(0.1, 0.7, [15] * 32)]])
+    expect_equal(str(found.dtype), "torch.float32", "the dtype of the numbers")
+    scale, minimum = struct.unpack("<ee", struct.pack("<ee", 0.1, 0.7))
+    right = torch.full((1, 1, 32), 15 * scale + minimum)
+    expect_close(found, right, "the numbers", AXES, tolerance=1e-6)
+
+
+EXERCISES = (
+    Exercise(
+        "unpermuted_rows",
+        unpermuted_rows,
+        (
+            one_heads_evens_come_before_its_odds,
+            rows_stay_in_their_head,
+            it_undoes_what_the_converter_did,
+        ),
+        (
+            "Write down the order for one head of eight rows: 0 2 4 6 1 3 5 7. Then do the same in "
+            "each head, counting from the head's first row.",
+            "View the row numbers as (heads, pairs, 2): the last axis says which half of its pair "
+            "a row is.",
+            "Swap the last two axes of that view, and flatten.",
+        ),
+        "llama.cpp stores the rows of Q and K so that the two rows of each rotated pair are "
+        "neighbours: row 0, row 32, row 1, row 33, ... of a head of 64. Write the order that "
+        "undoes it: element i of the result says which stored row is row i of the model.",
+        """from minigen import SamplingParams
+from minigen_course import load_model
+
+with using(11, unpermuted_rows=mine):
+    llm = load_model(weights="float32")
+print(llm.generate("1, 2, 3, 4, 5, 6,", SamplingParams(temperature=0, max_tokens=20)).text)""",
+        "Write the converter's half too: from the model's order to llama.cpp's. How do you test "
+        "both without any file?",
+    ),
+    Exercise(
+        "unpack_q4_1",
+        unpack_q4_1,
+        (
+            steps_are_halves_of_bytes,
+            scale_multiplies_and_minimum_is_added,
+            each_block_has_its_own_scale_and_minimum,
+            numbers_are_float32_and_exact,
+        ),
+        (
+            "`blocks[..., :4]` are two float16 numbers: make them contiguous, view them as "
+            "torch.float16, and turn them into float32 before you compute.",
+            "byte & 15 is the low half, byte >> 4 the high half. The 16 low halves are numbers 0 "
+            "to 15, the 16 high halves are numbers 16 to 31.",
+            "A scale per block has the shape (rows, blocks, 1), so that it fits the 32 numbers.",
+        ),
+        "Turn blocks of Q4_1 into numbers. A block is 20 bytes: a scale and a minimum (float16), "
+        "then 16 bytes that hold 32 steps of 4 bits, first all low halves, then all high ones. A "
+        "number is step × scale + minimum. `blocks` has the shape (rows, blocks, 20); return "
+        "float32 of the shape (rows, blocks, 32).",
+        """from unittest.mock import patch
+
+from minigen import SamplingParams
+from minigen.checkpoint.quant_formats import FORMATS, Format
+from minigen_course import load_model
+
+with patch.dict(FORMATS, {"Q4_1": Format(32, 20, mine)}):  # the table of readers
+    llm = load_model(weights="float32")
+params = SamplingParams(temperature=0, max_tokens=8)
+print(llm.generate("The capital of France is", params).text)""",
+        "Write the other way, from 32 numbers to a block. Which scale and minimum lose least, and "
+        "what is the largest error that is left?",
+    ),
+)

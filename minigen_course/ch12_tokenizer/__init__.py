@@ -1,0 +1,1 @@
+"""Chapter 12: Text to tokens and back."""

@@ -1,0 +1,1 @@
+"""Chapter 13: RMSNorm, rotary embedding, SwiGLU."""

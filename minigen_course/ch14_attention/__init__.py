@@ -1,0 +1,1 @@
+"""Chapter 14: Attention: causal, with grouped heads."""

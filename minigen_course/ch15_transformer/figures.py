@@ -1,0 +1,196 @@
+"""Where a model's parameters and FLOPs are, and the logit lens by layers and positions."""
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from torch import Tensor
+
+from minigen_course.ch15_transformer.lesson import Lens
+from minigen_course.figures.style import (
+    BLUE,
+    CYCLE,
+    FAINT,
+    HEAT,
+    INK,
+    ORANGE,
+    QUIET,
+    figure,
+    printable,
+    title,
+)
+from minigen_course.lab.cost_model import ModelShape, parameter_budget
+
+UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+MOST = 2**17
+
+
+def budget_bars(shape: ModelShape, context: int) -> Figure:
+    """Parameters, and FLOPs for one token after `context` tokens, by kind of tensor.
+
+    Raises `ValueError` for a context that is not from 1 to 131,072 tokens.
+    """
+    if not 1 <= context <= MOST:
+        raise ValueError(f"context is from 1 to {MOST:,} tokens, not {context:,}.")
+    parts = parameter_budget(shape, context)
+    made, (left, right) = figure(10, 3, ncols=2, sharey=True)
+    _bars(left, [each.parameters for each in parts], BLUE)
+    _bars(right, [each.flops for each in parts], ORANGE)
+    left.set_yticks(range(len(parts)), [each.name for each in parts])
+    left.invert_yaxis()
+    title(left, f"{amount(shape.parameters)} parameters")
+    title(right, f"{amount(shape.flops(context))}FLOP for a token, context {context:,}")
+    return made
+
+
+def flops_by_context(shape: ModelShape, longest: int, marked: int) -> Figure:
+    """FLOPs for one token, stacked by kind of work, against a context of up to `longest` tokens.
+
+    One context is marked. What belongs to no parameters, attention's own work, lies on top.
+    """
+    first, last = parameter_budget(shape, 0), parameter_budget(shape, longest)
+    kinds = sorted(
+        (kind for kind in range(len(last)) if last[kind].flops),
+        key=lambda kind: first[kind].flops,
+        reverse=True,
+    )
+    made, axes = figure(9, 3.2)
+    axes.stackplot(
+        [0, longest],
+        [[first[kind].flops, last[kind].flops] for kind in kinds],
+        labels=[last[kind].name for kind in kinds],
+        colors=CYCLE,
+    )
+    axes.set(xlim=(0, longest), xlabel="context in tokens")
+    axes.set_ylabel("FLOPs a token")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.yaxis.set_major_formatter(lambda value, _: amount(value))
+    axes.axvline(marked, color=INK, linewidth=1.5)
+    axes.legend(frameon=False, loc="upper left", labelcolor=INK, reverse=True)
+    title(axes, "What one more token costs, as its context grows")
+    return made
+
+
+def amount(value: float) -> str:
+    """A large number, short: `amount(134_515_008)` is "135 M"."""
+    size, unit = next((each for each in UNITS if value >= 0.9995 * each[0]), UNITS[-1])
+    return f"{value / size:.3g} {unit}"
+
+
+def _bars(axes: Any, values: list[int], color: str) -> None:
+    whole = sum(values)
+    axes.barh(range(len(values)), values, color=color, height=0.65)
+    for place, value in enumerate(values):
+        share = f"{amount(value)} ({value / whole:.1%})" if value else "none"
+        axes.text(value + 0.01 * max(values), place, f" {share}", va="center", color=QUIET)
+    axes.set_xlim(0, 1.35 * max(values))
+    axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)
+    axes.tick_params(length=0)
+    axes.axvline(0, color=FAINT)
+
+
+SHOWN = ("its likeliest token", "the chance of the final token", "how unsure it is")
+LONGEST = 8  # characters of a token that fit into a place
+LIGHT = 0.55  # above it, a place is so light that dark letters are read better
+
+
+def lens_grid(
+    lens: Lens,
+    spell: Callable[[int], str],
+    *,
+    shown: str = SHOWN[0],
+    every: int = 3,
+    position: int | None = None,
+) -> Figure:
+    """What each `every`-th layer holds of the next token, and one position followed upwards.
+
+    `shown` is one of `SHOWN`; `spell` gives a token's text. The chances of the last layer's
+    likeliest tokens after `position` (from 1; the last if None) are drawn through all layers.
+    Raises `ValueError` for a position that the text does not have.
+    """
+    num_states, num_tokens = lens.likeliest.shape
+    position = num_tokens if position is None else position
+    if not 1 <= position <= num_tokens:
+        raise ValueError(f"This text has {num_tokens} tokens: there is no position {position}.")
+    layers = sorted({*range(num_states - 1, -1, -every), 0})
+    made, (grid, followed) = figure(
+        max(8.0, 3.9 + 1.1 * num_tokens),
+        1.6 + 0.26 * len(layers),
+        ncols=2,
+        width_ratios=(max(3.0, 1.1 * num_tokens), 3.2),
+    )
+    values, texts = _places(lens, spell, shown)
+    _draw_places(grid, values[layers], [texts[layer] for layer in layers])
+    names = [f"{name}\n{place}" for place, name in enumerate(_labels(lens, spell), 1)]
+    grid.set_xticks(range(num_tokens), names)
+    grid.set_yticks(range(len(layers)), [str(layer) if layer else "embedding" for layer in layers])
+    grid.set_ylabel("after layer")
+    grid.get_xticklabels()[position - 1].set_color(ORANGE)
+    grid.add_patch(
+        Rectangle((position - 1.5, -0.5), 1, len(layers), fill=False, edgecolor=ORANGE, linewidth=2)
+    )
+    title(grid, f"Each layer: {shown}")
+    _draw_followed(followed, lens, spell, position)
+    return made
+
+
+def _labels(lens: Lens, spell: Callable[[int], str]) -> list[str]:
+    return [_short(spell(token)) for token in lens.token_ids.tolist()]
+
+
+def _short(token: str) -> str:
+    text = printable([token.replace("\xa0", " ")])[0] or "special"
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def _places(
+    lens: Lens, spell: Callable[[int], str], shown: str
+) -> tuple[Float[Tensor, "states tokens"], list[list[tuple[str, str]]]]:
+    """What colours each place (0 to 1); the token and the number that are written there."""
+    if shown == SHOWN[0]:
+        texts = [
+            [(_short(spell(token)), f"{chance:.0%}") for token, chance in zip(*each, strict=True)]
+            for each in zip(lens.likeliest.tolist(), lens.probability.tolist(), strict=True)
+        ]
+        return lens.probability, texts
+    if shown == SHOWN[1]:
+        chances = lens.final_probability[:, :, 0]
+        return chances, [[("", f"{each:.0%}") for each in row] for row in chances.tolist()]
+    if shown == SHOWN[2]:
+        rows = lens.entropy.tolist()
+        return lens.entropy / 16, [[("", f"{each:.1f} bits") for each in row] for row in rows]
+    raise ValueError(f"shown is one of {', '.join(SHOWN)}; not {shown!r}.")
+
+
+def _draw_places(
+    axes: Any, values: Float[Tensor, "rows tokens"], texts: list[list[tuple[str, str]]]
+) -> None:
+    axes.imshow(values.numpy(), cmap=HEAT, vmin=0, vmax=1, aspect="auto", origin="lower")
+    axes.tick_params(length=0)
+    for row, line in enumerate(texts):
+        for place, (token, number) in enumerate(line):
+            look = {"color": INK if float(values[row, place]) > LIGHT else "white", "va": "center"}
+            if token:
+                axes.text(place - 0.44, row, token, ha="left", fontsize=9, **look)
+            axes.text(place + 0.45, row, number, ha="right", fontsize=8, **look)
+
+
+def _draw_followed(axes: Any, lens: Lens, spell: Callable[[int], str], position: int) -> None:
+    finals = lens.final[position - 1].tolist()
+    chances = lens.final_probability[:, position - 1]
+    for token, chance, color in zip(finals, chances.T, CYCLE, strict=False):
+        axes.plot(
+            chance.tolist(),
+            range(len(chance)),
+            color=color,
+            linewidth=2,
+            label=f"“{_short(spell(token))}”",
+        )
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.5, len(chances) - 0.5), xlabel="probability")
+    axes.set_ylabel("after layer")
+    axes.grid(axis="x", color=FAINT)
+    axes.legend(frameon=False, fontsize=9, loc="lower right", labelcolor=INK)
+    title(axes, f"Chosen after position {position}")

@@ -1,0 +1,58 @@
+"""The logit lens: what each layer of a model would say next, if it were the last.
+
+Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from minigen.llm import LLM
+from minigen_course.lab.inspect_model import recorded_states, transformer_of
+
+FOLLOWED = 5  # of each position, so many of the last layer's likeliest tokens are followed
+
+
+@dataclass(frozen=True)
+class Lens:
+    """Each layer's view of the next token at each position; row 0 is the embedding alone.
+
+    `token_ids` is the text; `likeliest` each layer's first choice, and `probability` how likely it
+    held it; `entropy` is in bits. `final` are the last layer's likeliest tokens, from the first,
+    and `final_probability` what every layer gave to each of them.
+    """
+
+    token_ids: Int64[Tensor, " tokens"]
+    likeliest: Int64[Tensor, "states tokens"]
+    probability: Float[Tensor, "states tokens"]
+    entropy: Float[Tensor, "states tokens"]
+    final: Int64[Tensor, "tokens followed"]
+    final_probability: Float[Tensor, "states tokens followed"]
+
+
+@torch.inference_mode()
+def look(llm: LLM, text: str, max_tokens: int = 12) -> Lens:
+    """Apply the final norm and the head to every layer's hidden states of `text`.
+
+    Raises `ValueError` for a text of no tokens, or of more than `max_tokens`.
+    """
+    token_ids = llm.tokenizer.encode(text)
+    if not token_ids:
+        raise ValueError("Write at least one word.")
+    if len(token_ids) > max_tokens:
+        raise ValueError(f"That is {len(token_ids)} tokens; at most {max_tokens} can be drawn.")
+    states = recorded_states(llm, token_ids)
+    model = transformer_of(llm)
+    final = model.logits(states[-1]).topk(FOLLOWED).indices
+    rows = []
+    for state in states:  # a layer at a time: all of them would take much memory
+        logs = model.logits(state).log_softmax(-1)
+        top = logs.max(-1)
+        entropy = -(logs.exp() * logs).sum(-1) / torch.log(torch.tensor(2.0))
+        rows.append((top.indices, top.values.exp(), entropy, logs.gather(-1, final).exp()))
+    likeliest, probability, entropy, followed = (
+        torch.stack(each) for each in zip(*rows, strict=True)
+    )
+    return Lens(torch.tensor(token_ids), likeliest, probability, entropy, final, followed)

@@ -1,0 +1,1 @@
+"""Chapter 16: Choosing the next token."""

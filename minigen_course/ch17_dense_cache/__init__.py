@@ -1,0 +1,1 @@
+"""Chapter 17: Prefill, decode, and the memory wall."""

@@ -1,0 +1,372 @@
+"""The prefix cache as a tree, step by step, and what shared prefixes save.
+
+The tree is followed through the engine's events. An event names a block and a request, no tokens
+and no tree; so every request's block table is followed, and a cached block is a child of the block
+before it in the table.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from minigen.trace.events import Event, EventKind
+from minigen_course.ch23_prefix.lesson import Visits
+from minigen_course.figures.style import (
+    AMBER,
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    ORANGE,
+    QUIET,
+    SKY,
+    figure,
+    printable,
+    title,
+)
+
+_ENDS = {EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED, EventKind.PREEMPTED}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A node: its block, its tokens, the node above (None at a root), and who uses it now."""
+
+    block: int
+    tokens: tuple[int, ...]
+    above: int | None
+    users: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt, and how many of its tokens were found when it began (None while it waits)."""
+
+    prompt: tuple[int, ...]
+    num_found: int | None = None
+
+
+@dataclass(frozen=True)
+class TreeState:
+    """The tree after a step; `grown` and `evicted` are the nodes that came and went in it.
+
+    Nodes are numbered as they came, since a block that is evicted is soon another node's.
+    """
+
+    kept: dict[int, Kept]
+    grown: frozenset[int]
+    evicted: dict[int, Kept]
+    requests: dict[int, Request]
+
+
+@dataclass
+class _Follower:
+    """Hears events, and knows the tree and every request's block table at any time."""
+
+    prompts: Iterator[Sequence[int]]
+    block_size: int
+    kept: dict[int, Kept] = field(default_factory=dict)
+    requests: dict[int, Request] = field(default_factory=dict)
+    grown: set[int] = field(default_factory=set)
+    evicted: dict[int, Kept] = field(default_factory=dict)
+    _texts: dict[int, list[int]] = field(default_factory=dict)
+    _tables: dict[int, list[int]] = field(default_factory=dict)
+    _node_of: dict[int, int] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    def hear(self, event: Event) -> None:
+        counts, request_id = event.counts, event.sequence_id
+        if event.kind is EventKind.BLOCK_EVICTED and counts["block"] in self._node_of:
+            node = self._node_of.pop(counts["block"])
+            self.evicted[node] = self.kept.pop(node)
+        if request_id is None:
+            return
+        if event.kind is EventKind.QUEUED:
+            self._texts[request_id] = list(next(self.prompts))
+            self._tables[request_id] = []
+            self.requests[request_id] = Request(tuple(self._texts[request_id]))
+        if request_id not in self.requests:
+            return
+        table = self._tables[request_id]
+        match event.kind:
+            case EventKind.BLOCK_ALLOCATED | EventKind.BLOCK_SHARED:
+                table.append(counts["block"])
+                self._use(counts["block"], request_id)
+            case EventKind.BLOCK_COPIED | EventKind.BLOCK_EXCHANGED:
+                table[table.index(counts["source"])] = counts["block"]
+                self._use(counts["block"], request_id)
+            case EventKind.BLOCK_KEPT:
+                self._keep(counts["block"], request_id)
+            case EventKind.PREFIX_HIT:
+                self._begin(request_id, counts["tokens"])
+            case EventKind.SCHEDULED:
+                self._begin(request_id, 0)
+            case EventKind.NEW_TOKEN:
+                self._texts[request_id].append(counts["token"])
+        if event.kind in _ENDS:
+            self._leave(request_id)
+
+    def state(self) -> TreeState:
+        """What a step has come to; the next one begins."""
+        made = TreeState(
+            dict(self.kept), frozenset(self.grown), dict(self.evicted), dict(self.requests)
+        )
+        self.grown, self.evicted = set(), {}
+        return made
+
+    def _begin(self, request_id: int, num_found: int) -> None:
+        request = self.requests[request_id]
+        if request.num_found is None:
+            self.requests[request_id] = replace(request, num_found=num_found)
+
+    def _keep(self, block: int, request_id: int) -> None:
+        table = self._tables[request_id]
+        index, size = table.index(block), self.block_size
+        tokens = tuple(self._texts[request_id][index * size : (index + 1) * size])
+        above = self._node_of.get(table[index - 1]) if index else None
+        node = self._node_of[block] = next(self._numbers)
+        self.kept[node] = Kept(block, tokens, above, frozenset())
+        self.grown.add(node)
+        self._use(block, request_id)
+
+    def _use(self, block: int, request_id: int) -> None:
+        if block in self._node_of:
+            node = self._node_of[block]
+            users = self.kept[node].users | {request_id}
+            self.kept[node] = replace(self.kept[node], users=users)
+
+    def _leave(self, request_id: int) -> None:
+        for block in self._tables[request_id]:
+            if block in self._node_of:
+                node = self._node_of[block]
+                users = self.kept[node].users - {request_id}
+                self.kept[node] = replace(self.kept[node], users=users)
+        self._tables[request_id] = []
+
+
+def tree_states(
+    events: Iterable[Event], prompts: Sequence[Sequence[int]], block_size: int
+) -> list[TreeState]:
+    """The tree after every step that the events tell of.
+
+    `events` begin when the cache is empty; `prompts` are token ids in the order in which they were
+    queued. Raises `ValueError` for events of more requests than there are prompts, or of no step.
+    """
+    follower, states = _Follower(iter(prompts), block_size), []
+    for event in events:
+        try:
+            follower.hear(event)
+        except StopIteration:
+            raise ValueError(
+                f"The events tell of more requests than the {len(prompts)} prompts."
+            ) from None
+        if event.kind is EventKind.STEP:
+            states.append(follower.state())
+    if not states:
+        raise ValueError("There is no step in these events.")
+    return states
+
+
+COLUMN, ROW, LETTER = 1.75, 0.3, 0.083  # inches
+MOST, MOST_COLUMNS = 24, 7  # rows and columns of blocks that are drawn
+Spell = Callable[[Sequence[int]], str]
+
+
+def radix_tree(states: Sequence[TreeState], step: int, block_size: int, spell: Spell) -> Figure:
+    """The tree after a step above the prompts so far, one column for each block of tokens.
+
+    Blue is used by a request, grey is kept for whoever comes next; a new block has a thick edge, an
+    evicted one a dashed edge. Of a prompt, green was found in the tree and amber computed. `spell`
+    turns token ids into text. What lies beyond `MOST` rows or `MOST_COLUMNS` is cut off. Raises
+    `ValueError` for a step that there is not.
+    """
+    if not 0 <= step < len(states):
+        raise ValueError(f"These are the steps 0 to {len(states) - 1}: there is no step {step}.")
+    state, last = states[step], states[-1]
+    num_rows = min(max(max(_rows(_shown(each)).values(), default=0) for each in states) + 1, MOST)
+    num_columns = min(_num_columns(states, block_size), MOST_COLUMNS)
+    num_prompts = len(last.requests)
+    made, (tree, prompts) = figure(
+        max(COLUMN * num_columns + 1.2, 8),
+        ROW * (num_rows + num_prompts) + 1.7,
+        nrows=2,
+        height_ratios=(num_rows, num_prompts),
+    )
+    for axes, num in ((tree, num_rows), (prompts, num_prompts)):
+        axes.set(xlim=(-0.02, num_columns), ylim=(num, 0), xticks=[], yticks=[])
+        axes.tick_params(length=0)
+        for side in ("left", "bottom"):
+            axes.spines[side].set_visible(False)
+    _draw_tree(tree, state, spell)
+    _draw_prompts(prompts, state, block_size, spell)
+    unused = sum(not each.users for each in state.kept.values())
+    title(tree, f"After step {step} the tree keeps {len(state.kept)} blocks; nobody uses {unused}")
+    found, asked = _found_and_asked(state)
+    title(prompts, f"Prompts so far: {found} of {asked} tokens were found in the tree")
+    _add_legend(made)
+    return made
+
+
+def _found_and_asked(state: TreeState) -> tuple[int, int]:
+    begun = [each for each in state.requests.values() if each.num_found is not None]
+    return sum(each.num_found or 0 for each in begun), sum(len(each.prompt) for each in begun)
+
+
+def _shown(state: TreeState) -> dict[int, Kept]:
+    """What is drawn: all that is kept, and what went in this step, in the order of growth."""
+    return dict(sorted({**state.kept, **state.evicted}.items()))
+
+
+def _rows(kept: dict[int, Kept]) -> dict[int, int]:
+    """A row for each node: a first child stands in its parent's, every other one in a new row."""
+    below: dict[int | None, list[int]] = {}
+    for node, each in kept.items():
+        below.setdefault(each.above if each.above in kept else None, []).append(node)
+    rows: dict[int, int] = {}
+    waiting = list(reversed(below.get(None, [])))
+    while waiting:
+        node = waiting.pop()
+        above = kept[node].above
+        first = above in kept and below[above][0] == node
+        rows[node] = rows[above] if first and above is not None else len(set(rows.values()))
+        waiting += reversed(below.get(node, []))
+    return rows
+
+
+def _depth(kept: dict[int, Kept], node: int) -> int:
+    above, depth = kept[node].above, 0
+    while above is not None and above in kept:
+        above, depth = kept[above].above, depth + 1
+    return depth
+
+
+def _num_columns(states: Sequence[TreeState], block_size: int) -> int:
+    widest = max(-(-len(each.prompt) // block_size) for each in states[-1].requests.values())
+    trees = [_shown(state) for state in states]
+    return max(widest, *(1 + _depth(kept, node) for kept in trees for node in kept), 1)
+
+
+def _draw_tree(axes: Axes, state: TreeState, spell: Spell) -> None:
+    kept = _shown(state)
+    rows = _rows(kept)
+    for node, row in rows.items():
+        each, column = kept[node], _depth(kept, node)
+        gone, new = node not in state.kept, node in state.grown
+        fill = "white" if gone else SKY if each.users else FAINT
+        patch = _box(axes, column, row, 1, fill, spell(each.tokens))
+        patch.set(
+            edgecolor=ORANGE if new else QUIET,
+            linewidth=2.4 if new else 1,
+            linestyle="--" if gone else "-",
+        )
+        if each.above is not None and each.above in kept:
+            up, here = rows[each.above] + 0.5, row + 0.5
+            line = [column - 0.08, column - 0.04, column - 0.04, column]
+            axes.plot(line, [up, up, here, here], color=QUIET, linewidth=1, zorder=0)
+
+
+def _draw_prompts(axes: Axes, state: TreeState, block_size: int, spell: Spell) -> None:
+    for row, request in enumerate(state.requests.values()):
+        for column, start in enumerate(range(0, len(request.prompt), block_size)):
+            tokens = request.prompt[start : start + block_size]
+            fill = "white"
+            if request.num_found is not None:
+                fill = GREEN if start < request.num_found else AMBER
+            share = len(tokens) / block_size
+            _box(axes, column, row, share, fill, spell(tokens))
+
+
+def _box(axes: Axes, column: int, row: int, share: float, fill: str, text: str) -> Rectangle:
+    width = 0.92 * share
+    patch = Rectangle((column, row + 0.1), width, 0.8, facecolor=fill, edgecolor=QUIET)
+    axes.add_patch(patch)
+    room = max(int(COLUMN * width / LETTER), 1)
+    (seen,) = printable([text])
+    axes.text(
+        column + 0.03,
+        row + 0.5,
+        seen if len(seen) <= room else seen[: room - 1] + "…",
+        fontsize=8,
+        family="DejaVu Sans Mono",
+        va="center",
+        color="white" if fill == GREEN else INK,
+        clip_on=True,
+    )
+    return patch
+
+
+def _add_legend(made: Figure) -> None:
+    looks: dict[str, dict[str, Any]] = {
+        "used by a request": {"facecolor": SKY, "edgecolor": QUIET},
+        "kept for whoever comes next": {"facecolor": FAINT, "edgecolor": QUIET},
+        "new": {"facecolor": "white", "edgecolor": ORANGE, "linewidth": 2.4},
+        "evicted": {"facecolor": "white", "edgecolor": QUIET, "linestyle": "--"},
+        "prompt: found": {"facecolor": GREEN, "edgecolor": QUIET},
+        "prompt: computed": {"facecolor": AMBER, "edgecolor": QUIET},
+    }
+    patches = [Patch(label=name, **look) for name, look in looks.items()]
+    made.legend(
+        handles=patches,
+        frameon=False,
+        ncols=len(patches),
+        loc="outside lower left",
+        labelcolor=INK,
+        fontsize=8,
+    )
+
+
+def visits_figure(visits: Visits) -> Figure:
+    """A column for each request: tokens found and tokens computed; below, blocks evicted for it."""
+    made, (above, below) = figure(10, 4.4, nrows=2, height_ratios=(2.2, 1), sharex=True)
+    places = np.arange(len(visits.asked))
+    found, asked = np.array(visits.found), np.array(visits.asked)
+    above.bar(places, found, width=1, color=GREEN, label="found")
+    above.bar(places, asked - found, bottom=found, width=1, color=AMBER, label="computed")
+    above.set_ylabel("tokens of the prompt")
+    above.set_ylim(0, 1.25 * asked.max())
+    above.legend(frameon=False, ncols=2, loc="upper right", labelcolor=INK, fontsize=9)
+    below.bar(places, visits.evicted, width=1, color=ORANGE)
+    below.set(xlabel="request", ylabel="blocks evicted", xlim=(-0.5, len(places) - 0.5))
+    below.set_ylim(0, max(1, 1.1 * max(visits.evicted)))
+    title(
+        above,
+        f"{visits.hit_rate:.0%} of the prompts' tokens were found, "
+        f"{sum(visits.evicted)} blocks evicted",
+    )
+    return made
+
+
+def by_share(ratios: Mapping[float, float]) -> Figure:
+    """Time to first token by the share that was found, as a part of the time with nothing found."""
+    made, axes = figure(7, 3.6)
+    shares = sorted(ratios)
+    axes.plot([0, 1], [1, 0], "--", color=QUIET, linewidth=1, label="in proportion to what is left")
+    axes.plot(shares, [ratios[each] for each in shares], "o-", color=BLUE, label="measured here")
+    axes.set(xlabel="share of the prompt that was found", ylabel="time to first token", xlim=(0, 1))
+    axes.set_ylim(0, max(1.1, 1.05 * max(ratios.values())))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.legend(frameon=False, labelcolor=INK)
+    title(axes, "What is found is not waited for")
+    return made
+
+
+def by_turn(lines: Mapping[str, Sequence[int]]) -> Figure:
+    """Tokens that each turn of a chat computed before its first token, a group of bars a turn."""
+    made, axes = figure(8, 3.2)
+    width = 0.8 / len(lines)
+    for number, ((name, values), colour) in enumerate(
+        zip(lines.items(), (AMBER, GREEN, BLUE), strict=False)
+    ):
+        places = np.arange(len(values)) + 1 + (number - (len(lines) - 1) / 2) * width
+        bars = axes.bar(places, values, width=0.95 * width, color=colour, label=name)
+        axes.bar_label(bars, fontsize=8, color=INK, padding=2)
+    axes.set(xlabel="turn of the chat", ylabel="tokens computed", xticks=range(1, len(values) + 1))
+    axes.legend(frameon=False, labelcolor=INK, loc="upper left")
+    title(axes, "What each turn computes before its first token")
+    return made

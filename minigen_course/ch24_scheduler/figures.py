@@ -1,0 +1,92 @@
+"""What batches are worth: by their size, by the spread of answers, and for those who wait."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+
+from minigen_course.figures.style import AMBER, BLUE, CYCLE, INK, QUIET, figure, title
+
+
+def gains(measured: Mapping[int, float], predicted: Mapping[int, float]) -> Figure:
+    """Seconds of a step by how many sequences it is for, and what each doubling gains."""
+    made, (left, right) = figure(10, 3.4, ncols=2)
+    sizes = list(measured)
+    for found, label, style in (
+        (measured, "measured", {"marker": "o", "color": BLUE}),
+        (predicted, "predicted", {"linestyle": (0, (4, 2)), "color": INK}),
+    ):
+        left.plot(sizes, [1e3 * found[size] for size in sizes], label=label, **style)
+    left.set_xscale("log", base=2)
+    left.set_xticks(sizes, [str(size) for size in sizes])
+    left.set(xlabel="sequences in a step (log scale)", ylabel="milliseconds", ylim=(0, None))
+    left.legend(frameon=False, labelcolor=INK)
+    title(left, "What a step takes")
+    pairs = list(itertools.pairwise(sizes))
+    for offset, found, label, colour in (
+        (-0.2, measured, "measured", BLUE),
+        (0.2, predicted, "predicted", QUIET),
+    ):
+        heights = [100 * gain(found, *pair) for pair in pairs]
+        places = [place + offset for place in range(len(pairs))]
+        right.bar(places, heights, 0.38, color=colour, label=label)
+    right.set_xticks(range(len(pairs)), [f"{few} to {many}" for few, many in pairs])
+    right.set(xlabel="sequences in a step", ylabel="more tokens a second, in %")
+    right.legend(frameon=False, labelcolor=INK)
+    title(right, "What each doubling gains")
+    return made
+
+
+def gain(seconds: Mapping[int, float], few: int, many: int) -> float:
+    """How many more tokens a second come of `many` sequences than of `few`, 1.0 for twice as many.
+
+    >>> gain({1: 4.0, 2: 5.0}, 1, 2)
+    0.6
+    """
+    return many / seconds[many] / (few / seconds[few]) - 1
+
+
+def spread(points: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
+    """Static over continuous steps, by the longest answer of a batch over the mean of all.
+
+    The line is where both are the same number. A colour for each kind of traffic, by name.
+    """
+    made, axes = figure(7, 3.8)
+    most = max(x for found in points.values() for x, _ in found)
+    axes.plot([1, most], [1, most], color=QUIET, linestyle=(0, (4, 2)), label="max / mean itself")
+    for (name, found), colour in zip(points.items(), CYCLE, strict=False):
+        x, y = zip(*found, strict=True)
+        axes.plot(x, y, "o", color=colour, label=name)
+    axes.set(
+        xlabel="longest answer of a static batch / mean answer",
+        ylabel="times as many steps",
+        ylim=(0.8, None),
+    )
+    axes.legend(frameon=False, labelcolor=INK, fontsize=9)
+    title(axes, "Static batching takes so many times the steps of continuous batching")
+    return made
+
+
+def stutter(
+    token_times: Mapping[str, Sequence[Sequence[float]]], arrives: float, limit: float | None = None
+) -> Figure:
+    """Gaps between tokens over time, an axes for each policy; `arrives` marks the long prompt.
+
+    `token_times` are, for each policy, the seconds at which each of the others' tokens came;
+    `limit`, in seconds, is where a reader begins to notice.
+    """
+    made, grid = figure(10, 3.2, ncols=len(token_times), sharey=True, sharex=True, squeeze=False)
+    for axes, (name, requests) in zip(grid.flat, token_times.items(), strict=True):
+        worst = 0.0
+        for times, colour in zip(requests, CYCLE, strict=False):
+            gaps = [1e3 * (late - early) for early, late in itertools.pairwise(times)]
+            axes.vlines(times[1:], 0, gaps, color=colour, linewidth=0.8, alpha=0.6)
+            axes.plot(times[1:], gaps, ".", color=colour, markersize=4)
+            worst = max([worst, *gaps])
+        axes.axvline(arrives, color=AMBER, linewidth=1.2)
+        if limit is not None:
+            axes.axhline(1e3 * limit, color=QUIET, linewidth=0.8, linestyle=(0, (4, 2)))
+        axes.set(xlabel="seconds", ylim=(0, None))
+        title(axes, f"{name}: {worst:.0f} ms at worst")
+    grid[0, 0].set_ylabel("milliseconds since the last token")
+    return made

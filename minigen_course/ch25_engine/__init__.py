@@ -1,0 +1,1 @@
+"""Chapter 25: The engine, put together."""

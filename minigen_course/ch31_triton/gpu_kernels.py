@@ -1,0 +1,254 @@
+"""Softmax and a matrix product as Triton kernels, and the machine code of any launcher's kernels.
+
+Softmax of rows reads each row once. A product of two matrices goes tile by tile, so that each
+number is read once for a whole tile's use.
+
+Machine code is made for GPUs that are not here, which needs Triton without its interpreter.
+Registers and stack are read with the `cuobjdump` that Triton brings (NVIDIA), or in the assembly's
+own metadata (AMD). Sources: Triton's fused-softmax tutorial; Triton's matrix-multiplication
+tutorial, with its order of tiles that keeps both in L2.
+"""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+
+@triton.jit
+def softmax_kernel(x_ptr, weights_ptr, num_columns, BLOCK: tl.constexpr):
+    """One program a row, which stays in registers: 2 bytes read and 2 written a number.
+
+    Four operators in a row (maximum, exponential, sum, quotient) would move 14 bytes. 5 FLOPs a
+    number.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < num_columns
+    offsets = row * num_columns + columns
+    x = tl.load(x_ptr + offsets, mask=inside, other=float("-inf")).to(tl.float32)
+    raised = tl.exp(x - tl.max(x, axis=0))
+    weights = raised / tl.sum(raised, axis=0)
+    tl.store(weights_ptr + offsets, weights.to(weights_ptr.dtype.element_ty), mask=inside)
+
+
+def softmax_triton(x: Tensor) -> Tensor:
+    """Softmax along the last axis of contiguous rows; a row must fit into one program."""
+    weights, num_columns = torch.empty_like(x), x.shape[-1]
+    block = triton.next_power_of_2(num_columns)
+    softmax_kernel[(x.numel() // num_columns,)](
+        x, weights, num_columns, BLOCK=block, num_warps=min(max(block // 512, 1), 16)
+    )
+    return weights
+
+
+def softmax_torch(x: Tensor) -> Tensor:
+    """The twin of `softmax_triton`, in float32 as that is."""
+    return x.float().softmax(dim=-1).to(x.dtype)
+
+
+BLOCK_M, BLOCK_N, BLOCK_K = 128, 128, 64
+TILES_A_GROUP = 8
+
+
+@triton.jit
+def matmul_kernel(
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    M,
+    N,
+    K,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    TILES_A_GROUP: tl.constexpr,
+):
+    """One program a tile of c = a b^T, b being N x K as a linear layer's weight is.
+
+    2 M N K FLOPs; reads M K N / BLOCK_N + N K M / BLOCK_M numbers, of which L2 holds most, where a
+    program a number would read 2 M N K.
+    """
+    program, num_m, num_n = tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    first_m = program // (TILES_A_GROUP * num_n) * TILES_A_GROUP
+    group = tl.minimum(num_m - first_m, TILES_A_GROUP)
+    within = program % (TILES_A_GROUP * num_n)
+    rows = (first_m + within % group) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = within // group * BLOCK_N + tl.arange(0, BLOCK_N)
+    depth = tl.arange(0, BLOCK_K)
+    a_rows = a_ptr + rows.to(tl.int64)[:, None] * K
+    b_rows = b_ptr + columns.to(tl.int64)[None, :] * K
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        k = start + depth
+        a_inside = (rows < M)[:, None] & (k < K)[None, :]
+        b_inside = (k < K)[:, None] & (columns < N)[None, :]
+        a = tl.load(a_rows + k[None, :], mask=a_inside, other=0.0)
+        b = tl.load(b_rows + k[:, None], mask=b_inside, other=0.0)
+        total = tl.dot(a, b, total, input_precision="ieee")
+    c_ptrs = c_ptr + rows.to(tl.int64)[:, None] * N + columns[None, :]
+    c_inside = (rows < M)[:, None] & (columns < N)[None, :]
+    tl.store(c_ptrs, total.to(c_ptr.dtype.element_ty), mask=c_inside)
+
+
+def matmul_triton(a: Tensor, b: Tensor) -> Tensor:
+    """a b^T of contiguous a (M x K) and b (N x K), summed in float32."""
+    (m, k), n = a.shape, b.shape[0]
+    c = torch.empty(m, n, dtype=a.dtype, device=a.device)
+    grid = (triton.cdiv(m, BLOCK_M) * triton.cdiv(n, BLOCK_N),)
+    matmul_kernel[grid](
+        a,
+        b,
+        c,
+        m,
+        n,
+        k,
+        BLOCK_M=BLOCK_M,
+        BLOCK_N=BLOCK_N,
+        BLOCK_K=BLOCK_K,
+        TILES_A_GROUP=TILES_A_GROUP,
+        num_warps=8,
+        num_stages=3 if a.dtype.itemsize == 2 else 2,
+    )
+    return c
+
+
+def matmul_torch(a: Tensor, b: Tensor) -> Tensor:
+    """The twin of `matmul_triton`."""
+    return a @ b.T
+
+
+# Bytes of on-chip memory that one program can have. Sources: CUDA C++ Programming Guide, table of
+# compute capabilities; AMD's CDNA 3 instruction set (LDS).
+SHARED_MEMORY = {"sm_80": 166_912, "sm_90": 232_448, "sm_120": 101_376, "gfx942": 65_536}
+_TYPES = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+_OPTIONS = ("num_warps", "num_stages")
+
+
+@dataclass(frozen=True)
+class MachineCode:
+    """One kernel for one chip: what a thread and a program take, and the text of each stage.
+
+    `spilled` are the bytes or registers of a thread that found no register; `texts` has "ttir",
+    and "ptx" or "amdgcn".
+    """
+
+    kernel: str
+    chip: str
+    registers: int
+    spilled: int
+    shared: int
+    texts: dict[str, str]
+
+
+def machine_code(chip: str, launch: Callable[[], object]) -> list[MachineCode]:
+    """Compile what `launch` would start, for "sm_80", "sm_90", "sm_120" or "gfx942".
+
+    Nothing runs: its tensors may be on any device, "meta" included, and results are unwritten.
+    """
+    with _recorded() as launches:
+        launch()
+    return [_compile(chip, *each) for each in launches]
+
+
+Launch = tuple[JITFunction, tuple[Any, ...], dict[str, Any]]
+
+
+@contextmanager
+def _recorded() -> Generator[list[Launch], None, None]:
+    """Launches are written down instead of started."""
+    launches: list[Launch] = []
+
+    def run(kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        launches.append((kernel, arguments, named))
+
+    with patch.object(JITFunction, "run", run):
+        yield launches
+
+
+def _compile(
+    chip: str, kernel: JITFunction, arguments: tuple[Any, ...], named: dict[str, Any]
+) -> MachineCode:
+    options = {name: named.pop(name) for name in _OPTIONS if name in named}
+    options.setdefault("enable_fp_fusion", True)  # unsaid, Triton 3.9 warns of its own default
+    values = dict(zip(kernel.arg_names, arguments, strict=False)) | named
+    constants = _constants(kernel, values)
+    signature, attributes = {}, {}
+    for place, name in enumerate(kernel.arg_names):
+        signature[name] = "constexpr" if name in constants else _type_of(values[name])
+        if name not in constants and _is_divisible(kernel, place, values[name]):
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constants, attributes)
+    target = GPUTarget("hip", chip, 64) if chip.startswith("gfx") else _nvidia(chip)
+    compiled = triton.compile(source, target=target, options=options)
+    texts = {stage: text for stage, text in compiled.asm.items() if isinstance(text, str)}
+    measure = _of_amd if chip.startswith("gfx") else _of_nvidia
+    registers, spilled = measure(compiled.asm)
+    name = kernel.fn.__name__
+    return MachineCode(name, chip, registers, spilled, compiled.metadata.shared, texts)
+
+
+def _nvidia(chip: str) -> GPUTarget:
+    return GPUTarget("cuda", int(chip.removeprefix("sm_")), 32)
+
+
+def _constants(kernel: JITFunction, values: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that are compiled in: those declared so, and every 1, as Triton does."""
+    declared = {parameter.name for parameter in kernel.params if parameter.is_constexpr}
+    free = {parameter.name for parameter in kernel.params if not parameter.do_not_specialize}
+    ones = {name for name in free if type(values[name]) is int and values[name] == 1}
+    return {name: values[name] for name in declared | ones}
+
+
+def _is_divisible(kernel: JITFunction, place: int, value: Any) -> bool:
+    """Whether Triton would compile for a multiple of 16: whole tensors are, as they are aligned."""
+    parameter = kernel.params[place]
+    any_will_do = parameter.do_not_specialize or parameter.do_not_specialize_on_alignment
+    if any_will_do or isinstance(value, float):
+        return False
+    return isinstance(value, torch.Tensor) or value % 16 == 0
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return _TYPES[value.dtype]
+    if isinstance(value, float):
+        return "fp32"
+    return "i32" if -(2**31) <= value < 2**31 else "i64"
+
+
+def _of_nvidia(stages: dict[str, Any]) -> tuple[int, int]:
+    tool = Path(triton.knobs.nvidia.cuobjdump.path)
+    with tempfile.TemporaryDirectory() as folder:
+        binary = Path(folder) / "kernel.cubin"
+        binary.write_bytes(stages["cubin"])
+        command = [str(tool), "--dump-resource-usage", str(binary)]
+        told = subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout
+    counts = {name: int(count) for name, count in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
+    return counts["REG"], counts["STACK"] + counts["LOCAL"]
+
+
+def _of_amd(stages: dict[str, Any]) -> tuple[int, int]:
+    fields = r"\.(vgpr_count|vgpr_spill_count|private_segment_fixed_size):\s*(\d+)"
+    found = dict(re.findall(fields, stages["amdgcn"]))
+    spilled = int(found["vgpr_spill_count"]) + int(found["private_segment_fixed_size"])
+    return int(found["vgpr_count"]), spilled

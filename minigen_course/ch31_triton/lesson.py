@@ -1,0 +1,124 @@
+"""Run a learner's kernel in the engine, and read a kernel's PTX, the assembly of NVIDIA's GPUs.
+
+Source: NVIDIA, Parallel Thread Execution ISA.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from minigen.model.layers import rotary_tables
+from minigen_course.lab.triton_interpreter import launch
+
+BLOCK = 1024
+
+
+def swiglu_by(kernel: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return `minigen.model.layers.swiglu` by a kernel with the signature of `silu_multiply`.
+
+    Gate and up may be the halves of one product: then their rows lie as far apart as its rows do.
+    """
+
+    def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+        num_tokens, ffn = gate.shape
+        mixed = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+        grid = (num_tokens, triton.cdiv(ffn, BLOCK))
+        launch(kernel, grid, gate, up, mixed, ffn, gate.stride(0), BLOCK=BLOCK)
+        return mixed
+
+    return swiglu
+
+
+def rms_norm_by(kernel: Any) -> Callable[[Tensor, Tensor, float], Tensor]:
+    """Return `minigen.model.layers.rms_norm` by a kernel with the signature of `rms_norm_rows`.
+
+    Rows are contiguous, and a row fits into one program.
+    """
+
+    def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        hidden = x.shape[-1]
+        normalised, grid = torch.empty_like(x), (x.numel() // hidden,)
+        block = triton.next_power_of_2(hidden)
+        launch(kernel, grid, x, weight, normalised, hidden, eps, BLOCK=block)
+        return normalised
+
+    return rms_norm
+
+
+_NOT_INSTRUCTIONS = ("//", ".", "{", "}", "$", "(", ")", "@!$")
+
+
+def instructions(ptx: str) -> list[str]:
+    """The instructions in order, without directives, labels and comments.
+
+    >>> instructions("{\\n .reg .b32 %r<9>;\\n@%p1 ld.global.b32 %r1, [%rd1];\\n ret; // 1\\n}")
+    ['@%p1 ld.global.b32 %r1, [%rd1];', 'ret;']
+    """
+    lines = (" ".join(line.split("//")[0].split()) for line in ptx.splitlines())
+    return [line for line in lines if line.endswith(";") and not line.startswith(_NOT_INSTRUCTIONS)]
+
+
+def operation(instruction: str) -> str:
+    """What an instruction does, without the predicate before it and its operands.
+
+    >>> operation("@%p1 ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];")
+    'ld.global.v4.b32'
+    """
+    return re.sub(r"^@!?%p\d+ ", "", instruction).split()[0].rstrip(";")
+
+
+def memory_instructions(ptx: str) -> list[str]:
+    """The instructions that load from the GPU's memory or store to it."""
+    return [each for each in instructions(ptx) if re.match(r"(ld|st)\.global", operation(each))]
+
+
+def num_operations(ptx: str) -> Counter[str]:
+    """How often each operation stands there, by the first part of its name: "ld", "fma", "setp"."""
+    return Counter(operation(each).split(".")[0] for each in instructions(ptx))
+
+
+BLOCK_SIZE = 4
+
+
+class RotaryInputs(NamedTuple):
+    """Arguments of `rotary_store_triton` and of its twin, in their order; all in float16."""
+
+    qkv: Tensor
+    norms: None
+    eps: float
+    tables: tuple[Tensor, Tensor]
+    positions: Tensor
+    slots: Tensor
+    keys: Tensor
+    values: Tensor
+
+    def named(self) -> dict[str, Tensor]:
+        """The tensors by their names."""
+        names = ("qkv", "positions", "slots", "keys", "values")
+        cos, sin = self.tables
+        return {name: getattr(self, name) for name in names} | {"cos": cos, "sin": sin}
+
+
+def rotary_inputs(slots: Sequence[int], q_heads: int, kv_heads: int, head_dim: int) -> RotaryInputs:
+    """A token for each slot, at positions 0, 1, 2, ..., and a pool of zeros in blocks of 4."""
+    num_tokens, num_blocks = len(slots), max(slots) // BLOCK_SIZE + 1
+    positions = torch.arange(num_tokens)
+    keys, values = (
+        torch.zeros(num_blocks, BLOCK_SIZE, kv_heads, head_dim, dtype=torch.float16)
+        for _ in range(2)
+    )
+    return RotaryInputs(
+        qkv=torch.randn(num_tokens, (q_heads + 2 * kv_heads) * head_dim).half(),
+        norms=None,
+        eps=1e-5,
+        tables=rotary_tables(torch.rand(head_dim // 2), positions),
+        positions=positions,
+        slots=torch.tensor(slots),
+        keys=keys,
+        values=values,
+    )

@@ -1,0 +1,1 @@
+"""Chapter 32: FlashAttention."""

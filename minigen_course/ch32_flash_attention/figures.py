@@ -1,0 +1,136 @@
+"""Online softmax tile by tile, FlashAttention's tiles on the matrix of scores, bytes by length."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from torch import Tensor
+
+from minigen_course.ch32_flash_attention.lesson import Sight, fold_tiles, pairs_wanted, score_tiles
+from minigen_course.figures.style import (
+    AMBER,
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    ORANGE,
+    QUIET,
+    figure,
+    title,
+)
+from minigen_course.lab.triton_interpreter import Access
+
+
+def online_softmax(scores: Tensor, values: Tensor, tile: int, seen: int) -> Figure:
+    """Left: the scores of the first `seen` tiles, those to come pale. Right: what is remembered.
+
+    The dots on the right are softmax over all keys at once, which the last tile must reach.
+    """
+    folds = fold_tiles(scores, values, tile)
+    if not 1 <= seen <= len(folds):
+        raise ValueError(f"There are {len(folds)} tiles: seen must be from 1 to {len(folds)}.")
+    now, end = folds[seen - 1], min(seen * tile, len(scores))
+    made, (left, right) = figure(10, 3.1, ncols=2, width_ratios=(3, 2))
+    places = torch.arange(len(scores)).tolist()
+    begin = (seen - 1) * tile
+    colours = [FAINT if place >= end else ORANGE if place >= begin else BLUE for place in places]
+    left.bar(places, scores.tolist(), color=colours)
+    left.axhline(now.maximum, color=INK, linewidth=1, linestyle="--")
+    left.set(xlabel="key", ylabel="score")
+    title(left, f"Tile {seen} of {len(folds)}: the maximum is {now.maximum:.2f}")
+    answer = now.mixed / now.total
+    right.bar(range(len(answer)), answer.tolist(), color=BLUE, label="answer so far")
+    whole = scores.softmax(dim=0) @ values
+    right.plot(range(len(whole)), whole.tolist(), "o", color=ORANGE, label="over all keys")
+    right.axhline(0, color=QUIET, linewidth=0.8)
+    right.set(xlabel="column of the values", xticks=range(len(whole)))
+    made.legend(loc="outside lower right", frameon=False, labelcolor=INK, fontsize=9, ncols=2)
+    title(right, f"What was before counts {now.shrink:.2f} times; sum {now.total:.2f}")
+    return made
+
+
+COLOURS = {Sight.WHOLE: BLUE, Sight.PARTLY: ORANGE, Sight.NOTHING: FAINT}
+
+
+def draw_tiles(
+    num_new: int, context: int, block_m: int, block_n: int, window: int | None = None
+) -> Figure:
+    """A row of tiles for each program, coloured by who sees what; the line ends what a query sees.
+
+    Raises `ValueError` where there are more queries than positions.
+    """
+    if num_new > context:
+        raise ValueError(f"{num_new} queries are more than the {context} positions they end.")
+    tiles = score_tiles(num_new, context, block_m, block_n, window)
+    made, axes = figure(9, 4.2)
+    for tile in tiles:
+        corner, size = (tile.keys[0], tile.queries[0]), (len(tile.keys), len(tile.queries))
+        axes.add_patch(
+            Rectangle(corner, *size, facecolor=COLOURS[tile.sight], edgecolor="white", lw=1.2)
+        )
+    rows = np.arange(num_new)
+    for last in (rows, rows - window) if window is not None else (rows,):
+        axes.step(
+            np.maximum(context - num_new + last + 1, 0), rows + 0.5, where="mid", color=INK, lw=1.2
+        )
+    axes.set(xlim=(0, context), ylim=(num_new, 0), xlabel="key", ylabel="query")
+    computed = [tile for tile in tiles if tile.sight is not Sight.NOTHING]
+    pairs, wanted = sum(tile.pairs for tile in computed), pairs_wanted(num_new, context, window)
+    title(
+        axes,
+        f"{len(computed)} of {len(tiles)} tiles computed: {pairs:,} scores for the {wanted:,} that "
+        f"count, of {num_new * context:,}",
+    )
+    handles = [Patch(color=colour, label=sight.value) for sight, colour in COLOURS.items()]
+    made.legend(handles=handles, loc="outside lower right", ncols=3, frameon=False, labelcolor=INK)
+    return made
+
+
+def by_length(lines: Mapping[str, Mapping[int, float]], unit: str, said: str) -> Figure:
+    """A line for each way, over lengths of prompts, both axes by powers of two."""
+    made, axes = figure(8, 3.8)
+    for (name, values), colour in zip(lines.items(), (ORANGE, BLUE, GREEN, AMBER), strict=False):
+        lengths = sorted(values)
+        axes.plot(lengths, [values[each] for each in lengths], "o-", color=colour, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(lengths, [f"{each:,}" for each in lengths])
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.4g}")
+    axes.grid(axis="y", color=FAINT, linewidth=0.8)
+    axes.tick_params(which="minor", length=0)
+    axes.set_xlabel("tokens (doubling)", color=QUIET)
+    axes.set_ylabel(unit)
+    axes.legend(frameon=False, labelcolor=INK)
+    title(axes, said)
+    return made
+
+
+def rows_by_program(accesses: Sequence[Access], widths: Mapping[str, int]) -> Figure:
+    """Which rows of each tensor each of head 0's programs loads or stores, a line a program.
+
+    `widths` are the numbers of a row, by the tensors' names, in the order of the panels.
+    """
+    own = [each for each in accesses if each.program[1:] == (0, 0)]
+    num_programs = 1 + max(each.program[0] for each in own)
+    made, axes = figure(9, 1.5 + 0.2 * num_programs, ncols=len(widths), squeeze=False)
+    for panel, (name, width) in zip(axes[0], widths.items(), strict=True):
+        touched = [each for each in own if each.tensor == name]
+        rows = [{at // width for at in each.offsets} for each in touched]
+        num_rows = 1 + max((max(each) for each in rows), default=0)
+        shown = np.zeros((num_programs, num_rows))
+        for access, each in zip(touched, rows, strict=True):
+            shown[access.program[0], list(each)] = 2 if access.is_store else 1
+        colours = ListedColormap([FAINT, BLUE, ORANGE])
+        panel.imshow(shown, cmap=colours, vmin=0, vmax=2, aspect="auto", interpolation="nearest")
+        panel.set_yticks(range(num_programs))
+        panel.set_yticks(np.arange(0.5, num_programs - 1), minor=True)
+        panel.grid(which="minor", axis="y", color="white", linewidth=1.5)
+        panel.tick_params(which="minor", length=0)
+        panel.set_xlabel("row")
+        loads = sum(len(each.offsets) for each in touched if not each.is_store) // width
+        title(panel, f"{name}: {loads} rows loaded" if loads else f"{name}: stored")
+    axes[0][0].set_ylabel("program")
+    return made

@@ -1,0 +1,183 @@
+"""Online softmax tile by tile, the tiles that FlashAttention computes, and launchers of its kernel.
+
+The bounds of tiles are those of `minigen.kernels.triton.prefill_attention`. Sources: Milakov and
+Gimelshein 2018; FlashAttention, Dao et al. 2022.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from minigen_course.lab.triton_interpreter import Access, launch, record
+
+Kernel = Callable[..., object]
+Attention = Callable[[Tensor, Tensor, Tensor, int | None], Tensor]
+BLOCK = 16  # the least that tl.dot takes
+
+
+def flash_by(kernel: Kernel, block_m: int = BLOCK, block_n: int = BLOCK) -> Attention:
+    """Attention as in chapter 14 by a kernel of `flash_kernel`'s signature, but for windows."""
+
+    def flash(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
+        if window is not None:
+            raise ValueError(f"This kernel knows no window; this layer has one of {window}.")
+        mixed = torch.empty_like(q)
+        start_flash(kernel, q, k, v, mixed, block_m, block_n)
+        return mixed
+
+    return flash
+
+
+def record_flash(
+    kernel: Kernel,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mixed: Tensor,
+    block_m: int = BLOCK,
+    block_n: int = BLOCK,
+) -> list[Access]:
+    """What the kernel's programs load and store while they write `mixed`, in the interpreter.
+
+    Raises `IndexError` for an access outside of the four tensors, before it is made, and
+    `OptionError` where there is no Triton.
+    """
+    return record(
+        lambda: start_flash(kernel, q, k, v, mixed, block_m, block_n), q=q, k=k, v=v, mixed=mixed
+    )
+
+
+def start_flash(
+    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, mixed: Tensor, block_m: int, block_n: int
+) -> None:
+    """Start a program for every `block_m` queries and every head."""
+    (num_new, q_heads, head_dim), (context, kv_heads, _) = q.shape, k.shape
+    launch(
+        kernel,
+        (-(-num_new // block_m), q_heads),
+        *(q.contiguous(), k.contiguous(), v.contiguous(), mixed),
+        num_new,
+        context,
+        1 / math.sqrt(head_dim),
+        Q_HEADS=q_heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+    )
+
+
+@dataclass(frozen=True)
+class Fold:
+    """After one tile: what one query has seen of the scores, and what it remembers of it.
+
+    `shrink` is what the tile's larger maximum made of all before: exp(old maximum - new maximum).
+    `mixed / total` is the answer so far.
+    """
+
+    scores: Tensor
+    maximum: float
+    shrink: float
+    total: float
+    mixed: Tensor
+
+
+def fold_tiles(scores: Tensor, values: Tensor, tile: int) -> list[Fold]:
+    """Softmax(scores) values of one query, `tile` keys at a time; the last fold has all of it.
+
+    `scores` are of as many keys as `values` has rows.
+
+    >>> folds = fold_tiles(torch.tensor([0.0, 0.0, 0.0]), torch.eye(3), tile=2)
+    >>> [fold.total for fold in folds]
+    [2.0, 3.0]
+    """
+    maximum, total, mixed = -torch.inf, 0.0, torch.zeros(values.shape[1])
+    folds = []
+    for own, rows in zip(scores.split(tile), values.split(tile), strict=True):
+        higher = max(maximum, float(own.max()))
+        shrink = float(torch.tensor(maximum - higher).exp())
+        weights = (own - higher).exp()
+        total = total * shrink + float(weights.sum())
+        mixed = mixed * shrink + weights @ rows
+        maximum = higher
+        folds.append(Fold(own, maximum, shrink, total, mixed))
+    return folds
+
+
+class Sight(Enum):
+    """Who of a tile's queries may look at which of its keys."""
+
+    WHOLE = "seen whole"
+    PARTLY = "masked"
+    NOTHING = "left out"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Queries and keys from a first to before a last, counted from 0, and what is seen of them."""
+
+    queries: range
+    keys: range
+    sight: Sight
+
+    @property
+    def pairs(self) -> int:
+        """Scores that it has."""
+        return len(self.queries) * len(self.keys)
+
+
+def score_tiles(
+    num_new: int, context: int, block_m: int, block_n: int, window: int | None = None
+) -> list[Tile]:
+    """All tiles of the scores of `num_new` queries, the last of `context` positions.
+
+    A tile has `block_m` queries and `block_n` keys, fewer at the ends.
+
+    >>> [tile.sight.value for tile in score_tiles(4, 4, 2, 2)]
+    ['masked', 'left out', 'seen whole', 'masked']
+    """
+    return [
+        Tile(queries, keys, _sight(queries, keys, context - num_new, window))
+        for queries in _cut(num_new, block_m)
+        for keys in _cut(context, block_n)
+    ]
+
+
+def _cut(length: int, block: int) -> Iterator[range]:
+    return (range(begin, min(begin + block, length)) for begin in range(0, length, block))
+
+
+def _sight(queries: range, keys: range, before: int, window: int | None) -> Sight:
+    first, last = before + queries[0], before + queries[-1]
+    forgotten = keys[-1] <= first - window if window is not None else False
+    if keys[0] > last or forgotten:
+        return Sight.NOTHING
+    within = window is None or keys[0] > last - window
+    return Sight.WHOLE if keys[-1] <= first and within else Sight.PARTLY
+
+
+def pairs_wanted(num_new: int, context: int, window: int | None = None) -> int:
+    """Pairs of a query and a key that it may look at.
+
+    >>> pairs_wanted(3, 3), pairs_wanted(1, 5), pairs_wanted(3, 5, window=2)
+    (6, 5, 6)
+    """
+    positions = range(context - num_new + 1, context + 1)
+    return sum(each if window is None else min(each, window) for each in positions)
+
+
+def numbers_moved(num_new: int, context: int, head_dim: int, block_m: int) -> int:
+    """Numbers that one head's programs load and store together, without a window.
+
+    Queries and results once; keys and values once for each tile of queries, up to its last one's
+    own, however they are cut into tiles themselves.
+
+    >>> numbers_moved(4, 4, head_dim=1, block_m=2)  # 4 and 4, then 2 of 2, then 2 of 4
+    20
+    """
+    keys = sum(context - num_new + queries.stop for queries in _cut(num_new, block_m))
+    return 2 * num_new * head_dim + 2 * keys * head_dim

@@ -1,0 +1,1 @@
+"""Chapter 33: Paged attention on a GPU."""

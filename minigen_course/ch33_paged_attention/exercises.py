@@ -1,0 +1,436 @@
+"""Chapter 33's exercises: gather through a block table, decode in place, join the splits.
+
+Checks put contexts into scattered blocks, and watch every load of a kernel.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from minigen.model.attention import attention_naive
+from minigen_course.ch33_paged_attention.kernels import (
+    Parts,
+    decode_kernel,
+    gather_kernel,
+    join_kernel,
+    launch_decode,
+    launch_gather,
+    launch_join,
+    no_parts,
+)
+from minigen_course.grading.exercise import Exercise
+from minigen_course.grading.messages import Wrong, expect, expect_close
+from minigen_course.lab.memory_watch import expect_numbers, watched
+from minigen_course.lab.triton_interpreter import Access
+
+NOBODYS = 1e3  # in slots that no sequence owns, so that it would show wherever it leaked
+NO_BLOCK = 10**6  # in entries behind a table's end: whoever goes there leaves the pool
+
+
+class Contexts(NamedTuple):
+    """A layer's halves of a pool, block tables and lengths; the same, sequence by sequence."""
+
+    keys: Tensor
+    values: Tensor
+    tables: Tensor
+    lengths: Tensor
+    own: list[tuple[Tensor, Tensor]]
+
+
+def contexts(
+    lengths: list[int], block_size: int, kv_heads: int = 1, head_dim: int = 16, spare: int = 0
+) -> Contexts:
+    """Sequences whose blocks lie in no order; a slot is followed by `spare` numbers of no head."""
+    generator = torch.Generator().manual_seed(33)
+    counts = [-(-length // block_size) for length in lengths]
+    shape = (sum(counts) + 2, block_size, kv_heads * head_dim + spare)
+    keys, values = (
+        torch.full(shape, NOBODYS)[..., : kv_heads * head_dim].unflatten(-1, (kv_heads, head_dim))
+        for _ in range(2)
+    )
+    free = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
+    tables, own = torch.full((len(lengths), max(counts) + 1), NO_BLOCK), []
+    for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        blocks = [free.pop() for _ in range(count)]
+        tables[row, :count] = torch.tensor(blocks)
+        new = torch.randn(2, length, kv_heads, head_dim, generator=generator)
+        own.append((new[0], new[1]))
+        for position in range(length):
+            block, slot = blocks[position // block_size], position % block_size
+            keys[block, slot], values[block, slot] = new[:, position]
+    return Contexts(keys, values, tables, torch.tensor(lengths), own)
+
+
+def expect_loaded_once(accesses: list[Access], name: str, num_wanted: int) -> None:
+    """So many numbers of a tensor are loaded, by whichever program, and each by one only."""
+    loads = Counter(
+        offset
+        for access in accesses
+        if access.tensor == name and not access.is_store
+        for offset in access.offsets
+    )
+    total = sum(loads.values())
+    expect(
+        total == len(loads),
+        f"the programs load {total} numbers of {name}, but only {len(loads)} different ones: each "
+        "should be loaded once, by one program.",
+    )
+    expect(
+        total == num_wanted,
+        f"the programs load {total} numbers of {name}; they should load the {num_wanted} that "
+        "the sequences own (a mask leaves out the rest).",
+    )
+
+
+def expect_written(parts: Parts, what: str) -> None:
+    """Every row and split has a maximum and a sum."""
+    for name, tensor in (("maxima", parts.maxima), ("sums", parts.sums)):
+        missing = tensor.isnan().nonzero()
+        if len(missing):
+            row, split = missing[0].tolist()
+            raise Wrong(
+                f"{what}: {name} of row {row}, split {split} were not written, or are NaN; every "
+                "program should store them, also where it has seen no token."
+            )
+
+
+def joined(parts: Parts) -> Tensor:
+    """The attention that parts stand for, in double precision."""
+    mixed, maxima, sums = (each.double() for each in parts)
+    weights = (maxima - maxima.amax(dim=1, keepdim=True)).exp2()
+    return (mixed * weights.unsqueeze(-1)).sum(1) / (sums * weights).sum(1, keepdim=True)
+
+
+HEAD = ("sequence", "query head", "dimension")
+TILE = 8
+
+
+def _decoded(
+    part: Any,
+    made: Contexts,
+    what: str,
+    group: int = 1,
+    splits: int = 1,
+    change: Callable[[Tensor], Tensor] = torch.clone,
+) -> list[Access]:
+    """The kernel's parts, joined, are the attention of each query over its own context."""
+    kv_heads, head_dim = made.keys.shape[2:]
+    generator = torch.Generator().manual_seed(35)
+    q = change(torch.randn(len(made.own), kv_heads * group, head_dim, generator=generator))
+    parts = no_parts(len(q) * kv_heads * group, splits, head_dim)
+    memory = (made.keys, made.values, made.tables, made.lengths)
+    accesses = watched(
+        lambda: launch_decode(part, q, *memory, parts, TILE),
+        q=q,
+        keys=made.keys,
+        values=made.values,
+        tables=made.tables,
+        lengths=made.lengths,
+        **parts._asdict(),
+    )
+    expect_written(parts, what)
+    naive = [attention_naive(one[None], *own) for one, own in zip(q, made.own, strict=True)]
+    found = joined(parts).unflatten(0, q.shape[:2])
+    expect_close(found, torch.cat(naive).double(), what, HEAD, 1e-3)
+    return accesses
+
+
+def one_token_is_its_own_value(part: Any) -> None:
+    """a context of one token:"""
+    _decoded(part, contexts([1], 8), "a context of one token")
+
+
+def tokens_are_found_through_the_table(part: Any) -> None:
+    """eight tokens in blocks of four that lie in no order:"""
+    _decoded(part, contexts([8], 4), "8 tokens in blocks of 4")
+
+
+def the_rest_of_a_tile_is_masked(part: Any) -> None:
+    """a context that ends within a tile and within a block:"""
+    _decoded(part, contexts([6], 4), "6 tokens in blocks of 4")
+
+
+def tiles_follow_each_other(part: Any) -> None:
+    """a context of several tiles, its largest score in the middle:"""
+    made = contexts([29], 4)
+    for token in (10, 20):
+        block = made.tables[0, token // 4]
+        made.keys[block, token % 4] *= 3
+        made.own[0][0][token] *= 3
+    _decoded(part, made, "29 tokens, in tiles of 8")
+
+
+def sequences_have_their_own_tables(part: Any) -> None:
+    """three sequences of different lengths:"""
+    _decoded(part, contexts([3, 20, 8], 4), "contexts of 3, 20 and 8 tokens")
+
+
+def query_heads_share_a_kv_head(part: Any) -> None:
+    """two KV heads of three query heads each, 20 numbers wide:"""
+    made = contexts([9, 5], 4, kv_heads=2, head_dim=20, spare=3)
+    _decoded(part, made, "6 query heads and 2 KV heads", group=3)
+
+
+def _signed(length: int, sign: Callable[[int], int]) -> Contexts:
+    """A context whose keys are all above 0 or below it, as `sign(position)` has it."""
+    made = contexts([length], 4)
+    keys = made.own[0][0]
+    for position in range(length):
+        keys[position] = sign(position) * keys[position].abs()
+        made.keys[made.tables[0, position // 4], position % 4] = keys[position]
+    return made
+
+
+def large_products_do_not_overflow(part: Any) -> None:
+    """scores in the hundreds, of either sign:"""
+    _decoded(part, contexts([20], 4), "scores of about 300", change=lambda q: 200 * q)
+    below = _signed(20, lambda position: -1)
+    _decoded(part, below, "scores far below 0", change=lambda q: 200 * q.abs())
+    falling = _signed(20, lambda position: 1 if position < TILE else -1)
+    _decoded(part, falling, "large scores, then small ones", change=lambda q: 200 * q.abs())
+
+
+def splits_share_the_context(part: Any) -> None:
+    """two splits, and four of which some get no token:"""
+    _decoded(part, contexts([29, 9], 4), "2 splits of 29 and of 9 tokens", splits=2)
+    _decoded(part, contexts([3, 40], 4), "4 splits of 3 and of 40 tokens", splits=4)
+
+
+def everything_is_loaded_once(part: Any) -> None:
+    """the numbers that are loaded, counted:"""
+    made = contexts([29, 9], 4, kv_heads=2, head_dim=20)
+    accesses = _decoded(part, made, "2 splits, groups of 3", group=3, splits=2)
+    for name in ("keys", "values"):
+        expect_loaded_once(accesses, name, (29 + 9) * 2 * 20)
+
+
+DECODE_CHECKS = (
+    one_token_is_its_own_value,
+    tokens_are_found_through_the_table,
+    the_rest_of_a_tile_is_masked,
+    tiles_follow_each_other,
+    sequences_have_their_own_tables,
+    query_heads_share_a_kv_head,
+    large_products_do_not_overflow,
+    splits_share_the_context,
+    everything_is_loaded_once,
+)
+
+
+ROW = ("position", "head", "dimension")
+
+
+def _gathered(part: Any, made: Contexts, what: str) -> list[Access]:
+    """The kernel puts the first sequence's keys in order; what it loads and stores."""
+    ((keys, _),) = made.own
+    gathered = torch.full(keys.shape, torch.nan)
+    accesses = watched(
+        lambda: launch_gather(part, made.keys, made.tables[0], len(keys), gathered, TILE),
+        half=made.keys,
+        table=made.tables,
+        gathered=gathered,
+    )
+    expect_numbers(gathered, what, ROW)
+    expect_close(gathered, keys, what, ROW)
+    return accesses
+
+
+def a_block_is_copied(part: Any) -> None:
+    """a sequence that fills one block:"""
+    _gathered(part, contexts([8], 8), "8 positions in one block")
+
+
+def blocks_come_in_the_tables_order(part: Any) -> None:
+    """three full blocks that lie in no order:"""
+    _gathered(part, contexts([12], 4), "12 positions in blocks of 4")
+    _gathered(part, contexts([6], 1), "6 positions in blocks of 1")
+
+
+def the_last_block_need_not_be_full(part: Any) -> None:
+    """a sequence that ends within a block, and within a tile:"""
+    _gathered(part, contexts([10], 4), "10 positions in blocks of 4")
+    _gathered(part, contexts([1], 4), "a single position")
+
+
+def each_program_has_its_own_tile(part: Any) -> None:
+    """more positions than a tile has:"""
+    _gathered(part, contexts([29], 4), "29 positions, in tiles of 8")
+
+
+def rows_have_any_width(part: Any) -> None:
+    """three heads of 20 numbers, so 60 to a row, and a gap behind each slot:"""
+    made = contexts([11], 4, kv_heads=3, head_dim=20)
+    _gathered(part, made, "11 positions of 3 heads")
+    made = contexts([11], 4, kv_heads=3, head_dim=20, spare=5)
+    _gathered(part, made, "11 positions, slots that are 65 numbers apart")
+
+
+def nothing_is_loaded_twice(part: Any) -> None:
+    """the numbers that are loaded and stored, counted:"""
+    accesses = _gathered(part, contexts([13], 4, head_dim=20), "13 positions of 20 numbers")
+    expect_loaded_once(accesses, "half", 13 * 20)
+
+
+def _of_scores(scores: Tensor, values: Tensor, bounds: list[tuple[int, int]]) -> Parts:
+    """What splits of these keys leave, for rows of `scores`, in powers of two."""
+    rows, dim = len(scores), values.shape[1]
+    parts = Parts(*(torch.zeros_like(each) for each in no_parts(rows, len(bounds), dim)))
+    for split, (begin, end) in enumerate(bounds):
+        own = scores[:, begin:end]
+        parts.maxima[:, split] = own.amax(dim=1) if end > begin else -torch.inf
+        weights = (own - parts.maxima[:, split : split + 1]).exp2()
+        parts.sums[:, split] = weights.sum(dim=1)
+        parts.mixed[:, split] = weights @ values[begin:end]
+    return parts
+
+
+def _join(
+    part: Any,
+    bounds: list[tuple[int, int]],
+    what: str,
+    rows: int = 2,
+    size: float = 1,
+    dim: int = 8,
+    shift: float = 0,
+) -> list[Access]:
+    """The kernel joins splits with these bounds, of random scores of this size around `shift`."""
+    generator = torch.Generator().manual_seed(34)
+    num_keys = max(end for _, end in bounds)
+    scores = size * torch.randn(rows, num_keys, generator=generator) + shift
+    values = torch.randn(num_keys, dim, generator=generator)
+    parts, mixed = _of_scores(scores, values, bounds), torch.full((rows, dim), torch.nan)
+    accesses = watched(lambda: launch_join(part, parts, mixed), **parts._asdict(), joined=mixed)
+    expect_numbers(mixed, what, ("row", "dimension"))
+    weights = (scores.double() - scores.double().amax(dim=1, keepdim=True)).exp2()
+    expected = weights / weights.sum(dim=1, keepdim=True) @ values.double()
+    expect_close(mixed, expected, what, ("row", "dimension"))
+    return accesses
+
+
+def one_split_is_divided_by_its_sum(part: Any) -> None:
+    """a single split, which has seen all:"""
+    _join(part, [(0, 5)], "one split of 5 tokens")
+
+
+def two_splits_come_to_one_maximum(part: Any) -> None:
+    """two splits whose maxima differ:"""
+    _join(part, [(0, 3), (3, 9)], "splits of 3 and 6 tokens", size=3)
+
+
+def every_row_has_its_own(part: Any) -> None:
+    """five rows of four splits:"""
+    _join(part, [(0, 2), (2, 4), (4, 6), (6, 8)], "4 splits", rows=5, size=2)
+
+
+def splits_and_dimensions_are_no_powers_of_two(part: Any) -> None:
+    """three splits, heads of 20 numbers:"""
+    _join(part, [(0, 4), (4, 8), (8, 11)], "3 splits", rows=3, size=2, dim=20)
+
+
+def a_split_of_no_tokens_counts_nothing(part: Any) -> None:
+    """a context too short for its last split:"""
+    _join(part, [(0, 4), (4, 6), (6, 6)], "splits of 4, 2 and 0 tokens", rows=3, size=2)
+
+
+def large_scores_do_not_overflow(part: Any) -> None:
+    """scores in the hundreds, of either sign:"""
+    _join(part, [(0, 4), (4, 8)], "scores of about 300", size=300)
+    _join(part, [(0, 4), (4, 8), (8, 9)], "scores of about -1,000", shift=-1000)
+
+
+def every_part_is_loaded_once(part: Any) -> None:
+    """the numbers that are loaded, counted:"""
+    accesses = _join(part, [(0, 4), (4, 8), (8, 11)], "3 splits", rows=3, dim=20)
+    for name, count in (("mixed", 3 * 3 * 20), ("maxima", 9), ("sums", 9)):
+        expect_loaded_once(accesses, name, count)
+
+
+USE = """from minigen import SamplingParams
+from minigen_course import load_model
+from minigen_course.ch33_paged_attention.kernels import {place}
+
+llm = load_model(weights="float32", num_blocks=2, attend={place}(mine))
+print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=4)).text)"""
+
+EXERCISES = (
+    Exercise(
+        "gather_kernel",
+        gather_kernel,
+        (
+            a_block_is_copied,
+            blocks_come_in_the_tables_order,
+            the_last_block_need_not_be_full,
+            each_program_has_its_own_tile,
+            rows_have_any_width,
+            nothing_is_loaded_twice,
+        ),
+        (
+            "A program's positions begin at tl.program_id(0) * BLOCK_N. Those that are not below "
+            "length must be masked in every load and store.",
+            "Position p is in slot p % BLOCK_SIZE of block table[p // BLOCK_SIZE]: a load gives "
+            "you the blocks of all positions of the tile at once.",
+            "at[:, None] + columns[None, :] are the places of BLOCK_N rows of BLOCK_W numbers; "
+            "columns from WIDTH on belong to somebody else.",
+        ),
+        "Gather a sequence's keys (or values) through its block table, in a kernel. Each program "
+        "has a tile of `BLOCK_N` positions, finds their slots, loads their rows and stores them "
+        "one after another. Each number is loaded once, and no others than the sequence's own. "
+        "Write a plain function: `@triton.jit` is put on when it is launched.",
+        USE.format(place="gathering"),
+        "Where BLOCK_N is BLOCK_SIZE, a program needs one entry of the table only, not one for "
+        "each position. What does it save, counted in bytes, and when are small blocks a bad idea?",
+    ),
+    Exercise(
+        "join_kernel",
+        join_kernel,
+        (
+            one_split_is_divided_by_its_sum,
+            two_splits_come_to_one_maximum,
+            every_row_has_its_own,
+            splits_and_dimensions_are_no_powers_of_two,
+            a_split_of_no_tokens_counts_nothing,
+            large_scores_do_not_overflow,
+            every_part_is_loaded_once,
+        ),
+        (
+            "Load all maxima of the row at once; what is masked must be -inf there, so that it is "
+            "never the largest.",
+            "A split that saw another maximum than the largest of all counts 2^(its maximum - the "
+            "largest) times: its sum as well as its part.",
+            "The answer is the sum of the parts over the sum of the sums: tl.sum(..., axis=0), and "
+            "divide once, at the end.",
+        ),
+        "Write the second pass. A program has one row, that is, a query head of a sequence; it "
+        "loads what the row's splits have left, brings them to one maximum, adds up, divides, and "
+        "stores the row's attention. Splits of no tokens have the maximum -inf.",
+        USE.format(place="joining"),
+        "Parts are float32, and there are SPLITS of them a row. Let the first pass divide by its "
+        "sum and store half as wide numbers. What must it store besides, and how does the join "
+        "change?",
+    ),
+    Exercise(
+        "decode_kernel",
+        decode_kernel,
+        DECODE_CHECKS,
+        (
+            "Begin with SPLITS and GROUP of 1: load the query, go over the context's tiles, find "
+            "the slots as in gather_kernel, and keep maximum, sum and mix as in chapter 32.",
+            "The group's query heads are rows of q, BLOCK_G x BLOCK_D, the rest masked with 0: "
+            "tl.dot(q, tl.trans(keys)) gives BLOCK_G x BLOCK_N scores. Those of tokens that are "
+            "not there must be -inf.",
+            "Split s has the tiles from s * n on, n = cdiv(cdiv(length, BLOCK_N), SPLITS), as far "
+            "as the context goes. Nothing to do is no special case: the loop runs zero times, and "
+            "-inf and zeros are stored.",
+        ),
+        "Write paged attention for decoding. Each program has one KV head of one sequence, and one "
+        "split of its context: it loads keys and values where they lie, through the block table, "
+        "and leaves its maximum, its sum and its mix for `join_kernel`, for each query head of the "
+        "group. No key or value is loaded twice.",
+        USE.format(place="decoding"),
+        "A layer with a sliding window looks at the last `window` tokens only. Take it as an "
+        "argument: where do the splits begin then, and which tiles must not be loaded at all?",
+    ),
+)

@@ -1,0 +1,1 @@
+"""Chapter 34: The same race on a CPU."""

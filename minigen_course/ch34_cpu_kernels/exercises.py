@@ -1,0 +1,414 @@
+"""Chapter 34's exercises: inputs as bytes, weights in panels, and the product of both."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from minigen.kernels.cpu.packed_weights import by_panels
+from minigen_course.ch34_cpu_kernels.lesson import Quantise, quantise_groups
+from minigen_course.ch34_cpu_kernels.reference import ByteRows, CodeRows, multiply_codes
+from minigen_course.grading.exercise import Exercise
+from minigen_course.grading.messages import Wrong, expect, expect_equal
+
+MultiplyCodes = Callable[[CodeRows, ByteRows], np.ndarray]
+
+
+class Whole(np.ndarray):
+    """Whole numbers that raise `Wrong` where floats meet them before their columns are summed.
+
+    Columns are told by their number: no other axis of the checks has a multiple of 32.
+    """
+
+    def astype(self, dtype: Any, *args: Any, **kwargs: Any) -> Any:
+        """As NumPy's, but that columns stay whole."""
+        if np.issubdtype(dtype, np.inexact):
+            _expect_no_columns([self])
+        return super().astype(dtype, *args, **kwargs)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if any(map(_is_float, inputs)):
+            _expect_no_columns(inputs)
+        plain = [_plain(each) for each in inputs]
+        if "out" in kwargs:
+            kwargs["out"] = tuple(map(_plain, kwargs["out"]))
+        found = getattr(ufunc, method)(*plain, **kwargs)
+        return found.view(Whole) if isinstance(found, np.ndarray) else found
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if any(map(_is_float, args)):
+            _expect_no_columns(args)
+        return super().__array_function__(function, types, args, kwargs)
+
+
+def _plain(each: Any) -> Any:
+    return each.view(np.ndarray) if isinstance(each, Whole) else each
+
+
+def _is_float(each: Any) -> bool:
+    return isinstance(each, float) or np.issubdtype(getattr(each, "dtype", np.int32), np.inexact)
+
+
+def _expect_no_columns(arrays: Iterable[Any]) -> None:
+    for each in arrays:
+        if isinstance(each, Whole) and any(size % 32 == 0 for size in each.shape):
+            raise Wrong(
+                f"whole numbers of the shape {list(each.shape)} met floats while they still had "
+                "their columns; the sum over the columns should be of whole numbers."
+            )
+
+
+def _products(part: MultiplyCodes, weights: CodeRows, inputs: ByteRows) -> np.ndarray:
+    given = [*weights, *inputs]
+    before = [each.copy() for each in given]
+    found: Any = part(weights, inputs)
+    expect(isinstance(found, np.ndarray), "it should return a NumPy array.")
+    shape = [len(inputs.numbers), len(weights.codes)]
+    expect_equal(list(found.shape), shape, "the shape of what is returned, [tokens, rows]")
+    expect(found.dtype == np.float32, f"products are {found.dtype}; they should be float32.")
+    same = all(np.array_equal(one, other) for one, other in zip(given, before, strict=True))
+    expect(same, "what was given was changed; it should be left as it was.")
+    return found
+
+
+def _expect_products(part: MultiplyCodes, weights: CodeRows, inputs: ByteRows) -> None:
+    """What comes out must be the product of what codes and bytes stand for."""
+    numbers = inputs.numbers.astype(np.float64) + inputs.zeros[..., None]
+    numbers = (numbers * inputs.scales[..., None]).reshape(len(numbers), -1)
+    exact = weights.codes * weights.scales[..., None].astype(np.float64)
+    exact = (exact + weights.minima[..., None]).reshape(len(exact), -1)
+    expected = numbers @ exact.T
+    allowed = 1e-5 * (np.abs(numbers) @ np.abs(exact).T).max()
+    found = _products(part, weights, inputs)
+    for token, row in np.ndindex(*expected.shape):
+        mine, right = float(found[token, row]), float(expected[token, row])
+        if not abs(mine - right) <= allowed:
+            raise Wrong(
+                f"the product of token {token} and row {row} is {mine:.6g}; it should be "
+                f"{right:.6g}."
+            )
+
+
+def _case(
+    tokens: int, rows: int, groups: int, zero: int = 0, minimum: float = 0.0
+) -> tuple[CodeRows, ByteRows]:
+    """Random bytes and codes; scales of 1, and the same zero and minimum for all."""
+    rng = np.random.default_rng(tokens + 10 * rows + 100 * groups)
+    codes = rng.integers(0, 16, (rows, groups, 32), np.uint8)
+    numbers = rng.integers(-128, 127, (tokens, groups, 32), np.int8)
+    ones, minima = np.ones((rows, groups), np.float32), np.full((rows, groups), minimum, np.float32)
+    zeros = np.full((tokens, groups), zero, np.int32)
+    return (
+        CodeRows(codes, ones, minima),
+        ByteRows(numbers, np.ones((tokens, groups), np.float32), zeros),
+    )
+
+
+def bytes_times_codes_is_the_whole_of_it(part: MultiplyCodes) -> None:
+    """scales of 1, nothing to correct, one group:"""
+    _expect_products(part, *_case(1, 1, 1))
+
+
+def sums_do_not_overflow(part: MultiplyCodes) -> None:
+    """bytes of -128 and codes of 15, whose sum takes 17 bits:"""
+    weights, inputs = _case(1, 1, 1)
+    largest = weights._replace(codes=np.full_like(weights.codes, 15))
+    _expect_products(part, largest, inputs._replace(numbers=np.full_like(inputs.numbers, -128)))
+
+
+def scales_are_those_of_row_token_and_group(part: MultiplyCodes) -> None:
+    """two tokens, three rows, three groups, each with a scale of its own:"""
+    weights, inputs = _case(2, 3, 3)
+    _expect_products(
+        part,
+        weights._replace(scales=np.arange(1, 10, dtype=np.float32).reshape(3, 3) / 8),
+        inputs._replace(scales=np.array([[1, 10, 100], [7, 0.5, 3]], np.float32)),
+    )
+
+
+def a_zero_meets_every_code(part: MultiplyCodes) -> None:
+    """inputs whose zero is -100, weights without a minimum:"""
+    _expect_products(part, *_case(1, 2, 1, zero=-100))
+
+
+def a_minimum_meets_every_byte(part: MultiplyCodes) -> None:
+    """weights whose minimum is -7.5, inputs whose zero is 0:"""
+    _expect_products(part, *_case(1, 2, 1, minimum=-7.5))
+
+
+def zero_and_minimum_meet_in_every_column(part: MultiplyCodes) -> None:
+    """bytes of 0 with a zero of -3, codes of 0 with a minimum of 0.5:"""
+    weights, inputs = _case(1, 1, 1, zero=-3, minimum=0.5)
+    nothing = weights._replace(codes=np.zeros_like(weights.codes))
+    _expect_products(part, nothing, inputs._replace(numbers=np.zeros_like(inputs.numbers)))
+
+
+def everything_together(part: MultiplyCodes) -> None:
+    """five tokens, seven rows, three groups, everything random:"""
+    _expect_products(part, *_random())
+
+
+def only_whole_numbers_meet_along_the_columns(part: MultiplyCodes) -> None:
+    """the same once more, told what codes and bytes meet:"""
+    weights, inputs = _random()
+    codes, numbers = weights.codes.view(Whole), inputs.numbers.view(Whole)
+    _products(part, weights._replace(codes=codes), inputs._replace(numbers=numbers))
+
+
+def _random() -> tuple[CodeRows, ByteRows]:
+    weights, inputs = _case(5, 7, 3)
+    rng = np.random.default_rng(34)
+    scales, minima = rng.random((2, 7, 3), np.float32)
+    zeros = rng.integers(-126, 129, (5, 3), np.int32)
+    return (
+        weights._replace(scales=scales, minima=-8 * minima),
+        inputs._replace(scales=rng.random((5, 3), np.float32), zeros=zeros),
+    )
+
+
+PRODUCT_CHECKS = (
+    bytes_times_codes_is_the_whole_of_it,
+    sums_do_not_overflow,
+    scales_are_those_of_row_token_and_group,
+    a_zero_meets_every_code,
+    a_minimum_meets_every_byte,
+    zero_and_minimum_meet_in_every_column,
+    everything_together,
+    only_whole_numbers_meet_along_the_columns,
+)
+
+
+ByPanels = Callable[[np.ndarray], np.ndarray]
+
+
+def _quantised(part: Quantise, rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """What `part` makes of rows, its shapes and types checked; whatever is not finite raises."""
+    before = rows.copy()
+    with np.errstate(all="raise", under="ignore"):
+        found = part(rows, size)
+    pair = isinstance(found, tuple) and len(found) == 2
+    expect(pair, "it should return two arrays, the bytes and the scales.")
+    codes, scales = found
+    groups = (len(rows), rows.shape[1] // size)
+    for array, name, kind, shape in (
+        (codes, "bytes", np.int8, (*groups, size)),
+        (scales, "scales", np.float32, groups),
+    ):
+        expect(isinstance(array, np.ndarray), f"the {name} should be a NumPy array.")
+        expect_equal(list(array.shape), list(shape), f"the shape of the {name}")
+        expect(array.dtype == kind, f"{name} are {array.dtype}; they should be {kind.__name__}.")
+    expect(np.array_equal(rows, before), "the rows that were given were changed; return new ones.")
+    return codes, scales
+
+
+def _expect_codes(found: np.ndarray, expected: list[int], what: str) -> None:
+    expect_equal(found.reshape(-1).tolist(), expected, what)
+
+
+def _expect_scales(found: np.ndarray, expected: list[float]) -> None:
+    for place, (mine, right) in enumerate(zip(found.reshape(-1).tolist(), expected, strict=True)):
+        if abs(mine - right) > 1e-6 * right:
+            raise Wrong(f"scale {place} is {mine:.7g}; it should be {right:.7g}.")
+
+
+def numbers_on_the_steps_come_back(part: Quantise) -> None:
+    """four numbers that are whole steps of 0.5:"""
+    codes, scales = _quantised(part, np.array([[63.5, 1.0, -0.5, 0.0]], np.float32), 4)
+    _expect_scales(scales, [0.5])
+    _expect_codes(codes, [127, 2, -1, 0], "bytes")
+
+
+def others_go_to_the_nearest_step(part: Quantise) -> None:
+    """numbers between two steps of 1:"""
+    rows = np.array([[127.0, 1.4, 1.6, -1.4, -1.6, 0.3, -0.3, 99.9]], np.float32)
+    codes, scales = _quantised(part, rows, 8)
+    _expect_scales(scales, [1.0])
+    _expect_codes(codes, [127, 1, 2, -1, -2, 0, 0, 100], "bytes")
+
+
+def the_largest_may_be_negative(part: Quantise) -> None:
+    """the number farthest from 0 is below it:"""
+    codes, scales = _quantised(part, np.array([[-254.0, 4.0, 100.0, -2.0]], np.float32), 4)
+    _expect_scales(scales, [2.0])
+    _expect_codes(codes, [-127, 2, 50, -1], "bytes")
+
+
+def an_outlier_is_its_groups_own_affair(part: Quantise) -> None:
+    """a number of 12,700 in one group, none above 1.27 in the others:"""
+    rows = np.array([[12700.0, 100.0, 1.27, -0.5], [0.01, -1.27, 127.0, 3.0]], np.float32)
+    codes, scales = _quantised(part, rows, 2)
+    _expect_scales(scales, [100.0, 0.01, 0.01, 1.0])
+    _expect_codes(codes, [127, 1, 127, -50, 1, -127, 127, 3], "bytes")
+
+
+def zeros_stay_zeros(part: Quantise) -> None:
+    """a group of nothing but zeros, beside one that is not:"""
+    codes, scales = _quantised(part, np.array([[0.0, 0.0, 0.0, 0.127]], np.float32), 2)
+    _expect_scales(scales, [0.0, 0.001])
+    _expect_codes(codes, [0, 0, 0, 127], "bytes")
+
+
+def nothing_is_farther_off_than_half_a_step(part: Quantise) -> None:
+    """three rows of 96 random numbers of all sizes, in groups of 32:"""
+    rng = np.random.default_rng(34)
+    rows = rng.standard_normal((3, 96)) * 10.0 ** rng.integers(-3, 4, (3, 96))
+    rows = rows.astype(np.float32)
+    codes, scales = _quantised(part, rows, 32)
+    expect(codes.min() >= -127, "a byte is -128; it should be -127 or more.")
+    groups = rows.reshape(3, 3, 32).astype(np.float64)
+    _expect_scales(scales, (np.abs(groups).max(-1) / 127).reshape(-1).tolist())
+    off = np.abs(groups - codes.astype(np.float64) * scales[..., None]) / scales[..., None]
+    row, group, place = np.unravel_index(int(off.argmax()), off.shape)
+    expect(
+        off.max() < 0.5001,
+        f"row {row}, group {group}, number {place} is {off.max():.3g} steps off; it should be "
+        "at most half a step.",
+    )
+
+
+def _panels(part: ByPanels, rows: np.ndarray) -> np.ndarray:
+    before = rows.copy()
+    found: Any = part(rows)
+    expect(isinstance(found, np.ndarray), "it should return a NumPy array.")
+    expect(
+        found.dtype == rows.dtype,
+        f"the words are {found.dtype}; they should stay {rows.dtype}.",
+    )
+    expect_equal(list(found.shape), [rows.size], "the shape of what is returned, which is flat")
+    expect(found.flags.c_contiguous, "the words should lie side by side in memory.")
+    expect(np.array_equal(rows, before), "the rows that were given were changed; return new ones.")
+    return found
+
+
+def _expect_order(part: ByPanels, num_rows: int, groups: int, words: int, kind: Any) -> None:
+    """Every word is told by its number, and must stand where panel, group, word and lane say."""
+    rows = np.arange(num_rows * groups * words, dtype=kind).reshape(num_rows, groups, words)
+    expected = [
+        int(rows[16 * panel + lane, group, word])
+        for panel in range(num_rows // 16)
+        for group in range(groups)
+        for word in range(words)
+        for lane in range(16)
+    ]
+    found = _panels(part, rows).tolist()
+    for place, (mine, right) in enumerate(zip(found, expected, strict=True)):
+        if mine != right:
+            row, group, word = np.unravel_index(right, rows.shape)
+            raise Wrong(
+                f"place {place} of memory holds word number {mine}; it should hold {right}: "
+                f"word {word} of group {group} of row {row}."
+            )
+
+
+def one_word_of_sixteen_rows(part: ByPanels) -> None:
+    """sixteen rows of a single word, one for each lane:"""
+    _expect_order(part, 16, 1, 1, np.int32)
+
+
+def a_rows_words_lie_sixteen_apart(part: ByPanels) -> None:
+    """sixteen rows of two words:"""
+    _expect_order(part, 16, 1, 2, np.int32)
+
+
+def groups_come_before_their_words(part: ByPanels) -> None:
+    """sixteen rows of three groups of two words:"""
+    _expect_order(part, 16, 3, 2, np.int32)
+
+
+def panels_follow_each_other(part: ByPanels) -> None:
+    """forty-eight rows, so three panels:"""
+    _expect_order(part, 48, 2, 4, np.int32)
+
+
+def scales_are_words_of_sixteen_bits(part: ByPanels) -> None:
+    """scales, one a group, kept as uint16:"""
+    _expect_order(part, 32, 5, 1, np.uint16)
+
+
+EXERCISES = (
+    Exercise(
+        "by_panels",
+        by_panels,
+        (
+            one_word_of_sixteen_rows,
+            a_rows_words_lie_sixteen_apart,
+            groups_come_before_their_words,
+            panels_follow_each_other,
+            scales_are_words_of_sixteen_bits,
+        ),
+        (
+            "Part the rows first: [rows, groups, words] is [panels, 16 lanes, groups, words] "
+            "without moving anything.",
+            "The lanes, which are the second axis then, must become the last: transpose.",
+            "reshape(-1) of a transposed array copies it in its new order; "
+            "np.ascontiguousarray says so.",
+        ),
+        "Put weights into panels. Sixteen rows make a panel; within it, the words go by group, "
+        "then by word, and the same word of all sixteen rows lies side by side, a lane for each. "
+        "The number of rows is a multiple of 16. Words are of any type, and keep it.",
+        """from minigen import SamplingParams
+from minigen_course import load_model
+
+with using(34, by_panels=mine):
+    llm = load_model(weights="int4")
+print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=24)).text)""",
+        "A processor with AVX2 has registers of eight lanes. Take the number of lanes as an "
+        "argument; which of the kernels' numbers must follow it?",
+    ),
+    Exercise(
+        "quantise_groups",
+        quantise_groups,
+        (
+            numbers_on_the_steps_come_back,
+            others_go_to_the_nearest_step,
+            the_largest_may_be_negative,
+            an_outlier_is_its_groups_own_affair,
+            zeros_stay_zeros,
+            nothing_is_farther_off_than_half_a_step,
+        ),
+        (
+            "Reshape to [rows, groups, size]; the scale is the largest magnitude of the last axis "
+            "over 127.",
+            "A number's byte is the nearest whole number of steps: np.rint, not astype, which "
+            "cuts off.",
+            "Divide only where the largest is above 0: np.divide has `where` and `out`.",
+        ),
+        "Round numbers to bytes. Every `size` numbers of a row share a scale, so that the largest "
+        "of them becomes 127 or -127; a group of zeros has the scale 0. Return the bytes, int8, "
+        "[rows, groups, size], and the scales, float32, [rows, groups].",
+        """from minigen_course import load_model
+from minigen_course.ch34_cpu_kernels.lesson import continue_rounded
+
+llm = load_model(weights="float32")
+print(continue_rounded(llm, "The history of the sea begins", 12, mine))""",
+        "A byte has 256 values, and this uses 255 of them around 0. Where all numbers of a group "
+        "are positive, half of them are wasted: add a minimum for each group, as the 4-bit weights "
+        "have one. What must the product then know besides?",
+    ),
+    Exercise(
+        "multiply_codes",
+        multiply_codes,
+        PRODUCT_CHECKS,
+        (
+            "Multiply it out: (byte + zero) x (code x scale + minimum) is four products. Which of "
+            "their factors are the same in all 32 columns of a group?",
+            "Bytes times codes and the sums of codes and of bytes are whole numbers; make them "
+            "int32 first, for 8 bits overflow: np.einsum, or @ for one group after the other.",
+            "So, with d = bytes x codes: ((d + zero x sum of codes) x scale + (sum of bytes + 32 x "
+            "zero) x minimum) x the input's scale, summed over the groups.",
+        ),
+        "Multiply bytes with codes of 4 bits, as the package's kernels do. An input is (byte + "
+        "zero) x scale, a weight is code x scale + minimum; scales, zeros and minima are those of "
+        "a group of 32. Along the columns only whole numbers meet, since these are what the "
+        "processor multiplies fast; zero and minimum come in by the sums of codes and of bytes. "
+        "Return float32, [tokens, rows].",
+        """from minigen_course import load_model
+from minigen_course.ch34_cpu_kernels.lesson import continue_in_codes
+
+llm = load_model(weights="float32")
+print(continue_in_codes(llm, "The capital of France is", 3, mine))""",
+        "The sum of a group's codes is the same for all tokens, and that of a group's bytes for "
+        "all rows. When can each of them be computed, and what does it save where there is one "
+        "token only?",
+    ),
+)

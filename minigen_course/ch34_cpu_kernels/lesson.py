@@ -1,0 +1,210 @@
+"""Weights in few bits, with a scale and a minimum per group; a model whose inputs are rounded."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from minigen.llm import LLM
+from minigen.model.attention import attend_packed
+from minigen.model.layers import DenseLinear
+from minigen.model.transformer import Layer
+from minigen.protocols import Linear
+from minigen_course.ch34_cpu_kernels.reference import ByteRows, CodeRows, byte_rows
+from minigen_course.lab.inspect_model import transformer_of
+
+MultiplyCodes = Callable[[CodeRows, ByteRows], np.ndarray]
+
+
+class Codes(NamedTuple):
+    """Numbers as codes: number = code x scale + minimum, scale and minimum being a group's.
+
+    `codes` are uint8, [rows, width]; `scales` and `minima` float32, [rows, groups], of values that
+    16 bits hold. `size` numbers make a group; the last one of a row may be shorter.
+    """
+
+    codes: np.ndarray
+    scales: np.ndarray
+    minima: np.ndarray
+    size: int
+
+    def numbers(self) -> np.ndarray:
+        """What the codes stand for: float32, [rows, width]."""
+        return self.codes * self._spread(self.scales) + self._spread(self.minima)
+
+    def _spread(self, of_groups: np.ndarray) -> np.ndarray:
+        return np.repeat(of_groups, self.size, axis=1)[:, : self.codes.shape[1]]
+
+
+def round_weights(rows: np.ndarray, bits: int, size: int) -> Codes:
+    """Rows of float32 in 2^bits even steps from each group's smallest number to its largest.
+
+    Raises `ValueError` for bits that are not 1 to 8, and for groups of no numbers.
+    """
+    if not 1 <= bits <= 8 or size < 1:
+        raise ValueError(f"{bits} bits in groups of {size}: it takes 1 to 8 bits, 1 number or more")
+    begins = np.arange(0, rows.shape[1], size)
+    low = np.minimum.reduceat(rows, begins, axis=1).astype(np.float16).astype(np.float32)
+    high = np.maximum.reduceat(rows, begins, axis=1)
+    last = 2**bits - 1
+    scales = ((high - low) / last).astype(np.float16).astype(np.float32)
+    made = Codes(np.zeros(rows.shape, np.uint8), scales, low, size)
+    steps = made._spread(np.maximum(scales, np.finfo(np.float16).tiny))
+    codes = np.rint((rows - made._spread(low)) / steps).clip(0, last).astype(np.uint8)
+    return made._replace(codes=codes)
+
+
+def bits_a_weight(width: int, bits: int, size: int) -> float:
+    """What a weight of a row takes: its code, and its part of a scale and a minimum of 16 bits."""
+    return bits + 32 * -(-width // size) / width
+
+
+def relative_error(rows: np.ndarray, bits: int, size: int) -> float:
+    """How far rounded rows are from the exact ones, in parts of the weights' own size.
+
+    Both are root mean squares: 0.1 is an error of a tenth of a typical weight.
+    """
+    off = rows - round_weights(rows, bits, size).numbers()
+    return float(np.sqrt(np.square(off).mean() / np.square(rows).mean()))
+
+
+@dataclass(frozen=True)
+class CodesLinear:
+    """A linear layer of codes, which gets bytes, and is told how to multiply them."""
+
+    weights: CodeRows
+    multiply: MultiplyCodes
+    parts: tuple[int, ...]
+
+    def __call__(
+        self, x: Float[Tensor, "tokens in_features"]
+    ) -> Float[Tensor, "tokens out_features"]:
+        return torch.from_numpy(self.multiply(self.weights, byte_rows(x.numpy())))
+
+
+@torch.inference_mode()
+def continue_in_codes(llm: LLM, prompt: str, num_tokens: int, multiply: MultiplyCodes) -> str:
+    """The likeliest continuation of a prompt, the output of the first layer's heads by `multiply`.
+
+    The model is in float32, and 32 divides its width.
+    """
+    model = transformer_of(llm)
+    first = model.layers[0]
+    assert isinstance(first.out, DenseLinear), "load it with weights='float32'"
+    assert first.out.bias is None, "heads' output has no bias in models that the course loads"
+    made = round_weights(first.out.weight.numpy(), 4, 32)
+    weights = CodeRows(made.codes.reshape(*made.scales.shape, 32), made.scales, made.minima)
+    layer = replace(first, out=CodesLinear(weights, multiply, first.out.parts))
+    model = replace(model, layers=(layer, *model.layers[1:]))
+    token_ids = llm.tokenizer.encode(prompt)
+    for _ in range(num_tokens):
+        attend = attend_packed([len(token_ids)], llm.config.sliding_windows)
+        hidden = model(torch.tensor(token_ids), torch.arange(len(token_ids)), attend)
+        token_ids.append(int(model.logits(hidden[-1:])[0].argmax()))
+    return llm.tokenizer.decode(token_ids)
+
+
+Quantise = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
+Rounded = Callable[[Tensor], Tensor]
+
+
+def quantise_groups(rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers as bytes with a scale for every `size` of a row's: number = byte x scale.
+
+    `rows` is float32, [rows, width], and `size` divides the width. Returns the bytes, int8 from
+    -127 to 127, [rows, groups, size], and the scales, float32, [rows, groups]. A group's largest
+    magnitude is 127 steps, every number goes to the nearest step, and zeros have the scale 0.
+    """
+    groups = rows.reshape(len(rows), -1, size)
+    largest = np.abs(groups).max(axis=-1)
+    steps = np.divide(127, largest, out=np.zeros_like(largest), where=largest > 0)
+    return np.rint(groups * steps[..., None]).astype(np.int8), largest / np.float32(127)
+
+
+def rounded(share: Literal["text", "token"] | int, quantise: Quantise = quantise_groups) -> Rounded:
+    """What becomes of a product's inputs as bytes, back in float32.
+
+    A scale is for the whole text, for a token, or for so many of a token's numbers.
+    """
+
+    def there_and_back(x: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
+        rows = x.reshape(1, -1) if share == "text" else x
+        codes, scales = quantise(rows.numpy(), share if isinstance(share, int) else rows.shape[1])
+        return torch.from_numpy(codes * scales[..., None]).reshape(x.shape)
+
+    return there_and_back
+
+
+@dataclass(frozen=True)
+class RoundedLinear:
+    """Another linear layer, whose inputs are rounded first."""
+
+    linear: Linear
+    rounded: Rounded
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """As the layer's own."""
+        return self.linear.parts
+
+    def __call__(
+        self, x: Float[Tensor, "tokens in_features"]
+    ) -> Float[Tensor, "tokens out_features"]:
+        return self.linear(self.rounded(x))
+
+
+@torch.inference_mode()
+def scores(
+    llm: LLM, token_ids: Sequence[int], rounding: Rounded | None = None
+) -> Float[Tensor, "tokens vocab"]:
+    """The logits after each token, of a whole text at once, all inputs of products `rounding`."""
+    model = transformer_of(llm)
+    if rounding is not None:
+        layers = tuple(_with_rounded_inputs(each, rounding) for each in model.layers)
+        model = replace(model, layers=layers, head=RoundedLinear(model.head, rounding))
+    attend = attend_packed([len(token_ids)], llm.config.sliding_windows)
+    return model.logits(model(torch.tensor(token_ids), torch.arange(len(token_ids)), attend))
+
+
+def _with_rounded_inputs(layer: Layer, rounding: Rounded) -> Layer:
+    return replace(
+        layer,
+        qkv=RoundedLinear(layer.qkv, rounding),
+        out=RoundedLinear(layer.out, rounding),
+        gate_up=RoundedLinear(layer.gate_up, rounding),
+        down=RoundedLinear(layer.down, rounding),
+    )
+
+
+@torch.inference_mode()
+def inputs_of_down(
+    llm: LLM, token_ids: Sequence[int], layer_id: int
+) -> Float[Tensor, "tokens ffn"]:
+    """What one layer's last product is given, for every token of a text."""
+    model, found = transformer_of(llm), []
+
+    def listening(x: Tensor) -> Tensor:
+        found.append(x)
+        return x
+
+    layers = list(model.layers)
+    layers[layer_id] = replace(
+        layers[layer_id], down=RoundedLinear(layers[layer_id].down, listening)
+    )
+    attend = attend_packed([len(token_ids)], llm.config.sliding_windows)
+    replace(model, layers=tuple(layers))(
+        torch.tensor(token_ids), torch.arange(len(token_ids)), attend
+    )
+    return found[0]
+
+
+def continue_rounded(llm: LLM, prompt: str, num_tokens: int, quantise: Quantise) -> str:
+    """The likeliest continuation of a prompt, all products given bytes with a scale for each 32."""
+    token_ids = llm.tokenizer.encode(prompt)
+    for _ in range(num_tokens):
+        token_ids.append(int(scores(llm, token_ids, rounded(32, quantise))[-1].argmax()))
+    return llm.tokenizer.decode(token_ids)

@@ -1,0 +1,1 @@
+"""Chapter 41: One model on several devices."""

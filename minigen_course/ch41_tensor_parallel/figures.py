@@ -1,0 +1,269 @@
+"""What each rank holds of a split model, its batches step by step, every message, and the cost."""
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from minigen.checkpoint.model_config import ModelConfig
+from minigen.parallel.comm import MESSAGES
+from minigen.parallel.sharding import PLAN, Split, span
+from minigen.trace.events import Event, EventKind
+from minigen_course.ch41_tensor_parallel.lesson import (
+    Batch,
+    Link,
+    Parted,
+    message_size,
+    split_step_seconds,
+)
+from minigen_course.figures.style import (
+    BLUE,
+    CYCLE,
+    FAINT,
+    GREEN,
+    INK,
+    ORANGE,
+    QUIET,
+    SKY,
+    figure,
+    title,
+)
+from minigen_course.lab.cost_model import Machine, ModelShape
+
+# Rows of the drawing, from the tokens to the logits: a module, or what is sent.
+_ROWS: tuple[tuple[str, str], ...] = (
+    ("embed_tokens", "embedding"),
+    ("all-reduce", "all-reduce: the vector of one, zeros of all others"),
+    ("self_attn.q_proj", "queries"),
+    ("self_attn.k_proj", "keys, values"),
+    ("self_attn.o_proj", "out"),
+    ("all-reduce", "all-reduce: sums of all heads"),
+    ("mlp.up_proj", "gate, up"),
+    ("mlp.down_proj", "down"),
+    ("all-reduce", "all-reduce: sums of the whole ffn"),
+    ("lm_head", "head"),
+    ("all-gather", "all-gather: logits side by side"),
+)
+_IN_LAYER = range(2, 9)
+
+
+def who_holds_what(config: ModelConfig, num_ranks: int) -> Figure:
+    """A column for each rank, a row for each module, a bar across where the ranks must talk.
+
+    Column splits are blue, row splits sky; what is in the box is which outputs or inputs it has.
+    """
+    made, axes = figure(max(7.0, 1.02 * (num_ranks + 1.9)), 5.6)
+    for row, (module, words) in enumerate(_ROWS):
+        if module not in PLAN:
+            axes.add_patch(Rectangle((0, row + 0.2), num_ranks, 0.5, color=ORANGE, alpha=0.85))
+            axes.text(
+                num_ranks / 2, row + 0.45, words, ha="center", va="center", color="white", size=9
+            )
+            continue
+        axes.text(-0.08, row + 0.45, words, ha="right", va="center", color=INK)
+        for rank in range(num_ranks):
+            _box(axes, config, module, rank, num_ranks, row)
+    first, last = _IN_LAYER[0], _IN_LAYER[-1]
+    axes.plot([num_ranks + 0.12] * 2, [first + 0.1, last + 0.8], color=QUIET)
+    middle = (first + last + 1) / 2
+    text = f"in each of\n{config.num_layers} layers"
+    axes.text(num_ranks + 0.2, middle, text, color=QUIET, va="center", fontsize=9)
+    axes.set(xlim=(-1.0, num_ranks + 0.9), ylim=(len(_ROWS), -0.9), xticks=[], yticks=[])
+    for rank in range(num_ranks):
+        axes.text(rank + 0.5, -0.3, f"rank {rank}", ha="center", color=INK, weight="bold")
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)
+    title(axes, f"Who holds what on {num_ranks} ranks, and when they talk")
+    return made
+
+
+def _box(axes: Axes, config: ModelConfig, module: str, rank: int, num_ranks: int, row: int) -> None:
+    split, axis = PLAN[module]
+    part = span(config, axis, rank, num_ranks)
+    column = split is Split.COLUMN
+    color, ink = (BLUE, "white") if column else (SKY, INK)
+    axes.add_patch(Rectangle((rank + 0.04, row + 0.08), 0.92, 0.74, color=color))
+    unit = config.head_dim if axis.endswith("heads") else 1
+    what = {"vocab": "tokens", "ffn": "units"}.get(axis, "heads")
+    first, last = part.start // unit, part.stop // unit - 1
+    numbers = f"{what}\n{first:,}-{last:,}" if last > first else f"{what[:-1]}\n{first:,}"
+    size = 8 if num_ranks < 6 else 7
+    axes.text(rank + 0.5, row + 0.45, numbers, ha="center", va="center", color=ink, size=size)
+
+
+def speed_ups(
+    shape: ModelShape,
+    machine: Machine,
+    links: Sequence[Link],
+    batch: int = 1,
+    context: int = 1024,
+    ranks: Sequence[int] = (1, 2, 4, 8),
+) -> Figure:
+    """How many times as fast a decode step can be on so many machines, by what connects them."""
+    made, axes = figure(8, 4)
+    axes.plot(ranks, ranks, color=FAINT, linewidth=2)
+    axes.text(ranks[-1], ranks[-1], " no messages", color=QUIET, va="center", fontsize=9)
+    for link, color in zip(links, CYCLE, strict=False):
+        found = allowed(shape, machine, link, ranks, batch, context)
+        axes.plot(ranks, list(found.values()), "o-", color=color, label=link.name)
+    axes.axhline(1, color=FAINT, linewidth=1)
+    axes.set(xscale="log", xticks=list(ranks), xticklabels=[str(each) for each in ranks])
+    axes.set(xlim=(ranks[0] * 0.9, ranks[-1] * 1.5), ylim=(0, ranks[-1] * 1.05))
+    axes.minorticks_off()
+    axes.set_xlabel("ranks (log scale)")
+    axes.set_ylabel("times as fast as one")
+    axes.legend(frameon=False, loc="upper left")
+    title(
+        axes, f"Steps of {batch} at once on several {machine.name}: what messages leave of the gain"
+    )
+    return made
+
+
+def allowed(
+    shape: ModelShape,
+    machine: Machine,
+    link: Link,
+    ranks: Sequence[int],
+    batch: int,
+    context: int,
+) -> Mapping[int, float]:
+    """The speed-up on each number of ranks, one machine each."""
+    alone = sum(split_step_seconds(shape, machine, link, 1, batch, context))
+    return {
+        each: alone / sum(split_step_seconds(shape, machine, link, each, batch, context))
+        for each in ranks
+    }
+
+
+def message_times(
+    measured: Mapping[int, Mapping[int, float]], fitted: Mapping[int, Link]
+) -> Figure:
+    """Seconds of an all-reduce against its bytes, as measured, and the line of its two terms.
+
+    Both are by number of ranks.
+    """
+    made, axes = figure(8, 4)
+    for (num_ranks, times), color in zip(measured.items(), CYCLE, strict=False):
+        sizes = list(times)
+        axes.plot(sizes, [1e6 * each for each in times.values()], "o", color=color)
+        link, turns = fitted[num_ranks], 2 * (num_ranks - 1)
+        line = [1e6 * turns * (link.latency + size / num_ranks / link.bandwidth) for size in sizes]
+        axes.plot(sizes, line, color=color, label=f"{num_ranks} ranks")
+    axes.set(xscale="log", yscale="log")
+    axes.tick_params(which="both", colors=QUIET, labelsize=9)
+    axes.set_xlabel("bytes of the tensor (log scale)")
+    axes.set_ylabel("µs (log scale)")
+    axes.legend(frameon=False, loc="upper left")
+    title(axes, "An all-reduce: small ones cost a turn, large ones their bytes")
+    return made
+
+
+MOST_STEPS = 24
+
+
+def rank_batches(parted: Parted) -> Figure:
+    """A row for each request on each rank, a column for each step, with the tokens computed.
+
+    Blue is a decode step, sky a prompt, or what is computed anew. Framed in orange are the places
+    where ranks differ; the window ends a few steps after the first of them.
+    """
+    step = parted.first_difference
+    end = len(parted.batches) if step is None else min(len(parted.batches), step + 6)
+    steps = range(max(0, end - MOST_STEPS), end)
+    num_ranks, num_requests = len(parted.answers), len(parted.answers[0])
+    made, every = figure(
+        9, 0.6 + 0.3 * num_ranks * (num_requests + 1.6), nrows=num_ranks, sharex=True, squeeze=False
+    )
+    for rank, axes in enumerate(every.flat):
+        _rows(axes, parted.batches, rank, steps, num_requests)
+        axes.set_ylabel(f"rank {rank}", rotation=0, ha="right", va="center", weight="bold")
+    every.flat[-1].set_xlabel("step")
+    title(every.flat[0], _told(parted))
+    return made
+
+
+def _told(parted: Parted) -> str:
+    step = parted.first_difference
+    if step is None:
+        return "All ranks run the same batches"
+    return f"The ranks run different batches from step {step} on" + (
+        ", and then wait for ever" if parted.stuck else ""
+    )
+
+
+def _rows(
+    axes: Axes, batches: Sequence[Sequence[Batch]], rank: int, steps: range, num_requests: int
+) -> None:
+    for step in steps:
+        batch = batches[step][rank]
+        for request in range(num_requests):
+            tokens = batch.get(request, 0)
+            alike = all(each.get(request, 0) == tokens for each in batches[step])
+            if tokens:
+                color, ink = (BLUE, "white") if tokens == 1 else (SKY, INK)
+                axes.add_patch(Rectangle((step - 0.46, request - 0.4), 0.92, 0.8, color=color))
+                axes.text(step, request, str(tokens), color=ink, ha="center", va="center", size=8)
+            if not alike:
+                frame = Rectangle((step - 0.46, request - 0.4), 0.92, 0.8, fill=False)
+                frame.set(edgecolor=ORANGE, linewidth=2)
+                axes.add_patch(frame)
+        axes.text(step, num_requests, str(message_size(batch)), color=QUIET, ha="center", size=8)
+    axes.set(xlim=(steps[0] - 0.6, steps[-1] + 0.6), ylim=(num_requests + 0.5, -0.6))
+    axes.set_yticks(range(num_requests + 1))
+    axes.set_yticklabels([*(f"request {each}" for each in range(num_requests)), "sent: tokens"])
+    axes.set_xticks(list(steps))
+
+
+_COLOURS = {
+    EventKind.BROADCAST: GREEN,
+    EventKind.ALL_REDUCED: ORANGE,
+    EventKind.ALL_GATHERED: BLUE,
+}
+_NAMES = {
+    EventKind.BROADCAST: "broadcast: what to do",
+    EventKind.ALL_REDUCED: "all-reduce: sums",
+    EventKind.ALL_GATHERED: "all-gather: logits",
+}
+
+
+def messages_of_steps(events: Sequence[Event]) -> list[list[Event]]:
+    """The messages of each step, in order: a step begins with rank 0's first broadcast."""
+    steps: list[list[Event]] = []
+    before = None
+    for event in (each for each in events if each.kind in MESSAGES):
+        if event.kind is EventKind.BROADCAST and before is not EventKind.BROADCAST:
+            steps.append([])
+        if steps:
+            steps[-1].append(event)
+        before = event.kind
+    return steps
+
+
+def messages_in_time(messages: Sequence[Event]) -> Figure:
+    """A lane for each kind of message; a bar is as long as rank 0 was in it, waiting included.
+
+    `messages` are those of one step. Between the bars the rank computes.
+    """
+    begun = [each.time_ns - each.counts["duration_ns"] for each in messages]
+    first = min(begun)
+    made, axes = figure(9, 2.4)
+    for lane, (kind, name) in enumerate(_NAMES.items()):
+        pairs = zip(begun, messages, strict=True)
+        own = [(start, each) for start, each in pairs if each.kind is kind]
+        bars = [((start - first) / 1e6, each.counts["duration_ns"] / 1e6) for start, each in own]
+        axes.axhline(lane, color=FAINT, linewidth=1, zorder=0)
+        axes.broken_barh(bars, (lane - 0.3, 0.6), color=_COLOURS[kind], linewidth=0.3)
+        num_bytes = sum(each.counts["bytes"] for _, each in own)
+        text = f"{name}\n{len(own)} sent, {_bytes(num_bytes)}"
+        left = axes.get_yaxis_transform()
+        axes.text(-0.01, lane, text, color=INK, size=9, ha="right", va="center", transform=left)
+    axes.set(yticks=[], ylim=(len(_NAMES) - 0.5, -0.5))
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel("ms since the step's first message", color=QUIET)
+    title(axes, f"Rank 0's {len(messages)} messages of one step")
+    return made
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1e3:,.1f} kB" if count < 1e6 else f"{count / 1e6:,.1f} MB"

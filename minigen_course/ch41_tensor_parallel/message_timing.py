@@ -1,0 +1,90 @@
+"""Seconds of an all-reduce among processes of this machine, over gloo.
+
+`time_all_reduces` starts the processes: `python -m` this module `RANK GROUPS FOLDER REPEATS
+BYTES...`, of which rank 0 prints what it measured. GROUPS are numbers of ranks, as in 3,2.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from minigen.child_process import environment
+from minigen.parallel.comm import Comm, GroupComm, local_comm
+
+SIZES = tuple(4**power for power in range(4, 12))  # 256 bytes to 4 MB
+PATIENCE = 100.0  # seconds, for all of it
+
+
+def time_all_reduces(
+    groups: Sequence[int], sizes: Sequence[int] = SIZES, repeats: int = 30
+) -> dict[int, dict[int, float]]:
+    """Seconds of an all-reduce that little disturbed, by number of ranks and bytes of its tensor.
+
+    The same processes are the ranks of each group, the largest first. Raises
+    `subprocess.SubprocessError` if they fail, or come to no end.
+    """
+    ordered = sorted(groups, reverse=True)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "minigen_course.ch41_tensor_parallel.message_timing"]
+        asked = [",".join(map(str, ordered)), folder, str(repeats), *map(str, sizes)]
+        ranks = [[*command, str(rank), *asked] for rank in range(ordered[0])]
+        others = [
+            subprocess.Popen(
+                each, env=environment(), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+            for each in ranks[1:]
+        ]
+        try:
+            done = subprocess.run(
+                ranks[0], env=environment(), capture_output=True, timeout=PATIENCE, check=True
+            )
+        finally:
+            for other in others:
+                other.kill()
+                other.communicate()
+    found = json.loads(done.stdout)
+    return {group: {size: found[str(group)][str(size)] for size in sizes} for group in groups}
+
+
+def seconds_by_bytes(comm: Comm, sizes: Sequence[int], repeats: int) -> dict[int, float]:
+    """What each size takes this rank, of which one in ten takes less; all ranks call it.
+
+    Twice unmeasured before each size.
+    """
+    found = {}
+    for num_bytes in sizes:
+        x, seconds = torch.zeros(num_bytes // 4), []
+        for _ in range(repeats + 2):
+            begun = time.perf_counter()
+            comm.all_reduce(x)
+            seconds.append(time.perf_counter() - begun)
+        found[num_bytes] = sorted(seconds[2:])[repeats // 10]
+    return found
+
+
+def main() -> None:
+    """Be a rank of each group that is large enough to have it."""
+    rank, groups, folder, repeats, *sizes = sys.argv[1:]
+    torch.set_num_threads(1)
+    own = [each for each in map(int, groups.split(",")) if int(rank) < each]
+    comms: list[GroupComm] = []  # all of them to the end, since others may be in the middle of it
+    found = {}
+    for num_ranks in own:
+        comms.append(local_comm(int(rank), num_ranks, Path(folder) / f"meeting-{num_ranks}"))
+        found[num_ranks] = seconds_by_bytes(comms[-1], [int(each) for each in sizes], int(repeats))
+    if int(rank) == 0:
+        print(json.dumps(found), flush=True)
+    else:
+        sys.stdin.buffer.read()  # until whoever started it ends it, or is no more
+    os._exit(0)  # gloo's threads may be in the middle of something, and would abort it
+
+
+if __name__ == "__main__":
+    main()

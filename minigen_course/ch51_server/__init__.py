@@ -1,0 +1,1 @@
+"""Chapter 51: A server that OpenAI clients can use."""

@@ -1,0 +1,1 @@
+"""Chapter 52: Latency, goodput, and what to do about them."""

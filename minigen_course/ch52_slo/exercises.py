@@ -1,0 +1,196 @@
+"""Checks of chapter 52: a load test whose percentiles are true."""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from minigen_course.grading.exercise import Exercise
+from minigen_course.grading.messages import Wrong, expect, expect_equal
+from minigen_course.lab.load import load_test
+
+Send = Callable[[int], Awaitable[object]]
+Part = Callable[[Send, Sequence[float], Sequence[float]], Awaitable[dict[float, float]]]
+
+
+class QuickLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to the next thing that is to happen: nobody waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 100.0
+        selector: Any = self._selector  # type: ignore[attr-defined]
+        look = selector.select
+
+        def jump(timeout: float | None) -> Any:
+            if timeout is None:
+                raise Wrong("waits for what never comes; it should end when all have ended.")
+            self.now += timeout
+            return look(0)
+
+        selector.select = jump
+
+    def time(self) -> float:
+        """Seconds by the loop's own clock."""
+        return self.now
+
+
+class Server:
+    """Answers each request after so many seconds, one at a time or all at once.
+
+    `seconds` negative is a failure after so long. `begun` are when each was sent.
+    """
+
+    def __init__(self, seconds: Sequence[float], one_at_a_time: bool = False):
+        self.seconds, self.begun = seconds, dict[int, float]()
+        self.turn = asyncio.Semaphore(1 if one_at_a_time else len(seconds) + 1)
+
+    async def send(self, number: int) -> None:
+        loop = asyncio.get_running_loop()
+        expect(number not in self.begun, f"request {number} is sent twice; it should be once.")
+        self.begun[number] = loop.time() - 100
+        async with self.turn:
+            await asyncio.sleep(abs(self.seconds[number]))
+        if self.seconds[number] < 0:
+            raise ConnectionError("refused")
+
+
+def _run(part: Part, server: Server, times: Sequence[float], *percents: float) -> dict[float, Any]:
+    async def play() -> Any:
+        asked = part(server.send, times, percents)
+        if not inspect.isawaitable(asked):
+            raise Wrong(f"returns {asked!r}; it should be a coroutine: write async def.")
+        return await asked
+
+    with asyncio.Runner(loop_factory=QuickLoop) as runner:
+        found = runner.run(play())
+    expect(isinstance(found, dict), f"returns {found!r}; it should be a dict by percent.")
+    expect_equal(sorted(found), sorted(percents), "the percents of the result")
+    return found
+
+
+def _expect(found: dict[float, Any], **right: float) -> None:
+    for name, seconds in right.items():
+        percent = float(name.removeprefix("p").replace("_", "."))
+        mine = found[percent]
+        number = isinstance(mine, int | float) and not isinstance(mine, bool)
+        expect(number, f"p{percent:g} is {mine!r}; it should be a number of seconds.")
+        same = mine == seconds or math.isclose(mine, seconds, abs_tol=1e-6)
+        expect(same, f"p{percent:g} is {mine:.6g} s; it should be {seconds:.6g} s.")
+
+
+def one_request_takes_what_it_takes(part: Part) -> None:
+    """one request, at once, answered after 0.25 s:"""
+    server = Server([0.25])
+    _expect(_run(part, server, [0.0], 1, 50, 100), p1=0.25, p50=0.25, p100=0.25)
+
+
+def requests_leave_at_their_times(part: Part) -> None:
+    """requests at 0, 1, 1 and 2.5 s, each answered after 3 s:"""
+    server, times = Server([3.0] * 4), [0.0, 1.0, 1.0, 2.5]
+    found = _run(part, server, times, 50)
+    for number, at in enumerate(times):
+        expect(number in server.begun, f"request {number} was never sent; it should be.")
+        sent = server.begun[number]
+        expect(
+            math.isclose(sent, at, abs_tol=1e-6),
+            f"request {number} was sent at {sent:.6g} s; it should be at {at:g} s, whatever has "
+            "become of the others.",
+        )
+    _expect(found, p50=3.0)
+
+
+def waiting_counts_from_the_intended_time(part: Part) -> None:
+    """a server that serves one at a time, and one of whose answers takes 4 s:"""
+    server = Server([4.0, 0.5, 0.5, 0.5], one_at_a_time=True)
+    found = _run(part, server, [0.0, 1.0, 2.0, 3.0], 25, 50, 75, 100)
+    _expect(found, p25=2.5, p50=3.0, p75=3.5, p100=4.0)
+
+
+def who_leaves_late_has_waited_too(part: Part) -> None:
+    """the load generator itself stood still for 2 s when it sent its first request:"""
+
+    class Busy(Server):
+        async def send(self, number: int) -> None:
+            if number == 0:
+                loop: Any = asyncio.get_running_loop()
+                loop.now += 2.0  # as if something had computed all that time
+            await super().send(number)
+
+    server = Busy([0.1] * 4)
+    found = _run(part, server, [0.0, 0.5, 1.0, 3.0], 25, 50, 75, 100)
+    _expect(found, p25=0.1, p50=1.1, p75=1.6, p100=2.1)
+
+
+def percentiles_are_by_nearest_rank(part: Part) -> None:
+    """ten answers, of 1 to 10 s, in no order:"""
+    server = Server([7.0, 3, 10, 1, 5, 9, 2, 8, 4, 6])
+    found = _run(part, server, [0.0] * 10, 10, 50, 51, 90, 91, 99, 100)
+    _expect(found, p10=1, p50=5, p51=6, p90=9, p91=10, p99=10, p100=10)
+
+
+def percentiles_are_of_all_requests_together(part: Part) -> None:
+    """200 answers, the slow ones all in the last minute:"""
+    seconds, times = [0.1] * 180 + [5.0] * 19 + [6.0], [0.5 * number for number in range(200)]
+    found = _run(part, Server(seconds), times, 50, 90, 95, 99.5, 100)
+    _expect(found, p50=0.1, p90=0.1, p95=5.0, p99_5=5.0, p100=6.0)
+
+
+def a_failure_is_the_worst_latency(part: Part) -> None:
+    """eight answers of 1 s, and two requests that are refused at once:"""
+    server = Server([1.0, 1, -0.001, 1, 1, 1, -0.001, 1, 1, 1])
+    found = _run(part, server, [0.1 * number for number in range(10)], 50, 80, 90, 99)
+    _expect(found, p50=1.0, p80=1.0, p90=math.inf, p99=math.inf)
+
+
+EXERCISES = (
+    Exercise(
+        "load_test",
+        load_test,
+        (
+            one_request_takes_what_it_takes,
+            requests_leave_at_their_times,
+            waiting_counts_from_the_intended_time,
+            who_leaves_late_has_waited_too,
+            percentiles_are_by_nearest_rank,
+            percentiles_are_of_all_requests_together,
+            a_failure_is_the_worst_latency,
+        ),
+        (
+            "A task for each request: it sleeps until its time, sends, and looks at the clock. "
+            "asyncio.gather runs them side by side.",
+            "asyncio.get_running_loop().time() is the clock. A request's latency begins at "
+            "begun + times[number], also if it could not be sent just then.",
+            "Nearest rank: of n sorted latencies, percent p is number ceil(p * n / 100), counted "
+            "from 1. A failure is math.inf, and stays among them.",
+        ),
+        "Write the load test: each request is sent at its time, whatever became of those before "
+        "it; its latency counts from that time; a failure counts as infinitely late; percentiles "
+        "are by nearest rank, of all requests together.",
+        """import httpx
+
+from minigen_course import load_model
+from minigen_course.lab.load import run_apart
+from minigen.server.local import serving
+
+server = serving(load_model(weights="int4"))
+
+
+async def measure():
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+
+        async def send(number):
+            asked = {"prompt": f"Tea number {number} is", "max_tokens": 16}
+            (await client.post("/v1/completions", json=asked)).raise_for_status()
+
+        return await mine(send, [0.1 * number for number in range(20)], (50, 90, 99))
+
+
+found = run_apart(measure())
+server.close()
+print({percent: f"{1e3 * seconds:.0f} ms" for percent, seconds in found.items()})""",
+        "How sure is a p99 of 200 requests, of which two lie above it? Draw 200 of your latencies "
+        "again and again, with replacement, and say between which bounds 95 % of the p99 lie.",
+    ),
+)

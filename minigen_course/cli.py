@@ -1,0 +1,102 @@
+"""`minigen workspace`, `progress` and `claims`: the course on the command line.
+
+The course's modules are imported by the command that needs them, because `minigen --help` loads
+this module, too.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minigen.errors import OptionError
+
+
+def workspace(
+    folder: Annotated[Path, typer.Argument(help="The folder to make, or to complete.")],
+) -> None:
+    """Copy the course's notebooks and exercises into a folder of your own.
+
+    What is there already is left as it is, so repeat it after an upgrade.
+
+    minigen workspace ~/minigen-course
+    """
+    with _installed():
+        from minigen_course.grading.workspace import make_workspace
+    try:
+        new = make_workspace(folder)
+    except OSError as error:
+        raise OptionError(f"{folder} could not be made: {error}.") from error
+    for path in new:
+        print(path)
+    print(
+        f"{len(new)} new; nothing that was there has changed. Next: jupyter lab {folder}",
+        file=sys.stderr,
+    )
+
+
+def progress(
+    folder: Annotated[Path, typer.Argument(help="Your workspace.")] = Path(),
+) -> None:
+    """Check the exercises of your workspace: what passes, and what is next."""
+    with _installed():
+        from minigen_course.grading.workspace import progress as standings_of
+    from rich.console import Console
+    from rich.markup import escape
+
+    console, standings = Console(highlight=False, soft_wrap=True), []
+    for chapter, group in groupby(standings_of(folder), key=lambda each: each.chapter):
+        console.print(f"[bold]chapter {chapter}[/bold]")
+        for each in group:
+            sign = "[green]✓[/green]" if each.passed else "[yellow]○[/yellow]"
+            console.print(f"  {sign} {each.name}: {escape(each.message)}")
+            standings.append(each)
+    left = [each for each in standings if not each.passed]
+    console.print(f"{len(standings) - len(left)} of {len(standings)} pass.", end=" ")
+    if left:
+        console.print(f"Next: {left[0].name}, chapter {left[0].chapter}.")
+    else:
+        console.print("All of them: the engine is yours.")
+
+
+def claims(
+    folder: Annotated[
+        Path | None, typer.Argument(help="A folder of executed notebooks; else minigen's own.")
+    ] = None,
+) -> None:
+    """Print what the chapters found of what is told about inference: one table of all verdicts."""
+    with _installed():
+        from minigen_course.figures.show import OUTCOMES, gathered
+        from minigen_course.grading.workspace import notebooks_folder
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    found = list(gathered(notebooks_folder() if folder is None else folder))
+    if not found:
+        raise OptionError(f"There are no verdicts in {folder}: run its notebooks first.")
+    table = Table(show_lines=True)
+    for name in ("chapter", "as it is told", "found here", "verdict", "why"):
+        table.add_column(name, overflow="fold")
+    for chapter, each in found:
+        table.add_row(chapter, *map(escape, (each.told, each.found, each.outcome, each.because)))
+    Console().print(table)
+    counts = Counter(each.outcome for _, each in found)
+    print(f"{len(found)} claims: " + ", ".join(f"{counts[each]} {each}" for each in OUTCOMES) + ".")
+
+
+@contextmanager
+def _installed() -> Generator[None, None, None]:
+    """Raise `OptionError` if a package of the course is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise OptionError(
+            f"The course needs {error.name}, which is not installed: "
+            "pip install 'minigen[notebooks]'."
+        ) from error

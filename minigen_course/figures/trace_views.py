@@ -1,0 +1,378 @@
+"""What an engine's events tell, step by step: requests, tokens, blocks; and pictures of steps.
+
+Record from the engine's start: of sequences that began before, nothing is known.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from minigen.trace.events import Event, EventKind
+from minigen_course.figures.style import (
+    AMBER,
+    BLUE,
+    FAINT,
+    INK,
+    QUIET,
+    SKY,
+    YELLOW,
+    figure,
+    printable,
+    title,
+)
+
+QUEUED, PREFILL, DECODE, PREEMPTED, PAUSED = "queued", "prefill", "decode", "preempted", "paused"
+_ENDS = (EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a step computes of one request: tokens from position `first` to before `end`.
+
+    `kind` is `PREFILL` (a chunk of a prompt, or of what is computed again) or `DECODE`; `gives`
+    says whether it leads to a token. `blocks` are the ids of the request's blocks, in order.
+    """
+
+    request: int
+    kind: str
+    first: int
+    end: int
+    gives: bool
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StepSeen:
+    """A step: when it began and ended, in nanoseconds, what it was made of, and who stood by.
+
+    `others` says what those do who have arrived and are not in it: `QUEUED`, `PREEMPTED`, or
+    `PAUSED`, who hold blocks and got no tokens. `num_blocks` are held by requests in this step.
+    """
+
+    begun_ns: int
+    ended_ns: int
+    parts: tuple[Part, ...]
+    others: dict[int, str]
+    num_blocks: int
+
+    @property
+    def num_prefill(self) -> int:
+        """Tokens of prompts."""
+        return sum(part.end - part.first for part in self.parts if part.kind == PREFILL)
+
+    @property
+    def num_decode(self) -> int:
+        """Sequences that get one token further."""
+        return sum(part.end - part.first for part in self.parts if part.kind == DECODE)
+
+
+@dataclass
+class _Request:
+    """A request so far."""
+
+    num_tokens: int
+    state: str = QUEUED
+    table: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Story:
+    """All that happened: requests in the order of their arrival, and steps in theirs.
+
+    `arrived` is the number of steps that had begun, and when; `ended` likewise, for those who have.
+    """
+
+    requests: list[int] = field(default_factory=list)
+    arrived: dict[int, tuple[int, int]] = field(default_factory=dict)
+    ended: dict[int, tuple[int, int]] = field(default_factory=dict)
+    steps: list[StepSeen] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+def story(events: Iterable[Event]) -> Story:
+    """Read events, oldest first. Requests whose arrival they do not tell of are left out."""
+    reader = _Reader()
+    for event in events:
+        reader.hear(event)
+    return reader.told
+
+
+class _Reader:
+    """Takes events in, and keeps what is needed to tell of the next step."""
+
+    def __init__(self) -> None:
+        self.told = Story()
+        self._live: dict[int, _Request] = {}
+        self._parts: list[Part] = []
+        self._begun_ns = 0
+
+    def hear(self, event: Event) -> None:
+        """Take in the next event."""
+        if event.kind is EventKind.STEP:
+            self._end_step(event)
+        elif event.sequence_id is None:
+            return
+        elif event.kind is EventKind.QUEUED:
+            self._live[event.sequence_id] = _Request(event.counts["prompt_tokens"])
+            self.told.requests.append(event.sequence_id)
+            self.told.arrived[event.sequence_id] = (len(self.told), event.time_ns)
+        elif event.sequence_id in self._live:
+            self._go_on(event, event.sequence_id, self._live[event.sequence_id])
+
+    def _go_on(self, event: Event, number: int, request: _Request) -> None:
+        table, counts = request.table, event.counts
+        if event.kind in (EventKind.BLOCK_ALLOCATED, EventKind.BLOCK_SHARED):
+            table.append(counts["block"])
+        elif event.kind in (EventKind.BLOCK_COPIED, EventKind.BLOCK_EXCHANGED):
+            table[table.index(counts["source"])] = counts["block"]
+        elif event.kind is EventKind.FORKED:
+            request.state = PAUSED
+        elif event.kind is EventKind.PREEMPTED:
+            request.state = PREEMPTED
+            table.clear()
+        elif event.kind is EventKind.SCHEDULED:
+            self._begin_part(event, number, request)
+        elif event.kind is EventKind.NEW_TOKEN:
+            request.num_tokens += 1
+        elif event.kind in _ENDS:
+            self.told.ended[number] = (len(self.told), event.time_ns)
+            del self._live[number]
+
+    def _begin_part(self, event: Event, number: int, request: _Request) -> None:
+        if not self._parts:
+            self._begun_ns = event.time_ns
+        first = event.counts["computed"]
+        end = first + event.counts["tokens"]
+        gives = end == request.num_tokens
+        kind = DECODE if gives and end - first == 1 and first > 0 else PREFILL
+        request.state = PAUSED
+        self._parts.append(Part(number, kind, first, end, gives, tuple(request.table)))
+
+    def _end_step(self, event: Event) -> None:
+        held = {block for part in self._parts for block in part.blocks}
+        in_it = {part.request for part in self._parts}
+        others = {}
+        for number, request in self._live.items():
+            held.update(request.table)
+            if number not in in_it:
+                others[number] = request.state
+        self.told.steps.append(
+            StepSeen(self._begun_ns, event.time_ns, tuple(self._parts), others, len(held))
+        )
+        self._parts = []
+
+
+ENDED = (EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED, EventKind.PREEMPTED)
+NEWS = (*ENDED, EventKind.FORKED, EventKind.BLOCK_COPIED, EventKind.PREFIX_HIT)
+
+
+@dataclass(frozen=True)
+class PoolState:
+    """The pool at the end of a step.
+
+    `tables` are the blocks of each sequence in order, `held` the tokens in them, `lanes` a small
+    number for each that no other has at the same time. `kept` are blocks of the prefix cache,
+    whoever else owns them. `news` are the events of this step that change who owns what.
+    """
+
+    tables: Mapping[int, tuple[int, ...]]
+    held: Mapping[int, int]
+    lanes: Mapping[int, int]
+    kept: frozenset[int]
+    news: tuple[Event, ...]
+
+    def owners(self, block_id: int) -> list[int]:
+        """The sequences that own a block, in the order in which they came."""
+        return [each for each, table in self.tables.items() if block_id in table]
+
+    def fills(self, block_size: int) -> dict[int, int]:
+        """Tokens in each block that a sequence owns; shared blocks once."""
+        found: dict[int, int] = {}
+        for sequence_id, table in self.tables.items():
+            for index, block_id in enumerate(table):
+                tokens = self.held[sequence_id] - index * block_size
+                filled = min(max(tokens, 0), block_size)
+                found[block_id] = max(found.get(block_id, 0), filled)
+        return found
+
+    def waste(self, block_size: int) -> float:
+        """The share of the slots of owned blocks that hold no token; 0 where none is owned."""
+        fills = self.fills(block_size)
+        return 1 - sum(fills.values()) / (len(fills) * block_size) if fills else 0.0
+
+    def num_references(self, block_id: int) -> int:
+        """Owners of a block, the prefix cache among them: its reference count."""
+        return len(self.owners(block_id)) + (block_id in self.kept)
+
+
+@dataclass
+class _Fold:
+    tables: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    held: dict[int, int] = field(default_factory=dict)
+    lanes: dict[int, int] = field(default_factory=dict)
+    kept: set[int] = field(default_factory=set)
+    forks: set[int] = field(default_factory=set)
+    news: list[Event] = field(default_factory=list)
+
+    def take(self, event: Event) -> None:
+        sequence_id, counts = event.sequence_id, event.counts
+        if event.kind in NEWS:
+            self.news.append(event)
+        if event.kind is EventKind.BLOCK_EVICTED:
+            self.kept.discard(counts["block"])
+        elif sequence_id is not None:
+            self._take_of(sequence_id, event.kind, counts)
+
+    def _take_of(self, sequence_id: int, kind: EventKind, counts: Mapping[str, int]) -> None:
+        match kind:
+            case EventKind.SCHEDULED:
+                self.held[sequence_id] = counts["computed"] + counts["tokens"]
+            case EventKind.FORKED:
+                self.forks.add(sequence_id)
+                self.held[sequence_id] = self.held.get(counts["parent"], 0)
+            case EventKind.BLOCK_ALLOCATED:
+                self._extend(sequence_id, counts["block"])
+            case EventKind.BLOCK_SHARED:
+                self._extend(sequence_id, counts["block"])
+                if sequence_id not in self.forks:  # then it was found in the prefix cache
+                    self.kept.add(counts["block"])
+            case EventKind.BLOCK_COPIED | EventKind.BLOCK_EXCHANGED:
+                table = self.tables.get(sequence_id, ())
+                changed = {counts["source"]: counts["block"]}
+                self.tables[sequence_id] = tuple(changed.get(each, each) for each in table)
+            case EventKind.BLOCK_KEPT:
+                self.kept.add(counts["block"])
+            case _ if kind in ENDED:
+                for known in (self.tables, self.held, self.lanes):
+                    known.pop(sequence_id, None)
+                self.forks.discard(sequence_id)
+
+    def _extend(self, sequence_id: int, block_id: int) -> None:
+        if sequence_id not in self.lanes:
+            taken = set(self.lanes.values())
+            self.lanes[sequence_id] = next(
+                lane for lane in range(len(taken) + 1) if lane not in taken
+            )
+        self.tables[sequence_id] = (*self.tables.get(sequence_id, ()), block_id)
+
+    def state(self) -> PoolState:
+        news, self.news = tuple(self.news), []
+        held = {each: self.held.get(each, 0) for each in self.tables}
+        return PoolState(dict(self.tables), held, dict(self.lanes), frozenset(self.kept), news)
+
+
+def pool_states(events: Iterable[Event]) -> list[PoolState]:
+    """The state at the end of each step that the events tell of."""
+    fold, states = _Fold(), []
+    for event in events:
+        fold.take(event)
+        if event.kind is EventKind.STEP:
+            states.append(fold.state())
+    return states
+
+
+MOST_CELLS = 14  # of a chunk; of a longer one the middle is left out
+SHADES = {DECODE: SKY, PREFILL: YELLOW}
+_ROW = 0.62
+
+
+def step_view(
+    run: Iterable[Event] | Story,
+    step: int,
+    *,
+    block_size: int,
+    budget: int,
+    texts: Mapping[int, Sequence[str]] | None = None,
+) -> Figure:
+    """A row for each sequence of a step: its tokens, their positions, the slots that they go to.
+
+    A token whose row of logits is needed, since a token of the answer comes of it, stands in a
+    frame. The last row is the budget. `texts` has the tokens of requests, as text, by the request's
+    id. Raises `ValueError` for a step that there is not.
+    """
+    told = run if isinstance(run, Story) else story(run)
+    if not 0 <= step < len(told):
+        raise ValueError(f"Steps are 0 to {len(told) - 1}: there is no step {step}.")
+    seen = told.steps[step]
+    numbers = {request: number for number, request in enumerate(told.requests, 1)}
+    most = max(len(each.parts) for each in told.steps)  # so that a replay keeps its size
+    made, axes = figure(10.5, _ROW * (most + 1) + 0.9)
+    for row, part in enumerate(seen.parts):
+        known = (texts or {}).get(part.request, ())
+        _draw_part(axes, row, part, printable(known), block_size)
+        kind = "decode" if part.kind == DECODE else "prefill"
+        axes.text(-0.2, row, f"request {numbers[part.request]}, {kind}", ha="right", va="center")
+    _draw_budget(axes, len(seen.parts), seen.num_decode, seen.num_prefill, budget)
+    axes.set(xlim=(-3.2, MOST_CELLS + 1.1), ylim=(most + 0.45, -0.55))
+    axes.axis("off")
+    rows = sum(part.gives for part in seen.parts)
+    tokens = seen.num_decode + seen.num_prefill
+    title(
+        axes,
+        f"Step {step}: {tokens} tokens of {len(seen.parts)} sequences, "
+        f"{rows} {'row' if rows == 1 else 'rows'} of logits (framed)",
+    )
+    return made
+
+
+def shown_places(part: Part) -> list[int | None]:
+    """The positions of a part that are drawn; None stands for a middle that is left out."""
+    places = list(range(part.first, part.end))
+    if len(places) <= MOST_CELLS:
+        return list(places)
+    kept = MOST_CELLS - 1
+    return [*places[: kept - kept // 2], None, *places[-(kept // 2) :]]
+
+
+def slot_of(part: Part, position: int, block_size: int) -> int | None:
+    """Where the keys and values of a position go; None where the blocks are not known."""
+    block = position // block_size
+    if block >= len(part.blocks):
+        return None
+    return part.blocks[block] * block_size + position % block_size
+
+
+def _draw_part(axes: Axes, row: int, part: Part, known: list[str], block_size: int) -> None:
+    for column, position in enumerate(shown_places(part)):
+        middle = column + 0.47
+        if position is None:
+            left_out = part.end - part.first - (MOST_CELLS - 1)
+            axes.text(middle, row, f"{left_out}\nmore", ha="center", va="center", fontsize=8)
+            continue
+        framed = part.gives and position == part.end - 1
+        axes.add_patch(
+            Rectangle(
+                *((column, row - 0.4), 0.94, 0.8),
+                facecolor=SHADES[part.kind],
+                edgecolor=INK if framed else "none",
+                linewidth=2.0,
+            )
+        )
+        text = known[position] if position < len(known) else "·"
+        slot = slot_of(part, position, block_size)
+        where = f"{position} → {'?' if slot is None else slot}"
+        short = text if len(text) <= 8 else f"{text[:7]}…"
+        axes.text(middle, row - 0.13, short, ha="center", va="center", fontsize=8, color=INK)
+        axes.text(middle, row + 0.22, where, ha="center", va="center", fontsize=7, color=INK)
+
+
+def _draw_budget(axes: Axes, row: int, decode: int, prefill: int, budget: int) -> None:
+    """How much of the budget is used, on the scale of the row's width."""
+    axes.text(-0.2, row, "budget", ha="right", va="center")
+    scale, left = MOST_CELLS / budget, 0.0
+    for count, colour in ((decode, BLUE), (prefill, AMBER), (budget - decode - prefill, FAINT)):
+        axes.add_patch(Rectangle((left, row - 0.2), count * scale, 0.28, color=colour, linewidth=0))
+        left += count * scale
+    axes.text(
+        *(0, row + 0.3),
+        f"{decode} for decodes, {prefill} for prompts, {budget - decode - prefill} left "
+        f"of {budget}; below a token: position → slot",
+        va="center",
+        fontsize=8,
+        color=QUIET,
+    )

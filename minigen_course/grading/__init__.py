@@ -1,0 +1,1 @@
+"""Exercises: statements, checks, stubs, workspaces and bug hunts."""

@@ -1,0 +1,69 @@
+"""A function that computes attention of one sequence, made into the attention of a whole engine."""
+
+from collections.abc import Callable, Generator
+from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from minigen.engine.model_runner import AttendFactory, PagedRunner
+from minigen.errors import OptionError
+from minigen.kv_cache.paged import Batch, KVPool
+from minigen.llm import LLM
+from minigen.model.attention import attention
+from minigen.protocols import Attend
+from minigen.sockets.checks_model import checked_attend
+from minigen.sockets.resolve import build_part
+
+Attention = Callable[[Tensor, Tensor, Tensor, int | None], Tensor]
+
+
+@contextmanager
+def attending(llm: LLM, attend: AttendFactory) -> Generator[None, None, None]:
+    """While the block runs, an engine attends by what `LLM.load(attend=...)` takes.
+
+    So its weights need not be loaded again. It should keep no prefixes: what they hold is not
+    computed anew. Raises `OptionError` for what is no attention, and for an engine whose runner has
+    its own.
+    """
+    runner = llm.engine.runner
+    if not isinstance(runner, PagedRunner):
+        runs = llm.describe()["runner"]
+        raise OptionError(
+            f"This engine's step is {runs}, whose attention cannot be exchanged: load the model "
+            "with weights='float32'."
+        )
+    own, runner.attend = runner.attend, checked_attend(build_part("attend", attend))
+    try:
+        yield
+    finally:
+        runner.attend = own
+
+
+def attend_by(prefill: Attention, decode: Attention = attention) -> AttendFactory:
+    """An attention for `LLM.load(attend=...)` that has every prompt computed by `prefill`.
+
+    That is called with (q, k, v, window) for each sequence of more than one new token, as chapter
+    14's `attention` is, and `decode` for each that has one. Keys and values are of the whole
+    context, gathered from the pool.
+    """
+
+    def make(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:
+        lengths, starts = batch.context_lens.tolist(), batch.query_starts
+
+        def attend(layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            pool.store(layer_id, k, v, batch.slots)
+            mixed = []
+            for row, length in enumerate(lengths):
+                own = q[starts[row] : starts[row + 1]]
+                table = batch.block_tables[row, : -(-length // pool.block_size)]
+                keys, values = (each[:length] for each in pool.gather(layer_id, table))
+                part = prefill if len(own) > 1 else decode
+                mixed.append(part(own, keys, values, windows[layer_id]))
+            return torch.cat(mixed)
+
+        return attend
+
+    make.__name__ = getattr(prefill, "__name__", "attend_by")
+    return make

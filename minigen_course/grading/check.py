@@ -1,0 +1,163 @@
+"""`check`: a learner's part against a chapter's checks, in a process of its own.
+
+A part that loops for ever, eats memory or kills Python takes only that process down, and never
+counts as a pass.
+"""
+
+import inspect
+import io
+import json
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import cloudpickle
+import psutil
+
+from minigen_course.grading.exercise import Exercise, exercises
+from minigen_course.grading.stub import STILL_EMPTY, is_stub
+
+SECONDS = 30.0  # of processor time
+_WATCHED_EVERY = 0.1
+_WAITING_SHARE = 0.01  # of the processor: a process that gets less computes nothing
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one part; `message` says what is wrong, or what passed."""
+
+    name: str
+    passed: bool
+    message: str
+
+    def __str__(self) -> str:
+        return f"{'✓' if self.passed else '✗'} {self.name}: {self.message}"
+
+
+def check(chapter: int | str, *, hint: int = 0, seconds: float = SECONDS, **parts: Any) -> Any:
+    """Check your own parts against a chapter's: `mine = check(16, keep_top_p=my_keep_top_p)`.
+
+    `hint=1` adds a hint, `hint=2` a clearer one, and so on. Prints what passed, or the first thing
+    that is wrong. Returns each part that passed, and in the place of one that did not the
+    package's own (one part alone, several as a tuple), so that what follows runs either way.
+    Raises `ValueError` for a name that the chapter does not have.
+    """
+    known = exercises(f"{int(chapter):02}")
+    if not parts:
+        raise ValueError(f"Name what is to be checked, as in {next(iter(known))}=mine.")
+    for name in parts:
+        if name not in known:
+            raise ValueError(f"Chapter {chapter} has no {name}; it has {', '.join(known)}.")
+    usable = []
+    for name, part in parts.items():
+        result = judge(f"{int(chapter):02}", known[name], part, seconds)
+        print(result)
+        if not result.passed:
+            print_hints(known[name], hint)
+        usable.append(part if result.passed else known[name].solution)
+    return usable[0] if len(usable) == 1 else tuple(usable)
+
+
+def judge(chapter: str, exercise: Exercise, part: Any, seconds: float = SECONDS) -> Result:
+    """Run an exercise's checks on `part` in another process, for at most this processor time."""
+    if is_stub(part):  # nothing to be run
+        return Result(exercise.name, False, STILL_EMPTY)
+    word = secrets.token_hex()  # who does not know it cannot have passed
+    with tempfile.TemporaryDirectory() as folder:
+        verdict = Path(folder) / "verdict.json"
+        try:
+            pickled = _pickled(part)
+        except Exception as error:
+            return Result(exercise.name, False, f"could not be sent to be checked: {error}")
+        given, said = Path(folder) / "part.pickle", Path(folder) / "stderr.txt"
+        given.write_bytes(pickled)
+        command = [sys.executable, "-m", "minigen_course.grading.judge", chapter, exercise.name]
+        with given.open("rb") as stdin, said.open("wb") as stderr:
+            process = subprocess.Popen(
+                [*command, str(verdict), word],
+                stdin=stdin,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+            )
+            finished = _finishes(process, seconds)
+        if not finished:
+            message = f"did not finish within {seconds:g} s; does a loop never end?"
+            return Result(exercise.name, False, message)
+        found = _read(verdict)
+        if found.get("word") != word:
+            tail = said.read_text("utf-8", errors="replace").strip().splitlines()[-1:]
+            message = f"ended Python (exit status {process.returncode}) {' '.join(tail)}".rstrip()
+            return Result(exercise.name, False, message)
+    return Result(exercise.name, found["passed"] is True, found["message"])
+
+
+def _finishes(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
+    """Wait for a process; kill it once it has computed, or waited without computing, so long.
+
+    Time in which other programs have the processor counts for neither.
+    """
+    used, used_since = 0.0, time.monotonic()
+    try:
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_WATCHED_EVERY)
+                return True
+            now = _cpu_seconds(process.pid)
+            if now > used + _WAITING_SHARE * (time.monotonic() - used_since):
+                used, used_since = now, time.monotonic()
+            if used > seconds or time.monotonic() - used_since > seconds:
+                return False
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _cpu_seconds(process_id: int) -> float:
+    """Return the processor time of a process and of those that it has started."""
+    try:
+        process = psutil.Process(process_id)
+        times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    except psutil.Error:  # one of them ended meanwhile
+        return 0.0
+    ended = times[0].children_user + times[0].children_system
+    return ended + sum(each.user + each.system for each in times)
+
+
+class _Unwrapping(cloudpickle.Pickler):
+    """Sends functions as they were written: no checks of shapes around them, no `triton.jit`."""
+
+    def reducer_override(self, found: Any) -> Any:
+        if isinstance(found, FunctionType) and hasattr(found, "__wrapped__"):
+            found = inspect.unwrap(found)
+        elif type(found).__module__.startswith("triton.runtime"):  # a kernel is its function
+            found = found.fn
+        return super().reducer_override(found)
+
+
+def _pickled(part: Any) -> bytes:
+    buffer = io.BytesIO()
+    _Unwrapping(buffer).dump(part)
+    return buffer.getvalue()
+
+
+def _read(verdict: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(verdict.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def print_hints(exercise: Exercise, level: int) -> None:
+    """Print an exercise's hints up to a level, and say whether there are more."""
+    for number, text in enumerate(exercise.hints[:level], 1):
+        print(f"  hint {number}: {text}")
+    if level < len(exercise.hints):
+        print(f"  (hint={level + 1} tells more)")

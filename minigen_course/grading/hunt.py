@@ -1,0 +1,182 @@
+"""Bug hunts: a part that looks right and is not. Find the mistake, pin it by a test, mend it.
+
+The test is judged as carefully as the mended part: it must fail on the part that was handed out and
+on others with a related mistake, and pass on parts that are right, however they are written.
+"""
+
+import ast
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from minigen_course.grading.check import SECONDS, judge, print_hints
+from minigen_course.grading.exercise import Check, Exercise
+from minigen_course.grading.messages import Wrong, expect
+from minigen_course.grading.stub import emptied, imports_of, source_of
+
+Test = Callable[[Any], object]
+
+HUNTS = {  # chapter number -> the module of its hunt
+    "22": "minigen_course.ch22_paged.hunt",
+    "23": "minigen_course.ch23_prefix.hunt",
+    "24": "minigen_course.ch24_scheduler.hunt",
+    "41": "minigen_course.ch41_tensor_parallel.hunt",
+}
+
+
+class Caught(NamedTuple):
+    """What a learner hands in: a test, and the part mended (None as long as it is not)."""
+
+    test: Any
+    mended: Any
+
+
+@dataclass(frozen=True)
+class Hunt:
+    """A part with a mistake, and what judges who hunts it.
+
+    `handed` is the part as it is handed out, `test` a test that pins its mistake, of the signature
+    that the learner's has; `mended` is right, and so are `right`, written otherwise. `variants`
+    have related mistakes, by what is wrong in them. `checks` are of the mended part alone. `story`
+    (Markdown) tells of the symptom, and where it happened.
+    """
+
+    name: str
+    handed: Any
+    test: Test
+    mended: Any
+    right: Mapping[str, Any]
+    variants: Mapping[str, Any]
+    checks: tuple[Check, ...]
+    hints: tuple[str, ...]
+    story: str
+
+    def as_exercise(self) -> Exercise:
+        """The hunt as an exercise, whose checks take what was `Caught`."""
+        return Exercise(
+            self.name,
+            Caught(self.test, self.mended),
+            (
+                partial_check(fails_on_what_was_handed_out, self),
+                partial_check(passes_on_what_is_right, self),
+                partial_check(fails_on_related_mistakes, self),
+                is_mended,
+                *(_of_mended(each) for each in self.checks),
+                passes_on_its_own,
+            ),
+            self.hints,
+            self.story,
+            "",
+            "",
+        )
+
+
+def hunt_of(chapter: str) -> Hunt:
+    """A chapter's hunt. Raises `ValueError` for a chapter that has none."""
+    if chapter not in HUNTS:
+        raise ValueError(f"Chapter {chapter} has no hunt; these have one: {', '.join(HUNTS)}.")
+    found: Hunt = importlib.import_module(HUNTS[chapter]).HUNT
+    return found
+
+
+def hunt(
+    chapter: int | str,
+    *,
+    test: Test,
+    mended: Any = None,
+    hint: int = 0,
+    seconds: float = SECONDS,
+) -> Any:
+    """Hand in a hunt's test, and the part once you have mended it: `hunt(23, test=mine)`.
+
+    Prints what passed, or the first thing that is wrong. Returns your part if all is right, and the
+    package's mended one otherwise, so that what follows runs either way. Raises `ValueError` for a
+    chapter without a hunt.
+    """
+    number = f"{int(chapter):02}"
+    found = hunt_of(number)
+    result = judge(number, found.as_exercise(), Caught(test, mended), seconds)
+    print(result)
+    if not result.passed:
+        print_hints(found.as_exercise(), hint)
+    return mended if result.passed else found.mended
+
+
+def cell_of(dotted: str) -> str:
+    """A hunt's cell: the part as it is handed out, and the test to be written, still empty."""
+    module = importlib.import_module(dotted)
+    found: Hunt = module.HUNT
+    handed, test = source_of(found.handed), source_of(found.test)
+    (function,) = (each for each in ast.parse(test).body if isinstance(each, ast.FunctionDef))
+    code = f"{handed}\n\n\n" + "\n".join(emptied(test.splitlines(), function))
+    imports = "\n".join(imports_of(module, ast.parse(code)))
+    return f"# hunt: {dotted}\n{imports}\n\n\n{code}"
+
+
+def fails_on_what_was_handed_out(hunted: Hunt, caught: Caught) -> None:
+    """your test, on the part as it was handed out:"""
+    expect(callable(caught.test), f"is {caught.test!r}; it should be a function that takes a part.")
+    expect(
+        _failure(caught.test, hunted.handed) is not None,
+        "it passes, and should fail: do what the story tells of, and assert what should be.",
+    )
+
+
+def passes_on_what_is_right(hunted: Hunt, caught: Caught) -> None:
+    """your test, on parts that are right:"""
+    for name, part in {"the mended one": hunted.mended, **hunted.right}.items():
+        failure = _failure(caught.test, part)
+        expect(failure is None, f"it should pass on {name}, and fails: {failure}.")
+
+
+def fails_on_related_mistakes(hunted: Hunt, caught: Caught) -> None:
+    """your test, on parts with a related mistake:"""
+    for name, part in hunted.variants.items():
+        expect(
+            _failure(caught.test, part) is not None,
+            f"it passes, and should fail, on one that {name}.",
+        )
+
+
+def is_mended(caught: Caught) -> None:
+    """the mended part:"""
+    expect(
+        caught.mended is not None,
+        "your test is right. Mend the part, which should then pass it, and add mended=... here.",
+    )
+
+
+def passes_on_its_own(caught: Caught) -> None:
+    """your test, on the part that you mended:"""
+    failure = _failure(caught.test, caught.mended)
+    expect(failure is None, f"it should pass, and fails: {failure}.")
+
+
+def partial_check(check: Callable[[Hunt, Caught], None], hunted: Hunt) -> Check:
+    """A check that knows its hunt, and still says what it is about."""
+    made = partial(check, hunted)
+    made.__doc__ = check.__doc__
+    return made
+
+
+def _of_mended(check: Check) -> Check:
+    def checked(caught: Caught) -> None:
+        check(caught.mended)
+
+    checked.__doc__ = f"the mended part, {check.__doc__}"
+    return checked
+
+
+def _failure(test: Test, part: Any) -> str | None:
+    """How a test fails on a part; None if it passes. An empty test is told as one."""
+    try:
+        returned = test(part)
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return " ".join(f"{type(error).__name__} {error}".split())
+    if returned is not None:
+        raise Wrong(f"it returned {returned!r}; a test says what must hold by `assert`.")
+    return None

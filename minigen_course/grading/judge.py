@@ -1,0 +1,58 @@
+"""Runs checks on a part that comes pickled through stdin: `python -m minigen_course.grading.judge`.
+
+Arguments: chapter, exercise or hunt, the file to write the verdict to, and the word that must
+stand in it.
+"""
+
+import json
+import pickle
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minigen_course.grading.exercise import Exercise, exercises
+from minigen_course.grading.hunt import HUNTS, hunt_of
+from minigen_course.grading.messages import Wrong
+from minigen_course.grading.stub import STILL_EMPTY
+
+
+def verdict_on(exercise: Exercise, part: Any) -> tuple[bool, str]:
+    """Whether the part passes all checks, and a sentence that says so or what is wrong."""
+    for number, each in enumerate(exercise.checks, 1):
+        aim = (each.__doc__ or each.__name__).strip().splitlines()[0]
+        try:
+            each(part)
+        except Wrong as error:
+            return False, f"check {number} of {len(exercise.checks)} ({aim}) {error}"
+        except NotImplementedError:
+            return False, STILL_EMPTY
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            return False, (
+                f"check {number} of {len(exercise.checks)} ({aim}) raised "
+                f"{type(error).__name__}: {error} (line {where.lineno} of {where.name})"
+            )
+    return True, f"all {len(exercise.checks)} checks passed."
+
+
+def _found(chapter: str, name: str) -> Exercise:
+    if chapter in HUNTS and hunt_of(chapter).name == name:
+        return hunt_of(chapter).as_exercise()
+    return exercises(chapter)[name]
+
+
+def main() -> None:
+    """Judge what stdin brings."""
+    chapter, name, file, word = sys.argv[1:]
+    torch.set_num_threads(1)
+    part = pickle.load(sys.stdin.buffer)
+    passed, message = verdict_on(_found(chapter, name), part)
+    found = {"word": word, "passed": passed, "message": message}
+    Path(file).write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

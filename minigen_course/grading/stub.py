@@ -1,0 +1,139 @@
+"""Exercise stubs and mirrored cells, made of the package's own source.
+
+The package is the solution: a stub is its signature and docstring, with the body left to write.
+"""
+
+import ast
+import importlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+OWN = ("minigen", "minigen_course")
+EMPTY = "raise NotImplementedError  # your turn"
+STILL_EMPTY = "is still empty: replace the line that raises NotImplementedError."
+
+
+def find_object(dotted: str) -> Any:
+    """A function or class by its full name, as `minigen.sampling.sampler.keep_top_p`.
+
+    Raises `AttributeError` or `ModuleNotFoundError` where there is none.
+    """
+    module, _, name = dotted.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def dotted_name(part: Any) -> str:
+    """The full name that `find_object` finds it by."""
+    return f"{part.__module__}.{part.__qualname__}"
+
+
+def mirror(dotted: str) -> str:
+    """The package's source, to stand in a notebook's cell."""
+    return f"# = {dotted}\n{source_of(find_object(dotted))}"
+
+
+def stub(dotted: str) -> str:
+    """An exercise's cell: what its signature needs imported, the signature, no body."""
+    part = find_object(dotted)
+    source = source_of(part)
+    lines, tree = source.splitlines(), ast.parse(source).body[0]
+    if isinstance(tree, ast.ClassDef):
+        methods = [each for each in tree.body if isinstance(each, ast.FunctionDef)]
+        first = methods[0].lineno - len(methods[0].decorator_list) - 1
+        written = "\n".join(lines[:first]).rstrip().splitlines()
+        for method in methods:
+            if not method.name.startswith("_") or method.name in ("__init__", "__call__"):
+                written += ["", *emptied(lines, method)]
+        code = "\n".join(written)
+    else:
+        assert isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef), "a function or a class"
+        code = "\n".join(emptied(lines, tree))
+    imports = "\n".join(imports_of(inspect.getmodule(part), ast.parse(code)))
+    between = "\n\n\n" if imports else ""
+    return f"# exercise: {dotted}\n{imports}{between}{code}".replace("\n\n\n\n", "\n\n\n")
+
+
+def is_stub(part: Any) -> bool:
+    """Whether a function, or every one of a class, has no body but the line that says it is empty.
+
+    >>> def mine(x):
+    ...     raise NotImplementedError  # your turn
+    >>> is_stub(mine), is_stub(is_stub)
+    (True, False)
+    """
+    if isinstance(part, type):
+        members = [_function_of(each) for each in vars(part).values()]
+        functions = [each for each in members if isinstance(each, FunctionType)]
+        return bool(functions) and all(is_stub(each) for each in functions)
+    is_function = isinstance(inspect.unwrap(part), FunctionType)
+    return is_function and _steps(part) == _steps(_empty)
+
+
+def _function_of(member: Any) -> Any:
+    """What a property, a static or a class method is made of."""
+    return getattr(member, "fget", getattr(member, "__func__", member))
+
+
+def _steps(function: Any) -> tuple[bytes, tuple[str, ...]]:
+    code = inspect.unwrap(function).__code__
+    return code.co_code, code.co_names
+
+
+def _empty() -> None:
+    raise NotImplementedError
+
+
+def source_of(part: Any) -> str:
+    """A function's or class's source, from the left margin on."""
+    return textwrap.dedent(inspect.getsource(part)).rstrip()
+
+
+def emptied(lines: list[str], function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """The function's lines down to its docstring's end, and then the line that says it is empty."""
+    begin = min([function.lineno, *(each.lineno for each in function.decorator_list)]) - 1
+    body = function.body[0]
+    has_docstring = ast.get_docstring(function) is not None
+    end = body.end_lineno if has_docstring else body.lineno - 1
+    indent = " " * body.col_offset
+    return [*lines[begin:end], indent + EMPTY]
+
+
+def imports_of(module: Any, code: ast.Module) -> list[str]:
+    """Import statements for the names that `code` takes from the package's module, in its order."""
+    used = {node.id for node in ast.walk(code) if isinstance(node, ast.Name)}
+    tree = ast.parse(inspect.getsource(module))
+    found = []
+    for node in _statements(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [each for each in node.names if (each.asname or each.name) in used]
+            used -= {each.asname or each.name for each in names}
+            if names:
+                node.names = names
+                found.append(ast.unparse(node))
+    own = sorted((used & set(_defined(tree))) - set(_defined(code)))
+    if own:
+        found.append(f"from {module.__name__} import {', '.join(own)}")
+    found.sort(key=lambda each: (each.startswith("from "), each))  # the order that linters ask for
+    groups: list[list[str]] = [[], [], []]  # Python's own, others', minigen's
+    for statement in found:
+        package = statement.split()[1].partition(".")[0]
+        groups[1 + (package in OWN) - (package in sys.stdlib_module_names)].append(statement)
+    return "\n\n".join("\n".join(group) for group in groups if group).splitlines()
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """A module's statements, and those that it tries."""
+    for node in tree.body:
+        yield from node.body if isinstance(node, ast.Try) else [node]
+
+
+def _defined(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            yield from (each.id for each in node.targets if isinstance(each, ast.Name))

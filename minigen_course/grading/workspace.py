@@ -1,0 +1,197 @@
+"""The course's notebooks: where they are, a folder of the learner's own, and what passes there."""
+
+import ast
+import importlib.metadata
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from minigen.errors import OptionError
+from minigen_course.grading.check import judge
+from minigen_course.grading.exercise import CHAPTERS, Exercise, exercises
+from minigen_course.grading.hunt import HUNTS, Caught, Hunt, cell_of, hunt_of
+from minigen_course.grading.stub import STILL_EMPTY, dotted_name, stub
+
+EXERCISES = "exercises"
+HUNT_RULES = (
+    "Find the mistake in the part below. Pin it by a test that fails on this part and passes on "
+    "every right one. Then mend the part, in the same cell."
+)
+MARK, HUNT_MARK = "# exercise: ", "# hunt: "
+
+
+def notebooks_folder() -> Path:
+    """The notebooks that came with this minigen: those of a clone, or of an installed wheel."""
+    clone = Path(__file__).resolve().parents[2] / "notebooks"
+    if (clone / "chapters.toml").exists():
+        return clone
+    for file in importlib.metadata.files("minigen") or ():
+        if file.name == "chapters.toml":
+            return Path(str(file.locate())).resolve().parent
+    raise OptionError("This installation of minigen has no notebooks; install it from its wheel.")
+
+
+def make_workspace(folder: Path) -> list[Path]:
+    """Copy notebooks and exercises to `folder`, except what is there; returns what is new.
+
+    So it can be repeated after an upgrade: new chapters come, and nobody's work is touched.
+    """
+    wanted = {Path(each.name): each for each in sorted(notebooks_folder().glob("[0-9]*.ipynb"))}
+    new = [folder / name for name in wanted if not (folder / name).exists()]
+    (folder / EXERCISES).mkdir(parents=True, exist_ok=True)
+    for name, source in wanted.items():
+        if folder / name in new:
+            shutil.copyfile(source, folder / name)
+    for chapter in CHAPTERS:
+        stem = next((name.stem for name in wanted if name.name.startswith(f"{chapter}_")), chapter)
+        path = folder / EXERCISES / f"{stem}.ipynb"
+        if not path.exists():
+            path.write_text(json.dumps(exercise_notebook(chapter), indent=1), encoding="utf-8")
+            new.append(path)
+    return new
+
+
+def exercise_notebook(chapter: str) -> dict[str, Any]:
+    """A chapter's exercises as a notebook: what is asked, a stub, its check, its place at work."""
+    cells = [_markdown(f"# Exercises of chapter {chapter}")]
+    cells.append(
+        _code("%load_ext minigen_course\nimport torch\n\nfrom minigen_course import check, using")
+    )
+    for each in exercises(chapter).values():
+        cells += [
+            _markdown(f"## {each.name}\n\n{each.statement}"),
+            _code(stub(dotted_name(each.solution))),
+            _code(f"mine = check({int(chapter)}, {each.name}={each.name})"),
+            _markdown("In the running engine:"),
+            _code(each.use),
+            _markdown(f"**Harder.** {each.harder}"),
+        ]
+    if chapter in HUNTS:
+        cells += _hunt_cells(chapter, hunt_of(chapter))
+    for number, cell in enumerate(cells):
+        cell["id"] = f"exercise-{chapter}-{number}"
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+
+
+def _hunt_cells(chapter: str, hunt: Hunt) -> list[dict[str, Any]]:
+    test, handed = hunt.test.__name__, hunt.handed.__name__
+    call = f"hunt({int(chapter)}, test={test}, mended={handed})"
+    return [
+        _markdown(f"## A bug hunt: {hunt.name}\n\n{hunt.story}\n\n{HUNT_RULES}"),
+        _code(cell_of(HUNTS[chapter])),
+        _code(f"from minigen_course.grading.hunt import hunt\n\nmine = {call}"),
+    ]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where an exercise stands in a workspace; `message` is what its check says."""
+
+    chapter: str
+    name: str
+    passed: bool
+    message: str
+
+
+def progress(folder: Path) -> Iterator[Standing]:
+    """Check every exercise of a workspace, in order; an answer in the chapter's notebook counts.
+
+    Raises `OptionError` for a folder that is no workspace.
+    """
+    if not (folder / EXERCISES).is_dir():
+        raise OptionError(f"{folder} is no workspace; `minigen workspace {folder}` makes one.")
+    for chapter in sorted(CHAPTERS):
+        paths = [*folder.glob(f"{EXERCISES}/{chapter}*.ipynb"), *folder.glob(f"{chapter}*.ipynb")]
+        for exercise in exercises(chapter).values():
+            mark = MARK + dotted_name(exercise.solution)
+            yield _standing(chapter, exercise, mark, partial(_one, exercise.name), paths)
+        if chapter in HUNTS:
+            hunt, mark = hunt_of(chapter), HUNT_MARK + HUNTS[chapter]
+            yield _standing(chapter, hunt.as_exercise(), mark, partial(_caught, hunt), paths)
+
+
+def _one(name: str, names: Mapping[str, Any]) -> Any:
+    return names.get(name)
+
+
+def _caught(hunt: Hunt, names: Mapping[str, Any]) -> Caught:
+    return Caught(names.get(hunt.test.__name__), names.get(hunt.handed.__name__))
+
+
+def _standing(
+    chapter: str,
+    exercise: Exercise,
+    mark: str,
+    take: Callable[[Mapping[str, Any]], Any],
+    paths: list[Path],
+) -> Standing:
+    messages = []
+    for path in paths:
+        names = _answers(path, mark)
+        if names is None:
+            continue
+        if isinstance(names, str):
+            messages.append(f"{path.name}: {names}")
+            continue
+        result = judge(chapter, exercise, take(names))
+        if result.passed:
+            return Standing(chapter, exercise.name, True, result.message)
+        messages.append(result.message)
+    begun = [each for each in messages if each != STILL_EMPTY]
+    told = next(iter(begun or messages), "has no cell in this workspace")
+    return Standing(chapter, exercise.name, False, told)
+
+
+def _answers(path: Path, mark: str) -> Mapping[str, Any] | str | None:
+    """What a notebook defines that has a cell so marked; a str if that cell cannot be run.
+
+    Only imports, functions, classes and names given to plain values are run: no loops, no prints.
+    """
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    except (OSError, ValueError, KeyError) as error:
+        return f"cannot be read as a notebook ({error})"
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    if not any(source.startswith(mark) for source in sources):
+        return None
+    module = ModuleType("__main__")  # pickled by value, as what a notebook defines is
+    for source in sources:
+        try:
+            statements = _definitions(source)
+            exec(compile(ast.Module(statements, []), path.name, "exec"), vars(module))
+        except Exception as error:
+            if source.startswith(mark):
+                return f"raised {type(error).__name__}: {error}"
+    return vars(module)
+
+
+def _definitions(source: str) -> list[ast.stmt]:
+    lines = [line for line in source.splitlines() if not line.lstrip().startswith(("%", "!"))]
+    body = ast.parse("\n".join(lines)).body
+    kept = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+    return [
+        each
+        for each in body
+        if isinstance(each, kept)
+        or (isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant))
+    ]
+
+
+def _markdown(text: str) -> dict[str, Any]:
+    return {"cell_type": "markdown", "metadata": {}, "source": text}
+
+
+def _code(text: str) -> dict[str, Any]:
+    return {
+        "cell_type": "code",
+        "execution_count": None,
+        "metadata": {},
+        "outputs": [],
+        "source": text,
+    }

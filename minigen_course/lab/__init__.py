@@ -1,0 +1,1 @@
+"""Tools that several chapters use to inspect, simulate and measure the engine."""

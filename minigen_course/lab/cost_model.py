@@ -1,0 +1,327 @@
+"""What a model costs, from its configuration alone: parameters, memory, FLOPs, time of a step.
+
+The configurations are those that the models' publishers give (config.json on the Hugging Face hub).
+GB are 10^9 bytes. Source: Williams, Waterman and Patterson 2009, "Roofline".
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from minigen.checkpoint.config_json import read_config
+from minigen.checkpoint.model_config import ModelConfig
+from minigen.model.transformer import expected_tensors
+from minigen_course.figures.show import best_seconds
+
+GB = 1e9
+
+# Bits a weight takes, its share of the scales included.
+BITS = {
+    "float32": 32.0,
+    "bfloat16": 16.0,
+    "int8": 8.0,
+    "Q4_0: 4 bits and a scale for 32": 4.5,
+    "4 bits, scales forgotten": 4.0,
+}
+
+
+def _llama(**own: Any) -> dict[str, Any]:
+    common = {"model_type": "llama", "rms_norm_eps": 1e-5, "max_position_embeddings": 8192}
+    return common | {"tie_word_embeddings": False} | own
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "SmolLM2-135M": _llama(
+        vocab_size=49152,
+        hidden_size=576,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        intermediate_size=1536,
+        tie_word_embeddings=True,
+    ),
+    "SmolLM2-1.7B": _llama(
+        vocab_size=49152,
+        hidden_size=2048,
+        num_hidden_layers=24,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        intermediate_size=8192,
+        tie_word_embeddings=True,
+    ),
+    "Qwen3-0.6B": _llama(
+        model_type="qwen3",
+        vocab_size=151936,
+        hidden_size=1024,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        intermediate_size=3072,
+        tie_word_embeddings=True,
+    ),
+    "Llama-2-7B": _llama(
+        vocab_size=32000,
+        hidden_size=4096,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        intermediate_size=11008,
+    ),
+    "Llama-3-8B": _llama(
+        vocab_size=128256,
+        hidden_size=4096,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        intermediate_size=14336,
+    ),
+    "Llama-3-70B": _llama(
+        vocab_size=128256,
+        hidden_size=8192,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        intermediate_size=28672,
+    ),
+}
+
+
+def config_of(name_or_json: str) -> ModelConfig:
+    """The configuration of a model of `MODELS`, or of the text of a config.json.
+
+    Raises `ValueError` for what is neither, and `ConfigError` for a model of another family.
+    """
+    if name_or_json in MODELS:
+        return read_config(MODELS[name_or_json], name_or_json)
+    try:
+        raw = json.loads(name_or_json)
+    except ValueError:
+        known = ", ".join(MODELS)
+        raise ValueError(f"Give one of {known}, or the text of a config.json.") from None
+    return read_config(raw, "the config.json")
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Numbers in all weights; tied embeddings count once."""
+    return sum(math.prod(shape) for shape in expected_tensors(config).values())
+
+
+def kv_bytes_per_token(config: ModelConfig, kv_bits: float = 16) -> float:
+    """Bytes of keys and values that one token keeps in all layers."""
+    return config.kv_bytes_per_token * kv_bits / 16
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """Bytes of weights, of the KV cache of all sequences, and of what the steps work in."""
+
+    weights: float
+    kv: float
+    working: float
+
+    @property
+    def total(self) -> float:
+        """All together."""
+        return self.weights + self.kv + self.working
+
+
+def memory_needed(
+    config: ModelConfig, bits: float, sequences: int, context: int, working: float = GB
+) -> MemoryBudget:
+    """What so many sequences of so many tokens need, with KV at 2 bytes a number."""
+    weights = num_parameters(config) * bits / 8
+    return MemoryBudget(weights, kv_bytes_per_token(config) * sequences * context, working)
+
+
+def most_sequences(
+    config: ModelConfig, bits: float, memory: float, context: int, working: float = GB
+) -> int:
+    """How many sequences of so many tokens fit: (memory - weights - working) / KV of one; or 0."""
+    free = memory - working - num_parameters(config) * bits / 8
+    return max(0, int(free // (kv_bytes_per_token(config) * context)))
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a Llama-type model that decide its parameters, its work and its memory."""
+
+    hidden: int
+    layers: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    tied: bool
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "ModelShape":
+        """A loaded model's shape."""
+        return cls(
+            hidden=config.hidden,
+            layers=config.num_layers,
+            q_heads=config.q_heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            ffn=config.ffn,
+            vocab=config.vocab_size,
+            tied=config.tied_embeddings,
+        )
+
+    @property
+    def parameters(self) -> int:
+        """All numbers that the model learned."""
+        return sum(part.parameters for part in parameter_budget(self, 1))
+
+    @property
+    def multiplied(self) -> int:
+        """Parameters that every token is multiplied with: all but norms and embedding look-up."""
+        head = self.vocab * self.hidden
+        linears = (part.parameters for part in parameter_budget(self, 1) if part.name in LINEARS)
+        return head + sum(linears)
+
+    def flops(self, context: int) -> int:
+        """Floating-point operations of one token that looks at `context` tokens, itself one."""
+        return sum(part.flops for part in parameter_budget(self, context))
+
+    def kv_numbers(self, context: int) -> int:
+        """Numbers of keys and values that so many tokens keep."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * context
+
+
+@dataclass(frozen=True)
+class Part:
+    """A kind of tensor or work: its parameters, and operations (FLOPs) for one token."""
+
+    name: str
+    parameters: int
+    flops: int
+
+
+LINEARS = ("attention's products", "feed-forward")
+
+SHAPES = {name: ModelShape.of(config_of(name)) for name in MODELS}
+
+
+def parameter_budget(shape: ModelShape, context: int) -> tuple[Part, ...]:
+    """A model's parts, from the embedding to the head, for a token that looks at `context` tokens.
+
+    Counted are products of matrices; norms, rotations and softmax are some thousandths of them.
+    A head that is the embedding itself has no parameters of its own. Biases, and norms of single
+    heads, are left out.
+    """
+    width, kv_width = shape.q_heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    products = shape.layers * shape.hidden * (2 * width + 2 * kv_width)
+    feed_forward = shape.layers * 3 * shape.hidden * shape.ffn
+    table = shape.vocab * shape.hidden
+    return (
+        Part("embedding", table, 0),
+        Part(LINEARS[0], products, 2 * products),
+        Part("attention's context", 0, 2 * 2 * shape.layers * width * context),
+        Part(LINEARS[1], feed_forward, 2 * feed_forward),
+        Part("norms", (2 * shape.layers + 1) * shape.hidden, 0),
+        Part("head", 0 if shape.tied else table, 2 * table),
+    )
+
+
+REPEATS = 20  # so many that other programs leave at least one alone
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A processor's ceilings: bytes a second out of its memory, operations a second.
+
+    `memory` is in bytes, where it is known.
+    """
+
+    name: str
+    bandwidth: float
+    flops: float
+    memory: float | None = None
+
+    @property
+    def ridge(self) -> float:
+        """Operations for each byte at which memory and arithmetic take the same time."""
+        return self.flops / self.bandwidth
+
+
+MACHINES: dict[str, Machine] = {  # dense bfloat16, as the makers' data sheets say
+    each.name: each
+    for each in (
+        Machine("H100 SXM", 3350e9, 989e12, 80e9),
+        Machine("H200", 4800e9, 989e12, 141e9),
+        Machine("A100 SXM 80 GB", 2039e9, 312e12, 80e9),
+        Machine("RTX 4090", 1008e9, 165e12, 24e9),
+        Machine("L4", 300e9, 121e12, 24e9),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one pass through a model reads, in bytes, and computes, in operations."""
+
+    weight_bytes: float
+    kv_bytes: float
+    flops: float
+
+    @property
+    def num_bytes(self) -> float:
+        """All that must come out of memory."""
+        return self.weight_bytes + self.kv_bytes
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte that is read."""
+        return self.flops / self.num_bytes
+
+    def seconds(self, machine: Machine, overhead: float = 0.0) -> float:
+        """max(bytes / bandwidth, operations / peak) + overhead: the step-time model."""
+        return max(self.num_bytes / machine.bandwidth, self.flops / machine.flops) + overhead
+
+    def share_of_compute(self, machine: Machine) -> float:
+        """How much of the machine's arithmetic the step uses, from 0 to 1."""
+        return self.flops / machine.flops / self.seconds(machine)
+
+
+def decode_step(
+    shape: ModelShape, batch: int, context: int, weight_bits: float, kv_bits: float = 16
+) -> Step:
+    """One new token for each of `batch` sequences, each of which has `context` tokens."""
+    return Step(
+        weight_bytes=shape.multiplied * weight_bits / 8,
+        kv_bytes=batch * shape.kv_numbers(context) * kv_bits / 8,
+        flops=batch * shape.flops(context),
+    )
+
+
+def prefill_step(
+    shape: ModelShape, num_tokens: int, weight_bits: float, kv_bits: float = 16
+) -> Step:
+    """A whole prompt at once, of which only the last token is given scores."""
+    head = 2 * shape.vocab * shape.hidden
+    attention = sum(shape.flops(seen) - shape.flops(0) for seen in range(1, num_tokens + 1))
+    return Step(
+        weight_bytes=shape.multiplied * weight_bits / 8,
+        kv_bytes=shape.kv_numbers(num_tokens) * kv_bits / 8,
+        flops=num_tokens * (shape.flops(0) - head) + head + attention,
+    )
+
+
+def measure_machine(
+    dtype: torch.dtype = torch.float32, megabytes: int = 256, size: int = 1024
+) -> Machine:
+    """This machine's ceilings, as torch reaches them: the best of twenty tries each.
+
+    Bandwidth is that of summing so many megabytes, which no cache holds; arithmetic that of a
+    product of two square matrices of `size`.
+    """
+    numbers = torch.ones(megabytes * 2**20 // 4)
+    left, right = (torch.ones(size, size, dtype=dtype) for _ in range(2))
+    bandwidth = numbers.numel() * 4 / best_seconds(numbers.sum, REPEATS)
+    flops = 2 * size**3 / best_seconds(lambda: left @ right, REPEATS)
+    return Machine("this machine", bandwidth, flops)

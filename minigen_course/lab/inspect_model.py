@@ -1,0 +1,190 @@
+"""Look into a loaded model: its states, queries and keys in a forward pass, its logits by token."""
+
+import math
+import time
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from minigen import hub
+from minigen.llm import LLM
+from minigen.model.attention import attend_packed, causal_mask
+from minigen.model.layers import apply_rotary
+from minigen.model.transformer import Transformer, run_layer
+from minigen.progress import shown_progress
+from minigen.sampling.params import SamplingParams
+from minigen.sequence import Chunk, Sequence
+
+
+def load_model(name: str = hub.DEFAULT_MODEL, **options: Any) -> LLM:
+    """`LLM.load`, with bars while a model that is not on this machine yet is pulled."""
+    if hub.find(name) is None:
+        print(f"{name} is not on this machine yet: it is pulled now, once.")
+        with shown_progress() as progress:
+            hub.pull(name, progress=progress)
+    return LLM.load(name, **options)
+
+
+def transformer_of(llm: LLM) -> Transformer:
+    """The model that a loaded engine runs."""
+    model: Transformer = llm.engine.runner.model  # type: ignore[attr-defined]
+    return model
+
+
+@torch.inference_mode()
+def next_logits(llm: LLM, text: str) -> Float[Tensor, " vocab"]:
+    """What the model says of the token after `text`, computed at once and without a cache."""
+    model = transformer_of(llm)
+    token_ids = llm.tokenizer.encode(text)
+    attend = attend_packed([len(token_ids)], llm.config.sliding_windows)
+    hidden = model(torch.tensor(token_ids), torch.arange(len(token_ids)), attend)
+    return model.logits(hidden[-1:])[0].float()
+
+
+_salts = count()  # nothing is taken from texts that were read before
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The logits after each token of each text, and the seconds of each step."""
+
+    logits: tuple[Float[Tensor, "tokens vocab"], ...]
+    seconds: tuple[float, ...]
+
+    @property
+    def step_seconds(self) -> float:
+        """Of a step that nothing disturbed: one in ten takes less."""
+        return sorted(self.seconds)[len(self.seconds) // 10]
+
+
+def read_along(llm: LLM, *texts: SequenceOf[int]) -> Reading:
+    """Give the engine's runner one token of every text a step, whatever it would say itself."""
+    runner = llm.engine.runner
+    manager = runner.manager  # type: ignore[attr-defined]
+    greedy, salt = SamplingParams(temperature=0.0), f"reading {next(_salts)}"
+    sequences = [
+        Sequence(-1 - number, (ids[0],), greedy, 0, len(ids), frozenset(), cache_salt=salt)
+        for number, ids in enumerate(texts)
+    ]
+    logits: list[list[Tensor]] = [[] for _ in texts]
+    seconds = []
+    try:
+        for step in range(max(len(ids) for ids in texts)):
+            running = [number for number, ids in enumerate(texts) if step < len(ids)]
+            for number in running:
+                if step == 0:
+                    manager.begin(sequences[number], 1)
+                else:
+                    sequences[number].append(texts[number][step])
+                    manager.reserve(sequences[number], 1)
+            begun = time.perf_counter()
+            found = runner.logits([Chunk(sequences[number], 1) for number in running])
+            seconds.append(time.perf_counter() - begun)
+            for number, row in zip(running, found.clone(), strict=True):
+                logits[number].append(row)
+                manager.advance(sequences[number], 1)
+    finally:
+        for sequence in sequences:
+            manager.release(sequence)
+    return Reading(tuple(torch.stack(rows) for rows in logits), tuple(seconds))
+
+
+def agreement(one: SequenceOf[Tensor], other: SequenceOf[Tensor]) -> float:
+    """Share of the places where both readings find the same token the likeliest.
+
+    Each is the logits of the same texts, [tokens, vocab] for each text.
+    """
+    likeliest, others = (torch.cat([text.argmax(-1) for text in each]) for each in (one, other))
+    return float((likeliest == others).float().mean())
+
+
+def perplexity_of(logits: SequenceOf[Tensor], texts: SequenceOf[SequenceOf[int]]) -> float:
+    """Among how many equally likely tokens one might as well have chosen, over these texts."""
+    found = [
+        scores[:-1].double().log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])
+        for scores, ids in zip(logits, texts, strict=True)
+    ]
+    return math.exp(-float(torch.cat(found).mean()))
+
+
+@dataclass(frozen=True)
+class HeadInputs:
+    """What one layer's attention is given: queries and keys already turned, and values."""
+
+    q: Float[Tensor, "tokens q_heads head_dim"]
+    k: Float[Tensor, "tokens kv_heads head_dim"]
+    v: Float[Tensor, "tokens kv_heads head_dim"]
+
+
+@torch.inference_mode()
+def log_probabilities(
+    llm: LLM,
+    token_ids: SequenceOf[int],
+    positions: Int64[Tensor, " tokens"] | None = None,
+    frequencies: Float[Tensor, " half"] | None = None,
+) -> Float[Tensor, " followers"]:
+    """How likely the model finds each token after the first, given those before it.
+
+    `positions` are 0, 1, 2, ... and `frequencies` the model's own, unless others are given.
+    """
+    model = transformer_of(llm)
+    if frequencies is not None:
+        model = replace(model, frequencies=frequencies)
+    if positions is None:
+        positions = torch.arange(len(token_ids))
+    ids = torch.tensor(token_ids)
+    hidden = model(ids, positions, attend_packed([len(ids)], llm.config.sliding_windows))
+    return model.logits(hidden[:-1]).log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+
+
+def perplexity(log_probabilities: Float[Tensor, " followers"]) -> float:
+    """Among how many equally likely tokens the model might as well have chosen, in the mean."""
+    return math.exp(-float(log_probabilities.double().mean()))
+
+
+@torch.inference_mode()
+def recorded_states(llm: LLM, token_ids: SequenceOf[int]) -> Float[Tensor, "states tokens hidden"]:
+    """The hidden states before the first layer, and after each one."""
+    model, ids = transformer_of(llm), torch.tensor(token_ids)
+    attend = attend_packed([len(ids)], llm.config.sliding_windows)
+    rotation = model.rotation(torch.arange(len(ids)))
+    states = [model.embed(ids)]
+    for layer_id, layer in enumerate(model.layers):
+        in_layer = partial(attend, layer_id)
+        states.append(
+            run_layer(layer, states[-1], rotation, in_layer, model.head_dim, model.norm_eps)
+        )
+    return torch.stack(states)
+
+
+@torch.inference_mode()
+def recorded_heads(llm: LLM, token_ids: SequenceOf[int]) -> tuple[HeadInputs, ...]:
+    """Every layer's queries, keys and values, taken on the way by an `attend` that listens."""
+    heads: list[HeadInputs] = []
+    usual = attend_packed([len(token_ids)], llm.config.sliding_windows)
+
+    def listening(layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        heads.append(HeadInputs(q, k, v))
+        return usual(layer_id, q, k, v)
+
+    transformer_of(llm)(torch.tensor(token_ids), torch.arange(len(token_ids)), listening)
+    return tuple(heads)
+
+
+def turned_back(llm: LLM, heads: HeadInputs) -> HeadInputs:
+    """The same queries and keys as they were before the rotation by their positions."""
+    cos, sin = transformer_of(llm).rotation(torch.arange(len(heads.q)))
+    return HeadInputs(apply_rotary(heads.q, cos, -sin), apply_rotary(heads.k, cos, -sin), heads.v)
+
+
+def head_scores(heads: HeadInputs) -> Float[Tensor, "q_heads tokens tokens"]:
+    """q k^T / sqrt(head_dim) of every head, minus infinity where a key is later than the query."""
+    keys = heads.k.repeat_interleave(heads.q.shape[1] // heads.k.shape[1], dim=1)
+    scores = torch.einsum("qhd,khd->hqk", heads.q, keys) / math.sqrt(heads.q.shape[-1])
+    return scores.masked_fill(~causal_mask(len(keys), len(keys)), -math.inf)

@@ -1,0 +1,60 @@
+"""A load on a running server from a notebook's cell: `minigen bench serve`'s, as a function."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from minigen.bench.client import Target, find_model, open_loop, send
+from minigen.bench.report import Outcome
+from minigen.bench.workload import Planned
+
+T = TypeVar("T")
+
+
+def put_load(url: str, load: Sequence[Planned], **target: Any) -> list[Outcome]:
+    """Send each request at its time, whatever became of those before; what became of each.
+
+    `target` is further said of `Target`: endpoint, api_key, ignore_eos.
+    """
+    return run_apart(_put(Target(url, **target), load))
+
+
+def run_apart(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a thread with an event loop of its own; a notebook's cells are in one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, main).result()
+
+
+async def _put(target: Target, load: Sequence[Planned]) -> list[Outcome]:
+    async with target.session() as session:
+        target = replace(target, model=await find_model(session, target))
+        return await open_loop(load, lambda request, clock: send(session, target, request, clock))
+
+
+async def load_test(
+    send: Callable[[int], Awaitable[object]], times: Sequence[float], percents: Sequence[float]
+) -> dict[float, float]:
+    """Percentiles of latency, in seconds, under a load that waits for nobody.
+
+    `send(number)` is begun for each request at its time, in seconds after the call, whatever has
+    become of the others. Its latency is from that time, late or not, until it returns; if it
+    raises, the latency is infinite. A percentile is by nearest rank: the smallest latency that at
+    least so many percent of all requests kept. Source: Schroeder et al. 2006, "Open Versus Closed:
+    A Cautionary Tale".
+    """
+    clock = asyncio.get_running_loop().time
+    begun = clock()
+
+    async def latency(number: int) -> float:
+        await asyncio.sleep(begun + times[number] - clock())
+        try:
+            await send(number)
+        except Exception:
+            return math.inf
+        return clock() - begun - times[number]
+
+    latencies = sorted(await asyncio.gather(*map(latency, range(len(times)))))
+    return {each: latencies[math.ceil(each * len(times) / 100) - 1] for each in percents}

@@ -1,0 +1,107 @@
+"""What each program instance of a kernel loads and stores, recorded from Triton's interpreter.
+
+Needs tensors on the CPU.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import interpreter_builder
+
+from minigen_course.lab.triton_interpreter import Access, interpreted
+
+_MAKERS = ("empty", "empty_like", "zeros", "zeros_like", "full", "full_like")
+
+
+def record_programs(launch: Callable[[], object], **tensors: Tensor) -> list[Access]:
+    """Run `launch` in the interpreter; returns its accesses in order.
+
+    All tensors that the kernel touches are named; one that `launch` makes is "result", the next
+    one "result 2". Raises `IndexError`, before anything is touched, where a program reaches outside
+    of them: on a GPU that would be somebody else's memory. A lane that a load's mask leaves out,
+    and for which it names no `other`, holds NaN or -1, since on a GPU it may hold anything.
+    """
+    accesses: list[Access] = []
+    known = dict(tensors)
+    with interpreted(), _watching(accesses, known), _Naming(known):
+        launch()
+    return accesses
+
+
+class _Naming(TorchDispatchMode):
+    """Names the tensors that are made."""
+
+    def __init__(self, known: dict[str, Tensor]):
+        super().__init__()
+        self.known, self.num_made = known, 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if function.overloadpacket.__name__ in _MAKERS:
+            self.num_made += 1
+            self.known["result" if self.num_made == 1 else f"result {self.num_made}"] = made
+        return made
+
+
+@contextmanager
+def _watching(accesses: list[Access], tensors: dict[str, Tensor]) -> Iterator[None]:
+    load, store = interpreter_builder.create_masked_load, interpreter_builder.create_masked_store
+
+    def watched_load(ptrs: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
+        accesses.extend(_accesses(ptrs, mask, False, tensors))
+        loaded = load(ptrs, mask, other, *rest, **named)
+        if other is None and loaded.data.size > 1:  # of one lane Triton hands on no 0 either
+            loaded.data = _with_anything(loaded.data, mask.data)
+        return loaded
+
+    def watched_store(ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        accesses.extend(_accesses(ptrs, mask, True, tensors))
+        return store(ptrs, value, mask, *rest)
+
+    with (
+        patch.object(interpreter_builder, "create_masked_load", watched_load),
+        patch.object(interpreter_builder, "create_masked_store", watched_store),
+    ):
+        yield
+
+
+def _with_anything(data: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """What was loaded, with NaN or -1 where the mask left it out."""
+    missing = np.nan if np.issubdtype(data.dtype, np.floating) else -1
+    return np.where(mask.astype(bool), data, np.array(missing).astype(data.dtype))
+
+
+def _accesses(ptrs: Any, mask: Any, is_store: bool, tensors: dict[str, Tensor]) -> list[Access]:
+    """One access for each tensor that the addresses, where the mask lets them, lie in."""
+    wanted = np.broadcast_to(mask.data.astype(bool), ptrs.data.shape)
+    addresses = ptrs.data[wanted].astype(np.int64)
+    program, found, num_known = tuple(interpreter_builder.grid_idx), [], 0
+    for name, tensor in tensors.items():
+        places = addresses - tensor.data_ptr()
+        inside = (places >= 0) & (places < _num_bytes(tensor))
+        num_known += int(inside.sum())
+        if inside.any():
+            offsets = tuple((places[inside] // tensor.itemsize).tolist())
+            found.append(Access(program, is_store, name, offsets, tensor.itemsize))
+    if num_known < len(addresses):
+        verb, beyond = "stores" if is_store else "loads", len(addresses) - num_known
+        raise IndexError(
+            f"Program {program} {verb} {beyond} elements outside of {', '.join(tensors)}: its mask "
+            "must leave them out."
+        )
+    return found
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    """Bytes from a tensor's first element to its last one's end, what lies between included."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize

@@ -1,0 +1,217 @@
+"""Triton's interpreter for a while: kernels run on the CPU, and can be compiled before and after.
+
+Triton decides when it is imported: under TRITON_INTERPRET=1 it interprets every kernel, otherwise
+none. Here a process has both. What the interpreter changes in Triton's language is put back. Where
+Triton is not installed this can be imported all the same, and each function says so when it is
+used.
+"""
+
+import inspect
+import textwrap
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from tokenize import TokenError
+from types import CodeType, FunctionType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor
+
+from minigen.errors import OptionError
+
+
+def need_triton() -> None:
+    """Raises `OptionError`, which says what to do, where Triton is not installed."""
+    if find_spec("triton") is None:
+        raise OptionError(
+            "This needs Triton, which is there for Linux alone: pip install 'minigen[gpu]' (on "
+            "Windows inside WSL), or open the notebook on Colab. No GPU is needed. Until then, "
+            "read on: the pages hold every output."
+        )
+
+
+def triton_part(module: str) -> Any:
+    """A module that imports Triton at once; raises `OptionError` where that cannot be."""
+    need_triton()
+    return import_module(module)
+
+
+try:
+    import triton.language as tl
+except ImportError:
+    language: Any = SimpleNamespace(constexpr=int)
+    tl = language
+
+__all__ = ["tl"]
+
+
+@dataclass(frozen=True)
+class Access:
+    """One load or store of one program: which elements of which tensor, masked ones left out.
+
+    `offsets` count from the tensor's first element, as it lies in memory.
+    """
+
+    program: tuple[int, int, int]
+    is_store: bool
+    tensor: str
+    offsets: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it moves."""
+        return len(self.offsets) * self.itemsize
+
+
+def bytes_moved(accesses: list[Access]) -> int:
+    """Bytes of all loads and stores."""
+    return sum(access.num_bytes for access in accesses)
+
+
+def bytes_required(accesses: list[Access]) -> int:
+    """Bytes if each element were loaded at most once, and stored at most once."""
+    once: dict[tuple[str, bool], set[int]] = {}
+    sizes = {access.tensor: access.itemsize for access in accesses}
+    for access in accesses:
+        once.setdefault((access.tensor, access.is_store), set()).update(access.offsets)
+    return sum(len(offsets) * sizes[tensor] for (tensor, _), offsets in once.items())
+
+
+HAS_TRITON = find_spec("triton") is not None
+
+if HAS_TRITON:
+    import triton
+    from triton.runtime import interpreter
+    from triton.runtime.interpreter import InterpretedFunction, InterpreterError
+    from triton.runtime.jit import JITFunction
+
+
+@contextmanager
+def interpreted() -> Generator[None, None, None]:
+    """While the block runs, kernels that are launched run in the interpreter, program by program.
+
+    Their tensors are on the CPU. What a kernel raises is raised as it is. Raises `OptionError`
+    where there is no Triton.
+    """
+    need_triton()
+    if JITFunction.run is _run:  # within another such block
+        yield
+        return
+    places = _places()
+    before = [(place, dict(vars(place))) for place in places]
+    try:
+        interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+        for name, member in dict(vars(tl.tensor)).items():
+            if isinstance(member, JITFunction):
+                setattr(tl.tensor, name, _method(member))
+        with patch.object(JITFunction, "run", _run), patch.object(JITFunction, "__call__", _call):
+            yield
+    finally:
+        for place, names in before:
+            _put_back(place, names)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Start a kernel's programs: interpreted where its tensors are on a CPU, else on their GPU.
+
+    `kernel` may be a plain function, of which `triton.jit` would make a kernel. Raises what the
+    kernel raises, `TypeError` for what is no kernel, and `OptionError` where there is no Triton.
+    """
+    kernel = inspect.unwrap(kernel)
+    if not inspect.isfunction(getattr(kernel, "fn", kernel)):
+        raise TypeError(f"{kernel!r} is no kernel; it should be a function.")
+    if all(each.device.type == "cpu" for each in arguments if isinstance(each, Tensor)):
+        with interpreted():
+            _run(kernel, *arguments, grid=grid, warmup=False, **constants)
+    else:
+        compiled = _jit(kernel) if inspect.isfunction(kernel) else kernel
+        compiled[grid](*arguments, **constants)
+
+
+def record(run: Callable[[], object], **tensors: Tensor) -> list[Access]:
+    """Call `lab.programs.record_programs`; raises `OptionError` where there is no Triton."""
+    need_triton()
+    found: list[Access] = import_module("minigen_course.lab.programs").record_programs(
+        run, **tensors
+    )
+    return found
+
+
+def _places() -> tuple[Any, ...]:
+    """Whatever the interpreter changes attributes of."""
+    core = tl.core
+    return tl, core, tl.math, tl.tensor, tl.dtype, tl.condition, core.tensor_descriptor_base
+
+
+def _run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
+    """Stands in for `JITFunction.run`, which would look for a GPU."""
+    function = kernel if inspect.isfunction(kernel) else kernel.fn
+    try:
+        _interpretable(function).run(*arguments, grid=grid, warmup=warmup, **named)
+    except InterpreterError as error:
+        raise _cause(error) from None
+
+
+def _call(function: Any, *arguments: Any, **named: Any) -> Any:
+    """Stands in for the call of one jit function by another."""
+    return _interpretable(function.fn).rewrite()(*arguments, **named)
+
+
+@cache
+def _jit(function: Callable[..., Any]) -> Any:
+    return triton.jit(function)
+
+
+@cache
+def _interpretable(function: Callable[..., Any]) -> Any:
+    return InterpretedFunction(_with_its_source(function))
+
+
+def _with_its_source(function: Any) -> Any:
+    """The function; where its source cannot be had, a copy that does not say where it is from.
+
+    The interpreter rewrites the source that it finds, and of a function that came from another
+    process, or out of a text, it would find another one's.
+    """
+    if _has_source(function):
+        return function
+    code = function.__code__.replace(co_filename="<kernel>")
+    names = {"tl": tl, **function.__globals__}  # an empty one came without it
+    own = function.__name__, function.__defaults__, function.__closure__
+    alone = FunctionType(code, names, *own)
+    alone.__annotations__, alone.__module__ = function.__annotations__, ""
+    return alone
+
+
+def _has_source(function: FunctionType) -> bool:
+    """Whether what Python takes for the function's source compiles to its code."""
+    try:
+        found = compile(textwrap.dedent(inspect.getsource(function)), "source", "exec")
+    except (OSError, SyntaxError, TokenError):
+        return False
+    own = function.__code__
+    codes = [each for each in found.co_consts if isinstance(each, CodeType)]
+    return any((each.co_code, each.co_consts) == (own.co_code, own.co_consts) for each in codes)
+
+
+def _method(function: Any) -> Callable[..., Any]:
+    return lambda *arguments, **named: function(*arguments, **named)
+
+
+def _cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _put_back(place: Any, names: dict[str, Any]) -> None:
+    for name in vars(place).keys() - names.keys():
+        delattr(place, name)
+    for name, value in names.items():
+        if vars(place).get(name) is not value:
+            setattr(place, name, value)

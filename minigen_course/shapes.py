@@ -1,0 +1,13 @@
+"""Shape checking for a notebook's own functions; `%load_ext minigen_course` switches it on."""
+
+from typing import Any
+
+from beartype import BeartypeConf, beartype
+
+checker = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is good for a float
+
+
+def watch(shell: Any) -> None:
+    """From the next cell on, check the types and shapes that annotations name."""
+    shell.run_line_magic("load_ext", "jaxtyping")
+    shell.run_line_magic("jaxtyping.typechecker", f"{__name__}.checker")

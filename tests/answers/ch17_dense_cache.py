@@ -1,0 +1,240 @@
+"""Answers to the exercises of chapter 17."""
+
+from typing import Any
+
+import torch
+
+from minigen_course.ch17_dense_cache.reference import DenseCache, attend_dense
+from tests.answers import Answers
+
+
+class GrowingCache:
+    """Right, and grown by concatenation."""
+
+    def __init__(
+        self, layers: int, max_tokens: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+    ):
+        empty = torch.empty(2, 0, kv_heads, head_dim, dtype=dtype)
+        self.kept, self.num_tokens = [empty] * layers, 0
+
+    def store(self, layer_id: int, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        old = self.kept[layer_id][:, : self.num_tokens]
+        self.kept[layer_id] = torch.cat([old, torch.stack([k, v]).to(old.dtype)], dim=1)
+        return self.kept[layer_id]
+
+    def advance(self, num_tokens: int) -> None:
+        self.num_tokens += num_tokens
+
+
+class ListedCache:
+    """Right, with keys and values apart."""
+
+    def __init__(
+        self, layers: int, max_tokens: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+    ):
+        shape = (max_tokens, kv_heads, head_dim)
+        self.layers = [[torch.zeros(shape, dtype=dtype) for _ in "kv"] for _ in range(layers)]
+        self.num_tokens = 0
+
+    def store(self, layer_id: int, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+        end = self.num_tokens + k.shape[0]
+        for kept, new in zip(self.layers[layer_id], (k, v), strict=True):
+            kept[self.num_tokens : end].copy_(new)
+        return [kept[:end] for kept in self.layers[layer_id]]
+
+    def advance(self, num_tokens: int) -> None:
+        self.num_tokens = self.num_tokens + num_tokens
+
+
+SHARED = torch.zeros(2, 4, 64, 3, 4)
+
+
+def wrong_cache(name: str) -> type:
+    class Cache:
+        def __init__(self, layers: int, max_tokens: int, kv_heads: int, head_dim: int, dtype: Any):
+            if name == "always float32":
+                dtype = torch.float32
+            self.kv = torch.zeros(2, layers, max_tokens, kv_heads, head_dim, dtype=dtype)
+            if name == "one memory for all":
+                self.kv = SHARED
+            self.num_tokens = 1 if name == "begins at one" else 0
+            self.views: list[Any] = []
+
+        def store(self, layer_id: int, k: torch.Tensor, v: torch.Tensor) -> Any:
+            if name == "one layer for all":
+                layer_id = 0
+            begin = 0 if name == "writes at the beginning" else self.num_tokens
+            if name == "last token again" and begin:
+                begin -= 1
+            end = begin + len(k)
+            if name == "keeps no copy":
+                self.views[self.num_tokens :] = list(zip(k, v, strict=True))
+                keys, values = zip(*self.views, strict=True)
+                dtype = self.kv.dtype
+                return torch.stack(keys).to(dtype), torch.stack(values).to(dtype)
+            if name == "keys and values exchanged":
+                k, v = v, k
+            self.kv[0, layer_id, begin:end] = k
+            if name != "values forgotten":
+                self.kv[1, layer_id, begin:end] = v
+            if name == "store counts":
+                self.num_tokens = end
+            if name == "returns only the new":
+                return self.kv[:, layer_id, begin:end]
+            if name == "returns all places":
+                return self.kv[:, layer_id]
+            if name == "returns what was there before":
+                return self.kv[:, layer_id, :begin]
+            if name == "returns None":
+                return None
+            if name == "heads first":
+                return self.kv[:, layer_id, :end].transpose(1, 2)
+            return self.kv[:, layer_id, :end]
+
+        def advance(self, num_tokens: int) -> None:
+            if name == "advance sets":
+                self.num_tokens = num_tokens
+            elif name == "advance by one":
+                self.num_tokens += 1
+            elif name not in ("store counts", "never advances"):
+                self.num_tokens += num_tokens
+
+    return Cache
+
+
+WRONG_CACHES = [
+    *("always float32", "one memory for all", "begins at one", "one layer for all"),
+    *("writes at the beginning", "last token again", "keeps no copy"),
+    *("keys and values exchanged", "values forgotten", "store counts", "returns only the new"),
+    *("returns all places", "returns what was there before", "returns None", "heads first"),
+    *("advance sets", "advance by one", "never advances"),
+]
+
+
+class RunnerOneByOne:
+    """Right, and each sequence in a pass of its own."""
+
+    def __init__(self, model: Any, kv_heads: int, windows: Any, dtype: Any = torch.float32):
+        self.model, self.windows, self.sizes = model, windows, (kv_heads, model.head_dim, dtype)
+        self.caches: dict[int, Any] = {}
+
+    def logits(self, sequences: Any) -> torch.Tensor:
+        return torch.stack([self._one(each) for each in sequences])
+
+    def _one(self, sequence: Any) -> torch.Tensor:
+        if sequence.num_computed == 0:
+            room = len(sequence.prompt_ids) + sequence.max_output
+            self.caches[sequence.sequence_id] = DenseCache(
+                len(self.model.layers), room, *self.sizes
+            )
+        cache = self.caches[sequence.sequence_id]
+        new = sequence.token_ids[cache.num_tokens :]
+        positions = torch.arange(cache.num_tokens, len(sequence))
+        attend = attend_dense([cache], [len(new)], self.windows)
+        hidden = self.model(torch.tensor(new), positions, attend)
+        cache.advance(len(new))
+        return self.model.logits(hidden)[-1]
+
+    def release(self, sequence: Any) -> None:
+        if sequence.sequence_id in self.caches:
+            del self.caches[sequence.sequence_id]
+
+
+def wrong_runner(name: str) -> type:
+    class Runner:
+        def __init__(self, model: Any, kv_heads: int, windows: Any, dtype: Any = torch.float32):
+            self.model, self.kv_heads, self.windows, self.dtype = model, kv_heads, windows, dtype
+            self.caches: dict[int, Any] = {}
+            if name == "windows forgotten":
+                self.windows = [None] * len(windows)
+
+        def logits(self, sequences: Any) -> torch.Tensor:
+            caches = [self._cache(each) for each in sequences]
+            new_ids = [list(each.new_ids) for each in sequences]
+            if name == "last prompt token again":
+                for each, ids in zip(sequences, new_ids, strict=True):
+                    if each.num_computed == len(each.prompt_ids):
+                        ids.insert(0, each.prompt_ids[-1])
+            if name == "whole text again":
+                new_ids = [list(each.token_ids) for each in sequences]
+            if name == "prompt only":
+                new_ids = [list(each.prompt_ids) for each in sequences]
+            lengths = [len(ids) for ids in new_ids]
+            starts = [cache.num_tokens for cache in caches]
+            if name == "positions from zero":
+                starts = [0 for _ in caches]
+            if name == "positions one too far":
+                starts = [start + 1 for start in starts]
+            if name == "positions go on over sequences":
+                starts = [sum(lengths[:place]) for place in range(len(lengths))]
+            ranges = [
+                torch.arange(start, start + length)
+                for start, length in zip(starts, lengths, strict=True)
+            ]
+            flat = torch.tensor([token for ids in new_ids for token in ids])
+            attend = attend_dense(caches, lengths, self.windows)
+            hidden = self.model(flat, torch.cat(ranges), attend)
+            for cache, length in zip(caches, lengths, strict=True):
+                if name == "advances by one":
+                    length = 1
+                if name != "never advances":
+                    cache.advance(length)
+            last = torch.tensor(lengths).cumsum(0) - 1
+            if name == "first rows":
+                last = torch.tensor([0, *lengths[:-1]]).cumsum(0)
+            if name == "row before the last":
+                last = (last - 1).clamp(min=0)
+            if name == "all rows":
+                return self.model.logits(hidden)
+            if name == "last row of all":
+                return self.model.logits(hidden[-1:]).expand(len(sequences), -1)
+            if name == "hidden states":
+                return hidden[last]
+            return self.model.logits(hidden[last])
+
+        def release(self, sequence: Any) -> None:
+            if name == "releases everybody":
+                self.caches.clear()
+            elif name == "release fails for strangers":
+                del self.caches[sequence.sequence_id]
+            elif name != "never releases":
+                self.caches.pop(sequence.sequence_id, None)
+
+        def _cache(self, sequence: Any) -> Any:
+            key = 0 if name == "one cache for all" else sequence.sequence_id
+            room = len(sequence.prompt_ids) + sequence.max_output
+            if name == "room for the prompt only":
+                room = len(sequence.prompt_ids)
+            if key not in self.caches or name == "a new cache each time":
+                self.caches[key] = DenseCache(
+                    len(self.model.layers), room, self.kv_heads, self.model.head_dim, self.dtype
+                )
+            return self.caches[key]
+
+    return Runner
+
+
+WRONG_RUNNERS = [
+    *("windows forgotten", "last prompt token again", "whole text again", "prompt only"),
+    *("positions from zero", "positions one too far", "positions go on over sequences"),
+    *("advances by one", "never advances", "first rows", "row before the last", "all rows"),
+    *("last row of all", "hidden states", "releases everybody", "release fails for strangers"),
+    *("never releases", "one cache for all", "room for the prompt only", "a new cache each time"),
+]
+
+
+ANSWERS = {
+    "DenseCache": Answers(
+        right=(GrowingCache, ListedCache, wrong_cache("nothing")),
+        wrong={name: wrong_cache(name) for name in WRONG_CACHES},
+        equivalent={},
+    ),
+    "DenseRunner": Answers(
+        right=(RunnerOneByOne, wrong_runner("nothing")),
+        wrong={name: wrong_runner(name) for name in WRONG_RUNNERS},
+        equivalent={
+            "True -> False": "zip's strict: the lists are as long as the sequences are many",
+            "True -> False #2": "as above",
+        },
+    ),
+}

@@ -1,0 +1,388 @@
+"""Answers to the exercises of chapter 24."""
+
+from typing import Any
+
+from minigen.engine.scheduler import ContinuousScheduler
+from minigen.kv_cache.block_allocator import blocks_needed
+from minigen.sequence import Chunk, samples_of
+from minigen_course.ch24_scheduler.lesson import (
+    ChunkingScheduler,
+    PreemptingScheduler,
+    SeatScheduler,
+    begin_with_room,
+)
+from tests.answers import Answers
+
+
+class OneList:
+    """Right, with one list for all, pairs in place of chunks, and a commit that returns nothing."""
+
+    def __init__(self, manager: Any, max_sequences: int, max_batch_tokens: int):
+        self.manager, self.seats, self.most = manager, max_sequences, max_batch_tokens
+        self.everybody: list[Any] = []
+
+    def add(self, sequence: Any) -> None:
+        self.everybody = [*self.everybody, sequence]
+
+    def next_batch(self) -> Any:
+        batch, room = [], self.most
+        for place, sequence in enumerate(self.everybody):
+            if sequence.block_ids:
+                batch.append((sequence, 1))
+                room -= 1
+            elif place >= self.seats or room < len(sequence) or not self._begin(sequence):
+                break
+            else:
+                batch.append((sequence, len(sequence)))
+                room -= len(sequence)
+        return batch
+
+    def _begin(self, sequence: Any) -> bool:
+        total = len(sequence) + sequence.max_output
+        free = self.manager.num_available
+        if blocks_needed(total, self.manager.block_size) > free:
+            return False
+        assert self.manager.begin(sequence, len(sequence)) == len(sequence)
+        return bool(self.manager.reserve(sequence, total))
+
+    def commit(self, chunks: Any, tokens: Any) -> None:
+        given = iter(tokens)
+        for chunk in chunks:
+            asks = bool(chunk.samples)
+            self.manager.advance(chunk.sequence, chunk.num_tokens)
+            if asks:
+                chunk.sequence.append(next(given).token_id)
+            if chunk.sequence.finish_reason:
+                self.abort(chunk.sequence)
+
+    def abort(self, sequence: Any) -> None:
+        self.manager.release(sequence)
+        self.everybody = [each for each in self.everybody if each is not sequence]
+
+
+class OneListInChunks(OneList):
+    """Right, chunks from the same list."""
+
+    def next_batch(self) -> Any:
+        batch, room = [], self.most
+        for place, sequence in enumerate(self.everybody):
+            if not sequence.block_ids and (place >= self.seats or room == 0):
+                break
+            if not sequence.block_ids and not self._begin(sequence):
+                break
+            num_tokens = min(len(sequence) - sequence.num_computed, room)
+            batch.append(Chunk(sequence, num_tokens))
+            room -= num_tokens
+        return batch
+
+
+class SeatsByHand(SeatScheduler):
+    """Right, the reservation written out, and seats counted down."""
+
+    def next_batch(self) -> list[Chunk]:
+        batch = dict.fromkeys(self.running, 1)
+        for _ in range(self.max_sequences - len(self.running)):
+            left = self.max_batch_tokens - sum(batch.values())
+            if not self.waiting or len(self.waiting[0]) > left:
+                break
+            num_tokens = begin_with_room(self.manager, self.waiting[0], left)
+            if not num_tokens:
+                break
+            batch[self.waiting[0]] = num_tokens
+            self.running += [self.waiting.popleft()]
+        return [Chunk(*each) for each in batch.items()]
+
+
+class PreemptsFirst(PreemptingScheduler):
+    """Right, in two passes: make room for all, then hand out."""
+
+    def next_batch(self) -> list[Chunk]:
+        place = 0
+        wanted: dict[Any, int] = {}
+        while place < len(self.running):
+            sequence = self.running[place]
+            left = self.max_batch_tokens - sum(wanted.values())
+            wanted[sequence] = min(sequence.num_wanted, left)
+            if self.manager.reserve(sequence, wanted[sequence]):
+                place += 1
+                continue
+            last = self.running.pop()
+            wanted.pop(last, None)
+            self.manager.release(last)
+            self.waiting.insert(0, last)
+        left = self.max_batch_tokens - sum(wanted.values())
+        while self.waiting and left and place < self.max_sequences:
+            num_tokens = self.manager.begin(self.waiting[0], left)
+            if num_tokens < 1:
+                break
+            self.running.append(self.waiting.popleft())
+            wanted[self.running[-1]] = num_tokens
+            left, place = left - num_tokens, place + 1
+        return [Chunk(*each) for each in wanted.items()]
+
+
+EVERYBODY: list[Any] = []
+
+
+def wrong_seats(name: str) -> type:
+    class Wrong(SeatScheduler):
+        def __init__(self, manager: Any, max_sequences: int, max_batch_tokens: int):
+            super().__init__(manager, max_sequences, max_batch_tokens)
+            if name == "one list for all schedulers":
+                self.running = EVERYBODY
+                EVERYBODY.clear()
+            if name == "a seat too many":
+                self.max_sequences += 1
+
+        def add(self, sequence: Any) -> None:
+            if name == "last come first served":
+                self.waiting.appendleft(sequence)
+            elif name == "the shortest prompt first":
+                self.waiting.append(sequence)
+                in_order = sorted(self.waiting, key=len)
+                self.waiting.clear()
+                self.waiting.extend(in_order)
+            else:
+                super().add(sequence)
+
+        def next_batch(self) -> list[Chunk]:
+            if name == "waits for the last of the batch" and self.running:
+                return [Chunk(each, 1) for each in self.running]
+            if name == "prompts in steps of their own" and self.waiting:
+                kept, self.running = self.running, []
+                before, self.max_sequences = self.max_sequences, self.max_sequences - len(kept)
+                new = super().next_batch()
+                self.running, self.max_sequences = kept + self.running, before
+                return new or [Chunk(each, 1) for each in self.running]
+            if name == "budget forgotten":
+                most, self.max_batch_tokens = self.max_batch_tokens, 10**6
+                found = super().next_batch()
+                self.max_batch_tokens = most
+                return found
+            if name == "who is small overtakes" and self.waiting:
+                left = self.max_batch_tokens - len(self.running)
+                if len(self.waiting[0]) > left:
+                    self.waiting.rotate(-1)
+            if name == "room for the prompt only":
+                chunks = [Chunk(each, 1) for each in self.running]
+                while self.waiting and len(self.running) < self.max_sequences:
+                    if not self.manager.begin(self.waiting[0], len(self.waiting[0])):
+                        break
+                    self.running.append(self.waiting.popleft())
+                    chunks.append(Chunk(self.running[-1], len(self.running[-1])))
+                return chunks
+            if name == "one newcomer a step":
+                waiting = list(self.waiting)[1:]
+                for each in waiting:
+                    self.waiting.remove(each)
+                found = super().next_batch()
+                self.waiting.extend(waiting)
+                return found
+            found = super().next_batch()
+            return found[:1] if name == "one at a time" else found
+
+        def commit(self, chunks: Any, tokens: Any) -> Any:
+            if name == "samples asked for after advance":
+                for chunk in chunks:
+                    self.manager.advance(chunk.sequence, chunk.num_tokens)
+                for sequence, token in zip(samples_of(chunks), tokens, strict=True):
+                    sequence.append(token.token_id)
+                return None
+            if name == "tokens exchanged":
+                tokens = tokens[::-1]
+            if name == "commits twice":
+                super().commit(chunks, tokens)
+            if name == "never counts":
+                self.manager.advance = lambda *_: None
+            if name == "the finished stay":
+                for chunk, (sequence, token) in zip(
+                    chunks, zip(samples_of(chunks), tokens, strict=True), strict=True
+                ):
+                    self.manager.advance(chunk.sequence, chunk.num_tokens)
+                    sequence.append(token.token_id)
+                return None
+            return super().commit(chunks, tokens)
+
+        def abort(self, sequence: Any) -> None:
+            if name == "blocks never given back":
+                queue = self.running if sequence in self.running else self.waiting
+                queue.remove(sequence)
+            elif name == "abort fails for those who wait":
+                self.running.remove(sequence)
+                self.manager.release(sequence)
+            elif name == "abort forgets those who wait":
+                self.manager.release(sequence)
+                if sequence in self.running:
+                    self.running.remove(sequence)
+            else:
+                super().abort(sequence)
+
+    return Wrong
+
+
+WRONG_SEATS = [
+    *("one list for all schedulers", "a seat too many", "last come first served"),
+    *("the shortest prompt first", "waits for the last of the batch"),
+    *("prompts in steps of their own", "budget forgotten", "who is small overtakes"),
+    *("room for the prompt only", "one newcomer a step", "one at a time"),
+    *("samples asked for after advance", "tokens exchanged", "commits twice", "never counts"),
+    *("the finished stay", "blocks never given back", "abort fails for those who wait"),
+    *("abort forgets those who wait",),
+]
+
+
+def wrong_chunks(name: str) -> type:
+    class Wrong(ChunkingScheduler):
+        def next_batch(self) -> Any:
+            most = self.max_batch_tokens
+            chunks: list[Chunk] = []
+            running = list(self.running)
+            if name == "prompts before decodes":
+                running.sort(key=lambda each: -each.num_wanted)
+            if name == "youngest first":
+                running.reverse()
+            for sequence in running:
+                wanted = sequence.num_wanted
+                if name == "whole text again" and wanted > 1:
+                    wanted = len(sequence)
+                if name == "a prompt at a time" and wanted > 1 and chunks:
+                    continue
+                num_tokens = wanted if name == "budget for newcomers only" else min(wanted, most)
+                if name == "half of what is left for a prompt" and wanted > 1:
+                    num_tokens = max(1, num_tokens // 2)
+                if num_tokens or name == "empty chunks":
+                    chunks.append(Chunk(sequence, num_tokens))
+                if name == "budget not counted down":
+                    continue
+                most -= 1 if name == "a prompt counts as one" else num_tokens
+            if name == "decodes are free":
+                most = self.max_batch_tokens
+            if name == "newcomers wait for prompts" and any(c.num_tokens > 1 for c in chunks):
+                return chunks
+            while self.waiting and most > 0 and len(self.running) < self.max_sequences:
+                first = self.waiting[0]
+                if name == "whole prompts only" and len(first) > most:
+                    break
+                if name == "begins before it looks at seats" and most < 2:
+                    self.manager.begin(first, 1)
+                num_tokens = begin_with_room(self.manager, first, most)
+                if num_tokens == 0:
+                    break
+                self.running.append(self.waiting.popleft())
+                if name != "the first chunk is lost":
+                    chunks.append(Chunk(self.running[-1], num_tokens))
+                most -= num_tokens
+                if name == "one newcomer a step":
+                    break
+            return chunks
+
+    return Wrong
+
+
+WRONG_CHUNKS = [
+    *("prompts before decodes", "youngest first", "whole text again", "a prompt at a time"),
+    *("budget for newcomers only", "half of what is left for a prompt", "a prompt counts as one"),
+    *("budget not counted down", "decodes are free", "newcomers wait for prompts"),
+    *("whole prompts only", "begins before it looks at seats", "the first chunk is lost"),
+    *("one newcomer a step",),
+]
+
+
+def wrong_preemption(name: str) -> type:
+    class Wrong(PreemptingScheduler):
+        def next_batch(self) -> Any:
+            batch: dict[Any, int] = {}
+            in_order = list(self.running)
+            if name in ("stays in the batch", "decodes first"):
+                in_order.sort(key=lambda each: each.num_wanted > 1)
+            for sequence in in_order:
+                num_tokens = min(sequence.num_wanted, self.max_batch_tokens - sum(batch.values()))
+                while sequence in self.running:
+                    if self.manager.reserve(sequence, num_tokens):
+                        batch[sequence] = num_tokens
+                        break
+                    if name == "gives up where blocks lack":
+                        break
+                    if name == "runs without slots":
+                        batch[sequence] = num_tokens
+                        break
+                    self._give_way(batch)
+                    if name == "tries once":
+                        break
+            budget = self.max_batch_tokens - sum(batch.values())
+            while self.waiting and budget > 0 and len(self.running) < self.max_sequences:
+                begin = begin_with_room if name == "room for the longest" else _begin
+                num_tokens = begin(self.manager, self.waiting[0], budget)
+                if num_tokens == 0:
+                    break
+                self.running.append(self.waiting.popleft())
+                batch[self.running[-1]] = num_tokens
+                budget -= num_tokens
+            return [Chunk(*each) for each in batch.items()]
+
+        def _give_way(self, batch: dict[Any, int]) -> None:
+            first = name == "the first gives way"
+            victim = self.running.pop(0 if first else -1)
+            if name == "the longest gives way":
+                self.running.append(victim)
+                victim = max(self.running, key=len)
+                self.running.remove(victim)
+            if name == "everybody gives way":
+                while self.running:
+                    self._send_away(self.running.pop(), batch)
+            self._send_away(victim, batch)
+
+        def _send_away(self, victim: Any, batch: dict[Any, int]) -> None:
+            if name != "keeps its blocks":
+                self.manager.release(victim)
+            if name == "forgets what it wrote":
+                del victim.output_ids[:]
+                del victim.token_ids[len(victim.prompt_ids) :]
+            if name == "counts as computed":
+                victim.num_computed = len(victim) - 1
+            if name == "goes to the end of the queue":
+                self.waiting.append(victim)
+            elif name != "is forgotten":
+                self.waiting.appendleft(victim)
+            if name != "stays in the batch":
+                batch.pop(victim, None)
+
+    return Wrong
+
+
+def _begin(manager: Any, sequence: Any, budget: int) -> int:
+    found: int = manager.begin(sequence, budget)
+    return found
+
+
+WRONG_PREEMPTIONS = [
+    *("gives up where blocks lack", "runs without slots", "tries once", "room for the longest"),
+    *("the first gives way", "the longest gives way", "everybody gives way", "keeps its blocks"),
+    *("forgets what it wrote", "counts as computed", "goes to the end of the queue"),
+    *("is forgotten", "stays in the batch"),
+]
+
+ANSWERS = {
+    "SeatScheduler": Answers(
+        right=(OneList, SeatsByHand, wrong_seats("nothing")),
+        wrong={name: wrong_seats(name) for name in WRONG_SEATS},
+        equivalent={"True -> False": "zip's strict: there is a token for each sample"},
+    ),
+    "ChunkingScheduler": Answers(
+        right=(OneListInChunks, wrong_chunks("nothing")),
+        wrong={
+            **{name: wrong_chunks(name) for name in WRONG_CHUNKS},
+            "prompts are not cut": SeatScheduler,
+            "room for now only": PreemptingScheduler,
+        },
+        equivalent={},
+    ),
+    "PreemptingScheduler": Answers(
+        right=(ContinuousScheduler, PreemptsFirst, wrong_preemption("decodes first")),
+        wrong={
+            **{name: wrong_preemption(name) for name in WRONG_PREEMPTIONS},
+            "nobody gives way": ChunkingScheduler,
+        },
+        equivalent={},
+    ),
+}

@@ -1,0 +1,103 @@
+"""The code stays in order: sizes, names, layers, and one place for everything of a chapter."""
+
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from tools import layout
+from tools.chapters import ROOT, Chapter, read_chapters
+
+MOST_SIBLINGS, MOST_AT_THE_TOP, MOST_IN_A_CHAPTER = 14, 12, 5
+MOST_LINES, MOST_SHORT = 500, 12
+SAME_JOB = {  # names that two packages may share: one file per backend, API or format owner
+    *("runner", "attention", "sampling", "elementwise"),  # kernels.cpu and kernels.triton
+    *("schema", "routes", "errors", "gguf"),
+    *("serve", "report", "compile"),
+}
+GERUNDS = {"sampling", "sharding", "streaming", "static_batching", "gguf_mapping"}
+TOOLKITS = {"grading", "lab", "figures"}
+
+
+def test_no_folder_holds_more_modules_than_a_reader_keeps_in_mind() -> None:
+    counts = layout.siblings()
+    assert {folder: n for folder, n in counts.items() if n > MOST_SIBLINGS} == {}
+    assert counts["minigen"] <= MOST_AT_THE_TOP
+    chapters = {folder: n for folder, n in counts.items() if re.search(r"/ch\d\d_", folder)}
+    assert {folder: n for folder, n in chapters.items() if n > MOST_IN_A_CHAPTER} == {}
+
+
+def test_modules_are_neither_giants_nor_fragments() -> None:
+    sizes = {name: layout.num_lines(path) for name, path in layout.modules().items()}
+    assert {name: n for name, n in sizes.items() if n > MOST_LINES} == {}
+    short = sorted(name for name, n in sizes.items() if n < layout.SHORT)
+    assert len(short) <= MOST_SHORT, short
+
+
+def test_the_engine_knows_no_course() -> None:
+    guilty = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for name, path in layout.files().items()
+        if name.split(".")[0] == "minigen"
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(r"minigen_course|\bchapters?\b", line, re.IGNORECASE)
+    ]
+    assert guilty == []
+
+
+def test_the_engine_patches_nothing() -> None:
+    guilty = [
+        name
+        for name, path in layout.files().items()
+        if name.split(".")[0] == "minigen" and "unittest.mock" in path.read_text(encoding="utf-8")
+    ]
+    assert guilty == []
+
+
+def test_packages_import_only_those_below_them() -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "from importlinter.cli import lint_imports_command as run; run()",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("chapter", read_chapters(), ids=lambda each: each.number)
+def test_all_of_a_chapter_is_found_by_its_number(chapter: Chapter) -> None:
+    number, stem = chapter.number, chapter.stem
+    course = ROOT / "minigen_course" / f"ch{number}_{stem}"
+    assert (course / "exercises.py").exists()
+    assert (ROOT / "notebooks" / f"{number}_{stem}.ipynb").exists()
+    assert (ROOT / "tests" / "answers" / f"ch{number}_{stem}.py").exists()
+    assert list((ROOT / "tests").glob(f"test_{number}_*.py"))
+
+
+def test_what_belongs_to_no_chapter_is_a_toolkit() -> None:
+    folders = {
+        name.split(".")[1]
+        for name in layout.modules()
+        if name.startswith("minigen_course.") and name.count(".") > 1
+    }
+    chapters = {f"ch{each.number}_{each.stem}" for each in read_chapters()}
+    assert folders <= chapters | TOOLKITS
+
+
+def test_a_name_says_one_thing() -> None:
+    names = Counter(
+        name.split(".")[-1] for name in layout.modules() if name.split(".")[0] == "minigen"
+    )
+    assert {name for name, count in names.items() if count > 1} <= SAME_JOB
+    gerunds = {name for name in names if name.endswith("ing")}
+    assert gerunds <= GERUNDS
+
+
+def test_the_measures_are_printed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.layout"], cwd=ROOT, capture_output=True, encoding="utf-8"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "modules / lines" in done.stdout

@@ -1,0 +1,130 @@
+"""Measure how the code is laid out: `python -m tools.layout` prints the table.
+
+Modules are files of the two packages without `__init__` and `__main__`; lines are physical lines.
+tests/test_layout.py holds the limits.
+"""
+
+import ast
+import re
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+from tools.chapters import ROOT
+
+PACKAGES = ("minigen", "minigen_course")
+SHORT = 50  # lines; a module of fewer is a fragment
+TOKEN_LOOP = """minigen.engine.engine minigen.engine.scheduler minigen.engine.model_runner
+minigen.sequence minigen.kv_cache.block_allocator minigen.kv_cache.block_manager
+minigen.kv_cache.paged minigen.kv_cache.radix_cache minigen.model.attention minigen.model.layers
+minigen.model.transformer minigen.sampling.sampler minigen.sampling.params""".split()
+
+
+@cache
+def files() -> dict[str, Path]:
+    """All Python files of the packages by dotted name, `__init__` as its package."""
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+    }
+
+
+def modules() -> dict[str, Path]:
+    """The files that count as modules."""
+    return {
+        name: path for name, path in files().items() if path.stem not in ("__init__", "__main__")
+    }
+
+
+def num_lines(path: Path) -> int:
+    """Return the physical lines of a file."""
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def siblings() -> Counter[str]:
+    """Return the number of modules in each folder."""
+    return Counter(path.parent.relative_to(ROOT).as_posix() for path in modules().values())
+
+
+def imported(path: Path, *, everywhere: bool = True) -> set[str]:
+    """Return the project's modules that a file imports; at its top level alone if asked for so."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = ast.walk(tree) if everywhere else iter(tree.body)
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+    return {
+        name
+        for name in found & set(files())
+        if not any(other.startswith(name + ".") for other in found & set(files()))
+    }
+
+
+def closure(start: str) -> set[str]:
+    """Return the modules that importing `start` imports, by top-level imports."""
+    reached, waiting = {start}, [start]
+    while waiting:
+        for name in imported(files()[waiting.pop()], everywhere=False) - reached:
+            reached.add(name)
+            waiting.append(name)
+    return reached & set(modules())
+
+
+def notebook_imports() -> dict[str, int]:
+    """Return how many modules of minigen each notebook imports."""
+    return {
+        path.stem: len([name for name in imported(path) if name.startswith("minigen.")])
+        for path in sorted((ROOT / "notebooks").glob("[0-9]*.py"))
+    }
+
+
+def type_ignores() -> int:
+    """Return the number of `type: ignore` comments."""
+    marks = (path.read_text(encoding="utf-8").count("# type: ignore") for path in files().values())
+    return sum(marks)
+
+
+def shaped_functions() -> int:
+    """Return the number of functions with a jaxtyping annotation in their signature."""
+    shapes = re.compile(r"\b(Float|Int|Int64|Int32|UInt8|Bool|Num|Shaped)\[")
+    count = 0
+    for path in files().values():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                parts = [each.annotation for each in (*node.args.args, *node.args.kwonlyargs)]
+                written = [ast.unparse(each) for each in (*parts, node.returns) if each]
+                count += any(shapes.search(each) for each in written)
+    return count
+
+
+def measures() -> dict[str, str]:
+    """Return each measure of the layout as text."""
+    sizes = {name: num_lines(path) for name, path in modules().items()}
+    folders = siblings()
+    reached = closure("minigen.llm")
+    folder, most = folders.most_common(1)[0]
+    numbered = [name for name in modules() if re.match(r"minigen_course\.ch\d\d_", name)]
+    return {
+        "modules / lines": f"{len(sizes)} / {sum(sizes.values()):,}",
+        "modules at the top of minigen": str(folders["minigen"]),
+        "most siblings in one folder": f"{most} ({folder})",
+        "course modules with a chapter in their path": str(len(numbered)),
+        "minigen modules that a notebook imports": f"up to {max(notebook_imports().values())}",
+        f"modules under {SHORT} lines": str(sum(lines < SHORT for lines in sizes.values())),
+        "longest module": f"{max(sizes.values())} lines",
+        "closure of `from minigen import LLM`": f"{len(reached)} modules, "
+        f"{sum(sizes[name] for name in reached):,} lines",
+        "token loop": f"{sum(sizes[name] for name in TOKEN_LOOP):,} lines in {len(TOKEN_LOOP)}",
+        "functions with shapes": str(shaped_functions()),
+        "type: ignore": str(type_ignores()),
+    }
+
+
+if __name__ == "__main__":
+    for name, value in measures().items():
+        sys.stdout.write(f"{name:<46} {value}\n")
