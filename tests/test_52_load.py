@@ -350,6 +350,14 @@ def test_an_option_of_the_summary_before_a_command_is_refused(
     assert "--requests belongs behind 'serve'" in err
 
 
+def test_a_load_is_measured_without_matplotlib() -> None:
+    code = "import sys; sys.modules['matplotlib'] = None; import minigen.bench.{}"
+    for module in ("serve", "offline", "client", "workload"):
+        command = [sys.executable, "-c", code.format(module)]
+        done = subprocess.run(command, capture_output=True, encoding="utf-8")
+        assert done.returncode == 0, done.stderr
+
+
 def test_help_does_not_import_what_only_a_load_needs() -> None:
     heavy = ("aiohttp", "asyncio", "numpy", "matplotlib", "prometheus_client", "torch", "uvloop")
     asked = (

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from minigen.bench.report import Outcome, Slo, Spread, load_figure, report
+from minigen.bench.figures import load_figure
+from minigen.bench.report import Outcome, Slo, Spread, report
 from minigen.errors import OptionError
 from minigen.trace.summary import percentile
 

@@ -169,7 +169,7 @@ async def _put(target: Target, load: Sequence[Planned]) -> tuple[Target, list[Ou
 
 
 def _draw(outcomes: Sequence[Outcome], slos: Sequence[Slo], plot: Path) -> None:
-    from minigen.bench.report import load_figure
+    from minigen.bench.figures import load_figure
 
     with written("plot", plot):
         load_figure(outcomes, slos).savefig(plot, dpi=150, format="png")
