@@ -23,9 +23,9 @@ import torch
 from common import json_option, random_prompts, write_results
 from questions import candidates
 from rich.progress import track
+from step_timing import decode_seconds, fill_cache
 from sure import by_family, keeping, sure_ones
 
-from benchmarks.step_timing import decode_seconds, fill_cache
 from minigen import LLM, SamplingParams
 from minigen.engine.model_runner import Packed, PagedRunner
 from minigen.hardware import torch_threads

@@ -17,9 +17,9 @@ from numba import njit
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from step_timing import begun, compiled_runner, fill_cache, median_seconds
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.step_timing import begun, compiled_runner, fill_cache, median_seconds
 from minigen import LLM
 from minigen.hardware import torch_threads
 from minigen.kernels.cpu.attention import attend, rotate_and_store

@@ -1,7 +1,7 @@
 """Does a step cost what its bytes and operations say? Decode steps, measured beside predicted.
 
 Timed is `runner.logits` of the compiled step: packing the batch, and all of the model. Prediction
-is of `benchmarks.step_cost`, from the bandwidth and the peaks measured before and after each
+is of `step_cost.py`, from the bandwidth and the peaks measured before and after each
 point, by the same medians. Nothing is fitted but a constant: what a step of one sequence and one
 token of context takes beyond its prediction, the median of five.
 """
@@ -14,9 +14,9 @@ from common import json_option, write_results
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from step_cost import StepCost
+from step_timing import Probe, fill_cache, measure_point, measure_products
 
-from benchmarks.step_cost import StepCost
-from benchmarks.step_timing import Probe, fill_cache, measure_point, measure_products
 from minigen import LLM
 from minigen.kernels.cpu.compile import compile_step
 

@@ -7,7 +7,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 NOT_BENCHMARKS = {
     *("__init__", "__main__", "common", "questions", "sure"),
-    *("gguf_float32", "llama_cpp_agreement"),
+    *("gguf_float32", "llama_cpp_agreement", "step_cost", "step_cost_figures", "step_timing"),
 }
 
 if __name__ == "__main__":

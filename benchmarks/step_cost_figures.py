@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
+from step_cost import StepCost
 
-from benchmarks.step_cost import StepCost
 from minigen_course.figures.style import CYCLE, INK, QUIET, figure, title
 
 MARKERS = "osD^vPX"

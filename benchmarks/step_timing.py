@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 from numba import njit, prange, set_num_threads
-
-from benchmarks.step_cost import (
+from step_cost import (
     BFLOAT16,
     Ceilings,
     Point,
@@ -22,6 +21,7 @@ from benchmarks.step_cost import (
     decode_work,
     predicted_seconds,
 )
+
 from minigen.kernels.cpu.elementwise import prepare, quantised, rounded
 from minigen.kernels.cpu.linear import multiply
 from minigen.kernels.cpu.packed_weights import GROUP, Pairs, Panels

@@ -4,8 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
-
-from benchmarks.step_cost import (
+from step_cost import (
     Ceilings,
     Point,
     StepCost,
@@ -14,7 +13,8 @@ from benchmarks.step_cost import (
     decode_work,
     predicted_seconds,
 )
-from benchmarks.step_cost_figures import step_cost
+from step_cost_figures import step_cost
+
 from minigen_course.lab.cost_model import ModelShape
 from tools import results
 
@@ -111,7 +111,8 @@ def test_readmes_line_counts_the_points_within_the_limit() -> None:
 @pytest.mark.model
 def test_a_loaded_engine_is_timed_beside_its_prediction(default_model_path: Path) -> None:
     pytest.importorskip("numba")
-    from benchmarks.step_timing import compiled_runner, decode_seconds, fill_cache, weights_of
+    from step_timing import compiled_runner, decode_seconds, fill_cache, weights_of
+
     from minigen import LLM
 
     llm = LLM.load(
