@@ -450,6 +450,21 @@ def test_of_a_tree_that_cannot_be_written_a_copy_is_installed(
     assert len(installed) == 2
 
 
+def test_an_earlier_builds_metadata_hides_no_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("pyproject.toml", "constraints.txt", "minigen.egg-info/entry_points.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("old", encoding="utf-8")
+    (tmp_path / "venv").mkdir()
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    monkeypatch.setattr(environment, "ENVIRONMENT", tmp_path / "venv")
+    monkeypatch.setattr(environment, "PYTHON", Path(sys.executable))
+    monkeypatch.setattr(environment, "_pip", lambda *arguments: None)
+    environment.main(["cpu"])
+    assert not (tmp_path / "minigen.egg-info").exists()
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_make_takes_the_environment_from_elsewhere() -> None:
     command = ["make", "-n", "demo", "VENV_DIR=/else where"]

@@ -44,6 +44,8 @@ def main(extras: list[str]) -> None:
     named = f"[{','.join(wanted_extras)}]" if wanted_extras else ""
     constraint = [] if torch_index else ["--constraint", "constraints.txt"]
     if os.access(ROOT, os.W_OK):
+        # An earlier build's metadata: in this folder Python would find it before the installed.
+        shutil.rmtree(ROOT / "minigen.egg-info", ignore_errors=True)
         _pip("--editable", f"{ROOT}{named}", *constraint)
     else:
         with tempfile.TemporaryDirectory() as copy:
