@@ -2,7 +2,7 @@
 
     python benchmarks/11_weights.py [--json FILE]
 
-Measures on the default model (`minigen pull` first): the header, all tensors dequantised one
+Measures on the default model (`minigen pull` first): the header, all tensors dequantized one
 after the other, and what it costs to have a model open. Medians; the two of each pair take turns.
 All on one thread: the library has no more, and on a busy machine torch's threads, which wait for
 each other after every small step, measure the other processes.
@@ -66,7 +66,7 @@ def dequantise_all(path: Path) -> dict[str, float]:
 
     def by_minigen() -> None:
         for tensor in ours.tensors.values():
-            tensor.dequantise()
+            tensor.dequantize()
 
     def by_gguf() -> None:
         for tensor in theirs.tensors:
@@ -112,7 +112,7 @@ def child(how: str, path: Path) -> None:
     before, start = resident_bytes(), time.perf_counter()
     checkpoint = open_checkpoint(path)
     if how == "load":
-        kept = [tensor.dequantise() for tensor in checkpoint.tensors.values()]
+        kept = [tensor.dequantize() for tensor in checkpoint.tensors.values()]
         assert len(kept) == len(checkpoint.tensors)
     seconds = time.perf_counter() - start
     print(json.dumps({"seconds": seconds, "bytes": resident_bytes() - before}))

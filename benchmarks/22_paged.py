@@ -37,7 +37,10 @@ def lengths() -> list[tuple[int, int]]:
 def measure(scheduler: str) -> dict[str, float]:
     """Run all requests, and look at the memory after every step."""
     llm = LLM.load(
-        max_sequences=AT_ONCE, block_size=BLOCK_SIZE, prefix_cache=False, scheduler=scheduler
+        max_num_seqs=AT_ONCE,
+        block_size=BLOCK_SIZE,
+        enable_prefix_caching=False,
+        scheduler=scheduler,
     )
     engine, manager = llm.engine, llm.engine.scheduler.manager  # type: ignore[attr-defined]
     wanted: dict[int, int] = {}

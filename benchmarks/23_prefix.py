@@ -19,8 +19,8 @@ REPEATS = 15
 def main() -> None:
     """Measure, print, and write JSON if asked."""
     engines = {
-        "shared": LLM.load(prefix_cache=True),
-        "computed anew": LLM.load(prefix_cache=False),
+        "shared": LLM.load(enable_prefix_caching=True),
+        "computed anew": LLM.load(enable_prefix_caching=False),
     }
     (system,) = random_prompts(1, SYSTEM_TOKENS, seed=0)
     seeds = count(1)

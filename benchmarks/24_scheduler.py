@@ -1,6 +1,6 @@
 """What one step of scheduling costs, whatever waits: `python benchmarks/24_scheduler.py`.
 
-`next_batch` and `commit` with 256 running sequences, which all decode, and fake tokens; with 10
+`schedule` and `commit` with 256 running sequences, which all decode, and fake tokens; with 10
 and with 10,000 more that wait.
 """
 
@@ -46,7 +46,7 @@ def crowd(num_waiting: int) -> ContinuousScheduler:
 
 def step(scheduler: ContinuousScheduler) -> None:
     """Schedule once, and pretend that a model ran."""
-    chunks = scheduler.next_batch()
+    chunks = scheduler.schedule()
     scheduler.commit(chunks, [SampledToken(7)] * len(chunks))
 
 

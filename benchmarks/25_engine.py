@@ -52,7 +52,7 @@ def continuous_against_static(repeats: int) -> dict[str, object]:
     """
     prompts = random_prompts(CROWD, PROMPT_TOKENS, seed=1)
     engines = {
-        name: LLM.load(scheduler=name.split()[0], max_sequences=AT_ONCE, prefix_cache=False)
+        name: LLM.load(scheduler=name.split()[0], max_num_seqs=AT_ONCE, enable_prefix_caching=False)
         for name in ("continuous", "static", "static padded")
     }
     for llm in engines.values():
@@ -64,9 +64,9 @@ def continuous_against_static(repeats: int) -> dict[str, object]:
         for name, llm in engines.items():
             params = [exactly(n) for n in (padded(lengths) if "padded" in name else lengths)]
             with llm.count_work() as counters:
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 llm.generate(prompts, params, progress=False)
-                seconds[name].append(time.perf_counter() - begun)
+                seconds[name].append(time.perf_counter() - started)
             steps[name].append(counters.steps)
     num_tokens = sum(log_uniform(CROWD, seed=0))
     ratios = {
@@ -91,7 +91,7 @@ def continuous_against_static(repeats: int) -> dict[str, object]:
 def together_against_one_at_a_time(repeats: int) -> dict[str, object]:
     """Output tokens a second of 32 requests at once, and of each after the other."""
     prompts = random_prompts(TOGETHER, PROMPT_TOKENS, seed=2)
-    llm = LLM.load(max_sequences=TOGETHER, prefix_cache=False)
+    llm = LLM.load(max_num_seqs=TOGETHER, enable_prefix_caching=False)
 
     def one_by_one() -> None:
         for prompt in prompts[:ONE_BY_ONE]:

@@ -46,17 +46,17 @@ def branch_seconds() -> float:
     trace, times = Trace(), range(BRANCHES)
 
     def asking() -> float:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for _ in times:
             if trace.active:
                 trace.emit(EventKind.STEP)
-        return time.perf_counter() - begun
+        return time.perf_counter() - started
 
     def looping() -> float:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for _ in times:
             pass
-        return time.perf_counter() - begun
+        return time.perf_counter() - started
 
     return (min(asking() for _ in range(5)) - min(looping() for _ in range(5))) / BRANCHES
 
@@ -64,9 +64,9 @@ def branch_seconds() -> float:
 def answer(llm: LLM, turn: int) -> float:
     """Seconds for all requests."""
     prompts = random_prompts(REQUESTS, PROMPT_TOKENS, seed=turn)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     llm.generate(prompts, PARAMS, progress=False)
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 def nobody_subscribed(llm: LLM) -> dict[str, float]:
@@ -121,7 +121,7 @@ def live(llm: LLM) -> dict[str, float]:
 
 def main() -> None:
     """Measure, print, and write JSON if asked."""
-    llm = LLM.load(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, prefix_cache=False)
+    llm = LLM.load(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, enable_prefix_caching=False)
     answer(llm, turn=0)
     found = {"nobody_subscribed": nobody_subscribed(llm), "live": live(llm)}
     for name, numbers in found.items():

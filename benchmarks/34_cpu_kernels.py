@@ -139,7 +139,7 @@ def rates(llm: LLM, turn: int) -> dict[str, float]:
 
 
 def measure_speed(load: Callable[..., LLM]) -> dict[str, Any]:
-    engines = {"bfloat16, layer by layer": load(weights="bfloat16", attend=layers)}
+    engines = {"bfloat16, layer by layer": load(weights="bfloat16", attention_backend=layers)}
     assert isinstance(engines["bfloat16, layer by layer"].engine.runner, PagedRunner)
     engines |= {form: load(**options) for form, options in FORMS.items()}
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
@@ -170,10 +170,10 @@ def measure_contexts() -> dict[str, Any]:
     engines = {
         form: LLM.load(
             **FORMS[form],
-            max_sequences=max(sequences for sequences, _ in CONTEXTS),
+            max_num_seqs=max(sequences for sequences, _ in CONTEXTS),
             block_size=BLOCK_SIZE,
             num_blocks=max(sequences * context for sequences, context in CONTEXTS) // BLOCK_SIZE,
-            prefix_cache=False,
+            enable_prefix_caching=False,
         )
         for form in ("int4", INT4_IN_BYTES)
     }
@@ -206,7 +206,7 @@ def main() -> None:
         compile_step(options["weights"], options.get("kv_cache_dtype", "bfloat16"))
 
     def load(**options: Any) -> LLM:
-        return LLM.load(max_sequences=32, **options)
+        return LLM.load(max_num_seqs=32, **options)
 
     results = {
         "quality": measure_quality(load),

@@ -17,7 +17,7 @@ from numba import njit
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from step_timing import begun, compiled_runner, fill_cache, median_seconds
+from step_timing import compiled_runner, fill_cache, median_seconds, started
 from torch.profiler import ProfilerActivity, profile
 
 from minigen import LLM
@@ -30,7 +30,7 @@ from minigen.kernels.cpu.runner import CompiledRunner
 from minigen.kernels.cpu.step import num_phases
 from minigen.kernels.cpu.thread_pool import enter, leave, team_of
 from minigen.kv_cache.paged import attend_paged
-from minigen.sequence import Chunk
+from minigen.sequence import ScheduledChunk
 
 FORMS = ("bfloat16", "int8", "int4")
 STEPS = {  # sequences, context, new tokens of each
@@ -88,7 +88,7 @@ def run_part(crew, step, part, shape, model, windows, packed, cache, scratch, wo
         leave(crew)
 
 
-def compiled_parts(llm: LLM, chunks: list[Chunk]) -> dict[str, Any]:
+def compiled_parts(llm: LLM, chunks: list[ScheduledChunk]) -> dict[str, Any]:
     """Milliseconds of each operator alone, taking turns, and of the step they make."""
     runner = compiled_runner(llm)
     packed, team = runner.packer.pack(chunks), team_of(runner.num_threads)
@@ -111,7 +111,7 @@ def compiled_parts(llm: LLM, chunks: list[Chunk]) -> dict[str, Any]:
     return {name: 1e3 * statistics.median(seconds) for name, seconds in taken.items()}
 
 
-def torch_parts(llm: LLM, chunks: list[Chunk]) -> dict[str, Any]:
+def torch_parts(llm: LLM, chunks: list[ScheduledChunk]) -> dict[str, Any]:
     """Milliseconds of the operators that take most, of the rest, and of what lies between them."""
     runner = llm.engine.runner
     runner.logits(chunks)
@@ -143,19 +143,21 @@ def load(weights: str, **options: Any) -> LLM:
     most = max(sequences * context for sequences, context, _ in STEPS.values())
     return LLM.load(
         weights=weights,
-        max_sequences=max(sequences for sequences, _, _ in STEPS.values()),
-        max_batch_tokens=512,
+        max_num_seqs=max(sequences for sequences, _, _ in STEPS.values()),
+        max_num_batched_tokens=512,
         block_size=BLOCK_SIZE,
         num_blocks=most // BLOCK_SIZE,
-        prefix_cache=False,
+        enable_prefix_caching=False,
         **options,
     )
 
 
-def profiled(name: str, llm: LLM, parts: Callable[[LLM, list[Chunk]], Any]) -> dict[str, Any]:
+def profiled(
+    name: str, llm: LLM, parts: Callable[[LLM, list[ScheduledChunk]], Any]
+) -> dict[str, Any]:
     found = {}
     for step, (sequences, context, new) in track(STEPS.items(), name):
-        with begun(llm.engine.runner.manager, sequences, context, new) as chunks:
+        with started(llm.engine.runner.manager, sequences, context, new) as chunks:
             found[step] = parts(llm, chunks)
     return found
 
@@ -174,7 +176,7 @@ def main() -> None:
     """Measure, print, and write JSON if asked."""
     file = json_option()
     results = {}
-    eager = load("bfloat16", attend=layers)
+    eager = load("bfloat16", attention_backend=layers)
     assert not isinstance(eager.engine.runner, CompiledRunner)
     torch.set_num_threads(torch_threads())
     results["before: torch, bfloat16"] = profiled("torch", eager, torch_parts)

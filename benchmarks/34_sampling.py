@@ -50,7 +50,7 @@ def logits_of_a_step(llm: LLM) -> tuple[torch.Tensor, list[Sequence]]:
 def main() -> None:
     """Measure, print, and write JSON if asked."""
     num_threads = torch_threads()
-    llm = LLM.load(max_sequences=ROWS)
+    llm = LLM.load(max_num_seqs=ROWS)
     logits, sequences = logits_of_a_step(llm)
     kernel = KernelChooser(logits.shape[1], num_threads)
     results: dict[str, Any] = {}

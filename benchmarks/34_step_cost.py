@@ -37,11 +37,11 @@ def measure(form: str, tick: Any) -> dict[str, Any]:
     compile_step(form)
     llm = LLM.load(
         weights=form,
-        max_sequences=max(SEQUENCES),
-        max_batch_tokens=max(SEQUENCES),
+        max_num_seqs=max(SEQUENCES),
+        max_num_batched_tokens=max(SEQUENCES),
         block_size=BLOCK_SIZE,
         num_blocks=MOST_TOKENS // BLOCK_SIZE,
-        prefix_cache=False,
+        enable_prefix_caching=False,
     )
     fill_cache(llm)
     probe = Probe(llm)

@@ -39,7 +39,7 @@ def of_group(num_ranks: int, seconds: dict[int, float]) -> dict[str, Any]:
 
 def of_model(num_ranks: int, at_once: int) -> dict[str, Any]:
     """Decoding steps of `at_once` requests: their median time, and the messages in one."""
-    llm = LLM.load(weights="float32", threads=num_ranks, tensor_parallel=num_ranks)
+    llm = LLM.load(weights="float32", threads=num_ranks, tensor_parallel_size=num_ranks)
     steps: list[float] = []
 
     def look(event: Event) -> None:
@@ -49,7 +49,7 @@ def of_model(num_ranks: int, at_once: int) -> dict[str, Any]:
     prompts = random_prompts(at_once, 32, seed=41)
     params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True)
     counters = MessageCounters()
-    with llm.trace.heard_by(look), llm.trace.heard_by(counters):
+    with llm.trace.subscribed(look), llm.trace.subscribed(counters):
         llm.generate(prompts, params, progress=False)
     llm.close()
     return {

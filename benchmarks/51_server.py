@@ -22,7 +22,7 @@ from common import interleaved, random_prompts, write_results
 from minigen import LLM, SamplingParams
 
 STREAMS, PROMPT_TOKENS, OUTPUT_TOKENS = 32, 64, 64
-OPTIONS = ["--max-sequences", "64", "--prefix-cache", "off", "--no-access-log"]
+OPTIONS = ["--max-num-seqs", "64", "--no-enable-prefix-caching", "--no-access-log"]
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="turns that are counted")
     options = parser.parse_args()
     prompts = random_prompts(STREAMS, PROMPT_TOKENS, seed=3)
-    llm = LLM.load(max_sequences=64, prefix_cache=False)
+    llm = LLM.load(max_num_seqs=64, enable_prefix_caching=False)
     params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
     with server() as (host, port):
 

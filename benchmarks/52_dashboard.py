@@ -47,7 +47,7 @@ def watched(url: str, load: Sequence[Planned]) -> tuple[float, int]:
 def main() -> None:
     """Measure, print, and write JSON if asked."""
     file = json_option()
-    llm = load_model(weights="int4", max_sequences=STREAMS)
+    llm = load_model(weights="int4", max_num_seqs=STREAMS)
     warm_up(llm)
     server, rng = serving(llm), np.random.default_rng(0)
     load = [Planned(0, draw_words(WORDS, rng), TOKENS) for _ in range(STREAMS)]

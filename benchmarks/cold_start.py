@@ -19,11 +19,11 @@ PROMPT = "The capital of France is"
 def start(weights: str) -> tuple[float, float]:
     """Seconds to the first byte on stdout, and the peak resident memory in MB."""
     command = [sys.executable, "-m", "minigen", "generate", PROMPT, "--weights", weights]
-    begun = time.perf_counter()
+    started = time.perf_counter()
     with subprocess.Popen([*command, "--max-tokens", "16"], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         os.read(process.stdout.fileno(), 1)
-        first = time.perf_counter() - begun
+        first = time.perf_counter() - started
         process.stdout.read()
         _, _, usage = os.wait4(process.pid, 0)
         process.returncode = 0

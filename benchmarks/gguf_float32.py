@@ -18,7 +18,7 @@ def write_float32(source: Path, target: Path) -> None:
         element = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(key, field.contents(), kind, element)
     for name, tensor in file.tensors.items():
-        writer.add_tensor(name, tensor.dequantise().numpy())
+        writer.add_tensor(name, tensor.dequantize().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

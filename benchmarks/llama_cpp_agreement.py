@@ -18,7 +18,7 @@ from common import write_results
 from gguf_float32 import write_float32
 
 from minigen import LLM, SamplingParams, hub
-from minigen.outputs import Output
+from minigen.outputs import RequestOutput
 from tests.golden.make import QUESTIONS
 
 NUM_TOKENS = 16
@@ -50,7 +50,7 @@ def ask(python: str, path: Path, prompts: list[list[int]]) -> tuple[str, list[li
     return version, answers
 
 
-def compare(outputs: list[Output], answers: list[list[int]]) -> list[dict[str, object]]:
+def compare(outputs: list[RequestOutput], answers: list[list[int]]) -> list[dict[str, object]]:
     """How many tokens agree for each question, and how near a tie it was where they part."""
     rows: list[dict[str, object]] = []
     for question, output, theirs in zip(QUESTIONS, outputs, answers, strict=True):

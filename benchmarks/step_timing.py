@@ -30,7 +30,7 @@ from minigen.kernels.cpu.thread_pool import alone, enter, leave, one_at_a_time, 
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.llm import LLM
 from minigen.sampling.params import SamplingParams
-from minigen.sequence import Chunk, Sequence
+from minigen.sequence import ScheduledChunk, Sequence
 from minigen_course.lab.cost_model import ModelShape
 
 PEAK_TOKENS = 256  # so many that a panel's way out of memory does not matter
@@ -43,9 +43,9 @@ def median_seconds(run: Callable[[], object], least: int, seconds: float = 0.0) 
     run()
     found: list[float] = []
     while len(found) < least or (sum(found) < seconds and len(found) < 20 * least):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         run()
-        found.append(time.perf_counter() - begun)
+        found.append(time.perf_counter() - started)
     return statistics.median(found)
 
 
@@ -196,7 +196,7 @@ def decode_seconds(llm: LLM, sequences: int, context: int) -> float:
     Raises `ValueError` if the engine has not so many rows or blocks.
     """
     runner = compiled_runner(llm)
-    with begun(runner.manager, sequences, context) as chunks:
+    with started(runner.manager, sequences, context) as chunks:
         return median_seconds(lambda: runner.logits(chunks), 7, 0.5)
 
 
@@ -222,9 +222,9 @@ def measure_products(llm: LLM, probe: Probe, sequences: int) -> Point:
 
 
 @contextmanager
-def begun(
+def started(
     manager: BlockManager, sequences: int, context: int, new: int = 1
-) -> Iterator[list[Chunk]]:
+) -> Iterator[list[ScheduledChunk]]:
     """Chunks of `new` tokens each, of sequences that have `context` tokens with them.
 
     All tokens before count as computed. Raises `ValueError` if there are too few rows or blocks.
@@ -237,14 +237,14 @@ def begun(
             sequence = Sequence(
                 -number, prompt, greedy, 0, 1, frozenset(), cache_salt=f"timing {number}"
             )
-            if manager.begin(sequence, context) < context:
+            if manager.allocate(sequence, context) < context:
                 raise ValueError(f"No room for {sequences} sequences of {context} tokens.")
             started.append(sequence)
             sequence.num_computed = context - new
-        yield [Chunk(sequence, new) for sequence in started]
+        yield [ScheduledChunk(sequence, new) for sequence in started]
     finally:
         for sequence in started:
-            manager.release(sequence)
+            manager.free(sequence)
 
 
 def _normal(size: int) -> np.ndarray:

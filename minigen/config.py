@@ -20,32 +20,33 @@ NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
 # Far beyond use; more would end in an error of the system's, or end the process.
 MOST = {
     "threads": 1024,
-    "max_sequences": 2**16,
-    "max_batch_tokens": 2**24,
+    "max_num_seqs": 2**16,
+    "max_num_batched_tokens": 2**24,
     "block_size": 2**16,
     "num_blocks": 2**24,
-    "tensor_parallel": 64,
+    "tensor_parallel_size": 64,
 }
 
 
 @dataclass(frozen=True)
-class EngineOptions:
+class EngineConfig:
     """What `LLM.load` and the command line let one choose; `LLM.load` says what each is."""
 
     weights: str = "auto"
     threads: int | None = None
-    max_sequences: int = 16
-    max_batch_tokens: int = 2048
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 2048
     block_size: int = 16
     num_blocks: int | None = None
-    kv_memory: int | str | None = None
+    kv_cache_memory: int | str | None = None
     kv_cache_dtype: str = "auto"
-    prefix_cache: Any = True
+    enable_prefix_caching: bool = True
+    prefix_cache: Any = None
     scheduler: Any = "continuous"
     allocator: Any = None
     sampler: Any = None
-    attend: Any = "auto"
-    tensor_parallel: int = 1
+    attention_backend: Any = "auto"
+    tensor_parallel_size: int = 1
     device: str = "cpu"
     kv_bytes: int | None = field(init=False, default=None)
 
@@ -56,31 +57,35 @@ class EngineOptions:
         for name, most in MOST.items():
             if getattr(self, name) is not None or name not in ("threads", "num_blocks"):
                 _whole(name, getattr(self, name), most)
-        if self.num_blocks is not None and self.kv_memory is not None:
-            raise OptionError("num_blocks and kv_memory say the same thing; give one of them.")
-        if self.max_batch_tokens < self.max_sequences:
+        if self.num_blocks is not None and self.kv_cache_memory is not None:
             raise OptionError(
-                f"max_batch_tokens {self.max_batch_tokens} must be at least max_sequences "
-                f"{self.max_sequences}, so that each running sequence gets its token in a step."
+                "num_blocks and kv_cache_memory say the same thing; give one of them."
             )
-        if self.tensor_parallel > 1 and self.device != "cpu":
+        if self.max_num_batched_tokens < self.max_num_seqs:
             raise OptionError(
-                f"device={self.device!r} holds a whole model: leave tensor_parallel at 1, or "
+                f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs "
+                f"{self.max_num_seqs}, so that each running sequence gets its token in a step."
+            )
+        if self.tensor_parallel_size > 1 and self.device != "cpu":
+            raise OptionError(
+                f"device={self.device!r} holds a whole model: leave tensor_parallel_size at 1, or "
                 "device at 'cpu'."
             )
-        if self.tensor_parallel > 1 and self.attend not in ("auto", "torch"):
+        if self.tensor_parallel_size > 1 and self.attention_backend not in ("auto", "torch"):
             raise OptionError(
-                "attend is minigen's own where tensor_parallel is above 1: the other processes "
+                "attention_backend is minigen's own where tensor_parallel_size is above 1: the other processes "
                 "know nothing of yours."
             )
-        if self.kv_memory is not None:
-            object.__setattr__(self, "kv_bytes", parse_bytes("kv_memory", self.kv_memory))
+        if self.kv_cache_memory is not None:
+            object.__setattr__(
+                self, "kv_bytes", parse_bytes("kv_cache_memory", self.kv_cache_memory)
+            )
 
 
 def parse_bytes(name: str, value: object) -> int:
     """A number of bytes, or text such as "512M" or "1.5 GiB", as a number of bytes.
 
-    >>> parse_bytes("kv_memory", "512 MiB")
+    >>> parse_bytes("kv_cache_memory", "512 MiB")
     536870912
     """
     if not isinstance(value, str):

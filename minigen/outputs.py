@@ -10,7 +10,7 @@ from minigen.tokenizer.tokenizer import StreamDecoder
 
 
 @dataclass(frozen=True)
-class Delta:
+class TokenDelta:
     """What one step added to one answer: text that is whole by now, and why it ended, if it did.
 
     `prompt` and `choice` say which answer; `token_id` is the step's token.
@@ -24,7 +24,7 @@ class Delta:
 
 
 @dataclass
-class Choice:
+class CompletionOutput:
     """One of the n answers to a prompt.
 
     `finish_reason` is "stop" (the model's end, a stop token or a stop string) or "length".
@@ -39,14 +39,14 @@ class Choice:
 
 
 @dataclass
-class Output:
+class RequestOutput:
     """The answers to one prompt; the short names speak of the first.
 
     `prompt_logprobs`, where asked for, has an entry per token of the prompt, the first None.
     """
 
     prompt_token_ids: tuple[int, ...]
-    choices: list[Choice]
+    choices: list[CompletionOutput]
     prompt_logprobs: list[Mapping[int, Logprob] | None] | None = None
 
     @property
@@ -81,16 +81,16 @@ class Output:
 
 
 @dataclass
-class Answer:
+class RequestState:
     """An answer in the making: its sequence, and how its tokens become text."""
 
     prompt: int
     sequence: Sequence
     stream: StreamDecoder
     stops: StopWatcher
-    choice: Choice
+    choice: CompletionOutput
 
-    def push(self, token: SampledToken) -> Delta:
+    def push(self, token: SampledToken) -> TokenDelta:
         """Take a token; returns the text that is certain by now."""
         params, reason = self.sequence.params, self.sequence.finish_reason
         self.choice.token_ids.append(token.token_id)
@@ -108,14 +108,16 @@ class Answer:
             text += self.stops.finish()
         self.choice.text += text
         self.choice.finish_reason = reason
-        return Delta(self.prompt, self.choice.index, text, token.token_id, reason)
+        return TokenDelta(self.prompt, self.choice.index, text, token.token_id, reason)
 
 
-def gather(answers: SequenceOf[Answer]) -> list[Output]:
+def gather(answers: SequenceOf[RequestState]) -> list[RequestOutput]:
     """The finished answers, put together by prompt."""
-    outputs: dict[int, Output] = {}
+    outputs: dict[int, RequestOutput] = {}
     for answer in answers:
         told = answer.sequence.prompt_logprobs or None
-        output = outputs.setdefault(answer.prompt, Output(answer.sequence.prompt_ids, [], told))
+        output = outputs.setdefault(
+            answer.prompt, RequestOutput(answer.sequence.prompt_ids, [], told)
+        )
         output.choices.append(answer.choice)
     return list(outputs.values())

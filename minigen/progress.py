@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 
 from minigen.hub.download import Lines, Progress
-from minigen.outputs import Delta
+from minigen.outputs import TokenDelta
 
 
 @contextmanager
@@ -67,7 +67,7 @@ PATIENCE = 0.5  # seconds before anything is shown unasked: what is quick needs 
 @contextmanager
 def answering(
     num_answers: int, always: bool = False, console: Console | None = None
-) -> Generator[Callable[[Delta], None], None, None]:
+) -> Generator[Callable[[TokenDelta], None], None, None]:
     """A bar that counts finished answers and tokens a second, for as long as the block runs.
 
     Shown only on a terminal or in a notebook, and only if it takes a while, unless `always`; call
@@ -86,13 +86,13 @@ def answering(
         console=console,
     )
     patience = 0.0 if always else PATIENCE
-    task, begun = bar.add_task("answers", total=num_answers, rate=0.0), time.perf_counter()
+    task, started = bar.add_task("answers", total=num_answers, rate=0.0), time.perf_counter()
     counts = {"tokens": 0, "answers": 0}
 
-    def push(delta: Delta) -> None:
+    def push(delta: TokenDelta) -> None:
         counts["tokens"] += 1
         counts["answers"] += delta.finish_reason is not None
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
         if seconds > patience:
             bar.start()  # does nothing if it runs already
             bar.update(task, completed=counts["answers"], rate=counts["tokens"] / seconds)

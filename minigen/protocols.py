@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
-from minigen.sequence import Chunk, SampledToken, Sequence
+from minigen.sequence import SampledToken, ScheduledChunk, Sequence
 
 
 @runtime_checkable
@@ -88,9 +88,9 @@ class PrefixCache(Protocol):
         salt: str | None = None,
     ) -> list[tuple[int, int]]: ...
 
-    def join(self, block_ids: SequenceOf[int]) -> None: ...
+    def acquire(self, block_ids: SequenceOf[int]) -> None: ...
 
-    def leave(self, block_ids: SequenceOf[int]) -> None: ...
+    def release(self, block_ids: SequenceOf[int]) -> None: ...
 
     def evict(self, count: int) -> list[int]: ...
 
@@ -101,10 +101,10 @@ class Scheduler(Protocol):
 
     def add(self, sequence: Sequence) -> None: ...
 
-    def next_batch(self) -> list[Chunk]: ...
+    def schedule(self) -> list[ScheduledChunk]: ...
 
     def commit(
-        self, chunks: SequenceOf[Chunk], tokens: SequenceOf[SampledToken]
+        self, chunks: SequenceOf[ScheduledChunk], tokens: SequenceOf[SampledToken]
     ) -> list[tuple[Sequence, SampledToken]]: ...
 
     def abort(self, sequence: Sequence) -> None: ...
@@ -112,7 +112,7 @@ class Scheduler(Protocol):
 
 @runtime_checkable
 class Runner(Protocol):
-    """Runs the model over chunks; the logits are of every chunk's `told_rows`, which few requests
+    """Runs the model over chunks; the logits are of every chunk's `prompt_logprob_rows`, which few requests
     have, and of its `samples`, in order."""
 
-    def logits(self, chunks: SequenceOf[Chunk]) -> Float[Tensor, "rows vocab"]: ...
+    def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Float[Tensor, "rows vocab"]: ...

@@ -38,10 +38,10 @@ class Sequence:
     step failed, by `error`.
 
     `num_computed` tokens have their keys and values in `block_ids`, of which the first
-    `num_kept_blocks` are known to the prefix cache. `num_cached` tokens of the prompt were found
+    `num_cached_blocks` are known to the prefix cache. `num_cached` tokens of the prompt were found
     there when it first ran (None before that). `prompt_logprobs`, where asked for, grows to an
     entry for each token of the prompt, the first None; the first of n answers has them.
-    `siblings` are other choices that will fork from this one after its prompt. `made_ns` is when it
+    `siblings` are other choices that will fork from this one after its prompt. `arrival_ns` is when it
     came to be, by `time.perf_counter_ns`: its request's arrival.
     """
 
@@ -59,11 +59,11 @@ class Sequence:
     error: Exception | None = None
     num_computed: int = 0
     block_ids: list[int] = field(default_factory=list)
-    num_kept_blocks: int = 0
+    num_cached_blocks: int = 0
     num_cached: int | None = None
     prompt_logprobs: list[Mapping[int, Logprob] | None] = field(default_factory=list)
     siblings: list["Sequence"] = field(default_factory=list)
-    made_ns: int = field(default_factory=time.perf_counter_ns)
+    arrival_ns: int = field(default_factory=time.perf_counter_ns)
 
     def __post_init__(self) -> None:
         self.token_ids = [*self.prompt_ids, *self.output_ids]
@@ -83,10 +83,10 @@ class Sequence:
     def num_wanted(self) -> int:
         """How many tokens it would have the next step compute: all that are new, or fewer."""
         num_new = len(self) - self.num_computed
-        return num_new if self.num_untold == 0 else min(num_new, LOGPROBS_A_STEP)
+        return num_new if self.num_pending_prompt_logprobs == 0 else min(num_new, LOGPROBS_A_STEP)
 
     @property
-    def num_untold(self) -> int:
+    def num_pending_prompt_logprobs(self) -> int:
         """Tokens of the prompt whose logprobs are asked for and not known yet."""
         return len(self.prompt_ids) - len(self.prompt_logprobs) if self.prompt_logprobs else 0
 
@@ -113,24 +113,24 @@ class Sequence:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ScheduledChunk:
     """What one step computes of one sequence: its next `num_tokens` tokens."""
 
     sequence: Sequence
     num_tokens: int
 
     @property
-    def told_rows(self) -> range:
+    def prompt_logprob_rows(self) -> range:
         """Which of its tokens tell how likely a next token of the prompt is, if that is asked for.
 
         Token p tells of token p + 1; what is known already, from before a preemption, is not asked
         for again.
         """
         sequence = self.sequence
-        if sequence.num_untold == 0:
+        if sequence.num_pending_prompt_logprobs == 0:
             return range(0)
         first = len(sequence.prompt_logprobs) - 1 - sequence.num_computed
-        return range(first, min(self.num_tokens, first + sequence.num_untold))
+        return range(first, min(self.num_tokens, first + sequence.num_pending_prompt_logprobs))
 
     @property
     def samples(self) -> list[Sequence]:
@@ -141,6 +141,6 @@ class Chunk:
         return [sequence, *sequence.siblings]
 
 
-def samples_of(chunks: Iterable[Chunk]) -> list[Sequence]:
+def samples_of(chunks: Iterable[ScheduledChunk]) -> list[Sequence]:
     """Who gets a token from these chunks, in order: the rows of the step's logits."""
     return [sample for chunk in chunks for sample in chunk.samples]

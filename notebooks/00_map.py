@@ -70,10 +70,10 @@ topics = ["rain", "tea", "the moon", "bread", "owls", "trains", "salt", "dreams"
 prompts = [f"Here is a short story about {topic}." for topic in topics]
 lengths = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in range(6, 22, 2)]
 
-begun = time.perf_counter()
+started = time.perf_counter()
 with llm.record() as in_turn:
     apart = [llm.generate(prompt, each).text for prompt, each in zip(prompts, lengths, strict=True)]
-one_by_one = time.perf_counter() - begun
+one_by_one = time.perf_counter() - started
 measured("eight requests, one by one", one_by_one, "s")
 
 # %% [markdown]
@@ -81,10 +81,10 @@ measured("eight requests, one by one", one_by_one, "s")
 # million weights from memory for every single token. Read them once for all eight instead:
 
 # %%
-begun = time.perf_counter()
+started = time.perf_counter()
 with llm.record() as recorder:
     together = [each.text for each in llm.generate(prompts, lengths, progress=False)]
-side_by_side = time.perf_counter() - begun
+side_by_side = time.perf_counter() - started
 measured("eight requests, side by side", side_by_side, "s")
 measured("ratio", one_by_one / side_by_side)
 assert together == apart, "sharing a machine changes no answer"
@@ -117,7 +117,7 @@ picture(timeline(recorder.events, topics), "Eight lanes that begin together and 
 # %%
 recordings = {}
 for seats in (1, 2, 4, 8):
-    small = load_model(weights="float32", max_sequences=seats)
+    small = load_model(weights="float32", max_num_seqs=seats)
     with small.record() as recordings[seats]:
         small.generate(prompts, lengths, progress=False)
 

@@ -92,9 +92,9 @@ del raw
 # %%
 stored = read_gguf(path).tensors
 tensors = {
-    "norm": stored["blk.0.attn_norm.weight"].dequantise(),
-    "key": stored["blk.0.attn_k.weight"].dequantise().to(torch.bfloat16),
-    "embedding": stored["token_embd.weight"].dequantise().half(),
+    "norm": stored["blk.0.attn_norm.weight"].dequantize(),
+    "key": stored["blk.0.attn_k.weight"].dequantize().to(torch.bfloat16),
+    "embedding": stored["token_embd.weight"].dequantize().half(),
 }
 del stored  # a mapped file keeps its pages
 small = folder / "small.safetensors"
@@ -137,7 +137,7 @@ for name, entry in json.loads(small.read_bytes()[8 : 8 + header_bytes]).items():
 naive, theirs, ours = read_naive(small), load_file(small), safetensors.read_safetensors(small)
 for name, tensor in naive.items():
     assert torch.equal(tensor, theirs[name])
-    assert torch.equal(tensor.float(), ours[name].dequantise())
+    assert torch.equal(tensor.float(), ours[name].dequantize())
 print("by hand, the safetensors library and minigen:", len(naive), "equal tensors")
 
 # %% [markdown]
@@ -356,7 +356,7 @@ block = bytes(tensor.data[0, :20].tolist())
 scale, minimum = struct.unpack_from("<ee", block)
 steps = [byte & 15 for byte in block[4:]] + [byte >> 4 for byte in block[4:]]
 by_hand = torch.tensor([step * scale + minimum for step in steps])
-assert torch.allclose(by_hand, tensor.dequantise()[0, :32], atol=1e-7)
+assert torch.allclose(by_hand, tensor.dequantize()[0, :32], atol=1e-7)
 picture(
     draw_files.byte_grid(
         block,
@@ -378,7 +378,7 @@ print(f"bits a number: {8 * len(block) / 32:g}")
 # at a time, and only then makes numbers of bytes. A table, `FORMATS`, says how for each kind.
 
 # %%
-show(safetensors.StoredTensor.dequantise, quant_formats.unpack_q4_1)
+show(safetensors.StoredTensor.dequantize, quant_formats.unpack_q4_1)
 
 # %% [markdown]
 # **Shards.** Large models come in several safetensors files, with an index that says which tensor
@@ -396,7 +396,7 @@ both = {}
 for shard in sorted(set(index["weight_map"].values())):
     both |= map_naive(shards / shard)
 package = safetensors.read_safetensors(shards)
-assert all(torch.equal(both[name].float(), package[name].dequantise()) for name in package)
+assert all(torch.equal(both[name].float(), package[name].dequantize()) for name in package)
 print("from two shards:", ", ".join(package))
 
 index["weight_map"]["value"] = "model-2.safetensors"
@@ -453,7 +453,7 @@ scratch.cleanup()
 # %%
 forget_pages(path)
 norm, lazy_cold, lazy_memory = cost_of(
-    lambda: read_gguf(path).tensors["blk.0.attn_norm.weight"].dequantise()
+    lambda: read_gguf(path).tensors["blk.0.attn_norm.weight"].dequantize()
 )
 measured("to the norm, mapped and cold", lazy_cold * 1e3, "ms")
 measured("memory that it takes", lazy_memory, "MB")

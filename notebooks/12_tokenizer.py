@@ -71,9 +71,9 @@ tokenizer = llm.tokenizer
 # %%
 greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 llm.generate("Once", greedy)
-begun = time.perf_counter()
+started = time.perf_counter()
 llm.generate("Once", greedy)
-step = (time.perf_counter() - begun) / 20
+step = (time.perf_counter() - started) / 20
 num_tokens = len(tokenizer.encode(ALICE))
 print(f"letters: {len(ALICE):,}   tokens: {num_tokens:,}")
 measured("one step", step * 1e3, "ms")
@@ -121,9 +121,9 @@ def train_naive(text: str, num_merges: int) -> list[tuple[bytes, bytes]]:
     return merges
 
 
-begun = time.perf_counter()
+started = time.perf_counter()
 straddling = train_naive(ALICE, 200)
-naive_training = time.perf_counter() - begun
+naive_training = time.perf_counter() - started
 print("first: ", *(b"".join(pair) for pair in straddling[:10]))
 print("last:  ", *(b"".join(pair) for pair in straddling[-10:]))
 

@@ -53,7 +53,7 @@ from minigen_course.lab.inspect_model import (
     turned_back,
 )
 
-llm = load_model(weights="float32", prefix_cache=False)  # nothing is kept from run to run
+llm = load_model(weights="float32", enable_prefix_caching=False)  # nothing is kept from run to run
 model = transformer_of(llm)
 config = llm.config
 print(f"{config.num_layers} layers, {config.hidden} numbers for each token in each layer")
@@ -380,10 +380,10 @@ import time
 
 
 def seconds(work, times: int) -> float:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for _ in range(times):
         work()
-    return (time.perf_counter() - begun) / times
+    return (time.perf_counter() - started) / times
 
 
 slow = seconds(lambda: [rotate_naive(h, 9, theta) for t in plain.q.tolist() for h in t], 1)

@@ -54,7 +54,7 @@ from minigen_course.lab.inspect_model import (
 )
 
 # Nothing is kept from run to run, and prompts go in pieces of 16 tokens.
-llm = load_model(weights="float32", prefix_cache=False, max_batch_tokens=16)
+llm = load_model(weights="float32", enable_prefix_caching=False, max_num_batched_tokens=16)
 
 # %% [markdown]
 # ## A number that hurts
@@ -355,10 +355,10 @@ def by_hand(layer) -> None:
 
 def seconds(work, times: int) -> float:
     work()
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for _ in range(times):
         work()
-    return (time.perf_counter() - begun) / times
+    return (time.perf_counter() - started) / times
 
 
 slow = seconds(lambda: by_hand(one), 1)

@@ -60,11 +60,11 @@ spell = lambda token: llm.tokenizer.decode([token])  # noqa: E731
 lighthouse = "The old lighthouse stood on the"
 token_ids = llm.tokenizer.encode(lighthouse)
 prompt_length, run_through = len(token_ids), 0
-begun = time.perf_counter()
+started = time.perf_counter()
 for _ in range(20):
     run_through += len(token_ids)
     token_ids.append(int(next_logits(llm, llm.tokenizer.decode(token_ids)).argmax()))
-seconds = time.perf_counter() - begun
+seconds = time.perf_counter() - started
 written = llm.tokenizer.decode(token_ids[prompt_length:])
 print(lighthouse + written)
 print(f"\ntokens written: 20, tokens that went through the model: {run_through}")
@@ -91,7 +91,7 @@ from minigen.model.layers import (
 
 checkpoint = open_checkpoint(hub.resolve(hub.DEFAULT_MODEL))
 config = checkpoint.config
-weights = {name: stored.dequantise() for name, stored in checkpoint.tensors.items()}
+weights = {name: stored.dequantize() for name, stored in checkpoint.tensors.items()}
 for name, tensor in list(weights.items())[:10]:
     print(f"{name:<50} {list(tensor.shape)}")
 print(f"... {len(weights)} tensors in all")
@@ -325,9 +325,9 @@ for context in (1, 100, 1000, 8192):
 def best_of(run, times=5):
     found = []
     for _ in range(times):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         run()
-        found.append(time.perf_counter() - begun)
+        found.append(time.perf_counter() - started)
     return min(found)
 
 

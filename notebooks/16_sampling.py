@@ -251,13 +251,13 @@ print(f"and greedy had {repeated:.0%}")
 # %%
 import time
 
-begun = time.perf_counter()
+started = time.perf_counter()
 for _ in range(50):
     sampler.keep_top_p(batch[:1], masses[:1])
-choosing = (time.perf_counter() - begun) / 50
-begun = time.perf_counter()
+choosing = (time.perf_counter() - started) / 50
+started = time.perf_counter()
 llm.generate(rain, SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
-step = (time.perf_counter() - begun) / 20
+step = (time.perf_counter() - started) / 20
 measured("top-p of one row", choosing * 1e3, "ms")
 measured("one token of the model", step * 1e3, "ms")
 

@@ -72,9 +72,9 @@ def write(next_token, token_ids: list[int], count: int = 30) -> tuple[list[int],
     """The text with so many tokens more, and the seconds that each of them took."""
     token_ids, seconds = list(token_ids), []
     for _ in range(count):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         token_ids.append(next_token(token_ids))
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - started)
     return token_ids, seconds
 
 
@@ -309,9 +309,9 @@ def prefill_seconds(num_tokens: int) -> float:
     """The best of three."""
     token_ids, found = list(range(1000, 1000 + num_tokens)), []
     for _ in range(3):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         next_token_again(token_ids)
-        found.append(time.perf_counter() - begun)
+        found.append(time.perf_counter() - started)
     return min(found)
 
 

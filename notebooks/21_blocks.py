@@ -326,7 +326,7 @@ from minigen.trace.events import EventKind
 from minigen_course.figures.block_map import block_map
 from minigen_course.figures.trace_views import pool_states
 
-small = load_model(num_blocks=48, block_size=4, prefix_cache=False)
+small = load_model(num_blocks=48, block_size=4, enable_prefix_caching=False)
 with small.record() as recorder:
     params = SamplingParams(n=3, seed=5, max_tokens=24, ignore_eos=True)
     beginning = "Every evening the old keeper of the lighthouse climbed the stairs and lit the lamp"

@@ -65,7 +65,9 @@ params = SamplingParams(temperature=0.8, top_p=0.9, seed=1, max_tokens=256)
 # **Predict:** of 1,024 slots, how many hold a token on average? How many requests run at once?
 
 # %%
-reserving = load_model(num_blocks=NUM_BLOCKS, prefix_cache=False, scheduler=ReservingScheduler)
+reserving = load_model(
+    num_blocks=NUM_BLOCKS, enable_prefix_caching=False, scheduler=ReservingScheduler
+)
 asked = [
     reserving.chat_prompt([{"role": "user", "content": f"Briefly: {question}"}])
     for question in QUESTIONS[:16]
@@ -204,7 +206,7 @@ def live(events):
     return block_map(states, len(states) - 1, NUM_BLOCKS, BLOCK_SIZE)
 
 
-paged = load_model(num_blocks=NUM_BLOCKS, prefix_cache=False)
+paged = load_model(num_blocks=NUM_BLOCKS, enable_prefix_caching=False)
 with watch(paged.trace, live, "The memory of a running engine, block by block.") as events:
     paged_answers = paged.generate(asked, params, progress=False)
 same = sum(one.text == other.text for one, other in zip(paged_answers, answers, strict=True))

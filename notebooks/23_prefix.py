@@ -58,7 +58,7 @@ from minigen_course.lab.inspect_model import recorded_heads
 from minigen_course.lab.toy_engine import serve_toy
 
 BLOCK = 16
-alone = load_model(weights="float32", prefix_cache=False)
+alone = load_model(weights="float32", enable_prefix_caching=False)
 greedy = SamplingParams(temperature=0, max_tokens=12)
 
 # %% [markdown]
@@ -85,10 +85,10 @@ def chat(llm: LLM):
         messages.append({"role": "user", "content": question})
         prompt_ids = llm.chat_prompt(messages)
         with llm.count_work() as work:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             deltas = llm.stream_deltas([prompt_ids], greedy)
             answer = next(deltas).text
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - started
             answer += "".join(delta.text for delta in deltas)
         messages.append({"role": "assistant", "content": answer})
         turns.append((prompt_ids, answer, work.tokens_prefilled, seconds))
@@ -222,7 +222,7 @@ for _ in range(300):
     assert tree.match(prompt[:-1]) == blocks_found
     sequence = enter(manager, prompt)
     assert sequence.num_cached == BLOCK * blocks_found
-    manager.release(sequence)
+    manager.free(sequence)
     chain.insert(prompt)
     tree.insert(prompt)
     found.append(blocks_found)
@@ -242,7 +242,10 @@ print(f"{len(chain.block_of)} names in the chain, {manager.prefix_cache.num_bloc
 from minigen.kv_cache.radix_cache import RadixPrefixCache
 
 show(
-    RadixPrefixCache.match, RadixPrefixCache.insert, RadixPrefixCache.leave, RadixPrefixCache.evict
+    RadixPrefixCache.match,
+    RadixPrefixCache.insert,
+    RadixPrefixCache.release,
+    RadixPrefixCache.evict,
 )
 
 # %% [markdown]
@@ -285,9 +288,9 @@ def first_token_seconds(num_known: int) -> tuple[int, float]:
         if num_known:
             llm.generate(prompt[:num_known], SamplingParams(max_tokens=1))
         with llm.count_work() as work:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             llm.generate(prompt, SamplingParams(max_tokens=1))
-            times.append(time.perf_counter() - begun)
+            times.append(time.perf_counter() - started)
         cached = work.tokens_cached
     return cached, min(times)
 
@@ -333,9 +336,9 @@ def decode_together(prompts: list[list[int]]):
     decode = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
     llm.generate(prompts, SamplingParams(max_tokens=1), progress=False)
     with llm.count_work() as work:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         llm.generate(prompts, decode, progress=False)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
     return work.kv_bytes_read, seconds
 
 
@@ -518,11 +521,11 @@ class RadixPrefixCache:
         """
         raise NotImplementedError  # your turn
 
-    def join(self, block_ids: SequenceOf[int]) -> None:
+    def acquire(self, block_ids: SequenceOf[int]) -> None:
         """Another sequence uses these blocks too, as a fork of one that does."""
         raise NotImplementedError  # your turn
 
-    def leave(self, block_ids: SequenceOf[int]) -> None:
+    def release(self, block_ids: SequenceOf[int]) -> None:
         """A sequence is about to release these blocks of its own, given from first to last."""
         raise NotImplementedError  # your turn
 
@@ -590,7 +593,7 @@ class ChainedPrefixCache:
                 break
             matched.append(self.block_of[name])
         self.allocator.share(matched)
-        self.join(matched)
+        self.acquire(matched)
         return matched
 
     def insert(
@@ -611,15 +614,15 @@ class ChainedPrefixCache:
                 self.allocator.share([self.block_of[name]])
                 self.allocator.release([own])
                 exchanged.append((index, self.block_of[name]))
-            self.join([self.block_of[name]])
+            self.acquire([self.block_of[name]])
         return exchanged
 
-    def join(self, block_ids: SequenceOf[int]) -> None:
+    def acquire(self, block_ids: SequenceOf[int]) -> None:
         for block_id in block_ids:
             self.unused.pop(block_id, None)
             self.num_users[block_id] += 1
 
-    def leave(self, block_ids: SequenceOf[int]) -> None:
+    def release(self, block_ids: SequenceOf[int]) -> None:
         for block_id in reversed(block_ids):
             self.num_users[block_id] -= 1
             if self.num_users[block_id] == 0:
@@ -650,7 +653,7 @@ def test_prefix_cache(PrefixCache: Any) -> None:
 hunt(23, test=test_prefix_cache, mended=ChainedPrefixCache)
 for question in ([5, 3, 8, 1, 2], [5, 3, 8, 1]):  # blocks have 4 tokens here
     try:
-        told = serve_toy([question] * 2, prefix_cache=ChainedPrefixCache, max_sequences=1)
+        told = serve_toy([question] * 2, prefix_cache=ChainedPrefixCache, max_num_seqs=1)
         print(f"{len(question)} tokens, asked twice:", *told.answers[1])
     except RequestError as error:
         print(f"{len(question)} tokens, asked twice:", error)

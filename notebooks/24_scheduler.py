@@ -66,8 +66,8 @@ from minigen_course.lab.simulator import (
 from minigen_course.lab.texts import ALICE
 from minigen_course.lab.toy_engine import serve_toy
 
-load = partial(load_model, prefix_cache=False)  # so that every run computes everything
-llm = load(max_sequences=32, max_batch_tokens=1024)
+load = partial(load_model, enable_prefix_caching=False)  # so that every run computes everything
+llm = load(max_num_seqs=32, max_num_batched_tokens=1024)
 text_ids = llm.tokenizer.encode(ALICE)
 _ = llm.generate(text_ids[:8], SamplingParams(max_tokens=2))  # the first steps are slow
 
@@ -90,11 +90,11 @@ twelve = [Arrival(seconds=0.0, prompt=12, output=count) for count in answers]
 
 
 def timed(engine):
-    begun = time.perf_counter()
-    return serve(engine, twelve, text_ids, step_time), time.perf_counter() - begun
+    started = time.perf_counter()
+    return serve(engine, twelve, text_ids, step_time), time.perf_counter() - started
 
 
-run, static_seconds = timed(load(scheduler="static", max_sequences=seats))
+run, static_seconds = timed(load(scheduler="static", max_num_seqs=seats))
 told = story(run.events)
 busy = sum(len(step.parts) for step in told.steps)
 print(f"{len(told)} steps with {seats} seats, {busy} of {seats * len(told)} taken")
@@ -123,9 +123,9 @@ step_seconds = {n: read_along(llm, *texts).step_seconds for n, texts in steps_of
 
 
 def prompt_seconds() -> float:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     llm.generate(text_ids[:256], SamplingParams(temperature=0, max_tokens=1))
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 token_seconds = min(prompt_seconds() for _ in range(4)) / 256
@@ -163,37 +163,37 @@ print(f"32 sequences on the H100: {32 * seconds_70b[1] / seconds_70b[32]:.0f} ti
 #
 # ## The smallest scheduler
 #
-# A scheduler is asked four things. `add`: here is a sequence. `next_batch`: who runs now, with how
+# A scheduler is asked four things. `add`: here is a sequence. `schedule`: who runs now, with how
 # many tokens? `commit`: these tokens came out. `abort`: somebody has left. It reserves memory with
 # the block manager of chapter 23. This one serves one request at a time, and the engine takes it:
 
 
 # %%
 class OneAtATime:
-    def __init__(self, manager, max_sequences, max_batch_tokens):
+    def __init__(self, manager, max_num_seqs, max_num_batched_tokens):
         self.manager, self.queue = manager, []
 
     def add(self, sequence):
         self.queue.append(sequence)
 
-    def next_batch(self):
+    def schedule(self):
         if not self.queue:
             return []
         first = self.queue[0]
         if not first.block_ids:  # it has not begun
-            return [(first, self.manager.begin(first, len(first)))]
-        self.manager.reserve(first, 1)
+            return [(first, self.manager.allocate(first, len(first)))]
+        self.manager.allocate_slots(first, 1)
         return [(first, 1)]
 
     def commit(self, chunks, tokens):
         for chunk, token in zip(chunks, tokens, strict=True):
-            self.manager.advance(chunk.sequence, chunk.num_tokens)
+            self.manager.mark_computed(chunk.sequence, chunk.num_tokens)
             chunk.sequence.append(token.token_id)
             if chunk.sequence.finish_reason is not None:
                 self.abort(chunk.sequence)
 
     def abort(self, sequence):
-        self.manager.release(sequence)
+        self.manager.free(sequence)
         self.queue.remove(sequence)
 
 
@@ -322,7 +322,7 @@ for budget, each in budgets.items():
 
 real_gaps = {}
 for budget in (1024, 64):
-    chunked = load(max_sequences=8, max_batch_tokens=budget)
+    chunked = load(max_num_seqs=8, max_num_batched_tokens=budget)
     with chunked.record() as recorder:
         real = serve(chunked, with_long, text_ids, step_time)
     assert [len(each) for each in real.outputs] == [each.output for each in with_long]
@@ -350,7 +350,7 @@ for budget in (1024, 64):
 # %%
 from minigen_course.figures.trace_views import step_view
 
-mixed = load(max_sequences=4, max_batch_tokens=16)
+mixed = load(max_num_seqs=4, max_num_batched_tokens=16)
 short = [Arrival(0.0, 5, 8), Arrival(0.0, 7, 9), Arrival(0.011, 40, 4), Arrival(0.012, 6, 5)]
 few = serve(mixed, short, text_ids, step_time)
 spelled = {
@@ -421,7 +421,7 @@ picture(
 
 
 # %%
-class ShortestFirst(lesson.SeatScheduler):
+class ShortestFirst(lesson.SlotScheduler):
     def add(self, sequence):
         self.waiting.append(sequence)
         self.waiting = type(self.waiting)(sorted(self.waiting, key=len))
@@ -430,7 +430,7 @@ class ShortestFirst(lesson.SeatScheduler):
 stream = random_arrivals(40, a_second=21, prompts=(10, 30), outputs=(10, 60), seed=9)
 stream[4] = Arrival(stream[4].seconds, prompt=200, output=20)
 waits = {}
-for name, kind in (("in order", lesson.SeatScheduler), ("shortest first", ShortestFirst)):
+for name, kind in (("in order", lesson.SlotScheduler), ("shortest first", ShortestFirst)):
     waits[name] = simulate(stream, kind, step_time=step_time, seats=3, budget=256).first_tokens()
     print(
         f"{name:<15} mean TTFT {mean(waits[name]):.2f} s, the long prompt's {waits[name][4]:.2f} s"
@@ -475,7 +475,7 @@ explore(
 from minigen.engine.scheduler import ContinuousScheduler
 
 show(
-    ContinuousScheduler.next_batch,
+    ContinuousScheduler.schedule,
     ContinuousScheduler._continue_running,
     ContinuousScheduler._preempt_last,
     ContinuousScheduler._admit,
@@ -493,7 +493,7 @@ print("the small preempting scheduler and the engine's own make the same steps")
 # The twelve requests of the beginning, with four seats, all three ways on your machine:
 
 # %%
-continuous, continuous_seconds = timed(load(max_sequences=seats))
+continuous, continuous_seconds = timed(load(max_num_seqs=seats))
 told = story(continuous.events)
 busy = sum(len(step.parts) for step in told.steps)
 print(f"steps: {alone.num_steps} one at a time, {run.num_steps} static, {len(told)} continuous")
@@ -514,9 +514,9 @@ measured("static over continuous", static_seconds / continuous_seconds)
 #
 # 1. **Seats**: continuous batching of whole prompts. Blocks for the longest answer are reserved by
 #    `begin_with_room` of `minigen_course.ch24_scheduler.lesson`.
-# 2. **Chunks**: no step has more tokens than its budget. (`SeatedScheduler` is the package's answer
+# 2. **Chunks**: no step has more tokens than its budget. (`ContinuousSlots` is the package's answer
 #    to the first; build on your own if you like.)
-# 3. **Preemption**: room for now only, by `self.manager.begin` and `self.manager.reserve`, and
+# 3. **Preemption**: room for now only, by `self.manager.allocate` and `self.manager.allocate_slots`, and
 #    somebody who gives way where `reserve` returns False.
 #
 # Then the third one goes into the engine, in a memory that is too small. (Until your own passes,
@@ -524,33 +524,33 @@ measured("static over continuous", static_seconds / continuous_seconds)
 # is what `minigen serve --scheduler` takes.
 
 # %%
-# exercise: minigen_course.ch24_scheduler.lesson.SeatScheduler
+# exercise: minigen_course.ch24_scheduler.lesson.SlotScheduler
 from collections.abc import Sequence as SequenceOf
 
 from minigen.kv_cache.block_manager import BlockManager
-from minigen.sequence import Chunk, SampledToken, Sequence
+from minigen.sequence import SampledToken, ScheduledChunk, Sequence
 
 
-class SeatScheduler:
+class SlotScheduler:
     """Continuous batching: who has finished leaves its seat, and the next takes it at once.
 
     Prompts are computed whole, first come first served; who begins has blocks for its longest
-    answer. At most `max_sequences` run, and a step has `max_batch_tokens` tokens at most.
+    answer. At most `max_num_seqs` run, and a step has `max_num_batched_tokens` tokens at most.
     """
 
-    def __init__(self, manager: BlockManager, max_sequences: int, max_batch_tokens: int):
+    def __init__(self, manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int):
         raise NotImplementedError  # your turn
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence behind all others."""
         raise NotImplementedError  # your turn
 
-    def next_batch(self) -> list[Chunk]:
+    def schedule(self) -> list[ScheduledChunk]:
         """A token of each who runs; then whole prompts, while seats, tokens and blocks last."""
         raise NotImplementedError  # your turn
 
     def commit(
-        self, chunks: SequenceOf[Chunk], tokens: SequenceOf[SampledToken]
+        self, chunks: SequenceOf[ScheduledChunk], tokens: SequenceOf[SampledToken]
     ) -> list[tuple[Sequence, SampledToken]]:
         """Count the chunks as computed, and give each of their samples its token; returns both."""
         raise NotImplementedError  # your turn
@@ -562,31 +562,31 @@ class SeatScheduler:
 
 # %%
 # exercise: minigen_course.ch24_scheduler.lesson.ChunkingScheduler
-from minigen.sequence import Chunk
-from minigen_course.ch24_scheduler.lesson import SeatedScheduler
+from minigen.sequence import ScheduledChunk
+from minigen_course.ch24_scheduler.lesson import ContinuousSlots
 
 
-class ChunkingScheduler(SeatedScheduler):
+class ChunkingScheduler(ContinuousSlots):
     """Continuous batching with prompts in chunks: no step has more tokens than it may."""
 
-    def next_batch(self) -> list[Chunk]:
+    def schedule(self) -> list[ScheduledChunk]:
         """A token of each who decodes; prompts under way, and then newcomers, share the rest."""
         raise NotImplementedError  # your turn
 
 
 # %%
 # exercise: minigen_course.ch24_scheduler.lesson.PreemptingScheduler
-from minigen.sequence import Chunk
-from minigen_course.ch24_scheduler.lesson import SeatedScheduler
+from minigen.sequence import ScheduledChunk
+from minigen_course.ch24_scheduler.lesson import ContinuousSlots
 
 
-class PreemptingScheduler(SeatedScheduler):
+class PreemptingScheduler(ContinuousSlots):
     """Chunks, and room for now only: where blocks lack, the last who came gives its own back.
 
     It waits again, before all who came later, and is computed anew from its first token.
     """
 
-    def next_batch(self) -> list[Chunk]:
+    def schedule(self) -> list[ScheduledChunk]:
         """Chunks, with slots for the next tokens only; nobody who gave way is in it."""
         raise NotImplementedError  # your turn
 
@@ -594,17 +594,17 @@ class PreemptingScheduler(SeatedScheduler):
 # %%
 _, _, mine = check(
     24,
-    SeatScheduler=SeatScheduler,
+    SlotScheduler=SlotScheduler,
     ChunkingScheduler=ChunkingScheduler,
     PreemptingScheduler=PreemptingScheduler,
 )
 
-small = load(scheduler=mine, max_sequences=8, num_blocks=24, max_batch_tokens=64)
+small = load(scheduler=mine, max_num_seqs=8, num_blocks=24, max_num_batched_tokens=64)
 served = serve(small, crowd, text_ids, step_time)
 print(f"{served.num_preempted} preempted, {served.num_steps} steps, by", end=" ")
 print(small.describe()["scheduler"])
 name = save_part(mine, Path(mkdtemp()) / "mine.py")  # a path, a colon, and the class's name
-from_file = serve(load(scheduler=name, max_sequences=8), crowd[:3], text_ids, step_time)
+from_file = serve(load(scheduler=name, max_num_seqs=8), crowd[:3], text_ids, step_time)
 print("and from a file:", name.rpartition(":")[2], "answers", len(from_file.outputs), "requests")
 
 # %% [markdown]
@@ -629,53 +629,55 @@ from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 from minigen.kv_cache.block_manager import BlockManager
-from minigen.sequence import Chunk, SampledToken, Sequence, samples_of
+from minigen.sequence import SampledToken, ScheduledChunk, Sequence, samples_of
 
 
 class PlainScheduler:
     """First come, first served; one answer to each prompt. The last to come makes room."""
 
-    def __init__(self, manager: BlockManager, max_sequences: int, max_batch_tokens: int):
+    def __init__(self, manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int):
         self.manager = manager
-        self.max_sequences, self.max_batch_tokens = max_sequences, max_batch_tokens
+        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 
-    def next_batch(self) -> list[Chunk]:
-        chunks: list[Chunk] = []
-        budget = self.max_batch_tokens
+    def schedule(self) -> list[ScheduledChunk]:
+        chunks: list[ScheduledChunk] = []
+        budget = self.max_num_batched_tokens
         for sequence in list(self.running):
             num_tokens = min(sequence.num_wanted, budget)
-            while sequence in self.running and not self.manager.reserve(sequence, num_tokens):
+            while sequence in self.running and not self.manager.allocate_slots(
+                sequence, num_tokens
+            ):
                 self.preempt(self.running[-1])
             if sequence in self.running and num_tokens:
-                chunks.append(Chunk(sequence, num_tokens))
+                chunks.append(ScheduledChunk(sequence, num_tokens))
                 budget -= num_tokens
-        while self.waiting and budget and len(self.running) < self.max_sequences:
-            num_tokens = self.manager.begin(self.waiting[0], budget)
+        while self.waiting and budget and len(self.running) < self.max_num_seqs:
+            num_tokens = self.manager.allocate(self.waiting[0], budget)
             if num_tokens == 0:
                 break
             self.running.append(self.waiting.popleft())
-            chunks.append(Chunk(self.running[-1], num_tokens))
+            chunks.append(ScheduledChunk(self.running[-1], num_tokens))
             budget -= num_tokens
         return chunks
 
     def preempt(self, victim: Sequence) -> None:
         """Take its blocks; it begins anew as soon as there is room, before all who wait."""
         self.running.remove(victim)
-        self.manager.release(victim)
+        self.manager.free(victim)
         victim.token_ids = list(victim.prompt_ids)
         self.waiting.appendleft(victim)
 
     def commit(
-        self, chunks: SequenceOf[Chunk], tokens: SequenceOf[SampledToken]
+        self, chunks: SequenceOf[ScheduledChunk], tokens: SequenceOf[SampledToken]
     ) -> list[tuple[Sequence, SampledToken]]:
         progress = list(zip(samples_of(chunks), tokens, strict=True))
         for chunk in chunks:
-            self.manager.advance(chunk.sequence, chunk.num_tokens)
+            self.manager.mark_computed(chunk.sequence, chunk.num_tokens)
         for sequence, token in progress:
             sequence.append(token.token_id)
             if sequence.finish_reason is not None:
@@ -683,7 +685,7 @@ class PlainScheduler:
         return progress
 
     def abort(self, sequence: Sequence) -> None:
-        self.manager.release(sequence)
+        self.manager.free(sequence)
         for queue in (self.running, self.waiting):
             if sequence in queue:
                 queue.remove(sequence)

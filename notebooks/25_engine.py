@@ -51,8 +51,8 @@ from minigen_course.figures.gantt import gantt
 from minigen_course.figures.trace_views import step_view, story
 from minigen_course.lab.texts import ALICE
 
-load = partial(load_model, prefix_cache=False)  # so that every run computes everything
-llm = load(max_sequences=32, max_batch_tokens=1024)
+load = partial(load_model, enable_prefix_caching=False)  # so that every run computes everything
+llm = load(max_num_seqs=32, max_num_batched_tokens=1024)
 text_ids = llm.tokenizer.encode(ALICE)
 
 
@@ -86,12 +86,12 @@ def again(prompt: list[int], num_tokens: int) -> None:
 
 def tokens_a_second(serve, count: int) -> float:
     """Of answers to the first `count` requests."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     serve()
-    return sum(lengths[:count]) / (time.perf_counter() - begun)
+    return sum(lengths[:count]) / (time.perf_counter() - started)
 
 
-static, continuous = (load(scheduler=name, max_sequences=16) for name in ("static", "continuous"))
+static, continuous = (load(scheduler=name, max_num_seqs=16) for name in ("static", "continuous"))
 rates = {
     "all computed again, one by one": tokens_a_second(
         lambda: [again(*each) for each in zip(prompts[:4], lengths, strict=False)], 4
@@ -137,7 +137,7 @@ def run_steps(engine, sequences, spent: dict[str, float]) -> int:
     num_steps = 0
     while any(each.finish_reason is None for each in sequences):
         clocks = [time.perf_counter()]
-        chunks = scheduler.next_batch()
+        chunks = scheduler.schedule()
         clocks.append(time.perf_counter())
         logits = runner.logits(chunks)
         clocks.append(time.perf_counter())
@@ -146,14 +146,14 @@ def run_steps(engine, sequences, spent: dict[str, float]) -> int:
         clocks.append(time.perf_counter())
         scheduler.commit(chunks, tokens)
         clocks.append(time.perf_counter())
-        for name, begun, ended in zip(spent, clocks, clocks[1:], strict=False):
-            spent[name] += ended - begun
+        for name, started, ended in zip(spent, clocks, clocks[1:], strict=False):
+            spent[name] += ended - started
         num_steps += 1
     return num_steps
 
 
 PARTS = ("schedule", "run the model", "sample", "commit")
-answers = llm.read_requests(prompts[:8], params[:8])
+answers = llm.process_requests(prompts[:8], params[:8])
 sequences = [answer.sequence for answer in answers]
 num_steps = run_steps(llm.engine, sequences, dict.fromkeys(PARTS, 0.0))
 expected = [answer.token_ids for answer in llm.generate(prompts[:8], params[:8], progress=False)]
@@ -175,16 +175,18 @@ print(f"{num_steps} steps; the same tokens as of minigen's own loop")
 from minigen.engine.model_runner import Packer, PagedRunner
 
 scheduler, runner = llm.engine.scheduler, llm.engine.runner
-three = [each.sequence for each in llm.read_requests(["Tea is", "Rain falls", "Owls see at night"])]
+three = [
+    each.sequence for each in llm.process_requests(["Tea is", "Rain falls", "Owls see at night"])
+]
 for each in three[:2]:
     scheduler.add(each)
 for step in range(2):
     if step == 1:
         scheduler.add(three[2])
-    chunks = scheduler.next_batch()
+    chunks = scheduler.schedule()
     if step == 0:  # pretend that it was computed
         scheduler.commit(chunks, [SampledToken(100), SampledToken(200)])
-packed = Packer(runner.manager, block_size=16, max_batch_tokens=64).pack(chunks)
+packed = Packer(runner.manager, block_size=16, max_num_batched_tokens=64).pack(chunks)
 for name in ("token_ids", "positions", "query_starts", "context_lens", "logits_rows"):
     print(f"{name:<13}", getattr(packed, name).tolist())
 print("slots, block by block:", sorted({slot // 16 for slot in packed.slots.tolist()}))
@@ -198,7 +200,7 @@ show(PagedRunner.logits)
 # tokens; press play, and watch prompts fill what the decodes leave:
 
 # %%
-small = load(max_sequences=6, max_batch_tokens=24)
+small = load(max_num_seqs=6, max_num_batched_tokens=24)
 with small.record() as recorder:
     six = small.generate(prompts[:6], params[:6], progress=False)
 steps = story(recorder.events)
@@ -264,10 +266,10 @@ for name, cost in (("nobody watches", in_vain), ("a recorder does", emitted)):
 
 # %%
 def together(requests):
-    begun = time.perf_counter()
+    started = time.perf_counter()
     with llm.record() as recorder:
         llm.generate(prompts[:requests], params[:requests], progress=False)
-    rate = sum(lengths[:requests]) / (time.perf_counter() - begun)
+    rate = sum(lengths[:requests]) / (time.perf_counter() - started)
     return gantt({f"{rate:.0f} tokens a second": recorder.events}, by="seconds")
 
 
@@ -283,7 +285,7 @@ explore(together, "A timeline of so many requests; its title has the rate.", req
 spent_by_step = {}
 for count in (1, 8, 32):
     spent = dict.fromkeys(PARTS, 0.0)
-    own = [each.sequence for each in llm.read_requests(prompts[:count], greedy(24))]
+    own = [each.sequence for each in llm.process_requests(prompts[:count], greedy(24))]
     num_steps = run_steps(llm.engine, own, spent)
     spent_by_step[f"{count} at once"] = {name: each / num_steps for name, each in spent.items()}
 picture(
@@ -336,18 +338,18 @@ class LowestFirst:
 
 
 class Everybody:
-    def __init__(self, manager, max_sequences, max_batch_tokens):
-        self.manager, self.seats, self.budget = manager, max_sequences, max_batch_tokens
+    def __init__(self, manager, max_num_seqs, max_num_batched_tokens):
+        self.manager, self.seats, self.budget = manager, max_num_seqs, max_num_batched_tokens
         self.waiting, self.running = [], []
 
     def add(self, sequence):
         self.waiting.append(sequence)
 
-    def next_batch(self):
-        batch = [(each, 1) for each in self.running if self.manager.reserve(each, 1)]
+    def schedule(self):
+        batch = [(each, 1) for each in self.running if self.manager.allocate_slots(each, 1)]
         left = self.budget - len(batch)
         while self.waiting and len(self.running) < self.seats and len(self.waiting[0]) <= left:
-            num_tokens = self.manager.begin(self.waiting[0], left)
+            num_tokens = self.manager.allocate(self.waiting[0], left)
             if num_tokens == 0:
                 break
             self.running.append(self.waiting.pop(0))
@@ -357,13 +359,13 @@ class Everybody:
 
     def commit(self, chunks, tokens):
         for chunk, token in zip(chunks, tokens, strict=True):
-            self.manager.advance(chunk.sequence, chunk.num_tokens)
+            self.manager.mark_computed(chunk.sequence, chunk.num_tokens)
             chunk.sequence.append(token.token_id)
             if chunk.sequence.finish_reason is not None:
                 self.abort(chunk.sequence)
 
     def abort(self, sequence):
-        self.manager.release(sequence)
+        self.manager.free(sequence)
         for queue in (self.waiting, self.running):
             if sequence in queue:
                 queue.remove(sequence)
@@ -374,13 +376,13 @@ def likeliest(logits, sequences):
 
 
 parts = {"allocator": LowestFirst, "scheduler": Everybody, "sampler": likeliest}
-yours = load(**parts, max_sequences=32, max_batch_tokens=1024)
+yours = load(**parts, max_num_seqs=32, max_num_batched_tokens=1024)
 for part in parts:
     print(f"{part:<10} {yours.describe()[part]}")
 reference = llm.generate(prompts, params, progress=False)
-begun = time.perf_counter()
+started = time.perf_counter()
 own_answers = yours.generate(prompts, params, progress=False)
-own_rate = sum(lengths) / (time.perf_counter() - begun)
+own_rate = sum(lengths) / (time.perf_counter() - started)
 same = sum(a.token_ids == b.token_ids for a, b in zip(own_answers, reference, strict=True))
 measured("the same answers", same, f"of {len(prompts)}", 2)
 measured("tokens a second", own_rate)
@@ -397,7 +399,7 @@ class Careless(LowestFirst):
         pass
 
 
-careless = load(allocator=Careless, max_sequences=4)
+careless = load(allocator=Careless, max_num_seqs=4)
 try:
     careless.generate(prompts[:4], params[:4], progress=False)
 except PartError as error:
@@ -413,7 +415,7 @@ except PartError as error:
 from minigen.engine.engine_thread import EngineThread
 
 with EngineThread(llm.engine) as thread, ThreadPoolExecutor(8) as callers:
-    asked = llm.read_requests(prompts[:8], params[:8])
+    asked = llm.process_requests(prompts[:8], params[:8])
     found = list(
         callers.map(
             lambda answer: [token.token_id for _, token in thread.tokens(answer.sequence)], asked
@@ -434,7 +436,7 @@ measured("the same answers as before", same_again, "of 8", 1)
 # %%
 from minigen.engine.engine import Engine
 
-show(Engine.step, Engine._run, Engine._costing_only, Engine._settle)
+show(Engine.step, Engine._run, Engine._fail_only, Engine._finish_step)
 
 # %% [markdown]
 # ## Your turn

@@ -73,7 +73,7 @@ from minigen_course.lab.programs import record_programs
 from minigen_course.lab.triton_interpreter import bytes_moved, bytes_required, interpreted, launch
 
 torch.manual_seed(31)
-llm = load_model(weights="float32", prefix_cache=False)
+llm = load_model(weights="float32", enable_prefix_caching=False)
 model, config = transformer_of(llm), llm.config
 TOKENS = 8
 

@@ -63,7 +63,7 @@ from minigen_course.lab.cost_model import MACHINES
 from minigen_course.lab.inspect_model import head_scores, recorded_heads
 from minigen_course.lab.memory_watch import count_memory
 
-llm = load_model(weights="float32", prefix_cache=False)  # nothing is kept from run to run
+llm = load_model(weights="float32", enable_prefix_caching=False)  # nothing is kept from run to run
 greedy = SamplingParams(temperature=0, max_tokens=16)
 
 # %% [markdown]
@@ -195,7 +195,7 @@ show(fold_tiles)
 # One line puts it to work then: while the block runs, the engine's prompts are attended to by the
 # package's loop over tiles of 16, which calls `merge` once for each of them. (That loop is your
 # next exercise. Until yours passes, `my_merge` is the package's own. What `attending` lends,
-# `LLM.load(attend=...)` builds in.)
+# `LLM.load(attention_backend=...)` builds in.)
 
 # %%
 # exercise: minigen_course.ch32_flash_attention.flash.merge

@@ -425,7 +425,7 @@ print(f"one sequence of 32,768 tokens on an H100: {split_gain:.1f}x as fast when
 print(f"{before:.0%} of the bandwidth before, {after:.0%} after (modelled, not measured)")
 
 greedy = SamplingParams(temperature=0, max_tokens=4)
-llm = load_model(weights="float32", num_blocks=2, prefix_cache=False)  # room for 32 tokens
+llm = load_model(weights="float32", num_blocks=2, enable_prefix_caching=False)  # room for 32 tokens
 expected = llm.generate("The sea is", greedy).text
 with interpreted(), attending(llm, attend_triton):
     assert llm.generate("The sea is", greedy).text == expected
@@ -474,7 +474,7 @@ mine = check(33, gather_kernel=gather_kernel)
 
 # %% [markdown]
 # In the engine, one line: while the block runs, every decode step gathers keys and values by your
-# kernel. (Until it passes, `mine` is the package's own. `LLM.load(attend=gathering(mine))` makes an
+# kernel. (Until it passes, `mine` is the package's own. `LLM.load(attention_backend=gathering(mine))` makes an
 # engine that always does.)
 
 # %%

@@ -211,7 +211,7 @@ stored = read_gguf(hub.resolve(hub.DEFAULT_MODEL)).tensors
 
 def of_a_matrix(matrix, row, bits, group_size):
     middle = stored[matrix].shape[0] // 2
-    rows = stored[matrix].rows(middle, middle + 192).dequantise().numpy()
+    rows = stored[matrix].rows(middle, middle + 192).dequantize().numpy()
     return rounding(rows, row, bits, group_size)
 
 
@@ -461,7 +461,7 @@ from minigen_course.ch34_cpu_kernels.reference import CodeRows, byte_rows, multi
 
 show(multiply_codes)
 matrix = stored["blk.28.ffn_down.weight"]
-made = round_weights(matrix.dequantise().numpy(), 4, 32)  # the file's own codes again
+made = round_weights(matrix.dequantize().numpy(), 4, 32)  # the file's own codes again
 of_rows = CodeRows(made.codes.reshape(*made.scales.shape, 32), made.scales, made.minima)
 plain = multiply_codes(of_rows, byte_rows(given[None]))
 compiled = panel_linear("int4", num_threads)([matrix], [])(torch.from_numpy(given)[None])

@@ -252,7 +252,7 @@ for num_ranks in (8, 16):
 # %% [markdown]
 # ## Three processes
 #
-# Now in earnest. `tensor_parallel=3` starts two more processes; with this one they are three. They
+# Now in earnest. `tensor_parallel_size=3` starts two more processes; with this one they are three. They
 # have three kinds of messages, and all ranks take part in each:
 #
 # - the all-reduce: everybody gets the sum of what all have;
@@ -264,7 +264,7 @@ for num_ranks in (8, 16):
 # **Predict:** are the tokens the same? How many messages does one step take, with 30 layers?
 
 # %%
-split = load_model(weights="float32", tensor_parallel=3)
+split = load_model(weights="float32", tensor_parallel_size=3)
 print(split.describe()["ranks"])
 with split.record() as recorder:
     answer = split.generate(prompt, params)
@@ -386,7 +386,7 @@ split.close()
 #
 # ```
 # torchrun --nnodes 3 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
-#     -m minigen generate --tensor-parallel 3 "The old lighthouse"
+#     -m minigen generate --tensor-parallel-size 3 "The old lighthouse"
 # ```
 #
 # ## Your turn
@@ -459,7 +459,7 @@ print("three threads, cut and run by yours:", whole.tokenizer.decode(made))
 #
 # ```python
 # with using(41, shard_tensors=my_cut):
-#     split = load_model(weights="float32", tensor_parallel=3)
+#     split = load_model(weights="float32", tensor_parallel_size=3)
 # ```
 #
 # ## A bug hunt

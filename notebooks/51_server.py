@@ -77,12 +77,12 @@ question = llm.chat_prompt(owls)
 
 # %%
 greedy = SamplingParams(temperature=0, max_tokens=120)
-begun = time.perf_counter()
+started = time.perf_counter()
 stream = llm.stream(question, greedy)
 first_word = next(stream)
-first_after = time.perf_counter() - begun
+first_after = time.perf_counter() - started
 answer_text = first_word + "".join(stream)
-whole_after = time.perf_counter() - begun
+whole_after = time.perf_counter() - started
 measured(f"its first word ({first_word!r}), after", first_after, "s")
 measured("the whole answer, after", whole_after, "s")
 measured("ratio", whole_after / first_after)
@@ -110,9 +110,9 @@ async def health() -> str:
 
 
 def seconds_of_health(url):
-    begun = time.perf_counter()
+    started = time.perf_counter()
     httpx.get(f"{url}/health", timeout=60).raise_for_status()
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 with LocalServer(naive) as server, ThreadPoolExecutor() as pool:
@@ -154,7 +154,7 @@ async def my_tokens_of(llm, thread, sequence):
 
 
 def sequence_of(prompt, **params):
-    (answer,) = llm.read_requests([prompt], SamplingParams(temperature=0, **params))
+    (answer,) = llm.process_requests([prompt], SamplingParams(temperature=0, **params))
     return answer.sequence
 
 
@@ -251,7 +251,7 @@ async def over_a_bridge():
     bridge = Bridge(thread)
 
     async def one():
-        answers = llm.read_requests([question], SamplingParams(temperature=0, max_tokens=24))
+        answers = llm.process_requests([question], SamplingParams(temperature=0, max_tokens=24))
         async with bridge.ask(answers, asyncio.Event().wait, every_token=True) as pending:
             async for _ in pending.growths():
                 pass
@@ -408,9 +408,9 @@ prompts = [f"A word about number {place} is" for place in range(16)]
 params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
 alone, over_http = [], []
 for _ in range(3):
-    begun = time.perf_counter()
+    started = time.perf_counter()
     llm.generate(prompts, params, progress=False)
-    alone.append(time.perf_counter() - begun)
+    alone.append(time.perf_counter() - started)
     with serving(llm) as server:
         outcomes = put_load(server.url, [Planned(0, prompt, 48) for prompt in prompts])
     over_http.append(max(each.ended for each in outcomes))
@@ -450,12 +450,12 @@ def order_of(url):
 with TemporaryDirectory() as folder:
     path = Path(folder) / "mine.py"
     path.write_text(mine_py)
-    one_seat = ("--weights", "int4", "--max-sequences", "1", "--no-access-log")
+    one_seat = ("--weights", "int4", "--max-num-seqs", "1", "--no-access-log")
     with serve_command(*one_seat, "--scheduler", f"{path}:ShortestFirst") as url:
         print("minigen serve --scheduler mine.py:ShortestFirst:", *order_of(url))
         with OpenAI(base_url=f"{url}/v1", api_key="none") as client:
             listed = client.models.list().data[0].id
-with serving(load_model(weights="int4", max_sequences=1)) as server:
+with serving(load_model(weights="int4", max_num_seqs=1)) as server:
     print("minigen serve:", *order_of(server.url))
 print("the first server's model, as OpenAI's client lists it:", listed)
 

@@ -45,7 +45,7 @@ from minigen.bench.workload import Planned, burst, constant, draw_words, poisson
 from minigen.engine.static_batching import StaticScheduler
 from minigen.server.local import serving
 from minigen.server.models import warm_up
-from minigen.trace.summary import summarise
+from minigen.trace.summary import summarize
 from minigen_course import Claim, check, load_model, measured, show, verdicts
 from minigen_course.ch52_slo.figures import by_rate, cost, dashboard, run_in_time, spreads, waits
 from minigen_course.ch52_slo.lesson import Case, Vitals, table
@@ -53,7 +53,7 @@ from minigen_course.figures.explore import explore, picture
 from minigen_course.lab.load import put_load, run_apart
 from minigen_course.lab.simulation import Ask, Card, Knobs, asks, simulate
 
-llm = load_model(weights="int4", max_sequences=4)
+llm = load_model(weights="int4", max_num_seqs=4)
 warm_up(llm)
 server = serving(llm)
 rng = np.random.default_rng(52)
@@ -78,7 +78,7 @@ measured("time to first token, mean", first.mean, "s")
 measured("p50", first.p50, "s")
 measured("p99", first.p99, "s")
 
-in_order = summarise(recorder.events)
+in_order = summarize(recorder.events)
 picture(
     waits(in_order, [f"{each.prompt_tokens:,} tokens" for each in in_order]),
     "A bar for each request: those that came with the long prompt wait longest.",
@@ -194,7 +194,7 @@ rates = (2, 4, 6, 8, 9, 10, 12, 14)
 offered = {}
 for rate in rates:
     times = poisson(rate, 200, np.random.default_rng(1))
-    offered[rate] = simulate(chat_of(times), Knobs(max_batch_tokens=512)).outcomes
+    offered[rate] = simulate(chat_of(times), Knobs(max_num_batched_tokens=512)).outcomes
 
 explore(
     lambda ttft_ms, itl_ms: by_rate(
@@ -305,9 +305,9 @@ load = asks(poisson(2, 120, seed(1)), prompt=(50, 200), output=(80, 160))
 late = Case(
     "TTFT high, ITL fine",
     "seats (engine)",
-    "`--max-sequences` 4 to 64",
-    simulate(load, Knobs(max_sequences=4)),
-    simulate(load, Knobs(max_sequences=64)),
+    "`--max-num-seqs` 4 to 64",
+    simulate(load, Knobs(max_num_seqs=4)),
+    simulate(load, Knobs(max_num_seqs=64)),
     ("TTFT p99", "waiting, at most", "KV cache used, at most"),
 ).tell(lambda before, after: before.most_waiting > 50 and after.most_waiting == 0)
 print()
@@ -317,9 +317,9 @@ load = sorted([*talk, *documents], key=lambda ask: ask.at)
 stutter = Case(
     "ITL p99 far from its p50",
     "a step's tokens (batching)",
-    "`--max-batch-tokens` 8192 to 512",
-    simulate(load, Knobs(max_batch_tokens=8192)),
-    simulate(load, Knobs(max_batch_tokens=512)),
+    "`--max-num-batched-tokens` 8192 to 512",
+    simulate(load, Knobs(max_num_batched_tokens=8192)),
+    simulate(load, Knobs(max_num_batched_tokens=512)),
     ("ITL p99", "ITL p50"),
 ).tell(lambda before, after: before.found.itl.p99 > 5 * after.found.itl.p99)
 
@@ -351,14 +351,14 @@ idle = Case(
     "throughput low, machine idle",
     "nothing: seats stay empty (batching)",
     "`--scheduler` static to continuous",
-    simulate(load, Knobs(scheduler=StaticScheduler, max_sequences=16)),
-    simulate(load, Knobs(max_sequences=16)),
+    simulate(load, Knobs(scheduler=StaticScheduler, max_num_seqs=16)),
+    simulate(load, Knobs(max_num_seqs=16)),
     ("tokens a second", "running, on average"),
 ).tell(lambda before, after: after.found.output_rate > 1.5 * before.found.output_rate)
 
 # %% [markdown]
 # (3) Preemption begins when no block is free, not at 90 %: a full cache is what one wants, work
-# that is done twice is not. Where there is no more memory, `--max-sequences` lower does it, too.
+# that is done twice is not. Where there is no more memory, `--max-num-seqs` lower does it, too.
 #
 # (4) Sixteen seats, and half of them empty while most wait: a batch waits for its longest answer
 # (chapter 24).
@@ -400,8 +400,8 @@ tail = Case(
     "p99 far from p50",
     "seats, for a while (client, gateway)",
     "the job's `priority` 0 to 1",
-    simulate(with_job(0), Knobs(max_sequences=12)),
-    simulate(with_job(1), Knobs(max_sequences=12)),
+    simulate(with_job(0), Knobs(max_num_seqs=12)),
+    simulate(with_job(1), Knobs(max_num_seqs=12)),
     ("TTFT p99", "TTFT p50"),
     tenant="chat",
 ).tell(lambda before, after: before.found.ttft.p99 > 5 * after.found.ttft.p99)
@@ -423,8 +423,8 @@ queue = Case(
     "queue grows",
     "the machine (gateway)",
     "`--max-queue 2`: 429 at the door; or another machine",
-    simulate(load, Knobs(max_batch_tokens=512)),
-    simulate(load, Knobs(max_batch_tokens=512, max_queue=2)),
+    simulate(load, Knobs(max_num_batched_tokens=512)),
+    simulate(load, Knobs(max_num_batched_tokens=512, max_queue=2)),
     ("goodput, requests a second", "waiting, at most", "refused (429)"),
 ).tell(lambda before, after: after.found.goodput > 2 * before.found.goodput)
 print()
@@ -435,8 +435,8 @@ tenant = Case(
     "one tenant starves others",
     "seats, all of one key's (gateway)",
     "`--max-in-flight-per-key 24`",
-    simulate(load, Knobs(max_sequences=32)),
-    simulate(load, Knobs(max_sequences=32, max_in_flight_per_key=24)),
+    simulate(load, Knobs(max_num_seqs=32)),
+    simulate(load, Knobs(max_num_seqs=32, max_in_flight_per_key=24)),
     ("TTFT p99", "goodput, requests a second"),
     tenant="other",
 ).tell(lambda before, after: before.found.ttft.p99 > 100 * after.found.ttft.p99)
@@ -480,7 +480,7 @@ explore(
 # more seats do not make two cores read faster.
 
 # %%
-tuned = load_model(weights="int4", max_sequences=32, max_batch_tokens=128)
+tuned = load_model(weights="int4", max_num_seqs=32, max_num_batched_tokens=128)
 warm_up(tuned)
 with serving(tuned) as better:
     again = report(put_load(better.url, everybody))
@@ -585,7 +585,7 @@ verdicts(
         f"they are the objectives above: at {best} a second offered "
         f"{reports[best].goodput / reports[best].request_rate:.0%} keep both",
         "held within bounds",
-        "as defaults; who dictates code needs less, who summarises at night needs neither",
+        "as defaults; who dictates code needs less, who summarizes at night needs neither",
     ),
     Claim(
         "Alert when the KV cache is at 90 %",

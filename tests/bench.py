@@ -17,7 +17,7 @@ from minigen.engine.static_batching import DynamicScheduler, StaticScheduler
 from minigen.kv_cache.block_allocator import BlockAllocator
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.radix_cache import Node, RadixPrefixCache
-from minigen.sequence import Chunk, SampledToken, Sequence
+from minigen.sequence import SampledToken, ScheduledChunk, Sequence
 from minigen.trace.events import Event, EventKind, Recorder, Trace
 
 AnyScheduler = ContinuousScheduler | StaticScheduler | DynamicScheduler
@@ -74,7 +74,7 @@ def alone(sequence: Sequence) -> tuple[list[int], str | None]:
     return twin.output_ids, twin.finish_reason
 
 
-def sizes(chunks: list[Chunk]) -> list[tuple[int, int]]:
+def sizes(chunks: list[ScheduledChunk]) -> list[tuple[int, int]]:
     """Who runs, by id, and with how many tokens."""
     return [(chunk.sequence.sequence_id, chunk.num_tokens) for chunk in chunks]
 
@@ -88,15 +88,15 @@ def likeliest(logits: torch.Tensor, sequences: list[Sequence]) -> list[SampledTo
 class Bench:
     """An engine with a scheduler under test; the bench itself is the engine's runner.
 
-    `scheduler` is made with (manager, max_sequences, max_batch_tokens).
+    `scheduler` is made with (manager, max_num_seqs, max_num_batched_tokens).
     """
 
     def __init__(
         self,
         num_blocks: int = 64,
         block_size: int = 4,
-        max_sequences: int = 8,
-        max_batch_tokens: int = 64,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 64,
         prefix_cache: bool = False,
         scheduler: Callable[[BlockManager, int, int], AnyScheduler] = ContinuousScheduler,
     ):
@@ -106,15 +106,17 @@ class Bench:
         allocator = BlockAllocator(num_blocks)
         cache = RadixPrefixCache(allocator, block_size) if prefix_cache else None
         self.manager = BlockManager(
-            allocator, cache, block_size, max_sequences, num_blocks, self.trace
+            allocator, cache, block_size, max_num_seqs, num_blocks, self.trace
         )
-        self.scheduler = scheduler(self.manager, max_sequences, max_batch_tokens)
+        self.scheduler = scheduler(self.manager, max_num_seqs, max_num_batched_tokens)
         self.engine = Engine(self.scheduler, self, likeliest, self.trace)
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.max_sequences, self.max_batch_tokens = max_sequences, max_batch_tokens
+        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.memory = [[NO_TOKEN] * block_size for _ in range(num_blocks + 1)]
         self.known: Counter[int] = Counter()  # tokens that need no computing, by sequence id
-        self.chunks: list[Chunk] = []  # of the last step, and who got which token from them
+        self.chunks: list[
+            ScheduledChunk
+        ] = []  # of the last step, and who got which token from them
         self.expected: list[tuple[Sequence, SampledToken]] = []
         self._were_running: list[Sequence] = []  # before the last step, and events up to then
         self._num_events = 0
@@ -131,7 +133,7 @@ class Bench:
     def abort(self, sequence: Sequence) -> None:
         self.engine.abort(sequence.sequence_id)
 
-    def step(self) -> list[Chunk]:
+    def step(self) -> list[ScheduledChunk]:
         """One step; returns its chunks."""
         self._were_running, self._num_events = self.running, len(self.recorder.events)
         self.chunks, self.expected = [], []
@@ -141,7 +143,7 @@ class Bench:
         self.known = Counter({key: num for key, num in self.known.items() if key in running})
         return self.chunks
 
-    def logits(self, chunks: list[Chunk]) -> torch.Tensor:
+    def logits(self, chunks: list[ScheduledChunk]) -> torch.Tensor:
         """The runner: check the batch, pretend to compute it, and say what comes next."""
         self._check_limits(chunks)
         self._check_order(chunks)
@@ -169,7 +171,7 @@ class Bench:
         assert not self.running
         assert not self.manager.rows
         assert self.manager.num_available == self.num_blocks
-        assert self.scheduler.next_batch() == []
+        assert self.scheduler.schedule() == []
         if isinstance(self.scheduler, ContinuousScheduler):
             assert not self.scheduler.has_work()
             assert self.scheduler.num_waiting == 0
@@ -192,10 +194,10 @@ class Bench:
     def _blocks(self) -> range:
         return range(1, self.num_blocks + 1)
 
-    def _check_limits(self, chunks: list[Chunk]) -> None:
-        assert sum(chunk.num_tokens for chunk in chunks) <= self.max_batch_tokens
+    def _check_limits(self, chunks: list[ScheduledChunk]) -> None:
+        assert sum(chunk.num_tokens for chunk in chunks) <= self.max_num_batched_tokens
         seats = sum(1 + len(sequence.siblings) for sequence in self.running)
-        assert seats <= self.max_sequences
+        assert seats <= self.max_num_seqs
         assert len({chunk.sequence for chunk in chunks}) == len(chunks)
         for chunk in chunks:
             sequence = chunk.sequence
@@ -204,7 +206,7 @@ class Bench:
             num_slots = len(sequence.block_ids) * self.block_size
             assert num_slots >= sequence.num_computed + chunk.num_tokens
 
-    def _check_order(self, chunks: list[Chunk]) -> None:
+    def _check_order(self, chunks: list[ScheduledChunk]) -> None:
         events = self.recorder.events[self._num_events :]
         preempted = {each.sequence_id for each in events if each.kind is EventKind.PREEMPTED}
         went_on = [
@@ -216,9 +218,9 @@ class Bench:
         is_decode = [len(each.sequence) - each.sequence.num_computed == 1 for each in went_on]
         assert is_decode == sorted(is_decode, reverse=True), "decodes go before prompts"
 
-    def _compute(self, chunks: list[Chunk]) -> None:
+    def _compute(self, chunks: list[ScheduledChunk]) -> None:
         """Copy blocks, write the new tokens, then read each context back."""
-        for source, target in self.manager.take_copies():
+        for source, target in self.manager.pop_pending_copies():
             self.memory[target] = self.memory[source].copy()
         for chunk in chunks:
             for new_id in range(chunk.num_tokens):

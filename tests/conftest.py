@@ -82,7 +82,7 @@ def tiny_llm(tiny_directory: Path):
     """A fresh LLM of the tiny model, in float32, four sequences at once."""
     from minigen import LLM
 
-    return LLM.load(tiny_directory, weights="float32", max_sequences=4)
+    return LLM.load(tiny_directory, weights="float32", max_num_seqs=4)
 
 
 @pytest.fixture

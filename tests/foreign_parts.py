@@ -8,21 +8,21 @@ import torch
 class QueueScheduler:
     """First come first served: whole prompts, then one token of each a step."""
 
-    def __init__(self, manager, max_sequences, max_batch_tokens):
-        self.manager, self.max_batch_tokens = manager, max_batch_tokens
+    def __init__(self, manager, max_num_seqs, max_num_batched_tokens):
+        self.manager, self.max_num_batched_tokens = manager, max_num_batched_tokens
         self.waiting, self.running = [], []
 
     def add(self, sequence):
         self.waiting.append(sequence)
 
-    def next_batch(self):
-        batch, room = [], self.max_batch_tokens
+    def schedule(self):
+        batch, room = [], self.max_num_batched_tokens
         for sequence in self.running:
-            if self.manager.reserve(sequence, 1):
+            if self.manager.allocate_slots(sequence, 1):
                 batch.append((sequence, 1))
                 room -= 1
         while self.waiting and len(self.waiting[0]) <= room:
-            num_tokens = self.manager.begin(self.waiting[0], len(self.waiting[0]))
+            num_tokens = self.manager.allocate(self.waiting[0], len(self.waiting[0]))
             if num_tokens == 0:
                 break
             self.running.append(self.waiting.pop(0))
@@ -32,13 +32,13 @@ class QueueScheduler:
 
     def commit(self, chunks, tokens):
         for chunk, token in zip(chunks, tokens, strict=True):
-            self.manager.advance(chunk.sequence, chunk.num_tokens)
+            self.manager.mark_computed(chunk.sequence, chunk.num_tokens)
             chunk.sequence.append(token.token_id)
             if chunk.sequence.finish_reason is not None:
                 self.abort(chunk.sequence)
 
     def abort(self, sequence):
-        self.manager.release(sequence)
+        self.manager.free(sequence)
         for queue in (self.waiting, self.running):
             if sequence in queue:
                 queue.remove(sequence)
@@ -110,10 +110,10 @@ class HashChain:
                 self.known[path] = block_ids[index]
                 self.allocator.share([block_ids[index]])
 
-    def join(self, block_ids):
+    def acquire(self, block_ids):
         pass
 
-    def leave(self, block_ids):
+    def release(self, block_ids):
         pass
 
     def evict(self, count):

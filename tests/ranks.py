@@ -31,7 +31,7 @@ def save_six_heads(directory: Path, context: int) -> Path:
 @contextlib.contextmanager
 def split(directory: Path, num_ranks: int, **options: Any) -> Generator[LLM, None, None]:
     """A model in float32 over so many processes, which are ended at the end."""
-    llm = LLM.load(directory, weights="float32", tensor_parallel=num_ranks, **options)
+    llm = LLM.load(directory, weights="float32", tensor_parallel_size=num_ranks, **options)
     try:
         yield llm
     finally:

@@ -28,9 +28,9 @@ def save_tiny(directory: Path, context: int = 1024) -> Path:
     return directory
 
 
-def load_tiny(directory: Path, max_sequences: int = 64, **options: object) -> LLM:
+def load_tiny(directory: Path, max_num_seqs: int = 64, **options: object) -> LLM:
     """It, in float32: the same text alone and in any batch."""
-    return LLM.load(directory, weights="float32", max_sequences=max_sequences, **options)  # type: ignore[arg-type]
+    return LLM.load(directory, weights="float32", max_num_seqs=max_num_seqs, **options)  # type: ignore[arg-type]
 
 
 def engine_of(host: ModelHost) -> LLM:

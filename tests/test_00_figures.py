@@ -18,7 +18,7 @@ from minigen_course.lab.cost_model import (
 
 @pytest.fixture(scope="module")
 def events(tiny_directory):
-    llm = LLM.load(tiny_directory, weights="float32", max_sequences=2, prefix_cache=False)
+    llm = LLM.load(tiny_directory, weights="float32", max_num_seqs=2, enable_prefix_caching=False)
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (3, 5, 2)]
     with llm.record() as recorder:
         llm.generate([[5, 6, 7], [8, 9], [10, 11, 12, 13]], params, progress=False)

@@ -330,7 +330,7 @@ def read_all(path: Path) -> None:
 
 
 def read_tensor(tensor: StoredTensor) -> None:
-    assert tensor.dequantise().shape == tensor.shape
+    assert tensor.dequantize().shape == tensor.shape
 
 
 def tried(
@@ -399,7 +399,7 @@ def test_the_files_that_are_mutated_are_sound_and_hold_the_same_model(tmp_path: 
     assert ours.tensors.keys() == theirs.tensors.keys()
     for name, tensor in ours.tensors.items():
         if ".q_proj" not in name:  # its rows are stored in another order
-            assert torch.equal(tensor.dequantise(), theirs.tensors[name].dequantise())
+            assert torch.equal(tensor.dequantize(), theirs.tensors[name].dequantize())
 
 
 # How many examples each tries, briefly and at length, and what it must have met: so it is known to

@@ -91,7 +91,7 @@ def assert_same_file(ours: GGUFFile, path: Path, most: int | None = None) -> Non
         assert tensor.num_bytes == each.n_bytes
     for each in islice(theirs.tensors, 0, None, step):
         expected = gguf.quants.dequantize(each.data, each.tensor_type)
-        found = ours.tensors[each.name].dequantise()
+        found = ours.tensors[each.name].dequantize()
         torch.testing.assert_close(found, torch.tensor(expected), atol=0, rtol=0)
 
 
@@ -150,7 +150,7 @@ def test_the_alignment_of_tensors_need_not_be_a_power_of_two(tmp_path: Path) -> 
     path = tmp_path / "odd.gguf"
     parts = [Part(name, (5,), np.arange(5, dtype="<f4").tobytes()) for name in ("a", "b")]
     path.write_bytes(raw_gguf([("general.alignment", uint32(24))], parts, alignment=24).data)
-    assert read_gguf(path).tensors["b"].dequantise().tolist() == [0, 1, 2, 3, 4]
+    assert read_gguf(path).tensors["b"].dequantize().tolist() == [0, 1, 2, 3, 4]
 
 
 def test_opening_a_file_maps_it_and_reads_no_weight(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_opening_a_file_maps_it_and_reads_no_weight(tmp_path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(-4, 2)
         file.write(struct.pack("<f", 5.0))
-    assert opened.tensors["w"].dequantise()[-1, -1] == 5
+    assert opened.tensors["w"].dequantize()[-1, -1] == 5
 
 
 # --- the same model in both formats ------------------------------------------------------------
@@ -290,7 +290,7 @@ def greedy(checkpoint: Checkpoint, prompt: list[int], num_tokens: int) -> list[i
 @torch.inference_mode()
 def test_the_default_model_as_shards_of_safetensors_gives_the_same_tokens(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(default_model())
-    tensors = {name: each.dequantise() for name, each in checkpoint.tensors.items()}
+    tensors = {name: each.dequantize() for name, each in checkpoint.tensors.items()}
     save_torch_state_dict(tensors, tmp_path, max_shard_size="150MB")
     del tensors
     config = LlamaConfig(

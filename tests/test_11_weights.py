@@ -69,7 +69,7 @@ def test_every_kind_of_number_means_what_the_gguf_library_reads(
     tensor = stored(kind, rows, blocks)
     expected = oracle(tensor)
     assert expected.isfinite().all()
-    assert_same(tensor.dequantise(), expected)
+    assert_same(tensor.dequantize(), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -82,17 +82,17 @@ def test_the_library_agrees_on_how_large_a_block_is(kind: str) -> None:
 def test_other_dtypes_are_the_float32_numbers_rounded_once(kind: str) -> None:
     tensor = stored(kind)
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        assert_same(tensor.dequantise(dtype), oracle(tensor).to(dtype))
+        assert_same(tensor.dequantize(dtype), oracle(tensor).to(dtype))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_and_columns_are_cut_out_of_the_file_before_they_are_read(kind: str) -> None:
     tensor, block = stored(kind), FORMATS[kind].block_size
     expected = oracle(tensor)
-    assert_same(tensor.rows(2, 5).dequantise(), expected[2:5])
-    assert_same(tensor.columns(block, 3 * block).dequantise(), expected[:, block : 3 * block])
+    assert_same(tensor.rows(2, 5).dequantize(), expected[2:5])
+    assert_same(tensor.columns(block, 3 * block).dequantize(), expected[:, block : 3 * block])
     both = tensor.rows(1, 6).columns(block, 4 * block).rows(3, 5).columns(block, 2 * block)
-    assert_same(both.dequantise(), expected[4:6, 2 * block : 3 * block])
+    assert_same(both.dequantize(), expected[4:6, 2 * block : 3 * block])
     assert both.num_bytes == 2 * FORMATS[kind].block_bytes
     assert both.data.untyped_storage().data_ptr() == tensor.data.untyped_storage().data_ptr()
 
@@ -103,10 +103,10 @@ def test_a_vector_is_cut_at_blocks(kind: str) -> None:
     raw = torch.from_numpy(random_bytes(kind, 1, 5))
     vector = StoredTensor("w", kind, (5 * form.block_size,), raw)
     expected = oracle(stored(kind, 1, 5))[0]
-    assert_same(vector.dequantise(), expected)
+    assert_same(vector.dequantize(), expected)
     cut = vector.rows(2 * form.block_size, 4 * form.block_size)
     assert cut.shape == (2 * form.block_size,)
-    assert_same(cut.dequantise(), expected[2 * form.block_size : 4 * form.block_size])
+    assert_same(cut.dequantize(), expected[2 * form.block_size : 4 * form.block_size])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,18 +115,18 @@ def test_rows_in_another_order_are_read_cut_and_put_into_memory_in_that_order(ki
     order = torch.randperm(1500, generator=torch.Generator().manual_seed(5))
     tensor = StoredTensor("w", kind, plain.shape, plain.data, order)
     expected = oracle(plain)[order]
-    assert_same(tensor.dequantise(), expected)
-    assert_same(tensor.rows(3, 1400).dequantise(), expected[3:1400])
-    assert_same(tensor.rows(3, 1400).rows(7, 9).dequantise(), expected[10:12])
+    assert_same(tensor.dequantize(), expected)
+    assert_same(tensor.rows(3, 1400).dequantize(), expected[3:1400])
+    assert_same(tensor.rows(3, 1400).rows(7, 9).dequantize(), expected[10:12])
     cut = tensor.columns(block, 2 * block).rows(0, 2)
     assert cut.num_bytes == 2 * FORMATS[kind].block_bytes
-    assert_same(cut.dequantise(), expected[:2, block : 2 * block])
+    assert_same(cut.dequantize(), expected[:2, block : 2 * block])
 
 
 def test_numbers_can_be_put_into_memory_that_is_there() -> None:
     tensor = stored("Q4_1")
     fused = torch.full((10, tensor.shape[1]), 7.0, dtype=torch.bfloat16)
-    result = tensor.dequantise(out=fused[2:8])
+    result = tensor.dequantize(out=fused[2:8])
     assert result.data_ptr() == fused[2].data_ptr()
     assert_same(fused[2:8], oracle(tensor).bfloat16())
     assert (fused[:2] == 7).all()
@@ -170,9 +170,9 @@ def test_safetensors_are_read_as_they_were_written(dtype: torch.dtype, tmp_path:
     for name, expected in tensors.items():
         assert read[name].shape == expected.shape
         assert read[name].num_bytes == expected.numel() * expected.itemsize
-        assert_same(read[name].dequantise(), expected.float())
+        assert_same(read[name].dequantize(), expected.float())
     assert_same(
-        read["matrix"].rows(1, 4).columns(2, 9).dequantise(dtype), tensors["matrix"][1:4, 2:9]
+        read["matrix"].rows(1, 4).columns(2, 9).dequantize(dtype), tensors["matrix"][1:4, 2:9]
     )
 
 
@@ -183,7 +183,7 @@ def test_opening_safetensors_maps_them_and_reads_none(tmp_path: Path) -> None:
     with path.open("r+b") as file:  # what is written to the file later is seen: nothing was copied
         file.seek(-4, 2)
         file.write(struct.pack("<f", 5.0))
-    assert opened["w"].dequantise()[-1, -1] == 5
+    assert opened["w"].dequantize()[-1, -1] == 5
 
 
 def test_shards_are_the_same_as_one_file(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_shards_are_the_same_as_one_file(tmp_path: Path) -> None:
     expected, found = read_safetensors(whole), read_safetensors(sharded)
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
-        assert_same(found[name].dequantise(), tensor.dequantise())
+        assert_same(found[name].dequantize(), tensor.dequantize())
 
 
 def sharded(directory: Path) -> dict[str, Any]:
@@ -397,7 +397,7 @@ def test_tensors_that_lie_unaligned_in_their_file_are_read_or_refused(
     text = json.dumps({"w": entry([2, 3], 0, 24)}) + " " * padding
     path = tmp_path / "model.safetensors"
     path.write_bytes(safetensors_bytes(text, numbers.tobytes()))
-    assert_same(read_safetensors(path)["w"].dequantise().flatten(), torch.from_numpy(numbers))
+    assert_same(read_safetensors(path)["w"].dequantize().flatten(), torch.from_numpy(numbers))
 
 
 # --- what is there against what should be ------------------------------------------------------

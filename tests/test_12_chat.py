@@ -294,7 +294,7 @@ def test_a_final_message_that_the_template_drops_cannot_be_continued() -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "complaint"),
+    ("messages", "part_error"),
     [
         ([], "list of at least one"),
         ("hello", "list of at least one"),
@@ -315,8 +315,8 @@ def test_a_final_message_that_the_template_drops_cannot_be_continued() -> None:
         ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "Message 0 has content"),
     ],
 )
-def test_wrong_messages_are_refused_by_number(messages: object, complaint: str) -> None:
-    with pytest.raises(PromptError, match=complaint):
+def test_wrong_messages_are_refused_by_number(messages: object, part_error: str) -> None:
+    with pytest.raises(PromptError, match=part_error):
         ChatTemplate(CHATML, SPECIAL).render(messages)
 
 

@@ -113,7 +113,7 @@ def test_the_default_models_logits_equal_those_of_transformers(default_model_pat
         tie_word_embeddings=config.tied_embeddings,
     )
     theirs = LlamaForCausalLM(sizes).eval()
-    weights = {name: stored.dequantise() for name, stored in checkpoint.tensors.items()}
+    weights = {name: stored.dequantize() for name, stored in checkpoint.tensors.items()}
     missing = theirs.load_state_dict(weights, strict=False)
     assert missing.missing_keys == ["lm_head.weight"]  # which is the embedding
     assert missing.unexpected_keys == []

@@ -47,9 +47,9 @@ def test_an_answer_is_the_same_alone_in_a_crowd_and_in_turn(
     tiny_directory: Path, params: SamplingParams
 ) -> None:
     prompts = ["a", "some longer prompt", "xyz" * 9, "q", "1 2 3", "the end"]
-    together = LLM.load(tiny_directory, weights="float32", max_sequences=6)
-    in_turn = LLM.load(tiny_directory, weights="float32", max_sequences=1)
-    narrow = LLM.load(tiny_directory, weights="float32", max_sequences=6, max_batch_tokens=20)
+    together = LLM.load(tiny_directory, weights="float32", max_num_seqs=6)
+    in_turn = LLM.load(tiny_directory, weights="float32", max_num_seqs=1)
+    narrow = LLM.load(tiny_directory, weights="float32", max_num_seqs=6, max_num_batched_tokens=20)
     alone = [in_turn.generate(prompt, params).token_ids for prompt in prompts]
     for llm in (together, in_turn, narrow):
         assert [output.token_ids for output in llm.generate(prompts, params)] == alone
@@ -236,8 +236,8 @@ def test_settings_that_are_no_sampling_params_are_refused_by_what_they_are(
     [
         ({"weights": "int3"}, "float32, bfloat16"),
         ({"threads": 0}, "threads"),
-        ({"max_sequences": 0}, "max_sequences"),
-        ({"max_batch_tokens": "many"}, "max_batch_tokens"),
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"max_num_batched_tokens": "many"}, "max_num_batched_tokens"),
     ],
 )
 def test_impossible_options_are_refused_before_anything_is_read(

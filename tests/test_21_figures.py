@@ -21,10 +21,10 @@ from tests.bench import VOCAB, Bench, build
 
 ENGINES: dict[str, dict[str, Any]] = {
     "roomy": {"num_blocks": 200},
-    "in chunks": {"num_blocks": 200, "max_batch_tokens": 9},
-    "preempted": {"num_blocks": 24, "max_sequences": 6},
-    "with a prefix cache": {"num_blocks": 60, "prefix_cache": True},
-    "preempted and evicted": {"num_blocks": 24, "prefix_cache": True},
+    "in chunks": {"num_blocks": 200, "max_num_batched_tokens": 9},
+    "preempted": {"num_blocks": 24, "max_num_seqs": 6},
+    "with a prefix cache": {"num_blocks": 60, "enable_prefix_caching": True},
+    "preempted and evicted": {"num_blocks": 24, "enable_prefix_caching": True},
 }
 
 
@@ -174,9 +174,9 @@ def test_a_drawing_keeps_up_with_playing() -> None:
     states = pool_states(bench.recorder.events)
     seconds = []
     for step in range(0, len(states), len(states) // 8):
-        begun = time.process_time()
+        started = time.process_time()
         png(block_map(states, step, 64, 4))
-        seconds.append(time.process_time() - begun)
+        seconds.append(time.process_time() - started)
     assert min(seconds) < 0.1
 
 

@@ -44,16 +44,16 @@ class Office:
     def compute(self, *sequences: Sequence) -> None:
         for sequence in sequences:
             if sequence not in self.manager.rows:
-                assert self.manager.begin(sequence, len(sequence))
+                assert self.manager.allocate(sequence, len(sequence))
             else:
-                assert self.manager.reserve(sequence, len(sequence.new_ids))
+                assert self.manager.allocate_slots(sequence, len(sequence.new_ids))
             self.trace.emit(
                 EventKind.SCHEDULED,
                 sequence.sequence_id,
                 tokens=len(sequence.new_ids),
                 computed=sequence.num_computed,
             )
-            self.manager.advance(sequence, len(sequence.new_ids))
+            self.manager.mark_computed(sequence, len(sequence.new_ids))
         self.step()
 
     def write(self, sequence: Sequence, token_id: int) -> None:
@@ -62,7 +62,7 @@ class Office:
 
     def finish(self, sequence: Sequence) -> None:
         sequence.finish_reason = "stop"
-        self.manager.release(sequence)
+        self.manager.free(sequence)
         self.trace.emit(EventKind.FINISHED, sequence.sequence_id, output_tokens=0, stopped=1)
 
     def step(self) -> None:
@@ -124,8 +124,8 @@ def test_users_and_finds_are_those_of_the_requests(busy: Office) -> None:
 def test_a_block_that_two_computed_at_once_is_kept_once() -> None:
     office = Office(num_blocks=8)
     one, other = office.arrive(1, 2, 3), office.arrive(1, 2, 4)
-    office.manager.begin(one, 3)
-    office.manager.begin(other, 3)
+    office.manager.allocate(one, 3)
+    office.manager.allocate(other, 3)
     office.compute(one, other)
     (state,) = tree_states(office.recorder.events, office.prompts, BLOCK)
     assert [(each.tokens, each.users) for each in state.kept.values()] == [

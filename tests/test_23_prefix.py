@@ -56,14 +56,14 @@ def make_manager(
 def compute(manager: BlockManager, sequence: Sequence, num_tokens: int | None = None) -> None:
     """Reserve, pretend to run, and keep: by default all tokens that are there."""
     num_tokens = len(sequence.new_ids) if num_tokens is None else num_tokens
-    assert manager.reserve(sequence, num_tokens)
-    manager.advance(sequence, num_tokens)
+    assert manager.allocate_slots(sequence, num_tokens)
+    manager.mark_computed(sequence, num_tokens)
 
 
 def enter(manager: BlockManager, *sequences: Sequence) -> None:
     """Begin with slots for all tokens."""
     for sequence in sequences:
-        num_tokens = manager.begin(sequence, len(sequence))
+        num_tokens = manager.allocate(sequence, len(sequence))
         assert num_tokens == len(sequence.new_ids) > 0
 
 
@@ -75,7 +75,7 @@ def kept_cache(num_blocks: int, block_size: int, *beginnings: list[int]) -> Radi
         new = cache.allocator.allocate(len(token_ids) // block_size - len(matched))
         block_ids = [*matched, *new]
         assert cache.insert(token_ids, block_ids, len(matched)) == []
-        cache.leave(block_ids)
+        cache.release(block_ids)
         cache.allocator.release(block_ids)
     return cache
 
@@ -110,7 +110,7 @@ def test_salts_that_nothing_is_known_of_take_no_memory() -> None:
     for number in range(50):
         block_ids = cache.allocator.allocate(1)
         cache.insert([1], block_ids, 0, f"user {number}")
-        cache.leave(block_ids)
+        cache.release(block_ids)
         cache.allocator.release(block_ids)
         assert cache.evict(1) == block_ids
     assert not cache.roots
@@ -129,11 +129,11 @@ def test_of_two_equal_blocks_the_first_is_kept_and_the_second_freed() -> None:
 def test_the_least_recently_used_goes_first_and_leaves_before_parents() -> None:
     cache = kept_cache(9, 1, [1, 2, 3], [1, 5], [6])
     one, two, three = cache.match([1, 2, 3, 0])
-    cache.leave([one, two, three])
+    cache.release([one, two, three])
     cache.allocator.release([one, two, three])
     (_, five), (six,) = cache.match([1, 5, 0]), cache.match([6, 0])
-    cache.leave([one, five])
-    cache.leave([six])
+    cache.release([one, five])
+    cache.release([six])
     cache.allocator.release([one, five, six])
     assert [cache.evict(1) for _ in range(5)] == [[three], [two], [five], [one], [six]]
     assert cache.evict(1) == []
@@ -232,7 +232,7 @@ class PrefixMachine(RuleBasedStateMachine):
         parent = data.draw(st.sampled_from(self.clients))
         child = Client(parent.token_ids, parent.salt, [*parent.block_ids], parent.num_kept)
         self.allocator.share(child.block_ids)
-        self.cache.join(child.block_ids[: child.num_kept])
+        self.cache.acquire(child.block_ids[: child.num_kept])
         self.clients.append(child)
 
     @precondition(lambda self: self.clients)
@@ -242,7 +242,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
     def depart(self, client: Client) -> None:
         self.clients.remove(client)
-        self.cache.leave(client.block_ids[: client.num_kept])
+        self.cache.release(client.block_ids[: client.num_kept])
         self.allocator.release(client.block_ids)
         used = {path for other in self.clients for path in self.paths(other)[: other.num_kept]}
         for path in reversed(self.paths(client)[: client.num_kept]):
@@ -303,17 +303,17 @@ def test_without_a_prefix_cache_equal_prompts_share_nothing() -> None:
         enter(manager, sequence)
         compute(manager, sequence)
     assert not {*first.block_ids} & {*second.block_ids}
-    manager.release(first)
+    manager.free(first)
     assert manager.num_available == 6
 
 
 def test_slots_that_are_there_already_cost_no_block() -> None:
     manager = make_manager(4, 4)
     sequence = make_sequence([1] * 9)
-    assert manager.begin(sequence, 9) == 9
+    assert manager.allocate(sequence, 9) == 9
     block_ids = [*sequence.block_ids]
     for num_tokens in (0, 1, 4, 9):
-        assert manager.reserve(sequence, num_tokens)
+        assert manager.allocate_slots(sequence, num_tokens)
         assert sequence.block_ids == block_ids
     assert manager.num_available == 1
 
@@ -326,13 +326,13 @@ def test_a_fork_shares_blocks_until_one_of_the_two_writes() -> None:
     manager.fork(parent, child)
     assert child.block_ids == parent.block_ids
     full, shared = parent.block_ids
-    assert manager.take_copies() == []
-    assert manager.reserve(child, 1)
-    ((source, target),) = manager.take_copies()
+    assert manager.pop_pending_copies() == []
+    assert manager.allocate_slots(child, 1)
+    ((source, target),) = manager.pop_pending_copies()
     assert (source, [full, target]) == (shared, child.block_ids)
     assert parent.block_ids == [full, shared]
-    assert manager.reserve(parent, 1)  # now its own: no copy
-    assert manager.take_copies() == []
+    assert manager.allocate_slots(parent, 1)  # now its own: no copy
+    assert manager.pop_pending_copies() == []
     assert parent.block_ids == [full, shared]
 
 
@@ -344,8 +344,8 @@ def test_a_fork_leaves_slots_that_only_the_parent_reserved_to_the_parent() -> No
     manager.fork(parent, child)
     assert child.block_ids == parent.block_ids[:2]
     shared, ahead = parent.block_ids[1:]
-    assert manager.reserve(parent, 3)
-    ((source, target),) = manager.take_copies()
+    assert manager.allocate_slots(parent, 3)
+    ((source, target),) = manager.pop_pending_copies()
     assert source == shared
     assert parent.block_ids[1:] == [target, ahead]
     assert child.block_ids[1] == shared
@@ -354,11 +354,11 @@ def test_a_fork_leaves_slots_that_only_the_parent_reserved_to_the_parent() -> No
 def test_a_fork_of_blocks_that_were_not_kept_yet_is_counted_as_their_user() -> None:
     manager = make_manager(4, 2)
     parent, child = make_sequence([1, 2, 3]), make_sequence([1, 2, 4])
-    assert manager.begin(parent, 2) == 2
+    assert manager.allocate(parent, 2) == 2
     parent.num_computed = 2  # and not offered to the cache, as a scheduler may forget
     manager.fork(parent, child)
-    manager.keep_full_blocks(parent)
-    manager.release(parent)
+    manager.cache_full_blocks(parent)
+    manager.free(parent)
     assert child.block_ids == [1]
     assert manager.num_available == 3
 
@@ -371,27 +371,27 @@ def test_the_copy_for_a_sequence_that_gives_up_is_given_up_too() -> None:
     compute(manager, parent)
     for child in children:
         manager.fork(parent, child)
-    assert manager.reserve(children[0], 1)
-    manager.release(children[0])
-    assert manager.reserve(children[1], 1)  # into the block that was the target a moment ago
-    assert manager.take_copies() == [(parent.block_ids[0], children[1].block_ids[0])]
+    assert manager.allocate_slots(children[0], 1)
+    manager.free(children[0])
+    assert manager.allocate_slots(children[1], 1)  # into the block that was the target a moment ago
+    assert manager.pop_pending_copies() == [(parent.block_ids[0], children[1].block_ids[0])]
 
 
 def test_a_sequence_that_never_began_has_nothing_to_release() -> None:
     manager = make_manager(4, 2)
-    manager.release(make_sequence([1]))
+    manager.free(make_sequence([1]))
     assert manager.num_available == 4
 
 
 def test_a_sequence_begins_with_slots_for_what_is_not_known_or_for_as_much_as_is_asked() -> None:
     manager = make_manager(8, 2)
     first, second, third = (make_sequence([1, 2, 3, 4, 5], sequence_id=each) for each in range(3))
-    assert manager.begin(first, 3) == 3
+    assert manager.allocate(first, 3) == 3
     assert len(first.block_ids) == 2
-    manager.advance(first, 3)
-    assert manager.begin(second, 9) == 3, "two of five are known"
+    manager.mark_computed(first, 3)
+    assert manager.allocate(second, 9) == 3, "two of five are known"
     assert (second.num_computed, len(second.block_ids)) == (2, 3)
-    assert manager.begin(third, 1) == 1
+    assert manager.allocate(third, 1) == 1
     assert (third.num_computed, len(third.block_ids)) == (2, 2)
 
 
@@ -402,11 +402,11 @@ def test_a_sequence_that_will_not_fit_as_a_whole_does_not_begin() -> None:
     compute(manager, first)
     free = make_sequence([7])
     enter(manager, free)
-    assert manager.begin(second, 1) == 0, "one of three blocks is known, and none is free"
+    assert manager.allocate(second, 1) == 0, "one of three blocks is known, and none is free"
     assert second not in manager.rows
     assert (second.block_ids, second.num_computed) == ([], 0)
-    manager.release(first)
-    assert manager.begin(second, 1) == 1
+    manager.free(first)
+    assert manager.allocate(second, 1) == 1
     assert second.num_computed == 2
 
 
@@ -415,9 +415,9 @@ def test_with_every_row_taken_nobody_begins() -> None:
     crowd = [make_sequence([each]) for each in range(6)]
     enter(manager, *crowd)
     late = make_sequence([1])
-    assert manager.begin(late, 1) == 0
-    manager.release(crowd[3])
-    assert manager.begin(late, 1) == 1
+    assert manager.allocate(late, 1) == 0
+    manager.free(crowd[3])
+    assert manager.allocate(late, 1) == 1
 
 
 class ManagerMachine(RuleBasedStateMachine):
@@ -446,7 +446,7 @@ class ManagerMachine(RuleBasedStateMachine):
             self.num_free -= 1
         elif kind in (EventKind.BLOCK_FREED, EventKind.BLOCK_EVICTED):
             self.num_free += 1
-        if kind is EventKind.BLOCK_KEPT:
+        if kind is EventKind.BLOCK_CACHED:
             assert counts["block"] not in self.kept
             self.kept.add(counts["block"])
         elif kind is EventKind.BLOCK_EVICTED:
@@ -455,13 +455,13 @@ class ManagerMachine(RuleBasedStateMachine):
             return
         if kind is EventKind.PREEMPTED:
             self.owned.pop(sequence_id, None)  # it may own none yet
-        if kind in (EventKind.BLOCK_COPIED, EventKind.BLOCK_EXCHANGED):
+        if kind in (EventKind.BLOCK_COPIED, EventKind.BLOCK_DEDUPLICATED):
             self.owned[sequence_id].remove(counts["source"])
         if kind in (
             EventKind.BLOCK_ALLOCATED,
             EventKind.BLOCK_SHARED,
             EventKind.BLOCK_COPIED,
-            EventKind.BLOCK_EXCHANGED,
+            EventKind.BLOCK_DEDUPLICATED,
         ):
             assert counts["block"] not in self.owned[sequence_id]
             self.owned[sequence_id].add(counts["block"])
@@ -476,7 +476,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def state(self) -> object:
         owners = [self.manager.allocator.num_owners(each) for each in range(self.num_blocks + 1)]
         sequences = [
-            (each.num_computed, each.num_kept_blocks, tuple(each.block_ids)) for each in self.live
+            (each.num_computed, each.num_cached_blocks, tuple(each.block_ids)) for each in self.live
         ]
         kept = {*kept_blocks(self.manager.prefix_cache)}
         return owners, sequences, kept, self.manager.tables.tolist(), self.manager.num_available
@@ -494,7 +494,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def enter(self, sequence: Sequence, max_tokens: int) -> bool:
         before, num_available = self.state(), self.manager.num_available
-        num_tokens = self.manager.begin(sequence, max_tokens)
+        num_tokens = self.manager.allocate(sequence, max_tokens)
         if num_tokens == 0:
             assert self.state() == before
             assert (sequence.block_ids, sequence.num_computed) == ([], 0)
@@ -504,7 +504,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.live.append(sequence)
         self.batch[sequence] = num_tokens
         assert num_tokens == min(len(sequence.new_ids), max_tokens)
-        assert sequence.num_computed == sequence.num_kept_blocks * self.block_size
+        assert sequence.num_computed == sequence.num_cached_blocks * self.block_size
         self.check_slots(sequence, num_tokens)
         return True
 
@@ -522,7 +522,7 @@ class ManagerMachine(RuleBasedStateMachine):
         before = self.state()
         end = sequence.num_computed + num_tokens
         missing = blocks_needed(end, self.block_size) - len(sequence.block_ids)
-        if self.manager.reserve(sequence, num_tokens):
+        if self.manager.allocate_slots(sequence, num_tokens):
             self.batch[sequence] = num_tokens
             self.copies_pend = True
             self.check_slots(sequence, num_tokens)
@@ -541,7 +541,7 @@ class ManagerMachine(RuleBasedStateMachine):
                 self.memory[self.slot(sequence, position)] = self.contents(sequence, position)
         for sequence, num_tokens in self.batch.items():
             if keeps:
-                self.manager.advance(sequence, num_tokens)
+                self.manager.mark_computed(sequence, num_tokens)
                 self.check_kept(sequence)
             else:
                 sequence.num_computed += num_tokens
@@ -557,7 +557,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.batch = {}
 
     def copy(self) -> None:
-        copies = self.manager.take_copies()
+        copies = self.manager.pop_pending_copies()
         self.copies_pend = False
         assert len({target for _, target in copies}) == len(copies)
         assert not {source for source, _ in copies} & {target for _, target in copies}
@@ -570,14 +570,14 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def keep_late(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from(self.live))
-        self.manager.keep_full_blocks(sequence)
+        self.manager.cache_full_blocks(sequence)
         self.check_kept(sequence)
 
     def check_kept(self, sequence: Sequence) -> None:
         if self.manager.prefix_cache is not None:
-            assert sequence.num_kept_blocks == sequence.num_computed // self.block_size
+            assert sequence.num_cached_blocks == sequence.num_computed // self.block_size
         kept = kept_blocks(self.manager.prefix_cache)
-        assert {*sequence.block_ids[: sequence.num_kept_blocks]} <= {*kept}
+        assert {*sequence.block_ids[: sequence.num_cached_blocks]} <= {*kept}
 
     @precondition(lambda self: self.live and len(self.live) < 6 and not self.copies_pend)
     @rule(data=st.data(), token_id=st.integers(0, 1))
@@ -597,7 +597,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.live.remove(sequence)
         self.batch.pop(sequence, None)
         sequence.finish_reason = None if again else "abort"
-        self.manager.release(sequence)
+        self.manager.free(sequence)
         if not again:  # an engine tells of that
             self.owned.pop(sequence.sequence_id, None)
         assert (sequence.block_ids, sequence.num_computed) == ([], 0)
@@ -641,7 +641,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "manager"):
             for sequence in self.live:
-                self.manager.release(sequence)
+                self.manager.free(sequence)
             assert not self.manager.rows
             assert self.manager.num_available == self.num_blocks
 
@@ -657,13 +657,13 @@ def share_fork_and_evict(trace: Trace) -> BlockManager:
     enter(manager, parent)
     compute(manager, parent)
     manager.fork(parent, child)
-    assert manager.reserve(child, 1)
-    manager.release(parent)
+    assert manager.allocate_slots(child, 1)
+    manager.free(parent)
     child.finish_reason = "stop"
-    manager.release(child)
+    manager.free(child)
     again = make_sequence([1, 2, 9], sequence_id=3)
     enter(manager, again)
-    manager.release(again)
+    manager.free(again)
     enter(manager, make_sequence([7] * 10, sequence_id=4))
     return manager
 
@@ -676,7 +676,7 @@ def test_events_tell_what_happened_to_which_block_in_order() -> None:
     assert told == [
         ("block_allocated", 1),
         ("block_allocated", 1),
-        ("block_kept", 1),
+        ("block_cached", 1),
         ("forked", 2),
         ("block_shared", 2),
         ("block_shared", 2),
@@ -724,18 +724,18 @@ def test_a_parents_block_is_exchanged_for_an_equal_one_before_its_fork_shares_it
     manager = make_manager(8, 2, trace)
     first, second, fork = (make_sequence([1, 2, 3], sequence_id=each) for each in range(3))
     for sequence in (first, second):
-        assert manager.begin(sequence, 2) == 2
+        assert manager.allocate(sequence, 2) == 2
     (own,) = second.block_ids
     trace.subscribe(recorder)
-    manager.advance(first, 2)
+    manager.mark_computed(first, 2)
     second.num_computed = 2  # and not offered to the cache, as a scheduler may forget
     manager.fork(second, fork)
     assert first.block_ids == second.block_ids == fork.block_ids
     (kept,) = first.block_ids
     told = [(event.kind.value, event.sequence_id, dict(event.counts)) for event in recorder.events]
     assert told == [
-        ("block_kept", 0, {"block": kept}),
-        ("block_exchanged", 1, {"source": own, "block": kept}),
+        ("block_cached", 0, {"block": kept}),
+        ("block_deduplicated", 1, {"source": own, "block": kept}),
         ("block_freed", 1, {"block": own}),
         ("forked", 2, {"parent": 1, "blocks": 1}),
         ("block_shared", 2, {"block": kept}),

@@ -10,14 +10,14 @@ from IPython.core.interactiveshell import InteractiveShell
 from minigen import LLM, SamplingParams
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.errors import PartError, RequestError
-from minigen.sequence import Chunk
+from minigen.sequence import ScheduledChunk
 from minigen.sockets.resolve import find_part
 from minigen.trace.events import EventKind
 from minigen_course.ch24_scheduler.figures import gain, gains, spread, stutter
 from minigen_course.ch24_scheduler.lesson import (
     ChunkingScheduler,
     PreemptingScheduler,
-    SeatScheduler,
+    SlotScheduler,
 )
 from minigen_course.figures.gantt import COLOURS, gantt
 from minigen_course.figures.trace_views import (
@@ -83,9 +83,9 @@ def test_a_dynamic_batch_waits_by_the_clock() -> None:
 
 
 def test_a_foreign_schedulers_mistake_is_named_and_what_never_fits_is_refused() -> None:
-    class Greedy(SeatScheduler):
-        def next_batch(self) -> list[Chunk]:
-            return [Chunk(each, 99) for each in self.waiting]
+    class Greedy(SlotScheduler):
+        def schedule(self) -> list[ScheduledChunk]:
+            return [ScheduledChunk(each, 99) for each in self.waiting]
 
     with pytest.raises(PartError, match="Greedy"):
         run_of(*TWO, scheduler=Greedy)
@@ -105,7 +105,9 @@ def test_the_small_preempting_scheduler_makes_the_steps_of_the_engines_own() -> 
 
 def test_a_loaded_model_makes_the_steps_of_the_simulation(tiny_directory: Path) -> None:
     arrivals = random_arrivals(6, 60, (3, 20), (2, 12))
-    llm = LLM.load(tiny_directory, max_sequences=3, max_batch_tokens=12, prefix_cache=False)
+    llm = LLM.load(
+        tiny_directory, max_num_seqs=3, max_num_batched_tokens=12, enable_prefix_caching=False
+    )
     real = serve(llm, arrivals, range(5, 60), STEP)
     run = run_of(*arrivals, seats=3, budget=12)
     assert real.token_times() == run.token_times()
@@ -146,7 +148,7 @@ def test_a_story_tells_of_those_who_wait_and_of_blocks() -> None:
 
 def test_a_storys_tables_are_the_schedulers(tiny_directory: Path) -> None:
     """With sharing, forks and copies, too: the slots of a step are those that the engine wrote."""
-    llm = LLM.load(tiny_directory, max_sequences=4, block_size=4, num_blocks=40)
+    llm = LLM.load(tiny_directory, max_num_seqs=4, block_size=4, num_blocks=40)
     told_slots: list[list[int]] = []
     runner: Any = llm.engine.runner
     pack = runner.packer.pack
@@ -273,8 +275,8 @@ def test_stutter_names_the_worst_gap_of_each_policy() -> None:
     assert titles == ["whole: 300 ms at worst", "chunks: 100 ms at worst"]
 
 
-NOTEBOOK = '''from minigen.sequence import Chunk
-from minigen_course.ch24_scheduler.lesson import SeatScheduler
+NOTEBOOK = '''from minigen.sequence import ScheduledChunk
+from minigen_course.ch24_scheduler.lesson import SlotScheduler
 import math as numbers
 
 MOST = (1, 2)
@@ -282,18 +284,18 @@ MOST = (1, 2)
 def least(x: int) -> int:
     return min(x, *MOST) + least(x - 1) if x > 1 else numbers.floor(x)
 
-class Between(SeatScheduler):
+class Between(SlotScheduler):
     """Not alone."""
 
     def limit(self) -> int:
         return least(3)
 
 class Mine(Between):
-    def next_batch(self) -> list[Chunk]:
+    def schedule(self) -> list[ScheduledChunk]:
         assert self.limit()
-        return super().next_batch()
+        return super().schedule()
 
-class Unsaved(SeatScheduler):
+class Unsaved(SlotScheduler):
     def add(self, sequence):
         STATE.append(sequence)
 
@@ -321,7 +323,7 @@ def test_a_part_of_a_notebook_becomes_a_file_that_stands_alone(
     assert "import math as numbers" in text
     assert "MOST = (1, 2)" in text
     assert find_part("scheduler", name, {}).__module__ != "__main__"
-    llm = LLM.load(tiny_directory, scheduler=name, max_sequences=2)
+    llm = LLM.load(tiny_directory, scheduler=name, max_num_seqs=2)
     run = serve(llm, TWO, range(5, 60), STEP)
     assert [len(each) for each in run.outputs] == [3, 2]
 
@@ -336,7 +338,7 @@ def test_a_package_part_is_imported_and_a_state_is_refused(
         save_part(cells.user_ns["Unsaved"], tmp_path / "not.py")
 
 
-@pytest.mark.parametrize("kind", [SeatScheduler, ChunkingScheduler, PreemptingScheduler])
+@pytest.mark.parametrize("kind", [SlotScheduler, ChunkingScheduler, PreemptingScheduler])
 def test_the_exercises_schedulers_serve_a_model_with_shared_prefixes_and_forks(
     tiny_directory: Path, kind: Any
 ) -> None:
@@ -347,8 +349,8 @@ def test_the_exercises_schedulers_serve_a_model_with_shared_prefixes_and_forks(
     for scheduler in ("continuous", kind):
         llm = LLM.load(
             tiny_directory,
-            **{"weights": "float32", "scheduler": scheduler, "max_sequences": 3},
-            **{"block_size": 4, "num_blocks": 24, "max_batch_tokens": 64},
+            **{"weights": "float32", "scheduler": scheduler, "max_num_seqs": 3},
+            **{"block_size": 4, "num_blocks": 24, "max_num_batched_tokens": 64},
         )
         cold = llm.generate(prompts, greedy, progress=False)
         warm = llm.generate(prompts, greedy, progress=False)

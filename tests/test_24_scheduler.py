@@ -32,22 +32,24 @@ class CrowdMachine(RuleBasedStateMachine):
     @initialize(
         num_blocks=st.integers(3, 12),
         block_size=st.integers(1, 4),
-        max_sequences=st.integers(1, 5),
-        max_batch_tokens=st.integers(1, 12),
+        max_num_seqs=st.integers(1, 5),
+        max_num_batched_tokens=st.integers(1, 12),
         prefix_cache=st.booleans(),
     )
     def begin(
         self,
         num_blocks: int,
         block_size: int,
-        max_sequences: int,
-        max_batch_tokens: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
         prefix_cache: bool,
     ) -> None:
-        self.bench = Bench(num_blocks, block_size, max_sequences, max_batch_tokens, prefix_cache)
+        self.bench = Bench(
+            num_blocks, block_size, max_num_seqs, max_num_batched_tokens, prefix_cache
+        )
         self.bench.trace.subscribe(self.check_order)
         self.sequences: list[Sequence] = []
-        self.begun: set[int] = set()  # whose order of coming in is settled
+        self.started: set[int] = set()  # whose order of coming in is settled
         self.last_begun: dict[int, int] = {}
 
     @rule(
@@ -64,7 +66,7 @@ class CrowdMachine(RuleBasedStateMachine):
             len(self.sequences),
             prompt_ids,
             min(max_output, capacity - len(prompt_ids)),
-            min(n, self.bench.max_sequences),
+            min(n, self.bench.max_num_seqs),
             priority,
             frozenset({END}),
         )
@@ -82,7 +84,7 @@ class CrowdMachine(RuleBasedStateMachine):
     def abort(self, index: int) -> None:
         live = self.live()
         sequence = live[index % len(live)]
-        self.begun |= {sibling.sequence_id for sibling in sequence.siblings}
+        self.started |= {sibling.sequence_id for sibling in sequence.siblings}
         self.bench.abort(sequence)
         assert sequence.finish_reason == "abort"
         assert not sequence.block_ids
@@ -100,10 +102,10 @@ class CrowdMachine(RuleBasedStateMachine):
 
     def check_order(self, event: Event) -> None:
         """First come first served among equals; forks and heirs come in with their first."""
-        if event.sequence_id is None or event.sequence_id in self.begun:
+        if event.sequence_id is None or event.sequence_id in self.started:
             return
         if event.kind in (EventKind.FORKED, EventKind.SCHEDULED):
-            self.begun.add(event.sequence_id)
+            self.started.add(event.sequence_id)
         if event.kind is EventKind.SCHEDULED:
             priority = self.sequences[event.sequence_id].priority
             assert event.sequence_id > self.last_begun.get(priority, -1)
@@ -135,7 +137,7 @@ def test_a_step_with_nobody_is_empty() -> None:
 
 
 def test_a_long_prompt_goes_in_chunks_beside_decodes() -> None:
-    bench = Bench(max_batch_tokens=8)
+    bench = Bench(max_num_batched_tokens=8)
     bench.add(build(0, [1] * 4, max_output=6))
     assert sizes(bench.step()) == [(0, 4)]
     bench.add(build(1, [2] * 17, max_output=2))
@@ -148,7 +150,7 @@ def test_a_long_prompt_goes_in_chunks_beside_decodes() -> None:
 
 
 def test_the_youngest_is_preempted_first_and_comes_back_before_later_arrivals() -> None:
-    bench = Bench(num_blocks=6, block_size=2, max_sequences=3)
+    bench = Bench(num_blocks=6, block_size=2, max_num_seqs=3)
     families = [build(index, [index] * 4, max_output=6) for index in range(3)]
     for family in families:
         bench.add(family)
@@ -165,14 +167,14 @@ def test_the_youngest_is_preempted_first_and_comes_back_before_later_arrivals() 
 
 
 def test_a_lower_priority_number_goes_first_and_equals_go_as_they_came() -> None:
-    bench = Bench(max_sequences=1)
+    bench = Bench(max_num_seqs=1)
     for index, priority in enumerate([1, 0, 1, 0, -1]):
         bench.add(build(index, [index], max_output=1, priority=priority))
     assert [sizes(bench.step())[0][0] for _ in range(5)] == [4, 1, 3, 0, 2]
 
 
 def test_siblings_fork_after_the_whole_prompt_and_copy_its_last_block_only() -> None:
-    bench = Bench(max_batch_tokens=6, block_size=4)
+    bench = Bench(max_num_batched_tokens=6, block_size=4)
     family = build(0, [1] * 10, n=3)
     bench.add(family)
     bench.step()
@@ -192,7 +194,7 @@ def test_siblings_fork_after_the_whole_prompt_and_copy_its_last_block_only() -> 
 
 
 def test_siblings_have_their_seats_from_the_start() -> None:
-    bench = Bench(max_sequences=4, max_batch_tokens=8)
+    bench = Bench(max_num_seqs=4, max_num_batched_tokens=8)
     bench.add(build(0, [1] * 16, n=3))
     bench.add(build(3, [2], n=2))
     assert sizes(bench.step()) == [(0, 8)]
@@ -204,7 +206,7 @@ def test_siblings_have_their_seats_from_the_start() -> None:
 @pytest.mark.parametrize("num_steps", [0, 1], ids=["waiting", "running"])
 @pytest.mark.parametrize("prefix_cache", [False, True])
 def test_a_leader_aborted_before_its_fork_hands_over(num_steps: int, prefix_cache: bool) -> None:
-    bench = Bench(max_batch_tokens=6, prefix_cache=prefix_cache)
+    bench = Bench(max_num_batched_tokens=6, prefix_cache=prefix_cache)
     family = build(0, [1] * 10, n=3)
     bench.add(family)
     bench.add(build(3, [2] * 3))
@@ -219,7 +221,7 @@ def test_a_leader_aborted_before_its_fork_hands_over(num_steps: int, prefix_cach
 
 @pytest.mark.parametrize("num_steps", [0, 1], ids=["waiting", "running"])
 def test_a_sibling_aborted_before_its_fork_is_left_out(num_steps: int) -> None:
-    bench = Bench(max_batch_tokens=6)
+    bench = Bench(max_num_batched_tokens=6)
     family = build(0, [1] * 10, n=3)
     bench.add(family)
     for _ in range(num_steps):
@@ -231,7 +233,7 @@ def test_a_sibling_aborted_before_its_fork_is_left_out(num_steps: int) -> None:
 
 
 def test_anyone_may_be_aborted_waiting_running_or_finished() -> None:
-    bench = Bench(max_sequences=1)
+    bench = Bench(max_num_seqs=1)
     running, waiting, last = (build(index, [index], max_output=2) for index in range(3))
     for family in (running, waiting, last):
         bench.add(family)
@@ -262,7 +264,7 @@ def test_an_answer_stops_at_an_end_token_or_at_its_length() -> None:
 
 
 def test_a_known_beginning_is_not_computed_again() -> None:
-    bench = Bench(prefix_cache=True, block_size=4)
+    bench = Bench(enable_prefix_caching=True, block_size=4)
     bench.add(build(0, [1] * 9, max_output=1))
     bench.drain(2)
     bench.add(build(1, [1] * 9, max_output=1))
@@ -274,7 +276,7 @@ def test_a_wrong_number_of_tokens_is_refused_before_anything_changes() -> None:
     bench = Bench()
     family = build(0, [1] * 3, n=2)
     bench.add(family)
-    chunks = bench.scheduler.next_batch()
+    chunks = bench.scheduler.schedule()
     with pytest.raises(ValueError, match="zip"):
         bench.scheduler.commit(chunks, [SampledToken(1)])
     assert family[0].num_computed == 0
@@ -302,7 +304,7 @@ class CountedNumber(int):
 
 def work_of_steps(num_waiting: int) -> tuple[int, int]:
     """What 40 steps cost behind which so many still wait: opcodes of Python, comparisons in C."""
-    bench = Bench(num_blocks=12, block_size=2, max_sequences=4, max_batch_tokens=8)
+    bench = Bench(num_blocks=12, block_size=2, max_num_seqs=4, max_num_batched_tokens=8)
     for index in range(num_waiting):
         priority = CountedNumber(0)
         bench.engine.add(build(index, [index % 5] * 3, max_output=6, priority=priority)[0])

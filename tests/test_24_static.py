@@ -44,7 +44,7 @@ class BatchMachine(RuleBasedStateMachine):
     @initialize(
         num_blocks=st.integers(3, 20),
         block_size=st.integers(1, 4),
-        max_sequences=st.integers(1, 5),
+        max_num_seqs=st.integers(1, 5),
         spare_tokens=st.integers(0, 12),
         prefix_cache=st.booleans(),
         waits=st.booleans(),
@@ -53,7 +53,7 @@ class BatchMachine(RuleBasedStateMachine):
         self,
         num_blocks: int,
         block_size: int,
-        max_sequences: int,
+        max_num_seqs: int,
         spare_tokens: int,
         prefix_cache: bool,
         waits: bool,
@@ -62,8 +62,8 @@ class BatchMachine(RuleBasedStateMachine):
         self.bench = Bench(
             num_blocks,
             block_size,
-            max_sequences,
-            max_sequences + spare_tokens,
+            max_num_seqs,
+            max_num_seqs + spare_tokens,
             prefix_cache,
             dynamic(self.clock) if waits else StaticScheduler,
         )
@@ -104,14 +104,14 @@ class BatchMachine(RuleBasedStateMachine):
             assert bool(self.bench.step()) == somebody_runs
 
     def open_door(self) -> None:
-        is_full = len(self.door) >= self.bench.max_sequences
+        is_full = len(self.door) >= self.bench.max_num_seqs
         if is_full or (self.door and self.clock.now - self.arrivals[self.door[0]] >= MAX_WAIT):
-            self.hall += self.door[: self.bench.max_sequences]
-            del self.door[: self.bench.max_sequences]
+            self.hall += self.door[: self.bench.max_num_seqs]
+            del self.door[: self.bench.max_num_seqs]
 
     def fill_seats(self) -> None:
         room = self.bench.num_blocks
-        while self.hall and len(self.batch) < self.bench.max_sequences:
+        while self.hall and len(self.batch) < self.bench.max_num_seqs:
             room -= self.most_blocks(self.hall[0])
             if room < 0:
                 break
@@ -180,7 +180,7 @@ both_kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_newcomers_wait_for_the_last_answer_though_seats_are_empty(
     kind: Callable[..., AnyScheduler],
 ) -> None:
-    bench = Bench(max_sequences=2, scheduler=kind)
+    bench = Bench(max_num_seqs=2, scheduler=kind)
     for index, max_output in enumerate([1, 4, 2]):
         bench.add(build(index, [index] * 3, max_output=max_output))
     assert [sizes(bench.step()) for _ in range(5)] == [
@@ -194,7 +194,7 @@ def test_newcomers_wait_for_the_last_answer_though_seats_are_empty(
 
 
 def test_a_long_prompt_goes_in_chunks_beside_shorter_ones() -> None:
-    bench = Bench(max_sequences=2, max_batch_tokens=8, scheduler=StaticScheduler)
+    bench = Bench(max_num_seqs=2, max_num_batched_tokens=8, scheduler=StaticScheduler)
     bench.add(build(0, [1] * 17, max_output=1))
     bench.add(build(1, [2] * 3, max_output=3))
     assert [sizes(bench.step()) for _ in range(3)] == [
@@ -236,7 +236,7 @@ def test_siblings_are_computed_one_by_one(kind: Callable[..., AnyScheduler]) -> 
 def test_an_aborted_ones_seat_stays_empty_until_its_batch_is_done(
     kind: Callable[..., AnyScheduler],
 ) -> None:
-    bench = Bench(max_sequences=2, scheduler=kind)
+    bench = Bench(max_num_seqs=2, scheduler=kind)
     families = [build(index, [index + 1], max_output=3) for index in range(4)]
     for family in families:
         bench.add(family)
@@ -256,7 +256,7 @@ def test_an_aborted_ones_seat_stays_empty_until_its_batch_is_done(
 
 def test_a_dynamic_batch_begins_when_it_is_full() -> None:
     clock = FakeClock()
-    bench = Bench(max_sequences=2, scheduler=dynamic(clock))
+    bench = Bench(max_num_seqs=2, scheduler=dynamic(clock))
     bench.add(build(0, [1], max_output=1))
     assert bench.step() == []
     bench.add(build(1, [2], max_output=1))
@@ -267,7 +267,7 @@ def test_a_dynamic_batch_begins_when_it_is_full() -> None:
 
 def test_a_dynamic_batch_begins_when_its_first_has_waited_long_enough() -> None:
     clock = FakeClock()
-    bench = Bench(max_sequences=3, scheduler=dynamic(clock))
+    bench = Bench(max_num_seqs=3, scheduler=dynamic(clock))
     bench.add(build(0, [1], max_output=1))
     clock.now += MAX_WAIT - 1
     bench.add(build(1, [2], max_output=1))
@@ -278,7 +278,7 @@ def test_a_dynamic_batch_begins_when_its_first_has_waited_long_enough() -> None:
 
 def test_time_that_a_first_one_waited_is_not_counted_once_it_is_gone() -> None:
     clock = FakeClock()
-    bench = Bench(max_sequences=3, scheduler=dynamic(clock))
+    bench = Bench(max_num_seqs=3, scheduler=dynamic(clock))
     families = [build(index, [1], max_output=1) for index in range(2)]
     bench.add(families[0])
     clock.now += MAX_WAIT - 1

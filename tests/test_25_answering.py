@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from minigen import LLM, SamplingParams
-from minigen.outputs import Delta
+from minigen.outputs import TokenDelta
 from minigen.progress import answering
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
@@ -63,9 +63,9 @@ def test_unasked_one_answer_has_no_bar(
 def test_it_counts_what_is_finished() -> None:
     console = terminal()
     with answering(2, always=True, console=console) as push:
-        push(Delta(0, 0, "a", 1))
-        push(Delta(0, 0, "b", 2, "length"))
-        push(Delta(1, 0, "c", 3))
+        push(TokenDelta(0, 0, "a", 1))
+        push(TokenDelta(0, 0, "b", 2, "length"))
+        push(TokenDelta(1, 0, "c", 3))
     assert "1/2" in written(console)
     assert "2/2" not in written(console)
 
@@ -73,7 +73,7 @@ def test_it_counts_what_is_finished() -> None:
 def test_what_is_quick_leaves_no_trace() -> None:
     console = terminal()
     with answering(2, console=console) as push:
-        push(Delta(0, 0, "a", 1, "stop"))
+        push(TokenDelta(0, 0, "a", 1, "stop"))
     assert console.file.getvalue() == ""  # type: ignore[attr-defined]
 
 
@@ -82,13 +82,13 @@ def test_what_takes_a_while_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     console = terminal()
     with answering(2, console=console) as push:
         time.sleep(0.02)
-        push(Delta(0, 0, "a", 1, "stop"))
+        push(TokenDelta(0, 0, "a", 1, "stop"))
     assert "1/2" in written(console)
 
 
 def test_the_bar_ends_when_generation_fails() -> None:
     console = terminal()
     with suppress(ZeroDivisionError), answering(2, True, console) as push:
-        push(Delta(0, 0, "a", 1))
+        push(TokenDelta(0, 0, "a", 1))
         raise ZeroDivisionError
     assert console.file.getvalue().endswith("\x1b[?25h")  # type: ignore[attr-defined]

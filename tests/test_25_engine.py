@@ -22,7 +22,7 @@ from minigen.errors import CapacityError, OptionError, ParamsError, RequestError
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.model.transformer import build_transformer, dense_linear
 from minigen.sampling.sampler import BatchSampler
-from minigen.sequence import Chunk, SampledToken, Sequence
+from minigen.sequence import SampledToken, ScheduledChunk, Sequence
 from minigen.trace.events import EventKind, Recorder
 from minigen_course.ch17_dense_cache.reference import DenseRunner
 from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
@@ -50,19 +50,19 @@ MIXED = [GREEDY, SEEDED] * 4  # side by side in every batch
 # Each is an engine that does something to its sequences that the oracle never does.
 ENGINES: dict[str, dict[str, Any]] = {
     "as it comes": {},
-    "one at a time": {"max_sequences": 1},
-    "small chunks": {"max_sequences": 4, "max_batch_tokens": 7},
-    "chunks of one token beside decodes": {"max_sequences": 3, "max_batch_tokens": 3},
-    "no prefix cache": {"prefix_cache": False},
-    "blocks of one": {"block_size": 1, "max_sequences": 3},
-    "blocks of five": {"block_size": 5, "max_batch_tokens": 50},
-    "preempted": {"num_blocks": 17, "block_size": 2, "max_sequences": 8},
+    "one at a time": {"max_num_seqs": 1},
+    "small chunks": {"max_num_seqs": 4, "max_num_batched_tokens": 7},
+    "chunks of one token beside decodes": {"max_num_seqs": 3, "max_num_batched_tokens": 3},
+    "no prefix cache": {"enable_prefix_caching": False},
+    "blocks of one": {"block_size": 1, "max_num_seqs": 3},
+    "blocks of five": {"block_size": 5, "max_num_batched_tokens": 50},
+    "preempted": {"num_blocks": 17, "block_size": 2, "max_num_seqs": 8},
     "preempted in chunks": {
-        **{"num_blocks": 17, "block_size": 2, "max_sequences": 6},
-        **{"max_batch_tokens": 11, "prefix_cache": False},
+        **{"num_blocks": 17, "block_size": 2, "max_num_seqs": 6},
+        **{"max_num_batched_tokens": 11, "enable_prefix_caching": False},
     },
-    "static batches": {"scheduler": "static", "max_sequences": 3},
-    "dynamic batches": {"scheduler": "dynamic", "max_sequences": 3, "max_batch_tokens": 30},
+    "static batches": {"scheduler": "static", "max_num_seqs": 3},
+    "dynamic batches": {"scheduler": "dynamic", "max_num_seqs": 3, "max_num_batched_tokens": 30},
 }
 
 
@@ -223,7 +223,7 @@ def test_forked_answers_are_those_of_sequences_that_were_never_forked(
 def test_more_answers_than_seats_are_computed_one_by_one(
     directory: Path, oracle: Oracle, scheduler: str
 ) -> None:
-    llm = LLM.load(directory, weights="float32", max_sequences=2, scheduler=scheduler)
+    llm = LLM.load(directory, weights="float32", max_num_seqs=2, scheduler=scheduler)
     params = SamplingParams(seed=9, n=3, max_tokens=5, ignore_eos=True)
     output = llm.generate("abc", params)
     for choice in output.choices:
@@ -231,7 +231,7 @@ def test_more_answers_than_seats_are_computed_one_by_one(
 
 
 def test_neighbours_that_are_given_up_change_nothing(directory: Path, oracle: Oracle) -> None:
-    llm = LLM.load(directory, weights="float32", num_blocks=60, block_size=4, max_sequences=8)
+    llm = LLM.load(directory, weights="float32", num_blocks=60, block_size=4, max_num_seqs=8)
     pair = [PROMPTS[1], PROMPTS[3]]
     kept = llm.stream_deltas(pair, [GREEDY, SEEDED])
     given_up = [llm.stream_deltas([prompt], GREEDY) for prompt in PROMPTS[4:]]
@@ -255,7 +255,7 @@ class FailingRunner:
         self.runner, self.manager = runner, runner.manager
         self.failing, self.num_steps = failing, 0
 
-    def logits(self, chunks: list[Chunk]) -> Float[Tensor, "samples vocab"]:
+    def logits(self, chunks: list[ScheduledChunk]) -> Float[Tensor, "samples vocab"]:
         self.num_steps += 1
         if self.num_steps in self.failing:
             raise ArithmeticError(f"step {self.num_steps} failed")
@@ -266,7 +266,7 @@ class FailingRunner:
 def test_an_error_in_a_step_costs_only_that_steps_sequences(
     tiny_directory: Path, scheduler: str
 ) -> None:
-    llm = LLM.load(tiny_directory, weights="float32", max_sequences=2, scheduler=scheduler)
+    llm = LLM.load(tiny_directory, weights="float32", max_num_seqs=2, scheduler=scheduler)
     expected = llm.generate("c", GREEDY).token_ids
     doomed = sequences_of(llm, ["a", "b", "c"], GREEDY)
     llm.engine.runner = FailingRunner(llm.engine.runner, 3)
@@ -340,7 +340,7 @@ class Collecting(FailingRunner):
 
     forgotten: Any
 
-    def logits(self, chunks: list[Chunk]) -> Float[Tensor, "samples vocab"]:
+    def logits(self, chunks: list[ScheduledChunk]) -> Float[Tensor, "samples vocab"]:
         if self.num_steps == 1:
             self.forgotten.close()
         return super().logits(chunks)
@@ -368,7 +368,7 @@ class BrokenScheduler:
     def abort(self, sequence: Sequence) -> None:
         pass
 
-    def next_batch(self) -> list[Chunk]:
+    def schedule(self) -> list[ScheduledChunk]:
         raise RuntimeError("this scheduler is broken")
 
     def commit(self, chunks: Any, tokens: Any) -> list[tuple[Sequence, SampledToken]]:
@@ -398,7 +398,7 @@ def test_an_abort_of_nobody_and_an_id_in_use_are_refused(tiny_directory: Path) -
 
 
 def test_a_lower_priority_is_answered_first(tiny_directory: Path) -> None:
-    llm = LLM.load(tiny_directory, weights="float32", max_sequences=1)
+    llm = LLM.load(tiny_directory, weights="float32", max_num_seqs=1)
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
     usual = llm.stream_deltas(["abc", "xyz"], params, priority=5)
     assert next(usual).prompt == 0
@@ -406,8 +406,8 @@ def test_a_lower_priority_is_answered_first(tiny_directory: Path) -> None:
         llm.generate("urgent", params, priority=-1)
         rest = [delta.prompt for delta in usual]
     assert rest == [0, 0, 1, 1, 1]
-    begun = [event.sequence_id for event in recorder.events if event.kind is EventKind.SCHEDULED]
-    ran = list(dict.fromkeys(begun))
+    started = [event.sequence_id for event in recorder.events if event.kind is EventKind.SCHEDULED]
+    ran = list(dict.fromkeys(started))
     first, second, urgent = sorted(ran)
     assert ran == [first, urgent, second], "though it came last"
 
@@ -456,12 +456,12 @@ def test_steps_are_packed_into_the_same_buffers(tiny_llm: LLM) -> None:
     assert isinstance(runner, PagedRunner)
     for sequence in sequences_of(tiny_llm, ["abcde", "xyz"], GREEDY):
         tiny_llm.engine.add(sequence)
-    prompts = runner.packer.pack(scheduler.next_batch())
+    prompts = runner.packer.pack(scheduler.schedule())
     assert len(prompts.token_ids) == 10, "each with a first token in front"
     places = [value.ctypes.data for value in prompts]
     assert len(set(places)) == 7
     tiny_llm.engine.step()
-    decodes = runner.packer.pack(scheduler.next_batch())
+    decodes = runner.packer.pack(scheduler.schedule())
     assert len(decodes.token_ids) == 2
     again = [value.ctypes.data for value in decodes]
     assert again == places
@@ -496,9 +496,9 @@ def test_a_request_that_the_pool_can_never_hold_is_refused_with_the_numbers(
     [
         ({"num_blocks": 0}, "num_blocks"),
         ({"block_size": -1}, "block_size"),
-        ({"kv_memory": 100}, "holds no block"),
-        ({"kv_memory": 10**6, "num_blocks": 5}, "one of them"),
-        ({"max_batch_tokens": 4, "max_sequences": 8}, "at least max_sequences"),
+        ({"kv_cache_memory": 100}, "holds no block"),
+        ({"kv_cache_memory": 10**6, "num_blocks": 5}, "one of them"),
+        ({"max_num_batched_tokens": 4, "max_num_seqs": 8}, "at least max_num_seqs"),
         ({"prefix_cache": 1}, "prefix_cache"),
     ],
 )
@@ -510,7 +510,7 @@ def test_an_impossible_pool_is_refused_at_the_start(
 
 
 def test_kv_memory_bounds_the_pool(tiny_directory: Path) -> None:
-    llm = LLM.load(tiny_directory, weights="float32", kv_memory=200_000)
+    llm = LLM.load(tiny_directory, weights="float32", kv_cache_memory=200_000)
     pool = llm.engine.runner.pool.kv  # type: ignore[attr-defined]
     one_block = pool.nbytes // pool.shape[2]
     assert 200_000 - one_block < pool.nbytes - one_block <= 200_000

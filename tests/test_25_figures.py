@@ -13,11 +13,11 @@ from tests.foreign_parts import LowestFirst, QueueScheduler, likeliest
 
 TEXTS = ["a", "some longer text, which goes on for a while", "b c", "another"]
 GREEDY = SamplingParams(temperature=0, max_tokens=7, ignore_eos=True)
-SIZES: dict[str, Any] = {"weights": "float32", "max_sequences": 3, "block_size": 4}
+SIZES: dict[str, Any] = {"weights": "float32", "max_num_seqs": 3, "block_size": 4}
 
 
 def test_a_small_loop_gives_the_engines_answers(tiny_directory: Path) -> None:
-    llm = LLM.load(tiny_directory, **SIZES, max_batch_tokens=8, num_blocks=24)
+    llm = LLM.load(tiny_directory, **SIZES, max_num_batched_tokens=8, num_blocks=24)
     expected = [each.text for each in llm.generate(TEXTS, GREEDY, progress=False)]
     assert answers_by_loop(llm, StepLoop, TEXTS, GREEDY) == expected
     several = SamplingParams(temperature=1.0, seed=4, max_tokens=5, ignore_eos=True, n=3)

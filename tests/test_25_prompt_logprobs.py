@@ -18,10 +18,10 @@ PLAIN = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 
 ENGINES: dict[str, dict[str, Any]] = {
     "as it comes": {},
-    "chunks of three": {"max_sequences": 2, "max_batch_tokens": 3},
+    "chunks of three": {"max_num_seqs": 2, "max_num_batched_tokens": 3},
     "static": {"scheduler": "static"},
-    "no prefix cache": {"prefix_cache": False},
-    "preempted": {"num_blocks": 29, "block_size": 4, "max_sequences": 4},
+    "no prefix cache": {"enable_prefix_caching": False},
+    "preempted": {"num_blocks": 29, "block_size": 4, "max_num_seqs": 4},
 }
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from minigen import LLM, SamplingParams
-from minigen.config import EngineOptions, parse_bytes
+from minigen.config import EngineConfig, parse_bytes
 from minigen.engine.engine import Engine
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.errors import OptionError, PartError
@@ -37,13 +37,13 @@ from tests.foreign_parts import (
 SHARED = "a beginning that they have in common, "
 PROMPTS = [SHARED + "first", "b", SHARED + "second", "something else", SHARED + "first, and more"]
 GREEDY = SamplingParams(temperature=0, max_tokens=7, ignore_eos=True)
-SIZES: dict[str, Any] = {"max_sequences": 3, "block_size": 4, "num_blocks": 64}
+SIZES: dict[str, Any] = {"max_num_seqs": 3, "block_size": 4, "num_blocks": 64}
 ALL = {
     "scheduler": QueueScheduler,
     "allocator": LowestFirst,
     "prefix_cache": HashChain,
     "sampler": likeliest,
-    "attend": plain_attention,
+    "attention_backend": plain_attention,
 }
 
 
@@ -69,7 +69,7 @@ def manager_of(llm: LLM) -> Any:
 
 def is_whole(llm: LLM) -> bool:
     manager = manager_of(llm)
-    seats = sorted(manager._free_rows) == list(range(SIZES["max_sequences"]))
+    seats = sorted(manager._free_rows) == list(range(SIZES["max_num_seqs"]))
     return seats and not llm.engine.live and manager.num_available == SIZES["num_blocks"]
 
 
@@ -92,11 +92,11 @@ GOOD: dict[str, dict[str, Any]] = {
     "sampler of tensors": {"sampler": likeliest_tensor},
     "sampler class": {"sampler": Likeliest},
     "sampler instance": {"sampler": Likeliest()},
-    "attention function": {"attend": plain_attention},
-    "attention class": {"attend": PlainAttention},
-    "attention by name": {"attend": "torch"},
+    "attention function": {"attention_backend": plain_attention},
+    "attention class": {"attention_backend": PlainAttention},
+    "attention by name": {"attention_backend": "torch"},
     "all together": ALL,
-    "all but the prefix cache": {**ALL, "prefix_cache": False},
+    "all but the prefix cache": {**ALL, "enable_prefix_caching": False},
     "short of blocks": {"prefix_cache": HashChain, "allocator": LowestFirst, "num_blocks": 40},
 }
 
@@ -142,7 +142,7 @@ def test_the_readmes_scheduler_gives_the_tokens_of_minigens_own(
 
 
 def test_minigens_own_parts_are_described_too(tiny_directory: Path) -> None:
-    described = load(tiny_directory, prefix_cache=False, scheduler="static").describe()
+    described = load(tiny_directory, enable_prefix_caching=False, scheduler="static").describe()
     assert described["scheduler"] == "StaticScheduler"
     assert described["allocator"] == "BlockAllocator"
     assert described["prefix cache"] == "none"
@@ -183,17 +183,17 @@ def test_an_attention_may_round_what_it_stores(tiny_directory: Path) -> None:
 
         return attend
 
-    assert len(load(tiny_directory, attend=rounded).generate("a", GREEDY).token_ids) == 7
+    assert len(load(tiny_directory, attention_backend=rounded).generate("a", GREEDY).token_ids) == 7
 
 
 # --- what does not fit, at the door ---------------------------------------------------------------
 
 
 class NoCommit:
-    def __init__(self, manager: Any, max_sequences: int, max_batch_tokens: int):
+    def __init__(self, manager: Any, max_num_seqs: int, max_num_batched_tokens: int):
         pass
 
-    add = next_batch = abort = lambda self, *sequence: None
+    add = schedule = abort = lambda self, *sequence: None
 
 
 class ForgetsTokens(QueueScheduler):
@@ -242,13 +242,16 @@ MISFITS: list[tuple[dict[str, Any], list[str]]] = [
     ({"allocator": 0}, ["allocator int", "no allocate, share, release, num_owners, num_free"]),
     ({"prefix_cache": "yes"}, ["prefix_cache", "on, off", "'yes'"]),
     ({"sampler": "greedy"}, ["sampler", "batch"]),
-    ({"attend": "flash"}, ["attend", "torch"]),
-    ({"attend": None}, ["attend NoneType", "called with (pool, batch, windows)"]),
-    ({"scheduler": NoCommit}, ["scheduler NoCommit has no commit", "add, next_batch, commit"]),
+    ({"attention_backend": "flash"}, ["attention_backend", "torch"]),
+    (
+        {"attention_backend": None},
+        ["attention_backend NoneType", "called with (pool, batch, windows)"],
+    ),
+    ({"scheduler": NoCommit}, ["scheduler NoCommit has no commit", "add, schedule, commit"]),
     ({"scheduler": ForgetsTokens}, ["ForgetsTokens", "commit", "(chunks, tokens)"]),
     (
         {"scheduler": OnlyManager},
-        ["made by OnlyManager(manager, max_sequences, max_batch_tokens)"],
+        ["made by OnlyManager(manager, max_num_seqs, max_num_batched_tokens)"],
     ),
     ({"scheduler": lambda *parts: None}, ["scheduler NoneType has no add"]),
     ({"scheduler": QueueScheduler(None, 1, 1)}, ["QueueScheduler", "class", "(manager, max_"]),
@@ -262,7 +265,10 @@ MISFITS: list[tuple[dict[str, Any], list[str]]] = [
     ({"sampler": NeedsMore}, ["sampler NeedsMore must be made by NeedsMore()"]),
     ({"sampler": lambda logits: []}, ["sampler <lambda>", "called with (logits, sequences)"]),
     ({"sampler": 0.7}, ["sampler float", "called with (logits, sequences)"]),
-    ({"attend": lambda q, k, v, mask: q}, ["attend <lambda>", "(pool, batch, windows)"]),
+    (
+        {"attention_backend": lambda q, k, v, mask: q},
+        ["attention_backend <lambda>", "(pool, batch, windows)"],
+    ),
 ]
 
 
@@ -310,8 +316,8 @@ class Names(QueueScheduler):
     def __init_subclass__(cls, wrong: Callable[[Any], Any]):
         cls.wrong = staticmethod(wrong)  # type: ignore[attr-defined]
 
-    def next_batch(self) -> Any:
-        return type(self).wrong(super().next_batch())  # type: ignore[attr-defined]
+    def schedule(self) -> Any:
+        return type(self).wrong(super().schedule())  # type: ignore[attr-defined]
 
 
 class ReturnsNone(Names, wrong=lambda batch: None):
@@ -357,34 +363,34 @@ def make_stranger() -> Any:
 
 
 class NeverBegins(QueueScheduler):
-    def next_batch(self):
+    def schedule(self):
         return [(sequence, len(sequence)) for sequence in self.waiting]
 
 
 class BeginsEachStep(QueueScheduler):
-    def next_batch(self):
+    def schedule(self):
         for sequence in self.running:
-            self.manager.begin(sequence, 1)
-        return super().next_batch()
+            self.manager.allocate(sequence, 1)
+        return super().schedule()
 
 
 class ReservesFirst(QueueScheduler):
-    def next_batch(self):
+    def schedule(self):
         for sequence in self.waiting:
-            self.manager.reserve(sequence, len(sequence))
-        return super().next_batch()
+            self.manager.allocate_slots(sequence, len(sequence))
+        return super().schedule()
 
 
 class NeverReserves(QueueScheduler):
-    def next_batch(self):
+    def schedule(self):
         if not self.running:
-            return super().next_batch()
+            return super().schedule()
         return [(sequence, 1) for sequence in self.running]
 
 
 class IgnoresTheBudget(QueueScheduler):
-    def __init__(self, manager, max_sequences, max_batch_tokens):
-        super().__init__(manager, max_sequences, 10**6)
+    def __init__(self, manager, max_num_seqs, max_num_batched_tokens):
+        super().__init__(manager, max_num_seqs, 10**6)
 
 
 class NeverAdvances(QueueScheduler):
@@ -396,14 +402,14 @@ class NeverAdvances(QueueScheduler):
 class AdvancesTwice(QueueScheduler):
     def commit(self, chunks, tokens):
         for chunk in chunks:
-            self.manager.advance(chunk.sequence, chunk.num_tokens)
+            self.manager.mark_computed(chunk.sequence, chunk.num_tokens)
         super().commit(chunks, tokens)
 
 
 class NeverAppends(QueueScheduler):
     def commit(self, chunks, tokens):
         for chunk in chunks:
-            self.manager.advance(chunk.sequence, chunk.num_tokens)
+            self.manager.mark_computed(chunk.sequence, chunk.num_tokens)
 
 
 class AppendsTwice(NeverAppends):
@@ -430,11 +436,11 @@ class KeepsTheFinished(QueueScheduler):
     """Names whom it should have forgotten; and its `abort` fails for whoever has left."""
 
     def abort(self, sequence):
-        self.manager.release(sequence)
+        self.manager.free(sequence)
 
-    def next_batch(self):
+    def schedule(self):
         gone = [(each, 1) for each in self.running if each.finish_reason is not None]
-        return gone or super().next_batch()
+        return gone or super().schedule()
 
 
 class HandsOutTwice(LowestFirst):
@@ -550,12 +556,12 @@ class ExchangesSilently(HashChain):
 
 
 class JoinsTwice(HashChain):
-    def join(self, block_ids):
+    def acquire(self, block_ids):
         self.allocator.share(block_ids)
 
 
 class LeavesTwice(HashChain):
-    def leave(self, block_ids):
+    def release(self, block_ids):
         self.allocator.release(block_ids)
 
 
@@ -571,7 +577,7 @@ class SharesTheFree(HashChain):
 
 
 class ReleasesTheFree(HashChain):
-    def leave(self, block_ids):
+    def release(self, block_ids):
         self.allocator.release([50])
 
 
@@ -641,30 +647,33 @@ def no_function(pool: Any, batch: Any, windows: Any) -> Any:
 
 BATCHES = "list of (sequence, number of tokens)"
 BAD: list[tuple[dict[str, Any], list[str]]] = [
-    ({"scheduler": ReturnsNone}, ["ReturnsNone.next_batch", BATCHES, "None"]),
-    ({"scheduler": NamesTwice}, ["NamesTwice.next_batch", "twice"]),
-    ({"scheduler": NamesSequencesOnly}, ["NamesSequencesOnly.next_batch", BATCHES]),
-    ({"scheduler": NamesThemSwapped}, ["NamesThemSwapped.next_batch", BATCHES]),
-    ({"scheduler": NamesIds}, ["NamesIds.next_batch", BATCHES]),
-    ({"scheduler": NamesLists}, ["NamesLists.next_batch", BATCHES]),
-    ({"scheduler": NamesTooMany}, ["NamesTooMany.next_batch", "to compute"]),
-    ({"scheduler": NamesNone}, ["NamesNone.next_batch", "chose 0 tokens"]),
-    ({"scheduler": NamesStrangers}, ["NamesStrangers.next_batch", "sequence 99", "never came"]),
-    ({"scheduler": NeverBegins}, ["NeverBegins.next_batch", "manager.begin", "manager.reserve"]),
-    ({"scheduler": BeginsEachStep}, ["BeginsEachStep.next_batch", "begun already", "once"]),
-    ({"scheduler": ReservesFirst}, ["ReservesFirst.next_batch", "begin it first"]),
-    ({"scheduler": NeverReserves}, ["NeverReserves.next_batch", "without slots", "reserve"]),
+    ({"scheduler": ReturnsNone}, ["ReturnsNone.schedule", BATCHES, "None"]),
+    ({"scheduler": NamesTwice}, ["NamesTwice.schedule", "twice"]),
+    ({"scheduler": NamesSequencesOnly}, ["NamesSequencesOnly.schedule", BATCHES]),
+    ({"scheduler": NamesThemSwapped}, ["NamesThemSwapped.schedule", BATCHES]),
+    ({"scheduler": NamesIds}, ["NamesIds.schedule", BATCHES]),
+    ({"scheduler": NamesLists}, ["NamesLists.schedule", BATCHES]),
+    ({"scheduler": NamesTooMany}, ["NamesTooMany.schedule", "to compute"]),
+    ({"scheduler": NamesNone}, ["NamesNone.schedule", "chose 0 tokens"]),
+    ({"scheduler": NamesStrangers}, ["NamesStrangers.schedule", "sequence 99", "never came"]),
     (
-        {"scheduler": IgnoresTheBudget, "max_batch_tokens": 50},
-        ["IgnoresTheBudget.next_batch", "max_batch_tokens allows 50"],
+        {"scheduler": NeverBegins},
+        ["NeverBegins.schedule", "manager.allocate", "manager.allocate_slots"],
     ),
-    ({"scheduler": NeverAdvances}, ["NeverAdvances.commit", "0 computed", "manager.advance"]),
+    ({"scheduler": BeginsEachStep}, ["BeginsEachStep.schedule", "begun already", "once"]),
+    ({"scheduler": ReservesFirst}, ["ReservesFirst.schedule", "begin it first"]),
+    ({"scheduler": NeverReserves}, ["NeverReserves.schedule", "without slots", "reserve"]),
+    (
+        {"scheduler": IgnoresTheBudget, "max_num_batched_tokens": 50},
+        ["IgnoresTheBudget.schedule", "max_num_batched_tokens allows 50"],
+    ),
+    ({"scheduler": NeverAdvances}, ["NeverAdvances.commit", "0 computed", "manager.mark_computed"]),
     ({"scheduler": AdvancesTwice}, ["AdvancesTwice.commit", "cannot advance by"]),
     ({"scheduler": NeverAppends}, ["NeverAppends.commit", "sequence.append(token.token_id)"]),
     ({"scheduler": AppendsTwice}, ["AppendsTwice.commit", "once"]),
     ({"scheduler": AppendsByItself}, ["AppendsByItself.commit", "sequence.append(token."]),
-    ({"scheduler": NeverReleases}, ["NeverReleases.commit", "manager.release(sequence)"]),
-    ({"scheduler": KeepsTheFinished}, ["KeepsTheFinished.next_batch", "has finished"]),
+    ({"scheduler": NeverReleases}, ["NeverReleases.commit", "manager.free(sequence)"]),
+    ({"scheduler": KeepsTheFinished}, ["KeepsTheFinished.schedule", "has finished"]),
     ({"allocator": HandsOutTwice}, ["HandsOutTwice.allocate", "different blocks"]),
     ({"allocator": HandsOutTheSame}, ["HandsOutTheSame.allocate", "block 1", "not free"]),
     ({"allocator": HandsOutTooFew}, ["HandsOutTooFew.allocate", "different blocks"]),
@@ -685,8 +694,8 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"prefix_cache": ExchangesForUnknown}, ["ExchangesForUnknown.insert", "never inserted"]),
     ({"prefix_cache": ExchangesText}, ["ExchangesText.insert", "(index, known block)"]),
     ({"prefix_cache": ExchangesSilently}, ["ExchangesSilently.insert", "release the sequence's"]),
-    ({"prefix_cache": JoinsTwice}, ["JoinsTwice.join", "leave that to the engine"]),
-    ({"prefix_cache": LeavesTwice}, ["LeavesTwice.leave", "leave that to the engine"]),
+    ({"prefix_cache": JoinsTwice}, ["JoinsTwice.acquire", "leave that to the engine"]),
+    ({"prefix_cache": LeavesTwice}, ["LeavesTwice.release", "leave that to the engine"]),
     ({"prefix_cache": Allocates}, ["Allocates allocated 1 blocks", "only share"]),
     ({"prefix_cache": SharesTheFree}, ["SharesTheFree shared block 50", "nobody owns"]),
     ({"prefix_cache": ReleasesTheFree}, ["ReleasesTheFree released block 50", "nobody owns"]),
@@ -705,12 +714,21 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"sampler": returning(lambda x, s: [300] * len(s))}, ["chose token 300", "knows 0 to 299"]),
     ({"sampler": returning(lambda x, s: [-1] * len(s))}, ["chose token -1", "knows 0 to 299"]),
     ({"sampler": appending}, ["appending", "only return a token"]),
-    ({"attend": attending(lambda q: None)}, ["wrong_attention", "NoneType in layer 0", "queries"]),
-    ({"attend": attending(lambda q: q.flatten(-2))}, ["wrong_attention", "in layer 0", "queries"]),
-    ({"attend": attending(lambda q: q.half())}, ["torch.float16", "torch.float32"]),
-    ({"attend": attending(lambda q: q / 0)}, ["wrong_attention", "not finite in layer 0"]),
-    ({"attend": attending(lambda q: q, store=False)}, ["wrong_attention", "pool.store"]),
-    ({"attend": no_function}, ["no_function", "attend(layer_id, q, k, v)"]),
+    (
+        {"attention_backend": attending(lambda q: None)},
+        ["wrong_attention", "NoneType in layer 0", "queries"],
+    ),
+    (
+        {"attention_backend": attending(lambda q: q.flatten(-2))},
+        ["wrong_attention", "in layer 0", "queries"],
+    ),
+    ({"attention_backend": attending(lambda q: q.half())}, ["torch.float16", "torch.float32"]),
+    (
+        {"attention_backend": attending(lambda q: q / 0)},
+        ["wrong_attention", "not finite in layer 0"],
+    ),
+    ({"attention_backend": attending(lambda q: q, store=False)}, ["wrong_attention", "pool.store"]),
+    ({"attention_backend": no_function}, ["no_function", "attend(layer_id, q, k, v)"]),
 ]
 
 # After these nothing is right any more: their own books are wrong, or they freed what others own.
@@ -757,7 +775,7 @@ def test_a_scheduler_that_schedules_nothing_is_stopped(tiny_directory: Path) -> 
     manager = manager_of(llm)
 
     class Asleep(QueueScheduler):
-        def next_batch(self) -> list[Any]:
+        def schedule(self) -> list[Any]:
             return []
 
     scheduler = CheckedScheduler(Asleep(manager, 3, 100), manager, 100, patience=0.05)
@@ -765,7 +783,7 @@ def test_a_scheduler_that_schedules_nothing_is_stopped(tiny_directory: Path) -> 
     for _ in range(2):
         assert engine.step() == []  # nobody waits: it may sleep
     engine.add(llm._requests.answers(["a"], GREEDY)[0].sequence)
-    with pytest.raises(PartError, match=r"Asleep.next_batch has chosen nothing for 0.05 seconds"):
+    with pytest.raises(PartError, match=r"Asleep.schedule has chosen nothing for 0.05 seconds"):
         run_dry(engine)
     assert manager.num_available == SIZES["num_blocks"]
 
@@ -812,10 +830,10 @@ def test_an_error_reaches_who_steps_though_another_has_not_heard_of_his_own(
     class Moody(QueueScheduler):
         mood = ""
 
-        def next_batch(self) -> Any:
+        def schedule(self) -> Any:
             if self.mood == "raises":
                 raise ZeroDivisionError
-            return super().next_batch()[: 1 if self.mood == "one" else 9]
+            return super().schedule()[: 1 if self.mood == "one" else 9]
 
         def commit(self, chunks: Any, tokens: Any) -> None:
             if self.mood == "one":
@@ -842,7 +860,7 @@ def test_a_part_that_does_not_fit_is_refused_before_processes_are_started(
     monkeypatch.setattr("minigen.assembly.build.lead", lambda *_: pytest.fail("they were started"))
     for part in ({"sampler": "no-such"}, {"scheduler": "no-such"}, {"allocator": "no-such"}):
         with pytest.raises(OptionError, match=r"must be one of .* not 'no-such'"):
-            load(tiny_directory, tensor_parallel=2, **part)
+            load(tiny_directory, tensor_parallel_size=2, **part)
 
 
 # --- options --------------------------------------------------------------------------------------
@@ -865,7 +883,7 @@ def test_a_part_that_does_not_fit_is_refused_before_processes_are_started(
     ],
 )
 def test_bytes_are_read_with_their_units(text: object, number: int) -> None:
-    assert parse_bytes("kv_memory", text) == number
+    assert parse_bytes("kv_cache_memory", text) == number
 
 
 @pytest.mark.parametrize(
@@ -873,14 +891,16 @@ def test_bytes_are_read_with_their_units(text: object, number: int) -> None:
     ["", "M", "-5M", "5T", "1e9", "1,5G", "5 5", "0", "0.5", "nan", "1.G", "9" * 5000, "9" * 400],
 )
 def test_text_that_is_no_number_of_bytes_is_refused(text: str) -> None:
-    with pytest.raises(OptionError, match=r"kv_memory must be bytes, as in 1000000, 512M or 1.5Gi"):
-        parse_bytes("kv_memory", text)
+    with pytest.raises(
+        OptionError, match=r"kv_cache_memory must be bytes, as in 1000000, 512M or 1.5Gi"
+    ):
+        parse_bytes("kv_cache_memory", text)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, [5], 2**63])
 def test_a_number_that_cannot_be_bytes_is_refused(value: object) -> None:
-    with pytest.raises(OptionError, match="kv_memory must be a whole number"):
-        parse_bytes("kv_memory", value)
+    with pytest.raises(OptionError, match="kv_cache_memory must be a whole number"):
+        parse_bytes("kv_cache_memory", value)
 
 
 @pytest.mark.parametrize(
@@ -889,17 +909,17 @@ def test_a_number_that_cannot_be_bytes_is_refused(value: object) -> None:
         ("weights", ["int3", "", None, 16]),
         ("kv_cache_dtype", ["int4", "fp8", "", None, 8]),
         ("threads", [0, -1, 1.5, "2", True, 10**6]),
-        ("max_sequences", [0, -4, 2.0, "all", None, False, 10**9]),
-        ("max_batch_tokens", [0, None, "1K", 10**12]),
+        ("max_num_seqs", [0, -4, 2.0, "all", None, False, 10**9]),
+        ("max_num_batched_tokens", [0, None, "1K", 10**12]),
         ("block_size", [0, -16, 0.5, None, 10**9]),
         ("num_blocks", [0, -1, 3.5, "9", True, 10**12]),
-        ("kv_memory", [0, -1, "lots", 1.5, True]),
+        ("kv_cache_memory", [0, -1, "lots", 1.5, True]),
     ],
 )
 def test_a_knob_says_what_it_may_be(option: str, values: list[Any]) -> None:
     for value in values:
         with pytest.raises(OptionError) as caught:
-            EngineOptions(**{option: value})
+            EngineConfig(**{option: value})
         assert str(caught.value).startswith(f"{option} must be ")
         assert repr(value) in str(caught.value)
         assert str(caught.value).count(".") <= 3
@@ -909,10 +929,10 @@ def test_a_knob_says_what_it_may_be(option: str, values: list[Any]) -> None:
     ("options", "words"),
     [
         ({"num_blocks": 1, "block_size": 1}, "holds no request"),
-        ({"kv_memory": 500, "block_size": 1, "num_blocks": None}, "holds no request"),
+        ({"kv_cache_memory": 500, "block_size": 1, "num_blocks": None}, "holds no request"),
         ({"num_blocks": 2**24, "block_size": 2**16}, "more memory than this machine gives"),
-        ({"num_blocks": 5, "kv_memory": "1M"}, "give one of them"),
-        ({"max_sequences": 65, "max_batch_tokens": 64}, "at least max_sequences"),
+        ({"num_blocks": 5, "kv_cache_memory": "1M"}, "give one of them"),
+        ({"max_num_seqs": 65, "max_num_batched_tokens": 64}, "at least max_num_seqs"),
     ],
 )
 def test_a_pool_that_cannot_work_is_refused_at_the_start(

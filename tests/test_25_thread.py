@@ -24,7 +24,7 @@ LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
 
 @pytest.fixture
 def llm(tiny_directory: Path) -> LLM:
-    return LLM.load(tiny_directory, weights="float32", max_sequences=4, block_size=4, num_blocks=80)
+    return LLM.load(tiny_directory, weights="float32", max_num_seqs=4, block_size=4, num_blocks=80)
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ class Fragile:
 
 
 def test_an_error_in_a_step_costs_only_those_who_were_in_it(tiny_directory: Path) -> None:
-    llm = LLM.load(tiny_directory, weights="float32", max_sequences=2, prefix_cache=False)
+    llm = LLM.load(tiny_directory, weights="float32", max_num_seqs=2, enable_prefix_caching=False)
     expected = llm.generate("c", GREEDY).token_ids
     runner = Fragile(llm.engine.runner)
     engine = Engine(llm.engine.scheduler, runner, llm.engine.sampler, llm.engine.trace)
@@ -232,10 +232,10 @@ class Mood:
     def __init__(self, scheduler: Any):
         self.scheduler, self.raises = scheduler, False
 
-    def next_batch(self) -> Any:
+    def schedule(self) -> Any:
         if self.raises:
             raise ArithmeticError("nobody's in particular")
-        return self.scheduler.next_batch()
+        return self.scheduler.schedule()
 
     def add(self, sequence: Sequence) -> None:
         self.scheduler.add(sequence)
@@ -252,19 +252,19 @@ def test_an_error_that_is_nobodys_ends_the_thread_and_all_who_wait_are_told(llm:
     engine = Engine(scheduler, llm.engine.runner, llm.engine.sampler, llm.engine.trace)
     thread = EngineThread(engine)
     sequences = [ask(llm, letter * 5, LONG) for letter in "abcdef"]  # some run, some wait
-    begun = threading.Barrier(len(sequences) + 1)
+    started = threading.Barrier(len(sequences) + 1)
     told: list[BaseException | None] = []
 
     def wait(sequence: Sequence) -> None:
         tokens = thread.tokens(sequence)
-        begun.wait(PATIENCE)
+        started.wait(PATIENCE)
         with pytest.raises(EngineStoppedError, match="thread has ended") as caught:
             list(tokens)
         told.append(caught.value.__cause__)
 
     def spoil() -> None:
         thread.call(lambda _: setattr(scheduler, "raises", True))
-        begun.wait(PATIENCE)
+        started.wait(PATIENCE)
 
     thread.submit(ask(llm, "x"), raising)  # his `deliver` fails also when he is told of the end
     side_by_side([*(lambda each=each: wait(each) for each in sequences), spoil])
@@ -419,7 +419,7 @@ def test_an_abort_that_follows_at_once_is_never_lost(llm: LLM, thread: EngineThr
 def test_whatever_is_submitted_and_given_up_the_pool_is_whole_in_the_end(
     llm: LLM, thread: EngineThread
 ) -> None:
-    door = threading.Lock()  # RequestReader counts ids, and is one thread's
+    door = threading.Lock()  # RequestProcessor counts ids, and is one thread's
 
     def caller(number: int) -> Callable[[], None]:
         chance = random.Random(number)
@@ -522,8 +522,8 @@ def test_whoever_passes_news_on_is_called_when_those_of_a_step_are_all_told(llm:
         raise RuntimeError("the other side is closed")
 
     with EngineThread(llm.engine) as thread:
-        thread.after_news(fail)
-        thread.after_news(lambda: told.append("all"))
+        thread.on_step_end(fail)
+        thread.on_step_end(lambda: told.append("all"))
         sequences = [ask(llm, prompt) for prompt in ("abc", "de", "f")]
         thread.call(lambda _: [thread.submit(each, deliver) for each in sequences])  # together
         wait_until(lambda: all(each.finish_reason for each in sequences))

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 
 from minigen import LLM, SamplingParams
 from minigen.model.attention import causal_mask
-from minigen.outputs import Output
+from minigen.outputs import RequestOutput
 from minigen.trace.chrome import chrome_trace, write_chrome_trace
 from minigen.trace.counters import WorkCounters
 from minigen.trace.events import Event, EventKind, Recorder, Subscriber, Trace
-from minigen.trace.summary import RequestSummary, percentile, summarise, table
+from minigen.trace.summary import RequestSummary, percentile, summarize, table
 
 COUNTS: dict[EventKind, set[str]] = {
     EventKind.QUEUED: {"prompt_tokens", "waited_ns"},
@@ -34,8 +34,8 @@ COUNTS: dict[EventKind, set[str]] = {
     EventKind.BLOCK_ALLOCATED: {"block"},
     EventKind.BLOCK_SHARED: {"block"},
     EventKind.BLOCK_COPIED: {"source", "block"},
-    EventKind.BLOCK_KEPT: {"block"},
-    EventKind.BLOCK_EXCHANGED: {"source", "block"},
+    EventKind.BLOCK_CACHED: {"block"},
+    EventKind.BLOCK_DEDUPLICATED: {"source", "block"},
     EventKind.BLOCK_FREED: {"block"},
     EventKind.BLOCK_EVICTED: {"block"},
     EventKind.FORKED: {"parent", "blocks"},
@@ -145,12 +145,12 @@ def assert_drawable(trace: dict[str, Any]) -> None:
         assert each["dur"] >= 0
         by_track[each["tid"]].append((each["ts"], each["ts"] + each["dur"]))
     for spans in by_track.values():
-        assert all(ended <= begun for (_, ended), (begun, _) in pairwise(sorted(spans)))
+        assert all(ended <= started for (_, ended), (started, _) in pairwise(sorted(spans)))
     assert by_track.keys() <= track_names(trace).keys()
 
 
 def test_a_summary_says_when_and_how_a_request_was_answered() -> None:
-    (summary,) = summarise(ONE_REQUEST)
+    (summary,) = summarize(ONE_REQUEST)
     assert summary == RequestSummary(
         sequence_id=3,
         parent=None,
@@ -173,14 +173,14 @@ def test_a_summary_says_when_and_how_a_request_was_answered() -> None:
 
 
 def test_a_forked_requests_prefill_is_its_parents() -> None:
-    parent, child = summarise(FORK_AND_PREEMPTION)
+    parent, child = summarize(FORK_AND_PREEMPTION)
     assert (parent.parent, child.parent) == (None, 1)
     assert (parent.queued_ms, parent.prefill_ms, parent.ttft_ms) == (2.0, 5.0, 7.0)
     assert (child.queued_ms, child.prefill_ms, child.ttft_ms) == (1.0, 5.0, 6.0)
 
 
 def test_a_preempted_request_computes_again_what_the_prefix_cache_does_not_know() -> None:
-    aborted, preempted = summarise(FORK_AND_PREEMPTION)
+    aborted, preempted = summarize(FORK_AND_PREEMPTION)
     assert (aborted.finish, aborted.output_tokens, aborted.preemptions) == ("aborted", 2, 0)
     assert (preempted.finish, preempted.output_tokens, preempted.preemptions) == (None, 3, 1)
     assert (preempted.prefix_hit_tokens, preempted.recomputed_tokens) == (2, 3)
@@ -188,7 +188,7 @@ def test_a_preempted_request_computes_again_what_the_prefix_cache_does_not_know(
 
 
 def test_a_request_that_never_ran_has_no_times() -> None:
-    (summary,) = summarise(
+    (summary,) = summarize(
         [
             at(0, EventKind.QUEUED, 1, prompt_tokens=6, waited_ns=0),
             at(5, EventKind.ABORTED, 1, output_tokens=0),
@@ -200,7 +200,7 @@ def test_a_request_that_never_ran_has_no_times() -> None:
 
 
 def test_a_summary_without_its_beginning_says_only_what_the_rest_shows() -> None:
-    (summary,) = summarise(ONE_REQUEST[6:])
+    (summary,) = summarize(ONE_REQUEST[6:])
     assert (summary.finish, summary.output_tokens) == ("finished", 3)
     assert summary.inter_token_ms == (6.0,)
     unknown = set(vars(summary)) - {"sequence_id", "finish", "output_tokens", "inter_token_ms"}
@@ -215,7 +215,7 @@ def test_a_parent_that_ran_before_its_child_was_queued_kept_nobody_waiting() -> 
         at(6, EventKind.NEW_TOKEN, 2, token=6),
         step(6, duration=6, tokens=4),
     ]
-    child = summarise(events)[1]
+    child = summarize(events)[1]
     assert (child.queued_ms, child.prefill_ms, child.ttft_ms) == (0.0, 3.0, 3.0)
     assert slices(chrome_trace(events), "request 2") == [
         ("queued", 2, 2),
@@ -243,7 +243,7 @@ LOST_TWICE = [
 
 
 def test_tokens_lost_again_and_again_are_computed_as_often() -> None:
-    parent, child = summarise(LOST_TWICE)
+    parent, child = summarize(LOST_TWICE)
     assert (parent.recomputed_tokens, child.recomputed_tokens) == (0, 4 + 3 + 5)
     counters = counted(LOST_TWICE)
     assert counters.tokens_recomputed == 4 + 3 + 5
@@ -260,7 +260,7 @@ def test_an_id_that_is_queued_again_is_another_request() -> None:
         at(5, EventKind.SCHEDULED, 3, tokens=6, computed=0),
         step(7, duration=2, tokens=6),
     ]
-    first, second = summarise(events)
+    first, second = summarize(events)
     assert (first.num_steps, second.num_steps) == (1, 1)
     assert second.recomputed_tokens == 0
     assert list(track_names(chrome_trace(events)).values()) == ["engine"] + ["request 3"] * 2
@@ -284,7 +284,7 @@ def test_percentiles_of_nothing_and_beyond_the_ends_are_refused() -> None:
 
 
 def test_the_table_has_a_line_for_each_request_and_the_latencies_below() -> None:
-    lines = table(summarise(ONE_REQUEST + FORK_AND_PREEMPTION)).splitlines()
+    lines = table(summarize(ONE_REQUEST + FORK_AND_PREEMPTION)).splitlines()
     assert len({len(line) for line in lines[:4]}) == 1, "columns are aligned"
     assert lines[0].split()[:4] == ["request", "prompt", "cached", "output"]
     assert lines[1].split() == "3 6 4 3 finished 0 5.0 3.0 8.0 10.0".split()
@@ -373,7 +373,7 @@ def test_a_request_is_drawn_as_it_waits_prefills_and_decodes() -> None:
 def test_no_events_make_an_empty_picture_and_no_summaries() -> None:
     trace = chrome_trace([])
     assert {record["ph"] for record in trace["traceEvents"]} == {"M"}
-    assert summarise([]) == []
+    assert summarize([]) == []
 
 
 def test_a_fork_and_a_preemption_are_drawn() -> None:
@@ -434,7 +434,7 @@ class Run:
     llm: LLM
     recorder: Recorder
     counters: WorkCounters
-    outputs: list[Output]
+    outputs: list[RequestOutput]
     blocks_in_use: list[int]
 
     @property
@@ -446,13 +446,13 @@ class Run:
 
 
 SHARED = "a beginning that all prompts have, "
-TIGHT = {"num_blocks": 40, "block_size": 4, "max_sequences": 8}
+TIGHT = {"num_blocks": 40, "block_size": 4, "max_num_seqs": 8}
 ENGINES: dict[str, dict[str, Any]] = {
-    "roomy": {"max_sequences": 8, "block_size": 4},
-    "static": {"max_sequences": 3, "scheduler": "static"},
-    "in chunks": {"max_sequences": 6, "max_batch_tokens": 10, "prefix_cache": False},
+    "roomy": {"max_num_seqs": 8, "block_size": 4},
+    "static": {"max_num_seqs": 3, "scheduler": "static"},
+    "in chunks": {"max_num_seqs": 6, "max_num_batched_tokens": 10, "enable_prefix_caching": False},
     "preempted": TIGHT,
-    "preempted without a prefix cache": {**TIGHT, "prefix_cache": False},
+    "preempted without a prefix cache": {**TIGHT, "enable_prefix_caching": False},
 }
 
 
@@ -495,7 +495,7 @@ def test_every_event_carries_the_counts_of_its_kind(run: Run) -> None:
 
 
 def test_summaries_agree_with_the_answers(run: Run) -> None:
-    *answered, given_up = summarise(run.events)
+    *answered, given_up = summarize(run.events)
     expected = [
         (output.num_prompt_tokens, len(choice.token_ids), "finished")
         for output in run.outputs
@@ -507,7 +507,7 @@ def test_summaries_agree_with_the_answers(run: Run) -> None:
 
 
 def test_the_times_of_a_summary_add_up(run: Run) -> None:
-    for each in summarise(run.events):
+    for each in summarize(run.events):
         assert each.queued_ms is not None
         assert each.prefill_ms is not None
         assert min(each.queued_ms, each.prefill_ms) > 0
@@ -525,7 +525,7 @@ def test_summaries_and_counters_agree(run: Run) -> None:
         "blocks_shared": run.counters.blocks_shared,
         "blocks_copied": run.counters.blocks_copied,
     }.items():
-        assert sum(getattr(each, field) for each in summarise(run.events)) == total
+        assert sum(getattr(each, field) for each in summarize(run.events)) == total
 
 
 def test_every_token_of_a_step_is_counted_once(run: Run) -> None:
@@ -541,14 +541,14 @@ def test_every_token_of_a_step_is_counted_once(run: Run) -> None:
 def test_unless_preempted_every_prompt_token_is_prefilled_cached_or_shared(run: Run) -> None:
     counters = run.counters
     known = counters.tokens_prefilled + counters.tokens_cached + counters.tokens_shared
-    assert known == sum(each.prompt_tokens or 0 for each in summarise(run.events))
-    outputs = [each.output_tokens or 0 for each in summarise(run.events)]
+    assert known == sum(each.prompt_tokens or 0 for each in summarize(run.events))
+    outputs = [each.output_tokens or 0 for each in summarize(run.events)]
     assert counters.tokens_decoded == sum(outputs) - len(outputs), "last ones are not computed"
 
 
 def test_tokens_are_computed_again_only_when_preempted(run: Run) -> None:
     assert (run.counters.tokens_recomputed > 0) == (run.count(EventKind.PREEMPTED) > 0)
-    for each in summarise(run.events):
+    for each in summarize(run.events):
         if each.preemptions == 0:
             assert each.recomputed_tokens == 0
 
@@ -568,7 +568,7 @@ def test_the_picture_is_valid_and_complete(run: Run, tmp_path: Path) -> None:
     tokens = [each for each in records(trace, "i") if each["name"] == "token"]
     assert len(tokens) == run.count(EventKind.NEW_TOKEN)
     assert len(slices(trace, "engine")) == run.count(EventKind.STEP)
-    for each in summarise(run.events):
+    for each in summarize(run.events):
         names = Counter(name for name, _, _ in slices(trace, f"request {each.sequence_id}"))
         chunks = names["prefill"] + names["decode"] + names["recompute"]
         assert chunks == each.num_steps
@@ -578,12 +578,12 @@ def test_the_picture_is_valid_and_complete(run: Run, tmp_path: Path) -> None:
 
 def test_slices_lie_within_their_steps(run: Run) -> None:
     trace = chrome_trace(run.events)
-    steps = [(begun, ended) for _, begun, ended in slices(trace, "engine")]
+    steps = [(started, ended) for _, started, ended in slices(trace, "engine")]
     slack = 0.02  # of a step's begin, which its event knows only by its duration
-    for each in summarise(run.events):
-        for name, begun, ended in slices(trace, f"request {each.sequence_id}"):
+    for each in summarize(run.events):
+        for name, started, ended in slices(trace, f"request {each.sequence_id}"):
             if name in ("prefill", "decode", "recompute"):
-                assert any(a - slack <= begun and ended == b for a, b in steps)
+                assert any(a - slack <= started and ended == b for a, b in steps)
 
 
 def test_blocks_in_use_end_as_those_that_the_prefix_cache_keeps(run: Run) -> None:
@@ -606,12 +606,12 @@ def test_blocks_in_use_are_those_of_the_allocator_after_every_step(run: Run) -> 
 
 
 def test_a_recording_may_begin_anywhere(run: Run) -> None:
-    whole = {each.sequence_id: each for each in summarise(run.events)}
+    whole = {each.sequence_id: each for each in summarize(run.events)}
     for first in range(0, len(run.events), 37):
         events = run.events[first:]
         assert_drawable(chrome_trace(events))
         counted(events)
-        for each in summarise(events):
+        for each in summarize(events):
             if each.prompt_tokens is None:
                 gaps = whole[each.sequence_id].inter_token_ms
                 assert gaps[len(gaps) - len(each.inter_token_ms) :] == each.inter_token_ms
@@ -655,10 +655,10 @@ def any_events(draw: st.DrawFn) -> list[Event]:
 
 @given(any_events())
 def test_no_events_break_them(events: list[Event]) -> None:
-    for each in summarise(events):
+    for each in summarize(events):
         times = (each.queued_ms, each.prefill_ms, each.ttft_ms, each.decode_ms)
         assert all(time is None or time >= 0 for time in (*times, *each.inter_token_ms))
-    assert table(summarise(events))
+    assert table(summarize(events))
     assert_drawable(json.loads(json.dumps(chrome_trace(events))))
     counters = counted(events, windows=(None, 3))
     assert all(total >= 0 for total in counters.as_dict().values())

@@ -115,9 +115,9 @@ def test_a_function_of_attention_runs_in_the_engine(
         lengths.append((len(q), len(k)))
         return flash_attention(q, k, v, window, tile=8)
 
-    options = {"weights": "float32", "max_batch_tokens": 20, "prefix_cache": prefix_cache}
+    options = {"weights": "float32", "max_num_batched_tokens": 20, "prefix_cache": prefix_cache}
     expected = LLM.load(tiny_directory, **options).generate(PROMPTS, GREEDY)
-    llm = LLM.load(tiny_directory, attend=attend_by(mine), **options)
+    llm = LLM.load(tiny_directory, attention_backend=attend_by(mine), **options)
     assert llm.describe()["attention"] == "mine"
     ours = llm.generate(PROMPTS, GREEDY)
     assert [each.token_ids for each in ours] == [each.token_ids for each in expected]
@@ -132,7 +132,7 @@ def test_a_loaded_engine_attends_by_another_function_for_a_while(tiny_directory:
         calls.append(len(q))
         return flash_attention(q, k, v, window)
 
-    llm = LLM.load(tiny_directory, weights="float32", prefix_cache=False)
+    llm = LLM.load(tiny_directory, weights="float32", enable_prefix_caching=False)
     expected = [each.token_ids for each in llm.generate(PROMPTS, GREEDY)]
     with attending(llm, attend_by(mine)):
         assert [each.token_ids for each in llm.generate(PROMPTS, GREEDY)] == expected
@@ -161,7 +161,7 @@ def test_a_learners_merge_is_called_for_every_tile(
     def mine(one: Partial, other: Partial) -> Partial:
         return merge(one, other)
 
-    llm = LLM.load(tiny_directory, weights="float32", attend=attend_by(flash_attention))
+    llm = LLM.load(tiny_directory, weights="float32", attention_backend=attend_by(flash_attention))
     with using(32, merge=mine):
         llm.generate("of seventeen such", SamplingParams(temperature=0, max_tokens=2))
     layers = llm.config.num_layers
@@ -185,7 +185,7 @@ def test_the_plain_kernel_runs_in_the_engine(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     expected = LLM.load(tmp_path, weights="float32").generate(PROMPTS, GREEDY)
     attend = attend_by(flash_by(flash_kernel))
-    ours = LLM.load(tmp_path, weights="float32", attend=attend).generate(PROMPTS, GREEDY)
+    ours = LLM.load(tmp_path, weights="float32", attention_backend=attend).generate(PROMPTS, GREEDY)
     assert [each.token_ids for each in ours] == [each.token_ids for each in expected]
 
 

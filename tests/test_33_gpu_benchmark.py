@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.gpu.supervised import NO_TIME, measure, read, supervise, write
 from minigen.assembly import cuda
-from minigen.config import EngineOptions
+from minigen.config import EngineConfig
 from tests.gpu.processes import ROOT, run_python
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux alone")
@@ -117,7 +117,7 @@ def test_the_cache_takes_what_weights_and_a_step_leave_free(
         ffn=100, hidden=50, q_heads=4, head_dim=10, vocab_size=1000, max_positions=2000
     )
     checkpoint = SimpleNamespace(config=config, num_parameters=8 * 10**9)
-    options = EngineOptions(max_sequences=16, max_batch_tokens=2048, device="cuda")
+    options = EngineConfig(max_num_seqs=16, max_num_batched_tokens=2048, device="cuda")
     found = cuda.gpu_plan(checkpoint, options).default_kv_bytes
     assert emptied, "what torch keeps for itself is free, too"
     assert 0.8 * 8 * 10**9 < found < 8 * 10**9

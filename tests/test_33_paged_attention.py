@@ -35,8 +35,8 @@ def test_splits_are_a_power_of_two_and_leave_no_part_tiny(num_programs: int, lon
     [
         ({"device": "cuda"}, "needs an NVIDIA GPU"),
         ({"device": "tpu"}, "device must be one of cpu, cuda"),
-        ({"device": "cuda", "attend": "torch"}, "has its own attention"),
-        ({"attend": "triton", "weights": "float32"}, "set TRITON_INTERPRET=1"),
+        ({"device": "cuda", "attention_backend": "torch"}, "has its own attention"),
+        ({"attention_backend": "triton", "weights": "float32"}, "set TRITON_INTERPRET=1"),
     ],
 )
 def test_what_cannot_run_here_is_refused_in_one_sentence(
@@ -52,7 +52,7 @@ def test_without_triton_its_absence_is_told(
 ) -> None:
     monkeypatch.setattr("minigen.assembly.cuda.find_spec", lambda name: None)
     with pytest.raises(OptionError, match=r"pip install 'minigen\[gpu\]'"):
-        LLM.load(tiny_directory, attend="triton")
+        LLM.load(tiny_directory, attention_backend="triton")
 
 
 def test_the_interpreter_is_asked_for_float32_alone(
@@ -60,4 +60,4 @@ def test_the_interpreter_is_asked_for_float32_alone(
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(OptionError, match="needs weights='float32'"):
-        LLM.load(tiny_directory, attend="triton")
+        LLM.load(tiny_directory, attention_backend="triton")

@@ -45,7 +45,7 @@ def test_the_engine_gives_the_same_tokens_with_the_plain_kernels(
     attend: Any, tiny_directory: Path, tiny_llm: LLM
 ) -> None:
     expected = tiny_llm.generate(PROMPTS, GREEDY)
-    ours = LLM.load(tiny_directory, weights="float32", num_blocks=16, attend=attend)
+    ours = LLM.load(tiny_directory, weights="float32", num_blocks=16, attention_backend=attend)
     told = [each.token_ids for each in ours.generate(PROMPTS, GREEDY)]
     assert told == [each.token_ids for each in expected]
 
@@ -53,7 +53,7 @@ def test_the_engine_gives_the_same_tokens_with_the_plain_kernels(
 def test_a_model_with_windows_is_refused(tmp_path: Path) -> None:
     save_model(tmp_path, "mistral-window", vocab_size=TINY_VOCAB, num_hidden_layers=1)
     save_tokenizer(tmp_path)
-    llm = LLM.load(tmp_path, weights="float32", attend=decoding(decode_kernel))
+    llm = LLM.load(tmp_path, weights="float32", attention_backend=decoding(decode_kernel))
     with pytest.raises(ValueError, match="know no sliding windows"):
         llm.generate(PROMPTS, GREEDY)
 

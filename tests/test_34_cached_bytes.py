@@ -334,11 +334,11 @@ def test_the_compiled_step_is_that_of_layers_whose_attention_rounds_alike(
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=SIZES["vocab_size"])
 
     def logprobs(**options: Any) -> Numbers:
-        llm = LLM.load(tmp_path, weights="int8", max_batch_tokens=32, **options)
+        llm = LLM.load(tmp_path, weights="int8", max_num_batched_tokens=32, **options)
         found = llm.generate(prompt, params).logprobs[0]  # type: ignore[index]
         return np.array([found[token].logprob for token in range(SIZES["vocab_size"])])
 
-    found, expected = logprobs(**IN_BYTES), logprobs(attend=twin)
+    found, expected = logprobs(**IN_BYTES), logprobs(attention_backend=twin)
     assert np.corrcoef(found, expected)[0, 1] > 0.995
     assert np.abs(found - expected).mean() < 0.1 * expected.std()
 
@@ -357,7 +357,7 @@ def test_a_pool_in_bytes_takes_hardly_more_than_half_the_memory(directory: Path)
 
 def test_the_same_memory_holds_nearly_twice_the_tokens(directory: Path) -> None:
     loaded = [
-        LLM.load(directory, weights="int8", kv_memory=300_000, **options)
+        LLM.load(directory, weights="int8", kv_cache_memory=300_000, **options)
         for options in (IN_BYTES, {})
     ]
     blocks = [len(pool_of(llm).blocks) - 1 for llm in loaded]
@@ -378,8 +378,8 @@ def test_the_same_memory_holds_nearly_twice_the_tokens(directory: Path) -> None:
     ("options", "words"),
     [
         ({"weights": "float32"}, "no float32 weights"),
-        ({"weights": "int8", "attend": twin}, "attention was passed in"),
-        ({"attend": twin}, "attention was passed in"),
+        ({"weights": "int8", "attention_backend": twin}, "attention was passed in"),
+        ({"attention_backend": twin}, "attention was passed in"),
         ({"block_size": 8}, "blocks of 8 tokens are no multiple of 16"),
     ],
 )

@@ -199,7 +199,7 @@ def test_a_stored_form_is_multiplied_as_it_is(form: str, kind: str, num_tokens: 
     prepare(alone(), x.numpy().reshape(-1), num_tokens, 96, inputs)
     steps = inputs.numbers.reshape(num_tokens, -1, 32) + zeros_of(inputs).reshape(num_tokens, -1, 1)
     groups = (steps * inputs.scales.reshape(num_tokens, -1, 1)).astype(np.float32)
-    expected = torch.from_numpy(groups.reshape(num_tokens, 96)) @ weight.dequantise().T
+    expected = torch.from_numpy(groups.reshape(num_tokens, 96)) @ weight.dequantize().T
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
 
 
@@ -251,7 +251,7 @@ def test_other_forms_are_rounded_within_half_a_step(form: str, bound: float, kin
         weight = StoredTensor("weight", kind, (16, 256), torch.from_numpy(raw))
     else:
         weight = stored(kind, numbers)
-    exact = weight.dequantise()
+    exact = weight.dequantize()
     linear = panel_linear(form, 1)([weight], [])
     assert isinstance(linear, PanelLinear)
     units = torch.eye(256) * 254  # bytes that are exact: what comes out are the weights
@@ -398,9 +398,9 @@ def test_the_compiled_step_and_the_layers_one_by_one_differ_by_rounding_only(
     save_model(tmp_path, variant, **SIZES, **heads)
     save_tokenizer(tmp_path)
     prompt = [3 + 7 * each % 290 for each in range(75)]
-    compiled = LLM.load(tmp_path, weights=form, max_batch_tokens=32)
+    compiled = LLM.load(tmp_path, weights=form, max_num_batched_tokens=32)
     assert isinstance(runner_of(compiled), CompiledRunner)
-    layers = LLM.load(tmp_path, weights=form, attend=plain_attention)
+    layers = LLM.load(tmp_path, weights=form, attention_backend=plain_attention)
     assert isinstance(runner_of(layers), PagedRunner)
     expected = first_logprobs(layers, prompt)
     found = first_logprobs(compiled, prompt)
@@ -422,11 +422,11 @@ def test_contexts_of_several_chunks_of_keys(
     save_model(tmp_path, variant, **sizes, **changes)
     save_tokenizer(tmp_path)
     prompt = [3 + 7 * each % 290 for each in range(3 * CHUNK + 5)]
-    layers = LLM.load(tmp_path, weights="int8", attend=plain_attention)
+    layers = LLM.load(tmp_path, weights="int8", attention_backend=plain_attention)
     expected = first_logprobs(layers, prompt)
     options = {"weights": "int8", "kv_cache_dtype": cache}
     found = [
-        first_logprobs(LLM.load(tmp_path, **options, max_batch_tokens=budget), prompt)
+        first_logprobs(LLM.load(tmp_path, **options, max_num_batched_tokens=budget), prompt)
         for budget in (4 * CHUNK, CHUNK - 3, 37)
     ]
     assert np.corrcoef(found[0], expected)[0, 1] > 0.995
@@ -435,14 +435,14 @@ def test_contexts_of_several_chunks_of_keys(
 
 
 WAYS: dict[str, dict[str, Any]] = {
-    "one at a time": {"max_sequences": 1},
-    "small chunks": {"max_batch_tokens": 7, "max_sequences": 4},
-    "chunks of one token beside decodes": {"max_batch_tokens": 3, "max_sequences": 3},
-    "no prefix cache": {"prefix_cache": False},
+    "one at a time": {"max_num_seqs": 1},
+    "small chunks": {"max_num_batched_tokens": 7, "max_num_seqs": 4},
+    "chunks of one token beside decodes": {"max_num_batched_tokens": 3, "max_num_seqs": 3},
+    "no prefix cache": {"enable_prefix_caching": False},
     "blocks of 32": {"block_size": 32},
-    "preempted": {"num_blocks": 9, "max_sequences": 7},
+    "preempted": {"num_blocks": 9, "max_num_seqs": 7},
     "two threads": {"threads": 2},  # tests have one, else
-    "static batches": {"scheduler": "static", "max_sequences": 3},
+    "static batches": {"scheduler": "static", "max_num_seqs": 3},
 }
 
 
@@ -487,7 +487,7 @@ def test_several_answers_to_a_prompt_fork_from_its_blocks(directory: Path) -> No
     params = SamplingParams(n=3, seed=5, max_tokens=20, ignore_eos=True)
     llm = LLM.load(directory, weights="int8")
     together = [choice.token_ids for choice in llm.generate("a fork", params).choices]
-    again = LLM.load(directory, weights="int8", max_sequences=1, prefix_cache=False)
+    again = LLM.load(directory, weights="int8", max_num_seqs=1, enable_prefix_caching=False)
     assert [choice.token_ids for choice in again.generate("a fork", params).choices] == together
     assert len({tuple(each) for each in together}) == 3
 
@@ -495,8 +495,8 @@ def test_several_answers_to_a_prompt_fork_from_its_blocks(directory: Path) -> No
 @pytest.mark.parametrize("cache", ["bfloat16", "int8"])
 def test_what_a_block_held_before_does_no_harm(cache: str, directory: Path) -> None:
     """Not even NaN, which times a share of 0 would still be NaN."""
-    clean = answers(directory, "int8", prefix_cache=False, kv_cache_dtype=cache)
-    llm = LLM.load(directory, weights="int8", prefix_cache=False, kv_cache_dtype=cache)
+    clean = answers(directory, "int8", enable_prefix_caching=False, kv_cache_dtype=cache)
+    llm = LLM.load(directory, weights="int8", enable_prefix_caching=False, kv_cache_dtype=cache)
     runner_of(llm).pool.blocks[:] = 0x7FC07FC0
     outputs = llm.generate(PROMPTS, SAMPLED)
     assert [(each.token_ids, each.logprobs) for each in outputs] == clean

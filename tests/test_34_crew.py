@@ -117,9 +117,9 @@ def test_callers_in_several_threads_take_turns() -> None:
 def test_threads_sleep_when_there_is_no_step_for_a_while() -> None:
     run(team_of(2))
     time.sleep(0.1)
-    begun = time.process_time()
+    started = time.process_time()
     time.sleep(0.3)
-    assert time.process_time() - begun < 0.1
+    assert time.process_time() - started < 0.1
 
 
 def test_a_process_ends_quietly_with_its_team() -> None:

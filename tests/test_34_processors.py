@@ -139,7 +139,7 @@ def test_rounding_to_bfloat16_is_torchs_but_for_the_smallest(
 _GENERATE = """
 import sys
 from minigen import LLM, SamplingParams
-llm = LLM.load(sys.argv[1], weights="bfloat16", kv_memory=2**20)
+llm = LLM.load(sys.argv[1], weights="bfloat16", kv_cache_memory=2**20)
 print(llm.generate("abc", SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)).token_ids)
 print(llm.describe()["linear"])
 """

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.questions import candidates
 from benchmarks.sure import Sure, by_family, keeping, least_margin, num_kept, sure_ones
-from minigen.outputs import Choice, Output
+from minigen.outputs import CompletionOutput, RequestOutput
 from minigen.sequence import Logprob
 from tools import results
 
@@ -22,18 +22,20 @@ class Answering:
     def __init__(self, answers: dict[str, list[int]]):
         self.answers = answers
 
-    def generate(self, prompts: list[str], params: Any) -> list[Output]:
+    def generate(self, prompts: list[str], params: Any) -> list[RequestOutput]:
         assert (params.temperature, params.max_tokens) == (0, 5)
         return [self._output(prompt, params.logprobs) for prompt in prompts]
 
-    def _output(self, prompt: str, wanted: int | None) -> Output:
+    def _output(self, prompt: str, wanted: int | None) -> RequestOutput:
         leads = [5.0, 4.0, LEADS.get(prompt, 2.0), 3.0, 9.0]
         logprobs = [
             {3: Logprob(-0.5 - lead, 2), token_id: Logprob(-0.5, 1)}
             for lead, token_id in zip(leads, self.answers[prompt], strict=True)
         ]
-        choice = Choice(0, token_ids=self.answers[prompt], logprobs=logprobs if wanted else None)
-        return Output((), [choice])
+        choice = CompletionOutput(
+            0, token_ids=self.answers[prompt], logprobs=logprobs if wanted else None
+        )
+        return RequestOutput((), [choice])
 
 
 def words(prompt: str) -> set[tuple[str, ...]]:

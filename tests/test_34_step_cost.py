@@ -116,7 +116,11 @@ def test_a_loaded_engine_is_timed_beside_its_prediction(default_model_path: Path
     from minigen import LLM
 
     llm = LLM.load(
-        default_model_path, weights="int4", num_blocks=8, max_sequences=4, prefix_cache=False
+        default_model_path,
+        weights="int4",
+        num_blocks=8,
+        max_num_seqs=4,
+        enable_prefix_caching=False,
     )
     fill_cache(llm)
     manager = compiled_runner(llm).manager

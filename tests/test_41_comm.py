@@ -100,7 +100,7 @@ def test_messages_are_told_with_their_bytes_when_somebody_listens() -> None:
     trace, counters = Trace(), MessageCounters()
     comm = TracedComm(SoloComm(), trace)
     exchange(comm)
-    with trace.heard_by(counters):
+    with trace.subscribed(counters):
         exchange(comm)
     assert counters.num_messages == {"all_reduced": 2, "all_gathered": 1, "broadcast": 1}
     assert counters.num_bytes == {"all_reduced": 24 + 12, "all_gathered": 24, "broadcast": 16}

@@ -40,10 +40,10 @@ def test_a_killed_worker_is_one_clear_error_soon_and_nothing_is_left(directory: 
         stream = llm.stream_deltas(["abc"], SamplingParams(max_tokens=100, ignore_eos=True))
         next(stream)
         os.kill(worker, signal.SIGKILL)
-        begun = time.monotonic()
+        started = time.monotonic()
         with pytest.raises(WorkerError, match=rf"Rank 1 of 2 \(process {worker}\) was killed by"):
             list(stream)
-        assert time.monotonic() - begun < SOON
+        assert time.monotonic() - started < SOON
         with pytest.raises(WorkerError, match="SIGKILL"):
             llm.generate("abc", GREEDY)
     assert workers_of(os.getpid()) == []
@@ -82,7 +82,7 @@ def test_what_lets_go_of_the_model_ends_its_workers(directory: Path) -> None:
 SCRIPT = """
 import sys, time
 from minigen import LLM, SamplingParams
-llm = LLM.load(sys.argv[1], weights="float32", tensor_parallel=2)
+llm = LLM.load(sys.argv[1], weights="float32", tensor_parallel_size=2)
 params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 print(llm.generate("abc", params).token_ids, flush=True)
 time.sleep(float(sys.argv[2]))
@@ -122,7 +122,7 @@ def test_it_works_from_stdin_and_workers_end_even_with_a_killed_rank_0(directory
 def generating(directory: Path) -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
     """The command in mid-generation on 3 ranks, minutes before its end; it, and its workers."""
     command = [sys.executable, "-m", "minigen", "generate", "-m", str(directory), "abc"]
-    options = ["--weights", "float32", "--tensor-parallel", "3", "--max-tokens", "30000"]
+    options = ["--weights", "float32", "--tensor-parallel-size", "3", "--max-tokens", "30000"]
     process = subprocess.Popen(
         [*command, *options],
         stdout=subprocess.PIPE,
@@ -156,11 +156,11 @@ def test_whoever_ends_in_mid_generation_all_end_soon_with_a_status(
 ) -> None:
     with generating(long_context) as (process, workers):
         killed = workers[1] if victim == "a worker" else process.pid
-        begun = time.monotonic()
+        started = time.monotonic()
         os.kill(killed, by)
         _, told = process.communicate(timeout=PATIENCE)
         wait_until(lambda: not any(map(is_running, workers)), 30)
-        assert time.monotonic() - begun < SOON
+        assert time.monotonic() - started < SOON
     assert process.returncode == status
     lines = told.strip().splitlines()
     assert len(lines) == (1 if victim == "a worker" else 0)
@@ -174,7 +174,7 @@ def test_whoever_ends_in_mid_generation_all_end_soon_with_a_status(
 def test_the_command_ends_with_a_status_while_it_loads(directory: Path, victim: str) -> None:
     command = [sys.executable, "-m", "minigen", "generate", "-m", str(directory)]
     process = subprocess.Popen(
-        [*command, "abc", "--tensor-parallel", "2", "--max-tokens", "100000", "--n", "1"],
+        [*command, "abc", "--tensor-parallel-size", "2", "--max-tokens", "100000", "--n", "1"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         encoding="utf-8",
@@ -182,10 +182,10 @@ def test_the_command_ends_with_a_status_while_it_loads(directory: Path, victim: 
     try:
         wait_until(lambda: workers_of(process.pid), 30)
         (worker,) = workers_of(process.pid)
-        begun = time.monotonic()
+        started = time.monotonic()
         os.kill(*((worker, signal.SIGKILL) if victim == "worker" else (process.pid, signal.SIGINT)))
         _, told = process.communicate(timeout=PATIENCE)
-        assert time.monotonic() - begun < SOON
+        assert time.monotonic() - started < SOON
     finally:
         process.kill()
     assert process.returncode == (1 if victim == "worker" else 130)

@@ -44,7 +44,7 @@ def test_processes_together_give_the_logits_of_one(
     save_model(tmp_path, variant, vocab_size=TINY_VOCAB, **sizes_for(variant))
     save_tokenizer(tmp_path)
     alone = LLM.load(tmp_path, weights="float32")
-    with closing(LLM.load(tmp_path, weights="float32", tensor_parallel=num_ranks)) as split:
+    with closing(LLM.load(tmp_path, weights="float32", tensor_parallel_size=num_ranks)) as split:
         found, expected = read_along(split, *TEXTS).logits, read_along(alone, *TEXTS).logits
         for mine, right in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, right, atol=1e-4, rtol=0)
@@ -83,13 +83,13 @@ def test_weights_in_codes_are_the_same_on_three_ranks(default_model_path: Path, 
     That tips inputs over the edge between two bytes, as if their rounding were drawn anew: two
     draws are the square root of 2 times as far apart as either is from inputs left as they are.
     """
-    alone = LLM.load(default_model_path, weights=form, attend=by_layers)
+    alone = LLM.load(default_model_path, weights=form, attention_backend=by_layers)
     ids = alone.tokenizer.encode(TEXT)
     of_one = read_along(alone, ids).logits
     runner: Any = alone.engine.runner
     runner.model = with_inputs_as_they_are(runner.model)
     exact = read_along(alone, ids).logits
-    with closing(LLM.load(default_model_path, weights=form, tensor_parallel=3)) as split:
+    with closing(LLM.load(default_model_path, weights=form, tensor_parallel_size=3)) as split:
         found = read_along(split, ids).logits
     apart, rounding = (root_mean_square(a[0] - b[0]) for a, b in ((found, of_one), (of_one, exact)))
     told = f"{apart:.4f} apart, by rounding {rounding:.4f}"
@@ -108,11 +108,11 @@ def test_bfloat16_on_three_ranks_is_as_near_to_float32_as_on_one(default_model_p
     is (6 + 2 x 5) / (6 + 2) = 2 times as large at most.
     """
     exact, of_one = (
-        LLM.load(default_model_path, weights=form, attend=by_layers)
+        LLM.load(default_model_path, weights=form, attention_backend=by_layers)
         for form in ("float32", "bfloat16")
     )
     ids = exact.tokenizer.encode(TEXT)
-    with closing(LLM.load(default_model_path, weights="bfloat16", tensor_parallel=3)) as split:
+    with closing(LLM.load(default_model_path, weights="bfloat16", tensor_parallel_size=3)) as split:
         right, alone, found = (
             read_along(llm, ids).logits[0].float() for llm in (exact, of_one, split)
         )
@@ -127,7 +127,7 @@ ALLOCATED = 8e6  # bytes that allocators keep, more in one process than in anoth
 ALONE = """
 import sys
 from minigen import LLM, SamplingParams
-llm = LLM.load(sys.argv[1], weights="float32", kv_memory="24M", threads=1)
+llm = LLM.load(sys.argv[1], weights="float32", kv_cache_memory="24M", threads=1)
 llm.generate("a", SamplingParams(max_tokens=4), progress=False)
 print("loaded", flush=True)
 sys.stdin.read()
@@ -149,7 +149,7 @@ def bytes_of_one(path: Path) -> int:
 
 def bytes_of_ranks(path: Path) -> list[int]:
     """What each of ranks 1 and 2 of 3 has in memory."""
-    options: dict[str, Any] = {"kv_memory": "24M", "threads": 3, "tensor_parallel": 3}
+    options: dict[str, Any] = {"kv_cache_memory": "24M", "threads": 3, "tensor_parallel_size": 3}
     with closing(LLM.load(path, weights="float32", **options)) as llm:
         llm.generate("a", SamplingParams(max_tokens=4), progress=False)
         return [own_bytes(worker) for worker in workers_of(os.getpid())]

@@ -12,13 +12,13 @@ import pytest
 
 from minigen import LLM, SamplingParams
 from minigen.errors import EngineStoppedError, OptionError
-from minigen.outputs import Output
+from minigen.outputs import RequestOutput
 from minigen.parallel.comm import MessageCounters
 from tests.processes import workers_of
 from tests.ranks import GREEDY, answers, save_eight_heads, split
 
 SAMPLED = SamplingParams(seed=3, n=2, max_tokens=12, temperature=0.8, ignore_eos=True)
-CROWDED: dict[str, Any] = {"num_blocks": 11, "block_size": 4, "max_sequences": 6}
+CROWDED: dict[str, Any] = {"num_blocks": 11, "block_size": 4, "max_num_seqs": 6}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_answers_are_those_of_one_rank_with_preemptions_and_shared_beginnings(
 
 def count_messages(llm: LLM) -> dict[str, int]:
     counters = MessageCounters()
-    with llm.trace.heard_by(counters):
+    with llm.trace.subscribed(counters):
         llm.generate("abc", SamplingParams(max_tokens=1))
     return counters.num_messages
 
@@ -74,7 +74,7 @@ BY_ADDRESS = ["--rdzv-backend", "c10d", "--rdzv-endpoint"]
 def on_two_ranks(directory: Path) -> list[str]:
     """What torchrun is to start: the command line, for a greedy answer of 12 tokens."""
     command = ["-m", "minigen", "generate", "-m", str(directory), "--weights", "float32"]
-    return [*command, "abc", "--tensor-parallel", "2", "--max-tokens", "12"]
+    return [*command, "abc", "--tensor-parallel-size", "2", "--max-tokens", "12"]
 
 
 def text_of_one_rank(directory: Path) -> str:
@@ -121,12 +121,14 @@ def test_two_torchruns_that_meet_at_an_address_join_as_two_machines_do(directory
 
 
 def test_impossible_counts_are_refused_before_anything_starts(directory: Path) -> None:
-    with pytest.raises(OptionError, match=r"tensor_parallel 3 .* would do: 1, 2, 4, 8\."):
-        LLM.load(directory, weights="float32", tensor_parallel=3)
+    with pytest.raises(OptionError, match=r"tensor_parallel_size 3 .* would do: 1, 2, 4, 8\."):
+        LLM.load(directory, weights="float32", tensor_parallel_size=3)
     with pytest.raises(OptionError, match="from 1 to 64"):
-        LLM.load(directory, tensor_parallel=0)
-    with pytest.raises(OptionError, match="attend is minigen's own"):
-        LLM.load(directory, tensor_parallel=2, attend=lambda pool, batch, windows: None)
+        LLM.load(directory, tensor_parallel_size=0)
+    with pytest.raises(OptionError, match="attention_backend is minigen's own"):
+        LLM.load(
+            directory, tensor_parallel_size=2, attention_backend=lambda pool, batch, windows: None
+        )
     assert workers_of(os.getpid()) == []
 
 
@@ -164,7 +166,7 @@ def test_200_requests_of_the_default_model_get_the_tokens_of_one_rank(
     assert len(parted) <= 2
 
 
-def parting_margin(ours: Output, theirs: Output) -> float:
+def parting_margin(ours: RequestOutput, theirs: RequestOutput) -> float:
     """How far apart the two likeliest tokens were where the answers part, in logits."""
     pairs = zip(ours.token_ids, theirs.token_ids, strict=True)
     place = next(place for place, (mine, other) in enumerate(pairs) if mine != other)

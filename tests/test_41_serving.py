@@ -32,7 +32,7 @@ TORCHRUN = [
     *("-m", "torch.distributed.run", "--nproc-per-node", "3"),
     *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
 ]
-THREE = ["--tensor-parallel", "3"]
+THREE = ["--tensor-parallel-size", "3"]
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +61,11 @@ class Server:
                 if line.startswith("data: {"):
                     yield json.loads(line[6:])
 
-    def ends_soon(self, begun: float) -> int:
+    def ends_soon(self, started: float) -> int:
         """Its status; fails if anything of it still runs some seconds after `begun`."""
         status = self.process.wait(30)
         wait_until(lambda: not any(map(is_running, self.started)), 30)
-        assert time.monotonic() - begun < SOON
+        assert time.monotonic() - started < SOON
         return status
 
 
@@ -111,9 +111,9 @@ def test_a_split_model_answers_openais_client_and_ends_when_told(
             chunks = client.completions.create(**asked, max_tokens=20, stream=True)
             assert whole.choices[0].text == expected
             assert "".join(each.choices[0].text for each in chunks) == expected
-        begun = time.monotonic()
+        started = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
-        status = server.ends_soon(begun)
+        status = server.ends_soon(started)
     assert status == (0 if starter == [] else 1), "torchrun says that it was told to end"
 
 
@@ -126,7 +126,7 @@ def test_a_worker_killed_in_mid_stream_is_one_error_to_each_client_and_the_serve
         assert next(stream)["choices"][0]["text"] is not None
         waiting = pool.submit(httpx.post, f"{server.url}/v1/completions", json=LONG, timeout=60)
         next(stream)
-        begun = time.monotonic()
+        started = time.monotonic()
         os.kill(server.started[1], signal.SIGKILL)
         *texts, last = stream
         assert not any("error" in each for each in texts)
@@ -134,7 +134,7 @@ def test_a_worker_killed_in_mid_stream_is_one_error_to_each_client_and_the_serve
         assert "process that held a share of the model has ended" in last["error"]["message"]
         assert waiting.result().status_code == 503
         assert waiting.result().json()["error"] == last["error"]
-        assert server.ends_soon(begun) == 1
+        assert server.ends_soon(started) == 1
     told = [line for line in server.said if "SIGKILL" in line]
     assert len(told) == 1
     assert re.match(r"minigen: Rank [12] of 3 \(process \d+\) was killed by SIGKILL", told[0])
@@ -152,10 +152,10 @@ def test_however_the_server_is_ended_in_mid_stream_its_ranks_end(
     with serving(model, *SERVE, *THREE, "--drain-timeout", "100ms") as server:
         stream = server.stream()
         next(stream)
-        begun = time.monotonic()
+        started = time.monotonic()
         server.process.send_signal(by)
         errors = [each["error"]["code"] for each in stream if "error" in each]
-        assert server.ends_soon(begun) == status
+        assert server.ends_soon(started) == status
     assert errors == (["engine_stopped"] if status == 0 else [])
     assert not any("Traceback" in line for line in server.said)
 
@@ -165,11 +165,11 @@ def test_a_rank_killed_under_torchrun_ends_the_server_and_its_other_ranks(model:
     with serving(model, *TORCHRUN, *SERVE, *THREE) as server:
         stream = server.stream()
         next(stream)
-        begun = time.monotonic()
+        started = time.monotonic()
         os.kill(server.started[2], signal.SIGKILL)
         *_, last = stream
         assert last["error"]["code"] == "engine_stopped"
-        assert server.ends_soon(begun) == 1
+        assert server.ends_soon(started) == 1
 
 
 @pytest.mark.long
@@ -190,7 +190,7 @@ def test_torchruns_ranks_follow_one_model_only(
 ) -> None:
     for name, value in {"TORCHELASTIC_RUN_ID": "41", "RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    command = ["minigen", "serve", str(model), "--tensor-parallel", "2", *more]
+    command = ["minigen", "serve", str(model), "--tensor-parallel-size", "2", *more]
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as caught:
         main()

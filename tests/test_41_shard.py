@@ -125,7 +125,7 @@ def test_every_stored_number_is_on_some_rank_and_split_ones_on_one_only(
     shares = [shard_tensors(tensors, config, rank, num_ranks) for rank in range(num_ranks)]
     for name, tensor in tensors.items():
         split, axis = PLAN.get(module_of(name), (None, ""))
-        parts = [share[name].dequantise() for share in shares if name in share]
+        parts = [share[name].dequantize() for share in shares if name in share]
         if split is None:
             assert len(parts) == num_ranks
         elif split is Split.ROW and len(tensor.shape) == 1:
@@ -133,10 +133,10 @@ def test_every_stored_number_is_on_some_rank_and_split_ones_on_one_only(
         elif axis == "kv_heads" and num_ranks == 4:
             assert torch.equal(parts[0], parts[1])
             assert torch.equal(parts[2], parts[3])
-            assert torch.equal(torch.cat(parts[::2]), tensor.dequantise())
+            assert torch.equal(torch.cat(parts[::2]), tensor.dequantize())
         else:
             joined = torch.cat(parts, dim=1 if split is Split.ROW else 0)
-            assert torch.equal(joined, tensor.dequantise())
+            assert torch.equal(joined, tensor.dequantize())
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -189,7 +189,7 @@ def test_a_rank_touches_no_byte_that_is_anothers(file_size: str, tmp_path: Path)
     config, tensors = checkpoint.config, checkpoint.tensors
     for rank in range(2):
         own = shard_tensors(tensors, config, rank, 2)
-        expected = {name: each.dequantise() for name, each in own.items()}
+        expected = {name: each.dequantize() for name, each in own.items()}
         blinded = {
             name: replace(each, data=torch.full_like(each.data, 255))
             for name, each in tensors.items()
@@ -197,8 +197,8 @@ def test_a_rank_touches_no_byte_that_is_anothers(file_size: str, tmp_path: Path)
         for name, share in shard_tensors(blinded, config, rank, 2).items():
             share.data.copy_(own[name].data)
         read = shard_tensors(blinded, config, rank, 2)
-        assert all(torch.equal(read[name].dequantise(), expected[name]) for name in expected)
-        assert any(each.dequantise().isnan().any() for each in blinded.values())
+        assert all(torch.equal(read[name].dequantize(), expected[name]) for name in expected)
+        assert any(each.dequantize().isnan().any() for each in blinded.values())
 
 
 def test_messages_are_two_a_layer_one_for_the_embedding_and_one_for_the_logits(

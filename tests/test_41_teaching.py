@@ -60,7 +60,7 @@ def test_a_learners_shares_are_loaded_by_rank_0(
 ) -> None:
     expected = LLM.load(directory, weights="float32").generate("a beginning", GREEDY).token_ids
     with using(41, shard_tensors=lambda *given: shard_tensors(*given)):
-        llm = LLM.load(directory, weights="float32", tensor_parallel=2)
+        llm = LLM.load(directory, weights="float32", tensor_parallel_size=2)
     try:
         assert llm.generate("a beginning", GREEDY).token_ids == expected
     finally:

@@ -55,7 +55,7 @@ def check_that_it_serves_on(client: httpx.Client, host: ModelHost) -> None:
 
 
 def test_a_queue_over_its_limit_is_a_429_that_says_when_to_come_again(directory: Path) -> None:
-    one_seat = {"max_sequences": 1, "prefix_cache": False}
+    one_seat = {"max_num_seqs": 1, "enable_prefix_caching": False}
     with served(directory, one_seat, max_queue=1) as (client, host):
         with (
             begun_stream(client) as first,

@@ -17,7 +17,7 @@ from minigen.errors import ContextLengthError, MinigenError, OptionError, Params
 from minigen.server.middleware.admission import LONGEST_WAIT, Admission, Turns
 from minigen.server.middleware.auth import ApiKeys, RequireKey, read_keys
 from minigen.server.middleware.limits import Limits, record_of
-from minigen.server.middleware.stack import Guards
+from minigen.server.middleware.stack import MiddlewareStack
 from minigen.server.middleware.timeouts import Deadline, WholeBody
 from tests.asgi import Exchange, ask
 
@@ -54,8 +54,8 @@ class Stream:
             self.freed = True
 
 
-def guarded(app: ASGIApp, keys: ApiKeys = NO_KEYS, **limits: Any) -> Guards:
-    return Guards(app, Limits(**limits), keys)
+def guarded(app: ASGIApp, keys: ApiKeys = NO_KEYS, **limits: Any) -> MiddlewareStack:
+    return MiddlewareStack(app, Limits(**limits), keys)
 
 
 # Limits
@@ -442,8 +442,8 @@ def lines() -> Any:
     logger.removeHandler(handler)
 
 
-def logged(app: ASGIApp, keys: ApiKeys = NO_KEYS, **limits: Any) -> Guards:
-    return Guards(app, Limits(**limits), keys, logger=logging.getLogger("tests.access"))
+def logged(app: ASGIApp, keys: ApiKeys = NO_KEYS, **limits: Any) -> MiddlewareStack:
+    return MiddlewareStack(app, Limits(**limits), keys, logger=logging.getLogger("tests.access"))
 
 
 @pytest.mark.parametrize("given", ["abc-1.2_3:4", "x" * 128])

@@ -37,7 +37,7 @@ class Loads:
         time.sleep(0.05)
         if self.broken:
             raise ModelNotFoundError("There is no such file.")
-        return LLM.load(self._directory, weights="float32", max_sequences=4)
+        return LLM.load(self._directory, weights="float32", max_num_seqs=4)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_model_has_compiled_all_that_compiles_itself_before_it_is_ready(
     seen = Recorder(1000)
 
     def load() -> LLM:
-        llm = LLM.load(tiny_directory, weights="float32", max_sequences=4)
+        llm = LLM.load(tiny_directory, weights="float32", max_num_seqs=4)
         llm.trace.subscribe(seen)
         return llm
 

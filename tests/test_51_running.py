@@ -97,7 +97,7 @@ def test_a_learners_parts_serve_openais_client_from_their_files(
     parts = [
         *("--scheduler", f"{counted}:QueueScheduler", "--allocator", f"{counted}:LowestFirst"),
         *("--prefix-cache", f"{counted}:HashChain", "--sampler", f"{counted}:likeliest"),
-        *("--attend", f"{counted}:plain_attention"),
+        *("--attention-backend", f"{counted}:plain_attention"),
     ]
     options = ["--served-name", "tiny", "--weights", "float32", "--no-access-log", *parts]
     with served(model, *options) as (process, url, said):
@@ -206,7 +206,7 @@ def test_keys_come_from_a_file_or_the_environment_and_requests_are_told_as_lines
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--max-sequences", "0"], "max_sequences must be"),
+        (["--max-num-seqs", "0"], "max_num_seqs must be"),
         (["--keep-alive", "soon"], "keep_alive must be a time"),
         (["--model", "a", "--model", "a"], "Two models are called the same"),
         (["--model", "a", "--served-name", "x", "--served-name", "y"], "1 models and 2"),
@@ -241,7 +241,7 @@ def test_an_impossible_option_is_one_sentence(
 
 def test_a_server_whose_model_lost_a_process_tells_who_asks_next_and_ends(model: Path) -> None:
     asked = {"prompt": "abc", "max_tokens": 4}
-    split = ("--weights", "float32", "--tensor-parallel", "2")
+    split = ("--weights", "float32", "--tensor-parallel-size", "2")
     with served(model, *split) as (process, url, said):
         (worker,) = workers_of(process.pid)
         os.kill(worker, signal.SIGKILL)

@@ -204,7 +204,7 @@ def test_a_step_that_fails_is_a_500_to_its_requests_and_the_next_one_works(
 def test_a_request_that_the_pool_can_never_hold_is_refused_and_small_ones_take_turns(
     directory: Path,
 ) -> None:
-    small = partial(load_tiny, directory, max_sequences=8, block_size=4, num_blocks=12)
+    small = partial(load_tiny, directory, max_num_seqs=8, block_size=4, num_blocks=12)
     host = ModelHost({"tiny": small})
     with serving(host) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
         refused = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 200})

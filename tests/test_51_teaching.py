@@ -12,7 +12,7 @@ from minigen import LLM, SamplingParams
 from minigen.bench.workload import Planned
 from minigen.engine.engine_thread import EngineThread
 from minigen.errors import MinigenError, OptionError, RequestError
-from minigen.outputs import Answer
+from minigen.outputs import RequestState
 from minigen.server.local import LocalServer, serve_command, serving
 from minigen.server.middleware.limits import Limits
 from minigen.server.streaming import Bridge
@@ -106,12 +106,12 @@ def test_a_step_wakes_the_loop_once_for_all_its_streams(llm: LLM) -> None:
     async def eight() -> None:
         bridge = Bridge(thread)
 
-        async def one(answer: Answer) -> None:
+        async def one(answer: RequestState) -> None:
             async with bridge.ask([answer], asyncio.Event().wait, every_token=True) as pending:  # type: ignore[arg-type]
                 async for _ in pending.growths():
                     pass
 
-        await asyncio.gather(*(one(each) for each in llm.read_requests(["abc"] * 8, GREEDY)))
+        await asyncio.gather(*(one(each) for each in llm.process_requests(["abc"] * 8, GREEDY)))
 
     with EngineThread(llm.engine) as thread, llm.record() as recorder:
         _, num_woken = count_wakeups(eight)
@@ -152,5 +152,5 @@ def test_a_load_from_a_cell_brings_an_outcome_for_each_request(llm: LLM) -> None
 
 
 def test_a_command_that_cannot_serve_says_why() -> None:
-    with pytest.raises(OptionError, match="max_sequences"), serve_command("--max-sequences", "0"):
+    with pytest.raises(OptionError, match="max_num_seqs"), serve_command("--max-num-seqs", "0"):
         pass

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from minigen.server.middleware.auth import ApiKeys
 from minigen.server.middleware.limits import Limits
-from minigen.server.middleware.stack import Guards
+from minigen.server.middleware.stack import MiddlewareStack
 from minigen.server.run import cutting_off
 from tests.waiting import wait_until
 from tests.wire import connect, listening
@@ -52,8 +52,8 @@ class Endless:
             self.num_blocks -= 1
 
 
-def behind_guards(app: Any, **limits: Any) -> Guards:
-    return Guards(app, Limits(**limits), ApiKeys())
+def behind_guards(app: Any, **limits: Any) -> MiddlewareStack:
+    return MiddlewareStack(app, Limits(**limits), ApiKeys())
 
 
 def test_a_client_that_never_reads_is_cut_off_and_frees_what_it_held() -> None:
@@ -74,11 +74,11 @@ def test_whoever_reads_slowly_but_reads_gets_it_all() -> None:
         connect(port, receive_buffer=65536) as slow,
     ):
         slow.sendall(POST % (2, b"{}"))
-        got, begun = bytearray(), time.monotonic()
+        got, started = bytearray(), time.monotonic()
         while not got.endswith(b"0\r\n\r\n"):
             got += slow.recv(4096)
             time.sleep(0.004)
-        assert time.monotonic() - begun > 1, "longer than a full connection would live"
+        assert time.monotonic() - started > 1, "longer than a full connection would live"
         assert got.count(b"x" * 100) >= 200
     assert app.num_blocks == 0
 

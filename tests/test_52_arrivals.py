@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from minigen.bench.serve import Asked
+from minigen.bench.serve import RequestMix
 from minigen.bench.workload import (
     WORDS,
     Arrival,
@@ -175,9 +175,9 @@ def test_a_files_prompts_come_in_turn(tmp_path: Path) -> None:
         read_prompts(tmp_path / "nowhere.txt")
 
 
-def asked(**options: object) -> Asked:
+def asked(**options: object) -> RequestMix:
     nothing = dict.fromkeys(("rate", "requests", "input_tokens", "output_tokens", "dataset"))
-    return Asked(**{"arrivals": "poisson", **nothing, "seed": 0, **options})  # type: ignore[arg-type]
+    return RequestMix(**{"arrivals": "poisson", **nothing, "seed": 0, **options})  # type: ignore[arg-type]
 
 
 def test_options_of_a_load_become_its_requests(tmp_path: Path) -> None:

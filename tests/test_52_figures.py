@@ -39,7 +39,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 
 
 def test_goodput_and_throughput_are_drawn_by_the_rate_that_was_offered() -> None:
-    slow = Knobs(max_sequences=1)
+    slow = Knobs(max_num_seqs=1)
     runs = {
         rate: simulate(asks(constant(rate, 12), (20, 20), (10, 10)), slow).outcomes
         for rate in (1, 4)
@@ -66,7 +66,7 @@ def test_a_million_tokens_costs_the_price_of_an_hour_over_what_it_makes() -> Non
 
 
 def test_a_run_is_drawn_with_its_refusals() -> None:
-    run = simulate(asks(burst(9), (20, 20), (9, 9)), Knobs(max_sequences=1, max_queue=4))
+    run = simulate(asks(burst(9), (20, 20), (9, 9)), Knobs(max_num_seqs=1, max_queue=4))
     requests, cache, first = run_in_time(run).axes
     assert list(requests.lines[1].get_ydata()) == [each.waiting for each in run.moments]
     assert list(cache.lines[0].get_ydata()) == [each.kv_used for each in run.moments]

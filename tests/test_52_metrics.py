@@ -25,15 +25,15 @@ from minigen.server.metrics import (
     MetricsPage,
 )
 from minigen.trace.events import Event, EventKind, Trace
-from minigen.trace.summary import summarise
+from minigen.trace.summary import summarize
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 SHARED = "the same beginning for all of them, "
 ENGINES: dict[str, dict[str, Any]] = {
     "roomy": {},
-    "preempted": {"num_blocks": 27, "block_size": 2, "max_sequences": 8},
-    "one at a time, nothing shared": {"max_sequences": 1, "prefix_cache": False},
-    "chunks of a few tokens": {"max_batch_tokens": 7, "max_sequences": 5},
+    "preempted": {"num_blocks": 27, "block_size": 2, "max_num_seqs": 8},
+    "one at a time, nothing shared": {"max_num_seqs": 1, "enable_prefix_caching": False},
+    "chunks of a few tokens": {"max_num_batched_tokens": 7, "max_num_seqs": 5},
 }
 
 
@@ -99,13 +99,13 @@ def test_every_number_is_what_a_recording_comes_to(tiny_directory: Path, engine:
         text = llm.generate(SHARED, greedy, progress=False).text
         llm.generate([SHARED + "first", "other", SHARED + "second"] * 2, greedy, progress=False)
         llm.generate(SHARED, SamplingParams(n=1, max_tokens=9, stop=text[2:4], temperature=0))
-        if ENGINES[engine].get("max_sequences", 16) > 3:
+        if ENGINES[engine].get("max_num_seqs", 16) > 3:
             llm.generate("abc", SamplingParams(n=3, seed=1, max_tokens=7, ignore_eos=True))
         left = llm.stream_deltas([SHARED + str(each) for each in range(7)], greedy)
         for _, _ in zip(range(5), left, strict=False):
             pass
         left.close()
-    events, lives = recorder.events, summarise(recorder.events)
+    events, lives = recorder.events, summarize(recorder.events)
 
     def num(kind: EventKind) -> int:
         return sum(event.kind is kind for event in events)
@@ -140,9 +140,9 @@ def test_every_number_is_what_a_recording_comes_to(tiny_directory: Path, engine:
         assert_histogram(page, f"request_{name}_time_seconds", seconds)
     means = [np.mean(each.inter_token_ms) / 1e3 for each in finished if each.inter_token_ms]
     assert_histogram(page, "request_time_per_output_token_seconds", means)
-    begun = {number: each.time_ns - before[number] * 1e9 for number, each in queued.items()}
+    started = {number: each.time_ns - before[number] * 1e9 for number, each in queued.items()}
     ended = {e.sequence_id: e.time_ns for e in events if e.kind is EventKind.FINISHED}
-    whole = [(ended[each] - begun[each]) / 1e9 for each in ended]
+    whole = [(ended[each] - started[each]) / 1e9 for each in ended]
     assert_histogram(page, "e2e_request_latency_seconds", whole)
 
     stopped = [each.counts["stopped"] for each in events if each.kind is EventKind.FINISHED]
@@ -196,7 +196,7 @@ def test_a_value_on_a_bound_is_at_or_below_it() -> None:
 
 
 def test_the_gauges_follow_the_engine_step_by_step(tiny_directory: Path) -> None:
-    llm = LLM.load(tiny_directory, weights="float32", max_sequences=2, num_blocks=40)
+    llm = LLM.load(tiny_directory, weights="float32", max_num_seqs=2, num_blocks=40)
     page = page_of(llm)
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     deltas = llm.stream_deltas(["one", "two", "three"], params)

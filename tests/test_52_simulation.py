@@ -69,12 +69,12 @@ def test_when_blocks_lack_somebody_begins_anew_and_all_come_to_their_end() -> No
 def test_equal_beginnings_are_computed_once() -> None:
     load = asks([0.0, 10.0], prompt=(8, 8), output=(4, 4), shared=range(160))
     assert Vitals.of(simulate(load)).hit_rate == 160 / 336
-    assert Vitals.of(simulate(load, Knobs(prefix_cache=False))).hit_rate == 0
+    assert Vitals.of(simulate(load, Knobs(enable_prefix_caching=False))).hit_rate == 0
 
 
 def test_a_full_queue_refuses_at_the_door() -> None:
     load = asks(burst(10), prompt=(20, 20), output=(40, 40))
-    run = simulate(load, Knobs(max_sequences=2, max_queue=3))
+    run = simulate(load, Knobs(max_num_seqs=2, max_queue=3))
     errors = [each.error for each in run.outcomes]
     assert errors == [None] * 3 + ["HTTP 429"] * 7  # nobody runs before the first step
     assert max(each.waiting for each in run.moments) <= 3
@@ -101,13 +101,13 @@ def test_who_waits_for_an_answer_asks_less_of_a_machine_that_stands_still() -> N
 
 
 def test_chunks_are_the_schedulers_own() -> None:
-    run = simulate([lone(1000, 2)], Knobs(max_batch_tokens=256))
+    run = simulate([lone(1000, 2)], Knobs(max_num_batched_tokens=256))
     chunks = [e.counts["tokens"] for e in run.events if e.kind is EventKind.SCHEDULED]
     assert chunks == [256, 256, 256, 232, 1]
 
 
 def of_seats(num_seats: int) -> Run:
-    return simulate(asks(burst(8), (20, 20), (20, 20)), Knobs(max_sequences=num_seats))
+    return simulate(asks(burst(8), (20, 20), (20, 20)), Knobs(max_num_seqs=num_seats))
 
 
 def test_a_case_is_told_side_by_side_and_only_as_cured_if_it_is(
@@ -133,7 +133,7 @@ def test_vitals_are_of_one_tenant_where_asked() -> None:
         *asks(burst(4), (20, 20), (9, 9), tenant="a"),
         *asks([5.0], (20, 20), (9, 9), seed=1, tenant="b"),
     ]
-    run = simulate(load, Knobs(max_sequences=1))
+    run = simulate(load, Knobs(max_num_seqs=1))
     slos = (Slo("ttft", 0.5),)
     assert Vitals.of(run, slos, "b").found == report(run.of("b"), slos)
     assert Vitals.of(run, slos).found.num_requests == 5

@@ -99,9 +99,9 @@ def test_mutants_of_the_packages_own_are_caught(key: tuple[str, str]) -> None:
     found = list(mutants(exercise.solution))
     assert found, "nothing to change"
     assert set(equivalent) <= {name for name, _ in found}, "an equivalent mutant is no longer there"
-    begun = time.process_time()
+    started = time.process_time()
     assert verdict_on(exercise, exercise.solution)[0]
-    patience = 1 + 10 * (time.process_time() - begun)  # one that passes takes as long
+    patience = 1 + 10 * (time.process_time() - started)  # one that passes takes as long
     survivors = [
         name
         for name, part in found

@@ -159,10 +159,10 @@ def test_a_watched_run_is_drawn_from_its_events_and_its_last_picture_stays(
 
 
 def test_a_picture_that_takes_long_is_drawn_less_often(shown: Shown, clock: Clock) -> None:
-    trace, begun_ns, drawing_ns, step_ns = Trace(), [], 10_000_000, 1_000_000
+    trace, started_ns, drawing_ns, step_ns = Trace(), [], 10_000_000, 1_000_000
 
     def draw(events: list[Event]) -> Figure:
-        begun_ns.append(clock.now_ns)
+        started_ns.append(clock.now_ns)
         clock.now_ns += drawing_ns
         return bar(1)
 
@@ -170,11 +170,11 @@ def test_a_picture_that_takes_long_is_drawn_less_often(shown: Shown, clock: Cloc
         for _ in range(400):
             clock.now_ns += step_ns
             step_of(trace)
-        while_it_ran = begun_ns[:]
+        while_it_ran = started_ns[:]
     pause_ns = drawing_ns / MOST_OF_THE_TIME
     assert len(while_it_ran) == 1 + 400 * step_ns // pause_ns
-    for begun, again in pairwise(while_it_ran):
-        assert pause_ns <= again - (begun + drawing_ns) < pause_ns + step_ns
+    for started, again in pairwise(while_it_ran):
+        assert pause_ns <= again - (started + drawing_ns) < pause_ns + step_ns
 
 
 def test_it_is_drawn_between_steps_and_at_most_every_so_often(shown: Shown) -> None:

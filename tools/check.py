@@ -54,11 +54,11 @@ def main(wanted: list[str]) -> None:
 
 
 def _run(name: str) -> Verdict:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     run = subprocess.run(
         [sys.executable, "-m", *CHECKS[name]], capture_output=True, encoding="utf-8"
     )
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     return Verdict(name, run.returncode == 0, seconds, run.stdout + run.stderr)
 
 

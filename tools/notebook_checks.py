@@ -88,7 +88,7 @@ class Checker:
         self._lock = threading.Lock()
 
     def __call__(self, notebook: Path) -> Run:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             report, output = Path(folder, "report.xml"), Path(folder, "output.txt")
             command = [sys.executable, "-m", "pytest", *NBVAL, f"--junitxml={report}"]
@@ -97,7 +97,7 @@ class Checker:
             self._running.discard(process)
             counts = tally(report, process.returncode)
             said = output.read_text(encoding="utf-8", errors="replace")
-        return Run(notebook, time.perf_counter() - begun, cpu_seconds, counts, said)
+        return Run(notebook, time.perf_counter() - started, cpu_seconds, counts, said)
 
     def _start(self, command: Sequence[str], output: Path) -> "subprocess.Popen[bytes]":
         with self._lock, output.open("wb") as stream:

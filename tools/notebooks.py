@@ -64,10 +64,10 @@ def main() -> None:
         notebooks = [source.with_suffix(".ipynb") for source in sources]
         sys.exit(check_all(notebooks, options.report))
     for source in sources:
-        begun, cpu_begun = time.perf_counter(), _cpu_seconds_of_children()
+        started, cpu_begun = time.perf_counter(), _cpu_seconds_of_children()
         _update(source)
         cpu_seconds = _cpu_seconds_of_children() - cpu_begun
-        print(timing(source, time.perf_counter() - begun, cpu_seconds, 1), flush=True)
+        print(timing(source, time.perf_counter() - started, cpu_seconds, 1), flush=True)
         failure = over_budget(cpu_seconds)
         if failure:
             sys.exit(f"{source.stem} {failure}.")

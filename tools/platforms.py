@@ -139,10 +139,10 @@ def _clone(system: Path) -> None:
 def _take(system: Path, step: str) -> bool:
     """Run a step in the platform; whether it succeeded."""
     print(f"== {step}: {STEPS[step]}", flush=True)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     code = subprocess.run(_inside(system, STEPS[step], os.environ.items())).returncode
     verdict = "failed" if code else "ok"
-    print(f"== {step}: {verdict}, {time.perf_counter() - begun:.0f} s", flush=True)
+    print(f"== {step}: {verdict}, {time.perf_counter() - started:.0f} s", flush=True)
     return code == 0
 
 

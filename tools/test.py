@@ -106,7 +106,7 @@ def _chosen(arguments: Sequence[str], parts: Sequence[Part]) -> list[Part]:
 
 def _run(part: Part, report: Path) -> Outcome:
     """Run a part to its end; its output goes straight to the terminal."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     options = [f"{part.report}={report}"] if part.report else []
     process = subprocess.Popen([sys.executable, *part.command, *options], cwd=ROOT)
     interrupted = False
@@ -122,7 +122,7 @@ def _run(part: Part, report: Path) -> Outcome:
         counts = Tally(1, {}) if code == 0 else Tally(0, {THE_RUN: ending(code)})
     if interrupted:
         counts = replace(counts, failed={**counts.failed, THE_RUN: "Ctrl-C ended it"})
-    return Outcome(part.name, time.perf_counter() - begun, counts, interrupted)
+    return Outcome(part.name, time.perf_counter() - started, counts, interrupted)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -123,9 +123,9 @@ def make_engine(
     model: KernelModel,
     shape: Shape,
     longest: int,
-    max_sequences: int,
+    max_num_seqs: int,
     num_blocks: int,
-    max_batch_tokens: int = 16_384,
+    max_num_batched_tokens: int = 16_384,
 ) -> Engine:
     """minigen's own scheduler, block manager, sampler and GPU runner, decodes captured on a GPU."""
     trace, embedding = Trace(), model.model.embedding
@@ -134,16 +134,16 @@ def make_engine(
         BlockAllocator(num_blocks),
         None,
         BLOCK_SIZE,
-        max_sequences,
+        max_num_seqs,
         blocks_needed(longest, BLOCK_SIZE),
         trace,
     )
     sizes = (shape.kv_heads, BLOCK_SIZE, shape.head_dim)
     pool = DevicePool(shape.layers, num_blocks, *sizes, dtype, device)
     windows = [None] * shape.layers
-    captured = captured_sizes(max_sequences) if device.type == "cuda" else ()
-    runner = GpuRunner(model, pool, manager, windows, max_batch_tokens, captured)
-    scheduler = ContinuousScheduler(manager, max_sequences, max_batch_tokens)
+    captured = captured_sizes(max_num_seqs) if device.type == "cuda" else ()
+    runner = GpuRunner(model, pool, manager, windows, max_num_batched_tokens, captured)
+    scheduler = ContinuousScheduler(manager, max_num_seqs, max_num_batched_tokens)
     return Engine(scheduler, runner, BatchSampler(choose_on_device), trace)
 
 

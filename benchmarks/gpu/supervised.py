@@ -52,14 +52,14 @@ def measure(
             write(path, name, NO_TIME)
             continue
         print(f"{name} ...", flush=True)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         write(path, name, ENDED)
         left = until - time.time() + LAST_SECONDS
         faulthandler.dump_traceback_later(min(most_seconds, left), exit=True)
         result = _outcome(parts[name], read(path))
         faulthandler.cancel_dump_traceback_later()
         write(path, name, result)
-        print(f"{name} ({time.perf_counter() - begun:.0f} s): {json.dumps(result)}", flush=True)
+        print(f"{name} ({time.perf_counter() - started:.0f} s): {json.dumps(result)}", flush=True)
         tidy()
 
 

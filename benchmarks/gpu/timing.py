@@ -20,13 +20,13 @@ def seconds(work: Callable[[], object], repeats: int = 20) -> float:
         work()
     spans = []
     for _ in range(repeats):
-        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         other.sum()
-        begun.record()
+        started.record()
         work()
         ended.record()
         ended.synchronize()
-        spans.append(begun.elapsed_time(ended) / 1000)
+        spans.append(started.elapsed_time(ended) / 1000)
     return statistics.median(spans)
 
 

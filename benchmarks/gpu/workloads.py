@@ -32,17 +32,22 @@ MOST_MARGIN = 0.5  # rounding makes a tenth of it; a wrong token is 3 behind and
 
 
 def margins(
-    model: KernelModel, shape: Shape, prompt_lengths: tuple[int, ...], max_batch_tokens: int
+    model: KernelModel, shape: Shape, prompt_lengths: tuple[int, ...], max_num_batched_tokens: int
 ) -> Tensor:
     """By how many logits each token that the engine chose is below one plain pass's likeliest.
 
-    Prompts go in pieces of `max_batch_tokens`, beside decodes of others, and each answer is longer
+    Prompts go in pieces of `max_num_batched_tokens`, beside decodes of others, and each answer is longer
     than the one before. Logits have a standard deviation of about 1.
     """
     longest = max(prompt_lengths) + 4 * len(prompt_lengths)
     num_blocks = len(prompt_lengths) * blocks_needed(longest, BLOCK_SIZE)
     engine = make_engine(
-        model, shape, longest, len(prompt_lengths), num_blocks, max_batch_tokens=max_batch_tokens
+        model,
+        shape,
+        longest,
+        len(prompt_lengths),
+        num_blocks,
+        max_num_batched_tokens=max_num_batched_tokens,
     )
     rng = random.Random(1)
     sequences = [
@@ -77,7 +82,7 @@ def agreement() -> dict[str, Any]:
     """
     shape = replace(QWEN3_0_6B, layers=4, vocab=5000)
     lengths = (1, 15, 16, 17, 300, 1111)
-    margin = margins(random_model(shape, 2048), shape, lengths, max_batch_tokens=256)
+    margin = margins(random_model(shape, 2048), shape, lengths, max_num_batched_tokens=256)
     worst, equal = float(margin.max()), float((margin == 0).float().mean())
     if not worst < MOST_MARGIN:
         raise AssertionError(f"a token is {worst:.3g} below the likeliest; {equal:.0%} are equal")
@@ -94,9 +99,9 @@ def one_stream(bandwidth: float | None) -> dict[str, Any]:
     engine.add(sequence)
     while len(sequence.output_ids) < 2:
         engine.step()
-    done, begun = len(sequence.output_ids), time.perf_counter()
+    done, started = len(sequence.output_ids), time.perf_counter()
     run(engine, [])
-    spent = (time.perf_counter() - begun) / (400 - done)
+    spent = (time.perf_counter() - started) / (400 - done)
     limit = bandwidth / bytes_a_token(model) if bandwidth else None
     return {
         "tokens_a_second": 1 / spent,
@@ -122,9 +127,9 @@ def many_streams(count: int = 256) -> dict[str, Any]:
     for length in (200, 40):  # prompts of either kind are compiled before the clock runs
         run(engine, [greedy(-length, [1] * length, 20)])
     sequences = [greedy(i, *each) for i, each in enumerate(requests(count))]
-    begun = time.perf_counter()
+    started = time.perf_counter()
     run(engine, sequences)
-    spent = time.perf_counter() - begun
+    spent = time.perf_counter() - started
     made = sum(len(each.output_ids) for each in sequences)
     return {"seconds": spent, "output_tokens": made, "output_tokens_a_second": made / spent}
 
@@ -150,10 +155,10 @@ def where_time_goes(shape: Shape, count: int, context: int, steps: int = 10) -> 
     while len(sequences[-1].output_ids) < 3:
         engine.step()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for _ in range(steps):
             engine.step()
-        spent = time.perf_counter() - begun
+        spent = time.perf_counter() - started
     kernels = sorted(profile.key_averages(), key=lambda each: -each.self_device_time_total)
     busy = sum(each.self_device_time_total for each in kernels) / 1e6
     return {
@@ -203,10 +208,10 @@ def transformers_streams(batch: int, most_tokens: int) -> dict[str, Any]:
     settings: dict[str, Any] = {"do_sample": False, "attention_mask": mask}
     model.generate(ids, max_new_tokens=4, min_new_tokens=4, **settings)
     torch.cuda.synchronize()
-    begun = time.perf_counter()
+    started = time.perf_counter()
     model.generate(ids, max_new_tokens=steps, min_new_tokens=steps, **settings)
     torch.cuda.synchronize()
-    spent = time.perf_counter() - begun
+    spent = time.perf_counter() - started
     made = sum(each for _, each in chosen)
     return {
         "transformers": __version__,

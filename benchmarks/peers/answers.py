@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from minigen import LLM, SamplingParams
-from minigen.outputs import Output
+from minigen.outputs import RequestOutput
 from tests.golden.make import QUESTIONS
 
 COUNT, MARGIN, LONGEST = 10, 1.0, 4
@@ -53,7 +53,7 @@ def sure_answers(path: Path, model: Path) -> list[dict[str, Any]]:
     return found
 
 
-def sure_tokens(output: Output) -> list[int]:
+def sure_tokens(output: RequestOutput) -> list[int]:
     """An answer's tokens up to the first whose lead is less than `MARGIN`."""
     assert output.logprobs is not None
     for index, likeliest in enumerate(output.logprobs):

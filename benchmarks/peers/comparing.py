@@ -42,13 +42,13 @@ class Comparison:
         random.Random(seed).shuffle(names)
         for name in names:
             current.speed.append(calibrate())
-            begun = time.monotonic()
+            started = time.monotonic()
             turn = self._turn(name, asked)
             if turn.failure:
                 del self.jobs[name]
             current.turns[name] = turn
             self.record.save()
-            told = turn.failure or f"{time.monotonic() - begun:.0f} s"
+            told = turn.failure or f"{time.monotonic() - started:.0f} s"
             print(f"round {number + 1}, {name}: {told}", flush=True)
         return current
 

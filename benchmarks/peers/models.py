@@ -84,7 +84,7 @@ def write_directory(source: Path, folder: Path) -> None:
     """Write a GGUF as transformers would: safetensors in bfloat16, configuration, tokenizer."""
     checkpoint = open_checkpoint(source)
     tensors = {
-        name: stored.dequantise().to(torch.bfloat16) for name, stored in checkpoint.tensors.items()
+        name: stored.dequantize().to(torch.bfloat16) for name, stored in checkpoint.tensors.items()
     }
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -101,7 +101,7 @@ def write_int8_directory(source: Path, folder: Path) -> None:
     checkpoint = open_checkpoint(source)
     tensors: dict[str, Tensor] = {}
     for name, stored in checkpoint.tensors.items():
-        weight = stored.dequantise()
+        weight = stored.dequantize()
         if name.endswith("_proj.weight"):
             tensors[name], scale = rounded_to_int8(weight)
             tensors[f"{name}_scale"] = scale.to(torch.bfloat16)

@@ -29,7 +29,7 @@ class Round:
     `engines` were to have a turn, in whatever order; `speed` is what the machine gave before each.
     """
 
-    begun: str
+    started: str
     machine: dict[str, Any]
     code: str
     engines: list[str]
@@ -39,8 +39,8 @@ class Round:
     @classmethod
     def beginning_now(cls, engines: list[str]) -> "Round":
         """A round without turns, with date, machine and code of this moment."""
-        begun = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-        return cls(begun, environment(), code_version(), engines)
+        started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        return cls(started, environment(), code_version(), engines)
 
     @classmethod
     def read(cls, stored: dict[str, Any]) -> "Round":

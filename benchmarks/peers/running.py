@@ -109,7 +109,7 @@ def calibrate() -> dict[str, float]:
     """
     matrix, numbers = np.ones((2048, 2048), np.float32), np.ones(2**26, np.float32)
     matrix @ matrix
-    begun = time.monotonic()
+    started = time.monotonic()
     for _ in range(3):
         matrix @ matrix
     multiplied = time.monotonic()
@@ -118,6 +118,6 @@ def calibrate() -> dict[str, float]:
     read = time.monotonic()
     time.sleep(FALL_ASLEEP)
     return {
-        "float32 GFLOP/s": 3 * 2 * 2048**3 / 1e9 / (multiplied - begun),
+        "float32 GFLOP/s": 3 * 2 * 2048**3 / 1e9 / (multiplied - started),
         "GB/s of one core": 3 * numbers.nbytes / 1e9 / (read - multiplied),
     }

@@ -17,9 +17,9 @@ from minigen.assembly.cuda import (
 )
 from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.checkpoint.model_config import ModelConfig
-from minigen.config import EngineOptions
+from minigen.config import EngineConfig
 from minigen.engine.engine import Engine
-from minigen.engine.model_runner import AttendFactory
+from minigen.engine.model_runner import AttentionBackend
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.engine.static_batching import DynamicScheduler, StaticScheduler
 from minigen.errors import OptionError
@@ -33,7 +33,7 @@ from minigen.parallel.sharding import check_ranks
 from minigen.protocols import BlockAllocator as AnyAllocator
 from minigen.protocols import PrefixCache, Runner, Sampler, Scheduler
 from minigen.sampling.sampler import BatchSampler, Choose, choose_tokens
-from minigen.sockets.checks_cache import CheckedAllocator, CheckedPrefixCache, LentAllocator
+from minigen.sockets.checks_cache import CheckedAllocator, CheckedPrefixCache, TrackedAllocator
 from minigen.sockets.checks_model import CheckedSampler, checked_attend
 from minigen.sockets.checks_scheduler import CheckedScheduler
 from minigen.sockets.resolve import build_part, find_part, name_of
@@ -47,7 +47,7 @@ SCHEDULERS: dict[str, type] = {
 ALLOCATORS: dict[str, type] = {"free-list": BlockAllocator}
 PREFIX_CACHES: dict[str, type | None] = {"on": RadixPrefixCache, "off": None}
 SAMPLERS: dict[str, type] = {"batch": BatchSampler}
-ATTENTIONS: dict[str, AttendFactory] = {
+ATTENTIONS: dict[str, AttentionBackend] = {
     "auto": attend_paged,  # on a CPU
     "torch": attend_paged,
     "triton": attend_by_kernels,
@@ -63,16 +63,16 @@ class Assembly:
     manager: BlockManager
     num_blocks: int
     pool_tokens: int
-    max_sequences: int
+    max_num_seqs: int
     kv_bytes: int  # of one token's key and value in one layer
     stored_bytes: int  # of the model's tensors, as they are on disk
     close: Callable[[], Any]  # ends other processes, if there are any
 
 
-def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
+def assemble(checkpoint: Checkpoint, options: EngineConfig) -> Assembly:
     """Choose an implementation for each part, and put them together."""
     config = checkpoint.config
-    ranks = options.tensor_parallel
+    ranks = options.tensor_parallel_size
     num_threads = max((options.threads or torch_threads()) // ranks, 1)
     torch.set_num_threads(num_threads)
     attend = _attend(options)
@@ -90,7 +90,7 @@ def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
     if manager.num_tokens < 2:
         raise OptionError(
             f"A KV cache of {manager.num_tokens} token holds no request: the shortest has a prompt "
-            "of one token and an answer of one; raise num_blocks, kv_memory or block_size."
+            "of one token and an answer of one; raise num_blocks, kv_cache_memory or block_size."
         )
     scheduler = _scheduler(options, manager)
     if isinstance(chosen, GpuPlan):
@@ -123,7 +123,7 @@ def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
         manager,
         num_blocks,
         manager.num_tokens,
-        options.max_sequences,
+        options.max_num_seqs,
         kv_bytes,
         checkpoint.num_bytes,
         close,
@@ -132,24 +132,29 @@ def assemble(checkpoint: Checkpoint, options: EngineOptions) -> Assembly:
 
 def _runner(
     checkpoint: Checkpoint,
-    options: EngineOptions,
+    options: EngineConfig,
     manager: BlockManager,
     chosen: Plan | GpuPlan,
     num_blocks: int,
-    attend: AttendFactory,
+    attend: AttentionBackend,
     num_threads: int,
     trace: Trace,
 ) -> tuple[Runner, Callable[[], Any]]:
     """What runs the model, as rank 0 if there are several, and what ends the others."""
     if isinstance(chosen, GpuPlan):
         return gpu_runner(checkpoint, options, manager, num_blocks), _nothing_to_close
-    if options.tensor_parallel == 1:
+    if options.tensor_parallel_size == 1:
         made = make_runner(checkpoint, options, manager, chosen, num_blocks, attend, num_threads)
         return made, _nothing_to_close
     path = str(checkpoint.path.resolve())
     settings = Settings(path, chosen.form, options.block_size, num_blocks, num_threads)
     leading = lead(
-        checkpoint, settings, options.tensor_parallel, manager, options.max_batch_tokens, trace
+        checkpoint,
+        settings,
+        options.tensor_parallel_size,
+        manager,
+        options.max_num_batched_tokens,
+        trace,
     )
     return leading, leading.close
 
@@ -159,20 +164,20 @@ def _nothing_to_close() -> None:
 
 
 def _manager(
-    config: ModelConfig, options: EngineOptions, num_blocks: int, trace: Trace
+    config: ModelConfig, options: EngineConfig, num_blocks: int, trace: Trace
 ) -> BlockManager:
     allocator = _allocator(options, num_blocks)
     return BlockManager(
         allocator,
         _prefix_cache(options, allocator),
         options.block_size,
-        options.max_sequences,
+        options.max_num_seqs,
         min(num_blocks, blocks_needed(config.max_positions, options.block_size)),
         trace,
     )
 
 
-def _allocator(options: EngineOptions, num_blocks: int) -> AnyAllocator:
+def _allocator(options: EngineConfig, num_blocks: int) -> AnyAllocator:
     wanted = "free-list" if options.allocator is None else options.allocator
     part = find_part("allocator", wanted, ALLOCATORS)
     made: AnyAllocator = build_part("allocator", part, num_blocks=num_blocks)
@@ -184,7 +189,7 @@ def _allocator(options: EngineOptions, num_blocks: int) -> AnyAllocator:
     return made if _is_own(part, ALLOCATORS) else CheckedAllocator(made, num_blocks)
 
 
-def _prefix_cache(options: EngineOptions, allocator: AnyAllocator) -> PrefixCache | None:
+def _prefix_cache(options: EngineConfig, allocator: AnyAllocator) -> PrefixCache | None:
     wanted = options.prefix_cache
     if isinstance(wanted, bool):
         wanted = "on" if wanted else "off"
@@ -193,27 +198,27 @@ def _prefix_cache(options: EngineOptions, allocator: AnyAllocator) -> PrefixCach
         return None
     if _is_own(part, PREFIX_CACHES):
         return RadixPrefixCache(allocator, options.block_size)
-    lent = LentAllocator(allocator, part)
+    lent = TrackedAllocator(allocator, part)
     made: PrefixCache = build_part(
         "prefix_cache", part, allocator=lent, block_size=options.block_size
     )
     return CheckedPrefixCache(made, lent, options.block_size)
 
 
-def _scheduler(options: EngineOptions, manager: BlockManager) -> Scheduler:
+def _scheduler(options: EngineConfig, manager: BlockManager) -> Scheduler:
     part = find_part("scheduler", options.scheduler, SCHEDULERS)
     made: Scheduler = build_part(
         "scheduler",
         part,
         manager=manager,
-        max_sequences=options.max_sequences,
-        max_batch_tokens=options.max_batch_tokens,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
     )
     own = _is_own(part, SCHEDULERS)
-    return made if own else CheckedScheduler(made, manager, options.max_batch_tokens)
+    return made if own else CheckedScheduler(made, manager, options.max_num_batched_tokens)
 
 
-def _sampler(options: EngineOptions, choose: Choose) -> Sampler:
+def _sampler(options: EngineConfig, choose: Choose) -> Sampler:
     wanted = "batch" if options.sampler is None else options.sampler
     part = find_part("sampler", wanted, SAMPLERS)
     if _is_own(part, SAMPLERS):
@@ -229,11 +234,11 @@ def _in_words(sampler: Sampler, sampler_kernels: str) -> str:
     return f"{name_of(sampler)}, tokens chosen by {by}"
 
 
-def _attend(options: EngineOptions) -> AttendFactory:
-    part = find_part("attend", options.attend, ATTENTIONS)
+def _attend(options: EngineConfig) -> AttentionBackend:
+    part = find_part("attention_backend", options.attention_backend, ATTENTIONS)
     if part is attend_by_kernels or options.device == "cuda":
         return kernel_attention(options)
-    made: AttendFactory = build_part("attend", part)
+    made: AttentionBackend = build_part("attention_backend", part)
     return made if _is_own(part, ATTENTIONS) else checked_attend(made)
 
 
@@ -243,20 +248,20 @@ def _is_own(part: Any, known: Mapping[str, Any]) -> bool:
 
 
 def _num_blocks(
-    config: ModelConfig, options: EngineOptions, token_bytes: int, default_kv_bytes: int
+    config: ModelConfig, options: EngineConfig, token_bytes: int, default_kv_bytes: int
 ) -> int:
-    """As many as asked for, or as fit into `kv_memory`; never more than could be used.
+    """As many as asked for, or as fit into `kv_cache_memory`; never more than could be used.
 
     `token_bytes` are those of a token in one layer.
     """
     if options.num_blocks is not None:
         return options.num_blocks
     block_bytes = config.num_layers * options.block_size * token_bytes
-    usable = options.max_sequences * blocks_needed(config.max_positions, options.block_size)
+    usable = options.max_num_seqs * blocks_needed(config.max_positions, options.block_size)
     kv_bytes = options.kv_bytes or default_kv_bytes
     if kv_bytes < block_bytes:
         raise OptionError(
-            f"kv_memory {kv_bytes} bytes holds no block: one of {options.block_size} tokens takes "
+            f"kv_cache_memory {kv_bytes} bytes holds no block: one of {options.block_size} tokens takes "
             f"{block_bytes} bytes."
         )
     return min(kv_bytes // block_bytes, usable)

@@ -14,8 +14,8 @@ import torch
 
 from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.checkpoint.model_config import ModelConfig
-from minigen.config import EngineOptions
-from minigen.engine.model_runner import AttendFactory, PagedRunner
+from minigen.config import EngineConfig
+from minigen.engine.model_runner import AttentionBackend, PagedRunner
 from minigen.errors import OptionError
 from minigen.hardware import multiplies_bfloat16
 from minigen.kernels.onednn import can_pack, pack, packed_linear
@@ -64,7 +64,7 @@ class Plan:
         return "torch, weights packed for oneDNN" if can_pack(DTYPES[self.form]) else "torch"
 
 
-def plan(checkpoint: Checkpoint, options: EngineOptions, own_attention: bool) -> Plan:
+def plan(checkpoint: Checkpoint, options: EngineConfig, own_attention: bool) -> Plan:
     """Choose for this model, these options and this processor."""
     if options.kv_cache_dtype == "int8":
         return _with_cache_in_bytes(checkpoint, options, own_attention)
@@ -79,7 +79,7 @@ def plan(checkpoint: Checkpoint, options: EngineOptions, own_attention: bool) ->
 
 
 def _with_cache_in_bytes(
-    checkpoint: Checkpoint, options: EngineOptions, own_attention: bool
+    checkpoint: Checkpoint, options: EngineConfig, own_attention: bool
 ) -> Plan:
     """The compiled step, which is compiled for it if it never was."""
     automatic = options.weights == "auto"
@@ -91,7 +91,7 @@ def _with_cache_in_bytes(
     return replace(_plan(form, reason, None), kv_dtype="int8")
 
 
-def _as_asked(checkpoint: Checkpoint, options: EngineOptions, own_attention: bool) -> Plan:
+def _as_asked(checkpoint: Checkpoint, options: EngineConfig, own_attention: bool) -> Plan:
     form = options.weights
     if form in ("int8", "int4") and not has_numba():
         raise OptionError(f"weights={form!r} is multiplied by Numba's kernels. {_NO_NUMBA}.")
@@ -101,7 +101,7 @@ def _as_asked(checkpoint: Checkpoint, options: EngineOptions, own_attention: boo
     return _plan(form, "as asked", obstacle)
 
 
-def _automatic(checkpoint: Checkpoint, options: EngineOptions, own_attention: bool) -> Plan:
+def _automatic(checkpoint: Checkpoint, options: EngineConfig, own_attention: bool) -> Plan:
     form = stored_form(checkpoint)
     torch_form = "bfloat16" if multiplies_bfloat16() else "float32"
     obstacle = _obstacle(checkpoint, options, own_attention, form)
@@ -145,13 +145,13 @@ def _plan(form: str, form_reason: str, obstacle: str | None) -> Plan:
 
 
 def _obstacle(
-    checkpoint: Checkpoint, options: EngineOptions, own_attention: bool, form: str
+    checkpoint: Checkpoint, options: EngineConfig, own_attention: bool, form: str
 ) -> str | None:
     """What keeps the compiled step from running, if anything does."""
     if form == "float32":
         return "the compiled step has no float32 weights"
-    if options.tensor_parallel > 1:
-        return f"the model is split over {options.tensor_parallel} processes"
+    if options.tensor_parallel_size > 1:
+        return f"the model is split over {options.tensor_parallel_size} processes"
     if not own_attention:
         return "attention was passed in"
     if not has_numba():
@@ -174,11 +174,11 @@ def has_numba() -> bool:
 
 def make_runner(
     checkpoint: Checkpoint,
-    options: EngineOptions,
+    options: EngineConfig,
     manager: BlockManager,
     chosen: Plan,
     num_blocks: int,
-    attend: AttendFactory,
+    attend: AttentionBackend,
     num_threads: int,
 ) -> Runner:
     """The runner of the plan, with memory for `num_blocks` blocks of keys and values."""
@@ -196,7 +196,7 @@ def make_runner(
         pool,
         manager,
         config.sliding_windows,
-        options.max_batch_tokens,
+        options.max_num_batched_tokens,
         num_threads,
         attend,
     )
@@ -213,7 +213,7 @@ def make_chooser(chosen: Plan, vocab: int, num_threads: int) -> Choose:
 
 def _compiled_runner(
     checkpoint: Checkpoint,
-    options: EngineOptions,
+    options: EngineConfig,
     manager: BlockManager,
     chosen: Plan,
     num_blocks: int,
@@ -237,7 +237,7 @@ def _compiled_runner(
         pool,
         manager,
         config.sliding_windows,
-        options.max_batch_tokens,
+        options.max_num_batched_tokens,
         num_threads,
     )
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from minigen.checkpoint.model_config import ModelConfig
-from minigen.config import EngineOptions
-from minigen.engine.model_runner import AttendFactory
+from minigen.config import EngineConfig
+from minigen.engine.model_runner import AttentionBackend
 from minigen.errors import OptionError
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.paged import Batch, KVPool
@@ -47,26 +47,26 @@ class GpuPlan:
 
 
 def attend_by_kernels(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:
-    """`attend="triton"`: the known name's value, which `kernel_attention` stands in for."""
-    return kernel_attention(EngineOptions(weights="float32"))(pool, batch, windows)
+    """`attention_backend="triton"`: the known name's value, which `kernel_attention` stands in for."""
+    return kernel_attention(EngineConfig(weights="float32"))(pool, batch, windows)
 
 
-def kernel_attention(options: EngineOptions) -> AttendFactory:
+def kernel_attention(options: EngineConfig) -> AttentionBackend:
     """The attention in Triton, on a GPU, or on a CPU in Triton's interpreter.
 
     Raises `OptionError` where it cannot run, or where another one was asked for on a GPU.
     """
-    if options.device == "cuda" and options.attend not in ("auto", "triton"):
-        raise OptionError("device='cuda' has its own attention: leave attend at 'auto'.")
-    _need_triton("device='cuda'" if options.device == "cuda" else "attend='triton'")
+    if options.device == "cuda" and options.attention_backend not in ("auto", "triton"):
+        raise OptionError("device='cuda' has its own attention: leave attention_backend at 'auto'.")
+    _need_triton("device='cuda'" if options.device == "cuda" else "attention_backend='triton'")
     if options.device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise OptionError(
-            "attend='triton' runs on a CPU only in Triton's interpreter, for tests and to learn: "
+            "attention_backend='triton' runs on a CPU only in Triton's interpreter, for tests and to learn: "
             "set TRITON_INTERPRET=1 before Python starts, or choose device='cuda'."
         )
     if options.device == "cpu" and options.weights != "float32":
         raise OptionError(
-            "attend='triton' on a CPU needs weights='float32': Triton's interpreter computes "
+            "attention_backend='triton' on a CPU needs weights='float32': Triton's interpreter computes "
             "wrongly in bfloat16."
         )
     from minigen.kernels.triton.attention import attend_triton
@@ -74,7 +74,7 @@ def kernel_attention(options: EngineOptions) -> AttendFactory:
     return attend_triton
 
 
-def gpu_plan(checkpoint: "Checkpoint", options: EngineOptions) -> GpuPlan:
+def gpu_plan(checkpoint: "Checkpoint", options: EngineConfig) -> GpuPlan:
     """How this model runs on this machine's GPU; raises `OptionError` if it cannot."""
     _need_triton("device='cuda'")
     if not torch.cuda.is_available():
@@ -91,13 +91,13 @@ def gpu_plan(checkpoint: "Checkpoint", options: EngineOptions) -> GpuPlan:
     return GpuPlan(_free_for_cache(checkpoint, options))
 
 
-def _free_for_cache(checkpoint: "Checkpoint", options: EngineOptions) -> int:
+def _free_for_cache(checkpoint: "Checkpoint", options: EngineConfig) -> int:
     """Bytes of the GPU's memory that the weights and the largest step leave to the cache."""
     torch.cuda.empty_cache()  # what torch keeps of models before counts as free
     config, (free, _) = checkpoint.config, torch.cuda.mem_get_info()
     widest = 3 * config.ffn + 4 * config.hidden + 4 * config.q_heads * config.head_dim
-    step = options.max_batch_tokens * widest * DTYPE.itemsize
-    logits = 3 * options.max_sequences * config.vocab_size * 4
+    step = options.max_num_batched_tokens * widest * DTYPE.itemsize
+    logits = 3 * options.max_num_seqs * config.vocab_size * 4
     tables = config.max_positions * config.head_dim * 4
     weights = checkpoint.num_parameters * DTYPE.itemsize
     return max(int((free - weights - step - logits - tables) * _SHARE_FOR_CACHE), 0)
@@ -105,7 +105,7 @@ def _free_for_cache(checkpoint: "Checkpoint", options: EngineOptions) -> int:
 
 def gpu_runner(
     checkpoint: "Checkpoint",
-    options: EngineOptions,
+    options: EngineConfig,
     manager: BlockManager,
     num_blocks: int,
     device_name: str = "cuda",
@@ -133,8 +133,8 @@ def gpu_runner(
         pool,
         manager,
         config.sliding_windows,
-        options.max_batch_tokens,
-        captured_sizes(options.max_sequences) if device.type == "cuda" else (),
+        options.max_num_batched_tokens,
+        captured_sizes(options.max_num_seqs) if device.type == "cuda" else (),
     )
 
 

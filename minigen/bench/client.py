@@ -27,8 +27,8 @@ Send = Callable[[Planned, Clock], Awaitable[Outcome]]
 
 def stopwatch() -> Clock:
     """A clock that begins at 0 now."""
-    begun = time.perf_counter()
-    return lambda: time.perf_counter() - begun
+    started = time.perf_counter()
+    return lambda: time.perf_counter() - started
 
 
 async def open_loop(

@@ -82,8 +82,10 @@ def _draw_requests(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     rows = range(1, len(in_order) + 1)
     firsts = [each.text_times[0] if each.text_times else each.ended for each in in_order]
     thick = min(6.0, max(0.8, 220 / len(in_order)))
-    begun = [each.arrived for each in in_order]
-    axes.hlines(rows, begun, firsts, color=AMBER, linewidth=thick, label="waits for its first text")
+    started = [each.arrived for each in in_order]
+    axes.hlines(
+        rows, started, firsts, color=AMBER, linewidth=thick, label="waits for its first text"
+    )
     ends = [each.ended for each in in_order]
     axes.hlines(rows, firsts, ends, color=BLUE, linewidth=thick, label="streams")
     failed = [(each.ended, row) for row, each in zip(rows, in_order, strict=True) if each.error]

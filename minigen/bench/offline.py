@@ -85,13 +85,13 @@ def _take_turn(llm: LLM, load: Workload, rng: random.Random) -> Turn:
     """New prompts every time, so that no turn finds the last one's beginnings in the cache."""
     params = SamplingParams(temperature=0, max_tokens=load.output_tokens, ignore_eos=True)
     first, *rest = (_random_prompt(llm, load.input_tokens, rng) for _ in range(load.num_requests))
-    begun = time.perf_counter()
+    started = time.perf_counter()
     stamps = [time.perf_counter() for _ in llm.stream_deltas([first], params)]
-    alone = stamps[0] - begun
+    alone = stamps[0] - started
     others = [_random_prompt(llm, load.input_tokens, rng), *rest]
-    begun = time.perf_counter()
+    started = time.perf_counter()
     llm.generate(others, params, progress=False)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     return Turn(
         first_token=alone,
         prefill=load.input_tokens / alone,
@@ -147,9 +147,9 @@ def run_throughput(llm: LLM, num_requests: int, lengths: Lengths, json_file: Pat
     """Answer all requests at once; print requests and tokens a second."""
     prompts, params = lengths.draw(llm, num_requests)
     _warm_up(llm, lengths)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     outputs = llm.generate(prompts, params)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     num_out = sum(len(each.token_ids) for each in outputs)
     found = {
         "requests": num_requests,
@@ -180,11 +180,11 @@ def run_latency(llm: LLM, turns: int, lengths: Lengths, json_file: Path | None) 
     ends: list[float] = []
     with Console(stderr=True).status("measuring"):
         for prompt, params in zip(*requests, strict=True):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             stamps = [time.perf_counter() for _ in llm.stream_deltas([prompt], params)]
-            waits.append(stamps[0] - begun)
+            waits.append(stamps[0] - started)
             gaps += [after - before for before, after in pairwise(stamps)]
-            ends.append(stamps[-1] - begun)
+            ends.append(stamps[-1] - started)
     found = {"ttft": Spread.of(waits), "itl": Spread.of(gaps), "e2e": Spread.of(ends)}
     title = _title(llm, f"one request alone, {turns} times")
     Console(highlight=False).print(

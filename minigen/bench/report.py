@@ -167,8 +167,8 @@ def report(outcomes: Sequence[Outcome], slos: Sequence[Slo] = ()) -> Report:
         raise ValueError("There is no report of no requests.")
     answered = [each for each in outcomes if each.error is None]
     failed = [each for each in outcomes if each.error is not None]
-    ended, begun = max(each.ended for each in outcomes), min(each.arrived for each in outcomes)
-    seconds = max(ended - begun, 1e-9)
+    ended, started = max(each.ended for each in outcomes), min(each.arrived for each in outcomes)
+    seconds = max(ended - started, 1e-9)
     num_good = sum(all(slo.is_met(each) for slo in slos) for each in answered)
     output_tokens = sum(each.output_tokens for each in answered)
     num_events = sum(len(each.text_times) for each in answered)

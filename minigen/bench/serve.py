@@ -35,7 +35,7 @@ DEFAULT_RATE, DEFAULT_REQUESTS, DEFAULT_TOKENS = 4.0, 200, "64"
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestMix:
     """The load that was asked for, as the options have it; None is what was left to the default."""
 
     arrivals: str
@@ -104,7 +104,7 @@ class Asked:
 
 def run_serve(
     target: Target,
-    asked: Asked,
+    asked: RequestMix,
     slos: Sequence[Slo],
     json_file: Path | None,
     plot: Path | None,
@@ -117,9 +117,9 @@ def run_serve(
         if path is not None and not path.absolute().parent.is_dir():
             raise OptionError(f"--{name} {path} cannot be written: there is no such folder.")
     load = asked.plan(target.endpoint)
-    begun = time.process_time()
+    started = time.process_time()
     target, outcomes = asyncio.run(_put(target, load))
-    cpu_seconds = time.process_time() - begun
+    cpu_seconds = time.process_time() - started
     found = report(outcomes, slos)
     if json_file is not None:
         told = _as_json(target, asked, slos, found, cpu_seconds, outcomes)
@@ -178,7 +178,7 @@ def _draw(outcomes: Sequence[Outcome], slos: Sequence[Slo], plot: Path) -> None:
 
 def _as_json(
     target: Target,
-    asked: Asked,
+    asked: RequestMix,
     slos: Sequence[Slo],
     found: Report,
     cpu_seconds: float,

@@ -95,9 +95,9 @@ def read_trace(path: Path) -> list[Arrival]:
     for number, (before, after) in enumerate(pairwise(arrivals), start=2):
         if after.at < before.at:
             raise LoadError(f"{path}: request {number} comes before the one above it.")
-    begun = arrivals[0].at
+    started = arrivals[0].at
     return [
-        Arrival(each.at - begun, each.input_tokens, each.output_tokens, each.hash_ids)
+        Arrival(each.at - started, each.input_tokens, each.output_tokens, each.hash_ids)
         for each in arrivals
     ]
 

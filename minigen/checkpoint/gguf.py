@@ -72,12 +72,12 @@ class ValueReader:
         kind = self.type(key)
         (count,) = self.unpack("<Q")
         if kind == GGUFValueType.STRING:
-            self.afford(count, 8, f"strings in {key}")
+            self.check_count(count, 8, f"strings in {key}")
             return self.strings(count, key)
         if kind == GGUFValueType.ARRAY:
             raise UnsupportedError(f"{self.path}: {key} is an array of arrays.")
         dtype = np.dtype(_SCALARS[kind])
-        self.afford(count, dtype.itemsize, f"numbers in {key}")
+        self.check_count(count, dtype.itemsize, f"numbers in {key}")
         return np.frombuffer(self.take(count * dtype.itemsize, key), dtype).copy()
 
     def name(self, what: str) -> str:
@@ -132,7 +132,7 @@ class ValueReader:
         self.position += struct.calcsize(layout)
         return values
 
-    def afford(self, count: int, smallest: int, what: str) -> None:
+    def check_count(self, count: int, smallest: int, what: str) -> None:
         """A count is believed only if the rest of the file could hold that many."""
         left = len(self.data) - self.position
         if count * smallest > left:
@@ -260,8 +260,8 @@ def _header(values: ValueReader) -> tuple[int, int, int]:
             "minigen reads versions 2 and 3, little-endian."
         )
     num_tensors, num_pairs = values.unpack("<QQ")
-    values.afford(num_tensors, _SMALLEST_TENSOR, "tensors")
-    values.afford(num_pairs, _SMALLEST_PAIR, "key/values")
+    values.check_count(num_tensors, _SMALLEST_TENSOR, "tensors")
+    values.check_count(num_pairs, _SMALLEST_PAIR, "key/values")
     return version, num_tensors, num_pairs
 
 

@@ -1,7 +1,7 @@
 """Weights on disk: named tensors, mapped into memory, read in the form that they are stored in.
 
 Nothing is copied when a file is opened; a `StoredTensor` is a window on its bytes, and
-`dequantise()` pays for the rows and columns that are asked for. Sources: the safetensors format
+`dequantize()` pays for the rows and columns that are asked for. Sources: the safetensors format
 (header of JSON, then bytes), read by the `safetensors` library; GGUF is in
 `minigen.checkpoint.gguf`.
 """
@@ -77,7 +77,7 @@ class StoredTensor:
         cut = slice(self.format.row_bytes(start), self.format.row_bytes(stop))
         return replace(self, shape=shape, data=self.data[:, cut])
 
-    def dequantise(
+    def dequantize(
         self, dtype: torch.dtype = torch.float32, out: Tensor | None = None
     ) -> Float[Tensor, "..."]:
         """The tensor in `dtype`, in new memory (or in `out`, which must have its shape)."""
@@ -91,7 +91,7 @@ class StoredTensor:
             target[chunk] = self.format.unpack(blocks).flatten(-2)
         return out
 
-    def let_go(self) -> None:
+    def release_pages(self) -> None:
         """Give the memory of the file's pages back once they have served; they stay readable."""
         if self.data.is_contiguous():
             page_out(self.data)

@@ -31,7 +31,7 @@ def summary(
 ) -> None:
     """Measure a model on this machine: first token, prefill, decode, many requests together.
 
-    minigen bench --requests 32 --max-sequences 32
+    minigen bench --requests 32 --max-num-seqs 32
 
     minigen bench serve --url http://127.0.0.1:8000 --rate 4
     """
@@ -58,7 +58,7 @@ def throughput(
 ) -> None:
     """Many requests at once, without a server: requests and tokens a second.
 
-    minigen bench throughput --requests 128 --max-sequences 32 --input-tokens 32-256
+    minigen bench throughput --requests 128 --max-num-seqs 32 --input-tokens 32-256
     """
     from minigen.bench.offline import Lengths, run_throughput
     from minigen.bench.workload import Span
@@ -156,11 +156,11 @@ def serve(
             raise OptionError(f"{module} is not installed: pip install 'minigen[{extra}]'.")
     from minigen.bench.client import Target
     from minigen.bench.report import Slo
-    from minigen.bench.serve import Asked, run_serve
+    from minigen.bench.serve import RequestMix, run_serve
 
     run_serve(
         Target(url, model, endpoint, api_key, ignore_eos, timeout, max_connections),
-        Asked(arrivals, rate, requests, input_tokens, output_tokens, dataset, seed),
+        RequestMix(arrivals, rate, requests, input_tokens, output_tokens, dataset, seed),
         [Slo.parse(each) for each in slo or []],
         json_file,
         plot,

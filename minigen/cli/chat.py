@@ -107,7 +107,7 @@ def _answer(llm: LLM, params: SamplingParams, conversation: Conversation, consol
     prompt_ids = _fitting_prompt(llm, params, conversation, console)
     if prompt_ids is None:
         return
-    text, num_tokens, begun = "", 0, time.perf_counter()
+    text, num_tokens, started = "", 0, time.perf_counter()
     stream = llm.stream_deltas([prompt_ids], params)
     try:
         for delta in stream:
@@ -123,7 +123,7 @@ def _answer(llm: LLM, params: SamplingParams, conversation: Conversation, consol
     sys.stdout.write("\n")
     sys.stdout.flush()
     conversation.messages.append({"role": "assistant", "content": text})
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     console.print(f"[dim]{note}{num_tokens} tokens, {num_tokens / seconds:.0f} tokens/s[/dim]")
 
 
@@ -134,7 +134,7 @@ def _fitting_prompt(
     while True:
         prompt_ids = llm.chat_prompt(conversation.prompt())
         try:
-            llm.read_requests([prompt_ids], params)
+            llm.process_requests([prompt_ids], params)
         except (ContextLengthError, CapacityError) as error:
             if not conversation.forget_oldest():
                 conversation.messages.pop()

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from minigen.llm import LLM
-from minigen.outputs import Delta
+from minigen.outputs import TokenDelta
 from minigen.sampling.params import SamplingParams
 
 QUESTIONS = (
@@ -31,24 +31,24 @@ class Board:
     answers: list[str] = field(default_factory=list)
     finished: set[int] = field(default_factory=set)
     num_tokens: int = 0
-    begun: float = field(default_factory=time.perf_counter)
+    started: float = field(default_factory=time.perf_counter)
     first_token_after: float | None = None
 
     def __post_init__(self) -> None:
         self.answers = [""] * len(self.questions)
 
-    def push(self, delta: Delta) -> None:
+    def push(self, delta: TokenDelta) -> None:
         """Take what one step added to one answer."""
         self.num_tokens += 1
         if self.first_token_after is None:
-            self.first_token_after = time.perf_counter() - self.begun
+            self.first_token_after = time.perf_counter() - self.started
         self.answers[delta.prompt] += delta.text
         if delta.finish_reason is not None:
             self.finished.add(delta.prompt)
 
     def numbers(self) -> str:
         """Tokens a second, time to the first token, and how many answers are still growing."""
-        seconds = max(time.perf_counter() - self.begun, 1e-6)
+        seconds = max(time.perf_counter() - self.started, 1e-6)
         first = "..." if self.first_token_after is None else f"{self.first_token_after:.2f} s"
         growing = len(self.questions) - len(self.finished)
         rate = f"{self.num_tokens} tokens in {seconds:.1f} s = {self.num_tokens / seconds:.0f}/s"

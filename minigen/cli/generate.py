@@ -9,7 +9,7 @@ from minigen.llm import LLM, Prompt
 from minigen.sampling.params import SamplingParams
 from minigen.trace.chrome import write_chrome_trace
 from minigen.trace.events import Recorder
-from minigen.trace.summary import summarise, table
+from minigen.trace.summary import summarize, table
 
 
 def print_answers(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> None:
@@ -38,7 +38,7 @@ def save_trace(recorder: Recorder, path: Path) -> None:
     """Write what was recorded for Perfetto, and print a line for each request on stderr."""
     with written("trace", path):
         write_chrome_trace(recorder.events, path)
-    print(table(summarise(recorder.events)), file=sys.stderr)
+    print(table(summarize(recorder.events)), file=sys.stderr)
     print(f"{path}: open it at https://ui.perfetto.dev", file=sys.stderr)
 
 

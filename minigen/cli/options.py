@@ -35,23 +35,26 @@ def engine_options(
     threads: Annotated[
         int | None, _option("Model", "CPU threads; torch's own choice if absent.")
     ] = None,
-    max_sequences: Annotated[int, _option("Engine", "Answers that run at once, at most.")] = 16,
-    max_batch_tokens: Annotated[
+    max_num_seqs: Annotated[int, _option("Engine", "Answers that run at once, at most.")] = 16,
+    max_num_batched_tokens: Annotated[
         int, _option("Engine", "Tokens that one step computes, at most.")
     ] = 2048,
     block_size: Annotated[int, _option("Engine", "Tokens in a block of the KV cache.")] = 16,
     num_blocks: Annotated[
-        int | None, _option("Engine", "Blocks of the KV cache, in place of --kv-memory.")
+        int | None, _option("Engine", "Blocks of the KV cache, in place of --kv-cache-memory.")
     ] = None,
-    kv_memory: Annotated[
+    kv_cache_memory: Annotated[
         str | None, _option("Engine", "Memory of the KV cache, as in 512M; 1GiB if absent.")
     ] = None,
     kv_cache_dtype: Annotated[
         str, _option("Engine", "auto, bfloat16 or int8: the form of keys and values.")
     ] = "auto",
+    enable_prefix_caching: Annotated[
+        bool, _option("Engine", "Share the KV cache of prompts that begin with the same tokens.")
+    ] = True,
     prefix_cache: Annotated[
-        str, _option("Engine", "Share equal beginnings: on, off, or file.py:Name.")
-    ] = "on",
+        str | None, _option("Engine", "A prefix cache of your own, as file.py:Name.")
+    ] = None,
     scheduler: Annotated[
         str, _option("Engine", "continuous, static, dynamic, or file.py:Name of your own.")
     ] = "continuous",
@@ -61,10 +64,10 @@ def engine_options(
     sampler: Annotated[
         str | None, _option("Engine", "A sampler of your own, as file.py:Name.")
     ] = None,
-    attend: Annotated[
+    attention_backend: Annotated[
         str, _option("Engine", "auto, torch, triton, or file.py:Name of your own.")
     ] = "auto",
-    tensor_parallel: Annotated[
+    tensor_parallel_size: Annotated[
         int, _option("Engine", "Processes that hold a share of the model each.")
     ] = 1,
     device: Annotated[str, _option("Engine", "cpu or cuda.")] = "cpu",

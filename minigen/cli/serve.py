@@ -8,7 +8,7 @@ import typer
 
 from minigen.cli.guards import Guarding, takes_guard_options
 from minigen.cli.options import DEFAULT_MODEL, load_model, takes_engine_options
-from minigen.config import EngineOptions, parse_seconds
+from minigen.config import EngineConfig, parse_seconds
 from minigen.errors import OptionError
 
 NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
@@ -23,7 +23,7 @@ def _option(text: str, *names: str) -> Any:
     return typer.Option(*names, help=text, rich_help_panel="Server")
 
 
-@partial(takes_engine_options, max_sequences=MAX_SEQUENCES)
+@partial(takes_engine_options, max_num_seqs=MAX_SEQUENCES)
 @takes_guard_options
 def serve(
     options: dict[str, Any],
@@ -66,7 +66,7 @@ def serve(
     from minigen.server.models import ModelHost
     from minigen.server.run import run
 
-    EngineOptions(**options)  # to refuse what is impossible before anything is loaded
+    EngineConfig(**options)  # to refuse what is impossible before anything is loaded
     idle = None if keep_alive is None else parse_seconds("keep_alive", keep_alive)
     limits = guarding.limits()
     asked = [*([] if model is None else [model]), *(models or ())] or [DEFAULT_MODEL]
@@ -87,7 +87,7 @@ def _join_ranks(models: list[str], keep_alive: float | None, options: dict[str, 
     """
     from minigen.parallel.launch import torchrun_rank
 
-    rank = torchrun_rank() if options["tensor_parallel"] > 1 else None
+    rank = torchrun_rank() if options["tensor_parallel_size"] > 1 else None
     if rank is None:
         return False
     if len(models) > 1 or keep_alive is not None:

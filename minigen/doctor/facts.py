@@ -15,7 +15,7 @@ import torch
 from minigen import __version__, hub
 from minigen.assembly.cpu import plan
 from minigen.checkpoint.checkpoint import open_checkpoint
-from minigen.config import EngineOptions
+from minigen.config import EngineConfig
 from minigen.doctor.findings import with_findings
 from minigen.doctor.fingerprint import TORCH_FORMS, compiled_forms, fingerprints
 from minigen.doctor.measures import matmul_rate, read_bandwidth
@@ -181,7 +181,7 @@ def _default_model() -> Model:
             return Model(name, "damaged", str(pulled), sha256, None)
         return Model(name, "missing", None, sha256, None)
     try:
-        chosen = plan(open_checkpoint(path), EngineOptions(), own_attention=True)
+        chosen = plan(open_checkpoint(path), EngineConfig(), own_attention=True)
     except MinigenError as error:
         return Model(name, "right", str(path), sha256, str(error))
     return Model(name, "right", str(path), sha256, f"{chosen.form}: {chosen.runner}")

@@ -25,7 +25,7 @@ def _best_time(work: Callable[[], object], repeats: int) -> float:
     """The shortest time but the first; one is enough where it takes seconds, as bfloat16 may."""
     times: list[float] = []
     while len(times) < 2 or (len(times) <= repeats and sum(times) < _PATIENCE_SECONDS):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         work()
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - started)
     return min(times[1:])

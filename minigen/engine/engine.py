@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from minigen.errors import RequestError
 from minigen.protocols import Runner, Sampler, Scheduler
-from minigen.sampling.logprobs import tell_prompt_logprobs
-from minigen.sequence import Chunk, SampledToken, Sequence, samples_of
+from minigen.sampling.logprobs import record_prompt_logprobs
+from minigen.sequence import SampledToken, ScheduledChunk, Sequence, samples_of
 from minigen.trace.events import EventKind, Trace
 
 _UNFINISHED = {"abort": EventKind.ABORTED, "error": EventKind.FAILED}
@@ -52,7 +52,7 @@ class Engine:
                 EventKind.QUEUED,
                 each.sequence_id,
                 prompt_tokens=len(each.prompt_ids),
-                waited_ns=time.perf_counter_ns() - each.made_ns,
+                waited_ns=time.perf_counter_ns() - each.arrival_ns,
             )
         try:
             self.scheduler.add(sequence)
@@ -71,12 +71,12 @@ class Engine:
         An error costs the sequences of that step, which are given up with it as their `error`, and
         goes on to the caller; all others stay as they were.
         """
-        begun_ns = time.perf_counter_ns()
-        chunks = self.scheduler.next_batch()
-        with self._costing_only(chunks):
+        started_ns = time.perf_counter_ns()
+        chunks = self.scheduler.schedule()
+        with self._fail_only(chunks):
             tokens = self._run(chunks)
             progress = self.scheduler.commit(chunks, tokens)
-        self._settle(chunks, progress, begun_ns)
+        self._finish_step(chunks, progress, started_ns)
         return progress
 
     def abort(self, sequence_id: int) -> None:
@@ -95,20 +95,20 @@ class Engine:
             raise RequestError(f"No request of id {sequence_id} is waiting or running.")
         return self.live[sequence_id]
 
-    def _run(self, chunks: list[Chunk]) -> list[SampledToken]:
+    def _run(self, chunks: list[ScheduledChunk]) -> list[SampledToken]:
         """One pass through the model, and a token for each sample that it leads to."""
         if not chunks:
             return []
         if self.trace.active:
-            self._tell_scheduled(chunks)
+            self._emit_scheduled(chunks)
         samples = samples_of(chunks)
         logits = self.runner.logits(chunks)
         if len(logits) > len(samples):
-            logits = tell_prompt_logprobs(logits, chunks)
+            logits = record_prompt_logprobs(logits, chunks)
         return self.sampler(logits, samples) if samples else []
 
     @contextmanager
-    def _costing_only(self, chunks: SequenceOf[Chunk]) -> Generator[None, None, None]:
+    def _fail_only(self, chunks: SequenceOf[ScheduledChunk]) -> Generator[None, None, None]:
         """Let an error end the sequences of these chunks, and no others."""
         affected = [each for chunk in chunks for each in (chunk.sequence, *chunk.sequence.siblings)]
         try:
@@ -132,13 +132,13 @@ class Engine:
         sequence.finish_reason = reason
         self.scheduler.abort(sequence)
         if self.trace.active:
-            self._tell_end(sequence)
+            self._emit_end(sequence)
 
-    def _settle(
+    def _finish_step(
         self,
-        chunks: SequenceOf[Chunk],
+        chunks: SequenceOf[ScheduledChunk],
         progress: Iterable[tuple[Sequence, SampledToken]],
-        begun_ns: int,
+        started_ns: int,
     ) -> None:
         """Forget who has finished, and tell what the step did."""
         active = self.trace.active
@@ -148,16 +148,16 @@ class Engine:
             if sequence.finish_reason is not None:
                 del self.live[sequence.sequence_id]
                 if active:
-                    self._tell_end(sequence)
+                    self._emit_end(sequence)
         if active and chunks:
             self.trace.emit(
                 EventKind.STEP,
                 sequences=len(chunks),
                 tokens=sum(chunk.num_tokens for chunk in chunks),
-                duration_ns=time.perf_counter_ns() - begun_ns,
+                duration_ns=time.perf_counter_ns() - started_ns,
             )
 
-    def _tell_scheduled(self, chunks: SequenceOf[Chunk]) -> None:
+    def _emit_scheduled(self, chunks: SequenceOf[ScheduledChunk]) -> None:
         for chunk in chunks:
             self.trace.emit(
                 EventKind.SCHEDULED,
@@ -166,7 +166,7 @@ class Engine:
                 computed=chunk.sequence.num_computed,
             )
 
-    def _tell_end(self, sequence: Sequence) -> None:
+    def _emit_end(self, sequence: Sequence) -> None:
         counts = {"output_tokens": len(sequence.output_ids)}
         kind = _UNFINISHED.get(sequence.finish_reason or "", EventKind.FINISHED)
         if kind is EventKind.FINISHED:

@@ -16,9 +16,11 @@ from minigen.errors import EngineStoppedError, RequestError, WorkerError
 from minigen.sequence import SampledToken, Sequence
 
 # A token; None when there will be no more (given up); or what went wrong.
-News = SampledToken | Exception | None
-Deliver = Callable[[Sequence, News], None]
-Message = tuple[Sequence, News, str | None]  # and whether that was the last: the finish reason
+TokenEvent = SampledToken | Exception | None
+Deliver = Callable[[Sequence, TokenEvent], None]
+Message = tuple[
+    Sequence, TokenEvent, str | None
+]  # and whether that was the last: the finish reason
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +42,9 @@ class EngineThread:
             raise RequestError("The engine has another thread of its own: close that one first.")
         self.engine = engine
         self.error: BaseException | None = None
-        self._wishes: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._deliver: dict[int, tuple[Sequence, Deliver]] = {}
-        self._after_news: list[Callable[[], None]] = []
+        self._on_step_end: list[Callable[[], None]] = []
         # Of what follows: who may still be answered. Reentrant, since a forgotten iterator may be
         # collected, and so abort its request, at any moment.
         self._lock = threading.RLock()
@@ -63,7 +65,7 @@ class EngineThread:
         return not self._stopped
 
     def submit(self, sequence: Sequence, deliver: Deliver) -> None:
-        """Queue a sequence and its siblings; `deliver(sequence, news)` is called for each of them.
+        """Queue a sequence and its siblings; `deliver(sequence, event)` is called for each of them.
 
         It is called in the engine's thread, so it must be quick: with every token, of which the
         last has `sequence.finish_reason` set; with None if the sequence was aborted; with an
@@ -80,7 +82,7 @@ class EngineThread:
                 )
             self._deliver |= family
             # Under the lock, so that nobody's wish to abort it can come before this one.
-            self._wishes.put(lambda: self._add(sequence))
+            self._commands.put(lambda: self._add(sequence))
 
     def tokens(self, sequence: Sequence) -> Generator[tuple[Sequence, SampledToken], None, None]:
         """Queue a sequence, and yield its tokens and its siblings' as they come.
@@ -91,7 +93,7 @@ class EngineThread:
         """
         sequence_ids = {each.sequence_id for each in (sequence, *sequence.siblings)}
         inbox: SimpleQueue[Message] = SimpleQueue()
-        self.submit(sequence, lambda whose, news: inbox.put((whose, news, whose.finish_reason)))
+        self.submit(sequence, lambda whose, event: inbox.put((whose, event, whose.finish_reason)))
         tokens = self._take(sequence_ids, inbox)
         next(tokens)  # enter it, so that closing it aborts even if nothing was taken
         return tokens
@@ -102,7 +104,7 @@ class EngineThread:
             self._check_alive()
             if sequence_id not in self._deliver:
                 raise RequestError(f"No request of id {sequence_id} is waiting or running.")
-            self._wishes.put(lambda: self._abort(sequence_id))
+            self._commands.put(lambda: self._abort(sequence_id))
 
     def finish(self, sequence_id: int) -> None:
         """End a sequence at once whose text is whole, by a stop string; nothing more is delivered.
@@ -115,13 +117,13 @@ class EngineThread:
         with self._lock:
             del self._deliver[sequence_id]
 
-    def after_news(self, function: Callable[[], None]) -> None:
-        """Have `function()` called in the engine's thread whenever all news of a step are told.
+    def on_step_end(self, function: Callable[[], None]) -> None:
+        """Have `function()` called in the engine's thread whenever all event of a step are told.
 
-        So whoever passes news on may do it for all of them at once. If it raises, it is called no
+        So whoever passes event on may do it for all of them at once. If it raises, it is called no
         more.
         """
-        self._after_news.append(function)
+        self._on_step_end.append(function)
 
     def call(self, function: Callable[[Engine], None]) -> None:
         """Have `function(engine)` called in the engine's thread between two steps.
@@ -131,7 +133,7 @@ class EngineThread:
         """
         with self._lock:
             self._check_alive()
-            self._wishes.put(lambda: self._call(function))
+            self._commands.put(lambda: self._call(function))
 
     def close(self, timeout: float | None = 10) -> None:
         """End the thread after the step under way; whoever waits gets an `EngineStoppedError`.
@@ -139,7 +141,7 @@ class EngineThread:
         Their sequences are given up, so that the engine is free for another thread.
         """
         self._closing = True
-        self._wishes.put(lambda: None)
+        self._commands.put(lambda: None)
         if threading.current_thread() is not self._thread:  # else it ends after this call
             self._thread.join(timeout)
 
@@ -147,13 +149,13 @@ class EngineThread:
         try:
             yield  # to `tokens`, which has entered us
             while growing:
-                sequence, news, finish_reason = inbox.get()
-                if isinstance(news, Exception):
-                    raise news
+                sequence, event, finish_reason = inbox.get()
+                if isinstance(event, Exception):
+                    raise event
                 if finish_reason is not None:
                     growing.discard(sequence.sequence_id)
-                if news is not None:
-                    yield sequence, news
+                if event is not None:
+                    yield sequence, event
         finally:
             for sequence_id in growing:
                 self._abort_if_live(sequence_id)
@@ -169,10 +171,10 @@ class EngineThread:
     def _loop(self) -> None:
         try:
             while not self._closing:
-                self._heed_wishes()
+                self._drain_commands()
                 if self.engine.has_work():
                     self._step()
-                self._end_news()
+                self._call_on_step_end()
         except WorkerError as error:  # it says all, and whoever waits is told
             logger.info("the engine's thread ends: %s", error)
             self.error = error
@@ -182,11 +184,11 @@ class EngineThread:
         finally:
             self._stop()
 
-    def _heed_wishes(self) -> None:
+    def _drain_commands(self) -> None:
         """Do what others asked for; wait for something while there is nothing to do."""
-        while not (self._closing or (self._wishes.empty() and self.engine.has_work())):
-            self._wishes.get()()
-            self._end_news()
+        while not (self._closing or (self._commands.empty() and self.engine.has_work())):
+            self._commands.get()()
+            self._call_on_step_end()
 
     def _add(self, sequence: Sequence) -> None:
         try:
@@ -213,13 +215,13 @@ class EngineThread:
         for sequence in failed:
             self._tell(sequence, error)
 
-    def _end_news(self) -> None:
-        for function in list(self._after_news):
+    def _call_on_step_end(self) -> None:
+        for function in list(self._on_step_end):
             try:
                 function()
             except Exception:
-                logger.exception("news could not be passed on")
-                self._after_news.remove(function)
+                logger.exception("event could not be passed on")
+                self._on_step_end.remove(function)
 
     def _call(self, function: Callable[[Engine], None]) -> None:
         try:
@@ -233,15 +235,15 @@ class EngineThread:
             self.engine.abort(sequence_id)
             self._tell(sequence, None)
 
-    def _tell(self, sequence: Sequence, news: News) -> None:
+    def _tell(self, sequence: Sequence, event: TokenEvent) -> None:
         with self._lock:
             _, deliver = self._deliver[sequence.sequence_id]
             if sequence.finish_reason is not None:
                 del self._deliver[sequence.sequence_id]
         try:
-            deliver(sequence, news)
+            deliver(sequence, event)
         except Exception:  # one caller's mistake is not everybody's
-            logger.exception("nobody took the news of request %d", sequence.sequence_id)
+            logger.exception("nobody took the event of request %d", sequence.sequence_id)
             self._abort(sequence.sequence_id)
 
     def _stop(self) -> None:
@@ -259,6 +261,6 @@ class EngineThread:
             try:
                 deliver(sequence, error)
             except Exception:  # the others wait, too
-                logger.exception("nobody took the news of request %d", sequence.sequence_id)
-        self._end_news()
+                logger.exception("nobody took the event of request %d", sequence.sequence_id)
+        self._call_on_step_end()
         self.engine.release()

@@ -19,9 +19,9 @@ from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.paged import Batch, KVPool, attend_paged, slots_of
 from minigen.model.transformer import Transformer
 from minigen.protocols import Attend
-from minigen.sequence import Chunk
+from minigen.sequence import ScheduledChunk
 
-AttendFactory = Callable[[KVPool, Batch, SequenceOf[int | None]], Attend]
+AttentionBackend = Callable[[KVPool, Batch, SequenceOf[int | None]], Attend]
 
 
 class Packed(NamedTuple):
@@ -52,15 +52,17 @@ class Buffer:
 class Packer:
     """Writes chunks as one packed batch, into buffers for the largest that may come."""
 
-    def __init__(self, manager: BlockManager, block_size: int, max_batch_tokens: int):
+    def __init__(self, manager: BlockManager, block_size: int, max_num_batched_tokens: int):
         self.manager, self.block_size = manager, block_size
-        self._token_ids, self._positions, self._slots = (Buffer(max_batch_tokens) for _ in range(3))
-        max_sequences = len(manager.tables)
-        self._starts, self._context_lens = Buffer(max_sequences + 1), Buffer(max_sequences)
-        self._logits_rows = Buffer(max_batch_tokens + max_sequences)
+        self._token_ids, self._positions, self._slots = (
+            Buffer(max_num_batched_tokens) for _ in range(3)
+        )
+        max_num_seqs = len(manager.tables)
+        self._starts, self._context_lens = Buffer(max_num_seqs + 1), Buffer(max_num_seqs)
+        self._logits_rows = Buffer(max_num_batched_tokens + max_num_seqs)
         self._tables = np.zeros(manager.tables.size, np.int64)
 
-    def pack(self, chunks: SequenceOf[Chunk]) -> Packed:
+    def pack(self, chunks: SequenceOf[ScheduledChunk]) -> Packed:
         """The chunks as one packed batch, decodes first as they come."""
         token_ids: list[int] = []
         positions: list[int] = []
@@ -72,7 +74,7 @@ class Packer:
             token_ids += sequence.token_ids[first:end]
             positions += range(first, end)
             slots += slots_of(sequence.block_ids, range(first, end), self.block_size)
-            logits_rows += [starts[-1] + row for row in chunk.told_rows]
+            logits_rows += [starts[-1] + row for row in chunk.prompt_logprob_rows]
             starts.append(len(token_ids))
             logits_rows += [len(token_ids) - 1] * len(chunk.samples)
             context_lens.append(end)
@@ -97,7 +99,7 @@ class Packer:
 class PagedRunner:
     """Runs the model over chunks, layer by layer, with keys and values in a pool of blocks.
 
-    `windows` are the layers' sliding windows; a batch has at most `max_batch_tokens` tokens and as
+    `windows` are the layers' sliding windows; a batch has at most `max_num_batched_tokens` tokens and as
     many sequences as the manager has rows; torch computes with `num_threads`, whatever ran before
     in this process; `attend` makes a step's attention.
     """
@@ -108,20 +110,20 @@ class PagedRunner:
         pool: KVPool,
         manager: BlockManager,
         windows: SequenceOf[int | None],
-        max_batch_tokens: int,
+        max_num_batched_tokens: int,
         num_threads: int,
-        attend: AttendFactory = attend_paged,
+        attend: AttentionBackend = attend_paged,
     ):
         self.num_threads = num_threads
         self.model, self.pool, self.manager, self.windows = model, pool, manager, windows
         self.attend = attend
-        self.packer = Packer(manager, pool.block_size, max_batch_tokens)
+        self.packer = Packer(manager, pool.block_size, max_num_batched_tokens)
 
     @torch.inference_mode()
-    def logits(self, chunks: SequenceOf[Chunk]) -> Float[Tensor, "rows vocab"]:
-        """The raw logits of each chunk's `told_rows`, then of its samples."""
+    def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Float[Tensor, "rows vocab"]:
+        """The raw logits of each chunk's `prompt_logprob_rows`, then of its samples."""
         torch.set_num_threads(self.num_threads)
-        self.pool.copy_blocks(self.manager.take_copies())
+        self.pool.copy_blocks(self.manager.pop_pending_copies())
         batch = batch_of(self.packer.pack(chunks), _num_leading_ones(chunks))
         attend = self.attend(self.pool, batch, self.windows)
         hidden = self.model(batch.token_ids, batch.positions, attend)
@@ -143,7 +145,7 @@ def batch_of(packed: Packed, num_decodes: int) -> Batch:
     )
 
 
-def _num_leading_ones(chunks: SequenceOf[Chunk]) -> int:
+def _num_leading_ones(chunks: SequenceOf[ScheduledChunk]) -> int:
     for index, chunk in enumerate(chunks):
         if chunk.num_tokens != 1:
             return index

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from minigen.errors import CapacityError, ContextLengthError, ParamsError, PromptError
-from minigen.outputs import Answer, Choice
+from minigen.outputs import CompletionOutput, RequestState
 from minigen.sampling.params import SamplingParams
 from minigen.sequence import Sequence
 from minigen.tokenizer.stop_strings import StopWatcher
@@ -17,11 +17,11 @@ from minigen.tokenizer.tokenizer import Tokenizer
 Prompt = str | SequenceOf[int]
 
 
-class RequestReader:
+class RequestProcessor:
     """Checks requests against one model, and makes the answers that they ask for, in any thread.
 
     `end_ids` are the tokens that end an answer of this model; `pool_tokens` is what the KV pool
-    holds, and `max_sequences` how many run at once.
+    holds, and `max_num_seqs` how many run at once.
     """
 
     def __init__(
@@ -31,11 +31,11 @@ class RequestReader:
         max_positions: int,
         end_ids: frozenset[int],
         pool_tokens: int,
-        max_sequences: int,
+        max_num_seqs: int,
     ):
         self.tokenizer, self.end_ids = tokenizer, end_ids
         self.vocab_size, self.max_positions = vocab_size, max_positions
-        self.pool_tokens, self.max_sequences = pool_tokens, max_sequences
+        self.pool_tokens, self.max_num_seqs = pool_tokens, max_num_seqs
         self._sequence_ids = count(1)
 
     def answers(
@@ -44,7 +44,7 @@ class RequestReader:
         params: SamplingParams | SequenceOf[SamplingParams] | None,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> list[Answer]:
+    ) -> list[RequestState]:
         """All answers to be made, every prompt and setting checked before any work begins."""
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
@@ -55,7 +55,7 @@ class RequestReader:
             raise ParamsError(f"priority must be a whole number, not {priority!r}.")
         if not isinstance(cache_salt, str | None):
             raise ParamsError(f"cache_salt must be text or None, not {cache_salt!r}.")
-        answers: list[Answer] = []
+        answers: list[RequestState] = []
         for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
             prompt_ids = self._prompt_ids(
                 prompt, f"prompt {index}" if len(prompts) > 1 else "prompt"
@@ -70,9 +70,11 @@ class RequestReader:
                 stops = StopWatcher(own.stops, own.include_stop_str_in_output)
                 logprobs: list[Any] | None = None if own.logprobs is None else []
                 answers.append(
-                    Answer(index, sequence, stream, stops, Choice(choice, logprobs=logprobs))
+                    RequestState(
+                        index, sequence, stream, stops, CompletionOutput(choice, logprobs=logprobs)
+                    )
                 )
-            if own.n <= self.max_sequences:  # else each is computed by itself
+            if own.n <= self.max_num_seqs:  # else each is computed by itself
                 answers[first].sequence.siblings = [each.sequence for each in answers[first + 1 :]]
         return answers
 
@@ -87,7 +89,7 @@ class RequestReader:
             raise CapacityError(
                 f"A prompt of {len(prompt_ids)} tokens and an answer of {max(max_output, 1)} need "
                 f"more than the KV cache can ever hold, {self.pool_tokens} tokens; load the model "
-                "with more kv_memory or num_blocks, or ask for less."
+                "with more kv_cache_memory or num_blocks, or ask for less."
             )
         return Sequence(
             sequence_id=next(self._sequence_ids),

@@ -9,7 +9,7 @@ from collections.abc import Sequence as SequenceOf
 from itertools import count
 
 from minigen.kv_cache.block_manager import BlockManager
-from minigen.sequence import Chunk, SampledToken, Sequence, samples_of
+from minigen.sequence import SampledToken, ScheduledChunk, Sequence, samples_of
 
 Rank = tuple[int, int]  # priority, then arrival: the lower goes first
 
@@ -23,9 +23,9 @@ class ContinuousScheduler:
     so whoever came first always moves on, and nobody starves. O(batch) a step, whatever waits.
     """
 
-    def __init__(self, manager: BlockManager, max_sequences: int, max_batch_tokens: int):
+    def __init__(self, manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int):
         self.manager = manager
-        self.max_sequences, self.max_batch_tokens = max_sequences, max_batch_tokens
+        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.running: dict[Sequence, Rank] = {}
         self._waiting: list[tuple[Rank, Sequence]] = []
         self._ranks: dict[Sequence, Rank] = {}
@@ -49,15 +49,15 @@ class ContinuousScheduler:
             self._leaders[sibling] = sequence
         heapq.heappush(self._waiting, (rank, sequence))
 
-    def next_batch(self) -> list[Chunk]:
+    def schedule(self) -> list[ScheduledChunk]:
         """Chunks whose slots are reserved, decodes first; empty when nobody can run."""
         batch: dict[Sequence, int] = {}
         budget = self._continue_running(batch)
         self._admit(batch, budget)
-        return [Chunk(sequence, num_tokens) for sequence, num_tokens in batch.items()]
+        return [ScheduledChunk(sequence, num_tokens) for sequence, num_tokens in batch.items()]
 
     def commit(
-        self, chunks: SequenceOf[Chunk], tokens: SequenceOf[SampledToken]
+        self, chunks: SequenceOf[ScheduledChunk], tokens: SequenceOf[SampledToken]
     ) -> list[tuple[Sequence, SampledToken]]:
         """Count the chunks as computed, and give each of their samples its token."""
         progress = list(zip(samples_of(chunks), tokens, strict=True))
@@ -76,12 +76,12 @@ class ContinuousScheduler:
 
     def _continue_running(self, batch: dict[Sequence, int]) -> int:
         """Give every running sequence its next tokens; returns what is left of the budget."""
-        budget = self.max_batch_tokens
+        budget = self.max_num_batched_tokens
         in_order = sorted(self.running, key=lambda each: (_is_prefilling(each), self.running[each]))
         for sequence in in_order:
             num_tokens = min(sequence.num_wanted, budget)
             while num_tokens > 0 and sequence in self.running:
-                if self.manager.reserve(sequence, num_tokens):
+                if self.manager.allocate_slots(sequence, num_tokens):
                     batch[sequence] = num_tokens
                     budget -= num_tokens
                     break
@@ -91,20 +91,20 @@ class ContinuousScheduler:
     def _preempt_last(self, batch: dict[Sequence, int]) -> int:
         """Take the last in rank out; returns how many tokens it would have computed."""
         victim = max(self.running, key=self.running.__getitem__)
-        self.manager.release(victim)
+        self.manager.free(victim)
         heapq.heappush(self._waiting, (self.running.pop(victim), victim))
         return batch.pop(victim, 0)
 
     def _admit(self, batch: dict[Sequence, int], budget: int) -> None:
         """Let those in who wait, in order, as long as there are seats, tokens and blocks."""
-        seats = self.max_sequences - sum(1 + len(each.siblings) for each in self.running)
+        seats = self.max_num_seqs - sum(1 + len(each.siblings) for each in self.running)
         while self._waiting and budget > 0:
             rank, sequence = self._waiting[0]
             if self._ranks.get(sequence) != rank:  # aborted meanwhile
                 heapq.heappop(self._waiting)
                 continue
             seats -= 1 + len(sequence.siblings)
-            num_tokens = self.manager.begin(sequence, budget) if seats >= 0 else 0
+            num_tokens = self.manager.allocate(sequence, budget) if seats >= 0 else 0
             if num_tokens == 0:
                 return
             heapq.heappop(self._waiting)
@@ -112,9 +112,9 @@ class ContinuousScheduler:
             batch[sequence] = num_tokens
             budget -= num_tokens
 
-    def _advance(self, chunk: Chunk) -> None:
+    def _advance(self, chunk: ScheduledChunk) -> None:
         sequence, samples = chunk.sequence, chunk.samples
-        self.manager.advance(sequence, chunk.num_tokens)
+        self.manager.mark_computed(sequence, chunk.num_tokens)
         if samples:
             for sibling in sequence.siblings:
                 self.manager.fork(sequence, sibling)
@@ -124,7 +124,7 @@ class ContinuousScheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         """Give everything back; siblings that have not forked yet go on without their first."""
-        self.manager.release(sequence)
+        self.manager.free(sequence)
         self.running.pop(sequence, None)
         del self._ranks[sequence]
         if sequence in self._leaders:

@@ -10,7 +10,7 @@ from typing import Any
 
 from minigen.engine.engine import Engine
 from minigen.errors import RequestError
-from minigen.outputs import Answer, Delta
+from minigen.outputs import RequestState, TokenDelta
 from minigen.sequence import Sequence
 
 
@@ -25,18 +25,18 @@ class SharedSteps:
         # Of all that follows, and of the engine. Reentrant, since a forgotten generator may be
         # collected, and so give up its answers, at any moment.
         self._lock = threading.RLock()
-        self._growing: dict[Sequence, tuple[Answer, deque[Delta | Exception]]] = {}
+        self._growing: dict[Sequence, tuple[RequestState, deque[TokenDelta | Exception]]] = {}
         self._stepping = False
         self._forgotten: list[Sequence] = []  # collected by the thread that takes a step
 
-    def run(self, answers: SequenceOf[Answer]) -> Generator[Delta, None, None]:
+    def run(self, answers: SequenceOf[RequestState]) -> Generator[TokenDelta, None, None]:
         """Step the engine until the answers are whole; those left when closed are given up.
 
         A step moves every answer on, also those of other callers: what comes for them goes into
         their inbox; who was added to the engine directly is told nothing, and has the tokens.
         Raises `RequestError` if the engine is somebody else's to step.
         """
-        inbox: deque[Delta | Exception] = deque()
+        inbox: deque[TokenDelta | Exception] = deque()
         siblings = {each for answer in answers for each in answer.sequence.siblings}
         num_growing = len(answers)
         with ExitStack() as at_the_end:
@@ -72,9 +72,9 @@ class SharedSteps:
             if self._stepping:  # a step must not lose a sequence halfway
                 self._forgotten.append(sequence)
             else:
-                self._let_go(sequence, error)
+                self._forget(sequence, error)
 
-    def _let_go(self, sequence: Sequence, error: BaseException | None) -> None:
+    def _forget(self, sequence: Sequence, error: BaseException | None) -> None:
         """Forget an answer, whole or not; an error that ended it stays the one told of."""
         del self._growing[sequence]
         try:
@@ -96,7 +96,7 @@ class SharedSteps:
             self._stepping = False
             while self._forgotten:
                 with suppress(Exception):  # nobody is left to hear of it
-                    self._let_go(self._forgotten.pop(), None)
+                    self._forget(self._forgotten.pop(), None)
 
     def _move_on(self) -> None:
         try:

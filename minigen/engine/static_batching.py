@@ -12,15 +12,15 @@ from collections.abc import Sequence as SequenceOf
 
 from minigen.kv_cache.block_allocator import blocks_needed
 from minigen.kv_cache.block_manager import BlockManager
-from minigen.sequence import Chunk, SampledToken, Sequence, samples_of
+from minigen.sequence import SampledToken, ScheduledChunk, Sequence, samples_of
 
 
 class StaticScheduler:
-    """Runs whoever waits, `max_sequences` at most, until all of them are done; then the next."""
+    """Runs whoever waits, `max_num_seqs` at most, until all of them are done; then the next."""
 
-    def __init__(self, manager: BlockManager, max_sequences: int, max_batch_tokens: int):
+    def __init__(self, manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int):
         self.manager = manager
-        self.max_sequences, self.max_batch_tokens = max_sequences, max_batch_tokens
+        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
@@ -29,25 +29,25 @@ class StaticScheduler:
         self.waiting += [sequence, *sequence.siblings]
         sequence.siblings = []
 
-    def next_batch(self) -> list[Chunk]:
+    def schedule(self) -> list[ScheduledChunk]:
         """The next tokens of all who run: who has fewest left goes first, so decodes do."""
         if not self.running:
             self._begin()
-        budget, chunks = self.max_batch_tokens, []
+        budget, chunks = self.max_num_batched_tokens, []
         for sequence in sorted(self.running, key=lambda each: each.num_wanted):
             num_tokens = min(sequence.num_wanted, budget)
             if num_tokens > 0:
-                chunks.append(Chunk(sequence, num_tokens))
+                chunks.append(ScheduledChunk(sequence, num_tokens))
                 budget -= num_tokens
         return chunks
 
     def commit(
-        self, chunks: SequenceOf[Chunk], tokens: SequenceOf[SampledToken]
+        self, chunks: SequenceOf[ScheduledChunk], tokens: SequenceOf[SampledToken]
     ) -> list[tuple[Sequence, SampledToken]]:
         """Count the chunks as computed, and give each of their samples its token."""
         progress = list(zip(samples_of(chunks), tokens, strict=True))
         for chunk in chunks:
-            self.manager.advance(chunk.sequence, chunk.num_tokens)
+            self.manager.mark_computed(chunk.sequence, chunk.num_tokens)
         for sequence, token in progress:
             sequence.append(token.token_id)
             if sequence.finish_reason is not None:
@@ -56,7 +56,7 @@ class StaticScheduler:
 
     def abort(self, sequence: Sequence) -> None:
         """Take a sequence out, finished or not; its seat stays empty until the batch is done."""
-        self.manager.release(sequence)
+        self.manager.free(sequence)
         for queue in (self.running, self.waiting):
             if sequence in queue:
                 queue.remove(sequence)
@@ -64,13 +64,13 @@ class StaticScheduler:
     def _begin(self) -> None:
         """Fill the seats, as far as there is memory for every answer at its longest."""
         room = self.manager.num_available
-        while self.waiting and len(self.running) < self.max_sequences:
+        while self.waiting and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[0]
             longest = len(sequence.prompt_ids) + sequence.max_output
             room -= blocks_needed(longest, self.manager.block_size)
-            if room < 0 or not self.manager.begin(sequence, len(sequence)):
+            if room < 0 or not self.manager.allocate(sequence, len(sequence)):
                 return
-            reserved = self.manager.reserve(sequence, longest - sequence.num_computed)
+            reserved = self.manager.allocate_slots(sequence, longest - sequence.num_computed)
             assert reserved, "there is room for the longest"
             self.running.append(self.waiting.popleft())
 
@@ -82,12 +82,12 @@ class DynamicScheduler:
     def __init__(
         self,
         manager: BlockManager,
-        max_sequences: int,
-        max_batch_tokens: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
         max_wait: float = 0.05,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.batches = StaticScheduler(manager, max_sequences, max_batch_tokens)
+        self.batches = StaticScheduler(manager, max_num_seqs, max_num_batched_tokens)
         self.max_wait, self.clock = max_wait, clock
         self._arrivals: dict[Sequence, float] = {}  # of those who wait for a batch, in order
 
@@ -96,16 +96,16 @@ class DynamicScheduler:
         self._arrivals.update(dict.fromkeys([sequence, *sequence.siblings], self.clock()))
         sequence.siblings = []
 
-    def next_batch(self) -> list[Chunk]:
+    def schedule(self) -> list[ScheduledChunk]:
         """The next tokens of the batch that runs; empty while the next one gathers."""
         if not self.batches.running and self._is_time():
-            for sequence in list(self._arrivals)[: self.batches.max_sequences]:
+            for sequence in list(self._arrivals)[: self.batches.max_num_seqs]:
                 del self._arrivals[sequence]
                 self.batches.add(sequence)
-        return self.batches.next_batch()
+        return self.batches.schedule()
 
     def commit(
-        self, chunks: SequenceOf[Chunk], tokens: SequenceOf[SampledToken]
+        self, chunks: SequenceOf[ScheduledChunk], tokens: SequenceOf[SampledToken]
     ) -> list[tuple[Sequence, SampledToken]]:
         """Count the chunks as computed, and give each of their samples its token."""
         return self.batches.commit(chunks, tokens)
@@ -116,7 +116,7 @@ class DynamicScheduler:
         self.batches.abort(sequence)
 
     def _is_time(self) -> bool:
-        if len(self._arrivals) >= self.batches.max_sequences:
+        if len(self._arrivals) >= self.batches.max_num_seqs:
             return True
         waited = self.clock() - next(iter(self._arrivals.values()), self.clock())
         return bool(self._arrivals) and waited >= self.max_wait

@@ -53,8 +53,8 @@ class Lines:
             there = f", {in_words(num_bytes)} already there" if num_bytes > 0 else ""
             print(f"{label}{size}{there}", file=sys.stderr, flush=True)
         if num_bytes == num_total_bytes:
-            begun, num_before = self._begun.pop(label)
-            seconds = max(time.monotonic() - begun, 1e-3)
+            started, num_before = self._begun.pop(label)
+            seconds = max(time.monotonic() - started, 1e-3)
             speed = in_words(int((num_bytes - num_before) / seconds))
             print(f"{label}: done in {seconds:.1f} s, {speed}/s", file=sys.stderr, flush=True)
 

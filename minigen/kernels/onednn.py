@@ -59,7 +59,7 @@ def pack(linear: DenseLinear) -> Linear:
 
 
 def packed_linear(dtype: torch.dtype) -> MakeLinear:
-    """Linear layers whose weights are dequantised into `dtype` and packed, once."""
+    """Linear layers whose weights are dequantized into `dtype` and packed, once."""
     make_dense = dense_linear(dtype)
 
     def make(weights: Sequence[StoredTensor], biases: Sequence[StoredTensor]) -> Linear:

@@ -25,18 +25,18 @@ class BlockManager:
         allocator: BlockAllocator,
         prefix_cache: PrefixCache | None,
         block_size: int,
-        max_sequences: int,
+        max_num_seqs: int,
         max_blocks: int,
         trace: Trace,
     ):
         self.allocator, self.prefix_cache = allocator, prefix_cache
         self.block_size, self.trace = block_size, trace
-        self.tables = np.zeros((max_sequences, max_blocks), np.int64)
+        self.tables = np.zeros((max_num_seqs, max_blocks), np.int64)
         self.rows: dict[Sequence, int] = {}
-        self._free_rows = list(range(max_sequences))
+        self._free_rows = list(range(max_num_seqs))
         self._copies: list[tuple[int, int]] = []
 
-    def take_copies(self) -> list[tuple[int, int]]:
+    def pop_pending_copies(self) -> list[tuple[int, int]]:
         """The (source, target) blocks to copy before anything is written, handed over once."""
         copies, self._copies = self._copies, []
         return copies
@@ -52,7 +52,7 @@ class BlockManager:
         evictable = 0 if self.prefix_cache is None else self.prefix_cache.num_evictable
         return self.allocator.num_free + evictable
 
-    def begin(self, sequence: Sequence, max_tokens: int) -> int:
+    def allocate(self, sequence: Sequence, max_tokens: int) -> int:
         """Give the sequence a table, what is known of its beginning, and slots for what comes next.
 
         Returns how many tokens those slots are for: all that are not known, `max_tokens` at most.
@@ -67,25 +67,27 @@ class BlockManager:
         if not self._free_rows:
             return 0
         matched: list[int] = []
-        if self.prefix_cache is not None and sequence.num_untold == 0:  # else all is computed
+        if (
+            self.prefix_cache is not None and sequence.num_pending_prompt_logprobs == 0
+        ):  # else all is computed
             matched = self.prefix_cache.match(sequence.token_ids, sequence.cache_salt)
         num_missing = blocks_needed(len(sequence), self.block_size) - len(matched)
         if num_missing > self.num_available:
-            self._let_go(matched)
+            self._release_matched(matched)
             return 0
         self.rows[sequence] = self._free_rows.pop()
         self._extend(sequence, matched)
         sequence.num_computed = len(matched) * self.block_size
-        sequence.num_kept_blocks = len(matched)
+        sequence.num_cached_blocks = len(matched)
         if sequence.num_cached is None:  # and not again after a preemption
             sequence.num_cached = sequence.num_computed
-        self._tell_hit(sequence)
+        self._emit_hit(sequence)
         num_tokens = min(sequence.num_wanted, max_tokens)
-        reserved = self.reserve(sequence, num_tokens)
+        reserved = self.allocate_slots(sequence, num_tokens)
         assert reserved, "there is room for all of the sequence"
         return num_tokens
 
-    def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+    def allocate_slots(self, sequence: Sequence, num_tokens: int) -> bool:
         """Make slots for the next `num_tokens` that the sequence will write; False if they lack.
 
         The block that is written next becomes the sequence's own, if it is shared. Raises
@@ -108,7 +110,7 @@ class BlockManager:
                 self.trace.emit(EventKind.BLOCK_ALLOCATED, sequence.sequence_id, block=block_id)
         return True
 
-    def advance(self, sequence: Sequence, num_tokens: int) -> None:
+    def mark_computed(self, sequence: Sequence, num_tokens: int) -> None:
         """Count the next `num_tokens` as computed, and offer what is full to others.
 
         Raises `RequestError` for tokens that have no slots.
@@ -121,24 +123,24 @@ class BlockManager:
                 f"of them computed: it cannot advance by {num_tokens}."
             )
         sequence.num_computed += num_tokens
-        self.keep_full_blocks(sequence)
+        self.cache_full_blocks(sequence)
 
-    def keep_full_blocks(self, sequence: Sequence) -> None:
+    def cache_full_blocks(self, sequence: Sequence) -> None:
         """Offer blocks that have become full and computed to whoever begins alike."""
         num_full = sequence.num_computed // self.block_size
-        if self.prefix_cache is None or num_full <= sequence.num_kept_blocks:
+        if self.prefix_cache is None or num_full <= sequence.num_cached_blocks:
             return
         exchanged = self.prefix_cache.insert(
             sequence.token_ids[: num_full * self.block_size],
             sequence.block_ids,
-            sequence.num_kept_blocks,
+            sequence.num_cached_blocks,
             sequence.cache_salt,
         )
         if self.trace.active:
-            self._tell_kept(sequence, num_full, dict(exchanged))
+            self._emit_cached(sequence, num_full, dict(exchanged))
         for index, known in exchanged:
             self._replace(sequence, index, known)
-        sequence.num_kept_blocks = num_full
+        sequence.num_cached_blocks = num_full
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let `child` own those of `parent`'s blocks too that hold computed tokens.
@@ -146,15 +148,15 @@ class BlockManager:
         Both must have the same tokens so far, and no copies may be pending. Full blocks are kept
         first, since the prefix cache must know of every user of what it counts as evictable.
         """
-        self.keep_full_blocks(parent)
+        self.cache_full_blocks(parent)
         self.rows[child] = self._free_rows.pop()
         num_shared = blocks_needed(parent.num_computed, self.block_size)
         self._extend(child, parent.block_ids[:num_shared])
         child.num_computed = parent.num_computed
-        child.num_kept_blocks = parent.num_kept_blocks
+        child.num_cached_blocks = parent.num_cached_blocks
         self.allocator.share(child.block_ids)
         if self.prefix_cache is not None:
-            self.prefix_cache.join(child.block_ids[: child.num_kept_blocks])
+            self.prefix_cache.acquire(child.block_ids[: child.num_cached_blocks])
         if self.trace.active:
             self.trace.emit(
                 EventKind.FORKED,
@@ -162,9 +164,9 @@ class BlockManager:
                 parent=parent.sequence_id,
                 blocks=len(child.block_ids),
             )
-            self._tell_shared(child)
+            self._emit_shared(child)
 
-    def release(self, sequence: Sequence) -> None:
+    def free(self, sequence: Sequence) -> None:
         """Take all blocks back; what is known of them stays in the prefix cache.
 
         A sequence that is not finished is thereby preempted: it must begin anew.
@@ -178,10 +180,10 @@ class BlockManager:
                 EventKind.PREEMPTED, sequence.sequence_id, computed=sequence.num_computed
             )
         if self.prefix_cache is not None:
-            self.prefix_cache.leave(sequence.block_ids[: sequence.num_kept_blocks])
+            self.prefix_cache.release(sequence.block_ids[: sequence.num_cached_blocks])
         self._release(sequence.block_ids, sequence)
         sequence.block_ids = []
-        sequence.num_computed = sequence.num_kept_blocks = 0
+        sequence.num_computed = sequence.num_cached_blocks = 0
 
     def _check_begun(self, sequence: Sequence) -> None:
         if sequence not in self.rows:
@@ -238,12 +240,12 @@ class BlockManager:
             for block_id in freed:
                 self.trace.emit(EventKind.BLOCK_FREED, sequence.sequence_id, block=block_id)
 
-    def _let_go(self, matched: list[int]) -> None:
+    def _release_matched(self, matched: list[int]) -> None:
         if self.prefix_cache is not None:
-            self.prefix_cache.leave(matched)
+            self.prefix_cache.release(matched)
             self.allocator.release(matched)
 
-    def _tell_hit(self, sequence: Sequence) -> None:
+    def _emit_hit(self, sequence: Sequence) -> None:
         if self.trace.active and sequence.block_ids:
             self.trace.emit(
                 EventKind.PREFIX_HIT,
@@ -251,19 +253,19 @@ class BlockManager:
                 tokens=sequence.num_computed,
                 blocks=len(sequence.block_ids),
             )
-            self._tell_shared(sequence)
+            self._emit_shared(sequence)
 
-    def _tell_shared(self, sequence: Sequence) -> None:
+    def _emit_shared(self, sequence: Sequence) -> None:
         for block_id in sequence.block_ids:
             self.trace.emit(EventKind.BLOCK_SHARED, sequence.sequence_id, block=block_id)
 
-    def _tell_kept(self, sequence: Sequence, num_full: int, exchanged: dict[int, int]) -> None:
-        for index in range(sequence.num_kept_blocks, num_full):
+    def _emit_cached(self, sequence: Sequence, num_full: int, exchanged: dict[int, int]) -> None:
+        for index in range(sequence.num_cached_blocks, num_full):
             own, sequence_id = sequence.block_ids[index], sequence.sequence_id
             if index not in exchanged:
-                self.trace.emit(EventKind.BLOCK_KEPT, sequence_id, block=own)
+                self.trace.emit(EventKind.BLOCK_CACHED, sequence_id, block=own)
                 continue
             known = exchanged[index]
-            self.trace.emit(EventKind.BLOCK_EXCHANGED, sequence_id, source=own, block=known)
+            self.trace.emit(EventKind.BLOCK_DEDUPLICATED, sequence_id, source=own, block=known)
             if self.allocator.num_owners(own) == 0:
                 self.trace.emit(EventKind.BLOCK_FREED, sequence_id, block=own)

@@ -99,12 +99,12 @@ class RadixPrefixCache:
             node = known
         return exchanged
 
-    def join(self, block_ids: SequenceOf[int]) -> None:
+    def acquire(self, block_ids: SequenceOf[int]) -> None:
         """Another sequence uses these blocks too, as a fork of one that does."""
         for block_id in block_ids:
             self._use(self._node_of[block_id])
 
-    def leave(self, block_ids: SequenceOf[int]) -> None:
+    def release(self, block_ids: SequenceOf[int]) -> None:
         """A sequence is about to release these blocks of its own, given from first to last."""
         for block_id in reversed(block_ids):
             node = self._node_of.get(block_id)

@@ -172,8 +172,8 @@ def build_transformer(
     `make_linear` decides how products are done; norms and the embedding are kept in `dtype`. Where
     the output head is the embedding itself, `finish_head` may put it into another form.
     """
-    embedding = tensors["model.embed_tokens.weight"].dequantise(dtype)
-    tensors["model.embed_tokens.weight"].let_go()
+    embedding = tensors["model.embed_tokens.weight"].dequantize(dtype)
+    tensors["model.embed_tokens.weight"].release_pages()
     if config.tied_embeddings:
         head = finish_head(DenseLinear(embedding, None, (config.vocab_size,)))
     else:
@@ -182,14 +182,14 @@ def build_transformer(
         config.head_dim, config.rope_theta, config.rope_linear_factor, config.rope_scaling
     )
     if "rope_freqs.weight" in tensors:  # how a GGUF writes Llama 3's scaling
-        frequencies = frequencies / tensors["rope_freqs.weight"].dequantise()
+        frequencies = frequencies / tensors["rope_freqs.weight"].dequantize()
     return Transformer(
         embedding=embedding,
         layers=tuple(
             _build_layer(tensors, f"model.layers.{layer_id}.", dtype, make_linear)
             for layer_id in range(config.num_layers)
         ),
-        norm=tensors["model.norm.weight"].dequantise(dtype),
+        norm=tensors["model.norm.weight"].dequantize(dtype),
         head=head,
         frequencies=frequencies,
         head_dim=config.head_dim,
@@ -210,10 +210,10 @@ def _build_layer(
 
     def norm(name: str) -> Tensor | None:
         stored = tensors.get(f"{prefix}{name}.weight")
-        return None if stored is None else stored.dequantise(dtype)
+        return None if stored is None else stored.dequantize(dtype)
 
     def needed_norm(name: str) -> Tensor:
-        return tensors[f"{prefix}{name}.weight"].dequantise(dtype)
+        return tensors[f"{prefix}{name}.weight"].dequantize(dtype)
 
     return Layer(
         attention_norm=needed_norm("input_layernorm"),
@@ -230,15 +230,15 @@ def _build_layer(
 def dense_linear(
     dtype: torch.dtype,
 ) -> Callable[[Sequence[StoredTensor], Sequence[StoredTensor]], DenseLinear]:
-    """Linear layers whose weights are dequantised once, into `dtype`."""
+    """Linear layers whose weights are dequantized once, into `dtype`."""
 
     def make(weights: Sequence[StoredTensor], biases: Sequence[StoredTensor]) -> DenseLinear:
         parts = tuple(weight.shape[0] for weight in weights)
         fused = torch.empty(sum(parts), weights[0].shape[1], dtype=dtype)
         for weight, rows in zip(weights, fused.split(parts), strict=True):
-            weight.dequantise(out=rows)
-            weight.let_go()
-        bias = torch.cat([each.dequantise(dtype) for each in biases]) if biases else None
+            weight.dequantize(out=rows)
+            weight.release_pages()
+        bias = torch.cat([each.dequantize(dtype) for each in biases]) if biases else None
         return DenseLinear(fused, bias, parts)
 
     return make

@@ -236,9 +236,9 @@ class TracedComm:
     def _told(self, kind: EventKind, operation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if not self.trace.active:
             return operation(x)
-        begun_ns, num_bytes = time.perf_counter_ns(), x.nbytes
+        started_ns, num_bytes = time.perf_counter_ns(), x.nbytes
         made = operation(x)
-        self.trace.emit(kind, bytes=num_bytes, duration_ns=time.perf_counter_ns() - begun_ns)
+        self.trace.emit(kind, bytes=num_bytes, duration_ns=time.perf_counter_ns() - started_ns)
         return made
 
 

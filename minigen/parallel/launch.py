@@ -145,7 +145,7 @@ def lead(
     settings: Settings,
     num_ranks: int,
     manager: BlockManager,
-    max_batch_tokens: int,
+    max_num_batched_tokens: int,
     trace: Trace,
 ) -> LeadRunner:
     """The runner of rank 0, with all other ranks loaded and waiting.
@@ -172,7 +172,7 @@ def lead(
     except BaseException:
         close()
         raise
-    return LeadRunner(runner, hand, manager, max_batch_tokens, close)
+    return LeadRunner(runner, hand, manager, max_num_batched_tokens, close)
 
 
 def follow_lead(comm: Comm, checkpoint: Checkpoint | None = None) -> None:
@@ -203,7 +203,7 @@ def _joined(num_ranks: int) -> Comm:
     started = int(os.environ["WORLD_SIZE"])
     if started != num_ranks:
         raise OptionError(
-            f"torchrun started {started} ranks, but tensor_parallel is {num_ranks}: they must be "
+            f"torchrun started {started} ranks, but tensor_parallel_size is {num_ranks}: they must be "
             "the same."
         )
     return joined_comm()

@@ -24,7 +24,7 @@ from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.paged import Batch, KVPool, attend_paged
 from minigen.parallel.comm import Comm
 from minigen.parallel.sharding import ShardedTransformer
-from minigen.sequence import Chunk
+from minigen.sequence import ScheduledChunk
 
 _STOP, _IDLE, _STEP = range(3)
 _HEADER = 8  # numbers in the first message of a step
@@ -32,7 +32,7 @@ LOOK = 0.2  # seconds between two looks at the other processes while a step is a
 REMIND = 3600.0  # seconds without work after which rank 0 says that it is still there
 
 # What is asked of rank 0's thread, each by a ticket of its own, and what came of it.
-Wishes = SimpleQueue[tuple[object, Callable[[Comm], Any]] | None]
+Commands = SimpleQueue[tuple[object, Callable[[Comm], Any]] | None]
 Outcomes = SimpleQueue[tuple[object, Any, Exception | None]]
 
 
@@ -128,19 +128,19 @@ class LeadRunner:
         runner: RankRunner,
         hand: "CommThread",
         manager: BlockManager,
-        max_batch_tokens: int,
+        max_num_batched_tokens: int,
         close: Callable[[], None],
     ):
         self.manager, self._runner, self._hand = manager, runner, hand
-        self._packer = Packer(manager, runner.pool.block_size, max_batch_tokens)
+        self._packer = Packer(manager, runner.pool.block_size, max_num_batched_tokens)
         self.close = weakref.finalize(self, _end, hand, close)
 
-    def logits(self, chunks: SequenceOf[Chunk]) -> Float[Tensor, "rows vocab"]:
-        """The raw logits of each chunk's `told_rows`, then of its samples."""
+    def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Float[Tensor, "rows vocab"]:
+        """The raw logits of each chunk's `prompt_logprob_rows`, then of its samples."""
         self._hand.settle()  # an interrupted step reads the packer's memory still
         decodes = takewhile(lambda chunk: chunk.num_tokens == 1, chunks)
         batch = batch_of(self._packer.pack(chunks), sum(1 for _ in decodes))
-        step = Step(self.manager.take_copies(), batch)
+        step = Step(self.manager.pop_pending_copies(), batch)
         made: Tensor = self._hand.call(partial(_run_together, self._runner, step))
         return made
 
@@ -170,15 +170,15 @@ class CommThread:
 
     def __init__(self, connect: Callable[[], Comm], watch: Callable[[WorkerError | None], None]):
         self._watch = watch
-        self._wishes: Wishes = SimpleQueue()
+        self._commands: Commands = SimpleQueue()
         self._outcomes: Outcomes = SimpleQueue()
         self._is_settled = False
         self._broken: WorkerError | None = None
-        begun = object()
-        what = (connect, begun, self._wishes, self._outcomes)
+        started = object()
+        what = (connect, started, self._commands, self._outcomes)
         self._thread = Thread(target=_work, args=what, daemon=True, name="minigen-comm")
         self._thread.start()
-        self._outcome(begun)
+        self._outcome(started)
 
     def call(self, wish: Callable[[Comm], Any]) -> Any:
         """What `wish(comm)` returns, or raises. Raises `WorkerError` if another rank ended."""
@@ -196,14 +196,14 @@ class CommThread:
         """Let the other ranks go, if nothing is under way, and end the thread."""
         busy = self._broken is not None or not self._is_settled
         self._broken = self._broken or WorkerError("The model's ranks were ended by `close`.")
-        self._wishes.put(None)
+        self._commands.put(None)
         self._thread.join(timeout=0.0 if busy else 2.0)
 
     def _ask(self, wish: Callable[[Comm], Any]) -> Any:
         """An interrupt may come between any two of these lines: then the next call settles."""
         ticket = object()
         self._is_settled = False
-        self._wishes.put((ticket, wish))
+        self._commands.put((ticket, wish))
         return self._outcome(ticket)
 
     def _outcome(self, ticket: object) -> Any:
@@ -238,13 +238,15 @@ def _nothing(comm: Comm) -> None:
     """Done as soon as all that was asked before is done."""
 
 
-def _work(connect: Callable[[], Comm], begun: object, wishes: Wishes, outcomes: Outcomes) -> None:
+def _work(
+    connect: Callable[[], Comm], started: object, wishes: Commands, outcomes: Outcomes
+) -> None:
     try:
         comm = connect()
     except Exception as error:
-        outcomes.put((begun, None, error))
+        outcomes.put((started, None, error))
         return
-    outcomes.put((begun, None, None))
+    outcomes.put((started, None, None))
     while True:
         try:
             asked = wishes.get(timeout=REMIND)

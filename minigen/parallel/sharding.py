@@ -111,7 +111,7 @@ def check_ranks(
     counts = range(1, min(config.q_heads, MOST_RANKS) + 1)
     good = [str(each) for each in counts if obstacle(config, tensors, form, each) is None]
     raise OptionError(
-        f"tensor_parallel {num_ranks} does not divide this model: {reason}; "
+        f"tensor_parallel_size {num_ranks} does not divide this model: {reason}; "
         f"these counts would do: {', '.join(good)}."
     )
 

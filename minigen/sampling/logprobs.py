@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigen.sequence import Chunk, Logprob, Sequence
+from minigen.sequence import Logprob, ScheduledChunk, Sequence
 
 
 def chosen_logprobs(
@@ -21,14 +21,14 @@ def chosen_logprobs(
     return found
 
 
-def tell_prompt_logprobs(
-    logits: Float[Tensor, "rows vocab"], chunks: SequenceOf[Chunk]
+def record_prompt_logprobs(
+    logits: Float[Tensor, "rows vocab"], chunks: SequenceOf[ScheduledChunk]
 ) -> Float[Tensor, "samples vocab"]:
-    """Give sequences what the chunks' `told_rows` say of their prompts; returns the other rows."""
+    """Give sequences what the chunks' `prompt_logprob_rows` say of their prompts; returns the other rows."""
     row = 0
     sampled: list[int] = []
     for chunk in chunks:
-        sequence, told = chunk.sequence, chunk.told_rows
+        sequence, told = chunk.sequence, chunk.prompt_logprob_rows
         for token in told:
             next_id = sequence.token_ids[sequence.num_computed + token + 1]
             num_likeliest = sequence.params.prompt_logprobs or 0

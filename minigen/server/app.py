@@ -10,11 +10,11 @@ from fastapi import APIRouter, FastAPI
 from starlette.responses import JSONResponse, Response
 
 from minigen import __version__
-from minigen.outputs import Answer
+from minigen.outputs import RequestState
 from minigen.server.errors import add_error_handlers
 from minigen.server.middleware.auth import ApiKeys
 from minigen.server.middleware.limits import Limits
-from minigen.server.middleware.stack import Guards
+from minigen.server.middleware.stack import MiddlewareStack
 from minigen.server.models import ModelHost
 from minigen.server.ollama.routes import ollama_router
 from minigen.server.openai.routes import Check, openai_router
@@ -26,7 +26,7 @@ would not be heeded is an error that names it.
 """
 
 
-def _accept_all(answers: SequenceOf[Answer]) -> None:
+def _accept_all(answers: SequenceOf[RequestState]) -> None:
     """Refuses nothing."""
 
 
@@ -92,13 +92,13 @@ def create_service(
     limits: Limits = DEFAULT_LIMITS,
     keys: ApiKeys = NO_KEYS,
     routers: SequenceOf[APIRouter] = (),
-) -> Guards:
+) -> MiddlewareStack:
     """An ASGI app for any server: OpenAI's API and Ollama's, and what further `routers` add.
 
     Raises `OptionError` for limits that contradict each other.
     """
     apis = [ollama_router(host, limits.check), *routers]
-    return Guards(
+    return MiddlewareStack(
         create_app(host, limits.check, apis),
         limits,
         keys,

@@ -227,8 +227,8 @@ class Metrics:
             seconds = (life.last_ns - life.first_ns) / num_gaps / 1e9
             self._histograms["request_time_per_output_token_seconds"].observe(seconds)
 
-    def _observe(self, name: str, begun_ns: int, ended_ns: int) -> None:
-        self._histograms[name].observe((ended_ns - begun_ns) / 1e9)
+    def _observe(self, name: str, started_ns: int, ended_ns: int) -> None:
+        self._histograms[name].observe((ended_ns - started_ns) / 1e9)
 
 
 PREFIXES = ("minigen:", "vllm:")

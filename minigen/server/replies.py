@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from minigen.errors import EngineStoppedError
-from minigen.outputs import Answer
+from minigen.outputs import RequestState
 from minigen.server.errors import ClientGoneError, ModelFailedError, explain
 from minigen.server.middleware.limits import RequestRecord, record_of
 from minigen.server.models import ModelHost, Served
@@ -24,13 +24,13 @@ LONG_BODY = 20_000  # bytes; to encode a longer prompt takes too long for the lo
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReadRequest:
     """What a request turns out to ask of a model: answers to be made, and how to word them.
 
     `answers` is empty where the wording needs none to be made.
     """
 
-    answers: list[Answer]
+    answers: list[RequestState]
     wording: Wording
 
 
@@ -43,7 +43,11 @@ class Reply(Response):
     """
 
     def __init__(
-        self, host: ModelHost, model: str | None, streams: bool, read: Callable[[Served], Asked]
+        self,
+        host: ModelHost,
+        model: str | None,
+        streams: bool,
+        read: Callable[[Served], ReadRequest],
     ):
         super().__init__()
         self._host, self._model, self._streams, self._read = host, model, streams, read
@@ -60,7 +64,7 @@ class Reply(Response):
         except ClientGoneError:
             return
 
-    async def _read_in_time(self, scope: Scope, served: Served) -> Asked:
+    async def _read_in_time(self, scope: Scope, served: Served) -> ReadRequest:
         if _body_length(scope) < LONG_BODY:
             return self._read(served)
         return await asyncio.to_thread(self._read, served)
@@ -73,20 +77,20 @@ class Reply(Response):
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _stream(self, pending: Pending, wording: Wording, send: Send) -> None:
-        begun = False
+        started = False
         try:
             async for growths in pending.growths():
-                if not begun:
+                if not started:
                     await self._begin(wording, send)
-                    begun = True
+                    started = True
                 chunk = b"".join([wording.grown(growth) for growth in growths])
                 if chunk:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            if not begun:  # there was nothing to be made
+            if not started:  # there was nothing to be made
                 await self._begin(wording, send)
             last = wording.end()
         except (ModelFailedError, EngineStoppedError) as error:
-            if not begun:
+            if not started:
                 raise
             last = wording.failure(explain(error))
         await send({"type": "http.response.body", "body": last, "more_body": False})
@@ -105,7 +109,7 @@ class Reply(Response):
 
 
 @contextmanager
-def _recorded(record: RequestRecord, model: str, answers: list[Answer]) -> Iterator[None]:
+def _recorded(record: RequestRecord, model: str, answers: list[RequestState]) -> Iterator[None]:
     """The log will know which model answered, and how many tokens were read and made."""
     record.model = model
     try:

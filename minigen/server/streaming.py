@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from starlette.types import Receive
 
-from minigen.engine.engine_thread import EngineThread, News
+from minigen.engine.engine_thread import EngineThread, TokenEvent
 from minigen.errors import EngineStoppedError, RequestError
-from minigen.outputs import Answer, Delta
+from minigen.outputs import RequestState, TokenDelta
 from minigen.sequence import Logprob, SampledToken, Sequence
 from minigen.server.errors import ClientGoneError, ModelFailedError
 
@@ -24,8 +24,8 @@ from minigen.server.errors import ClientGoneError, ModelFailedError
 class Growth(NamedTuple):
     """What one token added to one answer."""
 
-    answer: Answer
-    delta: Delta
+    answer: RequestState
+    delta: TokenDelta
     logprobs: Mapping[int, Logprob] | None
 
 
@@ -37,11 +37,11 @@ class Bridge:
         self.loop = asyncio.get_running_loop()
         self._outbox: deque[tuple[Pending, Growth | Exception]] = deque()
         self._woken = False  # whether the loop knows that there is something in the outbox
-        thread.after_news(self._wake)
+        thread.on_step_end(self._wake)
 
     @asynccontextmanager
     async def ask(
-        self, answers: SequenceOf[Answer], receive: Receive, every_token: bool
+        self, answers: SequenceOf[RequestState], receive: Receive, every_token: bool
     ) -> AsyncIterator["Pending"]:
         """Have answers made while the block runs; what is unfinished when it ends is given up.
 
@@ -65,9 +65,9 @@ class Bridge:
                     with suppress(RequestError, EngineStoppedError):  # it has ended meanwhile
                         self.thread.abort(answer.sequence.sequence_id)
 
-    def tell(self, pending: "Pending", news: Growth | Exception) -> None:
-        """Leave news for the loop; called in the engine's thread."""
-        self._outbox.append((pending, news))
+    def tell(self, pending: "Pending", event: Growth | Exception) -> None:
+        """Leave event for the loop; called in the engine's thread."""
+        self._outbox.append((pending, event))
 
     def _wake(self) -> None:
         """Wake the loop for what was left, unless it is about to look."""
@@ -78,14 +78,14 @@ class Bridge:
     def _hand_out(self) -> None:
         self._woken = False  # before looking, so that whatever comes later wakes the loop again
         while self._outbox:
-            pending, news = self._outbox.popleft()
-            pending.take(news)
+            pending, event = self._outbox.popleft()
+            pending.take(event)
 
 
 class Pending:
     """The answers of one request, on their way through a bridge."""
 
-    def __init__(self, bridge: Bridge, answers: SequenceOf[Answer], every_token: bool):
+    def __init__(self, bridge: Bridge, answers: SequenceOf[RequestState], every_token: bool):
         self.answers = answers
         self._bridge, self._every_token = bridge, every_token
         self._by_sequence = {answer.sequence: answer for answer in answers}
@@ -94,24 +94,24 @@ class Pending:
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def deliver(self, sequence: Sequence, news: News) -> None:
+    def deliver(self, sequence: Sequence, event: TokenEvent) -> None:
         """Make text of a token; called in the engine's thread."""
-        if not isinstance(news, SampledToken):
-            self._bridge.tell(self, _problem(news))
+        if not isinstance(event, SampledToken):
+            self._bridge.tell(self, _problem(event))
             return
         answer = self._by_sequence[sequence]
-        delta = answer.push(news)
+        delta = answer.push(event)
         if answer.stops.stopped and sequence.finish_reason is None:
             self._bridge.thread.finish(sequence.sequence_id)
         if self._every_token or delta.finish_reason is not None:
-            self._bridge.tell(self, Growth(answer, delta, news.logprobs))
+            self._bridge.tell(self, Growth(answer, delta, event.logprobs))
 
-    def take(self, news: Growth | Exception) -> None:
-        """Hear of news; called in the loop."""
-        if isinstance(news, Growth):
-            self._arrived.append(news)
+    def take(self, event: Growth | Exception) -> None:
+        """Hear of event; called in the loop."""
+        if isinstance(event, Growth):
+            self._arrived.append(event)
         else:
-            self._error = self._error or news
+            self._error = self._error or event
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -138,13 +138,13 @@ class Pending:
             yield arrived
 
 
-def _problem(news: Exception | None) -> Exception:
-    if news is None:
+def _problem(event: Exception | None) -> Exception:
+    if event is None:
         return ModelFailedError("its tokens could not be taken")
-    if isinstance(news, EngineStoppedError):
-        return news
-    problem = ModelFailedError(f"{type(news).__name__}: {news}")
-    problem.__cause__ = news
+    if isinstance(event, EngineStoppedError):
+        return event
+    problem = ModelFailedError(f"{type(event).__name__}: {event}")
+    problem.__cause__ = event
     return problem
 
 

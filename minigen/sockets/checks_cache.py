@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from minigen.errors import PartError
 from minigen.protocols import BlockAllocator, PrefixCache
-from minigen.sockets.resolve import block_ids_of, complaint, items_of, name_of, whole_number
+from minigen.sockets.resolve import block_ids_of, items_of, name_of, part_error, whole_number
 
 
 class CheckedAllocator:
@@ -27,7 +27,9 @@ class CheckedAllocator:
         """Blocks that nobody owns."""
         found, truth = self.allocator.num_free, self._owners[1:].count(0)
         if found != truth:
-            raise complaint(self.allocator, "num_free", f"is {found}; {truth} blocks have no owner")
+            raise part_error(
+                self.allocator, "num_free", f"is {found}; {truth} blocks have no owner"
+            )
         return truth
 
     def allocate(self, count: int) -> list[int]:
@@ -77,10 +79,10 @@ class CheckedAllocator:
         return truth
 
     def _complain(self, method: str, what: str) -> NoReturn:
-        raise complaint(self.allocator, method, what)
+        raise part_error(self.allocator, method, what)
 
 
-class LentAllocator:
+class TrackedAllocator:
     """An allocator as it is lent to a foreign prefix cache: what that does to it is written down.
 
     `borrower` is the cache, or what it is made by.
@@ -101,7 +103,7 @@ class LentAllocator:
 
     def allocate(self, count: int) -> list[int]:
         """Refused: a prefix cache keeps what sequences have computed."""
-        raise complaint(
+        raise part_error(
             self.borrower, "", f"allocated {count} blocks; it must only share those it is given"
         )
 
@@ -122,7 +124,7 @@ class LentAllocator:
         freed = []
         for block_id in block_ids:
             if self.allocator.num_owners(block_id) == 0:
-                raise complaint(
+                raise part_error(
                     self.borrower,
                     "",
                     f"{what} block {block_id}, which nobody owns: what it keeps it must own, by a "
@@ -156,7 +158,7 @@ class CheckedPrefixCache:
     It must be one owner of each block that it keeps, from the `insert` that keeps it on.
     """
 
-    def __init__(self, cache: PrefixCache, allocator: LentAllocator, block_size: int):
+    def __init__(self, cache: PrefixCache, allocator: TrackedAllocator, block_size: int):
         self.cache, self.allocator, self.block_size = cache, allocator, block_size
         self.__name__ = name_of(cache)
         self._kept: dict[int, Contents] = {}
@@ -169,7 +171,7 @@ class CheckedPrefixCache:
         )
         truth = sum(self.allocator.num_owners(block_id) == 1 for block_id in self._kept)
         if not 0 <= found <= truth:
-            raise complaint(
+            raise part_error(
                 self.cache,
                 "num_evictable",
                 f"is {found}; of the {len(self._kept)} blocks that it keeps, no sequence uses "
@@ -184,7 +186,7 @@ class CheckedPrefixCache:
         try:
             matched = block_ids_of(self.cache, "match", returned)
             if len(matched) * self.block_size >= len(token_ids):
-                raise complaint(
+                raise part_error(
                     self.cache,
                     "match",
                     f"returned {len(matched)} blocks for {len(token_ids)} tokens; at least one "
@@ -212,7 +214,7 @@ class CheckedPrefixCache:
         wanted: Counter[int] = Counter()
         for index, known in exchanged:
             if not first <= index < num_full:
-                raise complaint(
+                raise part_error(
                     self.cache,
                     "insert",
                     f"exchanged block number {index}; it was given {first} to {num_full - 1}",
@@ -227,14 +229,14 @@ class CheckedPrefixCache:
         self._settle("insert", self.allocator.take_changes(), wanted, offered)
         return exchanged
 
-    def join(self, block_ids: SequenceOf[int]) -> None:
+    def acquire(self, block_ids: SequenceOf[int]) -> None:
         """Another sequence uses these blocks too."""
-        self.cache.join(block_ids)
+        self.cache.acquire(block_ids)
         self._settle("join", self.allocator.take_changes())
 
-    def leave(self, block_ids: SequenceOf[int]) -> None:
+    def release(self, block_ids: SequenceOf[int]) -> None:
         """A sequence is about to release these blocks."""
-        self.cache.leave(block_ids)
+        self.cache.release(block_ids)
         self._settle("leave", self.allocator.take_changes())
 
     def evict(self, count: int) -> list[int]:
@@ -244,11 +246,11 @@ class CheckedPrefixCache:
         self._settle("evict", self.allocator.take_changes())
         released = sorted(before - self._kept.keys())
         if sorted(evicted) != released:
-            raise complaint(
+            raise part_error(
                 self.cache, "evict", f"returned {evicted}, but released {released} of what it keeps"
             )
         if not possible <= len(evicted) <= count:
-            raise complaint(
+            raise part_error(
                 self.cache,
                 "evict",
                 f"evicted {len(evicted)} blocks; {count} were wanted, and {possible} of those "
@@ -256,7 +258,7 @@ class CheckedPrefixCache:
             )
         for block_id in evicted:
             if self.allocator.num_owners(block_id):
-                raise complaint(
+                raise part_error(
                     self.cache,
                     "evict",
                     f"returned block {block_id}, which a sequence uses: evict only what every one "
@@ -269,7 +271,7 @@ class CheckedPrefixCache:
         pairs = []
         for item in () if returned is None else items_of(self.cache, "insert", returned, wanted):
             if not isinstance(item, tuple | list) or len(item) != 2:
-                raise complaint(self.cache, "insert", f"{wanted}; {item!r} is none")
+                raise part_error(self.cache, "insert", f"{wanted}; {item!r} is none")
             index, known = (whole_number(self.cache, "insert", each, wanted) for each in item)
             pairs.append((index, known))
         return pairs
@@ -294,7 +296,7 @@ class CheckedPrefixCache:
             elif asked == 0 and found == -1 and block_id in self._kept:
                 del self._kept[block_id]
             else:
-                raise complaint(
+                raise part_error(
                     self.cache,
                     method,
                     f"changed the number of block {block_id}'s owners by {found}, not by {asked}: "
@@ -317,7 +319,7 @@ class CheckedPrefixCache:
         if found is not None:
             last = list(found[1][-self.block_size :])
             holds = f"holds the tokens {last} behind another beginning, or of another salt"
-        raise complaint(
+        raise part_error(
             self.cache,
             method,
             f"returned block {block_id} as number {index} of a sequence whose tokens there are "

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minigen.engine.model_runner import AttendFactory
+from minigen.engine.model_runner import AttentionBackend
 from minigen.kv_cache.paged import Batch, KVPool
 from minigen.protocols import Attend, Sampler
 from minigen.sequence import SampledToken, Sequence
-from minigen.sockets.resolve import complaint, items_of, name_of, whole_number
+from minigen.sockets.resolve import items_of, name_of, part_error, whole_number
 
 
 class CheckedSampler:
@@ -26,13 +26,13 @@ class CheckedSampler:
         lengths = [len(sequence) for sequence in sequences]
         returned: Any = self.sampler(logits.clone(), sequences)
         if [len(sequence) for sequence in sequences] != lengths:
-            raise complaint(
+            raise part_error(
                 self.sampler, "", "appended to a sequence; it must only return a token for each"
             )
         items = returned.tolist() if isinstance(returned, Tensor) else returned
         items = items_of(self.sampler, "", items, "a list of tokens")
         if len(items) != len(sequences):
-            raise complaint(
+            raise part_error(
                 self.sampler, "", f"chose {len(items)} tokens for {len(sequences)} rows of logits"
             )
         return [
@@ -47,11 +47,11 @@ class CheckedSampler:
         wanted = "must return a token id for each row"
         token_id = whole_number(self.sampler, "", own, wanted)
         if not 0 <= token_id < vocab:
-            raise complaint(
+            raise part_error(
                 self.sampler, "", f"chose token {token_id}; this model knows 0 to {vocab - 1}"
             )
         if sequence.params.logprobs is not None and logprobs is None:
-            raise complaint(
+            raise part_error(
                 self.sampler,
                 "",
                 f"chose a token without the logprobs that sequence {sequence.sequence_id} asks "
@@ -60,7 +60,7 @@ class CheckedSampler:
         return SampledToken(token_id, logprobs)
 
 
-def checked_attend(factory: AttendFactory) -> AttendFactory:
+def checked_attend(factory: AttentionBackend) -> AttentionBackend:
     """A foreign attention: what comes out has the shape and type of the queries, and is finite.
 
     It must have stored the new keys and values, though it may have rounded them.
@@ -69,7 +69,7 @@ def checked_attend(factory: AttendFactory) -> AttendFactory:
     def make(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:
         own = factory(pool, batch, windows)
         if not callable(own):
-            raise complaint(
+            raise part_error(
                 factory,
                 "",
                 f"must return a function attend(layer_id, q, k, v), not {reprlib.repr(own)}",
@@ -84,7 +84,7 @@ def checked_attend(factory: AttendFactory) -> AttendFactory:
             wanted, before = torch.stack([k, v], dim=1), stored(layer_id)
             mixed: Any = own(layer_id, q, k, v)
             if torch.equal(before, stored(layer_id)) and not torch.equal(before, wanted):
-                raise complaint(
+                raise part_error(
                     factory,
                     "",
                     f"did not store the new keys and values in layer {layer_id}: call "
@@ -96,14 +96,14 @@ def checked_attend(factory: AttendFactory) -> AttendFactory:
                     if isinstance(mixed, Tensor)
                     else type(mixed).__name__
                 )
-                raise complaint(
+                raise part_error(
                     factory,
                     "",
                     f"returned {found} in layer {layer_id}; the queries are {list(q.shape)} of "
                     f"{q.dtype}, and so must be what it returns",
                 )
             if not mixed.isfinite().all():
-                raise complaint(
+                raise part_error(
                     factory, "", f"returned numbers that are not finite in layer {layer_id}"
                 )
             return mixed

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 from minigen.errors import RequestError
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.protocols import Scheduler
-from minigen.sequence import Chunk, SampledToken, Sequence, samples_of
-from minigen.sockets.resolve import complaint, items_of, name_of
+from minigen.sequence import SampledToken, ScheduledChunk, Sequence, samples_of
+from minigen.sockets.resolve import items_of, name_of, part_error
 
 PATIENCE = 5.0  # seconds without a batch, though there are sequences
 
@@ -32,12 +32,12 @@ class CheckedScheduler:
         self,
         scheduler: Scheduler,
         manager: BlockManager,
-        max_batch_tokens: int,
+        max_num_batched_tokens: int,
         patience: float = PATIENCE,
     ):
         self.scheduler, self.manager = scheduler, manager
         self.__name__ = name_of(scheduler)
-        self.max_batch_tokens, self.patience = max_batch_tokens, patience
+        self.max_num_batched_tokens, self.patience = max_num_batched_tokens, patience
         self._live: set[Sequence] = set()
         self._idle_since: float | None = None
 
@@ -49,26 +49,26 @@ class CheckedScheduler:
             self.scheduler.add(each)
             self._live.add(each)
 
-    def next_batch(self) -> list[Chunk]:
+    def schedule(self) -> list[ScheduledChunk]:
         """The scheduler's choice, as chunks. Raises `PartError` if it is not a batch that runs."""
-        with self._naming("next_batch"):
-            returned = self.scheduler.next_batch()
+        with self._naming("schedule"):
+            returned = self.scheduler.schedule()
         wanted = "a list of (sequence, number of tokens)"
-        items = items_of(self.scheduler, "next_batch", returned, wanted)
+        items = items_of(self.scheduler, "schedule", returned, wanted)
         chunks = [self._chunk(item) for item in items]
         if len({chunk.sequence for chunk in chunks}) < len(chunks):
-            self._complain("next_batch", "named a sequence twice; each may have one chunk a step")
+            self._complain("schedule", "named a sequence twice; each may have one chunk a step")
         num_tokens = sum(chunk.num_tokens for chunk in chunks)
-        if num_tokens > self.max_batch_tokens:
+        if num_tokens > self.max_num_batched_tokens:
             self._complain(
-                "next_batch",
-                f"chose {num_tokens} tokens; max_batch_tokens allows {self.max_batch_tokens}",
+                "schedule",
+                f"chose {num_tokens} tokens; max_num_batched_tokens allows {self.max_num_batched_tokens}",
             )
         self._check_idle(chunks)
         return chunks
 
     def commit(
-        self, chunks: SequenceOf[Chunk], tokens: SequenceOf[SampledToken]
+        self, chunks: SequenceOf[ScheduledChunk], tokens: SequenceOf[SampledToken]
     ) -> list[tuple[Sequence, SampledToken]]:
         """Hand the tokens on. Raises `PartError` if not each sequence got exactly its own."""
         before = {chunk.sequence: chunk.sequence.num_computed for chunk in chunks}
@@ -90,7 +90,7 @@ class CheckedScheduler:
                 self._complain(
                     "commit",
                     f"left sequence {sequence.sequence_id}, which has finished, with "
-                    f"{len(sequence.block_ids)} blocks: call manager.release(sequence)",
+                    f"{len(sequence.block_ids)} blocks: call manager.free(sequence)",
                 )
         for chunk in chunks:
             sequence, end = chunk.sequence, before[chunk.sequence] + chunk.num_tokens
@@ -99,7 +99,7 @@ class CheckedScheduler:
                     "commit",
                     f"left sequence {sequence.sequence_id} with {sequence.num_computed} computed "
                     f"tokens; with the step's {chunk.num_tokens} it has {end}: call "
-                    "manager.advance(sequence, num_tokens) for each chunk, once",
+                    "manager.mark_computed(sequence, num_tokens) for each chunk, once",
                 )
         return expected
 
@@ -110,38 +110,38 @@ class CheckedScheduler:
                 self._live.discard(sequence)
                 self.scheduler.abort(sequence)
         finally:
-            self.manager.release(sequence)
+            self.manager.free(sequence)
 
-    def _chunk(self, item: Any) -> Chunk:
+    def _chunk(self, item: Any) -> ScheduledChunk:
         try:
-            pair = (item.sequence, item.num_tokens) if isinstance(item, Chunk) else item
+            pair = (item.sequence, item.num_tokens) if isinstance(item, ScheduledChunk) else item
             sequence, num_tokens = pair[0], operator.index(pair[1])
         except (TypeError, LookupError):
             sequence = None
         if not isinstance(sequence, Sequence):
             self._complain(
-                "next_batch",
+                "schedule",
                 f"must return a list of (sequence, number of tokens); {reprlib.repr(item)} is none",
             )
         which = f"sequence {sequence.sequence_id}"
         if sequence not in self._live:
-            self._complain("next_batch", f"chose {which}, which has finished, or never came")
+            self._complain("schedule", f"chose {which}, which has finished, or never came")
         left = len(sequence) - sequence.num_computed
         if not 1 <= num_tokens <= left:
             self._complain(
-                "next_batch", f"chose {num_tokens} tokens of {which}, which has {left} to compute"
+                "schedule", f"chose {num_tokens} tokens of {which}, which has {left} to compute"
             )
         slots = len(sequence.block_ids) * self.manager.block_size
         if sequence not in self.manager.rows or slots < sequence.num_computed + num_tokens:
             self._complain(
-                "next_batch",
+                "schedule",
                 f"chose {num_tokens} tokens of {which} without slots for them: "
-                "call manager.begin(sequence, max_tokens) once, then manager.reserve(sequence, "
+                "call manager.allocate(sequence, max_tokens) once, then manager.allocate_slots(sequence, "
                 "num_tokens) before each step",
             )
-        return Chunk(sequence, num_tokens)
+        return ScheduledChunk(sequence, num_tokens)
 
-    def _check_idle(self, chunks: SequenceOf[Chunk]) -> None:
+    def _check_idle(self, chunks: SequenceOf[ScheduledChunk]) -> None:
         now = time.monotonic()
         if chunks or not self._live:
             self._idle_since = None
@@ -149,7 +149,7 @@ class CheckedScheduler:
             self._idle_since = now
         elif now - self._idle_since > self.patience:
             self._complain(
-                "next_batch",
+                "schedule",
                 f"has chosen nothing for {self.patience:g} seconds, though {len(self._live)} "
                 "sequences are unfinished",
             )
@@ -161,10 +161,10 @@ class CheckedScheduler:
             yield
         except RequestError as error:
             what = f"used the block manager out of turn. {error}".removesuffix(".")
-            raise complaint(self.scheduler, method, what) from error
+            raise part_error(self.scheduler, method, what) from error
 
     def _complain(self, method: str, what: str) -> NoReturn:
-        raise complaint(self.scheduler, method, what)
+        raise part_error(self.scheduler, method, what)
 
 
 def _outputs(sequence: Sequence) -> list[int]:

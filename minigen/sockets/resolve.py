@@ -19,7 +19,7 @@ def name_of(part: Any) -> str:
     return name
 
 
-def complaint(part: Any, method: str, what: str) -> PartError:
+def part_error(part: Any, method: str, what: str) -> PartError:
     """An error that names the part and its method, and says what it did and what would be right."""
     return PartError(f"{name_of(part)}.{method} {what}." if method else f"{name_of(part)} {what}.")
 
@@ -30,7 +30,7 @@ def items_of(part: Any, method: str, returned: Any, wanted: str) -> list[Any]:
     Short, whatever the items are: a sequence's own repr fills a page.
     """
     if not isinstance(returned, Iterable):
-        raise complaint(part, method, f"must return {wanted}, not {reprlib.repr(returned)}")
+        raise part_error(part, method, f"must return {wanted}, not {reprlib.repr(returned)}")
     return list(returned)
 
 
@@ -45,14 +45,14 @@ def whole_number(part: Any, method: str, value: Any, wanted: str) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise complaint(part, method, f"{wanted}; {reprlib.repr(value)} is none") from None
+        raise part_error(part, method, f"{wanted}; {reprlib.repr(value)} is none") from None
 
 
 # What is called in each socket, with what; a sampler and an attention are themselves called.
 METHODS: dict[str, dict[str, tuple[str, ...]]] = {
     "scheduler": {
         "add": ("sequence",),
-        "next_batch": (),
+        "schedule": (),
         "commit": ("chunks", "tokens"),
         "abort": ("sequence",),
     },
@@ -70,7 +70,7 @@ METHODS: dict[str, dict[str, tuple[str, ...]]] = {
         "evict": ("count",),
     },
     "sampler": {"__call__": ("logits", "sequences")},
-    "attend": {"__call__": ("pool", "batch", "windows")},
+    "attention_backend": {"__call__": ("pool", "batch", "windows")},
 }
 PROPERTIES = {"allocator": ("num_free",), "prefix_cache": ("num_evictable",)}
 MADE_OF_OTHERS = ("scheduler", "prefix_cache")  # so that none can be made before the engine is
@@ -114,7 +114,7 @@ def build_part(socket: str, part: Any, **arguments: Any) -> Any:
             return part
         if is_function or not callable(part):
             raise OptionError(f"{socket} {name} {misfit}.")
-    elif socket == "attend" and not _misfit(socket, part):
+    elif socket == "attention_backend" and not _misfit(socket, part):
         return part  # each instance is one step's attention
     if not _takes(part, tuple(arguments)):
         raise OptionError(f"{socket} {name} must be made by {name}({given}).")

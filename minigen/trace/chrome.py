@@ -39,10 +39,10 @@ class ChromeRecords:
         return track_id
 
     def add_slice(
-        self, track_id: int, name: str, begun_us: int, ended_us: int, counts: Mapping[str, int]
+        self, track_id: int, name: str, started_us: int, ended_us: int, counts: Mapping[str, int]
     ) -> None:
         """Something that lasted."""
-        self._add("X", name, track_id, begun_us, counts, dur=ended_us - begun_us)
+        self._add("X", name, track_id, started_us, counts, dur=ended_us - started_us)
 
     def add_instant(
         self, track_id: int, name: str, time_us: int, counts: Mapping[str, int]
@@ -88,7 +88,7 @@ _RUNS = {EventKind.SCHEDULED, EventKind.FORKED}
 _RUNS_NO_MORE = {EventKind.PREEMPTED, EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED}
 _BLOCK_OWNED = {
     *(EventKind.BLOCK_ALLOCATED, EventKind.BLOCK_COPIED, EventKind.BLOCK_SHARED),
-    *(EventKind.BLOCK_KEPT, EventKind.BLOCK_EXCHANGED),
+    *(EventKind.BLOCK_CACHED, EventKind.BLOCK_DEDUPLICATED),
 }
 _BLOCK_FREE = {EventKind.BLOCK_FREED, EventKind.BLOCK_EVICTED}
 
@@ -202,10 +202,10 @@ class _Timeline:
     def _end_step(self, event: Event) -> None:
         for track in list(self._in_step):
             self._end(track, self._now_us)
-        begun_us = self._microseconds(event.time_ns - event.counts["duration_ns"])
-        begun_us = min(max(begun_us, self._step_ended_us), self._now_us)
-        self.drawn.add_slice(self._engine, "step", begun_us, self._now_us, event.counts)
-        self.drawn.set_level("tokens in batch", begun_us, event.counts["tokens"])
+        started_us = self._microseconds(event.time_ns - event.counts["duration_ns"])
+        started_us = min(max(started_us, self._step_ended_us), self._now_us)
+        self.drawn.add_slice(self._engine, "step", started_us, self._now_us, event.counts)
+        self.drawn.set_level("tokens in batch", started_us, event.counts["tokens"])
         self.drawn.set_level("tokens in batch", self._now_us, 0)
         self._step_ended_us = self._now_us
 

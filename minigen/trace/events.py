@@ -20,8 +20,10 @@ class EventKind(Enum):
     BLOCK_ALLOCATED = "block_allocated"  # block
     BLOCK_SHARED = "block_shared"  # block (known beginning, or of a parent: one owner more)
     BLOCK_COPIED = "block_copied"  # source (no longer the sequence's), block (its own instead)
-    BLOCK_KEPT = "block_kept"  # block (from now on found by whoever begins alike)
-    BLOCK_EXCHANGED = "block_exchanged"  # source (the sequence's own), block (the one kept before)
+    BLOCK_CACHED = "block_cached"  # block (from now on found by whoever begins alike)
+    BLOCK_DEDUPLICATED = (
+        "block_deduplicated"  # source (the sequence's own), block (the one kept before)
+    )
     BLOCK_FREED = "block_freed"  # block (nobody's any more)
     BLOCK_EVICTED = "block_evicted"  # block (kept for nobody, and now free)
     FORKED = "forked"  # parent, blocks
@@ -70,7 +72,7 @@ class Trace:
         self.active = bool(self._subscribers)
 
     @contextmanager
-    def heard_by(self, subscriber: Subscriber) -> Generator[None, None, None]:
+    def subscribed(self, subscriber: Subscriber) -> Generator[None, None, None]:
         """Call `subscriber` with every event while the block runs."""
         self.subscribe(subscriber)
         try:

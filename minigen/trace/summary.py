@@ -53,7 +53,7 @@ class RequestSummary:
     blocks_copied: int | None
 
 
-def summarise(events: Iterable[Event]) -> list[RequestSummary]:
+def summarize(events: Iterable[Event]) -> list[RequestSummary]:
     """A summary of every request that the events name, in order of arrival.
 
     An id that is queued again is another request.
@@ -179,8 +179,8 @@ class _Life:
             self.scheduled_ns = time_ns
 
 
-def _milliseconds(begun_ns: int | None, ended_ns: int | None) -> float | None:
-    return None if begun_ns is None or ended_ns is None else (ended_ns - begun_ns) / 1e6
+def _milliseconds(started_ns: int | None, ended_ns: int | None) -> float | None:
+    return None if started_ns is None or ended_ns is None else (ended_ns - started_ns) / 1e6
 
 
 def _cell(value: float | str | None) -> str:

@@ -109,8 +109,8 @@ def timeline(events: Iterable[Event], names: list[str] | None = None) -> Figure:
     last = max(max(lane.computed, default=0) for lane in drawn.values()) + 1
     made, axes = figure(10, 0.32 * len(drawn) + 1.4)
     for row, lane in enumerate(drawn.values()):
-        begun = min(lane.computed, default=last)
-        axes.barh(row, begun - lane.arrived, left=lane.arrived, color=FAINT, height=0.5)
+        started = min(lane.computed, default=last)
+        axes.barh(row, started - lane.arrived, left=lane.arrived, color=FAINT, height=0.5)
         for many, colour in ((True, AMBER), (False, BLUE)):
             steps = [step for step, tokens in lane.computed.items() if (tokens > 1) == many]
             axes.barh([row] * len(steps), 0.85, left=steps, color=colour, height=0.7)

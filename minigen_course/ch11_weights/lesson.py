@@ -16,9 +16,9 @@ def resident_bytes() -> int:
 
 def cost_of(work: Callable[[], Any]) -> tuple[Any, float, float]:
     """What `work` returns, the seconds it took, and the megabytes that became resident by it."""
-    before, begun = resident_bytes(), time.perf_counter()
+    before, started = resident_bytes(), time.perf_counter()
     made = work()
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     return made, seconds, max(0, resident_bytes() - before) / 1e6
 
 

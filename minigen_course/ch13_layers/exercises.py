@@ -174,7 +174,7 @@ def gates_keep_their_type(part: Swiglu) -> None:
 _USE = """from minigen import SamplingParams
 from minigen_course import load_model
 
-llm = load_model(prefix_cache=False)
+llm = load_model(enable_prefix_caching=False)
 with using(13, {name}=mine):
     print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=24)).text)"""
 

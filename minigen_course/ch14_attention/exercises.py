@@ -183,7 +183,7 @@ EXERCISES = (
         """from minigen import SamplingParams
 from minigen_course import load_model
 
-llm = load_model(prefix_cache=False, max_batch_tokens=16)  # longer prompts go in pieces
+llm = load_model(enable_prefix_caching=False, max_num_batched_tokens=16)  # longer prompts go in pieces
 prompt = "The old lighthouse keeper lost his lamp, so the young sailor gave him a lamp. The keeper"
 with using(14, causal_mask=mine):
     print(llm.generate(prompt, SamplingParams(temperature=0, max_tokens=24)).text)""",
@@ -217,7 +217,7 @@ with using(14, causal_mask=mine):
         """from minigen import SamplingParams
 from minigen_course import load_model
 
-llm = load_model(prefix_cache=False)
+llm = load_model(enable_prefix_caching=False)
 with using(14, attention=mine):
     print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=24)).text)""",
         "Without repeating K and V, and with the keys taken in tiles of 16, so that no row of "

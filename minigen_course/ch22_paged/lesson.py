@@ -16,14 +16,14 @@ class ReservingManager(BlockManager):
     def __init__(self, manager: BlockManager):
         self.__dict__ = manager.__dict__  # the same tables, for the engine looks into that one
 
-    def begin(self, sequence: Sequence, max_tokens: int) -> int:
+    def allocate(self, sequence: Sequence, max_tokens: int) -> int:
         """As the manager's, and 0 where there is no room for the longest answer."""
         longest = len(sequence.prompt_ids) + sequence.max_output
         if blocks_needed(longest, self.block_size) > self.num_available:
             return 0
-        num_tokens = super().begin(sequence, max_tokens)
+        num_tokens = super().allocate(sequence, max_tokens)
         if num_tokens:
-            reserved = self.reserve(sequence, longest - sequence.num_computed)
+            reserved = self.allocate_slots(sequence, longest - sequence.num_computed)
             assert reserved, "there is room for the longest"
         return num_tokens
 
@@ -31,5 +31,5 @@ class ReservingManager(BlockManager):
 class ReservingScheduler(ContinuousScheduler):
     """Continuous batching that lets nobody in before there is room for their longest answer."""
 
-    def __init__(self, manager: BlockManager, max_sequences: int, max_batch_tokens: int):
-        super().__init__(ReservingManager(manager), max_sequences, max_batch_tokens)
+    def __init__(self, manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int):
+        super().__init__(ReservingManager(manager), max_num_seqs, max_num_batched_tokens)

@@ -9,7 +9,7 @@ from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.radix_cache import RadixPrefixCache
 from minigen.sampling.params import SamplingParams
 from minigen.sequence import Sequence
-from minigen.sockets.checks_cache import CheckedPrefixCache, LentAllocator
+from minigen.sockets.checks_cache import CheckedPrefixCache, TrackedAllocator
 from minigen.trace.events import Trace
 from minigen_course.grading.exercise import Exercise
 from minigen_course.grading.messages import expect, expect_equal
@@ -54,13 +54,13 @@ class Desk:
 
     def leave(self, held: Held) -> None:
         """A sequence ends."""
-        self._told("leave", held.block_ids[: held.num_kept])
+        self._told("release", held.block_ids[: held.num_kept])
         self.allocator.release(held.block_ids)
 
-    def join(self, block_ids: list[int]) -> None:
+    def acquire(self, block_ids: list[int]) -> None:
         """A fork of a sequence owns its kept blocks too."""
         self.allocator.share(block_ids)
-        self._told("join", block_ids)
+        self._told("acquire", block_ids)
 
     def _told(self, method: str, block_ids: list[int]) -> None:
         before = self.owners(block_ids)
@@ -84,7 +84,7 @@ def traffic(part: Part, num_blocks: int, seed: int) -> list[int]:
     Raises `PartError` where the part does what the engine must not rely on.
     """
     allocator = BlockAllocator(num_blocks)
-    lent = LentAllocator(allocator, part)
+    lent = TrackedAllocator(allocator, part)
     cache = CheckedPrefixCache(part(lent, SIZE), lent, SIZE)
     manager = BlockManager(allocator, cache, SIZE, 4, num_blocks, Trace())
     chance, found = random.Random(seed), []
@@ -94,18 +94,18 @@ def traffic(part: Part, num_blocks: int, seed: int) -> list[int]:
         prompt = tuple(chance.choice((1, 1, 1, 2)) for _ in range(length))
         salt = chance.choice((None, None, "a"))
         made = Sequence(number, prompt, SamplingParams(), 0, 99, frozenset(), cache_salt=salt)
-        while not manager.begin(made, len(made)):
-            manager.release(running.pop(0))
-        manager.advance(made, len(made.new_ids))
+        while not manager.allocate(made, len(made)):
+            manager.free(running.pop(0))
+        manager.mark_computed(made, len(made.new_ids))
         found.append(made.num_cached or 0)
         running.append(made)
         for each in chance.sample(running, chance.randrange(len(running) + 1)):
             each.append(chance.choice((1, 2)))
-            if manager.reserve(each, 1):
-                manager.advance(each, 1)
+            if manager.allocate_slots(each, 1):
+                manager.mark_computed(each, 1)
             else:
                 running.remove(each)
-                manager.release(each)
+                manager.free(each)
     return found
 
 
@@ -192,12 +192,12 @@ def equal_blocks_are_kept_once(part: Part) -> None:
 
 
 def what_nobody_uses_can_be_evicted(part: Part) -> None:
-    """users come by match, insert and join, and go by leave:"""
+    """users come by match, insert and acquire, and go by release:"""
     desk = Desk(part)
     first = desk.enter(_tokens(10, 2, 1))
     expect_equal(desk.cache.num_evictable, 0, "num_evictable while the sequence runs")
     second = desk.enter(_tokens(10, 3))
-    desk.join(first.block_ids[:2])  # a fork of the first
+    desk.acquire(first.block_ids[:2])  # a fork of the first
     desk.leave(first)
     desk.leave(second)
     expect_equal(desk.cache.num_evictable, 1, "num_evictable while a fork holds two of three")
@@ -283,14 +283,14 @@ EXERCISES = (
             "Name a block by all that stands up to its end, and the salt: a path in a tree, or a "
             "hash that takes in the hash before it. Count the users of each.",
             "The cache is one owner of each block that it keeps, from insert to evict: it shares "
-            "what insert keeps and match returns, and releases what evict returns. join and leave "
+            "what insert keeps and match returns, and releases what evict returns. acquire and release "
             "only count users; the engine itself shares and releases those blocks.",
             "A dict remembers the order in which keys came. Put a block into one when its last "
             "user leaves, the last block of the sequence first, and evict from its front.",
         ),
         "Write a cache of equal beginnings, in blocks of `block_size` tokens, over an `allocator` "
         "that counts the owners of each block. `match` finds the longest known beginning and "
-        "leaves a token over, `insert` keeps full blocks, `join` and `leave` count users, `evict` "
+        "leaves a token over, `insert` keeps full blocks, `acquire` and `release` count users, `evict` "
         "frees what nobody uses, the least recently used first. `num_blocks` is not asked for.",
         """from minigen import LLM, SamplingParams
 

@@ -98,10 +98,10 @@ class _Follower:
             case EventKind.BLOCK_ALLOCATED | EventKind.BLOCK_SHARED:
                 table.append(counts["block"])
                 self._use(counts["block"], request_id)
-            case EventKind.BLOCK_COPIED | EventKind.BLOCK_EXCHANGED:
+            case EventKind.BLOCK_COPIED | EventKind.BLOCK_DEDUPLICATED:
                 table[table.index(counts["source"])] = counts["block"]
                 self._use(counts["block"], request_id)
-            case EventKind.BLOCK_KEPT:
+            case EventKind.BLOCK_CACHED:
                 self._keep(counts["block"], request_id)
             case EventKind.PREFIX_HIT:
                 self._begin(request_id, counts["tokens"])
@@ -214,8 +214,8 @@ def radix_tree(states: Sequence[TreeState], step: int, block_size: int, spell: S
 
 
 def _found_and_asked(state: TreeState) -> tuple[int, int]:
-    begun = [each for each in state.requests.values() if each.num_found is not None]
-    return sum(each.num_found or 0 for each in begun), sum(len(each.prompt) for each in begun)
+    started = [each for each in state.requests.values() if each.num_found is not None]
+    return sum(each.num_found or 0 for each in started), sum(len(each.prompt) for each in started)
 
 
 def _shown(state: TreeState) -> dict[int, Kept]:

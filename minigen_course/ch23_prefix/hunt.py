@@ -36,7 +36,7 @@ class ChainedPrefixCache:
                 break
             matched.append(self.block_of[name])
         self.allocator.share(matched)
-        self.join(matched)
+        self.acquire(matched)
         return matched
 
     def insert(
@@ -57,15 +57,15 @@ class ChainedPrefixCache:
                 self.allocator.share([self.block_of[name]])
                 self.allocator.release([own])
                 exchanged.append((index, self.block_of[name]))
-            self.join([self.block_of[name]])
+            self.acquire([self.block_of[name]])
         return exchanged
 
-    def join(self, block_ids: SequenceOf[int]) -> None:
+    def acquire(self, block_ids: SequenceOf[int]) -> None:
         for block_id in block_ids:
             self.unused.pop(block_id, None)
             self.num_users[block_id] += 1
 
-    def leave(self, block_ids: SequenceOf[int]) -> None:
+    def release(self, block_ids: SequenceOf[int]) -> None:
         for block_id in reversed(block_ids):
             self.num_users[block_id] -= 1
             if self.num_users[block_id] == 0:
@@ -110,7 +110,7 @@ class _TakenBack(ChainedPrefixCache):
     def match(self, token_ids: SequenceOf[int], salt: str | None = None) -> list[int]:
         matched = super().match(token_ids, salt)
         if matched and len(matched) * self.block_size == len(token_ids):
-            self.leave(matched[-1:])
+            self.release(matched[-1:])
             self.allocator.release(matched[-1:])
             matched.pop()
         return matched
@@ -145,7 +145,7 @@ def the_engine_serves_a_prompt_twice(part: Any) -> None:
     """the same prompts again and again in the toy engine:"""
     prompts = [[5, 3, 8, 1], [5, 3, 8, 1, 9, 9, 2, 2], [5, 3, 8, 1, 4]] * 3
     alone = [serve_toy([prompt], max_tokens=3).answers[0] for prompt in prompts]
-    found = serve_toy(prompts, prefix_cache=part, max_tokens=3, max_sequences=2).answers
+    found = serve_toy(prompts, prefix_cache=part, max_tokens=3, max_num_seqs=2).answers
     expect_equal(found, alone, "the answers to nine requests, of which six ask what was asked")
 
 

@@ -42,9 +42,9 @@ def enter(manager: BlockManager, prompt: SequenceOf[int]) -> Sequence:
     Raises `ValueError` where its blocks do not fit.
     """
     made = Sequence(0, tuple(prompt), SamplingParams(), 0, 1, frozenset())
-    if not manager.begin(made, len(made)):
+    if not manager.allocate(made, len(made)):
         raise ValueError(f"A prompt of {len(prompt)} tokens does not fit into the blocks.")
-    manager.advance(made, len(made.new_ids))
+    manager.mark_computed(made, len(made.new_ids))
     return made
 
 
@@ -63,12 +63,12 @@ def visit(
         nonlocal num_evicted
         num_evicted += event.kind is EventKind.BLOCK_EVICTED
 
-    with trace.heard_by(count):
+    with trace.subscribed(count):
         for _ in range(num_requests):
             first = shared_tokens + chance.randrange(num_users) * own_tokens
             prompt = [*range(shared_tokens), *range(first, first + own_tokens)]
             sequence = enter(manager, prompt)
-            manager.release(sequence)
+            manager.free(sequence)
             seen.asked.append(len(prompt))
             seen.found.append(sequence.num_cached or 0)
             seen.evicted.append(num_evicted)

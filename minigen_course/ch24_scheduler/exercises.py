@@ -6,7 +6,7 @@ from typing import Any
 from minigen_course.ch24_scheduler.lesson import (
     ChunkingScheduler,
     PreemptingScheduler,
-    SeatScheduler,
+    SlotScheduler,
 )
 from minigen_course.grading.exercise import Exercise
 from minigen_course.grading.messages import expect_equal
@@ -116,7 +116,7 @@ def a_crowd(part: Any, solution: Any, seed: int, **sizes: int) -> None:
 
 def forty_find_their_seats(part: Any) -> None:
     """forty requests that come at odd moments, by the order of their arrival:"""
-    a_crowd(part, SeatScheduler, 1, seats=3, budget=16, num_blocks=10, block_size=4)
+    a_crowd(part, SlotScheduler, 1, seats=3, budget=16, num_blocks=10, block_size=4)
 
 
 def a_long_prompt_goes_in_chunks_beside_decodes(part: Any) -> None:
@@ -242,7 +242,7 @@ def forty_in_too_little_memory(part: Any) -> None:
 
 SCHEDULER_USE = """from minigen import LLM, SamplingParams
 
-llm = LLM.load(scheduler=mine, max_sequences=2{sizes})
+llm = LLM.load(scheduler=mine, max_num_seqs=2{sizes})
 prompts = [f"A short story about {{topic}}:" for topic in ("rain", "tea", "owls", "salt")]
 for answer in llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12)):
     print(repr(answer.text))
@@ -250,8 +250,8 @@ print(llm.describe()["scheduler"])"""
 
 EXERCISES = (
     Exercise(
-        "SeatScheduler",
-        SeatScheduler,
+        "SlotScheduler",
+        SlotScheduler,
         (
             one_request_alone,
             two_run_together,
@@ -264,14 +264,14 @@ EXERCISES = (
             forty_find_their_seats,
         ),
         (
-            "Keep a queue of who waits and a list of who runs. next_batch gives one token to each "
-            "who runs, Chunk(sequence, 1), and then looks at the first of the queue, again and "
+            "Keep a queue of who waits and a list of who runs. schedule gives one token to each "
+            "who runs, ScheduledChunk(sequence, 1), and then looks at the first of the queue, again and "
             "again, until it cannot begin.",
             "It begins by begin_with_room(self.manager, sequence, budget), of "
             "minigen_course.ch24_scheduler.lesson, which says how many tokens to compute, 0 if "
             "there is no room. Look at seats and at the budget before: what has begun holds "
             "blocks.",
-            "In commit, ask samples_of(chunks) who gets a token before self.manager.advance counts "
+            "In commit, ask samples_of(chunks) who gets a token before self.manager.mark_computed counts "
             "the chunks as computed. sequence.append(token.token_id) sets finish_reason at the "
             "end; then release the blocks, and leave the seat.",
         ),
@@ -306,12 +306,12 @@ EXERCISES = (
             "Who begins gets begin_with_room(self.manager, sequence, budget) tokens, the first "
             "chunk. Let nobody begin when the budget is 0.",
         ),
-        "Write `next_batch` with chunks. First each who decodes gets its token; then prompts that "
+        "Write `schedule` with chunks. First each who decodes gets its token; then prompts that "
         "are under way, in the order of arrival, get as many tokens as are left; then newcomers "
         "begin with what is left, while there are seats and blocks. No step has more than "
-        "`max_batch_tokens`. The base class is the package's `SeatScheduler` by another "
+        "`max_num_batched_tokens`. The base class is the package's `SlotScheduler` by another "
         "name; build on your own if you like.",
-        SCHEDULER_USE.format(sizes=", max_batch_tokens=8"),
+        SCHEDULER_USE.format(sizes=", max_num_batched_tokens=8"),
         "A short prompt behind a long one waits for all of its chunks. Share what is left of a "
         "step among the prompts under way. What becomes of the long one's time to first token?",
     ),
@@ -330,17 +330,17 @@ EXERCISES = (
             forty_in_too_little_memory,
         ),
         (
-            "Now self.manager.begin(sequence, budget) begins with room for what is there, and "
-            "self.manager.reserve(sequence, num_tokens) makes slots before each step; it returns "
+            "Now self.manager.allocate(sequence, budget) begins with room for what is there, and "
+            "self.manager.allocate_slots(sequence, num_tokens) makes slots before each step; it returns "
             "False where blocks lack.",
-            "To preempt: take the last of those who run, self.manager.release(it), and put it in "
+            "To preempt: take the last of those who run, self.manager.free(it), and put it in "
             "front of the queue. release also sets its num_computed to 0, so that its text, with "
             "what it wrote already, is computed again when it begins. Then try to reserve again.",
             "The last may be the very sequence that asks; then it is not in the step. And if you "
             "do not go in the order of arrival, it may be one that has been given its token in "
             "this step already: take that back.",
         ),
-        "Write `next_batch` with preemption. Whoever begins needs room for its tokens so far only. "
+        "Write `schedule` with preemption. Whoever begins needs room for its tokens so far only. "
         "Each step reserves slots for its next tokens; where blocks lack, the last who came gives "
         "its own back and waits again, in front of all who came later, until there is enough. Who "
         "gave way is not in the step.",

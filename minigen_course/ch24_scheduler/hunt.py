@@ -6,7 +6,7 @@ from typing import Any
 
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.kv_cache.block_manager import BlockManager
-from minigen.sequence import Chunk, SampledToken, Sequence, samples_of
+from minigen.sequence import SampledToken, ScheduledChunk, Sequence, samples_of
 from minigen_course.grading.hunt import Hunt
 from minigen_course.grading.messages import expect, expect_equal
 from minigen_course.lab.toy_engine import serve_toy
@@ -15,47 +15,49 @@ from minigen_course.lab.toy_engine import serve_toy
 class PlainScheduler:
     """First come, first served; one answer to each prompt. The last to come makes room."""
 
-    def __init__(self, manager: BlockManager, max_sequences: int, max_batch_tokens: int):
+    def __init__(self, manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int):
         self.manager = manager
-        self.max_sequences, self.max_batch_tokens = max_sequences, max_batch_tokens
+        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 
-    def next_batch(self) -> list[Chunk]:
-        chunks: list[Chunk] = []
-        budget = self.max_batch_tokens
+    def schedule(self) -> list[ScheduledChunk]:
+        chunks: list[ScheduledChunk] = []
+        budget = self.max_num_batched_tokens
         for sequence in list(self.running):
             num_tokens = min(sequence.num_wanted, budget)
-            while sequence in self.running and not self.manager.reserve(sequence, num_tokens):
+            while sequence in self.running and not self.manager.allocate_slots(
+                sequence, num_tokens
+            ):
                 self.preempt(self.running[-1])
             if sequence in self.running and num_tokens:
-                chunks.append(Chunk(sequence, num_tokens))
+                chunks.append(ScheduledChunk(sequence, num_tokens))
                 budget -= num_tokens
-        while self.waiting and budget and len(self.running) < self.max_sequences:
-            num_tokens = self.manager.begin(self.waiting[0], budget)
+        while self.waiting and budget and len(self.running) < self.max_num_seqs:
+            num_tokens = self.manager.allocate(self.waiting[0], budget)
             if num_tokens == 0:
                 break
             self.running.append(self.waiting.popleft())
-            chunks.append(Chunk(self.running[-1], num_tokens))
+            chunks.append(ScheduledChunk(self.running[-1], num_tokens))
             budget -= num_tokens
         return chunks
 
     def preempt(self, victim: Sequence) -> None:
         """Take its blocks; it begins anew as soon as there is room, before all who wait."""
         self.running.remove(victim)
-        self.manager.release(victim)
+        self.manager.free(victim)
         victim.token_ids = list(victim.prompt_ids)
         self.waiting.appendleft(victim)
 
     def commit(
-        self, chunks: SequenceOf[Chunk], tokens: SequenceOf[SampledToken]
+        self, chunks: SequenceOf[ScheduledChunk], tokens: SequenceOf[SampledToken]
     ) -> list[tuple[Sequence, SampledToken]]:
         progress = list(zip(samples_of(chunks), tokens, strict=True))
         for chunk in chunks:
-            self.manager.advance(chunk.sequence, chunk.num_tokens)
+            self.manager.mark_computed(chunk.sequence, chunk.num_tokens)
         for sequence, token in progress:
             sequence.append(token.token_id)
             if sequence.finish_reason is not None:
@@ -63,7 +65,7 @@ class PlainScheduler:
         return progress
 
     def abort(self, sequence: Sequence) -> None:
-        self.manager.release(sequence)
+        self.manager.free(sequence)
         for queue in (self.running, self.waiting):
             if sequence in queue:
                 queue.remove(sequence)
@@ -88,7 +90,7 @@ class _Mended(PlainScheduler):
 
     def preempt(self, victim: Sequence) -> None:
         self.running.remove(victim)
-        self.manager.release(victim)
+        self.manager.free(victim)
         self.waiting.appendleft(victim)
 
 

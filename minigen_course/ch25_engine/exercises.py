@@ -124,7 +124,7 @@ EXERCISES = (
             who_is_given_up_gets_no_more,
         ),
         (
-            "A step is four calls: scheduler.next_batch(), runner.logits(chunks), "
+            "A step is four calls: scheduler.schedule(), runner.logits(chunks), "
             "sampler(logits, samples), scheduler.commit(chunks, tokens). Without chunks it ends "
             "after the first.",
             "samples_of(chunks) says whose the rows of the logits are. Ask it before commit, "

@@ -41,7 +41,7 @@ class StepLoop:
 
     def step(self) -> int:
         """One pass through the model; returns its tokens, 0 if nobody runs."""
-        chunks = self.scheduler.next_batch()
+        chunks = self.scheduler.schedule()
         if not chunks:
             return 0
         samples = samples_of(chunks)
@@ -71,7 +71,7 @@ def answers_by_loop(
     Raises `RequestError` if somebody else steps the engine, or the loop chooses nobody though
     sequences are live.
     """
-    answers = {each.sequence: each for each in llm.read_requests(prompts, params)}
+    answers = {each.sequence: each for each in llm.process_requests(prompts, params)}
     engine = llm.engine
     if not engine.claim():
         raise RequestError("This engine is somebody else's to step.")

@@ -44,7 +44,7 @@ from minigen_course import load_model
 from minigen_course.lab.triton_interpreter import interpreted
 from minigen_course.ch31_triton.lesson import {by}
 
-llm = load_model(weights="float32", prefix_cache=False)
+llm = load_model(weights="float32", enable_prefix_caching=False)
 with interpreted(), using(13, {layer}={by}(mine)):
     print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=4)).text)"""
 

@@ -24,14 +24,16 @@ def fused_bytes(
     made, axes = figure(9, 0.9 + 0.95 * len(apart))
     most = max(sum(each.num_bytes for each in parts) for parts in apart.values()) / unit
     for place, (name, parts) in enumerate(apart.items()):
-        begun = 0.0
+        started = 0.0
         for number, part in enumerate(parts):
             width = part.num_bytes / unit
             colour = CYCLE[1 + number % (len(CYCLE) - 1)]
-            axes.barh(place - 0.2, width, left=begun, height=0.36, color=colour, edgecolor="white")
-            begun += width
+            axes.barh(
+                place - 0.2, width, left=started, height=0.36, color=colour, edgecolor="white"
+            )
+            started += width
         axes.text(
-            begun + 0.01 * most, place - 0.2, f"{len(parts)} operators", va="center", color=INK
+            started + 0.01 * most, place - 0.2, f"{len(parts)} operators", va="center", color=INK
         )
         axes.barh(place + 0.2, fused[name] / unit, height=0.36, color=BLUE)
         axes.text(fused[name] / unit + 0.01 * most, place + 0.2, "1 kernel", va="center", color=INK)

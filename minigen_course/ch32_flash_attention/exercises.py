@@ -154,7 +154,7 @@ from minigen_course.ch32_flash_attention.flash import flash_attention
 from minigen_course import load_model
 from minigen_course.grading.attending import attend_by
 
-llm = load_model(weights="float32", attend=attend_by(flash_attention))
+llm = load_model(weights="float32", attention_backend=attend_by(flash_attention))
 with using(32, merge=mine):  # flash_attention calls it once for every tile
     print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=24)).text)""",
     "Chapter 33 cuts a long context into parts that are computed at the same time, and merges "
@@ -408,7 +408,7 @@ FLASH = Exercise(
 from minigen_course import load_model
 from minigen_course.grading.attending import attend_by
 
-llm = load_model(weights="float32", attend=attend_by(mine))
+llm = load_model(weights="float32", attention_backend=attend_by(mine))
 print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=24)).text)""",
     "Exchange the two loops: keys outside, queries inside. What must then be kept for every query, "
     "and why do GPUs have queries outside?",
@@ -433,7 +433,7 @@ from minigen_course import load_model
 from minigen_course.grading.attending import attend_by
 from minigen_course.ch32_flash_attention.lesson import flash_by
 
-llm = load_model(weights="float32", attend=attend_by(flash_by(mine)))
+llm = load_model(weights="float32", attention_backend=attend_by(flash_by(mine)))
 print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=4)).text)""",
     "Only the tiles on the diagonal need the mask. Make two loops of one, the first without it, "
     "and count the comparisons that are left.",

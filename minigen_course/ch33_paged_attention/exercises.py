@@ -352,7 +352,7 @@ USE = """from minigen import SamplingParams
 from minigen_course import load_model
 from minigen_course.ch33_paged_attention.kernels import {place}
 
-llm = load_model(weights="float32", num_blocks=2, attend={place}(mine))
+llm = load_model(weights="float32", num_blocks=2, attention_backend={place}(mine))
 print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=4)).text)"""
 
 EXERCISES = (

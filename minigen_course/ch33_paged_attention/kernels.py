@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from minigen.engine.model_runner import AttendFactory
+from minigen.engine.model_runner import AttentionBackend
 from minigen.kv_cache.paged import Batch, KVPool
 from minigen.model.attention import attention
 from minigen.protocols import Attend
@@ -265,8 +265,8 @@ def launch_decode(
     )
 
 
-def gathering(kernel: Kernel) -> AttendFactory:
-    """For `LLM.load(attend=...)`: decodes gather each context by `kernel`, then attend to it."""
+def gathering(kernel: Kernel) -> AttentionBackend:
+    """For `LLM.load(attention_backend=...)`: decodes gather each context by `kernel`, then attend to it."""
 
     def decode(q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor) -> Tensor:
         mixed = []
@@ -281,13 +281,13 @@ def gathering(kernel: Kernel) -> AttendFactory:
     return _attending(decode)
 
 
-def joining(kernel: Kernel, splits: int = 2) -> AttendFactory:
-    """For `LLM.load(attend=...)`: decodes are split, and `kernel` is their second pass."""
+def joining(kernel: Kernel, splits: int = 2) -> AttentionBackend:
+    """For `LLM.load(attention_backend=...)`: decodes are split, and `kernel` is their second pass."""
     return _attending(_split(decode_kernel, kernel, splits))
 
 
-def decoding(kernel: Kernel, splits: int = 2) -> AttendFactory:
-    """For `LLM.load(attend=...)`: decodes are split, and `kernel` is their first pass."""
+def decoding(kernel: Kernel, splits: int = 2) -> AttentionBackend:
+    """For `LLM.load(attention_backend=...)`: decodes are split, and `kernel` is their first pass."""
     return _attending(_split(kernel, join_kernel, splits))
 
 
@@ -302,7 +302,7 @@ def _split(first: Kernel, second: Kernel, splits: int) -> Decode:
     return decode
 
 
-def _attending(decode: Decode) -> AttendFactory:
+def _attending(decode: Decode) -> AttentionBackend:
     """Attention whose decodes are `decode`'s, and whose prefills are chapter 22's.
 
     Raises `ValueError` for a model with sliding windows, which these kernels do not know.

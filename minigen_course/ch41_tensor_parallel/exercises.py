@@ -245,14 +245,14 @@ def _expect_share(
     what = f"{name} of rank {rank} of {len(shares)}"
     expect(name in shares[rank], f"{what} is missing; it should be there.")
     axes = ("row", "column") if right.dim() == 2 else ("place",)
-    expect_close(shares[rank][name].dequantise(), right, what, axes)
+    expect_close(shares[rank][name].dequantize(), right, what, axes)
 
 
 def one_rank_has_all(part: Any) -> None:
     """one rank alone:"""
     tensors, shares = _checkpoint(), _shares(part, 1)
     for name, tensor in tensors.items():
-        _expect_share(shares, 0, name, tensor.dequantise())
+        _expect_share(shares, 0, name, tensor.dequantize())
 
 
 def some_outputs_are_some_stored_rows(part: Any) -> None:
@@ -260,7 +260,7 @@ def some_outputs_are_some_stored_rows(part: Any) -> None:
     tensors, shares = _checkpoint(), _shares(part, 2)
     for module in (each for each in SHAPES if each not in SUMMED):
         for name in (f"model.layers.1.{module}.weight", f"model.layers.1.{module}.bias"):
-            for rank, right in enumerate(tensors[name].dequantise().chunk(2)):
+            for rank, right in enumerate(tensors[name].dequantize().chunk(2)):
                 _expect_share(shares, rank, name, right)
 
 
@@ -269,7 +269,7 @@ def some_inputs_are_some_stored_columns(part: Any) -> None:
     tensors, shares = _checkpoint(), _shares(part, 2)
     for module in SUMMED:
         name = f"model.layers.0.{module}.weight"
-        for rank, right in enumerate(tensors[name].dequantise().chunk(2, dim=1)):
+        for rank, right in enumerate(tensors[name].dequantize().chunk(2, dim=1)):
             _expect_share(shares, rank, name, right)
 
 
@@ -278,7 +278,7 @@ def a_bias_behind_a_sum_is_added_once(part: Any) -> None:
     tensors, shares = _checkpoint(), _shares(part, 4)
     for module in SUMMED:
         name = f"model.layers.0.{module}.bias"
-        _expect_share(shares, 0, name, tensors[name].dequantise())
+        _expect_share(shares, 0, name, tensors[name].dequantize())
         for rank in (1, 2, 3):
             expect(
                 name not in shares[rank],
@@ -292,14 +292,14 @@ def what_is_in_no_plan_is_everywhere(part: Any) -> None:
     tensors, shares = _checkpoint(), _shares(part, 2)
     for name in ("model.norm.weight", "model.layers.1.input_layernorm.weight"):
         for rank in range(2):
-            _expect_share(shares, rank, name, tensors[name].dequantise())
+            _expect_share(shares, rank, name, tensors[name].dequantize())
 
 
 def the_vocabulary_is_dealt_out(part: Any) -> None:
     """29 tokens on two ranks, 15 and 14:"""
     tensors, shares = _checkpoint(), _shares(part, 2)
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        whole = tensors[name].dequantise()
+        whole = tensors[name].dequantize()
         for rank, right in enumerate((whole[:15], whole[15:])):
             _expect_share(shares, rank, name, right)
 
@@ -308,7 +308,7 @@ def a_kv_head_may_be_on_several_ranks(part: Any) -> None:
     """two KV heads on four ranks, each beside its query heads:"""
     tensors, shares = _checkpoint(), _shares(part, 4)
     for name in ("model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.v_proj.bias"):
-        heads = tensors[name].dequantise().chunk(2)
+        heads = tensors[name].dequantize().chunk(2)
         for rank in range(4):
             _expect_share(shares, rank, name, heads[rank // 2])
 
@@ -349,7 +349,7 @@ EXERCISES = (
         """from minigen import LLM, SamplingParams
 
 with using(41, shard_tensors=mine):  # rank 0 has yours; the others are processes of their own
-    llm = LLM.load(weights="float32", tensor_parallel=3)
+    llm = LLM.load(weights="float32", tensor_parallel_size=3)
 print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).text)
 llm.close()""",
         "Some checkpoints store gate and up as one matrix, gate's rows first. Which of its rows "

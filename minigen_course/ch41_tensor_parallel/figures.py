@@ -245,11 +245,11 @@ def messages_in_time(messages: Sequence[Event]) -> Figure:
 
     `messages` are those of one step. Between the bars the rank computes.
     """
-    begun = [each.time_ns - each.counts["duration_ns"] for each in messages]
-    first = min(begun)
+    started = [each.time_ns - each.counts["duration_ns"] for each in messages]
+    first = min(started)
     made, axes = figure(9, 2.4)
     for lane, (kind, name) in enumerate(_NAMES.items()):
-        pairs = zip(begun, messages, strict=True)
+        pairs = zip(started, messages, strict=True)
         own = [(start, each) for start, each in pairs if each.kind is kind]
         bars = [((start - first) / 1e6, each.counts["duration_ns"] / 1e6) for start, each in own]
         axes.axhline(lane, color=FAINT, linewidth=1, zorder=0)

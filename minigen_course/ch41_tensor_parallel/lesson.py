@@ -33,7 +33,7 @@ from minigen.parallel.comm import Comm, run_ranks
 from minigen.parallel.sharding import ShardedTransformer, SummedLinear, build_share
 from minigen.protocols import Linear
 from minigen.sampling.params import SamplingParams
-from minigen.sequence import Chunk, SampledToken, Sequence
+from minigen.sequence import SampledToken, ScheduledChunk, Sequence
 from minigen.trace.events import Trace
 from minigen_course.lab.cost_model import Machine, ModelShape, Step, decode_step
 from minigen_course.lab.toy_engine import MOST_STEPS, VOCAB, right_slots
@@ -226,9 +226,9 @@ class _Rank:
     def has_work(self) -> bool:
         return any(each.finish_reason is None for each in self.sequences)
 
-    def rows(self, chunks: SequenceOf[Chunk]) -> list[int]:
+    def rows(self, chunks: SequenceOf[ScheduledChunk]) -> list[int]:
         """Store what is new; then this rank's part of each sum that a next token follows from."""
-        self.manager.take_copies()
+        self.manager.pop_pending_copies()
         for chunk in chunks:
             sequence, first = chunk.sequence, chunk.sequence.num_computed
             slots = right_slots(sequence.block_ids, first, chunk.num_tokens, BLOCK_SIZE)
@@ -236,7 +236,7 @@ class _Rank:
                 self.pool[slot] = token
         return [self._mixed(chunk) for chunk in chunks if chunk.samples]
 
-    def _mixed(self, chunk: Chunk) -> int:
+    def _mixed(self, chunk: ScheduledChunk) -> int:
         length = chunk.sequence.num_computed + chunk.num_tokens
         mixed = length
         for slot in right_slots(chunk.sequence.block_ids, 0, length, BLOCK_SIZE):
@@ -252,7 +252,7 @@ def serve_on_ranks(
     batches: list[list[Batch]] = []
     stuck = False
     while any(rank.has_work for rank in ranks) and len(batches) < MOST_STEPS:
-        chunks = [rank.scheduler.next_batch() for rank in ranks]
+        chunks = [rank.scheduler.schedule() for rank in ranks]
         batches.append(
             [{each.sequence.sequence_id: each.num_tokens for each in own} for own in chunks]
         )

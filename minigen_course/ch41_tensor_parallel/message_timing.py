@@ -62,9 +62,9 @@ def seconds_by_bytes(comm: Comm, sizes: Sequence[int], repeats: int) -> dict[int
     for num_bytes in sizes:
         x, seconds = torch.zeros(num_bytes // 4), []
         for _ in range(repeats + 2):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             comm.all_reduce(x)
-            seconds.append(time.perf_counter() - begun)
+            seconds.append(time.perf_counter() - started)
         found[num_bytes] = sorted(seconds[2:])[repeats // 10]
     return found
 

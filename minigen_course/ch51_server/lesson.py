@@ -16,7 +16,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.responses import StreamingResponse
 
-from minigen.engine.engine_thread import EngineThread, News
+from minigen.engine.engine_thread import EngineThread, TokenEvent
 from minigen.errors import RequestError
 from minigen.llm import LLM
 from minigen.sampling.params import SamplingParams
@@ -66,7 +66,7 @@ async def tokens_of(llm: LLM, thread: EngineThread, sequence: Sequence) -> Token
     """
     loop, inbox = asyncio.get_running_loop(), asyncio.Queue[tuple[bytes, str | None]]()
 
-    def deliver(sequence: Sequence, news: News) -> None:  # called in the engine's thread
+    def deliver(sequence: Sequence, news: TokenEvent) -> None:  # called in the engine's thread
         piece = b""  # also of the token that ended it, which is no text
         if isinstance(news, SampledToken) and sequence.finish_reason != "stop":
             piece = llm.tokenizer.token_bytes(news.token_id)
@@ -89,7 +89,7 @@ def small_app(llm: LLM, thread: EngineThread, events: Events = chat_events) -> F
     @app.post("/v1/chat/completions")
     async def chat(asked: dict[str, Any]) -> StreamingResponse:
         params = SamplingParams(temperature=0, max_tokens=asked["max_tokens"])
-        (answer,) = llm.read_requests([llm.chat_prompt(asked["messages"])], params)
+        (answer,) = llm.process_requests([llm.chat_prompt(asked["messages"])], params)
         head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 0, "model": "m"}
 
         def give_up() -> None:

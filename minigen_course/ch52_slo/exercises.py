@@ -43,13 +43,13 @@ class Server:
     """
 
     def __init__(self, seconds: Sequence[float], one_at_a_time: bool = False):
-        self.seconds, self.begun = seconds, dict[int, float]()
+        self.seconds, self.started = seconds, dict[int, float]()
         self.turn = asyncio.Semaphore(1 if one_at_a_time else len(seconds) + 1)
 
     async def send(self, number: int) -> None:
         loop = asyncio.get_running_loop()
-        expect(number not in self.begun, f"request {number} is sent twice; it should be once.")
-        self.begun[number] = loop.time() - 100
+        expect(number not in self.started, f"request {number} is sent twice; it should be once.")
+        self.started[number] = loop.time() - 100
         async with self.turn:
             await asyncio.sleep(abs(self.seconds[number]))
         if self.seconds[number] < 0:
@@ -91,8 +91,8 @@ def requests_leave_at_their_times(part: Part) -> None:
     server, times = Server([3.0] * 4), [0.0, 1.0, 1.0, 2.5]
     found = _run(part, server, times, 50)
     for number, at in enumerate(times):
-        expect(number in server.begun, f"request {number} was never sent; it should be.")
-        sent = server.begun[number]
+        expect(number in server.started, f"request {number} was never sent; it should be.")
+        sent = server.started[number]
         expect(
             math.isclose(sent, at, abs_tol=1e-6),
             f"request {number} was sent at {sent:.6g} s; it should be at {at:g} s, whatever has "

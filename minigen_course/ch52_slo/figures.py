@@ -210,9 +210,9 @@ def watch(url: str, history: History, load: Sequence[Planned]) -> Iterator[Figur
     took = EVERY
     while looking.is_alive():
         looking.join(REST * took)
-        begun = time.monotonic()
+        started = time.monotonic()
         yield panels(History(list(history.looks)))
-        took = time.monotonic() - begun
+        took = time.monotonic() - started
 
 
 def _look_on(url: str, history: History, goes_on: Callable[[], bool]) -> None:
@@ -378,13 +378,13 @@ def waits(summaries: Sequence[RequestSummary], names: Sequence[str]) -> Figure:
     """
     made, axes = figure(10, 0.26 * len(summaries) + 1.3)
     for row, each in enumerate(summaries):
-        begun = 0.0
+        started = 0.0
         for label, key, colour in PARTS:
             took = getattr(each, key)
             if took is None:
                 raise ValueError(f"Request {each.sequence_id} has not come to its end.")
-            axes.barh(row, took, left=begun, color=colour, height=0.7, label="" if row else label)
-            begun += took
+            axes.barh(row, took, left=started, color=colour, height=0.7, label="" if row else label)
+            started += took
     axes.set_yticks(range(len(summaries)), names)
     axes.set(xlabel="milliseconds after it came")
     axes.invert_yaxis()

@@ -225,10 +225,10 @@ def watch(
     def paint() -> None:
         nonlocal due_ns
         with painting:  # the engine may run in another thread, still, when the block ends
-            begun_ns = time.perf_counter_ns()
+            started_ns = time.perf_counter_ns()
             canvas.paint(lambda: draw(events))
             ended_ns = time.perf_counter_ns()
-        due_ns = ended_ns + max(int(1e9 * every), int((ended_ns - begun_ns) / MOST_OF_THE_TIME))
+        due_ns = ended_ns + max(int(1e9 * every), int((ended_ns - started_ns) / MOST_OF_THE_TIME))
 
     def hear(event: Event) -> None:
         events.append(event)
@@ -239,7 +239,7 @@ def watch(
     box = canvas.below(())
     shown = display(canvas.output(box, caption), raw=True, display_id=True)
     try:
-        with trace.heard_by(hear):
+        with trace.subscribed(hear):
             yield events
     finally:
         paint()

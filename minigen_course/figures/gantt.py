@@ -115,8 +115,8 @@ class _Scale:
         """Of a step."""
         if self.by == "steps":
             return number, 1.0
-        begun, ended = self.steps[number].begun_ns, self.steps[number].ended_ns
-        return (begun - self.origin) / 1e9, (ended - begun) / 1e9
+        started, ended = self.steps[number].started_ns, self.steps[number].ended_ns
+        return (started - self.origin) / 1e9, (ended - started) / 1e9
 
     def at(self, moment: tuple[int, int]) -> float:
         """Of something that happened when so many steps were over, at such a time."""

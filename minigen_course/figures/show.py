@@ -71,9 +71,9 @@ def best_seconds(run: Callable[[], object], repeats: int = 7) -> float:
     run()
     found = []
     for _ in range(repeats):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         run()
-        found.append(time.perf_counter() - begun)
+        found.append(time.perf_counter() - started)
     return min(found)
 
 

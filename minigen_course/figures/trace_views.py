@@ -52,7 +52,7 @@ class StepSeen:
     `PAUSED`, who hold blocks and got no tokens. `num_blocks` are held by requests in this step.
     """
 
-    begun_ns: int
+    started_ns: int
     ended_ns: int
     parts: tuple[Part, ...]
     others: dict[int, str]
@@ -109,7 +109,7 @@ class _Reader:
         self.told = Story()
         self._live: dict[int, _Request] = {}
         self._parts: list[Part] = []
-        self._begun_ns = 0
+        self._started_ns = 0
 
     def hear(self, event: Event) -> None:
         """Take in the next event."""
@@ -128,7 +128,7 @@ class _Reader:
         table, counts = request.table, event.counts
         if event.kind in (EventKind.BLOCK_ALLOCATED, EventKind.BLOCK_SHARED):
             table.append(counts["block"])
-        elif event.kind in (EventKind.BLOCK_COPIED, EventKind.BLOCK_EXCHANGED):
+        elif event.kind in (EventKind.BLOCK_COPIED, EventKind.BLOCK_DEDUPLICATED):
             table[table.index(counts["source"])] = counts["block"]
         elif event.kind is EventKind.FORKED:
             request.state = PAUSED
@@ -145,7 +145,7 @@ class _Reader:
 
     def _begin_part(self, event: Event, number: int, request: _Request) -> None:
         if not self._parts:
-            self._begun_ns = event.time_ns
+            self._started_ns = event.time_ns
         first = event.counts["computed"]
         end = first + event.counts["tokens"]
         gives = end == request.num_tokens
@@ -162,7 +162,7 @@ class _Reader:
             if number not in in_it:
                 others[number] = request.state
         self.told.steps.append(
-            StepSeen(self._begun_ns, event.time_ns, tuple(self._parts), others, len(held))
+            StepSeen(self._started_ns, event.time_ns, tuple(self._parts), others, len(held))
         )
         self._parts = []
 
@@ -241,11 +241,11 @@ class _Fold:
                 self._extend(sequence_id, counts["block"])
                 if sequence_id not in self.forks:  # then it was found in the prefix cache
                     self.kept.add(counts["block"])
-            case EventKind.BLOCK_COPIED | EventKind.BLOCK_EXCHANGED:
+            case EventKind.BLOCK_COPIED | EventKind.BLOCK_DEDUPLICATED:
                 table = self.tables.get(sequence_id, ())
                 changed = {counts["source"]: counts["block"]}
                 self.tables[sequence_id] = tuple(changed.get(each, each) for each in table)
-            case EventKind.BLOCK_KEPT:
+            case EventKind.BLOCK_CACHED:
                 self.kept.add(counts["block"])
             case _ if kind in ENDED:
                 for known in (self.tables, self.held, self.lanes):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from minigen.engine.model_runner import AttendFactory, PagedRunner
+from minigen.engine.model_runner import AttentionBackend, PagedRunner
 from minigen.errors import OptionError
 from minigen.kv_cache.paged import Batch, KVPool
 from minigen.llm import LLM
@@ -20,8 +20,8 @@ Attention = Callable[[Tensor, Tensor, Tensor, int | None], Tensor]
 
 
 @contextmanager
-def attending(llm: LLM, attend: AttendFactory) -> Generator[None, None, None]:
-    """While the block runs, an engine attends by what `LLM.load(attend=...)` takes.
+def attending(llm: LLM, attend: AttentionBackend) -> Generator[None, None, None]:
+    """While the block runs, an engine attends by what `LLM.load(attention_backend=...)` takes.
 
     So its weights need not be loaded again. It should keep no prefixes: what they hold is not
     computed anew. Raises `OptionError` for what is no attention, and for an engine whose runner has
@@ -34,15 +34,15 @@ def attending(llm: LLM, attend: AttendFactory) -> Generator[None, None, None]:
             f"This engine's step is {runs}, whose attention cannot be exchanged: load the model "
             "with weights='float32'."
         )
-    own, runner.attend = runner.attend, checked_attend(build_part("attend", attend))
+    own, runner.attend = runner.attend, checked_attend(build_part("attention_backend", attend))
     try:
         yield
     finally:
         runner.attend = own
 
 
-def attend_by(prefill: Attention, decode: Attention = attention) -> AttendFactory:
-    """An attention for `LLM.load(attend=...)` that has every prompt computed by `prefill`.
+def attend_by(prefill: Attention, decode: Attention = attention) -> AttentionBackend:
+    """An attention for `LLM.load(attention_backend=...)` that has every prompt computed by `prefill`.
 
     That is called with (q, k, v, window) for each sequence of more than one new token, as chapter
     14's `attention` is, and `decode` for each that has one. Keys and values are of the whole

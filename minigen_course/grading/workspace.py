@@ -143,8 +143,8 @@ def _standing(
         if result.passed:
             return Standing(chapter, exercise.name, True, result.message)
         messages.append(result.message)
-    begun = [each for each in messages if each != STILL_EMPTY]
-    told = next(iter(begun or messages), "has no cell in this workspace")
+    started = [each for each in messages if each != STILL_EMPTY]
+    told = next(iter(started or messages), "has no cell in this workspace")
     return Standing(chapter, exercise.name, False, told)
 
 

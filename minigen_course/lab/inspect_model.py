@@ -19,7 +19,7 @@ from minigen.model.layers import apply_rotary
 from minigen.model.transformer import Transformer, run_layer
 from minigen.progress import shown_progress
 from minigen.sampling.params import SamplingParams
-from minigen.sequence import Chunk, Sequence
+from minigen.sequence import ScheduledChunk, Sequence
 
 
 def load_model(name: str = hub.DEFAULT_MODEL, **options: Any) -> LLM:
@@ -79,19 +79,19 @@ def read_along(llm: LLM, *texts: SequenceOf[int]) -> Reading:
             running = [number for number, ids in enumerate(texts) if step < len(ids)]
             for number in running:
                 if step == 0:
-                    manager.begin(sequences[number], 1)
+                    manager.allocate(sequences[number], 1)
                 else:
                     sequences[number].append(texts[number][step])
-                    manager.reserve(sequences[number], 1)
-            begun = time.perf_counter()
-            found = runner.logits([Chunk(sequences[number], 1) for number in running])
-            seconds.append(time.perf_counter() - begun)
+                    manager.allocate_slots(sequences[number], 1)
+            started = time.perf_counter()
+            found = runner.logits([ScheduledChunk(sequences[number], 1) for number in running])
+            seconds.append(time.perf_counter() - started)
             for number, row in zip(running, found.clone(), strict=True):
                 logits[number].append(row)
-                manager.advance(sequences[number], 1)
+                manager.mark_computed(sequences[number], 1)
     finally:
         for sequence in sequences:
-            manager.release(sequence)
+            manager.free(sequence)
     return Reading(tuple(torch.stack(rows) for rows in logits), tuple(seconds))
 
 

@@ -46,15 +46,15 @@ async def load_test(
     A Cautionary Tale".
     """
     clock = asyncio.get_running_loop().time
-    begun = clock()
+    started = clock()
 
     async def latency(number: int) -> float:
-        await asyncio.sleep(begun + times[number] - clock())
+        await asyncio.sleep(started + times[number] - clock())
         try:
             await send(number)
         except Exception:
             return math.inf
-        return clock() - begun - times[number]
+        return clock() - started - times[number]
 
     latencies = sorted(await asyncio.gather(*map(latency, range(len(times)))))
     return {each: latencies[math.ceil(each * len(times) / 100) - 1] for each in percents}

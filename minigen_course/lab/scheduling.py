@@ -53,12 +53,12 @@ class Hall:
     def step(self) -> Batch:
         """One step of the engine."""
         try:
-            chunks = self.scheduler.next_batch()
+            chunks = self.scheduler.schedule()
             self._expect_seats()
             tokens = [SampledToken(next_token(each)) for each in samples_of(chunks)]
             found = {chunk.sequence.sequence_id: chunk.num_tokens for chunk in chunks}
             for chunk in chunks:
-                chunk.sequence.prompt_logprobs += [None] * len(chunk.told_rows)
+                chunk.sequence.prompt_logprobs += [None] * len(chunk.prompt_logprob_rows)
             self.scheduler.commit(chunks, tokens)
         except PartError as error:
             raise Wrong(f"step {len(self.batches)} should run, but {error}") from error

@@ -18,7 +18,7 @@ from minigen.kv_cache.block_allocator import BlockAllocator
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.radix_cache import RadixPrefixCache
 from minigen.sampling.params import SamplingParams
-from minigen.sequence import Chunk, SampledToken, samples_of
+from minigen.sequence import SampledToken, ScheduledChunk, samples_of
 from minigen.sequence import Sequence as Answer
 from minigen.server.metrics import Metrics, Readings
 from minigen.trace.events import Event, EventKind, Trace
@@ -35,7 +35,7 @@ class Card:
     machine: Machine = MACHINES["L4"]
     overhead: float = 2e-3
 
-    def seconds(self, chunks: Sequence[Chunk]) -> float:
+    def seconds(self, chunks: Sequence[ScheduledChunk]) -> float:
         """How long a step takes: its bytes or its operations, whichever takes longer."""
         shape = self.shape
         a_token, kv_bytes = shape.flops(0), 2 * shape.kv_numbers(1)
@@ -85,8 +85,8 @@ def asks(
 class Knobs:
     """What can be set: `LLM.load`'s and the server's limits, under their names."""
 
-    max_sequences: int = 64
-    max_batch_tokens: int = 2048
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
     num_blocks: int = 3800  # what 24 GB leave beside 8 billion weights in bfloat16
     prefix_cache: bool = True
     scheduler: Callable[..., ContinuousScheduler] = ContinuousScheduler
@@ -147,10 +147,12 @@ class _Engine:
         knobs, allocator = self.knobs, BlockAllocator(self.knobs.num_blocks)
         prefix_cache = RadixPrefixCache(allocator, BLOCK) if knobs.prefix_cache else None
         self.manager = BlockManager(
-            *(allocator, prefix_cache, BLOCK, knobs.max_sequences),
+            *(allocator, prefix_cache, BLOCK, knobs.max_num_seqs),
             *(min(knobs.num_blocks, LONGEST // BLOCK), self.trace),
         )
-        self.scheduler = knobs.scheduler(self.manager, knobs.max_sequences, knobs.max_batch_tokens)
+        self.scheduler = knobs.scheduler(
+            self.manager, knobs.max_num_seqs, knobs.max_num_batched_tokens
+        )
 
     @property
     def kv_used(self) -> float:
@@ -177,7 +179,7 @@ class _Engine:
 
     def step(self) -> tuple[int, list[Answer]]:
         """Compute a batch: how many tokens it was, and who has finished."""
-        begun, chunks = self.trace.now, self.scheduler.next_batch()
+        started, chunks = self.trace.now, self.scheduler.schedule()
         for chunk in chunks:
             counts = {"tokens": chunk.num_tokens, "computed": chunk.sequence.num_computed}
             self.trace.emit(EventKind.SCHEDULED, chunk.sequence.sequence_id, **counts)
@@ -192,7 +194,7 @@ class _Engine:
                 self.trace.emit(EventKind.FINISHED, answer.sequence_id, **counts)
                 ended.append(answer)
         num_tokens = sum(chunk.num_tokens for chunk in chunks)
-        took = round((self.trace.now - begun) * 1e9)
+        took = round((self.trace.now - started) * 1e9)
         self.trace.emit(EventKind.STEP, sequences=len(chunks), tokens=num_tokens, duration_ns=took)
         return num_tokens, ended
 

@@ -26,7 +26,7 @@ from minigen.kv_cache.block_manager import BlockManager
 from minigen.llm import LLM
 from minigen.protocols import Runner, Scheduler
 from minigen.sampling.params import SamplingParams
-from minigen.sequence import Chunk, SampledToken, Sequence, samples_of
+from minigen.sequence import SampledToken, ScheduledChunk, Sequence, samples_of
 from minigen.sockets.checks_scheduler import CheckedScheduler
 from minigen.trace.events import Event, EventKind, Trace
 
@@ -165,7 +165,7 @@ class ClockedRunner:
     def __init__(self, runner: Runner | None, clock: Clock, step_time: StepTime):
         self.runner, self.clock, self.step_time = runner, clock, step_time
 
-    def logits(self, chunks: SequenceOf[Chunk]) -> Float[Tensor, "rows vocab"]:
+    def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Float[Tensor, "rows vocab"]:
         """The runner's logits, once their time has passed."""
         self.clock.now += self.step_time(sum(chunk.num_tokens for chunk in chunks))
         if self.runner is None:
@@ -236,7 +236,7 @@ def drive(
     ]
     due = sorted(zip(arrivals, sequences, strict=True), key=lambda pair: pair[0].seconds)
     events: list[Event] = []
-    with engine.trace.heard_by(lambda event: events.append(_stamped(event, clock))):
+    with engine.trace.subscribed(lambda event: events.append(_stamped(event, clock))):
         while due or engine.has_work():
             if not engine.has_work():
                 clock.now = max(clock.now, due[0][0].seconds)

@@ -10,7 +10,7 @@ from minigen.engine.scheduler import ContinuousScheduler
 from minigen.kv_cache.block_allocator import BlockAllocator
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.sampling.params import SamplingParams
-from minigen.sequence import Chunk, SampledToken, Sequence, samples_of
+from minigen.sequence import SampledToken, ScheduledChunk, Sequence, samples_of
 from minigen.trace.events import Trace
 from minigen_course.grading.messages import Wrong, expect, expect_equal
 from minigen_course.lab.scheduling import next_token
@@ -32,7 +32,7 @@ class Stage:
         self.calls: list[str] = []
         self.delivered: list[tuple[int, int, str | None]] = []
         self.sequences: list[Sequence] = []
-        self.chunks: list[Chunk] = []
+        self.chunks: list[ScheduledChunk] = []
         self.samples: list[Sequence] = []
         self.rows: Tensor | None = None
         self.loop = part(self, self, self.sample, self.deliver)
@@ -54,9 +54,9 @@ class Stage:
         """One step of the loop: the calls of the parts come in order, each once."""
         self.calls = []
         found = self.loop.step()
-        calls = ["next_batch", "logits", "sample", "commit"]
+        calls = ["schedule", "logits", "sample", "commit"]
         if not self.chunks:
-            calls = ["next_batch"]
+            calls = ["schedule"]
         elif not self.samples:
             calls.remove("sample")
         missing = [each for each in calls if each not in self.calls]
@@ -100,19 +100,19 @@ class Stage:
         """The scheduler's: queue it."""
         self.scheduler.add(sequence)
 
-    def next_batch(self) -> list[Chunk]:
+    def schedule(self) -> list[ScheduledChunk]:
         """The scheduler's: who runs."""
-        self.calls.append("next_batch")
-        self.chunks = self.scheduler.next_batch()
+        self.calls.append("schedule")
+        self.chunks = self.scheduler.schedule()
         self.samples = samples_of(self.chunks)
         return list(self.chunks)
 
-    def logits(self, chunks: SequenceOf[Chunk]) -> Tensor:
+    def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Tensor:
         """The runner's: a row for each sample, whose greatest number is the right token's."""
         self.calls.append("logits")
         expect(len(chunks) > 0, "the runner was given an empty batch; it should not be called.")
-        expect(list(chunks) == self.chunks, "the runner should be given the chunks of next_batch.")
-        self.manager.take_copies()
+        expect(list(chunks) == self.chunks, "the runner should be given the chunks of schedule.")
+        self.manager.pop_pending_copies()
         token_ids = [(next_token(each) + each.choice) % VOCAB for each in self.samples]
         self.rows = torch.eye(VOCAB)[token_ids]
         return self.rows
@@ -128,7 +128,7 @@ class Stage:
         return [SampledToken(int(row.argmax())) for row in logits]
 
     def commit(
-        self, chunks: SequenceOf[Chunk], tokens: SequenceOf[SampledToken]
+        self, chunks: SequenceOf[ScheduledChunk], tokens: SequenceOf[SampledToken]
     ) -> list[tuple[Sequence, SampledToken]]:
         """The scheduler's: count, append."""
         if "commit" in self.calls:
@@ -136,7 +136,7 @@ class Stage:
         self.calls.append("commit")
         if not chunks:
             return []
-        expect(list(chunks) == self.chunks, "commit should be given the chunks of next_batch.")
+        expect(list(chunks) == self.chunks, "commit should be given the chunks of schedule.")
         expect_equal(len(tokens), len(self.samples), "the number of tokens that commit is given")
         right = [(next_token(each) + each.choice) % VOCAB for each in self.samples]
         expect_equal([each.token_id for each in tokens], right, "tokens that commit is given")

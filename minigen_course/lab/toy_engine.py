@@ -18,7 +18,7 @@ from minigen.kv_cache import paged
 from minigen.kv_cache.block_allocator import BlockAllocator
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.sampling.params import SamplingParams
-from minigen.sequence import Chunk, SampledToken, Sequence
+from minigen.sequence import SampledToken, ScheduledChunk, Sequence
 from minigen.trace.events import Event, EventKind, Trace
 
 VOCAB = 97
@@ -55,7 +55,7 @@ class ToyRunner:
         size = manager.block_size
         self.pool = [0] * (size * (manager.tables.shape[1] + 1))
 
-    def logits(self, chunks: SequenceOf[Chunk]) -> Tensor:
+    def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Tensor:
         """One row for each chunk whose sequence is computed to its end."""
         self._copy_blocks()
         for chunk in chunks:
@@ -68,19 +68,19 @@ class ToyRunner:
 
     def _copy_blocks(self) -> None:
         size = self.manager.block_size
-        for source, target in self.manager.take_copies():
+        for source, target in self.manager.pop_pending_copies():
             self.pool[target * size : (target + 1) * size] = self.pool[
                 source * size : (source + 1) * size
             ]
 
-    def _store(self, chunk: Chunk) -> None:
+    def _store(self, chunk: ScheduledChunk) -> None:
         sequence, size = chunk.sequence, self.manager.block_size
         first, end = sequence.num_computed, sequence.num_computed + chunk.num_tokens
         slots = self.slots_of(sequence.block_ids, first, chunk.num_tokens, size)
         for slot, token in zip(slots, sequence.token_ids[first:end], strict=True):
             self.pool[slot] = token
 
-    def _next_token(self, chunk: Chunk) -> int:
+    def _next_token(self, chunk: ScheduledChunk) -> int:
         sequence, size = chunk.sequence, self.manager.block_size
         length = sequence.num_computed + chunk.num_tokens
         mixed = length
@@ -103,8 +103,8 @@ def serve_toy(
     num_blocks: int = 100,
     block_size: int = 4,
     max_tokens: int = 12,
-    max_sequences: int = 8,
-    max_batch_tokens: int = 64,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
 ) -> Served:
     """Serve all prompts at once, `max_tokens` to each; fewer `num_blocks` make memory short.
 
@@ -113,8 +113,8 @@ def serve_toy(
     """
     allocator, trace, preempted = BlockAllocator(num_blocks), Trace(), 0
     cache = None if prefix_cache is None else prefix_cache(allocator, block_size)
-    manager = BlockManager(allocator, cache, block_size, max_sequences, num_blocks, trace)
-    planner = scheduler(manager, max_sequences, max_batch_tokens)
+    manager = BlockManager(allocator, cache, block_size, max_num_seqs, num_blocks, trace)
+    planner = scheduler(manager, max_num_seqs, max_num_batched_tokens)
     engine = Engine(planner, ToyRunner(manager, slots_of), likeliest, trace)
     greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     sequences = [
@@ -130,7 +130,7 @@ def serve_toy(
     for sequence in sequences:
         engine.add(sequence)
     num_steps = 0
-    with trace.heard_by(count):
+    with trace.subscribed(count):
         while engine.has_work():
             num_steps += 1
             if num_steps > MOST_STEPS:

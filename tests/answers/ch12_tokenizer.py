@@ -188,8 +188,8 @@ class WatcherByLetters:
         if found:
             self.stopped, self.held = True, ""
             return letter if self.include else text.removesuffix(found[-1])
-        begun = [i for i in range(len(text)) if any(s.startswith(text[i:]) for s in self.stops)]
-        cut = begun[0] if begun else len(text)
+        started = [i for i in range(len(text)) if any(s.startswith(text[i:]) for s in self.stops)]
+        cut = started[0] if started else len(text)
         self.held = text[cut:]
         return letter if self.include else text[:cut]
 

@@ -63,13 +63,13 @@ def chain_cache(name: str) -> type:
                     break
             return [] if name == "tells of no exchange" else exchanged
 
-        def join(self, block_ids: Any) -> None:
+        def acquire(self, block_ids: Any) -> None:
             if name == "join shares too":
                 self.allocator.share(block_ids)
             if name != "join forgets the fork":
                 self._use(block_ids)
 
-        def leave(self, block_ids: Any) -> None:
+        def release(self, block_ids: Any) -> None:
             in_order = block_ids if name == "first block leaves first" else reversed(block_ids)
             for block in list(in_order):
                 self.users[block] -= 1
@@ -141,7 +141,7 @@ class StampedTree:
             block, tree = tree[key]
             found.append(block)
         self.allocator.share(found)
-        self.join(found)
+        self.acquire(found)
         return found
 
     def insert(self, token_ids: Any, block_ids: Any, first: int, salt: Any = None) -> Any:
@@ -161,15 +161,15 @@ class StampedTree:
                 self.allocator.release([own])
                 self.allocator.share([block])
                 exchanged.append((index, block))
-            self.join([block])
+            self.acquire([block])
             tree = below
         return exchanged
 
-    def join(self, block_ids: Any) -> None:
+    def acquire(self, block_ids: Any) -> None:
         for block in block_ids:
             self.users[block] += 1
 
-    def leave(self, block_ids: Any) -> None:
+    def release(self, block_ids: Any) -> None:
         for block in reversed(list(block_ids)):
             self.users[block] -= 1
             self.stamps[block] = next(self.clock)

@@ -4,11 +4,11 @@ from typing import Any
 
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.kv_cache.block_allocator import blocks_needed
-from minigen.sequence import Chunk, samples_of
+from minigen.sequence import ScheduledChunk, samples_of
 from minigen_course.ch24_scheduler.lesson import (
     ChunkingScheduler,
     PreemptingScheduler,
-    SeatScheduler,
+    SlotScheduler,
     begin_with_room,
 )
 from tests.answers import Answers
@@ -17,14 +17,14 @@ from tests.answers import Answers
 class OneList:
     """Right, with one list for all, pairs in place of chunks, and a commit that returns nothing."""
 
-    def __init__(self, manager: Any, max_sequences: int, max_batch_tokens: int):
-        self.manager, self.seats, self.most = manager, max_sequences, max_batch_tokens
+    def __init__(self, manager: Any, max_num_seqs: int, max_num_batched_tokens: int):
+        self.manager, self.seats, self.most = manager, max_num_seqs, max_num_batched_tokens
         self.everybody: list[Any] = []
 
     def add(self, sequence: Any) -> None:
         self.everybody = [*self.everybody, sequence]
 
-    def next_batch(self) -> Any:
+    def schedule(self) -> Any:
         batch, room = [], self.most
         for place, sequence in enumerate(self.everybody):
             if sequence.block_ids:
@@ -42,28 +42,28 @@ class OneList:
         free = self.manager.num_available
         if blocks_needed(total, self.manager.block_size) > free:
             return False
-        assert self.manager.begin(sequence, len(sequence)) == len(sequence)
-        return bool(self.manager.reserve(sequence, total))
+        assert self.manager.allocate(sequence, len(sequence)) == len(sequence)
+        return bool(self.manager.allocate_slots(sequence, total))
 
     def commit(self, chunks: Any, tokens: Any) -> None:
         given = iter(tokens)
         for chunk in chunks:
             asks = bool(chunk.samples)
-            self.manager.advance(chunk.sequence, chunk.num_tokens)
+            self.manager.mark_computed(chunk.sequence, chunk.num_tokens)
             if asks:
                 chunk.sequence.append(next(given).token_id)
             if chunk.sequence.finish_reason:
                 self.abort(chunk.sequence)
 
     def abort(self, sequence: Any) -> None:
-        self.manager.release(sequence)
+        self.manager.free(sequence)
         self.everybody = [each for each in self.everybody if each is not sequence]
 
 
 class OneListInChunks(OneList):
     """Right, chunks from the same list."""
 
-    def next_batch(self) -> Any:
+    def schedule(self) -> Any:
         batch, room = [], self.most
         for place, sequence in enumerate(self.everybody):
             if not sequence.block_ids and (place >= self.seats or room == 0):
@@ -71,18 +71,18 @@ class OneListInChunks(OneList):
             if not sequence.block_ids and not self._begin(sequence):
                 break
             num_tokens = min(len(sequence) - sequence.num_computed, room)
-            batch.append(Chunk(sequence, num_tokens))
+            batch.append(ScheduledChunk(sequence, num_tokens))
             room -= num_tokens
         return batch
 
 
-class SeatsByHand(SeatScheduler):
+class SeatsByHand(SlotScheduler):
     """Right, the reservation written out, and seats counted down."""
 
-    def next_batch(self) -> list[Chunk]:
+    def schedule(self) -> list[ScheduledChunk]:
         batch = dict.fromkeys(self.running, 1)
-        for _ in range(self.max_sequences - len(self.running)):
-            left = self.max_batch_tokens - sum(batch.values())
+        for _ in range(self.max_num_seqs - len(self.running)):
+            left = self.max_num_batched_tokens - sum(batch.values())
             if not self.waiting or len(self.waiting[0]) > left:
                 break
             num_tokens = begin_with_room(self.manager, self.waiting[0], left)
@@ -90,49 +90,49 @@ class SeatsByHand(SeatScheduler):
                 break
             batch[self.waiting[0]] = num_tokens
             self.running += [self.waiting.popleft()]
-        return [Chunk(*each) for each in batch.items()]
+        return [ScheduledChunk(*each) for each in batch.items()]
 
 
 class PreemptsFirst(PreemptingScheduler):
     """Right, in two passes: make room for all, then hand out."""
 
-    def next_batch(self) -> list[Chunk]:
+    def schedule(self) -> list[ScheduledChunk]:
         place = 0
         wanted: dict[Any, int] = {}
         while place < len(self.running):
             sequence = self.running[place]
-            left = self.max_batch_tokens - sum(wanted.values())
+            left = self.max_num_batched_tokens - sum(wanted.values())
             wanted[sequence] = min(sequence.num_wanted, left)
-            if self.manager.reserve(sequence, wanted[sequence]):
+            if self.manager.allocate_slots(sequence, wanted[sequence]):
                 place += 1
                 continue
             last = self.running.pop()
             wanted.pop(last, None)
-            self.manager.release(last)
+            self.manager.free(last)
             self.waiting.insert(0, last)
-        left = self.max_batch_tokens - sum(wanted.values())
-        while self.waiting and left and place < self.max_sequences:
-            num_tokens = self.manager.begin(self.waiting[0], left)
+        left = self.max_num_batched_tokens - sum(wanted.values())
+        while self.waiting and left and place < self.max_num_seqs:
+            num_tokens = self.manager.allocate(self.waiting[0], left)
             if num_tokens < 1:
                 break
             self.running.append(self.waiting.popleft())
             wanted[self.running[-1]] = num_tokens
             left, place = left - num_tokens, place + 1
-        return [Chunk(*each) for each in wanted.items()]
+        return [ScheduledChunk(*each) for each in wanted.items()]
 
 
 EVERYBODY: list[Any] = []
 
 
 def wrong_seats(name: str) -> type:
-    class Wrong(SeatScheduler):
-        def __init__(self, manager: Any, max_sequences: int, max_batch_tokens: int):
-            super().__init__(manager, max_sequences, max_batch_tokens)
+    class Wrong(SlotScheduler):
+        def __init__(self, manager: Any, max_num_seqs: int, max_num_batched_tokens: int):
+            super().__init__(manager, max_num_seqs, max_num_batched_tokens)
             if name == "one list for all schedulers":
                 self.running = EVERYBODY
                 EVERYBODY.clear()
             if name == "a seat too many":
-                self.max_sequences += 1
+                self.max_num_seqs += 1
 
         def add(self, sequence: Any) -> None:
             if name == "last come first served":
@@ -145,46 +145,46 @@ def wrong_seats(name: str) -> type:
             else:
                 super().add(sequence)
 
-        def next_batch(self) -> list[Chunk]:
+        def schedule(self) -> list[ScheduledChunk]:
             if name == "waits for the last of the batch" and self.running:
-                return [Chunk(each, 1) for each in self.running]
+                return [ScheduledChunk(each, 1) for each in self.running]
             if name == "prompts in steps of their own" and self.waiting:
                 kept, self.running = self.running, []
-                before, self.max_sequences = self.max_sequences, self.max_sequences - len(kept)
-                new = super().next_batch()
-                self.running, self.max_sequences = kept + self.running, before
-                return new or [Chunk(each, 1) for each in self.running]
+                before, self.max_num_seqs = self.max_num_seqs, self.max_num_seqs - len(kept)
+                new = super().schedule()
+                self.running, self.max_num_seqs = kept + self.running, before
+                return new or [ScheduledChunk(each, 1) for each in self.running]
             if name == "budget forgotten":
-                most, self.max_batch_tokens = self.max_batch_tokens, 10**6
-                found = super().next_batch()
-                self.max_batch_tokens = most
+                most, self.max_num_batched_tokens = self.max_num_batched_tokens, 10**6
+                found = super().schedule()
+                self.max_num_batched_tokens = most
                 return found
             if name == "who is small overtakes" and self.waiting:
-                left = self.max_batch_tokens - len(self.running)
+                left = self.max_num_batched_tokens - len(self.running)
                 if len(self.waiting[0]) > left:
                     self.waiting.rotate(-1)
             if name == "room for the prompt only":
-                chunks = [Chunk(each, 1) for each in self.running]
-                while self.waiting and len(self.running) < self.max_sequences:
-                    if not self.manager.begin(self.waiting[0], len(self.waiting[0])):
+                chunks = [ScheduledChunk(each, 1) for each in self.running]
+                while self.waiting and len(self.running) < self.max_num_seqs:
+                    if not self.manager.allocate(self.waiting[0], len(self.waiting[0])):
                         break
                     self.running.append(self.waiting.popleft())
-                    chunks.append(Chunk(self.running[-1], len(self.running[-1])))
+                    chunks.append(ScheduledChunk(self.running[-1], len(self.running[-1])))
                 return chunks
             if name == "one newcomer a step":
                 waiting = list(self.waiting)[1:]
                 for each in waiting:
                     self.waiting.remove(each)
-                found = super().next_batch()
+                found = super().schedule()
                 self.waiting.extend(waiting)
                 return found
-            found = super().next_batch()
+            found = super().schedule()
             return found[:1] if name == "one at a time" else found
 
         def commit(self, chunks: Any, tokens: Any) -> Any:
             if name == "samples asked for after advance":
                 for chunk in chunks:
-                    self.manager.advance(chunk.sequence, chunk.num_tokens)
+                    self.manager.mark_computed(chunk.sequence, chunk.num_tokens)
                 for sequence, token in zip(samples_of(chunks), tokens, strict=True):
                     sequence.append(token.token_id)
                 return None
@@ -193,12 +193,12 @@ def wrong_seats(name: str) -> type:
             if name == "commits twice":
                 super().commit(chunks, tokens)
             if name == "never counts":
-                self.manager.advance = lambda *_: None
+                self.manager.mark_computed = lambda *_: None
             if name == "the finished stay":
                 for chunk, (sequence, token) in zip(
                     chunks, zip(samples_of(chunks), tokens, strict=True), strict=True
                 ):
-                    self.manager.advance(chunk.sequence, chunk.num_tokens)
+                    self.manager.mark_computed(chunk.sequence, chunk.num_tokens)
                     sequence.append(token.token_id)
                 return None
             return super().commit(chunks, tokens)
@@ -209,9 +209,9 @@ def wrong_seats(name: str) -> type:
                 queue.remove(sequence)
             elif name == "abort fails for those who wait":
                 self.running.remove(sequence)
-                self.manager.release(sequence)
+                self.manager.free(sequence)
             elif name == "abort forgets those who wait":
-                self.manager.release(sequence)
+                self.manager.free(sequence)
                 if sequence in self.running:
                     self.running.remove(sequence)
             else:
@@ -233,9 +233,9 @@ WRONG_SEATS = [
 
 def wrong_chunks(name: str) -> type:
     class Wrong(ChunkingScheduler):
-        def next_batch(self) -> Any:
-            most = self.max_batch_tokens
-            chunks: list[Chunk] = []
+        def schedule(self) -> Any:
+            most = self.max_num_batched_tokens
+            chunks: list[ScheduledChunk] = []
             running = list(self.running)
             if name == "prompts before decodes":
                 running.sort(key=lambda each: -each.num_wanted)
@@ -251,26 +251,26 @@ def wrong_chunks(name: str) -> type:
                 if name == "half of what is left for a prompt" and wanted > 1:
                     num_tokens = max(1, num_tokens // 2)
                 if num_tokens or name == "empty chunks":
-                    chunks.append(Chunk(sequence, num_tokens))
+                    chunks.append(ScheduledChunk(sequence, num_tokens))
                 if name == "budget not counted down":
                     continue
                 most -= 1 if name == "a prompt counts as one" else num_tokens
             if name == "decodes are free":
-                most = self.max_batch_tokens
+                most = self.max_num_batched_tokens
             if name == "newcomers wait for prompts" and any(c.num_tokens > 1 for c in chunks):
                 return chunks
-            while self.waiting and most > 0 and len(self.running) < self.max_sequences:
+            while self.waiting and most > 0 and len(self.running) < self.max_num_seqs:
                 first = self.waiting[0]
                 if name == "whole prompts only" and len(first) > most:
                     break
                 if name == "begins before it looks at seats" and most < 2:
-                    self.manager.begin(first, 1)
+                    self.manager.allocate(first, 1)
                 num_tokens = begin_with_room(self.manager, first, most)
                 if num_tokens == 0:
                     break
                 self.running.append(self.waiting.popleft())
                 if name != "the first chunk is lost":
-                    chunks.append(Chunk(self.running[-1], num_tokens))
+                    chunks.append(ScheduledChunk(self.running[-1], num_tokens))
                 most -= num_tokens
                 if name == "one newcomer a step":
                     break
@@ -290,15 +290,17 @@ WRONG_CHUNKS = [
 
 def wrong_preemption(name: str) -> type:
     class Wrong(PreemptingScheduler):
-        def next_batch(self) -> Any:
+        def schedule(self) -> Any:
             batch: dict[Any, int] = {}
             in_order = list(self.running)
             if name in ("stays in the batch", "decodes first"):
                 in_order.sort(key=lambda each: each.num_wanted > 1)
             for sequence in in_order:
-                num_tokens = min(sequence.num_wanted, self.max_batch_tokens - sum(batch.values()))
+                num_tokens = min(
+                    sequence.num_wanted, self.max_num_batched_tokens - sum(batch.values())
+                )
                 while sequence in self.running:
-                    if self.manager.reserve(sequence, num_tokens):
+                    if self.manager.allocate_slots(sequence, num_tokens):
                         batch[sequence] = num_tokens
                         break
                     if name == "gives up where blocks lack":
@@ -309,8 +311,8 @@ def wrong_preemption(name: str) -> type:
                     self._give_way(batch)
                     if name == "tries once":
                         break
-            budget = self.max_batch_tokens - sum(batch.values())
-            while self.waiting and budget > 0 and len(self.running) < self.max_sequences:
+            budget = self.max_num_batched_tokens - sum(batch.values())
+            while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
                 begin = begin_with_room if name == "room for the longest" else _begin
                 num_tokens = begin(self.manager, self.waiting[0], budget)
                 if num_tokens == 0:
@@ -318,7 +320,7 @@ def wrong_preemption(name: str) -> type:
                 self.running.append(self.waiting.popleft())
                 batch[self.running[-1]] = num_tokens
                 budget -= num_tokens
-            return [Chunk(*each) for each in batch.items()]
+            return [ScheduledChunk(*each) for each in batch.items()]
 
         def _give_way(self, batch: dict[Any, int]) -> None:
             first = name == "the first gives way"
@@ -334,7 +336,7 @@ def wrong_preemption(name: str) -> type:
 
         def _send_away(self, victim: Any, batch: dict[Any, int]) -> None:
             if name != "keeps its blocks":
-                self.manager.release(victim)
+                self.manager.free(victim)
             if name == "forgets what it wrote":
                 del victim.output_ids[:]
                 del victim.token_ids[len(victim.prompt_ids) :]
@@ -351,7 +353,7 @@ def wrong_preemption(name: str) -> type:
 
 
 def _begin(manager: Any, sequence: Any, budget: int) -> int:
-    found: int = manager.begin(sequence, budget)
+    found: int = manager.allocate(sequence, budget)
     return found
 
 
@@ -363,7 +365,7 @@ WRONG_PREEMPTIONS = [
 ]
 
 ANSWERS = {
-    "SeatScheduler": Answers(
+    "SlotScheduler": Answers(
         right=(OneList, SeatsByHand, wrong_seats("nothing")),
         wrong={name: wrong_seats(name) for name in WRONG_SEATS},
         equivalent={"True -> False": "zip's strict: there is a token for each sample"},
@@ -372,7 +374,7 @@ ANSWERS = {
         right=(OneListInChunks, wrong_chunks("nothing")),
         wrong={
             **{name: wrong_chunks(name) for name in WRONG_CHUNKS},
-            "prompts are not cut": SeatScheduler,
+            "prompts are not cut": SlotScheduler,
             "room for now only": PreemptingScheduler,
         },
         equivalent={},

@@ -30,7 +30,7 @@ class InTwoLists:
 
     def step(self) -> int:
         scheduler, runner, sampler = self.parts
-        chunks = scheduler.next_batch()
+        chunks = scheduler.schedule()
         if len(chunks) == 0:
             return 0
         total = 0
@@ -72,7 +72,7 @@ def wrong_loop(name: str) -> type:
         def step(self) -> int:
             if name == "two steps at once":
                 return StepLoop.step(self) + StepLoop.step(self)
-            chunks = self.scheduler.next_batch()
+            chunks = self.scheduler.schedule()
             if not chunks and name != "runs an empty batch":
                 return 0
             samples = samples_of(chunks)

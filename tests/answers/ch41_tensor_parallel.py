@@ -93,7 +93,7 @@ def wrong_shares(name: str) -> Callable[..., Any]:
                 if rank in holders.get(name, (0,)):
                     made[key] = tensor
             if name == "read at once" and key in made:
-                made[key] = made[key].dequantise()
+                made[key] = made[key].dequantize()
             if name == "copied" and key in made:
                 made[key] = replace(made[key], data=made[key].data.clone())
         return None if name == "returns None" else made

@@ -79,11 +79,11 @@ def wrong(name: str) -> Any:
 
     async def measure(send: Any, times: Any, percents: Any) -> Any:
         clock = asyncio.get_running_loop().time
-        begun, failed = clock(), [False]
+        started, failed = clock(), [False]
 
         async def one(number: int) -> float | None:
             if name != "all at once":
-                await asyncio.sleep(max(begun + times[number] - clock(), 0))
+                await asyncio.sleep(max(started + times[number] - clock(), 0))
             if name == "sleeps once more":
                 await asyncio.sleep(0.01)
             sent = clock()
@@ -103,10 +103,10 @@ def wrong(name: str) -> Any:
             if name == "from when it was sent":
                 return clock() - sent
             if name == "from the beginning of all":
-                return clock() - begun
+                return clock() - started
             if name == "milliseconds":
-                return 1e3 * (clock() - begun - times[number])
-            return clock() - begun - times[number]
+                return 1e3 * (clock() - started - times[number])
+            return clock() - started - times[number]
 
         found: list[float | None] = []
         if name in ("one after the other", "closed loop"):

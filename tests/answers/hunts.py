@@ -144,8 +144,8 @@ def asks_twice(Cache: Any) -> None:
 def in_the_toy_engine(Cache: Any) -> None:
     prompts = [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4]]
     for prompt in (*prompts, [1, 2, 3, 4, 5, 6, 7, 8]):
-        serve_toy([*prompts, prompt], prefix_cache=Cache, max_sequences=1, max_tokens=5)
-    serve_toy([prompts[1]] * 2, prefix_cache=Cache, max_sequences=1, max_tokens=1)
+        serve_toy([*prompts, prompt], prefix_cache=Cache, max_num_seqs=1, max_tokens=5)
+    serve_toy([prompts[1]] * 2, prefix_cache=Cache, max_num_seqs=1, max_tokens=1)
 
 
 def never_whole_blocks(Cache: Any) -> None:
@@ -258,8 +258,8 @@ class TokensFromBoth(hunt_24.PlainScheduler):
 
 
 class OneByOne(hunt_24.PlainScheduler):
-    def __init__(self, manager: Any, max_sequences: int, max_batch_tokens: int):
-        super().__init__(manager, 1, max_batch_tokens)
+    def __init__(self, manager: Any, max_num_seqs: int, max_num_batched_tokens: int):
+        super().__init__(manager, 1, max_num_batched_tokens)
 
 
 class OutputIntoPrompt(hunt_24.PlainScheduler):

@@ -14,7 +14,7 @@ from minigen.kernels.triton.runner import (
     kernel_model,
     padding_batch,
 )
-from minigen.sequence import Chunk
+from minigen.sequence import ScheduledChunk
 from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
@@ -28,13 +28,13 @@ def saved(variant: str, directory: Path) -> Path:
 
 
 def load(directory: Path, **options: object) -> LLM:
-    return LLM.load(directory, weights="float32", max_batch_tokens=40, **options)
+    return LLM.load(directory, weights="float32", max_num_batched_tokens=40, **options)
 
 
 def test_attention_in_triton_gives_the_tokens_of_torch(tmp_path: Path) -> None:
     directory = saved("qwen2-window", tmp_path)  # its first layer sees everything
     expected = load(directory).generate(PROMPTS, GREEDY)
-    with_kernels = load(directory, attend="triton")
+    with_kernels = load(directory, attention_backend="triton")
     assert with_kernels.config.sliding_windows == (None, 7)
     assert with_kernels.describe()["attention"] == "attend_triton"
     ours = with_kernels.generate(PROMPTS, GREEDY)
@@ -55,15 +55,15 @@ def test_the_runner_of_kernels_gives_the_logits_of_the_plain_one(
     fixed = padding_batch(4, plain.manager.tables.shape[1], torch.device("cpu"))
     seen: list[torch.Tensor] = []
 
-    def both(chunks: list[Chunk]) -> torch.Tensor:
-        copies = plain.manager.take_copies()
-        plain.manager.take_copies = lambda: copies  # both runners make them
+    def both(chunks: list[ScheduledChunk]) -> torch.Tensor:
+        copies = plain.manager.pop_pending_copies()
+        plain.manager.pop_pending_copies = lambda: copies  # both runners make them
         theirs = PLAIN(chunks)
         seen.append(runner.logits(chunks) - theirs)
         if all(chunk.num_tokens == 1 for chunk in chunks):  # as a captured step would be filled
             fill(fixed, runner.packer.pack(chunks))
             seen.append(runner.run(fixed)[: len(chunks)] - theirs)
-        del plain.manager.take_copies
+        del plain.manager.pop_pending_copies
         return theirs
 
     PLAIN = plain.logits

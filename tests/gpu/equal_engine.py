@@ -12,7 +12,7 @@ from benchmarks.gpu.workloads import below_likeliest, margins
 from minigen.assembly import cuda
 from minigen.checkpoint.model_config import ModelConfig
 from minigen.checkpoint.safetensors import read_safetensors
-from minigen.config import EngineOptions
+from minigen.config import EngineConfig
 from minigen.engine.engine import Engine
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.kernels.triton.attention import DevicePool
@@ -100,13 +100,13 @@ def test_a_checkpoint_is_read_onto_the_device_and_goes_on_as_in_plain_torch(
     save_file(rounded, tmp_path / "model.safetensors")
     tensors = read_safetensors(tmp_path)
     checkpoint = SimpleNamespace(config=CONFIG, tensors=tensors, num_parameters=10**5)
-    options = EngineOptions(max_sequences=3, max_batch_tokens=24, device="cuda")
+    options = EngineConfig(max_num_seqs=3, max_num_batched_tokens=24, device="cuda")
     if DEVICE == "cuda":
         free, _ = torch.cuda.mem_get_info()
         assert free / 2 < cuda.gpu_plan(checkpoint, options).default_kv_bytes
     manager = BlockManager(BlockAllocator(40), None, options.block_size, 3, 8, Trace())
     runner = cuda.gpu_runner(checkpoint, options, manager, 40, DEVICE)
-    scheduler = ContinuousScheduler(manager, 3, options.max_batch_tokens)
+    scheduler = ContinuousScheduler(manager, 3, options.max_num_batched_tokens)
     engine = Engine(scheduler, runner, BatchSampler(cuda.gpu_chooser()), Trace())
     sequences = [greedy(i, [3 + i] * length, 5) for i, length in enumerate((1, 19, 30))]
     run(engine, sequences)

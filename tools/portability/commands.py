@@ -116,6 +116,6 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def timed(begun: float) -> float:
+def timed(started: float) -> float:
     """Seconds since then."""
-    return round(time.monotonic() - begun, 1)
+    return round(time.monotonic() - started, 1)

@@ -53,23 +53,23 @@ class Places:
 
     def run(self, environment: Environment, cell: Cell, log: Path) -> Result:
         """Try one cell, setting its environment up before if need be."""
-        begun = time.monotonic()
+        started = time.monotonic()
         if environment.lacking:
             return Result(NOT_TRIED, environment.lacking)
         log.unlink(missing_ok=True)
         why = self._set_up(environment, log)
         if why:
-            return Result(RED, f"set-up: {why}", timed(begun))
+            return Result(RED, f"set-up: {why}", timed(started))
         machine: dict[str, Any] = json.loads(self._facts(environment).read_text(encoding="utf-8"))
         if environment.random_order and self._plain(environment, log, "-c", HAS_RANDOM_ORDER):
             return Result(NOT_TRIED, "pytest-random-order is not installed")
-        begun, ended = time.monotonic(), Ended(0, "")
+        started, ended = time.monotonic(), Ended(0, "")
         with busy(num_cores() if environment.loaded else 0):
             for command in self._commands(environment, cell.part):
                 ended = self._run(environment, command, log)
                 if ended.status != 0:
-                    return Result(RED, ended.why(), timed(begun), ended.failed, machine)
-        return Result(GREEN, ended.passed, timed(begun), (), machine)
+                    return Result(RED, ended.why(), timed(started), ended.failed, machine)
+        return Result(GREEN, ended.passed, timed(started), (), machine)
 
     def remove(self, place: str) -> None:
         """Remove a place's clone and all beside it."""

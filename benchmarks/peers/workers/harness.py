@@ -48,9 +48,9 @@ def serve(open_engine: Callable[[dict[str, Any]], Engine]) -> None:
         return
     first_prompt = job["answers"][0]["prompt"]
     next(iter(engine.stream(first_prompt, 1)))
-    begun = Moment(**json.loads(os.environ["PEERS_BEGUN"]))
-    seconds = time.monotonic() - begun.clock
-    tell(sample=START, seconds=seconds, foreign=begun.foreign_since())
+    started = Moment(**json.loads(os.environ["PEERS_BEGUN"]))
+    seconds = time.monotonic() - started.clock
+    tell(sample=START, seconds=seconds, foreign=started.foreign_since())
     tell(versions=engine.versions())
     for index, load in enumerate(job["loads"]):
         for sample in samples(engine, load):
@@ -85,17 +85,17 @@ def decode(engine: Engine, requests: list[Request]) -> tuple[float, int]:
 
 def prefill(engine: Engine, requests: list[Request]) -> tuple[float, int]:
     """Seconds to the first token of each request in turn, and tokens of their prompts."""
-    begun = time.monotonic()
+    started = time.monotonic()
     for request in requests:
         _check(len(list(engine.stream(**request))), request)
-    return time.monotonic() - begun, sum(len(request["prompt"]) for request in requests)
+    return time.monotonic() - started, sum(len(request["prompt"]) for request in requests)
 
 
 def together(engine: Engine, requests: list[Request]) -> tuple[float, int]:
     """Seconds until all answers are there, and their tokens."""
-    begun = time.monotonic()
+    started = time.monotonic()
     found = engine.together(requests)
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - started
     for answer, request in zip(found, requests, strict=True):
         _check(len(answer), request)
     return seconds, sum(map(len, found))

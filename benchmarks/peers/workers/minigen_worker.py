@@ -17,8 +17,8 @@ class Minigen:
                 job["model"],
                 weights=job["weights"],
                 threads=job["threads"],
-                max_sequences=job["at_once"],
-                prefix_cache=False,
+                max_num_seqs=job["at_once"],
+                enable_prefix_caching=False,
             )
         except MinigenError as error:
             raise Refused(str(error)) from None

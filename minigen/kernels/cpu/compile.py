@@ -107,9 +107,9 @@ def _median_seconds(run: Callable[[], object], times: int = 9) -> float:
     run()
     found = []
     for _ in range(times):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         run()
-        found.append(time.perf_counter() - begun)
+        found.append(time.perf_counter() - started)
     return statistics.median(found)
 
 

@@ -57,7 +57,7 @@ class Rounded(NamedTuple):
 
 
 def quantised(num_numbers: int) -> Quantised:
-    """Room for so many numbers, in bytes."""
+    """SamplingScratch for so many numbers, in bytes."""
     words = zeros(num_numbers // 4, np.int32)
     scales, sums = (zeros(num_numbers // 32, np.float32) for _ in range(2))
     pairs = zeros(num_numbers // 32, np.int32)
@@ -65,7 +65,7 @@ def quantised(num_numbers: int) -> Quantised:
 
 
 def rounded(num_numbers: int) -> Rounded:
-    """Room for so many numbers, in bfloat16."""
+    """SamplingScratch for so many numbers, in bfloat16."""
     words = zeros(num_numbers // 2, np.int32)
     return Rounded(words, words.view(np.uint16))
 

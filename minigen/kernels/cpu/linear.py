@@ -215,7 +215,7 @@ def panel_linear(form: str, num_threads: int) -> MakeLinear:
                 f"weights={form!r} needs rows of a multiple of {GROUP} numbers, by {NUM_LANES} "
                 f"rows; {weights[0].name} is {weights[0].shape}. Use weights='bfloat16'."
             )
-        bias = torch.cat([each.dequantise(torch.float32) for each in biases]) if biases else None
+        bias = torch.cat([each.dequantize(torch.float32) for each in biases]) if biases else None
         panels = stack_panels([weights], form)
         return PanelLinear(panels, width, bias, parts, available_threads(num_threads))
 

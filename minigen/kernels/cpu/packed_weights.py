@@ -125,11 +125,11 @@ def _codes8_by_rounding(weight: StoredTensor) -> Codes8:
 
 
 def _dequantised_groups(weight: StoredTensor) -> np.ndarray:
-    return weight.dequantise(torch.float32).numpy().reshape(weight.shape[0], -1, GROUP)
+    return weight.dequantize(torch.float32).numpy().reshape(weight.shape[0], -1, GROUP)
 
 
 def _pairs(weight: StoredTensor) -> Pairs:
-    bits: Tensor = weight.dequantise(torch.bfloat16).view(torch.int16)
+    bits: Tensor = weight.dequantize(torch.bfloat16).view(torch.int16)
     return Pairs(_words(bits.numpy().reshape(weight.shape[0], -1, GROUP)))
 
 
@@ -146,7 +146,7 @@ def pack_weight(weight: StoredTensor, form: str) -> Panels:
         "bfloat16": _pairs,
     }
     packed = exact.get((form, weight.kind), by_rounding[form])(weight)
-    weight.let_go()
+    weight.release_pages()
     return packed
 
 

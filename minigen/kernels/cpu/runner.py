@@ -25,14 +25,14 @@ from minigen.kernels.cpu import sampling, step
 from minigen.kernels.cpu.elementwise import quantised, rounded
 from minigen.kernels.cpu.kv_layout import PanelPool, Shape, make_scratch
 from minigen.kernels.cpu.packed_weights import Pairs
-from minigen.kernels.cpu.sampling import Asked, make_room
+from minigen.kernels.cpu.sampling import SamplingBatch, make_room
 from minigen.kernels.cpu.simd import target_features, zeros
 from minigen.kernels.cpu.step import Weights, Workspace, num_phases
 from minigen.kernels.cpu.thread_pool import available_threads, team_of
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.sampling.params import SamplingParams
 from minigen.sampling.sampler import uniform_draws
-from minigen.sequence import Chunk, Sequence
+from minigen.sequence import ScheduledChunk, Sequence
 
 
 def _state() -> str:
@@ -108,21 +108,21 @@ class CompiledRunner:
         pool: PanelPool,
         manager: BlockManager,
         windows: SequenceOf[int | None],
-        max_batch_tokens: int,
+        max_num_batched_tokens: int,
         num_threads: int,
     ):
         self.shape, self.weights, self.pool, self.manager = shape, weights, pool, manager
         self.num_threads = available_threads(num_threads)
-        self.packer = Packer(manager, shape.block_size, max_batch_tokens)
+        self.packer = Packer(manager, shape.block_size, max_num_batched_tokens)
         self._windows = np.array([window or EVERYTHING for window in windows], np.int64)
-        self._work = make_workspace(shape, max_batch_tokens, isinstance(weights.qkv, Pairs))
-        self._scratch = make_scratch(shape, max_batch_tokens, self.num_threads, pool.kv_dtype)
+        self._work = make_workspace(shape, max_num_batched_tokens, isinstance(weights.qkv, Pairs))
+        self._scratch = make_scratch(shape, max_num_batched_tokens, self.num_threads, pool.kv_dtype)
         self._logits = zeros(len(manager.tables) * shape.vocab, np.float32)
 
-    def logits(self, chunks: SequenceOf[Chunk]) -> Float[Tensor, "rows vocab"]:
-        """The raw logits of each chunk's `told_rows`, then of its samples."""
+    def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Float[Tensor, "rows vocab"]:
+        """The raw logits of each chunk's `prompt_logprob_rows`, then of its samples."""
         packed = self.packer.pack(chunks)
-        self.pool.copy_blocks(self.manager.take_copies())
+        self.pool.copy_blocks(self.manager.pop_pending_copies())
         rows = packed.logits_rows
         if len(rows) < 2 or (rows[1:] > rows[:-1]).all():
             return self._logits_of(packed)
@@ -191,14 +191,14 @@ class KernelChooser:
         return found
 
 
-def asked_of(sequences: SequenceOf[Sequence], vocab: int) -> Asked:
+def asked_of(sequences: SequenceOf[Sequence], vocab: int) -> SamplingBatch:
     """What the sequences ask for, a row each."""
     params = [sequence.params for sequence in sequences]
     seen = [each.token_ids if each.params.has_penalties else [] for each in sequences]
     banned = [sequence.banned_ids for sequence in sequences]
     biased = [list(each.logit_bias) for each in params]
     biases = [bias for each in params for bias in each.logit_bias.values()]
-    return Asked(
+    return SamplingBatch(
         temperature=np.array([_temperature(each) for each in params], np.float32),
         top_k=np.array([min(each.top_k or vocab, vocab) for each in params]),
         top_p=np.array([each.top_p for each in params], np.float64),

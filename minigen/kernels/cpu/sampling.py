@@ -94,7 +94,7 @@ def sum_of(weights, ids, num):
 LOWEST = np.float32(-3.0e38)
 
 
-class Asked(NamedTuple):
+class SamplingBatch(NamedTuple):
     """How each row wants its token; what differs in length lies flat, `starts` saying where.
 
     `seen` are the tokens of prompt and output of rows with penalties, `num_prompt` of them the
@@ -117,7 +117,7 @@ class Asked(NamedTuple):
     banned: np.ndarray
 
 
-class Room(NamedTuple):
+class SamplingScratch(NamedTuple):
     """What workers write on their way, [workers, ...]."""
 
     logits: np.ndarray  # [vocab], changed as the row asks
@@ -130,9 +130,9 @@ class Room(NamedTuple):
     masses: np.ndarray  # [bins]
 
 
-def make_room(num_workers: int, vocab: int) -> Room:
-    """Room for so many workers; nothing is written before it is needed."""
-    return Room(
+def make_room(num_workers: int, vocab: int) -> SamplingScratch:
+    """SamplingScratch for so many workers; nothing is written before it is needed."""
+    return SamplingScratch(
         np.empty((num_workers, vocab), np.float32),
         np.empty((num_workers, vocab), np.float32),
         np.empty((num_workers, vocab), np.int32),

@@ -206,7 +206,7 @@ def kernel_weights(config: ModelConfig, tensors: Mapping[str, StoredTensor], for
         names = [f"model.layers.{each}.{name}" for each in range(config.num_layers)]
         if names[0] not in tensors:
             return np.zeros((config.num_layers, 0), np.float32)
-        return np.stack([tensors[each].dequantise(torch.float32).numpy() for each in names])
+        return np.stack([tensors[each].dequantize(torch.float32).numpy() for each in names])
 
     embedding = stack_panels([[tensors["model.embed_tokens.weight"]]], _HEAD_FORMS[form])
     head = embedding
@@ -221,7 +221,7 @@ def kernel_weights(config: ModelConfig, tensors: Mapping[str, StoredTensor], for
         ffn_norm=small("post_attention_layernorm.weight"),
         gate_up=panels("mlp.gate_proj", "mlp.up_proj", in_turn=2),
         down=panels("mlp.down_proj"),
-        norm=tensors["model.norm.weight"].dequantise(torch.float32).numpy(),
+        norm=tensors["model.norm.weight"].dequantize(torch.float32).numpy(),
         head=head,
     )
 
@@ -231,7 +231,7 @@ def _heads(config, tensors, small) -> Heads:
         config.head_dim, config.rope_theta, config.rope_linear_factor, config.rope_scaling
     )
     if "rope_freqs.weight" in tensors:  # how a GGUF writes Llama 3's scaling
-        frequencies = frequencies / tensors["rope_freqs.weight"].dequantise()
+        frequencies = frequencies / tensors["rope_freqs.weight"].dequantize()
     cos, sin = rotary_tables(frequencies, torch.arange(config.max_positions))
     bias = np.concatenate([small(f"{name}.bias") for name in _QKV], axis=1)
     return Heads(

@@ -1,4 +1,4 @@
-"""`attend="triton"`: a step's attention by the kernels, decodes and prefills each in one launch."""
+"""`attention_backend="triton"`: a step's attention by the kernels, decodes and prefills each in one launch."""
 
 from collections.abc import Sequence as SequenceOf
 from itertools import pairwise

@@ -30,7 +30,7 @@ from minigen.model.layers import DenseLinear, rotary_tables
 from minigen.model.transformer import Layer, MakeLinear, Transformer
 from minigen.sampling.params import SamplingParams
 from minigen.sampling.sampler import choose_tokens, uniform_draws
-from minigen.sequence import Chunk, Sequence
+from minigen.sequence import ScheduledChunk, Sequence
 
 ReadLayer = Callable[[int, Tensor], Tensor]  # attention over what is in the pool
 
@@ -100,15 +100,15 @@ def kernel_model(model: Transformer, max_positions: int, device: torch.device) -
 
 
 def device_linear(dtype: torch.dtype, device: torch.device) -> MakeLinear:
-    """Linear layers dequantised, in pieces, straight into the device's memory."""
+    """Linear layers dequantized, in pieces, straight into the device's memory."""
 
     def make(weights: SequenceOf[StoredTensor], biases: SequenceOf[StoredTensor]) -> DenseLinear:
         parts = tuple(weight.shape[0] for weight in weights)
         fused = torch.empty(sum(parts), weights[0].shape[1], dtype=dtype, device=device)
         for weight, rows in zip(weights, fused.split(parts), strict=True):
-            weight.dequantise(out=rows)
-            weight.let_go()
-        bias = torch.cat([each.dequantise(dtype) for each in biases]) if biases else None
+            weight.dequantize(out=rows)
+            weight.release_pages()
+        bias = torch.cat([each.dequantize(dtype) for each in biases]) if biases else None
         return DenseLinear(fused, None if bias is None else bias.to(device), parts)
 
     return make
@@ -133,14 +133,14 @@ def _head_norms(layer: Layer) -> tuple[Tensor, Tensor] | None:
 CAPTURED = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
-def captured_sizes(max_sequences: int) -> tuple[int, ...]:
-    """Batch sizes to capture: those below, and `max_sequences` itself where it is no larger.
+def captured_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """Batch sizes to capture: those below, and `max_num_seqs` itself where it is no larger.
 
     >>> captured_sizes(20)
     (1, 2, 4, 8, 16, 20)
     """
-    below = tuple(size for size in CAPTURED if size < max_sequences)
-    return (*below, max_sequences) if max_sequences <= CAPTURED[-1] else CAPTURED
+    below = tuple(size for size in CAPTURED if size < max_num_seqs)
+    return (*below, max_num_seqs) if max_num_seqs <= CAPTURED[-1] else CAPTURED
 
 
 @dataclass(frozen=True)
@@ -163,12 +163,12 @@ class GpuRunner:
         pool: DevicePool,
         manager: BlockManager,
         windows: SequenceOf[int | None],
-        max_batch_tokens: int,
+        max_num_batched_tokens: int,
         sizes: tuple[int, ...],
     ):
         self.model, self.pool, self.manager, self.windows = model, pool, manager, windows
         self.device = pool.kv.device
-        self.packer = Packer(manager, pool.block_size, max_batch_tokens)
+        self.packer = Packer(manager, pool.block_size, max_num_batched_tokens)
         self._captured: dict[int, CapturedStep] = {}
         # All captured steps leave their logits here: each in its own would be three times as much.
         shape = (max(sizes, default=0), len(model.model.embedding))
@@ -177,9 +177,9 @@ class GpuRunner:
         self._sizes = sizes
 
     @torch.inference_mode()
-    def logits(self, chunks: SequenceOf[Chunk]) -> Tensor:
-        """The raw logits of each chunk's `told_rows`, then of its samples."""
-        self.pool.copy_blocks(self.manager.take_copies())
+    def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Tensor:
+        """The raw logits of each chunk's `prompt_logprob_rows`, then of its samples."""
+        self.pool.copy_blocks(self.manager.pop_pending_copies())
         packed = self.packer.pack(chunks)
         num_decodes = _num_leading_ones(chunks)
         count = len(packed.token_ids)
@@ -283,7 +283,7 @@ def uploaded(packed: Packed, num_decodes: int, device: torch.device) -> Batch:
     return Batch(query_starts=starts, num_decodes=num_decodes, **tensors)
 
 
-def _num_leading_ones(chunks: SequenceOf[Chunk]) -> int:
+def _num_leading_ones(chunks: SequenceOf[ScheduledChunk]) -> int:
     return next((i for i, chunk in enumerate(chunks) if chunk.num_tokens != 1), len(chunks))
 
 

@@ -63,7 +63,7 @@ class Watch:
     def __init__(self, receive: Receive, send: Send, request_id: bytes):
         self._receive, self._send = receive, send
         self._id_header = (b"x-request-id", request_id)
-        self.begun = time.perf_counter()
+        self.started = time.perf_counter()
         self.first_byte: float | None = None
         self.status: int | None = None
         self.num_bytes = 0
@@ -109,8 +109,8 @@ def _line(scope: Scope, record: RequestRecord, watch: Watch) -> dict[str, object
         "path": scope["path"][:MOST_OF_A_PATH],
         "status": watch.status,
         "bytes": watch.num_bytes,
-        "seconds": round(time.perf_counter() - watch.begun, 6),
-        "first_byte_seconds": None if first_byte is None else round(first_byte - watch.begun, 6),
+        "seconds": round(time.perf_counter() - watch.started, 6),
+        "first_byte_seconds": None if first_byte is None else round(first_byte - watch.started, 6),
         "client": scope["client"][0] if scope.get("client") else None,
         **facts,
         "aborted": watch.left or not watch.complete,

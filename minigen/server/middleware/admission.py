@@ -73,13 +73,13 @@ class Admission:
         refusal = self._refusal(key)
         if refusal is not None:
             return await refusal.response(scope["path"])(scope, receive, send)
-        begun = self._clock()
+        started = self._clock()
         self._count(key, 1)
         try:
             return await self.app(scope, receive, send)
         finally:
             self._count(key, -1)
-            self._turns.ended(self._clock() - begun)
+            self._turns.ended(self._clock() - started)
 
     def _refusal(self, key: str | None) -> ApiError | None:
         limits = self.limits

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from starlette.types import Scope
 
 from minigen.errors import ContextLengthError, OptionError, ParamsError
-from minigen.outputs import Answer
+from minigen.outputs import RequestState
 
 OPEN = frozenset({"/health", "/ready", "/version"})
 WORK = frozenset(
@@ -100,7 +100,7 @@ class Limits:
         for origin in self.cors_origins:
             _origin(origin)
 
-    def check(self, answers: Iterable[Answer]) -> None:
+    def check(self, answers: Iterable[RequestState]) -> None:
         """Raise a `MinigenError` if one of the answers that a request asks for is too much."""
         for answer in answers:
             self.check_prompt(len(answer.sequence.prompt_ids))

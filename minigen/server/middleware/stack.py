@@ -30,7 +30,7 @@ METHODS = ("GET", "POST", "OPTIONS")
 SEEN_BY_PAGES = ("x-request-id", "retry-after")
 
 
-class Guards:
+class MiddlewareStack:
     """An ASGI app behind its guards; whatever is not HTTP (its life span) goes straight to it.
 
     `draining` and `num_queued` are as `Admission` has them. Raises `OptionError` for a limit per

@@ -9,7 +9,7 @@ from typing import Any
 
 from minigen.errors import ContextLengthError
 from minigen.llm import LLM
-from minigen.outputs import Answer, Delta
+from minigen.outputs import RequestState, TokenDelta
 from minigen.sampling.params import SamplingParams
 from minigen.sequence import SampledToken
 from minigen.server.errors import ApiError
@@ -31,7 +31,7 @@ SAME = ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "f
 ROLES = ("system", "user", "assistant")
 
 
-def generate_answers(llm: LLM, request: GenerateRequest) -> list[Answer]:
+def generate_answers(llm: LLM, request: GenerateRequest) -> list[RequestState]:
     """The answer that a prompt asks for, to be made. Raises a `MinigenError` saying what is wrong.
 
     As Ollama does, it makes the prompt a message of the model's chat template, unless `raw`.
@@ -45,14 +45,14 @@ def generate_answers(llm: LLM, request: GenerateRequest) -> list[Answer]:
     return _answers(llm, prompt, request)
 
 
-def chat_answers(llm: LLM, request: OllamaChatRequest) -> list[Answer]:
+def chat_answers(llm: LLM, request: OllamaChatRequest) -> list[RequestState]:
     """The answer that a conversation asks for; as `generate_answers`."""
     messages = [_plain(message) for message in request.messages or ()]
     thinks = {} if request.think is None else {"enable_thinking": False}
     return _answers(llm, llm.chat_prompt(messages, **thinks), request)
 
 
-def _answers(llm: LLM, prompt: str | list[int], request: OllamaRequest) -> list[Answer]:
+def _answers(llm: LLM, prompt: str | list[int], request: OllamaRequest) -> list[RequestState]:
     if request.top_logprobs is not None and not request.logprobs:
         raise ApiError("top_logprobs is told only with logprobs: true.", param="top_logprobs")
     options = request.options or Options.model_validate({})
@@ -62,7 +62,7 @@ def _answers(llm: LLM, prompt: str | list[int], request: OllamaRequest) -> list[
         max_tokens=_max_tokens(options, len(prompt_ids), llm.config.max_positions),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
-    return llm.read_requests([prompt_ids], params)
+    return llm.process_requests([prompt_ids], params)
 
 
 def _choosing(options: Options) -> dict[str, Any]:
@@ -118,17 +118,17 @@ def facts_now(model: str) -> dict[str, Any]:
 
 
 @dataclass
-class TimedAnswer(Answer):
+class TimedRequestState(RequestState):
     """An answer that knows when it was asked for, begun and ended, in seconds of one clock."""
 
     asked_at: float = field(default_factory=time.perf_counter)
-    begun_at: float | None = None
+    started_at: float | None = None
     ended_at: float | None = None
 
-    def push(self, token: SampledToken) -> Delta:
-        """Take a token, as `Answer` does."""
+    def push(self, token: SampledToken) -> TokenDelta:
+        """Take a token, as `RequestState` does."""
         now = time.perf_counter()
-        self.begun_at = self.begun_at or now
+        self.started_at = self.started_at or now
         self.ended_at = now
         return super().push(token)
 
@@ -145,7 +145,7 @@ class OllamaWording:
     def __init__(
         self,
         served: Served,
-        answer: TimedAnswer,
+        answer: TimedRequestState,
         put: Put,
         model: str,
         num_top: int,
@@ -197,8 +197,8 @@ class OllamaWording:
 
     def _summary(self) -> dict[str, Any]:
         answer = self._answer
-        asked, begun, ended = answer.asked_at, answer.begun_at, answer.ended_at
-        assert begun is not None, "an answer that has ended has begun"
+        asked, started, ended = answer.asked_at, answer.started_at, answer.ended_at
+        assert started is not None, "an answer that has ended has begun"
         assert ended is not None
         return {
             "done": True,
@@ -206,15 +206,15 @@ class OllamaWording:
             "total_duration": nanoseconds(time.perf_counter() - self._asked_at),
             "load_duration": nanoseconds(asked - self._asked_at),
             "prompt_eval_count": len(answer.sequence.prompt_ids),
-            "prompt_eval_duration": nanoseconds(begun - asked),
+            "prompt_eval_duration": nanoseconds(started - asked),
             "eval_count": len(answer.choice.token_ids),
-            "eval_duration": nanoseconds(ended - begun),
+            "eval_duration": nanoseconds(ended - started),
         }
 
 
-def timed(answer: Answer) -> TimedAnswer:
+def timed(answer: RequestState) -> TimedRequestState:
     """The same answer, from now on with its times."""
-    return TimedAnswer(**vars(answer))
+    return TimedRequestState(**vars(answer))
 
 
 def nanoseconds(seconds: float) -> int:

@@ -16,7 +16,7 @@ from minigen import __version__
 from minigen.checkpoint.model_config import ModelConfig
 from minigen.llm import LLM
 from minigen.model.transformer import expected_tensors
-from minigen.outputs import Answer
+from minigen.outputs import RequestState
 from minigen.server.middleware.limits import header
 from minigen.server.models import HostedModel, ModelHost, Served
 from minigen.server.ollama.convert import (
@@ -37,7 +37,7 @@ from minigen.server.ollama.schema import (
     ShowRequest,
 )
 from minigen.server.openai.routes import Check
-from minigen.server.replies import Asked, Reply
+from minigen.server.replies import ReadRequest, Reply
 
 LATEST = ":latest"
 FOR_EVER = datetime(9999, 12, 31, tzinfo=UTC)
@@ -210,18 +210,18 @@ def _reply(
     check: Check,
     request: OllamaRequest,
     put: Put,
-    answers_of: Callable[[LLM], SequenceOf[Answer]],
+    answers_of: Callable[[LLM], SequenceOf[RequestState]],
 ) -> Reply:
     asked_at = time.perf_counter()
     model = find_model(host, request.model)
 
-    def read(served: Served) -> Asked:
+    def read(served: Served) -> ReadRequest:
         _keep(model, request)
         (answer,) = (timed(each) for each in answers_of(served.llm))
         check([answer])
         num_top = request.top_logprobs or 0
         wording = OllamaWording(served, answer, put, request.model, num_top, asked_at)
-        return Asked([answer], wording)
+        return ReadRequest([answer], wording)
 
     return Reply(host, model.name, request.stream is not False, read)
 

@@ -13,7 +13,7 @@ from minigen.server.openai.schema import (
     EXAMPLE_MODEL,
     MOST_TOP_LOGPROBS,
     Ignored,
-    Neutral,
+    OnlyDefault,
     Stop,
     Strict,
 )
@@ -63,16 +63,16 @@ class Options(Strict):
     repeat_penalty: float | None = Field(
         None, gt=0, le=10**6, description="1.1 if absent; for all tokens so far, not the last 64."
     )
-    repeat_last_n: Annotated[Any, Neutral(-1)] = None
+    repeat_last_n: Annotated[Any, OnlyDefault(-1)] = None
     presence_penalty: float | None = Field(None, ge=-(10**6), le=10**6)
     frequency_penalty: float | None = Field(None, ge=-(10**6), le=10**6)
 
-    typical_p: Annotated[Any, Neutral(1, 1.0)] = None
-    tfs_z: Annotated[Any, Neutral(1, 1.0)] = None
-    mirostat: Annotated[Any, Neutral(0)] = None
+    typical_p: Annotated[Any, OnlyDefault(1, 1.0)] = None
+    tfs_z: Annotated[Any, OnlyDefault(1, 1.0)] = None
+    mirostat: Annotated[Any, OnlyDefault(0)] = None
     mirostat_tau: Annotated[Any, Ignored("number")] = None
     mirostat_eta: Annotated[Any, Ignored("number")] = None
-    penalize_newline: Annotated[Any, Neutral(True)] = None
+    penalize_newline: Annotated[Any, OnlyDefault(True)] = None
     num_keep: Annotated[Any, Ignored("number")] = None  # of a prompt that is cut, as none is here
     num_batch: Annotated[Any, Ignored("number")] = None
     num_gpu: Annotated[Any, Ignored("number")] = None
@@ -95,10 +95,10 @@ class OllamaRequest(Strict):
     logprobs: bool | None = Field(None, description="Tell each token's log probability.")
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
 
-    format: Annotated[Any, Neutral("")] = None
-    think: Annotated[Any, Neutral(False)] = None
-    truncate: Annotated[Any, Neutral(False)] = None
-    shift: Annotated[Any, Neutral(False)] = None
+    format: Annotated[Any, OnlyDefault("")] = None
+    think: Annotated[Any, OnlyDefault(False)] = None
+    truncate: Annotated[Any, OnlyDefault(False)] = None
+    shift: Annotated[Any, OnlyDefault(False)] = None
 
 
 class GenerateRequest(OllamaRequest):
@@ -114,10 +114,10 @@ class GenerateRequest(OllamaRequest):
     system: str | None = Field(None, description="The first message of the model's chat template.")
     raw: bool | None = Field(None, description="The prompt as it is, without a chat template.")
 
-    suffix: Annotated[Any, Neutral("")] = None
-    images: Annotated[Any, Neutral([])] = None
-    template: Annotated[Any, Neutral("")] = None
-    context: Annotated[Any, Neutral([])] = None
+    suffix: Annotated[Any, OnlyDefault("")] = None
+    images: Annotated[Any, OnlyDefault([])] = None
+    template: Annotated[Any, OnlyDefault("")] = None
+    context: Annotated[Any, OnlyDefault([])] = None
 
 
 class OllamaMessage(Strict):
@@ -125,10 +125,10 @@ class OllamaMessage(Strict):
 
     role: str = Field(description='"system", "user" or "assistant".')
     content: str = ""
-    images: Annotated[Any, Neutral([])] = None
-    thinking: Annotated[Any, Neutral("")] = None
-    tool_calls: Annotated[Any, Neutral([])] = None
-    tool_name: Annotated[Any, Neutral("")] = None
+    images: Annotated[Any, OnlyDefault([])] = None
+    thinking: Annotated[Any, OnlyDefault("")] = None
+    tool_calls: Annotated[Any, OnlyDefault([])] = None
+    tool_name: Annotated[Any, OnlyDefault("")] = None
 
 
 class OllamaChatRequest(OllamaRequest):
@@ -145,7 +145,7 @@ class OllamaChatRequest(OllamaRequest):
     )
 
     messages: list[OllamaMessage] | None = Field(None, description="None: only load the model.")
-    tools: Annotated[Any, Neutral([])] = None
+    tools: Annotated[Any, OnlyDefault([])] = None
 
 
 class ShowRequest(Strict):

@@ -6,7 +6,7 @@ from typing import Any
 
 from minigen.errors import ParamsError
 from minigen.llm import LLM
-from minigen.outputs import Answer
+from minigen.outputs import RequestState
 from minigen.sampling.params import SamplingParams
 from minigen.server.errors import ApiError
 from minigen.server.openai.schema import (
@@ -21,7 +21,7 @@ from minigen.tokenizer.chat_template import ChatTemplate
 MOST_ANSWERS = 1024  # of one request: prompts times n
 
 
-def chat_answers(llm: LLM, request: ChatRequest) -> list[Answer]:
+def chat_answers(llm: LLM, request: ChatRequest) -> list[RequestState]:
     """The answers that a chat asks for, to be made. Raises a `MinigenError` saying what is wrong.
 
     Without a limit of tokens they go on to what the context leaves.
@@ -40,10 +40,10 @@ def chat_answers(llm: LLM, request: ChatRequest) -> list[Answer]:
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
     prompt = chat_prompt(llm, request)
-    return llm.read_requests([prompt], params, request.priority or 0, request.cache_salt)
+    return llm.process_requests([prompt], params, request.priority or 0, request.cache_salt)
 
 
-def completion_answers(llm: LLM, request: CompletionRequest) -> list[Answer]:
+def completion_answers(llm: LLM, request: CompletionRequest) -> list[RequestState]:
     """The answers that a completion asks for, to be made; as `chat_answers`.
 
     For `max_tokens` 0 they are of one token, which nobody is to be shown.
@@ -62,7 +62,7 @@ def completion_answers(llm: LLM, request: CompletionRequest) -> list[Answer]:
         logprobs=request.logprobs,
         prompt_logprobs=request.logprobs if request.echo else None,
     )
-    return llm.read_requests(request.prompt, params, request.priority or 0, request.cache_salt)
+    return llm.process_requests(request.prompt, params, request.priority or 0, request.cache_salt)
 
 
 def chat_prompt(llm: LLM, request: ChatRequest | TokenizeRequest) -> list[int]:

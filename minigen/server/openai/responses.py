@@ -12,7 +12,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import Any, Protocol
 
 from minigen import __version__
-from minigen.outputs import Answer
+from minigen.outputs import RequestState
 from minigen.sequence import Logprob
 from minigen.server.errors import ApiError
 from minigen.server.models import Served
@@ -145,7 +145,7 @@ class Head:
         return b"data: " + self.whole(kind, [], usage) + b"\n\n" + DONE
 
 
-def usage_of(answers: SequenceOf[Answer], without_output: bool = False) -> dict[str, Any]:
+def usage_of(answers: SequenceOf[RequestState], without_output: bool = False) -> dict[str, Any]:
     """How many tokens were read, found in the prefix cache, and made; each prompt counts once."""
     firsts = [answer.sequence for answer in answers if answer.choice.index == 0]
     prompt = sum(len(sequence.prompt_ids) for sequence in firsts)
@@ -170,7 +170,7 @@ class ChatWording:
 
     media_type = EVENT_STREAM
 
-    def __init__(self, served: Served, answers: SequenceOf[Answer], request: ChatRequest):
+    def __init__(self, served: Served, answers: SequenceOf[RequestState], request: ChatRequest):
         self._answers, self._tokenizer = answers, served.llm.tokenizer
         self._num_top = request.top_logprobs or 0
         self._head = Head("chatcmpl", served.name, request)
@@ -221,7 +221,7 @@ class ChatWording:
             f'"finish_reason":{finish}}}]}}\n\n'
         ).encode()
 
-    def _logprobs(self, answer: Answer) -> dict[str, Any] | None:
+    def _logprobs(self, answer: RequestState) -> dict[str, Any] | None:
         choice = answer.choice
         if choice.logprobs is None:
             return None
@@ -237,7 +237,9 @@ class CompletionWording:
 
     media_type = EVENT_STREAM
 
-    def __init__(self, served: Served, answers: SequenceOf[Answer], request: CompletionRequest):
+    def __init__(
+        self, served: Served, answers: SequenceOf[RequestState], request: CompletionRequest
+    ):
         self._answers, self._tokenizer = answers, served.llm.tokenizer
         self._n, self._echo = request.n or 1, bool(request.echo)
         self._prompts = request.prompt
@@ -297,10 +299,10 @@ class CompletionWording:
     def _usage(self) -> dict[str, Any]:
         return usage_of(self._answers, without_output=self._only_echo)
 
-    def _index(self, answer: Answer) -> int:
+    def _index(self, answer: RequestState) -> int:
         return answer.prompt * self._n + answer.choice.index
 
-    def _echoed(self, answer: Answer) -> str:
+    def _echoed(self, answer: RequestState) -> str:
         """The prompt as it was given, or as its tokens are written."""
         prompt = self._prompts[answer.prompt]
         if not self._echo:
@@ -308,7 +310,7 @@ class CompletionWording:
         return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt, self._skips)
 
     def _chunk(
-        self, answer: Answer, text: str, columns: dict[str, Any] | None, finish: str
+        self, answer: RequestState, text: str, columns: dict[str, Any] | None, finish: str
     ) -> bytes:
         logprobs = "null" if columns is None else json.dumps(columns)
         return (
@@ -316,7 +318,7 @@ class CompletionWording:
             f'"logprobs":{logprobs},"finish_reason":{finish}}}]}}\n\n'
         ).encode()
 
-    def _logprobs(self, answer: Answer) -> dict[str, list[Any]] | None:
+    def _logprobs(self, answer: RequestState) -> dict[str, list[Any]] | None:
         choice = answer.choice
         if choice.logprobs is None:
             return None
@@ -326,7 +328,7 @@ class CompletionWording:
         own = self._columns_of(answer).of(zip(choice.token_ids, choice.logprobs, strict=True))
         return own if before is None else {name: before[name] + own[name] for name in own}
 
-    def _prompt_columns(self, answer: Answer) -> dict[str, list[Any]] | None:
+    def _prompt_columns(self, answer: RequestState) -> dict[str, list[Any]] | None:
         if not self._echo or answer.choice.logprobs is None:
             return None
         first = self._answers[answer.prompt * self._n].sequence  # which knows for all n
@@ -334,7 +336,7 @@ class CompletionWording:
         columns = Columns(self._tokenizer, decoder)
         return columns.of(zip(first.prompt_ids, first.prompt_logprobs, strict=True))
 
-    def _columns_of(self, answer: Answer) -> Columns:
+    def _columns_of(self, answer: RequestState) -> Columns:
         index = self._index(answer)
         if index not in self._columns:
             decoder = self._tokenizer.stream(self._skips)

@@ -6,16 +6,16 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from minigen.outputs import Answer
+from minigen.outputs import RequestState
 from minigen.server.models import HostedModel, ModelHost, Served
 from minigen.server.openai import examples
 from minigen.server.openai.requests import chat_answers, completion_answers
 from minigen.server.openai.responses import ChatWording, CompletionWording
 from minigen.server.openai.schema import ChatRequest, CompletionRequest
-from minigen.server.replies import Asked, Reply
+from minigen.server.replies import ReadRequest, Reply
 
 # Called with what a request asks for, before any work; raises a `MinigenError` to refuse it.
-Check = Callable[[SequenceOf[Answer]], None]
+Check = Callable[[SequenceOf[RequestState]], None]
 
 
 def openai_router(host: ModelHost, check: Check) -> APIRouter:
@@ -26,10 +26,10 @@ def openai_router(host: ModelHost, check: Check) -> APIRouter:
     async def chat(request: ChatRequest) -> Reply:
         """Answer a conversation, at once or as a stream of server-sent events."""
 
-        def read(served: Served) -> Asked:
+        def read(served: Served) -> ReadRequest:
             answers = chat_answers(served.llm, request)
             check(answers)
-            return Asked(answers, ChatWording(served, answers, request))
+            return ReadRequest(answers, ChatWording(served, answers, request))
 
         return Reply(host, request.model, bool(request.stream), read)
 
@@ -37,11 +37,11 @@ def openai_router(host: ModelHost, check: Check) -> APIRouter:
     async def complete(request: CompletionRequest) -> Reply:
         """Continue one or several prompts, at once or as a stream of server-sent events."""
 
-        def read(served: Served) -> Asked:
+        def read(served: Served) -> ReadRequest:
             answers = completion_answers(served.llm, request)
             check(answers)
             wording = CompletionWording(served, answers, request)
-            return Asked(answers if wording.needs_engine else [], wording)
+            return ReadRequest(answers if wording.needs_engine else [], wording)
 
         return Reply(host, request.model, bool(request.stream), read)
 

@@ -28,7 +28,7 @@ TYPES: dict[str, type | tuple[type, ...]] = {
 }
 
 
-class Neutral:
+class OnlyDefault:
     """Marks a field that may be null or one of `values`, each of which asks for nothing."""
 
     def __init__(self, *values: Any):
@@ -153,8 +153,8 @@ class StreamOptions(Strict):
     """How a stream is told."""
 
     include_usage: bool | None = Field(None, description="A last chunk counts the tokens.")
-    include_obfuscation: Annotated[Any, Neutral(False)] = None
-    continuous_usage_stats: Annotated[Any, Neutral(False)] = None
+    include_obfuscation: Annotated[Any, OnlyDefault(False)] = None
+    continuous_usage_stats: Annotated[Any, OnlyDefault(False)] = None
 
 
 class Generation(Strict):
@@ -193,24 +193,24 @@ class Generation(Strict):
     )
 
     best_of: int | None = Field(None, description="Accepted only as large as n.")
-    length_penalty: Annotated[Any, Neutral(1, 1.0)] = None
-    use_beam_search: Annotated[Any, Neutral(False)] = None
-    spaces_between_special_tokens: Annotated[Any, Neutral(True)] = None
-    truncate_prompt_tokens: Annotated[Any, Neutral()] = None
-    response_format: Annotated[Any, Neutral({"type": "text"})] = None
-    structured_outputs: Annotated[Any, Neutral()] = None
-    guided_json: Annotated[Any, Neutral()] = None
-    guided_regex: Annotated[Any, Neutral()] = None
-    guided_choice: Annotated[Any, Neutral()] = None
-    guided_grammar: Annotated[Any, Neutral()] = None
-    return_token_ids: Annotated[Any, Neutral(False)] = None
-    service_tier: Annotated[Any, Neutral("auto", "default")] = None
-    store: Annotated[Any, Neutral(False)] = None
+    length_penalty: Annotated[Any, OnlyDefault(1, 1.0)] = None
+    use_beam_search: Annotated[Any, OnlyDefault(False)] = None
+    spaces_between_special_tokens: Annotated[Any, OnlyDefault(True)] = None
+    truncate_prompt_tokens: Annotated[Any, OnlyDefault()] = None
+    response_format: Annotated[Any, OnlyDefault({"type": "text"})] = None
+    structured_outputs: Annotated[Any, OnlyDefault()] = None
+    guided_json: Annotated[Any, OnlyDefault()] = None
+    guided_regex: Annotated[Any, OnlyDefault()] = None
+    guided_choice: Annotated[Any, OnlyDefault()] = None
+    guided_grammar: Annotated[Any, OnlyDefault()] = None
+    return_token_ids: Annotated[Any, OnlyDefault(False)] = None
+    service_tier: Annotated[Any, OnlyDefault("auto", "default")] = None
+    store: Annotated[Any, OnlyDefault(False)] = None
     metadata: Annotated[Any, Ignored("object")] = None
     safety_identifier: Annotated[Any, Ignored("string")] = None
     prompt_cache_key: Annotated[Any, Ignored("string")] = None
-    prompt_cache_retention: Annotated[Any, Neutral("in_memory")] = None
-    prompt_cache_options: Annotated[Any, Neutral()] = None
+    prompt_cache_retention: Annotated[Any, OnlyDefault("in_memory")] = None
+    prompt_cache_options: Annotated[Any, OnlyDefault()] = None
 
 
 class Message(Strict):
@@ -221,11 +221,11 @@ class Message(Strict):
     )
     content: Content
     name: str | None = Field(None, description="Passed to the chat template.")
-    refusal: Annotated[Any, Neutral()] = None
-    audio: Annotated[Any, Neutral()] = None
-    annotations: Annotated[Any, Neutral([])] = None
-    tool_calls: Annotated[Any, Neutral([])] = None
-    function_call: Annotated[Any, Neutral()] = None
+    refusal: Annotated[Any, OnlyDefault()] = None
+    audio: Annotated[Any, OnlyDefault()] = None
+    annotations: Annotated[Any, OnlyDefault([])] = None
+    tool_calls: Annotated[Any, OnlyDefault([])] = None
+    function_call: Annotated[Any, OnlyDefault()] = None
 
 
 class Conversation(Strict):
@@ -239,9 +239,9 @@ class Conversation(Strict):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Variables for the chat template, such as enable_thinking."
     )
-    chat_template: Annotated[Any, Neutral()] = None
-    documents: Annotated[Any, Neutral([])] = None
-    tools: Annotated[Any, Neutral([])] = None
+    chat_template: Annotated[Any, OnlyDefault()] = None
+    documents: Annotated[Any, OnlyDefault([])] = None
+    tools: Annotated[Any, OnlyDefault([])] = None
 
 
 class ChatRequest(Generation, Conversation):
@@ -266,19 +266,19 @@ class ChatRequest(Generation, Conversation):
         None, ge=0, le=MOST_TOP_LOGPROBS, description="And those of the likeliest."
     )
 
-    echo: Annotated[Any, Neutral(False)] = None
-    add_special_tokens: Annotated[Any, Neutral(False)] = None
-    audio: Annotated[Any, Neutral()] = None
-    function_call: Annotated[Any, Neutral("none", "auto")] = None
-    functions: Annotated[Any, Neutral([])] = None
-    modalities: Annotated[Any, Neutral(["text"])] = None
-    moderation: Annotated[Any, Neutral()] = None
-    parallel_tool_calls: Annotated[Any, Neutral(True, False)] = None
-    prediction: Annotated[Any, Neutral()] = None
-    reasoning_effort: Annotated[Any, Neutral("none")] = None
-    tool_choice: Annotated[Any, Neutral("none", "auto")] = None
-    verbosity: Annotated[Any, Neutral("medium")] = None
-    web_search_options: Annotated[Any, Neutral()] = None
+    echo: Annotated[Any, OnlyDefault(False)] = None
+    add_special_tokens: Annotated[Any, OnlyDefault(False)] = None
+    audio: Annotated[Any, OnlyDefault()] = None
+    function_call: Annotated[Any, OnlyDefault("none", "auto")] = None
+    functions: Annotated[Any, OnlyDefault([])] = None
+    modalities: Annotated[Any, OnlyDefault(["text"])] = None
+    moderation: Annotated[Any, OnlyDefault()] = None
+    parallel_tool_calls: Annotated[Any, OnlyDefault(True, False)] = None
+    prediction: Annotated[Any, OnlyDefault()] = None
+    reasoning_effort: Annotated[Any, OnlyDefault("none")] = None
+    tool_choice: Annotated[Any, OnlyDefault("none", "auto")] = None
+    verbosity: Annotated[Any, OnlyDefault("medium")] = None
+    web_search_options: Annotated[Any, OnlyDefault()] = None
 
 
 class CompletionRequest(Generation):
@@ -304,8 +304,8 @@ class CompletionRequest(Generation):
     )
     echo: bool | None = Field(None, description="The answer begins with the prompt.")
 
-    suffix: Annotated[Any, Neutral("")] = None
-    add_special_tokens: Annotated[Any, Neutral(True)] = None
+    suffix: Annotated[Any, OnlyDefault("")] = None
+    add_special_tokens: Annotated[Any, OnlyDefault(True)] = None
 
 
 class TokenizeRequest(Strict):
