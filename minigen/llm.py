@@ -1,4 +1,4 @@
-"""`LLM`: a model's name becomes an engine (`minigen.assembly.build`), prompts become answers."""
+"""`LLM`: load a model by name (`minigen.assembly.build`), and generate text with it."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
@@ -15,6 +15,7 @@ from minigen.engine.request_processor import Prompt, RequestProcessor, is_one_pr
 from minigen.engine.shared_steps import SharedSteps
 from minigen.errors import ChatTemplateError, ParamsError, PromptError
 from minigen.outputs import RequestOutput, RequestState, TokenDelta, gather
+from minigen.renamed import refuses_old_options
 from minigen.sampling.params import SamplingParams
 from minigen.tokenizer.chat_template import ChatTemplate
 from minigen.tokenizer.tokenizer import Tokenizer
@@ -23,7 +24,7 @@ from minigen.trace.events import Recorder, Trace
 
 
 class LLM:
-    """A loaded model that continues prompts and answers chats."""
+    """A loaded model that completes prompts and answers chats."""
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class LLM:
         self._close = assembly.close
 
     @classmethod
+    @refuses_old_options
     def load(
         cls,
         name: str | Path = hub.DEFAULT_MODEL,
@@ -70,32 +72,34 @@ class LLM:
         device: str = "cpu",
         progress: hub.Progress | None = None,
     ) -> "LLM":
-        """Load a model by short name, directory, GGUF file or Hugging Face id; pull it if need be.
+        """Load a model by short name, directory, GGUF file or Hugging Face id; pull it if needed.
 
-        `weights` is the form that weights are held and multiplied in: "float32", "bfloat16", "int8"
-        or "int4" (bytes and half bytes, with a scale for every 32), or "auto" for the fastest on
-        this processor that loses nothing of what the file holds. `threads` is the thread count of
-        torch and Numba (torch's own default if None). At most `max_num_seqs` run at once, and a
-        step computes at most `max_num_batched_tokens`.
-        Keys and values are kept in `num_blocks` blocks of `block_size` tokens, or in as many as
-        fit into `kv_cache_memory` bytes (or "512M"; 1 GiB if neither is given); `kv_cache_dtype` is
-        "bfloat16", "int8" (hardly more than half of that memory, a little less exact; in the
-        compiled step only), or "auto" for what the runner computes in. `prefix_cache` shares those
-        of equal beginnings. On the `device` "cuda" all is bfloat16, computed by Triton's kernels,
-        and the cache takes what memory is free.
+        `weights` is the format in which weights are stored and multiplied: "float32", "bfloat16",
+        "int8" or "int4" (one scale per 32 values), or "auto" for the fastest format on this
+        processor that loses nothing of the file's precision. `threads` is the number of threads of
+        torch and Numba (torch's default if None). At most `max_num_seqs` sequences run at once, and
+        a step computes at most `max_num_batched_tokens` tokens.
 
-        The rest are sockets (`minigen.protocols`): a known name, a class, an instance, a function,
-        or "file.py:Name"; a scheduler or prefix cache is no instance, since the engine makes it of
-        other parts. `scheduler` is made with (manager, max_num_seqs, max_num_batched_tokens), and
-        "continuous", "static" and "dynamic" are known; `allocator` with (num_blocks);
-        `prefix_cache`, where it is not True or False, with (allocator, block_size); `sampler` is
-        called with (logits, sequences); `attend` with (pool, batch, windows) at every step, for
-        that step's attention ("torch", "triton", or "auto" for the device's own).
+        The KV cache has `num_blocks` blocks of `block_size` tokens, or as many blocks as fit into
+        `kv_cache_memory` (bytes, or text such as "512M"; 1 GiB if neither is given). Its
+        `kv_cache_dtype` is "bfloat16", "int8" (about half the memory, slightly less exact, in the
+        compiled step only), or "auto" for the dtype that the runner computes in.
+        `enable_prefix_caching` shares the blocks of prompts that begin with the same tokens. On the
+        `device` "cuda" everything is bfloat16 and runs in Triton kernels, and the KV cache takes
+        the memory that is free.
 
-        `tensor_parallel_size` processes hold a share of the model each, with `threads` and `kv_cache_memory`
-        dealt out among them. They are started here and end with this one, at `close` at the latest;
-        under `torchrun` they are those that it started, and only rank 0 returns from here. Raises a
-        `MinigenError` that says what to do.
+        The rest are sockets (`minigen.protocols`). A socket takes a known name, a class, an
+        instance, a function, or "file.py:Name"; `scheduler` and `prefix_cache` take no instance,
+        because the engine builds them from its other parts. The engine calls `scheduler` with
+        (manager, max_num_seqs, max_num_batched_tokens) (known names: "continuous", "static",
+        "dynamic"), `allocator` with (num_blocks), `prefix_cache` with (allocator, block_size),
+        `sampler` with (logits, sequences), and `attention_backend` with (pool, batch, windows) in
+        every step (known names: "torch", "triton", or "auto" for the device's own).
+
+        With `tensor_parallel_size` above 1, as many processes hold one shard of the model each;
+        `threads` and `kv_cache_memory` are divided among them. They are started here and end with
+        this process, or at `close`. Under `torchrun`, the ranks are the processes that it started,
+        and only rank 0 returns from this function. Raises a `MinigenError` that says what to do.
         """
         options = EngineConfig(
             weights,
@@ -121,36 +125,36 @@ class LLM:
         return cls(checkpoint.config, tokenizer, chat_template, assemble(checkpoint, options))
 
     def close(self) -> None:
-        """End the processes that hold the other shares of a split model; then it answers no more.
+        """End the worker processes of a sharded model, which then generates no more text.
 
-        Others have nothing to close. May be called twice.
+        A model in one process has nothing to close. May be called twice.
         """
         self._close()
 
     def describe(self) -> dict[str, str]:
-        """Which implementation was chosen for each part, and why."""
+        """Return which implementation was chosen for each part, and why."""
         return dict(self._choices)
 
     @property
     def kv_usage(self) -> float:
-        """The share of the KV cache's blocks that requests hold, 0 to 1; what is kept is free."""
+        """The fraction of the KV cache's blocks that requests hold; cached prefixes are free."""
         return 1 - self._manager.num_available / self._num_blocks
 
     @property
     def trace(self) -> Trace:
-        """What the engine tells of itself; subscribe to it, or use `record`."""
+        """The engine's trace: subscribe to its events, or use `record`."""
         return self.engine.trace
 
     @contextmanager
     def record(self, capacity: int = 1_000_000) -> Generator[Recorder, None, None]:
-        """Keep the last `capacity` events of what the engine does while the block runs."""
+        """Record the engine's events while the block runs; keeps the last `capacity`."""
         recorder = Recorder(capacity)
         with self.trace.subscribed(recorder):
             yield recorder
 
     @contextmanager
     def count_work(self) -> Generator[WorkCounters, None, None]:
-        """Count what the engine computes, finds, copies and reads while the block runs."""
+        """Count the tokens, blocks and bytes that the engine works on while the block runs."""
         counters = WorkCounters(self._kv_bytes, self.config.sliding_windows)
         with self.trace.subscribed(counters):
             yield counters
@@ -186,12 +190,13 @@ class LLM:
         cache_salt: str | None = None,
         progress: bool | None = None,
     ) -> RequestOutput | list[RequestOutput]:
-        """Continue one prompt (text or token ids), or each of a list of them.
+        """Complete one prompt (text or token ids), or every prompt of a list.
 
-        One prompt returns one `RequestOutput`, a list returns a list in the same order. `params` is for
-        all prompts, or a list with one for each. Lower `priority` goes first; only requests of the
-        same `cache_salt` share a prefix. `progress` shows a bar on stderr; by default for several
-        prompts on a terminal or in a notebook. Raises `PromptError` or `ParamsError`.
+        One prompt returns one `RequestOutput`; a list returns a list in the same order. `params`
+        applies to all prompts, or is a list with one entry per prompt. Requests of lower `priority`
+        run first, and only requests with the same `cache_salt` share a prefix. `progress` shows a
+        bar on stderr (by default for several prompts, on a terminal or in a notebook). Raises
+        `PromptError` or `ParamsError`.
         """
         one = is_one_prompt(prompts)
         asked: Any = [prompts] if one else prompts
@@ -210,9 +215,9 @@ class LLM:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> Iterator[str]:
-        """Continue one prompt, and yield the answer's text as it comes; concatenated it is whole.
+        """Complete one prompt, and yield the pieces of its text as they are generated.
 
-        Closing the iterator gives the rest of the answer up.
+        Closing the iterator aborts the request.
         """
         if not is_one_prompt(prompt):
             raise PromptError("stream takes one prompt; stream_deltas takes several.")
@@ -229,7 +234,7 @@ class LLM:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> Generator[TokenDelta, None, None]:
-        """Continue several prompts at once, and yield every token of every answer as it comes."""
+        """Complete several prompts at once, and yield every token of every completion."""
         return self._steps.run(self.process_requests(prompts, params, priority, cache_salt))
 
     def process_requests(
@@ -239,12 +244,12 @@ class LLM:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> list[RequestState]:
-        """Check requests, and make the answers, still empty, that whoever runs the engine fills.
+        """Check requests and return their states, whose sequences can be added to an engine.
 
-        For an `EngineThread` of `engine`, which takes their sequences; may be called in any thread.
-        Raises `PromptError` or `ParamsError`.
+        Meant for an `EngineThread` of `engine`; safe to call in any thread. Raises `PromptError` or
+        `ParamsError`.
         """
-        return self._requests.answers(prompts, params, priority, cache_salt)
+        return self._requests.process(prompts, params, priority, cache_salt)
 
     def chat(
         self, messages: SequenceOf[Mapping[str, Any]], params: SamplingParams | None = None
@@ -253,13 +258,13 @@ class LLM:
         return self.generate(self.chat_prompt(messages), params)
 
     def chat_prompt(self, messages: SequenceOf[Mapping[str, Any]], **variables: Any) -> list[int]:
-        """A conversation as the token ids that the model's chat template makes of it.
+        """Render a conversation with the model's chat template, and return its token ids.
 
-        `variables` go to the template. Raises `ChatTemplateError` for a model without one.
+        `variables` are passed to the template. Raises `ChatTemplateError` if the model has none.
         """
         if self.chat_template is None:
             raise ChatTemplateError(
-                "This model has no chat template: it continues text, so use generate."
+                "This model has no chat template: it only continues text, so use generate."
             )
         text = self.chat_template.render(messages, **variables)
         return self.tokenizer.encode(text, add_special_tokens=False)
@@ -268,7 +273,7 @@ class LLM:
 def _bar(
     num_answers: int, wanted: bool | None
 ) -> AbstractContextManager[Callable[[TokenDelta], object]]:
-    """A progress bar if it is wanted, or if there is much to do; without, rich is not imported."""
+    """Return a progress bar if wanted or if there are several answers; rich is imported lazily."""
     if wanted is False or (wanted is None and num_answers < 2):
         return nullcontext(lambda delta: None)
     from minigen.progress import answering

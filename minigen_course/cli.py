@@ -1,4 +1,4 @@
-"""`minigen workspace`, `progress` and `claims`: the course on the command line.
+"""`minigen workspace`, `progress`, `claims` and `migrate`: the course on the command line.
 
 The course's modules are imported by the command that needs them, because `minigen --help` loads
 this module, too.
@@ -27,6 +27,7 @@ def workspace(
     minigen workspace ~/minigen-course
     """
     with _installed():
+        from minigen_course.grading.migrate import outdated
         from minigen_course.grading.workspace import make_workspace
     try:
         new = make_workspace(folder)
@@ -38,6 +39,35 @@ def workspace(
         f"{len(new)} new; nothing that was there has changed. Next: jupyter lab {folder}",
         file=sys.stderr,
     )
+    if old := outdated(folder):
+        print(
+            f"{len(old)} notebooks there use names of an earlier minigen, such as {old[0].name}: "
+            f"minigen migrate {folder} rewrites them.",
+            file=sys.stderr,
+        )
+
+
+def migrate(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", help="Your workspace, or single files.")
+    ],
+) -> None:
+    """Rewrite notebooks and saved parts that use the names of an earlier minigen.
+
+    Only names change: modules, options and methods that are called otherwise now. The original of
+    each changed file stays beside it, as NAME.before.
+
+    minigen migrate ~/minigen-course
+
+    minigen migrate my_scheduler.py
+    """
+    from minigen_course.grading.migrate import KEPT
+    from minigen_course.grading.migrate import migrate as migrate_path
+
+    changed = [each for path in paths for each in migrate_path(path)]
+    for each in changed:
+        print(f"{each} (the original is {each.name}{KEPT})")
+    print(f"{len(changed)} files rewritten.", file=sys.stderr)
 
 
 def progress(

@@ -19,6 +19,7 @@ from minigen.cli.compile import compile_forms
 from minigen.cli.options import DEFAULT_MODEL, Load, loads_model
 from minigen.cli.serve import serve
 from minigen.errors import MinigenError, PromptError
+from minigen.renamed import refuse_old_flags
 
 COMMANDS = "minigen.commands"  # the entry points by which other packages add commands
 
@@ -255,6 +256,7 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a locale may lack what a model writes
     try:
+        refuse_old_flags(sys.argv[1:])
         app()
     except MinigenError as error:
         print(f"minigen: {error}", file=sys.stderr)

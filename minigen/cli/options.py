@@ -1,4 +1,4 @@
-"""The options of every command that loads a model: said once, given to each."""
+"""The options of every command that loads a model, defined once and added to each command."""
 
 import functools
 import inspect
@@ -15,8 +15,8 @@ DEFAULT_MODEL = "smollm2-135m"  # hub.DEFAULT_MODEL, without its imports; a test
 Load = Callable[[], "LLM"]
 
 
-def _option(panel: str, text: str, *names: str) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel)
+def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
 
 
 def engine_options(
@@ -30,53 +30,54 @@ def engine_options(
         ),
     ] = DEFAULT_MODEL,
     weights: Annotated[
-        str, _option("Model", "auto, float32, bfloat16, int8 or int4: the form of weights.")
+        str, _option("Model", "Format of the weights: auto, float32, bfloat16, int8 or int4.")
     ] = "auto",
     threads: Annotated[
-        int | None, _option("Model", "CPU threads; torch's own choice if absent.")
+        int | None, _option("Model", "Number of CPU threads; torch's default if absent.")
     ] = None,
-    max_num_seqs: Annotated[int, _option("Engine", "Answers that run at once, at most.")] = 16,
+    max_num_seqs: Annotated[int, _option("Engine", "Sequences that run at once, at most.")] = 16,
     max_num_batched_tokens: Annotated[
         int, _option("Engine", "Tokens that one step computes, at most.")
     ] = 2048,
-    block_size: Annotated[int, _option("Engine", "Tokens in a block of the KV cache.")] = 16,
+    block_size: Annotated[int, _option("Engine", "Tokens per block of the KV cache.")] = 16,
     num_blocks: Annotated[
-        int | None, _option("Engine", "Blocks of the KV cache, in place of --kv-cache-memory.")
+        int | None, _option("Engine", "Blocks of the KV cache, instead of --kv-cache-memory.")
     ] = None,
     kv_cache_memory: Annotated[
-        str | None, _option("Engine", "Memory of the KV cache, as in 512M; 1GiB if absent.")
+        str | None, _option("Engine", "Memory of the KV cache, such as 512M; 1GiB if absent.")
     ] = None,
     kv_cache_dtype: Annotated[
-        str, _option("Engine", "auto, bfloat16 or int8: the form of keys and values.")
+        str, _option("Engine", "Data type of keys and values: auto, bfloat16 or int8.")
     ] = "auto",
     enable_prefix_caching: Annotated[
-        bool, _option("Engine", "Share the KV cache of prompts that begin with the same tokens.")
+        bool,
+        _option("Prefix caching", "Share blocks of equal prefixes (on).", show_default=False),
     ] = True,
     prefix_cache: Annotated[
-        str | None, _option("Engine", "A prefix cache of your own, as file.py:Name.")
+        str | None, _option("Engine", "Your own prefix cache, as file.py:Name.")
     ] = None,
     scheduler: Annotated[
-        str, _option("Engine", "continuous, static, dynamic, or file.py:Name of your own.")
+        str, _option("Engine", "continuous, static, dynamic, or your own as file.py:Name.")
     ] = "continuous",
     allocator: Annotated[
-        str | None, _option("Engine", "An allocator of your own, as file.py:Name.")
+        str | None, _option("Engine", "Your own block allocator, as file.py:Name.")
     ] = None,
     sampler: Annotated[
-        str | None, _option("Engine", "A sampler of your own, as file.py:Name.")
+        str | None, _option("Engine", "Your own sampler, as file.py:Name.")
     ] = None,
     attention_backend: Annotated[
-        str, _option("Engine", "auto, torch, triton, or file.py:Name of your own.")
+        str, _option("Engine", "auto, torch, triton, or your own as file.py:Name.")
     ] = "auto",
     tensor_parallel_size: Annotated[
-        int, _option("Engine", "Processes that hold a share of the model each.")
+        int, _option("Engine", "Processes that hold one shard of the model each.")
     ] = 1,
     device: Annotated[str, _option("Engine", "cpu or cuda.")] = "cpu",
 ) -> None:
-    """What a command that loads a model accepts; the names are `LLM.load`'s."""
+    """Declare the options of a command that loads a model; their names are those of `LLM.load`."""
 
 
 def loads_model(command: Callable[..., None]) -> Callable[..., None]:
-    """Give `command(load, ...)` the options of `engine_options`; `load()` loads as they say."""
+    """Add the options of `engine_options` to `command(load, ...)`; `load()` applies them."""
 
     def loading(options: dict[str, Any], **arguments: Any) -> None:
         command(functools.partial(load_model, **options), **arguments)
@@ -85,9 +86,9 @@ def loads_model(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def takes_engine_options(command: Callable[..., None], **defaults: Any) -> Callable[..., None]:
-    """Give `command(options, ...)` the options of `engine_options`, but for the model.
+    """Add the options of `engine_options`, except the model, to `command(options, ...)`.
 
-    `defaults` are for those that other commands have otherwise.
+    `defaults` replace the default values of options by name.
     """
     shared = [
         each.replace(default=defaults.get(each.name, each.default))
@@ -104,7 +105,7 @@ def _shared() -> list[inspect.Parameter]:
 def _with_options(
     run: Callable[..., None], command: Callable[..., None], shared: list[inspect.Parameter]
 ) -> Callable[..., None]:
-    """`run(options, ...)` with the command's own parameters behind its first, and the shared."""
+    """Return `run(options, ...)` with the signature of `command` plus the shared options."""
     own = list(inspect.signature(command).parameters.values())[1:]
 
     @functools.wraps(command)
@@ -118,7 +119,7 @@ def _with_options(
 
 
 def load_model(model: str, **options: Any) -> "LLM":
-    """`LLM.load` with a bar for what has to be downloaded."""
+    """Call `LLM.load` with a progress bar for the download."""
     from minigen.llm import LLM
     from minigen.progress import shown_progress
 

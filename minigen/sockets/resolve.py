@@ -1,4 +1,4 @@
-"""Find an implementation by its name or in a learner's file, and report the mistakes it makes."""
+"""Find an implementation by its name or in a user's file, and report the mistakes that it makes."""
 
 import importlib.util
 import inspect
@@ -11,23 +11,24 @@ from types import ModuleType
 from typing import Any
 
 from minigen.errors import OptionError, PartError
+from minigen.renamed import renamed_methods
 
 
 def name_of(part: Any) -> str:
-    """The name that a part is known by: its own, or its class's."""
+    """Return the name of a part: its own, or its class's."""
     name: str = getattr(part, "__name__", type(part).__name__)
     return name
 
 
 def part_error(part: Any, method: str, what: str) -> PartError:
-    """An error that names the part and its method, and says what it did and what would be right."""
+    """Make a `PartError`: which method broke the contract, and how to fix it."""
     return PartError(f"{name_of(part)}.{method} {what}." if method else f"{name_of(part)} {what}.")
 
 
 def items_of(part: Any, method: str, returned: Any, wanted: str) -> list[Any]:
-    """What a part returned, as a list. Raises `PartError`, saying what is `wanted`, if it is none.
+    """Return what a part returned as a list. Raises `PartError`, naming what is `wanted`.
 
-    Short, whatever the items are: a sequence's own repr fills a page.
+    The message stays short, because the repr of a sequence fills a page.
     """
     if not isinstance(returned, Iterable):
         raise part_error(part, method, f"must return {wanted}, not {reprlib.repr(returned)}")
@@ -35,20 +36,20 @@ def items_of(part: Any, method: str, returned: Any, wanted: str) -> list[Any]:
 
 
 def block_ids_of(part: Any, method: str, returned: Any) -> list[int]:
-    """What a part returned, as block ids. Raises `PartError` if it is not a list of those."""
+    """Return what a part returned as block ids. Raises `PartError` if it is no list of them."""
     items = items_of(part, method, returned, "a list of block ids")
     return [whole_number(part, method, item, "must return a list of block ids") for item in items]
 
 
 def whole_number(part: Any, method: str, value: Any, wanted: str) -> int:
-    """A number that a part told. Raises `PartError`, saying what is `wanted`, if it is none."""
+    """Return an integer that a part returned. Raises `PartError`, naming what is `wanted`."""
     try:
         return operator.index(value)
     except TypeError:
         raise part_error(part, method, f"{wanted}; {reprlib.repr(value)} is none") from None
 
 
-# What is called in each socket, with what; a sampler and an attention are themselves called.
+# The methods of each socket and their arguments; a sampler and an attention backend are called.
 METHODS: dict[str, dict[str, tuple[str, ...]]] = {
     "scheduler": {
         "add": ("sequence",),
@@ -65,21 +66,21 @@ METHODS: dict[str, dict[str, tuple[str, ...]]] = {
     "prefix_cache": {
         "match": ("token_ids", "salt"),
         "insert": ("token_ids", "block_ids", "first", "salt"),
-        "join": ("block_ids",),
-        "leave": ("block_ids",),
+        "acquire": ("block_ids",),
+        "release": ("block_ids",),
         "evict": ("count",),
     },
     "sampler": {"__call__": ("logits", "sequences")},
     "attention_backend": {"__call__": ("pool", "batch", "windows")},
 }
 PROPERTIES = {"allocator": ("num_free",), "prefix_cache": ("num_evictable",)}
-MADE_OF_OTHERS = ("scheduler", "prefix_cache")  # so that none can be made before the engine is
+MADE_OF_OTHERS = ("scheduler", "prefix_cache")  # built by the engine, from its other parts
 
 
 def find_part(socket: str, wanted: Any, known: Mapping[str, Any]) -> Any:
-    """What is to be put into a socket: a known name's, what `file.py:Name` holds, or the thing.
+    """Find the part for a socket: by a known name, by `file.py:Name`, or `wanted` itself.
 
-    Raises `OptionError` for a name that leads nowhere.
+    Raises `OptionError` for a name that does not exist.
     """
     if not isinstance(wanted, str):
         return wanted
@@ -96,10 +97,10 @@ def find_part(socket: str, wanted: Any, known: Mapping[str, Any]) -> Any:
 
 
 def build_part(socket: str, part: Any, **arguments: Any) -> Any:
-    """An instance of `part`: made with `arguments` if it is a class or a function that makes one.
+    """Return an instance of `part`, called with `arguments` if it is a class or a factory.
 
-    What fits already is taken as it is, but for parts that are made of other parts. Raises
-    `OptionError` for what does not fit into the socket.
+    A part that fits the socket already is returned unchanged, except in sockets whose parts are
+    built from other parts. Raises `OptionError` for a part that does not fit.
     """
     name, given = name_of(part), ", ".join(arguments)
     is_function = "__call__" in METHODS[socket]
@@ -107,8 +108,8 @@ def build_part(socket: str, part: Any, **arguments: Any) -> Any:
         misfit = _misfit(socket, part)
         if not misfit and socket in MADE_OF_OTHERS:
             raise OptionError(
-                f"{socket} {name} must be handed in as a class, or as a function that makes one, "
-                f"to be called with ({given}): an instance does not know this engine's parts."
+                f"{socket} {name} must be a class, or a function that returns an instance, "
+                f"called with ({given}): an instance does not know this engine's parts."
             )
         if not misfit:
             return part
@@ -125,7 +126,7 @@ def build_part(socket: str, part: Any, **arguments: Any) -> Any:
 
 
 def _misfit(socket: str, part: Any) -> str:
-    """Why `part` does not fit into the socket, as the end of a sentence; empty if it does."""
+    """Explain, as the end of a sentence, why `part` does not fit the socket; empty if it does."""
     methods, properties = METHODS[socket], PROPERTIES.get(socket, ())
     if "__call__" in methods:
         fits = callable(part) and _takes(part, methods["__call__"])
@@ -133,7 +134,9 @@ def _misfit(socket: str, part: Any) -> str:
     lacking = [name for name in methods if not callable(getattr(part, name, None))]
     lacking += [name for name in properties if not hasattr(part, name)]
     if lacking:
-        return f"has no {', '.join(lacking)}; a {socket} needs {', '.join((*methods, *properties))}"
+        needed = ", ".join((*methods, *properties))
+        hint = renamed_methods(part, lacking)
+        return f"has no {', '.join(lacking)}; a {socket} needs {needed}" + (hint and f" ({hint})")
     for name in properties:
         if not isinstance(getattr(part, name), int):
             return f"must have {name} as a whole number: a property, read without a call"
@@ -144,12 +147,12 @@ def _misfit(socket: str, part: Any) -> str:
 
 
 def _takes(function: Any, arguments: tuple[str, ...]) -> bool:
-    """Whether a function can be called with so many arguments."""
+    """Whether a function can be called with these positional arguments."""
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError:
         return False
-    except ValueError:  # no signature to be had
+    except ValueError:  # a builtin without a signature
         return True
     return True
 
@@ -157,15 +160,20 @@ def _takes(function: Any, arguments: tuple[str, ...]) -> bool:
 def _import_file(socket: str, path: Path) -> ModuleType:
     if not path.is_file():
         raise OptionError(f"{socket}: there is no file {path}.")
-    name = f"minigen_part_{path.stem}"  # not the stem: a file may be called random.py
+    name = f"minigen_part_{path.stem}"  # not only the stem: the file may be called random.py
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None, "a .py file has a specification"
     assert spec.loader is not None, "and a loader"
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look for their module
+    sys.modules[name] = module  # dataclasses look their module up here
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and str(error.name).startswith("minigen."):
+            raise OptionError(
+                f"{socket}: {path} was written for an earlier minigen, which had a module "
+                f"{error.name}; `minigen migrate {path}` rewrites it."
+            ) from error
         raise OptionError(
             f"{socket}: {path} could not be imported ({type(error).__name__}: {error})."
         ) from error

@@ -1,0 +1,69 @@
+"""Names of minigen before its vocabulary was the field's: an old one is refused with the new one.
+
+There are no aliases: one idea has one name.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from minigen.errors import OptionError
+
+OPTIONS = {
+    "max_sequences": "max_num_seqs",
+    "max_batch_tokens": "max_num_batched_tokens",
+    "kv_memory": "kv_cache_memory",
+    "tensor_parallel": "tensor_parallel_size",
+    "attend": "attention_backend",
+}
+METHODS = {
+    "next_batch": "schedule",
+    "join": "acquire",
+    "leave": "release",
+    "begin": "allocate",
+    "reserve": "allocate_slots",
+    "advance": "mark_computed",
+}
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def refuses_old_options(function: Callable[P, T]) -> Callable[P, T]:
+    """Make `function` refuse a keyword that has another name now, with an `OptionError`."""
+
+    @wraps(function)
+    def checked(*arguments: P.args, **options: P.kwargs) -> T:
+        for name in options.keys() & OPTIONS.keys():
+            raise OptionError(f"The option {name} is called {OPTIONS[name]} now.")
+        return function(*arguments, **options)
+
+    return checked
+
+
+def refuse_old_flags(words: Iterable[str]) -> None:
+    """Raise `OptionError` for a word of a command line that is an old option, as in --kv-memory."""
+    flags = {_flag(old): _flag(new) for old, new in OPTIONS.items()}
+    for word in words:
+        flag = word.partition("=")[0]
+        if flag == "--":  # what follows is no option
+            return
+        if flag in flags:
+            raise OptionError(f"The option {flag} is called {flags[flag]} now.")
+
+
+def renamed_methods(part: object, lacking: Iterable[str]) -> str:
+    """What to rename in `part`, which lacks methods but has them by their old names; may be empty.
+
+    >>> class Scheduler:
+    ...     def next_batch(self): ...
+    >>> renamed_methods(Scheduler(), ["schedule", "commit"])
+    'next_batch is called schedule now'
+    """
+    old_names: Mapping[str, str] = {new: old for old, new in METHODS.items()}
+    found = [name for name in lacking if name in old_names and hasattr(part, old_names[name])]
+    return ", ".join(f"{old_names[name]} is called {name} now" for name in found)
+
+
+def _flag(option: str) -> str:
+    return "--" + option.replace("_", "-")
