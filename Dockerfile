@@ -4,9 +4,9 @@
 #     docker run --rm -it minigen                 # make demo
 #     docker run --rm -it minigen make test
 #
-# torch is the version in constraints.txt. On Linux pip's torch brings CUDA along, which takes several
-# GB; for PyTorch's CPU build pass the index address that pytorch.org shows for it (Compute Platform:
-# CPU): docker build --build-arg TORCH_INDEX=ADDRESS -t minigen .
+# The version of torch is in constraints.txt. pip's torch for Linux includes CUDA, which takes several
+# GB. For PyTorch's CPU build, pass the index address that pytorch.org shows (Compute Platform: CPU):
+# docker build --build-arg TORCH_INDEX=ADDRESS -t minigen .
 
 ARG PYTHON=3.12
 FROM python:${PYTHON}-slim AS tools

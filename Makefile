@@ -1,6 +1,6 @@
-# Each target is a thin call of `python -m ...`; those without make can type the same.
-# On Windows the environment's Python is .venv\Scripts\python.exe. `make TARGET VENV_DIR=/elsewhere`
-# puts the environment elsewhere, BUILD_DIR=/elsewhere what is built, where this folder is read-only.
+# Each target is a thin call of `python -m ...`; without make, type the same commands.
+# On Windows the environment's Python is .venv\Scripts\python.exe. Where this folder is read-only,
+# `make TARGET VENV_DIR=/elsewhere BUILD_DIR=/elsewhere` moves the environment and the built files.
 
 PYTHON ?= python3
 VENV_DIR ?= .venv
@@ -31,12 +31,12 @@ serve: ## serve the default model to any OpenAI client, at http://127.0.0.1:8000
 setup: ## create .venv with everything: server, notebooks, tests
 	@$(ENVIRONMENT) cpu server notebooks test
 
-test: ## run every check, test and notebook to the end, and print one summary (about 20 minutes)
+test: ## run every check, test and notebook, and print one summary (about 20 minutes)
 	@$(ENVIRONMENT) cpu server notebooks test
 	@$(VENV) -m minigen pull
 	@$(VENV) -m tools.test
 
-test-long: ## the long tests too, in a random order (SEED=... repeats one), then other places and machines
+test-long: ## run the long tests too, in random order (SEED=... repeats one), then other environments
 	@$(ENVIRONMENT) cpu server notebooks test
 	@$(VENV) -m minigen pull
 	@failed=0; \
@@ -44,7 +44,7 @@ test-long: ## the long tests too, in a random order (SEED=... repeats one), then
 	$(VENV) -m tools.portability || failed=1; \
 	exit $$failed
 
-test-browser: ## run every notebook in JupyterLab in a browser, and drag what can be dragged
+test-browser: ## run every notebook in JupyterLab in a browser, and operate its controls
 	@$(ENVIRONMENT) cpu server notebooks test
 	@$(VENV) -m minigen pull
 	@$(VENV) -m pytest -m browser tests/test_browser.py
@@ -52,7 +52,7 @@ test-browser: ## run every notebook in JupyterLab in a browser, and drag what ca
 test-gpu: ## check the Triton kernels on this machine's GPU; installs nothing, uses $(PYTHON)
 	@$(PYTHON) -m pytest -q -c tests/gpu/pytest.ini tests/gpu/equal_*.py
 
-check: ## lint, types, and that chapters, modules, tests and documents agree
+check: ## check lint and types, and that chapters, modules, tests and documents agree
 	@$(ENVIRONMENT) cpu server notebooks test
 	@$(VENV) -m tools.check
 
@@ -66,11 +66,11 @@ lab: ## open JupyterLab at the map
 	@$(VENV) -m minigen pull
 	@$(VENV) -m jupyter lab notebooks/00_map.ipynb
 
-book: ## write all chapters as one static site, to read without a server
+book: ## write all chapters as one static site that needs no server
 	@$(ENVIRONMENT) cpu notebooks
 	@$(VENV) -m tools.book
 
-bench: ## measure everything that has a benchmark, and write benchmarks/results/
+bench: ## run every benchmark, and write benchmarks/results/
 	@$(ENVIRONMENT) cpu test
 	@$(VENV) -m minigen pull
 	@$(VENV) -m benchmarks
@@ -78,11 +78,11 @@ bench: ## measure everything that has a benchmark, and write benchmarks/results/
 bench-gpu: ## check and time kernels and engine on this machine's GPU; installs nothing
 	@$(PYTHON) -m benchmarks.gpu
 
-bench-peers: ## set minigen beside other engines on this machine (installs them first; an hour and more)
+bench-peers: ## compare minigen with other engines on this machine (installs them first; over an hour)
 	@$(ENVIRONMENT) cpu test
 	@$(VENV) -m minigen pull
-	@$(VENV) -m benchmarks.peers --anew
+	@$(VENV) -m benchmarks.peers --replace
 	@$(VENV) -m tools.results
 
-clean: ## remove .venv and what tools left behind
+clean: ## remove .venv and the caches of tools
 	@$(PYTHON) -m tools.clean

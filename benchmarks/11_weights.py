@@ -1,11 +1,12 @@
-"""Reading weights: ours against the gguf library, and mapping against loading.
+"""Reading weights: minigen against the gguf library, and mapping against loading.
 
     python benchmarks/11_weights.py [--json FILE]
 
-Measures on the default model (`minigen pull` first): the header, all tensors dequantized one
-after the other, and what it costs to have a model open. Medians; the two of each pair take turns.
-All on one thread: the library has no more, and on a busy machine torch's threads, which wait for
-each other after every small step, measure the other processes.
+Measures on the default model (run `minigen pull` first): the time to read the header, the time to
+dequantize all tensors one after the other, and the cost of having a model open. Figures are
+medians; the two of each pair take turns. Everything runs on one thread: the gguf library has no
+more, and on a busy machine torch's threads, which wait for each other after every small step, would
+measure the other processes.
 """
 
 import json
@@ -32,7 +33,7 @@ def main() -> None:
     output = json_option()
     path = hub.find(hub.DEFAULT_MODEL)
     if path is None:
-        sys.exit(f"{hub.DEFAULT_MODEL} is not on this machine; run `minigen pull`.")
+        sys.exit(f"{hub.DEFAULT_MODEL} is not on this machine; run `minigen pull` first.")
     results = {
         "repeats": REPEATS,
         "header": header(path),
@@ -52,7 +53,7 @@ def main() -> None:
 
 
 def header(path: Path) -> dict[str, float]:
-    """The header with its vocabulary: strings and all."""
+    """Read the header with its vocabulary, including all strings."""
     return compared(
         interleaved(
             {"minigen": lambda: read_gguf(path), "gguf": lambda: gguf.GGUFReader(path)}, REPEATS
@@ -61,7 +62,7 @@ def header(path: Path) -> dict[str, float]:
 
 
 def dequantise_all(path: Path) -> dict[str, float]:
-    """Every tensor into float32, each forgotten before the next."""
+    """Dequantize every tensor into float32 and free each one before the next."""
     ours, theirs = read_gguf(path), gguf.GGUFReader(path)
 
     def by_minigen() -> None:
@@ -76,7 +77,7 @@ def dequantise_all(path: Path) -> dict[str, float]:
 
 
 def compared(seconds: dict[str, list[float]]) -> dict[str, float]:
-    """Both medians, and the median of the turns' ratios."""
+    """Return both medians, and the median of the ratios within each turn."""
     ours, theirs = seconds["minigen"], seconds["gguf"]
     ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
     return {
@@ -87,7 +88,7 @@ def compared(seconds: dict[str, list[float]]) -> dict[str, float]:
 
 
 def opened(path: Path) -> dict[str, dict[str, float]]:
-    """A model mapped, and one loaded into float32, each in a process of its own."""
+    """Open a model by mapping and by loading into float32, each in its own process."""
     found: dict[str, list[dict[str, float]]] = {"map": [], "load": []}
     for _ in range(REPEATS):
         for how, rows in found.items():
@@ -119,7 +120,7 @@ def child(how: str, path: Path) -> None:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in RAM, mapped files included; the most so far, off Linux."""
+    """Return this process's resident memory, mapped files included; off Linux, its peak so far."""
     import resource
 
     statm = Path("/proc/self/statm")

@@ -1,7 +1,8 @@
-"""What the process of a chat template costs: `python benchmarks/12_chat_template.py`.
+"""The cost of the chat template's own process: `python benchmarks/12_chat_template.py`.
 
-The default model's template writes a question and a long conversation, here and there by turns; the
-difference is set beside what the engine takes to the first token of the answer.
+The default model's template formats a question and a long conversation, in this process and in its
+own process, by turns. The difference is compared with the time that the engine takes to the first
+token of the answer.
 """
 
 import statistics
@@ -20,7 +21,7 @@ FIRST_TOKENS = 5
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked."""
+    """Measure, print, and write JSON if a file was given."""
     path = hub.resolve(hub.DEFAULT_MODEL)
     metadata = read_gguf(path).metadata
     inside = environment().from_string(metadata["tokenizer.chat_template"])
@@ -56,20 +57,20 @@ def main() -> None:
 
 
 def messages(count: int) -> list[dict[str, str]]:
-    """A conversation of this many messages, of some thirty words each."""
+    """Return a conversation of this many messages, of about thirty words each."""
     roles = ("user", "assistant")
     return [{"role": roles[i % 2], "content": "Why is the sky blue? " * 6} for i in range(count)]
 
 
 def first(llm: LLM, given: list[dict[str, str]]) -> None:
-    """Compute the first token of an answer, with nothing kept of the time before."""
+    """Compute the first token of an answer, with nothing in the prefix cache."""
     llm.generate(
         llm.chat_prompt(given), SamplingParams(max_tokens=1, temperature=0), cache_salt=salt()
     )
 
 
 def salt() -> str:
-    """Return a salt that no other prompt shares its blocks with."""
+    """Return a salt that no other prompt shares, so that no block is shared."""
     return str(time.perf_counter_ns())
 
 

@@ -1,7 +1,7 @@
-"""What the KV cache buys, and what one step costs: `python benchmarks/17_dense_cache.py`.
+"""What the KV cache saves, and what one step costs: `python benchmarks/17_dense_cache.py`.
 
-On the default model in float32, side by side in one run: an answer with the cache and without it
-(every step runs the whole text again), and eight prompts together against one after another.
+On the default model in float32, by turns in one run: an answer with the cache and without it (every
+step runs the whole text again), and eight prompts together and one after another.
 """
 
 import statistics
@@ -21,7 +21,7 @@ PROMPT = "The history of the sea begins long before the first ships, when"
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked."""
+    """Measure, print, and write JSON if a file was given."""
     checkpoint = open_checkpoint(hub.resolve(hub.DEFAULT_MODEL))
     llm = LLM.load(checkpoint.path, weights="float32")
     model = build_transformer(

@@ -1,11 +1,11 @@
-"""How much KV memory lies idle, paged and reserved: `python benchmarks/22_paged.py`.
+"""How much KV memory is idle, paged and reserved: `python benchmarks/22_paged.py`.
 
-The default model answers the same requests twice, 8 at a time. Callers allow answers of 1,024
-tokens, as callers do, and the answers end earlier. After every step the slots that running
-sequences own are compared with the tokens that they hold. Continuous batching takes a block when
-one is needed; static batching, as here, reserves each answer's longest form when it begins. What
-is predicted for blocks: the last block of a sequence is as likely to be at one fill as at another,
-so (block_size - 1) / 2 slots a sequence lie idle.
+The default model answers the same requests twice, 8 at a time. Each request allows an answer of
+1,024 tokens, but the answers end earlier, as is common in practice. After every step the slots that
+running sequences own are compared with the tokens that they hold. Continuous batching allocates a
+block when one is needed; static batching, in this benchmark, reserves the blocks for the longest
+answer at the start. The prediction for paging: every fill of a sequence's last block is equally
+likely, so (block_size - 1) / 2 slots per sequence are idle.
 """
 
 import random
@@ -25,7 +25,7 @@ MEAN_LIVE = 250
 
 
 def lengths() -> list[tuple[int, int]]:
-    """(prompt, answer) tokens of each request; a sequence holds 250 tokens in the mean."""
+    """Return (prompt, answer) tokens of each request; a sequence holds 250 tokens on average."""
     rng = random.Random(1)
     pairs = []
     for _ in range(NUM_REQUESTS):
@@ -73,17 +73,17 @@ def measure(scheduler: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked."""
+    """Measure, print, and write JSON if a file was given."""
     found = {"paged": measure("continuous"), "reserved": measure("static")}
     predicted = (BLOCK_SIZE - 1) / 2
     for name, numbers in found.items():
         print(
             f"{name:<9} {numbers['waste']:6.1%} of the owned slots idle, "
-            f"{numbers['idle_slots_per_sequence']:7.2f} a sequence of "
+            f"{numbers['idle_slots_per_sequence']:7.2f} per sequence of "
             f"{numbers['mean_live_tokens']:.0f} tokens"
         )
     ratio = found["paged"]["idle_slots_per_sequence"] / predicted
-    print(f"paged against the predicted {predicted} slots a sequence: {ratio:.3f}")
+    print(f"paged against the predicted {predicted} slots per sequence: {ratio:.3f}")
     path = json_option()
     if path is not None:
         settings = {"requests": NUM_REQUESTS, "at_once": AT_ONCE, "block_size": BLOCK_SIZE}

@@ -1,7 +1,7 @@
-"""What a shared beginning saves: `python benchmarks/23_prefix.py`.
+"""What a shared prefix saves: `python benchmarks/23_prefix.py`.
 
-Time to the first token of the default model on a system prompt of 500 tokens, the same for all,
-and 20 tokens of one's own; with the prefix cache and without, taking turns.
+The time to first token (TTFT) of the default model on a system prompt of 500 tokens, shared by all
+requests, and 20 tokens that differ; with the prefix cache and without it, by turns.
 """
 
 import statistics
@@ -17,10 +17,10 @@ REPEATS = 15
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked."""
+    """Measure, print, and write JSON if a file was given."""
     engines = {
         "shared": LLM.load(enable_prefix_caching=True),
-        "computed anew": LLM.load(enable_prefix_caching=False),
+        "recomputed": LLM.load(enable_prefix_caching=False),
     }
     (system,) = random_prompts(1, SYSTEM_TOKENS, seed=0)
     seeds = count(1)
@@ -36,7 +36,7 @@ def main() -> None:
     medians = {name: statistics.median(times) * 1e3 for name, times in seconds.items()}
     for name, milliseconds in medians.items():
         print(f"{name:<14} {milliseconds:7.1f} ms to the first token")
-    ratio = medians["computed anew"] / medians["shared"]
+    ratio = medians["recomputed"] / medians["shared"]
     print(f"sharing is {ratio:.1f} times as fast")
     path = json_option()
     if path is not None:

@@ -1,7 +1,7 @@
-"""What one step of scheduling costs, whatever waits: `python benchmarks/24_scheduler.py`.
+"""The cost of one scheduler step, for short and long queues: `python benchmarks/24_scheduler.py`.
 
-`schedule` and `commit` with 256 running sequences, which all decode, and fake tokens; with 10
-and with 10,000 more that wait.
+It times `schedule` and `commit` with 256 running sequences, all in decode, and fake tokens; with 10
+and with 10,000 more sequences waiting.
 """
 
 import statistics
@@ -26,7 +26,7 @@ REPEATS = 300
 
 
 def crowd(num_waiting: int) -> ContinuousScheduler:
-    """A scheduler whose seats are all taken by sequences that decode, with a queue behind them."""
+    """Return a scheduler whose running slots are all taken by decodes, with a queue behind them."""
     trace, numbers = Trace(), count()
     num_blocks = NUM_RUNNING * BLOCKS_PER_SEQUENCE
     allocator = BlockAllocator(num_blocks)
@@ -45,20 +45,20 @@ def crowd(num_waiting: int) -> ContinuousScheduler:
 
 
 def step(scheduler: ContinuousScheduler) -> None:
-    """Schedule once, and pretend that a model ran."""
+    """Schedule once, and commit fake tokens in place of a model."""
     chunks = scheduler.schedule()
     scheduler.commit(chunks, [SampledToken(7)] * len(chunks))
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked."""
+    """Measure, print, and write JSON if a file was given."""
     schedulers = {f"{num_waiting:,} waiting": crowd(num_waiting) for num_waiting in QUEUES}
     seconds = interleaved(
         {name: lambda each=each: step(each) for name, each in schedulers.items()}, REPEATS
     )
     medians = {name: statistics.median(times) * 1e3 for name, times in seconds.items()}
     for name, milliseconds in medians.items():
-        print(f"{NUM_RUNNING} running, {name:<16} {milliseconds:6.3f} ms a step")
+        print(f"{NUM_RUNNING} running, {name:<16} {milliseconds:6.3f} ms per step")
     short, long = medians.values()
     print(f"{'the longer queue costs':<29} {long / short:6.2f}x")
     path = json_option()

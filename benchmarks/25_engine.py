@@ -1,11 +1,12 @@
 """What batching gains: `python benchmarks/25_engine.py`.
 
-The default model, in two comparisons, each taking turns:
+Two comparisons on the default model, each by turns:
+
 - 128 requests (64 tokens in, answers log-uniform in 8 to 256 tokens), at most 8 at once, by
-  continuous and by static batching: minigen's, which drops finished rows from a batch, and padded,
-  as engines had it that computed finished rows until the batch's last answer (Yu et al. 2022, Orca,
-  section 3);
-- 32 requests (64 in, 64 out) together, and one at a time (the first few of them).
+  continuous and by static batching. Static batching is measured twice: minigen's, which drops
+  finished rows from a batch, and padded, as in engines that compute finished rows until the batch's
+  last answer (Yu et al. 2022, Orca, section 3);
+- 32 requests (64 in, 64 out) together, and one at a time (only the first few of them).
 """
 
 import argparse
@@ -24,14 +25,15 @@ TOGETHER, ONE_BY_ONE, OUTPUT_TOKENS = 32, 4, 64
 
 
 def exactly(num_tokens: int) -> SamplingParams:
-    """Greedy, so many tokens, whatever the model would like to stop at."""
+    """Return greedy params for exactly `num_tokens` tokens; the model's own end is ignored."""
     return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 
 
 def log_uniform(count: int, seed: int) -> list[int]:
-    """Lengths from SHORTEST to LONGEST, as many from 8 to 16 as from 128 to 256, in any order.
+    """Return lengths from SHORTEST to LONGEST, log-uniform, in random order.
 
-    Spread evenly, not drawn: only the order is left to chance.
+    There are as many from 8 to 16 as from 128 to 256. They are spaced evenly, not drawn: only the
+    order is random.
     """
     ratio = LONGEST / SHORTEST
     lengths = [round(SHORTEST * ratio ** ((index + 0.5) / count)) for index in range(count)]
@@ -40,15 +42,16 @@ def log_uniform(count: int, seed: int) -> list[int]:
 
 
 def padded(lengths: list[int]) -> list[int]:
-    """What a batch of rows computes that all go on until its longest answer ends."""
+    """Return the answer lengths with padding: a row runs until its batch's longest answer ends."""
     batches = [lengths[begin : begin + AT_ONCE] for begin in range(0, len(lengths), AT_ONCE)]
     return [max(batch) for batch in batches for _ in batch]
 
 
 def continuous_against_static(repeats: int) -> dict[str, object]:
-    """Output tokens a second of each policy on the same requests, in another order a turn.
+    """Return the output tokens per second of each policy on the same requests.
 
-    Tokens that padding computes are no output.
+    The order of the requests changes with each turn. Tokens that padding computes do not count as
+    output.
     """
     prompts = random_prompts(CROWD, PROMPT_TOKENS, seed=1)
     engines = {
@@ -89,7 +92,7 @@ def continuous_against_static(repeats: int) -> dict[str, object]:
 
 
 def together_against_one_at_a_time(repeats: int) -> dict[str, object]:
-    """Output tokens a second of 32 requests at once, and of each after the other."""
+    """Return output tokens per second for 32 requests together, and one after the other."""
     prompts = random_prompts(TOGETHER, PROMPT_TOKENS, seed=2)
     llm = LLM.load(max_num_seqs=TOGETHER, enable_prefix_caching=False)
 
@@ -114,10 +117,10 @@ def together_against_one_at_a_time(repeats: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked."""
+    """Measure, print, and write JSON if a file was given."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
-    parser.add_argument("--repeats", type=int, default=3, help="turns that are counted")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
+    parser.add_argument("--repeats", type=int, default=3, help="number of counted turns")
     options = parser.parse_args()
     results = {
         "together_against_one_at_a_time": together_against_one_at_a_time(options.repeats),

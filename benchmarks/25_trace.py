@@ -1,9 +1,10 @@
-"""What it costs to tell of events: `python benchmarks/25_trace.py`.
+"""The cost of emitting events: `python benchmarks/25_trace.py`.
 
 The default model answers 8 requests (64 tokens in, 64 out) together.
-- With nobody subscribed: how often a step asks `if trace.active:` (counted), times what one such
-  branch takes (timed in a loop of them), against what a step takes.
-- With a live picture of the blocks: its tokens a second against those without, taking turns.
+
+- Without subscribers: how often a step checks `if trace.active:` (counted), times the duration of
+  one such branch (timed in a loop), as a share of a step.
+- With a live picture of the blocks: its tokens per second against those without, by turns.
 """
 
 import statistics
@@ -27,7 +28,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True
 
 
 class AskedTrace(Trace):
-    """A trace with nobody subscribed, which counts how often it is asked."""
+    """A trace without subscribers that counts how often it is checked."""
 
     times_asked = 0
 
@@ -38,11 +39,11 @@ class AskedTrace(Trace):
 
     @active.setter
     def active(self, value: bool) -> None:
-        assert not value, "nobody is to subscribe"
+        assert not value, "this trace takes no subscribers"
 
 
 def branch_seconds() -> float:
-    """One `if trace.active:` with nobody subscribed: the least of five, less the loop's own."""
+    """Time one `if trace.active:` without subscribers: the least of five, less the empty loop."""
     trace, times = Trace(), range(BRANCHES)
 
     def asking() -> float:
@@ -62,15 +63,15 @@ def branch_seconds() -> float:
 
 
 def answer(llm: LLM, turn: int) -> float:
-    """Seconds for all requests."""
+    """Return the seconds for all requests."""
     prompts = random_prompts(REQUESTS, PROMPT_TOKENS, seed=turn)
     started = time.perf_counter()
     llm.generate(prompts, PARAMS, progress=False)
     return time.perf_counter() - started
 
 
-def nobody_subscribed(llm: LLM) -> dict[str, float]:
-    """What the questions of a step cost, as a share of the step."""
+def without_subscribers(llm: LLM) -> dict[str, float]:
+    """Return what the checks of a step cost, as a share of the step."""
     with llm.count_work() as counters:
         seconds = answer(llm, turn=0)
     own, asked = llm.engine.trace, AskedTrace()
@@ -89,7 +90,7 @@ def nobody_subscribed(llm: LLM) -> dict[str, float]:
 
 
 def live(llm: LLM) -> dict[str, float]:
-    """Tokens a second with a picture that is drawn live, and without."""
+    """Return tokens per second with a picture that is drawn live, and without."""
     drawn = 0
 
     def draw(events: list[Event]) -> Figure:
@@ -120,10 +121,10 @@ def live(llm: LLM) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked."""
+    """Measure, print, and write JSON if a file was given."""
     llm = LLM.load(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, enable_prefix_caching=False)
     answer(llm, turn=0)
-    found = {"nobody_subscribed": nobody_subscribed(llm), "live": live(llm)}
+    found = {"without_subscribers": without_subscribers(llm), "live": live(llm)}
     for name, numbers in found.items():
         print(name.replace("_", " "))
         for which, value in numbers.items():

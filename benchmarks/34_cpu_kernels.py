@@ -1,12 +1,12 @@
-"""Forms of weights beside one another: what they cost in quality, and what they gain in speed.
+"""Formats of weights side by side: what they cost in quality, and what they gain in speed.
 
-Quality is measured against float32 on fixed English text (the topics of Python's own manual, which
-every Python brings along): how often the likeliest next token is the same, and perplexity. And on
-questions whose first five answer tokens float32 is sure of, by a logit or more: how many of those
-tokens a form gives too, answering freely and greedily, up to the first that differs. Speed is a
-ratio to torch's layers in bfloat16, by turns in one run. Keys and values are bfloat16, but in the
-form that has them in int8, too; what that gains with long contexts is a ratio to the same weights
-with a cache in bfloat16.
+Quality is measured against float32 in two ways. On a fixed English text (the topics of Python's own
+manual, which every Python includes): how often the likeliest next token is the same, and
+perplexity. On questions whose first five answer tokens float32 is sure of (a lead of one logit or
+more): how many of those tokens a format also gives when it answers freely and greedily, up to the
+first difference. Speed is a ratio to torch's layers in bfloat16, by turns in one run. Keys and
+values are bfloat16, except in the format that has an int8 cache. The gain of that cache with long
+contexts is a ratio to the same weights with a cache in bfloat16.
 """
 
 import hashlib
@@ -41,21 +41,21 @@ FORMS: dict[str, dict[str, str]] = {
     "int4": {"weights": "int4"},
     INT4_IN_BYTES: {"weights": "int4", "kv_cache_dtype": "int8"},
 }
-CONTEXTS = ((1, 4096), (16, 2048))  # sequences, and tokens of each
+CONTEXTS = ((1, 4096), (16, 2048))  # number of sequences, and tokens per sequence
 BLOCK_SIZE = 16
 WINDOW, NUM_WINDOWS = 512, 40
 TURNS = 5
 
 
 def text_ids(llm: LLM) -> list[int]:
-    """The fixed text's first tokens."""
+    """Return the first tokens of the fixed text."""
     topics = pydoc_data.topics.topics
     text = "\n\n".join(topics[name] for name in sorted(topics))
     return llm.tokenizer.encode(text[: 8 * WINDOW * NUM_WINDOWS])[: WINDOW * NUM_WINDOWS]
 
 
 def all_logits(llm: LLM, ids: list[int]) -> torch.Tensor:
-    """The logits after every token of a window."""
+    """Return the logits after every token of a window."""
     runner: Any = llm.engine.runner
     count = len(ids)
     if isinstance(runner, CompiledRunner):
@@ -74,7 +74,7 @@ def all_logits(llm: LLM, ids: list[int]) -> torch.Tensor:
 
 
 def read_text(llm: LLM, ids: list[int]) -> tuple[np.ndarray, float]:
-    """The likeliest token after each of the text's, and its perplexity."""
+    """Return the likeliest token after each token of the text, and the perplexity."""
     likeliest, lost = [], 0.0
     for start in track(range(0, len(ids), WINDOW), "reading"):
         window = ids[start : start + WINDOW]
@@ -114,7 +114,7 @@ def measure_quality(load: Callable[..., LLM]) -> dict[str, Any]:
 
 
 def rates(llm: LLM, turn: int) -> dict[str, float]:
-    """Tokens a second: one stream, prompts of 512 and 1,024, and 32 requests of 64 and 64."""
+    """Return tokens per second: one stream, prompts of 512 and 1,024, and 32 requests (64 + 64)."""
     params = SamplingParams(temperature=0, max_tokens=65, ignore_eos=True)
     one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     seconds = {}
@@ -145,7 +145,7 @@ def measure_speed(load: Callable[..., LLM]) -> dict[str, Any]:
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
     for turn in track(range(TURNS + 1), "speed, by turns"):
         for name, llm in engines.items():
-            torch.set_num_threads(torch_threads())  # kernels left torch one
+            torch.set_num_threads(torch_threads())  # the kernels left torch one
             found = rates(llm, turn)
             if turn:
                 taken[name].append(found)
@@ -166,7 +166,7 @@ def measure_speed(load: Callable[..., LLM]) -> dict[str, Any]:
 
 
 def measure_contexts() -> dict[str, Any]:
-    """Milliseconds of a decode step of long contexts, by the form of the cache, taking turns."""
+    """Return milliseconds of a decode step with long contexts, by cache format, by turns."""
     engines = {
         form: LLM.load(
             **FORMS[form],
@@ -196,13 +196,13 @@ def measure_contexts() -> dict[str, Any]:
 
 
 def layers(pool: Any, batch: Any, windows: Any) -> Any:
-    """minigen's attention in torch, by another name, so that the layers run one by one."""
+    """Call minigen's attention in torch; as a custom function it makes layers run one by one."""
     return attend_paged(pool, batch, windows)
 
 
 def main() -> None:
     file = json_option()
-    for options in FORMS.values():  # no time of it is measured
+    for options in FORMS.values():  # compiling is not measured
         compile_step(options["weights"], options.get("kv_cache_dtype", "bfloat16"))
 
     def load(**options: Any) -> LLM:

@@ -1,8 +1,8 @@
-"""Where a step's time goes, by operator: before, torch's layers one by one; after, the kernels.
+"""The time of a step by operator: before, with torch's layers one by one; after, with the kernels.
 
-Before: self time of torch's operators, by torch's own profiler, in bfloat16; what a step takes
-beyond all of them is Python and dispatch. After: each operator of the compiled step alone, for all
-layers, by the threads that run steps, and the whole step. Weights come from memory in both.
+Before: self time of torch's operators, from torch's own profiler, in bfloat16; the rest of a step
+is Python and dispatch. After: each operator of the compiled step alone, for all layers, by the
+threads that run steps, and the whole step. Weights are read from memory in both.
 """
 
 import statistics
@@ -17,23 +17,23 @@ from numba import njit
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from step_timing import compiled_runner, fill_cache, median_seconds, started
+from step_timing import compiled_runner, fill_cache, median_seconds, running_chunks
 from torch.profiler import ProfilerActivity, profile
 
 from minigen import LLM
 from minigen.hardware import torch_threads
 from minigen.kernels.cpu.attention import attend, rotate_and_store
 from minigen.kernels.cpu.compile import compile_step
-from minigen.kernels.cpu.elementwise import normalise, prepare
+from minigen.kernels.cpu.elementwise import normalize, prepare
 from minigen.kernels.cpu.linear import multiply, multiply_and_gate
 from minigen.kernels.cpu.runner import CompiledRunner
 from minigen.kernels.cpu.step import num_phases
-from minigen.kernels.cpu.thread_pool import enter, leave, team_of
+from minigen.kernels.cpu.thread_pool import join_step, leave_step, team_of
 from minigen.kv_cache.paged import attend_paged
 from minigen.sequence import ScheduledChunk
 
 FORMS = ("bfloat16", "int8", "int4")
-STEPS = {  # sequences, context, new tokens of each
+STEPS = {  # sequences, context, new tokens per sequence
     "decode, 1 sequence": (1, 64, 1),
     "decode, 32 sequences": (32, 64, 1),
     "decode, 16 sequences of 2,048": (16, 2048, 1),
@@ -44,52 +44,54 @@ REPEATS, BLOCK_SIZE = 9, 16
 
 
 @njit(nogil=True)
-def run_part(crew, step, part, shape, model, windows, packed, cache, scratch, work, logits):
-    """One operator of a step, for all layers, as `run_layers` calls it."""
-    if enter(crew, step):
+def run_part(pool, step, part, shape, model, windows, packed, cache, scratch, work, logits):
+    """Run one operator of a step, for all layers, as `run_layers` calls it."""
+    if join_step(pool, step):
         tokens, hidden, groups = len(packed.token_ids), shape.hidden, shape.hidden // 32
         heads, eps = shape.q_heads * shape.head_dim, shape.norm_eps
         width = heads + 2 * shape.kv_heads * shape.head_dim
         for layer in range(shape.layers):
             if part == 0:
-                normalise(
-                    crew, work.x, tokens, hidden, model.attention_norm[layer], eps, work.inputs
+                normalize(
+                    pool, work.x, tokens, hidden, model.attention_norm[layer], eps, work.inputs
                 )
-                normalise(crew, work.x, tokens, hidden, model.ffn_norm[layer], eps, work.inputs)
+                normalize(pool, work.x, tokens, hidden, model.ffn_norm[layer], eps, work.inputs)
             elif part == 1:
                 multiply(
-                    crew, model.qkv, layer, work.inputs, tokens, groups, work.qkv, width, False
+                    pool, model.qkv, layer, work.inputs, tokens, groups, work.qkv, width, False
                 )
             elif part == 2:
                 rotate_and_store(
-                    crew, shape, layer, model.heads, packed, tokens, work.qkv, cache, scratch
+                    pool, shape, layer, model.heads, packed, tokens, work.qkv, cache, scratch
                 )
             elif part == 3:
-                attend(crew, shape, layer, windows[layer], packed, cache, scratch, work.mixed)
+                attend(
+                    pool, shape, layer, windows[layer], packed, cache, scratch, work.attention_out
+                )
             elif part == 4:
-                prepare(crew, work.mixed, tokens, heads, work.inputs)
+                prepare(pool, work.attention_out, tokens, heads, work.inputs)
             elif part == 5:
                 multiply(
-                    crew, model.out, layer, work.inputs, tokens, heads // 32, work.x, hidden, True
+                    pool, model.out, layer, work.inputs, tokens, heads // 32, work.x, hidden, True
                 )
             elif part == 6:
                 multiply_and_gate(
-                    crew, model.gate_up, layer, work.inputs, tokens, groups, shape.ffn,
+                    pool, model.gate_up, layer, work.inputs, tokens, groups, shape.ffn,
                     work.ffn_inputs,
                 )  # fmt: skip
             elif part == 7:
                 multiply(
-                    crew, model.down, layer, work.ffn_inputs, tokens, shape.ffn // 32, work.x,
+                    pool, model.down, layer, work.ffn_inputs, tokens, shape.ffn // 32, work.x,
                     hidden, True,
                 )  # fmt: skip
         if part == 8:
             rows = len(packed.logits_rows)
-            multiply(crew, model.head, 0, work.inputs, rows, groups, logits, shape.vocab, False)
-        leave(crew)
+            multiply(pool, model.head, 0, work.inputs, rows, groups, logits, shape.vocab, False)
+        leave_step(pool)
 
 
 def compiled_parts(llm: LLM, chunks: list[ScheduledChunk]) -> dict[str, Any]:
-    """Milliseconds of each operator alone, taking turns, and of the step they make."""
+    """Return milliseconds of each operator alone, by turns, and of the whole step."""
     runner = compiled_runner(llm)
     packed, team = runner.packer.pack(chunks), team_of(runner.num_threads)
     logits = np.empty(len(packed.logits_rows) * runner.shape.vocab, np.float32)
@@ -112,7 +114,7 @@ def compiled_parts(llm: LLM, chunks: list[ScheduledChunk]) -> dict[str, Any]:
 
 
 def torch_parts(llm: LLM, chunks: list[ScheduledChunk]) -> dict[str, Any]:
-    """Milliseconds of the operators that take most, of the rest, and of what lies between them."""
+    """Return milliseconds of the slowest operators, of the others, and of the whole step."""
     runner = llm.engine.runner
     runner.logits(chunks)
     whole = []
@@ -135,7 +137,7 @@ def torch_parts(llm: LLM, chunks: list[ScheduledChunk]) -> dict[str, Any]:
 
 
 def layers(pool: Any, batch: Any, windows: Any) -> Any:
-    """minigen's attention in torch, by another name, so that the layers run one by one."""
+    """Call minigen's attention in torch; as a custom function it makes layers run one by one."""
     return attend_paged(pool, batch, windows)
 
 
@@ -157,13 +159,13 @@ def profiled(
 ) -> dict[str, Any]:
     found = {}
     for step, (sequences, context, new) in track(STEPS.items(), name):
-        with started(llm.engine.runner.manager, sequences, context, new) as chunks:
+        with running_chunks(llm.engine.runner.manager, sequences, context, new) as chunks:
             found[step] = parts(llm, chunks)
     return found
 
 
 def shown(name: str, found: dict[str, dict[str, float]]) -> Table:
-    """Operators by steps, in milliseconds."""
+    """Return a table of operators by steps, in milliseconds."""
     table = Table("ms", *found, title=name)
     for row in dict.fromkeys(row for column in found.values() for row in column):
         table.add_row(
@@ -173,7 +175,7 @@ def shown(name: str, found: dict[str, dict[str, float]]) -> Table:
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked."""
+    """Measure, print, and write JSON if a file was given."""
     file = json_option()
     results = {}
     eager = load("bfloat16", attention_backend=layers)

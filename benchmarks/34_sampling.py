@@ -1,6 +1,6 @@
-"""What choosing 32 tokens costs, by torch and by the kernel: `python benchmarks/34_sampling.py`.
+"""The cost of sampling 32 tokens, by torch and by the kernel: `python benchmarks/34_sampling.py`.
 
-The logits are the default model's own, of a step in which 32 different texts go on.
+The logits come from the default model, in a step that decodes 32 different texts.
 """
 
 import statistics
@@ -32,7 +32,7 @@ BEGINNINGS = ("The history of", "How to make", "A story about", "I once saw")
 
 
 def logits_of_a_step(llm: LLM) -> tuple[torch.Tensor, list[Sequence]]:
-    """The logits of the last of five steps, and the sequences that they are of."""
+    """Return the logits of the last of five steps, and the sequences that they belong to."""
     found: list[tuple[torch.Tensor, list[Sequence]]] = []
     sampler = llm.engine.sampler
 
@@ -48,7 +48,7 @@ def logits_of_a_step(llm: LLM) -> tuple[torch.Tensor, list[Sequence]]:
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked."""
+    """Measure, print, and write JSON if a file was given."""
     num_threads = torch_threads()
     llm = LLM.load(max_num_seqs=ROWS)
     logits, sequences = logits_of_a_step(llm)

@@ -1,9 +1,9 @@
-"""Does a step cost what its bytes and operations say? Decode steps, measured beside predicted.
+"""Decode steps, measured and predicted from their bytes and operations.
 
-Timed is `runner.logits` of the compiled step: packing the batch, and all of the model. Prediction
-is of `step_cost.py`, from the bandwidth and the peaks measured before and after each
-point, by the same medians. Nothing is fitted but a constant: what a step of one sequence and one
-token of context takes beyond its prediction, the median of five.
+The timed call is `runner.logits` of the compiled step: it packs the batch and runs the whole model.
+The prediction is that of `step_cost.py`, from the bandwidth and the peaks measured before and after
+each point, with the same medians. Only a constant is fitted: the time beyond its prediction of a
+step with one sequence and one token of context, the median of five.
 """
 
 import statistics
@@ -23,7 +23,7 @@ from minigen.kernels.cpu.compile import compile_step
 FORMS = ("bfloat16", "int4")
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (64, 256, 1024, 4096)
-MOST_TOKENS = 2**17  # 3 GB of keys and values in the default model; twice that is over 6
+MOST_TOKENS = 2**17  # 3 GB of keys and values in the default model; twice as many need over 6
 BLOCK_SIZE = 16
 LIMIT = 1.5
 
@@ -32,7 +32,7 @@ SKIPPED = [cell for cell in GRID if cell[0] * cell[1] > MOST_TOKENS]
 
 
 def measure(form: str, tick: Any) -> dict[str, Any]:
-    """All points of one form."""
+    """Measure all points of one format."""
     tick(f"{form}: compiling and loading")
     compile_step(form)
     llm = LLM.load(
@@ -67,7 +67,7 @@ def measure(form: str, tick: Any) -> dict[str, Any]:
 
 
 def shown(form: str, found: dict[str, Any]) -> Table:
-    """Each point's milliseconds and, in brackets, how many times its prediction that is."""
+    """Return each point's milliseconds and, in brackets, its ratio to the prediction."""
     table = Table(title=f"{form}: ms (times prediction), {found['overhead_ms']:.1f} ms constant")
     table.add_column("context", justify="right")
     for sequences in SEQUENCES:

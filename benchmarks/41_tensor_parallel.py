@@ -1,13 +1,13 @@
-"""What messages between ranks cost here: `python benchmarks/41_tensor_parallel.py`.
+"""The cost of messages between ranks: `python benchmarks/41_tensor_parallel.py`.
 
-Two and three processes of this machine sum tensors of growing size over gloo: the time of one
-all-reduce is that of a ring's turns: each has a latency and its bytes, fitted to the times. Then
-the default model in float32 takes steps of one token and of eight, whole and split over 3 ranks
-(it has 9 query heads and 3 KV heads, so 2 cannot share it), with a thread for each rank; the
+Two and three processes of this machine sum tensors of growing size over gloo. The time of an
+all-reduce is modelled as the turns of a ring: each turn has a latency and its bytes, fitted to the
+times. Then the default model in float32 decodes one sequence and eight, whole and split over 3
+ranks (it has 9 query heads and 3 KV heads, so 2 ranks cannot share it), with a thread per rank; the
 messages of a step are counted, and the time in them is measured.
 
-Ranks on one machine share its cores and its memory, so what a split gains on several devices
-cannot be seen here; what its messages cost, can.
+Ranks on one machine share its cores and its memory, so this cannot show what a split gains on
+several devices, but it shows what its messages cost.
 """
 
 import statistics
@@ -28,7 +28,7 @@ STEPS = 40
 
 
 def of_group(num_ranks: int, seconds: dict[int, float]) -> dict[str, Any]:
-    """Times among so many processes of this machine, and the line through them."""
+    """Return times of messages between `num_ranks` processes, and the line through them."""
     link = fit_link("this machine", seconds, num_ranks)
     return {
         "seconds_by_bytes": seconds,
@@ -38,7 +38,7 @@ def of_group(num_ranks: int, seconds: dict[int, float]) -> dict[str, Any]:
 
 
 def of_model(num_ranks: int, at_once: int) -> dict[str, Any]:
-    """Decoding steps of `at_once` requests: their median time, and the messages in one."""
+    """Time decode steps of `at_once` requests: the median, and the messages of one step."""
     llm = LLM.load(weights="float32", threads=num_ranks, tensor_parallel_size=num_ranks)
     steps: list[float] = []
 
@@ -61,7 +61,7 @@ def of_model(num_ranks: int, at_once: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked."""
+    """Measure, print, and write JSON if a file was given."""
     times = time_all_reduces((2, 3), SIZES, REPEATS)
     groups = {str(num_ranks): of_group(num_ranks, found) for num_ranks, found in times.items()}
     for num_ranks, found in groups.items():

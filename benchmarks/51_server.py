@@ -1,8 +1,8 @@
 """What HTTP costs: `python benchmarks/51_server.py`.
 
-The default model, 32 requests at once (64 tokens in, 64 out, greedy): streamed over HTTP from
-`minigen serve` in a process of its own, and straight through `LLM.generate` in this one, by turns.
-The client reads bytes and counts events, which costs next to nothing; it shares the cores.
+The default model answers 32 requests at once (64 tokens in, 64 out, greedy): streamed over HTTP
+from `minigen serve` in its own process, and directly through `LLM.generate` in this one, by turns.
+The client only reads bytes and counts events, which costs very little, but it shares the cores.
 """
 
 import argparse
@@ -27,7 +27,7 @@ OPTIONS = ["--max-num-seqs", "64", "--no-enable-prefix-caching", "--no-access-lo
 
 @contextmanager
 def server() -> Iterator[tuple[str, int]]:
-    """`minigen serve` in a process of its own: where it listens."""
+    """Run `minigen serve` in its own process; yield the address where it listens."""
     command = [sys.executable, "-m", "minigen", "serve", *OPTIONS, "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, encoding="utf-8") as process:
         assert process.stderr is not None
@@ -43,7 +43,7 @@ def server() -> Iterator[tuple[str, int]]:
 
 
 async def stream(host: str, port: int, prompt: list[int]) -> int:
-    """One streamed answer; how many events came."""
+    """Read one streamed answer and return its number of events."""
     asked = {
         "prompt": prompt,
         "max_tokens": OUTPUT_TOKENS,
@@ -59,20 +59,20 @@ async def stream(host: str, port: int, prompt: list[int]) -> int:
     )
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(head.encode() + body)
-    told, num_events = b"", 0
+    tail, num_events = b"", 0
     while piece := await reader.read(2**16):
-        told = told[-4096:] + piece
+        tail = tail[-4096:] + piece
         num_events += piece.count(b"data: ")
     writer.close()
-    assert f'"completion_tokens": {OUTPUT_TOKENS}'.encode() in told, told
+    assert f'"completion_tokens": {OUTPUT_TOKENS}'.encode() in tail, tail
     return num_events
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked."""
+    """Measure, print, and write JSON if a file was given."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
-    parser.add_argument("--repeats", type=int, default=5, help="turns that are counted")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
+    parser.add_argument("--repeats", type=int, default=5, help="number of counted turns")
     options = parser.parse_args()
     prompts = random_prompts(STREAMS, PROMPT_TOKENS, seed=3)
     llm = LLM.load(max_num_seqs=64, enable_prefix_caching=False)

@@ -1,7 +1,7 @@
-"""What the live dashboard costs: `python benchmarks/52_dashboard.py`.
+"""The cost of the live dashboard: `python benchmarks/52_dashboard.py`.
 
-A server in this process answers eight streams, as chapter 52's does, with nobody watching, and with
-the dashboard drawn all the while: what remains of its tokens a second, taking turns.
+A server in this process answers eight streams, as in chapter 52, without the dashboard and while it
+is drawn all the time, by turns. The result is the share of tokens per second that remains.
 """
 
 import statistics
@@ -25,12 +25,12 @@ STREAMS, WORDS, TOKENS, TURNS = 8, 20, 256, 7
 
 
 def seconds(outcomes: Sequence[Outcome]) -> float:
-    """From the first request to the last token."""
+    """Return the seconds from the first request to the last token."""
     return max(each.ended for each in outcomes)
 
 
 def watched(url: str, load: Sequence[Planned]) -> tuple[float, int]:
-    """Seconds of the load under the dashboard, and how many pictures were drawn meanwhile."""
+    """Return the seconds of the load under the dashboard, and the number of pictures drawn."""
     outcomes: list[Outcome] = []
     num_pictures = 0
 
@@ -45,7 +45,7 @@ def watched(url: str, load: Sequence[Planned]) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked."""
+    """Measure, print, and write JSON if a file was given."""
     file = json_option()
     llm = load_model(weights="int4", max_num_seqs=STREAMS)
     warm_up(llm)
@@ -59,7 +59,9 @@ def main() -> None:
         with_it, num_pictures = watched(server.url, load)
         ratios.append(alone / with_it)
         pictures.append(num_pictures)
-        print(f"kept {ratios[-1]:.1%} of the tokens a second, {num_pictures} pictures", flush=True)
+        print(
+            f"kept {ratios[-1]:.1%} of the tokens per second, {num_pictures} pictures", flush=True
+        )
     found = {
         "throughput_kept": statistics.median(ratios),
         "ratios": ratios,

@@ -1,1 +1,1 @@
-"""Times; each benchmark runs alone, or all with `python -m benchmarks`."""
+"""Benchmarks; each runs alone, or all run with `python -m benchmarks`."""

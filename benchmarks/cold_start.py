@@ -1,7 +1,7 @@
-"""From the start of the process to the first token, and peak memory, of a cold command.
+"""Time to the first token and peak memory of a cold command.
 
-`python benchmarks/cold_start.py`: runs `minigen generate` on the default model in fresh processes;
-the file is in the page cache, everything else is as a user finds it.
+`python benchmarks/cold_start.py` runs `minigen generate` on the default model in fresh processes.
+The model file is in the page cache; everything else is as a user finds it.
 """
 
 import os
@@ -17,7 +17,7 @@ PROMPT = "The capital of France is"
 
 
 def start(weights: str) -> tuple[float, float]:
-    """Seconds to the first byte on stdout, and the peak resident memory in MB."""
+    """Return the seconds to the first byte on stdout, and the peak resident memory in MB."""
     command = [sys.executable, "-m", "minigen", "generate", PROMPT, "--weights", weights]
     started = time.perf_counter()
     with subprocess.Popen([*command, "--max-tokens", "16"], stdout=subprocess.PIPE) as process:
@@ -31,7 +31,7 @@ def start(weights: str) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked."""
+    """Measure, print, and write JSON if a file was given."""
     runs: dict[str, list[tuple[float, float]]] = {"auto": [], "float32": []}
     for turn in range(REPEATS + 1):
         for weights, measured in runs.items():

@@ -1,4 +1,4 @@
-"""What every benchmark needs: where it ran, and fair turns for those that it compares."""
+"""What every benchmark needs: facts about the machine, and fair turns for compared calls."""
 
 import argparse
 import json
@@ -25,7 +25,7 @@ PACKAGES = (
 
 
 def environment() -> dict[str, Any]:
-    """The machine and the versions of what was measured; no date, no path, no user."""
+    """Return the machine and the versions that were measured; no date, no path, no user."""
     return {
         "cpu": cpu_name(),
         "cores": num_cores(),
@@ -45,9 +45,9 @@ def _version(package: str) -> str | None:
 def interleaved(
     functions: Mapping[str, Callable[[], object]], repeats: int
 ) -> dict[str, list[float]]:
-    """Seconds of each call, taking turns, so that a slow minute of the machine hits them all.
+    """Return the seconds of each call, by turns, so that a slow minute affects all of them.
 
-    One call of each goes before, and is not counted.
+    One call of each goes before and is not counted.
     """
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for turn in range(repeats + 1):
@@ -60,19 +60,19 @@ def interleaved(
 
 
 def random_prompts(count: int, num_tokens: int, seed: int) -> list[list[int]]:
-    """Prompts of ordinary tokens (no special ones), no two with a common beginning."""
+    """Return prompts of ordinary tokens (no special ones) that share no prefix."""
     rng = random.Random(seed)
     return [[rng.randrange(1000, 40_000) for _ in range(num_tokens)] for _ in range(count)]
 
 
 def json_option() -> Path | None:
-    """The file of `--json FILE`, if it was given."""
+    """Return the file of `--json FILE`, if it was given."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     return parser.parse_args().json
 
 
 def write_results(path: Path, results: Mapping[str, Any]) -> None:
-    """Write results with the environment that they hold for."""
+    """Write the results with the environment in which they were measured."""
     text = json.dumps({"environment": environment(), **results}, indent=2)
     path.write_text(text + "\n", encoding="utf-8")

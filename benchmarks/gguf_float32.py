@@ -1,4 +1,4 @@
-"""A GGUF file's numbers in float32, for engines that are to compute with the very same ones."""
+"""Write a GGUF file's numbers in float32, for engines that must compute with the same numbers."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from minigen.checkpoint.gguf import read_gguf
 
 
 def write_float32(source: Path, target: Path) -> None:
-    """Write a GGUF again with every tensor in float32; metadata and row order stay."""
+    """Write a copy of a GGUF with every tensor in float32; metadata and row order stay."""
     reader, file = gguf.GGUFReader(source), read_gguf(source)
     writer = gguf.GGUFWriter(target, file.metadata["general.architecture"])
     for key, field in reader.fields.items():

@@ -1,10 +1,11 @@
-"""Does llama.cpp answer as minigen does, from the same file? A check, not a measurement.
+"""Check that llama.cpp and minigen give the same answers from the same file.
 
-`python benchmarks/llama_cpp_agreement.py [--python PATH] [--json FILE]`, where PATH is a
-Python that has `llama-cpp-python`. Both get the same token ids and take the
-likeliest token sixteen times: once from the file as it is, and once with the same numbers written
-out in float32. From the file as it is llama.cpp rounds activations to 8 bits, so near a tie the two
-may part; where they do, minigen's margin between its two likeliest tokens is given.
+`python benchmarks/llama_cpp_agreement.py [--python PATH] [--json FILE]`, where PATH is a Python
+that has `llama-cpp-python`. This is a check, not a measurement. Both engines get the same token ids
+and take the likeliest token sixteen times: once from the file as it is, and once with the same
+numbers written out in float32. From the original file llama.cpp rounds activations to 8 bits, so
+the two may differ near a tie; where they do, minigen's margin between its two likeliest tokens is
+given.
 """
 
 import argparse
@@ -38,7 +39,7 @@ json.dump([__version__, answers], sys.stdout)
 
 
 def ask(python: str, path: Path, prompts: list[list[int]]) -> tuple[str, list[list[int]]]:
-    """llama.cpp's version, and its first tokens after each prompt."""
+    """Return llama.cpp's version, and its first tokens after each prompt."""
     asked = subprocess.run(
         [python, "-c", ASK_LLAMA_CPP],
         input=json.dumps([str(path), prompts, NUM_TOKENS]),
@@ -51,7 +52,7 @@ def ask(python: str, path: Path, prompts: list[list[int]]) -> tuple[str, list[li
 
 
 def compare(outputs: list[RequestOutput], answers: list[list[int]]) -> list[dict[str, object]]:
-    """How many tokens agree for each question, and how near a tie it was where they part."""
+    """Return how many tokens agree for each question, and the margin where they differ."""
     rows: list[dict[str, object]] = []
     for question, output, theirs in zip(QUESTIONS, outputs, answers, strict=True):
         pairs = zip(output.token_ids, theirs, strict=True)
@@ -67,10 +68,10 @@ def compare(outputs: list[RequestOutput], answers: list[list[int]]) -> list[dict
 
 
 def main() -> None:
-    """Ask both, compare, print, and write JSON if asked."""
+    """Ask both engines, compare, print, and write JSON if a file was given."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--python", default=sys.executable, help="a Python with llama-cpp-python")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     options = parser.parse_args()
     path = hub.resolve(hub.DEFAULT_MODEL)
     llm = LLM.load(path, weights="float32")

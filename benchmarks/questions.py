@@ -1,8 +1,8 @@
-"""Candidate questions of many kinds, to compare forms of weights on those that float32 is sure of.
+"""Candidate questions of many kinds, to compare weight formats where float32 is sure.
 
-All are made by code from the lists below, several times as many as will be sure, and none is chosen
-by its answer. Patterns of several lines get other examples each time, so that no two candidates
-share most of what they say.
+Code makes all of them from the lists below, several times as many as will be sure, and none is
+chosen by its answer. Patterns of several lines get different examples each time, so that no two
+candidates share most of their text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Candidate(NamedTuple):
-    """A prompt, and what kind of question it is."""
+    """A prompt, and the kind of question that it is."""
 
     family: str
     prompt: str
@@ -161,7 +161,7 @@ ASKED = {
     "language, asked": "Which language do most people in {} speak?",
     "repeat a word, asked": "Repeat the word '{}' five times.",
 }
-SHOTS = {  # what is told of two things, line by line
+SHOTS = {  # templates of a fact about two things
     "capital": ("The capital of {} is {}.", "Q: What is the capital of {}?\nA: {}"),
     "opposite": ("The opposite of {} is {}.", "Q: What is the opposite of {}?\nA: {}"),
     "plural": ("One {}, two {}.", "singular: {}; plural: {}."),
@@ -173,10 +173,10 @@ SHOTS = {  # what is told of two things, line by line
 
 
 def candidates() -> list[Candidate]:
-    """All candidates, always the same ones in the same order."""
+    """Return all candidates, always the same ones in the same order."""
     return [
         *_asked(),
-        *_told(),
+        *_with_examples(),
         *_counted(),
         *_repeated(),
         *_copied(),
@@ -196,8 +196,8 @@ def _asked() -> Iterator[Candidate]:
         yield Candidate("count, asked", prompt)
 
 
-def _told() -> Iterator[Candidate]:
-    """Four examples, and a fifth that ends where the answer would begin."""
+def _with_examples() -> Iterator[Candidate]:
+    """Yield prompts of four examples, and a fifth that ends where the answer would begin."""
     pairs = {
         "capital": list(zip(COUNTRIES, (each.replace("-", " ") for each in CAPITALS), strict=True)),
         "opposite": _pairs(OPPOSITES),
@@ -211,10 +211,10 @@ def _told() -> Iterator[Candidate]:
         for way, template in enumerate(ways):
             for group in _groups(pairs[family], 5, apart=way == 1):
                 *shots, (asked, _) = group
-                told = [template.format(*shot) for shot in shots]
+                lines = [template.format(*shot) for shot in shots]
                 beginning = template.split("{}")
-                told.append(beginning[0] + asked + beginning[1].rstrip())
-                yield Candidate(family, "\n".join(told))
+                lines.append(beginning[0] + asked + beginning[1].rstrip())
+                yield Candidate(family, "\n".join(lines))
 
 
 def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
@@ -224,7 +224,7 @@ def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
 def _groups(
     items: Sequence[tuple[str, str]], size: int, apart: bool
 ) -> Iterator[Sequence[tuple[str, str]]]:
-    """Groups that share nothing: of neighbours, or of items as far apart as can be."""
+    """Yield groups that share no item: of neighbours, or of items as far apart as possible."""
     count = len(items) // size
     for number in range(count):
         if apart:
@@ -272,8 +272,8 @@ def _calendar() -> Iterator[Candidate]:
         for first in range(0, len(names) - 1, 3):
             *shown, last = [(names * 2)[first + index] for index in range(5)]
             yield Candidate("calendar", "\n".join([*shown, last]) + "\n")
-            told = [f"{name} comes before {then}." for name, then in pairwise([*shown, last])]
-            yield Candidate("calendar", "\n".join([*told, f"{last} comes before"]))
+            lines = [f"{name} comes before {then}." for name, then in pairwise([*shown, last])]
+            yield Candidate("calendar", "\n".join([*lines, f"{last} comes before"]))
 
 
 def _lines(template: str) -> str:

@@ -1,8 +1,8 @@
-"""What a decode step should cost, from its bytes and operations, beside what it does cost.
+"""What a decode step should cost, from its bytes and operations, and what it does cost.
 
 The model: every part of a step takes as long as memory or arithmetic needs for it, whichever is
-longer; parts come one after another; and every step costs a constant more. Nothing in it is fitted
-but that constant, which is what the smallest step takes beyond its parts.
+longer; parts run one after another; and every step has a constant cost more. Only that constant is
+fitted: it is what the smallest step takes beyond its parts.
 
 Source: Williams, Waterman and Patterson 2009, "Roofline".
 """
@@ -13,12 +13,12 @@ from typing import Any
 
 from minigen_course.lab.cost_model import ModelShape
 
-BFLOAT16 = "bfloat16"  # what keys and values are, whatever the weights are
+BFLOAT16 = "bfloat16"  # the format of keys and values, for all formats of weights
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Bytes a second that can be read, and operations a second of products of each kind."""
+    """Bytes per second that can be read, and operations per second of each kind of product."""
 
     bandwidth: float
     peaks: Mapping[str, float]
@@ -26,7 +26,7 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Weights:
-    """Matrices that each token is multiplied with: bytes, numbers, and the kind of product."""
+    """Matrices that each token is multiplied by: bytes, numbers, and the kind of product."""
 
     name: str
     kind: str
@@ -36,7 +36,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Work:
-    """A part of a step: bytes that it reads, operations that it does, and of which kind."""
+    """A part of a step: the bytes that it reads, its operations, and their kind."""
 
     name: str
     kind: str
@@ -51,10 +51,11 @@ class Work:
 def decode_work(
     weights: Sequence[Weights], shape: ModelShape, sequences: int, context: int
 ) -> tuple[Work, ...]:
-    """One new token for each of `sequences`, each of which then has `context` tokens.
+    """Return the work of one new token for each of `sequences`, at `context` tokens each.
 
-    Weights are read once for all of them, keys and values for each. Left out, as too little to
-    matter: norms, rotations, softmax, rows of the embedding, and all that is written.
+    Weights are read once for all sequences, keys and values once per sequence. Norms, rotations,
+    softmax, rows of the embedding and all writes are left out, because they are too small to
+    matter.
     """
     products = tuple(
         Work(each.name, each.kind, each.num_bytes, 2.0 * each.numbers * sequences)
@@ -77,25 +78,25 @@ class Point:
 
 @dataclass(frozen=True)
 class StepCost:
-    """Points of one form of weights, and the seconds that every step costs beyond prediction."""
+    """The points of one weight format, and the constant seconds that every step costs."""
 
     points: tuple[Point, ...]
     overhead: float
 
     def ratio(self, point: Point) -> float:
-        """How many times its prediction a step takes, the constant taken off before."""
+        """Return the measured time without the constant, divided by the prediction."""
         return (point.measured - self.overhead) / point.predicted
 
     def worst(self) -> Point:
-        """The point with the greatest ratio; raises `ValueError` if there are no points."""
+        """Return the point with the greatest ratio; raises `ValueError` if there are no points."""
         return max(self.points, key=self.ratio)
 
     def beyond(self, limit: float, products: Mapping[int, float]) -> list[dict[str, float]]:
-        """Where the time of the points over a ratio goes, in ms beyond prediction.
+        """Return the milliseconds beyond prediction of the points over a ratio, by their cause.
 
         `products` are the seconds beyond prediction of a step's products alone, by the number of
-        sequences. What a longer context adds to a step is attention's; that of the shortest is in
-        the rest, with norms, rotations and packing.
+        sequences. What a longer context adds to a step is counted as attention; the attention of
+        the shortest context is in the rest, with norms, rotations and packing.
         """
         return [
             self._parted(point, products[point.sequences])
@@ -103,7 +104,7 @@ class StepCost:
             if self.ratio(point) > limit
         ]
 
-    def _told(self, point: Point) -> dict[str, float]:
+    def _figures(self, point: Point) -> dict[str, float]:
         return {
             "sequences": point.sequences,
             "context": point.context,
@@ -117,7 +118,7 @@ class StepCost:
         least = min(alike, key=lambda each: each.context)
         attention = _lost(point) - _lost(least)
         return {
-            **self._told(point),
+            **self._figures(point),
             "beyond_ms": 1e3 * (_lost(point) - self.overhead),
             "products_ms": 1e3 * products,
             "attention_ms": 1e3 * attention,
@@ -125,16 +126,16 @@ class StepCost:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """All points in milliseconds, with their ratios."""
+        """Return all points in milliseconds, with their ratios."""
         return {
             "overhead_ms": 1e3 * self.overhead,
-            "worst": self._told(self.worst()),
-            "points": [self._told(point) for point in self.points],
+            "worst": self._figures(self.worst()),
+            "points": [self._figures(point) for point in self.points],
         }
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "StepCost":
-        """What `as_json` wrote."""
+        """Read what `as_json` wrote."""
         points = tuple(
             Point(
                 each["sequences"],
@@ -152,5 +153,5 @@ def _lost(point: Point) -> float:
 
 
 def predicted_seconds(work: Sequence[Work], ceilings: Ceilings) -> float:
-    """What the parts of a step take one after another, without the constant."""
+    """Return the sum of the times of a step's parts, without the constant."""
     return sum(each.seconds(ceilings) for each in work)

@@ -1,4 +1,4 @@
-"""What steps cost beside what their bytes and operations say: lines of measured and predicted."""
+"""Figures of step costs: lines of measured and predicted times."""
 
 from collections.abc import Mapping
 
@@ -13,13 +13,13 @@ MARKERS = "osD^vPX"
 
 
 def step_cost(forms: Mapping[str, StepCost]) -> Figure:
-    """Milliseconds of a decode step by the number of sequences; a colour and a mark each context.
+    """Plot milliseconds of a decode step over sequences; a colour and a mark per context.
 
-    Measured are the marks, on solid lines; predicted, the constant included, is dashed. An axes
-    for each form, by name. Raises `ValueError` for a form without points.
+    Marks on solid lines are measured; dashed lines are predicted, the constant included. `axes` has
+    one axes for each format, by name. Raises `ValueError` for a format without points.
     """
     if not forms or not all(cost.points for cost in forms.values()):
-        raise ValueError("Every form needs a point at least.")
+        raise ValueError("Every format needs at least one point.")
     made, axes = figure(4.6 * len(forms), 4.0, ncols=len(forms), sharey=True, squeeze=False)
     contexts = sorted({point.context for cost in forms.values() for point in cost.points})
     looks = {
@@ -48,7 +48,7 @@ def step_cost(forms: Mapping[str, StepCost]) -> Figure:
             f"{name}: at most {cost.ratio(worst):.2f} times its prediction\n"
             f"({worst.sequences} sequences, context {worst.context:,})",
         )
-    axes[0, 0].set_ylabel("milliseconds a step (log scale)")
+    axes[0, 0].set_ylabel("milliseconds per step (log scale)")
     handles = [
         Line2D([], [], color=colour, marker=mark, markersize=5, label=f"context {context:,}")
         for context, (colour, mark) in looks.items()

@@ -1,7 +1,7 @@
-"""Times of single steps of a loaded engine, and of what they are made of, to predict them from.
+"""Times of single steps of a loaded engine, and of their parts, to predict the steps from.
 
-Every time is the median of several, so that ceilings and steps are treated alike; and ceilings are
-measured anew before and after each step's, since other programs change them within seconds.
+Every time is the median of several, so that ceilings and steps are treated alike. The ceilings are
+measured again before and after each step, because other programs change them within seconds.
 """
 
 import statistics
@@ -22,24 +22,30 @@ from step_cost import (
     predicted_seconds,
 )
 
-from minigen.kernels.cpu.elementwise import prepare, quantised, rounded
+from minigen.kernels.cpu.elementwise import prepare, quantized, rounded
 from minigen.kernels.cpu.linear import multiply
-from minigen.kernels.cpu.packed_weights import GROUP, Pairs, Panels
+from minigen.kernels.cpu.packed_weights import GROUP, PackedWeights, Pairs
 from minigen.kernels.cpu.runner import CompiledRunner
-from minigen.kernels.cpu.thread_pool import alone, enter, leave, one_at_a_time, team_of
+from minigen.kernels.cpu.thread_pool import (
+    join_step,
+    leave_step,
+    one_at_a_time,
+    pool_of_one,
+    team_of,
+)
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.llm import LLM
 from minigen.sampling.params import SamplingParams
 from minigen.sequence import ScheduledChunk, Sequence
 from minigen_course.lab.cost_model import ModelShape
 
-PEAK_TOKENS = 256  # so many that a panel's way out of memory does not matter
+PEAK_TOKENS = 256  # large enough that loading packed weights from memory does not matter
 _KINDS = {"Codes4": "int4", "Codes8": "int8", "Pairs": BFLOAT16}
 _numbers = count(1)
 
 
 def median_seconds(run: Callable[[], object], least: int, seconds: float = 0.0) -> float:
-    """The median time of `run`: of `least` runs, and more for so many seconds; one for free."""
+    """Return the median time of at least `least` runs within `seconds`, after one uncounted run."""
     run()
     found: list[float] = []
     while len(found) < least or (sum(found) < seconds and len(found) < 20 * least):
@@ -50,10 +56,12 @@ def median_seconds(run: Callable[[], object], least: int, seconds: float = 0.0) 
 
 
 def compiled_runner(llm: LLM) -> CompiledRunner:
-    """The engine's runner; raises `TypeError` if that is not the compiled one."""
+    """Return the engine's runner; raises `TypeError` if that is not the compiled one."""
     runner = llm.engine.runner
     if not isinstance(runner, CompiledRunner):
-        raise TypeError(f"Steps are timed of the compiled runner, not of {llm.describe()}.")
+        raise TypeError(
+            f"Only steps of the compiled runner can be timed, not those of {llm.describe()}."
+        )
     return runner
 
 
@@ -66,10 +74,11 @@ def _sum(numbers):  # type: ignore[no-untyped-def]
 
 
 class Probe:
-    """Measures this machine's ceilings, again and again, in some tenths of a second.
+    """Measures this machine's ceilings repeatedly, each time in a few tenths of a second.
 
-    Bandwidth is that of a sum over `megabytes`, which no cache holds. A peak is that of a product
-    of `PEAK_TOKENS` tokens with `hidden` rows of an engine's weights, few enough for the cache.
+    The bandwidth is that of a sum over `megabytes`, which no cache holds. A peak is that of a
+    product of `PEAK_TOKENS` tokens with `hidden` rows of an engine's weights, few enough for the
+    cache.
     """
 
     def __init__(self, llm: LLM, megabytes: int = 256):
@@ -88,7 +97,7 @@ class Probe:
         }
 
     def ceilings(self) -> Ceilings:
-        """The ceilings as they are now."""
+        """Measure the present ceilings."""
         with one_at_a_time():
             set_num_threads(self.num_threads)
             seconds = median_seconds(lambda: _sum(self._numbers), 5)
@@ -98,8 +107,8 @@ class Probe:
         }
         return Ceilings(self._numbers.nbytes / seconds, peaks)
 
-    def _product(self, panels: Panels, columns: int, rows: int) -> Callable[[], None]:
-        """A product with the first rows of the first layer's weights, to be run again and again."""
+    def _product(self, panels: PackedWeights, columns: int, rows: int) -> Callable[[], None]:
+        """Return a product with the first rows of the first layer's weights."""
         inputs, out = (
             _inputs(panels, PEAK_TOKENS, columns),
             np.empty(PEAK_TOKENS * rows, np.float32),
@@ -110,27 +119,27 @@ class Probe:
         )
 
 
-def _inputs(panels: Panels, tokens: int, columns: int) -> Any:
-    room = rounded if isinstance(panels, Pairs) else quantised
+def _inputs(panels: PackedWeights, tokens: int, columns: int) -> Any:
+    room = rounded if isinstance(panels, Pairs) else quantized
     inputs = room(tokens * columns)
-    prepare(alone(), _normal(tokens * columns), tokens, columns, inputs)
+    prepare(pool_of_one(), _normal(tokens * columns), tokens, columns, inputs)
     return inputs
 
 
 @njit(nogil=True)
 def _multiply_layers(  # type: ignore[no-untyped-def]
-    crew, step, matrices, num_layers, groups, widths, inputs, tokens, out
+    pool, step, matrices, num_layers, groups, widths, inputs, tokens, out
 ):
-    if enter(crew, step):
+    if join_step(pool, step):
         for layer in range(num_layers):
             for which in range(len(matrices)):
                 weights, width = matrices[which], widths[which]
-                multiply(crew, weights, layer, inputs, tokens, groups[which], out, width, False)
-        leave(crew)
+                multiply(pool, weights, layer, inputs, tokens, groups[which], out, width, False)
+        leave_step(pool)
 
 
 def product_seconds(llm: LLM, tokens: int) -> float:
-    """The median time of a step's products alone, for so many tokens, nothing between them."""
+    """Return the median time of a step's products alone, for `tokens` tokens."""
     runner = compiled_runner(llm)
     shape, weights = runner.shape, runner.weights
     heads = shape.q_heads * shape.head_dim
@@ -161,13 +170,13 @@ def product_seconds(llm: LLM, tokens: int) -> float:
     return median_seconds(run, 7, 0.3)
 
 
-def kind_of(panels: Panels) -> str:
-    """The form that panels are in."""
+def kind_of(panels: PackedWeights) -> str:
+    """Return the format of packed weights."""
     return _KINDS[type(panels).__name__]
 
 
 def weights_of(llm: LLM) -> tuple[Weights, ...]:
-    """What a step of this engine reads of weights, whatever its batch."""
+    """Return the weights that a step of this engine reads, whatever its batch."""
     weights = compiled_runner(llm).weights
     shape = ModelShape.of(llm.config)
     layers = (weights.qkv, weights.out, weights.gate_up, weights.down)
@@ -181,55 +190,52 @@ def weights_of(llm: LLM) -> tuple[Weights, ...]:
 
 
 def fill_cache(llm: LLM) -> None:
-    """Random numbers for keys and values of all blocks: a step's time does not ask which.
-
-    Memory that was never written would be read from one page of zeros, out of the cache.
-    """
+    """Fill the keys and values of all blocks with random numbers, which do not affect the time."""
     blocks = compiled_runner(llm).pool.blocks
     blocks[:] = _bfloat16(2 * blocks.shape[-1])
 
 
 def decode_seconds(llm: LLM, sequences: int, context: int) -> float:
-    """The median time of `runner.logits` for one new token of each of `sequences`.
+    """Return the median time of `runner.logits` for one new token of each of `sequences`.
 
-    Each has `context` tokens then, in blocks of its own. The same step is run again and again.
-    Raises `ValueError` if the engine has not so many rows or blocks.
+    Each sequence then has `context` tokens, in its own blocks. The same step runs repeatedly.
+    Raises `ValueError` if the engine has too few rows or blocks.
     """
     runner = compiled_runner(llm)
-    with started(runner.manager, sequences, context) as chunks:
+    with running_chunks(runner.manager, sequences, context) as chunks:
         return median_seconds(lambda: runner.logits(chunks), 7, 0.5)
 
 
 def beside(probe: Probe, run: Callable[[], float]) -> tuple[float, Ceilings]:
-    """What `run` measures, and the ceilings halfway between before it and after it."""
+    """Return the result of `run`, and the mean of the ceilings before and after it."""
     before, found, after = probe.ceilings(), run(), probe.ceilings()
     peaks = {kind: (peak + after.peaks[kind]) / 2 for kind, peak in before.peaks.items()}
     return found, Ceilings((before.bandwidth + after.bandwidth) / 2, peaks)
 
 
 def measure_point(llm: LLM, probe: Probe, sequences: int, context: int) -> Point:
-    """A step's time beside its prediction."""
+    """Measure the time of a step, with its prediction."""
     seconds, ceilings = beside(probe, lambda: decode_seconds(llm, sequences, context))
     work = decode_work(weights_of(llm), ModelShape.of(llm.config), sequences, context)
     return Point(sequences, context, seconds, predicted_seconds(work, ceilings))
 
 
 def measure_products(llm: LLM, probe: Probe, sequences: int) -> Point:
-    """The time of a step's products alone beside their prediction; its context is 0."""
+    """Measure the time of a step's products alone, with its prediction; its context is 0."""
     seconds, ceilings = beside(probe, lambda: product_seconds(llm, sequences))
     products = decode_work(weights_of(llm), ModelShape.of(llm.config), sequences, 0)
     return Point(sequences, 0, seconds, predicted_seconds(products, ceilings))
 
 
 @contextmanager
-def started(
+def running_chunks(
     manager: BlockManager, sequences: int, context: int, new: int = 1
 ) -> Iterator[list[ScheduledChunk]]:
-    """Chunks of `new` tokens each, of sequences that have `context` tokens with them.
+    """Yield chunks of `new` tokens, one per sequence; each sequence has `context` tokens with them.
 
-    All tokens before count as computed. Raises `ValueError` if there are too few rows or blocks.
+    All earlier tokens count as computed. Raises `ValueError` if there are too few rows or blocks.
     """
-    greedy, started = SamplingParams(temperature=0.0), []
+    greedy, allocated = SamplingParams(temperature=0.0), []
     try:
         for _ in range(sequences):
             number = next(_numbers)
@@ -238,12 +244,14 @@ def started(
                 -number, prompt, greedy, 0, 1, frozenset(), cache_salt=f"timing {number}"
             )
             if manager.allocate(sequence, context) < context:
-                raise ValueError(f"No room for {sequences} sequences of {context} tokens.")
-            started.append(sequence)
+                raise ValueError(
+                    f"Too few rows or blocks for {sequences} sequences of {context} tokens."
+                )
+            allocated.append(sequence)
             sequence.num_computed = context - new
-        yield [ScheduledChunk(sequence, new) for sequence in started]
+        yield [ScheduledChunk(sequence, new) for sequence in allocated]
     finally:
-        for sequence in started:
+        for sequence in allocated:
             manager.free(sequence)
 
 
@@ -252,5 +260,5 @@ def _normal(size: int) -> np.ndarray:
 
 
 def _bfloat16(size: int) -> Any:
-    """So many random numbers in bfloat16, two in a word."""
+    """Return random numbers in bfloat16, two per word."""
     return (_normal(size).view(np.uint32) >> 16).astype(np.uint16).view(np.int32)

@@ -1,7 +1,8 @@
-"""Answers that float32 is sure of, and how much of them another form of weights gives too.
+"""Answers that float32 is sure of, and how much of them another weight format also gives.
 
-Near ties say nothing of a form: they fall either way. So only candidates count whose likeliest
-token leads the second by a logit or more, at each of the answer's first five tokens, in float32.
+Near ties say nothing about a format, because they can go either way. So a candidate counts only if
+its likeliest token leads the second by one logit or more at each of the answer's first five tokens,
+in float32.
 """
 
 from collections import Counter
@@ -17,7 +18,7 @@ NUM_TOKENS, MARGIN = 5, 1.0
 
 @dataclass(frozen=True)
 class Sure:
-    """A candidate that float32 is sure of, and the tokens that it answers with."""
+    """A candidate that float32 is sure of, and the tokens of its answer."""
 
     family: str
     prompt: str
@@ -25,7 +26,7 @@ class Sure:
 
 
 def least_margin(logprobs: Iterable[Mapping[int, Logprob]]) -> float:
-    """The smallest lead of the likeliest token over the second, in logits, of all the places."""
+    """Return the smallest lead of the likeliest token over the second, in logits."""
     margins = []
     for likeliest in logprobs:
         first, second = sorted((each.logprob for each in likeliest.values()), reverse=True)[:2]
@@ -34,7 +35,7 @@ def least_margin(logprobs: Iterable[Mapping[int, Logprob]]) -> float:
 
 
 def sure_ones(llm: LLM, candidates: Sequence[tuple[str, str]]) -> list[Sure]:
-    """Those of the candidates (family, prompt) that the engine is sure of, all run together."""
+    """Return the candidates (family, prompt) that the engine is sure of, all run together."""
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=2)
     prompts = [prompt for _, prompt in candidates]
     outputs = llm.generate(prompts, params)
@@ -46,7 +47,7 @@ def sure_ones(llm: LLM, candidates: Sequence[tuple[str, str]]) -> list[Sure]:
 
 
 def num_kept(found: Sequence[int], wanted: Sequence[int]) -> int:
-    """Tokens up to the first that differs; what follows a difference is lost, whatever it is.
+    """Return the number of tokens before the first difference; all tokens after it count as lost.
 
     >>> num_kept([1, 2, 9, 4, 5], [1, 2, 3, 4, 5])
     2
@@ -58,7 +59,7 @@ def num_kept(found: Sequence[int], wanted: Sequence[int]) -> int:
 
 
 def keeping(llm: LLM, sure: Sequence[Sure]) -> dict[str, Any]:
-    """How many tokens of the sure answers the engine gives too, answering freely and greedily."""
+    """Return how many tokens of the sure answers the engine also gives, answering greedily."""
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     outputs = llm.generate([each.prompt for each in sure], params)
     kept = [
@@ -78,5 +79,5 @@ def keeping(llm: LLM, sure: Sequence[Sure]) -> dict[str, Any]:
 
 
 def by_family(sure: Sequence[Sure]) -> dict[str, int]:
-    """How many of each family are sure, most first."""
+    """Return the number of sure candidates per family, most first."""
     return dict(Counter(each.family for each in sure).most_common())

@@ -24,7 +24,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for, so that `import minigen` costs nothing."""
+    """Import a public name at its first use, so that `import minigen` is fast."""
     if name not in _HOMES:
         raise AttributeError(f"module 'minigen' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -1,19 +1,20 @@
-"""`python -m minigen` is `minigen`: a process that is to start, and to end, without waiting."""
+"""The entry point of `minigen` and `python -m minigen`, tuned for a fast start and a fast end."""
 
 import gc
 
 from minigen.cli.main import main
 
-GARBAGE = 100_000  # objects more than before, and Python looks for garbage: imports make as many
+# New objects that trigger a garbage collection. Imports create many, which all stay in use.
+GC_THRESHOLD = 100_000
 
 
 def run() -> None:
-    """Run the command line in a process of its own."""
-    gc.set_threshold(GARBAGE)
+    """Run the command line as the whole process."""
+    gc.set_threshold(GC_THRESHOLD)
     try:
         main()
     finally:
-        gc.freeze()  # the process ends: that nobody looks for garbage first saves a second
+        gc.freeze()  # skip the collection at exit, which would take a second
 
 
 if __name__ == "__main__":

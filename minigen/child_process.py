@@ -1,4 +1,4 @@
-"""Other processes of minigen's own: a new Python each, never a fork."""
+"""Child processes of minigen: each one is a new Python interpreter, never a fork."""
 
 import os
 import subprocess
@@ -21,9 +21,9 @@ def start_module(
 ) -> "subprocess.Popen[bytes]":
     """Start `python -m module`, with a pipe as its stdin, which closes when this process ends.
 
-    It works from notebooks, from stdin and from scripts without a guard. The module comes from
-    where this minigen is, and files in the caller's folder do not stand in for its imports. Ctrl-C
-    reaches this process alone.
+    It works from notebooks, from stdin and from scripts without an `if __name__ == "__main__"`.
+    The module is imported from the folder of this minigen, and files in the caller's working
+    directory do not shadow its imports. Ctrl-C reaches only the calling process.
     """
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, *arguments],

@@ -10,27 +10,27 @@ class MinigenError(Exception):
 
 
 class ModelNotFoundError(MinigenError):
-    """A model's name leads to nothing on this machine or on a hub."""
+    """No model of this name was found, on this machine or on a hub."""
 
 
 class DownloadError(MinigenError):
-    """A pull did not finish: no connection, no space, or not the bytes that were promised."""
+    """A download failed: no connection, no disk space, or bytes that do not match the expected."""
 
 
 class FileFormatError(MinigenError):
-    """A file is not what its format says that it should be."""
+    """A file does not follow its format."""
 
 
 class ConfigError(MinigenError):
-    """A model's configuration misses a field, contradicts itself, or makes no sense."""
+    """A model's configuration lacks a field, contradicts itself, or has an impossible value."""
 
 
 class UnsupportedError(MinigenError):
-    """A model asks for something that minigen does not honour."""
+    """A model needs a feature that minigen does not support."""
 
 
 class WeightsError(MinigenError):
-    """Tensors are missing, surplus or of the wrong shape for the model's configuration."""
+    """Tensors are missing, unexpected, or of the wrong shape for the model's configuration."""
 
 
 class TokenizerError(MinigenError):
@@ -42,44 +42,44 @@ class ChatTemplateError(MinigenError):
 
 
 class PromptError(MinigenError, ValueError):
-    """A prompt is empty, not text or token ids, or holds ids that the model does not know."""
+    """A prompt is empty, is neither text nor token ids, or has ids outside the vocabulary."""
 
 
 class ContextLengthError(PromptError):
-    """A prompt, with what it is to be continued by, does not fit into the model's context."""
+    """A prompt, with the answer it needs, does not fit into the model's context."""
 
 
 class ParamsError(MinigenError, ValueError):
-    """A sampling parameter is impossible."""
+    """A sampling parameter has an invalid value."""
 
 
 class OptionError(MinigenError, ValueError):
-    """An option of `LLM.load` or of the command line is impossible."""
+    """An option of `LLM.load` or of the command line has an invalid value."""
 
 
 class OutOfBlocksError(MinigenError):
-    """The pool of KV blocks has fewer free blocks than are wanted."""
+    """The pool of KV blocks has fewer free blocks than were requested."""
 
 
 class CapacityError(PromptError):
-    """A request needs more KV blocks than the pool has in all."""
+    """A request needs more KV blocks than the whole pool has."""
 
 
 class RequestError(MinigenError):
-    """A request's id is unknown, or in use already."""
+    """A request's id is unknown or already in use, or a call does not fit the request's state."""
 
 
 class PartError(MinigenError):
-    """A part that was put into the engine returned something that it must not."""
+    """A part that was passed in to the engine broke the contract of its socket."""
 
 
 class EngineStoppedError(MinigenError):
-    """The engine's thread has ended, so nobody will answer any more."""
+    """The engine's thread has ended, so no request can be answered."""
 
 
 class WorkerError(EngineStoppedError):
-    """A process that holds a share of the model has ended, so none of them can go on."""
+    """A process that holds a shard of the model has ended or failed, so no step can run."""
 
 
 class LoadError(MinigenError):
-    """A load cannot be put on a server: nobody answers, or its trace or prompts are broken."""
+    """A load test cannot run: the server does not answer, or the trace or prompts are broken."""

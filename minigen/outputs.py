@@ -1,4 +1,4 @@
-"""What a caller gets back: answers as they grow, with their text, and answers whole."""
+"""What a caller receives: the deltas of a streamed answer, and complete answers."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
@@ -11,9 +11,10 @@ from minigen.tokenizer.tokenizer import StreamDecoder
 
 @dataclass(frozen=True)
 class TokenDelta:
-    """What one step added to one answer: text that is whole by now, and why it ended, if it did.
+    """What one step added to one answer: a token, and the text that is final now.
 
-    `prompt` and `choice` say which answer; `token_id` is the step's token.
+    `prompt` and `choice` are the indices of the answer. `text` may be empty, for a token can end
+    inside a character or a possible stop string. `finish_reason` is set in an answer's last delta.
     """
 
     prompt: int
@@ -27,8 +28,9 @@ class TokenDelta:
 class CompletionOutput:
     """One of the n answers to a prompt.
 
-    `finish_reason` is "stop" (the model's end, a stop token or a stop string) or "length".
-    `logprobs`, where asked for, has an entry per token: by id, the chosen token and the likeliest.
+    `finish_reason` is "stop" (an end token, a stop token or a stop string) or "length".
+    `logprobs`, if requested, has one entry per token: by token id, the log probabilities of the
+    sampled token and of the most likely ones.
     """
 
     index: int
@@ -40,9 +42,9 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """The answers to one prompt; the short names speak of the first.
+    """All answers to one prompt; `text`, `token_ids` and so on are those of the first answer.
 
-    `prompt_logprobs`, where asked for, has an entry per token of the prompt, the first None.
+    `prompt_logprobs`, if requested, has one entry per prompt token, of which the first is None.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -56,7 +58,7 @@ class RequestOutput:
 
     @property
     def token_ids(self) -> list[int]:
-        """The first answer's tokens, a stop token included."""
+        """The first answer's tokens, including a stop token."""
         return self.choices[0].token_ids
 
     @property
@@ -71,18 +73,18 @@ class RequestOutput:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
+        """The number of tokens in the prompt."""
         return len(self.prompt_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens of all answers together."""
+        """The number of tokens in all answers together."""
         return sum(len(choice.token_ids) for choice in self.choices)
 
 
 @dataclass
 class RequestState:
-    """An answer in the making: its sequence, and how its tokens become text."""
+    """The state of one unfinished answer: its sequence, and how its tokens become text."""
 
     prompt: int
     sequence: Sequence
@@ -91,7 +93,7 @@ class RequestState:
     choice: CompletionOutput
 
     def push(self, token: SampledToken) -> TokenDelta:
-        """Take a token; returns the text that is certain by now."""
+        """Add a token to the answer; return it with the text that is final now."""
         params, reason = self.sequence.params, self.sequence.finish_reason
         self.choice.token_ids.append(token.token_id)
         if self.choice.logprobs is not None and token.logprobs is not None:
@@ -112,12 +114,12 @@ class RequestState:
 
 
 def gather(answers: SequenceOf[RequestState]) -> list[RequestOutput]:
-    """The finished answers, put together by prompt."""
+    """Group finished answers by prompt, in the order of the prompts."""
     outputs: dict[int, RequestOutput] = {}
     for answer in answers:
-        told = answer.sequence.prompt_logprobs or None
+        prompt_logprobs = answer.sequence.prompt_logprobs or None
         output = outputs.setdefault(
-            answer.prompt, RequestOutput(answer.sequence.prompt_ids, [], told)
+            answer.prompt, RequestOutput(answer.sequence.prompt_ids, [], prompt_logprobs)
         )
         output.choices.append(answer.choice)
     return list(outputs.values())

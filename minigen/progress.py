@@ -1,6 +1,6 @@
-"""Progress bars on stderr: of a download, and of many answers at once.
+"""Progress bars on stderr: for a download, and for many answers at once.
 
-Apart from `hub`, because rich is slow to import.
+This module is separate from `hub`, because rich is slow to import.
 """
 
 import time
@@ -25,7 +25,9 @@ from minigen.outputs import TokenDelta
 
 @contextmanager
 def shown_progress(console: Console | None = None) -> Iterator[Progress]:
-    """Bars while the block runs; plain lines where `console` (stderr) is no terminal or notebook.
+    """Show download bars while the block runs; plain lines outside a terminal or notebook.
+
+    `console` is stderr by default.
 
     with shown_progress() as progress:
         hub.pull(name, progress=progress)
@@ -46,7 +48,7 @@ def shown_progress(console: Console | None = None) -> Iterator[Progress]:
 
 
 class _Bars:
-    """A bar for each label; work of unknown size is only announced."""
+    """One bar per label; work of unknown size gets a line of text instead."""
 
     def __init__(self, bars: RichProgress) -> None:
         self._bars = bars
@@ -61,17 +63,17 @@ class _Bars:
         self._bars.update(self._tasks[label], completed=num_bytes, total=num_total_bytes)
 
 
-PATIENCE = 0.5  # seconds before anything is shown unasked: what is quick needs no bar
+PATIENCE = 0.5  # seconds before a bar appears that was not requested: short runs need none
 
 
 @contextmanager
 def answering(
     num_answers: int, always: bool = False, console: Console | None = None
 ) -> Generator[Callable[[TokenDelta], None], None, None]:
-    """A bar that counts finished answers and tokens a second, for as long as the block runs.
+    """Show a bar with finished answers and tokens per second while the block runs.
 
-    Shown only on a terminal or in a notebook, and only if it takes a while, unless `always`; call
-    what is yielded with each delta.
+    It yields a function to call with each delta. The bar appears only on a terminal or in a
+    notebook, and only after `PATIENCE` seconds; with `always`, everywhere and at once.
     """
     console = console or Console(stderr=True, force_terminal=True if always else None)
     if not (console.is_terminal or console.is_jupyter):
@@ -94,11 +96,11 @@ def answering(
         counts["answers"] += delta.finish_reason is not None
         seconds = time.perf_counter() - started
         if seconds > patience:
-            bar.start()  # does nothing if it runs already
+            bar.start()  # does nothing if the bar is shown already
             bar.update(task, completed=counts["answers"], rate=counts["tokens"] / seconds)
 
     try:
         yield push
     finally:
-        if bar.live.is_started:  # else stopping it would print an empty line
+        if bar.live.is_started:  # otherwise stopping would print an empty line
             bar.stop()

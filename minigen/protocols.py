@@ -1,7 +1,11 @@
-"""The sockets: what each layer asks of the layers that are passed in to it.
+"""The sockets: the interface that each layer requires from the parts that are passed in to it.
 
-Axis words, everywhere: tokens sequences blocks block_size layers q_heads kv_heads head_dim hidden
-ffn vocab. Batches are packed: the new tokens of all sequences lie one after another on one axis.
+A scheduler, an allocator, a prefix cache, a sampler and an attention backend of your own go into
+`LLM.load` or the command line; minigen checks each of their calls, and raises a `PartError` that
+names the method if a part breaks its contract.
+
+Axis names, everywhere: tokens sequences blocks block_size layers q_heads kv_heads head_dim hidden
+ffn vocab. Batches are packed: the new tokens of all sequences follow one another on one axis.
 """
 
 from collections.abc import Iterable
@@ -16,25 +20,25 @@ from minigen.sequence import SampledToken, ScheduledChunk, Sequence
 
 @runtime_checkable
 class Linear(Protocol):
-    """A linear layer in whatever form its weights are kept; may be several, fused.
-
-    `parts` are the output widths of the layers that were fused, in order.
-    """
+    """A linear layer, in whatever format it stores its weights; several may be fused into one."""
 
     @property
-    def parts(self) -> tuple[int, ...]: ...
+    def parts(self) -> tuple[int, ...]:
+        """The output widths of the fused layers, in order; their sum is `out_features`."""
 
     def __call__(
         self, x: Float[Tensor, "tokens in_features"]
-    ) -> Float[Tensor, "tokens out_features"]: ...
+    ) -> Float[Tensor, "tokens out_features"]:
+        """Return `x` times the transposed weights, plus the bias if there is one."""
 
 
 @runtime_checkable
 class Attend(Protocol):
-    """Attention for one step, already bound to the step's batch and to where K and V are kept.
+    """Attention for one step, bound to the step's batch and to the KV cache.
 
-    Stores the new tokens' `k` and `v` for layer `layer_id`, and lets `q` look at all that its
-    sequence has.
+    An attention backend is a function `(pool, batch, windows)` that returns one of these at each
+    step: `pool` is a `KVPool`, `batch` a `Batch`, and `windows` has each layer's sliding window in
+    tokens, or None.
     """
 
     def __call__(
@@ -43,42 +47,74 @@ class Attend(Protocol):
         q: Float[Tensor, "tokens q_heads head_dim"],
         k: Float[Tensor, "tokens kv_heads head_dim"],
         v: Float[Tensor, "tokens kv_heads head_dim"],
-    ) -> Float[Tensor, "tokens q_heads head_dim"]: ...
+    ) -> Float[Tensor, "tokens q_heads head_dim"]:
+        """Store the new tokens' `k` and `v` for layer `layer_id`, then return the attention of `q`.
+
+        Each query attends to all tokens of its own sequence up to its position, or to the last
+        `window` of them. The result has the shape and dtype of `q`.
+        """
 
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Chooses each sequence's next token from its row of raw logits."""
+    """Chooses the next token of every sequence in the batch."""
 
     def __call__(
         self, logits: Float[Tensor, "sequences vocab"], sequences: SequenceOf[Sequence]
-    ) -> list[SampledToken]: ...
+    ) -> list[SampledToken]:
+        """Return one token per row of raw logits, as each sequence's `params` ask.
+
+        It must not append to the sequences. A sampler of your own may return token ids, unless
+        `params.logprobs` is set, which only a `SampledToken` can carry.
+        """
 
 
 @runtime_checkable
 class BlockAllocator(Protocol):
-    """Hands out blocks of KV memory, and counts the owners of each."""
+    """Allocates blocks of the KV cache, and counts the owners of each block.
+
+    It is built with `num_blocks`. The ids are 1 to `num_blocks`, because padding writes to block 0.
+    """
 
     @property
-    def num_free(self) -> int: ...
+    def num_free(self) -> int:
+        """The number of blocks without an owner."""
 
-    def allocate(self, count: int) -> list[int]: ...
+    def allocate(self, count: int) -> list[int]:
+        """Return `count` different free blocks, each with one owner from now on.
 
-    def share(self, block_ids: Iterable[int]) -> None: ...
+        Raises `OutOfBlocksError`, and allocates nothing, if fewer blocks are free.
+        """
 
-    def release(self, block_ids: Iterable[int]) -> list[int]: ...
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Add one owner to each block; none of them is free."""
 
-    def num_owners(self, block_id: int) -> int: ...
+    def release(self, block_ids: Iterable[int]) -> list[int]:
+        """Remove one owner from each block; return the blocks that are free now."""
+
+    def num_owners(self, block_id: int) -> int:
+        """Return the block's number of owners; 0 if it is free."""
 
 
 @runtime_checkable
 class PrefixCache(Protocol):
-    """Finds computed blocks of equal beginnings, and keeps those that nobody uses for a while."""
+    """Finds computed blocks with the same prefix, so that sequences share them.
+
+    It is built with `allocator` and `block_size`. The cache itself is one owner of each block that
+    it stores, from the `insert` that stores it to the `evict` that frees it, so a block can stay
+    when no sequence uses it. It must share no block between sequences of different `salt`.
+    """
 
     @property
-    def num_evictable(self) -> int: ...
+    def num_evictable(self) -> int:
+        """The number of stored blocks that no sequence uses, so that `evict` can free them."""
 
-    def match(self, token_ids: SequenceOf[int], salt: str | None = None) -> list[int]: ...
+    def match(self, token_ids: SequenceOf[int], salt: str | None = None) -> list[int]:
+        """Return the stored blocks of the longest known prefix, each with one more owner.
+
+        It must leave at least one token without a block, because a step must compute a token to
+        have logits.
+        """
 
     def insert(
         self,
@@ -86,33 +122,73 @@ class PrefixCache(Protocol):
         block_ids: list[int],
         first: int,
         salt: str | None = None,
-    ) -> list[tuple[int, int]]: ...
+    ) -> list[tuple[int, int]]:
+        """Store a sequence's full, computed blocks, from index `first` of its block table on.
 
-    def acquire(self, block_ids: SequenceOf[int]) -> None: ...
+        `token_ids` are the tokens of all its full blocks; `block_ids` is the block table. If a
+        block with the same prefix is stored already, the sequence gets that one: share it, release
+        the sequence's own, and return the pair (index, stored block) for each of these.
+        """
 
-    def release(self, block_ids: SequenceOf[int]) -> None: ...
+    def acquire(self, block_ids: SequenceOf[int]) -> None:
+        """Count one more user of these blocks: a fork. Its owners are already counted."""
 
-    def evict(self, count: int) -> list[int]: ...
+    def release(self, block_ids: SequenceOf[int]) -> None:
+        """Count one user less of these blocks, given in the order of the block table.
+
+        The caller then releases the sequence's ownership itself.
+        """
+
+    def evict(self, count: int) -> list[int]:
+        """Free `count` blocks that no sequence uses, or all of them if there are fewer.
+
+        Returns the blocks. The least recently used should go first.
+        """
 
 
 @runtime_checkable
 class Scheduler(Protocol):
-    """Decides at every step which sequences run, and takes in what came of it."""
+    """Decides at each step which sequences run, and how many tokens of each are computed.
 
-    def add(self, sequence: Sequence) -> None: ...
+    It is built with `manager` (a `BlockManager`), `max_num_seqs` and `max_num_batched_tokens`. Call
+    `manager.allocate` when a sequence starts, `manager.allocate_slots` before each later step,
+    `manager.mark_computed` after each step, and `manager.free` when it ends or is preempted.
+    """
 
-    def schedule(self) -> list[ScheduledChunk]: ...
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence and its siblings, which fork from it once its prompt is computed.
+
+        A scheduler of your own gets the siblings one by one, each as a sequence without siblings.
+        """
+
+    def schedule(self) -> list[ScheduledChunk]:
+        """Return what this step computes; empty if nothing can run now.
+
+        At most one chunk per sequence, at most `max_num_batched_tokens` tokens in all, each with a
+        slot. Put chunks of one token first, because attention computes those together. A scheduler
+        of your own may return pairs (sequence, num_tokens).
+        """
 
     def commit(
         self, chunks: SequenceOf[ScheduledChunk], tokens: SequenceOf[SampledToken]
-    ) -> list[tuple[Sequence, SampledToken]]: ...
+    ) -> list[tuple[Sequence, SampledToken]]:
+        """Mark the chunks as computed, and append to each of their samples its token.
 
-    def abort(self, sequence: Sequence) -> None: ...
+        `tokens` has one token per sample, in the order of `samples_of(chunks)`. Append it with
+        `sequence.append`, and free the blocks of a sequence that then has a `finish_reason`.
+        Returns the samples with their tokens; a scheduler of your own may return nothing.
+        """
+
+    def abort(self, sequence: Sequence) -> None:
+        """Remove a sequence, waiting or running, and free its blocks."""
 
 
 @runtime_checkable
 class Runner(Protocol):
-    """Runs the model over chunks; the logits are of every chunk's `prompt_logprob_rows`, which few requests
-    have, and of its `samples`, in order."""
+    """Runs the model over scheduled chunks."""
 
-    def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Float[Tensor, "rows vocab"]: ...
+    def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Float[Tensor, "rows vocab"]:
+        """Return the raw logits of each chunk's rows, chunk by chunk.
+
+        These are its `prompt_logprob_rows`, which few requests need, and then one per sample.
+        """

@@ -53,7 +53,7 @@ def refuse_old_flags(words: Iterable[str]) -> None:
 
 
 def renamed_methods(part: object, lacking: Iterable[str]) -> str:
-    """What to rename in `part`, which lacks methods but has them by their old names; may be empty.
+    """Say what to rename in `part`, which has some of its missing methods by their old names.
 
     >>> class Scheduler:
     ...     def next_batch(self): ...

@@ -1,4 +1,4 @@
-"""What flows through the engine: one sequence of tokens for each answer that is asked for."""
+"""The unit of work of the engine: a sequence of tokens, one per requested answer."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from minigen.sampling.params import SamplingParams
 
-# Tokens of a prompt that a step computes at most where their logprobs are asked for: each of them
-# takes a row of logits, 200 KB for a vocabulary of 50,000.
-LOGPROBS_A_STEP = 32
+# The most prompt tokens that one step computes if the request asks for their logprobs: each of them
+# needs a row of logits, 200 KB for a vocabulary of 50,000.
+LOGPROBS_PER_STEP = 32
 
 
 @dataclass(frozen=True)
 class Logprob:
-    """How likely the model held a token: natural log of its probability, and its rank from 1."""
+    """The natural log of a token's probability, and the token's rank, counted from 1."""
 
     logprob: float
     rank: int
@@ -21,7 +21,11 @@ class Logprob:
 
 @dataclass(frozen=True)
 class SampledToken:
-    """A chosen token; `logprobs` holds it and the likeliest ones, by id, where asked for."""
+    """A sampled token.
+
+    `logprobs`, if requested, has the log probabilities of this token and the most likely ones, by
+    token id.
+    """
 
     token_id: int
     logprobs: Mapping[int, Logprob] | None = None
@@ -29,20 +33,20 @@ class SampledToken:
 
 @dataclass(eq=False)
 class Sequence:
-    """One answer in the making: a prompt, and the tokens chosen so far.
+    """One answer: its prompt, the tokens generated so far, and its state in the engine.
 
-    `choice` counts the n answers to one prompt; `seed` is never None, so that every draw can be
-    made again; `max_output` already heeds the model's context; `end_ids` are the tokens that end
-    an answer. Lower `priority` goes first. Only sequences of the same `cache_salt` share a prefix.
-    `finish_reason` is "stop" or "length" once done, "abort" if it was given up, and "error" if a
-    step failed, by `error`.
+    `choice` is the index among the `n` answers to one prompt. `seed` is never None, so that every
+    draw can be reproduced. `max_output` limits the generated tokens, and is already within the
+    model's context length. `end_ids` are the model's end tokens. A lower `priority` runs first.
+    Only sequences with the same `cache_salt` share a prefix. `finish_reason` is None while it is
+    unfinished, then "stop", "length", "abort", or "error" if a step failed with `error`.
 
-    `num_computed` tokens have their keys and values in `block_ids`, of which the first
-    `num_cached_blocks` are known to the prefix cache. `num_cached` tokens of the prompt were found
-    there when it first ran (None before that). `prompt_logprobs`, where asked for, grows to an
-    entry for each token of the prompt, the first None; the first of n answers has them.
-    `siblings` are other choices that will fork from this one after its prompt. `arrival_ns` is when it
-    came to be, by `time.perf_counter_ns`: its request's arrival.
+    `block_ids` is the block table. It holds the keys and values of the first `num_computed` tokens;
+    its first `num_cached_blocks` blocks are stored in the prefix cache. `num_cached` is how many
+    prompt tokens were cached when the sequence first ran (None before that). `prompt_logprobs`, if
+    requested, grows to one entry per prompt token, of which the first is None; only the first of
+    the `n` answers has them. `siblings` are the answers that fork from this one once its prompt is
+    computed. `arrival_ns` is when the request arrived, by `time.perf_counter_ns`.
     """
 
     sequence_id: int
@@ -71,39 +75,39 @@ class Sequence:
             self.prompt_logprobs.append(None)  # nothing comes before the first token
 
     def __len__(self) -> int:
-        """Tokens in all, prompt and output."""
+        """Return the number of tokens, prompt and output."""
         return len(self.token_ids)
 
     @property
     def new_ids(self) -> list[int]:
-        """The tokens that are not computed yet: the prompt at first, then one a step."""
+        """The tokens not computed yet: first the prompt, then one token per step."""
         return self.token_ids[self.num_computed :]
 
     @property
     def num_wanted(self) -> int:
-        """How many tokens it would have the next step compute: all that are new, or fewer."""
+        """Tokens for the next step: all new ones, or fewer while prompt logprobs are pending."""
         num_new = len(self) - self.num_computed
-        return num_new if self.num_pending_prompt_logprobs == 0 else min(num_new, LOGPROBS_A_STEP)
+        return num_new if self.num_pending_prompt_logprobs == 0 else min(num_new, LOGPROBS_PER_STEP)
 
     @property
     def num_pending_prompt_logprobs(self) -> int:
-        """Tokens of the prompt whose logprobs are asked for and not known yet."""
+        """Prompt tokens whose logprobs were requested and are not computed yet."""
         return len(self.prompt_ids) - len(self.prompt_logprobs) if self.prompt_logprobs else 0
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """The tokens that end this answer: its own stop tokens, and the model's if heeded."""
+        """The request's stop tokens, and the model's end tokens unless `ignore_eos` is set."""
         own = frozenset(self.params.stop_token_ids)
         return own if self.params.ignore_eos else own | self.end_ids
 
     @property
     def banned_ids(self) -> frozenset[int]:
-        """The tokens that must not come yet: those that would end it too soon."""
+        """The stop tokens while there are fewer than `min_tokens` output tokens, else none."""
         too_soon = len(self.output_ids) < self.params.min_tokens
         return self.stop_ids if too_soon else frozenset()
 
     def append(self, token_id: int) -> None:
-        """Take the next token, and finish if it was a stop token or the last that fits."""
+        """Append an output token; set `finish_reason` if it is a stop token or the last allowed."""
         self.output_ids.append(token_id)
         self.token_ids.append(token_id)
         if token_id in self.stop_ids and len(self.output_ids) > self.params.min_tokens:
@@ -114,17 +118,17 @@ class Sequence:
 
 @dataclass(frozen=True)
 class ScheduledChunk:
-    """What one step computes of one sequence: its next `num_tokens` tokens."""
+    """The next `num_tokens` tokens of one sequence, which one step computes."""
 
     sequence: Sequence
     num_tokens: int
 
     @property
     def prompt_logprob_rows(self) -> range:
-        """Which of its tokens tell how likely a next token of the prompt is, if that is asked for.
+        """The chunk's tokens whose logits give pending prompt logprobs; empty if there are none.
 
-        Token p tells of token p + 1; what is known already, from before a preemption, is not asked
-        for again.
+        The logits at token p give the logprob of token p + 1. Logprobs that are known from before a
+        preemption are not computed again.
         """
         sequence = self.sequence
         if sequence.num_pending_prompt_logprobs == 0:
@@ -134,7 +138,7 @@ class ScheduledChunk:
 
     @property
     def samples(self) -> list[Sequence]:
-        """Who gets a token from this chunk: nobody before its sequence is computed to the end."""
+        """The sequences that get a token from this chunk; empty until all tokens are computed."""
         sequence = self.sequence
         if sequence.num_computed + self.num_tokens < len(sequence):
             return []
@@ -142,5 +146,5 @@ class ScheduledChunk:
 
 
 def samples_of(chunks: Iterable[ScheduledChunk]) -> list[Sequence]:
-    """Who gets a token from these chunks, in order: the rows of the step's logits."""
+    """Return the sequences that get a token from these chunks, in the order of the logits' rows."""
     return [sample for chunk in chunks for sample in chunk.samples]

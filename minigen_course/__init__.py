@@ -1,4 +1,4 @@
-"""What a notebook needs beside the engine: `from minigen_course import check, measured, show`."""
+"""The course's tools for notebooks: `from minigen_course import check, measured, show`."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -38,5 +38,5 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext minigen_course`: check the shapes that annotations name, from the next cell on."""
+    """Check the shapes in annotations from the next cell on (`%load_ext minigen_course`)."""
     import_module("minigen_course.shapes").watch(shell)

@@ -1,7 +1,7 @@
 """`minigen workspace`, `progress`, `claims` and `migrate`: the course on the command line.
 
-The course's modules are imported by the command that needs them, because `minigen --help` loads
-this module, too.
+Each command imports the course's modules when it runs, because `minigen --help` loads this module
+as well.
 """
 
 import sys
@@ -18,11 +18,11 @@ from minigen.errors import OptionError
 
 
 def workspace(
-    folder: Annotated[Path, typer.Argument(help="The folder to make, or to complete.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to create or to complete.")],
 ) -> None:
     """Copy the course's notebooks and exercises into a folder of your own.
 
-    What is there already is left as it is, so repeat it after an upgrade.
+    Existing files stay unchanged, so you can repeat the command after an upgrade.
 
     minigen workspace ~/minigen-course
     """
@@ -32,11 +32,11 @@ def workspace(
     try:
         new = make_workspace(folder)
     except OSError as error:
-        raise OptionError(f"{folder} could not be made: {error}.") from error
+        raise OptionError(f"The folder {folder} cannot be created: {error}.") from error
     for path in new:
         print(path)
     print(
-        f"{len(new)} new; nothing that was there has changed. Next: jupyter lab {folder}",
+        f"New files: {len(new)}; existing files are unchanged. Next: jupyter lab {folder}",
         file=sys.stderr,
     )
     if old := outdated(folder):
@@ -73,7 +73,7 @@ def migrate(
 def progress(
     folder: Annotated[Path, typer.Argument(help="Your workspace.")] = Path(),
 ) -> None:
-    """Check the exercises of your workspace: what passes, and what is next."""
+    """Check the exercises of your workspace; show which pass and which one is next."""
     with _installed():
         from minigen_course.grading.workspace import progress as standings_of
     from rich.console import Console
@@ -91,15 +91,15 @@ def progress(
     if left:
         console.print(f"Next: {left[0].name}, chapter {left[0].chapter}.")
     else:
-        console.print("All of them: the engine is yours.")
+        console.print("That is all of them: the engine is yours.")
 
 
 def claims(
     folder: Annotated[
-        Path | None, typer.Argument(help="A folder of executed notebooks; else minigen's own.")
+        Path | None, typer.Argument(help="A folder of executed notebooks (default: minigen's own).")
     ] = None,
 ) -> None:
-    """Print what the chapters found of what is told about inference: one table of all verdicts."""
+    """Print the verdicts of all chapters on common claims about inference, as one table."""
     with _installed():
         from minigen_course.figures.show import OUTCOMES, gathered
         from minigen_course.grading.workspace import notebooks_folder
@@ -111,10 +111,12 @@ def claims(
     if not found:
         raise OptionError(f"There are no verdicts in {folder}: run its notebooks first.")
     table = Table(show_lines=True)
-    for name in ("chapter", "as it is told", "found here", "verdict", "why"):
+    for name in ("chapter", "claim", "found here", "verdict", "why"):
         table.add_column(name, overflow="fold")
     for chapter, each in found:
-        table.add_row(chapter, *map(escape, (each.told, each.found, each.outcome, each.because)))
+        table.add_row(
+            chapter, *map(escape, (each.statement, each.found, each.outcome, each.because))
+        )
     Console().print(table)
     counts = Counter(each.outcome for _, each in found)
     print(f"{len(found)} claims: " + ", ".join(f"{counts[each]} {each}" for each in OUTCOMES) + ".")

@@ -4,10 +4,10 @@ from typing import Any
 
 from beartype import BeartypeConf, beartype
 
-checker = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is good for a float
+checker = beartype(conf=BeartypeConf(is_pep484_tower=True))  # accepts an int for a float
 
 
 def watch(shell: Any) -> None:
-    """From the next cell on, check the types and shapes that annotations name."""
+    """Check the types and shapes in annotations from the next cell on."""
     shell.run_line_magic("load_ext", "jaxtyping")
     shell.run_line_magic("jaxtyping.typechecker", f"{__name__}.checker")

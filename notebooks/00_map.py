@@ -236,7 +236,10 @@ from minigen_course.lab.cost_model import GB
 def most_sequences(
     config: ModelConfig, bits: float, memory: float, context: int, working: float = GB
 ) -> int:
-    """How many sequences of so many tokens fit: (memory - weights - working) / KV of one; or 0."""
+    """Return how many sequences of `context` tokens fit into `memory` bytes, at least 0.
+
+    That is (memory - weights - working) / (KV cache of one sequence), rounded down.
+    """
     raise NotImplementedError  # your turn
 
 

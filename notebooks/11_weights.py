@@ -486,7 +486,7 @@ from torch import Tensor
 
 
 def unpermuted_rows(num_rows: int, heads: int) -> Int64[Tensor, " rows"]:
-    """Which stored row is row 0, 1, 2, ...: within a head, first all evens, then all odds.
+    """Return the stored row for each row 0, 1, 2, ...: within a head first the even, then the odd.
 
     >>> unpermuted_rows(8, heads=2).tolist()
     [0, 2, 1, 3, 4, 6, 5, 7]

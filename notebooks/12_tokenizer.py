@@ -407,7 +407,7 @@ from collections.abc import Callable, Collection
 
 
 class StreamDecoder:
-    """Decodes ids one by one, and never gives out half a character."""
+    """Decodes ids one by one, and never returns an incomplete character."""
 
     def __init__(
         self, token_bytes: Callable[[int], bytes], skipped: Collection[int], drop_space: bool
@@ -415,11 +415,11 @@ class StreamDecoder:
         raise NotImplementedError  # your turn
 
     def push(self, token_id: int) -> str:
-        """The text that this id completes; empty while a character is incomplete."""
+        """Return the text that this id completes; empty while a character is incomplete."""
         raise NotImplementedError  # your turn
 
     def finish(self) -> str:
-        """What was held back: U+FFFD for a character that stayed incomplete, or nothing."""
+        """Return the rest: U+FFFD for a character that stayed incomplete, or an empty string."""
         raise NotImplementedError  # your turn
 
 

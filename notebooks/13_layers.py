@@ -410,7 +410,7 @@ def apply_rotary(
     cos: Float[Tensor, "tokens half"],
     sin: Float[Tensor, "tokens half"],
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """Turn each pair (i, i + head_dim/2) by its angle: the pairing of transformers' checkpoints."""
+    """Rotate each pair (i, i + head_dim/2) by its angle: the pairing of Hugging Face models."""
     raise NotImplementedError  # your turn
 
 

@@ -384,9 +384,10 @@ from torch import Tensor
 def causal_mask(
     num_queries: int, num_keys: int, window: int | None = None
 ) -> Bool[Tensor, "queries keys"]:
-    """Which keys each query may look at, the queries being the last of the keys' positions.
+    """Return True where a query may attend to a key.
 
-    A query sees itself and what came before it, at most `window` positions in all.
+    The queries are the last of the keys' positions. A query attends to its own position and
+    earlier ones, at most `window` positions in total.
 
     >>> causal_mask(2, 4, window=2).int().tolist()
     [[0, 1, 1, 0], [0, 0, 1, 1]]
@@ -409,7 +410,7 @@ def attention(
     v: Float[Tensor, "context kv_heads head_dim"],
     window: int | None = None,
 ) -> Float[Tensor, "tokens q_heads head_dim"]:
-    """The same as `attention_naive`, through torch's scaled_dot_product_attention."""
+    """Compute the same as `attention_naive` with torch's scaled_dot_product_attention."""
     raise NotImplementedError  # your turn
 
 

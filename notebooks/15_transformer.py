@@ -366,7 +366,7 @@ def run_layer(
     head_dim: int,
     norm_eps: float,
 ) -> Float[Tensor, "tokens hidden"]:
-    """Attention, then feed-forward; each reads a normalised x, and adds to x."""
+    """Apply attention, then the feed-forward network; each reads a normalised x and adds to x."""
     raise NotImplementedError  # your turn
 
 

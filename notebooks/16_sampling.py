@@ -277,7 +277,7 @@ from minigen.sampling.sampler import Logits
 
 
 def keep_top_p(logits: Logits, top_p: Float[Tensor, " rows"]) -> Logits:
-    """Keep each row's fewest likeliest tokens that together reach a probability of `top_p`."""
+    """Keep the fewest most likely tokens of each row whose probabilities reach `top_p`."""
     raise NotImplementedError  # your turn
 
 

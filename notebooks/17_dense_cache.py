@@ -442,11 +442,11 @@ class DenseCache:
         k: Float[Tensor, "tokens kv_heads head_dim"],
         v: Float[Tensor, "tokens kv_heads head_dim"],
     ) -> Float[Tensor, "2 context kv_heads head_dim"]:
-        """Put one layer's new keys and values behind the old ones; returns all of them."""
+        """Append one layer's new keys and values to the old ones; return all of them."""
         raise NotImplementedError  # your turn
 
     def advance(self, num_tokens: int) -> None:
-        """Count the tokens as kept, once every layer has stored them."""
+        """Count the new tokens, once every layer has stored them."""
         raise NotImplementedError  # your turn
 
 

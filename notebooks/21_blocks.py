@@ -335,7 +335,7 @@ states = pool_states(recorder.events)
 copied = [
     step
     for step, state in enumerate(states)
-    if any(event.kind is EventKind.BLOCK_COPIED for event in state.news)
+    if any(event.kind is EventKind.BLOCK_COPIED for event in state.events)
 ]
 print("steps with a copy:", copied)
 replay(
@@ -370,10 +370,10 @@ from collections.abc import Iterable
 
 
 class BlockAllocator:
-    """Hands out block ids 1 to `num_blocks`, and takes each back when its last owner lets go.
+    """Allocates block ids 1 to `num_blocks`; a block is free again when its last owner releases it.
 
-    O(1) a block: a free list used as a stack (so that recently used, warm blocks go first) and an
-    array of reference counts.
+    O(1) per block: an array of reference counts, and a free list used as a stack, so that recently
+    used blocks, which may still be in the CPU's caches, are allocated first.
     """
 
     def __init__(self, num_blocks: int):
@@ -381,11 +381,14 @@ class BlockAllocator:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody owns."""
+        """The number of blocks without an owner."""
         raise NotImplementedError  # your turn
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks with one owner each; all or, with an `OutOfBlocksError`, none."""
+        """Return `count` free blocks, each with one owner now.
+
+        Raises `OutOfBlocksError`, and allocates nothing, if fewer are free.
+        """
         raise NotImplementedError  # your turn
 
     def share(self, block_ids: Iterable[int]) -> None:
@@ -393,11 +396,11 @@ class BlockAllocator:
         raise NotImplementedError  # your turn
 
     def release(self, block_ids: Iterable[int]) -> list[int]:
-        """Take an owner from each block; returns those that nobody owns any more, now free."""
+        """Remove one owner from each block; return the blocks that are free now."""
         raise NotImplementedError  # your turn
 
     def num_owners(self, block_id: int) -> int:
-        """How many own the block; 0 if it is free."""
+        """Return the block's number of owners; 0 if it is free."""
         raise NotImplementedError  # your turn
 
 
@@ -422,11 +425,12 @@ from minigen.protocols import BlockAllocator as Allocator
 
 
 def copy_on_write(allocator: Allocator, table: list[int], index: int) -> tuple[int, int] | None:
-    """Make the block at `index` of a sequence's table its own, before it is written.
+    """Make the block at `index` of a sequence's block table writable: owned by that sequence only.
 
-    A block of several owners stays theirs: the table gets a new one in its place. Returns the two,
-    (source, target), for their contents to be copied; None if the block is the sequence's alone.
-    Raises `OutOfBlocksError`, and has changed nothing, if there is no block for a copy.
+    If the block has other owners, a new block takes its place in the table, and the old block loses
+    one owner. Returns the pair (source, target), so that the caller can copy the contents; None if
+    the sequence was the only owner. Raises `OutOfBlocksError`, and changes nothing, if no block is
+    free.
     """
     raise NotImplementedError  # your turn
 

@@ -81,7 +81,7 @@ def crowded(states):
     """The steps in which somebody waits who has not ended."""
     unfinished, found = len(asked), []
     for state in states:
-        unfinished -= sum(event.kind is EventKind.FINISHED for event in state.news)
+        unfinished -= sum(event.kind is EventKind.FINISHED for event in state.events)
         if len(state.tables) < unfinished:
             found.append(state)
     return found
@@ -330,9 +330,9 @@ from collections.abc import Sequence as SequenceOf
 
 
 def slots_of(block_ids: SequenceOf[int], positions: Iterable[int], block_size: int) -> list[int]:
-    """Where the tokens at these positions of a sequence have their keys and values.
+    """Return the slots of the tokens at these positions of a sequence.
 
-    `block_ids` is the sequence's block table, from its first token on.
+    `block_ids` is the sequence's block table; its first block holds position 0.
 
     >>> slots_of([7, 3], range(2, 6), block_size=4)
     [30, 31, 12, 13]
@@ -364,7 +364,7 @@ from torch import Tensor
 
 
 class KVPool:
-    """The memory of all blocks, block 0 included."""
+    """The memory of all blocks, including block 0."""
 
     def __init__(
         self,
@@ -384,7 +384,7 @@ class KVPool:
         v: Float[Tensor, "tokens kv_heads head_dim"],
         slots: Int64[Tensor, " tokens"],
     ) -> None:
-        """Put each token's key and value into its slot."""
+        """Write each token's key and value of one layer to its slot."""
         raise NotImplementedError  # your turn
 
     def gather(
@@ -393,11 +393,11 @@ class KVPool:
         Float[Tensor, "*rows slots kv_heads head_dim"],
         Float[Tensor, "*rows slots kv_heads head_dim"],
     ]:
-        """Keys and values of the tables' blocks, in order, as if they were contiguous (a copy)."""
+        """Return copies of the keys and values in these blocks, contiguous and in table order."""
         raise NotImplementedError  # your turn
 
     def copy_blocks(self, pairs: SequenceOf[tuple[int, int]]) -> None:
-        """Copy whole blocks, each (source, target), in all layers."""
+        """Copy whole blocks in all layers, for each pair (source, target)."""
         raise NotImplementedError  # your turn
 
 
@@ -429,12 +429,12 @@ from minigen_course.lab.toy_engine import SlotsOf
 
 
 def next_slots(block_ids: list[int], num_computed: int, num_new: int, block_size: int) -> list[int]:
-    """The slots of a sequence's next `num_new` tokens; `num_computed` of it stand before them.
+    """Return the slots of a sequence's next `num_new` tokens, after `num_computed` tokens.
 
-    A slot is `block_id * block_size + offset`; `block_ids` hold all of these tokens.
+    A slot is `block_id * block_size + offset`. `block_ids` has blocks for all of these tokens.
     """
     num_tokens = num_computed + num_new
-    if num_new == 1:  # a decode step: the last slot that is in use in the last block
+    if num_new == 1:  # a decode step: the last used slot of the last block
         num_in_last_block = num_tokens % block_size
         last_block = block_ids[(num_tokens - 1) // block_size]
         return [last_block * block_size + num_in_last_block - 1]
@@ -446,7 +446,7 @@ def next_slots(block_ids: list[int], num_computed: int, num_new: int, block_size
 
 
 def test_slots(next_slots: SlotsOf) -> None:
-    """Assert what holds for every right `next_slots`, and does not for the one above."""
+    """Assert what every correct `next_slots` does, and the one above does not."""
     raise NotImplementedError  # your turn
 
 

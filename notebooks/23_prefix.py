@@ -478,11 +478,12 @@ from minigen.protocols import BlockAllocator
 
 
 class RadixPrefixCache:
-    """Finds, keeps and evicts blocks of computed tokens; itself one owner of each that it keeps.
+    """A prefix cache as a radix tree; the cache is one owner of each block that it stores.
 
-    Whoever uses a node uses all above it, so what nobody uses hangs together at the bottom; and
-    since a sequence lets go of its last block first, `_unused` (least recent first) always has a
-    node behind all of its children. So the first of it is a leaf, and evicting it is O(1).
+    A sequence that uses a node uses all nodes above it, so the unused nodes are at the bottom of
+    the tree. A sequence releases its last block first, so in `_unused` (least recently used first)
+    a node always comes after all of its children. Therefore the first node of `_unused` is a leaf,
+    and evicting it is O(1).
     """
 
     def __init__(self, allocator: BlockAllocator, block_size: int):
@@ -490,19 +491,19 @@ class RadixPrefixCache:
 
     @property
     def num_evictable(self) -> int:
-        """Blocks that would become free if they were needed."""
+        """The number of cached blocks that no sequence uses."""
         raise NotImplementedError  # your turn
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that are kept, used or not."""
+        """The number of cached blocks, used or not."""
         raise NotImplementedError  # your turn
 
     def match(self, token_ids: SequenceOf[int], salt: str | None = None) -> list[int]:
-        """The blocks of the longest known beginning of `token_ids`, each now with one owner more.
+        """Return the blocks of the longest cached prefix of `token_ids`, each with one more owner.
 
-        At least one token is left over, since a step must compute something to have logits. Only
-        sequences of the same `salt` share.
+        At least one token is left without a block, because a step must compute a token to have
+        logits. Only sequences with the same `salt` share blocks.
         """
         raise NotImplementedError  # your turn
 
@@ -513,24 +514,25 @@ class RadixPrefixCache:
         first: int,
         salt: str | None = None,
     ) -> list[tuple[int, int]]:
-        """Keep a sequence's full, computed blocks from index `first` on.
+        """Store a sequence's full, computed blocks, from index `first` of its block table on.
 
-        `block_ids` are the sequence's own; `token_ids` fill them, and all before `first` are kept
-        already. Where an equal block is known, the sequence takes that one instead, and its own is
-        freed: returns these as (index, known block), already exchanged in the counts.
+        `block_ids` is the block table, and `token_ids` are the tokens in its full blocks. The
+        blocks before `first` are cached already. If an equal block is cached, the sequence uses
+        that one, and its own block is released. Returns a pair (index, cached block) for each of
+        these; their reference counts are already updated.
         """
         raise NotImplementedError  # your turn
 
     def acquire(self, block_ids: SequenceOf[int]) -> None:
-        """Another sequence uses these blocks too, as a fork of one that does."""
+        """Count one more user of these blocks: the fork of a sequence that uses them."""
         raise NotImplementedError  # your turn
 
     def release(self, block_ids: SequenceOf[int]) -> None:
-        """A sequence is about to release these blocks of its own, given from first to last."""
+        """Count one user less of these blocks, given in order, before the caller releases them."""
         raise NotImplementedError  # your turn
 
     def evict(self, count: int) -> list[int]:
-        """Free up to `count` blocks that nobody uses, the least recently used first."""
+        """Free up to `count` unused blocks, the least recently used first; return them."""
         raise NotImplementedError  # your turn
 
 
@@ -572,7 +574,7 @@ from minigen_course.ch23_prefix.hunt import Name
 
 
 class ChainedPrefixCache:
-    """A prefix cache without a tree: a block's name is all of the text up to its end."""
+    """A prefix cache without a tree: a block's name is its salt and all tokens up to its end."""
 
     def __init__(self, allocator: Allocator, block_size: int):
         self.allocator, self.block_size = allocator, block_size
@@ -637,14 +639,14 @@ class ChainedPrefixCache:
         return evicted
 
     def ends(self, token_ids: SequenceOf[int]) -> range:
-        """Where the full blocks of a text end."""
+        """Return the positions where the full blocks of a text end."""
         return range(self.block_size, len(token_ids) + 1, self.block_size)
 
 
 def test_prefix_cache(PrefixCache: Any) -> None:
-    """Assert what holds for every right prefix cache, and does not for the one above.
+    """Assert what every correct prefix cache does, and the one above does not.
 
-    It is made as PrefixCache(BlockAllocator(num_blocks), block_size).
+    Create it as PrefixCache(BlockAllocator(num_blocks), block_size).
     """
     raise NotImplementedError  # your turn
 

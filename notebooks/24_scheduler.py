@@ -514,10 +514,10 @@ measured("static over continuous", static_seconds / continuous_seconds)
 #
 # 1. **Seats**: continuous batching of whole prompts. Blocks for the longest answer are reserved by
 #    `begin_with_room` of `minigen_course.ch24_scheduler.lesson`.
-# 2. **Chunks**: no step has more tokens than its budget. (`ContinuousSlots` is the package's answer
-#    to the first; build on your own if you like.)
-# 3. **Preemption**: room for now only, by `self.manager.allocate` and `self.manager.allocate_slots`, and
-#    somebody who gives way where `reserve` returns False.
+# 2. **Chunks**: no step has more tokens than its budget. (`WholePromptScheduler` is the package's
+#    answer to the first; build on your own if you like.)
+# 3. **Preemption**: blocks for the next tokens only, by `self.manager.allocate` and
+#    `self.manager.allocate_slots`; where `allocate_slots` returns False, a sequence is preempted.
 #
 # Then the third one goes into the engine, in a memory that is too small. (Until your own passes,
 # `mine` is the package's.) `save_part` writes it to a file with all that it uses; what it returns
@@ -532,62 +532,64 @@ from minigen.sequence import SampledToken, ScheduledChunk, Sequence
 
 
 class SlotScheduler:
-    """Continuous batching: who has finished leaves its seat, and the next takes it at once.
+    """Continuous batching: when a sequence finishes, the next takes its slot in the batch at once.
 
-    Prompts are computed whole, first come first served; who begins has blocks for its longest
-    answer. At most `max_num_seqs` run, and a step has `max_num_batched_tokens` tokens at most.
+    Prompts are computed whole, in the order of arrival. A sequence starts only with blocks for its
+    longest answer. At most `max_num_seqs` sequences run, and a step has at most
+    `max_num_batched_tokens` tokens.
     """
 
     def __init__(self, manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int):
         raise NotImplementedError  # your turn
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence behind all others."""
+        """Add a sequence to the end of the queue."""
         raise NotImplementedError  # your turn
 
     def schedule(self) -> list[ScheduledChunk]:
-        """A token of each who runs; then whole prompts, while seats, tokens and blocks last."""
+        """Schedule a token per running sequence, then whole prompts, within all limits."""
         raise NotImplementedError  # your turn
 
     def commit(
         self, chunks: SequenceOf[ScheduledChunk], tokens: SequenceOf[SampledToken]
     ) -> list[tuple[Sequence, SampledToken]]:
-        """Count the chunks as computed, and give each of their samples its token; returns both."""
+        """Count the chunks as computed, append each sample's token, and return these pairs."""
         raise NotImplementedError  # your turn
 
     def abort(self, sequence: Sequence) -> None:
-        """Let a sequence go, wherever it is, and its blocks with it."""
+        """Remove a sequence, waiting or running, and free its blocks."""
         raise NotImplementedError  # your turn
 
 
 # %%
 # exercise: minigen_course.ch24_scheduler.lesson.ChunkingScheduler
 from minigen.sequence import ScheduledChunk
-from minigen_course.ch24_scheduler.lesson import ContinuousSlots
+from minigen_course.ch24_scheduler.lesson import WholePromptScheduler
 
 
-class ChunkingScheduler(ContinuousSlots):
-    """Continuous batching with prompts in chunks: no step has more tokens than it may."""
+class ChunkingScheduler(WholePromptScheduler):
+    """Continuous batching with chunked prefill: no step exceeds its budget of tokens."""
 
     def schedule(self) -> list[ScheduledChunk]:
-        """A token of each who decodes; prompts under way, and then newcomers, share the rest."""
+        """Schedule decodes first, then partly computed prompts, then new sequences, in chunks."""
         raise NotImplementedError  # your turn
 
 
 # %%
 # exercise: minigen_course.ch24_scheduler.lesson.PreemptingScheduler
 from minigen.sequence import ScheduledChunk
-from minigen_course.ch24_scheduler.lesson import ContinuousSlots
+from minigen_course.ch24_scheduler.lesson import WholePromptScheduler
 
 
-class PreemptingScheduler(ContinuousSlots):
-    """Chunks, and room for now only: where blocks lack, the last who came gives its own back.
+class PreemptingScheduler(WholePromptScheduler):
+    """Chunked prefill and preemption: a sequence has only the blocks that it needs now.
 
-    It waits again, before all who came later, and is computed anew from its first token.
+    If blocks run out, the last sequence to arrive is preempted: it frees its blocks, waits in front
+    of all that arrive later, and is computed again from its first token.
     """
 
     def schedule(self) -> list[ScheduledChunk]:
-        """Chunks, with slots for the next tokens only; nobody who gave way is in it."""
+        """Schedule chunks, with KV slots for the next tokens only; preempted sequences get none."""
         raise NotImplementedError  # your turn
 
 
@@ -633,7 +635,7 @@ from minigen.sequence import SampledToken, ScheduledChunk, Sequence, samples_of
 
 
 class PlainScheduler:
-    """First come, first served; one answer to each prompt. The last to come makes room."""
+    """First come, first served, one answer per prompt; the last sequence to arrive is preempted."""
 
     def __init__(self, manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int):
         self.manager = manager
@@ -666,7 +668,7 @@ class PlainScheduler:
         return chunks
 
     def preempt(self, victim: Sequence) -> None:
-        """Take its blocks; it begins anew as soon as there is room, before all who wait."""
+        """Free its blocks; it starts again once there are enough, before all waiting sequences."""
         self.running.remove(victim)
         self.manager.free(victim)
         victim.token_ids = list(victim.prompt_ids)
@@ -692,10 +694,10 @@ class PlainScheduler:
 
 
 def test_scheduler(Scheduler: Any) -> None:
-    """Assert what holds for every right scheduler, and does not for the one above.
+    """Assert what every correct scheduler does, and the one above does not.
 
     `serve_toy(prompts, scheduler=Scheduler, num_blocks=...)` of minigen_course.lab.toy_engine
-    serves it.
+    runs it.
     """
     raise NotImplementedError  # your turn
 

@@ -453,10 +453,11 @@ from minigen.sequence import SampledToken, Sequence
 
 
 class StepLoop:
-    """Adds sequences, steps, and delivers each token as soon as it is chosen.
+    """An engine loop that adds sequences, runs steps, and delivers each token when it is chosen.
 
-    `deliver(sequence, token)` is called once for each token, after it was committed, so that the
-    last of a sequence finds its `finish_reason` set. `live` are the unfinished ones by id.
+    The loop calls `deliver(sequence, token)` once for each token, after the token is committed. So
+    `finish_reason` is set when the last token of a sequence is delivered. `live` holds the
+    unfinished sequences by id.
     """
 
     def __init__(
@@ -469,15 +470,15 @@ class StepLoop:
         raise NotImplementedError  # your turn
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence, its siblings with it; raises `RequestError` if an id is in use."""
+        """Queue a sequence and its siblings. Raises `RequestError` if an id is in use."""
         raise NotImplementedError  # your turn
 
     def step(self) -> int:
-        """One pass through the model; returns its tokens, 0 if nobody runs."""
+        """Run one step, and return how many tokens it computed, 0 if no sequence runs."""
         raise NotImplementedError  # your turn
 
     def abort(self, sequence_id: int) -> None:
-        """Give a sequence up; raises `RequestError` for one that is not live."""
+        """Abort an unfinished sequence. Raises `RequestError` if the id is not live."""
         raise NotImplementedError  # your turn
 
 

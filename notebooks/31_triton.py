@@ -488,9 +488,10 @@ import triton.language as tl
 
 
 def add_scaled(x_ptr, y_ptr, sum_ptr, num, factor, BLOCK: tl.constexpr):
-    """sum = x + factor y: one program for `BLOCK` of their `num` numbers.
+    """Store sum = x + factor y: one program for `BLOCK` of the `num` elements.
 
-    The grid is (programs,), as many as it takes. Each number is loaded once and stored once.
+    The grid is (programs,), as many as needed. Each element of x and y is loaded once, and each
+    element of the sum is stored once.
     """
     raise NotImplementedError  # your turn
 
@@ -513,10 +514,11 @@ import triton.language as tl
 
 
 def silu_multiply(gate_ptr, up_ptr, mixed_ptr, num_columns, row_stride, BLOCK: tl.constexpr):
-    """mixed = SiLU(gate) x up, computed in float32: one program for `BLOCK` columns of a row.
+    """Store mixed = SiLU(gate) x up, in float32: one program for `BLOCK` columns of a row.
 
-    The grid is (rows, programs a row). In gate and in up, a row begins `row_stride` numbers after
-    the one before; in mixed, `num_columns`. Each number is loaded once and stored once.
+    The grid is (rows, programs per row). In gate and in up, rows start `row_stride` elements apart;
+    in mixed, `num_columns`. Each element of gate and up is loaded once, and each element of mixed
+    is stored once.
     """
     raise NotImplementedError  # your turn
 
@@ -538,11 +540,11 @@ import triton.language as tl
 
 
 def rms_norm_rows(x_ptr, weight_ptr, normalised_ptr, num_columns, eps, BLOCK: tl.constexpr):
-    """Each row of x over its root mean square, times weight: one program a row, in float32.
+    """Divide each row of x by its root mean square and multiply it by weight, in float32.
 
-    The grid is (rows,); `BLOCK` is at least `num_columns`. Rows follow one another, in x and in the
-    result. `eps` is added to the mean square. A program loads each number of its row and of the
-    weight once, and stores each result once.
+    One program per row: the grid is (rows,), and `BLOCK` is at least `num_columns`. Rows are
+    contiguous in x and in the result. `eps` is added to the mean square. A program loads each
+    element of its row and of the weight once, and stores each element of its result once.
     """
     raise NotImplementedError  # your turn
 

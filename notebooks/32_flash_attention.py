@@ -203,7 +203,7 @@ from minigen_course.ch32_flash_attention.flash import Partial
 
 
 def merge(one: Partial, other: Partial) -> Partial:
-    """What the queries remember of both parts; the parts have no key in common.
+    """Combine two partial results over different keys into one; no key may be in both.
 
     >>> one = Partial(torch.tensor([0.0]), torch.tensor([2.0]), torch.tensor([[4.0]]))
     >>> other = Partial(torch.tensor([0.0]), torch.tensor([1.0]), torch.tensor([[5.0]]))
@@ -276,11 +276,11 @@ def flash_attention(
     window: int | None = None,
     tile: int = 64,
 ) -> Float[Tensor, "tokens q_heads head_dim"]:
-    """Causal attention as in chapter 14, at most `tile` queries by `tile` keys at a time.
+    """Compute causal attention as in chapter 14, at most `tile` queries by `tile` keys at a time.
 
-    The queries are the last `tokens` positions of the context. Keys and values that none of a
-    tile's queries may look at are not read for it. Nothing that it makes is larger than the
-    result, but for what belongs to one tile.
+    The queries are the last `tokens` positions of the context. A tile of queries does not read the
+    keys and values that none of its queries sees. Apart from the data of one tile, no tensor that
+    is allocated is larger than the result.
     """
     raise NotImplementedError  # your turn
 
@@ -466,14 +466,14 @@ def flash_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Program (i, h): causal attention of `BLOCK_M` queries, from i * `BLOCK_M` on, of head h.
+    """Program (i, h): causal attention of `BLOCK_M` queries of head h, from row i * `BLOCK_M` on.
 
-    q and mixed are [num_new, Q_HEADS, HEAD_DIM], k and v [context, KV_HEADS, HEAD_DIM], each
-    contiguous, all of one type, of 16 or 32 bits; maximum, sum and mix are kept in float32. The
-    queries are the last `num_new` of the `context` positions. Head h looks through KV head h //
-    (Q_HEADS // KV_HEADS). Scores are multiplied by `scale`. Loads its queries once, and `BLOCK_N`
-    keys and values at a time, none behind its last query's own. HEAD_DIM and both blocks are powers
-    of two from 16 on.
+    q and mixed (the result) are [num_new, Q_HEADS, HEAD_DIM], k and v [context, KV_HEADS,
+    HEAD_DIM]. All are contiguous and have one dtype of 16 or 32 bits; the maximum, the sum and the
+    weighted values are float32. The queries are the last `num_new` of the `context` positions.
+    Query head h uses KV head h // (Q_HEADS // KV_HEADS). Scores are multiplied by `scale`. A
+    program loads its queries once, and `BLOCK_N` keys and values at a time, none after the position
+    of its last query. HEAD_DIM and both block sizes are powers of two, at least 16.
     """
     raise NotImplementedError  # your turn
 

@@ -458,13 +458,13 @@ def gather_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_W: tl.constexpr,
 ):
-    """One program a tile of `BLOCK_N` positions: finds each one's slot, and copies its row.
+    """Copy the row of each of `BLOCK_N` positions from its slot: one program per tile of positions.
 
-    `half_ptr` points at a layer's keys, or at its values. A slot's row has `WIDTH` numbers
-    (`BLOCK_W` is the power of two that holds them); the row of slot s in block b begins at
-    `half_ptr` + b * `block_stride` + s * `slot_stride`. `table_ptr` lists the sequence's blocks;
-    their first `length` slots count. Position p's row goes to row p of `gathered_ptr`, whose rows
-    follow one another. Each number is loaded once, and no others than these rows'.
+    `half_ptr` points to a layer's keys, or to its values. The row of a slot has `WIDTH` elements
+    (`BLOCK_W` is the next power of two); the row of slot s in block b starts at `half_ptr` + b *
+    `block_stride` + s * `slot_stride`. `table_ptr` lists the blocks of the sequence, whose first
+    `length` slots are in use. The row of position p is stored to row p of `gathered_ptr`, which is
+    contiguous. Each element of these rows is loaded once, and no other element is loaded.
     """
     raise NotImplementedError  # your turn
 
@@ -474,8 +474,8 @@ mine = check(33, gather_kernel=gather_kernel)
 
 # %% [markdown]
 # In the engine, one line: while the block runs, every decode step gathers keys and values by your
-# kernel. (Until it passes, `mine` is the package's own. `LLM.load(attention_backend=gathering(mine))` makes an
-# engine that always does.)
+# kernel. (Until it passes, `mine` is the package's own. An engine that always does is made by
+# `LLM.load(attention_backend=gathering(mine))`.)
 
 # %%
 with attending(llm, gathering(mine)):
@@ -499,14 +499,14 @@ def join_kernel(
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """One program a query head of a sequence, a row: joins what its splits have found.
+    """Join the splits of one row: one program per row, that is, per query head of a sequence.
 
-    Split s of row r has seen scores (in powers of two) of which `maxima_ptr`[r, s] is the largest.
-    `sums_ptr`[r, s] is the sum of its 2^(score - maximum), `parts_ptr`[r, s] (`HEAD_DIM` numbers)
-    the sum of these times the values. A split of no tokens has the maximum -inf, and zeros. The
-    row's attention over all splits goes to `mixed_ptr`[r]. `BLOCK_S` and `BLOCK_D` are the powers
-    of two that hold `SPLITS` and `HEAD_DIM`; all tensors lie row after row. Each number is loaded
-    once.
+    Split s of row r has the largest score `maxima_ptr`[r, s]; weights are powers of two.
+    `sums_ptr`[r, s] is the sum of its weights 2^(score - maximum), and `parts_ptr`[r, s]
+    (`HEAD_DIM` elements) the sum of the values times these weights. A split without tokens has the
+    maximum -inf, and zeros. The row's attention over all splits is stored to `mixed_ptr`[r].
+    `BLOCK_S` and `BLOCK_D` are the next powers of two of `SPLITS` and `HEAD_DIM`. All tensors are
+    contiguous. Each element is loaded once.
     """
     raise NotImplementedError  # your turn
 
@@ -548,20 +548,20 @@ def decode_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One program a KV head, sequence and split of its context (`tl.program_id` 0, 1 and 2).
+    """One program per KV head, sequence and split of its context (`tl.program_id` 0, 1 and 2).
 
-    Sequence i's tokens are in the first `lengths_ptr`[i] slots of the blocks that row i of
-    `tables_ptr` lists; its rows are `table_stride` entries apart. The key and value (`HEAD_DIM`
-    numbers) of block b, slot s, KV head h begin at b * `block_stride` + s * `slot_stride` + h *
-    `head_stride`. `q_ptr` is [sequences, q_heads, `HEAD_DIM`]; query head h looks through KV head
-    h // `GROUP`, and these `GROUP` heads share what is loaded of it.
+    The tokens of sequence i are in the first `lengths_ptr`[i] slots of the blocks that row i of
+    `tables_ptr` lists; rows are `table_stride` entries apart. The key and the value (`HEAD_DIM`
+    elements) of block b, slot s, KV head h start at b * `block_stride` + s * `slot_stride` + h *
+    `head_stride`. `q_ptr` is [sequences, q_heads, `HEAD_DIM`]. Query head h uses KV head h //
+    `GROUP`; the `GROUP` query heads of a KV head share its loads.
 
-    A score is the product of query and key times `scale`, in which log2(e) is: so weights are
-    powers of two. The `SPLITS` programs share the context's tiles of `BLOCK_N` tokens, each tile
-    loaded by one of them, and leave what `join_kernel` joins: `parts_ptr` [sequences, q_heads,
-    `SPLITS`, `HEAD_DIM`], `maxima_ptr` and `sums_ptr` [sequences, q_heads, `SPLITS`]; -inf and
-    zeros where a program has no token. `BLOCK_G` and `BLOCK_D` are powers of two, 16 or more, that
-    hold `GROUP` and `HEAD_DIM`.
+    A score is the dot product of query and key times `scale`. `scale` includes log2(e), so weights
+    are powers of two. The `SPLITS` programs divide the context's tiles of `BLOCK_N` tokens; each
+    tile is loaded by one of them. They store what `join_kernel` joins: `parts_ptr` [sequences,
+    q_heads, `SPLITS`, `HEAD_DIM`], `maxima_ptr` and `sums_ptr` [sequences, q_heads, `SPLITS`]; -inf
+    and zeros if a program has no tokens. `BLOCK_G` and `BLOCK_D` are powers of two, at least 16,
+    that hold `GROUP` and `HEAD_DIM`.
     """
     raise NotImplementedError  # your turn
 

@@ -590,7 +590,7 @@ import numpy as np
 
 
 def by_panels(rows: np.ndarray) -> np.ndarray:
-    """[rows, groups, words] -> flat [panels, groups, words, lanes]."""
+    """Pack [rows, groups, words] into panels, a flat array of [panels, groups, words, lanes]."""
     raise NotImplementedError  # your turn
 
 

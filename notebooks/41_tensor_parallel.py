@@ -252,8 +252,8 @@ for num_ranks in (8, 16):
 # %% [markdown]
 # ## Three processes
 #
-# Now in earnest. `tensor_parallel_size=3` starts two more processes; with this one they are three. They
-# have three kinds of messages, and all ranks take part in each:
+# Now in earnest. `tensor_parallel_size=3` starts two more processes; with this one they are three.
+# They have three kinds of messages, and all ranks take part in each:
 #
 # - the all-reduce: everybody gets the sum of what all have;
 # - the **all-gather**: everybody gets the pieces of all, side by side;
@@ -406,9 +406,9 @@ from minigen.checkpoint.safetensors import StoredTensor
 def shard_tensors(
     tensors: Mapping[str, StoredTensor], config: ModelConfig, rank: int, num_ranks: int
 ) -> dict[str, StoredTensor]:
-    """The rank's share of every tensor, still in the file: nobody reads another's bytes.
+    """Return the rank's shard of every tensor, still in the file; only these bytes are read.
 
-    The bias of a row split is added once, so rank 0 alone has it.
+    The bias of a row split is added once, so only rank 0 has it.
     """
     raise NotImplementedError  # your turn
 
@@ -437,9 +437,9 @@ def run_split_layer(
     norm_eps: float,
     comm: Comm,
 ) -> Float[Tensor, "tokens hidden"]:
-    """`run_layer` on one rank, whose `layer` has some of the heads, and a slice of the ffn.
+    """Run a layer on one rank; its `layer` has some of the heads, and a slice of the ffn.
 
-    All ranks have the same x, and the norms; all return what the whole layer would.
+    All ranks have the same x and the norms, and all return the result of the whole layer.
     """
     raise NotImplementedError  # your turn
 
@@ -485,22 +485,22 @@ from minigen_course.ch41_tensor_parallel.lesson import AgreedBlocks
 
 
 def agreed_blocks(comm: Comm, free_bytes: int, working_bytes: int, block_bytes: int) -> int:
-    """How many blocks every rank's pool has: as many as fit on all of them.
+    """Return the number of blocks of every rank's pool: as many as fit on all ranks.
 
-    Each rank calls it with its own free memory, and what of it the rank needs to work in; a block
-    takes the same bytes on every rank.
+    Each rank calls it with its own free memory, and with the part of it that the rank needs as
+    working memory. A block takes the same number of bytes on every rank.
     """
-    everybodys = comm.all_gather(torch.tensor([free_bytes]))
-    left = int(everybodys.min()) - working_bytes
+    free = comm.all_gather(torch.tensor([free_bytes]))
+    left = int(free.min()) - working_bytes
     return left // block_bytes
 
 
 def test_agreed_blocks(agreed_blocks: AgreedBlocks) -> None:
-    """Assert what holds for every right `agreed_blocks`, and does not for the one above.
+    """Assert what holds for every right `agreed_blocks`, and does not hold for the one above.
 
     `on_ranks(agreed_blocks, [(free, working), ...], block_bytes)` of
-    minigen_course.ch41_tensor_parallel.lesson has a rank for each pair, and returns what
-    each says.
+    minigen_course.ch41_tensor_parallel.lesson runs one rank per pair, and returns the result of
+    each.
     """
     raise NotImplementedError  # your turn
 

@@ -59,7 +59,7 @@ from minigen.server.models import warm_up
 from minigen.server.streaming import Bridge
 from minigen.trace.events import EventKind
 from minigen_course import Claim, check, load_model, mark, measured, show, verdicts
-from minigen_course.ch51_server.figures import arrivals, work_for_nobody
+from minigen_course.ch51_server.figures import arrivals, tokens_after_disconnect
 from minigen_course.ch51_server.lesson import chat_events, count_wakeups, small_app, tokens_of
 from minigen_course.figures.explore import explore, picture
 from minigen_course.lab.load import put_load
@@ -357,7 +357,7 @@ with EngineThread(llm.engine) as thread:
     with LocalServer(small_app(llm, thread)) as heeding:
         made["small, gives up"] = tokens_made(heeding.url)
 picture(
-    work_for_nobody({name: (5, tokens) for name, tokens in made.items()}),
+    tokens_after_disconnect({name: (5, tokens) for name, tokens in made.items()}),
     "Bars of tokens: where nobody notices, all 120 are made; else few after the sixth event.",
 )
 print(f"forgetful: {made['small, forgetful']} tokens")
@@ -476,12 +476,12 @@ async def chat_events(
     head: dict[str, Any],
     give_up: Callable[[], None],
 ) -> AsyncIterator[bytes]:
-    """An answer as server-sent events: its role, its text as it comes, why it ended, [DONE].
+    """Stream an answer as server-sent events: its role, its text, its finish reason, [DONE].
 
-    `tokens` yields the bytes of each token, with None, and with the last one the finish reason. A
-    chunk is `head` and "choices", a list of one: "index" 0, "delta", "finish_reason". Text goes
-    out as soon as its characters are whole. `give_up()` is called, once, if the stream ends
-    before the answer, for whatever reason. Source: OpenAI's API reference; HTML standard,
+    `tokens` yields the bytes of each token with None, and those of the last one with the finish
+    reason. A chunk is `head` plus "choices", a list of one: "index" 0, "delta", "finish_reason".
+    Text is sent as soon as its characters are complete. `give_up()` is called once if the stream
+    ends before the answer does, for any reason. Sources: OpenAI's API reference; HTML standard,
     "Server-sent events".
     """
     raise NotImplementedError  # your turn

@@ -505,13 +505,13 @@ from collections.abc import Awaitable, Callable, Sequence
 async def load_test(
     send: Callable[[int], Awaitable[object]], times: Sequence[float], percents: Sequence[float]
 ) -> dict[float, float]:
-    """Percentiles of latency, in seconds, under a load that waits for nobody.
+    """Return percentiles of latency, in seconds, under an open-loop load.
 
-    `send(number)` is begun for each request at its time, in seconds after the call, whatever has
-    become of the others. Its latency is from that time, late or not, until it returns; if it
-    raises, the latency is infinite. A percentile is by nearest rank: the smallest latency that at
-    least so many percent of all requests kept. Source: Schroeder et al. 2006, "Open Versus Closed:
-    A Cautionary Tale".
+    `send(number)` is started for each request at its time in `times` (seconds after the call), even
+    if earlier requests still run. Its latency lasts from that time, even if the start was late,
+    until it returns; the latency is infinite if it raises. A percentile is by nearest rank: the
+    smallest latency that at least that percentage of all requests did not exceed. Source:
+    Schroeder et al. 2006, "Open Versus Closed: A Cautionary Tale".
     """
     raise NotImplementedError  # your turn
 

@@ -1,4 +1,4 @@
-"""An ASGI client for tests: what an app is sent and what it sends, message by message."""
+"""An ASGI client for tests: what an app receives and what it sends, message by message."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from tests.waiting import PATIENCE
 
 @dataclass
 class Exchange:
-    """One request; `messages` are what came back so far. What is not in `chunks` never comes."""
+    """One request; `messages` are the replies so far. Parts missing from `chunks` never arrive."""
 
     path: str = "/v1/completions"
     method: str = "POST"
@@ -47,7 +47,7 @@ class Exchange:
         }
 
     def leave(self) -> None:
-        """The client goes away."""
+        """Disconnect the client."""
         self.inbox.put_nowait({"type": "http.disconnect"})
 
     async def send(self, message: Message) -> None:
@@ -55,7 +55,7 @@ class Exchange:
         self.arrived.set()
 
     async def until(self, num_messages: int) -> None:
-        """Wait until the app has sent so many messages."""
+        """Wait until the app has sent `num_messages` messages."""
         async with asyncio.timeout(PATIENCE):
             while len(self.messages) < num_messages:
                 self.arrived.clear()
@@ -84,7 +84,7 @@ class Exchange:
 
 
 def ask(app: ASGIApp, path: str = "/v1/completions", **request: Any) -> Exchange:
-    """Ask once, in a loop of its own."""
+    """Send one request, in a separate event loop."""
 
     async def run() -> Exchange:
         return await Exchange(path, **request).run(app)

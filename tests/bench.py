@@ -1,8 +1,8 @@
-"""An engine over real blocks and a fake model that checks what it is given.
+"""An engine over real blocks and a fake model that checks its inputs.
 
-The model's next token depends on all tokens before it, so that whatever is computed anew must come
-out the same; its memory keeps tokens in place of keys and values, so that a block that was shared,
-copied or reused wrongly is found out by its content.
+The model's next token depends on all tokens before it, so that recomputation must give the same
+tokens. Its memory holds tokens in place of keys and values, so that a block that was shared, copied
+or reused wrongly is detected by its content.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ NO_TOKEN = -1
 
 
 def next_token(sequence: Sequence) -> int:
-    """What the fake model says next; the choices of one prompt part ways."""
+    """Return the fake model's next token; the choices of one prompt diverge."""
     return (sum(sequence.token_ids) * 7 + len(sequence) + sequence.choice) % 50 % VOCAB
 
 
@@ -40,7 +40,7 @@ def build(
     priority: int = 0,
     end_ids: frozenset[int] = frozenset(),
 ) -> list[Sequence]:
-    """The n choices of one prompt; the first leads its siblings."""
+    """Return the n choices of one prompt; the first leads its siblings."""
     family = [
         Sequence(
             sequence_id=sequence_id + choice,
@@ -59,7 +59,7 @@ def build(
 
 
 def alone(sequence: Sequence) -> tuple[list[int], str | None]:
-    """The answer and its finish reason, without any engine."""
+    """Return the answer and its finish reason, computed without any engine."""
     twin = Sequence(
         sequence_id=0,
         prompt_ids=sequence.prompt_ids,
@@ -75,20 +75,20 @@ def alone(sequence: Sequence) -> tuple[list[int], str | None]:
 
 
 def sizes(chunks: list[ScheduledChunk]) -> list[tuple[int, int]]:
-    """Who runs, by id, and with how many tokens."""
+    """Return the ids of the scheduled sequences, with their numbers of tokens."""
     return [(chunk.sequence.sequence_id, chunk.num_tokens) for chunk in chunks]
 
 
 def likeliest(logits: torch.Tensor, sequences: list[Sequence]) -> list[SampledToken]:
-    """The sampler: each row's greatest, and as many rows as sequences."""
+    """Sample greedily; check that there is a row for each sequence."""
     assert len(logits) == len(sequences)
     return [SampledToken(token_id) for token_id in logits.argmax(-1).tolist()]
 
 
 class Bench:
-    """An engine with a scheduler under test; the bench itself is the engine's runner.
+    """An engine with the scheduler under test; the bench itself is the engine's runner.
 
-    `scheduler` is made with (manager, max_num_seqs, max_num_batched_tokens).
+    `scheduler` is constructed with (manager, max_num_seqs, max_num_batched_tokens).
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class Bench:
         block_size: int = 4,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 64,
-        prefix_cache: bool = False,
+        enable_prefix_caching: bool = False,
         scheduler: Callable[[BlockManager, int, int], AnyScheduler] = ContinuousScheduler,
     ):
         self.trace, self.recorder = Trace(), Recorder()
         self.trace.subscribe(self.recorder)
         self.trace.subscribe(self._count)
         allocator = BlockAllocator(num_blocks)
-        cache = RadixPrefixCache(allocator, block_size) if prefix_cache else None
+        cache = RadixPrefixCache(allocator, block_size) if enable_prefix_caching else None
         self.manager = BlockManager(
             allocator, cache, block_size, max_num_seqs, num_blocks, self.trace
         )
@@ -114,16 +114,15 @@ class Bench:
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.memory = [[NO_TOKEN] * block_size for _ in range(num_blocks + 1)]
         self.known: Counter[int] = Counter()  # tokens that need no computing, by sequence id
-        self.chunks: list[
-            ScheduledChunk
-        ] = []  # of the last step, and who got which token from them
+        # The chunks of the last step, and the sequences that got a token from them.
+        self.chunks: list[ScheduledChunk] = []
         self.expected: list[tuple[Sequence, SampledToken]] = []
-        self._were_running: list[Sequence] = []  # before the last step, and events up to then
+        self._were_running: list[Sequence] = []  # before the last step; and the events up to then
         self._num_events = 0
 
     @property
     def running(self) -> list[Sequence]:
-        """Who is neither waiting nor gone."""
+        """The sequences that are neither waiting nor finished."""
         own = self.scheduler
         return list((own.batches if isinstance(own, DynamicScheduler) else own).running)
 
@@ -134,7 +133,7 @@ class Bench:
         self.engine.abort(sequence.sequence_id)
 
     def step(self) -> list[ScheduledChunk]:
-        """One step; returns its chunks."""
+        """Run one step and return its chunks."""
         self._were_running, self._num_events = self.running, len(self.recorder.events)
         self.chunks, self.expected = [], []
         assert self.engine.step() == self.expected
@@ -144,7 +143,7 @@ class Bench:
         return self.chunks
 
     def logits(self, chunks: list[ScheduledChunk]) -> torch.Tensor:
-        """The runner: check the batch, pretend to compute it, and say what comes next."""
+        """Act as the runner: check the batch, write it to the fake memory, and return logits."""
         self._check_limits(chunks)
         self._check_order(chunks)
         self._compute(chunks)
@@ -158,11 +157,11 @@ class Bench:
         return torch.eye(VOCAB)[token_ids]
 
     def drain(self, max_steps: int) -> None:
-        """Step until nobody is left, in so many steps at most."""
+        """Step until no sequence is left, at most `max_steps` times."""
         for _ in range(max_steps):
             if not self.engine.has_work():
                 break
-            assert self.step(), "somebody can always run"
+            assert self.step(), "some sequence can always run"
         assert not self.engine.has_work()
         self.check_idle()
 
@@ -177,7 +176,7 @@ class Bench:
             assert self.scheduler.num_waiting == 0
 
     def check_blocks(self) -> None:
-        """Every owner of every block is known, and tables say what sequences say."""
+        """Check the owners of every block, and the block tables of all sequences."""
         assert set(self.manager.rows) == set(self.running)
         owners = Counter(kept_blocks(self.manager.prefix_cache))
         for sequence, row in self.manager.rows.items():
@@ -214,7 +213,7 @@ class Bench:
             for chunk in chunks
             if chunk.sequence in self._were_running and chunk.sequence.sequence_id not in preempted
         ]
-        assert chunks[: len(went_on)] == went_on, "who runs goes before who comes in"
+        assert chunks[: len(went_on)] == went_on, "running sequences go before new ones"
         is_decode = [len(each.sequence) - each.sequence.num_computed == 1 for each in went_on]
         assert is_decode == sorted(is_decode, reverse=True), "decodes go before prompts"
 
@@ -238,7 +237,7 @@ class Bench:
         return sequence.block_ids[position // self.block_size], position % self.block_size
 
     def _count(self, event: Event) -> None:
-        """Every token is computed once, but for what was shared or given up."""
+        """Count that every token is computed once, except shared and preempted ones."""
         if event.sequence_id is None:
             return
         if event.kind is EventKind.PREFIX_HIT:
@@ -253,7 +252,7 @@ class Bench:
 
 
 def kept_blocks(cache: object) -> list[int]:
-    """The blocks that the prefix cache owns, found by walking its tree."""
+    """Return the blocks that the prefix cache owns, found by walking its tree."""
     if not isinstance(cache, RadixPrefixCache):
         return []
     nodes: list[Node] = [each for root in cache.roots.values() for each in root.children.values()]

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-# Tiny products lose by threads, on a busy machine much. Torch reads it when it is imported.
+# Threads make tiny products slower, on a busy machine much slower. Torch reads this when it is
+# imported.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# What the tests take for granted, and a user's shell may say otherwise; children get it, too.
+# Settings that the tests assume, whatever a user's shell sets; child processes inherit them.
 PINNED = {
     "COLUMNS": "80",
     "LINES": "25",
@@ -30,9 +31,9 @@ ABSENT_FAMILIES = ("MINIGEN_", "HF_", "HUGGING", "TRANSFORMERS_", "OPENAI_", "OL
 KEPT = {"MINIGEN_HOME", "MINIGEN_CHROMIUM"}  # where the default model is, and a browser
 
 
-@pytest.hookimpl(trylast=True)  # pytest itself has read how to write to the terminal
+@pytest.hookimpl(trylast=True)  # pytest itself has already read how to write to the terminal
 def pytest_configure() -> None:
-    """Give every test, and the processes that it starts, the same variables on any machine."""
+    """Set the same variables for all tests, and for the processes that they start."""
     for name in [*os.environ]:
         is_of_a_family = name.upper().startswith(ABSENT_FAMILIES) and name not in KEPT
         if name.upper() in ABSENT or is_of_a_family:
@@ -41,7 +42,7 @@ def pytest_configure() -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """Give a test the same random numbers in every order of tests, its fixtures included."""
+    """Seed the random numbers of each test and its fixtures, whatever the order of the tests."""
     import torch  # after OMP_NUM_THREADS is set
 
     torch.manual_seed(0)
@@ -49,7 +50,7 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture(scope="session")
 def default_model_path() -> Path:
-    """The default model's file; tests that need it are marked `model`."""
+    """Return the default model's file; tests that need it are marked `model`."""
     from minigen import hub
 
     path = hub.find(hub.DEFAULT_MODEL)
@@ -60,7 +61,7 @@ def default_model_path() -> Path:
 
 @pytest.fixture(scope="session")
 def default_llm(default_model_path: Path):
-    """The default model, loaded in float32."""
+    """Load the default model in float32."""
     from minigen import LLM
 
     return LLM.load(default_model_path, weights="float32")
@@ -68,7 +69,7 @@ def default_llm(default_model_path: Path):
 
 @pytest.fixture(scope="session")
 def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random Llama with a byte-level tokenizer and a chat template."""
+    """Write a tiny random Llama with a byte-level tokenizer and a chat template."""
     from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
 
     directory = tmp_path_factory.mktemp("tiny")
@@ -79,7 +80,7 @@ def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tiny_llm(tiny_directory: Path):
-    """A fresh LLM of the tiny model, in float32, four sequences at once."""
+    """Load a new LLM of the tiny model, in float32, with four sequences at once."""
     from minigen import LLM
 
     return LLM.load(tiny_directory, weights="float32", max_num_seqs=4)
@@ -87,7 +88,7 @@ def tiny_llm(tiny_directory: Path):
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Ctrl-C is heeded here and in what is started, even by a shell's background job."""
+    """Handle Ctrl-C here and in child processes, even in a shell's background job."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,7 +1,8 @@
-"""A web server of a test's own: a package index and a model hub, with the faults of networks.
+"""A local web server for tests: a package index and a model hub, with the faults of networks.
 
-`serve()` yields a `FakeHub`. Its `files` map a path to bytes; its knobs break it; its counters tell
-what crossed the wire. The hub's half speaks as much of the Hugging Face API as its library needs.
+`serve()` yields a `FakeHub`. Its `files` map a path to bytes, other fields inject faults, and
+counters record the traffic. The hub implements the part of the Hugging Face API that its library
+needs.
 """
 
 import hashlib
@@ -21,21 +22,21 @@ class FakeHub:
     url: str
     files: dict[str, bytes] = field(default_factory=dict)
     repos: dict[str, dict[str, bytes]] = field(default_factory=dict)  # "org/name" -> its files
-    statuses: dict[str, int] = field(default_factory=dict)  # path or repo -> refused with this
+    statuses: dict[str, int] = field(default_factory=dict)  # path or repo -> status of its refusal
     honours_ranges: bool = True
     account: str | None = None  # an Authorization header that every request must carry
-    breaks_after: int | None = None  # bytes of a body, after which the connection is lost
-    num_breaks: int = 0  # how many bodies more are broken off so
-    pauses_after: int | None = None  # bytes of bodies, after which `goes_on` is waited for
+    breaks_after: int | None = None  # bytes of a body after which the connection is lost
+    num_breaks: int = 0  # how many further bodies are cut off like this
+    pauses_after: int | None = None  # bytes of bodies after which the server waits for `goes_on`
     goes_on: threading.Event = field(default_factory=threading.Event)
-    num_body_bytes: int = 0  # never fewer than the clients have
-    num_sending: int = 0  # bodies that are not sent whole, and whose client may still be there
+    num_body_bytes: int = 0  # at least as many as the clients have
+    num_sending: int = 0  # incomplete bodies whose client may still be connected
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)  # method, path, range
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, *, body_bytes: int = 0, sending: int = 0) -> None:
-        """Add to the counters, in the thread of any connection."""
+        """Add to the counters, from the thread of any connection."""
         with self._lock:
             self.num_body_bytes += body_bytes
             self.num_sending += sending
@@ -44,7 +45,7 @@ class FakeHub:
         return [path for method, path, _ in self.requests if path.endswith(end) and method == "GET"]
 
     def add_wheel(self, file_name: str, content: bytes, *, with_hash: bool = True) -> str:
-        """List a wheel in the index at `url`/simple; its address."""
+        """List a wheel in the index at `url`/simple, and return its address."""
         project = file_name.split("-")[0].replace("_", "-")
         anchor = f"#sha256={hashlib.sha256(content).hexdigest()}" if with_hash else ""
         self.files[f"/files/{file_name}"] = content
@@ -149,11 +150,11 @@ class _Handler(BaseHTTPRequestHandler):
             if hub.pauses_after is not None and hub.num_body_bytes >= hub.pauses_after:
                 hub.goes_on.wait()
             chunk = body[first : first + 64 * 1024]
-            hub.count(body_bytes=len(chunk))  # first: who has these bytes finds them counted
+            hub.count(body_bytes=len(chunk))  # before sending: a client finds its bytes counted
             try:
                 self.wfile.write(chunk)
-            except OSError:  # the client was killed
+            except OSError:  # the client has been killed
                 return
 
     def log_message(self, *_: object) -> None:
-        """Say nothing on stderr."""
+        """Print nothing to stderr."""

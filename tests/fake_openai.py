@@ -1,4 +1,4 @@
-"""A server that streams as OpenAI's do, or goes wrong as told, with delays that are known."""
+"""A server that streams like OpenAI's with known delays, or fails in a chosen way."""
 
 import asyncio
 import json
@@ -18,9 +18,9 @@ TORN = STREAM[:-2] + b"Transfer-Encoding: chunked\r\n\r\n40\r\ndata: {"
 class FakeOpenAI:
     """Streams max_tokens tokens, `per_event` at a time, after `wait` and then `gap` seconds.
 
-    `fault` is how it goes wrong: "429", "every other 429", "cut" (closes in mid-stream), "torn"
+    `fault` selects a failure: "429", "every other 429", "cut" (closes in mid-stream), "torn"
     (closes within a chunk), "gone" (closes before an answer), "silent" (never answers), "html",
-    "broken" (no JSON), "told" (an error event), "empty" (no text), or "" for not at all.
+    "broken" (no JSON), "error event", "empty" (no text), or "" for none.
     """
 
     wait: float = 0.0
@@ -49,7 +49,7 @@ class FakeOpenAI:
 
     @contextmanager
     def in_thread(self) -> Iterator[str]:
-        """The same for callers that have no event loop."""
+        """Serve in a thread, for callers that have no event loop."""
         loop, ready, done = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
         urls: list[str] = []
 
@@ -119,7 +119,7 @@ class FakeOpenAI:
                 return
             if first and self.fault == "broken":
                 writer.write(b"data: {not json\n\n")
-            if first and self.fault == "told":
+            if first and self.fault == "error event":
                 self._tell(writer, {"error": {"message": "out of memory"}})
             self._tell(
                 writer, {"choices": [{"delta": {"content": text}} if chat else {"text": text}]}

@@ -1,4 +1,4 @@
-"""An engine that answers at once, or does what its job's `weights` say; no test by itself."""
+"""A fake engine that answers at once, or fails as its job's `weights` ask; not a test itself."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,7 @@ from benchmarks.peers.workers.harness import Refused, serve
 
 
 class FakeEngine:
-    """Answers every prompt by its last token, again and again."""
+    """Answers every prompt with its last token, repeated."""
 
     def __init__(self, job: dict[str, Any]):
         self.short = job["weights"] == "short"

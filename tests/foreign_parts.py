@@ -1,4 +1,4 @@
-"""A learner's parts, written against the sockets alone: this file imports nothing of minigen."""
+"""A learner's parts, written against the sockets alone: this file does not import minigen."""
 
 import math
 
@@ -6,7 +6,7 @@ import torch
 
 
 class QueueScheduler:
-    """First come first served: whole prompts, then one token of each a step."""
+    """First come, first served: whole prompts, then one token per sequence and step."""
 
     def __init__(self, manager, max_num_seqs, max_num_batched_tokens):
         self.manager, self.max_num_batched_tokens = manager, max_num_batched_tokens
@@ -45,7 +45,7 @@ class QueueScheduler:
 
 
 class LowestFirst:
-    """Counts owners in a dict, and hands out the lowest free ids."""
+    """Counts owners in a dict, and allocates the lowest free ids."""
 
     def __init__(self, num_blocks):
         self.owners = dict.fromkeys(range(1, num_blocks + 1), 0)
@@ -76,7 +76,7 @@ class LowestFirst:
 
 
 class HashChain:
-    """Blocks by all tokens up to their end; one that no sequence owns may go, longest first."""
+    """Blocks by all tokens up to their end; evicts unused blocks, the longest chains first."""
 
     def __init__(self, allocator, block_size):
         self.allocator, self.block_size = allocator, block_size
@@ -124,24 +124,24 @@ class HashChain:
 
 
 def likeliest(logits, sequences):
-    """The likeliest token of each row, as a list of ints."""
+    """Return the likeliest token of each row, as a list of ints."""
     return [int(row.argmax()) for row in logits]
 
 
 def likeliest_tensor(logits, sequences):
-    """The same, as a tensor."""
+    """Return the same, as a tensor."""
     return logits.argmax(dim=-1)
 
 
 class Likeliest:
-    """The same, by an instance."""
+    """The same, as a callable instance."""
 
     def __call__(self, logits, sequences):
         return likeliest(logits, sequences)
 
 
 def plain_attention(pool, batch, windows):
-    """Attention written out, query by query, over what the pool holds."""
+    """Compute attention query by query, over the contents of the pool."""
     starts = batch.query_starts
 
     def attend(layer_id, q, k, v):
@@ -163,7 +163,7 @@ def plain_attention(pool, batch, windows):
 
 
 class PlainAttention:
-    """The same, as a class whose instances are one step's attention."""
+    """The same, as a class whose instances serve one step each."""
 
     def __init__(self, pool, batch, windows):
         self.attend = plain_attention(pool, batch, windows)

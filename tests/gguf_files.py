@@ -1,6 +1,6 @@
 """GGUF files for the tests: good ones by the `gguf` library's writer, any others byte by byte.
 
-The bytes follow the GGUF specification and share nothing with `minigen.checkpoint.gguf`; the models
+The bytes follow the GGUF specification and share no code with `minigen.checkpoint.gguf`; the models
 follow llama.cpp's `convert_hf_to_gguf.py`, with names and keys of the `gguf` library.
 """
 
@@ -33,9 +33,9 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Value:
-    """A typed value of a key; of an array, `kind` is that of its elements.
+    """A typed value of a key; for an array, `kind` is the type of its elements.
 
-    `count` is what an array's header claims, where that is to be a lie.
+    `count` is the length in an array's header, where that is to be wrong.
     """
 
     kind: GGUFValueType
@@ -45,12 +45,12 @@ class Value:
 
 
 def text(content: str) -> Value:
-    """A string."""
+    """Return a string value."""
     return Value(GGUFValueType.STRING, content)
 
 
 def uint32(content: int) -> Value:
-    """What most keys hold."""
+    """Return a uint32 value, the type of most keys."""
     return Value(GGUFValueType.UINT32, content)
 
 
@@ -58,7 +58,7 @@ def uint32(content: int) -> Value:
 class Part:
     """A tensor as a header describes it; `sizes` are in GGUF's order, the row's length first.
 
-    Without an `offset` it lies behind the one before it.
+    Without an `offset` it follows the tensor before it.
     """
 
     name: str
@@ -70,18 +70,18 @@ class Part:
 
 @dataclass
 class GGUFBytes:
-    """A file being written; remembers where its counts, lengths, types and offsets stand."""
+    """A file being written; records the positions of its counts, lengths, types and offsets."""
 
     data: bytearray = field(default_factory=bytearray)
     numbers: list[tuple[int, int]] = field(default_factory=list)  # position, width in bytes
 
     def number(self, layout: str, value: int) -> None:
-        """Append a number that says how to read what follows."""
+        """Append a number that determines how the following bytes are read."""
         self.numbers.append((len(self.data), struct.calcsize(layout)))
         self.data += struct.pack(layout, value)
 
     def string(self, content: str | bytes) -> None:
-        """Append a length and so many bytes."""
+        """Append a length and the bytes."""
         raw = content.encode() if isinstance(content, str) else content
         self.number("<Q", len(raw))
         self.data += raw
@@ -123,7 +123,7 @@ def raw_gguf(
     num_tensors: int | None = None,
     num_pairs: int | None = None,
 ) -> GGUFBytes:
-    """A GGUF file, byte by byte, with as many lies in it as are asked for."""
+    """Return a GGUF file, byte by byte, with the requested wrong values."""
     file = GGUFBytes(bytearray(b"GGUF"))
     file.number("<I", version)
     file.number("<Q", len(parts) if num_tensors is None else num_tensors)
@@ -148,7 +148,7 @@ def write_gguf(
 ) -> None:
     """Write a file with the library; a tensor of a quantised kind is given as rows of bytes.
 
-    Values are put down as ints, floats, bools, strings or lists, or as `Value`s to name the type.
+    Values are given as ints, floats, bools, strings or lists, or as `Value`s to name the type.
     """
     writer = gguf.GGUFWriter(path, architecture)
     if alignment is not None:
@@ -172,7 +172,7 @@ def write_gguf(
 def write_model(path: Path, model: Any, changes: Mapping[str, Any] = {}) -> None:
     """Write a transformers model as llama.cpp's converter does, in F32.
 
-    `changes` replace, or with None remove, metadata.
+    `changes` replace metadata, or remove it with None.
     """
     architecture = {"mistral": "llama"}.get(model.config.model_type, model.config.model_type)
     metadata = {**_metadata(architecture, model.config), **changes}
@@ -226,13 +226,13 @@ def _tensors(architecture: str, model: Any) -> dict[str, tuple[np.ndarray, None]
 
 
 def permuted(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """The rows of Q or K in llama.cpp's order (`LlamaModel.permute` of its converter)."""
+    """Return the rows of Q or K in llama.cpp's order (`LlamaModel.permute` of its converter)."""
     halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
 def rope_factors(config: Any) -> torch.Tensor:
-    """Llama 3's scaling as divisors of each frequency (`generate_extra_tensors` there)."""
+    """Return Llama 3's scaling as divisors of each frequency (`generate_extra_tensors` there)."""
     rope = config.rope_parameters
     low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
     context = rope["original_max_position_embeddings"]

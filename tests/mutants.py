@@ -1,4 +1,4 @@
-"""The package's own solutions, each changed in one place: checks must tell them from the right one.
+"""Mutants of the package's own solutions, which the checks of the exercises must detect.
 
 Every comparison, arithmetic operator, number, condition and `not` of a function (or of a class's
 methods) is changed once.
@@ -39,7 +39,7 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 
 
 def mutants(part: Any) -> Iterator[tuple[str, Any]]:
-    """Each mutant of a function or class, under a name that says what was changed."""
+    """Return the mutants of a function or class, under names that describe the change."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(part)))
     seen: dict[str, int] = {}
     for place, old, new in _changes(tree):
@@ -55,7 +55,7 @@ def mutants(part: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _changes(tree: ast.Module) -> Iterator[tuple[int, str, ast.AST]]:
-    """(number of the node in ast.walk, its old text, the new node), for all that can be changed."""
+    """Yield (number of the node in ast.walk, its old text, the new node) for every change."""
     skipped = _annotations(tree)
     for place, node in enumerate(ast.walk(tree)):
         if place in skipped:
@@ -87,7 +87,7 @@ def _variants(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _annotations(tree: ast.Module) -> set[int]:
-    """Numbers of the nodes in annotations and decorators, which no check can see."""
+    """Return the numbers of the nodes in annotations and decorators, which no check can see."""
     numbers = {id(node): place for place, node in enumerate(ast.walk(tree))}
     roots: list[ast.AST] = []
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""The numbers that panels of codes stand for, multiplied with inputs that are not rounded."""
+"""The numbers that packed codes stand for, multiplied by inputs that are not rounded."""
 
 from collections.abc import Sequence
 
@@ -13,14 +13,14 @@ from minigen.protocols import Linear
 
 
 def unrounded(linear: PanelLinear) -> DenseLinear:
-    """The same weights in float32: what each input, alone and 1, is multiplied with."""
-    told = PanelLinear(linear.panels, linear.in_features, None, linear.parts, linear.num_threads)
-    weight = told(torch.eye(linear.in_features)).T.contiguous()
+    """Return the same weights in float32; they are found by multiplying with an identity matrix."""
+    copy = PanelLinear(linear.weights, linear.in_features, None, linear.parts, linear.num_threads)
+    weight = copy(torch.eye(linear.in_features)).T.contiguous()
     return DenseLinear(weight, linear.bias, linear.parts)
 
 
 def with_unrounded_inputs(form: str) -> MakeLinear:
-    """Layers that multiply with the weights of a form, and leave their inputs as they are."""
+    """Return layers with the weights of a format that do not round their inputs."""
 
     def make(weights: Sequence[StoredTensor], biases: Sequence[StoredTensor]) -> Linear:
         linear = panel_linear(form, 1)(weights, biases)
@@ -31,5 +31,5 @@ def with_unrounded_inputs(form: str) -> MakeLinear:
 
 
 def root_mean_square(x: Tensor) -> float:
-    """Of all its numbers."""
+    """Return the root mean square of all numbers."""
     return float(x.double().square().mean().sqrt())

@@ -1,4 +1,4 @@
-"""Other processes, as the system lists them: who started whom, and who still runs."""
+"""Other processes, as the system lists them: their parents, and whether they still run."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 def workers_of(process_id: int) -> list[int]:
-    """The workers that a process has started, and that have not ended."""
+    """Return the running workers that a process has started."""
     return sorted(
         child.pid
         for child in _children(process_id)
@@ -17,7 +17,7 @@ def workers_of(process_id: int) -> list[int]:
 
 
 def is_running(process_id: int) -> bool:
-    """Whether a process has not ended; one of ours, or of a parent that has ended itself."""
+    """Return whether a process still runs; it need not be a child of this process."""
     try:
         return psutil.Process(process_id).status() not in ENDED
     except psutil.NoSuchProcess:
@@ -25,16 +25,16 @@ def is_running(process_id: int) -> bool:
 
 
 def children_of(process_id: int) -> list[int]:
-    """All processes that a process has started, and those that these have, that still run."""
+    """Return all running descendants of a process."""
     found = [child.pid for child in _children(process_id, recursive=True)]
     return [child for child in found if is_running(child)]
 
 
 def own_bytes(process_id: int) -> int:
-    """What a process has in memory, without the files that it has mapped; Linux alone tells."""
+    """Return a process's memory without the files that it has mapped; only Linux reports it."""
     status = Path(f"/proc/{process_id}/status").read_text("utf-8")
-    (told,) = (line for line in status.splitlines() if line.startswith("RssAnon:"))
-    return 1024 * int(told.split()[1])
+    (resident,) = (line for line in status.splitlines() if line.startswith("RssAnon:"))
+    return 1024 * int(resident.split()[1])
 
 
 def _children(process_id: int, *, recursive: bool = False) -> list[psutil.Process]:
@@ -45,8 +45,8 @@ def _children(process_id: int, *, recursive: bool = False) -> list[psutil.Proces
 
 
 def _arguments(process: psutil.Process) -> list[str]:
-    """What a process was started with, whole; nothing of one that has ended."""
+    """Return a process's whole command line; empty if it has ended."""
     try:
         return process.cmdline()
-    except psutil.NoSuchProcess:  # a zombie too
+    except psutil.NoSuchProcess:  # also for a zombie
         return []

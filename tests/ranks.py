@@ -13,7 +13,7 @@ PROMPTS = ["abc", "abcdefghij" * 3, "abcdefghij" * 3 + "k", "q", "the end", "xyz
 
 
 def save_eight_heads(directory: Path) -> Path:
-    """8 query heads and 2 KV heads, for 1, 2, 4 or 8 ranks; a context of 128 tokens."""
+    """Save a model of 8 query heads and 2 KV heads, for 1, 2, 4 or 8 ranks; context 128."""
     heads = {"num_attention_heads": 8, "num_key_value_heads": 2}
     save_model(directory, "llama", vocab_size=TINY_VOCAB, hidden_size=64, **heads)
     save_tokenizer(directory)
@@ -21,7 +21,7 @@ def save_eight_heads(directory: Path) -> Path:
 
 
 def save_six_heads(directory: Path, context: int) -> Path:
-    """6 query heads, each with keys of its own, for 1, 2, 3 or 6 ranks."""
+    """Save a model with 6 query heads and 6 KV heads, for 1, 2, 3 or 6 ranks."""
     sizes = {"intermediate_size": 96, "max_position_embeddings": context}
     save_model(directory, "llama-mha", vocab_size=TINY_VOCAB, **sizes)
     save_tokenizer(directory)
@@ -30,7 +30,7 @@ def save_six_heads(directory: Path, context: int) -> Path:
 
 @contextlib.contextmanager
 def split(directory: Path, num_ranks: int, **options: Any) -> Generator[LLM, None, None]:
-    """A model in float32 over so many processes, which are ended at the end."""
+    """Load a model in float32 over `num_ranks` processes, which end with the block."""
     llm = LLM.load(directory, weights="float32", tensor_parallel_size=num_ranks, **options)
     try:
         yield llm
@@ -39,6 +39,6 @@ def split(directory: Path, num_ranks: int, **options: Any) -> Generator[LLM, Non
 
 
 def answers(llm: LLM, params: SamplingParams) -> list[list[list[int]]]:
-    """The tokens of every answer to each of the prompts."""
+    """Return the tokens of every answer to each prompt."""
     outputs = llm.generate(PROMPTS, params, progress=False)
     return [[choice.token_ids for choice in output.choices] for output in outputs]

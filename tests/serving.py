@@ -1,4 +1,4 @@
-"""A real server for tests: uvicorn in a thread, models of a few thousand numbers behind it."""
+"""A real server for tests: uvicorn in a thread, with models of a few thousand numbers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ def serving(host: ModelHost, app: ASGIApp | None = None) -> Iterator[str]:
 
 
 def save_tiny(directory: Path, context: int = 1024) -> Path:
-    """A tiny random model of bytes, with a context of so many tokens."""
+    """Save a tiny random model of bytes, with a context of `context` tokens."""
     from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
 
     save_model(directory, "llama", vocab_size=TINY_VOCAB, max_position_embeddings=context)
@@ -29,18 +29,18 @@ def save_tiny(directory: Path, context: int = 1024) -> Path:
 
 
 def load_tiny(directory: Path, max_num_seqs: int = 64, **options: object) -> LLM:
-    """It, in float32: the same text alone and in any batch."""
+    """Load it in float32, so that its text is the same alone and in any batch."""
     return LLM.load(directory, weights="float32", max_num_seqs=max_num_seqs, **options)  # type: ignore[arg-type]
 
 
 def engine_of(host: ModelHost) -> LLM:
-    """The first model of a host, which is loaded."""
+    """Return the engine of a host's first model, which is loaded."""
     assert host.first.served is not None
     return host.first.served.llm
 
 
 def is_empty(llm: LLM) -> bool:
-    """Whether no request is left in an engine, and no block is anybody's."""
+    """Return whether an engine has no request left, and its blocks have no owner."""
     manager = llm.engine.scheduler.manager  # type: ignore[attr-defined]
     all_free = manager.num_available == manager.allocator.num_blocks
     return not llm.engine.live and not manager.rows and all_free

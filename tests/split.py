@@ -1,4 +1,4 @@
-"""A pytest plugin: which tests run, what shares a process, and each part's time at the end."""
+"""A pytest plugin: which tests run, which share a process, and the time of each part at the end."""
 
 import re
 from collections import defaultdict
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests import typecheck as typecheck  # jaxtyping's option names it, but does not import it
+from tests import typecheck as typecheck  # named by jaxtyping's option, which does not import it
 
 LEFT_OUT = {"long", "browser"}
-FIRST = [  # of several processes one would be at these alone, were they begun last
+FIRST = [  # started last, these would keep one process busy after the others
     "chapter 34",
     *("tests/test_41_processes.py", "tests/test_41_ends.py", "tests/test_33_paged_attention.py"),
     "tests/test_31_triton.py",
@@ -28,7 +28,7 @@ PARTS = {
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests marked long or browser, unless `-m` was given; the longest groups first."""
+    """Leave out tests marked long or browser, unless `-m` was given; put long groups first."""
     if not config.option.markexpr:
         _leave_out(config, items)
     if hasattr(config, "workerinput"):
@@ -47,26 +47,29 @@ def _rank(group: str) -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n 2`, two processes take one group of tests after the other."""
+    """Let the processes of `-n 2` take one group of tests after the other."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Groups(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return group_of(nodeid)
 
-    config.option.loadscopereorder = False  # they are in order
+    config.option.loadscopereorder = False  # they are already in order
     return Groups(config, log)
 
 
 def group_of(nodeid: str) -> str:
-    """What a test shares a process with: its file, for the fixtures; all of chapter 34, since what
-    one of its tests has compiled the others find in their process's memory."""
+    """Return the group of tests that share a process with this one.
+
+    It is the test's file, because of its fixtures. All of chapter 34 is one group, because its
+    tests share code that is compiled once per process.
+    """
     file = nodeid.partition("::")[0]
     return "chapter 34" if "test_34_" in file else file
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print each part's tests and seconds."""
+    """Print the number of tests and the seconds of each part."""
     seconds: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
     reports: Iterable[pytest.TestReport] = (
@@ -85,6 +88,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def part_of(nodeid: str) -> str:
-    """The part of the course that a test belongs to: the first digit of its file's number."""
+    """Return the part of the course that a test belongs to: the first digit of its number."""
     number = re.search(r"test_(\d)\d_", nodeid)
     return number[1] if number else "-"

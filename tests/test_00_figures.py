@@ -1,4 +1,4 @@
-"""The map's figures: lanes say what the engine did, budgets are the sum of their parts."""
+"""Chapter 0's figures: the lanes agree with the engine, and budgets are the sum of their parts."""
 
 import math
 
@@ -30,7 +30,9 @@ def test_a_lane_holds_every_computed_token_in_its_step(events) -> None:
     assert list(first.computed.values()) == [3, 1, 1]
     assert list(second.computed.values()) == [2, 1, 1, 1, 1]
     assert list(third.computed.values()) == [4, 1]
-    assert min(third.computed) == max(first.computed) + 1, "the third waits for the first's seat"
+    assert min(third.computed) == max(first.computed) + 1, (
+        "the third waits until the first has finished"
+    )
     assert third.arrived == 0
 
 
@@ -45,7 +47,7 @@ def test_the_timeline_names_requests_and_counts_steps(events) -> None:
 @pytest.mark.parametrize(
     ("name", "billions"), [("Llama-2-7B", 6.74), ("Llama-3-8B", 8.03), ("Llama-3-70B", 70.55)]
 )
-def test_parameters_are_what_publishers_count(name: str, billions: float) -> None:
+def test_parameters_are_those_that_the_publishers_state(name: str, billions: float) -> None:
     assert round(num_parameters(config_of(name)) / 1e9, 2) == billions
 
 
@@ -57,7 +59,7 @@ def test_the_default_models_configuration_is_the_one_in_its_file(default_llm: LL
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_fits_fits_and_one_more_does_not(name: str) -> None:
+def test_the_largest_fitting_count_fits_and_one_more_does_not(name: str) -> None:
     config = config_of(name)
     count = most_sequences(config, 16, 200e9, 4096)
     assert memory_needed(config, 16, count, 4096).total <= 200e9

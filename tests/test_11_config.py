@@ -1,4 +1,4 @@
-"""A configuration is read whole, checked once, and refused by the name of what is wrong with it."""
+"""A configuration is read completely, checked once, and refused with the name of what is wrong."""
 
 import json
 import math
@@ -70,7 +70,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_a_config_leaves_out_is_what_the_family_does(family: str) -> None:
+def test_missing_keys_get_the_defaults_of_the_family(family: str) -> None:
     assert read_config(raw(family)) == ModelConfig(
         **{**vars(LLAMA), "family": family, **OF_FAMILY[family]}
     )
@@ -78,7 +78,7 @@ def test_what_a_config_leaves_out_is_what_the_family_does(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_defaults_are_those_of_transformers(family: str) -> None:
-    # Head counts apart: transformers has those of one large model, no rule.
+    # Except head counts: transformers uses those of one large model, not a rule.
     sizes = {**SIZES, "num_key_value_heads": 2}
     if family in ("llama", "mistral"):
         sizes["bos_token_id"], sizes["eos_token_id"] = 1, 2
@@ -287,7 +287,7 @@ def test_a_token_must_be_one_of_the_vocabulary(key: str, value: Any) -> None:
 
 
 def huge() -> Any:
-    """A list within a list, 900 deep, of a million characters."""
+    """Return nested lists, 900 deep, of a million characters."""
     value: Any = "x" * 1_000_000
     for _ in range(900):
         value = [value]
@@ -312,24 +312,24 @@ REFUSED: dict[str, tuple[dict[str, Any], type[MinigenError], str]] = {
     "quantised": (
         raw(quantization_config={"quant_method": "awq"}),
         UnsupportedError,
-        "quantization_config is .*awq.*; minigen honours only its absence",
+        "quantization_config is .*awq.*; minigen supports only configurations without this key",
     ),
     "partial rotation": (
         raw(partial_rotary_factor=0.5),
         UnsupportedError,
-        "partial_rotary_factor is 0.5; minigen honours only 1",
+        "partial_rotary_factor is 0.5; minigen supports only 1",
     ),
     "interleaved": (raw(rope_interleaved=True), UnsupportedError, "rope_interleaved is True"),
     "encoder": (raw(is_encoder_decoder=True), UnsupportedError, "is_encoder_decoder is True"),
     "heads that do not divide": (
         raw(num_attention_heads=5),
         ConfigError,
-        "hidden_size 48 is no multiple of num_attention_heads 5, and no head_dim",
+        "hidden_size 48 is not a multiple of num_attention_heads 5, and there is no head_dim",
     ),
     "more heads than numbers": (
         raw(num_attention_heads=96),
         ConfigError,
-        "hidden_size 48 is no mu",
+        "hidden_size 48 is not a mu",
     ),
     "KV heads that do not divide": (
         raw(num_key_value_heads=4),
@@ -361,12 +361,12 @@ REFUSED: dict[str, tuple[dict[str, Any], type[MinigenError], str]] = {
     "window unused": (
         raw("qwen2", sliding_window=7, layer_types=[SLIDING] * 3),
         ConfigError,
-        "layer_types has sliding_attention, but .* no window",
+        "layer_types has sliding_attention, but .* turns the window off",
     ),
     "window without width": (
         raw("mistral", sliding_window=None, layer_types=[SLIDING] * 3),
         ConfigError,
-        "layer_types has sliding_attention, but .* no window",
+        "layer_types has sliding_attention, but .* turns the window off",
     ),
     "window of text": (raw("mistral", sliding_window="7"), ConfigError, "sliding_window must be a"),
     "window of nothing": (raw("mistral", sliding_window=0), ConfigError, "sliding_window must be"),
@@ -396,7 +396,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[MinigenError], str]] = {
     "rope type as list": (
         raw(rope_scaling={"type": ["linear"]}),
         UnsupportedError,
-        r"rope type \['linear'\] is not honoured",
+        r"rope type \['linear'\] is not supported",
     ),
     "rope said twice": (
         raw(
@@ -425,22 +425,22 @@ REFUSED: dict[str, tuple[dict[str, Any], type[MinigenError], str]] = {
     "linear with more": (
         raw(rope_scaling={"type": "linear", "factor": 4.0, "beta_fast": 3, "mscale": 1}),
         UnsupportedError,
-        "rope type 'linear' has no use for 'beta_fast', 'mscale'",
+        "rope type 'linear' does not use 'beta_fast', 'mscale'",
     ),
     "default with factor": (
         raw(rope_parameters={"rope_type": "default", "factor": 4.0}),
         UnsupportedError,
-        "rope type 'default' has no use for 'factor'",
+        "rope type 'default' does not use 'factor'",
     ),
     "half-turned in the rope": (
         raw(rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.5}),
         UnsupportedError,
-        "has no use for 'partial_rotary_factor'",
+        "does not use 'partial_rotary_factor'",
     ),
     "rope by layer type": (
         raw(rope_parameters={FULL: {"rope_theta": 1e6}, SLIDING: {"rope_theta": 1e4}}),
         UnsupportedError,
-        "has no use for 'full_attention', 'sliding_attention'",
+        "does not use 'full_attention', 'sliding_attention'",
     ),
     "llama3 the wrong way round": (
         raw(rope_scaling={"type": "llama3", **LLAMA3, "high_freq_factor": 0.5}),
@@ -459,7 +459,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[MinigenError], str]] = {
         f"rope type {kind}": (
             raw(rope_scaling={"type": kind, "factor": 4.0}),
             UnsupportedError,
-            f"rope type '{kind}' is not honoured; default, linear and llama3 are",
+            f"rope type '{kind}' is not supported; default, linear and llama3 are",
         )
         for kind in ("yarn", "dynamic", "longrope", "su", "mrope", "proportional")
     },
@@ -500,7 +500,7 @@ def write(directory: Path, name: str, content: Any) -> None:
         (None, None, ()),
     ],
 )
-def test_the_ends_of_both_files_are_ends(
+def test_the_end_tokens_of_both_files_are_used(
     in_config: Any, in_generation: Any, expected: tuple[int, ...], tmp_path: Path
 ) -> None:
     write(tmp_path, "config.json", raw(eos_token_id=in_config))
@@ -514,7 +514,9 @@ def test_generation_settings_are_not_needed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ends", [100, "2", [[7]], {"a": 1}, True])
-def test_an_end_of_the_generation_settings_must_be_a_token_too(ends: Any, tmp_path: Path) -> None:
+def test_an_end_token_of_the_generation_settings_must_be_in_the_vocabulary(
+    ends: Any, tmp_path: Path
+) -> None:
     write(tmp_path, "config.json", raw(eos_token_id=2))
     write(tmp_path, "generation_config.json", {"eos_token_id": ends})
     with pytest.raises(ConfigError, match="eos_token_id must name tokens"):
@@ -534,7 +536,7 @@ BAD_JSON = {
 
 @pytest.mark.parametrize("what", BAD_JSON)
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
-def test_a_file_that_is_no_json_object_is_refused(what: str, name: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_json_object_is_refused(what: str, name: str, tmp_path: Path) -> None:
     content, words = BAD_JSON[what]
     write(tmp_path, "config.json", raw())
     write(tmp_path, name, content)
@@ -545,9 +547,7 @@ def test_a_file_that_is_no_json_object_is_refused(what: str, name: str, tmp_path
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "1e-999"])
-def test_numbers_that_json_spells_but_that_are_none_are_refused(
-    number: str, tmp_path: Path
-) -> None:
+def test_nan_and_infinity_in_json_are_refused(number: str, tmp_path: Path) -> None:
     text = json.dumps(raw(rms_norm_eps="here")).replace('"here"', number)
     write(tmp_path, "config.json", text)
     with pytest.raises(ConfigError, match="rms_norm_eps must be a positive number, not"):

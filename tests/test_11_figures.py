@@ -1,4 +1,4 @@
-"""Figures of chapter 11: pieces of a file, where they lie, bytes by field, costs of opening."""
+"""Figures of chapter 11: pieces of a file, their positions, bytes by field, costs of opening."""
 
 from pathlib import Path
 
@@ -43,21 +43,21 @@ def test_a_byte_leads_to_its_piece_and_no_further(pieces: list[figures.Piece]) -
 
 
 @pytest.mark.parametrize("by", ["part", "kind"])
-def test_a_map_says_what_is_framed_and_frames_all_of_it(
+def test_a_map_names_the_framed_piece_and_frames_all_of_it(
     pieces: list[figures.Piece], by: str
 ) -> None:
     chosen = figures.named(pieces, "token_embd.weight")
     figure = figures.file_map(pieces, chosen, by=by, rows=8)
     (axes,) = figure.axes
-    told = axes.get_title(loc="left")
-    assert "4 × 8 numbers as F32" in told
-    assert "128 bytes, 32 bits a number" in told
+    title = axes.get_title(loc="left")
+    assert "4 × 8 numbers as F32" in title
+    assert "128 bytes, 32 bits a number" in title
     frames = [each for each in axes.patches if not each.get_fill()]
     assert sum(each.get_width() for each in frames) == pytest.approx(chosen.num_bytes / 1e6)
     png(figure)
 
 
-def test_a_header_is_told_without_a_shape(pieces: list[figures.Piece]) -> None:
+def test_a_header_is_described_without_a_shape(pieces: list[figures.Piece]) -> None:
     figure = figures.file_map(pieces, pieces[0])
     assert "vocabulary" in figure.axes[0].get_title(loc="left")
 
@@ -87,10 +87,10 @@ def test_a_cost_has_time_and_memory(tmp_path: Path) -> None:
     data, seconds, megabytes = cost_of(path.read_bytes)
     assert len(data) == 2**26
     assert seconds > 0
-    assert megabytes > 40  # more than an allocator keeps back
+    assert megabytes > 40  # more than an allocator holds back
 
 
-def test_every_piece_tells_of_itself_on_hovering(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_piece_describes_itself_on_hovering(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[dict[str, str]] = []
     monkeypatch.setattr(figures, "display", lambda data, raw: shown.append(data))
     pieces = [

@@ -1,8 +1,8 @@
-"""Whatever bytes a model's files hold: they are read, or refused with a MinigenError.
+"""Any bytes in a model's files are either read, or refused with a MinigenError.
 
-Never another exception, never more memory than the file has bytes for, never a long wait. The
-mutations aim at the header: bytes changed, put in, taken out and copied about, numbers replaced by
-extreme ones, and values of metadata by values of other types.
+There is never another exception, never more memory than the file has bytes for, never a long wait.
+The mutations aim at the header: bytes changed, inserted, removed and copied, numbers replaced by
+extreme ones, and metadata values replaced by values of other types.
 """
 
 import json
@@ -117,7 +117,7 @@ def gguf_model(metadata: dict[str, Value] = METADATA) -> GGUFBytes:
 
 
 def safetensors_header() -> str:
-    """The same tensors under transformers' names, as they are read from the GGUF."""
+    """Return the same tensors under transformers' names, as they are read from the GGUF."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for name, shape in zip(model_names(), SHAPES.values(), strict=True):
@@ -172,7 +172,7 @@ def replaced(data: bytes, at: int, width: int, value: int) -> bytes:
 
 
 def edits_of(span: int) -> SearchStrategy[list[tuple[Any, ...]]]:
-    """Up to four changes within the first `span` bytes."""
+    """Return up to four changes within the first `span` bytes."""
     place = st.integers(0, span - 1)
     return st.lists(
         st.one_of(
@@ -202,7 +202,7 @@ def edited(data: bytes, edits: list[tuple[Any, ...]]) -> bytes:
     return data
 
 
-# Numbers that say how to read what follows, replaced by extreme ones.
+# Numbers that determine how the following bytes are read, replaced by extreme ones.
 gguf_numbers = st.lists(
     st.tuples(st.sampled_from(GGUF.numbers), st.sampled_from(EXTREMES)), min_size=1, max_size=2
 )
@@ -227,7 +227,7 @@ NUMBER_SPANS = [match.span() for match in re.finditer(r"\d+|\"F32\"|\[[^]]*\]", 
 
 
 def with_tokens(changes: list[tuple[tuple[int, int], str]]) -> bytes:
-    """Each token replaced in turn, from the end, so that places stay right."""
+    """Replace each token in turn, from the end, so that positions stay right."""
     header = HEADER
     for (start, stop), token in sorted(changes, reverse=True):
         header = header[:start] + token + header[stop:]
@@ -309,7 +309,7 @@ def metadata_with(architecture: str, changes: dict[str, Value | None]) -> dict[s
 
 
 def outcome(attempt: Callable[[], Any]) -> str:
-    """SOUND, or the name of the MinigenError; any other exception goes through."""
+    """Return SOUND, or the name of the MinigenError; any other exception is raised."""
     refusal: MinigenError | None = None
     try:
         attempt()
@@ -323,7 +323,7 @@ def outcome(attempt: Callable[[], Any]) -> str:
 
 
 def read_all(path: Path) -> None:
-    """Open a model, and read every number of it: a tensor that was mapped wrong would show."""
+    """Open a model, and read every number of it, so that a wrongly mapped tensor would show."""
     checkpoint = open_checkpoint(path)
     for tensor in checkpoint.tensors.values():
         read_tensor(tensor)
@@ -336,7 +336,7 @@ def read_tensor(tensor: StoredTensor) -> None:
 def tried(
     strategy: SearchStrategy[Any], attempt: Callable[[Any], None], examples: int
 ) -> Counter[str]:
-    """How often each outcome came, over seeded examples."""
+    """Return how often each outcome occurred, over seeded examples."""
     outcomes: Counter[str] = Counter()
 
     @settings(
@@ -402,8 +402,8 @@ def test_the_files_that_are_mutated_are_sound_and_hold_the_same_model(tmp_path: 
             assert torch.equal(tensor.dequantize(), theirs.tensors[name].dequantize())
 
 
-# How many examples each tries, briefly and at length, and what it must have met: so it is known to
-# have got past the first check.
+# The number of examples that each tries, briefly and at length, and the outcomes that must occur,
+# which show that the mutations get past the first check.
 FUZZERS: dict[str, tuple[Callable[[Path, int], Counter[str]], int, int, set[str]]] = {
     "bytes of a GGUF": (
         fuzz_gguf,
@@ -448,7 +448,7 @@ def test_very_many_mutated_files_are_read_or_refused(what: str, tmp_path: Path) 
 
 
 def hostile_files() -> Iterator[bytes]:
-    """Every number of the headers in turn, replaced by every very large one."""
+    """Yield files in which each number of the header in turn is replaced by each very large one."""
     large = [value for value in EXTREMES if value >= 2**31 - 1]
     for at, width in GGUF.numbers:
         for value in large:
@@ -461,11 +461,11 @@ def hostile_files() -> Iterator[bytes]:
 
 
 def read_hostile_files(folder: Path, spare_bytes: int) -> None:
-    """Read them all with hardly more memory than is in use; prints how many there were."""
+    """Read them all with little more memory than is in use; print their number."""
     import resource
 
     write_directory(folder)
-    read_all(folder)  # what is loaded once is no cost of a file
+    read_all(folder)  # what is loaded once is not a cost of a file
     pages = int(Path("/proc/self/statm").read_text("utf-8").split()[0])
     limit = pages * resource.getpagesize() + spare_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

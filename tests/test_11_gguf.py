@@ -1,4 +1,4 @@
-"""GGUF: the gguf library's own reader sees the same file, and transformers the same model."""
+"""GGUF: the gguf library's own reader finds the same file, and transformers the same model."""
 
 import math
 import re
@@ -69,13 +69,13 @@ def plain(value: Any) -> Any:
 
 
 def assert_same_file(ours: GGUFFile, path: Path, most: int | None = None) -> None:
-    """Compare all that the library's reader finds; of the tensors' numbers, `most` tensors."""
+    """Compare everything that the library's reader finds; compare the numbers of `most` tensors."""
     theirs = gguf.GGUFReader(path)
     fields = {key: each for key, each in theirs.fields.items() if not key.startswith("GGUF.")}
     assert ours.metadata.keys() == fields.keys()
     for key, expected in fields.items():
         found = plain(ours.metadata[key])
-        if expected.types[0] == GGUFValueType.FLOAT32:  # we hold its shortest decimal instead
+        if expected.types[0] == GGUFValueType.FLOAT32:  # we store its shortest decimal instead
             assert np.float32(found) == np.float32(expected.contents())
         else:
             assert found == expected.contents(), key
@@ -96,7 +96,7 @@ def assert_same_file(ours: GGUFFile, path: Path, most: int | None = None) -> Non
 
 
 def quantised(kind: str, rows: int, blocks: int) -> np.ndarray:
-    """Rows of blocks whose bytes are all small, so that no scale is NaN."""
+    """Return rows of blocks whose bytes are all small, so that no scale is NaN."""
     rng = np.random.default_rng(4)
     num_bytes = blocks * GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1]
     return rng.integers(0, 60, (rows, num_bytes), dtype=np.uint8)
@@ -137,10 +137,10 @@ def test_a_file_written_by_hand_reads_as_the_librarys_reader_reads_it(
     assert file.version == version
     assert_same_file(file, path)
     path.write_bytes(raw_gguf([], parts, version=version).data)
-    assert read_gguf(path).tensors["one"].shape == (1, 3)  # sizes of one before a matrix are none
+    assert read_gguf(path).tensors["one"].shape == (1, 3)  # leading sizes of one do not count
 
 
-def test_a_float32_is_read_as_the_number_that_was_meant(tmp_path: Path) -> None:
+def test_a_float32_is_read_as_its_shortest_decimal(tmp_path: Path) -> None:
     path = tmp_path / "f.gguf"
     path.write_bytes(raw_gguf([("eps", Value(Kind.FLOAT32, 1e-5))]).data)
     assert read_gguf(path).metadata["eps"] == 1e-5
@@ -190,11 +190,11 @@ def test_a_gguf_gives_the_config_and_logits_of_the_safetensors_that_it_was_made_
     expected, found = open_checkpoint(tmp_path / "hf"), open_checkpoint(tmp_path / "model.gguf")
 
     config = expected.config
-    if config.rope_scaling is not None:  # a GGUF has a tensor in its place
+    if config.rope_scaling is not None:  # a GGUF has a tensor instead
         assert "rope_freqs.weight" in found.tensors
         config = replace(config, rope_scaling=None)
     if config.family == "mistral" and found.config.family == "llama":
-        config = replace(config, family="llama")  # a GGUF calls Mistral so, unless it has a window
+        config = replace(config, family="llama")  # GGUF calls it Llama, unless it has a window
     assert found.config == config
     torch.testing.assert_close(logits(found), logits(expected), atol=1e-4, rtol=0)
 
@@ -244,7 +244,7 @@ def test_shards_give_the_logits_of_one_file(tmp_path: Path) -> None:
     assert torch.equal(logits(one), logits(many))
 
 
-def test_a_checkpoint_tells_its_form_and_size(tmp_path: Path) -> None:
+def test_a_checkpoint_reports_its_format_and_size(tmp_path: Path) -> None:
     model = make_model("llama")
     model.save_pretrained(tmp_path / "hf")
     write_model(tmp_path / "model.gguf", model)
@@ -322,7 +322,7 @@ def test_the_default_model_as_shards_of_safetensors_gives_the_same_tokens(tmp_pa
     assert both[len(prompt) - 1 : -1].tolist() == expected
 
 
-# --- what is wrong with a file is said by name -------------------------------------------------
+# --- errors name what is wrong with a file ----------------------------------------------------
 
 FLOATS = np.arange(8, dtype="<f4").tobytes()
 W, V = Part("w", (8,), FLOATS), Part("v", (8,), FLOATS)
@@ -358,10 +358,10 @@ def untyped(type_id: int) -> bytes:
     return bytes(raw)
 
 
-# What is wrong: the file, and what the error must say. Those of UnsupportedError follow apart.
+# The broken file, and a part of its error message. Those of UnsupportedError follow separately.
 BROKEN: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "has 0 bytes, a header has 24"),
-    "shorter than a header": (GOOD[:23], "has 23 bytes, a header has 24"),
+    "empty": (b"", "has 0 bytes, but a header"),
+    "shorter than a header": (GOOD[:23], "has 23 bytes, but a header"),
     "another magic": (b"GGML" + GOOD[4:], r"begins with b'GGML', not b'GGUF'"),
     "2^64 - 1 tensors": (gguf_with(num_tensors=2**64 - 1), "claims 18446744073709551615 tensors"),
     "2^64 - 1 keys": (gguf_with(num_pairs=2**64 - 1), "claims 18446744073709551615 key/values"),
@@ -379,9 +379,12 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "value of type 2^32 - 1": (untyped(2**32 - 1), "k.k has the unknown type 4294967295"),
     "text that is not UTF-8": (gguf_with(("k", text(b"\xff\xfe"))), "k at byte .* is not UTF-8"),
     "name that is not UTF-8": (GOOD.replace(b"k.s", b"k\xff."), "a key at byte .* is not UTF-8"),
-    "key with a line break": (gguf_with(("a\nb", uint32(1))), r"'a\\nb' is no name"),
-    "key without letters": (gguf_with(("", uint32(1))), "'' is no name"),
-    "tensor with an escape": (gguf_with(parts=(replace(W, name="\33[2J"),)), "is no name"),
+    "key with a line break": (gguf_with(("a\nb", uint32(1))), r"'a\\nb' is not a printable name"),
+    "key without letters": (gguf_with(("", uint32(1))), "'' is not a printable name"),
+    "tensor with an escape": (
+        gguf_with(parts=(replace(W, name="\33[2J"),)),
+        "is not a printable name",
+    ),
     "key twice": (gguf_with(("k", uint32(1)), ("k", uint32(1))), "the key k twice"),
     "tensor twice": (gguf_with(parts=(W, W)), "the tensor w twice"),
     "tensor without sizes": (gguf_with(parts=(replace(W, sizes=()),)), "w has 0 dimensions"),
@@ -398,7 +401,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     ),
     "rows that are no whole blocks": (
         gguf_with(parts=(replace(W, sizes=(31,), kind=GGMLQuantizationType.Q4_0),)),
-        "w has rows of 31 numbers, but Q4_0 comes in blocks of 32",
+        "w has rows of 31 numbers, but Q4_0 stores blocks of 32",
     ),
     "overlapping tensors": (gguf_with(parts=(W, replace(V, offset=0))), "v overlaps w"),
     "unaligned offset": (gguf_with(parts=(W, replace(V, offset=33))), "v starts at 33"),
@@ -478,8 +481,8 @@ def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
                 read_gguf(path)
 
 
-def test_a_directory_or_nothing_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match="is no file"):
+def test_a_directory_or_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match="is not a regular file"):
         read_gguf(tmp_path)
     with pytest.raises(FileFormatError, match=r"config.json is missing"):
         open_checkpoint(tmp_path)
@@ -500,7 +503,7 @@ def test_a_file_that_cannot_be_opened_is_refused(
         read_gguf(path)
 
 
-# --- what is wrong with a model is said by name ------------------------------------------------
+# --- errors name what is wrong with a model ---------------------------------------------------
 
 
 MODEL_COMPLAINTS: dict[str, tuple[dict[str, Any], type[MinigenError], str]] = {
@@ -513,7 +516,7 @@ MODEL_COMPLAINTS: dict[str, tuple[dict[str, Any], type[MinigenError], str]] = {
     "a key of another model": (
         {"llama.expert_count": 8, "llama.rope.scale_linear": 2.0},
         UnsupportedError,
-        "does not honour llama.expert_count, llama.rope.scale_linear",
+        "does not support llama.expert_count, llama.rope.scale_linear",
     ),
     "no layers": ({"llama.block_count": None}, ConfigError, "num_hidden_layers is missing"),
     "no length": ({"llama.context_length": None}, ConfigError, "max_position_embeddings is miss"),
@@ -543,7 +546,7 @@ MODEL_COMPLAINTS: dict[str, tuple[dict[str, Any], type[MinigenError], str]] = {
     "half-turned heads": (
         {"llama.rope.dimension_count": 4},
         UnsupportedError,
-        "rope.dimension_count is 4, but minigen turns and keeps whole heads of 8",
+        "rope.dimension_count is 4, but minigen rotates and caches whole heads of 8",
     ),
     "heads as list of sizes": (
         {"llama.rope.dimension_count": Value(Kind.UINT32, [8, 8], is_array=True)},
@@ -553,12 +556,12 @@ MODEL_COMPLAINTS: dict[str, tuple[dict[str, Any], type[MinigenError], str]] = {
     "yarn": (
         {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0},
         UnsupportedError,
-        "rope type 'yarn' is not honoured",
+        "rope type 'yarn' is not supported",
     ),
     "scaling type as list": (
         {"llama.rope.scaling.type": Value(Kind.UINT8, [1, 2], is_array=True)},
         UnsupportedError,
-        r"rope type \[1, 2\] is not honoured",
+        r"rope type \[1, 2\] is not supported",
     ),
     "scaling without factor": ({"llama.rope.scaling.type": "linear"}, ConfigError, "factor is mis"),
     "louder attention": (
@@ -572,7 +575,7 @@ MODEL_COMPLAINTS: dict[str, tuple[dict[str, Any], type[MinigenError], str]] = {
         r"embed_tokens.weight expected \(200, 48\), found \(211, 48\)",
     ),
     "one layer more": ({"llama.block_count": 4}, WeightsError, r"9 missing: model.layers.3.input"),
-    "one layer less": ({"llama.block_count": 2}, WeightsError, r"9 surplus: model.layers.2"),
+    "one layer less": ({"llama.block_count": 2}, WeightsError, r"9 unexpected: model.layers.2"),
     "end beyond the vocabulary": (
         {"tokenizer.ggml.eos_token_id": 211},
         ConfigError,
@@ -602,7 +605,7 @@ def test_a_model_that_makes_no_sense_is_refused_by_name(what: str, tmp_path: Pat
     assert len(str(error.value)) < 1500
 
 
-def test_a_factor_without_a_type_is_linear_as_llama_cpp_has_it(tmp_path: Path) -> None:
+def test_a_factor_without_a_type_is_linear_as_in_llama_cpp(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_model(path, make_model("llama"), {"llama.rope.scaling.factor": 4.0})
     assert open_checkpoint(path).config.rope_linear_factor == 4
@@ -611,7 +614,7 @@ def test_a_factor_without_a_type_is_linear_as_llama_cpp_has_it(tmp_path: Path) -
     assert open_checkpoint(path).config.rope_linear_factor == 1
 
 
-def test_every_token_that_ends_a_turn_is_an_end(tmp_path: Path) -> None:
+def test_every_token_that_ends_a_turn_is_an_end_token(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     ends = {f"tokenizer.ggml.{name}_token_id": n for name, n in (("eot", 7), ("eom", 2))}
     write_model(path, make_model("llama"), ends)
@@ -644,7 +647,7 @@ def test_tensors_that_the_model_does_not_have_are_named(tmp_path: Path) -> None:
         open_checkpoint(path)
     for words in (
         r"1 missing: model.layers.1.self_attn.k_proj.bias (16,)",
-        "4 surplus: ",
+        "4 unexpected: ",
         "nodot (2,)",
         "..weight (2,)",
         "model.layers.7.self_attn.q_proj.weight (2,)",

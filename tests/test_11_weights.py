@@ -1,4 +1,4 @@
-"""Stored tensors: every kind of number means what its format says, cut and ordered at will."""
+"""Stored tensors: every type of number is decoded as its format defines, cut and reordered."""
 
 import json
 import struct
@@ -19,18 +19,18 @@ from minigen.errors import FileFormatError, MinigenError, UnsupportedError, Weig
 from minigen.model.transformer import expected_tensors
 from tests.tiny import save_model
 
-# Where a block keeps its float16 scales; random bytes there would make NaN and infinity.
+# The position of the float16 scales in a block; random bytes there would make NaN and infinity.
 SCALES = {
     **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
     "Q6_K": (208,),
 }
 KINDS = tuple(FORMATS)
-SHAPES = ((1, 1), (1, 5), (7, 1), (3, 3), (1029, 2))  # rows, blocks of a row
+SHAPES = ((1, 1), (1, 5), (7, 1), (3, 3), (1029, 2))  # rows, blocks per row
 
 
 def random_bytes(kind: str, rows: int, blocks: int) -> np.ndarray:
-    """Random rows of a kind, every bit of which may be set, with finite scales."""
+    """Return random rows of a type, in which every bit may be set, with finite scales."""
     rng = np.random.default_rng(11)
     block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     if block_size == 1:
@@ -51,7 +51,7 @@ def stored(kind: str, rows: int = 6, blocks: int = 4) -> StoredTensor:
 
 
 def oracle(tensor: StoredTensor) -> torch.Tensor:
-    """What the gguf library reads from the same bytes."""
+    """Return what the gguf library reads from the same bytes."""
     kind = GGMLQuantizationType[tensor.kind]
     dtype = {"F32": "<f4", "F16": "<f2"}.get(tensor.kind, np.uint8)
     return torch.from_numpy(gguf.quants.dequantize(tensor.data.numpy().view(dtype), kind).copy())
@@ -63,7 +63,7 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("rows", "blocks"), SHAPES)
-def test_every_kind_of_number_means_what_the_gguf_library_reads(
+def test_every_type_of_number_is_decoded_as_the_gguf_library_does(
     kind: str, rows: int, blocks: int
 ) -> None:
     tensor = stored(kind, rows, blocks)
@@ -123,7 +123,7 @@ def test_rows_in_another_order_are_read_cut_and_put_into_memory_in_that_order(ki
     assert_same(cut.dequantize(), expected[:2, block : 2 * block])
 
 
-def test_numbers_can_be_put_into_memory_that_is_there() -> None:
+def test_numbers_can_be_read_into_existing_memory() -> None:
     tensor = stored("Q4_1")
     fused = torch.full((10, tensor.shape[1]), 7.0, dtype=torch.bfloat16)
     result = tensor.dequantize(out=fused[2:8])
@@ -136,13 +136,13 @@ def test_numbers_can_be_put_into_memory_that_is_there() -> None:
 @pytest.mark.parametrize(
     ("start", "stop"), [(0, 0), (3, 2), (-1, 2), (0, 7), (6, 7)], ids=lambda n: str(n)
 )
-def test_rows_that_are_not_there_are_refused(start: int, stop: int) -> None:
+def test_missing_rows_are_refused(start: int, stop: int) -> None:
     with pytest.raises(IndexError, match=f"rows 0 to 6, not {start} to {stop}"):
         stored("Q8_0").rows(start, stop)
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 0), (32, 160), (-32, 32), (64, 32)])
-def test_columns_that_are_not_there_are_refused(start: int, stop: int) -> None:
+def test_missing_columns_are_refused(start: int, stop: int) -> None:
     with pytest.raises(IndexError, match=f"no columns {start} to {stop}"):
         stored("Q8_0").columns(start, stop)
 
@@ -180,7 +180,7 @@ def test_opening_safetensors_maps_them_and_reads_none(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"w": torch.zeros(64, 64)}, path)
     opened = read_safetensors(path)
-    with path.open("r+b") as file:  # what is written to the file later is seen: nothing was copied
+    with path.open("r+b") as file:  # a later write is visible: nothing was copied
         file.seek(-4, 2)
         file.write(struct.pack("<f", 5.0))
     assert opened["w"].dequantize()[-1, -1] == 5
@@ -198,7 +198,7 @@ def test_shards_are_the_same_as_one_file(tmp_path: Path) -> None:
 
 
 def sharded(directory: Path) -> dict[str, Any]:
-    """Two shards, two tensors; returns the index, to be spoilt."""
+    """Write two shards with two tensors; return the index, which the test then breaks."""
     save_file({"a": torch.ones(2)}, directory / "one.safetensors")
     save_file({"b": torch.ones(3)}, directory / "two.safetensors")
     return {"metadata": {}, "weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
@@ -218,16 +218,22 @@ def test_two_shards_with_a_sound_index_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weight_map", "words"),
     [
-        ({"a": "one.safetensors", "b": "../evil.safetensors"}, "'../evil.safetensors' must lie be"),
-        ({"a": "one.safetensors", "b": "/etc/passwd"}, "'/etc/passwd' must lie beside"),
-        ({"a": "one.safetensors", "b": ".."}, r"'..' must lie beside"),
-        ({"a": "one.safetensors", "b": ""}, "'' must lie beside"),
+        (
+            {"a": "one.safetensors", "b": "../evil.safetensors"},
+            "'../evil.safetensors' must be a file",
+        ),
+        ({"a": "one.safetensors", "b": "/etc/passwd"}, "'/etc/passwd' must be a file"),
+        ({"a": "one.safetensors", "b": ".."}, r"'..' must be a file"),
+        ({"a": "one.safetensors", "b": ""}, "'' must be a file"),
         ({"a": "one.safetensors", "b": "two\0.safetensors"}, "safetensors is missing"),
         ({"a": "one.safetensors", "b": "three.safetensors"}, r"three.safetensors is missing"),
-        ({"a": "one.safetensors", "b": "one.safetensors"}, "lists b in one.safetensors, which la"),
+        ({"a": "one.safetensors", "b": "one.safetensors"}, "lists b in one.safetensors, which doe"),
         ({"a": "one.safetensors"}, None),
-        ({"a": "two.safetensors", "b": "two.safetensors"}, "lists a in two.safetensors, which lac"),
-        ({"a": "two.safetensors", "b": "one.safetensors"}, "holds a, which .* puts elsewhere"),
+        ({"a": "two.safetensors", "b": "two.safetensors"}, "lists a in two.safetensors, which doe"),
+        (
+            {"a": "two.safetensors", "b": "one.safetensors"},
+            "holds a, but .* does not list it",
+        ),
         ({"a": 3}, "must have a weight_map"),
         ([], "must have a weight_map"),
         (None, "must have a weight_map"),
@@ -238,7 +244,7 @@ def test_an_index_that_does_not_fit_its_shards_is_refused(
 ) -> None:
     index = {**sharded(tmp_path), "weight_map": weight_map}
     write_index(tmp_path, index)
-    if words is None:  # a file that the index does not mention does not belong to the model
+    if words is None:  # a file that the index does not name is not part of the model
         assert set(read_safetensors(tmp_path)) == {"a"}
         return
     with pytest.raises(FileFormatError, match=words):
@@ -249,7 +255,7 @@ def test_an_index_that_does_not_fit_its_shards_is_refused(
     ("content", "words"),
     [("", "cannot be read as JSON"), ("[1]", "holds a list"), ('{"weight_map"', "cannot be read")],
 )
-def test_an_index_that_is_no_json_object_is_refused(
+def test_an_index_that_is_not_a_json_object_is_refused(
     content: str, words: str, tmp_path: Path
 ) -> None:
     write_index(tmp_path, content)
@@ -266,11 +272,11 @@ def test_a_directory_must_hold_one_set_of_weights(tmp_path: Path) -> None:
     save_file({"whole": torch.ones(1)}, tmp_path / "model.safetensors")
     assert set(read_safetensors(tmp_path)) == {"whole"}
     write_index(tmp_path, {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}})
-    assert set(read_safetensors(tmp_path)) == {"whole"}  # as transformers chooses too
+    assert set(read_safetensors(tmp_path)) == {"whole"}  # transformers chooses the same
 
 
 def safetensors_bytes(header: Any, data: bytes, length: int | None = None) -> bytes:
-    """A safetensors file by hand: `header` is an object or the header's text itself."""
+    """Return a safetensors file; `header` is an object or the text of the header."""
     text = header if isinstance(header, str) else json.dumps(header)
     raw = text.encode("utf-8", errors="surrogateescape")
     return struct.pack("<Q", len(raw) if length is None else length) + raw + data
@@ -326,7 +332,7 @@ def test_a_broken_safetensors_file_is_refused_by_name(what: str, tmp_path: Path)
     path = tmp_path / "model.safetensors"
     path.write_bytes(BAD_SAFETENSORS[what])
     with pytest.raises(
-        FileFormatError, match=r"model.safetensors is no sound safetensors file: "
+        FileFormatError, match=r"model.safetensors is not a valid safetensors file: "
     ) as e:
         read_safetensors(tmp_path)
     assert "\n" not in str(e.value)
@@ -341,12 +347,12 @@ def test_a_safetensors_file_cut_short_anywhere_is_refused(tmp_path: Path) -> Non
     path = tmp_path / "model.safetensors"
     for length in range(len(GOOD)):
         path.write_bytes(GOOD[:length])
-        with pytest.raises(FileFormatError, match="no sound safetensors file"):
+        with pytest.raises(FileFormatError, match="not a valid safetensors file"):
             read_safetensors(path)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
-def test_a_directory_in_the_place_of_a_file_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_directory_instead_of_a_file_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
     with pytest.raises(FileFormatError, match=name):
         read_safetensors(tmp_path)
@@ -400,7 +406,7 @@ def test_tensors_that_lie_unaligned_in_their_file_are_read_or_refused(
     assert_same(read_safetensors(path)["w"].dequantize().flatten(), torch.from_numpy(numbers))
 
 
-# --- what is there against what should be ------------------------------------------------------
+# --- tensors that exist, and tensors that are expected ----------------------------------------
 
 
 def vectors(**lengths: int) -> dict[str, StoredTensor]:
@@ -414,18 +420,18 @@ def test_tensors_that_fit_are_accepted() -> None:
     check_tensors(vectors(a=3, b=1), {"b": (1,), "a": (3,)}, "here")
 
 
-def test_all_that_is_wrong_with_the_tensors_is_said_at_once() -> None:
+def test_one_error_lists_everything_that_is_wrong_with_the_tensors() -> None:
     expected = {"a": (3,), "lost": (2, 5), "b": (1,), "gone": (7,)}
     with pytest.raises(WeightsError) as error:
         check_tensors(vectors(a=4, b=2, extra=1), expected, "here")
     assert str(error.value) == (
         "here does not fit its configuration: 2 missing: lost (2, 5); gone (7,). "
-        "1 surplus: extra (1,). 2 misshapen: a expected (3,), found (4,); b expected (1,), "
-        "found (2,)."
+        "1 unexpected: extra (1,). 2 of a wrong shape: a expected (3,), found (4,); b expected "
+        "(1,), found (2,)."
     )
 
 
-def test_of_very_many_wrong_tensors_the_first_few_are_named() -> None:
+def test_of_many_wrong_tensors_the_first_few_are_named() -> None:
     with pytest.raises(
         WeightsError, match=r"1000 missing: t0 \(1,\); .*t7 \(1,\); \.\.\.\.$"
     ) as error:

@@ -1,4 +1,4 @@
-"""Conversations are written as transformers writes them, by any model's template."""
+"""Conversations are rendered as transformers renders them, with any model's template."""
 
 import json
 from datetime import datetime
@@ -143,7 +143,7 @@ def test_a_conversation_is_written_as_transformers_writes_it(name: str, conversa
             template, messages, add_generation_prompt=prompt
         )
     assert ours.render(messages) != ours.render(messages, add_generation_prompt=False) or (
-        name == "mistral"  # it has no prompt of its own
+        name == "mistral"  # it has no system prompt of its own
     )
 
 
@@ -176,7 +176,7 @@ def test_a_variable_may_stand_for_a_special_token_but_not_for_the_messages() -> 
         template.render([USER], messages=[])
 
 
-def test_what_is_not_defined_is_written_as_nothing_as_transformers_does() -> None:
+def test_undefined_variables_render_as_nothing_as_in_transformers() -> None:
     template = "[{{ nothing }}{{ messages[0].nothing }}]"
     assert ChatTemplate(template, SPECIAL).render([USER]) == _theirs(template, [USER]) == "[]"
 
@@ -263,13 +263,13 @@ def test_a_template_may_refuse_and_its_reason_is_one_line() -> None:
         ("{{ 'x }}", 1),
     ],
 )
-def test_what_is_no_jinja_is_refused_with_its_line(source: str, line: int) -> None:
-    with pytest.raises(ChatTemplateError, match=f"no Jinja, at its line {line}: "):
+def test_invalid_jinja_is_refused_with_its_line(source: str, line: int) -> None:
+    with pytest.raises(ChatTemplateError, match=f"not valid Jinja at line {line}: "):
         ChatTemplate(source, SPECIAL)
 
 
 def test_a_break_outside_a_loop_is_refused() -> None:
-    with pytest.raises(ChatTemplateError, match="no Jinja"):
+    with pytest.raises(ChatTemplateError, match="not valid Jinja"):
         ChatTemplate("{% break %}", SPECIAL)
 
 
@@ -362,7 +362,7 @@ def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
     _write(tmp_path, tokenizer_config_json={"chat_template": named})
     assert _rendered(ChatTemplate.from_directory(tmp_path)) == "D"
     _write(tmp_path, tokenizer_config_json={"chat_template": named[:1]})
-    with pytest.raises(ChatTemplateError, match="templates rag, but no default"):
+    with pytest.raises(ChatTemplateError, match="templates rag, but none is named"):
         ChatTemplate.from_directory(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Figures of chapter 12: boxes of tokens, merging step by step, what merges buy."""
+"""Figures of chapter 12: boxes of tokens, merges step by step, and what merges gain."""
 
 from collections.abc import Sequence
 
@@ -50,7 +50,7 @@ def test_special_tokens_are_dark_and_long_texts_are_wrapped() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 500])
-def test_what_cannot_be_shown_is_said_in_a_sentence(count: int) -> None:
+def test_what_cannot_be_shown_is_an_error_of_one_sentence(count: int) -> None:
     with pytest.raises(ValueError, match=r"token"):
         figures.strip([b"a"] * count)
 
@@ -74,7 +74,7 @@ def test_merging_is_drawn_up_to_the_step(step: int) -> None:
 
 
 @pytest.mark.parametrize("words", [[], [b"x"] * 200])
-def test_merging_wants_one_short_line(words: Sequence[bytes]) -> None:
+def test_merging_takes_only_one_short_line(words: Sequence[bytes]) -> None:
     with pytest.raises(ValueError, match="one short line"):
         figures.merging(figures.merge_stages(words, RANKS), 0)
 

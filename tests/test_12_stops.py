@@ -1,4 +1,4 @@
-"""Stop strings end an answer at the same place however its text comes in pieces."""
+"""Stop strings end an answer at the same place, however its text is divided into pieces."""
 
 import doctest
 
@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from minigen.tokenizer import stop_strings as module
 from minigen.tokenizer.stop_strings import StopWatcher
 
-# Two letters, so that stop strings occur, overlap, and begin again within themselves.
+# Two letters, so that stop strings occur, overlap, and restart within themselves.
 PIECES = st.lists(st.text("ab", max_size=5), max_size=12)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=6), max_size=4)
 always = settings(max_examples=400, deadline=None, derandomize=True)
 
 
 def cut(text: str, stops: list[str], include: bool) -> tuple[str, bool]:
-    """The text up to the stop string that is complete first, the longest if several are."""
+    """Return the text before the stop string that completes first; of several, the longest."""
     for end in range(len(text) + 1):
         completed = [stop for stop in stops if text[:end].endswith(stop)]
         if completed:
@@ -25,7 +25,7 @@ def cut(text: str, stops: list[str], include: bool) -> tuple[str, bool]:
 
 
 def longest_beginning(text: str, stops: list[str]) -> int:
-    """How much of the text's end may still become a stop string."""
+    """Return how many characters at the text's end may still become a stop string."""
     return max(
         length
         for length in range(len(text) + 1)
@@ -108,7 +108,7 @@ def test_nothing_more_comes_after_a_stop() -> None:
     assert (watcher.push(" Three."), watcher.finish()) == ("", "")
 
 
-def test_a_beginning_that_comes_to_nothing_is_shown_in_the_end_and_only_once() -> None:
+def test_an_incomplete_stop_string_is_shown_at_the_end_and_only_once() -> None:
     watcher = StopWatcher(["</s>"])
     assert [watcher.push(piece) for piece in ("a<", "/", "b</")] == ["a", "", "</b"]
     assert (watcher.finish(), watcher.finish()) == ("</", "")

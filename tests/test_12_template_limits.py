@@ -1,4 +1,4 @@
-"""A chat template is a stranger's program: it ends in time, in memory, and harms nothing else."""
+"""A chat template is untrusted code: its time and memory are limited, and it harms nothing else."""
 
 import os
 import signal
@@ -65,7 +65,7 @@ def test_a_template_that_computes_too_long_is_ended(name: str) -> None:
     with pytest.raises(ChatTemplateError) as caught:
         render(HANGING[name])
     assert str(caught.value) == (
-        "The chat template computes for more than 0.3 seconds, so it was ended."
+        "The chat template computes for more than 0.3 seconds, so it was stopped."
     )
 
 
@@ -74,14 +74,14 @@ def test_a_template_that_takes_too_much_memory_is_ended(name: str) -> None:
     with pytest.raises(ChatTemplateError) as caught:
         render(HUGE[name], replace(LIMITS, cpu_seconds=30.0))
     assert str(caught.value) == (
-        "The chat template takes more than 128 MiB of memory, so it was ended."
+        "The chat template takes more than 128 MiB of memory, so it was stopped."
     )
 
 
 def test_memory_is_watched_where_the_system_does_not_limit_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    package = tmp_path / "sitecustomize.py"  # every Python reads it when it starts
+    package = tmp_path / "sitecustomize.py"  # every Python reads it at startup
     package.write_text("import sys\nsys.platform = 'elsewhere'\n", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(ChatTemplateError, match="takes more than 128 MiB of memory"):
@@ -100,7 +100,7 @@ def test_padding_of_a_date_takes_no_memory_or_is_ended() -> None:
         assert len(render("{{ strftime_now('%2000000000d') }}")) <= LIMITS.output_length
 
 
-def test_a_macro_that_calls_itself_for_ever_fails() -> None:
+def test_a_macro_that_recurses_endlessly_fails() -> None:
     with pytest.raises(ChatTemplateError, match="fails with RecursionError"):
         render("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}")
 
@@ -118,7 +118,7 @@ def test_compiling_a_template_computes_nothing(source: str) -> None:
 def test_a_template_has_a_longest_length() -> None:
     limits = replace(LIMITS, source_length=10)
     assert render("0123456789", limits) == "0123456789"
-    with pytest.raises(ChatTemplateError, match=r"has 11 characters, and may have 10\."):
+    with pytest.raises(ChatTemplateError, match=r"has 11 characters, but the limit is 10\."):
         render("0123456789!", limits)
 
 
@@ -132,7 +132,7 @@ def test_a_template_has_a_longest_length() -> None:
     ],
 )
 def test_a_source_that_breaks_the_compiler_is_refused_in_one_sentence(source: str) -> None:
-    with pytest.raises(ChatTemplateError, match="is no Jinja: ") as caught:
+    with pytest.raises(ChatTemplateError, match="is not valid Jinja: ") as caught:
         ChatTemplate(source, {})
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
@@ -148,7 +148,7 @@ def test_a_long_reason_is_cut() -> None:
 def test_after_a_limit_the_next_conversation_is_rendered() -> None:
     template = ChatTemplate("{{ 'a' * times }}", {}, replace(LIMITS, cpu_seconds=30.0))
     for _ in range(2):
-        with pytest.raises(ChatTemplateError, match="so it was ended"):
+        with pytest.raises(ChatTemplateError, match="so it was stopped"):
             template.render(USER, times=3_000_000_000)
         assert template.render(USER, times=3) == "aaa"
 
@@ -161,7 +161,7 @@ def test_time_is_counted_for_each_rendering() -> None:
     assert texts == ["done"] * 10
     assert process._running is not None
     times = psutil.Process(process._running._process.pid).cpu_times()
-    assert times.user + times.system > 0.2  # so ten of them take longer than a few limits
+    assert times.user + times.system > 0.2  # ten of them take longer than a few limits
 
 
 # ---- the process --------------------------------------------------------------------------------
@@ -200,10 +200,10 @@ def test_a_process_that_was_killed_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("written", [b"", b"garbage", frame(b"?what"), frame(b"p\xff")])
-def test_what_a_broken_process_says_is_not_believed(
+def test_replies_of_a_broken_process_are_not_trusted(
     written: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a template finds a way out of the sandbox."""
+    """For example if a template escapes from the sandbox."""
     code = f"import sys; sys.stdout.buffer.write({frame(b'') + written!r})"
 
     def start(module: str, **options: Any) -> "subprocess.Popen[bytes]":
@@ -214,9 +214,9 @@ def test_what_a_broken_process_says_is_not_believed(
         TemplateProcess("x", LIMITS).render({})
 
 
-def test_where_no_process_starts_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    with pytest.raises(ChatTemplateError, match=r"needs a process, and none starts .*No such file"):
+    with pytest.raises(ChatTemplateError, match=r"its process could not be started .*No such file"):
         render("x")
 
 
@@ -228,7 +228,7 @@ def test_a_process_that_ends_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_process_renders_by_a_process_of_its_own() -> None:
+def test_a_forked_process_renders_in_its_own_child_process() -> None:
     template = echo()
     mine = process_of(template)
     child = os.fork()
@@ -313,15 +313,15 @@ def test_kinds_of_dictionaries_lists_and_texts_are_taken_as_these() -> None:
 
 
 @pytest.mark.parametrize("wrong", [object(), print, [{"a": {print}}], Path("x")])
-def test_a_variable_that_is_no_data_is_refused_by_name(wrong: object) -> None:
-    with pytest.raises(PromptError, match=r"dictionaries, which 'tools' is not made of\."):
+def test_a_variable_that_is_not_data_is_refused_by_name(wrong: object) -> None:
+    with pytest.raises(PromptError, match=r"dictionaries, but 'tools' is something else\."):
         render("x", fine=1, tools=wrong)
 
 
 # ---- what a client may set ----------------------------------------------------------------------
 
 
-def test_a_client_may_set_what_a_template_reads_and_does_not_own() -> None:
+def test_a_client_may_set_only_variables_that_a_template_reads() -> None:
     source = (
         "{{ bos_token }}{{ image_token }}{{ pad_token }}{{ messages }}{{ range(3) }}{{ loop }}"
         "{% set mine = 1 %}{{ mine }}{% if not date is defined %}{% set date = 'x' %}{% endif %}"

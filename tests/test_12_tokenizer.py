@@ -1,4 +1,4 @@
-"""Text becomes the token ids that other people's tokenizers give, and comes back whole."""
+"""Text becomes the token ids of the reference tokenizers, and decodes to the same text."""
 
 import functools
 import io
@@ -31,7 +31,7 @@ always = settings(
     max_examples=150,
     deadline=None,
     derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],  # the first example waits for a vocabulary
+    suppress_health_check=[HealthCheck.too_slow],  # the first example builds a vocabulary
 )
 
 SPECIAL = ["<|begin|>", "<|im_start|>", "<|im_end|>"]  # ids 0, 1, 2
@@ -77,8 +77,8 @@ LONG_LINES = {
     "emoji": "👩🏽" * 12_000,
 }
 
-# As the tokenizer.json files of these families say it, in the library's own words: what text is
-# normalised by, what cuts it into words, and whether whole words go before merges.
+# The settings of these families' tokenizer.json files, in the library's own words: how text is
+# normalised, how it is cut into words, and whether whole words come before merges.
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -127,7 +127,7 @@ BEGINS_WITH_BOS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tek
 
 
 def _corpus() -> list[str]:
-    """Text to learn merges from: hard texts (more than once, to count), words and numbers."""
+    """Return text to learn merges from: hard texts (several times, to count), words and numbers."""
     words = (
         "the of and to in is that it was for on are with as his they be at one have this".split()
     )
@@ -139,7 +139,7 @@ def _corpus() -> list[str]:
 
 @functools.cache
 def _trained_without_words() -> str:
-    """A vocabulary whose merges cross every border, so that a word cut wrongly changes the ids."""
+    """Return a vocabulary whose merges cross every border, so that a wrong cut changes the ids."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     trainer = trainers.BpeTrainer(
@@ -182,7 +182,7 @@ def _save(backend: tokenizers.Tokenizer, directory: Path, **config: Any) -> Path
 
 
 def _gguf(backend: tokenizers.Tokenizer, pre: str) -> dict[str, Any]:
-    """The same vocabulary as a GGUF's key/values hold it."""
+    """Return the same vocabulary as key/values of a GGUF."""
     model = json.loads(backend.to_str())["model"]
     tokens = [backend.id_to_token(i) for i in range(backend.get_vocab_size())]
     types = [3 if t in SPECIAL else 4 if t in PLAIN_ADDED else 1 for t in tokens]
@@ -199,7 +199,7 @@ def _gguf(backend: tokenizers.Tokenizer, pre: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with one tokenizer per family."""
+    """Write a directory with one tokenizer per family."""
     root = tmp_path_factory.mktemp("byte_level")
     for family in WITNESSES:
         _save(_trained(family), root / family)
@@ -209,7 +209,7 @@ def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- byte-level: against transformers and the library ------------------------------------------
 
 
-def test_every_family_but_llama_cpps_own_default_has_a_witness() -> None:
+def test_every_family_but_llama_cpps_own_default_has_a_reference() -> None:
     assert set(WITNESSES) == set(FAMILIES) - {"default"}
 
 
@@ -342,7 +342,7 @@ def _llama() -> Tokenizer:
 
 
 def _without_written_specials(text: str) -> bool:
-    """sentencepiece does not recognise control tokens in text, and puts no space behind any."""
+    """Remove special tokens: sentencepiece does not recognise control tokens in text."""
     return not any(token in text for token in ("<s>", "</s>", "<unk>", *PLAIN_ADDED))
 
 
@@ -437,7 +437,7 @@ def test_a_tokenizer_json_of_pieces_equals_the_gguf_and_transformers(tmp_path: P
 
 
 def test_pieces_as_newer_files_prefix_them_equal_transformers(tmp_path: Path) -> None:
-    """Newer tokenizer.json files put the space by Metaspace, at a text's start only."""
+    """Newer tokenizer.json files add the space with Metaspace, only at a text's start."""
     description = json.loads(_llama()._backend.to_str())
     description["normalizer"] = None
     description["pre_tokenizer"] = {
@@ -477,7 +477,7 @@ def test_any_text_comes_back_from_pieces(text: str) -> None:
     assert _llama().decode(_llama().encode(text)) == text
 
 
-def test_text_comes_back_composed_where_a_family_composes(byte_level: Path) -> None:
+def test_decoded_text_is_composed_if_the_family_composes(byte_level: Path) -> None:
     ours = Tokenizer.from_directory(byte_level / "qwen2")
     for text in HARD_TEXTS[:22]:  # without special tokens
         assert ours.decode(ours.encode(text)) == unicodedata.normalize("NFC", text)
@@ -485,7 +485,7 @@ def test_text_comes_back_composed_where_a_family_composes(byte_level: Path) -> N
 
 @functools.cache
 def _ids(make: Callable[[], Tokenizer]) -> st.SearchStrategy[list[int]]:
-    """Any ids, also some without a token, and many that are one byte."""
+    """Any ids, including ids without a token and many that are one byte."""
     tokenizer = make()
     single = [i for i in range(tokenizer.num_ids) if len(tokenizer.token_bytes(i)) == 1]
     return st.lists(st.integers(-2, tokenizer.num_ids + 2) | st.sampled_from(single))
@@ -505,7 +505,7 @@ def test_a_stream_of_any_ids_adds_up_to_decoding_them_at_once(
 
 @always
 @given(data=st.data())
-def test_any_ids_become_what_the_library_makes_of_them(data: st.DataObject) -> None:
+def test_any_ids_decode_as_in_the_library(data: st.DataObject) -> None:
     ids = [i for i in data.draw(_ids(_bytes)) if i >= 0]
     assert _bytes().decode(ids, skip_special_tokens=False) == _bytes()._backend.decode(
         ids, skip_special_tokens=False
@@ -551,7 +551,7 @@ def test_text_that_goes_on_after_a_prompt_keeps_its_leading_space() -> None:
     goes_on, begins = _llama().stream(), _llama().stream(continues=False)
     assert "".join(goes_on.push(i) for i in ids) == " of"
     assert "".join(begins.push(i) for i in ids) == "of" == _llama().decode(ids)
-    late = _llama().stream(continues=False)  # nothing comes first, and the space is still dropped
+    late = _llama().stream(continues=False)  # at the start of the text the space is still dropped
     assert "".join(late.push(i) for i in [_llama().num_ids, *ids]) == "of"
 
 
@@ -580,10 +580,10 @@ def test_a_token_that_is_not_in_the_byte_alphabet_stands_for_itself() -> None:
     assert ours.num_ids - 1 in ours.encode("a ñÞ® b")
 
 
-# ---- what files say, and what is wrong with them ------------------------------------------------
+# ---- what files contain, and what is wrong with them --------------------------------------------
 
 
-def test_a_gguf_that_says_so_gets_bos_and_eos() -> None:
+def test_a_gguf_that_asks_for_bos_and_eos_gets_them() -> None:
     metadata = _gguf(_trained("gpt-2"), "gpt-2")
     plain = Tokenizer.from_gguf(metadata).encode("a")
     framed = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
@@ -682,7 +682,7 @@ def test_a_directory_whose_tokenizer_json_is_missing_or_broken_is_refused(
     with pytest.raises(TokenizerError, match=r"has no tokenizer.json\.$"):
         Tokenizer.from_directory(tmp_path)
     (tmp_path / "tokenizer.model").touch()
-    with pytest.raises(TokenizerError, match=r"tokenizer.model alone is not read"):
+    with pytest.raises(TokenizerError, match=r"does not read tokenizer.model"):
         Tokenizer.from_directory(tmp_path)
     whole = (byte_level / "gpt-2" / "tokenizer.json").read_text("utf-8")
     for broken in (
@@ -747,7 +747,7 @@ def test_special_tokens_are_found_wherever_older_files_name_them(
     assert Tokenizer.from_directory(tmp_path).eos_token_ids == {1}
 
 
-def test_a_named_token_that_tokenizer_json_does_not_mark_is_special_all_the_same(
+def test_a_named_token_that_tokenizer_json_does_not_mark_is_special_too(
     byte_level: Path, tmp_path: Path
 ) -> None:
     description = json.loads((byte_level / "gpt-2" / "tokenizer.json").read_text("utf-8"))
@@ -786,7 +786,7 @@ def test_half_a_surrogate_pair_is_refused_with_its_place() -> None:
 
 
 def _reference_encode(text: str, tokens: list[str], merges: list[str]) -> list[int]:
-    """Byte-pair encoding as slowly as it can be written: join the best pair until none is left."""
+    """Byte-pair encoding in its simplest form: join the best pair until none is left."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     letters = [chr(b) if b in printable else chr(next(others)) for b in range(256)]

@@ -1,4 +1,4 @@
-"""Figures of chapter 13 show the data that they are given, and what is recorded is the model's."""
+"""Figures of chapter 13 show their data, and recorded values are those of the model."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def test_points_of_a_pair_turn_by_its_frequency_and_keep_their_radius() -> None:
     assert drawn.get_title(loc="left") == "pair 1: 18.1° a position"
 
 
-def test_the_curves_of_the_score_are_one_wherever_the_key_stands() -> None:
+def test_the_curve_of_the_score_is_the_same_for_every_position_of_the_key() -> None:
     axes = figures.by_distance(QUERY, KEY, FREQUENCIES, farthest=20).axes[0]
     near, *others = (torch.tensor(line.get_ydata()) for line in axes.lines)
     assert float(near[0]) == pytest.approx(float(QUERY @ KEY) / 8**0.5)

@@ -57,7 +57,7 @@ def their_rotary(head_dim: int, rope: dict[str, object]) -> LlamaRotaryEmbedding
 def test_rms_norm_is_that_of_transformers(eps: float, dtype: torch.dtype) -> None:
     theirs = LlamaRMSNorm(96, eps=eps).to(dtype)
     theirs.weight.data.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(1))
-    # Small rows too, where eps weighs as much as the mean square.
+    # Small rows too, where eps matters as much as the mean square.
     x = (random_tensor(40, 96) * torch.logspace(-3, 3, 40).unsqueeze(-1)).to(dtype)
     ours = rms_norm(x, theirs.weight.detach(), eps)
     assert ours.dtype == dtype
@@ -124,7 +124,7 @@ def test_half_split_rotation_is_that_of_transformers(head_dim: int) -> None:
     cos, sin = rotary_tables(rotary_frequencies(head_dim, 5e5, scaling=LLAMA3_SCALING), positions)
     torch.testing.assert_close(cos, their_cos[0, :, : head_dim // 2], atol=1e-2, rtol=0)
     for x, rotated in zip((q, k), expected, strict=True):
-        # At position 60000 a float32 angle is itself only known to a few thousandths.
+        # At position 60000 a float32 angle is only accurate to a few thousandths.
         torch.testing.assert_close(apply_rotary(x, cos, sin)[:4], rotated[:4], atol=1e-4, rtol=0)
         torch.testing.assert_close(apply_rotary(x, cos, sin), rotated, atol=3e-2, rtol=0)
 

@@ -34,7 +34,7 @@ def random_qkv(
 
 
 def mask_by_loops(num_queries: int, num_keys: int, window: int | None) -> Tensor:
-    """Query i stands at position num_keys - num_queries + i, and looks `window` positions back."""
+    """Return the mask; query i has position num_keys - num_queries + i, and sees `window` keys."""
     rows = []
     for position in range(num_keys - num_queries, num_keys):
         distances = [position - key for key in range(num_keys)]
@@ -43,7 +43,7 @@ def mask_by_loops(num_queries: int, num_keys: int, window: int | None) -> Tensor
 
 
 def attention_of_torch(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
-    """Torch's, in float64, with the KV heads repeated and the mask written out by hand."""
+    """Compute torch's attention in float64, with repeated KV heads and an explicit mask."""
     group = q.shape[1] // k.shape[1]
     query, key, value = (
         each.double().transpose(0, 1)
@@ -54,7 +54,7 @@ def attention_of_torch(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> T
     return mixed.transpose(0, 1).float()
 
 
-def test_the_mask_is_what_two_loops_say() -> None:
+def test_the_mask_equals_that_of_two_loops() -> None:
     for num_keys in range(1, 8):
         for num_queries in range(1, num_keys + 1):
             for window in (None, *range(1, 10)):
@@ -98,7 +98,7 @@ def test_a_long_prefill_is_right_beyond_the_block_size_of_torchs_kernel(
 
 
 @pytest.mark.parametrize("attend", [attention, attention_naive])
-def test_a_lone_token_sees_itself_alone(attend: AttentionVersion) -> None:
+def test_a_single_token_sees_only_itself(attend: AttentionVersion) -> None:
     q, k, v = random_qkv(1, 1, 4, 2, 64)
     torch.testing.assert_close(attend(q, k, v), v.repeat_interleave(2, dim=1))
     q, k, v = random_qkv(6, 6, 4, 2, 64)
@@ -163,7 +163,7 @@ def test_changing_later_tokens_never_changes_earlier_outputs(
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(data=st.data())
 @pytest.mark.parametrize("attend", [attention, attention_naive])
-def test_what_lies_before_the_window_is_never_looked_at(
+def test_tokens_before_the_window_are_never_read(
     attend: AttentionVersion, data: st.DataObject
 ) -> None:
     context = data.draw(st.integers(2, 24))

@@ -1,4 +1,4 @@
-"""Figures of chapter 14 show the weights, masks, heads and bytes that they are given."""
+"""Figures of chapter 14 show the given weights, masks, heads and bytes."""
 
 import math
 
@@ -27,13 +27,13 @@ def test_a_sentence_of_one_token_or_of_too_many_is_refused() -> None:
             figures.head_map(torch.ones(count, count), ["a"] * count, "")
 
 
-def test_several_heads_stand_side_by_side_under_their_names() -> None:
+def test_several_heads_are_drawn_side_by_side_with_their_names() -> None:
     drawn = figures.head_maps({"first": WEIGHTS, "second": WEIGHTS}, ["a", "b", "c"])
     assert [axes.get_title(loc="left") for axes in drawn.axes] == ["first", "second"]
     assert not drawn.axes[1].get_yticklabels()
 
 
-def test_a_mask_is_blue_where_a_query_may_look() -> None:
+def test_a_mask_is_blue_where_a_query_may_attend() -> None:
     axes = figures.masks({"piece": causal_mask(2, 3)}).axes[0]
     colours = [patch.get_facecolor() for patch in axes.patches]
     seen = [Rectangle((0, 0), 1, 1, color=BLUE).get_facecolor() == each for each in colours]

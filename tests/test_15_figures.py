@@ -1,4 +1,4 @@
-"""The logit lens sees what the model says; a model's budget adds up to its published size."""
+"""The logit lens shows the model's predictions; a model's budget adds up to its published size."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def words_in(figure: Figure) -> list[str]:
 @pytest.mark.parametrize(
     ("shown", "expected"), [(SHOWN[0], "<12>|{:.0%}"), (SHOWN[1], "{:.0%}"), (SHOWN[2], "bits")]
 )
-def test_every_place_of_the_grid_says_what_is_asked_for(shown: str, expected: str) -> None:
+def test_every_cell_of_the_grid_shows_the_requested_value(shown: str, expected: str) -> None:
     lens = a_lens()
     drawn = lens_grid(lens, "<{}>".format, shown=shown, every=2)
     words = "|".join(words_in(drawn))
@@ -49,7 +49,7 @@ def test_the_chosen_position_is_followed_through_all_layers() -> None:
     ]
 
 
-def test_nonsense_is_refused_in_a_sentence() -> None:
+def test_invalid_input_is_refused_in_one_sentence() -> None:
     with pytest.raises(ValueError, match="has 3 tokens: there is no position 4"):
         lens_grid(a_lens(), str, position=4)
     with pytest.raises(ValueError, match="shown is one of"):
@@ -59,7 +59,7 @@ def test_nonsense_is_refused_in_a_sentence() -> None:
 
 
 @pytest.mark.model
-def test_the_last_row_of_the_lens_is_what_the_model_says() -> None:
+def test_the_last_row_of_the_lens_is_the_models_prediction() -> None:
     llm = load_model(weights="float32")
     text = "The capital of France is"
     lens, logits = look(llm, text), next_logits(llm, text)

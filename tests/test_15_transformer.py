@@ -1,4 +1,4 @@
-"""The forward pass gives the logits that transformers gives, for every family and feature."""
+"""The forward pass gives the same logits as transformers, for every family and feature."""
 
 from itertools import pairwise
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The figure of a next-token distribution shows what the sampler does."""
+"""The figure of a next-token distribution shows the stages of the sampler."""
 
 import pytest
 import torch
@@ -33,6 +33,6 @@ def test_temperature_0_is_refused_in_a_sentence(logits: torch.Tensor) -> None:
         next_token(logits, str, temperature=0)
 
 
-def test_the_tail_is_what_the_likeliest_leave(logits: torch.Tensor) -> None:
+def test_the_tail_is_the_rest_after_the_likeliest(logits: torch.Tensor) -> None:
     (axes,) = tail_mass({"a": logits}).axes
     assert list(axes.lines[0].get_ydata()[:4]) == pytest.approx([0.6, 0.3, 0.1, 0.04])

@@ -1,4 +1,4 @@
-"""Sampling parameters are checked when built: what is impossible is refused, by name."""
+"""Sampling parameters are checked when constructed: impossible values are refused by name."""
 
 import math
 from collections import UserDict
@@ -13,7 +13,7 @@ from minigen.sampling.params import SamplingParams
 WRONG_TYPES = [True, "1", b"1", [1], {}, object(), 1j]
 NOT_FINITE = [math.nan, math.inf, -math.inf, 10**400, -(10**400)]
 
-# For each field: what the message must say is allowed, and what is not.
+# For each field: the allowed values that the message names, and values that are refused.
 WHOLE_NUMBERS: dict[str, tuple[str, list[Any]]] = {
     "n": ("from 1 to 1024", [0, -1, 1025, None]),
     "top_k": ("from 1 to 2147483647", [0, -1, 2**31]),
@@ -43,7 +43,7 @@ CASES = [
 
 
 def refusal(**settings: Any) -> str:
-    """The message with which these settings are refused."""
+    """Return the message with which these settings are refused."""
     with pytest.raises(ParamsError) as raised:
         SamplingParams(**settings)
     return str(raised.value)
@@ -60,7 +60,7 @@ def test_an_impossible_number_is_refused_with_the_field_and_what_it_may_be(
 
 
 @pytest.mark.parametrize("value", [0, -1])
-def test_the_habits_of_other_engines_for_no_top_k_are_refused_with_a_hint(value: int) -> None:
+def test_other_engines_values_for_no_top_k_are_refused_with_a_hint(value: int) -> None:
     assert refusal(top_k=value).endswith("None means no limit.")
 
 
@@ -68,7 +68,7 @@ def test_the_habits_of_other_engines_for_no_top_k_are_refused_with_a_hint(value:
     "name", ["include_stop_str_in_output", "ignore_eos", "skip_special_tokens"]
 )
 @pytest.mark.parametrize("value", ["false", 0, 1, None, []])
-def test_a_switch_is_true_or_false_and_nothing_like_them(name: str, value: Any) -> None:
+def test_a_flag_must_be_true_or_false_exactly(name: str, value: Any) -> None:
     assert refusal(**{name: value}) == f"{name} must be True or False, not {value!r}."
 
 
@@ -76,37 +76,37 @@ def test_a_switch_is_true_or_false_and_nothing_like_them(name: str, value: Any) 
     "value",
     [None, 1, b"x", bytearray(b"x"), "", [""], ["a", ""], [1], [None], ["a", b"b"], {"a": 1}],
 )
-def test_a_stop_that_is_no_text_or_empty_is_refused(value: Any) -> None:
+def test_a_stop_that_is_not_text_or_is_empty_is_refused(value: Any) -> None:
     message = refusal(stop=value)
-    assert message.startswith("stop must be text, or a list of texts, none empty, not ")
+    assert message.startswith("stop must be text or a list of texts, and none may be empty, not ")
     assert repr(value) in message or repr((value,)) in message
 
 
 @pytest.mark.parametrize(
     "value", [None, 5, "12", b"12", {1: 2}, {5}, [1.0], ["1"], [True], [-1], [2**31], [None], [[1]]]
 )
-def test_stop_token_ids_that_are_no_list_of_ids_are_refused(value: Any) -> None:
+def test_stop_token_ids_that_are_not_a_list_of_ids_are_refused(value: Any) -> None:
     assert refusal(stop_token_ids=value).startswith("stop_token_ids must be ")
 
 
 @pytest.mark.parametrize("value", [None, 5, "5", [5], [(5, 1.0)], {5}])
-def test_a_logit_bias_that_is_no_mapping_is_refused(value: Any) -> None:
+def test_a_logit_bias_that_is_not_a_mapping_is_refused(value: Any) -> None:
     assert refusal(logit_bias=value).startswith("logit_bias must map token ids to numbers")
 
 
 @pytest.mark.parametrize("key", ["5", 5.0, True, None, -1, 2**31, (5,)])
-def test_a_logit_bias_for_what_is_no_token_id_is_refused(key: Any) -> None:
+def test_a_logit_bias_for_an_invalid_token_id_is_refused(key: Any) -> None:
     message = refusal(logit_bias={key: 1.0})
     assert message.startswith("logit_bias's token ids must be a whole number from 0 to 2147483647")
 
 
 @pytest.mark.parametrize("bias", ["1", None, True, [1], *NOT_FINITE, 1e7, -1e7], ids=range(11))
-def test_a_logit_bias_by_what_is_no_number_is_refused(bias: Any) -> None:
+def test_a_logit_bias_that_is_not_a_number_is_refused(bias: Any) -> None:
     message = refusal(logit_bias={3: 0.0, 5: bias})
     assert message.startswith("logit_bias must be a number from -1000000 to 1000000")
 
 
-def test_more_tokens_at_least_than_at_most_are_refused() -> None:
+def test_min_tokens_above_max_tokens_are_refused() -> None:
     message = refusal(min_tokens=11, max_tokens=10)
     assert "min_tokens 11" in message
     assert "max_tokens 10" in message
@@ -131,7 +131,7 @@ def test_a_refusal_is_a_minigen_error_and_a_value_error() -> None:
         {"temperature": 5e-324},
     ],
 )
-def test_what_is_just_possible_is_taken_as_it_is(settings: dict[str, Any]) -> None:
+def test_values_at_the_limits_are_accepted_unchanged(settings: dict[str, Any]) -> None:
     params = SamplingParams(**settings)
     assert {name: getattr(params, name) for name in settings} == settings
 
@@ -156,7 +156,7 @@ def test_no_field_can_be_changed() -> None:
             setattr(params, field.name, getattr(params, field.name))
 
 
-def test_what_was_handed_in_can_be_changed_afterwards_without_an_effect() -> None:
+def test_later_changes_to_the_arguments_have_no_effect() -> None:
     stop, ids = ["a"], [1]
     bias: UserDict[Any, Any] = UserDict({2: 1.0})
     params = SamplingParams(stop=stop, stop_token_ids=ids, logit_bias=bias)

@@ -1,4 +1,4 @@
-"""Every sampler draws from the distribution that it claims, whatever else is in the batch."""
+"""Every sampler draws from the distribution that it claims, whatever the batch contains."""
 
 import copy
 import math
@@ -62,7 +62,7 @@ def make_sequence(
 
 
 def with_seeds(sequence: Sequence, num_draws: int = NUM_DRAWS) -> list[Sequence]:
-    """The same request so many times over, each with a seed of its own."""
+    """Return copies of one request, each with a different seed."""
     copies = [copy.copy(sequence) for _ in range(num_draws)]
     for seed, each in enumerate(copies):
         each.seed = seed
@@ -74,7 +74,7 @@ def sample(logits: Tensor, sequences: list[Sequence]) -> list[int]:
 
 
 def constrained_by_loops(logits: list[float], sequence: Sequence) -> list[float]:
-    """Bias, then repetition, frequency and presence penalties, then the ban of stop tokens."""
+    """Apply bias, then repetition, frequency and presence penalties, then ban stop tokens."""
     params, outputs = sequence.params, sequence.output_ids
     result = []
     for token_id, logit in enumerate(logits):
@@ -96,7 +96,7 @@ def likeliest_first(logits: list[float]) -> list[int]:
 
 
 def distribution_by_loops(logits: list[float], sequence: Sequence) -> list[float]:
-    """Probabilities after penalties, temperature, min-p, top-k and top-p, in this order."""
+    """Return probabilities after penalties, temperature, min-p, top-k and top-p, in this order."""
     params = sequence.params
     logits = [logit / params.temperature for logit in constrained_by_loops(logits, sequence)]
     weights = [math.exp(logit - max(logits)) for logit in logits]
@@ -114,7 +114,7 @@ def distribution_by_loops(logits: list[float], sequence: Sequence) -> list[float
 
 
 def p_value(token_ids: Iterable[int], expected: list[float]) -> float:
-    """Chi-square: how likely counts as uneven as these are; 0 if an impossible token is there."""
+    """Return the chi-square p-value of the counts; 0 if an impossible token was drawn."""
     counts = np.bincount(list(token_ids), minlength=len(expected))
     probabilities = np.array(expected)
     possible = probabilities > 0
@@ -181,7 +181,7 @@ def test_draws_follow_the_distribution_that_the_settings_claim(name: str) -> Non
     assert p_value(token_ids, distribution_by_loops(LOGITS, sequence)) > 1e-3
 
 
-def test_so_many_draws_tell_every_two_claims_apart() -> None:
+def test_this_number_of_draws_distinguishes_every_two_claims() -> None:
     logits = torch.tensor(LOGITS).expand(NUM_DRAWS, -1)
     same = {"plain", "top-k beyond the vocabulary", "stop tokens not banned any more"}
     claimed = {name: distribution_by_loops(LOGITS, claim(name)) for name in CLAIMS}
@@ -209,7 +209,7 @@ def test_the_draws_of_one_answer_follow_the_distribution_from_step_to_step() -> 
     token_ids = draw(logits, uniform).numpy()
     expected = torch.tensor(LOGITS).double().softmax(-1)
     assert p_value(token_ids, expected.tolist()) > 1e-3
-    # And a step's token says nothing about the next one's.
+    # The token of a step is also independent of the next one.
     pairs = token_ids[:-1] * len(LOGITS) + token_ids[1:]
     frequent = [2, 7, 0, 5]
     common = np.isin(token_ids[:-1], frequent) & np.isin(token_ids[1:], frequent)
@@ -242,7 +242,7 @@ def test_penalties_are_what_a_plain_loop_makes_of_them() -> None:
 
 # --- What is kept, exactly ---
 
-# A few values only, so that ties are common; -inf is a token that was dropped before.
+# Only a few values, so that ties are common; -inf is a token that was dropped before.
 TIED_LOGITS = st.lists(
     st.sampled_from([-math.inf, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 3.0]), min_size=1, max_size=90
 ).filter(lambda logits: max(logits) > -math.inf)
@@ -270,7 +270,7 @@ def test_top_p_keeps_the_fewest_likeliest_that_reach_p(logits: list[float], top_
     order = likeliest_first(logits)
     weights = [math.exp(logits[token_id]) for token_id in order]
     reached = np.cumsum(weights) / sum(weights)
-    assume(abs(reached - top_p).min() > 1e-5)  # on the very boundary, rounding decides
+    assume(abs(reached - top_p).min() > 1e-5)  # exactly on the boundary, rounding decides
     num_kept = int((reached < top_p).sum()) + 1
     kept = keep_top_p(torch.tensor([logits]), torch.tensor([top_p], dtype=torch.float64))
     assert kept_ids(kept) == sorted(order[:num_kept])
@@ -369,7 +369,7 @@ def test_a_seed_keeps_its_meaning_from_version_to_version() -> None:
     ]
 
 
-def test_numbers_do_not_depend_on_what_else_is_asked_for() -> None:
+def test_random_numbers_do_not_depend_on_the_other_requests() -> None:
     together = uniform_draws([5, -9, 2**64 - 1], [0, 1, 2], [7, 8, 9]).tolist()
     alone = [
         uniform_draws([seed], [choice], [step]).item()
@@ -401,13 +401,13 @@ def test_numbers_are_uniform_and_independent_of_their_neighbours(axis: str) -> N
     assert stats.chisquare(np.bincount(low_bits, minlength=256)).pvalue > 1e-3
 
 
-def test_seed_choice_and_step_do_not_stand_in_for_each_other() -> None:
+def test_seed_choice_and_step_are_not_interchangeable() -> None:
     triples = [(a, b, c) for a in range(20) for b in range(20) for c in range(20)]
     numbers = uniform_draws(*zip(*triples, strict=True)).tolist()
     assert len(set(numbers)) == len(triples)
 
 
-def test_a_draw_is_where_the_cumulated_probability_passes_the_number() -> None:
+def test_a_draw_is_where_the_cumulative_probability_passes_the_number() -> None:
     quarters = torch.zeros(1, 4)
     for number, token_id in [
         (0.0, 0),
@@ -445,19 +445,19 @@ def test_a_dropped_token_is_never_drawn_from_a_large_vocabulary(number: float) -
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-45, 1e-6])
-def test_hardly_any_temperature_is_greedy(temperature: float) -> None:
+def test_a_temperature_near_zero_is_greedy(temperature: float) -> None:
     sequences = with_seeds(make_sequence(SamplingParams(temperature=temperature)), 200)
     logits = torch.randn(200, 50, generator=torch.Generator().manual_seed(0))
     assert sample(logits, sequences) == logits.argmax(-1).tolist()
 
 
-def test_a_huge_temperature_makes_all_tokens_alike() -> None:
+def test_a_huge_temperature_makes_all_tokens_equally_likely() -> None:
     sequences = with_seeds(make_sequence(SamplingParams(temperature=1e6)))
     token_ids = sample(torch.tensor(LOGITS).expand(NUM_DRAWS, -1), sequences)
     assert p_value(token_ids, [0.1] * 10) > 1e-3
 
 
-def test_very_large_logits_and_biases_are_drawn_from_as_well() -> None:
+def test_very_large_logits_and_biases_can_be_sampled() -> None:
     logits = torch.tensor([[1e30, 1e30, -1e30, 0.0]]).expand(2000, -1)
     params = SamplingParams(
         repetition_penalty=1e-6, presence_penalty=1e6, frequency_penalty=-1e6, top_p=0.9
@@ -468,9 +468,10 @@ def test_very_large_logits_and_biases_are_drawn_from_as_well() -> None:
     assert set(sample(torch.zeros(50, 4), with_seeds(make_sequence(biased), 50))) == {2}
 
 
-# --- A batch is its rows, each alone ---
+# --- Each row of a batch is sampled as if it were alone ---
 
-# As plain values: to build the checked classes within a strategy would use beartype's `random`.
+# Plain values, because building the checked classes within a strategy would use beartype's
+# `random`.
 ROW_PARAMS = st.fixed_dictionaries(
     {
         "temperature": st.sampled_from([0, 0.0, 0.3, 1, 1.7]),
@@ -505,11 +506,11 @@ ROWS = st.fixed_dictionaries(
 @given(
     rows=st.lists(st.tuples(ROW_PARAMS, ROWS), min_size=2, max_size=5), seed=st.integers(0, 10**6)
 )
-def test_each_row_of_a_batch_is_given_exactly_what_it_is_given_alone(
+def test_each_row_of_a_batch_gets_exactly_the_token_that_it_gets_alone(
     rows: list[tuple[dict[str, Any], dict[str, Any]]], seed: int
 ) -> None:
     sequences = [make_sequence(SamplingParams(**params), **row) for params, row in rows]
-    # Halves, as of a rough type: ties at the edge of top-k and top-p are the rule.
+    # Multiples of a half, as from a coarse type: ties at the edge of top-k and top-p are common.
     generator = torch.Generator().manual_seed(seed)
     logits = (2 * torch.randn(len(sequences), 300, generator=generator)).round() / 2
     before = logits.clone()
@@ -522,7 +523,7 @@ def test_each_row_of_a_batch_is_given_exactly_what_it_is_given_alone(
     assert torch.equal(logits, before), "the caller's logits were changed"
 
 
-def test_the_kept_tokens_do_not_depend_on_how_many_the_neighbours_keep() -> None:
+def test_the_kept_tokens_do_not_depend_on_how_many_other_rows_keep() -> None:
     logits = torch.zeros(1, 300)
     for stage, mine, others in (
         (keep_top_k, torch.tensor([3]), [torch.tensor([each]) for each in (1, 5, 50, 290)]),
@@ -534,7 +535,7 @@ def test_the_kept_tokens_do_not_depend_on_how_many_the_neighbours_keep() -> None
             assert kept_ids(kept) == [0, 1, 2]
 
 
-def test_greedy_rows_take_the_likeliest_token_whoever_their_neighbours_are() -> None:
+def test_greedy_rows_take_the_likeliest_token_in_any_batch() -> None:
     logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(3))
     greedy = SamplingParams(temperature=0, top_k=3, top_p=0.1, min_p=0.9)
     others = [
@@ -550,7 +551,7 @@ def test_greedy_rows_take_the_likeliest_token_whoever_their_neighbours_are() -> 
     assert sample(logits, sequences)[::2] == logits.argmax(-1)[::2].tolist()
 
 
-def test_greedy_rows_heed_penalties_biases_and_bans() -> None:
+def test_greedy_rows_apply_penalties_biases_and_bans() -> None:
     logits = torch.tensor([LOGITS])
     for name in CLAIMS:
         sequence = copy.copy(claim(name))
@@ -559,7 +560,7 @@ def test_greedy_rows_heed_penalties_biases_and_bans() -> None:
         assert sample(logits, [sequence]) == likeliest_first(constrained)[:1]
 
 
-def test_the_same_seed_draws_the_same_tokens_whatever_else_is_in_the_batch() -> None:
+def test_the_same_seed_draws_the_same_tokens_in_any_batch() -> None:
     generator = torch.Generator().manual_seed(4)
     logits = torch.randn(200, 1, 100, generator=generator)
     params = SamplingParams(temperature=1.2, top_p=0.95)
@@ -593,7 +594,7 @@ def test_answer_i_of_n_draws_the_numbers_of_seed_and_i_at_its_step() -> None:
     assert len(set(token_ids)) > 3
 
 
-def test_stop_tokens_are_banned_up_to_the_step_that_they_may_come_at() -> None:
+def test_stop_tokens_are_banned_until_min_tokens_are_reached() -> None:
     logits = torch.tensor([LOGITS])  # token 2 is the likeliest, then 7
     own = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=[2])
     tokens = [sample(logits, [make_sequence(own, output_ids=[9] * step)]) for step in range(4)]
@@ -649,7 +650,7 @@ def test_the_chosen_token_is_there_even_if_it_is_not_among_the_likeliest() -> No
     assert {each: logprob.rank for each, logprob in token.logprobs.items()} == {4: 10, 2: 1, 7: 2}
 
 
-def test_no_likeliest_tokens_leave_the_chosen_one_alone() -> None:
+def test_without_top_logprobs_only_the_chosen_token_is_reported() -> None:
     token = only_token(LOGITS, make_sequence(SamplingParams(logprobs=0)))
     assert token.logprobs is not None
     assert list(token.logprobs) == [token.token_id]
@@ -667,7 +668,7 @@ def test_equally_likely_tokens_share_a_rank() -> None:
         assert ranks == [5, 1, 1, 3, 3, 6]
 
 
-def test_more_likeliest_tokens_than_there_are_give_all() -> None:
+def test_more_top_logprobs_than_tokens_give_all_tokens() -> None:
     token = only_token(LOGITS, make_sequence(SamplingParams(logprobs=1000)))
     assert token.logprobs is not None
     assert sum(math.exp(each.logprob) for each in token.logprobs.values()) == pytest.approx(1)

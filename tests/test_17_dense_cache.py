@@ -1,4 +1,4 @@
-"""The dense cache changes what is computed again, which is nothing, and never the result."""
+"""The dense cache avoids recomputation, and never changes the result."""
 
 import weakref
 from dataclasses import dataclass, field, fields
@@ -28,7 +28,7 @@ VOCAB = 211
 
 @dataclass(frozen=True)
 class RecordingTransformer(Transformer):
-    """The same model, which writes down every token and position that it is asked to compute."""
+    """The same model, which also records every token and position that it computes."""
 
     steps: list[tuple[list[int], list[int]]] = field(default_factory=list)
 
@@ -75,20 +75,20 @@ def make_sequence(sequence_id: int, num_prompt: int, max_output: int = 8) -> Seq
 
 
 def advance(sequence: Sequence, token_id: int) -> None:
-    """What the engine does after a step."""
+    """Update the sequence as the engine does after a step."""
     sequence.num_computed = len(sequence)
     sequence.append(token_id)
 
 
 def whole(model: Model, ids: Tensor) -> Tensor:
-    """Logits of all positions, computed at once and without a cache."""
+    """Return logits of all positions, computed at once and without a cache."""
     config, transformer = model
     attend = attend_packed([len(ids)], config.sliding_windows)
     return transformer.logits(transformer(ids, torch.arange(len(ids)), attend))
 
 
 def in_chunks(model: Model, ids: Tensor, lengths: list[int]) -> Tensor:
-    """Logits of all positions, computed chunk by chunk over one cache."""
+    """Return logits of all positions, computed chunk by chunk over one cache."""
     config, transformer = model
     cache = DenseCache(config.num_layers, len(ids), config.kv_heads, config.head_dim, torch.float32)
     rows = []
@@ -102,7 +102,7 @@ def in_chunks(model: Model, ids: Tensor, lengths: list[int]) -> Tensor:
     return torch.cat(rows)
 
 
-def test_what_is_stored_stands_behind_what_was_kept_in_its_own_layer() -> None:
+def test_new_tokens_are_stored_after_the_earlier_ones_of_their_layer() -> None:
     cache = DenseCache(layers=2, max_tokens=6, kv_heads=3, head_dim=4, dtype=torch.float32)
     k, v = torch.randn(5, 3, 4), torch.randn(5, 3, 4)
     k_below, v_below = k + 10, v + 10
@@ -117,7 +117,7 @@ def test_what_is_stored_stands_behind_what_was_kept_in_its_own_layer() -> None:
     assert torch.equal(values, v_below)
 
 
-def test_tokens_are_kept_only_once_they_are_counted() -> None:
+def test_tokens_are_stored_only_once_they_are_counted() -> None:
     cache = DenseCache(layers=1, max_tokens=4, kv_heads=1, head_dim=2, dtype=torch.float32)
     ones = torch.ones(2, 1, 2)
     cache.store(0, ones, ones)
@@ -130,7 +130,7 @@ def test_tokens_are_kept_only_once_they_are_counted() -> None:
     assert keys[:, 0, 0].tolist() == [2, 2, 3, 3]
 
 
-def test_the_cache_keeps_a_copy_in_its_own_type() -> None:
+def test_the_cache_stores_a_copy_in_its_own_dtype() -> None:
     cache = DenseCache(layers=1, max_tokens=2, kv_heads=1, head_dim=2, dtype=torch.bfloat16)
     k = torch.ones(2, 1, 2)
     keys, _ = cache.store(0, k, k)
@@ -139,7 +139,7 @@ def test_the_cache_keeps_a_copy_in_its_own_type() -> None:
     assert keys.sum() == 4
 
 
-def test_a_token_beyond_the_last_place_is_never_dropped_silently() -> None:
+def test_a_token_beyond_the_last_slot_is_never_dropped_silently() -> None:
     cache = DenseCache(layers=1, max_tokens=2, kv_heads=1, head_dim=2, dtype=torch.float32)
     cache.store(0, torch.ones(2, 1, 2), torch.ones(2, 1, 2))
     cache.advance(2)
@@ -180,7 +180,7 @@ def test_sequences_run_together_get_the_logits_that_each_gets_alone(
     runner = DenseRunner(model, config.kv_heads, config.sliding_windows)
     running = [make_sequence(1, 5), make_sequence(2, 1), make_sequence(3, 14)]
     for step in range(6):
-        if step == 2:  # one comes while the others are in the middle of their answers
+        if step == 2:  # one arrives while the others are in the middle of their answers
             running.insert(1, make_sequence(4, 9))
         if step == 4:
             runner.release(running.pop(0))
@@ -207,7 +207,7 @@ def test_every_token_is_computed_once_at_its_own_position(
     ]
 
 
-def test_a_cache_has_room_for_the_longest_answer_and_no_more(
+def test_a_cache_has_slots_for_the_longest_answer_and_no_more(
     recording: tuple[DenseRunner, RecordingTransformer],
 ) -> None:
     runner, model = recording

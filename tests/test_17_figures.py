@@ -1,4 +1,4 @@
-"""The step-time model says what its arithmetic says; figures show the numbers they are given."""
+"""The step-time model follows from its arithmetic; figures show the given numbers."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def test_the_longer_of_memory_and_arithmetic_decides() -> None:
     assert Step(20, 10, 50).share_of_compute(machine) == pytest.approx(0.5 / 3)
 
 
-def test_a_70b_model_in_8_bits_takes_21_ms_on_an_h100_and_hardly_any_of_its_arithmetic() -> None:
+def test_a_70b_model_in_8_bits_takes_21_ms_on_an_h100_and_little_of_its_arithmetic() -> None:
     step = decode_step(LLAMA_70B, batch=1, context=1, weight_bits=8)
     assert step.seconds(H100) == pytest.approx(21e-3, abs=0.5e-3)
     assert step.share_of_compute(H100) < 0.01
@@ -51,7 +51,7 @@ def test_a_prompt_of_one_token_is_a_decode_step() -> None:
     assert prefill_step(shape, 1, 32) == decode_step(shape, 1, 1, 32)
 
 
-def test_a_prompts_operations_are_those_of_its_tokens_but_for_the_scores() -> None:
+def test_a_prompts_operations_are_those_of_its_tokens_except_the_scores() -> None:
     shape = SHAPES["SmolLM2-135M"]
     tokens = sum(shape.flops(seen) for seen in range(1, 11))
     assert prefill_step(shape, 10, 32).flops == tokens - 9 * 2 * shape.vocab * shape.hidden
@@ -76,7 +76,7 @@ def test_without_a_cache_all_is_computed_and_with_one_only_what_is_new() -> None
     ]
 
 
-def test_the_filling_says_what_a_step_computes() -> None:
+def test_the_drawing_shows_what_a_step_computes() -> None:
     left, right = cache_filling(list("abcdef"), 3, 2).axes
     assert left.get_title(loc="left") == "Without: step 2 computes 5; 12 so far"
     assert right.get_title(loc="left") == "With a cache: step 2 computes 1; 5 so far"
@@ -93,7 +93,7 @@ def test_lines_are_the_numbers_they_are_given() -> None:
     assert [list(each.lines[0].get_ydata()) for each in (left, right)] == [[1, 2], [5, 6]]
 
 
-def test_a_step_stands_where_its_intensity_and_speed_put_it() -> None:
+def test_a_step_is_drawn_at_its_intensity_and_speed() -> None:
     step = Step(weight_bytes=4e9, kv_bytes=0, flops=2e9)
     (axes,) = roofline(H100, {"decode": (step, 0.5)}).axes
     assert [(float(p.get_xdata()[0]), float(p.get_ydata()[0])) for p in axes.lines[3:]] == [

@@ -1,4 +1,4 @@
-"""The default model's answers in float32 are the ones that were read and kept."""
+"""The default model's answers in float32 are the stored golden answers."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.golden.make import ANSWERS, answer_all
 pytestmark = pytest.mark.model
 
 
-def test_ten_answers_are_the_kept_ones(default_llm: LLM) -> None:
+def test_ten_answers_are_the_stored_ones(default_llm: LLM) -> None:
     kept = json.loads(ANSWERS.read_text(encoding="utf-8"))
     assert len(kept) == 10
     assert answer_all(default_llm) == kept

@@ -1,4 +1,4 @@
-"""`LLM`: prompts in, answers out, alone or together, streamed or whole, and nothing left behind."""
+"""`LLM`: prompts in, answers out, alone or together, streamed or whole; no state is left behind."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ SEEDED = SamplingParams(seed=11, max_tokens=12)
 
 
 def is_idle(llm: LLM) -> bool:
-    """Whether no sequence waits, runs, or keeps memory."""
+    """Return whether no sequence waits, runs, or holds memory."""
     manager = llm.engine.scheduler.manager  # type: ignore[attr-defined]
     everything = manager.allocator.num_blocks
     return not llm.engine.has_work() and not manager.rows and manager.num_available == everything
@@ -43,7 +43,7 @@ def test_text_gets_the_beginning_token_and_ids_do_not(tiny_llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_an_answer_is_the_same_alone_in_a_crowd_and_in_turn(
+def test_an_answer_is_the_same_alone_in_a_batch_and_in_turn(
     tiny_directory: Path, params: SamplingParams
 ) -> None:
     prompts = ["a", "some longer prompt", "xyz" * 9, "q", "1 2 3", "the end"]
@@ -56,7 +56,7 @@ def test_an_answer_is_the_same_alone_in_a_crowd_and_in_turn(
         assert is_idle(llm)
 
 
-def test_n_answers_differ_and_come_again_with_the_seed(tiny_llm: LLM) -> None:
+def test_n_answers_differ_and_are_repeated_by_the_seed(tiny_llm: LLM) -> None:
     params = SamplingParams(seed=5, n=3, max_tokens=10)
     first, second = tiny_llm.generate(["abc", "abc"], params)
     texts = [choice.token_ids for choice in first.choices]
@@ -136,7 +136,7 @@ def test_an_answer_ends_at_a_stop_token_a_stop_string_a_limit_or_the_context(
     assert is_idle(tiny_llm)
 
 
-def test_the_models_own_end_is_heeded_unless_ignored(tiny_llm: LLM) -> None:
+def test_the_models_own_end_token_stops_an_answer_unless_ignored(tiny_llm: LLM) -> None:
     to_the_end = {2: 100.0}  # a bias that makes </s> certain
     ended = tiny_llm.generate("abc", SamplingParams(max_tokens=5, logit_bias=to_the_end))
     assert (ended.token_ids, ended.text, ended.finish_reason) == ([2], "", "stop")
@@ -194,7 +194,7 @@ def test_a_model_without_a_template_continues_text_but_does_not_chat(tmp_path: P
         ("\ud800", "U+D800|surrogate|UTF-8"),
     ],
 )
-def test_a_prompt_that_is_none_is_refused(tiny_llm: LLM, prompt: Any, words: str) -> None:
+def test_an_invalid_prompt_is_refused(tiny_llm: LLM, prompt: Any, words: str) -> None:
     with pytest.raises(PromptError, match=words):
         tiny_llm.generate(prompt, GREEDY)
     assert is_idle(tiny_llm)
@@ -213,7 +213,7 @@ def test_settings_that_do_not_fit_the_model_or_the_call_are_refused(tiny_llm: LL
     ):
         with pytest.raises(ParamsError, match=str(TINY_VOCAB)):
             tiny_llm.generate("x", params)
-    with pytest.raises(ParamsError, match="2 prompts"):
+    with pytest.raises(ParamsError, match="2 in all"):
         tiny_llm.generate(["a", "b"], [GREEDY])
     with pytest.raises(ParamsError, match="stream_deltas"):
         tiny_llm.stream("a", SamplingParams(n=2))
@@ -222,7 +222,7 @@ def test_settings_that_do_not_fit_the_model_or_the_call_are_refused(tiny_llm: LL
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0}, 0.7, ["greedy"], [GREEDY, {"seed": 1}]])
-def test_settings_that_are_no_sampling_params_are_refused_by_what_they_are(
+def test_settings_that_are_not_sampling_params_are_refused_by_their_type(
     tiny_llm: LLM, params: Any
 ) -> None:
     for ask in (tiny_llm.generate, tiny_llm.stream):

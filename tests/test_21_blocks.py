@@ -1,4 +1,4 @@
-"""Blocks: handed out all or none, owned by a counted number, free again with the last owner."""
+"""Blocks: allocated all or none, with counted owners, and free again after the last owner."""
 
 from collections import Counter
 
@@ -32,7 +32,7 @@ def test_blocks_needed_is_the_least_number_that_holds_the_tokens() -> None:
             assert count * block_size >= num_tokens > (count - 1) * block_size
 
 
-def test_every_block_but_the_reserved_one_is_handed_out_once() -> None:
+def test_every_block_except_the_reserved_one_is_allocated_once() -> None:
     allocator = BlockAllocator(7)
     taken = [*allocator.allocate(3), *allocator.allocate(0), *allocator.allocate(4)]
     assert sorted(taken) == [1, 2, 3, 4, 5, 6, 7]
@@ -40,10 +40,10 @@ def test_every_block_but_the_reserved_one_is_handed_out_once() -> None:
     assert allocator.num_free == 0
 
 
-def test_too_many_blocks_are_an_error_that_says_so_and_none_is_taken() -> None:
+def test_too_many_blocks_are_an_error_and_none_is_allocated() -> None:
     allocator = BlockAllocator(5)
     allocator.allocate(2)
-    with pytest.raises(OutOfBlocksError, match="4 blocks are wanted, 3 are free"):
+    with pytest.raises(OutOfBlocksError, match="4 blocks were requested, but only 3 are free"):
         allocator.allocate(4)
     assert allocator.num_free == 3
     assert len(allocator.allocate(3)) == 3
@@ -63,7 +63,7 @@ def test_a_count_below_zero_is_refused() -> None:
     assert allocator.num_free == 5
 
 
-def test_the_block_that_was_freed_last_goes_first() -> None:
+def test_the_block_that_was_freed_last_is_allocated_first() -> None:
     allocator = BlockAllocator(9)
     taken = allocator.allocate(4)
     allocator.release([taken[1]])
@@ -86,16 +86,16 @@ def test_a_shared_block_is_free_only_after_its_last_owner() -> None:
 def test_a_free_block_can_be_neither_released_nor_shared() -> None:
     allocator = BlockAllocator(3)
     (block_id,) = allocator.allocate(1)
-    with pytest.raises(AssertionError, match=f"block {block_id} is free already"):
+    with pytest.raises(AssertionError, match=f"block {block_id} is already free"):
         allocator.release([block_id, block_id])
     with pytest.raises(AssertionError, match="cannot be shared"):
         BlockAllocator(3).share([2])
-    with pytest.raises(AssertionError, match="block 0 is free"):
+    with pytest.raises(AssertionError, match="block 0 is already free"):
         BlockAllocator(3).release([RESERVED_BLOCK])
 
 
 class AllocatorMachine(RuleBasedStateMachine):
-    """An allocator beside the plain truth: how many own each block."""
+    """An allocator and a simple model of it: the number of owners of each block."""
 
     @initialize(num_blocks=st.integers(0, 9))
     def start(self, num_blocks: int) -> None:
@@ -155,5 +155,5 @@ class AllocatorMachine(RuleBasedStateMachine):
             assert set(self.allocator.allocate(len(self.everything))) == self.everything
 
 
-def test_whatever_is_asked_of_it_the_allocator_counts_as_a_plain_model_does() -> None:
+def test_the_allocator_counts_like_a_plain_model_in_any_sequence_of_calls() -> None:
     run_state_machine_as_test(AllocatorMachine, settings=MANY_STEPS)

@@ -1,4 +1,4 @@
-"""The picture of the blocks agrees with the blocks, at every step, and shows what it says."""
+"""The picture of the blocks agrees with the blocks, at every step, and shows its numbers."""
 
 import random
 import time
@@ -12,7 +12,7 @@ from matplotlib.collections import PolyCollection
 
 from minigen import LLM, SamplingParams
 from minigen.trace.events import Event, EventKind
-from minigen_course.figures.block_map import block_map, news_of
+from minigen_course.figures.block_map import block_map, caption_of
 from minigen_course.figures.explore import png
 from minigen_course.figures.trace_views import PoolState, pool_states
 from minigen_course.grading.plug_in import using
@@ -29,7 +29,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 
 class Watched(Bench):
-    """A bench that remembers, of each step, the allocator's counts and the sequences' blocks."""
+    """A bench that records the allocator's counts and the sequences' blocks after each step."""
 
     def __init__(self, **options: Any):
         super().__init__(**options)
@@ -48,7 +48,7 @@ class Watched(Bench):
 
 
 def random_run(bench: Watched, rng: random.Random, num_requests: int = 14) -> None:
-    """Requests that come over time: forked, alike in their beginnings, given up now and then."""
+    """Run requests that arrive over time: forked, with shared prefixes, some aborted."""
     beginning = [rng.randrange(VOCAB) for _ in range(20)]
     for number in range(num_requests):
         own = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 20))]
@@ -66,7 +66,7 @@ def random_run(bench: Watched, rng: random.Random, num_requests: int = 14) -> No
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("seed", range(8))
-def test_events_tell_every_blocks_owners_at_every_step(engine: str, seed: int) -> None:
+def test_events_give_the_owners_of_every_block_at_every_step(engine: str, seed: int) -> None:
     bench = Watched(**ENGINES[engine])
     random_run(bench, random.Random(seed))
     states = pool_states(bench.recorder.events)
@@ -81,7 +81,7 @@ def test_events_tell_every_blocks_owners_at_every_step(engine: str, seed: int) -
         assert len(set(state.lanes.values())) == len(state.lanes) == len(tables)
 
 
-def test_the_random_runs_have_what_is_to_be_told() -> None:
+def test_the_random_runs_contain_every_kind_of_event() -> None:
     kinds = set()
     for engine, seed in product(ENGINES.values(), range(3)):
         bench = Watched(**engine)
@@ -95,7 +95,7 @@ def state_of(
     tables: Mapping[int, tuple[int, ...]], held: Mapping[int, int], **more: Any
 ) -> PoolState:
     lanes = {each: lane for lane, each in enumerate(tables)}
-    return PoolState(tables, held, lanes, **({"kept": frozenset(), "news": ()} | more))
+    return PoolState(tables, held, lanes, **({"kept": frozenset(), "events": ()} | more))
 
 
 FORKED = state_of({1: (1, 2, 4), 2: (1, 2, 3)}, {1: 9, 2: 10})
@@ -109,7 +109,7 @@ def test_waste_is_of_the_slots_of_owned_blocks_and_shared_blocks_count_once() ->
 
 
 def boxes(collection: PolyCollection) -> list[tuple[float, float, float]]:
-    """(left, bottom, height) of a collection's boxes."""
+    """Return (left, bottom, height) of a collection's boxes."""
     found = []
     for path in collection.get_paths():
         box = path.get_extents()
@@ -136,36 +136,37 @@ def test_each_block_is_filled_as_far_as_it_holds_tokens_and_hatched_where_shared
 def test_a_copy_on_write_is_an_arrow_and_a_sentence() -> None:
     copied = Event(EventKind.BLOCK_COPIED, 0, 2, {"source": 4, "block": 19})
     forked = Event(EventKind.FORKED, 0, 2, {"parent": 1, "blocks": 3})
-    state = state_of(FORKED.tables, FORKED.held, news=(forked, copied))
+    state = state_of(FORKED.tables, FORKED.held, events=(forked, copied))
     made = block_map([FORKED, state], 1, num_blocks=20, block_size=4, name="r{}".format)
     (arrow,) = made.axes[0].texts
     assert (arrow.xyann, arrow.xy) == ((3.5, 0.5), (2.5, 1.5))  # type: ignore[attr-defined]
     assert made.texts[0].get_text() == "r2 forks from r1; r2 copies block 4 to 19"
-    assert news_of([copied] * 6, most=1) == "request 2 copies block 4 to 19; and 5 more"
+    assert caption_of([copied] * 6, most=1) == "request 2 copies block 4 to 19; and 5 more"
 
 
-def test_news_are_told_in_words() -> None:
+def test_changes_of_the_pool_are_described_in_words() -> None:
     events = [
         Event(EventKind.PREFIX_HIT, 0, 3, {"tokens": 8, "blocks": 2}),
         Event(EventKind.PREEMPTED, 0, 4, {"computed": 8}),
         Event(EventKind.FINISHED, 0, 5, {"output_tokens": 8, "stopped": 0}),
         Event(EventKind.ABORTED, 0, 6, {"output_tokens": 8}),
     ]
-    assert news_of(events, name=str, most=4) == "3 finds 2 blocks; 4 is preempted; 5 ends; 6 ends"
+    expected = "3 finds 2 blocks; 4 is preempted; 5 ends; 6 ends"
+    assert caption_of(events, name=str, most=4) == expected
 
 
-def test_there_is_no_picture_of_a_step_that_there_was_not() -> None:
+def test_a_step_that_does_not_exist_has_no_picture() -> None:
     for step in (-1, 1):
         with pytest.raises(ValueError, match=f"1 steps: there is no step {step}"):
             block_map([FORKED], step, 20, 4)
 
 
-def test_many_sequences_and_blocks_kept_for_nobody_are_drawn_too() -> None:
+def test_many_sequences_and_cached_blocks_without_a_user_are_drawn_too() -> None:
     tables = {number: (number + 1,) for number in range(16)}
     state = state_of(tables, dict.fromkeys(tables, 3), kept=frozenset({1, 30}))
     made = block_map([state], 0, 300, 4)
     assert len(made.axes[1].texts) == 16
-    assert "kept, nobody's" in [each.get_text() for each in made.legends[0].get_texts()]
+    assert "cached, no owner" in [each.get_text() for each in made.legends[0].get_texts()]
 
 
 def test_a_drawing_keeps_up_with_playing() -> None:

@@ -1,4 +1,4 @@
-"""Requests go through a memory of slots as they should, and what lies idle is counted right."""
+"""Requests move through a memory of slots correctly, and idle slots are counted correctly."""
 
 import random
 
@@ -13,7 +13,7 @@ from minigen_course.lab.texts import QUESTIONS
 
 
 class Blocks:
-    """A memory in blocks, each slot checked to be one request's only."""
+    """A memory of blocks; each slot is checked to belong to one request only."""
 
     def __init__(self, num_slots: int, block_size: int):
         self.free, self.block_size = list(range(num_slots // block_size)), block_size
@@ -46,7 +46,7 @@ def test_one_request_grows_by_a_token_a_step_and_leaves() -> None:
     assert [each.refused for each in run.moments] == [None] * 3
 
 
-def test_who_came_first_goes_on_and_the_last_waits_with_what_it_has() -> None:
+def test_the_first_request_continues_and_the_last_waits_and_holds_its_slots() -> None:
     run = run_through(Blocks(8, 1), 8, [Wish(2, 4), Wish(2, 4)])
     assert [tokens_of(each) for each in run.moments] == [
         *({0: 3, 1: 3}, {0: 4, 1: 4}, {0: 5}, {0: 6}, {1: 5}, {1: 6}, {})
@@ -71,8 +71,8 @@ def test_every_request_gets_all_its_tokens_once_and_in_order(block_size: int) ->
     assert reached == [wish.total for wish in wishes]
 
 
-def test_what_no_memory_holds_is_refused_by_a_sentence() -> None:
-    with pytest.raises(ValueError, match="Request 0 asks for 13 slots in vain"):
+def test_requests_too_large_for_the_memory_are_refused_in_one_sentence() -> None:
+    with pytest.raises(ValueError, match="Request 0 asks for 13 slots, but there are only 8;"):
         run_through(Blocks(8, 2), 8, [Wish(2, 2)], asks=[13])
 
 
@@ -86,7 +86,7 @@ TWO = Run(
 )
 
 
-def test_shares_are_of_the_steps_in_which_somebody_waits() -> None:
+def test_shares_are_of_the_steps_in_which_a_request_waits() -> None:
     assert TWO.shares() == pytest.approx((7 / 20, 3 / 20, 10 / 20))
     assert TWO.together() == 1.5
     assert TWO.num_enough_but_scattered() == 1
@@ -94,7 +94,7 @@ def test_shares_are_of_the_steps_in_which_somebody_waits() -> None:
     assert alone.shares() == pytest.approx((0.4, 0.0, 0.6))
 
 
-def test_pixels_are_full_where_there_are_tokens_pale_where_owned_white_where_free() -> None:
+def test_pixels_are_dark_where_there_are_tokens_pale_where_owned_white_where_free() -> None:
     pixels = pixels_of(TWO)
     full = [round(255 * part) for part in to_rgb(CYCLE[0])]
     assert pixels.shape == (10, 3, 3)
@@ -106,11 +106,11 @@ def test_pixels_are_full_where_there_are_tokens_pale_where_owned_white_where_fre
     assert pixels[:4, 2].tolist() == [full] * 4
 
 
-def test_a_step_is_told_in_words_and_after_the_last_nothing_changes() -> None:
+def test_a_step_is_described_in_words_and_after_the_last_nothing_changes() -> None:
     title = strip_map(TWO, 1).axes[0].get_title(loc="left")
     assert title == (
-        "step 1: 30% of the slots hold tokens, 10% are owned and empty, 60% nobody's; "
-        "the next asks for 8"
+        "step 1: 30% of the slots hold tokens, 10% are owned and empty, 60% are free; "
+        "the next request asks for 8"
     )
     assert strip_map(TWO, 99).axes[0].get_title(loc="left").startswith("step 2: 40%")
 

@@ -1,4 +1,4 @@
-"""What chapter 22 compares with, and what it plugs into the engine."""
+"""The comparisons of chapter 22, and the parts that it plugs into the engine."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
 
 
 def run_all(bench: Bench) -> dict[int, list[int]]:
-    """Five requests of 6 tokens that allow 14 more, and what each is answered."""
+    """Run five requests of 6 tokens that allow 14 more, and return their answers."""
     families = [build(number, [1, 2, 4, 5, 6, number], max_output=14) for number in range(5)]
     for family in families:
         bench.add(family)
@@ -26,7 +26,7 @@ def run_all(bench: Bench) -> dict[int, list[int]]:
     return {family[0].sequence_id: family[0].output_ids for family in families}
 
 
-def test_where_the_longest_is_reserved_nobody_is_preempted_and_fewer_run() -> None:
+def test_reserving_the_longest_answer_preempts_none_and_runs_fewer() -> None:
     reserving = Bench(num_blocks=12, block_size=4, scheduler=ReservingScheduler)
     paged = Bench(num_blocks=12, block_size=4, scheduler=ContinuousScheduler)
     assert run_all(reserving) == run_all(paged)

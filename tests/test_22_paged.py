@@ -1,4 +1,4 @@
-"""Keys and values in scattered blocks give what contiguous ones give."""
+"""Attention over keys and values in scattered blocks equals that over contiguous ones."""
 
 import pytest
 import torch
@@ -10,14 +10,14 @@ LAYERS, Q_HEADS, KV_HEADS, HEAD_DIM = 2, 6, 2, 8
 
 
 def make_pool(block_size: int, num_blocks: int = 40) -> KVPool:
-    """A pool full of numbers that would show wherever they leaked."""
+    """Return a pool full of numbers that would show if they leaked."""
     pool = KVPool(LAYERS, num_blocks, KV_HEADS, block_size, HEAD_DIM, torch.float32)
     pool.kv.fill_(1e4)
     return pool
 
 
 def make_batch(contexts: list[int], new: list[int], block_size: int, num_blocks: int = 40) -> Batch:
-    """Sequences of these context lengths, of which the last `new` tokens each are computed now."""
+    """Return sequences of these context lengths; the last `new` tokens of each are computed now."""
     generator = torch.Generator().manual_seed(sum(contexts))
     free = (torch.randperm(num_blocks, generator=generator) + 1).tolist()
     tables = [[free.pop() for _ in range(-(-context // block_size))] for context in contexts]
@@ -102,7 +102,7 @@ def test_what_is_stored_through_a_table_is_gathered_through_it_in_order() -> Non
     assert (pool.kv[1][:, untouched] == 1e4).all(), "another block was written"
 
 
-def test_a_copied_block_is_equal_in_all_layers_and_then_its_own() -> None:
+def test_a_copied_block_is_equal_in_all_layers_and_then_independent() -> None:
     pool = make_pool(block_size=4)
     for layer_id in range(LAYERS):
         pool.store(layer_id, *random_kv(4), torch.arange(20, 24))

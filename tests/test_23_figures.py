@@ -1,4 +1,4 @@
-"""The tree that is drawn is the cache's own at every step; prompts show what they found."""
+"""The drawn tree is the cache's own at every step; prompts show the prefixes that they found."""
 
 import pytest
 from matplotlib.colors import to_hex
@@ -24,7 +24,7 @@ BLOCK = 2
 
 
 class Office:
-    """A manager with a recorder, whose requests are computed without a model, a step at a time."""
+    """A manager with a recorder; its requests are computed without a model, a step at a time."""
 
     def __init__(self, num_blocks: int):
         self.trace, self.recorder = Trace(), Recorder()
@@ -71,7 +71,7 @@ class Office:
 
 
 def _paths(node: Node, above: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """All tokens down to each node below this one."""
+    """Return all tokens on the way to each node below this one."""
     found = []
     for child in node.children.values():
         path = above + child.key
@@ -81,7 +81,7 @@ def _paths(node: Node, above: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 @pytest.fixture
 def busy() -> Office:
-    """Two prompts that begin alike, an answer that goes on, and a third one that evicts."""
+    """Two prompts with a shared prefix, an answer that continues, and a third prompt evicting."""
     office = Office(num_blocks=6)
     first = office.arrive(1, 2, 3, 4, 5)
     office.compute(first)
@@ -95,12 +95,12 @@ def busy() -> Office:
     return office
 
 
-def paths_of(kept: dict[int, object]) -> set[tuple[int, ...]]:
+def paths_of(cached: dict[int, object]) -> set[tuple[int, ...]]:
     found = set()
-    for each in kept.values():
+    for each in cached.values():
         path, node = each.tokens, each  # type: ignore[attr-defined]
         while node.above is not None:  # type: ignore[attr-defined]
-            node = kept[node.above]  # type: ignore[attr-defined]
+            node = cached[node.above]  # type: ignore[attr-defined]
             path = node.tokens + path  # type: ignore[attr-defined]
         found.add(path)
     return found
@@ -108,27 +108,27 @@ def paths_of(kept: dict[int, object]) -> set[tuple[int, ...]]:
 
 def test_the_tree_of_every_step_is_the_caches_own(busy: Office) -> None:
     states = tree_states(busy.recorder.events, busy.prompts, BLOCK)
-    assert [paths_of(state.kept) for state in states] == busy.trees
+    assert [paths_of(state.cached) for state in states] == busy.trees
     assert sum(len(state.evicted) for state in states) == 3
 
 
-def test_users_and_finds_are_those_of_the_requests(busy: Office) -> None:
+def test_users_and_hits_are_those_of_the_requests(busy: Office) -> None:
     first, second, third, last = tree_states(busy.recorder.events, busy.prompts, BLOCK)
-    assert {each.users for each in first.kept.values()} == {frozenset({0})}
-    assert [len(each.users) for each in second.kept.values()] == [2, 2, 1]
+    assert {each.users for each in first.cached.values()} == {frozenset({0})}
+    assert [len(each.users) for each in second.cached.values()] == [2, 2, 1]
     assert len(third.grown) == 1
-    assert {each.users for each in last.kept.values()} == {frozenset(), frozenset({2})}
+    assert {each.users for each in last.cached.values()} == {frozenset(), frozenset({2})}
     assert [each.num_found for each in last.requests.values()] == [0, 4, 0]
 
 
-def test_a_block_that_two_computed_at_once_is_kept_once() -> None:
+def test_a_block_that_two_computed_at_once_is_cached_once() -> None:
     office = Office(num_blocks=8)
     one, other = office.arrive(1, 2, 3), office.arrive(1, 2, 4)
     office.manager.allocate(one, 3)
     office.manager.allocate(other, 3)
     office.compute(one, other)
     (state,) = tree_states(office.recorder.events, office.prompts, BLOCK)
-    assert [(each.tokens, each.users) for each in state.kept.values()] == [
+    assert [(each.tokens, each.users) for each in state.cached.values()] == [
         ((1, 2), frozenset({0, 1}))
     ]
 
@@ -149,21 +149,21 @@ def test_a_box_is_drawn_for_every_block_in_the_colour_of_its_use(busy: Office) -
     for step, state in enumerate(states):
         tree, prompts = radix_tree(states, step, BLOCK, str).axes
         fills = [to_hex(each.get_facecolor()) for each in boxes(tree)]
-        assert len(fills) == len({**state.evicted, **state.kept})
-        assert fills.count(SKY) == sum(bool(each.users) for each in state.kept.values())
-        assert fills.count(FAINT) == sum(not each.users for each in state.kept.values())
+        assert len(fills) == len({**state.evicted, **state.cached})
+        assert fills.count(SKY) == sum(bool(each.users) for each in state.cached.values())
+        assert fills.count(FAINT) == sum(not each.users for each in state.cached.values())
         edges = [to_hex(each.get_edgecolor()) for each in boxes(tree)]
         assert edges.count(ORANGE) == len(state.grown)
         assert len(boxes(prompts)) == sum(
             -(-len(each.prompt) // 2) for each in state.requests.values()
         )
-    assert "keeps 5 blocks; nobody uses 1" in tree.get_title(loc="left")
+    assert "has 5 blocks, 1 of them unused" in tree.get_title(loc="left")
     shown = [to_hex(each.get_facecolor()) for each in boxes(prompts)]
     assert (shown.count(GREEN), shown.count(AMBER)) == (2, 10)
     assert prompts.get_title(loc="left") == "Prompts so far: 4 of 21 tokens were found in the tree"
 
 
-def test_no_two_blocks_are_drawn_in_one_place(busy: Office) -> None:
+def test_no_two_blocks_are_drawn_at_the_same_place(busy: Office) -> None:
     states = tree_states(busy.recorder.events, busy.prompts, BLOCK)
     for step in range(len(states)):
         for axes in radix_tree(states, step, BLOCK, str).axes:
@@ -171,13 +171,13 @@ def test_no_two_blocks_are_drawn_in_one_place(busy: Office) -> None:
             assert len(set(places)) == len(places)
 
 
-def test_a_step_that_there_is_not_is_refused(busy: Office) -> None:
+def test_a_step_that_does_not_exist_is_refused(busy: Office) -> None:
     states = tree_states(busy.recorder.events, busy.prompts, BLOCK)
     with pytest.raises(ValueError, match=r"steps 0 to 3: there is no step 4\."):
         radix_tree(states, 4, BLOCK, str)
 
 
-def test_visits_find_what_is_shared_and_evict_only_where_memory_lacks() -> None:
+def test_visits_find_shared_prefixes_and_evict_only_when_memory_is_short() -> None:
     roomy = visit(num_users=3, shared_tokens=32, own_tokens=32, num_blocks=40, num_requests=12)
     assert roomy.asked == [64] * 12
     assert roomy.found[0] == 0

@@ -1,7 +1,7 @@
-"""Sharing beginnings: what is known is found, kept, evicted in order, and nobody reads another's.
+"""Sharing prefixes: cached prefixes are found and evicted in order; sequences stay separate.
 
-Two machines of random steps: the prefix cache beside a dict of all that it should know, and the
-block manager with a pool of pretended keys and values, so that a wrong block is a wrong reading.
+Two machines of random steps: the prefix cache against a dict of everything that it should know, and
+the block manager with a pool of fake keys and values, so that a wrong block is a wrong reading.
 """
 
 from collections import Counter, defaultdict
@@ -54,21 +54,21 @@ def make_manager(
 
 
 def compute(manager: BlockManager, sequence: Sequence, num_tokens: int | None = None) -> None:
-    """Reserve, pretend to run, and keep: by default all tokens that are there."""
+    """Allocate slots, pretend to run, and cache: by default all tokens."""
     num_tokens = len(sequence.new_ids) if num_tokens is None else num_tokens
     assert manager.allocate_slots(sequence, num_tokens)
     manager.mark_computed(sequence, num_tokens)
 
 
 def enter(manager: BlockManager, *sequences: Sequence) -> None:
-    """Begin with slots for all tokens."""
+    """Allocate a sequence with slots for all tokens."""
     for sequence in sequences:
         num_tokens = manager.allocate(sequence, len(sequence))
         assert num_tokens == len(sequence.new_ids) > 0
 
 
-def kept_cache(num_blocks: int, block_size: int, *beginnings: list[int]) -> RadixPrefixCache:
-    """A cache that knows these beginnings, all of them unused, the first the longest so."""
+def filled_cache(num_blocks: int, block_size: int, *beginnings: list[int]) -> RadixPrefixCache:
+    """Return a cache of these prefixes, all unused; the first has been unused the longest."""
     cache = RadixPrefixCache(BlockAllocator(num_blocks), block_size)
     for token_ids in beginnings:
         matched = cache.match([*token_ids, 0])
@@ -85,7 +85,7 @@ def test_the_prefix_cache_fits_its_socket() -> None:
 
 
 def test_a_match_leaves_at_least_one_token_to_compute() -> None:
-    cache = kept_cache(8, 2, [1, 2, 3, 4])
+    cache = filled_cache(8, 2, [1, 2, 3, 4])
     for token_ids, num_blocks in [([], 0), ([1], 0), ([1, 2], 0), ([1, 2, 3], 1)]:
         assert len(cache.match(token_ids)) == num_blocks
     assert len(cache.match([1, 2, 3, 4])) == 1
@@ -94,18 +94,18 @@ def test_a_match_leaves_at_least_one_token_to_compute() -> None:
     assert len(cache.match([9, 2, 3, 4, 5])) == 0
 
 
-def test_an_equal_block_behind_another_beginning_is_another_block() -> None:
-    cache = kept_cache(8, 2, [1, 2, 7, 7], [3, 4, 7, 7])
+def test_an_equal_block_after_a_different_prefix_is_another_block() -> None:
+    cache = filled_cache(8, 2, [1, 2, 7, 7], [3, 4, 7, 7])
     one, other = cache.match([1, 2, 7, 7, 0]), cache.match([3, 4, 7, 7, 0])
     assert len({*one, *other}) == 4
 
 
-def test_another_salt_shares_nothing() -> None:
-    cache = kept_cache(8, 2, [1, 2, 3, 4])
+def test_a_different_salt_shares_nothing() -> None:
+    cache = filled_cache(8, 2, [1, 2, 3, 4])
     assert cache.match([1, 2, 3, 4, 5], "mine") == []
 
 
-def test_salts_that_nothing_is_known_of_take_no_memory() -> None:
+def test_salts_without_cached_blocks_take_no_memory() -> None:
     cache = RadixPrefixCache(BlockAllocator(2), 1)
     for number in range(50):
         block_ids = cache.allocator.allocate(1)
@@ -117,17 +117,17 @@ def test_salts_that_nothing_is_known_of_take_no_memory() -> None:
     assert cache.allocator.num_free == 2
 
 
-def test_of_two_equal_blocks_the_first_is_kept_and_the_second_freed() -> None:
+def test_of_two_equal_blocks_the_first_is_cached_and_the_second_freed() -> None:
     cache = RadixPrefixCache(BlockAllocator(8), 2)
     mine, yours = cache.allocator.allocate(2), cache.allocator.allocate(2)
     assert cache.insert([1, 2, 3, 4], mine, 0) == []
     assert cache.insert([1, 2, 9, 9], yours, 0) == [(0, mine[0])]
     owners = [cache.allocator.num_owners(block_id) for block_id in (*mine, *yours)]
-    assert owners == [3, 2, 0, 2]  # the cache is one of them
+    assert owners == [3, 2, 0, 2]  # one of them is the cache
 
 
-def test_the_least_recently_used_goes_first_and_leaves_before_parents() -> None:
-    cache = kept_cache(9, 1, [1, 2, 3], [1, 5], [6])
+def test_the_least_recently_used_is_evicted_first_and_leaves_before_parents() -> None:
+    cache = filled_cache(9, 1, [1, 2, 3], [1, 5], [6])
     one, two, three = cache.match([1, 2, 3, 0])
     cache.release([one, two, three])
     cache.allocator.release([one, two, three])
@@ -140,8 +140,8 @@ def test_the_least_recently_used_goes_first_and_leaves_before_parents() -> None:
     assert cache.allocator.num_free == 9
 
 
-def test_what_a_sequence_uses_is_never_evicted() -> None:
-    cache = kept_cache(9, 1, [1, 2, 3])
+def test_blocks_in_use_are_never_evicted() -> None:
+    cache = filled_cache(9, 1, [1, 2, 3])
     used = cache.match([1, 2, 0])
     assert cache.num_evictable == 1
     assert len(cache.evict(5)) == 1
@@ -150,7 +150,7 @@ def test_what_a_sequence_uses_is_never_evicted() -> None:
 
 @dataclass(eq=False)
 class Client:
-    """Who uses the cache: its tokens, and blocks for all that are full."""
+    """A user of the cache: its tokens, and blocks for all that are full."""
 
     token_ids: list[int]
     salt: str | None
@@ -159,7 +159,7 @@ class Client:
 
 
 class PrefixMachine(RuleBasedStateMachine):
-    """The prefix cache beside a dict from every known path to its block."""
+    """The prefix cache, and a dict from every known path to its block."""
 
     @initialize(num_blocks=st.integers(1, 12), block_size=st.integers(1, 3))
     def start(self, num_blocks: int, block_size: int) -> None:
@@ -214,7 +214,7 @@ class PrefixMachine(RuleBasedStateMachine):
             self.use(paths[index])
             if known != own:
                 expected.append((index, known))
-        spare = data.draw(st.integers(0, self.block_size - 1))  # tokens that fill no block
+        spare = data.draw(st.integers(0, self.block_size - 1))  # tokens that do not fill a block
         exchanged = self.cache.insert(
             client.token_ids[: end * self.block_size + spare],
             client.block_ids,
@@ -279,7 +279,7 @@ class PrefixMachine(RuleBasedStateMachine):
             assert self.allocator.num_free == self.num_blocks
 
 
-def test_whatever_comes_and_goes_the_cache_knows_what_a_dict_of_beginnings_knows() -> None:
+def test_after_any_steps_the_cache_holds_what_a_dict_of_prefixes_holds() -> None:
     run_state_machine_as_test(PrefixMachine, settings=MANY_STEPS)
 
 
@@ -307,7 +307,7 @@ def test_without_a_prefix_cache_equal_prompts_share_nothing() -> None:
     assert manager.num_available == 6
 
 
-def test_slots_that_are_there_already_cost_no_block() -> None:
+def test_slots_that_exist_already_cost_no_block() -> None:
     manager = make_manager(4, 4)
     sequence = make_sequence([1] * 9)
     assert manager.allocate(sequence, 9) == 9
@@ -331,12 +331,12 @@ def test_a_fork_shares_blocks_until_one_of_the_two_writes() -> None:
     ((source, target),) = manager.pop_pending_copies()
     assert (source, [full, target]) == (shared, child.block_ids)
     assert parent.block_ids == [full, shared]
-    assert manager.allocate_slots(parent, 1)  # now its own: no copy
+    assert manager.allocate_slots(parent, 1)  # now its own block, so there is no copy
     assert manager.pop_pending_copies() == []
     assert parent.block_ids == [full, shared]
 
 
-def test_a_fork_leaves_slots_that_only_the_parent_reserved_to_the_parent() -> None:
+def test_a_fork_does_not_share_slots_that_only_the_parent_allocated() -> None:
     manager = make_manager(8, 2, shares=False)
     parent, child = make_sequence([1, 2, 3, 4, 5, 6]), make_sequence([1, 2, 3, 9, 9, 9])
     enter(manager, parent)
@@ -351,7 +351,7 @@ def test_a_fork_leaves_slots_that_only_the_parent_reserved_to_the_parent() -> No
     assert child.block_ids[1] == shared
 
 
-def test_a_fork_of_blocks_that_were_not_kept_yet_is_counted_as_their_user() -> None:
+def test_a_fork_of_blocks_that_were_not_cached_yet_is_counted_as_their_user() -> None:
     manager = make_manager(4, 2)
     parent, child = make_sequence([1, 2, 3]), make_sequence([1, 2, 4])
     assert manager.allocate(parent, 2) == 2
@@ -363,7 +363,7 @@ def test_a_fork_of_blocks_that_were_not_kept_yet_is_counted_as_their_user() -> N
     assert manager.num_available == 3
 
 
-def test_the_copy_for_a_sequence_that_gives_up_is_given_up_too() -> None:
+def test_the_pending_copy_of_a_freed_sequence_is_dropped() -> None:
     manager = make_manager(3, 2, shares=False)
     parent = make_sequence([1])
     children = [make_sequence([1]), make_sequence([1])]
@@ -377,13 +377,13 @@ def test_the_copy_for_a_sequence_that_gives_up_is_given_up_too() -> None:
     assert manager.pop_pending_copies() == [(parent.block_ids[0], children[1].block_ids[0])]
 
 
-def test_a_sequence_that_never_began_has_nothing_to_release() -> None:
+def test_a_sequence_that_never_started_has_nothing_to_free() -> None:
     manager = make_manager(4, 2)
     manager.free(make_sequence([1]))
     assert manager.num_available == 4
 
 
-def test_a_sequence_begins_with_slots_for_what_is_not_known_or_for_as_much_as_is_asked() -> None:
+def test_a_sequence_starts_with_slots_for_uncached_tokens_or_for_the_requested_number() -> None:
     manager = make_manager(8, 2)
     first, second, third = (make_sequence([1, 2, 3, 4, 5], sequence_id=each) for each in range(3))
     assert manager.allocate(first, 3) == 3
@@ -395,7 +395,7 @@ def test_a_sequence_begins_with_slots_for_what_is_not_known_or_for_as_much_as_is
     assert (third.num_computed, len(third.block_ids)) == (2, 2)
 
 
-def test_a_sequence_that_will_not_fit_as_a_whole_does_not_begin() -> None:
+def test_a_sequence_that_does_not_fit_as_a_whole_does_not_start() -> None:
     manager = make_manager(4, 2)
     first, second = make_sequence([1, 2, 3, 4, 5]), make_sequence([1, 2, 9, 9, 9])
     enter(manager, first)
@@ -410,7 +410,7 @@ def test_a_sequence_that_will_not_fit_as_a_whole_does_not_begin() -> None:
     assert second.num_computed == 2
 
 
-def test_with_every_row_taken_nobody_begins() -> None:
+def test_no_sequence_starts_when_every_row_is_taken() -> None:
     manager = make_manager(20, 2)
     crowd = [make_sequence([each]) for each in range(6)]
     enter(manager, *crowd)
@@ -421,7 +421,7 @@ def test_with_every_row_taken_nobody_begins() -> None:
 
 
 class ManagerMachine(RuleBasedStateMachine):
-    """A block manager with a pool of pretended memory: what a slot holds names all before it."""
+    """A block manager with a pool of fake memory; a slot's content names all tokens before it."""
 
     @initialize(num_blocks=st.integers(2, 12), block_size=st.integers(1, 3), shares=st.booleans())
     def start(self, num_blocks: int, block_size: int, shares: bool) -> None:
@@ -433,14 +433,14 @@ class ManagerMachine(RuleBasedStateMachine):
         self.waiting: list[Sequence] = []
         self.batch: dict[Sequence, int] = {}
         self.copies_pend = False
-        self.num_free = num_blocks  # this and the next two as the events tell
+        self.num_free = num_blocks  # this and the next two are built from events
         self.owned: dict[int, set[int]] = defaultdict(set)
         self.kept: set[int] = set()
         self.memory: dict[int, Path] = {}
         self.ids: Iterator[int] = count()
 
     def listen(self, event: Event) -> None:
-        """Rebuild from the events alone what is free, who owns what, and what is kept."""
+        """Rebuild free blocks, owners and cached blocks from the events alone."""
         kind, sequence_id, counts = event.kind, event.sequence_id, event.counts
         if kind in (EventKind.BLOCK_ALLOCATED, EventKind.BLOCK_COPIED):
             self.num_free -= 1
@@ -454,7 +454,7 @@ class ManagerMachine(RuleBasedStateMachine):
         if sequence_id is None:
             return
         if kind is EventKind.PREEMPTED:
-            self.owned.pop(sequence_id, None)  # it may own none yet
+            self.owned.pop(sequence_id, None)  # it may own none so far
         if kind in (EventKind.BLOCK_COPIED, EventKind.BLOCK_DEDUPLICATED):
             self.owned[sequence_id].remove(counts["source"])
         if kind in (
@@ -509,7 +509,7 @@ class ManagerMachine(RuleBasedStateMachine):
         return True
 
     def check_slots(self, sequence: Sequence, num_tokens: int) -> None:
-        """There is a slot for each of the next tokens, in blocks of nobody else's."""
+        """Check that each of the next tokens has a slot, in blocks without other owners."""
         for position in range(sequence.num_computed, sequence.num_computed + num_tokens):
             block_id = sequence.block_ids[position // self.block_size]
             assert self.manager.allocator.num_owners(block_id) == 1
@@ -528,13 +528,13 @@ class ManagerMachine(RuleBasedStateMachine):
             self.check_slots(sequence, num_tokens)
         else:
             assert self.state() == before
-            # At most one block, for a copy, comes on top of those that are missing.
+            # At most one block, for a copy, is needed on top of the missing ones.
             assert max(missing, 0) + 1 > self.manager.num_available
 
     @precondition(lambda self: self.batch)
     @rule(data=st.data(), keeps=st.booleans())
     def step(self, data: st.DataObject, keeps: bool) -> None:
-        """Run what is reserved, as the runner does: copy, then write."""
+        """Run the allocated tokens as the runner does: copy, then write."""
         self.copy()
         for sequence, num_tokens in self.batch.items():
             for position in range(sequence.num_computed, sequence.num_computed + num_tokens):
@@ -552,7 +552,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.batch)
     @rule()
     def run_nothing(self) -> None:
-        """What is reserved is not written after all: the slots wait for the next step."""
+        """Do not run the allocated tokens: their slots wait for the next step."""
         self.copy()
         self.batch = {}
 
@@ -598,7 +598,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.batch.pop(sequence, None)
         sequence.finish_reason = None if again else "abort"
         self.manager.free(sequence)
-        if not again:  # an engine tells of that
+        if not again:  # the engine emits this event
             self.owned.pop(sequence.sequence_id, None)
         assert (sequence.block_ids, sequence.num_computed) == ([], 0)
         if again:
@@ -623,10 +623,10 @@ class ManagerMachine(RuleBasedStateMachine):
         assert self.manager.num_available == self.num_blocks - len(owned)
 
     @invariant()
-    def events_alone_tell_what_is_free_whose_and_kept(self) -> None:
+    def events_alone_give_free_owned_and_cached_blocks(self) -> None:
         assert self.num_free == self.manager.allocator.num_free
-        told = {sequence_id: owned for sequence_id, owned in self.owned.items() if owned}
-        assert told == {each.sequence_id: {*each.block_ids} for each in self.live if each.block_ids}
+        seen = {sequence_id: owned for sequence_id, owned in self.owned.items() if owned}
+        assert seen == {each.sequence_id: {*each.block_ids} for each in self.live if each.block_ids}
         assert sorted(self.kept) == sorted(kept_blocks(self.manager.prefix_cache))
 
     @invariant()
@@ -646,12 +646,12 @@ class ManagerMachine(RuleBasedStateMachine):
             assert self.manager.num_available == self.num_blocks
 
 
-def test_whatever_happens_every_sequence_reads_its_own_tokens_and_no_block_is_lost() -> None:
+def test_after_any_steps_every_sequence_reads_its_own_tokens_and_no_block_is_lost() -> None:
     run_state_machine_as_test(ManagerMachine, settings=MANY_STEPS)
 
 
 def share_fork_and_evict(trace: Trace) -> BlockManager:
-    """Few steps in which each kind of event about blocks comes."""
+    """Run a few steps in which each kind of block event occurs."""
     manager = make_manager(5, 2, trace)
     parent, child = make_sequence([1, 2, 3], sequence_id=1), make_sequence([1, 2, 3], sequence_id=2)
     enter(manager, parent)
@@ -668,12 +668,12 @@ def share_fork_and_evict(trace: Trace) -> BlockManager:
     return manager
 
 
-def test_events_tell_what_happened_to_which_block_in_order() -> None:
+def test_events_record_what_happened_to_which_block_in_order() -> None:
     trace, recorder = Trace(), Recorder()
     trace.subscribe(recorder)
     share_fork_and_evict(trace)
-    told = [(event.kind.value, event.sequence_id) for event in recorder.events]
-    assert told == [
+    seen = [(event.kind.value, event.sequence_id) for event in recorder.events]
+    assert seen == [
         ("block_allocated", 1),
         ("block_allocated", 1),
         ("block_cached", 1),
@@ -710,7 +710,7 @@ def test_with_no_subscriber_nothing_is_emitted(monkeypatch: pytest.MonkeyPatch) 
     share_fork_and_evict(unsubscribed)
 
 
-def test_a_recorder_keeps_the_last_events_and_counts_those_it_dropped() -> None:
+def test_a_recorder_keeps_the_last_events_and_counts_the_dropped_ones() -> None:
     trace, recorder = Trace(), Recorder(capacity=3)
     trace.subscribe(recorder)
     for number in range(5):
@@ -719,7 +719,7 @@ def test_a_recorder_keeps_the_last_events_and_counts_those_it_dropped() -> None:
     assert recorder.num_dropped == 2
 
 
-def test_a_parents_block_is_exchanged_for_an_equal_one_before_its_fork_shares_it() -> None:
+def test_a_parents_block_is_deduplicated_before_its_fork_shares_it() -> None:
     trace, recorder = Trace(), Recorder()
     manager = make_manager(8, 2, trace)
     first, second, fork = (make_sequence([1, 2, 3], sequence_id=each) for each in range(3))
@@ -732,8 +732,8 @@ def test_a_parents_block_is_exchanged_for_an_equal_one_before_its_fork_shares_it
     manager.fork(second, fork)
     assert first.block_ids == second.block_ids == fork.block_ids
     (kept,) = first.block_ids
-    told = [(event.kind.value, event.sequence_id, dict(event.counts)) for event in recorder.events]
-    assert told == [
+    seen = [(event.kind.value, event.sequence_id, dict(event.counts)) for event in recorder.events]
+    assert seen == [
         ("block_cached", 0, {"block": kept}),
         ("block_deduplicated", 1, {"source": own, "block": kept}),
         ("block_freed", 1, {"block": own}),

@@ -1,4 +1,4 @@
-"""Arrivals run by their clock, events become stories, and figures show the numbers of both."""
+"""Arrivals run by a simulated clock, events become stories, and figures show their numbers."""
 
 import ast
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_traffic_is_the_same_for_the_same_seed_and_within_its_bounds() -> None:
     assert found[-1].seconds == pytest.approx(20, rel=0.25)
 
 
-def test_a_run_says_when_tokens_came_by_the_clock() -> None:
+def test_a_run_reports_when_tokens_came_by_the_clock() -> None:
     run = run_of(*TWO)
     expected = [[0.005, 0.010, 0.015], [0.010, 0.015]]
     for found, times in zip(run.token_times(), expected, strict=True):
@@ -71,7 +71,7 @@ def test_a_run_says_when_tokens_came_by_the_clock() -> None:
     assert run.throughput == pytest.approx(5 / 0.015)
 
 
-def test_while_nobody_is_there_the_clock_goes_on_to_the_next_arrival() -> None:
+def test_without_requests_the_clock_advances_to_the_next_arrival() -> None:
     run = run_of(Arrival(0.0, 2, 1), Arrival(3.0, 2, 1))
     assert run.token_times() == [[pytest.approx(0.005)], [pytest.approx(3.005)]]
 
@@ -82,7 +82,7 @@ def test_a_dynamic_batch_waits_by_the_clock() -> None:
     assert run.token_times()[0][0] == pytest.approx(0.055, abs=0.002)
 
 
-def test_a_foreign_schedulers_mistake_is_named_and_what_never_fits_is_refused() -> None:
+def test_a_foreign_schedulers_mistake_is_named_and_a_request_too_large_is_refused() -> None:
     class Greedy(SlotScheduler):
         def schedule(self) -> list[ScheduledChunk]:
             return [ScheduledChunk(each, 99) for each in self.waiting]
@@ -115,33 +115,33 @@ def test_a_loaded_model_makes_the_steps_of_the_simulation(tiny_directory: Path) 
     assert real.prompts[0] == tuple(range(5, 5 + arrivals[0].prompt))
 
 
-def kinds_of(told: Story, request: int) -> list[str | None]:
-    """What a request did in each step; None where it was not there."""
-    place, found = told.requests[request], []
-    for seen in told.steps:
+def kinds_of(timeline: Story, request: int) -> list[str | None]:
+    """Return what a request did in each step; None where it was absent."""
+    place, found = timeline.requests[request], []
+    for seen in timeline.steps:
         own = [part.kind for part in seen.parts if part.request == place]
         found.append(own[0] if own else seen.others.get(place))
     return found
 
 
-def test_a_story_tells_who_did_what_in_each_step() -> None:
-    told = story(run_of(Arrival(0, 4, 3), Arrival(0.001, 9, 2), budget=8, seats=2).events)
-    assert kinds_of(told, 0) == [PREFILL, DECODE, DECODE, None]
-    assert kinds_of(told, 1) == [None, PREFILL, PREFILL, DECODE]
-    assert [(seen.num_prefill, seen.num_decode) for seen in told.steps] == [
+def test_a_story_records_what_each_request_did_in_each_step() -> None:
+    timeline = story(run_of(Arrival(0, 4, 3), Arrival(0.001, 9, 2), budget=8, seats=2).events)
+    assert kinds_of(timeline, 0) == [PREFILL, DECODE, DECODE, None]
+    assert kinds_of(timeline, 1) == [None, PREFILL, PREFILL, DECODE]
+    assert [(seen.num_prefill, seen.num_decode) for seen in timeline.steps] == [
         *((4, 0), (7, 1), (2, 1), (0, 1)),
     ]
-    assert [part.gives for part in told.steps[1].parts] == [True, False]
-    assert told.arrived[told.requests[1]][0] == 1
-    assert told.ended[told.requests[0]][0] == 2
+    assert [part.gives for part in timeline.steps[1].parts] == [True, False]
+    assert timeline.arrived[timeline.requests[1]][0] == 1
+    assert timeline.ended[timeline.requests[0]][0] == 2
 
 
-def test_a_story_tells_of_those_who_wait_and_of_blocks() -> None:
+def test_a_story_records_waiting_requests_and_blocks() -> None:
     run = run_of(*[Arrival(0, 4, 5)] * 3, seats=3, num_blocks=6, block_size=2)
-    told = story(run.events)
-    assert kinds_of(told, 2)[:3] == [PREFILL, PREEMPTED, PREEMPTED]
-    assert [seen.num_blocks for seen in told.steps[:2]] == [6, 6]
-    assert PREFILL in kinds_of(told, 2)[3:], "it is computed anew"
+    timeline = story(run.events)
+    assert kinds_of(timeline, 2)[:3] == [PREFILL, PREEMPTED, PREEMPTED]
+    assert [seen.num_blocks for seen in timeline.steps[:2]] == [6, 6]
+    assert PREFILL in kinds_of(timeline, 2)[3:], "it is recomputed"
     waiting = story(run_of(*[Arrival(0, 4, 2)] * 2, seats=1).events)
     assert kinds_of(waiting, 1) == [QUEUED, QUEUED, PREFILL, DECODE]
 
@@ -149,13 +149,13 @@ def test_a_story_tells_of_those_who_wait_and_of_blocks() -> None:
 def test_a_storys_tables_are_the_schedulers(tiny_directory: Path) -> None:
     """With sharing, forks and copies, too: the slots of a step are those that the engine wrote."""
     llm = LLM.load(tiny_directory, max_num_seqs=4, block_size=4, num_blocks=40)
-    told_slots: list[list[int]] = []
+    packed_slots: list[list[int]] = []
     runner: Any = llm.engine.runner
     pack = runner.packer.pack
 
     def listening(chunks: Any) -> Any:
         packed = pack(chunks)
-        told_slots.append(packed.slots.tolist())
+        packed_slots.append(packed.slots.tolist())
         return packed
 
     runner.packer.pack = listening
@@ -169,7 +169,7 @@ def test_a_storys_tables_are_the_schedulers(tiny_directory: Path) -> None:
         [slot_of(part, place, 4) for part in seen.parts for place in range(part.first, part.end)]
         for seen in story(recorder.events).steps
     ]
-    assert found == told_slots
+    assert found == packed_slots
 
 
 def params(n: int = 1) -> Any:
@@ -189,8 +189,8 @@ def test_a_gantt_has_a_row_for_each_request_and_limits_below() -> None:
 
 
 def test_a_gantts_bars_are_the_steps_of_the_story() -> None:
-    told = story(run_of(Arrival(0, 4, 3), Arrival(0, 9, 2), budget=8, seats=2).events)
-    rows, tokens, _ = gantt({"run": told}).axes
+    timeline = story(run_of(Arrival(0, 4, 3), Arrival(0, 9, 2), budget=8, seats=2).events)
+    rows, tokens, _ = gantt({"run": timeline}).axes
     bars = dict(zip(COLOURS, rows.collections, strict=True))
     corners = {
         kind: [path.vertices[0].tolist() for path in bars[kind].get_paths()]
@@ -221,18 +221,18 @@ def test_a_gantt_is_by_steps_or_seconds() -> None:
         gantt({"run": run_of(*TWO).events}, by="hours")
 
 
-def test_a_run_that_has_hardly_begun_is_drawn() -> None:
-    assert "0 steps" in gantt({"nobody": []}, by="seconds").axes[0].get_title(loc="left")
+def test_a_run_without_steps_is_drawn() -> None:
+    assert "0 steps" in gantt({"empty": []}, by="seconds").axes[0].get_title(loc="left")
     queued = [event for event in run_of(*TWO).events if event.kind is EventKind.QUEUED]
     assert "0 steps" in gantt({"run": queued}).axes[0].get_title(loc="left")
 
 
 def test_the_step_view_shows_tokens_positions_slots_and_what_is_left() -> None:
-    told = story(run_of(Arrival(0, 4, 3), Arrival(0.001, 9, 2), budget=8, seats=2).events)
-    texts = {told.requests[0]: list("abcdefg")}
-    (axes,) = step_view(told, 1, block_size=16, budget=8, texts=texts).axes
+    timeline = story(run_of(Arrival(0, 4, 3), Arrival(0.001, 9, 2), budget=8, seats=2).events)
+    texts = {timeline.requests[0]: list("abcdefg")}
+    (axes,) = step_view(timeline, 1, block_size=16, budget=8, texts=texts).axes
     shown = [each.get_text() for each in axes.texts]
-    first, second = (part.blocks[0] * 16 for part in told.steps[1].parts)
+    first, second = (part.blocks[0] * 16 for part in timeline.steps[1].parts)
     assert shown[:3] == ["e", f"4 → {first + 4}", "request 1, decode"]
     assert f"6 → {second + 6}" in shown
     assert shown[-1].startswith("1 for decodes, 7 for prompts, 0 left of 8")
@@ -241,7 +241,7 @@ def test_the_step_view_shows_tokens_positions_slots_and_what_is_left() -> None:
     framed = [patch for patch in axes.patches if patch.get_linewidth() == 2 and has_edge(patch)]
     assert len(framed) == 1
     with pytest.raises(ValueError, match="there is no step 9"):
-        step_view(told, 9, block_size=16, budget=8)
+        step_view(timeline, 9, block_size=16, budget=8)
 
 
 def has_edge(patch: Any) -> bool:
@@ -257,7 +257,7 @@ def test_a_long_chunk_is_shown_without_its_middle() -> None:
     assert [slot_of(part, place, 16) for place in (0, 17, 32)] == [48, 113, None]
 
 
-def test_gains_are_of_tokens_a_second() -> None:
+def test_gains_are_ratios_of_tokens_per_second() -> None:
     seconds = {1: 4.0, 2: 4.0, 4: 8.0}
     assert [gain(seconds, 1, 2), gain(seconds, 2, 4)] == [1.0, 0.0]
     _, right = gains(seconds, seconds).axes
@@ -312,7 +312,7 @@ def cells(tmp_path: Path) -> InteractiveShell:
     return shell
 
 
-def test_a_part_of_a_notebook_becomes_a_file_that_stands_alone(
+def test_a_part_of_a_notebook_becomes_a_self_contained_file(
     cells: InteractiveShell, tmp_path: Path, tiny_directory: Path
 ) -> None:
     name = save_part(cells.user_ns["Mine"], tmp_path / "mine.py")

@@ -1,4 +1,4 @@
-"""Continuous batching: everyone moves on in fair order, within limits, and as if alone."""
+"""Continuous batching: all sequences progress in fair order, within limits, and as if alone."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ PACKAGE = str(Path(minigen.__file__).parent) + os.sep
 
 
 class CrowdMachine(RuleBasedStateMachine):
-    """Anybody comes and goes at any time, where memory, seats and tokens are always short."""
+    """Sequences come and go at any time; memory, running slots and tokens are always short."""
 
     @initialize(
         num_blocks=st.integers(3, 12),
@@ -49,8 +49,8 @@ class CrowdMachine(RuleBasedStateMachine):
         )
         self.bench.trace.subscribe(self.check_order)
         self.sequences: list[Sequence] = []
-        self.started: set[int] = set()  # whose order of coming in is settled
-        self.last_begun: dict[int, int] = {}
+        self.started: set[int] = set()  # their order is settled
+        self.last_started: dict[int, int] = {}
 
     @rule(
         shared=st.integers(0, 12),
@@ -101,15 +101,18 @@ class CrowdMachine(RuleBasedStateMachine):
         return [each for each in self.sequences if each.finish_reason is None]
 
     def check_order(self, event: Event) -> None:
-        """First come first served among equals; forks and heirs come in with their first."""
+        """Check first come, first served among equals.
+
+        Forks, and sequences that become the leader of their family, start with their first.
+        """
         if event.sequence_id is None or event.sequence_id in self.started:
             return
         if event.kind in (EventKind.FORKED, EventKind.SCHEDULED):
             self.started.add(event.sequence_id)
         if event.kind is EventKind.SCHEDULED:
             priority = self.sequences[event.sequence_id].priority
-            assert event.sequence_id > self.last_begun.get(priority, -1)
-            self.last_begun[priority] = event.sequence_id
+            assert event.sequence_id > self.last_started.get(priority, -1)
+            self.last_started[priority] = event.sequence_id
 
     def teardown(self) -> None:
         if not hasattr(self, "bench"):
@@ -130,7 +133,7 @@ CrowdMachine.TestCase.settings = settings(
 test_a_crowd_is_served_in_order_within_limits_and_as_if_alone = CrowdMachine.TestCase
 
 
-def test_a_step_with_nobody_is_empty() -> None:
+def test_a_step_without_sequences_is_empty() -> None:
     bench = Bench()
     assert bench.step() == []
     bench.check_idle()
@@ -154,7 +157,7 @@ def test_the_youngest_is_preempted_first_and_comes_back_before_later_arrivals() 
     families = [build(index, [index] * 4, max_output=6) for index in range(3)]
     for family in families:
         bench.add(family)
-    bench.step()  # each has two full blocks, which is all there is
+    bench.step()  # each has two full blocks, which are all blocks
     bench.add(build(3, [3], max_output=1))
     assert sizes(bench.step()) == [(0, 1), (1, 1)]
     assert [event.sequence_id for event in bench.events(EventKind.PREEMPTED)] == [2]
@@ -166,7 +169,7 @@ def test_the_youngest_is_preempted_first_and_comes_back_before_later_arrivals() 
     assert families[2][0].output_ids == alone(families[2][0])[0]
 
 
-def test_a_lower_priority_number_goes_first_and_equals_go_as_they_came() -> None:
+def test_a_lower_priority_number_goes_first_and_equals_go_in_order_of_arrival() -> None:
     bench = Bench(max_num_seqs=1)
     for index, priority in enumerate([1, 0, 1, 0, -1]):
         bench.add(build(index, [index], max_output=1, priority=priority))
@@ -193,7 +196,7 @@ def test_siblings_fork_after_the_whole_prompt_and_copy_its_last_block_only() -> 
     assert [each.output_ids for each in family] == [alone(each)[0] for each in family]
 
 
-def test_siblings_have_their_seats_from_the_start() -> None:
+def test_siblings_have_their_running_slots_from_the_start() -> None:
     bench = Bench(max_num_seqs=4, max_num_batched_tokens=8)
     bench.add(build(0, [1] * 16, n=3))
     bench.add(build(3, [2], n=2))
@@ -206,7 +209,7 @@ def test_siblings_have_their_seats_from_the_start() -> None:
 @pytest.mark.parametrize("num_steps", [0, 1], ids=["waiting", "running"])
 @pytest.mark.parametrize("prefix_cache", [False, True])
 def test_a_leader_aborted_before_its_fork_hands_over(num_steps: int, prefix_cache: bool) -> None:
-    bench = Bench(max_num_batched_tokens=6, prefix_cache=prefix_cache)
+    bench = Bench(max_num_batched_tokens=6, enable_prefix_caching=prefix_cache)
     family = build(0, [1] * 10, n=3)
     bench.add(family)
     bench.add(build(3, [2] * 3))
@@ -232,7 +235,7 @@ def test_a_sibling_aborted_before_its_fork_is_left_out(num_steps: int) -> None:
     assert [each.finish_reason for each in family] == ["length", "abort", "length"]
 
 
-def test_anyone_may_be_aborted_waiting_running_or_finished() -> None:
+def test_a_sequence_may_be_aborted_waiting_running_or_finished() -> None:
     bench = Bench(max_num_seqs=1)
     running, waiting, last = (build(index, [index], max_output=2) for index in range(3))
     for family in (running, waiting, last):
@@ -243,7 +246,7 @@ def test_anyone_may_be_aborted_waiting_running_or_finished() -> None:
     bench.abort(waiting[0])
     assert sizes(bench.step()) == [(2, 1)]
     bench.drain(5)
-    with pytest.raises(RequestError, match="No request of id 2"):
+    with pytest.raises(RequestError, match="No request with id 2"):
         bench.abort(last[0])
     bench.scheduler.abort(last[0])
     assert last[0].finish_reason == "length"
@@ -263,7 +266,7 @@ def test_an_answer_stops_at_an_end_token_or_at_its_length() -> None:
     assert (stopping[0].output_ids, "stop") == alone(stopping[0])
 
 
-def test_a_known_beginning_is_not_computed_again() -> None:
+def test_a_cached_prefix_is_not_computed_again() -> None:
     bench = Bench(enable_prefix_caching=True, block_size=4)
     bench.add(build(0, [1] * 9, max_output=1))
     bench.drain(2)
@@ -303,7 +306,7 @@ class CountedNumber(int):
 
 
 def work_of_steps(num_waiting: int) -> tuple[int, int]:
-    """What 40 steps cost behind which so many still wait: opcodes of Python, comparisons in C."""
+    """Return the opcodes of Python and the comparisons in C of 40 steps with a queue this long."""
     bench = Bench(num_blocks=12, block_size=2, max_num_seqs=4, max_num_batched_tokens=8)
     for index in range(num_waiting):
         priority = CountedNumber(0)
@@ -318,7 +321,7 @@ def work_of_steps(num_waiting: int) -> tuple[int, int]:
 
     CountedNumber.num_compared = 0
     before = sys.gettrace()
-    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks whether any is, in settrace
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 checks in settrace whether any is traced
     sys.settrace(count)
     for _ in range(40):
         bench.engine.step()
@@ -333,4 +336,4 @@ def test_a_step_costs_the_same_whether_forty_or_two_thousand_wait() -> None:
     few_opcodes, few_comparisons = work_of_steps(40)
     many_opcodes, many_comparisons = work_of_steps(2000)
     assert few_opcodes == many_opcodes > 10_000
-    assert many_comparisons - few_comparisons < 2000, "not even once over the queue"
+    assert many_comparisons - few_comparisons < 2000, "the queue is not searched even once"

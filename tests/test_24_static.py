@@ -1,4 +1,4 @@
-"""Static and dynamic batching: a batch begins together, and the next waits for its last answer."""
+"""Static and dynamic batching: a batch starts together, and the next waits for its last answer."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +25,7 @@ MAX_WAIT = 5.0
 
 
 class FakeClock:
-    """Time goes on when it is told to."""
+    """A simulated clock; its time is set by hand."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -39,7 +39,7 @@ def dynamic(clock: FakeClock) -> Callable[[BlockManager, int, int], AnyScheduler
 
 
 class BatchMachine(RuleBasedStateMachine):
-    """Anybody comes and goes at any time, at a static or a dynamic scheduler."""
+    """Sequences come and go at any time, at a static or a dynamic scheduler."""
 
     @initialize(
         num_blocks=st.integers(3, 20),
@@ -69,9 +69,9 @@ class BatchMachine(RuleBasedStateMachine):
         )
         self.bench.trace.subscribe(self.listen)
         self.sequences: list[Sequence] = []
-        self.door: list[Sequence] = []  # who waits that a batch gathers; nobody if it is static
-        self.hall: list[Sequence] = []  # who waits that the batch before is done
-        self.batch: list[Sequence] = []  # who runs
+        self.gathering: list[Sequence] = []  # waiting for a batch to fill up; empty if it is static
+        self.waiting: list[Sequence] = []  # waiting for the batch before to finish
+        self.batch: list[Sequence] = []  # the running batch
         self.arrivals: dict[Sequence, float] = {}
 
     @rule(
@@ -87,7 +87,7 @@ class BatchMachine(RuleBasedStateMachine):
         family = build(len(self.sequences), prompt_ids, longest, n, end_ids=frozenset({END}))
         self.sequences += family
         self.arrivals |= dict.fromkeys(family, self.clock.now)
-        (self.door if self.waits else self.hall).extend(family)
+        (self.gathering if self.waits else self.waiting).extend(family)
         self.bench.add(family)
 
     @rule(seconds=st.sampled_from([0.5, 3.0, 5.0]))
@@ -98,37 +98,39 @@ class BatchMachine(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             if not self.batch:
-                self.open_door()
-                self.fill_seats()
-            somebody_runs = bool(self.batch)
-            assert bool(self.bench.step()) == somebody_runs
+                self.release_gathered()
+                self.fill_slots()
+            is_running = bool(self.batch)
+            assert bool(self.bench.step()) == is_running
 
-    def open_door(self) -> None:
-        is_full = len(self.door) >= self.bench.max_num_seqs
-        if is_full or (self.door and self.clock.now - self.arrivals[self.door[0]] >= MAX_WAIT):
-            self.hall += self.door[: self.bench.max_num_seqs]
-            del self.door[: self.bench.max_num_seqs]
+    def release_gathered(self) -> None:
+        is_full = len(self.gathering) >= self.bench.max_num_seqs
+        if is_full or (
+            self.gathering and self.clock.now - self.arrivals[self.gathering[0]] >= MAX_WAIT
+        ):
+            self.waiting += self.gathering[: self.bench.max_num_seqs]
+            del self.gathering[: self.bench.max_num_seqs]
 
-    def fill_seats(self) -> None:
-        room = self.bench.num_blocks
-        while self.hall and len(self.batch) < self.bench.max_num_seqs:
-            room -= self.most_blocks(self.hall[0])
-            if room < 0:
+    def fill_slots(self) -> None:
+        free_blocks = self.bench.num_blocks
+        while self.waiting and len(self.batch) < self.bench.max_num_seqs:
+            free_blocks -= self.most_blocks(self.waiting[0])
+            if free_blocks < 0:
                 break
-            self.batch.append(self.hall.pop(0))
+            self.batch.append(self.waiting.pop(0))
 
     def most_blocks(self, sequence: Sequence) -> int:
         longest = len(sequence.prompt_ids) + sequence.max_output
         return blocks_needed(longest, self.bench.block_size)
 
     def listen(self, event: Event) -> None:
-        """Who runs is the batch; nobody is preempted or forked."""
+        """Follow the running batch; no sequence is preempted or forked."""
         assert event.kind not in (EventKind.PREEMPTED, EventKind.FORKED, EventKind.BLOCK_COPIED)
         if event.kind is EventKind.SCHEDULED:
             assert self.bench.running == self.batch
         if event.kind in (EventKind.FINISHED, EventKind.ABORTED):
             (ended,) = [each for each in self.sequences if each.sequence_id == event.sequence_id]
-            for place in (self.door, self.hall, self.batch):
+            for place in (self.gathering, self.waiting, self.batch):
                 if ended in place:
                     place.remove(ended)
 
@@ -177,7 +179,7 @@ both_kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
 @both_kinds
-def test_newcomers_wait_for_the_last_answer_though_seats_are_empty(
+def test_new_sequences_wait_for_the_last_answer_though_slots_are_free(
     kind: Callable[..., AnyScheduler],
 ) -> None:
     bench = Bench(max_num_seqs=2, scheduler=kind)
@@ -206,13 +208,13 @@ def test_a_long_prompt_goes_in_chunks_beside_shorter_ones() -> None:
 
 
 @both_kinds
-def test_nobody_begins_without_room_for_its_longest_answer(
+def test_no_sequence_starts_without_blocks_for_its_longest_answer(
     kind: Callable[..., AnyScheduler],
 ) -> None:
     bench = Bench(num_blocks=6, block_size=4, scheduler=kind)
     bench.add(build(0, [1] * 4, max_output=12))  # four blocks at its longest
     bench.add(build(1, [2] * 4, max_output=8))  # three
-    bench.add(build(2, [3], max_output=1))  # one, but nobody overtakes
+    bench.add(build(2, [3], max_output=1))  # one, but no sequence overtakes another
     assert sizes(bench.step()) == [(0, 4)]
     assert bench.manager.num_available == 2
     for _ in range(11):
@@ -233,7 +235,7 @@ def test_siblings_are_computed_one_by_one(kind: Callable[..., AnyScheduler]) -> 
 
 
 @both_kinds
-def test_an_aborted_ones_seat_stays_empty_until_its_batch_is_done(
+def test_an_aborted_sequences_slot_stays_empty_until_its_batch_is_done(
     kind: Callable[..., AnyScheduler],
 ) -> None:
     bench = Bench(max_num_seqs=2, scheduler=kind)
@@ -244,7 +246,7 @@ def test_an_aborted_ones_seat_stays_empty_until_its_batch_is_done(
     bench.abort(families[0][0])  # running
     bench.abort(families[2][0])  # waiting
     assert [sizes(bench.step()) for _ in range(3)] == [[(1, 1)], [(1, 1)], [(3, 1)]]
-    bench.scheduler.abort(families[1][0])  # finished: let be
+    bench.scheduler.abort(families[1][0])  # finished: no effect
     bench.drain(2)
     assert [family[0].finish_reason for family in families] == [
         "abort",
@@ -254,7 +256,7 @@ def test_an_aborted_ones_seat_stays_empty_until_its_batch_is_done(
     ]
 
 
-def test_a_dynamic_batch_begins_when_it_is_full() -> None:
+def test_a_dynamic_batch_starts_when_it_is_full() -> None:
     clock = FakeClock()
     bench = Bench(max_num_seqs=2, scheduler=dynamic(clock))
     bench.add(build(0, [1], max_output=1))
@@ -262,10 +264,10 @@ def test_a_dynamic_batch_begins_when_it_is_full() -> None:
     bench.add(build(1, [2], max_output=1))
     bench.add(build(2, [3], max_output=1))
     assert sizes(bench.step()) == [(0, 1), (1, 1)]
-    assert bench.step() == [], "the third waits for company"
+    assert bench.step() == [], "the third waits for a full batch"
 
 
-def test_a_dynamic_batch_begins_when_its_first_has_waited_long_enough() -> None:
+def test_a_dynamic_batch_starts_when_its_first_has_waited_long_enough() -> None:
     clock = FakeClock()
     bench = Bench(max_num_seqs=3, scheduler=dynamic(clock))
     bench.add(build(0, [1], max_output=1))
@@ -276,7 +278,7 @@ def test_a_dynamic_batch_begins_when_its_first_has_waited_long_enough() -> None:
     assert sizes(bench.step()) == [(0, 1), (1, 1)]
 
 
-def test_time_that_a_first_one_waited_is_not_counted_once_it_is_gone() -> None:
+def test_the_waiting_time_of_an_aborted_first_sequence_does_not_count() -> None:
     clock = FakeClock()
     bench = Bench(max_num_seqs=3, scheduler=dynamic(clock))
     families = [build(index, [1], max_output=1) for index in range(2)]

@@ -1,4 +1,4 @@
-"""The bar of many answers: how many are whole, and tokens a second, on stderr alone."""
+"""The progress bar of many answers: finished answers and tokens per second, on stderr alone."""
 
 import re
 import time
@@ -16,7 +16,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 
 
 def plain(text: str) -> str:
-    """Text as it is read, without what moves the cursor or colours it."""
+    """Return text as it is read, without cursor movements and colours."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
@@ -29,7 +29,7 @@ def written(console: Console) -> str:
     return plain(console.file.getvalue())
 
 
-def test_asked_for_it_shows_answers_and_tokens_a_second_on_stderr(
+def test_on_request_it_shows_answers_and_tokens_per_second_on_stderr(
     tiny_llm: LLM, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outputs = tiny_llm.generate(["a", "b", "c"], GREEDY, progress=True)
@@ -40,7 +40,7 @@ def test_asked_for_it_shows_answers_and_tokens_a_second_on_stderr(
     assert re.search(r"[\d,]+ tokens/s", plain(shown.err))
 
 
-def test_unasked_it_shows_nothing_where_stderr_is_no_terminal(
+def test_by_default_it_shows_nothing_if_stderr_is_not_a_terminal(
     tiny_llm: LLM, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny_llm.generate(["a", "b", "c"], GREEDY)
@@ -48,7 +48,7 @@ def test_unasked_it_shows_nothing_where_stderr_is_no_terminal(
     assert capsys.readouterr() == ("", "")
 
 
-def test_unasked_one_answer_has_no_bar(
+def test_by_default_one_answer_has_no_bar(
     tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
@@ -60,7 +60,7 @@ def test_unasked_one_answer_has_no_bar(
     assert "2/2" in plain(capsys.readouterr().err)
 
 
-def test_it_counts_what_is_finished() -> None:
+def test_it_counts_finished_answers() -> None:
     console = terminal()
     with answering(2, always=True, console=console) as push:
         push(TokenDelta(0, 0, "a", 1))
@@ -70,14 +70,14 @@ def test_it_counts_what_is_finished() -> None:
     assert "2/2" not in written(console)
 
 
-def test_what_is_quick_leaves_no_trace() -> None:
+def test_a_quick_generation_shows_no_bar() -> None:
     console = terminal()
     with answering(2, console=console) as push:
         push(TokenDelta(0, 0, "a", 1, "stop"))
     assert console.file.getvalue() == ""  # type: ignore[attr-defined]
 
 
-def test_what_takes_a_while_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_generation_shows_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minigen.progress.PATIENCE", 0.01)
     console = terminal()
     with answering(2, console=console) as push:

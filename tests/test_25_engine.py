@@ -1,7 +1,7 @@
 """The engine: an answer is the same however it was batched, chunked, shared, preempted or forked.
 
 The oracle is the dense cache, one sequence at a time. Where the oracle's two likeliest tokens are
-within 1e-4 of each other a difference would be a tie, and is counted.
+within 1e-4 of each other, a different answer is a tie, and is counted.
 """
 
 from collections import Counter
@@ -47,7 +47,7 @@ SEEDED = SamplingParams(seed=3, top_p=0.95, max_tokens=NUM_TOKENS, ignore_eos=Tr
 
 MIXED = [GREEDY, SEEDED] * 4  # side by side in every batch
 
-# Each is an engine that does something to its sequences that the oracle never does.
+# Each engine does something to its sequences that the oracle never does.
 ENGINES: dict[str, dict[str, Any]] = {
     "as it comes": {},
     "one at a time": {"max_num_seqs": 1},
@@ -68,23 +68,23 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Tally:
-    """How many tokens were compared with the oracle's, and how those that differ are excused."""
+    """The number of tokens compared with the oracle's, and how differences are excused."""
 
     num_tokens: int = 0
-    num_ties: int = 0  # places where the oracle's two likeliest were as good as equal
-    num_parted: int = 0  # answers that took the other one there
+    num_ties: int = 0  # positions where the oracle's two likeliest were nearly equal
+    num_diverged: int = 0  # answers that chose the other token there
 
 
 @pytest.fixture(scope="session")
 def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
-    """One for all tests; told at the end of the session."""
+    """One tally for all tests; printed at the end of the session."""
     tally = Tally()
     yield tally
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         print(
             f"\n{tally.num_tokens} tokens compared with the oracle's, {tally.num_ties} ties, "
-            f"{tally.num_parted} answers parted at one"
+            f"{tally.num_diverged} answers diverged at one"
         )
 
 
@@ -97,9 +97,9 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 class Oracle:
-    """One sequence at a time over the dense cache; knows where its choice was a tie.
+    """One sequence at a time over the dense cache; records where its choice was a tie.
 
-    It remembers its answers, since many engines are asked the same.
+    It caches its answers, because many engines get the same requests.
     """
 
     def __init__(self, directory: Path, tally: Tally):
@@ -115,7 +115,7 @@ class Oracle:
     def answer(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, choice: int = 0
     ) -> tuple[list[int], set[int]]:
-        """The tokens, and the places where the two likeliest were tied."""
+        """Return the tokens, and the positions where the two likeliest were tied."""
         key = prompt_ids, repr(params), choice
         if key not in self.known:
             self.known[key] = self._compute(prompt_ids, params, choice)
@@ -124,7 +124,7 @@ class Oracle:
     def check(
         self, ours: list[int], prompt_ids: tuple[int, ...], params: SamplingParams, choice: int = 0
     ) -> None:
-        """Our answer is the oracle's, or parts from it at a tie."""
+        """Check that our answer is the oracle's, or diverges from it at a tie."""
         expected, ties = self.answer(prompt_ids, params, choice)
         self.tally.num_tokens += len(ours)
         self.tally.num_ties += len(ties)
@@ -132,9 +132,9 @@ class Oracle:
             return
         assert len(ours) == len(expected)
         parting = next(i for i, (a, b) in enumerate(zip(ours, expected, strict=True)) if a != b)
-        assert params.greedy, f"seeded answers part at token {parting}"
-        assert parting in ties, f"answers part at token {parting}, where there is no tie"
-        self.tally.num_parted += 1
+        assert params.greedy, f"seeded answers diverge at token {parting}"
+        assert parting in ties, f"answers diverge at token {parting}, where there is no tie"
+        self.tally.num_diverged += 1
 
     def _compute(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, choice: int
@@ -162,7 +162,7 @@ def oracle(directory: Path, tally: Tally) -> Oracle:
 
 
 def prompts_for(engine: str) -> list[str]:
-    """In a small pool, several short ones: whoever is preempted soon comes back, and grows."""
+    """Return several short prompts for a small pool, so that preempted ones soon run again."""
     return SHORT if engine.startswith("preempted") else PROMPTS
 
 
@@ -177,11 +177,11 @@ def is_whole(llm: LLM) -> bool:
 
 
 def sequences_of(llm: LLM, prompts: list[str], params: SamplingParams) -> list[Sequence]:
-    return [answer.sequence for answer in llm._requests.answers(prompts, params)]
+    return [answer.sequence for answer in llm._requests.process(prompts, params)]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_every_answer_is_the_oracles(directory: Path, oracle: Oracle, engine: str) -> None:
+def test_every_answer_equals_the_oracles(directory: Path, oracle: Oracle, engine: str) -> None:
     llm = LLM.load(directory, weights="float32", **ENGINES[engine])
     with llm.record() as recorder:
         outputs = llm.generate(prompts_for(engine), MIXED, progress=False)
@@ -195,10 +195,10 @@ def test_every_answer_is_the_oracles(directory: Path, oracle: Oracle, engine: st
         event.sequence_id for event in recorder.events if event.kind is EventKind.PREEMPTED
     )
     if engine.startswith("preempted"):
-        assert max(preempted.values()) >= 2, "somebody was preempted again and again"
+        assert max(preempted.values()) >= 2, "some sequence was preempted repeatedly"
     else:
         assert not preempted
-    caching = ENGINES[engine].get("prefix_cache", True)
+    caching = ENGINES[engine].get("enable_prefix_caching", True)
     assert (happened[EventKind.PREFIX_HIT] > 0) == caching
 
 
@@ -220,7 +220,7 @@ def test_forked_answers_are_those_of_sequences_that_were_never_forked(
 
 
 @pytest.mark.parametrize("scheduler", ["continuous", "static", "dynamic"])
-def test_more_answers_than_seats_are_computed_one_by_one(
+def test_more_answers_than_running_slots_are_computed_one_by_one(
     directory: Path, oracle: Oracle, scheduler: str
 ) -> None:
     llm = LLM.load(directory, weights="float32", max_num_seqs=2, scheduler=scheduler)
@@ -230,7 +230,7 @@ def test_more_answers_than_seats_are_computed_one_by_one(
         oracle.check(choice.token_ids, output.prompt_token_ids, params, choice.index)
 
 
-def test_neighbours_that_are_given_up_change_nothing(directory: Path, oracle: Oracle) -> None:
+def test_aborted_neighbours_change_nothing(directory: Path, oracle: Oracle) -> None:
     llm = LLM.load(directory, weights="float32", num_blocks=60, block_size=4, max_num_seqs=8)
     pair = [PROMPTS[1], PROMPTS[3]]
     kept = llm.stream_deltas(pair, [GREEDY, SEEDED])
@@ -249,7 +249,7 @@ def test_neighbours_that_are_given_up_change_nothing(directory: Path, oracle: Or
 
 
 class FailingRunner:
-    """A runner of which chosen steps fail."""
+    """A runner that fails in chosen steps."""
 
     def __init__(self, runner: Any, *failing: int):
         self.runner, self.manager = runner, runner.manager
@@ -319,7 +319,7 @@ def test_two_streams_in_turn_both_raise_what_their_step_raised(tiny_directory: P
     assert is_whole(llm)
 
 
-def test_an_error_that_is_no_sequences_own_is_not_left_to_a_stream_that_failed_before(
+def test_a_schedulers_error_is_raised_though_another_streams_error_is_pending(
     tiny_directory: Path,
 ) -> None:
     llm = LLM.load(tiny_directory, weights="float32")
@@ -327,7 +327,7 @@ def test_an_error_that_is_no_sequences_own_is_not_left_to_a_stream_that_failed_b
     one, other = (llm.stream_deltas([prompt], GREEDY) for prompt in ("abc", "xyz"))
     next(one)
     with pytest.raises(ArithmeticError):
-        list(other)  # and `one` has not heard of it yet
+        list(other)  # and `one` has not raised it yet
     llm.engine.scheduler = BrokenScheduler()
     with pytest.raises(RuntimeError, match="broken"):
         llm.generate("abc", GREEDY)
@@ -336,7 +336,7 @@ def test_an_error_that_is_no_sequences_own_is_not_left_to_a_stream_that_failed_b
 
 
 class Collecting(FailingRunner):
-    """A runner during whose second step Python collects a stream that nobody holds any more."""
+    """A runner during whose second step Python collects an unreferenced stream."""
 
     forgotten: Any
 
@@ -346,7 +346,7 @@ class Collecting(FailingRunner):
         return super().logits(chunks)
 
 
-def test_a_stream_that_is_collected_in_the_midst_of_a_step_costs_nobody_else_anything(
+def test_a_stream_collected_during_a_step_does_not_affect_others(
     tiny_directory: Path,
 ) -> None:
     llm = LLM.load(tiny_directory, weights="float32")
@@ -356,11 +356,11 @@ def test_a_stream_that_is_collected_in_the_midst_of_a_step_costs_nobody_else_any
     next(runner.forgotten)
     assert llm.generate("abc", GREEDY).token_ids == expected
     assert is_whole(llm)
-    assert not llm._steps._growing
+    assert not llm._steps._unfinished
 
 
 class BrokenScheduler:
-    """Takes everybody in and chooses nobody."""
+    """Accepts every sequence and fails to schedule."""
 
     def add(self, sequence: Sequence) -> None:
         pass
@@ -375,24 +375,24 @@ class BrokenScheduler:
         raise AssertionError("nothing was scheduled")
 
 
-def test_an_abort_of_nobody_and_an_id_in_use_are_refused(tiny_directory: Path) -> None:
+def test_an_abort_of_an_unknown_id_and_an_id_in_use_are_refused(tiny_directory: Path) -> None:
     llm = LLM.load(tiny_directory, weights="float32")
     sequence, twin = sequences_of(llm, ["abc", "xyz"], SamplingParams(max_tokens=1))
-    with pytest.raises(RequestError, match="No request of id"):
+    with pytest.raises(RequestError, match="No request with id"):
         llm.engine.abort(sequence.sequence_id)
     llm.engine.add(sequence)
     twin.sequence_id = sequence.sequence_id
-    with pytest.raises(RequestError, match="must be used once"):
+    with pytest.raises(RequestError, match="give each live sequence its own id"):
         llm.engine.add(twin)
     assert llm.engine.live == {sequence.sequence_id: sequence}
     llm.engine.step()
     assert sequence.finish_reason is not None
     for end in (llm.engine.abort, llm.engine.finish):
-        with pytest.raises(RequestError, match="No request of id"):
+        with pytest.raises(RequestError, match="No request with id"):
             end(sequence.sequence_id)
     twin.siblings = sequences_of(llm, ["abc"], SamplingParams(max_tokens=1))
     twin.siblings[0].sequence_id = twin.sequence_id
-    with pytest.raises(RequestError, match="must be used once"):
+    with pytest.raises(RequestError, match="give each live sequence its own id"):
         llm.engine.add(twin)
     assert is_whole(llm)
 
@@ -412,7 +412,7 @@ def test_a_lower_priority_is_answered_first(tiny_directory: Path) -> None:
     assert ran == [first, urgent, second], "though it came last"
 
 
-def test_only_requests_of_one_cache_salt_share_a_beginning(tiny_directory: Path) -> None:
+def test_only_requests_with_the_same_cache_salt_share_a_prefix(tiny_directory: Path) -> None:
     llm = LLM.load(tiny_directory, weights="float32", block_size=4)
     params = SamplingParams(temperature=0, max_tokens=1)
     hits = []
@@ -438,7 +438,7 @@ def test_a_wrong_priority_or_cache_salt_is_refused_by_name(
         tiny_llm.stream_deltas(["abc"], **wrong)
 
 
-def test_an_answer_that_a_stop_string_ends_is_told_as_finished(tiny_llm: LLM) -> None:
+def test_an_answer_that_a_stop_string_ends_is_reported_as_finished(tiny_llm: LLM) -> None:
     text = tiny_llm.generate("abc", GREEDY).text
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, stop=text[2:4])
     with tiny_llm.record() as recorder:
@@ -471,7 +471,7 @@ def test_sequences_that_were_added_directly_move_on_beside_answers(tiny_llm: LLM
     expected = tiny_llm.generate("abc", GREEDY).token_ids
     (own,) = sequences_of(tiny_llm, ["abc"], GREEDY)
     tiny_llm.engine.add(own)
-    tiny_llm.engine.step()  # and the cell was interrupted
+    tiny_llm.engine.step()  # and the cell has been interrupted
     assert tiny_llm.generate("abc", GREEDY).token_ids == expected
     assert own.output_ids == expected
     assert is_whole(tiny_llm)
@@ -516,7 +516,9 @@ def test_kv_memory_bounds_the_pool(tiny_directory: Path) -> None:
     assert 200_000 - one_block < pool.nbytes - one_block <= 200_000
 
 
-def test_a_trace_tells_the_life_of_each_sequence_and_nothing_unasked(tiny_directory: Path) -> None:
+def test_a_trace_records_the_life_of_each_sequence_only_while_subscribed(
+    tiny_directory: Path,
+) -> None:
     llm = LLM.load(tiny_directory, weights="float32")
     recorder = Recorder(capacity=50)
     llm.engine.trace.subscribe(recorder)
@@ -538,5 +540,5 @@ def test_a_trace_tells_the_life_of_each_sequence_and_nothing_unasked(tiny_direct
     assert small.num_dropped > 0
 
 
-def test_hardly_any_answer_parted_from_the_oracles_even_at_a_tie(tally: Tally) -> None:
-    assert tally.num_parted <= max(1, tally.num_tokens // 10_000)
+def test_almost_no_answer_diverged_from_the_oracles_even_at_a_tie(tally: Tally) -> None:
+    assert tally.num_diverged <= max(1, tally.num_tokens // 10_000)

@@ -1,4 +1,4 @@
-"""A loop of one's own serves as the engine's does; figures show the numbers they are given."""
+"""A learner's loop serves as the engine's does; figures show the given numbers."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def test_a_loop_serves_with_a_learners_parts_all_at_once(tiny_directory: Path) -
     assert answers_by_loop(foreign, StepLoop, TEXTS, GREEDY) == expected
 
 
-def test_a_loop_that_stands_still_is_told_and_the_engine_is_free_again(
+def test_a_loop_without_progress_is_an_error_and_the_engine_is_free_again(
     tiny_directory: Path,
 ) -> None:
     class Still(StepLoop):
@@ -49,20 +49,20 @@ def test_a_loop_that_stands_still_is_told_and_the_engine_is_free_again(
     assert answers_by_loop(llm, StepLoop, TEXTS, GREEDY)
 
 
-def test_an_engine_that_is_anothers_is_not_stepped(tiny_directory: Path) -> None:
+def test_an_engine_with_another_owner_is_not_stepped(tiny_directory: Path) -> None:
     llm = LLM.load(tiny_directory, **SIZES)
     assert llm.engine.claim()
-    with pytest.raises(RequestError, match="somebody else's"):
+    with pytest.raises(RequestError, match="Another caller steps"):
         answers_by_loop(llm, StepLoop, TEXTS, GREEDY)
 
 
-def test_a_ladder_says_how_many_times_the_first_rung_each_is() -> None:
+def test_a_ladder_shows_each_rung_as_a_multiple_of_the_first() -> None:
     (axes,) = ladder({"slow": 10.0, "fast": 140.0}).axes
     assert [bar.get_width() for bar in axes.patches] == [10, 140]
     assert [text.get_text().strip() for text in axes.texts] == ["10, 1.0 x", "140, 14.0 x"]
 
 
-def test_a_steps_parts_stand_behind_each_other_and_without_the_model_closer() -> None:
+def test_a_steps_parts_follow_each_other_and_are_closer_without_the_model() -> None:
     spent = {"1 at once": {"schedule": 1e-5, "run": 4e-3, "commit": 3e-5}}
     left, right = step_parts(spent, "run").axes
     assert [(bar.get_x(), bar.get_width()) for bar in left.patches] == [

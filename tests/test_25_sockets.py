@@ -1,6 +1,6 @@
-"""Sockets: a learner's part does the work of minigen's own, or its mistake is called by its name.
+"""Sockets: a learner's part replaces minigen's own, or the error names its mistake.
 
-The good parts are in `tests/foreign_parts.py`, which imports nothing of minigen.
+The good parts are in `tests/foreign_parts.py`, which does not import minigen.
 """
 
 import functools
@@ -52,7 +52,7 @@ def load(directory: Path, **options: Any) -> LLM:
 
 
 def answers(llm: LLM) -> list[list[int]]:
-    """Greedy answers, twice so that prefixes are warm, then three at once to one prompt."""
+    """Return greedy answers, twice to use cached prefixes, then three at once to one prompt."""
     outputs = [*llm.generate(PROMPTS, GREEDY), *llm.generate(PROMPTS[:2], GREEDY)]
     three = llm.generate(PROMPTS[0], SamplingParams(**{**vars(GREEDY), "n": 3}))
     return [output.token_ids for output in outputs] + [each.token_ids for each in three.choices]
@@ -80,14 +80,14 @@ GOOD: dict[str, dict[str, Any]] = {
     "scheduler by name": {"scheduler": "static"},
     "another scheduler by name": {"scheduler": "dynamic"},
     "allocator class": {"allocator": LowestFirst},
-    "allocator instance": {"allocator": LowestFirst(64)},  # False as a condition: it has a length
+    "allocator instance": {"allocator": LowestFirst(64)},  # false as a condition: it has a length
     "minigen's own as an instance": {"allocator": BlockAllocator(64)},
     "allocator function": {"allocator": lambda num_blocks: LowestFirst(num_blocks)},
     "prefix cache class": {"prefix_cache": HashChain},
     "prefix cache function": {"prefix_cache": lambda *parts: RadixPrefixCache(*parts)},
-    "prefix cache by name": {"prefix_cache": "on"},
-    "no prefix cache": {"prefix_cache": "off"},
-    "none at all": {"prefix_cache": None},
+    "prefix cache by name": {"prefix_cache": "radix"},
+    "no prefix cache": {"enable_prefix_caching": False},
+    "the usual one": {"prefix_cache": None},
     "sampler function": {"sampler": likeliest},
     "sampler of tensors": {"sampler": likeliest_tensor},
     "sampler class": {"sampler": Likeliest},
@@ -96,7 +96,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "attention class": {"attention_backend": PlainAttention},
     "attention by name": {"attention_backend": "torch"},
     "all together": ALL,
-    "all but the prefix cache": {**ALL, "enable_prefix_caching": False},
+    "all but the prefix cache": {**ALL, "prefix_cache": None, "enable_prefix_caching": False},
     "short of blocks": {"prefix_cache": HashChain, "allocator": LowestFirst, "num_blocks": 40},
 }
 
@@ -114,7 +114,7 @@ def test_a_foreign_part_gives_the_tokens_of_minigens_own(
 def test_parts_come_from_a_learners_file(
     tiny_directory: Path, expected: list[list[int]], tmp_path: Path
 ) -> None:
-    file = tmp_path / "random.py"  # a name that must not get in the standard library's way
+    file = tmp_path / "random.py"  # a name that must not hide the standard library's module
     shutil.copy(foreign_parts.__file__, file)
     named = {socket: f"{file}:{part.__name__}" for socket, part in ALL.items()}
     llm = load(tiny_directory, **named)
@@ -167,7 +167,7 @@ def test_a_learners_file_may_define_dataclasses_with_postponed_annotations(
     assert llm.generate("a", GREEDY).token_ids == [7] * 7
 
 
-def test_a_sampler_may_give_logprobs_of_its_own(tiny_directory: Path) -> None:
+def test_a_sampler_may_return_its_own_logprobs(tiny_directory: Path) -> None:
     def sure(logits: torch.Tensor, sequences: list[Any]) -> list[SampledToken]:
         return [SampledToken(5, {}) for _ in sequences]
 
@@ -186,7 +186,7 @@ def test_an_attention_may_round_what_it_stores(tiny_directory: Path) -> None:
     assert len(load(tiny_directory, attention_backend=rounded).generate("a", GREEDY).token_ids) == 7
 
 
-# --- what does not fit, at the door ---------------------------------------------------------------
+# --- parts that do not fit are refused at the start -----------------------------------------------
 
 
 class NoCommit:
@@ -240,7 +240,9 @@ MISFITS: list[tuple[dict[str, Any], list[str]]] = [
     ({"allocator": "buddy"}, ["allocator", "free-list", "'buddy'"]),
     ({"allocator": ""}, ["allocator", "free-list", "''"]),
     ({"allocator": 0}, ["allocator int", "no allocate, share, release, num_owners, num_free"]),
-    ({"prefix_cache": "yes"}, ["prefix_cache", "on, off", "'yes'"]),
+    ({"prefix_cache": "yes"}, ["prefix_cache", "radix", "'yes'"]),
+    ({"enable_prefix_caching": 1}, ["enable_prefix_caching must be True or False, not 1"]),
+    ({"prefix_cache": HashChain, "enable_prefix_caching": False}, ["prefix_cache", "of no use"]),
     ({"sampler": "greedy"}, ["sampler", "batch"]),
     ({"attention_backend": "flash"}, ["attention_backend", "torch"]),
     (
@@ -273,7 +275,7 @@ MISFITS: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("options", "words"), MISFITS)
-def test_what_does_not_fit_is_refused_at_the_start(
+def test_a_part_that_does_not_fit_is_refused_at_the_start(
     tiny_directory: Path, options: dict[str, Any], words: list[str]
 ) -> None:
     with pytest.raises(OptionError) as caught:
@@ -304,10 +306,10 @@ def assert_one_sentence(message: str, words: list[str]) -> None:
     for word in words:
         assert word in message
     assert message.endswith((".", ")"))
-    assert len(message) < 400, "no page of reprs"
+    assert len(message) < 400, "the message is short"
 
 
-# --- parts that break their promises --------------------------------------------------------------
+# --- parts that break their contract --------------------------------------------------------------
 
 
 class Names(QueueScheduler):
@@ -362,26 +364,26 @@ def make_stranger() -> Any:
     return Sequence(99, (1, 2), GREEDY, 0, 4, frozenset())
 
 
-class NeverBegins(QueueScheduler):
+class NeverAllocates(QueueScheduler):
     def schedule(self):
         return [(sequence, len(sequence)) for sequence in self.waiting]
 
 
-class BeginsEachStep(QueueScheduler):
+class AllocatesEachStep(QueueScheduler):
     def schedule(self):
         for sequence in self.running:
             self.manager.allocate(sequence, 1)
         return super().schedule()
 
 
-class ReservesFirst(QueueScheduler):
+class AllocatesSlotsFirst(QueueScheduler):
     def schedule(self):
         for sequence in self.waiting:
             self.manager.allocate_slots(sequence, len(sequence))
         return super().schedule()
 
 
-class NeverReserves(QueueScheduler):
+class NeverAllocatesSlots(QueueScheduler):
     def schedule(self):
         if not self.running:
             return super().schedule()
@@ -393,13 +395,13 @@ class IgnoresTheBudget(QueueScheduler):
         super().__init__(manager, max_num_seqs, 10**6)
 
 
-class NeverAdvances(QueueScheduler):
+class NeverMarksComputed(QueueScheduler):
     def commit(self, chunks, tokens):
         for chunk, token in zip(chunks, tokens, strict=True):
             chunk.sequence.append(token.token_id)
 
 
-class AdvancesTwice(QueueScheduler):
+class MarksComputedTwice(QueueScheduler):
     def commit(self, chunks, tokens):
         for chunk in chunks:
             self.manager.mark_computed(chunk.sequence, chunk.num_tokens)
@@ -427,13 +429,13 @@ class AppendsByItself(NeverAppends):
             chunk.sequence.output_ids.append(token.token_id)
 
 
-class NeverReleases(QueueScheduler):
+class NeverFrees(QueueScheduler):
     def abort(self, sequence):
         self.running.remove(sequence)
 
 
-class KeepsTheFinished(QueueScheduler):
-    """Names whom it should have forgotten; and its `abort` fails for whoever has left."""
+class SchedulesTheFinished(QueueScheduler):
+    """Schedules finished sequences; and its `abort` fails for sequences that have left."""
 
     def abort(self, sequence):
         self.manager.free(sequence)
@@ -517,7 +519,7 @@ class MatchesNothing(HashChain):
         return None
 
 
-class KeepsUnshared(HashChain):
+class CachesUnshared(HashChain):
     def insert(self, token_ids, block_ids, first, salt):
         for index in range(first, len(token_ids) // self.block_size):
             self.known[self.path(token_ids, index, salt)] = block_ids[index]
@@ -545,7 +547,7 @@ class ExchangesText(HashChain):
 
 
 class ExchangesSilently(HashChain):
-    """Knows a block already, says so, but leaves the owners as they are."""
+    """Reports blocks that it knows already, but leaves their owners unchanged."""
 
     def insert(self, token_ids, block_ids, first, salt):
         super().insert(token_ids, block_ids, first, salt)
@@ -555,12 +557,12 @@ class ExchangesSilently(HashChain):
         return [(index, known) for index, known in pairs if known != block_ids[index]]
 
 
-class JoinsTwice(HashChain):
+class AcquiresTwice(HashChain):
     def acquire(self, block_ids):
         self.allocator.share(block_ids)
 
 
-class LeavesTwice(HashChain):
+class ReleasesTwice(HashChain):
     def release(self, block_ids):
         self.allocator.release(block_ids)
 
@@ -655,25 +657,34 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"scheduler": NamesLists}, ["NamesLists.schedule", BATCHES]),
     ({"scheduler": NamesTooMany}, ["NamesTooMany.schedule", "to compute"]),
     ({"scheduler": NamesNone}, ["NamesNone.schedule", "chose 0 tokens"]),
-    ({"scheduler": NamesStrangers}, ["NamesStrangers.schedule", "sequence 99", "never came"]),
+    ({"scheduler": NamesStrangers}, ["NamesStrangers.schedule", "sequence 99", "never added"]),
     (
-        {"scheduler": NeverBegins},
-        ["NeverBegins.schedule", "manager.allocate", "manager.allocate_slots"],
+        {"scheduler": NeverAllocates},
+        ["NeverAllocates.schedule", "manager.allocate", "manager.allocate_slots"],
     ),
-    ({"scheduler": BeginsEachStep}, ["BeginsEachStep.schedule", "begun already", "once"]),
-    ({"scheduler": ReservesFirst}, ["ReservesFirst.schedule", "begin it first"]),
-    ({"scheduler": NeverReserves}, ["NeverReserves.schedule", "without slots", "reserve"]),
+    ({"scheduler": AllocatesEachStep}, ["AllocatesEachStep.schedule", "already has", "once"]),
+    ({"scheduler": AllocatesSlotsFirst}, ["AllocatesSlotsFirst.schedule", "call allocate first"]),
+    (
+        {"scheduler": NeverAllocatesSlots},
+        ["NeverAllocatesSlots.schedule", "without slots", "allocate_slots"],
+    ),
     (
         {"scheduler": IgnoresTheBudget, "max_num_batched_tokens": 50},
         ["IgnoresTheBudget.schedule", "max_num_batched_tokens allows 50"],
     ),
-    ({"scheduler": NeverAdvances}, ["NeverAdvances.commit", "0 computed", "manager.mark_computed"]),
-    ({"scheduler": AdvancesTwice}, ["AdvancesTwice.commit", "cannot advance by"]),
+    (
+        {"scheduler": NeverMarksComputed},
+        ["NeverMarksComputed.commit", "0 computed", "manager.mark_computed"],
+    ),
+    (
+        {"scheduler": MarksComputedTwice},
+        ["MarksComputedTwice.commit", "cannot be marked as computed"],
+    ),
     ({"scheduler": NeverAppends}, ["NeverAppends.commit", "sequence.append(token.token_id)"]),
     ({"scheduler": AppendsTwice}, ["AppendsTwice.commit", "once"]),
     ({"scheduler": AppendsByItself}, ["AppendsByItself.commit", "sequence.append(token."]),
-    ({"scheduler": NeverReleases}, ["NeverReleases.commit", "manager.free(sequence)"]),
-    ({"scheduler": KeepsTheFinished}, ["KeepsTheFinished.schedule", "has finished"]),
+    ({"scheduler": NeverFrees}, ["NeverFrees.commit", "manager.free(sequence)"]),
+    ({"scheduler": SchedulesTheFinished}, ["SchedulesTheFinished.schedule", "has finished"]),
     ({"allocator": HandsOutTwice}, ["HandsOutTwice.allocate", "different blocks"]),
     ({"allocator": HandsOutTheSame}, ["HandsOutTheSame.allocate", "block 1", "not free"]),
     ({"allocator": HandsOutTooFew}, ["HandsOutTooFew.allocate", "different blocks"]),
@@ -682,37 +693,37 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"allocator": HandsOutText}, ["HandsOutText.allocate", "list of block ids", "'1'"]),
     ({"allocator": CountsWrong}, ["CountsWrong.num_free is 64", "have no owner"]),
     ({"allocator": ForgetsWhatIsFree}, ["ForgetsWhatIsFree.release", "list of block ids"]),
-    ({"allocator": OwnersAreTrue}, ["OwnersAreTrue.num_owners", "says"]),
+    ({"allocator": OwnersAreTrue}, ["OwnersAreTrue.num_owners", "which has"]),
     ({"prefix_cache": MatchesUnshared}, ["MatchesUnshared.match", "by 0, not by 1", "share what"]),
     ({"prefix_cache": MatchesAll}, ["MatchesAll.match", "at least one token"]),
     ({"prefix_cache": MatchesAnything}, ["MatchesAnything.match", "holds the tokens"]),
     ({"prefix_cache": MatchesOtherSalts}, ["MatchesOtherSalts.match", "another salt"]),
     ({"prefix_cache": MatchesNothing}, ["MatchesNothing.match", "list of block ids", "None"]),
-    ({"prefix_cache": KeepsUnshared}, ["KeepsUnshared shared block", "share in insert"]),
+    ({"prefix_cache": CachesUnshared}, ["CachesUnshared shared block", "share in insert"]),
     ({"prefix_cache": SharesTwice}, ["SharesTwice.insert", "by 2, not by 0"]),
     ({"prefix_cache": ExchangesOutOfReach}, ["ExchangesOutOfReach.insert", "it was given"]),
     ({"prefix_cache": ExchangesForUnknown}, ["ExchangesForUnknown.insert", "never inserted"]),
     ({"prefix_cache": ExchangesText}, ["ExchangesText.insert", "(index, known block)"]),
     ({"prefix_cache": ExchangesSilently}, ["ExchangesSilently.insert", "release the sequence's"]),
-    ({"prefix_cache": JoinsTwice}, ["JoinsTwice.acquire", "leave that to the engine"]),
-    ({"prefix_cache": LeavesTwice}, ["LeavesTwice.release", "leave that to the engine"]),
+    ({"prefix_cache": AcquiresTwice}, ["AcquiresTwice.acquire", "leave that to the engine"]),
+    ({"prefix_cache": ReleasesTwice}, ["ReleasesTwice.release", "leave that to the engine"]),
     ({"prefix_cache": Allocates}, ["Allocates allocated 1 blocks", "only share"]),
-    ({"prefix_cache": SharesTheFree}, ["SharesTheFree shared block 50", "nobody owns"]),
-    ({"prefix_cache": ReleasesTheFree}, ["ReleasesTheFree released block 50", "nobody owns"]),
-    ({"prefix_cache": EvictsTooMany, "num_blocks": 34}, ["EvictsTooMany.evict", "were wanted"]),
+    ({"prefix_cache": SharesTheFree}, ["SharesTheFree shared block 50", "has no owner"]),
+    ({"prefix_cache": ReleasesTheFree}, ["ReleasesTheFree released block 50", "has no owner"]),
+    ({"prefix_cache": EvictsTooMany, "num_blocks": 34}, ["EvictsTooMany.evict", "were requested"]),
     ({"prefix_cache": EvictsTooFew, "num_blocks": 34}, ["EvictsTooFew.evict", "possible"]),
     ({"prefix_cache": EvictsSilently, "num_blocks": 34}, ["EvictsSilently.evict", "released"]),
     ({"prefix_cache": EvictsUnreleased, "num_blocks": 34}, ["EvictsUnreleased.evict", "released"]),
     ({"prefix_cache": EvictsTheUsed, "num_blocks": 34}, ["EvictsTheUsed.evict", "sequence uses"]),
-    ({"prefix_cache": PromisesTooMuch}, ["PromisesTooMuch.num_evictable is", "no sequence uses"]),
+    ({"prefix_cache": PromisesTooMuch}, ["PromisesTooMuch.num_evictable is", "not used by"]),
     ({"sampler": returning(lambda *_: None)}, ["wrong_sampler", "list of tokens", "None"]),
     ({"sampler": returning(lambda *_: 3)}, ["wrong_sampler", "list of tokens"]),
     ({"sampler": returning(lambda x, s: [1] * (len(s) + 1))}, ["chose 4 tokens for 3 rows"]),
     ({"sampler": returning(lambda x, s: ["a"] * len(s))}, ["wrong_sampler", "token id", "'a'"]),
     ({"sampler": returning(lambda x, s: x.amax(-1))}, ["wrong_sampler", "token id for each row"]),
     ({"sampler": returning(lambda x, s: x.topk(1).indices)}, ["token id for each row"]),
-    ({"sampler": returning(lambda x, s: [300] * len(s))}, ["chose token 300", "knows 0 to 299"]),
-    ({"sampler": returning(lambda x, s: [-1] * len(s))}, ["chose token -1", "knows 0 to 299"]),
+    ({"sampler": returning(lambda x, s: [300] * len(s))}, ["chose token 300", "has 0 to 299"]),
+    ({"sampler": returning(lambda x, s: [-1] * len(s))}, ["chose token -1", "has 0 to 299"]),
     ({"sampler": appending}, ["appending", "only return a token"]),
     (
         {"attention_backend": attending(lambda q: None)},
@@ -731,14 +742,14 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"attention_backend": no_function}, ["no_function", "attend(layer_id, q, k, v)"]),
 ]
 
-# After these nothing is right any more: their own books are wrong, or they freed what others own.
+# After these errors the state is lost: counts are wrong, or blocks of others were freed.
 BEYOND_REPAIR = ("allocator", "prefix_cache")
 
 
 @pytest.mark.parametrize(
     ("options", "words"), BAD, ids=[f"{'-'.join(words)[:40]}" for _, words in BAD]
 )
-def test_a_part_that_breaks_its_promise_is_named(
+def test_a_part_that_breaks_its_contract_is_named(
     tiny_directory: Path, options: dict[str, Any], words: list[str]
 ) -> None:
     llm = load(tiny_directory, **options)
@@ -746,17 +757,17 @@ def test_a_part_that_breaks_its_promise_is_named(
         provoke(llm)
     assert_one_sentence(str(caught.value), words)
     assert not llm.engine.live
-    assert not llm._steps._growing
+    assert not llm._steps._unfinished
     assert not manager_of(llm).rows
     if not any(name in options for name in BEYOND_REPAIR):
         assert is_whole(llm)
 
 
 def provoke(llm: LLM) -> None:
-    """Enough requests for a mistake of any kind to come out."""
+    """Send enough requests to reveal a mistake of any kind."""
     llm.generate(PROMPTS, GREEDY, cache_salt="mine")
     llm.generate(PROMPTS, GREEDY)
-    for _ in range(2):  # full blocks, and nothing behind them
+    for _ in range(2):  # full blocks, and no tokens after them
         llm.generate([7] * 16, GREEDY)
     llm.generate("d" * 50, SamplingParams(**{**vars(GREEDY), "n": 3}))
     for letter in "efghijk":
@@ -781,9 +792,9 @@ def test_a_scheduler_that_schedules_nothing_is_stopped(tiny_directory: Path) -> 
     scheduler = CheckedScheduler(Asleep(manager, 3, 100), manager, 100, patience=0.05)
     engine = Engine(scheduler, llm.engine.runner, llm.engine.sampler, llm.engine.trace)
     for _ in range(2):
-        assert engine.step() == []  # nobody waits: it may sleep
-    engine.add(llm._requests.answers(["a"], GREEDY)[0].sequence)
-    with pytest.raises(PartError, match=r"Asleep.schedule has chosen nothing for 0.05 seconds"):
+        assert engine.step() == []  # the queue is empty, so it may schedule nothing
+    engine.add(llm._requests.process(["a"], GREEDY)[0].sequence)
+    with pytest.raises(PartError, match=r"Asleep.schedule has scheduled nothing for 0.05 seconds"):
         run_dry(engine)
     assert manager.num_available == SIZES["num_blocks"]
 
@@ -793,7 +804,7 @@ def run_dry(engine: Engine) -> None:
         engine.step()
 
 
-def test_what_a_part_raises_itself_comes_out_as_it_is(tiny_directory: Path) -> None:
+def test_an_exception_of_a_part_itself_is_raised_unchanged(tiny_directory: Path) -> None:
     class Clumsy(QueueScheduler):
         def commit(self, chunks: Any, tokens: Any) -> None:
             raise ZeroDivisionError("mine")
@@ -820,11 +831,11 @@ def test_a_scheduler_that_refuses_a_request_leaves_nothing_behind(tiny_directory
     with pytest.raises(ValueError, match="too long for me"):
         llm.generate(["a", "b" * 30, "c"], GREEDY)
     assert is_whole(llm)
-    assert not llm._steps._growing
+    assert not llm._steps._unfinished
     assert llm.generate("a", GREEDY).token_ids == before
 
 
-def test_an_error_reaches_who_steps_though_another_has_not_heard_of_his_own(
+def test_an_error_reaches_the_stepping_stream_though_another_streams_error_is_pending(
     tiny_directory: Path,
 ) -> None:
     class Moody(QueueScheduler):
@@ -857,7 +868,9 @@ def test_an_error_reaches_who_steps_though_another_has_not_heard_of_his_own(
 def test_a_part_that_does_not_fit_is_refused_before_processes_are_started(
     tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minigen.assembly.build.lead", lambda *_: pytest.fail("they were started"))
+    monkeypatch.setattr(
+        "minigen.assembly.build.start_driver", lambda *_: pytest.fail("they were started")
+    )
     for part in ({"sampler": "no-such"}, {"scheduler": "no-such"}, {"allocator": "no-such"}):
         with pytest.raises(OptionError, match=r"must be one of .* not 'no-such'"):
             load(tiny_directory, tensor_parallel_size=2, **part)
@@ -877,7 +890,7 @@ def test_a_part_that_does_not_fit_is_refused_before_processes_are_started(
         ("1.5GiB", 3 * 2**29),
         (" 2gi ", 2**31),
         ("64k", 64_000),
-        ("9007199254740993", 2**53 + 1),  # no float
+        ("9007199254740993", 2**53 + 1),  # not a float
         ("0.5K", 500),
         ("999999999999999999G", 999999999999999999 * 10**9),
     ],
@@ -892,13 +905,14 @@ def test_bytes_are_read_with_their_units(text: object, number: int) -> None:
 )
 def test_text_that_is_no_number_of_bytes_is_refused(text: str) -> None:
     with pytest.raises(
-        OptionError, match=r"kv_cache_memory must be bytes, as in 1000000, 512M or 1.5Gi"
+        OptionError,
+        match=r"kv_cache_memory must be a number of bytes, such as 1000000, 512M or 1.5Gi",
     ):
         parse_bytes("kv_cache_memory", text)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, [5], 2**63])
-def test_a_number_that_cannot_be_bytes_is_refused(value: object) -> None:
+def test_a_number_that_is_not_a_count_of_bytes_is_refused(value: object) -> None:
     with pytest.raises(OptionError, match="kv_cache_memory must be a whole number"):
         parse_bytes("kv_cache_memory", value)
 
@@ -916,7 +930,7 @@ def test_a_number_that_cannot_be_bytes_is_refused(value: object) -> None:
         ("kv_cache_memory", [0, -1, "lots", 1.5, True]),
     ],
 )
-def test_a_knob_says_what_it_may_be(option: str, values: list[Any]) -> None:
+def test_an_invalid_option_names_its_allowed_values(option: str, values: list[Any]) -> None:
     for value in values:
         with pytest.raises(OptionError) as caught:
             EngineConfig(**{option: value})
@@ -930,8 +944,8 @@ def test_a_knob_says_what_it_may_be(option: str, values: list[Any]) -> None:
     [
         ({"num_blocks": 1, "block_size": 1}, "holds no request"),
         ({"kv_cache_memory": 500, "block_size": 1, "num_blocks": None}, "holds no request"),
-        ({"num_blocks": 2**24, "block_size": 2**16}, "more memory than this machine gives"),
-        ({"num_blocks": 5, "kv_cache_memory": "1M"}, "give one of them"),
+        ({"num_blocks": 2**24, "block_size": 2**16}, "more memory than this machine can"),
+        ({"num_blocks": 5, "kv_cache_memory": "1M"}, "give only one"),
         ({"max_num_seqs": 65, "max_num_batched_tokens": 64}, "at least max_num_seqs"),
     ],
 )

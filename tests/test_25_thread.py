@@ -1,4 +1,4 @@
-"""The engine's thread: many callers at once, each answered as if alone, and nobody left waiting."""
+"""The engine's thread: many callers at once, each answered as if alone, and none left waiting."""
 
 import random
 import threading
@@ -35,7 +35,7 @@ def thread(llm: LLM) -> Iterator[EngineThread]:
 
 
 def ask(llm: LLM, prompt: str, params: SamplingParams = GREEDY) -> Sequence:
-    return llm._requests.answers([prompt], params)[0].sequence
+    return llm._requests.process([prompt], params)[0].sequence
 
 
 def is_whole(llm: LLM) -> bool:
@@ -44,7 +44,7 @@ def is_whole(llm: LLM) -> bool:
 
 
 def side_by_side(jobs: list[Callable[[], Any]]) -> None:
-    """Run jobs in a thread each; raises if one fails, or has not ended in time."""
+    """Run each job in a thread; raises if one fails, or has not ended in time."""
     errors: list[BaseException] = []
 
     def guarded(job: Callable[[], Any]) -> None:
@@ -58,7 +58,7 @@ def side_by_side(jobs: list[Callable[[], Any]]) -> None:
         worker.start()
     for worker in workers:
         worker.join(PATIENCE)
-    assert not any(worker.is_alive() for worker in workers), "a waiter hangs"
+    assert not any(worker.is_alive() for worker in workers), "a waiting caller hangs"
     if errors:
         raise errors[0]
 
@@ -68,23 +68,23 @@ def take(thread: EngineThread, sequence: Sequence) -> list[int]:
 
 
 class Inbox:
-    """A `deliver` that keeps its news, with the finish reason of that moment."""
+    """A `deliver` that stores its events, with the finish reason of that moment."""
 
     def __init__(self) -> None:
-        self.news: Queue[tuple[int, Any, str | None]] = Queue()
+        self.events: Queue[tuple[int, Any, str | None]] = Queue()
 
-    def __call__(self, sequence: Sequence, news: Any) -> None:
-        self.news.put((sequence.sequence_id, news, sequence.finish_reason))
+    def __call__(self, sequence: Sequence, event: Any) -> None:
+        self.events.put((sequence.sequence_id, event, sequence.finish_reason))
 
     def next(self) -> tuple[int, Any, str | None]:
-        return self.news.get(timeout=PATIENCE)
+        return self.events.get(timeout=PATIENCE)
 
     def last(self) -> Any:
-        """What came last: a finishing token, None, or an exception."""
+        """Return the last event: a finishing token, None, or an exception."""
         while True:
-            _, news, reason = self.next()
-            if not isinstance(news, SampledToken) or reason is not None:
-                return news
+            _, event, reason = self.next()
+            if not isinstance(event, SampledToken) or reason is not None:
+                return event
 
 
 def test_callers_at_once_get_each_their_own_tokens(llm: LLM) -> None:
@@ -105,12 +105,12 @@ def test_callers_at_once_get_each_their_own_tokens(llm: LLM) -> None:
 def test_a_slow_reader_loses_no_token(llm: LLM, thread: EngineThread) -> None:
     sequence = ask(llm, "slow")
     tokens = thread.tokens(sequence)
-    wait_until(lambda: sequence.finish_reason is not None)  # all is there before any is read
+    wait_until(lambda: sequence.finish_reason is not None)  # all tokens exist before any is read
     assert [token.token_id for _, token in tokens] == sequence.output_ids
     assert len(sequence.output_ids) == 10
 
 
-def test_siblings_come_by_one_iterator(llm: LLM) -> None:
+def test_one_iterator_yields_the_tokens_of_all_siblings(llm: LLM) -> None:
     params = SamplingParams(n=3, seed=4, max_tokens=10, ignore_eos=True)
     expected = [choice.token_ids for choice in llm.generate("abc", params).choices]
     with EngineThread(llm.engine) as thread:
@@ -120,7 +120,7 @@ def test_siblings_come_by_one_iterator(llm: LLM) -> None:
     assert list(found.values()) == expected
 
 
-def test_closing_the_iterator_gives_the_blocks_back(llm: LLM, thread: EngineThread) -> None:
+def test_closing_the_iterator_frees_the_blocks(llm: LLM, thread: EngineThread) -> None:
     sequence = ask(llm, "abc", SamplingParams(n=3, max_tokens=100, ignore_eos=True))
     family = [sequence, *sequence.siblings]
     tokens = thread.tokens(sequence)
@@ -131,22 +131,20 @@ def test_closing_the_iterator_gives_the_blocks_back(llm: LLM, thread: EngineThre
     wait_until(lambda: is_whole(llm))
 
 
-def test_closing_an_iterator_that_nobody_read_gives_the_request_up(
-    llm: LLM, thread: EngineThread
-) -> None:
+def test_closing_an_unread_iterator_aborts_the_request(llm: LLM, thread: EngineThread) -> None:
     sequence = ask(llm, "abc", LONG)
     thread.tokens(sequence).close()
     wait_until(lambda: sequence.finish_reason == "abort")
 
 
-def test_a_forgotten_iterator_gives_its_request_up(llm: LLM, thread: EngineThread) -> None:
+def test_collecting_an_iterator_aborts_its_request(llm: LLM, thread: EngineThread) -> None:
     sequence = ask(llm, "abc", LONG)
     for _ in thread.tokens(sequence):
         break
     wait_until(lambda: sequence.finish_reason == "abort")
 
 
-def test_an_abort_is_told_by_none(llm: LLM, thread: EngineThread) -> None:
+def test_an_abort_is_delivered_as_none(llm: LLM, thread: EngineThread) -> None:
     sequence, inbox = ask(llm, "abc", LONG), Inbox()
     thread.submit(sequence, inbox)
     inbox.next()
@@ -156,7 +154,7 @@ def test_an_abort_is_told_by_none(llm: LLM, thread: EngineThread) -> None:
 
 
 def test_an_id_that_is_not_live_cannot_be_aborted(llm: LLM, thread: EngineThread) -> None:
-    with pytest.raises(RequestError, match="No request of id 12345"):
+    with pytest.raises(RequestError, match="No request with id 12345"):
         thread.abort(12345)
     sequence = ask(llm, "abc")
     take(thread, sequence)
@@ -168,26 +166,26 @@ def test_an_id_is_used_once(llm: LLM, thread: EngineThread) -> None:
     first, second = ask(llm, "abc", LONG), ask(llm, "abc")
     second.sequence_id = first.sequence_id
     tokens = thread.tokens(first)
-    with pytest.raises(RequestError, match=r"ids \[1\] are not free"):
+    with pytest.raises(RequestError, match=r"ids \[1\] are in use"):
         thread.submit(second, Inbox())
     family = ask(llm, "abc", SamplingParams(n=3))
     family.siblings[1].sequence_id = family.sequence_id
-    with pytest.raises(RequestError, match="not free"):
+    with pytest.raises(RequestError, match="repeated"):
         thread.submit(family, Inbox())
-    assert len(list(tokens)) == 100, "the first goes on as if nothing was"
+    assert len(list(tokens)) == 100, "the first continues unchanged"
 
 
-def test_an_engine_at_work_gets_no_thread(llm: LLM) -> None:
+def test_an_engine_with_unfinished_requests_gets_no_thread(llm: LLM) -> None:
     stream = llm.stream("abc", LONG)
     next(stream)
-    with pytest.raises(RequestError, match="1 requests under way"):
+    with pytest.raises(RequestError, match="1 unfinished requests"):
         EngineThread(llm.engine)
     stream.close()  # type: ignore[attr-defined]
     EngineThread(llm.engine).close()
 
 
 class Fragile:
-    """A runner that fails in whatever batch one of the `doomed` runs."""
+    """A runner that fails in every batch with one of the `doomed`."""
 
     def __init__(self, runner: Any):
         self.runner, self.doomed = runner, set[int]()
@@ -198,7 +196,7 @@ class Fragile:
         return self.runner.logits(chunks)
 
 
-def test_an_error_in_a_step_costs_only_those_who_were_in_it(tiny_directory: Path) -> None:
+def test_an_error_in_a_step_fails_only_the_sequences_in_it(tiny_directory: Path) -> None:
     llm = LLM.load(tiny_directory, weights="float32", max_num_seqs=2, enable_prefix_caching=False)
     expected = llm.generate("c", GREEDY).token_ids
     runner = Fragile(llm.engine.runner)
@@ -221,20 +219,20 @@ def test_an_error_in_a_step_costs_only_those_who_were_in_it(tiny_directory: Path
         runner.doomed.add(doomed.sequence_id)
         with pytest.raises(ZeroDivisionError, match="the runner's"):
             take(thread, doomed)
-        assert take(thread, ask(llm, "c")) == expected, "the thread lives on"
+        assert take(thread, ask(llm, "c")) == expected, "the thread still runs"
         assert thread.is_alive
     assert is_whole(llm)
 
 
 class Mood:
-    """A scheduler that does as another does, until it is told to raise."""
+    """A scheduler that wraps another, until `raises` is set."""
 
     def __init__(self, scheduler: Any):
         self.scheduler, self.raises = scheduler, False
 
     def schedule(self) -> Any:
         if self.raises:
-            raise ArithmeticError("nobody's in particular")
+            raise ArithmeticError("of no particular sequence")
         return self.scheduler.schedule()
 
     def add(self, sequence: Sequence) -> None:
@@ -247,29 +245,29 @@ class Mood:
         self.scheduler.abort(sequence)
 
 
-def test_an_error_that_is_nobodys_ends_the_thread_and_all_who_wait_are_told(llm: LLM) -> None:
+def test_a_schedulers_error_ends_the_thread_and_reaches_all_waiting_callers(llm: LLM) -> None:
     scheduler = Mood(llm.engine.scheduler)
     engine = Engine(scheduler, llm.engine.runner, llm.engine.sampler, llm.engine.trace)
     thread = EngineThread(engine)
     sequences = [ask(llm, letter * 5, LONG) for letter in "abcdef"]  # some run, some wait
     started = threading.Barrier(len(sequences) + 1)
-    told: list[BaseException | None] = []
+    causes: list[BaseException | None] = []
 
     def wait(sequence: Sequence) -> None:
         tokens = thread.tokens(sequence)
         started.wait(PATIENCE)
         with pytest.raises(EngineStoppedError, match="thread has ended") as caught:
             list(tokens)
-        told.append(caught.value.__cause__)
+        causes.append(caught.value.__cause__)
 
     def spoil() -> None:
         thread.call(lambda _: setattr(scheduler, "raises", True))
         started.wait(PATIENCE)
 
-    thread.submit(ask(llm, "x"), raising)  # his `deliver` fails also when he is told of the end
+    thread.submit(ask(llm, "x"), raising)  # its `deliver` also fails when it gets the end
     side_by_side([*(lambda each=each: wait(each) for each in sequences), spoil])
-    assert len(told) == len(sequences)
-    assert all(isinstance(cause, ArithmeticError) for cause in told)
+    assert len(causes) == len(sequences)
+    assert all(isinstance(cause, ArithmeticError) for cause in causes)
     wait_until(lambda: not thread.is_alive)
     for refused in (
         lambda: thread.submit(ask(llm, "a"), Inbox()),
@@ -294,13 +292,13 @@ class Picky(Mood):
         super().add(sequence)
 
 
-def test_a_request_that_the_scheduler_refuses_costs_nobody_else_anything(llm: LLM) -> None:
+def test_a_request_that_the_scheduler_refuses_does_not_affect_others(llm: LLM) -> None:
     expected = llm.generate("a", LONG).token_ids
     scheduler = Picky(llm.engine.scheduler)
     engine = Engine(scheduler, llm.engine.runner, llm.engine.sampler, llm.engine.trace)
     with EngineThread(engine) as thread:
         patient = thread.tokens(ask(llm, "a", LONG))
-        family = llm._requests.answers(["b" * 30], SamplingParams(n=2, max_tokens=3))
+        family = llm._requests.process(["b" * 30], SamplingParams(n=2, max_tokens=3))
         with pytest.raises(ValueError, match="too long for me"):
             list(thread.tokens(family[0].sequence))
         assert [each.sequence.finish_reason for each in family] == ["error"] * 2
@@ -310,11 +308,11 @@ def test_a_request_that_the_scheduler_refuses_costs_nobody_else_anything(llm: LL
     assert is_whole(llm)
 
 
-def raising(sequence: Sequence, news: Any) -> None:
+def raising(sequence: Sequence, event: Any) -> None:
     raise OSError("the client has gone")
 
 
-def test_a_caller_who_cannot_be_told_loses_only_his_own_request(
+def test_a_caller_whose_deliver_fails_loses_only_its_own_request(
     llm: LLM, thread: EngineThread
 ) -> None:
     gone, inbox = ask(llm, "abc", LONG), Inbox()
@@ -325,18 +323,18 @@ def test_a_caller_who_cannot_be_told_loses_only_his_own_request(
     assert other.finish_reason == "length"
     assert gone.finish_reason == "abort"
     one_token = ask(llm, "abc", SamplingParams(max_tokens=1))
-    thread.submit(one_token, raising)  # fails when it has finished already
+    thread.submit(one_token, raising)  # fails after it has finished
     assert len(take(thread, ask(llm, "z"))) == 10
     assert one_token.finish_reason == "length"
     wait_until(lambda: is_whole(llm))
 
 
-def test_a_deliverer_may_submit_and_abort(llm: LLM, thread: EngineThread) -> None:
-    """So `deliver` is called with no lock held."""
+def test_a_deliver_function_may_submit_and_abort(llm: LLM, thread: EngineThread) -> None:
+    """`deliver` is therefore called without holding a lock."""
     first, second, inbox = ask(llm, "abc", LONG), ask(llm, "abd"), Inbox()
 
-    def deliver(sequence: Sequence, news: Any) -> None:
-        if len(sequence.output_ids) == 3 and news is not None:
+    def deliver(sequence: Sequence, event: Any) -> None:
+        if len(sequence.output_ids) == 3 and event is not None:
             thread.submit(second, inbox)
             thread.abort(sequence.sequence_id)
 
@@ -345,7 +343,7 @@ def test_a_deliverer_may_submit_and_abort(llm: LLM, thread: EngineThread) -> Non
     assert first.finish_reason == "abort"
 
 
-def test_a_deliverer_may_close_the_thread(llm: LLM) -> None:
+def test_a_deliver_function_may_close_the_thread(llm: LLM) -> None:
     thread, inbox = EngineThread(llm.engine), Inbox()
     thread.submit(ask(llm, "abc", LONG), lambda *_: thread.close())
     thread.submit(ask(llm, "abd", LONG), inbox)
@@ -362,7 +360,7 @@ def test_a_function_that_is_called_between_steps_may_fail(llm: LLM, thread: Engi
     assert len(take(thread, ask(llm, "a"))) == 10
 
 
-def test_closing_tells_all_who_wait_and_leaves_the_engine_free(llm: LLM) -> None:
+def test_closing_reaches_all_waiting_callers_and_frees_the_engine(llm: LLM) -> None:
     expected = llm.generate("abc", GREEDY).token_ids
     thread = EngineThread(llm.engine)
     streams = [thread.tokens(ask(llm, letter, LONG)) for letter in "abcdefgh"]
@@ -383,13 +381,13 @@ def test_closing_tells_all_who_wait_and_leaves_the_engine_free(llm: LLM) -> None
     assert llm.generate("abc", GREEDY).token_ids == expected
 
 
-def test_whoever_comes_while_it_closes_is_told(llm: LLM) -> None:
-    """Either at once or later, but always."""
-    door = threading.Lock()  # of the ids that `ask` counts
+def test_a_request_during_closing_always_gets_an_error(llm: LLM) -> None:
+    """Either at once or later."""
+    asking = threading.Lock()  # protects the ids that `ask` counts
 
     def keep_asking(thread: EngineThread) -> None:
         while True:
-            with door:
+            with asking:
                 sequence = ask(llm, "a", SamplingParams(max_tokens=2, ignore_eos=True))
             take(thread, sequence)
 
@@ -406,7 +404,7 @@ def test_whoever_comes_while_it_closes_is_told(llm: LLM) -> None:
 def test_an_abort_that_follows_at_once_is_never_lost(llm: LLM, thread: EngineThread) -> None:
     def abort(sequence: Sequence) -> None:
         while not sequence.finish_reason:
-            with suppress(RequestError):  # not submitted yet, or given up by now
+            with suppress(RequestError):  # not submitted yet, or aborted already
                 thread.abort(sequence.sequence_id)
 
     for _ in range(20):
@@ -416,10 +414,10 @@ def test_an_abort_that_follows_at_once_is_never_lost(llm: LLM, thread: EngineThr
         assert len(sequence.output_ids) < 100
 
 
-def test_whatever_is_submitted_and_given_up_the_pool_is_whole_in_the_end(
+def test_after_any_submits_and_aborts_all_blocks_are_free_in_the_end(
     llm: LLM, thread: EngineThread
 ) -> None:
-    door = threading.Lock()  # RequestProcessor counts ids, and is one thread's
+    asking = threading.Lock()  # RequestProcessor counts ids, and is not thread-safe
 
     def caller(number: int) -> Callable[[], None]:
         chance = random.Random(number)
@@ -432,7 +430,7 @@ def test_whatever_is_submitted_and_given_up_the_pool_is_whole_in_the_end(
                     max_tokens=chance.randint(1, 12),
                     ignore_eos=True,
                 )
-                with door:
+                with asking:
                     sequence = ask(llm, "p" * chance.randint(1, 20), params)
                 tokens = thread.tokens(sequence)
                 if chance.random() < 0.5:
@@ -440,7 +438,7 @@ def test_whatever_is_submitted_and_given_up_the_pool_is_whole_in_the_end(
                         next(tokens, None)
                     tokens.close()
                     continue
-                num_answers = params.n if params.n <= 4 else 1  # more than seats come one by one
+                num_answers = params.n if params.n <= 4 else 1  # more than 4 run one by one
                 assert len(list(tokens)) == num_answers * (params.max_tokens or 0)
 
         return job
@@ -454,12 +452,12 @@ def test_whatever_is_submitted_and_given_up_the_pool_is_whole_in_the_end(
 def test_a_sequence_that_a_deliver_finishes_gets_no_further_token(
     llm: LLM, thread: EngineThread
 ) -> None:
-    """As a stop string ends an answer: in that step, and its blocks are free before the next."""
+    """A stop string ends an answer in this way: in that step, with free blocks before the next."""
     ended: Queue[list[int]] = Queue()
     other, inbox = ask(llm, "xyz", LONG), Inbox()
     thread.submit(other, inbox)
 
-    def third_is_enough(sequence: Sequence, news: Any) -> None:
+    def third_is_enough(sequence: Sequence, event: Any) -> None:
         if len(sequence.output_ids) == 3:
             thread.finish(sequence.sequence_id)
             ended.put(sequence.output_ids)
@@ -473,17 +471,17 @@ def test_a_sequence_that_a_deliver_finishes_gets_no_further_token(
     wait_until(lambda: is_whole(llm))
 
 
-def test_an_engine_is_run_by_one_at_a_time(llm: LLM) -> None:
+def test_an_engine_has_one_owner_at_a_time(llm: LLM) -> None:
     with EngineThread(llm.engine):
         for ask_it in (llm.generate, lambda prompt: next(llm.stream(prompt))):
-            with pytest.raises(RequestError, match="thread of its own"):
+            with pytest.raises(RequestError, match="in its own thread"):
                 ask_it("abc")
-        with pytest.raises(RequestError, match="another thread"):
+        with pytest.raises(RequestError, match="Another thread"):
             EngineThread(llm.engine)
     assert llm.generate("abc", GREEDY).token_ids
     stream = llm.stream("abc", GREEDY)
     next(stream)
-    with pytest.raises(RequestError, match="1 requests under way"):
+    with pytest.raises(RequestError, match="1 unfinished requests"):
         EngineThread(llm.engine)
     stream.close()
     with EngineThread(llm.engine) as thread:
@@ -500,7 +498,7 @@ def test_threads_that_share_generate_are_each_answered_as_if_alone(llm: LLM) -> 
             for _ in range(4):
                 found[number].append(llm.generate(prompts[number], GREEDY).text)
                 found[number].append("".join(llm.stream(prompts[number], GREEDY)))
-                next(llm.stream(prompts[number], GREEDY))  # and no more
+                next(llm.stream(prompts[number], GREEDY))  # and no further
 
         return run
 
@@ -511,23 +509,23 @@ def test_threads_that_share_generate_are_each_answered_as_if_alone(llm: LLM) -> 
         assert take(thread, ask(llm, "abc"))
 
 
-def test_whoever_passes_news_on_is_called_when_those_of_a_step_are_all_told(llm: LLM) -> None:
-    told: list[object] = []
+def test_on_step_end_is_called_after_all_events_of_a_step(llm: LLM) -> None:
+    calls: list[object] = []
 
-    def deliver(sequence: Sequence, news: object) -> None:
-        told.append(news)
+    def deliver(sequence: Sequence, event: object) -> None:
+        calls.append(event)
 
     def fail() -> None:
-        told.append("failed")
+        calls.append("failed")
         raise RuntimeError("the other side is closed")
 
     with EngineThread(llm.engine) as thread:
         thread.on_step_end(fail)
-        thread.on_step_end(lambda: told.append("all"))
+        thread.on_step_end(lambda: calls.append("all"))
         sequences = [ask(llm, prompt) for prompt in ("abc", "de", "f")]
         thread.call(lambda _: [thread.submit(each, deliver) for each in sequences])  # together
         wait_until(lambda: all(each.finish_reason for each in sequences))
-    assert told.count("failed") == 1, "what fails is called no more"
-    words = ["token" if isinstance(each, SampledToken) else each for each in told]
+    assert calls.count("failed") == 1, "a function that failed is not called again"
+    words = ["token" if isinstance(each, SampledToken) else each for each in calls]
     steps = " ".join(map(str, words)).split("all")
     assert [each.count("token") for each in steps if "token" in each] == [3] * 10

@@ -1,7 +1,7 @@
-"""What is made of the engine's events: summaries, totals of work, and a picture in time.
+"""What is built from the engine's events: summaries, totals of work, and a picture over time.
 
-Hand-written events have answers known in advance; recordings of a real engine must agree with what
-it returned, with its memory, and among themselves; and no events at all may break them.
+Hand-written events have answers known in advance. Recordings of a real engine must agree with its
+outputs, with its memory, and among themselves. No sequence of events may break these tools.
 """
 
 import doctest
@@ -52,7 +52,7 @@ COUNTS: dict[EventKind, set[str]] = {
 
 
 def at(milliseconds: float, kind: EventKind, sequence_id: int | None, **counts: int) -> Event:
-    """An event of a hand-written story, which begins at an odd time of the clock."""
+    """Return an event of a hand-written story, which starts at an odd time of the clock."""
     assert counts.keys() == COUNTS[kind]
     return Event(kind, 7_000_000_123 + round(milliseconds * 1e6), sequence_id, counts)
 
@@ -63,7 +63,7 @@ def step(milliseconds: float, duration: float, tokens: int) -> Event:
     return at(milliseconds, EventKind.STEP, None, **counts)
 
 
-# A prompt of 6 tokens, 4 of them known, a first token at 8 ms and two more.
+# A prompt of 6 tokens, 4 of them cached, a first token at 8 ms and two more.
 ONE_REQUEST = [
     at(0, EventKind.QUEUED, 3, prompt_tokens=6, waited_ns=0),
     at(5, EventKind.PREFIX_HIT, 3, tokens=4, blocks=1),
@@ -82,7 +82,7 @@ ONE_REQUEST = [
     step(18, duration=6, tokens=1),
 ]
 
-# Request 1 prefills for itself and its sibling 2; later 2 is preempted at 5 tokens and begins anew.
+# Request 1 prefills for itself and its sibling 2; later 2 is preempted at 5 tokens and recomputed.
 FORK_AND_PREEMPTION = [
     at(0, EventKind.QUEUED, 1, prompt_tokens=4, waited_ns=0),
     at(1, EventKind.QUEUED, 2, prompt_tokens=4, waited_ns=0),
@@ -122,7 +122,7 @@ def track_names(trace: dict[str, Any]) -> dict[int, str]:
 
 
 def slices(trace: dict[str, Any], track: str) -> list[tuple[str, float, float]]:
-    """A track's slices: name, begin and end in milliseconds."""
+    """Return a track's slices: name, begin and end in milliseconds."""
     names = track_names(trace)
     return [
         (each["name"], each["ts"] / 1000, (each["ts"] + each["dur"]) / 1000)
@@ -136,7 +136,7 @@ def level(trace: dict[str, Any], name: str) -> list[int]:
 
 
 def assert_drawable(trace: dict[str, Any]) -> None:
-    """Nothing is before the beginning, in disorder, or over another slice of its track."""
+    """Check that no slice is before the start, out of order, or over another slice of its track."""
     times = [record["ts"] for record in trace["traceEvents"]]
     assert times == sorted(times)
     assert all(time >= 0 for time in times)
@@ -149,7 +149,7 @@ def assert_drawable(trace: dict[str, Any]) -> None:
     assert by_track.keys() <= track_names(trace).keys()
 
 
-def test_a_summary_says_when_and_how_a_request_was_answered() -> None:
+def test_a_summary_shows_when_and_how_a_request_was_answered() -> None:
     (summary,) = summarize(ONE_REQUEST)
     assert summary == RequestSummary(
         sequence_id=3,
@@ -179,7 +179,7 @@ def test_a_forked_requests_prefill_is_its_parents() -> None:
     assert (child.queued_ms, child.prefill_ms, child.ttft_ms) == (1.0, 5.0, 6.0)
 
 
-def test_a_preempted_request_computes_again_what_the_prefix_cache_does_not_know() -> None:
+def test_a_preempted_request_recomputes_what_the_prefix_cache_does_not_hold() -> None:
     aborted, preempted = summarize(FORK_AND_PREEMPTION)
     assert (aborted.finish, aborted.output_tokens, aborted.preemptions) == ("aborted", 2, 0)
     assert (preempted.finish, preempted.output_tokens, preempted.preemptions) == (None, 3, 1)
@@ -199,7 +199,7 @@ def test_a_request_that_never_ran_has_no_times() -> None:
     assert (summary.num_steps, summary.output_tokens, summary.finish) == (0, 0, "aborted")
 
 
-def test_a_summary_without_its_beginning_says_only_what_the_rest_shows() -> None:
+def test_a_summary_of_a_partial_recording_has_only_the_known_times() -> None:
     (summary,) = summarize(ONE_REQUEST[6:])
     assert (summary.finish, summary.output_tokens) == ("finished", 3)
     assert summary.inter_token_ms == (6.0,)
@@ -207,7 +207,7 @@ def test_a_summary_without_its_beginning_says_only_what_the_rest_shows() -> None
     assert {name for name in unknown if getattr(summary, name) is not None} == set()
 
 
-def test_a_parent_that_ran_before_its_child_was_queued_kept_nobody_waiting() -> None:
+def test_a_parent_that_ran_before_its_child_was_queued_caused_no_waiting() -> None:
     events = [
         at(1, EventKind.SCHEDULED, 1, tokens=4, computed=0),
         at(3, EventKind.QUEUED, 2, prompt_tokens=4, waited_ns=0),
@@ -223,7 +223,7 @@ def test_a_parent_that_ran_before_its_child_was_queued_kept_nobody_waiting() -> 
     ]
 
 
-# What the parent computed and the child loses is computed again: 4 tokens at once, then 3 and 5.
+# What the parent computed and the child loses is recomputed: 4 tokens at once, then 3 and 5.
 LOST_TWICE = [
     at(0, EventKind.QUEUED, 1, prompt_tokens=4, waited_ns=0),
     at(0, EventKind.QUEUED, 2, prompt_tokens=4, waited_ns=0),
@@ -242,7 +242,7 @@ LOST_TWICE = [
 ]
 
 
-def test_tokens_lost_again_and_again_are_computed_as_often() -> None:
+def test_tokens_lost_repeatedly_are_recomputed_as_often() -> None:
     parent, child = summarize(LOST_TWICE)
     assert (parent.recomputed_tokens, child.recomputed_tokens) == (0, 4 + 3 + 5)
     counters = counted(LOST_TWICE)
@@ -277,7 +277,7 @@ def test_percentiles_are_numpys(values: list[float], share: float) -> None:
 
 
 def test_percentiles_of_nothing_and_beyond_the_ends_are_refused() -> None:
-    with pytest.raises(ValueError, match="no values"):
+    with pytest.raises(ValueError, match="must not be empty"):
         percentile([], 0.5)
     with pytest.raises(ValueError, match="from 0 to 1, not 95"):
         percentile([1.0], 95)
@@ -316,7 +316,7 @@ def test_a_prompt_in_chunks_is_prefilled_to_its_last_token_even_alone() -> None:
     assert (counters.tokens_prefilled, counters.tokens_decoded) == (5, 1)
 
 
-def test_of_a_sequence_queued_unheard_single_tokens_count_as_decoded() -> None:
+def test_single_tokens_of_a_sequence_queued_before_the_recording_count_as_decoded() -> None:
     counters = counted(
         [
             at(1, EventKind.SCHEDULED, 1, tokens=4, computed=8),
@@ -341,7 +341,7 @@ def test_bytes_read_are_those_that_the_causal_mask_shows(
     assert counters.kv_bytes_read == 10 * (context + 2 * seen)
 
 
-def test_counters_remember_nothing_of_sequences_that_have_ended() -> None:
+def test_counters_store_nothing_about_finished_sequences() -> None:
     counters = counted(ONE_REQUEST)
     empty = counted([])
     assert counters._progress == {}
@@ -403,7 +403,7 @@ def test_a_chunk_whose_step_failed_ends_with_its_request() -> None:
     assert slices(trace, "request 2") == [("prefill", 8, 9)]
 
 
-def test_what_lasts_beyond_the_recording_is_drawn_from_its_start_or_to_its_end() -> None:
+def test_slices_beyond_the_recording_are_drawn_from_its_start_or_to_its_end() -> None:
     trace = chrome_trace(
         [
             step(0, duration=50, tokens=1),
@@ -426,7 +426,7 @@ def test_what_lasts_beyond_the_recording_is_drawn_from_its_start_or_to_its_end()
 
 @dataclass
 class Run:
-    """A recording of an engine that answered, and then gave an answer up.
+    """A recording of an engine that answered, and then aborted an answer.
 
     `blocks_in_use` are those that its allocator counted at the end of each step.
     """
@@ -480,7 +480,9 @@ def run(request: pytest.FixtureRequest, tiny_directory: Path) -> Run:
     return Run(llm, recorder, counters, outputs, blocks_in_use)
 
 
-def test_the_recording_has_what_it_is_to_show(run: Run, request: pytest.FixtureRequest) -> None:
+def test_the_recording_contains_the_expected_events(
+    run: Run, request: pytest.FixtureRequest
+) -> None:
     engine = request.node.callspec.params["run"]
     assert (run.count(EventKind.PREEMPTED) > 0) == engine.startswith("preempted")
     assert (run.count(EventKind.PREFIX_HIT) > 0) == (engine in ("roomy", "static", "preempted"))
@@ -579,14 +581,14 @@ def test_the_picture_is_valid_and_complete(run: Run, tmp_path: Path) -> None:
 def test_slices_lie_within_their_steps(run: Run) -> None:
     trace = chrome_trace(run.events)
     steps = [(started, ended) for _, started, ended in slices(trace, "engine")]
-    slack = 0.02  # of a step's begin, which its event knows only by its duration
+    slack = 0.02  # a step's begin is only known from the duration in its event
     for each in summarize(run.events):
         for name, started, ended in slices(trace, f"request {each.sequence_id}"):
             if name in ("prefill", "decode", "recompute"):
                 assert any(a - slack <= started and ended == b for a, b in steps)
 
 
-def test_blocks_in_use_end_as_those_that_the_prefix_cache_keeps(run: Run) -> None:
+def test_blocks_in_use_at_the_end_are_those_of_the_prefix_cache(run: Run) -> None:
     trace = chrome_trace(run.events)
     manager = run.llm.engine.scheduler.manager  # type: ignore[attr-defined]
     kept = 0 if manager.prefix_cache is None else manager.prefix_cache.num_blocks
@@ -605,7 +607,7 @@ def test_blocks_in_use_are_those_of_the_allocator_after_every_step(run: Run) -> 
         assert level(chrome_trace(run.events[: end + 1]), "blocks in use")[-1] == in_use
 
 
-def test_a_recording_may_begin_anywhere(run: Run) -> None:
+def test_a_recording_may_start_anywhere(run: Run) -> None:
     whole = {each.sequence_id: each for each in summarize(run.events)}
     for first in range(0, len(run.events), 37):
         events = run.events[first:]
@@ -619,7 +621,7 @@ def test_a_recording_may_begin_anywhere(run: Run) -> None:
                 assert each == whole[each.sequence_id]
 
 
-def test_who_listens_no_more_is_told_apart_from_others_of_its_kind() -> None:
+def test_an_unsubscribed_listener_is_distinguished_from_equal_ones() -> None:
     trace = Trace()
     pairs: list[tuple[Subscriber, Subscriber]] = [
         (Recorder(), Recorder()),
@@ -639,7 +641,7 @@ MOVES = [EventKind.QUEUED, EventKind.SCHEDULED, EventKind.FORKED, EventKind.NEW_
 
 @st.composite
 def any_events(draw: st.DrawFn) -> list[Event]:
-    """Events of every kind in any order, of which only the times make sense."""
+    """Events of every kind in any order; only their times make sense."""
     time_ns = draw(st.integers(0, 10**12))
     events = []
     kinds = st.sampled_from(EventKind) | st.sampled_from(MOVES)

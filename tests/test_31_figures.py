@@ -1,4 +1,4 @@
-"""Figures of chapter 31 show the loads and stores that they are given."""
+"""Figures of chapter 31 show the given loads and stores."""
 
 from minigen_course.ch31_triton.figures import draw_programs, fused_bytes, lanes_in_use
 from minigen_course.figures.style import CYCLE, FAINT
@@ -22,7 +22,7 @@ def colour_at(figure, place: int, row: int, column: int) -> str:
     return "#" + "".join(f"{round(255 * part):02x}" for part in image.get_array()[row, column])
 
 
-def test_what_is_loaded_twice_is_counted_twice_and_required_once() -> None:
+def test_elements_loaded_twice_are_counted_twice_and_required_once() -> None:
     assert bytes_moved(rows_of_programs()) == 3 * 24 * 2
     assert bytes_required(rows_of_programs()) == 2 * 24 * 2
 
@@ -35,19 +35,19 @@ def test_each_element_has_the_colour_of_its_program_and_the_count_of_its_loads()
     assert "x: loaded, 96 bytes" in made.axes[0].get_title(loc="left")
 
 
-def test_no_two_programs_have_one_colour() -> None:
+def test_no_two_programs_have_the_same_colour() -> None:
     accesses = [Access((row, 0, 0), True, "out", (row,), 2) for row in range(16)]
     made = draw_programs(accesses, {"out": (16, 1)})
     assert len({colour_at(made, 0, row, 0) for row in range(16)}) == 16
 
 
-def test_of_one_program_alone_the_others_are_pale() -> None:
+def test_if_one_program_is_chosen_the_others_are_pale() -> None:
     made = draw_programs(rows_of_programs(), SHAPES, program=(1, 0, 0))
     assert colour_at(made, 1, 1, 0) == CYCLE[1]
     assert colour_at(made, 1, 0, 0) == FAINT
 
 
-def test_what_nobody_touches_stays_white() -> None:
+def test_untouched_elements_stay_white() -> None:
     made = draw_programs([Access((0, 0, 0), True, "out", (0,), 2)], SHAPES)
     assert colour_at(made, 0, 0, 0) == "#ffffff"
     assert "not touched" in made.axes[0].get_title(loc="left")

@@ -1,4 +1,4 @@
-"""What chapter 31 teaches with: the interpreter, counted operators, kernels of learners."""
+"""The tools of chapter 31: the interpreter, counted operators, kernels of learners."""
 
 import inspect
 from types import FunctionType
@@ -74,13 +74,13 @@ def test_kernels_run_interpreted_with_the_functions_that_they_call() -> None:
     assert torch.equal(sums_of(x), 2 * x.sum(1))
 
 
-def test_a_block_within_a_block_is_one() -> None:
+def test_nested_blocks_count_as_one() -> None:
     x = torch.ones(2, 5)
     with interpreted():
         assert sums_of(x).tolist() == sums_of(x).tolist() == [10, 10]
 
 
-def test_the_language_is_put_back_even_after_an_error() -> None:
+def test_the_language_is_restored_even_after_an_error() -> None:
     before = [dict(vars(each)) for each in (tl, tl.core, tl.math, tl.tensor)]
     with pytest.raises(ZeroDivisionError, match="mine"):
         launch(broken, (1,), torch.zeros(4), 4, BLOCK=4)
@@ -90,16 +90,16 @@ def test_the_language_is_put_back_even_after_an_error() -> None:
         assert all(then[name] is now[name] for name in then)
 
 
-def test_a_function_without_its_source_runs_and_is_not_taken_for_another() -> None:
+def test_a_function_without_its_source_runs_and_is_not_mistaken_for_another() -> None:
     lines = inspect.getsource(kernels.add_scaled).replace("x + factor", "x - factor")
     names: dict[str, FunctionType] = {"tl": tl}
-    exec(compile(lines, kernels.__file__, "exec"), names)  # as if it stood in that file
+    exec(compile(lines, kernels.__file__, "exec"), names)  # as if it were defined in that file
     x, y, total = torch.randn(3, 5)
     launch(names["add_scaled"], (2,), x, y, total, 5, 2.0, BLOCK=4)
     torch.testing.assert_close(total, x - 2 * y)
 
 
-def test_a_function_of_another_function_keeps_what_it_knows_of_it() -> None:
+def test_a_nested_function_keeps_its_closure() -> None:
     factor = 3.0
 
     def times(x_ptr, num, BLOCK: tl.constexpr):
@@ -112,7 +112,7 @@ def test_a_function_of_another_function_keeps_what_it_knows_of_it() -> None:
 
 
 @pytest.mark.parametrize("part", [3, None, torch.zeros(2), str])
-def test_what_is_no_kernel_is_refused(part: object) -> None:
+def test_an_object_that_is_not_a_kernel_is_refused(part: object) -> None:
     with pytest.raises(TypeError, match="is no kernel; it should be a function"):
         launch(part, (1,), torch.zeros(4), BLOCK=4)
 
@@ -136,7 +136,7 @@ def test_a_process_interprets_and_compiles() -> None:
     assert run_python("-W", "error", "-c", script).split() == ["0", "True", "0", "True"]
 
 
-def test_lanes_that_a_mask_left_out_hold_anything_unless_it_is_said_what() -> None:
+def test_masked_lanes_hold_anything_unless_a_value_is_given() -> None:
     x, sums = torch.ones(2, 5), torch.zeros(2)
     for other, expected in ((True, [10.0, 10.0]), (False, [torch.nan, torch.nan])):
         record_programs(
@@ -145,7 +145,7 @@ def test_lanes_that_a_mask_left_out_hold_anything_unless_it_is_said_what() -> No
         torch.testing.assert_close(sums, torch.tensor(expected), equal_nan=True)
 
 
-def test_what_a_launch_makes_is_the_result_and_views_are_told_apart() -> None:
+def test_a_launch_returns_what_it_wrote_and_views_are_distinguished() -> None:
     x, residual = torch.randn(2, 3, 20).half()
     weight = torch.ones(20).half()
     found = record_programs(
@@ -190,7 +190,7 @@ def test_operators_are_counted_and_views_are_not() -> None:
     ]
 
 
-def test_what_is_repeated_is_read_once_and_of_a_table_its_rows() -> None:
+def test_repeated_elements_are_read_once_and_of_a_table_only_its_rows() -> None:
     table, at = torch.zeros(100, 6), torch.tensor([3, 7])
     (gathered,) = record_operators(lambda: table[at])
     assert (gathered.bytes_read, gathered.bytes_written) == (16 + 48, 48)
@@ -256,9 +256,9 @@ def test_a_learners_kernel_runs_in_the_engine(
     expected = tiny_llm.generate("a prompt", GREEDY).token_ids
     with interpreted(), using(13, **{layer: launcher}):
         assert tiny_llm.generate("a prompt", GREEDY).token_ids == expected
-    told = capsys.readouterr().out
-    assert f"your {layer} was called" in told
-    assert " 0 times" not in told
+    output = capsys.readouterr().out
+    assert f"your {layer} was called" in output
+    assert " 0 times" not in output
 
 
 def as_of_a_notebook(function: FunctionType) -> FunctionType:
@@ -286,6 +286,6 @@ def test_without_triton_a_check_says_what_to_do_and_stubs_are_there() -> None:
         "exercise = exercises('31')['add_scaled']\n"
         "print(*verdict_on(exercise, exercise.solution))\n"
     )
-    told = run_python("-c", script)
-    assert told.startswith("False check 1 of 5")
-    assert "pip install 'minigen[gpu]'" in told
+    output = run_python("-c", script)
+    assert output.startswith("False check 1 of 5")
+    assert "pip install 'minigen[gpu]'" in output

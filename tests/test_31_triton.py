@@ -1,4 +1,4 @@
-"""The Triton kernels, each in a process of its own: interpreted, and compiled for real GPUs."""
+"""The Triton kernels, each in a separate process: interpreted, and compiled for real GPUs."""
 
 import json
 
@@ -21,7 +21,7 @@ def compiled(chips: str, head_dims: str) -> list[dict]:
 def assert_fits(code: dict) -> None:
     assert code["spilled"] == 0, code
     assert code["shared"] <= SHARED_MEMORY[code["chip"]], code
-    assert {"ptx", "amdgcn"} & set(code["texts"]), "it went as far as assembly"
+    assert {"ptx", "amdgcn"} & set(code["texts"]), "it was compiled to assembly"
 
 
 def test_every_kernel_compiles_for_real_gpus_without_spills() -> None:

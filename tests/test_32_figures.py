@@ -1,4 +1,4 @@
-"""Figures of chapter 32: online softmax ends at softmax over all keys, tiles are the mask's."""
+"""Figures of chapter 32: online softmax ends as softmax over all keys, tiles follow the mask."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_large_scores_neither_overflow_nor_vanish(size: float) -> None:
     assert last.mixed.isfinite().all()
 
 
-def test_what_was_before_shrinks_when_a_larger_score_comes_and_else_stays() -> None:
+def test_earlier_sums_shrink_when_a_larger_score_comes_and_stay_otherwise() -> None:
     folds = fold_tiles(torch.tensor([0.0, 1.0, 0.5, -3.0]), torch.eye(4), tile=1)
     assert [round(fold.shrink, 4) for fold in folds] == [0.0, 0.3679, 1.0, 1.0]
     assert [fold.maximum for fold in folds] == [0.0, 1.0, 1.0, 1.0]
@@ -52,7 +52,7 @@ def test_the_figure_shows_the_answer_so_far_and_where_it_goes() -> None:
     torch.testing.assert_close(heights, scores.softmax(dim=0) @ values, atol=1e-5, rtol=1e-5)
 
 
-def test_tiles_that_are_not_there_are_refused() -> None:
+def test_tiles_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ValueError, match="There are 3 tiles"):
         online_softmax(*query(), tile=4, seen=4)
 
@@ -62,7 +62,7 @@ def test_tiles_that_are_not_there_are_refused() -> None:
     ("num_new", "context", "block_m", "block_n"),
     [(12, 12, 4, 4), (11, 17, 4, 3), (1, 9, 4, 4), (20, 20, 16, 8), (6, 30, 4, 8)],
 )
-def test_tiles_are_left_out_where_the_mask_hides_all_and_masked_where_it_hides_some(
+def test_tiles_are_skipped_where_the_mask_hides_all_and_masked_where_it_hides_some(
     num_new: int, context: int, block_m: int, block_n: int, window: int | None
 ) -> None:
     mask = causal_mask(num_new, context, window)
@@ -76,15 +76,15 @@ def test_tiles_are_left_out_where_the_mask_hides_all_and_masked_where_it_hides_s
     assert pairs_wanted(num_new, context, window) == int(mask.sum())
 
 
-def test_the_picture_of_tiles_says_how_many_are_computed() -> None:
+def test_the_picture_of_tiles_shows_how_many_are_computed() -> None:
     made = draw_tiles(96, 128, 16, 16)
     (axes,) = made.axes
     colours = [to_hex(patch.get_facecolor()) for patch in axes.patches]
     assert len(colours) == 6 * 8
     assert colours.count(FAINT) == sum(range(6))
     assert colours.count(ORANGE) == 6
-    told = axes.get_title(loc="left")
-    assert told.startswith("33 of 48 tiles computed: 8,448 scores for the 7,728 that count")
+    title = axes.get_title(loc="left")
+    assert title.startswith("33 of 48 tiles computed: 8,448 scores for the 7,728 that count")
     with pytest.raises(ValueError, match="129 queries are more than the 128 positions"):
         draw_tiles(129, 128, 16, 16)
 
@@ -99,7 +99,7 @@ def test_rows_that_a_program_touches_are_coloured_by_what_it_does() -> None:
     accesses = [
         Access((0, 0, 0), False, "k", (0, 1, 2, 3), 4),
         Access((1, 0, 0), False, "k", (0, 1, 2, 3, 4, 5), 4),
-        Access((1, 1, 0), False, "k", (6, 7), 4),  # another head's
+        Access((1, 1, 0), False, "k", (6, 7), 4),  # of another head
         Access((0, 0, 0), True, "mixed", (0, 1), 4),
     ]
     made = rows_by_program(accesses, {"k": 2, "mixed": 2})

@@ -1,4 +1,4 @@
-"""FlashAttention: the loop over tiles, what it takes, and the kernel in Triton's interpreter."""
+"""FlashAttention: the loop over tiles, its memory, and the kernel in Triton's interpreter."""
 
 from functools import partial
 from importlib.util import find_spec
@@ -63,7 +63,7 @@ def test_parts_may_be_merged_in_any_order() -> None:
         torch.testing.assert_close(whole.mixed / whole.total[..., None], attention_naive(q, k, v))
 
 
-def test_nothing_and_nothing_is_nothing() -> None:
+def test_merging_two_empty_parts_gives_an_empty_part() -> None:
     none = nothing_seen(torch.ones(2, 3, 4))
     both = merge(none, none)
     assert both.maximum.eq(-torch.inf).all()
@@ -88,7 +88,7 @@ def test_memory_is_counted_while_it_is_held_and_views_are_free() -> None:
 
     def run() -> None:
         doubled = given * 2  # 4,000 bytes, and 4,000 read
-        doubled = doubled.view(10, 100).T + 1  # both alive for a moment
+        doubled = doubled.view(10, 100).T + 1  # both exist for a moment
         doubled.add_(1)  # in place
         del doubled
         torch.cat([given, given])
@@ -99,30 +99,28 @@ def test_memory_is_counted_while_it_is_held_and_views_are_free() -> None:
     assert memory.moved == 8000 + 8000 + 8000 + 16000
 
 
-def test_what_was_there_before_is_no_new_memory() -> None:
+def test_existing_tensors_do_not_count_as_new_memory() -> None:
     given = torch.ones(1000)
     assert count_memory(lambda: given.add_(1)).peak == 0
     assert count_memory(lambda: given[:10]).moved == 0
 
 
-@pytest.mark.parametrize("prefix_cache", [True, False])
-def test_a_function_of_attention_runs_in_the_engine(
-    tiny_directory: Path, prefix_cache: bool
-) -> None:
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_function_of_attention_runs_in_the_engine(tiny_directory: Path, enabled: bool) -> None:
     lengths = []
 
     def mine(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None) -> torch.Tensor:
         lengths.append((len(q), len(k)))
         return flash_attention(q, k, v, window, tile=8)
 
-    options = {"weights": "float32", "max_num_batched_tokens": 20, "prefix_cache": prefix_cache}
+    options = {"weights": "float32", "max_num_batched_tokens": 20, "enable_prefix_caching": enabled}
     expected = LLM.load(tiny_directory, **options).generate(PROMPTS, GREEDY)
     llm = LLM.load(tiny_directory, attention_backend=attend_by(mine), **options)
     assert llm.describe()["attention"] == "mine"
     ours = llm.generate(PROMPTS, GREEDY)
     assert [each.token_ids for each in ours] == [each.token_ids for each in expected]
     assert all(1 < num_new <= context for num_new, context in lengths)
-    assert any(num_new < context for num_new, context in lengths), "some prompts go in pieces"
+    assert any(num_new < context for num_new, context in lengths), "some prompts run in chunks"
 
 
 def test_a_loaded_engine_attends_by_another_function_for_a_while(tiny_directory: Path) -> None:
@@ -144,7 +142,7 @@ def test_a_loaded_engine_attends_by_another_function_for_a_while(tiny_directory:
     assert len(calls) == num_calls, "the engine has its own attention again"
 
 
-def test_what_is_no_attention_or_finds_no_place_is_refused(
+def test_functions_that_are_not_attention_and_unfit_engines_are_refused(
     tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = LLM.load(tiny_directory, weights="float32")
@@ -170,7 +168,7 @@ def test_a_learners_merge_is_called_for_every_tile(
 
 @needs_triton
 @pytest.mark.parametrize(("block_m", "block_n"), [(16, 16), (32, 16), (16, 32)])
-def test_the_plain_kernel_moves_what_the_formula_says(block_m: int, block_n: int) -> None:
+def test_the_plain_kernel_moves_the_bytes_of_the_formula(block_m: int, block_n: int) -> None:
     q, k, v = inputs(40, 55)
     mixed = torch.full_like(q, torch.nan)
     accesses = record_flash(flash_kernel, q, k, v, mixed, block_m, block_n)
@@ -191,7 +189,7 @@ def test_the_plain_kernel_runs_in_the_engine(tmp_path: Path) -> None:
 
 @needs_triton
 def test_the_plain_kernel_refuses_a_window() -> None:
-    with pytest.raises(ValueError, match="knows no window; this layer has one of 5"):
+    with pytest.raises(ValueError, match="this layer has a window of 5"):
         flash_by(flash_kernel)(*inputs(4, 4), 5)
 
 
@@ -200,7 +198,7 @@ def test_prefill_equals_its_twin_in_the_interpreter() -> None:
     assert_passes_interpreted("equal_prefill.py")
 
 
-def test_without_triton_its_checks_say_what_to_do() -> None:
+def test_without_triton_its_checks_name_the_remedy() -> None:
     blocked = (
         "import importlib.util, sys; find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name: None if name == 'triton' else find(name)\n"
@@ -210,6 +208,6 @@ def test_without_triton_its_checks_say_what_to_do() -> None:
         "kernel, loop = (exercises('32')[each] for each in ('flash_kernel', 'flash_attention'))\n"
         "print(*(verdict_on(each, each.solution) for each in (kernel, loop)), sep='\\n')\n"
     )
-    told, passed = run_python("-c", blocked).splitlines()
-    assert "needs Triton" in told
+    message, passed = run_python("-c", blocked).splitlines()
+    assert "needs Triton" in message
     assert passed.startswith("(True")

@@ -1,4 +1,4 @@
-"""Figures and the model of waves of chapter 33 show what they are given."""
+"""Figures and the model of waves of chapter 33 show the given numbers."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_splitting_pays_where_few_sequences_are_long_and_costs_where_many_are() 
     assert seconds(many, CHIP, 64, 2) > seconds(many, CHIP, 1, 2)
 
 
-def test_a_second_pass_is_paid_for_where_there_is_one() -> None:
+def test_a_second_pass_costs_time_where_there_is_one() -> None:
     work = Decoding(batch=1, context=4096)
     first = waves(work, CHIP, 2, 2)[-1].end
     parts = 2 * 4 * 32 * 2 * (128 + 2) / CHIP.bandwidth
@@ -66,7 +66,7 @@ def test_a_second_pass_is_paid_for_where_there_is_one() -> None:
     assert work.part_bytes(1) == 0
 
 
-def test_no_split_is_without_a_tile() -> None:
+def test_every_split_has_a_tile() -> None:
     assert split_choices(Decoding(1, 1)) == [1]
     assert split_choices(Decoding(1, 64 * 5)) == [1, 2, 4]
     assert split_choices(Decoding(1, 64 * 4096))[-1] == 64
@@ -76,13 +76,13 @@ def test_no_split_is_without_a_tile() -> None:
     ("registers", "shared", "expected"),
     [(128, 40_000, 4), (255, 1000, 2), (33, 1000, 12), (64, 120_000, 1), (255, 400_000, 1)],
 )
-def test_what_fits_onto_a_processor_is_what_is_scarcest(
+def test_the_scarcest_resource_limits_the_programs_per_processor(
     registers: int, shared: int, expected: int
 ) -> None:
     assert CHIP.resident(registers, shared) == expected
 
 
-def test_the_picture_of_a_chip_says_how_much_of_it_works() -> None:
+def test_the_picture_of_a_chip_shows_how_much_of_it_is_busy() -> None:
     left, right = fill_chip(Decoding(1, 32_768), CHIP, 1, 2).axes
     assert left.get_title(loc="left") == "8 programs, 1 wave: 8 of 132 busy"
     (band,) = left.patches

@@ -1,4 +1,4 @@
-"""The benchmark for GPUs, where there is none: what it needs, and what a failure costs."""
+"""The benchmark for GPUs on a machine without one: its requirements, and the cost of a failure."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ from minigen.config import EngineConfig
 from tests.gpu.processes import ROOT, run_python
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is for Linux alone")
-# What minigen or its tests import, and a machine with torch and Triton need not have.
+# Packages that minigen or its tests import, but that a machine with torch and Triton may lack.
 MISSING = (
     "gguf jinja2 huggingface_hub filelock platformdirs jaxtyping typer rich numba llvmlite regex "
     "fastapi uvicorn pydantic prometheus_client aiohttp matplotlib psutil cloudpickle beartype "
@@ -46,7 +46,7 @@ print(*benchmarks.gpu.parts.parts())
 
 
 @needs_triton
-def test_checks_and_benchmark_need_torch_triton_and_what_reads_weights_alone() -> None:
+def test_checks_and_benchmark_need_only_torch_triton_and_readers_of_weights() -> None:
     for each in (ROOT / "tests" / "gpu").glob("equal_*.py"):
         assert f"tests.gpu.{each.stem}" in REFUSING, "each is imported here"
     assert "many_streams" in run_python("-c", REFUSING).split()
@@ -75,7 +75,7 @@ measure(Path(sys.argv[1]), parts, time.time() + 60, 1.0, tidy)
 
 
 @pytest.mark.parametrize("words", [[], ["spoilt"]])
-def test_a_part_that_fails_ends_or_hangs_costs_no_other_its_result(
+def test_a_part_that_fails_ends_or_hangs_does_not_cost_other_results(
     words: list[str], tmp_path: Path
 ) -> None:
     path, names = tmp_path / "results.json", ["first", "raises", "ends", "hangs", "last"]
@@ -92,13 +92,13 @@ def test_a_part_that_fails_ends_or_hangs_costs_no_other_its_result(
     assert found["last"] == ["ends", "first", "hangs", "last", "raises"]
 
 
-def test_a_process_that_never_measures_is_not_begun_for_ever(tmp_path: Path) -> None:
+def test_a_process_that_never_measures_is_not_restarted_forever(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     assert supervise(path, ["first"], lambda: 7) == ["first"]
     assert "status 7" in read(path)["first"]["failed"]
 
 
-def test_no_part_begins_after_the_time_is_over(tmp_path: Path) -> None:
+def test_no_part_starts_after_the_time_limit(tmp_path: Path) -> None:
     path, parts = tmp_path / "results.json", dict.fromkeys(["first", "second"], len)
     write(path, "first", 1)
     measure(path, parts, time.time() - 1, 9, list)
@@ -106,7 +106,7 @@ def test_no_part_begins_after_the_time_is_over(tmp_path: Path) -> None:
 
 
 @needs_triton
-def test_the_cache_takes_what_weights_and_a_step_leave_free(
+def test_the_cache_uses_the_memory_that_weights_and_a_step_leave_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     emptied = []
@@ -119,7 +119,7 @@ def test_the_cache_takes_what_weights_and_a_step_leave_free(
     checkpoint = SimpleNamespace(config=config, num_parameters=8 * 10**9)
     options = EngineConfig(max_num_seqs=16, max_num_batched_tokens=2048, device="cuda")
     found = cuda.gpu_plan(checkpoint, options).default_kv_bytes
-    assert emptied, "what torch keeps for itself is free, too"
+    assert emptied, "torch's cached memory counts as free, too"
     assert 0.8 * 8 * 10**9 < found < 8 * 10**9
     small = SimpleNamespace(config=config, num_parameters=13 * 10**9)
     assert cuda.gpu_plan(small, options).default_kv_bytes == 0

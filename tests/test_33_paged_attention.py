@@ -1,4 +1,4 @@
-"""Paged decode and the engine with kernels, interpreted; what is refused where there is no GPU."""
+"""Paged decode and the engine with kernels, interpreted; and the errors without a GPU."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def test_the_engine_with_kernels_equals_the_one_without() -> None:
 
 @pytest.mark.parametrize("num_programs", [1, 8, 64, 1000])
 @pytest.mark.parametrize("longest", [1, 127, 1000, 100_000])
-def test_splits_are_a_power_of_two_and_leave_no_part_tiny(num_programs: int, longest: int) -> None:
+def test_splits_are_a_power_of_two_and_no_part_is_tiny(num_programs: int, longest: int) -> None:
     splits = num_splits(num_programs, longest, num_processors=132)
     assert splits & (splits - 1) == 0
     assert splits == 1 or longest // splits >= 128
@@ -31,7 +31,7 @@ def test_splits_are_a_power_of_two_and_leave_no_part_tiny(num_programs: int, lon
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"device": "cuda"}, "needs an NVIDIA GPU"),
         ({"device": "tpu"}, "device must be one of cpu, cuda"),
@@ -40,14 +40,14 @@ def test_splits_are_a_power_of_two_and_leave_no_part_tiny(num_programs: int, lon
     ],
 )
 def test_what_cannot_run_here_is_refused_in_one_sentence(
-    options: dict[str, str], told: str, tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, str], message: str, tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(OptionError, match=told):
+    with pytest.raises(OptionError, match=message):
         LLM.load(tiny_directory, **options)
 
 
-def test_without_triton_its_absence_is_told(
+def test_without_triton_an_error_names_it(
     tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("minigen.assembly.cuda.find_spec", lambda name: None)
@@ -55,7 +55,7 @@ def test_without_triton_its_absence_is_told(
         LLM.load(tiny_directory, attention_backend="triton")
 
 
-def test_the_interpreter_is_asked_for_float32_alone(
+def test_the_interpreter_computes_only_in_float32(
     tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")

@@ -1,4 +1,4 @@
-"""Chapter 33's plain kernels: the engine runs on them, and they are the package's in small."""
+"""Chapter 33's plain kernels: the engine runs on them, and they match the package's kernels."""
 
 import subprocess
 import sys
@@ -46,15 +46,15 @@ def test_the_engine_gives_the_same_tokens_with_the_plain_kernels(
 ) -> None:
     expected = tiny_llm.generate(PROMPTS, GREEDY)
     ours = LLM.load(tiny_directory, weights="float32", num_blocks=16, attention_backend=attend)
-    told = [each.token_ids for each in ours.generate(PROMPTS, GREEDY)]
-    assert told == [each.token_ids for each in expected]
+    plain_tokens = [each.token_ids for each in ours.generate(PROMPTS, GREEDY)]
+    assert plain_tokens == [each.token_ids for each in expected]
 
 
 def test_a_model_with_windows_is_refused(tmp_path: Path) -> None:
     save_model(tmp_path, "mistral-window", vocab_size=TINY_VOCAB, num_hidden_layers=1)
     save_tokenizer(tmp_path)
     llm = LLM.load(tmp_path, weights="float32", attention_backend=decoding(decode_kernel))
-    with pytest.raises(ValueError, match="know no sliding windows"):
+    with pytest.raises(ValueError, match="not support sliding windows"):
         llm.generate(PROMPTS, GREEDY)
 
 
@@ -122,7 +122,7 @@ def test_the_plain_kernels_compile_for_real_gpus() -> None:
     assert all(code.spilled == 0 for code in codes)
 
 
-def test_an_answer_from_a_notebook_is_judged_in_a_process_of_its_own() -> None:
+def test_an_answer_from_a_notebook_is_checked_in_a_separate_process() -> None:
     exercise = exercises("33")["join_kernel"]
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(stub("minigen_course.ch33_paged_attention.kernels.join_kernel"), names)
@@ -133,7 +133,7 @@ def test_an_answer_from_a_notebook_is_judged_in_a_process_of_its_own() -> None:
     assert str(judge("33", exercise, mine)) == "✓ join_kernel: all 7 checks passed."
 
 
-def test_what_is_raised_in_a_kernel_is_raised() -> None:
+def test_an_exception_in_a_kernel_is_raised() -> None:
     def stumbles(x_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
         raise LookupError("here")
 
@@ -141,7 +141,7 @@ def test_what_is_raised_in_a_kernel_is_raised() -> None:
         launch(stumbles, (1,), torch.zeros(1), BLOCK=4)
 
 
-def test_without_triton_it_can_be_read_and_says_what_to_do(
+def test_without_triton_it_can_be_imported_and_names_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(triton_interpreter, "find_spec", lambda name: None)

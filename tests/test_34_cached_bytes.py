@@ -1,4 +1,4 @@
-"""Keys and values in bytes: attention over them is a plain twin's, and half the memory holds it."""
+"""The int8 KV cache: attention over it equals that of a plain twin, in half the memory."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,13 +26,13 @@ from minigen.kernels.cpu.kv_layout import (
     TILE,
     ByteCache,
     Heads,
-    PanelPool,
+    PackedKVPool,
     Shape,
     make_scratch,
     words_of_tile,
 )
 from minigen.kernels.cpu.runner import EVERYTHING
-from minigen.kernels.cpu.thread_pool import alone
+from minigen.kernels.cpu.thread_pool import pool_of_one
 from minigen.kv_cache.paged import Batch, KVPool, attend_paged
 from tests.tiny import save_model, save_tokenizer
 
@@ -41,7 +41,7 @@ MOST_POSITIONS = 2 * CHUNK
 
 
 class Case(NamedTuple):
-    """A layer of attention: its sizes, and for each sequence tokens that are there and new."""
+    """A layer of attention: its sizes, and cached and new tokens per sequence."""
 
     head_dim: int = 64
     kv_heads: int = 2
@@ -64,7 +64,7 @@ def angles(head_dim: int) -> tuple[Numbers, Numbers]:
 
 
 def numbers_of(case: Case, seed: int = 0) -> list[Numbers]:
-    """[tokens, q_heads + 2 kv_heads, head_dim] of each sequence; keys have one large channel."""
+    """Return [tokens, q_heads + 2 kv_heads, head_dim] per sequence; keys have one large channel."""
     rng = np.random.default_rng(seed)
     heads = case.kv_heads * (case.group + 2)
     found = []
@@ -76,7 +76,7 @@ def numbers_of(case: Case, seed: int = 0) -> list[Numbers]:
 
 
 class Kernels:
-    """A pool and its blocks, in any order; tokens are stored and attended by the kernels."""
+    """A pool and its blocks, in any order; the kernels store tokens and attend to them."""
 
     def __init__(self, case: Case):
         self.case = case
@@ -85,8 +85,8 @@ class Kernels:
         ids = np.random.default_rng(1).permutation(per_sequence * len(case.lengths)) + 1
         self.tables = ids.reshape(len(case.lengths), -1)
         self.shape = shape_of(case, len(ids) + 1)
-        self.pool = PanelPool(self.shape, "int8")
-        self.pool.blocks[:] = 0x7FC07FC0  # from whoever had the blocks before: scales are NaN
+        self.pool = PackedKVPool(self.shape, "int8")
+        self.pool.blocks[:] = 0x7FC07FC0  # left by an earlier owner of the blocks: scales are NaN
         cos, sin = (each.reshape(-1) for each in angles(case.head_dim))
         none = np.zeros((1, 0), np.float32)
         self.heads = Heads(none, none, none, cos, sin)
@@ -94,7 +94,7 @@ class Kernels:
         self.scratch = make_scratch(self.shape, most, 2, "int8")
 
     def store(self, qkv: list[Numbers], ranges: list[tuple[int, int]]) -> Packed:
-        """Put the tokens of those ranges into the cache, and their queries into the scratch."""
+        """Store the tokens of those ranges in the cache, and their queries in the scratch."""
         size, tables = self.case.block_size, self.tables
         positions = [np.arange(*each) for each in ranges]
         slots = [
@@ -108,7 +108,7 @@ class Kernels:
         rows = np.concatenate([each[a:b] for each, (a, b) in zip(qkv, ranges, strict=True)])
         flat, cache = rows.reshape(-1).copy(), self.pool.cache
         rotate_and_store(
-            alone(), self.shape, 0, self.heads, packed, len(every), flat, cache, self.scratch
+            pool_of_one(), self.shape, 0, self.heads, packed, len(every), flat, cache, self.scratch
         )
         return packed
 
@@ -116,18 +116,18 @@ class Kernels:
         q_heads, head_dim = self.shape.q_heads, self.shape.head_dim
         out = np.zeros(len(packed.slots) * q_heads * head_dim, np.float32)
         window = self.case.window or EVERYTHING
-        attend(alone(), self.shape, 0, window, packed, self.pool.cache, self.scratch, out)
+        attend(pool_of_one(), self.shape, 0, window, packed, self.pool.cache, self.scratch, out)
         return out.reshape(-1, q_heads, head_dim)
 
     def run(self, qkv: list[Numbers]) -> Numbers:
-        """Attention of the new tokens; those before were stored in a step of their own."""
+        """Return attention of the new tokens; earlier ones were stored in a separate step."""
         lengths = self.case.lengths
         self.store(qkv, [(0, before) for before, _ in lengths])
         return self.attend(self.store(qkv, [(before, before + new) for before, new in lengths]))
 
 
-def spread_out(x: Numbers) -> Numbers:
-    """The Walsh-Hadamard transform of each 32 numbers, its sums in the kernels' order."""
+def hadamard(x: Numbers) -> Numbers:
+    """Return the Walsh-Hadamard transform of each 32 numbers, its sums in the kernels' order."""
     groups = x.reshape(*x.shape[:-1], -1, 32)
     for distance in (16, 1, 2, 4, 8):
         pairs = groups.reshape(*groups.shape[:-1], -1, 2, distance)
@@ -137,7 +137,7 @@ def spread_out(x: Numbers) -> Numbers:
 
 
 def in_bytes(x: Numbers) -> tuple[Numbers, Numbers]:
-    """Whole numbers from -127 to 127, and a scale for each last axis."""
+    """Return integers from -127 to 127, and a scale per last axis."""
     scales = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)
     steps = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
     return np.rint(x * steps), scales
@@ -159,12 +159,12 @@ def rotated(x: Numbers, first_position: int = 0) -> Numbers:
 def parts(case: Case, qkv: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     """Queries and keys, rotated and spread out, and values."""
     q_heads = case.kv_heads * case.group
-    turned = spread_out(rotated(qkv[:, : q_heads + case.kv_heads]))
+    turned = hadamard(rotated(qkv[:, : q_heads + case.kv_heads]))
     return turned[:, :q_heads], turned[:, q_heads:], qkv[:, q_heads + case.kv_heads :]
 
 
 def plain(case: Case, qkv: Numbers, before: int) -> Numbers:
-    """Attention of the tokens from `before` on, of numbers rounded as the kernels round them."""
+    """Return attention of the tokens from `before` on, with numbers rounded as the kernels do."""
     q, k, v = (rounded(each) for each in parts(case, qkv))
     k, v = (np.repeat(each, case.group, axis=1) for each in (k, v))
     scores = np.einsum("qhd,khd->hqk", q[before:], k) / np.sqrt(case.head_dim)
@@ -197,7 +197,7 @@ def test_attention_over_bytes_is_that_of_the_same_numbers_in_numpy(case: Case) -
 
 
 def cached(kernels: Kernels, half: int, num_tokens: int) -> tuple[Numbers, Numbers]:
-    """Codes [tokens, kv_heads, head_dim] and scales of the first sequence, from the pool."""
+    """Return codes [tokens, kv_heads, head_dim] and scales of the first sequence, from the pool."""
     case, table = kernels.case, kernels.tables[0]
     words = kernels.pool.blocks[table, 0, half].reshape(
         len(table), case.kv_heads, -1, kernels.shape.tile_words
@@ -238,7 +238,7 @@ TOKENS = arrays.arrays(
 
 @settings(max_examples=60, deadline=None)
 @given(qkv=TOKENS)
-def test_no_key_or_value_is_further_than_half_a_step_from_its_number(qkv: Numbers) -> None:
+def test_keys_and_values_are_rounded_by_at_most_half_a_step(qkv: Numbers) -> None:
     kernels = Kernels(ONE)
     kernels.store([qkv], [(0, 4)])
     _, k, v = parts(ONE, qkv)
@@ -253,9 +253,7 @@ def test_no_key_or_value_is_further_than_half_a_step_from_its_number(qkv: Number
 
 @pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("part", ["key", "value", "query"])
-def test_a_number_that_is_none_is_told_to_all_who_see_it_and_to_no_other(
-    part: str, damage: float
-) -> None:
+def test_nan_reaches_all_queries_that_see_it_and_no_other(part: str, damage: float) -> None:
     case = Case(kv_heads=2, group=3, lengths=((0, 40), (0, 7)))
     qkv = numbers_of(case)
     head = {"query": 4, "key": 7, "value": 9}[part]  # of KV head 1
@@ -271,16 +269,16 @@ def test_a_number_that_is_none_is_told_to_all_who_see_it_and_to_no_other(
         assert not found[11:40, 3:].any()
 
 
-def test_a_share_far_below_the_largest_still_counts() -> None:
-    """A thousand keys of which each has a thousandth of the first one's share."""
+def test_a_probability_far_below_the_largest_still_counts() -> None:
+    """A thousand keys, each with a thousandth of the first one's probability."""
     case = Case(32, 1, 1, lengths=((1000, 1),))
     (qkv,) = numbers_of(case)
     qkv[:, :2], qkv[:, 2] = 0, 1
-    qkv[-1, 0, 31] = 40.0  # the slowest angle: all positions see it alike
+    qkv[-1, 0, 31] = 40.0  # the slowest angle: nearly the same at all positions
     qkv[0, 1, 31] = np.log(1000) / 40 * np.sqrt(32)
     qkv[0, 2] = -1
     found = Kernels(case).run([qkv])
-    half_a_step = 0.5 * 0.5 / (127 * 256)  # the largest share is a half
+    half_a_step = 0.5 * 0.5 / (127 * 256)  # the largest probability is a half
     np.testing.assert_allclose(found, plain(case, qkv, 1000), atol=1000 * half_a_step)
     assert abs(found).max() < 0.1
 
@@ -298,24 +296,24 @@ IN_BYTES: dict[str, Any] = {"kv_cache_dtype": "int8"}
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama of sizes that the compiled step takes."""
+    """A tiny Llama whose sizes the compiled step supports."""
     made = tmp_path_factory.mktemp("bytes")
     save_model(made, "llama", **SIZES)
     save_tokenizer(made)
     return made
 
 
-def pool_of(llm: LLM) -> PanelPool:
-    pool: PanelPool = llm.engine.runner.pool  # type: ignore[attr-defined]
+def pool_of(llm: LLM) -> PackedKVPool:
+    pool: PackedKVPool = llm.engine.runner.pool  # type: ignore[attr-defined]
     return pool
 
 
 def twin(pool: KVPool, batch: Batch, windows: Any) -> Callable[..., torch.Tensor]:
-    """minigen's own attention, of queries, keys and values rounded as the kernels round them."""
+    """Return minigen's own attention, with numbers rounded as the kernels do."""
     plain_attend = attend_paged(pool, batch, windows)
 
     def attend_rounded(layer_id: int, q: Any, k: Any, v: Any) -> torch.Tensor:
-        made = (rounded(spread_out(each.numpy())) for each in (q, k))
+        made = (rounded(hadamard(each.numpy())) for each in (q, k))
         made_q, made_k = (torch.from_numpy(each).float() for each in made)
         return plain_attend(layer_id, made_q, made_k, torch.from_numpy(rounded(v.numpy())).float())
 
@@ -325,7 +323,7 @@ def twin(pool: KVPool, batch: Batch, windows: Any) -> Callable[..., torch.Tensor
 @pytest.mark.parametrize(
     "variant", ["llama", "llama-mqa", "qwen2", "qwen3", "qwen2-window", "mistral-window"]
 )
-def test_the_compiled_step_is_that_of_layers_whose_attention_rounds_alike(
+def test_the_compiled_step_equals_layers_whose_attention_rounds_alike(
     variant: str, tmp_path: Path
 ) -> None:
     save_model(tmp_path, variant, **SIZES)
@@ -343,7 +341,7 @@ def test_the_compiled_step_is_that_of_layers_whose_attention_rounds_alike(
     assert np.abs(found - expected).mean() < 0.1 * expected.std()
 
 
-def test_a_pool_in_bytes_takes_hardly_more_than_half_the_memory(directory: Path) -> None:
+def test_a_pool_in_bytes_takes_little_more_than_half_the_memory(directory: Path) -> None:
     half, whole = (
         LLM.load(directory, weights="int8", num_blocks=20, kv_cache_dtype=each)
         for each in ("int8", "bfloat16")
@@ -378,12 +376,12 @@ def test_the_same_memory_holds_nearly_twice_the_tokens(directory: Path) -> None:
     ("options", "words"),
     [
         ({"weights": "float32"}, "no float32 weights"),
-        ({"weights": "int8", "attention_backend": twin}, "attention was passed in"),
-        ({"attention_backend": twin}, "attention was passed in"),
-        ({"block_size": 8}, "blocks of 8 tokens are no multiple of 16"),
+        ({"weights": "int8", "attention_backend": twin}, "attention_backend was passed in"),
+        ({"attention_backend": twin}, "attention_backend was passed in"),
+        ({"block_size": 8}, "blocks of 8 tokens are not a multiple of 16"),
     ],
 )
-def test_what_cannot_keep_bytes_says_why_in_a_sentence(
+def test_without_support_for_bytes_one_sentence_gives_the_reason(
     options: dict[str, Any], words: str, directory: Path
 ) -> None:
     with pytest.raises(OptionError, match=words) as caught:
@@ -400,13 +398,13 @@ def test_without_numba_bytes_are_refused(directory: Path, monkeypatch: pytest.Mo
 
 
 def test_bfloat16_is_refused_where_keys_and_values_are_float32(directory: Path) -> None:
-    with pytest.raises(OptionError, match=r"kept in, which is float32, since the runner"):
+    with pytest.raises(OptionError, match=r"stores keys and values in float32"):
         LLM.load(directory, weights="float32", kv_cache_dtype="bfloat16")
     llm = LLM.load(directory, weights="int8", kv_cache_dtype="bfloat16")
     assert llm.describe()["kv cache"].endswith("in bfloat16")
 
 
-def test_auto_weights_are_the_stored_ones_and_what_is_not_compiled_is_compiled_then(
+def test_auto_weights_are_the_stored_ones_and_missing_kernels_are_compiled(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -419,7 +417,7 @@ def test_auto_weights_are_the_stored_ones_and_what_is_not_compiled_is_compiled_t
     assert described["runner"] == "a whole step compiled by Numba"
 
 
-def test_damaged_keys_are_an_error_and_no_answer(directory: Path) -> None:
+def test_damaged_keys_are_an_error_and_give_no_answer(directory: Path) -> None:
     llm = LLM.load(directory, weights="int8", **IN_BYTES)
     heads = llm.engine.runner.weights.heads  # type: ignore[attr-defined]
     heads.cos[40 * 16 + 3] = np.nan  # the angle of position 40
@@ -429,16 +427,16 @@ def test_damaged_keys_are_an_error_and_no_answer(directory: Path) -> None:
         llm.generate("a" * 60, params)
 
 
-def test_only_caches_that_there_are_kernels_for_are_compiled() -> None:
-    with pytest.raises(OptionError, match="a KV cache in bfloat16 or int8, not in 'fp8'"):
+def test_only_cache_types_with_kernels_are_compiled() -> None:
+    with pytest.raises(OptionError, match="a KV cache in bfloat16 or int8, but not in 'fp8'"):
         compile_forms(["int4"], "fp8")
 
 
-def test_each_form_of_cache_has_machine_code_of_its_own(
+def test_each_cache_type_has_its_own_machine_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(runner, "FOLDER", tmp_path)
-    runner.tell_compiled("int4", "int8", {"compiled": 1.0})
+    runner.report_compiled("int4", "int8", {"compiled": 1.0})
     assert runner.is_compiled("int4", "int8")
     assert not runner.is_compiled("int4")
     assert not runner.is_compiled("int8", "int8")

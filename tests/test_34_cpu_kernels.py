@@ -1,4 +1,4 @@
-"""The compiled step: products in stored form, attention in place, the same bits in every batch."""
+"""The compiled step: products in the stored format, attention in place, batch invariance."""
 
 import subprocess
 import sys
@@ -24,10 +24,10 @@ from minigen.errors import MinigenError, OptionError
 from minigen.kernels.cpu import microkernels
 from minigen.kernels.cpu.compile import compile_step
 from minigen.kernels.cpu.elementwise import (
-    Quantised,
+    Quantized,
     exponential,
     prepare,
-    quantised,
+    quantized,
     rounded,
     silu,
 )
@@ -45,12 +45,12 @@ from minigen.kernels.cpu.microkernels import (
 from minigen.kernels.cpu.runner import CompiledRunner, speeds
 from minigen.kernels.cpu.simd import CACHE_LINE, load, store, store_bfloat16, store_bytes
 from minigen.kernels.cpu.step import refusal
-from minigen.kernels.cpu.thread_pool import alone
+from minigen.kernels.cpu.thread_pool import pool_of_one
 from minigen.kv_cache.paged import Batch, KVPool, attend_paged
 from minigen_course.ch34_cpu_kernels.reference import ByteRows, CodeRows, byte_rows, multiply_codes
 from tests.tiny import save_model, save_tokenizer
 
-SIZES: dict[str, Any] = {  # what the vectors want: widths of 32, a vocabulary of 16
+SIZES: dict[str, Any] = {  # what the vectors need: widths of 32, a vocabulary of 16
     "vocab_size": 304,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -183,20 +183,22 @@ def stored(kind: str, weight: np.ndarray, order: torch.Tensor | None = None) -> 
     return StoredTensor("weight", kind, weight.shape, raw.clone(), order)
 
 
-def zeros_of(inputs: Quantised) -> np.ndarray:
+def zeros_of(inputs: Quantized) -> np.ndarray:
     return inputs.pairs.view(np.int16)[::2].astype(np.int64)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 7, 8, 13])
 @pytest.mark.parametrize(("form", "kind"), [("int4", "Q4_1"), ("int4", "Q4_0"), ("int8", "Q8_0")])
-def test_a_stored_form_is_multiplied_as_it_is(form: str, kind: str, num_tokens: int) -> None:
+def test_stored_weights_are_multiplied_without_conversion(
+    form: str, kind: str, num_tokens: int
+) -> None:
     rng = np.random.default_rng(num_tokens)
     order = torch.from_numpy(rng.permutation(48))
     weight = stored(kind, rng.standard_normal((48, 96)).astype(np.float32), order)
     x = torch.from_numpy(rng.standard_normal((num_tokens, 96)).astype(np.float32))
     found = panel_linear(form, 2)([weight], [])(x)
-    inputs = quantised(x.numel())
-    prepare(alone(), x.numpy().reshape(-1), num_tokens, 96, inputs)
+    inputs = quantized(x.numel())
+    prepare(pool_of_one(), x.numpy().reshape(-1), num_tokens, 96, inputs)
     steps = inputs.numbers.reshape(num_tokens, -1, 32) + zeros_of(inputs).reshape(num_tokens, -1, 1)
     groups = (steps * inputs.scales.reshape(num_tokens, -1, 1)).astype(np.float32)
     expected = torch.from_numpy(groups.reshape(num_tokens, 96)) @ weight.dequantize().T
@@ -224,13 +226,13 @@ def test_kernels_multiply_as_the_plain_reference_does(
     )
 
 
-def test_the_plain_reference_makes_the_kernels_bytes() -> None:
+def test_the_plain_reference_gives_the_kernels_bytes() -> None:
     x = np.random.default_rng(0).standard_normal((40, 96)).astype(np.float32)
     x[::2, 5] *= 50
     x[1::3] = np.abs(x[1::3]) + 1
     x[7, 32:64] = 0
-    inputs, plain = quantised(x.size), byte_rows(x)
-    prepare(alone(), x.reshape(-1), 40, 96, inputs)
+    inputs, plain = quantized(x.size), byte_rows(x)
+    prepare(pool_of_one(), x.reshape(-1), 40, 96, inputs)
     zeros = zeros_of(inputs).reshape(40, 3).astype(np.int32)
     expected = ByteRows(inputs.numbers.reshape(40, 3, 32), inputs.scales.reshape(40, 3), zeros)
     for mine, kernels in zip(plain, expected, strict=True):
@@ -242,10 +244,10 @@ def test_the_plain_reference_makes_the_kernels_bytes() -> None:
     ("form", "bound"), [("int4", 1 / 30), ("int8", 1 / 254)], ids=["int4", "int8"]
 )
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q5_1", "Q6_K"])
-def test_other_forms_are_rounded_within_half_a_step(form: str, bound: float, kind: str) -> None:
+def test_other_formats_are_rounded_within_half_a_step(form: str, bound: float, kind: str) -> None:
     rng = np.random.default_rng(1)
     numbers = rng.standard_normal((16, 256)).astype(np.float32)
-    if kind == "Q6_K":  # which the gguf library reads only
+    if kind == "Q6_K":  # the gguf library can only read it
         raw = rng.integers(0, 255, (16, 210), np.uint8)
         raw[:, 208:] = np.full((16, 1), 0.01, np.float16).view(np.uint8)
         weight = StoredTensor("weight", kind, (16, 256), torch.from_numpy(raw))
@@ -254,7 +256,7 @@ def test_other_forms_are_rounded_within_half_a_step(form: str, bound: float, kin
     exact = weight.dequantize()
     linear = panel_linear(form, 1)([weight], [])
     assert isinstance(linear, PanelLinear)
-    units = torch.eye(256) * 254  # bytes that are exact: what comes out are the weights
+    units = torch.eye(256) * 254  # exact bytes, so the outputs are the weights
     found = (linear(units) / 254).T
     groups = exact.unflatten(1, (-1, 32))
     span = groups.amax(-1) - groups.amin(-1) if form == "int4" else 2 * groups.abs().amax(-1)
@@ -265,8 +267,8 @@ def test_other_forms_are_rounded_within_half_a_step(form: str, bound: float, kin
 def test_bytes_have_a_scale_for_every_32_numbers_and_zeros_stay_zeros() -> None:
     x = np.zeros((2, 64), np.float32)
     x[1, 3], x[1, 40] = -2.0, 1000.0
-    inputs = quantised(x.size)
-    prepare(alone(), x.reshape(-1), 2, 64, inputs)
+    inputs = quantized(x.size)
+    prepare(pool_of_one(), x.reshape(-1), 2, 64, inputs)
     assert inputs.scales.tolist() == pytest.approx([0, 0, 2 / 254, 1000 / 254])
     assert zeros_of(inputs).tolist() == [128, 128, -126, 128]
     assert inputs.numbers[64:72].tolist() == [126, 126, 126, -128, 126, 126, 126, 126]
@@ -275,12 +277,12 @@ def test_bytes_have_a_scale_for_every_32_numbers_and_zeros_stay_zeros() -> None:
     assert inputs.sums.tolist() == pytest.approx([0, 0, -2, 1000])
 
 
-def test_no_byte_is_further_than_half_a_step_from_its_number() -> None:
+def test_bytes_are_within_half_a_step_of_their_numbers() -> None:
     x = np.random.default_rng(0).standard_normal((40, 32)).astype(np.float32)
     x[::2, 5] *= 50
     x[1::3] = np.abs(x[1::3]) + 1
-    inputs = quantised(x.size)
-    prepare(alone(), x.reshape(-1), 40, 32, inputs)
+    inputs = quantized(x.size)
+    prepare(pool_of_one(), x.reshape(-1), 40, 32, inputs)
     steps = inputs.numbers.reshape(40, 32).astype(np.float64) + zeros_of(inputs)[:, None]
     wrong = np.abs(steps * inputs.scales[:, None] - x)
     assert (wrong <= 0.501 * inputs.scales[:, None]).all()
@@ -288,7 +290,7 @@ def test_no_byte_is_further_than_half_a_step_from_its_number() -> None:
 
 @pytest.mark.parametrize("form", ["int4", "int8"])
 @pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])
-def test_a_number_that_is_none_is_told_on_in_every_product(form: str, damage: float) -> None:
+def test_nan_and_infinity_propagate_through_every_product(form: str, damage: float) -> None:
     rng = np.random.default_rng(0)
     weight = stored("F32", rng.standard_normal((16, 64)).astype(np.float32))
     for column in (0, 17, 63):
@@ -302,8 +304,8 @@ def test_a_number_that_is_none_is_told_on_in_every_product(form: str, damage: fl
 def test_numbers_too_small_for_a_scale_are_zeros() -> None:
     x = np.full(64, 1e-39, np.float32)
     x[32:] = -3e-45
-    inputs = quantised(64)
-    prepare(alone(), x, 1, 64, inputs)
+    inputs = quantized(64)
+    prepare(pool_of_one(), x, 1, 64, inputs)
     assert np.isfinite(inputs.scales).all()
     assert (inputs.numbers == -zeros_of(inputs).repeat(32)).all()
     assert not inputs.sums.any()
@@ -312,7 +314,7 @@ def test_numbers_too_small_for_a_scale_are_zeros() -> None:
 def test_bfloat16_inputs_are_rounded_to_the_nearest() -> None:
     x = np.linspace(-3, 3, 64, dtype=np.float32)
     inputs = rounded(64)
-    prepare(alone(), x, 1, 64, inputs)
+    prepare(pool_of_one(), x, 1, 64, inputs)
     assert np.array_equal(
         inputs.halves.view(np.int16), torch.from_numpy(x).bfloat16().view(torch.int16).numpy()
     )
@@ -320,13 +322,13 @@ def test_bfloat16_inputs_are_rounded_to_the_nearest() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
-    """Have the step for bfloat16 ready, too; bytes are compiled as soon as they are asked for."""
+    """Compile the step for bfloat16, too; bytes are compiled when they are first requested."""
     compile_step("bfloat16")
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama of sizes that the compiled step takes."""
+    """A tiny Llama whose sizes the compiled step supports."""
     made = tmp_path_factory.mktemp("vectors")
     save_model(made, "llama", **SIZES)
     save_tokenizer(made)
@@ -338,7 +340,7 @@ def runner_of(llm: LLM) -> Any:
 
 
 class Watched:
-    """A model that writes down how many threads torch has whenever it is run."""
+    """A model that records torch's number of threads whenever it is run."""
 
     def __init__(self, model: Any, seen: list[int]):
         self.model, self.seen, self.logits = model, seen, model.logits
@@ -360,7 +362,7 @@ def answers(directory: Path, form: str, **options: Any) -> list[tuple[list[int],
 
 
 def plain_attention(pool: KVPool, batch: Batch, windows: Any) -> Any:
-    """minigen's own, by another name, so that the layers run one by one."""
+    """minigen's own attention; as a custom function it makes the layers run one by one."""
     return attend_paged(pool, batch, windows)
 
 
@@ -371,7 +373,7 @@ def first_logprobs(llm: LLM, prompt: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("form", "kv_dtype"), [("int4", "bfloat16"), ("bfloat16", "int8")])
-def test_whatever_a_step_reads_and_writes_by_vectors_begins_with_a_cache_line(
+def test_all_arrays_that_a_step_accesses_by_vectors_start_at_a_cache_line(
     directory: Path, form: str, kv_dtype: str
 ) -> None:
     runner = runner_of(LLM.load(directory, weights=form, kv_cache_dtype=kv_dtype))
@@ -383,7 +385,8 @@ def test_whatever_a_step_reads_and_writes_by_vectors_begins_with_a_cache_line(
         for name, each in {**of_step, **of_attention}.items()
         if isinstance(each, np.ndarray)
     }
-    assert arrays.keys() > {"x", "qkv", "mixed", "words", "scores", "shares", "queries", "logits"}
+    names = {"x", "qkv", "attention_out", "words", "scores", "probs", "queries", "logits"}
+    assert arrays.keys() > names
     assert {name for name, each in arrays.items() if each.ctypes.data % CACHE_LINE} == set()
 
 
@@ -417,7 +420,7 @@ def test_the_compiled_step_and_the_layers_one_by_one_differ_by_rounding_only(
 def test_contexts_of_several_chunks_of_keys(
     variant: str, changes: dict[str, Any], cache: str, tmp_path: Path
 ) -> None:
-    """As the layers one by one, and the same bits however the prompt was cut."""
+    """Equal to the layers one by one, with the same bits however the prompt was chunked."""
     sizes = {**SIZES, "max_position_embeddings": 4 * CHUNK}
     save_model(tmp_path, variant, **sizes, **changes)
     save_tokenizer(tmp_path)
@@ -441,7 +444,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "no prefix cache": {"enable_prefix_caching": False},
     "blocks of 32": {"block_size": 32},
     "preempted": {"num_blocks": 9, "max_num_seqs": 7},
-    "two threads": {"threads": 2},  # tests have one, else
+    "two threads": {"threads": 2},  # otherwise the tests have one
     "static batches": {"scheduler": "static", "max_num_seqs": 3},
 }
 
@@ -451,7 +454,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def test_no_bit_of_an_answer_depends_on_how_it_was_batched(
     form: str, cache: str, directory: Path
 ) -> None:
-    """Not the tokens only: the logprobs of the likeliest three, too."""
+    """Not only the tokens: the logprobs of the likeliest three, too."""
     together = answers(directory, form, kv_cache_dtype=cache)
     for name, options in WAYS.items():
         assert answers(directory, form, kv_cache_dtype=cache, **options) == together, name
@@ -459,7 +462,9 @@ def test_no_bit_of_an_answer_depends_on_how_it_was_batched(
 
 @pytest.mark.parametrize("form", ["int4", "int8", "bfloat16"])
 @pytest.mark.parametrize("part", ["mlp.down_proj", "input_layernorm", "self_attn.q_proj"])
-def test_damaged_weights_are_an_error_and_no_answer(form: str, part: str, tmp_path: Path) -> None:
+def test_damaged_weights_are_an_error_and_give_no_answer(
+    form: str, part: str, tmp_path: Path
+) -> None:
     save_model(tmp_path, "llama", **SIZES)
     save_tokenizer(tmp_path)
     file = tmp_path / "model.safetensors"
@@ -472,7 +477,7 @@ def test_damaged_weights_are_an_error_and_no_answer(form: str, part: str, tmp_pa
 
 
 def test_torch_has_its_threads_back_after_a_compiled_step(directory: Path) -> None:
-    """Each runner computes with the threads that it was given, whoever ran before."""
+    """Each runner computes with its own number of threads, whichever ran before."""
     layers = LLM.load(directory, weights="float32", threads=2)
     compiled = LLM.load(directory, weights="int8", threads=2)
     seen = []
@@ -493,8 +498,8 @@ def test_several_answers_to_a_prompt_fork_from_its_blocks(directory: Path) -> No
 
 
 @pytest.mark.parametrize("cache", ["bfloat16", "int8"])
-def test_what_a_block_held_before_does_no_harm(cache: str, directory: Path) -> None:
-    """Not even NaN, which times a share of 0 would still be NaN."""
+def test_the_earlier_contents_of_a_block_do_no_harm(cache: str, directory: Path) -> None:
+    """Not even NaN, although NaN times a probability of 0 is NaN."""
     clean = answers(directory, "int8", enable_prefix_caching=False, kv_cache_dtype=cache)
     llm = LLM.load(directory, weights="int8", enable_prefix_caching=False, kv_cache_dtype=cache)
     runner_of(llm).pool.blocks[:] = 0x7FC07FC0
@@ -502,7 +507,7 @@ def test_what_a_block_held_before_does_no_harm(cache: str, directory: Path) -> N
     assert [(each.token_ids, each.logprobs) for each in outputs] == clean
 
 
-def test_biases_that_the_step_has_no_place_for_leave_the_model_to_the_layers(
+def test_models_with_unsupported_biases_run_layer_by_layer(
     tmp_path: Path,
 ) -> None:
     save_model(tmp_path, "llama-biases", **SIZES)
@@ -522,14 +527,14 @@ def test_biases_that_the_step_has_no_place_for_leave_the_model_to_the_layers(
         ({}, 8, "blocks of 8 tokens"),
     ],
 )
-def test_sizes_that_fill_no_vector_are_named(
+def test_sizes_that_do_not_fill_a_vector_are_named(
     changes: dict[str, int], block_size: int, reason: str, tmp_path: Path
 ) -> None:
     save_model(tmp_path, "llama", **{**SIZES, **changes})
     assert reason in str(refusal(open_checkpoint(tmp_path).config, block_size))
 
 
-def test_odd_widths_are_refused_in_bytes_with_a_way_out(tmp_path: Path) -> None:
+def test_odd_widths_are_refused_in_bytes_with_an_alternative(tmp_path: Path) -> None:
     save_model(tmp_path, "llama", **{**SIZES, "hidden_size": 48})
     save_tokenizer(tmp_path)
     with pytest.raises(OptionError, match=r"multiple of 32.*weights='bfloat16'"):
@@ -547,35 +552,35 @@ def test_without_numba_bytes_are_refused_and_auto_computes_in_torch(
     assert "Numba is not installed" in llm.describe()["runner"]
 
 
-def tell_speeds(monkeypatch: pytest.MonkeyPatch, **speeds: float) -> None:
+def set_speeds(monkeypatch: pytest.MonkeyPatch, **speeds: float) -> None:
     monkeypatch.setattr("minigen.kernels.cpu.runner.is_compiled", lambda *forms: True)
     monkeypatch.setattr("minigen.kernels.cpu.runner.speeds", lambda form: speeds)
 
 
-def test_auto_takes_the_stored_form_where_it_is_the_fastest(
+def test_auto_chooses_the_stored_format_where_it_is_the_fastest(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell_speeds(monkeypatch, compiled=30e9, bfloat16=12e9, float32=9e9)
+    set_speeds(monkeypatch, compiled=30e9, bfloat16=12e9, float32=9e9)
     assert LLM.load(directory).describe()["weights"].startswith("int8 (auto")
 
 
 @pytest.mark.parametrize(("bfloat16", "form"), [(True, "bfloat16"), (False, "float32")])
-def test_auto_leaves_a_processor_of_slow_byte_products_to_torch(
+def test_auto_chooses_torch_on_a_processor_with_slow_byte_products(
     bfloat16: bool, form: str, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one without AVX-512 may be."""
-    tell_speeds(monkeypatch, compiled=3e9, bfloat16=12e9, float32=9e9)
+    """A processor without AVX-512 may be an example."""
+    set_speeds(monkeypatch, compiled=3e9, bfloat16=12e9, float32=9e9)
     monkeypatch.setattr(cpu, "multiplies_bfloat16", lambda: bfloat16)
     described = LLM.load(directory).describe()
     assert described["weights"].startswith(form)
-    assert "multiply 3.0 billion weights" in described["runner"]
-    assert f"torch {12 if bfloat16 else 9}.0 in {form}" in described["runner"]
+    assert "multiply 3.0 billion " in described["runner"]
+    assert f"torch {12 if bfloat16 else 9}.0 billion in {form}" in described["runner"]
 
 
-def test_a_processor_without_fast_bfloat16_still_has_the_stored_form(
+def test_a_processor_without_fast_bfloat16_still_uses_the_stored_format(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell_speeds(monkeypatch, compiled=10e9, bfloat16=12e9, float32=9e9)
+    set_speeds(monkeypatch, compiled=10e9, bfloat16=12e9, float32=9e9)
     monkeypatch.setattr(cpu, "multiplies_bfloat16", lambda: False)
     assert isinstance(runner_of(LLM.load(directory)), CompiledRunner)
 
@@ -588,7 +593,7 @@ def test_speeds_are_measured_once_when_the_step_is_compiled() -> None:
     assert speeds("bfloat16") == found
 
 
-def test_torch_serves_until_the_kernels_are_compiled(
+def test_torch_computes_until_the_kernels_are_compiled(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("minigen.kernels.cpu.runner.is_compiled", lambda *forms: False)
@@ -625,7 +630,7 @@ print([[output.token_ids for output in found[number]] for number in range(2)])
 
 
 def test_two_engines_in_two_threads_take_turns(directory: Path) -> None:
-    """They share the process's team; Numba's own threads, which may be entered once, are unused."""
+    """They share the process's thread pool; Numba's own, which is not reentrant, is unused."""
     command = [sys.executable, "-c", _TWO_ENGINES, str(directory)]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300)
     assert done.returncode == 0, done.stderr

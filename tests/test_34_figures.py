@@ -1,4 +1,4 @@
-"""Figures of chapter 34 show the numbers they are given; roundings and readings do as told."""
+"""Figures of chapter 34 show the given numbers; learners' roundings and products are used."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ from minigen_course.lab.cost_model import Machine, Step
 from minigen_course.lab.inspect_model import agreement, load_model, perplexity_of, read_along
 
 
-def test_a_load_takes_what_the_packages_panels_put_there() -> None:
+def test_a_load_reads_the_order_of_the_packed_weights() -> None:
     rows = np.arange(LANES * WORDS, dtype=np.int32).reshape(LANES, 1, WORDS)
     for way, memory in ((False, rows.reshape(-1)), (True, by_panels(rows))):
         for load in range(WORDS):
@@ -43,7 +43,7 @@ def test_a_load_takes_what_the_packages_panels_put_there() -> None:
             assert memory[load * LANES : (load + 1) * LANES].tolist() == expected
 
 
-def test_the_picture_of_a_load_says_how_many_rows_are_in_the_register() -> None:
+def test_the_picture_of_a_load_shows_how_many_rows_are_in_the_register() -> None:
     left, right, below_left, below_right = loads(2, 5).axes
     assert left.get_title(loc="left") == "By rows: load 2 takes words 32 to 47"
     assert right.get_title(loc="left") == "In a panel: load 2 takes word 2 of every row"
@@ -53,7 +53,7 @@ def test_the_picture_of_a_load_says_how_many_rows_are_in_the_register() -> None:
     assert [each.get_text() for each in below_right.texts] == [f"r{row}" for row in range(16)]
     assert right.texts[5 * WORDS + 2].get_text() == str(2 * LANES + 5)
     for load, row in ((8, 0), (-1, 0), (0, 16)):
-        with pytest.raises(ValueError, match="loads 0 to 7, and the rows 0 to 15"):
+        with pytest.raises(ValueError, match="loads are 0 to 7, and rows 0 to 15"):
             loads(load, row)
 
 
@@ -104,7 +104,7 @@ def some_rows(num_rows: int, width: int) -> np.ndarray:
     return np.random.default_rng(34).standard_normal((num_rows, width)).astype(np.float32)
 
 
-def test_four_bits_in_groups_of_32_are_what_the_package_makes() -> None:
+def test_four_bits_in_groups_of_32_equal_the_packages_rounding() -> None:
     rows = some_rows(16, 96)
     data = torch.from_numpy(rows).view(torch.uint8)
     packed = pack_weight(StoredTensor("weight", "F32", rows.shape, data), "int4")
@@ -120,7 +120,7 @@ def test_four_bits_in_groups_of_32_are_what_the_package_makes() -> None:
 
 @pytest.mark.parametrize("size", [1, 8, 40, 96, 128])
 @pytest.mark.parametrize("bits", [1, 2, 8])
-def test_no_weight_is_moved_by_more_than_half_a_step(bits: int, size: int) -> None:
+def test_weights_are_rounded_by_at_most_half_a_step(bits: int, size: int) -> None:
     rows = some_rows(5, 96)
     made = round_weights(rows, bits, size)
     assert made.scales.shape == made.minima.shape == (5, -(-96 // size))
@@ -141,7 +141,7 @@ def test_bits_and_errors_are_counted_with_scales() -> None:
     assert errors == sorted(errors, reverse=True)
     assert relative_error(rows, 4, 8) < relative_error(rows, 4, 32) < relative_error(rows, 4, 96)
     for bits, size in ((0, 8), (9, 8), (4, 0)):
-        with pytest.raises(ValueError, match="1 to 8 bits, 1 number or more"):
+        with pytest.raises(ValueError, match="1 to 8 bits, and groups of at least 1"):
             round_weights(rows, bits, size)
 
 
@@ -169,7 +169,7 @@ def test_a_picture_of_weights_that_lose_nothing_can_be_drawn() -> None:
     rounding(np.zeros((1, 64), np.float32) + 1, 0, 4, 32)
 
 
-def test_agreement_and_perplexity_of_what_can_be_counted() -> None:
+def test_agreement_and_perplexity_of_known_counts() -> None:
     sure = torch.eye(4)[[1, 2, 3]] * 100
     other = torch.eye(4)[[1, 0, 3]] * 100
     assert agreement([sure], [other]) == pytest.approx(2 / 3)
@@ -177,14 +177,14 @@ def test_agreement_and_perplexity_of_what_can_be_counted() -> None:
     assert perplexity_of([torch.zeros(3, 4)] * 2, [[0, 1, 2]] * 2) == pytest.approx(4)
 
 
-def test_the_best_time_is_of_as_many_runs_as_asked_and_one_for_free() -> None:
+def test_the_best_time_is_of_the_requested_runs_after_one_uncounted_run() -> None:
     runs: list[int] = []
     assert best_seconds(lambda: runs.append(1), 3) >= 0
     assert len(runs) == 4
 
 
 @pytest.mark.model
-def test_a_text_read_by_the_engine_gives_the_logits_of_the_text_at_once() -> None:
+def test_a_text_read_in_chunks_gives_the_logits_of_the_whole_text() -> None:
     llm = load_model(weights="float32")
     texts = llm.tokenizer.encode("The old lighthouse stands on"), llm.tokenizer.encode("Tea is")
     reading = read_along(llm, *texts)
@@ -192,11 +192,11 @@ def test_a_text_read_by_the_engine_gives_the_logits_of_the_text_at_once() -> Non
     assert min(reading.seconds) <= reading.step_seconds <= max(reading.seconds)
     for text, logits in zip(texts, reading.logits, strict=True):
         torch.testing.assert_close(logits, scores(llm, text), atol=1e-2, rtol=1e-3)
-    read_along(llm, texts[0])  # all blocks were given back
+    read_along(llm, texts[0])  # all blocks were freed
 
 
 @pytest.mark.model
-def test_a_learners_rounding_is_what_the_products_are_given() -> None:
+def test_a_learners_rounding_is_used_by_the_products() -> None:
     llm = load_model(weights="float32")
     sizes = []
 
@@ -210,7 +210,7 @@ def test_a_learners_rounding_is_what_the_products_are_given() -> None:
 
 
 @pytest.mark.model
-def test_a_learners_product_is_what_the_first_layer_runs() -> None:
+def test_a_learners_product_runs_in_the_first_layer() -> None:
     llm = load_model(weights="float32")
     shapes = []
 

@@ -59,7 +59,7 @@ def test_packed_weights_choose_the_tokens_of_plain_ones(
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the variable is x86's")
-def test_where_onednn_packs_no_bfloat16_weights_stay_plain(tiny_directory: Path) -> None:
+def test_weights_stay_plain_where_onednn_packs_no_bfloat16(tiny_directory: Path) -> None:
     code = (
         "import sys; from minigen import LLM\n"
         "llm = LLM.load(sys.argv[1], weights='bfloat16')\n"

@@ -1,4 +1,4 @@
-"""Packing all layers: in one place, one after the other, without a second copy of them."""
+"""Packing all layers: in one array, one after the other, without a second copy of them."""
 
 import tracemalloc
 from typing import Any
@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from minigen.checkpoint.safetensors import StoredTensor
-from minigen.kernels.cpu.packed_weights import PACKERS, pack_weight, stack_panels
+from minigen.kernels.cpu.packed_weights import PACKERS, pack_layers, pack_weight
 from minigen.kernels.cpu.simd import CACHE_LINE, zeros
 
 FORMS = ["int4", "int8", "bfloat16"]
-NUM_LAYERS, ROWS, COLUMNS = 160, 64, 256  # so many that all twice would be seen
+NUM_LAYERS, ROWS, COLUMNS = 160, 64, 256  # large enough that a second copy would be noticed
 
 
 def layers(num_fused: int) -> list[list[StoredTensor]]:
@@ -27,9 +27,9 @@ def stored(rng: np.random.Generator) -> StoredTensor:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_layers_begin_with_a_cache_line_and_hold_what_each_packs_to(form: str) -> None:
+def test_layers_start_at_a_cache_line_and_equal_their_separate_packing(form: str) -> None:
     matrices = layers(2)
-    words = stack_panels(matrices, form).words
+    words = pack_layers(matrices, form).words
     for layer, fused in zip(words, matrices, strict=True):
         assert layer.ctypes.data % CACHE_LINE == 0
         alone = [pack_weight(each, form).words for each in fused]
@@ -38,7 +38,7 @@ def test_layers_begin_with_a_cache_line_and_hold_what_each_packs_to(form: str) -
 
 @pytest.mark.parametrize("shape", [1, 15, (3, 5), (1000, 1000)])
 @pytest.mark.parametrize("dtype", [np.int8, np.int32, np.float32, np.float64])
-def test_memory_of_zeros_begins_with_a_cache_line(shape: int | tuple[int, ...], dtype: Any) -> None:
+def test_arrays_of_zeros_start_at_a_cache_line(shape: int | tuple[int, ...], dtype: Any) -> None:
     made = zeros(shape, dtype)
     assert made.ctypes.data % CACHE_LINE == 0
     assert made.flags.c_contiguous
@@ -49,9 +49,9 @@ def test_memory_of_zeros_begins_with_a_cache_line(shape: int | tuple[int, ...], 
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_matrices_in_turn_lie_panel_by_panel(form: str) -> None:
+def test_several_matrices_are_packed_panel_by_panel(form: str) -> None:
     (first, second), *_ = matrices = layers(2)
-    words = stack_panels(matrices, form, in_turn=2).words[0].reshape(2, 2, -1)
+    words = pack_layers(matrices, form, interleave=2).words[0].reshape(2, 2, -1)
     for number, matrix in enumerate((first, second)):
         assert np.array_equal(words[:, number].reshape(-1), pack_weight(matrix, form).words)
 
@@ -61,7 +61,7 @@ def test_packing_never_holds_more_than_the_result_and_a_few_layers(form: str) ->
     matrices = layers(1)
     tracemalloc.start()
     try:
-        packed = stack_panels(matrices, form)
+        packed = pack_layers(matrices, form)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

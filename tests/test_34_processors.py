@@ -1,4 +1,4 @@
-"""Kernels on other processors: the same bits without an instruction, and no call into nowhere."""
+"""Kernels on other processors: equal bits without an instruction, and no missing functions."""
 
 import hashlib
 import os
@@ -61,7 +61,7 @@ def _whole_dots(words, others, out):  # type: ignore[no-untyped-def]
 
 
 def _hard_numbers() -> np.ndarray:
-    """Numbers of any bits, and such as lie between two of bfloat16 or beside their middle."""
+    """Return numbers of any bits, also numbers between two bfloat16 values or at their middle."""
     upper = np.arange(2**16, dtype=np.uint32) << 16
     lower = (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)
     anything = np.random.default_rng(0).integers(0, 2**32, 2**16, dtype=np.uint32)
@@ -69,7 +69,7 @@ def _hard_numbers() -> np.ndarray:
 
 
 def digest() -> str:
-    """What the kernels' conversions and dot products give, as compiled in this process."""
+    """Return a digest of the kernels' conversions and dot products, as compiled in this process."""
     numbers, rng = _hard_numbers(), np.random.default_rng(1)
     widened, narrowed = np.empty(2**16, np.float32), np.empty(len(numbers), np.uint16)
     njit(_widen)(np.arange(2**16, dtype=np.uint16), widened)
@@ -89,12 +89,12 @@ def digest() -> str:
     ("name", "features"),
     [
         ("generic", None),
-        ("haswell", "+avx2,+fma,+f16c"),  # what most computers have
+        ("haswell", "+avx2,+fma,+f16c"),  # found in most computers
         ("skylake-avx512", "+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512dq,+avx512vl"),
     ],
 )
 def test_kernels_give_the_same_bits_on_every_processor(name: str, features: str | None) -> None:
-    """NUMBA_CPU_NAME pretends one; an instruction that it lacks would end the process."""
+    """NUMBA_CPU_NAME selects one; an instruction that this machine lacks would end the process."""
     asked = {"NUMBA_CPU_NAME": name}
     if features is not None:
         asked["NUMBA_CPU_FEATURES"] = features
@@ -123,7 +123,7 @@ def test_every_float16_number_is_widened_exactly(
 
 
 @pytest.mark.parametrize("instruction", [True, False])
-def test_rounding_to_bfloat16_is_torchs_but_for_the_smallest(
+def test_rounding_to_bfloat16_is_torchs_except_for_the_smallest(
     instruction: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(simd, "HAS_BFLOAT16", simd.HAS_BFLOAT16 and instruction)
@@ -146,7 +146,7 @@ print(llm.describe()["linear"])
 
 
 def test_bfloat16_runs_where_onednn_refuses_it(tiny_directory: Path) -> None:
-    """On a processor with AVX2 only nothing can be packed, and the plain product is taken."""
+    """On a processor with AVX2 only, nothing can be packed, so the plain product runs."""
     done = subprocess.run(
         [sys.executable, "-c", _GENERATE, str(tiny_directory)],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""Questions to compare forms of weights on: varied candidates, and how the sure ones are told."""
+"""Questions to compare weight formats on: varied candidates, and which of them are sure."""
 
 import re
 from collections import Counter
@@ -39,12 +39,12 @@ class Answering:
 
 
 def words(prompt: str) -> set[tuple[str, ...]]:
-    """A prompt's words, three by three."""
+    """Return a prompt's words in groups of three."""
     found = re.findall(r"\w+", prompt.lower())
     return set(zip(found, found[1:], found[2:], strict=False))
 
 
-def test_candidates_are_the_same_every_time_and_no_family_is_most_of_them() -> None:
+def test_candidates_are_the_same_every_time_and_no_family_is_the_majority() -> None:
     asked = candidates()
     assert asked == candidates()
     families = Counter(each.family for each in asked)
@@ -52,7 +52,7 @@ def test_candidates_are_the_same_every_time_and_no_family_is_most_of_them() -> N
     assert max(families.values()) < 0.2 * len(asked)
 
 
-def test_no_two_candidates_share_more_than_half_of_what_they_say() -> None:
+def test_no_two_candidates_share_more_than_half_of_their_words() -> None:
     said = [(each.prompt, words(each.prompt)) for each in candidates()]
     assert all(found for _, found in said)
     alike = [
@@ -98,7 +98,7 @@ def test_tokens_kept_are_counted_with_the_families_that_lost_some() -> None:
     assert by_family(sure) == {"copy": 2, "count": 1}
 
 
-def test_readmes_line_says_what_each_form_keeps() -> None:
+def test_readmes_line_gives_the_share_of_each_format() -> None:
     kept = {"bfloat16": 1.0, "int8": 0.998, "int4": 0.981}
     quality = {name: {"sure tokens": {"share": share}} for name, share in kept.items()}
     said = results.forms_lines({"quality": {"sure questions": 120, **quality}})

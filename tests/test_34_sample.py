@@ -1,4 +1,4 @@
-"""The sampling kernel chooses what torch's stages choose, for each row by itself."""
+"""The sampling kernel chooses the tokens of torch's stages, for each row separately."""
 
 import math
 from typing import Any
@@ -24,11 +24,11 @@ from minigen.sampling.sampler import (
 )
 from minigen.sequence import Sequence
 
-VOCAB = 2 * BLOCK + 176  # a multiple of 16, and of no block
+VOCAB = 2 * BLOCK + 176  # a multiple of 16, but not of a block
 KERNEL = KernelChooser(VOCAB, 2)
 
 SETTINGS = {
-    # Hotter ones leave weights that float32 cannot tell apart.
+    # Higher ones leave weights that float32 cannot distinguish.
     "temperature": st.sampled_from([0.0, 1e-300, 0.3, 0.8, 1.0, 20.0]),
     "top_k": st.sampled_from([None, 1, 2, 3, 4, 17, VOCAB - 1, VOCAB, 10**6]),
     "top_p": st.sampled_from([1e-9, 0.1, 0.5, 0.9, 0.95, 0.999, 1.0]),
@@ -43,7 +43,7 @@ SETTINGS = {
     "stop_token_ids": st.lists(st.integers(0, VOCAB - 1), max_size=3),
     "seed": st.integers(0, 2**63),
 }
-# Ends a row's hard-to-round places: what 1e-6 more or less of the whole mass would change.
+# How much of the total probability rounding may move a limit or a draw.
 CLOSE = 1e-5
 
 
@@ -88,13 +88,13 @@ def test_the_kernel_chooses_as_torch_does(kind: str, seed: int, asked: list[Any]
 
 
 def likely_choices(logits: torch.Tensor, sequence: Sequence) -> set[int]:
-    """What torch's stages choose with limits and draw a hair to either side."""
+    """Return what torch's stages choose with limits and draw slightly to either side."""
     from minigen.sampling.sampler import _constrained
 
     params = sequence.params
     row = _constrained(logits.unsqueeze(0), [sequence]).double()
     if params.greedy:
-        return set()  # no rounding excuses another choice
+        return set()  # rounding does not excuse another choice
     row = apply_temperature(row, torch.tensor([params.temperature], dtype=torch.float64))
     (uniform,) = uniform_draws([sequence.seed], [0], [len(sequence.output_ids)]).tolist()
     choices = set()
@@ -124,7 +124,7 @@ def test_differences_from_torch_are_rare() -> None:
     assert sum(found != expected for found, expected in pairs) <= 2
 
 
-def test_draws_come_as_often_as_they_are_likely() -> None:
+def test_tokens_are_drawn_with_their_probabilities() -> None:
     params = [SamplingParams(temperature=1.5, top_k=40, seed=i) for i in range(4000)]
     sequences = [sequence_of(each, i) for i, each in enumerate(params)]
     row = make_logits("peaked", 1, 3)
@@ -151,7 +151,7 @@ def test_logits_that_are_not_finite_are_an_error(
         BatchSampler(KERNEL)(logits, sequences)
 
 
-def test_what_is_banned_altogether_has_nothing_left() -> None:
+def test_a_row_whose_tokens_are_all_banned_gives_no_token() -> None:
     everything = SamplingParams(min_tokens=9, max_tokens=20, stop_token_ids=range(VOCAB))
     logits = make_logits("plain", 1, 0)
     assert KERNEL(logits, [sequence_of(everything)]) == [-1]

@@ -32,7 +32,7 @@ def test_a_part_takes_as_long_as_its_slower_side() -> None:
         Work("head", "int8", 1, 1).seconds(MACHINE)
 
 
-def test_weights_are_read_once_keys_and_values_by_each_sequence() -> None:
+def test_weights_are_read_once_and_keys_and_values_per_sequence() -> None:
     weights = (Weights("layers", "int4", 1000, 1600),)
     layers, attention = decode_work(weights, SHAPE, sequences=5, context=7)
     assert (layers.num_bytes, layers.operations) == (1000, 2 * 1600 * 5)
@@ -42,7 +42,7 @@ def test_weights_are_read_once_keys_and_values_by_each_sequence() -> None:
     assert attention.kind == "bfloat16"
 
 
-def test_parts_come_one_after_another() -> None:
+def test_the_times_of_parts_are_added() -> None:
     work = [Work("layers", "int4", 1e9, 8e9), Work("attention", "bfloat16", 3e9, 2e9)]
     assert predicted_seconds(work, MACHINE) == pytest.approx(2 + 3)
 
@@ -59,13 +59,13 @@ def cost() -> StepCost:
     )
 
 
-def test_a_ratio_is_of_what_is_beyond_the_constant() -> None:
+def test_a_ratio_excludes_the_constant() -> None:
     ratios = [cost().ratio(point) for point in cost().points]
     assert ratios == pytest.approx([1, 1.2, 1, 2])
     assert cost().worst() == cost().points[3]
 
 
-def test_what_is_over_the_limit_is_parted_into_products_attention_and_the_rest() -> None:
+def test_time_over_the_limit_is_divided_into_products_attention_and_the_rest() -> None:
     products = {1: 0.0, 8: 0.0015}
     (found,) = cost().beyond(1.5, products)
     assert (found["sequences"], found["context"]) == (8, 1024)
@@ -87,7 +87,7 @@ def test_points_come_back_from_json() -> None:
     assert cost().as_json()["worst"]["ratio"] == pytest.approx(2)
 
 
-def test_the_figure_shows_measured_and_predicted_in_a_colour_a_context() -> None:
+def test_the_figure_shows_measured_and_predicted_in_one_colour_per_context() -> None:
     left, right = step_cost({"bfloat16": cost(), "int4": cost()}).axes
     assert left.get_title(loc="left").startswith("bfloat16: at most 2.00 times its prediction")
     assert len(right.lines) == 4
@@ -96,7 +96,7 @@ def test_the_figure_shows_measured_and_predicted_in_a_colour_a_context() -> None
     assert list(measured.get_ydata()) == pytest.approx([12, 44])
     assert list(predicted.get_ydata()) == pytest.approx([12, 24])
     assert measured.get_color() == predicted.get_color() != left.lines[0].get_color()
-    with pytest.raises(ValueError, match="a point"):
+    with pytest.raises(ValueError, match="at least one point"):
         step_cost({"int4": StepCost((), 0.0)})
 
 
@@ -104,12 +104,12 @@ def test_readmes_line_counts_the_points_within_the_limit() -> None:
     forms = {"bfloat16": cost().as_json(), "int4": cost().as_json()}
     said = " ".join(results.cost_lines({"limit": 1.5, "forms": forms}))
     assert "6 of 8 decode steps, of 1 to 8 sequences and contexts up to 1,024" in said
-    assert "1.5 times what their bytes" in said
+    assert "1.5 times the time that their bytes" in said
     assert "the worst 2.0 times" in said
 
 
 @pytest.mark.model
-def test_a_loaded_engine_is_timed_beside_its_prediction(default_model_path: Path) -> None:
+def test_a_loaded_engine_is_timed_with_its_prediction(default_model_path: Path) -> None:
     pytest.importorskip("numba")
     from step_timing import compiled_runner, decode_seconds, fill_cache, weights_of
 
@@ -125,7 +125,7 @@ def test_a_loaded_engine_is_timed_beside_its_prediction(default_model_path: Path
     fill_cache(llm)
     manager = compiled_runner(llm).manager
     assert 0 < decode_seconds(llm, sequences=3, context=20) < math.inf
-    with pytest.raises(ValueError, match="No room for 3 sequences of 64 tokens"):
+    with pytest.raises(ValueError, match="Too few rows or blocks for 3 sequences of 64 tokens"):
         decode_seconds(llm, sequences=3, context=64)
     assert not manager.rows
     assert manager.num_available == 8

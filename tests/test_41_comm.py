@@ -24,7 +24,7 @@ from minigen.parallel.runner import CommThread
 from minigen.trace.events import Trace
 from tests.gpu.processes import assert_passes_interpreted
 
-# What one rank does; the same text runs in threads and in processes.
+# The program of one rank; the same text runs in threads and in processes.
 PEER = """
 import sys
 from pathlib import Path
@@ -35,7 +35,7 @@ exchange(local_comm(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])))
 
 
 def exchange(comm: Comm) -> list[Tensor]:
-    """One message of each kind, in each type that the model sends."""
+    """Send one message of each kind, in each dtype that the model sends."""
     own = torch.full((2, 3), 1.0 + comm.rank)
     return [
         comm.all_reduce(own.clone()),
@@ -52,23 +52,23 @@ def over_threads(num_ranks: int, _: Path) -> list[Tensor]:
     return everybodys[0]
 
 
-def over_processes(num_ranks: int, meeting: Path) -> list[Tensor]:
+def over_processes(num_ranks: int, rendezvous: Path) -> list[Tensor]:
     peers = [
-        subprocess.Popen([sys.executable, "-c", PEER, str(rank), str(num_ranks), str(meeting)])
+        subprocess.Popen([sys.executable, "-c", PEER, str(rank), str(num_ranks), str(rendezvous)])
         for rank in range(1, num_ranks)
     ]
     try:
-        return exchange(local_comm(0, num_ranks, meeting))
+        return exchange(local_comm(0, num_ranks, rendezvous))
     finally:
         assert [peer.wait(timeout=60) for peer in peers] == [0] * (num_ranks - 1)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("over", [over_threads, over_processes])
-def test_every_rank_gets_sums_pieces_in_order_and_what_rank_0_says(
+def test_every_rank_gets_sums_pieces_in_order_and_rank_0s_broadcast(
     over: Callable[[int, Path], list[Tensor]], num_ranks: int, tmp_path: Path
 ) -> None:
-    summed, halves, gathered, said = over(num_ranks, tmp_path / "meeting")
+    summed, halves, gathered, said = over(num_ranks, tmp_path / "rendezvous")
     total = float(sum(range(1, num_ranks + 1)))
     assert torch.equal(summed, torch.full((2, 3), total))
     assert halves.dtype == torch.bfloat16
@@ -77,7 +77,7 @@ def test_every_rank_gets_sums_pieces_in_order_and_what_rank_0_says(
     assert said.tolist() == [5, 7]
 
 
-def test_one_rank_alone_keeps_what_it_has() -> None:
+def test_one_rank_alone_gets_back_what_it_sends() -> None:
     summed, halves, gathered, said = exchange(SoloComm())
     assert torch.equal(summed, torch.ones(2, 3))
     assert torch.equal(halves.float(), summed)
@@ -85,18 +85,18 @@ def test_one_rank_alone_keeps_what_it_has() -> None:
     assert said.tolist() == [5, 7]
 
 
-def test_a_rank_that_fails_leaves_nobody_waiting() -> None:
+def test_a_failing_rank_leaves_no_other_rank_waiting() -> None:
     def work(comm: ThreadComm) -> None:
         if comm.rank == 1:
             raise ValueError("rank 1 fell over")
-        with pytest.raises(WorkerError, match="did not come"):
+        with pytest.raises(WorkerError, match="did not arrive"):
             comm.all_reduce(torch.ones(1))
 
     with pytest.raises(ValueError, match="rank 1 fell over"):
         run_ranks(3, work)
 
 
-def test_messages_are_told_with_their_bytes_when_somebody_listens() -> None:
+def test_messages_are_emitted_with_their_bytes_to_subscribers() -> None:
     trace, counters = Trace(), MessageCounters()
     comm = TracedComm(SoloComm(), trace)
     exchange(comm)
@@ -112,13 +112,13 @@ def test_all_of_them_are_comms(make: Callable[[], object]) -> None:
     assert isinstance(make(), Comm)
 
 
-def test_one_rank_in_a_group_of_its_own_keeps_what_it_has() -> None:
+def test_one_rank_in_its_own_group_gets_back_what_it_sends() -> None:
     """Over gloo here; `make test-gpu` has the same checks over NCCL."""
     assert_passes_interpreted("equal_ranks.py")
 
 
 class Interrupted:
-    """A queue at which Ctrl-C comes just before, or just after, its next `num` uses."""
+    """A queue at which Ctrl-C arrives just before, or just after, its next `num` uses."""
 
     def __init__(self, queue: Any, num: int, after: bool):
         self.queue, self.num, self.after = queue, num, after
@@ -139,8 +139,8 @@ class Interrupted:
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("queue", ["_wishes", "_outcomes"])
-def test_calls_go_on_wherever_one_was_interrupted(queue: str, after: bool) -> None:
+@pytest.mark.parametrize("queue", ["_commands", "_outcomes"])
+def test_calls_continue_after_an_interrupt_at_any_point(queue: str, after: bool) -> None:
     hand = CommThread(SoloComm, lambda error: None)
     assert hand.call(lambda comm: 1) == 1
     usual = getattr(hand, queue)
@@ -155,7 +155,7 @@ def test_calls_go_on_wherever_one_was_interrupted(queue: str, after: bool) -> No
     assert not hand._thread.is_alive()
 
 
-def test_a_failure_whose_news_was_lost_by_an_interrupt_is_told_at_the_next_call() -> None:
+def test_a_failure_lost_by_an_interrupt_is_reported_at_the_next_call() -> None:
     def fail(comm: Comm) -> None:
         raise WorkerError("Rank 0 failed.")
 
@@ -165,5 +165,5 @@ def test_a_failure_whose_news_was_lost_by_an_interrupt_is_told_at_the_next_call(
     with pytest.raises(KeyboardInterrupt):
         hand.call(fail)
     hand._outcomes = usual
-    with pytest.raises(WorkerError, match="thread for messages ended"):
+    with pytest.raises(WorkerError, match="communication thread has ended"):
         hand.call(lambda comm: 1)

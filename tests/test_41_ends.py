@@ -1,4 +1,4 @@
-"""However a split model ends, it ends as a whole: one clear error, a status, no process left."""
+"""A split model ends as a whole, whatever ends it: one clear error, a status, no process left."""
 
 import os
 import re
@@ -62,7 +62,7 @@ def test_an_interrupted_step_leaves_the_ranks_together(directory: Path) -> None:
         assert answers(llm, GREEDY) == before
 
 
-def test_a_failure_of_rank_0_in_a_step_ends_the_others_who_wait_for_it(directory: Path) -> None:
+def test_a_failure_of_rank_0_in_a_step_ends_the_waiting_ranks(directory: Path) -> None:
     with split(directory, 2) as llm:
         llm.engine.runner._runner.pool = None  # type: ignore[attr-defined]
         with pytest.raises(WorkerError, match="Rank 0 failed in the middle of a step"):
@@ -70,7 +70,7 @@ def test_a_failure_of_rank_0_in_a_step_ends_the_others_who_wait_for_it(directory
         assert workers_of(os.getpid()) == []
 
 
-def test_what_lets_go_of_the_model_ends_its_workers(directory: Path) -> None:
+def test_closing_the_model_ends_its_workers(directory: Path) -> None:
     with split(directory, 2) as llm:
         workers = workers_of(os.getpid())
         assert len(workers) == 1
@@ -90,7 +90,7 @@ time.sleep(float(sys.argv[2]))
 
 
 def run_script(directory: Path, seconds: float) -> "subprocess.Popen[str]":
-    """An unguarded script from stdin, as a notebook's cells are."""
+    """Run an unguarded script from stdin, like a notebook's cells."""
     process = subprocess.Popen(
         [sys.executable, "-", str(directory), str(seconds)],
         stdin=subprocess.PIPE,
@@ -120,7 +120,7 @@ def test_it_works_from_stdin_and_workers_end_even_with_a_killed_rank_0(directory
 
 @contextmanager
 def generating(directory: Path) -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
-    """The command in mid-generation on 3 ranks, minutes before its end; it, and its workers."""
+    """Run a long generation on 3 ranks; yield the process and its workers."""
     command = [sys.executable, "-m", "minigen", "generate", "-m", str(directory), "abc"]
     options = ["--weights", "float32", "--tensor-parallel-size", "3", "--max-tokens", "30000"]
     process = subprocess.Popen(
@@ -151,22 +151,22 @@ def generating(directory: Path) -> Iterator[tuple["subprocess.Popen[str]", list[
         ("rank 0", signal.SIGINT, 130),
     ],
 )
-def test_whoever_ends_in_mid_generation_all_end_soon_with_a_status(
+def test_if_one_process_ends_in_mid_generation_all_end_soon_with_a_status(
     long_context: Path, victim: str, by: signal.Signals, status: int
 ) -> None:
     with generating(long_context) as (process, workers):
         killed = workers[1] if victim == "a worker" else process.pid
         started = time.monotonic()
         os.kill(killed, by)
-        _, told = process.communicate(timeout=PATIENCE)
+        _, stderr = process.communicate(timeout=PATIENCE)
         wait_until(lambda: not any(map(is_running, workers)), 30)
         assert time.monotonic() - started < SOON
     assert process.returncode == status
-    lines = told.strip().splitlines()
+    lines = stderr.strip().splitlines()
     assert len(lines) == (1 if victim == "a worker" else 0)
     for line in lines:
-        told_rank = rf"minigen: Rank [12] of 3 \(process {killed}\) was killed by SIGKILL"
-        assert re.match(told_rank, line)
+        message = rf"minigen: Rank [12] of 3 \(process {killed}\) was killed by SIGKILL"
+        assert re.match(message, line)
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -184,25 +184,25 @@ def test_the_command_ends_with_a_status_while_it_loads(directory: Path, victim: 
         (worker,) = workers_of(process.pid)
         started = time.monotonic()
         os.kill(*((worker, signal.SIGKILL) if victim == "worker" else (process.pid, signal.SIGINT)))
-        _, told = process.communicate(timeout=PATIENCE)
+        _, stderr = process.communicate(timeout=PATIENCE)
         assert time.monotonic() - started < SOON
     finally:
         process.kill()
     assert process.returncode == (1 if victim == "worker" else 130)
-    assert ("was killed by SIGKILL" in told) == (victim == "worker")
-    assert "Traceback" not in told
+    assert ("was killed by SIGKILL" in stderr) == (victim == "worker")
+    assert "Traceback" not in stderr
     wait_until(lambda: not is_running(worker))
 
 
-def test_a_worker_that_finds_its_meeting_place_gone_ends(tmp_path: Path) -> None:
+def test_a_worker_that_finds_its_rendezvous_folder_gone_ends(tmp_path: Path) -> None:
     """Rank 0 was interrupted while it started the worker, and has removed its folder."""
-    meeting = tmp_path / "gone" / "meeting"
+    rendezvous = tmp_path / "gone" / "rendezvous"
     with (tmp_path / "said.txt").open("w+b") as said:
         worker = start_module(
-            "minigen.parallel.worker", "1", "2", str(meeting), stdout=said, stderr=said
+            "minigen.parallel.worker", "1", "2", str(rendezvous), stdout=said, stderr=said
         )
         try:
-            assert worker.wait(PATIENCE) == LOST_ANOTHER  # without a look it waits five minutes
+            assert worker.wait(PATIENCE) == LOST_ANOTHER  # without the check it waits five minutes
         finally:
             worker.kill()
             worker.communicate()

@@ -30,7 +30,7 @@ TEXT = "The old keeper of the lighthouse climbed the stairs. " * 4
 
 
 def sizes_for(variant: str) -> dict[str, Any]:
-    """8 query heads, which 4 ranks can share; of 2 KV heads each is then on two of them."""
+    """Return sizes with 8 query heads, which 4 ranks can share; two ranks share each KV head."""
     kv_heads = {"llama-mha": 8, "llama-mqa": 1}.get(variant, 2)
     return {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": kv_heads}
 
@@ -55,12 +55,12 @@ def test_processes_together_give_the_logits_of_one(
 
 
 def by_layers(pool: KVPool, batch: Batch, windows: Any) -> Attend:
-    """Attention that is passed in, so that the layers run one by one, as a rank's do."""
+    """Attention passed as a custom function, so that the layers run one by one, as on a rank."""
     return attend_paged(pool, batch, windows)
 
 
 def with_inputs_as_they_are(model: Transformer) -> Transformer:
-    """The same numbers as weights, multiplied in float32."""
+    """Return the model with the same weights, multiplied in float32."""
     layers = tuple(
         replace(
             layer,
@@ -78,10 +78,11 @@ def with_inputs_as_they_are(model: Transformer) -> Transformer:
 @pytest.mark.model
 @pytest.mark.parametrize("form", ["int8", "int4"])
 def test_weights_in_codes_are_the_same_on_three_ranks(default_model_path: Path, form: str) -> None:
-    """Cut between groups that share a scale, they are the same numbers, and products sum otherwise.
+    """The weights are cut between groups that share a scale, so they are equal, but sums differ.
 
-    That tips inputs over the edge between two bytes, as if their rounding were drawn anew: two
-    draws are the square root of 2 times as far apart as either is from inputs left as they are.
+    Another order of sums moves inputs over the edge between two bytes, as if their rounding were
+    drawn a second time. Two draws are the square root of 2 times as far apart as either is from
+    inputs that are not rounded.
     """
     alone = LLM.load(default_model_path, weights=form, attention_backend=by_layers)
     ids = alone.tokenizer.encode(TEXT)
@@ -92,10 +93,10 @@ def test_weights_in_codes_are_the_same_on_three_ranks(default_model_path: Path, 
     with closing(LLM.load(default_model_path, weights=form, tensor_parallel_size=3)) as split:
         found = read_along(split, ids).logits
     apart, rounding = (root_mean_square(a[0] - b[0]) for a, b in ((found, of_one), (of_one, exact)))
-    told = f"{apart:.4f} apart, by rounding {rounding:.4f}"
-    print(f"\n{form}: {told}; the same token {agreement(found, of_one):.1%}")
+    line = f"{apart:.4f} apart, by rounding {rounding:.4f}"
+    print(f"\n{form}: {line}; the same token {agreement(found, of_one):.1%}")
     assert 0 < rounding < root_mean_square(exact[0])
-    assert apart < 2**0.5 * rounding, told
+    assert apart < 2**0.5 * rounding, line
 
 
 @pytest.mark.long
@@ -103,9 +104,9 @@ def test_weights_in_codes_are_the_same_on_three_ranks(default_model_path: Path, 
 def test_bfloat16_on_three_ranks_is_as_near_to_float32_as_on_one(default_model_path: Path) -> None:
     """A sum over ranks rounds every part and every addition: 5 times, where one rank rounds once.
 
-    That is twice a layer. Six other results of a layer are rounded as ever: both norms, queries
-    with keys and values, the mixture, gate with up, and their product. So the square of the error
-    is (6 + 2 x 5) / (6 + 2) = 2 times as large at most.
+    That happens twice per layer. Six other results of a layer are rounded as on one rank: both
+    norms, queries with keys and values, the mixture, gate with up, and their product. So the square
+    of the error is at most (6 + 2 x 5) / (6 + 2) = 2 times as large.
     """
     exact, of_one = (
         LLM.load(default_model_path, weights=form, attention_backend=by_layers)
@@ -117,12 +118,12 @@ def test_bfloat16_on_three_ranks_is_as_near_to_float32_as_on_one(default_model_p
             read_along(llm, ids).logits[0].float() for llm in (exact, of_one, split)
         )
     apart, rounding = root_mean_square(found - right), root_mean_square(alone - right)
-    told = f"{apart:.4f} from float32, one rank {rounding:.4f}"
-    print(f"\nbfloat16: {told}")
-    assert 0 < apart < 2**0.5 * rounding, told
+    line = f"{apart:.4f} from float32, one rank {rounding:.4f}"
+    print(f"\nbfloat16: {line}")
+    assert 0 < apart < 2**0.5 * rounding, line
 
 
-ALLOCATED = 8e6  # bytes that allocators keep, more in one process than in another
+ALLOCATED = 8e6  # bytes that allocators hold, more in one process than in another
 
 ALONE = """
 import sys
@@ -135,7 +136,7 @@ sys.stdin.read()
 
 
 def bytes_of_one(path: Path) -> int:
-    """What a process has in memory that holds all of a model."""
+    """Return the memory of a process that holds all of a model."""
     process = subprocess.Popen(
         [sys.executable, "-c", ALONE, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -148,7 +149,7 @@ def bytes_of_one(path: Path) -> int:
 
 
 def bytes_of_ranks(path: Path) -> list[int]:
-    """What each of ranks 1 and 2 of 3 has in memory."""
+    """Return the memory of each of ranks 1 and 2 of 3."""
     options: dict[str, Any] = {"kv_cache_memory": "24M", "threads": 3, "tensor_parallel_size": 3}
     with closing(LLM.load(path, weights="float32", **options)) as llm:
         llm.generate("a", SamplingParams(max_tokens=4), progress=False)
@@ -161,7 +162,7 @@ def bytes_of_ranks(path: Path) -> list[int]:
 def test_a_rank_of_three_has_a_third_of_the_memory_that_one_process_has(
     default_model_path: Path, tmp_path: Path
 ) -> None:
-    """Beyond what Python and torch take, which a model of a few thousand numbers shows."""
+    """Without Python's and torch's own memory, known from a model of a few thousand numbers."""
     nothing = save_six_heads(tmp_path, 128)
     whole = bytes_of_one(default_model_path) - bytes_of_one(nothing)
     empty, full = bytes_of_ranks(nothing), bytes_of_ranks(default_model_path)

@@ -1,4 +1,4 @@
-"""The cost model says what its arithmetic says; figures show who holds what, and each message."""
+"""The cost model follows from its arithmetic; figures show each rank's share, and each message."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def test_a_link_is_found_again_from_its_times() -> None:
     assert found.bandwidth == pytest.approx(link.bandwidth)
 
 
-def test_work_is_dealt_out_and_messages_are_not() -> None:
+def test_work_is_divided_between_ranks_and_messages_are_not() -> None:
     work, messages = split_step_seconds(LLAMA_70B, H100, LINKS["NVLink 4"], 8, 1, 1024)
     whole, none = split_step_seconds(LLAMA_70B, H100, LINKS["NVLink 4"], 1, 1, 1024)
     assert work == pytest.approx(whole / 8)
@@ -106,7 +106,7 @@ def test_curves_are_the_numbers_that_they_are_given() -> None:
     assert list(points.get_ydata()) == pytest.approx([50, 2000])
 
 
-def test_a_machine_of_no_speed_at_all_gains_all_that_there_is() -> None:
+def test_a_machine_of_no_speed_gains_the_full_factor() -> None:
     slow = Machine("slow", bandwidth=1.0, flops=1.0)
     found = allowed(LLAMA_70B, slow, LINKS["Ethernet 25 Gbit/s"], (4,), 1, 1)
     assert found[4] == pytest.approx(4, rel=1e-3)

@@ -1,4 +1,4 @@
-"""A model over real processes gives the answers of one, whoever started them."""
+"""A model over real processes gives the answers of one process, whichever program started them."""
 
 import os
 import random
@@ -27,7 +27,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_answers_are_those_of_one_rank_with_preemptions_and_shared_beginnings(
+def test_answers_are_those_of_one_rank_with_preemptions_and_shared_prefixes(
     directory: Path, num_ranks: int
 ) -> None:
     alone = LLM.load(directory, weights="float32", **CROWDED)
@@ -56,7 +56,7 @@ def count_messages(llm: LLM) -> dict[str, int]:
     return counters.num_messages
 
 
-def test_modules_of_the_folder_that_it_is_called_from_are_none_of_the_workers(
+def test_workers_do_not_import_modules_of_the_callers_folder(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = LLM.load(directory, weights="float32").generate("abc", GREEDY).token_ids
@@ -72,7 +72,7 @@ BY_ADDRESS = ["--rdzv-backend", "c10d", "--rdzv-endpoint"]
 
 
 def on_two_ranks(directory: Path) -> list[str]:
-    """What torchrun is to start: the command line, for a greedy answer of 12 tokens."""
+    """Return the command line that torchrun is to start, for a greedy answer of 12 tokens."""
     command = ["-m", "minigen", "generate", "-m", str(directory), "--weights", "float32"]
     return [*command, "abc", "--tensor-parallel-size", "2", "--max-tokens", "12"]
 
@@ -110,29 +110,31 @@ def test_two_torchruns_that_meet_at_an_address_join_as_two_machines_do(directory
         for _ in range(2)
     ]
     try:
-        told = [machine.communicate(timeout=100) for machine in machines]
+        outputs = [machine.communicate(timeout=100) for machine in machines]
     finally:
         for machine in machines:
             machine.kill()
-    assert [machine.returncode for machine in machines] == [0, 0], told
-    of_rank_0, of_rank_1 = sorted((out for out, _ in told), key=len, reverse=True)
+    assert [machine.returncode for machine in machines] == [0, 0], outputs
+    of_rank_0, of_rank_1 = sorted((out for out, _ in outputs), key=len, reverse=True)
     assert of_rank_0.strip("\n") == text_of_one_rank(directory).strip("\n")
     assert of_rank_1 == ""
 
 
 def test_impossible_counts_are_refused_before_anything_starts(directory: Path) -> None:
-    with pytest.raises(OptionError, match=r"tensor_parallel_size 3 .* would do: 1, 2, 4, 8\."):
+    with pytest.raises(
+        OptionError, match=r"tensor_parallel_size 3 .* possible values are: 1, 2, 4, 8\."
+    ):
         LLM.load(directory, weights="float32", tensor_parallel_size=3)
     with pytest.raises(OptionError, match="from 1 to 64"):
         LLM.load(directory, tensor_parallel_size=0)
-    with pytest.raises(OptionError, match="attention_backend is minigen's own"):
+    with pytest.raises(OptionError, match="minigen's own attention_backend"):
         LLM.load(
             directory, tensor_parallel_size=2, attention_backend=lambda pool, batch, windows: None
         )
     assert workers_of(os.getpid()) == []
 
 
-TIE = 1e-4  # in logits: two tokens so near are as good as equal
+TIE = 1e-4  # in logits: two tokens this close count as equal
 
 
 @pytest.mark.model
@@ -140,9 +142,9 @@ TIE = 1e-4  # in logits: two tokens so near are as good as equal
 def test_200_requests_of_the_default_model_get_the_tokens_of_one_rank(
     default_llm: LLM, default_model_path: Path
 ) -> None:
-    """The default model has 9 query heads and 3 KV heads: 3 ranks, in blocks that do not suffice.
+    """The default model has 9 query heads and 3 KV heads: 3 ranks, with too few blocks.
 
-    An answer may part from one rank's where its two likeliest tokens were tied.
+    An answer may diverge from one rank's where its two likeliest tokens were tied.
     """
     rng = random.Random(41)
     beginnings = [[rng.randrange(1000, 40_000) for _ in range(32)] for _ in range(10)]
@@ -167,7 +169,7 @@ def test_200_requests_of_the_default_model_get_the_tokens_of_one_rank(
 
 
 def parting_margin(ours: RequestOutput, theirs: RequestOutput) -> float:
-    """How far apart the two likeliest tokens were where the answers part, in logits."""
+    """Return the difference of the two likeliest tokens where the answers diverge, in logits."""
     pairs = zip(ours.token_ids, theirs.token_ids, strict=True)
     place = next(place for place, (mine, other) in enumerate(pairs) if mine != other)
     likeliest = (theirs.logprobs or [])[place].values()

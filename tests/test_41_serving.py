@@ -1,4 +1,4 @@
-"""A split model behind `minigen serve`: its answers, and what clients are told when it breaks."""
+"""A split model behind `minigen serve`: its answers, and what clients get when it breaks."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Server:
-    """A server in processes of its own: the first of them, all that it started, what it says."""
+    """A server in separate processes: the first process, all that it started, and its stderr."""
 
     process: "subprocess.Popen[str]"
     url: str
@@ -50,7 +50,7 @@ class Server:
     said: list[str] = field(default_factory=list)
 
     def stream(self) -> Iterator[dict[str, Any]]:
-        """Each event of a long completion; whatever ends it, ends this."""
+        """Yield each event of a long completion, until it ends for any reason."""
         with (
             suppress(httpx.RemoteProtocolError),
             httpx.stream(
@@ -62,7 +62,7 @@ class Server:
                     yield json.loads(line[6:])
 
     def ends_soon(self, started: float) -> int:
-        """Its status; fails if anything of it still runs some seconds after `begun`."""
+        """Return its status; fails if any of its processes runs some seconds after `started`."""
         status = self.process.wait(30)
         wait_until(lambda: not any(map(is_running, self.started)), 30)
         assert time.monotonic() - started < SOON
@@ -80,7 +80,7 @@ def serving(model: Path, *command: str) -> Iterator[Server]:
     try:
         for line in process.stderr:
             said.append(line)
-            if "Ctrl-C ends it" in line:
+            if "Press Ctrl-C to stop" in line:
                 break
         found = re.search(r"at (http://\S+)/v1", "".join(said))
         assert found, "".join(said)
@@ -98,7 +98,7 @@ def serving(model: Path, *command: str) -> Iterator[Server]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("starter", [[], TORCHRUN], ids=["itself", "torchrun"])
-def test_a_split_model_answers_openais_client_and_ends_when_told(
+def test_a_split_model_answers_openais_client_and_ends_on_sigterm(
     model: Path, starter: list[str]
 ) -> None:
     params = SamplingParams(temperature=0, max_tokens=20)
@@ -114,7 +114,7 @@ def test_a_split_model_answers_openais_client_and_ends_when_told(
         started = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         status = server.ends_soon(started)
-    assert status == (0 if starter == [] else 1), "torchrun says that it was told to end"
+    assert status == (0 if starter == [] else 1), "torchrun reports that it got a signal"
 
 
 @pytest.mark.long
@@ -135,9 +135,9 @@ def test_a_worker_killed_in_mid_stream_is_one_error_to_each_client_and_the_serve
         assert waiting.result().status_code == 503
         assert waiting.result().json()["error"] == last["error"]
         assert server.ends_soon(started) == 1
-    told = [line for line in server.said if "SIGKILL" in line]
-    assert len(told) == 1
-    assert re.match(r"minigen: Rank [12] of 3 \(process \d+\) was killed by SIGKILL", told[0])
+    errors = [line for line in server.said if "SIGKILL" in line]
+    assert len(errors) == 1
+    assert re.match(r"minigen: Rank [12] of 3 \(process \d+\) was killed by SIGKILL", errors[0])
     assert not any("Traceback" in line for line in server.said)
 
 
@@ -173,7 +173,7 @@ def test_a_rank_killed_under_torchrun_ends_the_server_and_its_other_ranks(model:
 
 
 @pytest.mark.long
-def test_a_split_model_that_nobody_uses_is_unloaded_with_its_processes_and_comes_back(
+def test_an_idle_split_model_is_unloaded_with_its_processes_and_is_loaded_again(
     model: Path,
 ) -> None:
     asked = {"prompt": "abc", "max_tokens": 4}
@@ -195,4 +195,4 @@ def test_torchruns_ranks_follow_one_model_only(
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 1
-    assert "follow one model to its end" in capsys.readouterr().err
+    assert "run one model until they end" in capsys.readouterr().err

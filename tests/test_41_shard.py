@@ -1,4 +1,4 @@
-"""Shares of a model: every number on the right rank, and together the same logits as the whole."""
+"""Shares of a model: every number is on the right rank, and together they give the same logits."""
 
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -36,7 +36,7 @@ IN_EIGHTS: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 8, "num_k
 
 
 def checkpoint_of(directory: Path, variant: str, num_ranks: int, **changes: Any) -> Checkpoint:
-    """A tiny model that so many ranks can share; of the 2 KV heads each is on several, if 4."""
+    """Return a tiny model that `num_ranks` ranks can share; of 4 ranks, two share each KV head."""
     sizes = IN_EIGHTS | ({"num_key_value_heads": 8} if variant == "llama-mha" else {})
     sizes |= {"num_key_value_heads": 1} if variant == "llama-mqa" else {}
     save_model(directory, variant, **(sizes if num_ranks == 4 else {}), **changes)
@@ -76,7 +76,7 @@ def test_ranks_together_give_the_logits_of_one(
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("form", ["int8", "int4"])
-def test_a_product_in_panels_is_cut_between_groups_so_that_only_sums_round_otherwise(
+def test_a_packed_product_is_cut_between_groups_so_that_only_sums_differ(
     form: str, num_ranks: int
 ) -> None:
     own = torch.Generator().manual_seed(41)
@@ -91,7 +91,7 @@ def test_a_product_in_panels_is_cut_between_groups_so_that_only_sums_round_other
         make([stored.columns(start, start + width)], [])(x[:, start : start + width].contiguous())
         for start in range(0, 256, width)
     ]
-    # A float32 sum of n terms is off by n half-steps of their magnitudes at most, in any order.
+    # A float32 sum of n terms is wrong by at most n half-steps of their magnitudes, in any order.
     weights = whole(torch.eye(256)).T
     bound = 256 * 2**-23 * (x.abs() @ weights.abs().T)
     assert ((sum(parts_of_sums) - whole(x)).abs() <= bound).all()
@@ -99,12 +99,13 @@ def test_a_product_in_panels_is_cut_between_groups_so_that_only_sums_round_other
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("form", ["int8", "int4"])
-def test_models_in_panels_are_as_far_apart_as_two_roundings_of_their_inputs(
+def test_packed_models_are_as_far_apart_as_two_roundings_of_their_inputs(
     form: str, num_ranks: int, tmp_path: Path
 ) -> None:
-    """Another order of sums tips inputs over the edge between two bytes, as if drawn anew.
+    """Another order of sums moves inputs over the edge between two bytes, as in a second draw.
 
-    Two draws are the square root of 2 times as far apart as either is from inputs unrounded.
+    Two draws are the square root of 2 times as far apart as either is from inputs that are not
+    rounded.
     """
     wide = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 256}
     wide |= {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}
@@ -171,7 +172,7 @@ def test_a_rank_holds_no_more_numbers_than_its_share_of_the_file_has(
 
 
 def held_bytes(part: Any) -> int:
-    """Of all tensors in a model's parts."""
+    """Return the bytes of all tensors in a model's parts."""
     if isinstance(part, Tensor):
         return part.nbytes
     if isinstance(part, tuple):
@@ -182,8 +183,8 @@ def held_bytes(part: Any) -> int:
 
 
 @pytest.mark.parametrize("file_size", ["1GB", "50KB"])
-def test_a_rank_touches_no_byte_that_is_anothers(file_size: str, tmp_path: Path) -> None:
-    """Every byte of the others is made a NaN: a share that read one would not be equal."""
+def test_a_rank_reads_no_byte_of_another_rank(file_size: str, tmp_path: Path) -> None:
+    """Every byte of the other ranks is made a NaN, so a share that reads one would not be equal."""
     checkpoint = checkpoint_of(tmp_path, "llama", 2, max_shard_size=file_size)
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (file_size == "50KB")
     config, tensors = checkpoint.config, checkpoint.tensors
@@ -201,7 +202,7 @@ def test_a_rank_touches_no_byte_that_is_anothers(file_size: str, tmp_path: Path)
         assert any(each.dequantize().isnan().any() for each in blinded.values())
 
 
-def test_messages_are_two_a_layer_one_for_the_embedding_and_one_for_the_logits(
+def test_messages_are_two_per_layer_one_for_the_embedding_and_one_for_the_logits(
     tmp_path: Path,
 ) -> None:
     checkpoint = checkpoint_of(tmp_path, "llama", 2)
@@ -210,27 +211,27 @@ def test_messages_are_two_a_layer_one_for_the_embedding_and_one_for_the_logits(
     trace.subscribe(counters)
 
     def work(comm: Comm) -> None:
-        told = TracedComm(comm, trace) if comm.rank == 0 else comm
+        traced = TracedComm(comm, trace) if comm.rank == 0 else comm
         make_linear = dense_linear(torch.float32)
-        logits_of(build_share(config, tensors, torch.float32, make_linear, told), config)
+        logits_of(build_share(config, tensors, torch.float32, make_linear, traced), config)
 
     run_ranks(2, work)
     num_tokens, summed = sum(LENGTHS), 2 * config.num_layers + 1
     assert counters.num_messages == {"all_reduced": summed, "all_gathered": 1}
     assert counters.num_bytes == {
         "all_reduced": summed * num_tokens * config.hidden * 4,
-        "all_gathered": num_tokens * 106 * 4,  # half of 211 tokens, the last one's filled up
+        "all_gathered": num_tokens * 106 * 4,  # half of 211 tokens; the last part is padded
     }
 
 
-def test_counts_that_do_not_divide_are_refused_with_those_that_would_do(tmp_path: Path) -> None:
+def test_counts_that_do_not_divide_are_refused_with_counts_that_do(tmp_path: Path) -> None:
     checkpoint = checkpoint_of(tmp_path, "llama", 2)
-    with pytest.raises(OptionError, match=r"6 query heads .* would do: 1, 2\."):
+    with pytest.raises(OptionError, match=r"6 query heads .* possible values are: 1, 2\."):
         check_ranks(checkpoint.config, checkpoint.tensors, "float32", 4)
-    with pytest.raises(OptionError, match=r"2 KV heads .* would do: 1, 2\."):
+    with pytest.raises(OptionError, match=r"2 KV heads .* possible values are: 1, 2\."):
         check_ranks(checkpoint.config, checkpoint.tensors, "float32", 3)
     one_kv_head = replace(checkpoint.config, kv_heads=1)
-    with pytest.raises(OptionError, match=r"ffn of 80 .* would do: 1, 2\."):
+    with pytest.raises(OptionError, match=r"ffn of 80 .* possible values are: 1, 2\."):
         check_ranks(one_kv_head, checkpoint.tensors, "float32", 3)
     check_ranks(checkpoint.config, checkpoint.tensors, "float32", 2)
 
@@ -256,9 +257,7 @@ def open_config(**sizes: int) -> ModelConfig:
 
 
 @pytest.mark.parametrize(("kv_heads", "expected"), [(8, [0, 2, 4, 6]), (2, [0, 0, 1, 1])])
-def test_kv_heads_stand_with_the_query_heads_that_use_them(
-    kv_heads: int, expected: list[int]
-) -> None:
+def test_kv_heads_are_on_the_ranks_of_their_query_heads(kv_heads: int, expected: list[int]) -> None:
     config = open_config(kv_heads=kv_heads)
     first = [span(config, "kv_heads", rank, 4).start // config.head_dim for rank in range(4)]
     assert first == expected

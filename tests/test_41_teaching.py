@@ -1,4 +1,4 @@
-"""What chapter 41 runs, draws and plugs in: split layers, ranks out of step, messages in time."""
+"""What chapter 41 runs, draws and plugs in: split layers, diverging ranks, messages over time."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from minigen_course.ch41_tensor_parallel.figures import (
     rank_batches,
 )
 from minigen_course.ch41_tensor_parallel.lesson import (
-    Parted,
+    RankRuns,
     continue_split,
     message_size,
     on_ranks,
@@ -68,7 +68,7 @@ def test_a_learners_shares_are_loaded_by_rank_0(
     assert "your shard_tensors was called 1 times" in capsys.readouterr().out
 
 
-def test_ranks_with_the_same_room_run_the_same_batches_however_little_it_is() -> None:
+def test_ranks_with_equal_memory_run_the_same_batches_however_small_it_is() -> None:
     right = serve_on_ranks(PROMPTS, [40, 40])
     assert right.first_difference is None
     for room in (5, 7, 9, 12):
@@ -79,7 +79,7 @@ def test_ranks_with_the_same_room_run_the_same_batches_however_little_it_is() ->
     assert len(serve_on_ranks(PROMPTS, [5, 5]).batches) > len(right.batches)
 
 
-def test_ranks_with_other_room_part_and_end_in_nonsense_or_nowhere() -> None:
+def test_ranks_with_unequal_memory_diverge_and_give_wrong_answers_or_stop() -> None:
     prompts = [*PROMPTS, [7, 7, 7, 2, 2, 2, 3]]
     right = serve_on_ranks(prompts, [40, 40]).answers[0]
     ends = set()
@@ -107,7 +107,7 @@ def test_batches_are_filled_up_before_they_are_sent() -> None:
     assert [message_size(each) for each in ({}, {0: 1}, {0: 1, 4: 7}, {1: 9})] == [0, 8, 8, 16]
 
 
-def test_each_rank_is_asked_with_its_own_memory() -> None:
+def test_each_rank_schedules_with_its_own_memory() -> None:
     asked = on_ranks(lambda comm, free, working, block: free - working + block, [(9, 2), (8, 8)], 5)
     assert asked == [12, 5]
 
@@ -135,7 +135,7 @@ STEP = [
 ]
 
 
-def test_messages_are_parted_into_steps_by_what_rank_0_says_first() -> None:
+def test_messages_are_divided_into_steps_at_rank_0s_broadcasts() -> None:
     loading = [message(EventKind.ALL_REDUCED, 1, 1)]
     other = [Event(EventKind.STEP, 5, None, {"tokens": 1})]
     assert messages_of_steps([*loading, *STEP, *other, *STEP]) == [STEP, STEP]
@@ -156,11 +156,11 @@ def test_a_bar_is_as_long_as_its_message_and_lanes_count_them() -> None:
 
 def test_the_picture_of_batches_frames_what_one_rank_alone_computes() -> None:
     batches = [[{0: 3, 1: 1}, {0: 3, 1: 1}], [{0: 1, 1: 1}, {0: 1}]]
-    made = rank_batches(Parted([[[1], [2]], [[1], [2]]], batches, stuck=True))
+    made = rank_batches(RankRuns([[[1], [2]], [[1], [2]]], batches, stuck=True))
     frames = [[not patch.get_fill() for patch in axes.patches].count(True) for axes in made.axes]
     assert frames == [1, 1]
     assert [text.get_text() for text in made.axes[1].texts] == ["3", "1", "8", "1", "8"]
     assert "from step 1 on, and then wait" in made.axes[0].get_title(loc="left")
-    alike = rank_batches(Parted([[[1]], [[1]]], [[{0: 1}, {0: 1}]], stuck=False))
+    alike = rank_batches(RankRuns([[[1]], [[1]]], [[{0: 1}, {0: 1}]], stuck=False))
     assert alike.axes[0].get_title(loc="left") == "All ranks run the same batches"
     assert [len(axes.patches) for axes in alike.axes] == [1, 1]

@@ -1,4 +1,4 @@
-"""What users do to a server: too many, too slow, too large, half and gone; and it serves on."""
+"""Faulty clients of a server: too many, too slow, too large, disconnected; and it still serves."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(
     directory: Path, engine: dict[str, Any] | None = None, **limits: Any
 ) -> Iterator[tuple[httpx.Client, ModelHost]]:
-    """A server within limits, and a client of it; in the end it answers, and nothing is left."""
+    """Serve within limits and yield a client and the host; in the end the server is empty."""
     host = ModelHost({"tiny": partial(load_tiny, directory, **(engine or {}))})
     with (
         serving(host, create_service(host, Limits(**limits))) as url,
@@ -54,11 +54,11 @@ def check_that_it_serves_on(client: httpx.Client, host: ModelHost) -> None:
     wait_until(lambda: is_empty(engine_of(host)))
 
 
-def test_a_queue_over_its_limit_is_a_429_that_says_when_to_come_again(directory: Path) -> None:
+def test_a_queue_over_its_limit_is_a_429_with_the_time_to_retry(directory: Path) -> None:
     one_seat = {"max_num_seqs": 1, "enable_prefix_caching": False}
     with served(directory, one_seat, max_queue=1) as (client, host):
         with (
-            begun_stream(client) as first,
+            started_stream(client) as first,
             ThreadedPost(client, SHORT) as second,
         ):
             wait_until(lambda: host.num_waiting == 1)
@@ -74,12 +74,12 @@ def test_a_queue_over_its_limit_is_a_429_that_says_when_to_come_again(directory:
                 official.completions.create(model="tiny", prompt="a")
             assert client.get("/health").status_code == 200
             first.close()
-        assert second.answer.status_code == 200, "it was in the queue, and had its turn"
+        assert second.answer.status_code == 200, "it was in the queue, and was answered"
 
 
 @contextmanager
-def begun_stream(client: httpx.Client) -> Iterator[httpx.Response]:
-    """A long answer, of which the first line has come."""
+def started_stream(client: httpx.Client) -> Iterator[httpx.Response]:
+    """Yield a long answer whose first line has arrived."""
     with client.stream("POST", "/v1/completions", json=LONG) as answer:
         lines = answer.iter_lines()
         next(lines)
@@ -87,7 +87,7 @@ def begun_stream(client: httpx.Client) -> Iterator[httpx.Response]:
 
 
 class ThreadedPost:
-    """A request under way in a thread while the block runs, and its answer afterwards."""
+    """A request in a thread that runs while the block runs, and its answer afterwards."""
 
     def __init__(self, client: httpx.Client, body: dict[str, Any]):
         self._thread = threading.Thread(target=self._ask, args=(client, body))
@@ -104,10 +104,10 @@ class ThreadedPost:
         self._thread.join(PATIENCE)
 
 
-def test_more_requests_at_once_than_seats_is_a_429(directory: Path) -> None:
+def test_more_requests_at_once_than_the_limit_is_a_429(directory: Path) -> None:
     with (
         served(directory, max_in_flight=1) as (client, host),
-        begun_stream(client) as first,
+        started_stream(client) as first,
     ):
         for path in ("/v1/chat/completions", "/api/generate", "/tokenize"):
             assert client.post(path, json={"any": "thing"}).status_code == 429
@@ -138,7 +138,7 @@ def test_a_stream_over_its_time_ends_with_an_error_and_frees_its_blocks(director
 
 
 @pytest.mark.parametrize("goes_away", [True, False])
-def test_half_a_body_costs_nobody_else_anything(directory: Path, goes_away: bool) -> None:
+def test_half_a_body_does_not_affect_other_clients(directory: Path, goes_away: bool) -> None:
     with served(directory, body_timeout=0.2) as (client, _):
         host, port = client.base_url.host, client.base_url.port or 0
         assert host == "127.0.0.1"
@@ -149,7 +149,7 @@ def test_half_a_body_costs_nobody_else_anything(directory: Path, goes_away: bool
         raw.close()
 
 
-def test_a_client_that_never_reads_is_cut_off_and_its_memory_is_given_back(
+def test_a_client_that_never_reads_is_cut_off_and_its_memory_is_freed(
     directory: Path,
 ) -> None:
     host = ModelHost({"tiny": partial(load_tiny, directory)})
@@ -170,7 +170,7 @@ def test_a_client_that_never_reads_is_cut_off_and_its_memory_is_given_back(
             while chunk := deaf.recv(2**16):
                 got += chunk
             assert len(got) < 2**17, "most of it was never sent"
-            assert not got.endswith(b"0\r\n\r\n"), "and so it can be told from a whole answer"
+            assert not got.endswith(b"0\r\n\r\n"), "so it can be distinguished from a whole answer"
         check_that_it_serves_on(client, host)
 
 
@@ -178,7 +178,7 @@ PROMPTS = ["abc", "é" * 40, "Why is the sky blue? " * 4, "日本語"]
 
 
 def asked_at_random(chance: random.Random) -> dict[str, Any]:
-    """A request of any kind that a server knows."""
+    """Return a request of any kind that a server supports."""
     return {
         "prompt": chance.choice(PROMPTS) + str(chance.randrange(50)),
         "max_tokens": chance.randint(1, 24),
@@ -192,7 +192,7 @@ def asked_at_random(chance: random.Random) -> dict[str, Any]:
 
 
 async def ask_or_hang_up(client: httpx.AsyncClient, chance: random.Random) -> None:
-    """One request, which in a third of cases is given up at a random moment."""
+    """Send one request; disconnect at a random moment in a third of the cases."""
     body = asked_at_random(chance)
     patience = chance.random() * 0.2 if chance.random() < 1 / 3 else None
     try:
@@ -201,13 +201,13 @@ async def ask_or_hang_up(client: httpx.AsyncClient, chance: random.Random) -> No
                 text = (await answer.aread()).decode()
                 assert answer.status_code == 200, text
     except TimeoutError:
-        assert patience is not None, "only who hung up has no answer"
+        assert patience is not None, "only a client that disconnected has no answer"
         return
     assert text.endswith("[DONE]\n\n") if body["stream"] else json.loads(text)["usage"]
 
 
 async def load(url: str, num_requests: int, seed: int) -> None:
-    """So many requests, from 64 connections that each ask one after the other."""
+    """Send `num_requests` requests over 64 connections, each one request after the other."""
     turns = iter(range(num_requests))
 
     async def connection(client: httpx.AsyncClient) -> None:
@@ -220,13 +220,13 @@ async def load(url: str, num_requests: int, seed: int) -> None:
 
 
 def resident_bytes() -> int:
-    """Memory of this process, server and clients."""
+    """Return the memory of this process, server and clients."""
     pages = int(Path("/proc/self/statm").read_text("utf-8").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
-def test_after_500_requests_of_which_a_third_hung_up_nothing_is_left(directory: Path) -> None:
+def test_after_500_requests_and_many_disconnects_nothing_is_left(directory: Path) -> None:
     with served(directory, {"num_blocks": 400}) as (client, host):
         url = str(client.base_url)
         asyncio.run(load(url, 100, seed=0))

@@ -1,4 +1,4 @@
-"""Between the network and the app: keys, limits, time-outs, ids and the log, on tiny ASGI apps."""
+"""The middleware between network and app: keys, limits, timeouts, ids and the log, on tiny apps."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ NO_KEYS = ApiKeys()
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers with the body that it gets by one `receive`."""
+    """Answer with the body that one `receive` returns."""
     message = await receive() if scope["method"] == "POST" else {"body": b"", "more_body": False}
     assert message.get("type") != "http.disconnect"
     assert not message["more_body"]
@@ -34,7 +34,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class Stream:
-    """Sends a chunk whenever it is let; `freed` says that its `finally` ran."""
+    """Sends a chunk for each release of `let`; `freed` says that its `finally` ran."""
 
     def __init__(self, content_type: bytes = b"text/event-stream", num_chunks: int = 3):
         self.headers = [(b"content-type", content_type)]
@@ -88,13 +88,13 @@ def test_an_impossible_limit_is_refused_by_name(wrong: dict[str, Any]) -> None:
     assert name in str(caught.value)
 
 
-def test_limits_of_prompt_and_n_hold_where_they_are_set() -> None:
+def test_limits_of_prompt_and_n_apply_where_they_are_set() -> None:
     limits = Limits(max_prompt_tokens=5, max_n=2)
     limits.check_prompt(5)
     limits.check_n(2)
-    with pytest.raises(ContextLengthError, match="6 tokens; this server takes at most 5"):
+    with pytest.raises(ContextLengthError, match="6 tokens; this server accepts at most 5"):
         limits.check_prompt(6)
-    with pytest.raises(ParamsError, match="n is 3; this server gives at most 2"):
+    with pytest.raises(ParamsError, match="n is 3; this server allows at most 2"):
         limits.check_n(3)
     Limits(max_prompt_tokens=None, max_n=None).check_n(10**6)
 
@@ -103,7 +103,7 @@ def test_limits_of_prompt_and_n_hold_where_they_are_set() -> None:
 
 
 @pytest.mark.parametrize("given", ["Bearer one", "bearer   two", "BEARER two "])
-def test_any_of_several_keys_opens(given: str) -> None:
+def test_any_of_several_keys_is_accepted(given: str) -> None:
     app = RequireKey(echo, ApiKeys(["one", "two"]))
     assert ask(app, headers={"authorization": given}).status == 200
 
@@ -111,7 +111,7 @@ def test_any_of_several_keys_opens(given: str) -> None:
 @pytest.mark.parametrize(
     "given", [None, "", "Bearer", "Bearer three", "one", "Basic one", "Bearer one two", "Bearer on"]
 )
-def test_no_other_key_opens_and_the_error_is_openais(given: str | None) -> None:
+def test_any_other_key_is_refused_with_openais_error(given: str | None) -> None:
     app = RequireKey(echo, ApiKeys(["one", "two"]))
     answer = ask(app, headers={} if given is None else {"authorization": given})
     assert answer.status == 401
@@ -119,11 +119,11 @@ def test_no_other_key_opens_and_the_error_is_openais(given: str | None) -> None:
     assert set(answer.error) == {"message", "type", "param", "code"}
     assert answer.answer_headers["www-authenticate"] == "Bearer"
     assert ask(app, "/api/chat").error == (
-        "This server wants an API key: send it as the header 'Authorization: Bearer KEY'."
+        "This server requires an API key: send it in the header 'Authorization: Bearer KEY'."
     ), "as Ollama's clients read it"
 
 
-def test_health_is_open_and_metrics_by_choice() -> None:
+def test_health_needs_no_key_and_metrics_optionally() -> None:
     for path, open_metrics, status in [
         ("/health", False, 200),
         ("/ready", False, 200),
@@ -151,10 +151,10 @@ def test_every_key_is_compared_whichever_is_right(monkeypatch: pytest.MonkeyPatc
     for key in (b"one", b"three", b"no"):
         keys.name_of(key)
     assert len(compared) == 9
-    assert {len(each) for each in compared} == {32}, "digests, so no length is told"
+    assert {len(each) for each in compared} == {32}, "digests, so no length is revealed"
 
 
-def test_keys_are_not_kept_as_text() -> None:
+def test_keys_are_not_stored_as_text() -> None:
     assert "opensesame" not in repr(vars(ApiKeys(["opensesame"])))
 
 
@@ -185,7 +185,7 @@ def test_a_body_arrives_whole_and_at_once() -> None:
     assert ask(app, chunks=[], headers={"content-length": "0"}, method="GET").status == 200
 
 
-def test_a_body_that_says_that_it_is_too_large_is_not_read() -> None:
+def test_a_body_with_a_declared_length_over_the_limit_is_not_read() -> None:
     answer = ask(WholeBody(echo, 10, 1), headers={"content-length": "11"}, chunks=[])
     assert answer.status == 413
     assert "10 bytes" in answer.error["message"]
@@ -203,7 +203,7 @@ def test_half_a_body_is_a_408_after_a_time_and_the_connection_ends() -> None:
     assert answer.answer_headers["connection"] == "close"
 
 
-def test_a_client_that_goes_away_in_mid_body_ends_quietly() -> None:
+def test_a_client_that_disconnects_in_mid_body_ends_quietly() -> None:
     async def run() -> Exchange:
         exchange = Exchange(chunks=[b"123"], whole=False)
         exchange.leave()
@@ -212,7 +212,7 @@ def test_a_client_that_goes_away_in_mid_body_ends_quietly() -> None:
     assert asyncio.run(run()).messages == []
 
 
-def test_the_app_still_hears_that_the_client_leaves() -> None:
+def test_the_app_still_receives_the_disconnect() -> None:
     heard: list[str] = []
 
     async def listen(scope: Scope, receive: Receive, send: Send) -> None:
@@ -231,7 +231,7 @@ def test_the_app_still_hears_that_the_client_leaves() -> None:
 
 
 class Clock:
-    """Time that passes when told."""
+    """A simulated clock; its time is set by hand."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -240,8 +240,8 @@ class Clock:
         return self.now
 
 
-class Rooms:
-    """Requests that run until they are let go, behind an `Admission`."""
+class Callers:
+    """Requests that run until they are finished, behind an `Admission`."""
 
     def __init__(self, queued: Callable[[], int] = lambda: 0, **limits: Any):
         self.clock, self.streams = Clock(), list[Stream]()
@@ -264,71 +264,71 @@ class Rooms:
         await exchange.until(1)
         return exchange
 
-    async def let_go(self) -> None:
+    async def finish_all(self) -> None:
         for stream in self.streams:
             stream.let.release()
         await asyncio.gather(*self.tasks)
 
 
-def test_as_many_are_let_in_as_there_are_seats() -> None:
+def test_as_many_requests_are_admitted_as_may_be_in_flight() -> None:
     async def run() -> None:
-        rooms = Rooms(max_in_flight=2)
-        assert [(await rooms.enter()).status for _ in range(3)] == [200, 200, 429]
-        refused = await rooms.enter()
+        callers = Callers(max_in_flight=2)
+        assert [(await callers.enter()).status for _ in range(3)] == [200, 200, 429]
+        refused = await callers.enter()
         assert refused.error["code"] == "rate_limit_exceeded"
-        assert "2 requests are under way" in refused.error["message"]
+        assert "2 requests are in flight" in refused.error["message"]
         assert int(refused.answer_headers["retry-after"]) >= 1
-        await rooms.let_go()
-        assert rooms.app.num_in_flight == 0
-        assert (await rooms.enter()).status == 200
-        await rooms.let_go()
+        await callers.finish_all()
+        assert callers.app.num_in_flight == 0
+        assert (await callers.enter()).status == 200
+        await callers.finish_all()
 
     asyncio.run(run())
 
 
-def test_only_what_makes_work_is_counted() -> None:
+def test_only_requests_that_cause_work_are_counted() -> None:
     async def run() -> None:
-        rooms = Rooms(max_in_flight=1)
-        await rooms.enter()
+        callers = Callers(max_in_flight=1)
+        await callers.enter()
         for path, method in [("/v1/models", "GET"), ("/health", "GET"), ("/api/show", "POST")]:
             exchange = Exchange(path, method)
-            task = asyncio.create_task(exchange.run(rooms.app))
+            task = asyncio.create_task(exchange.run(callers.app))
             await exchange.until(1)
             assert exchange.status == 200
-            rooms.tasks.append(task)
-        await rooms.let_go()
+            callers.tasks.append(task)
+        await callers.finish_all()
 
     asyncio.run(run())
 
 
-def test_one_key_does_not_take_the_seats_of_another() -> None:
+def test_one_key_does_not_use_the_limit_of_another() -> None:
     async def run() -> None:
-        rooms = Rooms(max_in_flight=10, max_in_flight_per_key=2)
-        assert [(await rooms.enter("a")).status for _ in range(3)] == [200, 200, 429]
-        assert (await rooms.enter("b")).status == 200
-        await rooms.let_go()
-        assert not rooms.app._of_key
+        callers = Callers(max_in_flight=10, max_in_flight_per_key=2)
+        assert [(await callers.enter("a")).status for _ in range(3)] == [200, 200, 429]
+        assert (await callers.enter("b")).status == 200
+        await callers.finish_all()
+        assert not callers.app._of_key
 
     asyncio.run(run())
 
 
-def test_none_is_let_in_while_too_many_wait_in_the_engine() -> None:
+def test_no_request_is_admitted_while_too_many_wait_in_the_engine() -> None:
     async def run() -> None:
         queue = [1]
-        rooms = Rooms(lambda: queue[0], max_queue=2)
-        assert (await rooms.enter()).status == 200
+        callers = Callers(lambda: queue[0], max_queue=2)
+        assert (await callers.enter()).status == 200
         queue[0] = 2
-        refused = await rooms.enter()
+        refused = await callers.enter()
         assert refused.status == 429
-        assert "wait for the model" in refused.error["message"]
+        assert "queue of waiting requests" in refused.error["message"]
         queue[0] = 0
-        assert (await rooms.enter()).status == 200
-        await rooms.let_go()
+        assert (await callers.enter()).status == 200
+        await callers.finish_all()
 
     asyncio.run(run())
 
 
-def test_a_seat_comes_free_also_when_the_app_fails() -> None:
+def test_a_failing_app_also_leaves_the_count_of_requests() -> None:
     async def fail(scope: Scope, receive: Receive, send: Send) -> None:
         raise ZeroDivisionError
 
@@ -338,13 +338,13 @@ def test_a_seat_comes_free_also_when_the_app_fails() -> None:
             ask(app)
 
 
-def test_retry_after_is_when_the_next_seat_should_be_free() -> None:
+def test_retry_after_is_when_the_next_request_should_be_admitted() -> None:
     clock = Clock()
     turns = Turns(clock)
     for _ in range(10):
         turns.ended(8.0)
     assert turns.next(4) == pytest.approx(2), "four of eight seconds each: one ends every two"
-    assert turns.next(4) == pytest.approx(4), "the seat after that which was promised"
+    assert turns.next(4) == pytest.approx(4), "the second free slot, because the first is promised"
     clock.now += 3
     assert turns.next(4) == pytest.approx(3)
     clock.now += 100
@@ -352,24 +352,24 @@ def test_retry_after_is_when_the_next_seat_should_be_free() -> None:
     assert max(turns.next(1) for _ in range(100)) == LONGEST_WAIT
 
 
-def test_once_it_is_to_end_new_work_is_refused_and_what_runs_goes_on() -> None:
+def test_while_draining_new_work_is_refused_and_running_requests_continue() -> None:
     async def run() -> None:
-        rooms = Rooms(drain_timeout=7.5, max_in_flight=1)
-        running = await rooms.enter()
-        rooms.draining = True
-        refused = await rooms.enter()
-        assert refused.status == 503, "and no 429: there will be no seat"
+        callers = Callers(drain_timeout=7.5, max_in_flight=1)
+        running = await callers.enter()
+        callers.draining = True
+        refused = await callers.enter()
+        assert refused.status == 503, "and no 429: no request will be admitted"
         assert refused.error["code"] == "server_draining"
         assert refused.answer_headers["retry-after"] == "8"
         still = Admission(echo, Limits(), lambda: True)
         assert (await Exchange("/health", "GET").run(still)).status == 200
-        await rooms.let_go()
+        await callers.finish_all()
         assert running.body == b"data: 0\n\n"
 
     asyncio.run(run())
 
 
-# Deadlines
+# Timeouts
 
 
 async def hang(scope: Scope, receive: Receive, send: Send) -> None:
@@ -390,7 +390,7 @@ def test_an_answer_that_does_not_come_in_time_is_a_504() -> None:
         (b"application/x-ndjson", "/api/generate", b""),
     ],
 )
-def test_a_stream_that_takes_too_long_ends_with_the_error_and_frees_what_it_held(
+def test_a_stream_that_takes_too_long_ends_with_an_error_and_frees_its_resources(
     content_type: bytes, path: str, begin: bytes
 ) -> None:
     async def run() -> None:
@@ -406,7 +406,7 @@ def test_a_stream_that_takes_too_long_ends_with_the_error_and_frees_what_it_held
     asyncio.run(run())
 
 
-def test_what_is_in_time_is_left_alone_and_an_apps_own_time_limit_is_its_own() -> None:
+def test_timely_answers_are_unchanged_and_an_apps_own_timeout_is_raised() -> None:
     async def slow_inside(scope: Scope, receive: Receive, send: Send) -> None:
         async with asyncio.timeout(0.01):
             await hang(scope, receive, send)
@@ -420,7 +420,7 @@ def test_what_is_in_time_is_left_alone_and_an_apps_own_time_limit_is_its_own() -
 
 
 class Lines(logging.Handler):
-    """Keeps the lines that it is given, as JSON."""
+    """Stores the log lines that it receives, as JSON."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -447,20 +447,20 @@ def logged(app: ASGIApp, keys: ApiKeys = NO_KEYS, **limits: Any) -> MiddlewareSt
 
 
 @pytest.mark.parametrize("given", ["abc-1.2_3:4", "x" * 128])
-def test_a_sane_request_id_is_kept(given: str) -> None:
+def test_a_valid_request_id_is_kept(given: str) -> None:
     answer = ask(guarded(echo), headers={"x-request-id": given})
     assert answer.answer_headers["x-request-id"] == given
 
 
 @pytest.mark.parametrize("given", [None, "", "x" * 129, "a b", 'a"b', "naïve", "a\x1b[31m"])
-def test_any_other_is_replaced_by_one_of_the_servers(given: str | None) -> None:
+def test_an_invalid_request_id_is_replaced_by_the_servers(given: str | None) -> None:
     headers = {} if given is None else {"x-request-id": given}
     one, two = (ask(guarded(echo), headers=headers).answer_headers for _ in range(2))
     assert one["x-request-id"].startswith("req-")
     assert one["x-request-id"] != two["x-request-id"]
 
 
-def test_a_line_tells_what_came_of_a_request(lines: list[dict[str, Any]]) -> None:
+def test_a_line_reports_the_outcome_of_a_request(lines: list[dict[str, Any]]) -> None:
     async def route(scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
         record.model, record.prompt_tokens, record.completion_tokens = "tiny", 3, 5
@@ -513,7 +513,7 @@ def test_a_line_cannot_be_forged_by_a_path(lines: list[dict[str, Any]]) -> None:
     assert len(lines[0]["path"]) == 200
 
 
-def test_the_log_knows_who_went_away_and_what_broke(lines: list[dict[str, Any]]) -> None:
+def test_the_log_records_disconnects_and_errors(lines: list[dict[str, Any]]) -> None:
     async def fail(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         raise ZeroDivisionError
@@ -538,7 +538,7 @@ def test_the_log_knows_who_went_away_and_what_broke(lines: list[dict[str, Any]])
 
 
 def until_left(stream: Stream) -> ASGIApp:
-    """A route as a server's: it ends its stream when the client goes away."""
+    """Return a route that ends its stream when the client disconnects, as a server's does."""
 
     async def route(scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.create_task(stream(scope, receive, send))
@@ -553,7 +553,7 @@ def until_left(stream: Stream) -> ASGIApp:
 # All together
 
 
-def test_a_stream_passes_through_all_guards_chunk_by_chunk() -> None:
+def test_a_stream_passes_through_all_middleware_chunk_by_chunk() -> None:
     async def run() -> None:
         stream = Stream()
         app = guarded(

@@ -1,4 +1,4 @@
-"""Models of a server: loaded once, when first asked for; given up when idle; mended when broken."""
+"""Models of a server: loaded once on first use, unloaded when idle, loaded again when broken."""
 
 import asyncio
 import threading
@@ -23,7 +23,7 @@ from tests.waiting import PATIENCE
 
 
 class Loads:
-    """Loads a tiny model, and counts how often; fails while `broken`."""
+    """Loads a tiny model, and counts the loads; fails while `broken`."""
 
     def __init__(self, directory: Path):
         self._directory = directory
@@ -46,7 +46,7 @@ def loads(tiny_directory: Path) -> Loads:
 
 
 class Keeping(ThreadPoolExecutor):
-    """Keeps what its functions returned, as each thread does on a busy machine for a while."""
+    """Keeps the results of its functions for a while, as each thread does on a busy machine."""
 
     def __init__(self) -> None:
         super().__init__(max_workers=4)
@@ -76,14 +76,14 @@ async def use(host: ModelHost, name: str | None = None) -> Served:
         return served
 
 
-def test_whoever_comes_first_together_loads_it_once(loads: Loads) -> None:
+def test_simultaneous_first_requests_load_the_model_once(loads: Loads) -> None:
     async def play() -> None:
         async with closing(ModelHost({"a": loads})) as host:
             impatient = asyncio.create_task(use(host))
             await asyncio.sleep(0)
             all_served = asyncio.gather(*(use(host, "a") for _ in range(5)))
             await asyncio.sleep(0.01)
-            impatient.cancel()  # which must not cost the others their model
+            impatient.cancel()  # the others must still get their model
             assert len(set(map(id, await all_served))) == 1
             await use(host)
         assert loads.num_loads == 1
@@ -91,7 +91,7 @@ def test_whoever_comes_first_together_loads_it_once(loads: Loads) -> None:
     asyncio.run(play())
 
 
-def test_a_model_has_compiled_all_that_compiles_itself_before_it_is_ready(
+def test_a_model_has_compiled_all_its_kernels_before_it_is_ready(
     tiny_directory: Path,
 ) -> None:
     seen = Recorder(1000)
@@ -111,15 +111,17 @@ def test_a_model_has_compiled_all_that_compiles_itself_before_it_is_ready(
     assert len(tokens) == 4, "a prompt and a step after it, greedy and drawn"
 
 
-def test_a_model_that_cannot_be_loaded_costs_its_requests_only(loads: Loads) -> None:
+def test_a_model_that_cannot_be_loaded_fails_only_its_own_requests(loads: Loads) -> None:
     async def play() -> None:
         other = Loads(loads._directory)
         other.broken = True
         async with closing(ModelHost({"a": loads, "b": other})) as host:
             for _ in range(2):
-                with pytest.raises(ApiError, match="'b' could not be loaded: There is no") as told:
+                with pytest.raises(
+                    ApiError, match="'b' could not be loaded: There is no"
+                ) as caught:
                     await use(host, "b")
-                assert told.value.status == 503
+                assert caught.value.status == 503
             assert (await use(host, "a")).name == "a"
             other.broken = False
             assert (await use(host, "b")).name == "b"
@@ -154,7 +156,7 @@ def test_an_idle_model_is_unloaded_and_one_in_use_is_not(loads: Loads) -> None:
     asyncio.run(play())
 
 
-def test_an_unloaded_model_gives_its_memory_back_though_its_numbers_were_shown(
+def test_an_unloaded_model_frees_its_memory_though_its_metrics_were_shown(
     loads: Loads,
 ) -> None:
     async def play() -> None:
@@ -183,7 +185,7 @@ def test_a_model_that_cannot_be_loaded_again_stays_whatever_a_client_asks(loads:
     asyncio.run(play())
 
 
-def test_how_long_one_request_would_have_a_model_kept_ends_with_it(loads: Loads) -> None:
+def test_a_keep_alive_of_one_request_does_not_apply_to_the_next(loads: Loads) -> None:
     async def play() -> None:
         async with closing(ModelHost({"a": loads})) as host:
             await use(host)
@@ -191,12 +193,12 @@ def test_how_long_one_request_would_have_a_model_kept_ends_with_it(loads: Loads)
             await until(lambda: host.first.served is None)
             served = await use(host)
             await asyncio.sleep(0.05)
-            assert host.first.served is served, "this request said nothing of it"
+            assert host.first.served is served, "this request did not set it"
 
     asyncio.run(play())
 
 
-def test_an_engine_whose_thread_has_ended_is_loaded_anew(loads: Loads) -> None:
+def test_an_engine_whose_thread_has_ended_is_loaded_again(loads: Loads) -> None:
     async def play() -> None:
         async with closing(ModelHost({"a": loads})) as host:
             served = await use(host)
@@ -207,15 +209,15 @@ def test_an_engine_whose_thread_has_ended_is_loaded_anew(loads: Loads) -> None:
     asyncio.run(play())
 
 
-def test_a_host_that_drains_takes_nothing_new(loads: Loads) -> None:
+def test_a_draining_host_accepts_no_new_requests(loads: Loads) -> None:
     async def play() -> None:
         async with closing(ModelHost({"a": loads})) as host:
             async with host.lease(None):
                 host.drain()
                 assert host.num_users == 1
-                with pytest.raises(ApiError) as told:
+                with pytest.raises(ApiError) as caught:
                     await use(host)
-                assert (told.value.status, told.value.code) == (503, "server_draining")
+                assert (caught.value.status, caught.value.code) == (503, "server_draining")
             assert host.num_users == 0
 
     asyncio.run(play())
@@ -226,12 +228,12 @@ def test_a_server_needs_a_model() -> None:
         ModelHost({})
 
 
-def test_a_served_model_refuses_to_be_run_from_elsewhere_until_it_is_free(loads: Loads) -> None:
+def test_a_served_model_cannot_be_run_by_others_until_it_is_free(loads: Loads) -> None:
     async def play() -> None:
         async with closing(ModelHost({"a": loads})) as host:
             llm = (await use(host)).llm
             for ask in (llm.generate, partial(next, llm.stream("abc"))):
-                with pytest.raises(RequestError, match="thread of its own"):
+                with pytest.raises(RequestError, match="in its own thread"):
                     ask("abc")
             await host.close()
             assert llm.generate("abc", SamplingParams(max_tokens=3)).text is not None

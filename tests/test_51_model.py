@@ -1,4 +1,4 @@
-"""The default model behind the server, through OpenAI's client: the text that the engine gives."""
+"""The default model behind the server, through OpenAI's client: the text of the engine."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def test_answers_over_http_are_the_engines(default_llm: LLM) -> None:
     expected = [default_llm.chat(each, params) for each in messages]
     host = ModelHost({"smollm2-135m": lambda: default_llm})
     with serving(host) as url, OpenAI(base_url=f"{url}/v1", api_key="none") as client:
-        for each, told in zip(messages, expected, strict=True):
+        for each, wanted in zip(messages, expected, strict=True):
             asked: Any = {
                 "model": "smollm2-135m",
                 "messages": each,
@@ -33,12 +33,12 @@ def test_answers_over_http_are_the_engines(default_llm: LLM) -> None:
                 "stop": "\n\n",
             }
             answer = client.chat.completions.create(**asked)
-            assert answer.choices[0].message.content == told.text
-            assert answer.choices[0].finish_reason == told.finish_reason
+            assert answer.choices[0].message.content == wanted.text
+            assert answer.choices[0].finish_reason == wanted.finish_reason
             pieces = [
                 chunk.choices[0].delta.content or ""
                 for chunk in client.chat.completions.create(**asked, stream=True)
             ]
-            assert "".join(pieces) == told.text
+            assert "".join(pieces) == wanted.text
             assert len(pieces) > 5
             assert not any("\ufffd" in piece for piece in pieces)

@@ -32,7 +32,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(directory: Path) -> LLM:
-    """Another instance of the served model: what it should say."""
+    """Another instance of the served model, for the expected answers."""
     return load_tiny(directory)
 
 
@@ -66,12 +66,12 @@ def as_user(llm: LLM, text: str, system: str | None = None) -> list[int]:
 @pytest.mark.parametrize("name", ["tiny", "tiny:latest"])
 def test_generate_answers_by_the_chat_template(client: ollama.Client, llm: LLM, name: str) -> None:
     prompt = as_user(llm, "Why?")
-    told = expected(llm, prompt)
+    wanted = expected(llm, prompt)
     answer = client.generate(name, "Why?", options=GREEDY)
-    assert answer.response == told.text
-    assert (answer.model, answer.done, answer.done_reason) == (name, True, told.finish_reason)
+    assert answer.response == wanted.text
+    assert (answer.model, answer.done, answer.done_reason) == (name, True, wanted.finish_reason)
     assert answer.prompt_eval_count == len(prompt)
-    assert answer.eval_count == len(told.token_ids)
+    assert answer.eval_count == len(wanted.token_ids)
 
 
 def test_a_raw_prompt_is_taken_as_it_is_and_a_system_prompt_comes_first(
@@ -103,7 +103,7 @@ def test_durations_add_up_in_nanoseconds(client: ollama.Client) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_is_streamed_is_what_is_told_at_once(client: ollama.Client, seed: int) -> None:
+def test_a_streamed_answer_equals_the_unstreamed_one(client: ollama.Client, seed: int) -> None:
     options = {"seed": seed, "num_predict": 24, "temperature": 1.5, "stop": ["é", chr(65 + seed)]}
     whole = client.generate("tiny", f"{seed} ü", options=options)
     *pieces, last = client.generate("tiny", f"{seed} ü", options=options, stream=True)
@@ -129,7 +129,7 @@ def test_the_async_client_gets_the_same(url: str, client: ollama.Client) -> None
     assert whole == streamed == client.chat("tiny", MESSAGES, options=GREEDY).message.content
 
 
-def test_lines_are_streamed_unless_told_otherwise(url: str) -> None:
+def test_lines_are_streamed_by_default(url: str) -> None:
     ask = {"model": "tiny", "prompt": "Why?", "options": GREEDY}
     answer = httpx.post(f"{url}/api/generate", json=ask)
     assert answer.headers["content-type"] == "application/x-ndjson"
@@ -180,7 +180,7 @@ def test_an_empty_prompt_loads_a_model_which_is_listed_then_and_unloads_it(
     assert client.chat("org/other:q8", [], keep_alive=0).done_reason == "unload"
     wait_until(lambda: len(client.ps().models) == 1)
     answer = client.chat("org/other:q8", MESSAGES, options=GREEDY)
-    assert answer.message.content, "it is loaded again when asked"
+    assert answer.message.content, "it is loaded again on request"
     assert host.models["org/other:q8"].keep_alive is None, "and stays as usual"
     client.generate("org/other:q8", "Why?", options=GREEDY, keep_alive=0)
     wait_until(lambda: len(client.ps().models) == 1)
@@ -220,7 +220,7 @@ def test_a_model_is_shown(client: ollama.Client, llm: LLM) -> None:
         ("500", {"prompt": "a" * 600}),
     ],
 )
-def test_what_is_not_done_is_refused_by_its_name(
+def test_unsupported_fields_are_refused_by_name(
     url: str, field: str, request_: dict[str, Any]
 ) -> None:
     answer = httpx.post(f"{url}/api/generate", json={"model": "tiny", **request_})
@@ -229,7 +229,7 @@ def test_what_is_not_done_is_refused_by_its_name(
     assert field in answer.json()["error"]
 
 
-def test_roles_and_tools_that_no_template_is_given_are_refused(client: ollama.Client) -> None:
+def test_roles_and_tools_that_templates_do_not_get_are_refused(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError, match="role") as caught:
         client.chat("tiny", [{"role": "tool", "content": "4"}])
     assert caught.value.status_code == 400
@@ -253,7 +253,7 @@ def test_an_unknown_model_is_a_404(client: ollama.Client) -> None:
     assert "model" in nameless.json()["error"]
 
 
-def test_what_changes_only_ollamas_speed_is_accepted(client: ollama.Client) -> None:
+def test_options_that_change_only_ollamas_speed_are_accepted(client: ollama.Client) -> None:
     plain = client.generate("tiny", "Why?", options=GREEDY)
     speed: Any = {"num_gpu": 1, "num_thread": 4, "use_mmap": True, "num_batch": 512, "num_keep": 5}
     assert client.generate("tiny", "Why?", options={**GREEDY, **speed}).response == plain.response
@@ -292,18 +292,18 @@ def test_every_option_that_ollamas_client_knows_is_known(host: ModelHost) -> Non
         host.find("none")
 
 
-def test_a_client_that_goes_away_frees_its_blocks(url: str, host: ModelHost) -> None:
+def test_a_client_that_disconnects_frees_its_blocks(url: str, host: ModelHost) -> None:
     ask = {"model": "tiny", "prompt": "Why?", "options": {"temperature": 1.0, "seed": 1}}
     with httpx.stream("POST", f"{url}/api/generate", json=ask) as stream:
         next(stream.iter_lines())
     wait_until(lambda: is_empty(engine_of(host)))
 
 
-def test_a_key_is_asked_for_here_too(directory: Path) -> None:
+def test_a_key_is_required_here_too(directory: Path) -> None:
     host = ModelHost({"tiny": partial(load_tiny, directory)})
     with serving(host, create_service(host, keys=ApiKeys(["opensesame"]))) as url:
-        with ollama.Client(url) as nobody, pytest.raises(ollama.ResponseError) as caught:
-            nobody.list()
+        with ollama.Client(url) as without_key, pytest.raises(ollama.ResponseError) as caught:
+            without_key.list()
         assert caught.value.status_code == 401
         with ollama.Client(url, headers={"Authorization": "Bearer opensesame"}) as client:
             assert client.list().models[0].model == "tiny:latest"

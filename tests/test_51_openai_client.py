@@ -1,4 +1,4 @@
-"""OpenAI's own client, sync and async, gets what it asks for, and its own exceptions else."""
+"""OpenAI's own client, sync and async, gets what it requests, and otherwise its own exceptions."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(directory: Path) -> LLM:
-    """Another instance of the served model: what it should say."""
+    """Another instance of the served model, for the expected answers."""
     return load_tiny(directory)
 
 
@@ -52,8 +52,8 @@ def test_a_chat_is_answered_as_the_engine_answers_it(client: OpenAI, llm: LLM) -
     answer = client.chat.completions.create(
         model="tiny", messages=MESSAGES, max_tokens=20, **GREEDY
     )
-    told = expected(llm, prompt, max_tokens=20)
-    assert answer.choices[0].message.content == told.text
+    wanted = expected(llm, prompt, max_tokens=20)
+    assert answer.choices[0].message.content == wanted.text
     assert (answer.object, answer.model) == ("chat.completion", "tiny")
     assert answer.choices[0].message.role == "assistant"
     assert answer.choices[0].finish_reason == "length"
@@ -63,7 +63,7 @@ def test_a_chat_is_answered_as_the_engine_answers_it(client: OpenAI, llm: LLM) -
     assert answer.usage.total_tokens == len(prompt) + 20
 
 
-def test_a_streamed_chat_has_its_role_first_then_text_then_why_it_ended_then_usage(
+def test_a_streamed_chat_has_its_role_first_then_text_then_the_finish_reason_then_usage(
     client: OpenAI, llm: LLM
 ) -> None:
     chunks = list(
@@ -76,17 +76,17 @@ def test_a_streamed_chat_has_its_role_first_then_text_then_why_it_ended_then_usa
             **GREEDY,
         )
     )
-    *told, usage = chunks
-    assert told[0].choices[0].delta.role == "assistant"
-    assert not told[0].choices[0].delta.content
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in told)
+    *content, usage = chunks
+    assert content[0].choices[0].delta.role == "assistant"
+    assert not content[0].choices[0].delta.content
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in content)
     assert text == expected(llm, llm.chat_prompt(MESSAGES), max_tokens=20).text
-    reasons = [chunk.choices[0].finish_reason for chunk in told]
-    assert reasons == [None] * (len(told) - 1) + ["length"]
+    reasons = [chunk.choices[0].finish_reason for chunk in content]
+    assert reasons == [None] * (len(content) - 1) + ["length"]
     assert usage.choices == []
     assert usage.usage is not None
     assert usage.usage.completion_tokens == 20
-    assert all(chunk.usage is None for chunk in told)
+    assert all(chunk.usage is None for chunk in content)
     assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
 
 
@@ -124,9 +124,9 @@ def test_a_stream_ends_with_its_usage_of_n_answers_to_one_prompt_and_then_done(
         "\n\n"
     )[:-1]
     assert done == "data: [DONE]"
-    told = json.loads(usage.removeprefix("data: "))["usage"]
-    assert told["prompt_tokens"] == len(llm.tokenizer.encode("abc"))
-    assert told["completion_tokens"] == 8
+    counts = json.loads(usage.removeprefix("data: "))["usage"]
+    assert counts["prompt_tokens"] == len(llm.tokenizer.encode("abc"))
+    assert counts["completion_tokens"] == 8
 
 
 def test_a_stop_string_ends_an_answer_and_is_not_in_it(client: OpenAI, llm: LLM) -> None:
@@ -141,7 +141,7 @@ def test_a_stop_string_ends_an_answer_and_is_not_in_it(client: OpenAI, llm: LLM)
     assert answer.usage.completion_tokens < 60
 
 
-def test_a_limit_of_tokens_that_is_absent_is_what_the_context_leaves(client: OpenAI) -> None:
+def test_without_a_token_limit_the_context_is_the_limit(client: OpenAI) -> None:
     answer = client.completions.create(model="tiny", prompt=[5] * 1000, **GREEDY)
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 24
@@ -160,11 +160,11 @@ def test_logprobs_of_a_chat_hold_each_token_its_bytes_and_the_likeliest(
         **GREEDY,
     }
     answer = client.chat.completions.create(**asked)
-    told = expected(llm, llm.chat_prompt(MESSAGES), max_tokens=15, logprobs=3)
+    wanted = expected(llm, llm.chat_prompt(MESSAGES), max_tokens=15, logprobs=3)
     assert answer.choices[0].logprobs is not None
     entries = answer.choices[0].logprobs.content or []
     assert len(entries) == 15
-    for entry, token_id, logprobs in zip(entries, told.token_ids, told.logprobs, strict=True):
+    for entry, token_id, logprobs in zip(entries, wanted.token_ids, wanted.logprobs, strict=True):
         assert bytes(entry.bytes or ()) == llm.tokenizer.token_bytes(token_id)
         assert entry.logprob == pytest.approx(logprobs[token_id].logprob)
         best = sorted((each.logprob for each in logprobs.values()), reverse=True)[:3]
@@ -180,16 +180,16 @@ def test_logprobs_of_a_chat_hold_each_token_its_bytes_and_the_likeliest(
 
 
 @pytest.mark.parametrize("echo", [False, True])
-def test_logprobs_of_a_completion_say_where_each_token_begins(
+def test_logprobs_of_a_completion_give_the_offset_of_each_token(
     client: OpenAI, llm: LLM, echo: bool
 ) -> None:
     asked: Any = {"model": "tiny", "prompt": "abé", "max_tokens": 9, "logprobs": 2, "echo": echo}
     answer = client.completions.create(**asked, **GREEDY)
     columns = answer.choices[0].logprobs
     assert columns is not None
-    told = expected(llm, "abé", max_tokens=9, logprobs=2, prompt_logprobs=2)
-    ids = [*told.prompt_token_ids, *told.token_ids] if echo else told.token_ids
-    all_logprobs = [*told.prompt_logprobs, *told.logprobs] if echo else told.logprobs
+    wanted = expected(llm, "abé", max_tokens=9, logprobs=2, prompt_logprobs=2)
+    ids = [*wanted.prompt_token_ids, *wanted.token_ids] if echo else wanted.token_ids
+    all_logprobs = [*wanted.prompt_logprobs, *wanted.logprobs] if echo else wanted.logprobs
     assert columns.token_logprobs == [
         None if each is None else pytest.approx(each[token_id].logprob)
         for token_id, each in zip(ids, all_logprobs, strict=True)
@@ -215,13 +215,13 @@ def test_echo_without_new_tokens_scores_a_prompt(client: OpenAI, llm: LLM) -> No
         model="tiny", prompt=["abcd", "xy"], max_tokens=0, echo=True, logprobs=1
     )
     for choice, prompt in zip(answer.choices, ("abcd", "xy"), strict=True):
-        told = expected(llm, prompt, max_tokens=1, prompt_logprobs=1)
+        wanted = expected(llm, prompt, max_tokens=1, prompt_logprobs=1)
         assert choice.text == prompt
         assert choice.finish_reason == "length"
         assert choice.logprobs is not None
         assert choice.logprobs.token_logprobs == [
             None if each is None else pytest.approx(each[token_id].logprob)
-            for token_id, each in zip(told.prompt_token_ids, told.prompt_logprobs, strict=True)
+            for token_id, each in zip(wanted.prompt_token_ids, wanted.prompt_logprobs, strict=True)
         ]
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 0
@@ -229,7 +229,7 @@ def test_echo_without_new_tokens_scores_a_prompt(client: OpenAI, llm: LLM) -> No
     assert plain.choices[0].text == "abcd"
 
 
-def test_usage_tells_what_was_cached(client: OpenAI) -> None:
+def test_usage_reports_the_cached_tokens(client: OpenAI) -> None:
     prompt = list(range(40, 140))
     asked: Any = {"model": "tiny", "prompt": prompt, "max_tokens": 2}
     cached = []
@@ -269,10 +269,10 @@ def test_extras_reach_the_engine(client: OpenAI, llm: LLM) -> None:
         skip_special_tokens=False,
         **extras,
     )
-    told = llm.generate("abc", params)
+    wanted = llm.generate("abc", params)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == (
-        told.text,
-        told.finish_reason,
+        wanted.text,
+        wanted.finish_reason,
     )
 
 
@@ -285,8 +285,8 @@ def test_a_final_message_can_be_continued(client: OpenAI, llm: LLM) -> None:
         temperature=0,
         extra_body={"continue_final_message": True, "ignore_eos": True},
     )
-    told = expected(llm, llm.chat_prompt(messages, continue_final_message=True), max_tokens=5)
-    assert answer.choices[0].message.content == told.text
+    wanted = expected(llm, llm.chat_prompt(messages, continue_final_message=True), max_tokens=5)
+    assert answer.choices[0].message.content == wanted.text
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_a_final_message_can_be_continued(client: OpenAI, llm: LLM) -> None:
         ({"stream_options": {"include_usage": True}}, openai.BadRequestError, None, "stream_opt"),
     ],
 )
-def test_what_is_wrong_raises_the_clients_own_exceptions(
+def test_errors_raise_the_clients_own_exceptions(
     client: OpenAI, asked: dict[str, Any], error: type[openai.APIStatusError], code: Any, named: Any
 ) -> None:
     whole: Any = {"model": "tiny", "prompt": "abc", "max_tokens": 2} | asked
@@ -320,7 +320,7 @@ def test_what_is_wrong_raises_the_clients_own_exceptions(
     assert caught.value.type == "invalid_request_error"
 
 
-def test_a_chat_names_what_it_does_not_do(client: OpenAI) -> None:
+def test_a_chat_names_unsupported_fields(client: OpenAI) -> None:
     refused: list[Any] = [
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {"response_format": {"type": "json_object"}},
@@ -337,7 +337,7 @@ def test_a_chat_names_what_it_does_not_do(client: OpenAI) -> None:
         assert name.removesuffix("s") in caught.value.message.lower(), asked
 
 
-def test_a_list_that_is_too_short_is_told_of_once(client: OpenAI) -> None:
+def test_a_list_that_is_too_short_is_reported_once(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="tiny", messages=[])
     assert "'messages': List should have at least 1 item, not []." in caught.value.message
@@ -350,7 +350,7 @@ def test_models_are_listed(client: OpenAI) -> None:
         client.models.retrieve("org/other")
 
 
-def test_a_client_that_runs_out_of_time_or_is_cancelled_leaves_the_server_well(url: str) -> None:
+def test_a_client_that_times_out_or_is_cancelled_does_not_harm_the_server(url: str) -> None:
     async def play() -> str | None:
         async with AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client:
             long: Any = {"model": "tiny", "prompt": "abc", "extra_body": {"ignore_eos": True}}
@@ -378,11 +378,11 @@ def test_a_client_that_runs_out_of_time_or_is_cancelled_leaves_the_server_well(u
 
 def test_tokens_of_text_and_of_messages_and_back(url: str, llm: LLM) -> None:
     with httpx.Client(base_url=url) as client:
-        told = client.post("/tokenize", json={"prompt": "hé", "return_token_strs": True}).json()
-        assert told["tokens"] == llm.tokenizer.encode("hé")
-        assert (told["count"], told["max_model_len"]) == (4, 1024)
-        assert told["token_strs"] == ["<s>", "h", "\ufffd", "\ufffd"]
-        back = client.post("/detokenize", json={"tokens": told["tokens"]}).json()
+        wanted = client.post("/tokenize", json={"prompt": "hé", "return_token_strs": True}).json()
+        assert wanted["tokens"] == llm.tokenizer.encode("hé")
+        assert (wanted["count"], wanted["max_model_len"]) == (4, 1024)
+        assert wanted["token_strs"] == ["<s>", "h", "\ufffd", "\ufffd"]
+        back = client.post("/detokenize", json={"tokens": wanted["tokens"]}).json()
         assert back == {"prompt": "<s>hé"}
         chat = client.post("/tokenize", json={"messages": MESSAGES}).json()
         assert chat["tokens"] == llm.chat_prompt(MESSAGES)
@@ -390,7 +390,7 @@ def test_tokens_of_text_and_of_messages_and_back(url: str, llm: LLM) -> None:
         assert client.post("/detokenize", json={"tokens": [300]}).status_code == 400
 
 
-def test_the_state_of_the_server_can_be_asked(url: str) -> None:
+def test_the_state_of_the_server_can_be_queried(url: str) -> None:
     with httpx.Client(base_url=url) as client:
         for path in ("/health", "/ready", "/version", "/docs", "/openapi.json"):
             assert client.get(path).status_code == 200, path

@@ -1,4 +1,4 @@
-"""The OpenAPI page is true: requests made from it, right and wrong, never end in a 500."""
+"""The OpenAPI schema is true: requests generated from it, valid or not, never end in a 500."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -15,7 +15,7 @@ from tests.serving import engine_of, is_empty, load_tiny, save_tiny, serving
 from tests.waiting import wait_until
 
 MODEL = "smollm2-135m"
-NUM_EXAMPLES = 25  # requests to each endpoint, of either kind
+NUM_EXAMPLES = 25  # requests to each endpoint, of each kind
 ENDPOINTS = {
     *("POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize", "POST /detokenize"),
     *("POST /api/generate", "POST /api/chat", "POST /api/show"),
@@ -44,11 +44,11 @@ def api(host: ModelHost) -> Iterator[schemathesis.BaseSchema]:
         yield schemathesis.openapi.from_url(f"{url}/openapi.json")
 
 
-# Hypothesis asks that a strategy leaves Python's global random numbers alone, and cannot tell the
-# strategy from the server's threads, which run in this process, too.
+# Hypothesis requires that a strategy leaves Python's global random numbers unchanged. It cannot
+# distinguish the strategy from the server's threads, which run in this process, too.
 @pytest.mark.filterwarnings("ignore:Do not use the .random. module inside strategies")
 @pytest.mark.parametrize("mode", list(GenerationMode))
-def test_no_request_is_a_fault_of_the_servers(
+def test_no_request_causes_a_server_error(
     api: schemathesis.BaseSchema, host: ModelHost, mode: GenerationMode
 ) -> None:
     operations = [each.ok() for each in api.get_all_operations()]
@@ -56,7 +56,7 @@ def test_no_request_is_a_fault_of_the_servers(
     statuses: set[int] = set()
     for operation in operations:
         if mode.is_negative and operation.method == "get":
-            continue  # which has nothing that could be wrong
+            continue  # it has nothing that could be wrong
 
         @SETTINGS
         @given(case=operation.as_strategy(generation_mode=mode))

@@ -38,7 +38,7 @@ def command(*arguments: str | Path) -> list[str]:
 
 @contextmanager
 def served(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
-    """A server in a process of its own: it, its address, and what it says on stderr."""
+    """Run a server in a separate process; yield the process, its address, and its stderr."""
     process = subprocess.Popen(
         command(*arguments, "--port", "0"), stderr=subprocess.PIPE, encoding="utf-8"
     )
@@ -47,7 +47,7 @@ def served(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], str,
     try:
         for line in process.stderr:
             said.append(line)
-            if "Ctrl-C ends it" in line:
+            if "Press Ctrl-C to stop" in line:
                 break
         found = re.search(r"at (http://\S+)/v1", "".join(said))
         assert found, said
@@ -68,7 +68,7 @@ def lines_of(response: httpx.Response) -> Iterator[dict[str, Any]]:
             yield json.loads(line[6:])
 
 
-def test_a_signal_lets_finish_what_runs_refuses_what_is_new_and_ends_well(model: Path) -> None:
+def test_a_signal_finishes_running_requests_refuses_new_ones_and_ends_cleanly(model: Path) -> None:
     options = ["--served-name", "tiny", "--weights", "float32", "--drain-timeout", "60s"]
     with served(model, *options) as (process, url, said), httpx.Client(base_url=url) as client:
         with client.stream("POST", "/v1/completions", json=LONG, timeout=60) as response:
@@ -91,9 +91,9 @@ def test_a_learners_parts_serve_openais_client_from_their_files(
     model: Path, tmp_path: Path
 ) -> None:
     counted = tmp_path / "mine.py"
-    told = "print('MINE', file=__import__('sys').stderr, flush=True)"
+    marker = "print('MINE', file=__import__('sys').stderr, flush=True)"
     add = "self.waiting.append(sequence)"
-    counted.write_text(PARTS.read_text("utf-8").replace(add, f"{add}; {told}"), encoding="utf-8")
+    counted.write_text(PARTS.read_text("utf-8").replace(add, f"{add}; {marker}"), encoding="utf-8")
     parts = [
         *("--scheduler", f"{counted}:QueueScheduler", "--allocator", f"{counted}:LowestFirst"),
         *("--prefix-cache", f"{counted}:HashChain", "--sampler", f"{counted}:likeliest"),
@@ -121,7 +121,7 @@ def wait_for_refusal(url: str) -> httpx.Response:
             return answer
 
 
-def test_what_takes_too_long_to_finish_is_told_so(model: Path) -> None:
+def test_requests_that_take_too_long_to_finish_get_an_error(model: Path) -> None:
     with served(model, "--weights", "float32", "--drain-timeout", "10ms") as (process, url, _):
         with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=60) as response:
             lines = lines_of(response)
@@ -140,9 +140,7 @@ def test_what_takes_too_long_to_finish_is_told_so(model: Path) -> None:
         (["--port", "70000"], "cannot listen"),
     ],
 )
-def test_what_shows_once_the_server_begins_is_one_sentence(
-    arguments: list[str], named: str
-) -> None:
+def test_an_error_at_startup_is_one_sentence(arguments: list[str], named: str) -> None:
     ended = subprocess.run(
         command(*arguments), capture_output=True, encoding="utf-8", timeout=60, env={**os.environ}
     )
@@ -169,14 +167,14 @@ def test_the_command_line_does_not_load_the_server() -> None:
     assert ended.stdout == "[]\n", ended.stderr
 
 
-def test_times_are_read() -> None:
+def test_durations_are_parsed() -> None:
     assert [parse_seconds("x", each) for each in ("90", "250ms", "1.5h")] == [90, 0.25, 5400]
     for wrong in ("", "ten", "-1s", "1d"):
         with pytest.raises(OptionError, match="x must be a time"):
             parse_seconds("x", wrong)
 
 
-def test_keys_come_from_a_file_or_the_environment_and_requests_are_told_as_lines_of_json(
+def test_keys_come_from_a_file_or_the_environment_and_requests_are_logged_as_json(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "keys"
@@ -208,13 +206,13 @@ def test_keys_come_from_a_file_or_the_environment_and_requests_are_told_as_lines
     [
         (["--max-num-seqs", "0"], "max_num_seqs must be"),
         (["--keep-alive", "soon"], "keep_alive must be a time"),
-        (["--model", "a", "--model", "a"], "Two models are called the same"),
-        (["--model", "a", "--served-name", "x", "--served-name", "y"], "1 models and 2"),
-        (["--max-body", "much"], "max_body must be bytes"),
+        (["--model", "a", "--model", "a"], "Two models have the same name"),
+        (["--model", "a", "--served-name", "x", "--served-name", "y"], "1 models but 2"),
+        (["--max-body", "much"], "max_body must be a number of bytes"),
         (["--request-timeout", "0"], "request_timeout must be a number of seconds above 0"),
         (["--max-in-flight", "0"], "max_in_flight must be a whole number"),
         (["--max-in-flight-per-key", "2"], "max_in_flight_per_key needs API keys"),
-        (["--cors-origin", "localhost"], 'An origin is "*", or'),
+        (["--cors-origin", "localhost"], 'An origin must be "*", or'),
         (["--api-key-file", "no-such-file"], "API keys cannot be read"),
         (["--api-key", "se cret"], "API key 1 must be"),
         (["--log-level", "loud"], "log_level must be one of"),
@@ -239,7 +237,7 @@ def test_an_impossible_option_is_one_sentence(
     assert "cret" not in said
 
 
-def test_a_server_whose_model_lost_a_process_tells_who_asks_next_and_ends(model: Path) -> None:
+def test_a_server_whose_model_lost_a_process_fails_the_next_request_and_ends(model: Path) -> None:
     asked = {"prompt": "abc", "max_tokens": 4}
     split = ("--weights", "float32", "--tensor-parallel-size", "2")
     with served(model, *split) as (process, url, said):

@@ -1,4 +1,4 @@
-"""What may be asked: what common clients send passes, and what would not be heeded is named."""
+"""The request schema: fields of common clients pass, and unsupported ones are named."""
 
 from dataclasses import fields
 from typing import Any
@@ -85,12 +85,12 @@ CLIENTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_what_common_clients_always_send_is_accepted(client: str) -> None:
+def test_fields_that_common_clients_always_send_are_accepted(client: str) -> None:
     ChatRequest.model_validate(CLIENTS[client])
 
 
 @pytest.mark.parametrize("request_type", [ChatRequest, CompletionRequest, Message])
-def test_null_is_as_good_as_a_field_left_out(request_type: type) -> None:
+def test_null_equals_a_missing_field(request_type: type) -> None:
     needed = {"messages": CHAT["messages"], "prompt": "x", "role": "user", "content": "x"}
     known = request_type.model_fields
     required = {name: needed[name] for name, each in known.items() if each.is_required()}
@@ -125,19 +125,19 @@ def test_null_is_as_good_as_a_field_left_out(request_type: type) -> None:
         ("max_token", 5),
     ],
 )
-def test_what_would_not_be_heeded_is_named(field: str, value: Any) -> None:
+def test_unsupported_fields_are_named(field: str, value: Any) -> None:
     with pytest.raises(ValidationError) as caught:
         ChatRequest.model_validate({**CHAT, field: value})
     assert {error["loc"][0] for error in caught.value.errors()} == {field}
 
 
-def test_every_setting_of_the_engine_can_be_asked_for() -> None:
+def test_every_setting_of_the_engine_can_be_requested() -> None:
     names = {each.name for each in fields(SamplingParams)} - {"prompt_logprobs"}  # by echo
     assert names <= CompletionRequest.model_fields.keys()
     assert names <= ChatRequest.model_fields.keys()
 
 
-def test_one_prompt_or_several_are_told_apart() -> None:
+def test_one_prompt_and_several_are_distinguished() -> None:
     for given, prompts in (
         ("ab", ["ab"]),
         (["a", "b"], ["a", "b"]),

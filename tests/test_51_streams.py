@@ -1,4 +1,4 @@
-"""Streams: the same text as unstreamed, alone or among many, and nothing left behind by anybody."""
+"""Streams: the same text as unstreamed, alone or among many, and no client leaves state behind."""
 
 import asyncio
 import json
@@ -41,13 +41,13 @@ def url(host: ModelHost) -> Iterator[str]:
 
 @pytest.fixture
 def served(url: str, host: ModelHost) -> Iterator[LLM]:
-    """The engine behind the server, which must be empty in the end."""
+    """The engine behind the server, which must be empty at the end."""
     yield engine_of(host)
     wait_until(lambda: is_empty(engine_of(host)))
 
 
 def of_characters(llm: LLM, characters: str, strength: float) -> dict[str, float]:
-    """A bias for the bytes of these characters, so that whole ones appear among broken ones."""
+    """Return a bias for the bytes of these characters, so that some characters are complete."""
     return {str(each): strength for each in set(llm.tokenizer.encode(characters, False))}
 
 
@@ -81,11 +81,11 @@ def test_a_stream_joined_is_the_unstreamed_text(url: str, served: LLM) -> None:
         encoding="utf-8",
         check=True,
     )
-    told = json.loads(asker.stdout)
-    for asked, (whole, streamed) in zip(requests, told, strict=True):
+    results = json.loads(asker.stdout)
+    for asked, (whole, streamed) in zip(requests, results, strict=True):
         assert streamed == whole, asked
-    texts = [text for whole, _ in told for text, _ in whole]
-    reasons = [reason for whole, _ in told for _, reason in whole]
+    texts = [text for whole, _ in results for text, _ in whole]
+    reasons = [reason for whole, _ in results for _, reason in whole]
     assert reasons.count("stop") > 30
     assert reasons.count("length") > 30
     assert sum(any(ord(char) > 127 and char != "\ufffd" for char in text) for text in texts) > 30
@@ -121,12 +121,12 @@ def test_64_clients_at_once_each_get_the_text_that_they_get_alone(
 
 
 class Held:
-    """A model whose steps wait for leave, so that a test knows which step it is at."""
+    """A model whose steps wait for permission, so that a test knows the step that it is at."""
 
     def __init__(self, llm: LLM):
         self._llm, self._logits = llm, llm.engine.runner.logits
         self._leave = threading.Semaphore(0)
-        self.num_begun = 0
+        self.num_started = 0
 
     def __enter__(self) -> "Held":
         self._llm.engine.runner.logits = self._step  # type: ignore[method-assign]
@@ -141,13 +141,13 @@ class Held:
             self._leave.release()
 
     def _step(self, chunks: Any) -> Any:
-        self.num_begun += 1
+        self.num_started += 1
         assert self._leave.acquire(timeout=PATIENCE)
         return self._logits(chunks)
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_goes_away_frees_its_blocks_within_one_step(
+def test_a_client_that_disconnects_frees_its_blocks_within_one_step(
     url: str, host: ModelHost, served: LLM, stream: bool
 ) -> None:
     asked = {"prompt": "abc", "n": 3, "max_tokens": 500, "ignore_eos": True, "stream": stream}
@@ -161,14 +161,14 @@ def test_a_client_that_goes_away_frees_its_blocks_within_one_step(
             + body
         )
         held.let(5)
-        wait_until(lambda: held.num_begun == 6)
+        wait_until(lambda: held.num_started == 6)
         assert len(served.engine.live) == 3
         connection.close()
-        wishes = host.first.served.thread._wishes  # type: ignore[union-attr]
-        wait_until(lambda: wishes.qsize() == 3)  # three answers are to be given up
+        commands = host.first.served.thread._commands  # type: ignore[union-attr]
+        wait_until(lambda: commands.qsize() == 3)  # three answers are to be aborted
         held.let(1)
         wait_until(lambda: is_empty(served))
-        assert held.num_begun == 6
+        assert held.num_started == 6
 
 
 def test_a_step_that_fails_is_a_500_to_its_requests_and_the_next_one_works(

@@ -1,4 +1,4 @@
-"""A server in a thread of a notebook's kernel: what it serves, and what is left when it ends."""
+"""A server in a thread of a notebook's kernel: what it serves, and its state when it ends."""
 
 import asyncio
 from typing import Any
@@ -49,12 +49,12 @@ def test_a_loaded_model_is_served_in_one_line_and_is_free_again_afterwards(llm: 
     alone = llm.generate("abc", GREEDY).text
     with serving(llm) as server:
         assert ask(server.url) == alone
-        with pytest.raises(RequestError, match="a thread of its own"):
+        with pytest.raises(RequestError, match="in its own thread"):
             llm.generate("abc", GREEDY)
         metrics = httpx.get(f"{server.url}/metrics").text
     assert 'minigen:request_success_total{finished_reason="length",model_name="minigen"}' in metrics
     assert llm.generate("abc", GREEDY).text == alone
-    assert not llm.trace.active, "nobody listens any more"
+    assert not llm.trace.active, "no subscriber is left"
     assert is_empty(llm)
 
 
@@ -70,15 +70,15 @@ def test_it_is_served_again_and_closed_twice_without_harm(llm: LLM) -> None:
 
 def test_a_model_that_is_served_already_is_not_served_again_and_says_so(llm: LLM) -> None:
     with serving(llm) as server:
-        with pytest.raises(MinigenError, match="runs in a thread of its own"):
+        with pytest.raises(MinigenError, match="runs in its own thread"):
             serving(llm)
         assert ask(server.url), "and goes on being served"
     stream = llm.stream("abc", GREEDY)
     next(stream)
-    with pytest.raises(MinigenError, match="1 requests under way"):
+    with pytest.raises(MinigenError, match="1 unfinished requests"):
         serving(llm)
     stream.close()
-    assert not llm.trace.active, "nobody listens any more"
+    assert not llm.trace.active, "no subscriber is left"
     with serving(llm) as server:
         assert ask(server.url)
 
@@ -87,11 +87,11 @@ def test_limits_and_keys_are_those_that_were_given(llm: LLM) -> None:
     with serving(llm, limits=Limits(max_queue=0), api_keys=["secret"]) as server:
         with pytest.raises(AuthenticationError):
             ask(server.url, "guessed")
-        with pytest.raises(RateLimitError, match="As many requests wait"):
+        with pytest.raises(RateLimitError, match="The queue of waiting requests is full"):
             ask(server.url, "secret")
 
 
-def test_an_app_of_ones_own_is_served_too(llm: LLM) -> None:
+def test_a_custom_app_is_served_too(llm: LLM) -> None:
     app = FastAPI()
 
     @app.get("/hello")
@@ -117,10 +117,10 @@ def test_a_step_wakes_the_loop_once_for_all_its_streams(llm: LLM) -> None:
         _, num_woken = count_wakeups(eight)
     num_steps = sum(event.kind is EventKind.STEP for event in recorder.events)
     assert num_steps >= GREEDY.max_tokens  # type: ignore[operator]
-    assert 1 <= num_woken <= num_steps, "not once a token"
+    assert 1 <= num_woken <= num_steps, "not once per token"
 
 
-def test_the_small_endpoint_answers_openais_client_and_gives_up_when_it_goes(llm: LLM) -> None:
+def test_the_small_endpoint_answers_openais_client_and_aborts_when_it_disconnects(llm: LLM) -> None:
     prompt: Any = [{"role": "user", "content": "Say é"}]
     params = SamplingParams(temperature=0, max_tokens=300)
     whole = llm.generate(llm.chat_prompt(prompt), params)
@@ -144,13 +144,13 @@ def test_the_small_endpoint_answers_openais_client_and_gives_up_when_it_goes(llm
     assert kinds.count(EventKind.NEW_TOKEN) < whole.num_output_tokens
 
 
-def test_a_load_from_a_cell_brings_an_outcome_for_each_request(llm: LLM) -> None:
+def test_a_load_from_a_cell_returns_an_outcome_for_each_request(llm: LLM) -> None:
     load = [Planned(0.0, "abc", 5), Planned(0.01, "", 5), Planned(0.02, "de", 3)]
     with serving(llm) as server:
         outcomes = put_load(server.url, load)
     assert [(each.error, each.output_tokens) for each in outcomes[::2]] == [(None, 5), (None, 3)]
 
 
-def test_a_command_that_cannot_serve_says_why() -> None:
+def test_a_command_that_cannot_serve_gives_the_reason() -> None:
     with pytest.raises(OptionError, match="max_num_seqs"), serve_command("--max-num-seqs", "0"):
         pass

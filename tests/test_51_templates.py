@@ -1,4 +1,4 @@
-"""What clients may say to a model's chat template, and what one that hangs costs them."""
+"""What clients may send to a model's chat template, and what a hanging one costs them."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -63,12 +63,12 @@ def test_a_client_may_set_no_other_name(client: httpx.Client, name: str) -> None
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "chat_template_kwargs"
     assert answer.json()["error"]["message"] == (
-        f"chat_template_kwargs cannot set {name!r}: of this model's chat template a client may set "
-        "only loud, slow."
+        f"chat_template_kwargs cannot set {name!r}: clients may set only loud, slow of the "
+        "variables in this model's chat template."
     )
 
 
-def test_a_template_that_hangs_costs_its_own_request_alone(
+def test_a_hanging_template_fails_only_its_own_request(
     client: httpx.Client, host: ModelHost
 ) -> None:
     hanging = ask(client, slow=True)

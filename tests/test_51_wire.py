@@ -1,4 +1,4 @@
-"""The guards on a wire: a real uvicorn, and clients that do not behave."""
+"""The middleware on a wire: a real uvicorn, and misbehaving clients."""
 
 import asyncio
 import time
@@ -11,10 +11,11 @@ pytest.importorskip("uvicorn")
 
 from starlette.types import Receive, Scope, Send
 
+from minigen.server.local import LocalServer
 from minigen.server.middleware.auth import ApiKeys
 from minigen.server.middleware.limits import Limits
 from minigen.server.middleware.stack import MiddlewareStack
-from minigen.server.run import cutting_off
+from minigen.server.run import IDLE_TIMEOUT, cutting_off
 from tests.waiting import wait_until
 from tests.wire import connect, listening
 
@@ -56,7 +57,7 @@ def behind_guards(app: Any, **limits: Any) -> MiddlewareStack:
     return MiddlewareStack(app, Limits(**limits), ApiKeys())
 
 
-def test_a_client_that_never_reads_is_cut_off_and_frees_what_it_held() -> None:
+def test_a_client_that_never_reads_is_cut_off_and_frees_its_block() -> None:
     app = Endless()
     with listening(behind_guards(app), http=cutting_off(0.2)) as port:
         with connect(port, receive_buffer=4096) as deaf:
@@ -67,7 +68,7 @@ def test_a_client_that_never_reads_is_cut_off_and_frees_what_it_held() -> None:
         assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
 
 
-def test_whoever_reads_slowly_but_reads_gets_it_all() -> None:
+def test_a_slow_reader_gets_the_whole_answer() -> None:
     app = Endless(enough=200)
     with (
         listening(behind_guards(app), http=cutting_off(1)) as port,
@@ -83,7 +84,7 @@ def test_whoever_reads_slowly_but_reads_gets_it_all() -> None:
     assert app.num_blocks == 0
 
 
-def test_a_full_connection_that_its_client_closes_is_forgotten() -> None:
+def test_a_full_connection_that_its_client_closes_is_dropped() -> None:
     app = Endless()
     with listening(behind_guards(app), http=cutting_off(30)) as port:
         with connect(port, receive_buffer=4096) as deaf:
@@ -118,9 +119,16 @@ def test_a_body_far_too_large_gets_a_413_that_its_client_can_read(chunked: bool)
         assert http.get(f"{url}/health").status_code == 200, "on the same connection"
 
 
-def test_a_request_that_takes_too_long_frees_what_it_held() -> None:
+def test_a_request_that_takes_too_long_frees_its_block() -> None:
     app = Endless(pause=0.01)
     with listening(behind_guards(app, request_timeout=0.2)) as port:
-        with pytest.raises(httpx.RemoteProtocolError):  # no stream of events: it is cut short
+        with pytest.raises(httpx.RemoteProtocolError):  # not a stream of events, so it is cut off
             httpx.post(f"http://127.0.0.1:{port}/v1/completions", content=b"{}")
         assert app.num_blocks == 0
+
+
+def test_an_idle_connection_stays_open_longer_than_clients_keep_it() -> None:
+    """Or a client may send on a connection that the server is just closing."""
+    assert httpx.Limits().keepalive_expiry < IDLE_TIMEOUT
+    with LocalServer(Endless()) as server:
+        assert server._server.config.timeout_keep_alive == IDLE_TIMEOUT

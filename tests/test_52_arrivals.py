@@ -1,4 +1,4 @@
-"""Arrivals, lengths and prompts of a load: as likely as they should be, and the same by a seed."""
+"""Arrivals, lengths and prompts of a load: correctly distributed, and reproducible by a seed."""
 
 import json
 from itertools import pairwise
@@ -34,7 +34,7 @@ def gaps(times: list[float]) -> list[float]:
 
 
 @pytest.mark.parametrize("rate", [0.5, 4.0, 250.0])
-def test_poisson_arrivals_are_as_far_apart_as_an_exponential_law_has_them(rate: float) -> None:
+def test_gaps_of_poisson_arrivals_are_exponentially_distributed(rate: float) -> None:
     times = poisson(rate, 20_001, rng(5))
     assert times[0] == 0
     assert times == sorted(times)
@@ -42,11 +42,11 @@ def test_poisson_arrivals_are_as_far_apart_as_an_exponential_law_has_them(rate: 
     assert stats.kstest(gaps(times), "expon", args=(0, 1 / rate)).pvalue > 0.01
 
 
-def test_poisson_arrivals_in_a_second_scatter_as_much_as_there_are() -> None:
+def test_counts_of_poisson_arrivals_have_a_variance_equal_to_their_mean() -> None:
     times = np.array(poisson(10, 50_000, rng(2)))
     counts = np.bincount(times.astype(int))[:-1]
     assert np.mean(counts) == pytest.approx(10, rel=0.03)
-    assert np.var(counts) == pytest.approx(10, rel=0.06)  # a constant load's would be 0
+    assert np.var(counts) == pytest.approx(10, rel=0.06)  # it would be 0 for a constant load
 
 
 def test_the_same_seed_draws_the_same_arrivals() -> None:
@@ -66,7 +66,7 @@ def test_a_span_of_tokens_is_drawn_evenly_with_both_of_its_ends() -> None:
     assert min(np.bincount(drawn)[3:]) > 900
     assert (Span.parse("x", " 64 "), Span.parse("x", "3-6")) == (Span(64, 64), Span(3, 6))
     for wrong in ("", "0", "9-3", "a", "-4", "3-", "1e3", "99999999999"):
-        with pytest.raises(OptionError, match="--output-tokens is a number of tokens"):
+        with pytest.raises(OptionError, match="--output-tokens must be a number of tokens"):
             Span.parse("output-tokens", wrong)
 
 
@@ -91,8 +91,8 @@ def test_a_trace_is_read_from_its_first_request_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
-        ("{", "it is no JSON"),
-        ("[1]", "it is no JSON object"),
+        ("{", "it is not JSON"),
+        ("[1]", "it is not a JSON object"),
         ({"timestamp": 1, "input_length": 5}, "output_length must be a number of tokens"),
         (request("now"), "timestamp must be milliseconds"),
         (request(True), "timestamp must be milliseconds"),
@@ -101,7 +101,7 @@ def test_a_trace_is_read_from_its_first_request_on(tmp_path: Path) -> None:
         (request(1, input_length=0), "input_length must be a number of tokens"),
         (request(1, output_length=2.5), "output_length must be a number of tokens"),
         (request(1, hash_ids=["a"]), "hash_ids must be a list of whole numbers"),
-        (request(1, model="gpt"), "'model' is no field of a trace"),
+        (request(1, model="gpt"), "'model' is not a field of a trace"),
     ],
 )
 def test_a_broken_trace_is_one_sentence_that_names_the_line(
@@ -113,19 +113,19 @@ def test_a_broken_trace_is_one_sentence_that_names_the_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_trace_that_is_missing_empty_binary_or_out_of_order_is_said_to_be(tmp_path: Path) -> None:
+def test_a_trace_that_is_missing_empty_binary_or_out_of_order_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="cannot be read"):
         read_trace(tmp_path / "nowhere.jsonl")
     with pytest.raises(LoadError, match="has no requests"):
         read_trace(trace(tmp_path, ""))
-    with pytest.raises(LoadError, match="request 3 comes before the one above it"):
+    with pytest.raises(LoadError, match="request 3 has an earlier timestamp than the one above"):
         read_trace(trace(tmp_path, request(0), request(9), request(8)))
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(LoadError, match="cannot be read"):
         read_trace(tmp_path / "binary.jsonl")
 
 
-def test_prompts_have_as_many_words_as_tokens_were_asked_for_and_begin_otherwise() -> None:
+def test_prompts_have_the_requested_lengths_and_share_no_prefix() -> None:
     planned = plan([Arrival(number, 40, 9) for number in range(50)], seed=4)
     assert [each.at for each in planned] == list(range(50))
     assert {each.output_tokens for each in planned} == {9}
@@ -138,7 +138,7 @@ def test_prompts_have_as_many_words_as_tokens_were_asked_for_and_begin_otherwise
     assert set(draw_words(4000, rng()).split()) > set(WORDS[:50])
 
 
-def test_requests_of_a_trace_with_equal_hashes_begin_alike_and_go_on_otherwise() -> None:
+def test_requests_of_a_trace_with_equal_hashes_share_a_prefix_and_then_differ() -> None:
     arrivals = [
         Arrival(0, 1100, 1, (7, 8)),
         Arrival(1, 1100, 1, (7, 8)),
@@ -152,7 +152,7 @@ def test_requests_of_a_trace_with_equal_hashes_begin_alike_and_go_on_otherwise()
     assert one[512:600] != three[512:600]
 
 
-def test_a_files_prompts_come_in_turn(tmp_path: Path) -> None:
+def test_a_files_prompts_are_used_in_order(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("one\n\ntwo words\n", encoding="utf-8")
     assert read_prompts(path) == ["one", "two words"]
@@ -164,7 +164,7 @@ def test_a_files_prompts_come_in_turn(tmp_path: Path) -> None:
         json.dumps({"prompt": "p"}) + "\n" + json.dumps({"messages": messages}), encoding="utf-8"
     )
     assert read_prompts(lines) == ["p", messages]
-    for broken, said in (("{", "no JSON"), ("[]", "needs"), ('{"prompt": ""}', "needs")):
+    for broken, said in (("{", "not JSON"), ("[]", "needs"), ('{"prompt": ""}', "needs")):
         lines.write_text('{"prompt": "p"}\n' + broken, encoding="utf-8")
         with pytest.raises(LoadError, match=f"line 2: .*{said}"):
             read_prompts(lines)
@@ -195,7 +195,7 @@ def test_options_of_a_load_become_its_requests(tmp_path: Path) -> None:
     path = trace(tmp_path, request(0), request(100), request(200))
     assert [each.at for each in asked(arrivals=str(path), requests=2).plan("chat")] == [0, 0.1]
     for load, words in (
-        (asked(rate=2.0), "poisson arrivals, 2 a second"),
+        (asked(rate=2.0), "poisson arrivals, 2 per second"),
         (asked(arrivals="burst"), "all at once"),
         (asked(arrivals="t.jsonl"), "as in t.jsonl"),
     ):
@@ -206,15 +206,15 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     messages = tmp_path / "chats.jsonl"
     messages.write_text('{"messages": [{"role": "user", "content": "hi"}]}', encoding="utf-8")
     for wrong, said in (
-        ({"arrivals": "sometimes"}, "--arrivals is poisson, constant, burst"),
+        ({"arrivals": "sometimes"}, "--arrivals must be poisson, constant, burst"),
         ({"arrivals": "burst", "rate": 3.0}, "leave --rate out"),
-        ({"arrivals": "t.jsonl", "rate": 3.0}, "A trace says when"),
-        ({"arrivals": "t.jsonl", "input_tokens": "4"}, "A trace says when"),
-        ({"rate": 0.0}, "--rate is a number of requests"),
-        ({"rate": float("nan")}, "--rate is a number of requests"),
+        ({"arrivals": "t.jsonl", "rate": 3.0}, "A trace sets the times"),
+        ({"arrivals": "t.jsonl", "input_tokens": "4"}, "A trace sets the times"),
+        ({"rate": 0.0}, "--rate must be more than 0"),
+        ({"rate": float("nan")}, "--rate must be more than 0"),
         ({"dataset": messages, "input_tokens": "4"}, "leave --input-tokens out"),
         ({"dataset": messages}, "need --endpoint chat"),
-        ({"input_tokens": "x"}, "--input-tokens is a number"),
+        ({"input_tokens": "x"}, "--input-tokens must be a number"),
     ):
         with pytest.raises(OptionError, match=said):
             asked(**wrong).plan("completions")

@@ -1,4 +1,4 @@
-"""Chapter 52's figures show what they are given; the dashboard reads a running server."""
+"""Chapter 52's figures show their data; the dashboard reads a running server."""
 
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,13 @@ from minigen.trace.summary import RequestSummary
 from minigen_course.ch52_slo import figures as of_dashboard
 from minigen_course.ch52_slo.figures import (
     History,
-    Look,
+    Scrape,
     by_rate,
     cost,
-    estimate,
-    look,
+    estimate_percentile,
     panels,
     run_in_time,
+    scrape,
     spreads,
     waits,
     watch,
@@ -38,7 +38,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     return load_tiny(save_tiny(directory))
 
 
-def test_goodput_and_throughput_are_drawn_by_the_rate_that_was_offered() -> None:
+def test_goodput_and_throughput_are_drawn_over_the_offered_rate() -> None:
     slow = Knobs(max_num_seqs=1)
     runs = {
         rate: simulate(asks(constant(rate, 12), (20, 20), (10, 10)), slow).outcomes
@@ -48,7 +48,7 @@ def test_goodput_and_throughput_are_drawn_by_the_rate_that_was_offered() -> None
     answered, good = (list(line.get_ydata()) for line in axes.lines[:2])
     assert good[0] == answered[0]
     assert good[1] < answered[1]
-    assert axes.get_title(loc="left").endswith("at 1 offered a second")
+    assert axes.get_title(loc="left").endswith("at 1 offered per second")
 
 
 def test_a_visit_is_as_bad_as_its_worst_request() -> None:
@@ -57,11 +57,11 @@ def test_a_visit_is_as_bad_as_its_worst_request() -> None:
     assert [bar.get_height() for bar in bars.patches] == pytest.approx([1 - 0.9**2, 0.0])
 
 
-def test_a_million_tokens_costs_the_price_of_an_hour_over_what_it_makes() -> None:
+def test_the_cost_of_a_million_tokens_is_the_hourly_price_over_the_hourly_tokens() -> None:
     (axes,) = cost(8.42, {"few": 300.0, "many": 1000.0}).axes
     points = [float(line.get_ydata()[0]) for line in axes.lines[1:]]
     assert points == pytest.approx([7.80, 2.34], abs=0.005)
-    with pytest.raises(ValueError, match="must cost something"):
+    with pytest.raises(ValueError, match="must be above 0"):
         cost(0, {"few": 300.0})
 
 
@@ -73,13 +73,13 @@ def test_a_run_is_drawn_with_its_refusals() -> None:
     assert [len(line.get_xdata()) for line in first.lines] == [4, 5]
 
 
-def test_a_requests_time_is_parted() -> None:
+def test_a_requests_time_is_divided_into_parts() -> None:
     nothing: dict[str, Any] = dict.fromkeys(RequestSummary.__dataclass_fields__)
     times = {"sequence_id": 1, "queued_ms": 5.0, "prefill_ms": 10.0, "decode_ms": 20.0}
     whole = RequestSummary(**{**nothing, **times})
     (axes,) = waits([whole], ["one"]).axes
     assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 5), (5, 10), (15, 20)]
-    with pytest.raises(ValueError, match="has not come to its end"):
+    with pytest.raises(ValueError, match="has no decode_ms"):
         waits([RequestSummary(**{**nothing, **times, "decode_ms": None})], ["one"])
 
 
@@ -92,37 +92,37 @@ def test_a_percentile_of_a_histogram_is_within_its_bucket() -> None:
     after = tuple(zip(bounds, np.cumsum(histogram.counts).tolist(), strict=True))
     before = tuple((bound, 0.0) for bound in bounds)
     for percent in (1, 10, 30, 50, 80):
-        found, right = estimate(before, after, percent), np.percentile(values, percent)
+        found, right = estimate_percentile(before, after, percent), np.percentile(values, percent)
         low, high = max((0, *(b for b in bounds if b < right))), min(b for b in bounds if b > right)
         assert found is not None
         assert low <= found <= high
         assert found == pytest.approx(right, abs=0.05)
-    assert estimate(before, after, 99.9) == 1.0, "above all bounds, the last of them"
-    assert estimate(after, after, 50) is None, "nothing came"
-    assert estimate((), (), 50) is None
+    assert estimate_percentile(before, after, 99.9) == 1.0, "above all bounds, the last of them"
+    assert estimate_percentile(after, after, 50) is None, "nothing came"
+    assert estimate_percentile((), (), 50) is None
 
 
-def test_a_look_at_a_server_is_what_its_page_says(llm: LLM) -> None:
+def test_a_sample_of_a_server_equals_its_metrics_page(llm: LLM) -> None:
     with serving(llm) as server:
-        before = look(server.url, 0.0).values["generation_tokens_total"]  # of being warm
+        before = scrape(server.url, 0.0).values["generation_tokens_total"]  # from warming up
         for _ in watch(server.url, history := History(), LOAD):
             pass
-        last = look(server.url, 0.0)
+        last = scrape(server.url, 0.0)
     assert last.values["generation_tokens_total"] - before == 6 * len(LOAD)
     assert last.values["num_requests_waiting"] == 0
     assert dict(last.buckets["inter_token_latency_seconds"])[float("inf")] >= 5 * len(LOAD)
-    assert len(history.looks) >= 2
-    assert history.looks[-1].values["generation_tokens_total"] - before == 6 * len(LOAD)
+    assert len(history.scrapes) >= 2
+    assert history.scrapes[-1].values["generation_tokens_total"] - before == 6 * len(LOAD)
 
 
-def test_rates_and_shares_are_of_what_grew_lately() -> None:
-    looks = [
-        Look(0.0, {"tokens": 100.0, "hits": 0.0}),
-        Look(1.0, {"tokens": 150.0, "hits": 25.0}),
-        Look(2.0, {"tokens": 250.0, "hits": 25.0}),
-        Look(9.0, {"tokens": 250.0, "hits": 25.0}),
+def test_rates_and_shares_are_of_the_latest_interval() -> None:
+    scrapes = [
+        Scrape(0.0, {"tokens": 100.0, "hits": 0.0}),
+        Scrape(1.0, {"tokens": 150.0, "hits": 25.0}),
+        Scrape(2.0, {"tokens": 250.0, "hits": 25.0}),
+        Scrape(9.0, {"tokens": 250.0, "hits": 25.0}),
     ]
-    history = History(looks)
+    history = History(scrapes)
     assert history.times() == [-9.0, -8.0, -7.0, 0.0]
     assert history.rate("tokens") == [0.0, 50.0, 75.0, 0.0]
     assert history.share("hits", "tokens") == [0.0, 0.5, 25 / 150, 0.0]
@@ -136,7 +136,7 @@ def test_the_dashboard_sends_the_load_of_the_button_that_was_pressed(
     drawers, sent = [], []
     monkeypatch.setattr(of_dashboard, "explore", lambda draw, caption, **_: drawers.append(draw))
     monkeypatch.setattr(of_dashboard, "put_load", lambda url, load: sent.append(load))
-    monkeypatch.setattr(of_dashboard, "look", lambda url, now: Look(now))
+    monkeypatch.setattr(of_dashboard, "scrape", lambda url, now: Scrape(now))
     of_dashboard.dashboard("nowhere", {"few": LOAD[:1], "many": LOAD}, "caption")
     (draw,) = drawers
     for presses in ({"few": 0, "many": 0}, {"few": 0, "many": 1}, {"few": 1, "many": 1}):

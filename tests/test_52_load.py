@@ -24,7 +24,7 @@ def requests(*times: float, output_tokens: int = 4) -> list[Planned]:
 
 
 def put(server: FakeOpenAI, load: list[Planned], **options: Any) -> list[Outcome]:
-    """Put a load on the fake server; returns what became of it."""
+    """Send a load to the fake server; return the outcomes."""
 
     async def run() -> list[Outcome]:
         async with server.running() as url:
@@ -43,7 +43,7 @@ def put_one(server: FakeOpenAI, **options: Any) -> Outcome:
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
-def test_a_stream_is_timed_event_by_event_and_its_usage_believed(endpoint: str) -> None:
+def test_a_stream_is_timed_event_by_event_and_its_usage_is_trusted(endpoint: str) -> None:
     server = FakeOpenAI(wait=0.05, gap=0.02)
     outcome = put_one(server, endpoint=endpoint)
     assert outcome.error is None
@@ -68,7 +68,7 @@ def test_an_event_of_several_tokens_is_one_event_and_several_tokens() -> None:
     assert (len(outcome.text_times), outcome.output_tokens) == (2, 4)
 
 
-def test_without_usage_events_are_counted_and_eos_is_heeded_if_asked() -> None:
+def test_without_usage_events_are_counted_and_eos_stops_on_request() -> None:
     server = FakeOpenAI(usage=False)
     outcome = put_one(server, ignore_eos=False)
     assert (outcome.output_tokens, outcome.has_usage, outcome.error) == (4, False, None)
@@ -84,7 +84,7 @@ def test_without_usage_events_are_counted_and_eos_is_heeded_if_asked() -> None:
         ("gone", "connection lost", "Server disconnected"),
         ("html", "no event stream", "text/html"),
         ("broken", "no JSON in the stream", "not json"),
-        ("told", "error in the stream", "out of memory"),
+        ("error event", "error in the stream", "out of memory"),
         ("empty", "no text", "no text"),
         ("silent", "timed out", "after 0.1 s"),
     ],
@@ -99,7 +99,7 @@ def test_each_fault_is_an_error_of_its_kind(fault: str, kind: str, detail: str) 
     assert outcome.ended > 0
 
 
-def test_a_server_that_is_gone_refuses_the_connection() -> None:
+def test_a_stopped_server_refuses_the_connection() -> None:
     async def run() -> Outcome:
         async with FakeOpenAI().running() as url:
             pass
@@ -117,7 +117,7 @@ def test_a_server_that_never_answers_does_not_stop_arrivals() -> None:
     async def never(request: Planned, clock: Clock) -> Outcome:
         sent.append(clock())
         await asyncio.Event().wait()
-        raise AssertionError("nobody answers")
+        raise AssertionError("this request has no answer")
 
     async def run() -> None:
         load = requests(*(number / 200 for number in range(40)))
@@ -168,25 +168,25 @@ def found(server: FakeOpenAI, model: str = "", **options: Any) -> str:
     return asyncio.run(run())
 
 
-def test_the_model_is_the_servers_only_one_or_the_one_that_was_asked_for() -> None:
+def test_the_model_is_the_servers_only_one_or_the_requested_one() -> None:
     assert found(FakeOpenAI()) == "fake"
     assert found(FakeOpenAI(models=("a", "b")), "b") == "b"
     assert found(FakeOpenAI(key="k"), api_key="k") == "fake"
-    with pytest.raises(LoadError, match="not one model alone: say --model with one of a, b"):
+    with pytest.raises(LoadError, match="not list just one model: give --model with one of a, b"):
         found(FakeOpenAI(models=("a", "b")))
-    with pytest.raises(LoadError, match="no model 'c': say --model with one of a, b"):
+    with pytest.raises(LoadError, match="no model 'c': give --model with one of a, b"):
         found(FakeOpenAI(models=("a", "b")), "c")
-    with pytest.raises(LoadError, match=r"wants a key .* --api-key"):
+    with pytest.raises(LoadError, match=r"requires a key .* --api-key"):
         found(FakeOpenAI(key="k"))
 
 
-def test_a_target_that_cannot_be_is_refused() -> None:
+def test_an_impossible_target_is_refused() -> None:
     assert Target("http://host:1").base == Target("http://host:1/v1/").base == "http://host:1/v1"
     for wrong, said in (
-        ({"url": "localhost:8000"}, "--url is as"),
-        ({"url": "http://"}, "--url is as"),
-        ({"url": "http://host", "endpoint": "embeddings"}, "--endpoint is completions or chat"),
-        ({"url": "http://host", "timeout": 0.0}, "--timeout is"),
+        ({"url": "localhost:8000"}, "--url must be like"),
+        ({"url": "http://"}, "--url must be like"),
+        ({"url": "http://host", "endpoint": "embeddings"}, "--endpoint must be completions or"),
+        ({"url": "http://host", "timeout": 0.0}, "--timeout must be more than 0 seconds"),
     ):
         with pytest.raises(OptionError, match=said):
             Target(**wrong)  # type: ignore[arg-type]
@@ -195,7 +195,7 @@ def test_a_target_that_cannot_be_is_refused() -> None:
 def bench(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
 ) -> tuple[int, str, str]:
-    """`minigen bench ...` in this process: exit status, stdout, stderr."""
+    """Run `minigen bench ...` in this process; return exit status, stdout, stderr."""
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setattr(sys, "argv", ["minigen", "bench", *arguments])
     with pytest.raises(SystemExit) as ended:
@@ -216,12 +216,12 @@ def test_bench_serve_prints_a_table_and_writes_json_and_a_plot(
         code, out, err = bench(*(monkeypatch, capsys), "serve", "--url", url, *load, *slos, *files)
     assert code == 0, err
     assert "fake at http://127.0.0.1" in out
-    assert "poisson arrivals, 200 a second" in out
-    assert "answered 20 of 20" in out
+    assert "poisson arrivals, 200 per second" in out
+    assert "completed 20 of 20" in out
     assert (
-        "goodput 0.00 requests/s met every objective; met alone: ttft=30s 20, itl=1e-06s 0" in out
+        "goodput: 0.00 requests/s met every objective; met each: ttft=30s 20, itl=1e-06s 0" in out
     )
-    assert "µs a token" in out
+    assert "µs per token" in out
     assert "error" not in out
     found = json.loads(numbers.read_text("utf-8"))
     assert found["report"]["num_answered"] == 20
@@ -234,7 +234,7 @@ def test_bench_serve_prints_a_table_and_writes_json_and_a_plot(
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_bench_serve_tells_errors_by_kind_and_goes_on(
+def test_bench_serve_reports_errors_by_kind_and_continues(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = FakeOpenAI(per_event=2, fault="every other 429")
@@ -244,9 +244,9 @@ def test_bench_serve_tells_errors_by_kind_and_goes_on(
             *("--requests", "8", "--output-tokens", "6", "--endpoint", "chat"),
         )
     assert code == 0
-    assert "answered 4 of 8" in out
+    assert "completed 4 of 8" in out
     assert "error: HTTP 429, 4 times (slow down)" in out
-    assert "an event brought 2.00 tokens on average" in out
+    assert "an event had 2.00 tokens on average" in out
     assert "goodput" not in out
 
 
@@ -270,17 +270,17 @@ def test_bench_serve_replays_a_trace(
     assert [body["max_tokens"] for body in server.bodies] == [3, 3, 3]
 
 
-def test_bench_serve_says_in_one_sentence_what_is_wrong(
+def test_bench_serve_reports_a_mistake_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with FakeOpenAI(fault="429").in_thread() as url:
         gone = url
         wrongs = [
-            (("--url", url, "--requests", "3", "--arrivals", "burst"), "None of 3 requests was"),
-            (("--url", url, "--slo", "fast"), "--slo is a latency"),
-            (("--url", url, "--json", str(tmp_path / "no" / "x.json")), "there is no such folder"),
+            (("--url", url, "--requests", "3", "--arrivals", "burst"), "of 3 requests succeeded"),
+            (("--url", url, "--slo", "fast"), "--slo must be a latency"),
+            (("--url", url, "--json", str(tmp_path / "no" / "x.json")), "folder does not exist"),
             (("--url", url, "--model", "other"), "no model 'other'"),
-            (("--url", "nowhere"), "--url is as"),
+            (("--url", "nowhere"), "--url must be like"),
         ]
         for arguments, said in wrongs:
             code, out, err = bench(monkeypatch, capsys, "serve", *arguments)
@@ -290,10 +290,10 @@ def test_bench_serve_says_in_one_sentence_what_is_wrong(
             assert "Traceback" not in err
     code, _, err = bench(monkeypatch, capsys, "serve", "--url", gone)
     assert code == 1
-    assert f"Nobody answers at {gone}: start a server there (minigen serve)" in err
+    assert f"No server responds at {gone}: start one there (minigen serve)" in err
 
 
-def test_bench_serve_without_its_libraries_says_how_to_get_them(
+def test_bench_serve_without_its_libraries_names_the_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for missing, extra in (("aiohttp", "server"), ("matplotlib", "notebooks")):
@@ -323,7 +323,7 @@ def test_bench_throughput_answers_all_requests_at_once(
     assert str(tiny_directory) not in numbers.read_text("utf-8")
     code, _, err = bench(monkeypatch, capsys, "throughput", *model, "--input-tokens", "4-900")
     assert code == 1
-    assert "make up to 964 tokens; this model's context holds 128" in err
+    assert "add up to 964 tokens, but this model's context holds 128" in err
 
 
 def test_bench_latency_measures_one_request_after_the_other(
@@ -347,7 +347,7 @@ def test_an_option_of_the_summary_before_a_command_is_refused(
 ) -> None:
     code, _, err = bench(monkeypatch, capsys, "--requests", "3", "serve")
     assert code == 1
-    assert "--requests belongs behind 'serve'" in err
+    assert "--requests must come after 'serve'" in err
 
 
 def test_a_load_is_measured_without_matplotlib() -> None:
@@ -358,7 +358,7 @@ def test_a_load_is_measured_without_matplotlib() -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_help_does_not_import_what_only_a_load_needs() -> None:
+def test_help_does_not_import_packages_that_only_a_load_needs() -> None:
     heavy = ("aiohttp", "asyncio", "numpy", "matplotlib", "prometheus_client", "torch", "uvloop")
     asked = (
         f"import sys, minigen.cli.main; print([each for each in {heavy} if each in sys.modules])"

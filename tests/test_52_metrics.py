@@ -1,4 +1,4 @@
-"""The metrics page: every number is what the engine's own events, counted otherwise, come to."""
+"""The metrics page: every number agrees with the engine's events, counted in another way."""
 
 import json
 import re
@@ -38,7 +38,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 
 def samples(page: MetricsPage) -> Samples:
-    """The page as prometheus_client's own parser reads it."""
+    """Parse the page with prometheus_client's own parser."""
     families = text_string_to_metric_families(page.render().decode())
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -53,14 +53,14 @@ def value(page: MetricsPage, name: str, **labels: str) -> float:
 
 
 def page_of(llm: LLM) -> MetricsPage:
-    """A page with the metrics of one engine, which listen from now on."""
+    """Return a page with the metrics of one engine, subscribed from now on."""
     page = MetricsPage()
     page.follow("tiny", llm.trace, lambda: llm.kv_usage)
     return page
 
 
-def told(*events: tuple[float, EventKind, int | None, dict[str, int]]) -> MetricsPage:
-    """A page that heard a hand-written story, its times in milliseconds."""
+def page_after(*events: tuple[float, EventKind, int | None, dict[str, int]]) -> MetricsPage:
+    """Return a page that received hand-written events, with times in milliseconds."""
     page, metrics = MetricsPage(), Metrics("tiny", lambda: 0.25)
     page.add(metrics)
     for milliseconds, kind, sequence_id, counts in events:
@@ -69,7 +69,7 @@ def told(*events: tuple[float, EventKind, int | None, dict[str, int]]) -> Metric
 
 
 def assert_histogram(page: MetricsPage, name: str, seconds: Iterable[float]) -> None:
-    """The page's histogram is what prometheus_client itself makes of these values."""
+    """Check that the page's histogram equals prometheus_client's own for these values."""
     values = list(seconds)
     registry = prometheus_client.CollectorRegistry()
     peer = prometheus_client.Histogram(
@@ -91,7 +91,7 @@ def assert_histogram(page: MetricsPage, name: str, seconds: Iterable[float]) -> 
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_every_number_is_what_a_recording_comes_to(tiny_directory: Path, engine: str) -> None:
+def test_every_number_agrees_with_a_recording(tiny_directory: Path, engine: str) -> None:
     llm = LLM.load(tiny_directory, weights="float32", **ENGINES[engine])
     page = page_of(llm)
     greedy = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
@@ -158,8 +158,8 @@ def test_every_number_is_what_a_recording_comes_to(tiny_directory: Path, engine:
         assert value(page, gauge) == 0
 
 
-def test_a_story_has_the_times_that_it_tells() -> None:
-    page = told(
+def test_hand_written_events_give_the_expected_times() -> None:
+    page = page_after(
         (20, EventKind.QUEUED, 1, {"prompt_tokens": 6, "waited_ns": 20_000_000}),
         (40, EventKind.SCHEDULED, 1, {"tokens": 2, "computed": 4}),
         (100, EventKind.NEW_TOKEN, 1, {"token": 7}),
@@ -179,7 +179,7 @@ def test_a_story_has_the_times_that_it_tells() -> None:
     assert_histogram(page, "request_decode_time_seconds", [0.6])
     assert_histogram(page, "e2e_request_latency_seconds", [0.701])
     assert value(page, "prompt_tokens_total") == 6
-    assert value(page, "prefix_cache_queries_total") == 6  # asked once, whatever was preempted
+    assert value(page, "prefix_cache_queries_total") == 6  # counted once despite preemption
     assert value(page, "prefix_cache_hits_total") == 4
     assert value(page, "num_preemptions_total") == 1
     assert value(page, "request_success_total", finished_reason="stop") == 1
@@ -191,7 +191,7 @@ def test_a_value_on_a_bound_is_at_or_below_it() -> None:
             continue
         times = [0.0, *np.cumsum([bound * 1e3 for bound in bounds])]
         queued = (0, EventKind.QUEUED, 1, {"prompt_tokens": 1, "waited_ns": 0})
-        page = told(queued, *((at, EventKind.NEW_TOKEN, 1, {"token": 5}) for at in times))
+        page = page_after(queued, *((at, EventKind.NEW_TOKEN, 1, {"token": 5}) for at in times))
         assert_histogram(page, name, [(b - a) / 1e3 for a, b in pairwise(times)])
 
 
@@ -210,7 +210,7 @@ def test_the_gauges_follow_the_engine_step_by_step(tiny_directory: Path) -> None
     assert value(page, "request_success_total", finished_reason="abort") == 3
 
 
-def test_requests_that_a_step_fails_are_errors_and_run_no_more(
+def test_requests_of_a_failed_step_are_errors_and_no_longer_run(
     tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = page_of(tiny_llm)
@@ -227,8 +227,8 @@ def test_requests_that_a_step_fails_are_errors_and_run_no_more(
     assert value(page, "e2e_request_latency_seconds_count") == 0
 
 
-def test_a_request_that_was_queued_unheard_harms_nothing() -> None:
-    page = told(
+def test_a_request_queued_before_the_subscription_does_no_harm() -> None:
+    page = page_after(
         (0, EventKind.SCHEDULED, 9, {"tokens": 1, "computed": 4}),
         (0, EventKind.FORKED, 8, {"parent": 9, "blocks": 1}),
         (1, EventKind.NEW_TOKEN, 9, {"token": 1}),
@@ -314,7 +314,7 @@ def test_another_collector_may_join_the_page_but_not_take_its_names() -> None:
 
 
 def one_request(metrics: Metrics, sequence_id: int) -> None:
-    """A request whose two gaps are of one second each."""
+    """Emit a request whose two gaps are of one second each."""
     second = 1_000_000_000
     metrics(Event(EventKind.QUEUED, 0, sequence_id, {"prompt_tokens": 4, "waited_ns": 0}))
     metrics(Event(EventKind.SCHEDULED, 0, sequence_id, {"tokens": 4, "computed": 0}))
@@ -370,7 +370,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def queries() -> list[str]:
-    """Every query of the dashboard, its panels' and its variables'."""
+    """Return every query of the dashboard, of its panels and its variables."""
     board = dashboard()
     panels = [target["expr"] for each in board["panels"] for target in each.get("targets", [])]
     variables = [
@@ -380,7 +380,7 @@ def queries() -> list[str]:
 
 
 @pytest.mark.parametrize("prefix", ["minigen", "vllm"])
-def test_the_dashboard_asks_for_every_metric_and_for_no_other(prefix: str) -> None:
+def test_the_dashboard_queries_every_metric_and_no_other(prefix: str) -> None:
     page = MetricsPage(f"{prefix}:")
     page.add(Metrics("tiny", lambda: 0.0))
     families = list(text_string_to_metric_families(page.render().decode()))
@@ -396,7 +396,7 @@ def test_the_dashboard_asks_for_every_metric_and_for_no_other(prefix: str) -> No
     assert not own - {suffix.sub("", name) for name in asked}
 
 
-def test_the_dashboard_asks_only_for_labels_buckets_and_variables_that_there_are() -> None:
+def test_the_dashboard_uses_only_labels_buckets_and_variables_that_exist() -> None:
     variables = {each["name"] for each in dashboard()["templating"]["list"]}
     assert variables == {"datasource", "prefix", "model", "job"}
     for query in queries():

@@ -1,4 +1,4 @@
-"""A server under a load of its own load generator: what each of them counts is the same."""
+"""A server under the load generator: both count the same."""
 
 import asyncio
 from functools import partial
@@ -35,7 +35,7 @@ def put(target: Target, load: list[Planned]) -> list[Outcome]:
 
 
 def scraped(url: str) -> dict[str, float]:
-    """The page's samples by name, labels left out."""
+    """Return the page's samples by name, without labels."""
     response = httpx.get(f"{url}/metrics")
     assert response.status_code == 200
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -68,10 +68,10 @@ def test_client_and_server_count_the_same_requests_and_tokens(
     assert metrics["minigen:time_to_first_token_seconds_count"] == 20
     assert found.ttft is not None
     mean = metrics["minigen:time_to_first_token_seconds_sum"] / 20
-    assert 0 < mean < found.ttft.mean  # the client's includes the way there and back
+    assert 0 < mean < found.ttft.mean  # the client's time includes the network
 
 
-def test_a_model_that_is_unloaded_leaves_the_page_and_comes_back(directory: Path) -> None:
+def test_an_unloaded_model_leaves_the_page_and_returns_when_loaded(directory: Path) -> None:
     page = MetricsPage("vllm:")
     host = ModelHost(
         {"tiny": partial(load_tiny, directory)}, keep_alive=0.05, watchers=[metrics_watcher(page)]

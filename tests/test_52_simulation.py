@@ -1,4 +1,4 @@
-"""The engine on a clock of its own: its arithmetic, its doors, and that it is the engine."""
+"""The engine on a simulated clock: its arithmetic, its limits, and agreement with the engine."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def lone(num_prompt: int, num_output: int) -> Ask:
     return Ask(0.0, tuple(range(num_prompt)), num_output)
 
 
-def test_a_step_takes_what_chapter_17s_model_says() -> None:
+def test_a_step_takes_the_time_of_chapter_17s_model() -> None:
     (outcome,) = simulate([lone(200, 3)]).outcomes
     shape, machine = CARD.shape, CARD.machine
     assert outcome.gaps == pytest.approx(
@@ -44,7 +44,7 @@ def test_the_same_load_gives_the_same_run() -> None:
     assert [each.output_tokens for each in first.outcomes] == [each.output_tokens for each in FEW]
 
 
-def test_metrics_count_what_outcomes_say() -> None:
+def test_metrics_agree_with_the_outcomes() -> None:
     run = simulate(FEW)
     read = run.readings
     assert read.counters["generation_tokens"] == sum(each.output_tokens for each in FEW)
@@ -55,7 +55,7 @@ def test_metrics_count_what_outcomes_say() -> None:
     assert total == pytest.approx(sum(waits), abs=1e-6)
 
 
-def test_when_blocks_lack_somebody_begins_anew_and_all_come_to_their_end() -> None:
+def test_when_blocks_run_out_a_request_is_recomputed_and_all_finish() -> None:
     load = asks(burst(6), prompt=(60, 60), output=(60, 60))
     run = simulate(load, Knobs(num_blocks=20))
     assert run.readings.counters["num_preemptions"] > 0
@@ -66,21 +66,21 @@ def test_when_blocks_lack_somebody_begins_anew_and_all_come_to_their_end() -> No
     assert vitals.most_kv == 1
 
 
-def test_equal_beginnings_are_computed_once() -> None:
+def test_shared_prefixes_are_computed_once() -> None:
     load = asks([0.0, 10.0], prompt=(8, 8), output=(4, 4), shared=range(160))
     assert Vitals.of(simulate(load)).hit_rate == 160 / 336
     assert Vitals.of(simulate(load, Knobs(enable_prefix_caching=False))).hit_rate == 0
 
 
-def test_a_full_queue_refuses_at_the_door() -> None:
+def test_a_full_queue_refuses_new_requests() -> None:
     load = asks(burst(10), prompt=(20, 20), output=(40, 40))
     run = simulate(load, Knobs(max_num_seqs=2, max_queue=3))
     errors = [each.error for each in run.outcomes]
-    assert errors == [None] * 3 + ["HTTP 429"] * 7  # nobody runs before the first step
+    assert errors == [None] * 3 + ["HTTP 429"] * 7  # no request runs before the first step
     assert max(each.waiting for each in run.moments) <= 3
 
 
-def test_a_key_may_have_so_many_at_once_and_others_are_not_touched() -> None:
+def test_a_limit_per_key_does_not_affect_other_keys() -> None:
     load = [
         *asks(burst(5), (20, 20), (9, 9), tenant="a"),
         *asks(burst(3), (20, 20), (9, 9), seed=1, tenant="b"),
@@ -90,7 +90,7 @@ def test_a_key_may_have_so_many_at_once_and_others_are_not_touched() -> None:
     assert all(each.error is None for each in run.of("b"))
 
 
-def test_who_waits_for_an_answer_asks_less_of_a_machine_that_stands_still() -> None:
+def test_closed_loop_clients_send_less_to_a_stalled_server() -> None:
     def again(ask: Ask, now: float) -> Ask | None:
         return Ask(now, ask.prompt_ids, 5) if now < 20 else None
 
@@ -110,25 +110,27 @@ def of_seats(num_seats: int) -> Run:
     return simulate(asks(burst(8), (20, 20), (20, 20)), Knobs(max_num_seqs=num_seats))
 
 
-def test_a_case_is_told_side_by_side_and_only_as_cured_if_it_is(
+def test_a_case_is_shown_side_by_side_and_as_cured_only_if_it_is(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     case = Case("late", "seats", "more", of_seats(1), of_seats(8), ("TTFT p99",))
     assert case.tell(lambda before, after: after.most_waiting < before.most_waiting) is case
-    told = capsys.readouterr().out
-    assert "> TTFT p99" in told
-    assert "  TTFT p50" in told
+    output = capsys.readouterr().out
+    assert "> TTFT p99" in output
+    assert "  TTFT p50" in output
     with pytest.raises(AssertionError, match="does not cure"):
         case.tell(lambda before, after: False)
 
 
-def test_the_table_says_what_the_first_sign_did(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_shows_the_change_of_the_first_symptom(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     case = Case("late", "seats", "more", of_seats(1), of_seats(8), ("waiting, at most",))
     table([case])
     assert "waiting, at most: 7 to 0" in capsys.readouterr().out
 
 
-def test_vitals_are_of_one_tenant_where_asked() -> None:
+def test_vitals_can_be_those_of_one_tenant() -> None:
     load = [
         *asks(burst(4), (20, 20), (9, 9), tenant="a"),
         *asks([5.0], (20, 20), (9, 9), seed=1, tenant="b"),

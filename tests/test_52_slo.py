@@ -1,4 +1,4 @@
-"""What a load came to: percentiles as numpy and scipy have them, goodput as counted by hand."""
+"""The results of a load: percentiles as in numpy and scipy, goodput as counted by hand."""
 
 import doctest
 import importlib
@@ -16,7 +16,7 @@ from minigen.trace.summary import percentile
 
 
 def outcome(arrived: float, first: float, gaps: list[float], **others: object) -> Outcome:
-    """A request whose first text came `first` after it was sent, and then one token a gap."""
+    """Return a request whose first text came `first` after sending, and then one token per gap."""
     times = tuple(np.cumsum([arrived + first, *gaps]).tolist())
     known = {"output_tokens": len(times), "prompt_tokens": 5, "has_usage": True, **others}
     return Outcome(arrived, arrived, times[-1], times, **known)  # type: ignore[arg-type]
@@ -27,7 +27,7 @@ def failed(arrived: float, ended: float, kind: str = "HTTP 429", detail: str = "
 
 
 @given(st.lists(st.floats(0, 1e4), min_size=1, max_size=200))
-def test_a_spread_is_what_scipy_and_minigens_own_percentiles_say(values: list[float]) -> None:
+def test_a_spread_equals_scipys_and_minigens_own_percentiles(values: list[float]) -> None:
     spread = Spread.of(values)
     assert spread is not None
     assert spread.mean == pytest.approx(np.mean(values))
@@ -38,11 +38,11 @@ def test_a_spread_is_what_scipy_and_minigens_own_percentiles_say(values: list[fl
         assert found == pytest.approx(percentile(values, share / 100), rel=1e-9, abs=1e-12)
 
 
-def test_there_is_no_spread_of_nothing() -> None:
+def test_an_empty_sample_has_no_spread() -> None:
     assert Spread.of([]) is None
 
 
-def test_a_requests_times_are_from_when_it_was_to_be_sent() -> None:
+def test_a_requests_times_start_when_it_was_due() -> None:
     late = Outcome(
         arrived=10.0, sent=10.4, ended=12.0, text_times=(11.0, 11.25, 11.75), output_tokens=7
     )
@@ -60,11 +60,11 @@ def test_objectives_are_read_with_their_units() -> None:
     assert Slo.parse(" e2e = 5s ") == Slo("e2e", 5.0)
     assert Slo.parse("tpot=12.5ms") == Slo("tpot", 0.0125)
     for wrong in ("ttft", "ttft=5", "ttft=0ms", "p99=5ms", "itl=-5ms", "itl=5min", "itl>5ms", ""):
-        with pytest.raises(OptionError, match="--slo is a latency"):
+        with pytest.raises(OptionError, match="--slo must be a latency"):
             Slo.parse(wrong)
 
 
-def test_a_request_keeps_an_objective_or_not() -> None:
+def test_a_request_meets_an_objective_or_not() -> None:
     steady = outcome(0, 0.5, [0.04] * 19 + [0.4])
     assert Slo("ttft", 0.5).is_met(steady)
     assert not Slo("ttft", 0.499).is_met(steady)
@@ -80,8 +80,8 @@ def test_a_request_keeps_an_objective_or_not() -> None:
     assert not any(Slo(each, 100).is_met(failed(0, 1)) for each in ("ttft", "itl", "tpot", "e2e"))
 
 
-def test_goodput_is_counted_as_by_hand() -> None:
-    """Of six requests in 10 s, two fail, one is slow to begin, one to go on: two are good."""
+def test_goodput_equals_a_count_by_hand() -> None:
+    """Of six requests in 10 s, two fail, one starts slowly, one continues slowly: two are good."""
     outcomes = [
         outcome(0, 0.2, [0.1] * 4),
         outcome(1, 0.2, [0.1] * 4),
@@ -108,7 +108,7 @@ def test_goodput_is_counted_as_by_hand() -> None:
     assert found.lateness.max == 0
 
 
-def test_a_load_that_failed_altogether_still_has_a_report() -> None:
+def test_a_load_that_failed_completely_still_has_a_report() -> None:
     found = report([failed(0, 1), failed(1, 3)])
     assert (found.num_answered, found.request_rate, found.goodput) == (0, 0, None)
     assert found.ttft is found.itl is found.tpot is found.e2e is found.tokens_per_event is None
@@ -118,7 +118,7 @@ def test_a_load_that_failed_altogether_still_has_a_report() -> None:
         report([])
 
 
-def test_events_of_several_tokens_are_told_apart_from_tokens() -> None:
+def test_events_of_several_tokens_are_distinguished_from_tokens() -> None:
     several = outcome(0, 1.0, [0.5, 0.5], output_tokens=9)
     found = report([several])
     assert found.tokens_per_event == 3
@@ -133,8 +133,8 @@ def test_the_figure_shows_every_request_and_its_objectives() -> None:
     outcomes = [outcome(number / 4, 0.2, [0.1, 0.3]) for number in range(9)]
     made = load_figure([*outcomes, failed(3, 3.5)], [Slo("ttft", 0.25), Slo("itl", 0.25)])
     first, gaps, requests = made.axes
-    assert first.get_title(loc="left") == "Time to first token, 9 of them"
-    assert gaps.get_title(loc="left") == "Inter-token latency, 18 of them"
+    assert first.get_title(loc="left") == "Time to first token, 9 values"
+    assert gaps.get_title(loc="left") == "Inter-token latency, 18 values"
     assert requests.get_title(loc="left") == "10 requests, by arrival"
     assert "100.0% within 250 ms" in first.texts[0].get_text()
     assert "50.0% within 250 ms" in gaps.texts[0].get_text()
@@ -147,7 +147,7 @@ def test_the_figure_shows_every_request_and_its_objectives() -> None:
 
 def test_a_figure_of_failures_alone_is_drawn_too() -> None:
     made = load_figure([failed(0, 1)])
-    assert made.axes[0].get_title(loc="left") == "Time to first token, 0 of them"
+    assert made.axes[0].get_title(loc="left") == "Time to first token, 0 values"
     made.draw_without_rendering()
 
 

@@ -1,4 +1,4 @@
-"""The book: every chapter is a page that needs no server, and the contents lead to it."""
+"""The book: every chapter is a page that needs no server, and the contents link to it."""
 
 import json
 import re
@@ -37,14 +37,14 @@ def num_pictures(notebook: Path) -> int:
     return sum("image/png" in output.get("data", {}) for output in outputs)
 
 
-def test_the_contents_lead_to_every_chapter(pages: Path) -> None:
+def test_the_contents_link_to_every_chapter(pages: Path) -> None:
     wanted = [f"{path.stem}.html" for path in NOTEBOOKS]
     assert links(parsed(pages / "index.html")) == wanted
     assert all((pages / name).exists() for name in wanted)
 
 
 @pytest.mark.parametrize("stem", [path.stem for path in NOTEBOOKS])
-def test_a_page_has_its_figures_and_leads_to_its_neighbours(pages: Path, stem: str) -> None:
+def test_a_page_has_its_figures_and_links_to_its_neighbours(pages: Path, stem: str) -> None:
     page = pages / f"{stem}.html"
     soup = parsed(page)
     own = [each for each in links(soup) if not re.match(r"https?://|#", each)]

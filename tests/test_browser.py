@@ -1,7 +1,7 @@
-"""Every notebook in JupyterLab, in a real Chromium: it runs, and what can be dragged answers.
+"""Every notebook in JupyterLab, in a real Chromium: it runs, and its controls respond.
 
-Run by `make test-browser`; screenshots go to build/screenshots. MINIGEN_CHROMIUM names a Chromium
-where Playwright's own is not installed and none is on the PATH.
+Run by `make test-browser`; screenshots are written to build/screenshots. MINIGEN_CHROMIUM names a
+Chromium if Playwright's own is not installed and none is on the PATH.
 """
 
 import os
@@ -55,7 +55,7 @@ from minigen_course.lab.cost_model import kv_bytes_per_token, num_parameters
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]:
-    """The address of a JupyterLab on a fresh workspace, without news and without virtual cells."""
+    """The address of a JupyterLab on a fresh workspace, without news and virtual cells."""
     folder = tmp_path_factory.mktemp("lab")
     make_workspace(folder / "course")
     settings = folder / "settings" / "@jupyterlab" / "notebook-extension"
@@ -117,7 +117,7 @@ def browser() -> Generator[Any, None, None]:
 
 
 @pytest.mark.parametrize("stem", NOTEBOOKS)
-def test_a_notebook_runs_and_its_explorables_answer(lab: str, browser: Any, stem: str) -> None:
+def test_a_notebook_runs_and_its_explorables_respond(lab: str, browser: Any, stem: str) -> None:
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     page = _opened(lab, browser, stem)
     _run_all(page)
@@ -164,7 +164,7 @@ def _run_all(page: Any) -> None:
 def _drag_all(page: Any, explorable: Any, screenshot: Path) -> None:
     explorable.scroll_into_view_if_needed()
     explorable.screenshot(path=str(screenshot))
-    assert _seen(explorable)[1] == "", "nonsense from the start"
+    assert _seen(explorable)[1] == "", "an error from the start"
     controls = explorable.locator(CONTROLS)
     for number in range(controls.count()):
         _drag(page, explorable, controls.nth(number))
@@ -176,7 +176,7 @@ def _drag_all(page: Any, explorable: Any, screenshot: Path) -> None:
 def _drag(page: Any, explorable: Any, control: Any) -> None:
     """Move a control of an explorable; the picture, or the sentence above it, must change.
 
-    A move that ends in nonsense is taken back: from there the next control may change nothing.
+    A move that ends in an error is undone, because from there the next control may change nothing.
     """
     before = _seen(explorable)
     take_back = _move(page, control)
@@ -200,7 +200,7 @@ def _play(page: Any, explorable: Any, player: Any) -> None:
 
 
 def _move(page: Any, control: Any) -> Callable[[], object]:
-    """Move a control; what is returned moves it back."""
+    """Move a control; return a function that moves it back."""
     kinds = control.get_attribute("class")
     if "widget-hslider" in kinds:
         handle = control.locator(".noUi-handle").first
@@ -244,7 +244,7 @@ def _seen(explorable: Any) -> tuple[str | None, str]:
 
 
 def _settled(page: Any, explorable: Any) -> tuple[str | None, str]:
-    """What is seen once the kernel has drawn all that was asked of it."""
+    """Return what is visible once the kernel has drawn everything."""
     before = None
     while (now := _seen(explorable)) != before:
         before = now
@@ -254,7 +254,7 @@ def _settled(page: Any, explorable: Any) -> tuple[str | None, str]:
 
 
 def _becomes(page: Any, is_so: Callable[[], bool]) -> bool:
-    """Whether something is so in time."""
+    """Return whether a condition becomes true in time."""
     end = time.monotonic() + REDRAW_SECONDS
     while time.monotonic() < end:
         if is_so():

@@ -1,4 +1,4 @@
-"""`check` runs a learner's part in a process of its own, whatever the part does."""
+"""`check` runs a learner's part in a separate process, whatever the part does."""
 
 import os
 import sys
@@ -49,7 +49,7 @@ def stumbles(*_: Any) -> Any:
         (stumbles, 30, "raised KeyError"),
     ],
 )
-def test_no_part_takes_the_check_down_or_passes_by_dying(
+def test_no_part_crashes_the_check_or_passes_by_ending_it(
     part: Any, seconds: float, words: str
 ) -> None:
     result = judge("16", CHAPTER["keep_top_p"], part, seconds=seconds)
@@ -57,7 +57,7 @@ def test_no_part_takes_the_check_down_or_passes_by_dying(
     assert words in result.message
 
 
-def test_a_stub_is_told_at_once_and_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stub_is_reported_at_once_and_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minigen_course.grading.check.subprocess.Popen", stumbles)
     result = judge("16", CHAPTER["keep_top_p"], stub)
     assert not result.passed
@@ -71,13 +71,13 @@ def test_check_prints_what_passed_and_hints_on_request(capsys: pytest.CaptureFix
     printed = capsys.readouterr().out
     assert printed.startswith("✗ keep_top_p: check 4 of 6")
     assert "hint 1: Sort each row's" in printed
-    assert "hint=2 tells more" in printed
+    assert "hint=2 shows the next hint" in printed
 
 
 @pytest.mark.parametrize(
     ("chapter", "parts", "words"),
     [
-        (16, {}, "Name what is to be checked"),
+        (16, {}, "Name the part to check"),
         (16, {"keep_top_q": stub}, "has no keep_top_q; it has keep_top_p"),
         (99, {"keep_top_p": stub}, "Chapter 99 has no exercises"),
     ],

@@ -1,4 +1,4 @@
-"""A workspace is the learner's own: made, completed, checked, and never overwritten."""
+"""A workspace belongs to the learner: it is created, completed, checked, and never overwritten."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def answer(path: Path, text: str, dotted: str = "minigen.sampling.sampler.keep_t
 
 
 def keep_only(folder: Path, chapter: str) -> None:
-    """Leave one chapter in a workspace: every untouched stub costs a process to judge it."""
+    """Keep one chapter in a workspace, because checking an untouched stub takes a process."""
     for path in folder.rglob("*.ipynb"):
         if not path.name.startswith(chapter):
             path.unlink()
@@ -68,7 +68,7 @@ def test_a_workspace_has_all_notebooks_and_exercises(tmp_path: Path) -> None:
     assert len([name for name in new if "exercises" in name]) == len(CHAPTERS)
 
 
-def test_a_second_time_completes_it_and_touches_no_work(tmp_path: Path) -> None:
+def test_a_second_run_completes_a_workspace_and_changes_no_work(tmp_path: Path) -> None:
     make_workspace(tmp_path)
     mine, gone = tmp_path / "16_sampling.ipynb", tmp_path / "exercises" / "16_sampling.ipynb"
     mine.write_text("my work", encoding="utf-8")
@@ -88,7 +88,7 @@ def test_progress_finds_an_answer_wherever_it_was_written(tmp_path: Path, place:
     assert "still empty" in found["apply_penalties"].message
 
 
-def test_progress_says_what_a_broken_answer_raises(tmp_path: Path) -> None:
+def test_progress_shows_what_a_broken_answer_raises(tmp_path: Path) -> None:
     make_workspace(tmp_path)
     keep_only(tmp_path, "16")
     for name in ("16_sampling.ipynb", "exercises/16_sampling.ipynb"):
@@ -101,7 +101,7 @@ def test_progress_says_what_a_broken_answer_raises(tmp_path: Path) -> None:
     assert "ModuleNotFoundError" in standing.message
 
 
-def test_an_answer_that_is_broken_hides_no_other_and_none_is_hidden_by_a_stub(
+def test_broken_answers_and_stubs_do_not_hide_other_answers(
     tmp_path: Path,
 ) -> None:
     make_workspace(tmp_path)
@@ -110,14 +110,14 @@ def test_an_answer_that_is_broken_hides_no_other_and_none_is_hidden_by_a_stub(
     answer(tmp_path / "exercises" / "16_sampling.ipynb", mark + "def keep_top_p(:")
     found = {each.name: each.message for each in progress(tmp_path)}
     assert "raised SyntaxError" in found["keep_top_p"]
-    assert "still empty" in found["apply_penalties"], "that is another's mistake"
+    assert "still empty" in found["apply_penalties"], "that is a mistake in another answer"
     answer(tmp_path / "16_sampling.ipynb", RIGHT)
     (standing,) = (each for each in progress(tmp_path) if each.name == "keep_top_p")
     assert standing.passed, standing.message
 
 
-def test_progress_of_what_is_no_workspace_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="is no workspace; `minigen workspace"):
+def test_progress_of_a_folder_that_is_not_a_workspace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="is not a workspace; `minigen workspace"):
         list(progress(tmp_path))
 
 
@@ -145,7 +145,7 @@ def test_an_exercise_notebook_runs_before_anything_is_written(chapter: str) -> N
     assert printed.count("is still empty") == len(exercises(chapter)) + (chapter in HUNTS)
 
 
-def test_a_model_that_is_not_here_is_pulled_and_said_so(
+def test_a_missing_model_is_pulled_with_a_message(
     monkeypatch: pytest.MonkeyPatch, tiny_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pulled = []
@@ -157,7 +157,7 @@ def test_a_model_that_is_not_here_is_pulled_and_said_so(
     assert "is pulled now, once" in capsys.readouterr().out
 
 
-def test_without_the_notebooks_extra_the_commands_say_what_to_install() -> None:
+def test_without_the_notebooks_extra_the_commands_name_what_to_install() -> None:
     script = (
         "import sys; sys.modules['cloudpickle'] = None\n"
         "from minigen.cli.main import main; sys.argv = ['minigen', 'progress']; main()"
@@ -181,7 +181,7 @@ def test_claims_are_one_table(tmp_path: Path) -> None:
 
 
 def without_the_clone() -> dict[str, str]:
-    """The environment in which Python finds what is installed alone."""
+    """Return an environment in which Python finds only installed packages."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
@@ -190,7 +190,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python with minigen's wheel installed, outside the clone; other packages are shared."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w"]
-    copy_package(folder / "copy")  # setuptools writes beside what it builds
+    copy_package(folder / "copy")  # setuptools writes next to the sources that it builds
     bare = without_the_clone()
     subprocess.run(
         [*build, str(folder), str(folder / "copy")], check=True, capture_output=True, env=bare

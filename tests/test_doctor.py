@@ -1,4 +1,4 @@
-"""The doctor's report is data of one schema; two of them differ in what they say, and no more."""
+"""The doctor's report follows one schema; a comparison of two shows exactly their differences."""
 
 import json
 import os
@@ -50,7 +50,7 @@ KEYS = {
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    """This machine's, measured once, with little patience."""
+    """This machine's report, measured once, with short timings."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("minigen.doctor.measures._BUFFER_BYTES", 2**20)
         patched.setattr("minigen.doctor.measures._PATIENCE_SECONDS", 0.0)
@@ -85,8 +85,12 @@ def test_the_schema_has_these_keys(report: Report) -> None:
     assert {tuple(each) for each in found["findings"]} == {("topic", "found", "fine", "remedy")}
 
 
-def test_a_report_comes_back_from_its_json_as_it_was(report: Report, tmp_path: Path) -> None:
-    for encoding in ("ascii", "utf-8-sig", "utf-16"):  # a console's redirection may add a mark
+def test_a_report_is_unchanged_after_json(report: Report, tmp_path: Path) -> None:
+    for encoding in (
+        "ascii",
+        "utf-8-sig",
+        "utf-16",
+    ):  # a console may add a mark
         (tmp_path / "report.json").write_text(to_json(report), encoding=encoding)
         assert read_report(tmp_path / "report.json") == report
 
@@ -98,13 +102,13 @@ def test_every_package_that_the_project_names_is_looked_up() -> None:
     assert named <= set(PACKAGES)
 
 
-def test_packages_that_are_here_have_their_versions(report: Report) -> None:
+def test_installed_packages_have_their_versions(report: Report) -> None:
     assert report.packages["torch"] == torch.__version__
     assert report.packages["pytest"] == pytest.__version__
     assert looking._version("no-such-package") is None
 
 
-def test_no_variable_that_may_hold_a_secret_is_told() -> None:
+def test_no_variable_that_may_hold_a_secret_is_reported() -> None:
     secret = ("KEY", "TOKEN", "SECRET", "PASS", "PROXY", "URL")
     assert not [each for each in VARIABLES if any(word in each for word in secret)]
 
@@ -116,7 +120,7 @@ def test_json_goes_to_stdout_alone(report: Report, monkeypatch, capsys) -> None:
     assert json.loads(out) == json.loads(to_json(report))
 
 
-def test_text_tells_every_finding_and_every_remedy(report: Report, monkeypatch, capsys) -> None:
+def test_text_shows_every_finding_and_every_remedy(report: Report, monkeypatch, capsys) -> None:
     missing = Model("smollm2-135m", "missing", None, "0", None)
     report = with_findings(replace(report, model=missing))
     monkeypatch.setattr(looking, "examine", lambda: report)
@@ -126,18 +130,18 @@ def test_text_tells_every_finding_and_every_remedy(report: Report, monkeypatch, 
     assert "default model: minigen pull fetches smollm2-135m" in out
 
 
-def test_a_gpu_is_told_with_how_it_is_used(report: Report, monkeypatch) -> None:
+def test_a_gpu_is_reported_with_its_option(report: Report, monkeypatch) -> None:
     chip = SimpleNamespace(name="a chip", total_memory=80 * 10**9, major=9, minor=0)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: chip)
     assert looking.gpu() == Gpu("a chip", 80 * 10**9, "9.0")
     findings = with_findings(replace(report, gpu=looking.gpu())).findings
-    (told,) = [each.found for each in findings if each.topic == "gpu"]
-    assert told.startswith("a chip, 80 GB")
-    assert "--device cuda" in told
+    (gpu,) = [each.found for each in findings if each.topic == "gpu"]
+    assert gpu.startswith("a chip, 80 GB")
+    assert "--device cuda" in gpu
 
 
-def test_a_damaged_default_model_is_found_whatever_is_remembered(
+def test_a_damaged_default_model_is_found_despite_a_stored_hash(
     report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINIGEN_HOME", str(tmp_path))
@@ -149,7 +153,7 @@ def test_a_damaged_default_model_is_found_whatever_is_remembered(
     found = verdicts._facts(path)
     assert found is not None
     verdicts._remember(path.parent / ".verified", {"sha256": TINY.sha256, **found})
-    assert hub.find(hub.DEFAULT_MODEL) == path, "a start believes what is remembered"
+    assert hub.find(hub.DEFAULT_MODEL) == path, "a start trusts the stored hash"
     model = looking._default_model()
     assert (model.status, model.path) == ("damaged", str(path))
     findings = with_findings(replace(report, model=model)).findings
@@ -161,7 +165,7 @@ def test_a_damaged_default_model_is_found_whatever_is_remembered(
 # ---- fingerprints
 
 
-def test_fingerprints_come_out_the_same_twice(report: Report) -> None:
+def test_fingerprints_are_the_same_twice(report: Report) -> None:
     again = fingerprints(report.threads.torch)
     assert again == report.fingerprints
     assert len(set(again["float32, torch"].values())) == len(again["float32, torch"])
@@ -181,7 +185,7 @@ def test_inputs_are_the_same_on_every_machine() -> None:
     assert many.abs().max() <= 0.5
 
 
-def test_other_kernels_of_torchs_leave_another_fingerprint(report: Report) -> None:
+def test_other_kernels_of_torch_give_another_fingerprint(report: Report) -> None:
     if report.torch.cpu_capability in ("DEFAULT", "NO AVX"):
         pytest.skip("torch has no other kernels for this processor")
     code = (
@@ -204,7 +208,7 @@ def test_other_kernels_of_torchs_leave_another_fingerprint(report: Report) -> No
 # ---- two reports
 
 
-def test_a_report_differs_from_itself_in_nothing(report: Report) -> None:
+def test_a_report_has_no_difference_from_itself(report: Report) -> None:
     found = compare(report, report)
     assert found.numerics == found.others == []
     assert all(each.stages == [] for each in found.agreements)
@@ -249,7 +253,7 @@ def test_two_reports_differ_in_exactly_the_fields_that_differ(report: Report) ->
     ]
 
 
-def test_every_field_says_why_a_difference_in_it_counts(report: Report) -> None:
+def test_every_field_explains_why_a_difference_matters(report: Report) -> None:
     for key in comparing._flat(asdict(replace(report, gpu=Gpu("a chip", 1, "9.0")))):
         if not key.startswith(comparing.UNCOMPARED):
             assert comparing.reason(key)[1], key
@@ -279,7 +283,7 @@ def test_two_files_are_compared_without_measuring_anything(
     assert "float32, torch: the same bits in every stage" in done.stdout
 
 
-def test_one_file_is_set_beside_this_machine(
+def test_one_file_is_compared_with_this_machine(
     report: Report, file: Path, monkeypatch, capsys
 ) -> None:
     here = replace(report, fingerprints={"float32, torch": {"a": "1", "b": "2", "c": "3"}})
@@ -289,11 +293,11 @@ def test_one_file_is_set_beside_this_machine(
     status, out, _ = run(monkeypatch, capsys, "--compare", str(file))
     assert status == 0
     assert "this machine  |  other.json" in out
-    assert "float32, torch: other bits first in b, also in c" in out
-    assert "What bears on numbers: nothing" in out
+    assert "float32, torch: different bits, first in b, also in c" in out
+    assert "Differences that can change results: none" in out
 
 
-# ---- what is no report
+# ---- files that are not a report
 
 
 def cut(text: str) -> str:
@@ -303,11 +307,11 @@ def cut(text: str) -> str:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda text: "hello", "is no JSON (line 1)"),
-        (lambda text: "", "is no JSON (line 1)"),
-        (lambda text: "[" * 100_000, "is no JSON"),
-        (lambda text: "[1]", "is JSON but no report of minigen doctor"),
-        (lambda text: "{}", "is JSON but no report of minigen doctor"),
+        (lambda text: "hello", "is not JSON (line 1)"),
+        (lambda text: "", "is not JSON (line 1)"),
+        (lambda text: "[" * 100_000, "is not JSON"),
+        (lambda text: "[1]", "is JSON but not a report of minigen doctor"),
+        (lambda text: "{}", "is JSON but not a report of minigen doctor"),
         (cut, "is cut short: its JSON has no end"),
         (lambda text: text[:-2], "is cut short: its JSON has no end"),
         (lambda text: text[: text.index("dirty") if "dirty" in text else 60], "is cut short"),
@@ -318,7 +322,7 @@ def cut(text: str) -> str:
         (lambda text: text.replace('"features": [', '"features": [1,'), "features should be str"),
     ],
 )
-def test_a_file_that_is_no_report_is_one_sentence(
+def test_a_file_that_is_not_a_report_is_one_sentence(
     file: Path, spoil: Callable[[str], str], words: str, monkeypatch, capsys
 ) -> None:
     file.write_text(spoil(file.read_text(encoding="utf-8")), encoding="utf-8")
@@ -330,7 +334,7 @@ def test_a_file_that_is_no_report_is_one_sentence(
 
 
 @pytest.mark.parametrize("length", range(1, 3000, 97))
-def test_a_report_cut_anywhere_is_said_to_be_cut_short(file: Path, length: int) -> None:
+def test_a_truncated_report_is_reported_as_truncated(file: Path, length: int) -> None:
     file.write_text(file.read_text(encoding="utf-8")[:length], encoding="utf-8")
     with pytest.raises(FileFormatError, match="is cut short"):
         read_report(file)
@@ -341,13 +345,13 @@ def test_a_report_cut_anywhere_is_said_to_be_cut_short(file: Path, length: int) 
     [
         (["--compare", "none.json"], "none.json cannot be read: No such file or directory."),
         (["--compare", "."], "cannot be read: Is a directory."),
-        (["--compare"], "takes one report, to set beside this machine, or two, not 0"),
+        (["--compare"], "takes one report, to compare it with this machine, or two, not 0"),
         (["--compare", "a", "b", "c"], "or two, not 3"),
-        (["--compare", "--json", "a"], "give one"),
+        (["--compare", "--json", "a"], "give only one"),
         (["other.json"], "write --compare other.json"),
     ],
 )
-def test_options_that_do_not_go_together_are_one_sentence(
+def test_conflicting_options_are_one_sentence(
     arguments: list[str], words: str, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)

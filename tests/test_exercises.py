@@ -1,4 +1,4 @@
-"""Every exercise: right answers pass, wrong ones, mutants and stubs are told what is wrong."""
+"""Every exercise: right answers pass; wrong ones, mutants and stubs get a helpful message."""
 
 import signal
 import time
@@ -35,9 +35,9 @@ def exercise_of(key: tuple[str, str]) -> Exercise:
 
 @contextmanager
 def time_limit(seconds: float) -> Generator[None, None, None]:
-    """Raise `TimeoutError` in what loops for so much of the processor's time, or waits for ever.
+    """Raise `TimeoutError` in a part that uses too much processor time, or waits forever.
 
-    The time in which other programs run does not count, so a busy machine ends nothing.
+    Time in which other programs run does not count, so a busy machine ends nothing.
     """
 
     def stop(*_: Any) -> None:
@@ -86,7 +86,7 @@ def test_the_packages_own_and_other_right_answers_pass(key: tuple[str, str]) -> 
     [(key, wrong) for key in EXERCISES for wrong in ANSWERS[key].wrong],
     ids=lambda each: each.replace(" ", "_") if isinstance(each, str) else "-".join(each),
 )
-def test_wrong_answers_are_told_what_is_wrong(key: tuple[str, str], wrong: str) -> None:
+def test_wrong_answers_get_a_message_with_the_mistake(key: tuple[str, str], wrong: str) -> None:
     passed, message = verdict_on(exercise_of(key), ANSWERS[key].wrong[wrong])
     assert not passed, "this wrong answer passes"
     assert message.startswith("check ")
@@ -101,7 +101,7 @@ def test_mutants_of_the_packages_own_are_caught(key: tuple[str, str]) -> None:
     assert set(equivalent) <= {name for name, _ in found}, "an equivalent mutant is no longer there"
     started = time.process_time()
     assert verdict_on(exercise, exercise.solution)[0]
-    patience = 1 + 10 * (time.process_time() - started)  # one that passes takes as long
+    patience = 1 + 10 * (time.process_time() - started)  # a passing one takes as long
     survivors = [
         name
         for name, part in found
@@ -111,7 +111,9 @@ def test_mutants_of_the_packages_own_are_caught(key: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("key", EXERCISES, ids="-".join)
-def test_an_untouched_stub_is_the_packages_signature_and_fails_kindly(key: tuple[str, str]) -> None:
+def test_an_untouched_stub_has_the_packages_signature_and_a_helpful_failure(
+    key: tuple[str, str],
+) -> None:
     exercise = exercise_of(key)
     assert find_object(dotted_name(exercise.solution)) is exercise.solution
     names: dict[str, Any] = {}
@@ -122,7 +124,7 @@ def test_an_untouched_stub_is_the_packages_signature_and_fails_kindly(key: tuple
 
 
 @pytest.mark.parametrize("key", EXERCISES, ids="-".join)
-def test_an_exercise_says_all_that_a_learner_needs(key: tuple[str, str]) -> None:
+def test_an_exercise_contains_all_that_a_learner_needs(key: tuple[str, str]) -> None:
     exercise = exercise_of(key)
     assert exercise.hints
     assert exercise.statement.endswith((".", "."))

@@ -1,4 +1,4 @@
-"""Explorables redraw when moved, say a sentence for nonsense, and leave a picture behind."""
+"""Explorables redraw when moved, show a sentence for errors, and leave a picture behind."""
 
 import asyncio
 import base64
@@ -18,7 +18,7 @@ from minigen_course.figures.style import figure, printable
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What would be displayed in a notebook."""
+    """The objects that a notebook would display."""
     found: list[dict[str, Any]] = []
     monkeypatch.setattr(module, "display", lambda data, raw: found.append(data))
     return found
@@ -46,7 +46,7 @@ def test_a_slider_redraws_the_picture(shown: list[dict[str, Any]]) -> None:
     assert sentence.value == ""
 
 
-def test_nonsense_is_a_sentence_above_the_last_picture(shown: list[dict[str, Any]]) -> None:
+def test_an_error_is_a_sentence_above_the_last_picture(shown: list[dict[str, Any]]) -> None:
     explore(bar, "a bar", height=(-1.0, 5.0, 0.5, 2.0))
     slider, sentence, image = box_of(shown).children
     before = image.value
@@ -57,7 +57,7 @@ def test_nonsense_is_a_sentence_above_the_last_picture(shown: list[dict[str, Any
     assert sentence.value == ""
 
 
-def test_a_button_draws_anew_and_counts(shown: list[dict[str, Any]]) -> None:
+def test_a_button_redraws_and_counts(shown: list[dict[str, Any]]) -> None:
     seen = []
     explore(lambda again: seen.append(again) or bar(again), "a bar", again=None)
     button = box_of(shown).children[0]
@@ -82,7 +82,7 @@ def test_a_draw_that_yields_shows_each_picture_as_it_comes(shown: list[dict[str,
     assert drawn == [0, 0, 0, 0, 1, 2]
 
 
-def test_moved_by_another_thread_the_one_that_shows_it_draws_the_last_values(
+def test_if_another_thread_moves_it_the_showing_thread_draws_the_last_values(
     shown: list[dict[str, Any]],
 ) -> None:
     drawn = []
@@ -111,7 +111,7 @@ def test_moved_by_another_thread_the_one_that_shows_it_draws_the_last_values(
     assert drawn == [(here, 2), (here, 5), (here, 8)]
 
 
-def test_without_a_front_end_the_picture_stands_for_it(shown: list[dict[str, Any]]) -> None:
+def test_without_a_front_end_the_picture_replaces_it(shown: list[dict[str, Any]]) -> None:
     explore(bar, "a bar", height=(0, 5, 1, 2))
     picture(bar(2), "the same bar")
     widget, plain = shown
@@ -131,14 +131,12 @@ def test_without_a_front_end_the_picture_stands_for_it(shown: list[dict[str, Any
         (ipywidgets.ToggleButtons(options=["x"]), ipywidgets.ToggleButtons),
     ],
 )
-def test_plain_values_stand_for_controls(
-    shown: list[dict[str, Any]], given: Any, kind: type
-) -> None:
+def test_plain_values_become_controls(shown: list[dict[str, Any]], given: Any, kind: type) -> None:
     explore(lambda value: bar(1), "a bar", value=given)
     assert type(box_of(shown).children[0]) is kind
 
 
-def test_what_stands_for_no_control_is_named(shown: list[dict[str, Any]]) -> None:
+def test_a_value_without_a_control_is_named(shown: list[dict[str, Any]]) -> None:
     with pytest.raises(TypeError, match="size: 7 stands for no control"):
         explore(bar, "a bar", size=7)
 

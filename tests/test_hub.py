@@ -1,4 +1,4 @@
-"""A name leads to a model, or to one sentence that says why not and what to do."""
+"""A name leads to a model, or to one sentence with the reason and the remedy."""
 
 import errno
 import hashlib
@@ -31,7 +31,7 @@ PACKAGE = "tiny_wheel_model"
 
 
 def wheel_of(gguf: bytes, member: str = f"{PACKAGE}/tiny.gguf") -> bytes:
-    """A wheel that pip accepts, its GGUF stored as it is."""
+    """Return a wheel that pip accepts, with its GGUF uncompressed."""
     info = f"{PACKAGE}-1.0.dist-info"
     members = {
         member: gguf,
@@ -61,7 +61,7 @@ WHEEL_NAME = f"{PACKAGE}-1.0-py3-none-any.whl"
 
 
 def quiet(label: str, num_bytes: int, num_total_bytes: int | None) -> None:
-    """A `Progress` that nobody watches."""
+    """A `Progress` without output."""
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def server() -> Iterator[FakeHub]:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Each test has a cache of its own, knows the tiny model, waits for nothing."""
+    """Each test has its own cache, knows the tiny model, and never waits."""
     monkeypatch.setenv("MINIGEN_HOME", str(tmp_path / "home"))
     monkeypatch.setitem(hub.SHORT_NAMES, "tiny", TINY)
     monkeypatch.setattr(download, "PAUSES_SECONDS", (0.0, 0.0, 0.0))
@@ -83,13 +83,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def cached(home: Path) -> Path:
-    """Where the tiny model comes to lie."""
+    """The path of the tiny model in the cache."""
     return home / "models" / "tiny" / "tiny.gguf"
 
 
 @pytest.fixture
 def index(server: FakeHub, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
-    """The server as the index of pip's configuration: pip itself is run, and asks it."""
+    """The server as the index in pip's configuration: pip itself runs, and queries it."""
     for name, value in pip_environment(server).items():
         monkeypatch.setenv(name, value)
     server.add_wheel(WHEEL_NAME, WHEEL)
@@ -98,7 +98,7 @@ def index(server: FakeHub, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
 
 @pytest.fixture
 def located(server: FakeHub, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
-    """The server as the place where pip found the wheel; from then on pip can do nothing."""
+    """The server as the location of the wheel; from then on pip can do nothing."""
     url = server.add_wheel(WHEEL_NAME, WHEEL)
     monkeypatch.setattr(pip, "locate", lambda requirement: (url, WHEEL_SHA256))
     useless = subprocess.CompletedProcess([], 1, stdout="", stderr="ERROR: no pip in this test\n")
@@ -145,7 +145,7 @@ def test_a_folder_named_like_a_hub_id_is_the_folder(
     assert hub.find("org/repo") == Path("org/repo")
 
 
-def test_the_home_folder_is_known_by_its_tilde(
+def test_a_tilde_stands_for_the_home_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -157,7 +157,7 @@ def test_the_home_folder_is_known_by_its_tilde(
 @pytest.mark.parametrize(
     "name", ["./nothing", "../nothing/here", "/nothing", "~/nothing", "no.gguf"]
 )
-def test_a_path_to_nothing_is_said_to_be_one(name: str) -> None:
+def test_a_missing_path_is_reported_as_a_missing_path(name: str) -> None:
     for lookup in (hub.find, hub.pull, hub.resolve):
         with pytest.raises(ModelNotFoundError, match=r"There is no file or folder .*n"):
             lookup(name)
@@ -186,17 +186,17 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "gpt2", "a/b/c", "a b/c", "https://x.y/z"])
-def test_a_name_of_no_known_form_is_refused_with_the_forms(name: str) -> None:
+def test_a_name_of_unknown_form_is_refused_with_the_known_forms(name: str) -> None:
     with pytest.raises(ModelNotFoundError, match=r"neither a file or folder here.*org/repo"):
         hub.find(name)
 
 
-def test_a_misspelt_short_name_is_set_right() -> None:
+def test_a_misspelt_short_name_gets_a_suggestion() -> None:
     with pytest.raises(ModelNotFoundError, match=r"did you mean smollm2-135m\?"):
         hub.pull("smolm2-135")
 
 
-def test_the_cache_is_where_the_environment_says(
+def test_the_environment_selects_the_cache_folder(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert hub.cache_folder() == home
@@ -204,7 +204,7 @@ def test_the_cache_is_where_the_environment_says(
     assert hub.cache_folder().name == "minigen"
 
 
-# ---- a model out of a wheel, from a local copy
+# ---- a model from a wheel, from a local copy
 
 
 def test_nothing_is_found_before_a_pull_and_the_model_after_it(
@@ -260,14 +260,14 @@ def test_a_wrong_source_is_refused_and_leaves_nothing(
 def test_a_source_that_is_not_there_or_not_used_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="There is no file"):
         hub.pull("tiny", source=tmp_path / "nothing.whl")
-    with pytest.raises(OptionError, match="source= fits a short name"):
+    with pytest.raises(OptionError, match="source= can be used with a short name"):
         hub.pull("org/repo", source=tmp_path / "nothing.whl")
 
 
-# ---- a model out of a wheel, from the index
+# ---- a model from a wheel, from the index
 
 
-def test_pip_says_where_the_wheel_is_and_it_is_fetched_once(index: FakeHub, cached: Path) -> None:
+def test_pip_locates_the_wheel_and_it_is_downloaded_once(index: FakeHub, cached: Path) -> None:
     assert hub.pull("tiny", progress=quiet) == cached
     assert cached.read_bytes() == GGUF
     assert index.paths(".whl")[-1:] == [f"/files/{WHEEL_NAME}"]
@@ -281,7 +281,7 @@ def test_pip_downloads_when_streaming_fails(
     index: FakeHub, cached: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise DownloadError("The firewall likes nobody but pip.")
+        raise DownloadError("The firewall only lets pip pass.")
 
     monkeypatch.setattr(pypi, "fetch", fail)
     assert hub.pull("tiny", progress=quiet) == cached
@@ -289,7 +289,7 @@ def test_pip_downloads_when_streaming_fails(
     assert leftovers(cached) == set()
 
 
-def test_an_index_with_an_account_serves_too(
+def test_an_index_with_an_account_works_too(
     index: FakeHub, cached: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index.account = "Basic bWU6c2VjcmV0"  # me:secret
@@ -309,7 +309,7 @@ def test_an_index_without_the_package_is_one_sentence_without_the_password(
     assert "\n" not in str(caught.value)
 
 
-def test_what_pip_says_is_passed_on_without_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pips_messages_are_passed_on_without_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = "WARNING: x\nERROR: 403 Client Error for https://me:secret@index.invalid/simple/\n"
     failed = subprocess.CompletedProcess([], 1, stdout="", stderr=stderr)
     monkeypatch.setattr(pip, "_pip", lambda *arguments: failed)
@@ -330,7 +330,7 @@ def test_an_index_out_of_reach_is_one_sentence_with_the_reason(
         hub.pull("tiny", progress=quiet)
 
 
-def test_a_folder_of_wheels_in_pips_configuration_serves_too(
+def test_a_folder_of_wheels_in_pips_configuration_works_too(
     tmp_path: Path, cached: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "wheels").mkdir()
@@ -342,7 +342,9 @@ def test_a_folder_of_wheels_in_pips_configuration_serves_too(
     assert (tmp_path / "wheels" / WHEEL_NAME).exists()
 
 
-def test_a_python_without_pip_is_told_so_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_pip_gets_an_error_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "pip" else find_spec(name)
@@ -362,7 +364,9 @@ def test_a_refusal_is_one_sentence_that_names_both_ways_tried(
     assert leftovers(cached) == set()
 
 
-def test_other_bytes_than_the_index_promised_are_deleted(located: FakeHub, cached: Path) -> None:
+def test_bytes_with_another_hash_than_the_indexs_are_deleted(
+    located: FakeHub, cached: Path
+) -> None:
     located.files[f"/files/{WHEEL_NAME}"] = WHEEL[:-1] + b"?"
     with pytest.raises(DownloadError, match="sha256 differs"):
         hub.pull("tiny", progress=quiet)
@@ -395,19 +399,21 @@ def test_pips_settings_are_read_from_its_file_and_its_environment(
 def test_a_damaged_model_is_repaired(located: FakeHub, cached: Path) -> None:
     hub.pull("tiny", progress=quiet)
     cached.write_bytes(GGUF[:-1])
-    assert hub.find("tiny") is None  # the size tells
+    assert hub.find("tiny") is None  # found by the size
     cached.write_bytes(GGUF[:-1] + b"?")
-    assert hub.find("tiny") is None  # the hash tells
+    assert hub.find("tiny") is None  # found by the hash
     assert hub.pull("tiny", progress=quiet) == cached
     assert cached.read_bytes() == GGUF
 
 
-def test_a_full_disk_is_noticed_beforehand(
+def test_a_full_disk_is_noticed_before_the_download(
     located: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(ROOT)._replace(free=len(GGUF))
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
-    with pytest.raises(DiskError, match=r"room for 2\.1 MB but 4\.2 MB are needed.*MINIGEN_HOME"):
+    with pytest.raises(
+        DiskError, match=r"2\.1 MB of free space, but 4\.2 MB are needed.*MINIGEN_HOME"
+    ):
         hub.pull("tiny", progress=quiet)
     assert located.num_body_bytes == 0
 
@@ -436,7 +442,7 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(home: Path) -> None:
         hub.pull("tiny", progress=quiet)
 
 
-def test_progress_hears_the_size_and_the_end(located: FakeHub) -> None:
+def test_progress_gets_the_size_and_the_end(located: FakeHub) -> None:
     heard: list[tuple[str, int, int | None]] = []
     hub.pull("tiny", progress=lambda *report: heard.append(report))
     labels = [label for label, _, _ in heard]
@@ -446,7 +452,7 @@ def test_progress_hears_the_size_and_the_end(located: FakeHub) -> None:
     assert labels == sorted(labels)
 
 
-def test_without_a_progress_two_lines_a_step_go_to_stderr(
+def test_without_a_progress_two_lines_per_step_go_to_stderr(
     located: FakeHub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.pull("tiny")
@@ -486,16 +492,16 @@ def url(server: FakeHub) -> str:
     return server.add_wheel(WHEEL_NAME, WHEEL)
 
 
-def test_a_lost_connection_is_continued_where_it_broke(
+def test_a_lost_download_continues_where_it_stopped(
     server: FakeHub, url: str, tmp_path: Path
 ) -> None:
-    server.breaks_after, server.num_breaks = 300_000, 6  # more breaks than pauses: each brings more
+    server.breaks_after, server.num_breaks = 300_000, 6  # more breaks than pauses: each adds bytes
     assert get(url, tmp_path / "x") == WHEEL
     assert server.num_body_bytes == len(WHEEL)
     assert not part_of(tmp_path / "x").exists()
 
 
-def test_a_server_without_ranges_begins_again_cleanly(
+def test_a_server_without_ranges_restarts_cleanly(
     server: FakeHub, url: str, tmp_path: Path
 ) -> None:
     server.honours_ranges = False
@@ -504,26 +510,28 @@ def test_a_server_without_ranges_begins_again_cleanly(
     assert server.num_body_bytes == len(WHEEL) + 300_000
 
 
-def test_a_connection_that_never_gets_further_is_given_up_and_kept(
+def test_a_stalled_download_is_given_up_and_its_part_is_kept(
     server: FakeHub, url: str, tmp_path: Path
 ) -> None:
     server.honours_ranges = False
     server.breaks_after, server.num_breaks = 300_000, 100
-    with pytest.raises(DownloadError, match=r"lost after 300 kB of 2\.1 MB; what arrived is kept"):
+    with pytest.raises(
+        DownloadError, match=r"lost after 300 kB of 2\.1 MB; the partial file is kept"
+    ):
         get(url, tmp_path / "x")
     assert not (tmp_path / "x").exists()
     assert part_of(tmp_path / "x").stat().st_size == 300_000
 
 
 @pytest.mark.parametrize("kept", [b"?" * 1000, WHEEL + b"more", b"?" * len(WHEEL)])
-def test_a_kept_part_of_something_else_is_thrown_away(
+def test_a_partial_download_of_another_file_is_deleted(
     server: FakeHub, url: str, tmp_path: Path, kept: bytes
 ) -> None:
     part_of(tmp_path / "x").write_bytes(kept)
     assert get(url, tmp_path / "x") == WHEEL
 
 
-def test_a_part_that_was_whole_already_is_not_asked_for(
+def test_a_complete_partial_download_is_not_requested_again(
     server: FakeHub, url: str, tmp_path: Path
 ) -> None:
     part_of(tmp_path / "x").write_bytes(WHEEL)
@@ -531,9 +539,7 @@ def test_a_part_that_was_whole_already_is_not_asked_for(
     assert server.requests == []
 
 
-def test_a_hash_that_is_not_known_is_not_asked_for(
-    server: FakeHub, url: str, tmp_path: Path
-) -> None:
+def test_an_unknown_hash_is_not_required(server: FakeHub, url: str, tmp_path: Path) -> None:
     assert get(url, tmp_path / "x", sha256=None) == WHEEL
 
 
@@ -599,7 +605,7 @@ def start_pull(url: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
-def test_a_killed_pull_leaves_nothing_that_looks_whole_and_is_continued(
+def test_a_killed_pull_leaves_no_complete_looking_file_and_is_continued(
     server: FakeHub, url: str, cached: Path
 ) -> None:
     server.pauses_after = 600_000
@@ -612,7 +618,7 @@ def test_a_killed_pull_leaves_nothing_that_looks_whole_and_is_continued(
     assert leftovers(cached) == {part.name}
 
     server.goes_on.set()
-    wait_until(lambda: server.num_sending == 0)  # it has noticed that its client is gone
+    wait_until(lambda: server.num_sending == 0)  # it has noticed that its client has left
     num_kept, num_served_before = part.stat().st_size, server.num_body_bytes
     with start_pull(url) as second:
         output, errors = second.communicate()
@@ -653,7 +659,7 @@ INDEX = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.saf
 
 
 def ask(verb: str, *names: str, endpoint: str, home: Path, **environment: str) -> list[str]:
-    """One line for each name, from a process that has `endpoint` for its hub."""
+    """Return one line for each name, from a process that uses `endpoint` as its hub."""
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", ASK, verb, *names],
         capture_output=True,
@@ -724,7 +730,7 @@ def test_a_snapshot_with_a_shard_missing_is_not_found_but_completed(
 ) -> None:
     where = {"endpoint": model_hub.url, "home": tmp_path / "hf"}
     (line,) = ask("pull", "org/sharded", **where)
-    shutil.rmtree(Path(line).parents[1] / "trees", ignore_errors=True)  # as older releases left it
+    shutil.rmtree(Path(line).parents[1] / "trees", ignore_errors=True)  # as older releases wrote it
     (Path(line) / "model-2.safetensors").unlink()
     assert ask("find", "org/sharded", **where) == ["None"]
     assert ask("resolve", "org/sharded", **where) == [line]
@@ -739,7 +745,7 @@ def test_one_gguf_of_a_repository_is_one_file(model_hub: FakeHub, tmp_path: Path
     assert ask("find", "org/ggufs/a.gguf", "org/ggufs/q4/b.gguf", **where) == lines
 
 
-def test_what_the_hub_has_not_is_one_sentence_each(model_hub: FakeHub, tmp_path: Path) -> None:
+def test_what_the_hub_lacks_is_one_sentence_each(model_hub: FakeHub, tmp_path: Path) -> None:
     names = (
         "org/ggufs",
         "org/torch",
@@ -780,7 +786,7 @@ def test_a_hub_out_of_reach_is_one_sentence(tmp_path: Path, environment: dict[st
         assert ("refused" in line) == (environment == {})
 
 
-# ---- promises about the module
+# ---- properties of the module
 
 
 def test_the_hub_is_imported_without_what_is_slow() -> None:

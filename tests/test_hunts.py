@@ -1,4 +1,4 @@
-"""Bug hunts judge tests and parts: good ones pass, bad ones are told what is wrong."""
+"""Bug hunts check tests and parts: good ones pass, bad ones get a message with the mistake."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def judged(hunted: Hunt, test: Any, mended: Any) -> tuple[bool, str]:
     return verdict_on(hunted.as_exercise(), Caught(test, mended))
 
 
-def test_a_hunt_is_mended_by_its_own_solution(hunted: Hunt) -> None:
+def test_a_hunts_own_solution_fixes_it(hunted: Hunt) -> None:
     passed, message = judged(hunted, hunted.test, hunted.mended)
     assert passed, message
 
@@ -60,7 +60,7 @@ def test_good_tests_pass_with_good_parts(hunted: Hunt, catches: Catches) -> None
         assert passed, f"{test} with {part}: {message}"
 
 
-def test_bad_tests_are_told_what_they_miss(hunted: Hunt, catches: Catches) -> None:
+def test_bad_tests_get_a_message_with_what_they_miss(hunted: Hunt, catches: Catches) -> None:
     assert len(catches.bad_tests) >= 8
     for name, (test, words) in catches.bad_tests.items():
         passed, message = judged(hunted, test, hunted.mended)
@@ -68,7 +68,7 @@ def test_bad_tests_are_told_what_they_miss(hunted: Hunt, catches: Catches) -> No
         assert words in message, f"{name}: {message}"
 
 
-def test_bad_parts_are_told_what_is_wrong(hunted: Hunt, catches: Catches) -> None:
+def test_bad_parts_get_a_message_with_the_mistake(hunted: Hunt, catches: Catches) -> None:
     assert len(catches.bad_parts) >= 4
     for name, part in catches.bad_parts.items():
         passed, message = judged(hunted, hunted.test, part)
@@ -82,13 +82,13 @@ def test_every_variant_is_a_mistake_that_the_parts_own_checks_catch(hunted: Hunt
         assert not judged(hunted, hunted.test, part)[0], name
 
 
-def test_a_right_test_alone_is_told_to_go_on(hunted: Hunt) -> None:
+def test_a_right_test_alone_gets_the_next_step(hunted: Hunt) -> None:
     passed, message = judged(hunted, hunted.test, None)
     assert not passed
     assert "your test is right. Mend the part" in message
 
 
-def test_a_cell_hands_out_the_part_and_an_empty_test(hunted: Hunt, chapter: str) -> None:
+def test_a_cell_contains_the_part_and_an_empty_test(hunted: Hunt, chapter: str) -> None:
     cell, names = cell_of(HUNTS[chapter]), dict[str, Any]()
     exec(cell, names)
     assert cell.startswith(f"# hunt: {HUNTS[chapter]}\n")
@@ -99,22 +99,22 @@ def test_a_cell_hands_out_the_part_and_an_empty_test(hunted: Hunt, chapter: str)
     assert "the mended part" in message
 
 
-def test_a_hunt_runs_in_a_process_of_its_own_and_gives_a_usable_part_back(
+def test_a_hunt_runs_in_a_separate_process_and_returns_a_usable_part(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = hunt_of("22")
     assert hunt(22, test=empty, mended=found.handed, hint=1) is found.mended
     printed = capsys.readouterr().out
     assert printed.startswith("✗ slots: is still empty")
-    assert "hint 1: Take blocks" in printed
+    assert "hint 1: Use blocks" in printed
     mine = CATCHES["22"].parts[0]
     assert hunt(22, test=CATCHES["22"].tests[0], mended=mine) is mine
     assert capsys.readouterr().out == "✓ slots: all 7 checks passed.\n"
 
 
 def test_a_chapter_without_a_hunt_is_refused() -> None:
-    told = r"Chapter 99 has no hunt; these have one: 22, 23, 24, 41\."
-    with pytest.raises(ValueError, match=told):
+    message = r"Chapter 99 has no hunt; these have one: 22, 23, 24, 41\."
+    with pytest.raises(ValueError, match=message):
         hunt(99, test=empty)
 
 
@@ -125,12 +125,12 @@ def test_the_exercises_of_a_chapter_end_with_its_hunt() -> None:
     assert "hunt(23, test=test_prefix_cache, mended=ChainedPrefixCache)" in cells[-1]
 
 
-def test_the_toy_engine_answers_alike_together_and_alone() -> None:
+def test_the_toy_engine_gives_the_same_answers_together_and_alone() -> None:
     prompts = [[1, 2, 3], [1, 2, 3, 4, 5, 6], [9] * 9]
     alone = [serve_toy([prompt]).answers[0] for prompt in prompts]
     assert serve_toy(prompts).answers == alone
     tight = serve_toy(prompts, num_blocks=6)
-    assert (tight.answers, tight.told) == (alone, alone)
+    assert (tight.answers, tight.streamed) == (alone, alone)
     assert tight.num_preempted > 0
 
 

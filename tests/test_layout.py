@@ -1,8 +1,9 @@
-"""The code stays in order: sizes, names, layers, and one place for everything of a chapter."""
+"""The code stays in order: sizes, names, layers, and one place for all files of a chapter."""
 
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 
 import pytest
@@ -18,10 +19,12 @@ SAME_JOB = {  # names that two packages may share: one file per backend, API or 
     *("serve", "report", "compile"),
 }
 GERUNDS = {"sampling", "sharding", "streaming", "static_batching", "gguf_mapping"}
+MOST_IMPORTED = {"minigen": 10, "minigen_course": 14}  # modules, by one notebook
 TOOLKITS = {"grading", "lab", "figures"}
+SHAPES_WITHOUT_FUNCTIONS = {"minigen.protocols", "minigen.hardware"}
 
 
-def test_no_folder_holds_more_modules_than_a_reader_keeps_in_mind() -> None:
+def test_no_folder_holds_more_modules_than_a_reader_can_survey() -> None:
     counts = layout.siblings()
     assert {folder: n for folder, n in counts.items() if n > MOST_SIBLINGS} == {}
     assert counts["minigen"] <= MOST_AT_THE_TOP
@@ -36,7 +39,7 @@ def test_modules_are_neither_giants_nor_fragments() -> None:
     assert len(short) <= MOST_SHORT, short
 
 
-def test_the_engine_knows_no_course() -> None:
+def test_the_engine_does_not_know_the_course() -> None:
     guilty = [
         f"{path.relative_to(ROOT)}:{number}"
         for name, path in layout.files().items()
@@ -76,7 +79,7 @@ def test_all_of_a_chapter_is_found_by_its_number(chapter: Chapter) -> None:
     assert list((ROOT / "tests").glob(f"test_{number}_*.py"))
 
 
-def test_what_belongs_to_no_chapter_is_a_toolkit() -> None:
+def test_files_outside_chapters_are_toolkits() -> None:
     folders = {
         name.split(".")[1]
         for name in layout.modules()
@@ -86,13 +89,45 @@ def test_what_belongs_to_no_chapter_is_a_toolkit() -> None:
     assert folders <= chapters | TOOLKITS
 
 
-def test_a_name_says_one_thing() -> None:
+def test_a_name_has_one_meaning() -> None:
     names = Counter(
         name.split(".")[-1] for name in layout.modules() if name.split(".")[0] == "minigen"
     )
     assert {name for name, count in names.items() if count > 1} <= SAME_JOB
     gerunds = {name for name in names if name.endswith("ing")}
     assert gerunds <= GERUNDS
+
+
+def test_a_notebook_imports_few_modules() -> None:
+    for package, most in MOST_IMPORTED.items():
+        counts = layout.notebook_imports(package)
+        assert {name: count for name, count in counts.items() if count > most} == {}
+
+
+@pytest.mark.parametrize("chapter", read_chapters(), ids=lambda each: each.number)
+def test_every_place_of_a_chapter_exists(chapter: Chapter) -> None:
+    for paths in chapter.places.values():
+        for path in paths:
+            assert (ROOT / path).exists(), path
+
+
+def test_shapes_are_checked_wherever_they_are_written() -> None:
+    """The hook replaces the globals of a kernel, so modules that define kernels are left out."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (option,) = [
+        each
+        for each in options["tool"]["pytest"]["ini_options"]["addopts"]
+        if each.startswith("--jaxtyping-packages=")
+    ]
+    checked = tuple(option.partition("=")[2].split(",")[:-1])
+    unchecked = [
+        name
+        for name, path in layout.modules().items()
+        if re.search(r"^from jaxtyping import", text := path.read_text("utf-8"), re.MULTILINE)
+        and not any(f"{name}.".startswith(f"{each}.") for each in checked)
+        and not re.search(r"\b(numba|triton|simd)\b", text)
+    ]
+    assert set(unchecked) <= SHAPES_WITHOUT_FUNCTIONS
 
 
 def test_the_measures_are_printed() -> None:

@@ -1,4 +1,4 @@
-"""Notebooks agree with their sources and with the package; what they print is run by nbval."""
+"""Notebooks agree with their sources and with the package; nbval runs them and compares outputs."""
 
 import json
 import re
@@ -76,13 +76,13 @@ def test_a_notebook_keeps_to_its_budgets(source: Path, notebook: dict[str, Any])
     assert source.with_suffix(".ipynb").stat().st_size <= MOST_BYTES
 
 
-def test_a_notebook_opens_elsewhere(source: Path, notebook: dict[str, Any]) -> None:
+def test_a_notebook_opens_in_other_tools(source: Path, notebook: dict[str, Any]) -> None:
     first, install = notebook["cells"][:2]
     assert f"notebooks/{source.stem}.ipynb" in "".join(first["source"]), "badges for Colab, Binder"
     assert "find_spec" in "".join(install["source"]), "the first cell installs what is missing"
 
 
-def test_links_to_other_chapters_lead_somewhere(source: Path) -> None:
+def test_links_to_other_chapters_exist(source: Path) -> None:
     links = re.findall(r"\]\((\d\d_\w+\.ipynb)\)", source.read_text(encoding="utf-8"))
     assert not [name for name in links if not (FOLDER / name).exists()]
 
@@ -98,7 +98,7 @@ def test_an_explorable_has_its_picture(notebook: dict[str, Any]) -> None:
     assert all("image/png" in data for data in widgets)
 
 
-def test_a_chapter_asks_for_its_exercises_and_gives_its_verdicts(
+def test_a_chapter_contains_its_exercises_and_their_verdicts(
     source: Path, notebook: dict[str, Any], tmp_path: Path
 ) -> None:
     chapter = source.stem[:2]
@@ -115,6 +115,6 @@ def test_a_chapter_asks_for_its_exercises_and_gives_its_verdicts(
     )
 
 
-def test_claims_are_gathered_from_all_notebooks() -> None:
+def test_claims_are_collected_from_all_notebooks() -> None:
     chapters = [chapter for chapter, _ in gathered(FOLDER)]
     assert set(chapters) == {path.stem[:2] for path in SOURCES}

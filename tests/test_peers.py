@@ -1,4 +1,4 @@
-"""The comparison with other engines: what it asks, how it counts, and what a broken peer does."""
+"""The comparison with other engines: its loads, its counts, and the failures of a peer."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ def test_loads_are_the_same_for_the_same_seed_and_plain_data() -> None:
     assert loads(3) != loads(4)
 
 
-def test_no_two_prompts_share_a_beginning_that_a_prefix_cache_could_use() -> None:
+def test_no_two_prompts_share_a_prefix_that_a_cache_could_use() -> None:
     prompts = [
         tuple(request["prompt"][:16])
         for load in loads(3)
@@ -72,8 +72,8 @@ def turn(*rates: float, foreign: float = 0.0, load: str = DECODE, agreeing: floa
 
 
 def rounds_of(*turns: dict[str, Turn]) -> list[dict[str, Any]]:
-    """Rounds as a record has them."""
-    common = {"begun": "2026-01-02 03:04 UTC", "code": "abc", "speed": []}
+    """Return rounds as in a record."""
+    common = {"started": "2026-01-02 03:04 UTC", "code": "abc", "speed": []}
     return [{**common, "engines": list(each), "turns": each} for each in turns]
 
 
@@ -94,13 +94,13 @@ def test_a_disturbed_sample_counts_in_no_figure_and_no_ratio() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_what_others_take_is_told_from_what_one_takes_oneself() -> None:
+def test_other_processes_time_is_distinguished_from_ones_own() -> None:
     before = Moment.now()
     deadline = before.clock + 0.3
     while time.monotonic() < deadline:
         pass
     own = before.foreign_since()
-    earlier = Moment(before.clock, before.others - 0.3)  # as if others had worked as long
+    earlier = Moment(before.clock, before.others - 0.3)  # as if other processes had worked as long
     assert earlier.foreign_since() > own
 
 
@@ -172,7 +172,7 @@ def test_headlines_name_the_best_peer_and_leave_out_what_was_not_measured() -> N
     assert (start_ratio["load"], start_ratio["peer"]) == (START, "vLLM bf16")
 
 
-def test_a_peer_that_computes_another_model_is_never_the_best() -> None:
+def test_a_peer_with_wrong_answers_is_never_the_best() -> None:
     engines = {"fast": figures([turn(99, agreeing=0.1)]), "sound": figures([turn(9)])}
     assert best_peer(engines, DECODE) == "sound"
 
@@ -193,7 +193,7 @@ def test_an_engine_that_fails_in_one_round_keeps_the_others() -> None:
     assert figures([Turn(failure="It broke.")]) == {"left_out": "It broke."}
 
 
-def test_versions_that_changed_between_sittings_are_all_told() -> None:
+def test_versions_that_changed_between_runs_are_all_listed() -> None:
     newer = turn(10)
     newer.packages = {"thing": "2.0"}
     assert figures([turn(10), newer, turn(10)])["packages"] == {"thing": "1.0, 2.0"}
@@ -215,7 +215,7 @@ SETTINGS = {"seed": 1, "scale": 0.05, "threads": 1}
 
 
 def fake_jobs(**weights: str) -> dict[str, dict[str, Any]]:
-    """Jobs of fakes that do what `weights` say; mixed requests are for names with a space."""
+    """Return jobs of fakes that act as `weights` ask; names with a space get mixed requests."""
     return {
         name: {
             "command": [sys.executable, "-m", "tests.fake_peer"],
@@ -233,7 +233,7 @@ def fake_jobs(**weights: str) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    """Two rounds of five fakes, small loads."""
+    """Two rounds of five fakes, with small loads."""
     if sys.platform != "linux":
         pytest.skip("workers read /proc")
     jobs = fake_jobs(
@@ -287,7 +287,7 @@ def test_an_engine_that_fails_is_reported_in_a_sentence_and_the_others_go_on(
     assert left_out == {
         "broken": "It ended with exit code 1: ValueError: the fake engine broke.",
         "minigen odd": "There are no such weights.",
-        "lazy": "It ended with exit code 1: it answered with 1 tokens where 2 were asked for.",
+        "lazy": "It ended with exit code 1: it answered with 1 tokens instead of 2.",
         "absent": "It could not be installed.",
     }
     first, second = (set(each["turns"]) for each in measured["rounds"])
@@ -302,7 +302,7 @@ def test_an_engine_that_fails_is_reported_in_a_sentence_and_the_others_go_on(
 def test_a_run_that_was_cut_off_keeps_its_turns_and_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The third turn is interrupted: the file has two; the next run adds a round to it."""
+    """The third turn is interrupted: the file has two, and the next run adds a round to it."""
     seeds: list[int] = []
 
     def turn_or_end(command: Any, job: dict[str, Any], folder: Path) -> Turn:
@@ -316,32 +316,32 @@ def test_a_run_that_was_cut_off_keeps_its_turns_and_is_resumed(
     path, jobs = tmp_path / "peers.json", fake_jobs(minigen="good", a="good", b="good")
     with pytest.raises(KeyboardInterrupt):
         Comparison(Record(path, SETTINGS), jobs, SURE, {}).run_round()
-    resumed = Record.opened(path, SETTINGS, resume=True, anew=False)
+    resumed = Record.opened(path, SETTINGS, resume=True, replace=False)
     assert [len(each.turns) for each in resumed.rounds] == [2]
     Comparison(resumed, jobs, SURE, {}).run_round()
     found = stored(resumed)
     assert [len(each["turns"]) for each in found["rounds"]] == [2, 3]
     assert (found["summary"]["rounds"], found["summary"]["cut_off"]) == (2, 1)
-    assert all(each["begun"] and each["machine"]["cpu"] for each in found["rounds"])
+    assert all(each["started"] and each["machine"]["cpu"] for each in found["rounds"])
     assert seeds[0] == seeds[1] != seeds[3] == seeds[4]
     assert [each.name for each in tmp_path.iterdir()] == ["peers.json"]
 
 
 def test_results_are_neither_overwritten_unasked_nor_mixed_with_others(tmp_path: Path) -> None:
     path = tmp_path / "peers.json"
-    made = Record(path, SETTINGS, [Round.beginning_now([])])
+    made = Record(path, SETTINGS, [Round.new([])])
     made.save()
-    with pytest.raises(RecordError, match="1 rounds already: --resume adds to them, and --anew"):
-        Record.opened(path, SETTINGS, resume=False, anew=False)
+    with pytest.raises(RecordError, match="1 rounds already: --resume adds to them, and --replace"):
+        Record.opened(path, SETTINGS, resume=False, replace=False)
     with pytest.raises(RecordError, match="measured with seed 1, not 2"):
-        Record.opened(path, {**SETTINGS, "seed": 2}, resume=True, anew=False)
-    assert Record.opened(path, SETTINGS, resume=True, anew=False).rounds == made.rounds
-    assert Record.opened(path, {}, resume=False, anew=True).rounds == []
+        Record.opened(path, {**SETTINGS, "seed": 2}, resume=True, replace=False)
+    assert Record.opened(path, SETTINGS, resume=True, replace=False).rounds == made.rounds
+    assert Record.opened(path, {}, resume=False, replace=True).rounds == []
     path.write_text(
         path.read_text("utf-8").replace(made.rounds[0].machine["cpu"], "another"), encoding="utf-8"
     )
     with pytest.raises(RecordError, match="measured with cpu 'another'"):
-        Record.opened(path, SETTINGS, resume=True, anew=False)
+        Record.opened(path, SETTINGS, resume=True, replace=False)
 
 
 def test_engines_are_started_once_before_a_start_is_measured(tmp_path: Path) -> None:
@@ -357,9 +357,9 @@ def test_engines_are_started_once_before_a_start_is_measured(tmp_path: Path) -> 
     assert list(started_once(jobs, SURE, tmp_path)) == ["good", "broken"]
 
 
-def test_what_a_worker_told_before_it_broke_is_read() -> None:
-    told = '{"sample": "start", "seconds": 1, "foreign": 0}\n{"versions": {"a": "1"}}\n'
-    found = gathered(told, SURE)
+def test_results_of_a_worker_before_it_broke_are_read() -> None:
+    output = '{"sample": "start", "seconds": 1, "foreign": 0}\n{"versions": {"a": "1"}}\n'
+    found = gathered(output, SURE)
     assert found.versions == {"a": "1"}
     assert len(found.samples) == 1
 
@@ -369,10 +369,10 @@ def test_last_words_name_no_place_of_this_machine(tmp_path: Path) -> None:
     log.write_text(f"first\ncannot open {Path.home()}/models/x.\n\n", encoding="utf-8")
     assert last_words(log) == "cannot open ~/models/x"
     log.write_text("", encoding="utf-8")
-    assert last_words(log) == "no word of why"
+    assert last_words(log) == "no reason was printed"
 
 
-def test_engines_can_be_chosen_by_the_beginning_of_their_names() -> None:
+def test_engines_can_be_chosen_by_a_prefix_of_their_names() -> None:
     assert chosen(None) == list(ENGINES)
     assert {engine.environment for engine in chosen("llama.cpp, vLLM")} == {"llama_cpp", "vllm_cpu"}
     assert all(engine.environment in {None, *RECIPES} for engine in ENGINES)
@@ -421,10 +421,10 @@ def test_the_table_has_a_row_for_each_engine_its_ratios_and_who_is_left_out() ->
     assert lines[-1] == "- odd is left out: There are no such weights."
 
 
-def test_help_teaches_how_to_cut_a_run_into_sittings() -> None:
+def test_help_shows_how_to_divide_a_run() -> None:
     command = [sys.executable, "-m", "benchmarks.peers", "--help"]
-    told = subprocess.run(
+    output = subprocess.run(
         command, cwd=ROOT, capture_output=True, encoding="utf-8", check=True
     ).stdout
-    assert "--resume --rounds 3" in told
-    assert all(engine.name in " ".join(told.split()) for engine in ENGINES)
+    assert "--resume --rounds 3" in output
+    assert all(engine.name in " ".join(output.split()) for engine in ENGINES)

@@ -1,4 +1,4 @@
-"""The table of environments: cells are tried once, kept at once, and told as they ended."""
+"""The table of environments: cells are tried once, and their results are stored and shown."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def ended(code: str, tmp_path: Path, limit: float = LIMIT) -> Ended:
-    """How a Python program ended."""
+    """Run a Python program and return how it ended."""
     return run([sys.executable, "-c", code], tmp_path, os.environ, tmp_path / "log", limit)
 
 
@@ -49,7 +49,7 @@ def wait_for(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def test_a_run_that_was_stopped_goes_on_where_it_was(store: Store) -> None:
+def test_a_stopped_run_continues_where_it_was(store: Store) -> None:
     tried: list[Cell] = []
 
     def stopped_at_the_second(cell: Cell) -> Result:
@@ -67,7 +67,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(store: Store) -> None:
     assert tried == [CELLS[0], CELLS[1], CELLS[1], CELLS[2]]
 
 
-def test_a_killed_run_keeps_what_was_finished(store: Store, tmp_path: Path) -> None:
+def test_a_killed_run_keeps_finished_results(store: Store, tmp_path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
@@ -86,7 +86,7 @@ run_cells(cells, Store(Path({str(tmp_path / "state")!r}), {"a" * 40!r}), killed_
     assert [store.get(cell) for cell in CELLS] == [first, None, None]
 
 
-def test_a_red_cell_is_kept_with_its_reason(store: Store) -> None:
+def test_a_red_cell_is_stored_with_its_reason(store: Store) -> None:
     red = Result(RED, "tests/test_a.py::test_b", 2.0, ("tests/test_a.py::test_b",))
     program.run_cells(CELLS[:1], store, lambda cell: red)
     assert store.get(CELLS[0]) == red
@@ -119,11 +119,11 @@ def test_results_of_another_commit_are_not_this_ones(store: Store, tmp_path: Pat
         ),
     ],
 )
-def test_a_command_that_fails_says_why(code: str, why: str, tmp_path: Path) -> None:
+def test_a_failed_command_gives_the_reason(code: str, why: str, tmp_path: Path) -> None:
     assert ended(code, tmp_path).why() == why
 
 
-def test_what_pytest_counts_is_read(tmp_path: Path) -> None:
+def test_pytests_counts_are_read(tmp_path: Path) -> None:
     assert ended("print('..\\n2 failed, 31 passed, 1 skipped in 2.1s')", tmp_path).passed == (
         "2 failed, 31 passed, 1 skipped"
     )
@@ -133,7 +133,7 @@ def test_what_pytest_counts_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="asks /proc")
-def test_a_command_over_its_time_ends_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_command_over_its_time_limit_ends_with_all_its_processes(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     code = f"""
 import subprocess, sys, time
@@ -141,17 +141,17 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 open({str(pids)!r}, "w").write(str(child.pid))
 time.sleep(600)
 """
-    for limit in (1.0, 4.0, 16.0, LIMIT):  # a busy machine may need that long to begin
+    for limit in (1.0, 4.0, 16.0, LIMIT):  # a busy machine may need this long to start
         over = ended(code, tmp_path, limit)
         if pids.exists() and pids.read_text(encoding="utf-8"):
             break
     assert over.status is None
-    assert over.why() == "it had not ended when its time was over"
+    assert over.why() == "it did not end within its time limit"
     assert wait_for(lambda: not is_alive(int(pids.read_text(encoding="utf-8"))))
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="asks /proc")
-def test_busy_loops_end_with_the_process_that_began_them(tmp_path: Path) -> None:
+def test_busy_loops_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     code = f"""
 import os, signal
 from tools.portability import commands
@@ -174,7 +174,7 @@ with commands.busy(2):
 
 
 class Tree:
-    """An environment that was set up, with a command of the test's in the place of minigen's."""
+    """An environment that is set up, with a command of the test instead of minigen's."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
         self.places, self.log = Places(folder, "a" * 40), folder / "log"
@@ -225,7 +225,7 @@ def test_what_this_machine_lacks_is_not_tried(tree: Tree) -> None:
     assert str(result) == "not tried: this processor has no avx2"
 
 
-def test_a_set_up_that_fails_is_red_and_made_once(
+def test_a_set_up_that_fails_is_red_and_tried_once(
     tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "shared" / "elsewhere" / "one.json").unlink()
@@ -253,7 +253,7 @@ def test_a_read_only_tree_cannot_be_written(tmp_path: Path) -> None:
     assert [path.name for path in sorted(tmp_path.rglob("*"))] == ["beside", "tree"]
 
 
-def test_without_a_network_this_machine_alone_is_reached() -> None:
+def test_without_a_network_only_this_machine_can_be_reached() -> None:
     prefix = table_of_environments._without_network()
     if not prefix:
         pytest.skip("this machine allows no network of its own")
@@ -273,7 +273,7 @@ except OSError as error:
     assert said[1:] == ["True"]
 
 
-def test_the_environments_are_what_their_names_say(tmp_path: Path) -> None:
+def test_the_environments_match_their_names(tmp_path: Path) -> None:
     every = {each.name: each for each in environments(tmp_path)}
     long = tmp_path.joinpath("long", *every["long"].inside)
     assert long.name == "minigen"
@@ -287,7 +287,7 @@ def test_the_environments_are_what_their_names_say(tmp_path: Path) -> None:
 
 
 class Table:
-    """The program on two small environments of the test's."""
+    """The program on two small environments of the test."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         self.verdicts: dict[str, Result] = {}
@@ -314,7 +314,7 @@ class Table:
         return self.verdicts.get(cell.name, Result(GREEN))
 
     def run(self, *arguments: str) -> str | int | None:
-        """The program's exit code, or its last word."""
+        """Return the program's exit code, or its last line."""
         handler = signal.getsignal(signal.SIGTERM)
         try:
             program.main(arguments)
@@ -337,9 +337,9 @@ def test_the_page_is_written_when_every_cell_has_a_result(whole: Table) -> None:
         "one/13_layers": Result(RED, "notebooks/13_layers.ipynb::Cell 3"),
         "two/tests": Result(RED, "ended by SIGSEGV"),
     }
-    told = whole.run("--environments", "one")
-    assert isinstance(told, str)
-    assert told.startswith("red: one/13_layers (")
+    output = whole.run("--environments", "one")
+    assert isinstance(output, str)
+    assert output.startswith("red: one/13_layers (")
     assert not whole.page.exists()
     whole.run()
     page = whole.page.read_text(encoding="utf-8")
@@ -354,7 +354,7 @@ def test_the_page_is_written_when_every_cell_has_a_result(whole: Table) -> None:
     assert data["cells"]["two/tests"]["verdict"] == "RED"
 
 
-def test_a_page_of_some_cells_says_which_were_not_run(whole: Table) -> None:
+def test_a_page_of_some_cells_names_those_not_run(whole: Table) -> None:
     assert whole.run("--cell", "one/13_layers", "--write") == 0
     page = whole.page.read_text(encoding="utf-8")
     assert "| one | not run | - | not run | - | - | 1 of 2 green; 1 not run |" in page
@@ -373,8 +373,8 @@ def test_cells_are_chosen_by_environment_part_and_name(whole: Table) -> None:
     ("arguments", "words"),
     [
         (["--cell", "one/test"], "There is no cell one/test; --list shows all."),
-        (["--environments", "three"], "There is no environment three; there are one, two."),
-        (["--parts", "13_layer"], "There is no part 13_layer; there are setup, "),
+        (["--environments", "three"], "There is no environment three; choose from one, two."),
+        (["--parts", "13_layer"], "There is no part 13_layer; choose from setup, "),
     ],
 )
 def test_an_unknown_name_is_refused(whole: Table, arguments: list[str], words: str) -> None:
@@ -382,23 +382,25 @@ def test_an_unknown_name_is_refused(whole: Table, arguments: list[str], words: s
     assert not whole.tried
 
 
-def test_a_list_shows_this_commits_results(
+def test_the_list_shows_this_commits_results(
     whole: Table, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole.verdicts = {"one/tests": Result(RED, "ended by SIGSEGV")}
     whole.run("--cell", "one/tests")
     capsys.readouterr()
     assert whole.run("--list") == 0
-    told = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert told[:2] == ["one/setup not run", "one/tests RED: ended by SIGSEGV"]
+    output = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert output[:2] == ["one/setup not run", "one/tests RED: ended by SIGSEGV"]
     whole.commit = "b" * 40
     whole.run("--list")
-    told = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert told[0] == "Results of other commits (aaaaaaaaaaaa) are kept apart, and not shown."
-    assert told[1:3] == ["one/setup not run", "one/tests not run"]
+    output = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert (
+        output[0] == "Results of other commits (aaaaaaaaaaaa) are stored separately, and not shown."
+    )
+    assert output[1:3] == ["one/setup not run", "one/tests not run"]
 
 
-def test_a_selection_of_tests_is_no_result_of_the_cell(whole: Table) -> None:
+def test_a_selection_of_tests_is_not_stored_as_a_result(whole: Table) -> None:
     whole.run("--cell", "two/tests", "--pytest", "tests/test_11_weights.py")
     whole.run("--cell", "two/tests")
     assert whole.tried == ["two/tests", "two/tests"]
@@ -417,7 +419,7 @@ def test_clones_of_red_cells_are_kept(whole: Table, tmp_path: Path) -> None:
     assert not clone.exists()
 
 
-def test_of_a_tree_that_cannot_be_written_a_copy_is_installed(
+def test_a_read_only_tree_is_installed_as_a_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree, copy = tmp_path / "tree", tmp_path / "copy"
@@ -450,7 +452,7 @@ def test_of_a_tree_that_cannot_be_written_a_copy_is_installed(
     assert len(installed) == 2
 
 
-def test_an_earlier_builds_metadata_hides_no_command(
+def test_an_earlier_builds_metadata_does_not_hide_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("pyproject.toml", "constraints.txt", "minigen.egg-info/entry_points.txt"):

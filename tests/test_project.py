@@ -1,4 +1,4 @@
-"""The project agrees with itself: chapters, modules, tests, documents, and who imports whom."""
+"""The project agrees with itself: chapters, modules, tests, documents, and imports."""
 
 import ast
 import re
@@ -12,7 +12,13 @@ from tools.chapters import BEGIN, END, ROOT, read_chapters, table
 
 PACKAGES = ("minigen", "minigen_course")
 VOCABULARY = {
-    *("minigen.errors", "minigen.child_process", "minigen.hardware", "minigen.config"),
+    *(
+        "minigen.errors",
+        "minigen.renamed",
+        "minigen.child_process",
+        "minigen.hardware",
+        "minigen.config",
+    ),
     *("minigen.sequence", "minigen.protocols", "minigen.sampling.params"),
     *("minigen.checkpoint.model_config", "minigen.checkpoint.config_json"),
     *("minigen.trace.events", "minigen.trace.counters", "minigen.trace.summary"),
@@ -26,7 +32,7 @@ ASSEMBLY = {
     *("minigen.parallel.launch", "minigen.parallel.worker"),
 }
 ASSEMBLY_PACKAGES = ("assembly", "bench", "cli", "doctor", "hub", "sockets")
-SERVER = "minigen.server."  # chapters that stand on the assembled engine, as the command line does
+SERVER = "minigen.server."  # chapters based on the assembled engine, as the command line is
 MAX_LINES = 500
 FOLDERS = (*PACKAGES, "tests", "tools", "benchmarks")
 
@@ -40,7 +46,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports_of(path: Path) -> set[str]:
-    """The modules of this project that a file imports."""
+    """Return the modules of this project that a file imports."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -57,7 +63,7 @@ def order_of_chapters() -> dict[str, int]:
 
 
 @pytest.mark.parametrize("module", modules())
-def test_a_module_imports_only_what_a_reader_has_seen_by_then(module: str) -> None:
+def test_a_module_imports_only_earlier_chapters(module: str) -> None:
     order, imported = order_of_chapters(), imports_of(modules()[module])
     if module in order:
         late = {each for each in imported if order.get(each, -1) > order[module]}
@@ -103,7 +109,7 @@ def test_the_readmes_figures_are_those_that_were_measured() -> None:
     assert shown == results.lines(), "run python -m tools.results"
 
 
-def test_no_module_outgrows_one_idea() -> None:
+def test_no_module_exceeds_the_line_limit() -> None:
     lengths = {name: len(path.read_text("utf-8").splitlines()) for name, path in modules().items()}
     assert not {name: lines for name, lines in lengths.items() if lines > MAX_LINES}
 
@@ -114,7 +120,7 @@ def test_the_readme_has_the_table_of_chapters() -> None:
     assert shown == table(), "run python -m tools.chapters"
 
 
-def test_links_in_documents_lead_somewhere() -> None:
+def test_links_in_documents_exist() -> None:
     for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", document.read_text("utf-8")):
             if not target.startswith("http"):
@@ -127,8 +133,8 @@ def test_the_readme_names_only_targets_that_exist() -> None:
     assert set(re.findall(r"^make ([a-z-]+)", readme, re.MULTILINE)) <= targets
 
 
-def test_every_text_has_its_encoding_and_no_test_reads_ps() -> None:
-    """What ruff's PLW1514 cannot see: methods of a path that it does not know, and pipes."""
+def test_every_text_has_an_encoding_and_no_test_reads_ps() -> None:
+    """Covers what ruff's PLW1514 cannot see: methods of a path of unknown type, and pipes."""
     guilty = [
         f"{path.relative_to(ROOT)}:{call.lineno}"
         for folder in FOLDERS
@@ -147,7 +153,7 @@ def test_every_text_has_its_encoding_and_no_test_reads_ps() -> None:
         *("run('ps -e', shell=True)", "check_output(('ps',))"),
     ],
 )
-def test_what_depends_on_the_machine_is_found(code: str) -> None:
+def test_machine_dependent_code_is_found(code: str) -> None:
     call = ast.parse(code, mode="eval").body
     assert isinstance(call, ast.Call)
     assert goes_by_the_locale(call) or starts_ps(call)

@@ -91,7 +91,10 @@ def test_what_follows_two_dashes_is_no_flag(tmp_path: Path) -> None:
 
 def command(*words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "minigen", *words], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "minigen", *words],
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
     )
 
 

@@ -1,4 +1,4 @@
-"""Runs over time are played step by step, and watched while they are under way."""
+"""Runs over time are played step by step, and watched while they run."""
 
 import asyncio
 import base64
@@ -21,7 +21,7 @@ from minigen_course.figures.style import figure
 
 
 class Shown(list[dict[str, Any]]):
-    """What would be displayed in a notebook, and what the display was updated to."""
+    """The objects that a notebook would display, and the updates of the display."""
 
     def display(self, data: dict[str, Any], raw: bool, display_id: bool = False) -> "Shown":
         self.append(data)
@@ -53,7 +53,7 @@ def children(shown: Shown) -> Any:
     return _instances[shown[-1][WIDGET]["model_id"]].children
 
 
-def test_a_replay_begins_at_its_last_step_and_its_slider_draws_others(shown: Shown) -> None:
+def test_a_replay_starts_at_its_last_step_and_its_slider_draws_others(shown: Shown) -> None:
     replay(bar, 5, "a bar that grows")
     player, _, image = children(shown)
     assert image.value == twin(shown) == png(bar(4))
@@ -86,12 +86,12 @@ def test_button_and_slider_have_the_same_steps_and_are_linked_in_the_browser() -
 
 
 @pytest.mark.parametrize(("num_steps", "at"), [(0, None), (3, 3), (3, -1)])
-def test_a_step_that_there_is_not_is_refused(num_steps: int, at: int | None) -> None:
+def test_a_step_that_does_not_exist_is_refused(num_steps: int, at: int | None) -> None:
     with pytest.raises(ValueError, match="no step"):
         replay(bar, num_steps, "nothing", at=at)
 
 
-def test_steps_that_come_faster_than_they_are_drawn_are_left_out(shown: Shown) -> None:
+def test_steps_that_come_faster_than_they_are_drawn_are_skipped(shown: Shown) -> None:
     drawn = []
 
     def draw(step: int) -> Figure:
@@ -122,7 +122,7 @@ def step_of(trace: Trace, duration_ns: int = 1) -> None:
 
 @dataclass
 class Clock:
-    """Time that goes on when it is told to, so that a busy machine makes no drawing slow."""
+    """A simulated clock set by hand, so that a busy machine makes no drawing slow."""
 
     now_ns: int = 0
 
@@ -177,7 +177,7 @@ def test_a_picture_that_takes_long_is_drawn_less_often(shown: Shown, clock: Cloc
         assert pause_ns <= again - (started + drawing_ns) < pause_ns + step_ns
 
 
-def test_it_is_drawn_between_steps_and_at_most_every_so_often(shown: Shown) -> None:
+def test_it_is_drawn_between_steps_and_at_a_limited_rate(shown: Shown) -> None:
     trace, drawn = Trace(), []
 
     def draw(events: list[Event]) -> Figure:
@@ -190,7 +190,7 @@ def test_it_is_drawn_between_steps_and_at_most_every_so_often(shown: Shown) -> N
     assert [len(each) for each in drawn] == [0, 100]
 
 
-def test_what_cannot_be_drawn_is_a_sentence_and_stops_no_engine(shown: Shown) -> None:
+def test_an_error_of_drawing_is_a_sentence_and_does_not_stop_the_engine(shown: Shown) -> None:
     trace = Trace()
 
     def draw(events: list[Event]) -> Figure:

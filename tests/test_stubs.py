@@ -1,4 +1,4 @@
-"""Stubs are the package without its answers; `using` lends a part to the running engine."""
+"""Stubs are the package without its answers; `using` puts a part into the running engine."""
 
 import inspect
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_a_class_keeps_its_public_methods_all_empty() -> None:
         names["BlockAllocator"](4)
 
 
-def test_a_stub_is_one_until_something_is_written() -> None:
+def test_a_stub_counts_as_a_stub_until_something_is_written() -> None:
     names: dict[str, type] = {}
     for dotted in (
         "minigen.kv_cache.block_allocator.BlockAllocator",
@@ -56,7 +56,7 @@ def test_a_mirror_is_the_source() -> None:
     assert text == f"# = minigen.sampling.sampler.keep_min_p\n{source}"
 
 
-def test_the_engine_runs_with_a_lent_part_and_has_its_own_back(
+def test_the_engine_runs_with_a_learners_part_and_gets_its_own_back(
     tiny_llm: LLM, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def keep_top_p(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
@@ -75,7 +75,7 @@ def test_the_engine_runs_with_a_lent_part_and_has_its_own_back(
         pass
 
 
-def test_the_extension_checks_shapes_of_what_a_cell_defines(tmp_path: Path) -> None:
+def test_the_extension_checks_shapes_of_functions_defined_in_a_cell(tmp_path: Path) -> None:
     shell = InteractiveShell.instance(ipython_dir=str(tmp_path))
     try:
         shell.run_line_magic("load_ext", "minigen_course")

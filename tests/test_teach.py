@@ -1,4 +1,4 @@
-"""Messages of checks name the first place where things part; measured values are marked."""
+"""Messages of checks name the first difference; measured values are marked."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ from minigen_course.grading.messages import Wrong, expect, expect_close, expect_
     ("found", "expected", "words"),
     [
         ([1, 2, 3], [1, 5, 3], "ids: element 1 is 2; it should be 5."),
-        ([1, 2], [1, 2, 3], r"ids: is \[1, 2\]; it should be \[1, 2, 3\]."),
-        (None, 3, "ids: is None; it should be 3."),
-        (True, 1, "ids: is True; it should be 1."),
-        ("a" * 200, "b", r"ids: is 'a{76}\.\.\.; it should be 'b'."),
+        ([1, 2], [1, 2, 3], r"ids: got \[1, 2\]; it should be \[1, 2, 3\]."),
+        (None, 3, "ids: got None; it should be 3."),
+        (True, 1, "ids: got True; it should be 1."),
+        ("a" * 200, "b", r"ids: got 'a{76}\.\.\.; it should be 'b'."),
     ],
 )
 def test_unequal_values_are_named(found: Any, expected: Any, words: str) -> None:
@@ -24,7 +24,7 @@ def test_unequal_values_are_named(found: Any, expected: Any, words: str) -> None
         expect_equal(found, expected, "ids")
 
 
-def test_equal_values_are_let_be() -> None:
+def test_equal_values_pass() -> None:
     expect_equal([1, 2], (1, 2), "ids")
     expect_equal(1.0, 1, "ids")
     expect(True, "nothing")
@@ -36,7 +36,7 @@ def test_the_first_number_that_differs_is_named_by_its_axes() -> None:
     wrong[1, 2] = 0.5
     with pytest.raises(Wrong, match=r"1 of 6 numbers differ, first at token 1, dimension 2: 0.5"):
         expect_close(wrong, torch.zeros(2, 3), "the output", ("token", "dimension"))
-    with pytest.raises(Wrong, match=r"has the shape \[3, 2\]; it should be \[2, 3\] \(token, dim"):
+    with pytest.raises(Wrong, match=r"got the shape \[3, 2\]; it should be \[2, 3\] \(token, dim"):
         expect_close(wrong.T, torch.zeros(2, 3), "the output", ("token", "dimension"))
     with pytest.raises(Wrong, match="should be a tensor"):
         expect_close([0.0], torch.zeros(1), "the output", ("token",))

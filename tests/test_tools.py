@@ -1,4 +1,4 @@
-"""Checks, tests and notebooks run to the end: all verdicts are told, and a failure ends in 1."""
+"""Checks, tests and notebooks run to the end: all verdicts are printed, a failure exits with 1."""
 
 import os
 import signal
@@ -23,25 +23,25 @@ from tools.test import Part
 NOTEBOOKS = [Path(f"{number}_pair.ipynb") for number in range(11, 17)]
 
 
-def test_every_check_is_made_and_the_failed_ones_named(
+def test_every_check_runs_and_the_failed_ones_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     modules = {"bad": ["no_such_module"], "good": ["this"], "worse": ["nor_this_one"]}
     monkeypatch.setattr(check, "CHECKS", modules)
     with pytest.raises(SystemExit, match="failed: bad, worse"):
         check.main([])
-    told = capsys.readouterr().out
-    verdicts = [line.split()[1:3] for line in told.splitlines() if line.startswith("check ")]
+    output = capsys.readouterr().out
+    verdicts = [line.split()[1:3] for line in output.splitlines() if line.startswith("check ")]
     assert verdicts == [["bad", "FAILED"], ["good", "ok"], ["worse", "FAILED"]]
-    assert "no_such_module" in told
+    assert "no_such_module" in output
     check.main(["good"])
     assert capsys.readouterr().out.startswith("check good       ok")
-    with pytest.raises(SystemExit, match="no check best; there are bad, good, worse"):
+    with pytest.raises(SystemExit, match="no check best; choose from bad, good, worse"):
         check.main(["good", "best"])
 
 
 class Checking(Checker):
-    """Stands in for runs of notebooks, of which some fail and others take long."""
+    """A stand-in for runs of notebooks, of which some fail and others take long."""
 
     def __init__(self, failing: str = "", long: str = "", cpu_seconds: float = 1.0):
         self.failing, self.long, self.cpu_seconds = failing, long, cpu_seconds
@@ -82,9 +82,9 @@ def test_notebooks_are_checked_two_at_a_time_with_half_of_the_threads_each(
     assert checking.most_at_once == 2
     (environment,) = checking.environments
     assert (environment["OMP_NUM_THREADS"], environment["NUMBA_NUM_THREADS"]) == ("2", "2")
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for notebook in NOTEBOOKS:
-        assert f"{notebook.stem:<20}   1.0 s    1.0 CPU s  ok\n" in told
+        assert f"{notebook.stem:<20}   1.0 s    1.0 CPU s  ok\n" in output
 
 
 @pytest.mark.usefixtures("four_cores")
@@ -100,15 +100,15 @@ def test_a_notebook_that_fails_stops_no_other_and_is_named_at_the_end(
 ) -> None:
     checking = Checking(failing="13_pair")
     assert check_all(NOTEBOOKS, tmp_path / "report.xml", checking.of) == 1
-    told = capsys.readouterr().out
-    assert "said of 13_pair\n13_pair " in told
-    assert "said of 11_pair" not in told, "what green notebooks print is of no use"
-    assert told.endswith("1 of 6 notebooks failed:\n  13_pair: Cell 3\n")
+    output = capsys.readouterr().out
+    assert "said of 13_pair\n13_pair " in output
+    assert "said of 11_pair" not in output, "the output of green notebooks is not shown"
+    assert output.endswith("1 of 6 notebooks failed:\n  13_pair: Cell 3\n")
     assert tally(tmp_path / "report.xml", 1) == Tally(5, {"13_pair": "Cell 3"})
 
 
 @pytest.mark.usefixtures("four_cores")
-def test_wall_time_over_the_budget_is_told_and_fails_nothing(
+def test_wall_time_over_the_budget_is_printed_and_fails_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert check_all(NOTEBOOKS, checker_of=Checking(long="13_pair").of) == 0
@@ -138,7 +138,7 @@ def notebook_of(folder: Path, *cells: str) -> Path:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows does not tell the time of a child's child")
-def test_the_cpu_seconds_of_a_notebook_are_those_of_its_kernel_and_what_that_started(
+def test_the_cpu_seconds_of_a_notebook_include_its_kernel_and_its_children(
     tmp_path: Path,
 ) -> None:
     burn = "import time\nwhile time.process_time() < 3: pass"
@@ -172,9 +172,9 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_a_part_that_fails_stops_no_other(capfd: pytest.CaptureFixture[str]) -> None:
     assert test.main([], [RED, GREEN]) == 1
-    told = capfd.readouterr().out
-    assert told.index("red runs") < told.index("green runs") < told.index("summary")
-    summary = told[told.index("summary") :].splitlines()
+    output = capfd.readouterr().out
+    assert output.index("red runs") < output.index("green runs") < output.index("summary")
+    summary = output[output.index("summary") :].splitlines()
     assert [line.split()[:2] for line in summary[1:4]] == [
         ["red", "FAILED"],
         ["the", "run:"],
@@ -190,15 +190,15 @@ def test_all_green_is_exit_code_0_and_parts_can_be_named(
     assert test.main([], [GREEN]) == 0
     assert last_line(capsys) == "1 passed, 0 failed"
     assert test.main(["green"], [RED, GREEN]) == 0
-    with pytest.raises(SystemExit, match="no part best; there are red, green"):
+    with pytest.raises(SystemExit, match="no part best; choose from red, green"):
         test.main(["green", "best"], [RED, GREEN])
-    with pytest.raises(SystemExit, match="goes to pytest, but the part `tests` is not"):
+    with pytest.raises(SystemExit, match="goes to pytest, so name the part `tests`"):
         test.main(["green", "--", "-k", "x"], [RED, GREEN])
 
 
 @pytest.fixture
 def pytest_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Part]:
-    """The part `tests`, on files given here, and without the plugins that are slow to import."""
+    """The part `tests`, on given files, and without plugins that are slow to import."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (part,) = [part for part in test.PARTS if part.name == "tests"]
 
@@ -241,12 +241,12 @@ def test_counts_and_names_come_from_pytests_report(
 ) -> None:
     tests = pytest_part(test_mixed=MIXED, test_broken="import no_such_module")
     assert test.main([], [tests, GREEN]) == 1
-    told = capfd.readouterr().out
-    assert "2 failed, 2 passed, 1 skipped, 3 errors in" in told, "pytest's own last line"
-    assert "      test_mixed.py::TestGroup::test_fails[a.b]: AssertionError: " in told
-    assert "      test_mixed.py::test_ends_badly: failed on teardown" in told
-    assert "      test_broken.py: collection failure" in told
-    assert told.splitlines()[-1] == "3 passed, 4 failed, 1 skipped"
+    output = capfd.readouterr().out
+    assert "2 failed, 2 passed, 1 skipped, 3 errors in" in output, "pytest's own last line"
+    assert "      test_mixed.py::TestGroup::test_fails[a.b]: AssertionError: " in output
+    assert "      test_mixed.py::test_ends_badly: failed on teardown" in output
+    assert "      test_broken.py: collection failure" in output
+    assert output.splitlines()[-1] == "3 passed, 4 failed, 1 skipped"
 
 
 def test_what_follows_two_dashes_goes_to_pytest(
@@ -256,9 +256,9 @@ def test_what_follows_two_dashes_goes_to_pytest(
     assert test.main(["tests", "--", "-n", "0", "-k", "passes"], [GREEN, tests]) == 0
     assert capfd.readouterr().out.splitlines()[-1] == "1 passed, 0 failed"
     assert test.main(["--", "-n", "0", "-k", "nothing"], [tests]) == 1
-    told = capfd.readouterr().out
-    assert "the run: no tests were run; it ended with exit code 5" in told
-    assert told.splitlines()[-1] == "0 passed, 1 failed"
+    output = capfd.readouterr().out
+    assert "the run: no tests were run; it ended with exit code 5" in output
+    assert output.splitlines()[-1] == "0 passed, 1 failed"
 
 
 def test_a_worker_that_is_killed_is_a_failure(
@@ -266,9 +266,9 @@ def test_a_worker_that_is_killed_is_a_failure(
 ) -> None:
     tests = pytest_part(test_dies="import os\ndef test_dies(): os._exit(0)")
     assert test.main([], [tests, GREEN]) == 1
-    told = capfd.readouterr().out
-    assert "test_dies.py::test_dies: failed on setup with \"worker 'gw" in told
-    assert told.splitlines()[-1] == "1 passed, 1 failed"
+    output = capfd.readouterr().out
+    assert "test_dies.py::test_dies: failed on setup with \"worker 'gw" in output
+    assert output.splitlines()[-1] == "1 passed, 1 failed"
 
 
 INTERRUPTED = """
@@ -283,9 +283,9 @@ def test_a_test_that_did_not_end_has_not_passed(
 ) -> None:
     tests = pytest_part(test_some=INTERRUPTED)
     assert test.main(["--", "-n", "0"], [tests]) == 1
-    told = capfd.readouterr().out
-    assert "the run: it ended with exit code 2" in told
-    assert told.splitlines()[-1] == "1 passed, 1 failed"
+    output = capfd.readouterr().out
+    assert "the run: it ended with exit code 2" in output
+    assert output.splitlines()[-1] == "1 passed, 1 failed"
 
 
 WRITES = "import sys; open(sys.argv[1].partition('=')[2], 'w').write({!r}); raise SystemExit({})"
@@ -307,18 +307,18 @@ def test_a_pytest_that_does_not_end_well_has_failed(
     code: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert test.main([], [Part("tests", python(code), "--junitxml")]) == 1
-    told = capsys.readouterr().out
-    assert f"the run: {why}" in told
-    assert ", 1 failed" in told.splitlines()[-1]
+    output = capsys.readouterr().out
+    assert f"the run: {why}" in output
+    assert ", 1 failed" in output.splitlines()[-1]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends POSIX signals")
 def test_a_pytest_that_is_killed_has_failed(capsys: pytest.CaptureFixture[str]) -> None:
     killed = python("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert test.main([], [Part("tests", killed, "--junitxml"), GREEN]) == 1
-    told = capsys.readouterr().out
-    assert "the run: signal 9 ended it, and left no report" in told
-    assert told.splitlines()[-1] == "1 passed, 1 failed"
+    output = capsys.readouterr().out
+    assert "the run: signal 9 ended it, and left no report" in output
+    assert output.splitlines()[-1] == "1 passed, 1 failed"
 
 
 INTERRUPTIBLE = """
@@ -343,7 +343,7 @@ raise SystemExit(main([], [
 @pytest.mark.skipif(os.name != "posix", reason="sends POSIX signals")
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("to_all", [True, False], ids=["from a terminal", "to it alone"])
-def test_ctrl_c_ends_with_the_summary_of_what_was_run(to_all: bool, tmp_path: Path) -> None:
+def test_ctrl_c_ends_with_a_summary_of_the_finished_parts(to_all: bool, tmp_path: Path) -> None:
     code = INTERRUPTIBLE.replace("{never!r}", repr(str(tmp_path / "never")))
     if not to_all:
         code = code.replace("raise", "import tools.test; tools.test.END_SECONDS = 0.5\nraise", 1)
@@ -359,10 +359,10 @@ def test_ctrl_c_ends_with_the_summary_of_what_was_run(to_all: bool, tmp_path: Pa
         while process.stdout.readline() not in ("waiting\n", ""):
             pass
         (os.killpg if to_all else os.kill)(process.pid, signal.SIGINT)
-        told, _, rest = process.stdout.read().partition("summary\n")
+        output, _, rest = process.stdout.read().partition("summary\n")
     summary = rest.splitlines()
     assert process.returncode == 130
-    assert "ended by itself" in told
+    assert "ended by itself" in output
     assert [line.split()[:3] for line in summary if line] == [
         ["first", "ok", summary[0].split()[2]],
         ["second", "interrupted", summary[1].split()[2]],

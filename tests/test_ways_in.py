@@ -1,4 +1,4 @@
-"""Each way to set minigen up and test it agrees with the others: make, conda, Docker, workflows."""
+"""All ways to set minigen up and test it agree: make, conda, Docker, workflows."""
 
 import ast
 import json
@@ -26,13 +26,13 @@ DISTRIBUTIONS = {"jupyter": "jupyterlab", "yaml": "pyyaml"}
 
 
 def extras_of_make(target: str) -> set[str]:
-    """What `make TARGET` installs, by its line in the Makefile."""
+    """Return the extras that `make TARGET` installs, from its line in the Makefile."""
     recipe = (ROOT / "Makefile").read_text(encoding="utf-8").split(f"\n{target}:")[1]
     return set(recipe.split("$(ENVIRONMENT)")[1].splitlines()[0].split())
 
 
 def check_command(line: str) -> None:
-    """A line of a shell calls the README's commands alone: a make target, or a module of Python."""
+    """Check that a shell line calls only the README's commands: a make target or a module."""
     for command in line.replace("\\", "/").split("&&"):
         program, *arguments = shlex.split(command)
         if program == "make":
@@ -44,7 +44,7 @@ def check_command(line: str) -> None:
             place = ROOT / arguments[1].replace(".", "/")
             assert place.with_suffix(".py").is_file() or (place / "__main__.py").is_file(), line
             if arguments[1] == "tools.environment":
-                assert program == "python", "the environment's own Python cannot make it"
+                assert program == "python", "the environment's own Python cannot create it"
                 assert set(arguments[2:]) <= set(EXTRAS), line
 
 
@@ -87,7 +87,7 @@ def conda_extras() -> list[str]:
     return editable.removeprefix("-e .[").removesuffix("]").split(",")
 
 
-def test_conda_brings_what_every_check_and_test_needs() -> None:
+def test_conda_installs_what_every_check_and_test_needs() -> None:
     assert set(conda_extras()) == extras_of_make("test")
     needed = {part.command[1] for part in PARTS if not part.command[1].startswith("tools.")}
     for name in ("notebooks", "notebook_checks", "test"):
@@ -98,7 +98,7 @@ def test_conda_brings_what_every_check_and_test_needs() -> None:
 
 
 def dockerfile() -> list[tuple[str, str]]:
-    """The Dockerfile's instructions."""
+    """Return the Dockerfile's instructions."""
     text = re.sub(r"(?m)^#.*\n", "", (ROOT / "Dockerfile").read_text(encoding="utf-8")).replace(
         "\\\n", " "
     )
@@ -109,7 +109,7 @@ def test_the_image_runs_the_readmes_commands_on_a_python_that_minigen_takes() ->
     steps = dockerfile()
     arguments = dict(rest.split("=") for word, rest in steps if word == "ARG")
     assert tuple(map(int, arguments["PYTHON"].split("."))) >= OLDEST
-    assert arguments["TORCH_INDEX"] == "", "an index is named by who builds, or pip's own is taken"
+    assert arguments["TORCH_INDEX"] == "", "the builder names an index, or pip's own is used"
     (command,) = [json.loads(rest) for word, rest in steps if word == "CMD"]
     check_command(shlex.join(command))
     (setup,) = [rest for word, rest in steps if word == "RUN" and rest.startswith("make ")]
@@ -130,7 +130,7 @@ def test_the_image_is_not_run_by_root_and_its_user_owns_the_files() -> None:
     assert dict(steps)["COPY"] == f"--chown={user}:{user} . ."
 
 
-def test_nothing_that_git_ignores_goes_into_the_image() -> None:
+def test_files_that_git_ignores_are_not_in_the_image() -> None:
     left_out = {
         line.removeprefix("**/")
         for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
@@ -195,10 +195,12 @@ def test_make_test_is_run_on_three_systems_and_from_the_oldest_python_on() -> No
     assert min(pythons) == OLDEST
     assert len(pythons) == 3
     arguments = dict(rest.split("=") for word, rest in dockerfile() if word == "ARG")
-    assert arguments["PYTHON"] in strategy["matrix"]["python"], "what the image has is tested"
+    assert arguments["PYTHON"] in strategy["matrix"]["python"], (
+        "the tests run on the image's Python"
+    )
 
 
-def test_windows_types_what_make_test_types() -> None:
+def test_windows_runs_the_commands_of_make_test() -> None:
     steps = yaml.safe_load(
         (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
     )["jobs"]["test"]["steps"]

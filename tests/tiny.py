@@ -1,4 +1,4 @@
-"""Tiny random models of every family, as transformers makes and saves them."""
+"""Tiny random models of every family, created and saved by transformers."""
 
 import json
 from pathlib import Path
@@ -76,7 +76,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make_model(variant: str, **changes: Any) -> PreTrainedModel:
-    """A seeded random model of a variant, with norms and biases that are not all alike."""
+    """Return a seeded random model of a variant, whose norms and biases are not all alike."""
     family, own = VARIANTS[variant]
     config_class, model_class = _CLASSES[family]
     torch.manual_seed(7)
@@ -93,7 +93,7 @@ def make_model(variant: str, **changes: Any) -> PreTrainedModel:
 
 
 def save_model(directory: Path, variant: str, max_shard_size: str = "1GB", **changes: Any) -> Any:
-    """Save a random model as a checkpoint directory; returns transformers' model."""
+    """Save a random model as a checkpoint directory; return transformers' model."""
     model = make_model(variant, **changes)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     return model

@@ -1,4 +1,4 @@
-"""What checks annotations and shapes in the tests: beartype, with an int accepted for a float."""
+"""The checker of annotations and shapes in the tests: beartype, but an int passes for a float."""
 
 from beartype import BeartypeConf, beartype
 

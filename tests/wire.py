@@ -17,7 +17,7 @@ def listening(
 ) -> Generator[int, None, None]:
     """Serve an ASGI app on a free port of 127.0.0.1, which it yields.
 
-    With a small `send_buffer` a connection is full soon.
+    With a small `send_buffer` a connection fills up soon.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         if send_buffer is not None:
@@ -36,7 +36,7 @@ def listening(
 
 
 def connect(port: int, receive_buffer: int | None = None) -> socket.socket:
-    """A raw connection; a small receive buffer makes a reader slow at once."""
+    """Open a raw connection; with a small receive buffer a slow reader blocks the sender early."""
     raw = socket.socket()
     if receive_buffer is not None:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)

@@ -1,1 +1,1 @@
-"""What the project's commands are made of; standard library only where it sets things up."""
+"""The project's own commands; the modules that set things up need only the standard library."""

@@ -1,7 +1,7 @@
-"""All chapters as one static site: `python -m tools.book [FOLDER]` (build/book if none is given).
+"""Write all chapters as one static site: `python -m tools.book [FOLDER]` (default: build/book).
 
-Opened as files, without a server: index.html is the table of contents. Explorables are shown by
-their pictures.
+The site works without a server: open index.html, the table of contents, as a file. Explorables are
+shown as pictures.
 """
 
 import re
@@ -24,7 +24,7 @@ BAR = "padding:0.6rem 1rem;font-family:sans-serif;border-bottom:1px solid #d9d9d
 
 
 def main() -> None:
-    """Write every chapter that has a notebook, and the table of contents."""
+    """Write a page for every chapter that has a notebook, and the table of contents."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else BUILD / "book"
     folder.mkdir(parents=True, exist_ok=True)
     chapters = [each for each in read_chapters() if _notebook(each).exists()]
@@ -60,7 +60,7 @@ def _page(chapter: Chapter, before: Chapter | None, after: Chapter | None) -> st
 
 
 def _image(data: dict[str, str]) -> str:
-    """A picture with its caption, in the place of what needs a kernel."""
+    """Return a picture with its caption, to replace a widget that needs a kernel."""
     caption = escape(data["text/plain"])
     return f'<img alt="{caption}" src="data:image/png;base64,{data["image/png"].strip()}">'
 

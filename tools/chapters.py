@@ -1,22 +1,25 @@
-"""The list of chapters, read from notebooks/chapters.toml, and the table that README shows.
+"""The chapters, read from notebooks/chapters.toml, and their table in README.md.
 
-`python -m tools.chapters` writes the table into README.md.
+`python -m tools.chapters` writes the table into README.md; `python -m tools.chapters 24` prints
+where everything of chapter 24 is.
 """
 
 import os
+import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-BUILD = ROOT / (os.environ.get("BUILD_DIR") or "build")  # what tools make and git ignores
+BUILD = ROOT / (os.environ.get("BUILD_DIR") or "build")  # what the tools build; git ignores it
 BEGIN, END = "<!-- chapters -->", "<!-- /chapters -->"
+MOST_LINKS = 7  # to the modules of one chapter
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """One chapter: its number, its stem, and the modules that it builds, as dotted names."""
+    """One chapter: its number, its stem, and the dotted names of the modules that it builds."""
 
     number: str
     stem: str
@@ -25,27 +28,58 @@ class Chapter:
 
     @property
     def paths(self) -> list[str]:
-        """The modules' files."""
+        """The files of the chapter's modules."""
         return [f"{module.replace('.', '/')}.py" for module in self.modules]
 
     @property
     def notebook(self) -> str:
-        """Where its notebook is, or is to be."""
+        """The path of its notebook, which need not exist yet."""
         return f"notebooks/{self.number}_{self.stem}.ipynb"
 
     @property
+    def course(self) -> str:
+        """The path of its folder in the course."""
+        return f"minigen_course/ch{self.number}_{self.stem}"
+
+    @property
+    def tests(self) -> list[str]:
+        """The paths of its tests, the one with the chapter's own name first."""
+        own = f"test_{self.number}_{self.stem}.py"
+        found = [path.name for path in (ROOT / "tests").glob(f"test_{self.number}_*.py")]
+        return [f"tests/{name}" for name in sorted(found, key=lambda name: (name != own, name))]
+
+    @property
+    def benchmarks(self) -> list[str]:
+        """The paths of its benchmarks; not every chapter has one."""
+        return sorted(
+            f"benchmarks/{p.name}" for p in (ROOT / "benchmarks").glob(f"{self.number}_*.py")
+        )
+
+    @property
+    def places(self) -> dict[str, list[str]]:
+        """Every place of the chapter, by what it is."""
+        return {
+            "notebook": [self.notebook],
+            "course": [self.course],
+            "exercises": [f"{self.course}/exercises.py"],
+            "tests": self.tests,
+            "benchmarks": self.benchmarks,
+            "engine": self.paths,
+        }
+
+    @property
     def built(self) -> bool:
-        """Whether the package has all of the chapter's modules yet."""
+        """Whether the package already has all of the chapter's modules."""
         return bool(self.paths) and all((ROOT / path).exists() for path in self.paths)
 
 
 def read_parts() -> dict[str, str]:
-    """The parts' names by their digit."""
+    """Return the names of the parts by their digit."""
     return dict(_read()["parts"])
 
 
 def read_chapters() -> list[Chapter]:
-    """All chapters, in order."""
+    """Return all chapters, in order."""
     return [
         Chapter(each["number"], each["stem"], each["title"], tuple(each["modules"]))
         for each in _read()["chapter"]
@@ -53,29 +87,54 @@ def read_chapters() -> list[Chapter]:
 
 
 def table() -> str:
-    """Chapters with modules, as a Markdown table."""
+    """Return the chapters and their modules as a Markdown table."""
     parts, rows, before = read_parts(), [], ""
     for chapter in read_chapters():
         part = parts[chapter.number[0]]
-        modules = " ".join(f"[{path.split('/')[-1]}]({path})" for path in chapter.paths)
         has_notebook = (ROOT / chapter.notebook).exists()
-        shown = modules if chapter.built else "" if has_notebook else "to come"
+        shown = _modules(chapter) if chapter.built else "" if has_notebook else "to come"
         name = f"{chapter.number} {chapter.stem}"
+        places = [("course", chapter.course), ("tests", chapter.tests[0])]
+        places += [("benchmark", path) for path in chapter.benchmarks[:1]]
         rows.append(
             f"| {'' if part == before else part} "
             f"| {f'[{name}]({chapter.notebook})' if has_notebook else name} "
-            f"| {chapter.title} | {shown} |"
+            f"| {chapter.title} | {' '.join(f'[{what}]({path})' for what, path in places)} "
+            f"| {shown} |"
         )
         before = part
-    return "\n".join(["| part | chapter | what it builds | modules |", "|---|---|---|---|", *rows])
+    head = "| part | chapter | what it builds | where | modules |"
+    return "\n".join([head, "|---|---|---|---|---|", *rows])
+
+
+def _modules(chapter: Chapter) -> str:
+    """Return links to a chapter's modules; to their folders where the modules are many."""
+    paths = chapter.paths
+    if len(paths) <= MOST_LINKS:
+        return " ".join(f"[{path.split('/')[-1]}]({path})" for path in paths)
+    folders = dict.fromkeys(path.rpartition("/")[0] for path in paths)
+    return " ".join(f"[{folder}]({folder})" for folder in folders)
 
 
 def _read() -> dict[str, Any]:
     return tomllib.loads((ROOT / "notebooks" / "chapters.toml").read_text(encoding="utf-8"))
 
 
+def main(numbers: list[str]) -> None:
+    """Print where everything of some chapters is; without numbers, write README.md's table."""
+    if not numbers:
+        readme = ROOT / "README.md"
+        text = readme.read_text(encoding="utf-8")
+        head, tail = text.split(BEGIN)[0], text.split(END)[1]
+        readme.write_text(f"{head}{BEGIN}\n{table()}\n{END}{tail}", encoding="utf-8")
+    known = {chapter.number: chapter for chapter in read_chapters()}
+    for number in numbers:
+        if number not in known:
+            sys.exit(f"There is no chapter {number}; there are {', '.join(known)}.")
+        print(f"{number} {known[number].title}")
+        for what, paths in known[number].places.items():
+            print(f"  {what:<10} {' '.join(paths) or 'none'}")
+
+
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    head, tail = text.split(BEGIN)[0], text.split(END)[1]
-    readme.write_text(f"{head}{BEGIN}\n{table()}\n{END}{tail}", encoding="utf-8")
+    main(sys.argv[1:])

@@ -1,9 +1,9 @@
-"""Check the tree without running it: `python -m tools.check`. Prints each check's verdict.
+"""Check the tree without running it: `python -m tools.check`. Print the verdict of each check.
 
-ruff (lint and format), mypy, the agreement of chapters, modules, tests and documents
-(`tests/test_project.py`, `tests/test_layout.py`), and that of notebooks: pairs, stubs, mirrors,
-budgets (`tests/test_notebooks.py`). `python -m tools.check lint types` makes these checks alone;
-`make test` leaves out the last two, since it runs all of tests/.
+The checks are ruff (lint and format), mypy, the agreement of chapters, modules, tests and documents
+(`tests/test_project.py`, `tests/test_layout.py`), and the agreement of notebooks: pairs, stubs,
+mirrors, budgets (`tests/test_notebooks.py`). `python -m tools.check lint types` runs only these
+checks; `make test` skips the last two, because it runs all of tests/.
 """
 
 import subprocess
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 AT_ONCE = 2
 PYTEST = [
     *("pytest", "-q", "--no-header", "-p", "no:cacheprovider"),
-    *("-p", "no:schemathesis"),  # a second to import
+    *("-p", "no:schemathesis"),  # its import takes a second
 ]
 CHECKS: dict[str, list[str]] = {
     "lint": ["ruff", "check", "--quiet"],
@@ -28,7 +28,7 @@ CHECKS: dict[str, list[str]] = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a check; `said` is all that it printed."""
+    """The result of a check; `said` is everything that it printed."""
 
     name: str
     passed: bool
@@ -37,10 +37,10 @@ class Verdict:
 
 
 def main(wanted: list[str]) -> None:
-    """Run the named checks, or all, even after one fails; exit with 1 if any did."""
+    """Run the named checks, or all; go on after a failure, and exit with 1 if any check failed."""
     unknown = sorted(set(wanted) - set(CHECKS))
     if unknown:
-        sys.exit(f"There is no check {', '.join(unknown)}; there are {', '.join(CHECKS)}.")
+        sys.exit(f"There is no check {', '.join(unknown)}; choose from {', '.join(CHECKS)}.")
     failed = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for verdict in pool.map(_run, wanted or CHECKS):

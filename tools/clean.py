@@ -1,4 +1,4 @@
-"""Remove `.venv` and the caches of tools: `python -m tools.clean`. Pulled models stay."""
+"""Remove `.venv` and the caches of tools: `python -m tools.clean`. Downloaded models stay."""
 
 import shutil
 from pathlib import Path

@@ -1,10 +1,10 @@
 """Create `.venv` and install minigen in it: `python -m tools.environment [EXTRA ...]`.
 
-Needs nothing but Python with pip. A second run with the same inputs does nothing. Versions that
-CI has seen are pinned in constraints.txt. `TORCH_INDEX` (environment variable) names a package
-index to take torch from: PyTorch's site lists one for each of its builds, CPU-only included.
-`VENV_DIR` names another folder than `.venv`. From a tree that cannot be written, a copy of the
-package is installed, and installed again when the package has changed.
+It needs only Python with pip. A second run with the same inputs does nothing. constraints.txt pins
+the versions that CI has tested. The environment variable `TORCH_INDEX` names a package index to
+install torch from: PyTorch's site lists one for each of its builds, including CPU-only builds.
+`VENV_DIR` names another folder than `.venv`. If the tree is read-only, a copy of the package is
+installed, and installed again after the package has changed.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ PACKAGED = (
 
 
 def main(extras: list[str]) -> None:
-    """Bring `.venv` up to date with the named extras, keeping those it has already."""
+    """Bring `.venv` up to date with the named extras; extras that are installed already stay."""
     if sys.version_info < OLDEST:
         wanted = ".".join(map(str, OLDEST))
         sys.exit(f"minigen needs Python {wanted} or newer; this is {sys.version.split()[0]}.")
@@ -40,11 +40,11 @@ def main(extras: list[str]) -> None:
         venv.create(ENVIRONMENT, with_pip=True)
     torch_index = os.environ.get("TORCH_INDEX")
     if torch_index:
-        _pip("torch", "--index-url", torch_index, "--force-reinstall")  # of another build, maybe
+        _pip("torch", "--index-url", torch_index, "--force-reinstall")  # it may be another build
     named = f"[{','.join(wanted_extras)}]" if wanted_extras else ""
     constraint = [] if torch_index else ["--constraint", "constraints.txt"]
     if os.access(ROOT, os.W_OK):
-        # An earlier build's metadata: in this folder Python would find it before the installed.
+        # Metadata of an earlier build: Python would find it here before the installed one.
         shutil.rmtree(ROOT / "minigen.egg-info", ignore_errors=True)
         _pip("--editable", f"{ROOT}{named}", *constraint)
     else:
@@ -55,7 +55,7 @@ def main(extras: list[str]) -> None:
 
 
 def copy_package(folder: Path) -> None:
-    """Copy what an installation takes, since setuptools writes beside it."""
+    """Copy the files that an installation needs, because setuptools writes next to them."""
     for path in _packaged():
         target = folder / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def _pip(*arguments: str) -> None:
     command = [str(PYTHON), "-m", "pip", "install", "--quiet", *arguments]
     print("installing:", " ".join(arguments), file=sys.stderr, flush=True)
     if subprocess.run(command, cwd=ROOT).returncode:
-        sys.exit("The installation failed; pip's words above say why.")
+        sys.exit("The installation failed; pip's output above says why.")
 
 
 def _stamp() -> Path:
@@ -79,14 +79,14 @@ def _stamp() -> Path:
 
 
 def _installed_extras() -> set[str]:
-    """The extras of the last run, so that `make demo` after `make test` takes nothing away."""
+    """Return the extras of the last run, so that `make demo` after `make test` removes nothing."""
     if not _stamp().exists():
         return set()
     return set(_stamp().read_text("utf-8").splitlines()[0].split())
 
 
 def _state(extras: list[str]) -> str:
-    """What an installation depends on; its first line is the extras."""
+    """Return everything that an installation depends on; the first line lists the extras."""
     digest = hashlib.sha256(os.environ.get("TORCH_INDEX", "").encode())
     installed = [] if os.access(ROOT, os.W_OK) else _packaged()
     for path in (ROOT / "pyproject.toml", ROOT / "constraints.txt", *installed):

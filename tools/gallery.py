@@ -1,6 +1,7 @@
-"""Small pictures of every explorable, as `make test-browser` saw them: `python -m tools.gallery`.
+"""Shrink the screenshots of every explorable for the documentation: `python -m tools.gallery`.
 
-Takes build/screenshots, writes docs/gallery with a README that says what each shows.
+It reads build/screenshots, which `make test-browser` writes, and writes docs/gallery with a README
+that describes each picture.
 """
 
 import json
@@ -29,14 +30,14 @@ def main() -> None:
         for number, caption in enumerate(_captions(ROOT / chapter.notebook), 1):
             name = f"{stem}-{number}.png"
             if not (SCREENSHOTS / name).exists():
-                sys.exit(f"There is no {SCREENSHOTS / name}; run make test-browser first.")
+                sys.exit(f"{SCREENSHOTS / name} does not exist; run make test-browser first.")
             _shrink(SCREENSHOTS / name, GALLERY / name)
             lines += [caption, "", f"![{caption}]({name})", ""]
     (GALLERY / "README.md").write_text("\n".join(lines), encoding="utf-8")
 
 
 def _captions(notebook: Path) -> list[str]:
-    """What the explorables of a notebook show, in order."""
+    """Return the captions of a notebook's explorables, in order."""
     cells: list[dict[str, Any]] = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     outputs = [output for cell in cells for output in cell.get("outputs", ())]
     found = [each["data"] for each in outputs if WIDGET in each.get("data", {})]

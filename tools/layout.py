@@ -1,7 +1,7 @@
 """Measure how the code is laid out: `python -m tools.layout` prints the table.
 
-Modules are files of the two packages without `__init__` and `__main__`; lines are physical lines.
-tests/test_layout.py holds the limits.
+Modules are the files of the two packages except `__init__` and `__main__`; lines are physical
+lines. tests/test_layout.py checks the limits.
 """
 
 import ast
@@ -14,7 +14,7 @@ from pathlib import Path
 from tools.chapters import ROOT
 
 PACKAGES = ("minigen", "minigen_course")
-SHORT = 50  # lines; a module of fewer is a fragment
+SHORT = 50  # lines; a module with fewer is a fragment
 TOKEN_LOOP = """minigen.engine.engine minigen.engine.scheduler minigen.engine.model_runner
 minigen.sequence minigen.kv_cache.block_allocator minigen.kv_cache.block_manager
 minigen.kv_cache.paged minigen.kv_cache.radix_cache minigen.model.attention minigen.model.layers
@@ -23,7 +23,7 @@ minigen.model.transformer minigen.sampling.sampler minigen.sampling.params""".sp
 
 @cache
 def files() -> dict[str, Path]:
-    """All Python files of the packages by dotted name, `__init__` as its package."""
+    """Return all Python files of the packages by dotted name; `__init__` stands for its package."""
     return {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
         for package in PACKAGES
@@ -32,14 +32,14 @@ def files() -> dict[str, Path]:
 
 
 def modules() -> dict[str, Path]:
-    """The files that count as modules."""
+    """Return the files that count as modules."""
     return {
         name: path for name, path in files().items() if path.stem not in ("__init__", "__main__")
     }
 
 
 def num_lines(path: Path) -> int:
-    """Return the physical lines of a file."""
+    """Return the number of physical lines of a file."""
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
@@ -49,7 +49,7 @@ def siblings() -> Counter[str]:
 
 
 def imported(path: Path, *, everywhere: bool = True) -> set[str]:
-    """Return the project's modules that a file imports; at its top level alone if asked for so."""
+    """Return the project's modules that a file imports, or only those imported at its top level."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     nodes = ast.walk(tree) if everywhere else iter(tree.body)
     found = set()
@@ -75,10 +75,10 @@ def closure(start: str) -> set[str]:
     return reached & set(modules())
 
 
-def notebook_imports() -> dict[str, int]:
-    """Return how many modules of minigen each notebook imports."""
+def notebook_imports(package: str) -> dict[str, int]:
+    """Return how many modules of a package each notebook imports."""
     return {
-        path.stem: len([name for name in imported(path) if name.startswith("minigen.")])
+        path.stem: len([name for name in imported(path) if name.startswith(f"{package}.")])
         for path in sorted((ROOT / "notebooks").glob("[0-9]*.py"))
     }
 
@@ -114,7 +114,8 @@ def measures() -> dict[str, str]:
         "modules at the top of minigen": str(folders["minigen"]),
         "most siblings in one folder": f"{most} ({folder})",
         "course modules with a chapter in their path": str(len(numbered)),
-        "minigen modules that a notebook imports": f"up to {max(notebook_imports().values())}",
+        "modules that a notebook imports": "up to "
+        + " and ".join(f"{max(notebook_imports(each).values())} of {each}" for each in PACKAGES),
         f"modules under {SHORT} lines": str(sum(lines < SHORT for lines in sizes.values())),
         "longest module": f"{max(sizes.values())} lines",
         "closure of `from minigen import LLM`": f"{len(reached)} modules, "

@@ -1,11 +1,11 @@
 """Run notebooks again, two at a time, and compare every output with what is stored (nbval).
 
-A budget keeps notebooks short, and it is in CPU seconds: the time that the processes of a notebook
-were computing. A busy machine hardly changes these, whereas it multiplies wall time, so that a
-limit on wall time fails correct notebooks. A notebook fails if it takes more than twice its
-budget on every core; where the system does not tell CPU seconds (Windows), none fails by time.
-Wall time over the budget is printed, and fails nothing. Against hanging there is a timeout for
-each cell, four times what the longest notebook may take.
+A budget keeps notebooks short. It counts CPU seconds: the time during which the processes of a
+notebook were computing. A busy machine hardly changes CPU seconds, but it multiplies wall time, so
+a limit on wall time would fail correct notebooks. A notebook fails if it takes more than twice its
+budget on every core. Where the system does not report CPU seconds (Windows), no notebook fails
+because of time. Wall time over the budget is printed, but is not a failure. A timeout per cell,
+four times what the longest notebook may take, ends a notebook that hangs.
 """
 
 import os
@@ -31,7 +31,7 @@ INTERRUPTED = 130
 THREADS = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
 NBVAL = [
     *("-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:tests.split", "-o", "addopts="),
-    *("-p", "no:schemathesis"),  # a second to import
+    *("-p", "no:schemathesis"),  # its import takes a second
     *("-o", "junit_family=xunit1"),
     *("--nbval", "--nbval-current-env", "--nbval-cell-timeout", str(CELL_SECONDS)),
     *("--nbval-kernel-startup-timeout", str(KERNEL_START_SECONDS)),
@@ -43,7 +43,7 @@ NBVAL = [
 class Run:
     """A notebook that was run and compared.
 
-    `cpu_seconds` are those of all of its processes, or None where the system does not tell;
+    `cpu_seconds` is the sum over all of its processes, or None where the system does not report it;
     `said` is what pytest printed.
     """
 
@@ -64,7 +64,7 @@ class Run:
 
 
 def over_budget(cpu_seconds: float | None) -> str | None:
-    """Say by how much CPU seconds exceed what a notebook may take; None if they do not."""
+    """Return a message if the CPU seconds exceed what a notebook may take, or None."""
     allowed = 2 * BUDGET_SECONDS * num_cores()
     if cpu_seconds is None or cpu_seconds <= allowed:
         return None
@@ -72,14 +72,14 @@ def over_budget(cpu_seconds: float | None) -> str | None:
 
 
 def timing(notebook: Path, seconds: float, cpu_seconds: float | None, at_once: int) -> str:
-    """Return a line with what a notebook took."""
+    """Return a line with the time that a notebook took."""
     cpu = "" if cpu_seconds is None else f"  {cpu_seconds:5.1f} CPU s"
     over = f"  over its {BUDGET_SECONDS} s" if seconds > BUDGET_SECONDS * at_once else ""
     return f"{notebook.stem:<20} {seconds:5.1f} s{cpu}{over}"
 
 
 class Checker:
-    """Runs notebooks, each by a pytest of its own; `stop` ends what runs, and starts no more."""
+    """Runs each notebook in its own pytest process; `stop` ends the running ones."""
 
     def __init__(self, environment: Mapping[str, str]):
         self._environment = environment
@@ -122,7 +122,7 @@ class Checker:
 
 
 def _wait(process: "subprocess.Popen[bytes]") -> float | None:
-    """Wait for a process; return the CPU seconds of it and of all that it waited for."""
+    """Wait for a process; return the CPU seconds of the process and of its finished children."""
     if sys.platform == "win32":
         process.wait()
         return None
@@ -136,9 +136,9 @@ def check_all(
     report: Path | None = None,
     checker_of: Callable[[Mapping[str, str]], Checker] = Checker,
 ) -> int:
-    """Check all to the end, on half of the cores each; return the exit code.
+    """Check all notebooks, each on half of the cores, and return the exit code.
 
-    A JUnit report, if asked for, has a test for each notebook.
+    The JUnit report, if `report` is given, has a test for each notebook.
     """
     at_once = min(AT_ONCE, len(notebooks), num_cores())
     threads = str(num_cores() // at_once)

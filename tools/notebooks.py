@@ -1,11 +1,11 @@
-"""Bring notebooks up to date with their sources and run them: `python -m tools.notebooks`.
+"""Update notebooks from their sources and run them: `python -m tools.notebooks`.
 
     python -m tools.notebooks [STEM ...]           refill, update and execute (all, or these)
     python -m tools.notebooks --check [STEM ...]   run all of them again, and compare every output
 
-The source of a pair is the .py file (percent format); cells and outputs go into the .ipynb. Cells
-that begin with `# = minigen...`, `# exercise: minigen...` or `# hunt: minigen...` are refilled from
-the package.
+The source of a pair is the .py file (percent format); cells and outputs are written to the .ipynb.
+Cells that begin with `# = minigen...`, `# exercise: minigen...` or `# hunt: minigen...` are
+refilled from the package.
 """
 
 import argparse
@@ -32,7 +32,7 @@ CELL = "# %%"
 
 
 def refilled(source: str) -> str:
-    """A notebook's source whose mirrored cells and exercise stubs are the package's."""
+    """Return a source whose mirrored cells and exercise stubs are refilled from the package."""
     cells = re.split(rf"(?m)^(?={CELL})", source)
     return "".join(_refilled_cell(cell) for cell in cells)
 
@@ -47,11 +47,13 @@ def _refilled_cell(cell: str) -> str:
 
 
 def main() -> None:
-    """Update and execute the pairs in order, up to the first that fails; or check them all."""
+    """Update and execute the pairs in order and stop at the first failure, or check them all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("stems", nargs="*", help="as in 16_sampling, or 16; all if none is given")
-    parser.add_argument("--check", action="store_true", help="compare with what is there")
-    parser.add_argument("--report", type=Path, help="where a check writes its JUnit report")
+    parser.add_argument("stems", nargs="*", help="for example 16_sampling, or 16; default: all")
+    parser.add_argument(
+        "--check", action="store_true", help="run again and compare with the stored outputs"
+    )
+    parser.add_argument("--report", type=Path, help="file for the JUnit report of a check")
     options = parser.parse_args()
     sources = [
         path
@@ -59,14 +61,14 @@ def main() -> None:
         if not options.stems or path.stem.startswith(tuple(options.stems))
     ]
     if not sources:
-        sys.exit("There is no such notebook.")
+        sys.exit("No notebook matches these names; see notebooks/ for the names.")
     if options.check:
         notebooks = [source.with_suffix(".ipynb") for source in sources]
         sys.exit(check_all(notebooks, options.report))
     for source in sources:
-        started, cpu_begun = time.perf_counter(), _cpu_seconds_of_children()
+        started, cpu_started = time.perf_counter(), _cpu_seconds_of_children()
         _update(source)
-        cpu_seconds = _cpu_seconds_of_children() - cpu_begun
+        cpu_seconds = _cpu_seconds_of_children() - cpu_started
         print(timing(source, time.perf_counter() - started, cpu_seconds, 1), flush=True)
         failure = over_budget(cpu_seconds)
         if failure:
@@ -74,7 +76,7 @@ def main() -> None:
 
 
 def _cpu_seconds_of_children() -> float:
-    """The CPU seconds of all processes that ended here, kernels among them; 0 on Windows."""
+    """Return the CPU seconds of all finished child processes, kernels included; 0 on Windows."""
     times = os.times()
     return times.children_user + times.children_system
 
@@ -92,7 +94,7 @@ def _update(source: Path) -> None:
         timeout=CELL_SECONDS,
         kernel_name="python3",
         resources={"metadata": {"path": str(FOLDER)}},
-        store_widget_state=False,  # pictures stand in for widgets where no kernel runs
+        store_widget_state=False,  # where no kernel runs, pictures replace the widgets
         record_timing=False,
     ).execute()
     for cell in notebook.cells:
@@ -101,7 +103,7 @@ def _update(source: Path) -> None:
 
 
 def _joined(outputs: list[Any]) -> list[Any]:
-    """Outputs with what was printed piece by piece put together."""
+    """Return the outputs with consecutive pieces of the same stream joined."""
     joined: list[Any] = []
     for output in outputs:
         stream = output["name"] if output["output_type"] == "stream" else None

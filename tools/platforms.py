@@ -1,9 +1,9 @@
 """Try minigen on another system: `python -m tools.platforms FOLDER NAME [STEP ...]`.
 
-Each platform is a Debian of its own in a folder under FOLDER, made by debootstrap and entered by
-chroot; one for another processor runs in QEMU's user emulation. What was last committed is cloned
-there, installed and tried by each step in turn. It needs Linux and root. Package registries are
-those that this machine's pip and apt use. docs/platforms.md keeps what was found.
+Each platform is a separate Debian in a folder under FOLDER, created with debootstrap and entered
+with chroot. A platform for another processor runs in QEMU's user emulation. The last commit is
+cloned there, and each step installs or tries it in turn. This needs Linux and root. The package
+registries are those that this machine's pip and apt use. docs/platforms.md records the results.
 """
 
 import argparse
@@ -34,7 +34,7 @@ GREEDY = "--temperature 0 --max-tokens 8 'The capital of France is'"
 
 @dataclass(frozen=True)
 class Platform:
-    """A Debian suite for one kind of processor, in Debian's words."""
+    """A Debian suite for one kind of processor, with Debian's names for both."""
 
     suite: str
     architecture: str
@@ -64,15 +64,15 @@ USUAL = ["install", "pull", "doctor", "float32", "compile", "int4", "golden", "c
 
 
 def main() -> None:
-    """Make the platform if it is not there, and take the steps; exit with 1 if one failed."""
+    """Create the platform if it does not exist, and run the steps; exit with 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="where platforms are kept: 2 to 12 GB for each")
+    parser.add_argument("folder", type=Path, help="folder of the platforms: 2 to 12 GB each")
     parser.add_argument("name", choices=PLATFORMS)
     parser.add_argument("steps", nargs="*", metavar="step", help=", ".join(STEPS))
     options = parser.parse_args()
     unknown = sorted(set(options.steps) - set(STEPS))
     if unknown:
-        parser.error(f"there is no step {', '.join(unknown)}; there are {', '.join(STEPS)}")
+        parser.error(f"there is no step {', '.join(unknown)}; choose from {', '.join(STEPS)}")
     chosen = PLATFORMS[options.name]
     lacking = what_lacks(chosen)
     if lacking is not None:
@@ -86,15 +86,15 @@ def main() -> None:
 
 
 def what_lacks(chosen: Platform) -> str | None:
-    """Why the platform cannot be made here, if it cannot; a sentence that says what would help."""
+    """Return why the platform cannot be created here, with the remedy, or None."""
     if platform.system() != "Linux" or os.geteuid() != 0:
-        return "Platforms are made on Linux by root: run this there with sudo."
+        return "Platforms need Linux and root: run this on Linux with sudo."
     if shutil.which("debootstrap") is None:
-        return "debootstrap is not installed: apt-get install debootstrap."
+        return "debootstrap is not installed; run apt-get install debootstrap."
     machine = MACHINES[chosen.architecture]
     if machine != platform.machine() and not _emulated(machine):
         return (
-            f"This machine does not run programs for {machine}: apt-get install qemu-user-static "
+            f"This machine cannot run programs for {machine}: apt-get install qemu-user-static "
             "binfmt-support, and mount binfmt_misc if /proc/sys/fs/binfmt_misc is empty."
         )
     return None
@@ -105,7 +105,7 @@ def _emulated(machine: str) -> bool:
 
 
 def _make(system: Path, chosen: Platform) -> None:
-    """Have debootstrap fill the folder, from the mirror that this machine's apt takes first."""
+    """Fill the folder with debootstrap, from the first mirror in this machine's apt sources."""
     if not (system / "made").exists():
         system.parent.mkdir(parents=True, exist_ok=True)
         packages = f"--include={PACKAGES}"
@@ -119,7 +119,7 @@ def _make(system: Path, chosen: Platform) -> None:
 
 
 def _mirror() -> list[str]:
-    """Address of Debian's packages as apt knows it; none where this is no Debian."""
+    """Return Debian's package address from apt's configuration; nothing on other systems."""
     if shutil.which("apt-get") is None:
         return []
     command = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Label: Debian"]
@@ -128,7 +128,7 @@ def _mirror() -> list[str]:
 
 
 def _clone(system: Path) -> None:
-    """Bring the clone in the platform to what is committed here."""
+    """Update the clone in the platform to the commit that is checked out here."""
     clone = system / "minigen"
     if not clone.exists():
         subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
@@ -137,7 +137,7 @@ def _clone(system: Path) -> None:
 
 
 def _take(system: Path, step: str) -> bool:
-    """Run a step in the platform; whether it succeeded."""
+    """Run a step in the platform and return whether it succeeded."""
     print(f"== {step}: {STEPS[step]}", flush=True)
     started = time.perf_counter()
     code = subprocess.run(_inside(system, STEPS[step], os.environ.items())).returncode
@@ -147,7 +147,7 @@ def _take(system: Path, step: str) -> bool:
 
 
 def _inside(system: Path, command: str, variables: Iterable[tuple[str, str]]) -> list[str]:
-    """A command in the platform, with mounts of its own that end with it."""
+    """Return a command that runs in the platform, with its own mounts that end with it."""
     kept = [f"{name}={value}" for name, value in variables if OUR_VARIABLES.fullmatch(name)]
     kept += ["HOME=/root", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"]
     there, cache = shlex.quote(str(system)), shlex.quote(str(system.parent / "pip"))

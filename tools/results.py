@@ -1,4 +1,4 @@
-"""What README says of measurements, written from benchmarks/results/: `python -m tools.results`."""
+"""Write README's lines about measurements from benchmarks/results/: `python -m tools.results`."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ FOLDER = ROOT / "benchmarks" / "results"
 
 
 def lines() -> str:
-    """One line for each measured gain, each figure from the file that it links to."""
+    """Return one line per measured gain, with each figure from the file that the line links to."""
     engine, paged = _read("25_engine"), _read("22_paged")
     together = engine["together_against_one_at_a_time"]
     batching = engine["continuous_against_static"]
@@ -21,18 +21,18 @@ def lines() -> str:
     return "\n".join(
         [
             f"- {together['requests']} requests together give {together['ratio']:.1f} times the "
-            "tokens a second of",
-            f"  one at a time, and continuous batching {batching['ratio']:.1f} times those of "
-            f"static batching, {batching['ratio_to_padded']:.1f} times where",
-            "  a static batch goes on computing finished rows, as static engines did "
+            "tokens per second of",
+            f"  one at a time. Continuous batching gives {batching['ratio']:.1f} times those of "
+            f"static batching, and {batching['ratio_to_padded']:.1f} times",
+            "  those of a static batch that still computes its finished rows "
             f"({_link('25_engine')}).",
-            f"- A shared beginning of {prefix['settings']['system']} tokens brings the first token "
-            f"{prefix['ratio']:.1f} times as soon",
+            f"- With a shared prefix of {prefix['settings']['system']} tokens the first token "
+            f"comes {prefix['ratio']:.1f} times as fast",
             f"  ({_link('23_prefix')}).",
-            f"- Of the KV memory that sequences own {paged['paged']['waste']:.1%} lies idle in "
-            f"blocks, {paged['reserved']['waste']:.0%} where the",
-            f"  longest answer is reserved ({_link('22_paged')}).",
-            f"- Choosing among {scheduler['running']} running and 10,000 waiting requests takes "
+            f"- Of the KV memory that sequences own, {paged['paged']['waste']:.1%} is idle with "
+            f"paging, and {paged['reserved']['waste']:.0%} if",
+            f"  each sequence reserves its longest answer ({_link('22_paged')}).",
+            f"- Scheduling {scheduler['running']} running and 10,000 waiting requests takes "
             f"{scheduler['milliseconds']['10,000 waiting']:.2f} ms",
             f"  ({_link('24_scheduler')}).",
             *_if_measured("25_trace", trace_lines),
@@ -44,55 +44,55 @@ def lines() -> str:
     )
 
 
-def _if_measured(name: str, told: Callable[[dict[str, Any]], list[str]]) -> list[str]:
-    return told(_read(name)) if (FOLDER / f"{name}.json").exists() else []
+def _if_measured(name: str, report: Callable[[dict[str, Any]], list[str]]) -> list[str]:
+    return report(_read(name)) if (FOLDER / f"{name}.json").exists() else []
 
 
 def forms_lines(measured: dict[str, Any]) -> list[str]:
-    """How much of what float32 is sure of the other forms of weights give too."""
+    """Return the share of the sure float32 tokens that the other weight formats also give."""
     quality = measured["quality"]
     kept = {name: quality[name]["sure tokens"] for name in ("bfloat16", "int8", "int4")}
     shares = ", ".join(f"{name} {each['share']:.1%}" for name, each in kept.items())
     return [
         f"- Of the first five answer tokens to {quality['sure questions']} questions that float32 "
         f"is sure of, {shares}",
-        f"  come out the same, up to the first that differs ({_link('34_cpu_kernels')}).",
+        f"  are the same, counted up to the first difference ({_link('34_cpu_kernels')}).",
     ]
 
 
 def trace_lines(measured: dict[str, Any]) -> list[str]:
-    """What events cost while nobody listens, and what a live picture does."""
-    idle = measured["nobody_subscribed"]["share_of_a_step"]
+    """Return what events cost without subscribers, and with a live picture."""
+    idle = measured["without_subscribers"]["share_of_a_step"]
     return [
-        f"- With nobody listening, the engine's events cost {idle:.4%} of a step; with a live "
+        f"- Without subscribers, the engine's events cost {idle:.4%} of a step; with a live "
         "picture of the",
-        f"  blocks, {measured['live']['throughput_kept']:.0%} of the tokens a second remain "
+        f"  blocks, {measured['live']['throughput_kept']:.0%} of the tokens per second remain "
         f"({_link('25_trace')}).",
     ]
 
 
 def sampling_lines(measured: dict[str, Any]) -> list[str]:
-    """How much sooner the kernel chooses tokens than torch does."""
+    """Return how many times faster the kernel samples tokens than torch does."""
     ratios = {name: each["ratio"] for name, each in measured["settings"].items()}
-    told = ", ".join(f"{ratio:.1f} times as fast with {name}" for name, ratio in ratios.items())
+    shares = ", ".join(f"{ratio:.1f} times as fast ({name})" for name, ratio in ratios.items())
     return [
-        f"- The sampling kernel chooses {measured['rows']} tokens {told},",
-        f"  as torch's operations do ({_link('34_sampling')}).",
+        f"- The sampling kernel samples {measured['rows']} tokens {shares},",
+        f"  compared with torch's operations ({_link('34_sampling')}).",
     ]
 
 
 def server_lines(measured: dict[str, Any]) -> list[str]:
-    """What is left of the engine's tokens a second behind HTTP."""
+    """Return the share of the engine's tokens per second that is left behind HTTP."""
     least, most = min(measured["shares"]), max(measured["shares"])
     return [
         f"- {measured['streams']} streams over HTTP, on the same cores as the engine, give "
-        f"{measured['share']:.0%} of its own tokens a",
-        f"  second ({least:.0%} to {most:.0%} by turns; {_link('51_server')}).",
+        f"{measured['share']:.0%} of the engine's tokens",
+        f"  per second ({least:.0%} to {most:.0%} by turns; {_link('51_server')}).",
     ]
 
 
 def cost_lines(measured: dict[str, Any]) -> list[str]:
-    """How near decode steps come to what their bytes and operations predict."""
+    """Return how close decode steps come to the prediction from their bytes and operations."""
     points = [point for form in measured["forms"].values() for point in form["points"]]
     within = sum(point["ratio"] <= measured["limit"] for point in points)
     sequences = max(point["sequences"] for point in points)
@@ -100,13 +100,13 @@ def cost_lines(measured: dict[str, Any]) -> list[str]:
     return [
         f"- {within} of {len(points)} decode steps, of 1 to {sequences} sequences and contexts up "
         f"to {context:,}, take at most",
-        f"  {measured['limit']:g} times what their bytes and operations predict, the worst "
-        f"{max(point['ratio'] for point in points):.1f} times ({_link('34_step_cost')}).",
+        f"  {measured['limit']:g} times the time that their bytes and operations predict, and the "
+        f"worst {max(point['ratio'] for point in points):.1f} times ({_link('34_step_cost')}).",
     ]
 
 
 def peers() -> str:
-    """minigen beside other engines as a table, or nothing if that was not measured."""
+    """Return the table of minigen and other engines, or nothing if that was not measured."""
     if not (FOLDER / "peers.json").exists():
         return ""
     return peers_table(_read("peers"))
@@ -122,7 +122,7 @@ def _link(name: str) -> str:
 
 
 def replaced(text: str, begin: str, end: str, content: str) -> str:
-    """A document with what stands between two markers replaced."""
+    """Return a document with the text between two markers replaced."""
     head, tail = text.split(begin)[0], text.split(end)[1]
     inside = f"{content}\n" if content else ""
     return f"{head}{begin}\n{inside}{end}{tail}"

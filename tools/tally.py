@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-THE_RUN = "the run"  # names a failure that belongs to no single test
+THE_RUN = "the run"  # the name of a failure that belongs to no single test
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def counts_line(tallies: Sequence[Tally]) -> str:
 
 
 def ending(exit_code: int) -> str:
-    """Say how a process ended."""
+    """Return how a process ended."""
     if exit_code < 0:
         return f"signal {-exit_code} ended it"
     return f"it ended with exit code {exit_code}"
@@ -68,10 +68,11 @@ def write_report(report: Path, passed: list[str], failed: Mapping[str, str]) -> 
 
 
 def _passed(root: ElementTree.Element, cases: Sequence[ElementTree.Element]) -> int:
-    """Count as pytest does in its last line.
+    """Count the passed tests as pytest does in its last line.
 
-    Cases are not what counts: one that started, but did not end, looks like one that passed. A
-    test that fails and then ends badly, too, is one in `tests`, but two in the other sums.
+    The number of cases cannot be used, because a test that started but did not end looks like one
+    that passed. A test that fails, and then also fails in its teardown, counts once in `tests`, but
+    twice in the other sums.
     """
     twice = {_id_of(case) for case in cases if case.find("failure") is not None} & {
         _id_of(case) for case in cases if case.find("error") is not None
@@ -93,7 +94,7 @@ def _why_failed(case: ElementTree.Element) -> str | None:
 
 
 def _id_of(case: ElementTree.Element) -> str:
-    """A test's id: in pytest's xunit1 reports, `file` and `classname` hold its first parts."""
+    """Return a test's id; in pytest's xunit1 format, `file` and `classname` are its first parts."""
     name, file = case.get("name", ""), case.get("file", "").replace("\\", "/")
     module, parent = file.removesuffix(".py").replace("/", "."), case.get("classname", "")
     if not parent and name == module:  # the whole file, which could not be imported

@@ -1,4 +1,4 @@
-"""Print the Makefile's targets with what they do: `python -m tools.targets`."""
+"""Print the Makefile's targets with their descriptions: `python -m tools.targets`."""
 
 import re
 from pathlib import Path

@@ -4,9 +4,9 @@
     python -m tools.test lint types               these parts alone
     python -m tools.test tests -- -k sampling     what follows -- goes to pytest
 
-A part that fails stops no other. One summary at the end names what failed; the last line counts
-checks, tests and notebooks together, as in `1204 passed, 2 failed, 3 skipped`. The exit code is 0
-if all is green, 1 if anything failed, and 130 after Ctrl-C.
+A failing part does not stop the others. A summary at the end names what failed; the last line
+counts checks, tests and notebooks together, for example `1204 passed, 2 failed, 3 skipped`. The
+exit code is 0 if all passed, 1 if anything failed, and 130 after Ctrl-C.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from tools.check import CHECKS
 from tools.tally import THE_RUN, Tally, counts_line, ending, tally
 
 ROOT = Path(__file__).resolve().parent.parent
-END_SECONDS = 10  # what a part has to end by itself after Ctrl-C, which a terminal sends to all
-ASKED_SECONDS = 20  # what it has then, when Ctrl-C is sent to it alone
+END_SECONDS = 10  # time for a part to end by itself after Ctrl-C
+ASKED_SECONDS = 20  # time for it to end after Ctrl-C was sent to it alone
 INTERRUPTED = 130
 LONGEST_LINE = 160
 RAW = argparse.RawDescriptionHelpFormatter
@@ -34,7 +34,7 @@ RAW = argparse.RawDescriptionHelpFormatter
 
 @dataclass(frozen=True)
 class Part:
-    """A command of this Python; `report` is its option that takes the path of a JUnit report."""
+    """A command of this Python; `report` is its option for the path of a JUnit report."""
 
     name: str
     command: tuple[str, ...]
@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a part."""
+    """The result of a part."""
 
     name: str
     seconds: float
@@ -87,17 +87,17 @@ def _chosen(arguments: Sequence[str], parts: Sequence[Part]) -> list[Part]:
     given = list(arguments)
     cut = given.index("--") if "--" in given else len(given)
     parser = argparse.ArgumentParser("tools.test", description=__doc__, formatter_class=RAW)
-    parser.add_argument("parts", nargs="*", help="all if none is given")
+    parser.add_argument("parts", nargs="*", help="default: all")
     names, for_pytest = parser.parse_args(given[:cut]).parts, tuple(given[cut + 1 :])
     known = [part.name for part in parts]
     unknown = [name for name in names if name not in known]
     if unknown:
-        sys.exit(f"There is no part {', '.join(unknown)}; there are {', '.join(known)}.")
+        sys.exit(f"There is no part {', '.join(unknown)}; choose from {', '.join(known)}.")
     chosen = [part for part in parts if part.name in (names or known)]
     if not for_pytest:
         return chosen
     if "tests" not in (names or known):
-        sys.exit("What follows -- goes to pytest, but the part `tests` is not among the named.")
+        sys.exit("What follows -- goes to pytest, so name the part `tests` too.")
     return [
         replace(part, command=part.command + for_pytest) if part.name == "tests" else part
         for part in chosen
@@ -105,7 +105,7 @@ def _chosen(arguments: Sequence[str], parts: Sequence[Part]) -> list[Part]:
 
 
 def _run(part: Part, report: Path) -> Outcome:
-    """Run a part to its end; its output goes straight to the terminal."""
+    """Run a part to its end; its output goes directly to the terminal."""
     started = time.perf_counter()
     options = [f"{part.report}={report}"] if part.report else []
     process = subprocess.Popen([sys.executable, *part.command, *options], cwd=ROOT)

@@ -1,8 +1,8 @@
 """Check and time everything on this machine's GPU: `python -m benchmarks.gpu [--json FILE]`.
 
-Needs torch with CUDA, triton, numpy, safetensors, tokenizers, pytest; transformers for the
-comparison. Each part's results are written as soon as they are there; a part that fails says so
-in its place, and the exit code tells.
+Needs torch with CUDA, triton, numpy, safetensors, tokenizers and pytest, and transformers for the
+comparison. The results of each part are written as soon as they are known; a part that fails is
+recorded as failed, and the exit code reports it.
 """
 
 import argparse
@@ -19,12 +19,16 @@ from benchmarks.gpu.supervised import measure, read, supervise
 
 
 def main() -> None:
-    """All parts, in another process, and in one more for each that ends its own."""
+    """Measure all parts in another process, and in a new one after each failed process."""
     folder = Path(os.environ.get("OUT", ROOT / "benchmarks" / "results"))
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", type=Path, default=folder / "gpu.json", metavar="FILE")
-    parser.add_argument("--minutes", type=float, default=8.5, help="no part begins after these")
-    parser.add_argument("--until", type=float, help="measure here, and begin nothing after this")
+    parser.add_argument(
+        "--minutes", type=float, default=8.5, help="start no part after this time (default 8.5)"
+    )
+    parser.add_argument(
+        "--until", type=float, help="measure in this process, and start no part after this time"
+    )
     options = parser.parse_args()
     if options.until is not None:
         measure(options.json, parts(), options.until, MOST_SECONDS, tidy)

@@ -1,6 +1,6 @@
-"""Engines with random weights, in the shapes of known models, made on the device.
+"""Engines with random weights, in the shapes of known models, created on the device.
 
-On a CPU, too, in Triton's interpreter: there the tests run what is measured on a GPU.
+They also run on a CPU, in Triton's interpreter: the tests run there what is measured on a GPU.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ CUDA, DTYPE, BLOCK_SIZE = torch.device("cuda"), torch.bfloat16, 16
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers of a model that its speed depends on."""
+    """The numbers of a model that determine its speed."""
 
     vocab: int
     hidden: int
@@ -45,7 +45,7 @@ class Shape:
     head_norms: bool
 
     def products(self) -> list[tuple[str, int, int, int]]:
-        """Each product's name, how often a token takes it, its weight's rows and columns."""
+        """Return each product's name, its count per token, and its weight's rows and columns."""
         q_width, kv_width = self.q_heads * self.head_dim, self.kv_heads * self.head_dim
         return [
             ("qkv", self.layers, q_width + 2 * kv_width, self.hidden),
@@ -66,7 +66,7 @@ def random_model(
     device: torch.device = CUDA,
     dtype: torch.dtype = DTYPE,
 ) -> KernelModel:
-    """Weights drawn so that numbers stay of one size from layer to layer."""
+    """Return a model with random weights, scaled so that activations keep their size."""
     torch.manual_seed(0)
 
     def matrix(rows: int, columns: int) -> Tensor:
@@ -108,7 +108,7 @@ def random_model(
 
 
 def bytes_a_token(model: KernelModel) -> int:
-    """Bytes of the weights that one decoded token reads: all but the embedding's other rows."""
+    """Return the bytes of the weight matrices that one decoded token reads."""
     linears = [each for layer in model.model.layers for each in _linears(layer)]
     linears.append(model.model.head)
     return sum(each.weight.numel() * each.weight.itemsize for each in linears)
@@ -127,7 +127,7 @@ def make_engine(
     num_blocks: int,
     max_num_batched_tokens: int = 16_384,
 ) -> Engine:
-    """minigen's own scheduler, block manager, sampler and GPU runner, decodes captured on a GPU."""
+    """Return an engine with minigen's own parts and the GPU runner; a GPU captures its decodes."""
     trace, embedding = Trace(), model.model.embedding
     device, dtype = embedding.device, embedding.dtype
     manager = BlockManager(
@@ -148,14 +148,14 @@ def make_engine(
 
 
 def greedy(sequence_id: int, prompt: list[int], num_tokens: int) -> Sequence:
-    """A request for exactly so many of the likeliest tokens."""
+    """Return greedy params for exactly `num_tokens` tokens."""
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     return Sequence(sequence_id, tuple(prompt), params, 0, num_tokens, frozenset())
 
 
 def run(engine: Engine, sequences: list[Sequence]) -> None:
-    """Step until all are done."""
+    """Step until all sequences are finished."""
     for sequence in sequences:
         engine.add(sequence)
     while engine.has_work():
-        engine.step()  # which waits for its tokens
+        engine.step()  # it waits for its tokens

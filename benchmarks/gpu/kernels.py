@@ -18,14 +18,14 @@ from minigen.kernels.triton.prefill_attention import flash_prefill_triton
 
 CUDA = torch.device("cuda")
 BLOCK_SIZE, HEAD_DIM, Q_HEADS, KV_HEADS = 16, 128, 32, 8
-MOST_ERROR = 0.02  # of the result's norm; rounding to bfloat16 makes a tenth of it
+MOST_ERROR = 0.02  # relative to the result's norm; rounding to bfloat16 gives a tenth of it
 
 
 def decode(batch: int, context: int, bandwidth: float | None) -> dict[str, Any]:
-    """One decode step's attention in one layer: bytes of keys and values over its time.
+    """Time one decode step's attention in one layer: bytes of keys and values over its time.
 
-    Several pools take turns, so that none is found in the cache. Raises `AssertionError` for a
-    wrong result.
+    Several pools take turns, so that none is in the cache. Raises `AssertionError` for a wrong
+    result.
     """
     num_blocks = batch * context // BLOCK_SIZE
     one_pool = 2 * num_blocks * BLOCK_SIZE * KV_HEADS * HEAD_DIM * 2
@@ -44,12 +44,12 @@ def decode(batch: int, context: int, bandwidth: float | None) -> dict[str, Any]:
     expected = paged_decode_torch(q.float(), *pools[0].float(), tables, lengths)
     error = small_error(ours, expected)
     spent = seconds(replayed(all_pools)) / count
-    told = {"batch": batch, "context": context, "splits": splits, "error": error}
-    return told | _rate(one_pool, spent, bandwidth)
+    result = {"batch": batch, "context": context, "splits": splits, "error": error}
+    return result | _rate(one_pool, spent, bandwidth)
 
 
 def prefill(length: int) -> dict[str, Any]:
-    """One prompt's attention in one layer, beside torch's own over contiguous keys and values.
+    """Time one prompt's attention in one layer, and torch's own over contiguous keys and values.
 
     torch's is timed with grouped heads and with repeated ones; the faster counts. Raises
     `AssertionError` for a wrong result.
@@ -89,18 +89,18 @@ def prefill(length: int) -> dict[str, Any]:
 
 
 def small_error(ours: torch.Tensor, expected: torch.Tensor) -> float:
-    """How far off a result is, of its norm; raises `AssertionError` for more than rounding."""
+    """Return the error relative to the norm; raises `AssertionError` if it exceeds rounding."""
     error = float((ours - expected).norm() / expected.norm())
-    if not error < MOST_ERROR:  # which no NaN is
+    if not error < MOST_ERROR:  # also refuses NaN
         raise AssertionError(f"the result is off by {error:.3g} of its norm")
     return error
 
 
 def products_of_one_row(shape: Shape, bandwidth: float | None) -> dict[str, Any]:
-    """A model's products for one token, by torch: bytes of weights over the time of each.
+    """Time a model's products for one token, by torch: bytes of weights over the time of each.
 
-    `all` are those of a whole decode step, of which they are most: no engine that multiplies so is
-    nearer to the bandwidth.
+    `all` stands for the products of a whole decode step, which are most of it: an engine that
+    multiplies like this cannot come closer to the bandwidth.
     """
     found: dict[str, Any] = {}
     all_bytes, all_spent = 0, 0.0

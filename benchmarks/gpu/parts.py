@@ -1,4 +1,4 @@
-"""What is measured on a GPU, in order: what checks rest on first, then what may go wrong most."""
+"""The parts measured on a GPU, in order: first the basis of the checks, last the riskiest."""
 
 import gc
 import os
@@ -18,8 +18,8 @@ from benchmarks.gpu.engines import LLAMA_3_8B, QWEN3_0_6B
 from benchmarks.gpu.supervised import Part, Results
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_SECONDS = 300  # of one part
-# What is wanted, as shares of what the same card gives or as multiples of what others do on it.
+MOST_SECONDS = 300  # time limit of one part
+# Targets, as shares of what the same card gives or as multiples of what other engines reach on it.
 TARGETS = {
     ("decode_64_4096", "of_copy_bandwidth"): 0.8,
     ("prefill_1024", "of_torch"): 0.6,
@@ -31,7 +31,7 @@ TARGETS = {
 
 
 def environment(results: Results) -> dict[str, Any]:
-    """The card, its driver, and the versions of what was measured."""
+    """Return the card, its driver, and the versions that were measured."""
     properties = torch.cuda.get_device_properties(0)
     return {
         "device": properties.name,
@@ -57,20 +57,22 @@ def _driver() -> str:
 
 
 def kernels_equal_twins(results: Results) -> dict[str, Any]:
-    """The checks of `make test-gpu`, in a process of their own."""
+    """Run the checks of `make test-gpu` in a separate process."""
     command = (sys.executable, "-m", "pytest", "-q", "-c", "tests/gpu/pytest.ini")
     files = [str(each) for each in sorted((ROOT / "tests" / "gpu").glob("equal_*.py"))]
-    told = subprocess.run(
+    finished = subprocess.run(
         [*command, *files], cwd=ROOT, capture_output=True, timeout=MOST_SECONDS - 10
     )
-    lines = told.stdout.decode().strip().splitlines()
-    if told.returncode:
-        raise AssertionError("\n".join([*lines[-40:], *told.stderr.decode().splitlines()[-10:]]))
-    return {"told": lines[-1]}
+    lines = finished.stdout.decode().strip().splitlines()
+    if finished.returncode:
+        raise AssertionError(
+            "\n".join([*lines[-40:], *finished.stderr.decode().splitlines()[-10:]])
+        )
+    return {"pytest": lines[-1]}
 
 
 def bandwidth_of(results: Results) -> float | None:
-    """The copy bandwidth, if it could be measured."""
+    """Return the copy bandwidth, if it could be measured."""
     found = results.get("copy_bandwidth")
     return found if isinstance(found, float) else None
 
@@ -85,7 +87,7 @@ def _against_transformers(results: Results) -> dict[str, Any]:
 
 
 def parts() -> dict[str, Part]:
-    """All parts by name, in order."""
+    """Return all parts by name, in order."""
     decodes = ((64, 4096), (1, 32_768), (8, 1024))
     return {
         "environment": environment,
@@ -111,18 +113,18 @@ def parts() -> dict[str, Part]:
 
 
 def beside_targets(results: Results) -> list[str]:
-    """A line for each target: what was wanted, and what was found."""
+    """Return a line for each target: the target and the measured value."""
     lines = []
     for (name, what), wanted in TARGETS.items():
         found = results.get(name)
         value = found.get(what) if isinstance(found, dict) else None
-        told = "not measured" if value is None else f"{value:.2f}"
-        lines.append(f"{name}, {what}: {wanted} wanted, {told}")
+        shown = "not measured" if value is None else f"{value:.2f}"
+        lines.append(f"{name}, {what}: {wanted} wanted, {shown}")
     return lines
 
 
 def tidy() -> None:
-    """Give the device's memory back; raises where it is of no more use to this process."""
+    """Free the device's memory; raises if this process can no longer use the device."""
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()

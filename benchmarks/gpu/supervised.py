@@ -1,8 +1,8 @@
-"""Measures part by part, so that no part's failure costs another's result.
+"""Measures part by part, so that a failing part does not cost the results of another.
 
-A part that raises is written down as failed. One that ends its process, that leaves the device
-unusable, or that takes too long, costs its process alone: what is left is measured in a new one.
-Knows nothing of GPUs, nor of torch.
+A part that raises is recorded as failed. A part that ends its process, makes the device unusable,
+or takes too long, ends only its process: the remaining parts are measured in a new one. This module
+knows nothing about GPUs or torch.
 """
 
 import faulthandler
@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import Any
 
 Results = dict[str, Any]
-Part = Callable[[Results], Any]  # given the results so far, gives its own
-ENDED = {"failed": "its process ended: what it wrote to stderr may say why"}
+Part = Callable[[Results], Any]  # takes the results so far and returns its own
+ENDED = {"failed": "its process ended; its stderr may say why"}
 NO_TIME = {"left out": "there was no time left"}
-LAST_SECONDS = 60  # after which the part that began last is cut off
+LAST_SECONDS = 60  # the time after which the last started part is cut off
 
 
 def read(path: Path) -> Results:
-    """The results that are in a file; none if there is no file."""
+    """Return the results in a file; empty if there is no file."""
     found: Results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return found
 
 
 def write(path: Path, name: str, result: Any) -> None:
-    """Put one part's result into the file; the others stay as they are."""
+    """Write one part's result into the file; the others stay as they are."""
     results = read(path) | {name: result}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
@@ -41,11 +41,11 @@ def measure(
     most_seconds: float,
     tidy: Callable[[], None],
 ) -> None:
-    """Measure each part in this process, and write it down; those in the file are done already.
+    """Measure each part in this process and record it; parts already in the file are done.
 
-    A part that takes more than `most_seconds` ends the process; none begins after `until`, by
-    `time.time`, nor goes on a minute longer. `tidy` is called after each, and may raise where the
-    process is of no more use.
+    A part that takes more than `most_seconds` ends the process. No part starts after `until` (in
+    `time.time`), or runs more than a minute longer. `tidy` is called after each part, and may raise
+    if the process is no longer usable.
     """
     for name in (name for name in parts if name not in read(path)):
         if time.time() > until:
@@ -72,10 +72,10 @@ def _outcome(part: Part, results: Results) -> Any:
 
 
 def supervise(path: Path, names: list[str], start: Callable[[], int]) -> list[str]:
-    """Call `start`, which measures in a process of its own, until all is in the file.
+    """Call `start`, which measures in its own process, until all parts are in the file.
 
-    `start` returns the process's exit status. Returns the names of the parts that failed. What was
-    in the file before is forgotten.
+    `start` returns the process's exit status. Returns the names of the parts that failed. Earlier
+    contents of the file are dropped.
     """
     path.unlink(missing_ok=True)
     missing = names

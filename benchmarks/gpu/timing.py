@@ -1,4 +1,4 @@
-"""Seconds of device work, and what the device's memory gives."""
+"""Seconds of device work, and the bandwidth of the device's memory."""
 
 import statistics
 from collections.abc import Callable
@@ -9,11 +9,11 @@ GiB = 2**30
 
 
 def seconds(work: Callable[[], object], repeats: int = 20) -> float:
-    """Median of so many calls after five, by the device's own clock.
+    """Return the median of `repeats` calls after five uncounted ones, by the device's own clock.
 
-    Before each, half a GiB is read. The device's cache then holds nothing of the work's, nor
-    anything that has still to be written back; and the processor has queued the work before the
-    device comes to it, so that launching it is not timed.
+    Before each call, half a GiB is read. Then the device's cache holds nothing of the work and
+    nothing that must still be written back; and the processor has queued the work before the device
+    reaches it, so that the launch is not timed.
     """
     other = torch.ones(GiB // 8, device="cuda")
     for _ in range(5):
@@ -31,7 +31,7 @@ def seconds(work: Callable[[], object], repeats: int = 20) -> float:
 
 
 def replayed(work: Callable[[], object]) -> Callable[[], object]:
-    """The work as a CUDA graph, so that its launches cost nothing; call it to replay."""
+    """Capture the work as a CUDA graph, so that launches cost nothing; call it to replay."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -45,7 +45,7 @@ def replayed(work: Callable[[], object]) -> Callable[[], object]:
 
 
 def copy_bandwidth() -> float:
-    """Bytes a second that a copy of 4 GiB reads and writes, together."""
+    """Return bytes per second that a copy of 4 GiB reads and writes, together."""
     source = torch.empty(4 * GiB, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
     return 2 * source.numel() / seconds(lambda: target.copy_(source))

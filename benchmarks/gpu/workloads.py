@@ -1,4 +1,4 @@
-"""The engine beside plain torch, beside the bandwidth, and beside transformers."""
+"""The engine against plain torch, against the bandwidth, and against transformers."""
 
 import random
 import time
@@ -28,16 +28,16 @@ from minigen.model.attention import attend_packed
 from minigen.model.transformer import Transformer
 from minigen.sequence import Sequence
 
-MOST_MARGIN = 0.5  # rounding makes a tenth of it; a wrong token is 3 behind and more
+MOST_MARGIN = 0.5  # rounding gives a tenth of it; a wrong token is 3 or more below
 
 
 def margins(
     model: KernelModel, shape: Shape, prompt_lengths: tuple[int, ...], max_num_batched_tokens: int
 ) -> Tensor:
-    """By how many logits each token that the engine chose is below one plain pass's likeliest.
+    """Return how far below one plain pass's likeliest token each chosen token is, in logits.
 
-    Prompts go in pieces of `max_num_batched_tokens`, beside decodes of others, and each answer is longer
-    than the one before. Logits have a standard deviation of about 1.
+    Prompts run in chunks of `max_num_batched_tokens`, together with decodes of other sequences, and
+    each answer is longer than the one before. Logits have a standard deviation of about 1.
     """
     longest = max(prompt_lengths) + 4 * len(prompt_lengths)
     num_blocks = len(prompt_lengths) * blocks_needed(longest, BLOCK_SIZE)
@@ -62,12 +62,12 @@ def margins(
 def below_likeliest(
     model: Transformer, sequences: list[Sequence], windows: SequenceOf[int | None]
 ) -> Tensor:
-    """By how many logits each token of the answers is below the likeliest of one plain pass."""
+    """Return how far each answer token is below the likeliest of one plain pass, in logits."""
     device, found = model.embedding.device, []
     for sequence in sequences:
         ids = torch.tensor(sequence.token_ids[:-1], device=device)
         attend = attend_packed([len(ids)], windows)
-        with device:  # where masks are made
+        with device:  # masks are created there
             hidden = model(ids, torch.arange(len(ids)), attend)
         logits = model.logits(hidden[-len(sequence.output_ids) :])
         chosen = torch.tensor(sequence.output_ids, device=device).unsqueeze(-1)
@@ -76,9 +76,9 @@ def below_likeliest(
 
 
 def agreement() -> dict[str, Any]:
-    """Tokens of the engine, prefilled, chunked and replayed, beside one plain pass over each text.
+    """Compare the engine's tokens, prefilled, chunked and replayed, with one plain pass per text.
 
-    Raises `AssertionError` for a token that no rounding explains.
+    Raises `AssertionError` for a token that rounding cannot explain.
     """
     shape = replace(QWEN3_0_6B, layers=4, vocab=5000)
     lengths = (1, 15, 16, 17, 300, 1111)
@@ -90,7 +90,7 @@ def agreement() -> dict[str, Any]:
 
 
 def one_stream(bandwidth: float | None) -> dict[str, Any]:
-    """Decode of one sequence, Llama-3-8B's shape: tokens a second, and what the bytes allow."""
+    """Time the decode of one sequence in Llama-3-8B's shape, with the limit of the bandwidth."""
     model = random_model(LLAMA_3_8B, 1024)
     engine = make_engine(model, LLAMA_3_8B, 1024, 1, 80)
     prompt = [each % 1000 for each in range(128)]
@@ -111,7 +111,7 @@ def one_stream(bandwidth: float | None) -> dict[str, Any]:
 
 
 def requests(count: int) -> list[tuple[list[int], int]]:
-    """Prompts of 100 to 1,024 tokens, each with how many are to come, as many again."""
+    """Return prompts of 100 to 1,024 tokens, each with its answer length, drawn the same way."""
     rng = random.Random(0)
     return [
         ([rng.randrange(10_000) for _ in range(rng.randint(100, 1024))], rng.randint(100, 1024))
@@ -120,11 +120,11 @@ def requests(count: int) -> list[tuple[list[int], int]]:
 
 
 def many_streams(count: int = 256) -> dict[str, Any]:
-    """The customary workload on Qwen3-0.6B's shape, all requests at once."""
+    """Run the usual workload on Qwen3-0.6B's shape, all requests at once."""
     shape = QWEN3_0_6B
     model = random_model(shape, 2048)
     engine = make_engine(model, shape, 2048, count, _num_blocks(shape, count * 1500))
-    for length in (200, 40):  # prompts of either kind are compiled before the clock runs
+    for length in (200, 40):  # both kinds of prompts are compiled before the clock starts
         run(engine, [greedy(-length, [1] * length, 20)])
     sequences = [greedy(i, *each) for i, each in enumerate(requests(count))]
     started = time.perf_counter()
@@ -135,16 +135,16 @@ def many_streams(count: int = 256) -> dict[str, Any]:
 
 
 def _num_blocks(shape: Shape, num_tokens: int) -> int:
-    """Blocks for so many tokens, or for as many as the device has memory for."""
+    """Return the blocks for `num_tokens` tokens, or for as many as fit into the device's memory."""
     a_block = 2 * shape.layers * BLOCK_SIZE * shape.kv_heads * shape.head_dim * 2
     free, _ = torch.cuda.mem_get_info()
     return min(num_tokens // BLOCK_SIZE, int(0.8 * free) // a_block)
 
 
 def where_time_goes(shape: Shape, count: int, context: int, steps: int = 10) -> dict[str, Any]:
-    """Milliseconds that decode steps of so many sequences take of the device, kernel by kernel.
+    """Return the device milliseconds of decode steps, kernel by kernel.
 
-    `idle` is what is left of a step by the clock, here with the profiler's own cost.
+    `idle` is the rest of a step by the clock, here including the profiler's own cost.
     """
     answer = 4 * steps
     num_blocks = count * blocks_needed(context + answer, BLOCK_SIZE)
@@ -175,9 +175,10 @@ def where_time_goes(shape: Shape, count: int, context: int, steps: int = 10) -> 
 
 
 def transformers_streams(batch: int, most_tokens: int) -> dict[str, Any]:
-    """The first `batch` of the same requests by `generate`, padded left, cut at `most_tokens`.
+    """Run the first `batch` of the same requests with `generate`, padded left.
 
-    A static batch: all go on to the longest, and only wanted tokens count.
+    Answers are cut at `most_tokens`. It is a static batch: all rows run until the longest ends, and
+    only wanted tokens count.
     """
     if find_spec("transformers") is None:
         return {"left out": "transformers is not installed"}
@@ -222,7 +223,7 @@ def transformers_streams(batch: int, most_tokens: int) -> dict[str, Any]:
 
 
 def against_transformers(ours: dict[str, Any], theirs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Our output tokens a second over those of transformers' fastest way, and over each."""
+    """Return our output tokens per second relative to transformers' fastest way, and to each."""
     mine = ours.get("output_tokens_a_second")
     found = {each["batch"]: each["output_tokens_a_second"] for each in theirs if "batch" in each}
     if mine is None or not found:

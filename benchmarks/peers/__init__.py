@@ -1,1 +1,1 @@
-"""minigen beside other engines, on one model and one machine: `python -m benchmarks.peers`."""
+"""minigen and other engines, on one model and one machine: `python -m benchmarks.peers`."""

@@ -1,12 +1,12 @@
-"""Set minigen beside other engines: `python -m benchmarks.peers`, or `make bench-peers`.
+"""Compare minigen with other engines: `python -m benchmarks.peers`, or `make bench-peers`.
 
-Each peer gets an environment of its own, and the default model in the forms that it reads, in a
-cache folder (8 GB; half an hour, the first time). Then in each round every engine is started alone,
-in an order of the round's own, does all loads (benchmarks/peers/loads.py) and ends. Samples during
+Each peer gets its own environment, and the default model in the formats that it reads, in a cache
+folder (8 GB; half an hour, the first time). Then in each round every engine starts alone, in an
+order that is random per round, runs all loads (benchmarks/peers/loads.py) and ends. Samples during
 which other programs took more than 5% of the machine are set aside. The JSON file grows with every
-turn, so a run may be cut off at any time, and a later one adds rounds to it:
+turn, so a run may be interrupted at any time, and a later run adds rounds to it:
 
-  python -m benchmarks.peers --anew --rounds 2      two rounds, a quarter of an hour each
+  python -m benchmarks.peers --replace --rounds 2   two rounds, a quarter of an hour each
   python -m benchmarks.peers --resume --rounds 3    three more
   python -m benchmarks.peers --resume --rounds 0    only the summary again, and the table
   python -m benchmarks.peers --engines minigen,vLLM --rounds 1 --json FILE    some engines only
@@ -36,11 +36,11 @@ RESULTS = Path(__file__).resolve().parent.parent / "results" / "peers.json"
 
 
 def main() -> None:
-    """Set everything up, measure in rounds, keep each in the JSON file, and print the table."""
+    """Set everything up, measure in rounds, save each to the JSON file, and print the table."""
     options = read_options()
     if sys.platform != "linux":
-        sys.exit("This benchmark reads /proc to see who else is running, so it needs Linux.")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # ends the engine too
+        sys.exit("This benchmark reads /proc to find other busy processes, so it needs Linux.")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))  # ends the engine too
     if options.setup_only:
         set_up(options)
         return
@@ -58,7 +58,7 @@ def main() -> None:
 def set_up(
     options: argparse.Namespace,
 ) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]], dict[str, str]]:
-    """Jobs of the engines that start here, the sure answers, and why other engines do not start."""
+    """Return the jobs of engines that start here, the sure answers, and why other engines fail."""
     environments = Environments(options.folder / "environments")
     models = Models(hub.resolve(hub.DEFAULT_MODEL), options.folder / "models", environments)
     jobs, reasons = prepared(chosen(options.engines), environments, models, options.threads)
@@ -68,7 +68,7 @@ def set_up(
 
 
 def opened(options: argparse.Namespace) -> Record:
-    """The record that the options ask for; ends the program where there is none to be had."""
+    """Return the record that the options ask for, or exit with the reason."""
     settings = {
         "model": hub.DEFAULT_MODEL,
         "threads": options.threads,
@@ -76,13 +76,13 @@ def opened(options: argparse.Namespace) -> Record:
         "scale": options.scale,
     }
     try:
-        return Record.opened(options.json, settings, options.resume, options.anew)
+        return Record.opened(options.json, settings, options.resume, options.replace)
     except RecordError as error:
         sys.exit(str(error))
 
 
 def read_options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.peers",
         description=__doc__,
@@ -90,17 +90,26 @@ def read_options() -> argparse.Namespace:
         epilog=f"engines: {', '.join(engine.name for engine in ENGINES)}",
     )
     add = parser.add_argument
-    add("--engines", metavar="NAMES", help="beginnings of names, comma-separated; all by default")
-    add("--rounds", type=int, default=5, help="how many to measure now (default 5)")
-    add("--json", type=Path, default=RESULTS, metavar="FILE", help="where results are kept")
+    add("--engines", metavar="NAMES", help="prefixes of names, comma-separated (default: all)")
+    add("--rounds", type=int, default=5, help="number of rounds to measure now (default 5)")
+    add("--json", type=Path, default=RESULTS, metavar="FILE", help="file of the results")
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--resume", action="store_true", help="add rounds to those of FILE")
-    existing.add_argument("--anew", action="store_true", help="replace what FILE has")
-    add("--setup-only", action="store_true", help="only install, write models, start each once")
+    existing.add_argument("--replace", action="store_true", help="replace the contents of FILE")
+    add(
+        "--setup-only",
+        action="store_true",
+        help="only install, write models, start each engine once",
+    )
     cache = hub.cache_folder() / "peers"
-    add("--folder", type=Path, default=cache, help="where environments and models are kept")
-    add("--threads", type=int, default=2, help="of every engine (default 2)")
-    add("--seed", type=int, default=1, help="of the prompts and of the order of turns (default 1)")
+    add("--folder", type=Path, default=cache, help="folder of the environments and models")
+    add("--threads", type=int, default=2, help="threads per engine (default 2)")
+    add(
+        "--seed",
+        type=int,
+        default=1,
+        help="seed of the prompts and of the order of turns (default 1)",
+    )
     add("--scale", type=float, default=1.0, help="below 1: shorter loads, to try things out")
     return parser.parse_args()
 

@@ -1,8 +1,8 @@
-"""Questions that the model is sure about, to see that an engine computes the right model.
+"""Questions that the model is sure about, to check that an engine computes the right model.
 
-Near ties say nothing about an engine: those in low precision fall either way. So only answers
-whose first token leads the second by one logit at least (minigen, float32) are asked for, and
-tokens after it up to where the lead gets smaller.
+Near ties say nothing about an engine, because low precision can turn them either way. So only
+answers whose first token leads the second by at least one logit (minigen, float32) are used, with
+the tokens after it up to the first smaller lead.
 """
 
 import json
@@ -35,7 +35,7 @@ MORE_QUESTIONS = (
 
 
 def sure_answers(path: Path, model: Path) -> list[dict[str, Any]]:
-    """Ten prompts with the tokens that any sound engine answers with; kept in the file `path`."""
+    """Return ten prompts and the tokens that a correct engine answers, stored in file `path`."""
     if not path.exists():
         llm = LLM.load(model, weights="float32")
         questions = [*QUESTIONS, *MORE_QUESTIONS]
@@ -54,7 +54,7 @@ def sure_answers(path: Path, model: Path) -> list[dict[str, Any]]:
 
 
 def sure_tokens(output: RequestOutput) -> list[int]:
-    """An answer's tokens up to the first whose lead is less than `MARGIN`."""
+    """Return an answer's tokens up to the first whose lead is less than `MARGIN`."""
     assert output.logprobs is not None
     for index, likeliest in enumerate(output.logprobs):
         best, second = sorted((each.logprob for each in likeliest.values()), reverse=True)[:2]
@@ -64,7 +64,10 @@ def sure_tokens(output: RequestOutput) -> list[int]:
 
 
 def share_agreeing(given: list[list[int]], sure: list[dict[str, Any]]) -> float:
-    """The share of an engine's answers, one by one and then together, that are the sure ones."""
+    """Return the share of an engine's answers that are the sure ones.
+
+    The answers are those given one by one, followed by those given together.
+    """
     expected = [each["tokens"] for each in sure] * 2
     pairs = zip(given, expected, strict=True)
     return sum(mine == theirs for mine, theirs in pairs) / len(expected)

@@ -1,4 +1,4 @@
-"""Rounds of turns: each engine alone, in a round's own order."""
+"""Rounds of turns: each engine runs alone, in an order that changes per round."""
 
 import random
 import tempfile
@@ -13,7 +13,7 @@ from benchmarks.peers.running import Turn, calibrate, take_turn
 
 
 class Comparison:
-    """Adds rounds to a record; an engine that fails is out from then on, and the others go on.
+    """Adds rounds to a record; an engine that fails is dropped, and the others go on.
 
     `jobs` are the engines that can be started, `left_out` says why others cannot; `sure` are the
     questions of `answers.py`. The record's settings have the "seed" and the "scale" of the loads.
@@ -30,10 +30,10 @@ class Comparison:
         self.left_out = dict(left_out)
 
     def run_round(self) -> Round:
-        """Give every engine that still runs its turn, and save the record after each."""
+        """Give every remaining engine its turn, and save the record after each."""
         settings, number = self.record.settings, len(self.record.rounds)
-        seed = settings["seed"] * 1000 + number  # rounds of a later run ask for other tokens
-        current = Round.beginning_now(list(self.jobs))
+        seed = settings["seed"] * 1000 + number  # so that a later run uses other tokens
+        current = Round.new(list(self.jobs))
         current.turns |= {name: Turn(failure=why) for name, why in self.left_out.items()}
         current.engines += list(self.left_out)
         self.left_out = {}
@@ -48,8 +48,8 @@ class Comparison:
                 del self.jobs[name]
             current.turns[name] = turn
             self.record.save()
-            told = turn.failure or f"{time.monotonic() - started:.0f} s"
-            print(f"round {number + 1}, {name}: {told}", flush=True)
+            shown = turn.failure or f"{time.monotonic() - started:.0f} s"
+            print(f"round {number + 1}, {name}: {shown}", flush=True)
         return current
 
     def _turn(self, name: str, asked: Sequence[dict[str, Any]]) -> Turn:

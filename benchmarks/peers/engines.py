@@ -1,4 +1,4 @@
-"""The engines that are compared, each with one form of the model's weights."""
+"""The engines that are compared, each with one format of the model's weights."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from benchmarks.peers import models
 
 @dataclass(frozen=True)
 class Engine:
-    """A name, the module that measures it, and what it reads.
+    """A name, the module that measures the engine, and what it reads.
 
-    `environment` is whose Python runs it (None: the one that runs this); at most `at_once`
-    requests run together, as many as each engine was found to do best with. `mixed` says whether
-    it is given the 128 mixed requests, which take longer than all else: engines that batch
-    continuously are, but of llama.cpp only the form that is its fastest with many requests.
+    `environment` names the environment whose Python runs the engine (None: this one). At most
+    `at_once` requests run together, which is the best count found for each engine. `mixed` says
+    whether the engine gets the 128 mixed requests, the longest load: engines with continuous
+    batching do, but of llama.cpp only the format that is its fastest with many requests.
     """
 
     name: str
@@ -31,7 +31,7 @@ def minigen(weights: str) -> Engine:
 
 
 def peer(name: str, environment: str, model: str, at_once: int = 32, mixed: bool = True) -> Engine:
-    """Another engine, whose worker has its environment's name."""
+    """Another engine; the module of its worker is named after its environment."""
     worker = f"benchmarks.peers.workers.{environment}_worker"
     return Engine(name, worker, model, environment, at_once=at_once, mixed=mixed)
 
@@ -53,7 +53,7 @@ ENGINES = (
 
 
 def chosen(names: str | None) -> list[Engine]:
-    """The engines whose names begin with one of these, comma-separated; all for None."""
+    """Return the engines whose names start with one of the comma-separated prefixes; None: all."""
     if names is None:
         return list(ENGINES)
     begins = tuple(name.strip() for name in names.split(","))

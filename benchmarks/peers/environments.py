@@ -1,7 +1,7 @@
-"""A virtual environment for each peer, with the versions that were tried; Linux only.
+"""A virtual environment for each peer, with the versions that were tested; Linux only.
 
-Setting up can be cut off at any point: what is whole has a stamp, the rest is done again (pip
-keeps what it had). llama.cpp is compiled for this machine, which takes minutes.
+Setup can be interrupted at any point: a complete environment has a stamp, and others are set up
+again (pip keeps its cache). llama.cpp is compiled for this machine, which takes minutes.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ TORCH = "torch==2.13.0"
 
 @dataclass(frozen=True)
 class Recipe:
-    """What pip installs, and with what.
+    """What pip installs, and with which options.
 
-    `stripped` is a package that is installed without those of its requirements that begin with
-    one of `unwanted` (of which there is no build for torch on a CPU, and which it runs without).
-    `variables` are set for pip. `preload` is a library of the environment that the peer asks to
-    have loaded before all others.
+    `stripped` is a package that is installed without those of its requirements that start with one
+    of `unwanted` (they have no build for torch on a CPU, and the package runs without them).
+    `variables` are set for pip. `preload` is a library of the environment that the peer needs
+    loaded before all others.
     """
 
     requirements: tuple[str, ...]
@@ -66,22 +66,22 @@ class SetupError(Exception):
 
 
 class Environments:
-    """The peers' environments, each in a folder of its own."""
+    """The peers' environments, each in its own folder."""
 
     def __init__(self, folder: Path):
         self.folder = folder
 
     def python(self, name: str) -> Path:
-        """A peer's Python."""
+        """Return the path of a peer's Python."""
         return self.folder / name / "bin" / "python"
 
     def variables(self, name: str | None) -> dict[str, str]:
-        """Environment variables that a peer's process is to be started with."""
+        """Return the environment variables with which a peer's process is started."""
         library = None if name is None else RECIPES[name].preload
         return {} if library is None else {"LD_PRELOAD": str(self.folder / str(name) / library)}
 
     def set_up(self, name: str) -> None:
-        """Create and fill a peer's environment, unless it is whole already."""
+        """Create and fill a peer's environment, unless it is complete already."""
         recipe = RECIPES[name]
         stamp = self.folder / name / "recipe.txt"
         state = hashlib.sha256(repr(recipe).encode()).hexdigest()
@@ -115,16 +115,14 @@ class Environments:
             raise SetupError(f"{name} could not be installed: pip {arguments[0]} failed.")
 
     def run(self, name: str, arguments: Sequence[str]) -> None:
-        """Run a peer's Python, which must succeed."""
+        """Run a peer's Python; raises `SetupError` if it fails."""
         self.set_up(name)
         command = [str(self.python(name)), *arguments]
         if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
             raise SetupError(f"{name}'s Python failed at {' '.join(arguments[:2])[:60]!r}.")
 
     def versions(self, name: str | None) -> dict[str, str]:
-        """The packages that a peer's recipe names, its own first, with their versions; none for no
-        peer.
-        """
+        """Return the versions of the packages in a peer's recipe, its own first; empty for None."""
         if name is None:
             return {}
         recipe = RECIPES[name]
@@ -141,7 +139,7 @@ def _plain(package: str) -> str:
 
 
 def requirements_of(wheel: Path) -> list[str]:
-    """What a wheel's metadata requires, without its extras."""
+    """Return what a wheel's metadata requires, without its extras."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [each for each in archive.namelist() if each.endswith(".dist-info/METADATA")]
         lines = archive.read(name).decode().splitlines()

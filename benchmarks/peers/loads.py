@@ -1,14 +1,14 @@
-"""What every engine is asked to do, as plain data: seeded, and the same for all in a round.
+"""The loads of every engine, as plain data: seeded, and the same for all engines in a round.
 
 A load has a way of being measured (`workers/harness.py`), requests that warm an engine up, and
-samples; a sample is a list of requests. No two prompts are alike, so no prefix cache helps; all
-answers are greedy and go on past the model's end. Standard library only.
+samples; a sample is a list of requests. No two prompts share a prefix, so no prefix cache helps;
+all answers are greedy and continue past the model's end. Standard library only.
 """
 
 import random
 from typing import Any
 
-Request = dict[str, Any]  # "prompt": token ids; "num_tokens": how many to answer with
+Request = dict[str, Any]  # "prompt": token ids; "num_tokens": length of the answer
 Load = dict[str, Any]
 
 DECODE, PREFILL_512, PREFILL_1024, TOGETHER, MIXED = (
@@ -30,14 +30,14 @@ UNITS = {
     MEMORY_ALL: "MB",
 }
 LESS_IS_BETTER = {START, MEMORY_ALONE, MEMORY_ALL}
-ORDINARY = range(1000, 40_000)  # token ids that are no special ones
+ORDINARY = range(1000, 40_000)  # token ids of ordinary tokens
 
 
 def loads(seed: int, scale: float = 1.0) -> list[Load]:
-    """The loads of one round; `scale` below 1 shortens all, for trying things out.
+    """Return the loads of one round; a `scale` below 1 shortens all, to try things out.
 
-    A prefill of a slow engine takes two seconds, and 128 mixed requests 80: so samples are few,
-    and rounds many.
+    A prefill of a slow engine takes two seconds, and 128 mixed requests take 80, so there are few
+    samples and many rounds.
     """
     rng = random.Random(seed)
 
@@ -70,11 +70,11 @@ def loads(seed: int, scale: float = 1.0) -> list[Load]:
 
 
 def load(name: str, way: str, warm_up: list[Request], samples: list[list[Request]]) -> Load:
-    """A named load; `warm_up` is done before its samples and not counted, if there is any."""
+    """Return a named load; its `warm_up` requests, if any, run before its samples, uncounted."""
     return {"name": name, "way": way, "warm_up": warm_up, "samples": samples}
 
 
 def request(rng: random.Random, num_prompt_tokens: int, num_tokens: int) -> Request:
-    """A prompt of ordinary tokens, and how many to answer with."""
+    """Return a prompt of ordinary tokens, and the length of its answer."""
     prompt = [rng.choice(ORDINARY) for _ in range(num_prompt_tokens)]
     return {"prompt": prompt, "num_tokens": num_tokens}

@@ -1,7 +1,7 @@
-"""The default model in the forms that other engines read, all made of the same GGUF.
+"""The default model in the formats that other engines read, all made from the same GGUF.
 
-Every form is written once, into a folder of its own, under a name that it gets when it is whole:
-a run that was cut off is made up for by the next.
+Every format is written once, into its own folder, which gets its final name when it is complete, so
+an interrupted run is repaired by the next.
 """
 
 import json
@@ -28,13 +28,13 @@ FILE_TYPES = {BFLOAT16_GGUF: "BF16", Q8_0: "Q8_0", Q4_0: "Q4_0"}  # llama.cpp's 
 
 
 class Models:
-    """Finds the forms of one model in a folder, and writes those that are missing."""
+    """Finds the formats of one model in a folder, and writes the missing ones."""
 
     def __init__(self, source: Path, folder: Path, environments: Environments):
         self.source, self.folder, self.environments = source, folder, environments
 
     def path(self, form: str) -> Path:
-        """Where the model is in this form, written first if need be."""
+        """Return the path of the model in this format; write it first if it is missing."""
         if form == GGUF:
             return self.source
         if form in FILE_TYPES:
@@ -81,7 +81,7 @@ sys.exit(llama.llama_model_quantize(source.encode(), target.encode(), params))
 
 
 def write_directory(source: Path, folder: Path) -> None:
-    """Write a GGUF as transformers would: safetensors in bfloat16, configuration, tokenizer."""
+    """Write a GGUF in transformers' layout: safetensors in bfloat16, configuration, tokenizer."""
     checkpoint = open_checkpoint(source)
     tensors = {
         name: stored.dequantize().to(torch.bfloat16) for name, stored in checkpoint.tensors.items()
@@ -93,10 +93,10 @@ def write_directory(source: Path, folder: Path) -> None:
 
 
 def write_int8_directory(source: Path, folder: Path) -> None:
-    """Write a GGUF with int8 weights, rounded to nearest with one scale a row.
+    """Write a GGUF with int8 weights, rounded to nearest with one scale per row.
 
-    The form is compressed-tensors' "int-quantized", which asks engines to round activations to
-    int8 too, with one scale a token. Embedding, head and norms stay as they are.
+    The format is compressed-tensors' "int-quantized", with which engines also round activations to
+    int8, one scale per token. Embedding, head and norms keep their precision.
     """
     checkpoint = open_checkpoint(source)
     tensors: dict[str, Tensor] = {}
@@ -117,7 +117,7 @@ def write_int8_directory(source: Path, folder: Path) -> None:
 def rounded_to_int8(
     weight: Float[Tensor, "rows columns"],
 ) -> tuple[Tensor, Float[Tensor, "rows 1"]]:
-    """Int8 numbers and a scale for each row, so that number times scale is nearly the weight."""
+    """Return int8 numbers and a scale per row; number times scale is close to the weight."""
     scale = (weight.abs().amax(dim=1, keepdim=True) / 127).clamp(min=1e-8)
     scale = scale.to(torch.bfloat16).float()  # as it will be stored
     return (weight / scale).round().clamp(-127, 127).to(torch.int8), scale
@@ -151,7 +151,7 @@ INT8_BY_TOKEN_AND_ROW = {
 
 
 def model_config(source: Path) -> dict[str, Any]:
-    """The GGUF's metadata as transformers' `config.json`."""
+    """Return the GGUF's metadata as transformers' `config.json`."""
     config = {name: value for name, value in config_dict(read_gguf(source)).items() if value}
     return {
         "architectures": ["LlamaForCausalLM"],

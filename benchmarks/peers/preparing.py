@@ -1,4 +1,4 @@
-"""Everything that an engine needs before it is measured, so that no sample pays for it."""
+"""Everything that an engine needs before it is measured, so that no sample includes it."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ OWN_PACKAGES = ("minigen", "torch", "numba")
 def prepared(
     engines: Sequence[Engine], environments: Environments, models: Models, threads: int
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Command and job of every engine that could be set up, and why the others could not."""
+    """Return the job of every engine that could be set up, and why the others could not."""
     jobs, reasons = {}, {}
     for engine in engines:
         try:
@@ -33,7 +33,7 @@ def prepared(
 
 
 def job(engine: Engine, environments: Environments, models: Models, threads: int) -> dict[str, Any]:
-    """An engine's command and job, with its environment and its model's form made.
+    """Return an engine's command and job; set up its environment and its model's format first.
 
     Raises a `SetupError` if one of them cannot be made.
     """
@@ -57,14 +57,14 @@ def job(engine: Engine, environments: Environments, models: Models, threads: int
 
 
 def own_versions() -> dict[str, str]:
-    """minigen's packages, as far as they are installed."""
+    """Return the versions of minigen's packages that are installed."""
     return {name: version(name) for name in OWN_PACKAGES if find_spec(name) is not None}
 
 
 def compile_kernels() -> None:
-    """Compile minigen's kernels, which takes minutes once: without them torch would be measured.
+    """Compile minigen's kernels once, which takes minutes; otherwise torch would be measured.
 
-    Where Numba is missing minigen says so itself when it is started.
+    If Numba is missing, minigen reports that itself when it starts.
     """
     if find_spec("numba") is None:
         return
@@ -75,9 +75,9 @@ def compile_kernels() -> None:
 def started_once(
     jobs: dict[str, dict[str, Any]], sure: list[dict[str, Any]], folder: Path
 ) -> dict[str, str]:
-    """Start each engine once before any start is measured: some compile at their first.
+    """Start each engine once before any start is measured, because some compile at the first start.
 
-    What was started is remembered in `folder` by its versions. Returns why engines failed.
+    The versions of a started engine are stored in `folder`. Returns the failures by engine.
     """
     folder.mkdir(parents=True, exist_ok=True)
     failures = {}

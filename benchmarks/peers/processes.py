@@ -1,6 +1,7 @@
-"""What processes take of a machine, as Linux counts it in /proc. Standard library only.
+"""The processor time and memory of processes, as Linux counts them in /proc.
 
-Processor time comes in hundredths of a second, so shares of short samples are rough.
+Processor time comes in hundredths of a second, so shares of short samples are rough. Standard
+library only.
 """
 
 import os
@@ -8,19 +9,19 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-TICKS = 100  # a second, in what Linux tells programs (USER_HZ)
-ROUNDING = 2  # ticks by which a difference can be wrong
+TICKS = 100  # ticks per second in /proc (USER_HZ)
+ROUNDING = 2  # possible error of a difference, in ticks
 
 
 def busy_seconds() -> float:
-    """Processor seconds since boot that anybody took, other machines on this host included."""
+    """Return processor seconds since boot that were used, other machines on this host included."""
     line = Path("/proc/stat").read_text("utf-8").splitlines()[0]
     user, nice, system, _idle, _waiting, irq, soft_irq, stolen, *_ = map(int, line.split()[1:])
     return (user + nice + system + irq + soft_irq + stolen) / TICKS
 
 
 def own_seconds() -> float:
-    """Processor seconds of this process and all that it started."""
+    """Return processor seconds of this process and of all processes that it started."""
     total = 0
     for process in family():
         fields = _stat(process)
@@ -29,7 +30,7 @@ def own_seconds() -> float:
 
 
 def peak_memory() -> int:
-    """Bytes: the largest resident set of this process and of each that it started, added up."""
+    """Return bytes: the peak resident sizes of this process and its descendants, summed."""
     total = 0
     for process in family():
         for line in _read(process, "status").splitlines():
@@ -39,7 +40,7 @@ def peak_memory() -> int:
 
 
 def family() -> list[int]:
-    """This process and its descendants that still run."""
+    """Return the ids of this process and its running descendants."""
     parents = {
         int(folder.name): int(fields[1])
         for folder in Path("/proc").iterdir()
@@ -52,7 +53,7 @@ def family() -> list[int]:
 
 
 def _stat(process: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name; none if the process has ended."""
+    """Return the fields of /proc/PID/stat after the name; none if the process has ended."""
     return _read(process, "stat").rpartition(")")[2].split()
 
 
@@ -65,23 +66,23 @@ def _read(process: int, name: str) -> str:
 
 @dataclass(frozen=True)
 class Moment:
-    """The clock, and processor seconds that others had taken by then."""
+    """A clock time, and the processor seconds that other processes had used by then."""
 
     clock: float
     others: float
 
     @classmethod
     def now(cls) -> "Moment":
-        """This moment; the clock is the same in all processes."""
+        """Return the present moment; the clock is the same in all processes."""
         return cls(time.monotonic(), busy_seconds() - own_seconds())
 
     @classmethod
     def before_birth(cls) -> "Moment":
-        """This moment as a process sees it that is about to be started."""
+        """Return the present moment for a process that is about to start."""
         return cls(time.monotonic(), busy_seconds())
 
     def foreign_since(self) -> float:
-        """The share of the machine's cores that others took since then, rounded down."""
+        """Return the share of the machine's cores that others used since then, rounded down."""
         now = Moment.now()
         seconds = (now.clock - self.clock) * (os.cpu_count() or 1)
         return max(0.0, now.others - self.others - ROUNDING / TICKS) / seconds

@@ -1,7 +1,7 @@
-"""What was measured, round by round, in one JSON file that grows with every turn.
+"""The measurements, round by round, in one JSON file that grows with every turn.
 
-A round stands for itself, since ratios are taken within rounds: so a run that was cut off keeps
-what it has, and a later one adds rounds to the same file.
+Each round is independent, because ratios are taken within rounds. So an interrupted run keeps its
+results, and a later run adds rounds to the same file.
 """
 
 import json
@@ -24,9 +24,10 @@ class RecordError(Exception):
 
 @dataclass
 class Round:
-    """One round: when it began, on what machine and code, and the turns taken so far.
+    """One round: when it started, its machine and code, and the turns taken so far.
 
-    `engines` were to have a turn, in whatever order; `speed` is what the machine gave before each.
+    `engines` are all engines of the round, in any order; `speed` is the machine's speed before each
+    turn.
     """
 
     started: str
@@ -37,14 +38,14 @@ class Round:
     turns: dict[str, Turn] = field(default_factory=dict)
 
     @classmethod
-    def beginning_now(cls, engines: list[str]) -> "Round":
-        """A round without turns, with date, machine and code of this moment."""
+    def new(cls, engines: list[str]) -> "Round":
+        """Return a round without turns, with the present date, machine and code."""
         started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         return cls(started, environment(), code_version(), engines)
 
     @classmethod
     def read(cls, stored: dict[str, Any]) -> "Round":
-        """A round as JSON has it."""
+        """Read a round from its JSON object."""
         turns = {name: Turn(**turn) for name, turn in stored["turns"].items()}
         return cls(**{**stored, "turns": turns})
 
@@ -58,35 +59,35 @@ class Record:
     rounds: list[Round] = field(default_factory=list)
 
     @classmethod
-    def opened(cls, path: Path, settings: dict[str, Any], resume: bool, anew: bool) -> "Record":
-        """A new record, or with `resume` the one in the file.
+    def opened(cls, path: Path, settings: dict[str, Any], resume: bool, replace: bool) -> "Record":
+        """Return a new record, or with `resume` the one in the file.
 
-        Raises a `RecordError` if the file is there and neither `resume` nor `anew` says what is to
-        become of it, or if it was measured with other settings or on another processor.
+        Raises a `RecordError` if the file exists and neither `resume` nor `replace` is set, or if
+        it was measured with other settings or on another processor.
         """
-        if not path.exists() or anew:
+        if not path.exists() or replace:
             return cls(path, settings)
         stored = json.loads(path.read_text(encoding="utf-8"))
         rounds = [Round.read(each) for each in stored["rounds"]]
         if not resume:
             raise RecordError(
-                f"{path.name} has {len(rounds)} rounds already: --resume adds to them, and --anew "
-                "replaces them."
+                f"{path.name} has {len(rounds)} rounds already: --resume adds to them, and "
+                "--replace replaces them."
             )
         facts = {"cpu": environment()["cpu"], **settings}
         for name, now in facts.items():
             before = {"cpu": stored["environment"]["cpu"], **stored["settings"]}.get(name)
             if before != now:
                 raise RecordError(
-                    f"{path.name} was measured with {name} {before!r}, not {now!r}: --anew "
+                    f"{path.name} was measured with {name} {before!r}, not {now!r}: --replace "
                     "replaces it, and --json FILE writes another."
                 )
         return cls(path, settings, rounds)
 
     def save(self) -> None:
-        """Write everything, with the summary first and then a line for each round.
+        """Write everything: the summary first, and then a line for each round.
 
-        The file is replaced at once, so that it is whole whenever this process is ended.
+        The file is replaced atomically, so it is complete even if this process is killed.
         """
         head = {
             "environment": self.rounds[-1].machine if self.rounds else environment(),
@@ -101,7 +102,7 @@ class Record:
 
 
 def code_version() -> str:
-    """The commit of this checkout, with "+" if files were changed since; "" without git."""
+    """Return the commit of this checkout, with "+" if files have changed since; "" without git."""
     command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         found = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", check=True)

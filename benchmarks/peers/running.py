@@ -1,4 +1,4 @@
-"""One engine's turn: its process is started alone, measures itself, and is gone."""
+"""One engine's turn: its process starts alone, measures itself, and ends."""
 
 import json
 import os
@@ -21,12 +21,12 @@ FALL_ASLEEP = 1.0  # seconds
 
 @dataclass
 class Turn:
-    """What one process told of itself.
+    """What one process reported about itself.
 
     `samples` have the name of their load ("sample"), "seconds", mostly "tokens", and the share of
-    the machine that others took ("foreign"); `memory` is in bytes; `versions` say how the engine
-    was set, `packages` what is installed, the engine's own first; `agreeing` is the share of sure
-    answers that it gave; `failure` is a sentence if it did not get to the end.
+    the machine that others took ("foreign"); `memory` is in bytes; `versions` describe the settings
+    of the engine, `packages` what is installed, the engine's own first; `agreeing` is the share of
+    sure answers that it gave; `failure` is a sentence if it did not finish.
     """
 
     samples: list[dict[str, Any]] = field(default_factory=list)
@@ -40,9 +40,9 @@ class Turn:
 def take_turn(
     command: Sequence[str], job: Mapping[str, Any], folder: Path, time_limit: float = 1200
 ) -> Turn:
-    """Run a worker on a job, alone, and gather what it says; it is ended at the time limit.
+    """Run a worker on a job, alone, and collect its results; it is ended at the time limit.
 
-    What the worker prints besides its results goes to `folder`/engine.log.
+    Everything else that the worker prints goes to `folder`/engine.log.
     """
     job_file, log = folder / "job.json", folder / "engine.log"
     job_file.write_text(json.dumps(job), encoding="utf-8")
@@ -52,7 +52,7 @@ def take_turn(
         **job["variables"],
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": threads,
-        "PEERS_BEGUN": json.dumps(asdict(Moment.before_birth())),
+        "PEERS_STARTED": json.dumps(asdict(Moment.before_birth())),
     }
     with log.open("wb") as errors:
         try:
@@ -67,45 +67,45 @@ def take_turn(
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return Turn(failure=f"It was given up after {time_limit:.0f} s.")
+            return Turn(failure=f"It was stopped after the time limit of {time_limit:.0f} s.")
     turn = gathered(run.stdout, job["answers"])
     turn.packages = dict(job["versions"])
     if run.returncode and turn.failure is None:
         turn.failure = f"It ended with exit code {run.returncode}: {last_words(log)}."
     elif turn.agreeing is None and turn.failure is None:
-        turn.failure = "It ended before it had answered everything."
+        turn.failure = "It ended before it had answered all prompts."
     return turn
 
 
 def gathered(output: str, sure: list[dict[str, Any]]) -> Turn:
-    """A worker's lines as one turn; its answers are held against the sure ones."""
+    """Parse a worker's lines into one turn, and compare its answers with the sure ones."""
     turn = Turn()
     for line in output.splitlines():
-        told = json.loads(line)
-        if "sample" in told:
-            turn.samples.append(told)
-        elif "memory" in told:
-            turn.memory[told["memory"]] = told["bytes"]
-        turn.versions |= told.get("versions", {})
-        if "answers" in told:
-            turn.agreeing = share_agreeing(told["answers"], sure)
-        turn.failure = told.get("refused", turn.failure)
+        result = json.loads(line)
+        if "sample" in result:
+            turn.samples.append(result)
+        elif "memory" in result:
+            turn.memory[result["memory"]] = result["bytes"]
+        turn.versions |= result.get("versions", {})
+        if "answers" in result:
+            turn.agreeing = share_agreeing(result["answers"], sure)
+        turn.failure = result.get("refused", turn.failure)
     return turn
 
 
 def last_words(log: Path) -> str:
-    """The last line that says something, without a full stop and without places on this disk."""
+    """Return the last line with text, without its full stop and without paths of this disk."""
     lines = [line.strip() for line in log.read_text("utf-8", errors="replace").splitlines()]
-    said = next((line for line in reversed(lines) if line), "no word of why")
+    said = next((line for line in reversed(lines) if line), "no reason was printed")
     shown = said.replace(str(Path.home()), "~").replace(tempfile.gettempdir(), "TMP")
     return shown[:200].rstrip(".")
 
 
 def calibrate() -> dict[str, float]:
-    """What the machine gives just now: a product of matrices, and reading memory on one core.
+    """Measure the machine now: a product of matrices, and reading memory on one core.
 
-    Then waits until numpy's threads, which go on spinning for a while, are asleep: they would
-    disturb the start of whoever is next.
+    Then waits until numpy's threads, which keep spinning for a while, are asleep: they would
+    disturb the start of the next engine.
     """
     matrix, numbers = np.ones((2048, 2048), np.float32), np.ones(2**26, np.float32)
     matrix @ matrix

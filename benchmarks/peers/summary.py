@@ -1,4 +1,4 @@
-"""From rounds to figures: medians and ranges, what was set aside, and ratios within rounds."""
+"""From rounds to figures: medians and ranges, samples set aside, and ratios within rounds."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,9 +17,9 @@ from benchmarks.peers.loads import (
 )
 from benchmarks.peers.running import Turn
 
-MOST_FOREIGN = 0.05  # the share of the machine that others may take during a sample
-ENOUGH_AGREEING = 0.5  # rounding to 4 bits changes some; another model gives next to none
-OWN = "minigen"  # what the names of minigen's forms begin with
+MOST_FOREIGN = 0.05  # the share of the machine that others may use during a sample
+ENOUGH_AGREEING = 0.5  # rounding to 4 bits changes some answers; another model gives almost none
+OWN = "minigen"  # the prefix of the names of minigen's formats
 BEST = "best peer"
 HEADLINES = (
     (DECODE, "minigen bfloat16", "llama.cpp bf16"),
@@ -37,12 +37,12 @@ HEADLINES = (
     (MEMORY_ALONE, "minigen auto", BEST),
 )
 
-Turns = Mapping[str, Turn]  # of one round, by engine
-Values = dict[str, list[float]]  # a load's kept values
+Turns = Mapping[str, Turn]  # turns of one round, by engine
+Values = dict[str, list[float]]  # values of undisturbed samples, by load
 
 
 def summary(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """All figures of rounds that have "begun", "engines", "code", "speed" and "turns"."""
+    """Return all figures of rounds with "started", "engines", "code", "speed" and "turns"."""
     turns = [each["turns"] for each in rounds]
     names = list(dict.fromkeys(name for each in rounds for name in each["engines"]))
     engines = {
@@ -55,7 +55,7 @@ def summary(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "rounds": len(rounds),
         "cut_off": sum(set(each["engines"]) != set(each["turns"]) for each in rounds),
-        "dates": _distinct(each["begun"].split()[0] for each in rounds),
+        "dates": _distinct(each["started"].split()[0] for each in rounds),
         "code": _distinct(each["code"] for each in rounds if each["code"]),
         "speed": {kind: spread([each[kind] for each in speed]) for kind in kinds},
         "engines": engines,
@@ -66,9 +66,9 @@ def summary(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def values(turns: Iterable[Turn]) -> tuple[Values, dict[str, int]]:
-    """The values of undisturbed samples, by load, and how many samples were set aside.
+    """Return the values of undisturbed samples, by load, and how many samples were set aside.
 
-    A start is in seconds, memory in MB, the rest in tokens a second.
+    A start is in seconds, memory in MB, the rest in tokens per second.
     """
     kept: Values = {load: [] for load in UNITS}
     set_aside = dict.fromkeys(UNITS, 0)
@@ -87,7 +87,7 @@ def values(turns: Iterable[Turn]) -> tuple[Values, dict[str, int]]:
 
 
 def figures(turns: Sequence[Turn]) -> dict[str, Any]:
-    """One engine's figures over the turns that it got through, or why there are none."""
+    """Return an engine's figures over its successful turns, or why it has none."""
     failures = _distinct(turn.failure for turn in turns if turn.failure)
     sound = [turn for turn in turns if not turn.failure]
     if not sound:
@@ -109,7 +109,7 @@ def figures(turns: Sequence[Turn]) -> dict[str, Any]:
 
 
 def best_peer(engines: Mapping[str, Mapping[str, Any]], load: str) -> str | None:
-    """The peer with the best median at a load, among those that compute the model, or None."""
+    """Return the peer with the best median at a load that computes the model, or None."""
     medians = {
         name: found["loads"][load]["median"]
         for name, found in engines.items()
@@ -125,7 +125,7 @@ def best_peer(engines: Mapping[str, Mapping[str, Any]], load: str) -> str | None
 def headlines(
     turns: Sequence[Turns], engines: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The ratios that are asked for first, less those for which a side was not measured."""
+    """Return the ratios of `HEADLINES` for which both sides were measured."""
     found = []
     for load, form, asked in HEADLINES:
         peer = best_peer(engines, load) if asked == BEST else asked
@@ -137,7 +137,7 @@ def headlines(
 
 
 def ratios(turns: Sequence[Turns]) -> dict[str, Any]:
-    """For each form of minigen, each peer and each load: minigen's value to the peer's."""
+    """Return the ratio of minigen's value to the peer's, for each format, peer and load."""
     names = list(dict.fromkeys(name for taken in turns for name in taken))
     forms = [name for name in names if name.startswith(OWN)]
     found = {
@@ -156,10 +156,10 @@ def ratios(turns: Sequence[Turns]) -> dict[str, Any]:
 
 
 def ratio(turns: Sequence[Turns], form: str, name: str, load: str) -> dict[str, Any] | None:
-    """The ratios of the rounds in which both have a value; None if there is no such round.
+    """Return the ratios of the rounds in which both have a value; None if there is no such round.
 
-    The two medians of a round are set against each other, so that slow minutes of the machine
-    weigh little; given are the median round, the least, and the most.
+    The ratio is taken between the two medians of each round, so that slow minutes of the machine
+    have little weight. The result is the median, the least and the greatest ratio.
     """
     found = []
     for taken in turns:
@@ -170,7 +170,7 @@ def ratio(turns: Sequence[Turns], form: str, name: str, load: str) -> dict[str, 
 
 
 def _value(turn: Turn | None, load: str) -> float | None:
-    """The median of a turn's undisturbed samples."""
+    """Return the median of a turn's undisturbed samples."""
     if turn is None or turn.failure:
         return None
     kept = values([turn])[0][load]
@@ -178,7 +178,7 @@ def _value(turn: Turn | None, load: str) -> float | None:
 
 
 def spread(found: Sequence[float], counted: str = "samples") -> dict[str, Any]:
-    """Median, least, most, and how many; nothing but the count if there are none."""
+    """Return median, least, most and the count; only the count if there are no values."""
     if not found:
         return {counted: 0}
     median = statistics.median(found)
@@ -187,7 +187,7 @@ def spread(found: Sequence[float], counted: str = "samples") -> dict[str, Any]:
 
 
 def rounded(number: float) -> float:
-    """Four significant digits are more than these measurements have."""
+    """Round to four significant digits, more than the precision of these measurements."""
     return float(f"{number:.4g}")
 
 
@@ -196,7 +196,7 @@ def _distinct(texts: Iterable[Any]) -> list[str]:
 
 
 def _gathered(facts: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Facts of several turns in one: what changed between them is given in all its forms."""
+    """Merge facts of several turns; a fact that changed is listed with all its values."""
     found: dict[str, list[str]] = {}
     for each in facts:
         for name, text in each.items():

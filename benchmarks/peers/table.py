@@ -1,4 +1,4 @@
-"""The comparison as Markdown, all of it computed from the JSON. Standard library only."""
+"""The comparison as Markdown, computed from the JSON. Standard library only."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ COLUMNS = {
 
 
 def peers_table(measured: dict[str, Any]) -> str:
-    """A row for each engine, the ratios that are asked for first, and who was left out, and why."""
+    """Return a row per engine, the headline ratios, and which engines were left out and why."""
     engines = measured["summary"]["engines"]
     rows = {name: found for name, found in engines.items() if "left_out" not in found}
     best = measured["summary"]["best_peers"]
@@ -49,26 +49,24 @@ def _heading(measured: dict[str, Any]) -> list[str]:
     count = f"{summary['rounds']} round{'s' * (summary['rounds'] != 1)}"
     cut_off = f" ({summary['cut_off']} of them cut off)" if summary["cut_off"] else ""
     scale = measured["settings"]["scale"]
-    tried = (
-        f" **All loads were shortened to {scale:g} of what is said here.**" if scale != 1 else ""
-    )
+    tried = f" **All loads were shortened to {scale:g} of the sizes below.**" if scale != 1 else ""
     dates = " and ".join(sorted({summary["dates"][0], summary["dates"][-1]}))
     return [
-        "Beside other engines: the same model and the same tokens for all, "
+        "minigen and other engines: the same model and the same tokens for all, "
         f"{measured['settings']['threads']} threads of {machine['cpu']}",
-        f"with {machine['cores']} cores, {count}{cut_off}, {dates}. Medians, and the least and "
-        "the most in brackets; the best peer in",
-        "**bold**. Decode: tokens a second of one stream after its first token. Prefill: tokens "
-        "of a prompt a second, to the",
+        f"with {machine['cores']} cores, {count}{cut_off}, {dates}. Medians, with the least "
+        "and the most in brackets; the best peer is in",
+        "**bold**. Decode: tokens per second of one stream after its first token. Prefill: prompt "
+        "tokens per second up to the",
         "first token of the answer. 32 requests at once (64 + 64 tokens) and 128 mixed ones "
         "(16 to 512 + 16 to 128): tokens of",
-        "answers a second; the 128 only for engines that batch continuously, and one form of "
-        "llama.cpp. Start: from no process",
-        "to the first token, what can be kept on disk compiled before. Memory: peak with one "
+        "answers per second; the 128 only for engines with continuous batching, and one form of "
+        "llama.cpp. Start: from starting the process",
+        "to the first token, with compiled code already cached on disk. Memory: peak with one "
         "stream; vLLM and OpenVINO reserve",
-        "1 GB for many. Sure answers: the share of those that float32 is sure of. "
+        "1 GB for many. Sure answers: the share of the answers that float32 is sure of. "
         "[peers.json](benchmarks/results/peers.json)",
-        f"has all samples; [loads.py](benchmarks/peers/loads.py) the loads.{tried}",
+        f"has all samples, [loads.py](benchmarks/peers/loads.py) has the loads.{tried}",
     ]
 
 
@@ -94,9 +92,9 @@ def _ratios(headlines: list[dict[str, Any]]) -> list[str]:
     if not headlines:
         return []
     return [
-        "minigen's figure to a peer's, each round by itself: the median of the rounds, with the "
-        "least and the most. More than 1",
-        "is faster; for start and memory less than 1 is less.",
+        "Ratios of minigen's figure to a peer's, each within one round: the median of the rounds, "
+        "with the least and the most. More than 1",
+        "means faster; for start and memory, less than 1 means less.",
         "",
         *(_ratio(each) for each in headlines),
         "",
@@ -107,8 +105,8 @@ def _ratio(found: dict[str, Any]) -> str:
     peer = f"{found['peer']} (best peer)" if found["best_of_all_peers"] else found["peer"]
     median, least, most = (f"{found[each]:.2f}" for each in ("median", "least", "most"))
     count = f"{found['rounds']} round{'s' * (found['rounds'] != 1)}"
-    told = f"**{median}** ({least}–{most}, {count})"
-    return f"- {COLUMNS[found['load']]}, {found['form']} / {peer}: {told}"
+    shown = f"**{median}** ({least}–{most}, {count})"
+    return f"- {COLUMNS[found['load']]}, {found['form']} / {peer}: {shown}"
 
 
 def _notes(engines: dict[str, Any], code: list[str]) -> list[str]:
@@ -121,8 +119,8 @@ def _notes(engines: dict[str, Any], code: list[str]) -> list[str]:
     failures = {name: each["failures"] for name, each in engines.items() if each.get("failures")}
     commits = f" (commit {', '.join(code)})" if code else ""
     return [
-        f"{set_aside} of {of_all} figures were set aside, because others took more than 5% of the "
-        f"machine. Versions: {', '.join(packages)}{commits}.",
+        f"{set_aside} of {of_all} figures were set aside, because other processes used more than "
+        f"5% of the machine. Versions: {', '.join(packages)}{commits}.",
         *([""] if reasons or failures else []),
         *(f"- {name} is left out: {reason}" for name, reason in reasons.items()),
         *(f"- {name} failed in some rounds: {' '.join(each)}" for name, each in failures.items()),

@@ -1,4 +1,4 @@
-"""From a checkpoint and options to an engine: the one place that chooses implementations."""
+"""Builds an engine from a checkpoint and options; all implementations are chosen here."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from minigen.kv_cache.block_allocator import BlockAllocator, blocks_needed
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.paged import attend_paged
 from minigen.kv_cache.radix_cache import RadixPrefixCache
-from minigen.parallel.launch import Settings, lead
+from minigen.parallel.launch import Settings, start_driver
 from minigen.parallel.sharding import check_ranks
 from minigen.protocols import BlockAllocator as AnyAllocator
 from minigen.protocols import PrefixCache, Runner, Sampler, Scheduler
@@ -45,7 +45,7 @@ SCHEDULERS: dict[str, type] = {
     "dynamic": DynamicScheduler,
 }
 ALLOCATORS: dict[str, type] = {"free-list": BlockAllocator}
-PREFIX_CACHES: dict[str, type | None] = {"on": RadixPrefixCache, "off": None}
+PREFIX_CACHES = {"radix": RadixPrefixCache}
 SAMPLERS: dict[str, type] = {"batch": BatchSampler}
 ATTENTIONS: dict[str, AttentionBackend] = {
     "auto": attend_paged,  # on a CPU
@@ -56,7 +56,7 @@ ATTENTIONS: dict[str, AttentionBackend] = {
 
 @dataclass(frozen=True)
 class Assembly:
-    """An engine, what it can hold, and for each part which implementation was chosen, and why."""
+    """An engine, its capacity, and the implementation chosen for each part, with the reason."""
 
     engine: Engine
     choices: dict[str, str]
@@ -64,13 +64,13 @@ class Assembly:
     num_blocks: int
     pool_tokens: int
     max_num_seqs: int
-    kv_bytes: int  # of one token's key and value in one layer
-    stored_bytes: int  # of the model's tensors, as they are on disk
-    close: Callable[[], Any]  # ends other processes, if there are any
+    kv_bytes: int  # bytes of one token's key and value in one layer
+    stored_bytes: int  # bytes of the model's tensors on disk
+    close: Callable[[], Any]  # ends the worker processes, if there are any
 
 
 def assemble(checkpoint: Checkpoint, options: EngineConfig) -> Assembly:
-    """Choose an implementation for each part, and put them together."""
+    """Choose an implementation for each part, and build the engine from them."""
     config = checkpoint.config
     ranks = options.tensor_parallel_size
     num_threads = max((options.threads or torch_threads()) // ranks, 1)
@@ -90,7 +90,7 @@ def assemble(checkpoint: Checkpoint, options: EngineConfig) -> Assembly:
     if manager.num_tokens < 2:
         raise OptionError(
             f"A KV cache of {manager.num_tokens} token holds no request: the shortest has a prompt "
-            "of one token and an answer of one; raise num_blocks, kv_cache_memory or block_size."
+            "of one token and an output of one; raise num_blocks, kv_cache_memory or block_size."
         )
     scheduler = _scheduler(options, manager)
     if isinstance(chosen, GpuPlan):
@@ -98,7 +98,7 @@ def assemble(checkpoint: Checkpoint, options: EngineConfig) -> Assembly:
     else:
         choose = make_chooser(chosen, config.vocab_size, num_threads)
     sampler = _sampler(options, choose)
-    # Last, since it may start processes: whatever is wrong with another part is known by now.
+    # Last, because it may start processes: errors of the other parts have been raised by now.
     runner, close = _runner(
         checkpoint, options, manager, chosen, num_blocks, attend, num_threads, trace
     )
@@ -113,7 +113,7 @@ def assemble(checkpoint: Checkpoint, options: EngineConfig) -> Assembly:
         "allocator": name_of(manager.allocator),
         "prefix cache": "none" if manager.prefix_cache is None else name_of(manager.prefix_cache),
         "scheduler": name_of(scheduler),
-        "sampler": _in_words(sampler, chosen.kernels),
+        "sampler": _describe_sampler(sampler, chosen.kernels),
         "threads": str(num_threads),
     }
     engine = Engine(scheduler, runner, sampler, trace)
@@ -140,15 +140,15 @@ def _runner(
     num_threads: int,
     trace: Trace,
 ) -> tuple[Runner, Callable[[], Any]]:
-    """What runs the model, as rank 0 if there are several, and what ends the others."""
+    """Return the runner (of rank 0 if there are several ranks), and what ends the other ranks."""
     if isinstance(chosen, GpuPlan):
         return gpu_runner(checkpoint, options, manager, num_blocks), _nothing_to_close
     if options.tensor_parallel_size == 1:
-        made = make_runner(checkpoint, options, manager, chosen, num_blocks, attend, num_threads)
-        return made, _nothing_to_close
+        runner = make_runner(checkpoint, options, manager, chosen, num_blocks, attend, num_threads)
+        return runner, _nothing_to_close
     path = str(checkpoint.path.resolve())
     settings = Settings(path, chosen.form, options.block_size, num_blocks, num_threads)
-    leading = lead(
+    driver = start_driver(
         checkpoint,
         settings,
         options.tensor_parallel_size,
@@ -156,11 +156,11 @@ def _runner(
         options.max_num_batched_tokens,
         trace,
     )
-    return leading, leading.close
+    return driver, driver.close
 
 
 def _nothing_to_close() -> None:
-    """All is in this process."""
+    """Do nothing: the engine runs in this process only."""
 
 
 def _manager(
@@ -180,54 +180,53 @@ def _manager(
 def _allocator(options: EngineConfig, num_blocks: int) -> AnyAllocator:
     wanted = "free-list" if options.allocator is None else options.allocator
     part = find_part("allocator", wanted, ALLOCATORS)
-    made: AnyAllocator = build_part("allocator", part, num_blocks=num_blocks)
-    if made.num_free != num_blocks:
+    instance: AnyAllocator = build_part("allocator", part, num_blocks=num_blocks)
+    if instance.num_free != num_blocks:
         raise OptionError(
-            f"allocator {name_of(made)} begins with {made.num_free} free blocks, not with all "
-            f"{num_blocks} of this engine (num_blocks says how many there are)."
+            f"allocator {name_of(instance)} starts with {instance.num_free} free blocks, but all "
+            f"{num_blocks} blocks of this engine must be free at the start (num_blocks is their "
+            "number)."
         )
-    return made if _is_own(part, ALLOCATORS) else CheckedAllocator(made, num_blocks)
+    return instance if _is_builtin(part, ALLOCATORS) else CheckedAllocator(instance, num_blocks)
 
 
 def _prefix_cache(options: EngineConfig, allocator: AnyAllocator) -> PrefixCache | None:
-    wanted = options.prefix_cache
-    if isinstance(wanted, bool):
-        wanted = "on" if wanted else "off"
-    part = find_part("prefix_cache", wanted, PREFIX_CACHES)
-    if part is None:
+    if not options.enable_prefix_caching:
         return None
-    if _is_own(part, PREFIX_CACHES):
+    wanted = "radix" if options.prefix_cache is None else options.prefix_cache
+    part = find_part("prefix_cache", wanted, PREFIX_CACHES)
+    if _is_builtin(part, PREFIX_CACHES):
         return RadixPrefixCache(allocator, options.block_size)
-    lent = TrackedAllocator(allocator, part)
-    made: PrefixCache = build_part(
-        "prefix_cache", part, allocator=lent, block_size=options.block_size
+    tracked = TrackedAllocator(allocator, part)
+    instance: PrefixCache = build_part(
+        "prefix_cache", part, allocator=tracked, block_size=options.block_size
     )
-    return CheckedPrefixCache(made, lent, options.block_size)
+    return CheckedPrefixCache(instance, tracked, options.block_size)
 
 
 def _scheduler(options: EngineConfig, manager: BlockManager) -> Scheduler:
     part = find_part("scheduler", options.scheduler, SCHEDULERS)
-    made: Scheduler = build_part(
+    instance: Scheduler = build_part(
         "scheduler",
         part,
         manager=manager,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
     )
-    own = _is_own(part, SCHEDULERS)
-    return made if own else CheckedScheduler(made, manager, options.max_num_batched_tokens)
+    own = _is_builtin(part, SCHEDULERS)
+    return instance if own else CheckedScheduler(instance, manager, options.max_num_batched_tokens)
 
 
 def _sampler(options: EngineConfig, choose: Choose) -> Sampler:
     wanted = "batch" if options.sampler is None else options.sampler
     part = find_part("sampler", wanted, SAMPLERS)
-    if _is_own(part, SAMPLERS):
+    if _is_builtin(part, SAMPLERS):
         return BatchSampler(choose)
-    made: Sampler = build_part("sampler", part)
-    return CheckedSampler(made)
+    instance: Sampler = build_part("sampler", part)
+    return CheckedSampler(instance)
 
 
-def _in_words(sampler: Sampler, sampler_kernels: str) -> str:
+def _describe_sampler(sampler: Sampler, sampler_kernels: str) -> str:
     if not isinstance(sampler, BatchSampler):
         return name_of(sampler)
     by = "torch" if sampler.choose is choose_tokens else sampler_kernels
@@ -238,21 +237,21 @@ def _attend(options: EngineConfig) -> AttentionBackend:
     part = find_part("attention_backend", options.attention_backend, ATTENTIONS)
     if part is attend_by_kernels or options.device == "cuda":
         return kernel_attention(options)
-    made: AttentionBackend = build_part("attention_backend", part)
-    return made if _is_own(part, ATTENTIONS) else checked_attend(made)
+    instance: AttentionBackend = build_part("attention_backend", part)
+    return instance if _is_builtin(part, ATTENTIONS) else checked_attend(instance)
 
 
-def _is_own(part: Any, known: Mapping[str, Any]) -> bool:
-    """Whether minigen's own classes make the part, so that it needs no watching."""
+def _is_builtin(part: Any, known: Mapping[str, Any]) -> bool:
+    """Return whether the part is one of minigen's own, which need no checking wrapper."""
     return any(part is each for each in known.values())
 
 
 def _num_blocks(
     config: ModelConfig, options: EngineConfig, token_bytes: int, default_kv_bytes: int
 ) -> int:
-    """As many as asked for, or as fit into `kv_cache_memory`; never more than could be used.
+    """Return `num_blocks`, or as many blocks as fit into `kv_cache_memory` and can be used.
 
-    `token_bytes` are those of a token in one layer.
+    `token_bytes` is the size of one token's key and value in one layer.
     """
     if options.num_blocks is not None:
         return options.num_blocks
@@ -261,7 +260,7 @@ def _num_blocks(
     kv_bytes = options.kv_bytes or default_kv_bytes
     if kv_bytes < block_bytes:
         raise OptionError(
-            f"kv_cache_memory {kv_bytes} bytes holds no block: one of {options.block_size} tokens takes "
-            f"{block_bytes} bytes."
+            f"kv_cache_memory {kv_bytes} bytes holds no block: a block of {options.block_size} "
+            f"tokens takes {block_bytes} bytes."
         )
     return min(kv_bytes // block_bytes, usable)

@@ -1,8 +1,9 @@
-"""How a model's weights are held, and what runs it: chosen once, each choice with its reason.
+"""Chooses the weight format and the runner on a CPU once, each choice with its reason.
 
-Two runners give the same answers. The layer-by-layer one is plain torch, and takes anybody's
-attention. The compiled one is a whole step in Numba, in the form that the weights are stored in; it
-needs Numba, its machine code on disk, and a model of the sizes that its vectors want.
+Two runners give the same answers. The layer-by-layer runner is plain torch, and accepts an
+attention function of the user. The compiled runner is a whole step in Numba, on the weights in
+their stored format. It needs Numba, its machine code on disk, and a model whose sizes fit its
+vectors.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from minigen.model.transformer import MakeLinear, build_transformer, dense_linea
 from minigen.protocols import Linear, Runner
 from minigen.sampling.sampler import Choose, choose_tokens
 
-# What the layer-by-layer runner computes in, and keeps keys and values in.
+# The data type that the layer-by-layer runner computes in, also that of its KV cache.
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -39,7 +40,7 @@ _NO_NUMBA = "Numba is not installed: pip install 'minigen[cpu]'"
 
 @dataclass(frozen=True)
 class Plan:
-    """The form of the weights and the runner, with the reasons."""
+    """The weight format and the runner, with the reasons."""
 
     form: str
     form_reason: str
@@ -50,55 +51,56 @@ class Plan:
     kernels: str = "Numba"
 
     def kv_bytes(self, config: ModelConfig) -> int:
-        """Bytes of one token's keys and values in one layer; in int8 each has a float32 scale."""
-        of_head = config.head_dim + 4
+        """Return the bytes of one token's key and value in one layer.
+
+        In int8 each head's vector has a float32 scale.
+        """
+        head_bytes = config.head_dim + 4
         if self.kv_dtype != "int8":
-            of_head = config.head_dim * DTYPES[self.kv_dtype].itemsize
-        return 2 * config.kv_heads * of_head
+            head_bytes = config.head_dim * DTYPES[self.kv_dtype].itemsize
+        return 2 * config.kv_heads * head_bytes
 
     @property
     def linear(self) -> str:
-        """What multiplies."""
+        """The implementation of the linear layers."""
         if self.compiled or self.form in ("int8", "int4"):
-            return "Numba, weights in panels of sixteen rows"
+            return "Numba, weights packed in panels of sixteen rows"
         return "torch, weights packed for oneDNN" if can_pack(DTYPES[self.form]) else "torch"
 
 
 def plan(checkpoint: Checkpoint, options: EngineConfig, own_attention: bool) -> Plan:
-    """Choose for this model, these options and this processor."""
+    """Choose the weight format and the runner for this model, these options and this processor."""
     if options.kv_cache_dtype == "int8":
-        return _with_cache_in_bytes(checkpoint, options, own_attention)
-    chosen = _automatic if options.weights == "auto" else _as_asked
-    made = chosen(checkpoint, options, own_attention)
-    if options.kv_cache_dtype not in ("auto", made.kv_dtype):
+        return _with_int8_cache(checkpoint, options, own_attention)
+    chosen = _automatic if options.weights == "auto" else _as_requested
+    found = chosen(checkpoint, options, own_attention)
+    if options.kv_cache_dtype not in ("auto", found.kv_dtype):
         raise OptionError(
-            f"kv_cache_dtype={options.kv_cache_dtype!r} is not what keys and values would be kept "
-            f"in, which is {made.kv_dtype}, since the runner would be {made.runner}."
+            f"kv_cache_dtype={options.kv_cache_dtype!r} is not possible here: the runner would be "
+            f"{found.runner}, which stores keys and values in {found.kv_dtype}."
         )
-    return made
+    return found
 
 
-def _with_cache_in_bytes(
-    checkpoint: Checkpoint, options: EngineConfig, own_attention: bool
-) -> Plan:
-    """The compiled step, which is compiled for it if it never was."""
+def _with_int8_cache(checkpoint: Checkpoint, options: EngineConfig, own_attention: bool) -> Plan:
+    """Choose the compiled step with an int8 KV cache, which `make_runner` compiles if needed."""
     automatic = options.weights == "auto"
     form = stored_form(checkpoint) if automatic else options.weights
     obstacle = _obstacle(checkpoint, options, own_attention, form)
     if obstacle is not None:
         raise OptionError(f"kv_cache_dtype='int8' needs the compiled step, but {obstacle}.")
-    reason = "auto: as stored" if automatic else "as asked"
+    reason = "auto: as stored" if automatic else "as requested"
     return replace(_plan(form, reason, None), kv_dtype="int8")
 
 
-def _as_asked(checkpoint: Checkpoint, options: EngineConfig, own_attention: bool) -> Plan:
+def _as_requested(checkpoint: Checkpoint, options: EngineConfig, own_attention: bool) -> Plan:
     form = options.weights
     if form in ("int8", "int4") and not has_numba():
-        raise OptionError(f"weights={form!r} is multiplied by Numba's kernels. {_NO_NUMBA}.")
+        raise OptionError(f"weights={form!r} needs Numba's kernels. {_NO_NUMBA}.")
     obstacle = _obstacle(checkpoint, options, own_attention, form)
     if obstacle is None and form == "bfloat16":
         obstacle = _not_compiled(form)
-    return _plan(form, "as asked", obstacle)
+    return _plan(form, "as requested", obstacle)
 
 
 def _automatic(checkpoint: Checkpoint, options: EngineConfig, own_attention: bool) -> Plan:
@@ -107,14 +109,14 @@ def _automatic(checkpoint: Checkpoint, options: EngineConfig, own_attention: boo
     obstacle = _obstacle(checkpoint, options, own_attention, form)
     obstacle = obstacle or _not_compiled(form) or _slower_than_torch(form, torch_form)
     if obstacle is None:
-        return _plan(form, "auto: as stored, and fastest so on this processor", None)
+        return _plan(form, "auto: as stored, the fastest on this processor", None)
     if torch_form == "bfloat16":
-        return _plan("bfloat16", "auto: this processor multiplies bfloat16", obstacle)
+        return _plan("bfloat16", "auto: this processor has instructions for bfloat16", obstacle)
     return _plan("float32", "auto: this processor has no instructions for bfloat16", obstacle)
 
 
 def _slower_than_torch(form: str, torch_form: str) -> str | None:
-    """Whether the compiled step was slower than torch when it was compiled here."""
+    """Return a message if the compiled step was slower than torch when it was compiled here."""
     from minigen.kernels.cpu.runner import speeds
 
     found = speeds(form)
@@ -122,13 +124,13 @@ def _slower_than_torch(form: str, torch_form: str) -> str | None:
         return None
     compiled, other = (f"{found[each] / 1e9:.1f}" for each in ("compiled", torch_form))
     return (
-        f"here its kernels multiply {compiled} billion weights of the form {form} a second, torch "
-        f"{other} in {torch_form}"
+        f"its kernels multiply {compiled} billion {form} weights per second here, torch {other} "
+        f"billion in {torch_form}"
     )
 
 
 def stored_form(checkpoint: Checkpoint) -> str:
-    """The smallest form that loses nothing, or next to nothing, of what the file holds."""
+    """Return the smallest weight format that loses little or none of the file's precision."""
     sizes: dict[str, int] = {}
     for name, tensor in checkpoint.tensors.items():
         if ".layers." in name and len(tensor.shape) == 2:
@@ -140,20 +142,20 @@ def stored_form(checkpoint: Checkpoint) -> str:
 def _plan(form: str, form_reason: str, obstacle: str | None) -> Plan:
     if obstacle is None:
         return Plan(form, form_reason, True, "a whole step compiled by Numba", "bfloat16")
-    kept = str(DTYPES[form]).removeprefix("torch.")
-    return Plan(form, form_reason, False, f"torch, layer by layer ({obstacle})", kept)
+    kv_dtype = str(DTYPES[form]).removeprefix("torch.")
+    return Plan(form, form_reason, False, f"torch, layer by layer ({obstacle})", kv_dtype)
 
 
 def _obstacle(
     checkpoint: Checkpoint, options: EngineConfig, own_attention: bool, form: str
 ) -> str | None:
-    """What keeps the compiled step from running, if anything does."""
+    """Return why the compiled step cannot run, or None if it can."""
     if form == "float32":
         return "the compiled step has no float32 weights"
     if options.tensor_parallel_size > 1:
         return f"the model is split over {options.tensor_parallel_size} processes"
     if not own_attention:
-        return "attention was passed in"
+        return "an attention_backend was passed in"
     if not has_numba():
         return _NO_NUMBA
     from minigen.kernels.cpu.step import refusal
@@ -168,7 +170,7 @@ def _not_compiled(form: str) -> str | None:
 
 
 def has_numba() -> bool:
-    """Whether Numba is installed."""
+    """Return whether Numba is installed."""
     return find_spec("numba") is not None
 
 
@@ -181,7 +183,7 @@ def make_runner(
     attend: AttentionBackend,
     num_threads: int,
 ) -> Runner:
-    """The runner of the plan, with memory for `num_blocks` blocks of keys and values."""
+    """Build the runner of the plan, with memory for `num_blocks` blocks of keys and values."""
     if chosen.compiled:
         return _compiled_runner(checkpoint, options, manager, chosen, num_blocks, num_threads)
     config, dtype = checkpoint.config, DTYPES[chosen.form]
@@ -203,7 +205,7 @@ def make_runner(
 
 
 def make_chooser(chosen: Plan, vocab: int, num_threads: int) -> Choose:
-    """What chooses tokens: kernels where they are compiled, or else torch."""
+    """Return the function that chooses tokens: compiled kernels if the plan has them, or torch."""
     if not chosen.compiled:
         return choose_tokens
     from minigen.kernels.cpu.runner import KernelChooser
@@ -220,7 +222,7 @@ def _compiled_runner(
     num_threads: int,
 ) -> Runner:
     from minigen.kernels.cpu.compile import compile_step
-    from minigen.kernels.cpu.kv_layout import PanelPool
+    from minigen.kernels.cpu.kv_layout import PackedKVPool
     from minigen.kernels.cpu.runner import CompiledRunner
     from minigen.kernels.cpu.step import kernel_shape, kernel_weights
 
@@ -228,7 +230,7 @@ def _compiled_runner(
     config = checkpoint.config
     shape = kernel_shape(config, options.block_size, num_blocks, chosen.kv_dtype)
     with memory_for(num_blocks, options.block_size):
-        pool = PanelPool(shape, chosen.kv_dtype)
+        pool = PackedKVPool(shape, chosen.kv_dtype)
     with one_thread():
         weights = kernel_weights(config, checkpoint.tensors, chosen.form)
     return CompiledRunner(
@@ -243,7 +245,7 @@ def _compiled_runner(
 
 
 def linears(form: str, num_threads: int) -> tuple[MakeLinear, Callable[[DenseLinear], Linear]]:
-    """How linear layers are made, and what becomes of a head that is the embedding."""
+    """Return how to make linear layers, and how to convert an output head tied to the embedding."""
     if form in ("int8", "int4"):
         from minigen.kernels.cpu.linear import panel_linear
 
@@ -255,20 +257,23 @@ def linears(form: str, num_threads: int) -> tuple[MakeLinear, Callable[[DenseLin
 
 @contextmanager
 def memory_for(num_blocks: int, block_size: int) -> Iterator[None]:
-    """Raises `OptionError` where the system refuses the memory of so many blocks."""
+    """Raise `OptionError` if the system refuses the memory for the KV cache."""
     try:
         yield
     except (OSError, OverflowError, ValueError) as error:
         raise OptionError(
-            f"num_blocks {num_blocks} of {block_size} tokens each are more memory than "
-            f"this machine gives: {error}."
+            f"num_blocks {num_blocks} of {block_size} tokens each need more memory than "
+            f"this machine can allocate: {error}."
         ) from error
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Unpack weights without torch's threads: they gain little by many small products, and where
-    another program keeps a core busy their waiting for each other takes twenty times as long."""
+    """Unpack weights with one torch thread.
+
+    Threads gain little on many small operations. If another program keeps a core busy, their
+    synchronisation makes the unpacking take twenty times as long.
+    """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,9 +1,10 @@
-"""An open-loop load generator: requests leave at their time, whatever became of earlier ones.
+"""An open-loop load generator: each request is sent at its time, finished earlier ones or not.
 
-Each is streamed from any OpenAI-compatible server, and timed. A closed loop, which waits for
-answers, asks less of a server the slower it is, and so hides how slow it is. Sources: Schroeder et
-al. 2006, "Open Versus Closed: A Cautionary Tale"; OpenAI's API reference (completions and chat
-completions, streamed); the HTML standard's "Server-sent events".
+It streams each response from any OpenAI-compatible server, and measures the times. A closed loop
+waits for a response before it sends the next request. The slower the server, the fewer requests it
+sends, so it hides how slow the server is. Sources: Schroeder et al. 2006, "Open Versus Closed: A
+Cautionary Tale"; OpenAI's API reference (completions and chat completions, streamed); the HTML
+standard's "Server-sent events".
 """
 
 import asyncio
@@ -26,7 +27,7 @@ Send = Callable[[Planned, Clock], Awaitable[Outcome]]
 
 
 def stopwatch() -> Clock:
-    """A clock that begins at 0 now."""
+    """Return a clock that starts at 0 now."""
     started = time.perf_counter()
     return lambda: time.perf_counter() - started
 
@@ -34,20 +35,20 @@ def stopwatch() -> Clock:
 async def open_loop(
     load: Sequence[Planned],
     send: Send,
-    tell_sent: Callable[[], None] = lambda: None,
-    tell_outcome: Callable[[Outcome], None] = lambda outcome: None,
+    on_sent: Callable[[], None] = lambda: None,
+    on_outcome: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """Send each request at its time, in order of time, and wait for the last of the outcomes.
+    """Send each request at its time, and return the outcomes once the last request has ended.
 
-    `send(request, clock)` is called for each in a task of its own, and is to return its outcome
-    and raise nothing; if it raises, all that is under way is cancelled.
+    `load` must be sorted by time. `send(request, clock)` runs in a separate task for each request.
+    It must return an outcome and not raise; if it raises, all requests in flight are cancelled.
     """
     clock = stopwatch()
 
     async def follow(request: Planned) -> Outcome:
-        tell_sent()
+        on_sent()
         outcome = await send(request, clock)
-        tell_outcome(outcome)
+        on_outcome(outcome)
         return outcome
 
     async with asyncio.TaskGroup() as group:
@@ -58,18 +59,18 @@ async def open_loop(
     return [task.result() for task in tasks]
 
 
-KEEP_ALIVE = 2.0  # seconds: less than any server's, so that none closes what we are about to use
+KEEP_ALIVE = 2.0  # seconds: shorter than servers', so that none closes a connection we then reuse
 PATHS = {"completions": "completions", "chat": "chat/completions"}
-MOST_DETAIL = 300  # characters of a server's error that are kept
+MOST_DETAIL = 300  # characters of a server's error message that are stored
 
 
 @dataclass(frozen=True)
 class Target:
-    """Whom to ask, and how: `url` with or without its /v1; `endpoint` "completions" or "chat".
+    """The server under load: `url` with or without /v1, `endpoint` "completions" or "chat".
 
-    `model` may be "" until it is found. A request that takes more than `timeout` seconds is given
-    up. `max_connections` are open at once at most, None for no limit; to wait for one counts as
-    the server's time. Raises `OptionError` for what cannot be.
+    `model` may be "" until `find_model` has found it. A request fails after `timeout` seconds. At
+    most `max_connections` connections are open at once (None: no limit); the time a request waits
+    for a connection counts as the server's. Raises `OptionError` for an invalid value.
     """
 
     url: str
@@ -82,20 +83,20 @@ class Target:
 
     def __post_init__(self) -> None:
         if not re.match(r"https?://[^/\s]+", self.url):
-            raise OptionError(f"--url is as http://127.0.0.1:8000, not {self.url!r}.")
+            raise OptionError(f"--url must be like http://127.0.0.1:8000, not {self.url!r}.")
         if self.endpoint not in PATHS:
-            raise OptionError(f"--endpoint is {' or '.join(PATHS)}, not {self.endpoint!r}.")
+            raise OptionError(f"--endpoint must be {' or '.join(PATHS)}, not {self.endpoint!r}.")
         if not self.timeout > 0:
-            raise OptionError(f"--timeout is a number of seconds above 0, not {self.timeout:g}.")
+            raise OptionError(f"--timeout must be more than 0 seconds, not {self.timeout:g}.")
 
     @property
     def base(self) -> str:
-        """The URL that ends in /v1."""
+        """The server's URL with /v1 at the end."""
         bare = self.url.rstrip("/")
         return bare if bare.endswith("/v1") else f"{bare}/v1"
 
     def session(self) -> aiohttp.ClientSession:
-        """Connections to it; to be closed, and only for the event loop that runs."""
+        """Open an HTTP session for the running event loop; the caller closes it."""
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=self.max_connections or 0, keepalive_timeout=KEEP_ALIVE
@@ -106,7 +107,7 @@ class Target:
 
 
 class BrokenStreamError(Exception):
-    """A stream that is not what was asked for: its kind, and the server's words."""
+    """A response that is not the expected stream: the kind of error and the server's message."""
 
     def __init__(self, kind: str, detail: str = ""):
         super().__init__(kind, detail)
@@ -114,24 +115,24 @@ class BrokenStreamError(Exception):
 
 
 async def find_model(session: aiohttp.ClientSession, target: Target) -> str:
-    """The model to ask for: the target's, or the only one that the server lists.
+    """Return the target's model, or the only model that the server lists.
 
-    Raises `LoadError` if nobody answers, a key is needed, or the model is not there.
+    Raises `LoadError` if the server does not respond, requires an API key or lacks the model.
     """
     try:
         async with session.get(f"{target.base}/models") as response:
             status, body = response.status, await response.text()
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise LoadError(
-            f"Nobody answers at {target.url}: start a server there (minigen serve), or say where "
-            f"it is with --url ({_words(error)})."
+            f"No server responds at {target.url}: start one there (minigen serve), or give its "
+            f"address with --url ({_message_of(error)})."
         ) from error
     if status in (401, 403):
-        raise LoadError(f"{target.url} wants a key (HTTP {status}): give it with --api-key.")
+        raise LoadError(f"{target.url} requires a key (HTTP {status}): give it with --api-key.")
     if status != 200:  # not every server lists its models
         if target.model:
             return target.model
-        raise LoadError(f"{target.url} does not list its models (HTTP {status}): say --model.")
+        raise LoadError(f"{target.url} does not list its models (HTTP {status}): give --model.")
     return _choose(_listed(body), target)
 
 
@@ -147,15 +148,15 @@ def _choose(names: list[str], target: Target) -> str:
         return target.model
     if not target.model and len(names) == 1:
         return names[0]
-    asked = f"no model {target.model!r}" if target.model else "not one model alone"
+    problem = f"has no model {target.model!r}" if target.model else "does not list just one model"
     raise LoadError(
-        f"{target.url} has {asked}: say --model with one of {', '.join(names) or 'its names'}."
+        f"{target.url} {problem}: give --model with one of {', '.join(names) or 'its names'}."
     )
 
 
 @dataclass
-class _Heard:
-    """What has come of one stream so far."""
+class _StreamState:
+    """What one stream has delivered so far."""
 
     text_times: list[float] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
@@ -165,28 +166,28 @@ class _Heard:
 async def send(
     session: aiohttp.ClientSession, target: Target, request: Planned, clock: Clock
 ) -> Outcome:
-    """Send a request, and follow its stream to the end; what goes wrong is the outcome's error."""
-    sent, heard, error, detail = clock(), _Heard(), None, ""
+    """Send a request and read its stream to the end; a failure becomes the outcome's error."""
+    sent, state, error, detail = clock(), _StreamState(), None, ""
     try:
-        await _follow(session, target, request, clock, heard)
+        await _follow(session, target, request, clock, state)
     except BrokenStreamError as broken:
         error, detail = broken.kind, broken.detail
     except TimeoutError:
         error, detail = "timed out", f"after {target.timeout:g} s"
     except aiohttp.ClientConnectorError as failed:
         refused = failed.errno == errno.ECONNREFUSED
-        error, detail = "connection refused" if refused else "no connection", _words(failed)
+        error, detail = "connection refused" if refused else "no connection", _message_of(failed)
     except aiohttp.ClientPayloadError:
-        error, detail = "stream cut off", f"after {len(heard.text_times)} events with text"
+        error, detail = "stream cut off", f"after {len(state.text_times)} events with text"
     except (aiohttp.ClientError, ConnectionError) as failed:
-        error, detail = "connection lost", _words(failed)
-    usage = heard.usage
+        error, detail = "connection lost", _message_of(failed)
+    usage = state.usage
     return Outcome(
         arrived=request.at,
         sent=sent,
         ended=clock(),
-        text_times=tuple(heard.text_times),
-        output_tokens=usage.get("completion_tokens", len(heard.text_times)),
+        text_times=tuple(state.text_times),
+        output_tokens=usage.get("completion_tokens", len(state.text_times)),
         prompt_tokens=usage.get("prompt_tokens", 0),
         has_usage=bool(usage),
         error=error,
@@ -195,7 +196,11 @@ async def send(
 
 
 async def _follow(
-    session: aiohttp.ClientSession, target: Target, request: Planned, clock: Clock, heard: _Heard
+    session: aiohttp.ClientSession,
+    target: Target,
+    request: Planned,
+    clock: Clock,
+    state: _StreamState,
 ) -> None:
     url = f"{target.base}/{PATHS[target.endpoint]}"
     async with session.post(url, json=_body(target, request)) as response:
@@ -203,20 +208,20 @@ async def _follow(
             body = await response.text(errors="replace")
             raise BrokenStreamError(f"HTTP {response.status}", _message(body))
         if response.content_type != "text/event-stream":
-            raise BrokenStreamError("no event stream", f"but {response.content_type}")
+            raise BrokenStreamError("no event stream", f"it is {response.content_type}")
         async for data in _events(response.content):
             if data == b"[DONE]":
-                heard.ended = True
+                state.ended = True
             else:
-                _hear(data, clock(), heard)
-    if not heard.ended:
-        raise BrokenStreamError("stream cut off", f"after {len(heard.text_times)} events with text")
-    if not heard.text_times:
-        raise BrokenStreamError("no text", "the answer had no text at all")
+                _on_event(data, clock(), state)
+    if not state.ended:
+        raise BrokenStreamError("stream cut off", f"after {len(state.text_times)} events with text")
+    if not state.text_times:
+        raise BrokenStreamError("no text", "the response had no text at all")
 
 
 def _body(target: Target, request: Planned) -> dict[str, Any]:
-    """The JSON of a request, greedy, whose stream ends with its usage."""
+    """Return the JSON of a greedy, streamed request that asks for a usage chunk at the end."""
     body: dict[str, Any] = {
         "model": target.model,
         "max_tokens": request.output_tokens,
@@ -234,7 +239,7 @@ def _body(target: Target, request: Planned) -> dict[str, Any]:
 
 
 async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The data of each server-sent event, as it comes; all of ours are a single line."""
+    """Yield the data of each server-sent event as it arrives; each is expected on one line."""
     rest = b""
     async for piece in stream.iter_any():
         *lines, rest = (rest + piece).split(b"\n")
@@ -243,8 +248,8 @@ async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
                 yield line[5:].strip()
 
 
-def _hear(data: bytes, now: float, heard: _Heard) -> None:
-    """Take an event: when it brought text, whether the answer ended, and its usage."""
+def _on_event(data: bytes, now: float, state: _StreamState) -> None:
+    """Update the state from an event: the time of its text, the end of the stream, the usage."""
     try:
         event = json.loads(data)
         choices, usage = event.get("choices") or [], event.get("usage")
@@ -253,21 +258,21 @@ def _hear(data: bytes, now: float, heard: _Heard) -> None:
         for choice in choices:
             delta = choice.get("delta") or {}
             if choice.get("text") or delta.get("content") or delta.get("reasoning_content"):
-                heard.text_times.append(now)
-            heard.ended |= choice.get("finish_reason") is not None
+                state.text_times.append(now)
+            state.ended |= choice.get("finish_reason") is not None
     except (ValueError, TypeError, AttributeError) as error:
         raise BrokenStreamError("no JSON in the stream", repr(data[:100])) from error
     if isinstance(usage, dict):
-        heard.usage = {name: count for name, count in usage.items() if isinstance(count, int)}
+        state.usage = {name: count for name, count in usage.items() if isinstance(count, int)}
 
 
 def _message(body: str) -> str:
-    """What a server says was wrong, out of OpenAI's error schema if it is that."""
+    """Return the server's error message, from OpenAI's error object if the body is one."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return " ".join(body.split())
 
 
-def _words(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     return str(error) or type(error).__name__

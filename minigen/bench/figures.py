@@ -1,6 +1,6 @@
-"""Draw a load on a server: how long first tokens and gaps took, and every request over time.
+"""Draw the results of a load test: TTFT, inter-token latency, and a timeline of the requests.
 
-Apart from `report`, because matplotlib may be missing.
+It is separate from `report` because matplotlib may be missing.
 """
 
 from collections.abc import Sequence
@@ -14,38 +14,38 @@ from minigen.bench.report import Outcome, Slo
 
 INK, BLUE, ORANGE, AMBER = "#222222", "#0072b2", "#d55e00", "#e69f00"  # Okabe and Ito 2008
 MARKED = (50, 95, 99)  # percentiles
-DECADES = 20.0  # the largest so many times the median: then the axis is logarithmic
+LOG_RATIO = 20.0  # the axis is logarithmic if the maximum exceeds this many times the median
 
 
 def load_figure(outcomes: Sequence[Outcome], slos: Sequence[Slo] = ()) -> Figure:
-    """Shares of first tokens and of gaps by how long they took, and below them a line a request.
+    """Draw the cumulative distributions of TTFT and ITL, and below them one line per request.
 
-    Objectives for TTFT and ITL are dashed lines. A request's line is amber until its first text,
-    blue until its end; a cross is an error.
+    Objectives for TTFT and ITL are dashed lines. A request's line is amber until its first text
+    and blue until its end; a cross marks an error.
     """
-    made = Figure(figsize=(10, 7), layout="constrained", facecolor="white", dpi=100)
-    FigureCanvasAgg(made)  # not by pyplot, which keeps figures and shows them when it likes
-    grid = made.add_gridspec(2, 2, height_ratios=(1, 1.3))
+    figure = Figure(figsize=(10, 7), layout="constrained", facecolor="white", dpi=100)
+    FigureCanvasAgg(figure)  # not by pyplot, which stores figures and may display them
+    grid = figure.add_gridspec(2, 2, height_ratios=(1, 1.3))
     answered = [each for each in outcomes if each.error is None]
     waits = [each.ttft for each in answered if each.ttft is not None]
     gaps = [gap for each in answered for gap in each.gaps]
     limits = {slo.latency: slo.seconds for slo in slos}
-    _draw_shares(made.add_subplot(grid[0, 0]), "Time to first token", waits, limits.get("ttft"))
-    _draw_shares(made.add_subplot(grid[0, 1]), "Inter-token latency", gaps, limits.get("itl"))
-    _draw_requests(made.add_subplot(grid[1, :]), outcomes)
-    return made
+    _draw_shares(figure.add_subplot(grid[0, 0]), "Time to first token", waits, limits.get("ttft"))
+    _draw_shares(figure.add_subplot(grid[0, 1]), "Inter-token latency", gaps, limits.get("itl"))
+    _draw_requests(figure.add_subplot(grid[1, :]), outcomes)
+    return figure
 
 
-def _begin(axes: Axes, title: str) -> None:
-    """Set the title, and leave only the frame's left and lower side."""
+def _prepare_axes(axes: Axes, title: str) -> None:
+    """Set the title, and hide the top and right sides of the frame."""
     axes.set_title(title, loc="left", fontsize=11, color=INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=9)
 
 
 def _draw_shares(axes: Axes, name: str, seconds: Sequence[float], limit: float | None) -> None:
-    """The share of values at or below each time, in milliseconds, and percentiles in words."""
-    _begin(axes, f"{name}, {len(seconds):,} of them")
+    """Draw the share of values at or below each time in milliseconds, and list percentiles."""
+    _prepare_axes(axes, f"{name}, {len(seconds):,} values")
     axes.set(xlabel="milliseconds", ylabel="share at or below", ylim=(0, 1.02))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     if not seconds:
@@ -54,7 +54,7 @@ def _draw_shares(axes: Axes, name: str, seconds: Sequence[float], limit: float |
     axes.step(
         values, np.arange(1, len(values) + 1) / len(values), where="post", linewidth=2, color=BLUE
     )
-    if values[0] > 0 and values[-1] > DECADES * np.median(values):
+    if values[0] > 0 and values[-1] > LOG_RATIO * np.median(values):
         axes.set_xscale("log")
     words = [
         f"p{share} {value:,.3g} ms"
@@ -62,8 +62,8 @@ def _draw_shares(axes: Axes, name: str, seconds: Sequence[float], limit: float |
     ]
     if limit is not None:
         axes.axvline(limit * 1e3, color=INK, linestyle="--", linewidth=1)
-        kept = np.mean(values <= limit * 1e3)
-        words.append(f"{kept:.1%} within {limit * 1e3:g} ms (dashed)")
+        share_met = np.mean(values <= limit * 1e3)
+        words.append(f"{share_met:.1%} within {limit * 1e3:g} ms (dashed)")
     axes.text(
         0.97,
         0.06,
@@ -77,7 +77,7 @@ def _draw_shares(axes: Axes, name: str, seconds: Sequence[float], limit: float |
 
 
 def _draw_requests(axes: Axes, outcomes: Sequence[Outcome]) -> None:
-    """A line for each request, in order of arrival, from when it was to be sent to its end."""
+    """Draw a line for each request, in order of arrival, from its planned time to its end."""
     in_order = sorted(outcomes, key=lambda each: each.arrived)
     rows = range(1, len(in_order) + 1)
     firsts = [each.text_times[0] if each.text_times else each.ended for each in in_order]
@@ -92,7 +92,7 @@ def _draw_requests(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     if failed:
         ended, crossed = zip(*failed, strict=True)
         axes.plot(ended, crossed, "x", color=ORANGE, label="error", clip_on=False)
-    _begin(axes, f"{len(in_order):,} requests, by arrival")
+    _prepare_axes(axes, f"{len(in_order):,} requests, by arrival")
     axes.set(xlabel="seconds after the load began", ylabel="request", xlim=(0, None))
     axes.set_ylim(len(in_order) + 1, 0)
     axes.legend(frameon=False, loc="upper right", labelcolor=INK, ncols=3, fontsize=9)

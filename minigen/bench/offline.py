@@ -1,4 +1,4 @@
-"""Measure the engine without a server: one request alone, and many together."""
+"""Measure the engine without a server: a single request, and many requests together."""
 
 import json
 import random
@@ -24,7 +24,7 @@ from minigen.sampling.params import SamplingParams
 
 @dataclass(frozen=True)
 class Workload:
-    """What is asked of the engine: requests of so many tokens in and out, a number of times."""
+    """A benchmark load: the number of requests, their lengths in tokens, and the repetitions."""
 
     num_requests: int
     input_tokens: int
@@ -45,7 +45,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn's seconds to the first token, and tokens a second."""
+    """One repetition: `first_token` in seconds, the other fields in tokens per second."""
 
     first_token: float
     prefill: float
@@ -54,7 +54,7 @@ class Turn:
 
 
 def run_bench(llm: LLM, load: Workload, json_file: Path | None) -> None:
-    """Measure by turns, print the medians, and write every turn to `json_file` if there is one."""
+    """Run the load `turns` times, print the medians, and write all turns to `json_file`."""
     check_lengths(load.input_tokens + load.output_tokens, llm.config.max_positions)
     console = Console(stderr=True)
     rng = random.Random(0)
@@ -82,7 +82,7 @@ def run_bench(llm: LLM, load: Workload, json_file: Path | None) -> None:
 
 
 def _take_turn(llm: LLM, load: Workload, rng: random.Random) -> Turn:
-    """New prompts every time, so that no turn finds the last one's beginnings in the cache."""
+    """Measure once, with new prompts so that none hits the prefix cache of an earlier turn."""
     params = SamplingParams(temperature=0, max_tokens=load.output_tokens, ignore_eos=True)
     first, *rest = (_random_prompt(llm, load.input_tokens, rng) for _ in range(load.num_requests))
     started = time.perf_counter()
@@ -123,14 +123,14 @@ def _table(llm: LLM, load: Workload, medians: Turn) -> Table:
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long prompts and answers are, in tokens, drawn by a seed."""
+    """The lengths of prompts and outputs in tokens, drawn with a seed."""
 
     inputs: Span
     outputs: Span
     seed: int
 
     def draw(self, llm: LLM, count: int) -> tuple[list[list[int]], list[SamplingParams]]:
-        """So many prompts of random tokens, no two alike, and what is asked of each.
+        """Draw `count` prompts of random tokens, and the sampling parameters of each.
 
         Raises `OptionError` for lengths that do not fit into the model's context.
         """
@@ -144,7 +144,7 @@ class Lengths:
 
 
 def run_throughput(llm: LLM, num_requests: int, lengths: Lengths, json_file: Path | None) -> None:
-    """Answer all requests at once; print requests and tokens a second."""
+    """Run all requests at once; print requests and tokens per second."""
     prompts, params = lengths.draw(llm, num_requests)
     _warm_up(llm, lengths)
     started = time.perf_counter()
@@ -166,13 +166,13 @@ def run_throughput(llm: LLM, num_requests: int, lengths: Lengths, json_file: Pat
     table.add_row("requests", f"{found['requests_per_second']:,.2f} requests/s")
     table.add_row("output", f"{found['output_tokens_per_second']:,.1f} tokens/s")
     table.add_row("input and output", f"{found['tokens_per_second']:,.1f} tokens/s")
-    table.add_row("all of it", f"{seconds:,.2f} s")
+    table.add_row("total time", f"{seconds:,.2f} s")
     Console().print(table)
     _write(llm, lengths, found, json_file)
 
 
 def run_latency(llm: LLM, turns: int, lengths: Lengths, json_file: Path | None) -> None:
-    """Answer one request after the other; print how their first tokens and gaps spread."""
+    """Run one request after the other; print the distribution of TTFT, ITL and total time."""
     requests = lengths.draw(llm, turns)
     _warm_up(llm, lengths)
     waits: list[float] = []
@@ -195,7 +195,7 @@ def run_latency(llm: LLM, turns: int, lengths: Lengths, json_file: Path | None) 
 
 
 def _warm_up(llm: LLM, lengths: Lengths) -> None:
-    """Two requests of other prompts, since what runs first pays for pages and compilers."""
+    """Run two requests with other prompts, because the first run pays for pages and compilers."""
     prompts, params = Lengths(lengths.inputs, Span(2, 2), lengths.seed + 1).draw(llm, 2)
     llm.generate(prompts, params, progress=False)
 
@@ -209,6 +209,6 @@ def _write(llm: LLM, lengths: Lengths, found: Mapping[str, Any], json_file: Path
     if json_file is None:
         return
     engine = {name: choice for name, choice in llm.describe().items() if name != "model"}
-    told = {"engine": engine, "load": asdict(lengths), **found}
+    document = {"engine": engine, "load": asdict(lengths), **found}
     with written("json", json_file):
-        json_file.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        json_file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

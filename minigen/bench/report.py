@@ -1,4 +1,4 @@
-"""What a load found: latencies by percentile, throughput and goodput, and the table of them.
+"""The report of a load test: latency percentiles, throughput and goodput, and their table.
 
 Source: goodput as in DistServe (Zhong et al. 2024): the requests per second that meet every service
 level objective (SLO).
@@ -19,17 +19,18 @@ from minigen.errors import OptionError
 
 PERCENTILES = (50, 90, 95, 99)
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
-ITL_SHARE = 95  # percent of a request's gaps that must keep the objective for ITL
+ITL_SHARE = 95  # percent of a request's gaps that must meet the objective for ITL
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one request; its times are seconds after the load began.
+    """The result of one request; all times are seconds after the start of the load.
 
-    It was to be sent at `arrived`, and was at `sent`. `text_times` are when text came: a time for
-    each event of the stream, which may bring several tokens. `ended` is when its stream ended, or
-    the error came. `output_tokens` is what the server's usage says, and the number of events where
-    it says nothing (`has_usage`). `error` is None, or the kind of error, and `detail` its words.
+    `arrived` is the planned time, `sent` the time at which the request was sent. `text_times` has
+    one time for each event of the stream that contained text; an event may contain several tokens.
+    `ended` is the time of the stream's end, or of the error. `output_tokens` is the count in the
+    server's usage, or the number of events if the server sent no usage (`has_usage` is False).
+    `error` is None or the kind of error, and `detail` its message.
     """
 
     arrived: float
@@ -44,12 +45,12 @@ class Outcome:
 
     @property
     def ttft(self) -> float | None:
-        """Time to first token: seconds from when it was to be sent to its first text."""
+        """Time to first token (TTFT): seconds from the planned time to the first text."""
         return self.text_times[0] - self.arrived if self.text_times else None
 
     @property
     def e2e(self) -> float:
-        """Seconds from when it was to be sent to its end."""
+        """End-to-end latency: seconds from the planned time to the end."""
         return self.ended - self.arrived
 
     @property
@@ -59,7 +60,7 @@ class Outcome:
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token: seconds a token after the first; None for a single token."""
+        """Time per output token (TPOT) after the first, in seconds; None for a single token."""
         if len(self.text_times) < 2 or self.output_tokens < 2:
             return None
         return (self.text_times[-1] - self.text_times[0]) / (self.output_tokens - 1)
@@ -67,14 +68,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Slo:
-    """An objective: `latency` ("ttft", "itl", "tpot" or "e2e") is at most so many seconds."""
+    """A service level objective: `latency` (one of `LATENCIES`) is at most `seconds`."""
 
     latency: str
     seconds: float
 
     @classmethod
     def parse(cls, text: str) -> "Slo":
-        """Read "ttft=500ms", "itl=50ms", "tpot=40ms" or "e2e=5s". Else raises `OptionError`.
+        """Parse "ttft=500ms", "itl=50ms", "tpot=40ms" or "e2e=5s". Else raises `OptionError`.
 
         >>> Slo.parse("ttft=500ms")
         Slo(latency='ttft', seconds=0.5)
@@ -83,13 +84,17 @@ class Slo:
         if found is None or found[1] not in LATENCIES or float(found[2]) == 0:
             known = ", ".join(LATENCIES)
             raise OptionError(
-                f"--slo is a latency ({known}) and a time, as in ttft=500ms or e2e=5s, "
+                f"--slo must be a latency ({known}) and a time, as in ttft=500ms or e2e=5s, "
                 f"not {text!r}."
             )
         return cls(found[1], float(found[2]) / (1000 if found[3] == "ms" else 1))
 
     def is_met(self, outcome: Outcome) -> bool:
-        """Whether a request kept it: by 95 % of its gaps for "itl"; what has none keeps it."""
+        """Return whether a request met the objective; for "itl", whether 95 % of its gaps did.
+
+        A request that lacks the latency (a single token has no TPOT) meets the objective. A failed
+        request does not.
+        """
         if outcome.error is not None:
             return False
         if self.latency == "itl":
@@ -101,7 +106,7 @@ class Slo:
 
 @dataclass(frozen=True)
 class Spread:
-    """How values lie: their mean, percentiles (linear between neighbours) and largest."""
+    """A distribution: mean, percentiles (linearly interpolated) and maximum."""
 
     mean: float
     p50: float
@@ -112,7 +117,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread | None":
-        """The spread of these values; None if there are none."""
+        """Return the spread of the values; None if there are none."""
         if not values:
             return None
         p50, p90, p95, p99 = np.percentile(values, PERCENTILES).tolist()
@@ -121,12 +126,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class Report:
-    """A load in numbers; seconds everywhere.
+    """The numbers of a load test; all times are in seconds.
 
-    `seconds` are from the first arrival to the last end. Latencies are of requests that were
-    answered whole; `itl` is of all of their gaps, `lateness` of how long after its time each
-    request was sent. `goodput` are the requests a second that met all objectives, None if there
-    were none; `met` counts by objective.
+    `seconds` is the time from the first arrival to the last end. The latencies cover the requests
+    that succeeded; `itl` covers all of their gaps. `lateness` is how long after its planned time
+    each request was sent. `goodput` is the rate of requests that met all objectives, in requests
+    per second (None without objectives), and `met` has the count for each objective.
     """
 
     num_requests: int
@@ -147,24 +152,24 @@ class Report:
 
     @property
     def request_rate(self) -> float:
-        """Requests answered a second."""
+        """Successful requests per second."""
         return self.num_answered / self.seconds
 
     @property
     def output_rate(self) -> float:
-        """Output tokens a second, of requests that were answered whole."""
+        """Output tokens per second, of successful requests."""
         return self.output_tokens / self.seconds
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """Return all numbers, for JSON."""
         rates = {"requests_per_second": self.request_rate, "tokens_per_second": self.output_rate}
         return {**asdict(self), **rates}
 
 
 def report(outcomes: Sequence[Outcome], slos: Sequence[Slo] = ()) -> Report:
-    """Put the outcomes of a load together. Raises `ValueError` if there are none."""
+    """Compute the report of a load's outcomes. Raises `ValueError` if there are none."""
     if not outcomes:
-        raise ValueError("There is no report of no requests.")
+        raise ValueError("There are no requests to report on.")
     answered = [each for each in outcomes if each.error is None]
     failed = [each for each in outcomes if each.error is not None]
     ended, started = max(each.ended for each in outcomes), min(each.arrived for each in outcomes)
@@ -198,11 +203,11 @@ def _known(values: Iterable[float | None]) -> list[float]:
 NAMES = {"ttft": "time to first token", "itl": "inter-token latency"}
 NAMES |= {"tpot": "time per output token", "e2e": "end to end"}
 COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
-TOO_LATE = 0.010  # seconds: from here on the load was not what was asked for
+TOO_LATE = 0.010  # seconds: if requests are sent later than this, the load was not as requested
 
 
 def print_report(title: str, found: Report, has_usage: bool, cpu_seconds: float) -> None:
-    """Print a load's numbers; `cpu_seconds` are the load generator's own."""
+    """Print a report; `cpu_seconds` is the CPU time of the load generator itself."""
     console = Console(highlight=False)
     console.print(spreads(title, {NAMES[each]: getattr(found, each) for each in LATENCIES}))
     for sentence in _sentences(found, has_usage, cpu_seconds):
@@ -210,16 +215,16 @@ def print_report(title: str, found: Report, has_usage: bool, cpu_seconds: float)
 
 
 def check_lengths(most: int, context: int) -> None:
-    """Raise `OptionError` for a prompt and an answer of `most` tokens that exceed the context."""
+    """Raise `OptionError` if prompt plus output, `most` tokens, exceed the context length."""
     if most > context:
         raise OptionError(
-            f"--input-tokens and --output-tokens make up to {most} tokens; this model's context "
+            f"--input-tokens and --output-tokens add up to {most} tokens, but this model's context "
             f"holds {context}."
         )
 
 
 def spreads(title: str, rows: dict[str, Spread | None]) -> Table:
-    """A table of latencies in milliseconds; a latency that there was none of is a dash."""
+    """Return a table of latencies in milliseconds; a dash means that there are no values."""
     table = Table(title=title, title_justify="left")
     table.add_column("milliseconds")
     for column in COLUMNS:
@@ -238,28 +243,28 @@ def _amount(seconds: float) -> str:
 
 def _sentences(found: Report, has_usage: bool, cpu_seconds: float) -> Iterator[str]:
     yield (
-        f"answered {found.num_answered} of {found.num_requests} in {found.seconds:.1f} s: "
+        f"completed {found.num_answered} of {found.num_requests} in {found.seconds:.1f} s: "
         f"{found.request_rate:.2f} requests/s, {found.output_rate:,.1f} output tokens/s "
         f"({found.prompt_tokens:,} tokens in, {found.output_tokens:,} out)"
     )
     if found.goodput is not None:
-        kept = ", ".join(f"{name} {count}" for name, count in found.met.items())
-        yield f"goodput {found.goodput:.2f} requests/s met every objective; met alone: {kept}"
+        met = ", ".join(f"{name} {count}" for name, count in found.met.items())
+        yield f"goodput: {found.goodput:.2f} requests/s met every objective; met each: {met}"
     for kind, count in found.errors.items():
         yield f"error: {kind}, {count} times ({found.details[kind]})"
     if not has_usage:
         yield "the server sent no usage: each event with text counts as a token"
     elif found.tokens_per_event and abs(found.tokens_per_event - 1) > 0.02:
         yield (
-            f"an event brought {found.tokens_per_event:.2f} tokens on average: inter-token latency "
-            "is from event to event, time per output token counts tokens"
+            f"an event had {found.tokens_per_event:.2f} tokens on average: inter-token latency is "
+            "measured between events, time per output token counts tokens"
         )
     yield (
-        f"the load generator took {cpu_seconds / found.seconds:.1%} of a core, "
-        f"{cpu_seconds / max(found.output_tokens, 1) * 1e6:,.0f} µs a token"
+        f"the load generator used {cpu_seconds / found.seconds:.1%} of a core, "
+        f"{cpu_seconds / max(found.output_tokens, 1) * 1e6:,.0f} µs per token"
     )
     if found.lateness is not None and found.lateness.p99 > TOO_LATE:
         yield (
-            f"the load generator could not keep the pace: 1 % of the requests left more than "
-            f"{found.lateness.p99 * 1e3:,.0f} ms late, which their times include"
+            f"the load generator could not keep up: 1 % of the requests were sent more than "
+            f"{found.lateness.p99 * 1e3:,.0f} ms late, and their latencies include that delay"
         )

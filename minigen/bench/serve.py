@@ -1,4 +1,4 @@
-"""`minigen bench serve`: a load is planned, put on a server, and told of."""
+"""`minigen bench serve`: plan a load, send it to a server, and report the results."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ DEFAULT_RATE, DEFAULT_REQUESTS, DEFAULT_TOKENS = 4.0, 200, "64"
 
 @dataclass(frozen=True)
 class RequestMix:
-    """The load that was asked for, as the options have it; None is what was left to the default."""
+    """The load that the command-line options describe; None means the default."""
 
     arrivals: str
     rate: float | None
@@ -47,30 +47,30 @@ class RequestMix:
     seed: int
 
     def plan(self, endpoint: str) -> list[Planned]:
-        """The requests in order of time.
+        """Return the requests in order of time.
 
-        Raises `OptionError` for options that contradict each other, `LoadError` for broken files.
+        Raises `OptionError` for options that contradict each other, `LoadError` for invalid files.
         """
         if self.dataset is None:
             return plan(self._arrivals(), self.seed)
         if self.input_tokens is not None:
-            raise OptionError("--dataset has its own prompts: leave --input-tokens out.")
+            raise OptionError("--dataset provides the prompts: leave --input-tokens out.")
         prompts = read_prompts(self.dataset)
         if endpoint == "completions" and not all(isinstance(each, str) for each in prompts):
-            raise OptionError(f"{self.dataset} has messages: they need --endpoint chat.")
+            raise OptionError(f"{self.dataset} contains messages: they need --endpoint chat.")
         return plan_with(self._arrivals(), prompts)
 
     def words(self) -> str:
-        """When requests come, in words."""
+        """Describe the arrival times in words."""
         if self.arrivals in ("poisson", "constant"):
-            return f"{self.arrivals} arrivals, {self._rate():g} a second"
+            return f"{self.arrivals} arrivals, {self._rate():g} per second"
         return "all at once" if self.arrivals == "burst" else f"as in {self.arrivals}"
 
     def _arrivals(self) -> list[Arrival]:
         if self.arrivals.endswith(".jsonl"):
             if (self.rate, self.input_tokens, self.output_tokens) != (None, None, None):
                 raise OptionError(
-                    "A trace says when its requests come and how long they are: leave --rate, "
+                    "A trace sets the times and lengths of its requests: leave --rate, "
                     "--input-tokens and --output-tokens out."
                 )
             return read_trace(Path(self.arrivals))[: self.requests]
@@ -89,81 +89,81 @@ class RequestMix:
             case "burst" if self.rate is None:
                 return burst(count)
             case "burst":
-                raise OptionError("A burst comes all at once: leave --rate out.")
+                raise OptionError("A burst arrives all at once: leave --rate out.")
         raise OptionError(
-            f"--arrivals is poisson, constant, burst, or a file that ends in .jsonl, not "
+            f"--arrivals must be poisson, constant, burst, or a file that ends in .jsonl, not "
             f"{self.arrivals!r}."
         )
 
     def _rate(self) -> float:
         rate = DEFAULT_RATE if self.rate is None else self.rate
         if not 0 < rate < 1e6:
-            raise OptionError(f"--rate is a number of requests a second above 0, not {rate:g}.")
+            raise OptionError(f"--rate must be more than 0 requests per second, not {rate:g}.")
         return rate
 
 
 def run_serve(
     target: Target,
-    asked: RequestMix,
+    mix: RequestMix,
     slos: Sequence[Slo],
     json_file: Path | None,
     plot: Path | None,
 ) -> None:
-    """Put the load on the server; the table goes to stdout, the rest where it was asked for.
+    """Send the load to the server, print the report to stdout, and write the requested files.
 
-    Raises `LoadError` if no request at all was answered.
+    Raises `LoadError` if no request succeeded.
     """
     for name, path in (("json", json_file), ("plot", plot)):
         if path is not None and not path.absolute().parent.is_dir():
-            raise OptionError(f"--{name} {path} cannot be written: there is no such folder.")
-    load = asked.plan(target.endpoint)
+            raise OptionError(f"--{name} {path} cannot be written: its folder does not exist.")
+    load = mix.plan(target.endpoint)
     started = time.process_time()
-    target, outcomes = asyncio.run(_put(target, load))
+    target, outcomes = asyncio.run(_run_load(target, load))
     cpu_seconds = time.process_time() - started
     found = report(outcomes, slos)
     if json_file is not None:
-        told = _as_json(target, asked, slos, found, cpu_seconds, outcomes)
+        document = _as_json(target, mix, slos, found, cpu_seconds, outcomes)
         with written("json", json_file):
-            json_file.write_text(json.dumps(told) + "\n", encoding="utf-8")
+            json_file.write_text(json.dumps(document) + "\n", encoding="utf-8")
     if plot is not None:
         _draw(outcomes, slos, plot)
     if not found.num_answered:
         (kind, count), *_ = found.errors.items()
         raise LoadError(
-            f"None of {found.num_requests} requests was answered; {count} of them: {kind} "
+            f"None of {found.num_requests} requests succeeded; {count} failed with: {kind} "
             f"({found.details[kind]})."
         )
     usage = all(each.has_usage for each in outcomes if each.error is None)
-    title = f"{target.model} at {target.url}: {asked.words()}"
+    title = f"{target.model} at {target.url}: {mix.words()}"
     print_report(title, found, usage, cpu_seconds)
 
 
-async def _put(target: Target, load: Sequence[Planned]) -> tuple[Target, list[Outcome]]:
-    """Find the model, and send it the load, with a bar on stderr."""
+async def _run_load(target: Target, load: Sequence[Planned]) -> tuple[Target, list[Outcome]]:
+    """Find the model and send the load, with a progress bar on stderr."""
     bar = Progress(
-        TextColumn("{task.fields[under_way]} under way, answered"),
+        TextColumn("{task.fields[in_flight]} in flight, completed"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         console=Console(stderr=True),
-        refresh_per_second=2,  # the bar's own thread costs the server time, too
+        refresh_per_second=2,  # the bar's thread takes CPU time from the server
     )
     async with target.session() as session:
         target = replace(target, model=await find_model(session, target))
-        task = bar.add_task("load", total=len(load), under_way=0)
+        task = bar.add_task("load", total=len(load), in_flight=0)
         counts = {"sent": 0, "ended": 0}
 
-        def tell(what: str) -> None:
-            counts[what] += 1
-            under_way = counts["sent"] - counts["ended"]
-            bar.update(task, completed=counts["ended"], under_way=under_way)
+        def count(event: str) -> None:
+            counts[event] += 1
+            in_flight = counts["sent"] - counts["ended"]
+            bar.update(task, completed=counts["ended"], in_flight=in_flight)
 
         with bar:
             outcomes = await open_loop(
                 load,
                 lambda request, clock: send(session, target, request, clock),
-                lambda: tell("sent"),
-                lambda outcome: tell("ended"),
+                lambda: count("sent"),
+                lambda outcome: count("ended"),
             )
     return target, outcomes
 
@@ -173,26 +173,26 @@ def _draw(outcomes: Sequence[Outcome], slos: Sequence[Slo], plot: Path) -> None:
 
     with written("plot", plot):
         load_figure(outcomes, slos).savefig(plot, dpi=150, format="png")
-    print(f"drawn: {plot}", file=sys.stderr)
+    print(f"plot written: {plot}", file=sys.stderr)
 
 
 def _as_json(
     target: Target,
-    asked: RequestMix,
+    mix: RequestMix,
     slos: Sequence[Slo],
     found: Report,
     cpu_seconds: float,
     outcomes: Sequence[Outcome],
 ) -> dict[str, Any]:
-    """All of it but the key; a request's times in seconds after the load began."""
-    whom = {name: value for name, value in asdict(target).items() if name != "api_key"}
-    what = {
+    """Return all results, without the API key; times are seconds after the start of the load."""
+    target_fields = {name: value for name, value in asdict(target).items() if name != "api_key"}
+    load_fields = {
         name: str(value) if isinstance(value, Path) else value
-        for name, value in asdict(asked).items()
+        for name, value in asdict(mix).items()
     }
     return {
-        "target": whom,
-        "load": what,
+        "target": target_fields,
+        "load": load_fields,
         "slos": [asdict(each) for each in slos],
         "client": {"aiohttp": version("aiohttp"), "cpu_seconds": cpu_seconds},
         "report": found.as_dict(),

@@ -1,7 +1,7 @@
-"""The requests of a load: when they arrive, how long they are, and what they ask.
+"""The requests of a load: their arrival times, lengths and prompts.
 
-They are drawn by a seed, or read from a trace or a file of prompts. Sources: Poisson arrivals, the
-open-loop model of Schroeder et al. 2006 ("Open Versus Closed: A Cautionary Tale"); the trace's
+They are drawn with a seed, or read from a trace or a file of prompts. Sources: Poisson arrivals,
+the open-loop model of Schroeder et al. 2006 ("Open Versus Closed: A Cautionary Tale"); the trace's
 fields are those of Mooncake (Qin et al. 2024).
 """
 
@@ -22,14 +22,14 @@ MOST_TOKENS = 2**24
 
 @dataclass(frozen=True)
 class Span:
-    """Whole numbers from `least` to `most`, both included."""
+    """A range of integers from `least` to `most`, both included."""
 
     least: int
     most: int
 
     @classmethod
     def parse(cls, name: str, text: str) -> "Span":
-        """Read "64" or "32-256". Raises `OptionError`, naming the option, for anything else.
+        """Parse "64" or "32-256". Raises `OptionError` with the option's name for anything else.
 
         >>> Span.parse("input-tokens", "32-256")
         Span(least=32, most=256)
@@ -37,20 +37,22 @@ class Span:
         found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text.strip())
         span = cls(int(found[1]), int(found[2] or found[1])) if found else cls(0, 0)
         if not 1 <= span.least <= span.most <= MOST_TOKENS:
-            raise OptionError(f"--{name} is a number of tokens, as in 64 or 32-256, not {text!r}.")
+            raise OptionError(
+                f"--{name} must be a number of tokens, as in 64 or 32-256, not {text!r}."
+            )
         return span
 
     def draw(self, rng: np.random.Generator) -> int:
-        """One of the numbers, all equally likely."""
+        """Draw one of the numbers; all are equally likely."""
         return int(rng.integers(self.least, self.most, endpoint=True))
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request to come `at` so many seconds after the load began, with its lengths in tokens.
+    """The time of a request, in seconds after the start of the load, and its lengths in tokens.
 
-    `hash_ids` name the blocks of 512 tokens that its prompt is made of, where a trace says so:
-    requests with equal ids begin alike.
+    `hash_ids` identify the blocks of 512 tokens in its prompt, if the trace contains them: requests
+    whose first ids are equal share a prefix.
     """
 
     at: float
@@ -60,13 +62,13 @@ class Arrival:
 
 
 def poisson(rate: float, count: int, rng: np.random.Generator) -> list[float]:
-    """Seconds of `count` independent arrivals, `rate` a second on average; the first is at 0."""
+    """Draw `count` independent arrival times in seconds, `rate` per second; the first is 0."""
     gaps = rng.exponential(1 / rate, max(count - 1, 0))
     return [0.0, *np.cumsum(gaps).tolist()][:count]
 
 
 def constant(rate: float, count: int) -> list[float]:
-    """Seconds of `count` arrivals, evenly apart, `rate` a second.
+    """Return `count` evenly spaced arrival times in seconds, `rate` per second.
 
     >>> constant(4, 3)
     [0.0, 0.25, 0.5]
@@ -75,15 +77,15 @@ def constant(rate: float, count: int) -> list[float]:
 
 
 def burst(count: int) -> list[float]:
-    """All at once."""
+    """Return `count` arrival times that are all 0."""
     return [0.0] * count
 
 
 def read_trace(path: Path) -> list[Arrival]:
-    """Arrivals of a file with one JSON object a line, in order of time, the first at 0.
+    """Read arrivals from a file with one JSON object per line, in order of time; the first is at 0.
 
     An object has `timestamp` (milliseconds), `input_length` and `output_length` (tokens), and
-    maybe `hash_ids`. Raises `LoadError` that names the line for any other.
+    optionally `hash_ids`. Raises `LoadError` with the number of an invalid line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -91,10 +93,12 @@ def read_trace(path: Path) -> list[Arrival]:
         raise LoadError(f"The trace {path} cannot be read: {error}.") from error
     arrivals = list(_parse(path, lines))
     if not arrivals:
-        raise LoadError(f"The trace {path} has no requests: it needs one JSON object a line.")
+        raise LoadError(f"The trace {path} has no requests: it needs one JSON object per line.")
     for number, (before, after) in enumerate(pairwise(arrivals), start=2):
         if after.at < before.at:
-            raise LoadError(f"{path}: request {number} comes before the one above it.")
+            raise LoadError(
+                f"{path}: request {number} has an earlier timestamp than the one above it."
+            )
     started = arrivals[0].at
     return [
         Arrival(each.at - started, each.input_tokens, each.output_tokens, each.hash_ids)
@@ -108,23 +112,23 @@ def _parse(path: Path, lines: list[str]) -> Iterator[Arrival]:
             try:
                 yield _arrival(json.loads(line))
             except ValueError as error:
-                reason = "it is no JSON" if isinstance(error, json.JSONDecodeError) else error
+                reason = "it is not JSON" if isinstance(error, json.JSONDecodeError) else error
                 raise LoadError(f"{path}, line {number}: {reason}.") from error
 
 
 def _arrival(fields: Any) -> Arrival:
     if not isinstance(fields, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     if unknown := fields.keys() - {"timestamp", "input_length", "output_length", "hash_ids"}:
-        raise ValueError(f"{min(unknown)!r} is no field of a trace")
+        raise ValueError(f"{min(unknown)!r} is not a field of a trace")
     timestamp: Any = fields.get("timestamp")
     hash_ids: Any = fields.get("hash_ids", [])
     if not _is_number(timestamp, int | float) or not 0 <= timestamp < 1e15:
-        raise ValueError(f"timestamp must be milliseconds from 0 on, not {timestamp!r}")
+        raise ValueError(f"timestamp must be milliseconds, at least 0, not {timestamp!r}")
     for name in ("input_length", "output_length"):
         length: Any = fields.get(name)
         if not _is_number(length, int) or not 1 <= length <= MOST_TOKENS:
-            raise ValueError(f"{name} must be a number of tokens from 1 on, not {length!r}")
+            raise ValueError(f"{name} must be a number of tokens, at least 1, not {length!r}")
     if not isinstance(hash_ids, list) or not all(_is_number(each, int) for each in hash_ids):
         raise ValueError(f"hash_ids must be a list of whole numbers, not {hash_ids!r}")
     return Arrival(
@@ -136,7 +140,7 @@ def _is_number(value: object, kind: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-# Frequent words, which most vocabularies have as one token with the space before it.
+# Frequent words: in most vocabularies each is a single token together with the space before it.
 WORDS = tuple(
     """the of and to in is that for it was on are as with his they at be this from have or by one
     had not but what all were when we there can an your which their said if do will each about how
@@ -151,14 +155,14 @@ WORDS = tuple(
     often together asked house world going want school important until form food keep
     children""".split()
 )
-BLOCK_TOKENS = 512  # of a prompt for each of a trace's hash_ids
+BLOCK_TOKENS = 512  # tokens of a prompt for each of a trace's hash_ids
 
 Prompt = str | list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A request of a load: when it is to be sent, in seconds, and what it asks for.
+    """A request of a load: the time to send it, in seconds, its prompt and its output length.
 
     A prompt is text, or the messages of a chat.
     """
@@ -169,18 +173,18 @@ class Planned:
 
 
 def draw_words(num_tokens: int, rng: np.random.Generator) -> str:
-    """So many words, which are about as many tokens; what they are exactly, the server says."""
+    """Draw `num_tokens` words, which are about as many tokens; the server has the exact count."""
     return " ".join(WORDS[each] for each in rng.integers(len(WORDS), size=num_tokens))
 
 
 def plan(arrivals: Sequence[Arrival], seed: int) -> list[Planned]:
-    """A prompt of words for each arrival: no two begin alike but by their `hash_ids`."""
+    """Plan a prompt of words for each arrival; prompts share prefixes only through `hash_ids`."""
     rng = np.random.default_rng(seed)
     return [Planned(each.at, _words_of(each, seed, rng), each.output_tokens) for each in arrivals]
 
 
 def plan_with(arrivals: Sequence[Arrival], prompts: Sequence[Prompt]) -> list[Planned]:
-    """The prompts in turn, from the first again when they are used up."""
+    """Plan the given prompts in turn, starting again from the first when they are used up."""
     return [
         Planned(each.at, prompts[number % len(prompts)], each.output_tokens)
         for number, each in enumerate(arrivals)
@@ -188,9 +192,10 @@ def plan_with(arrivals: Sequence[Arrival], prompts: Sequence[Prompt]) -> list[Pl
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """The prompts of a file: a line each; in a .jsonl file, {"prompt": ...} or {"messages": ...}.
+    """Read the prompts of a file: one per line.
 
-    Raises `LoadError` that names the line for any other.
+    A line of a .jsonl file is {"prompt": ...} or {"messages": ...}. Raises `LoadError` with the
+    number of an invalid line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -198,7 +203,7 @@ def read_prompts(path: Path) -> list[Prompt]:
         raise LoadError(f"The prompts {path} cannot be read: {error}.") from error
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not numbered:
-        raise LoadError(f"The file {path} has no prompts: it needs one a line.")
+        raise LoadError(f"The file {path} has no prompts: it needs one per line.")
     if path.suffix != ".jsonl":
         return [line for _, line in numbered]
     return [_read_prompt(path, number, line) for number, line in numbered]
@@ -208,7 +213,7 @@ def _read_prompt(path: Path, number: int, line: str) -> Prompt:
     try:
         found = json.loads(line)
     except json.JSONDecodeError as error:
-        raise LoadError(f"{path}, line {number}: it is no JSON.") from error
+        raise LoadError(f"{path}, line {number}: it is not JSON.") from error
     prompt = found.get("prompt") if isinstance(found, dict) else None
     messages = found.get("messages") if isinstance(found, dict) else None
     if isinstance(prompt, str) and prompt:

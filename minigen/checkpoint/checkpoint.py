@@ -30,7 +30,7 @@ class Checkpoint:
 
     @property
     def form(self) -> str:
-        """The file format, with the kinds of stored numbers, commonest first."""
+        """The file format and the stored number formats, the most common first."""
         sizes: dict[str, int] = {}
         for tensor in self.tensors.values():
             sizes[tensor.kind] = sizes.get(tensor.kind, 0) + tensor.num_bytes
@@ -40,12 +40,12 @@ class Checkpoint:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors as they are stored."""
+        """Total size of the stored tensors, in bytes."""
         return sum(tensor.num_bytes for tensor in self.tensors.values())
 
     @property
     def num_parameters(self) -> int:
-        """Numbers in all tensors."""
+        """Number of parameters in all tensors."""
         expected = expected_tensors(self.config)
         total = 0
         for shape in expected.values():
@@ -56,7 +56,7 @@ class Checkpoint:
         return total
 
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer; raises `TokenizerError` if it is not one for this model."""
+        """Return the model's tokenizer. Raises `TokenizerError` if it does not fit the model."""
         if self.gguf_metadata is None:
             tokenizer = Tokenizer.from_directory(self.path)
         else:
@@ -65,16 +65,16 @@ class Checkpoint:
         return tokenizer
 
     def chat_template(self) -> ChatTemplate | None:
-        """The model's chat template, if it has one."""
+        """Return the model's chat template, or None if it has none."""
         if self.gguf_metadata is None:
             return ChatTemplate.from_directory(self.path)
         return ChatTemplate.from_gguf(self.gguf_metadata)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a model's directory or GGUF file; reads headers and configuration, maps the rest.
+    """Open a model's directory or GGUF file: read headers and configuration, map the rest.
 
-    Raises a `MinigenError` that says what is wrong with the files, and where.
+    Raises a `MinigenError` that states what is wrong with the files, and where.
     """
     try:
         if path.is_dir():
@@ -95,7 +95,7 @@ def _open_directory(path: Path) -> Checkpoint:
 
 
 def _is_leftover(name: str, config: ModelConfig) -> bool:
-    """Tensors that some exporters write although they follow from the others."""
+    """Return whether some exporters write this tensor although other values determine it."""
     return name.endswith("rotary_emb.inv_freq") or (
         config.tied_embeddings and name == "lm_head.weight"
     )

@@ -1,8 +1,9 @@
-"""A model's configuration read from the keys of `config.json`, and checked once.
+"""Read a model's configuration from the keys of `config.json`, and check it once.
 
-A GGUF's metadata is first put into the same keys (`minigen.checkpoint.gguf_mapping`), so this is
-the only door. A value of the wrong type is named. A key that could change what the model computes
-is honoured or refused by name; keys that have no meaning for inference are known, and ignored.
+A GGUF's metadata is first translated to the same keys (`minigen.checkpoint.gguf_mapping`), so
+every configuration passes through this module. An error names each value of a wrong type. A key
+that could change what the model computes is either supported or refused by name. Keys that have no
+meaning for inference are listed here and ignored.
 """
 
 import json
@@ -17,7 +18,7 @@ from minigen.errors import ConfigError, FileFormatError, UnsupportedError
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; raises `FileFormatError` when it holds anything else."""
+    """Read a JSON object from a file. Raises `FileFormatError` if the file holds anything else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -30,7 +31,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def as_list(value: Any) -> list[Any]:
-    """A token id, a list of them, or none of them, as a list."""
+    """Return a token id, a list of token ids, or None as a list."""
     if value is None:
         return []
     return list(value) if isinstance(value, list) else [value]
@@ -38,9 +39,9 @@ def as_list(value: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Values:
-    """The keys of one object; every method raises `ConfigError` with the key and `where` it stood.
+    """The keys of one JSON object; every method raises `ConfigError` with the key and `where`.
 
-    `defaults` are the values of keys that are absent.
+    `where` names the file. `defaults` are the values of absent keys.
     """
 
     raw: Mapping[str, Any]
@@ -48,7 +49,7 @@ class Values:
     defaults: Mapping[str, Any]
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value as it is; `default` for null and for a key without one."""
+        """Return the unchecked value; `default` for null and for an absent key."""
         value = self.raw[key] if key in self.raw else self.defaults.get(key)
         return default if value is None else value
 
@@ -60,7 +61,7 @@ class Values:
         least: int = 1,
         most: int = 2**31 - 1,
     ) -> int:
-        """A whole number from `least` to `most`."""
+        """Return a whole number from `least` to `most`."""
         value = self.get(key, default) if source is None else source.get(key, default)
         if value is None:
             raise ConfigError(f"{self.where}: {key} is missing.")
@@ -74,7 +75,7 @@ class Values:
     def number(
         self, key: str, default: float | None, source: Mapping[str, Any] | None = None
     ) -> float:
-        """A positive number."""
+        """Return a positive number."""
         value = self.get(key, default) if source is None else source.get(key, default)
         if value is None:
             raise ConfigError(f"{self.where}: {key} is missing.")
@@ -85,7 +86,7 @@ class Values:
         return float(value)
 
     def flag(self, key: str) -> bool:
-        """True or false; false for an absent key without a default."""
+        """Return true or false; false for an absent key without a default."""
         value = self.get(key, False)
         if not isinstance(value, bool):
             raise ConfigError(
@@ -94,7 +95,7 @@ class Values:
         return value
 
     def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
-        """A token id, several or none, all below `vocab_size`."""
+        """Return zero, one or several token ids, all below `vocab_size`."""
         ids = as_list(self.get(key))
         for token_id in ids:
             whole = isinstance(token_id, int) and not isinstance(token_id, bool)
@@ -108,7 +109,7 @@ class Values:
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 
-# What each family computes when its config does not say (transformers' own defaults).
+# The values of keys that a family's configuration omits (transformers' defaults).
 _FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {"max_window_layers": 28},
@@ -141,21 +142,21 @@ _ROPE_KEYS = {
     "llama3": "factor low_freq_factor high_freq_factor original_max_position_embeddings",
 }
 
-_NAMED_AT_MOST = 8  # keys that one error lists
+_MAX_LISTED = 8  # keys in one error message
 _MAX_LAYERS = 10_000  # a corrupt file may claim billions; real models have about a hundred
 
 
 def read_config(raw: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
-    """Read a configuration in the keys of transformers' `config.json`.
+    """Read a configuration from the keys of transformers' `config.json`.
 
-    Raises `ConfigError` for what is missing or contradicts itself, `UnsupportedError` for what
-    minigen does not honour; both name the key, `where` it stood, and what would be right.
+    Raises `ConfigError` for missing keys and contradictions, and `UnsupportedError` for values that
+    minigen does not support. Both name the key, its file (`where`), and what would be right.
     """
     return _Reader(raw, where).config()
 
 
 def read_config_of(directory: Path) -> ModelConfig:
-    """Read `config.json`, with the stop tokens that `generation_config.json` adds."""
+    """Read `config.json`, and add the stop tokens of `generation_config.json`."""
     config = read_json(directory / "config.json")
     generation = directory / "generation_config.json"
     if generation.exists():
@@ -167,14 +168,14 @@ def read_config_of(directory: Path) -> ModelConfig:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads the keys of one configuration, and complains with its place and the key's name."""
+    """Reads the keys of one configuration; its errors name the file and the key."""
 
     raw: Mapping[str, Any]
     where: str
 
     @property
     def values(self) -> Values:
-        """The keys' values, with what the family has where a key is absent."""
+        """The keys' values, with the family's defaults for absent keys."""
         return Values(self.raw, self.where, _FAMILY_DEFAULTS[self.raw["model_type"]])
 
     def config(self) -> ModelConfig:
@@ -232,8 +233,8 @@ class _Reader:
     def _refuse_unknown(self) -> None:
         unknown = sorted(set(self.raw) - _READ_KEYS - _MEANINGLESS_KEYS)
         if unknown:
-            named = ", ".join(map(repr, unknown[:_NAMED_AT_MOST]))
-            more = ", ..." if len(unknown) > _NAMED_AT_MOST else ""
+            named = ", ".join(map(repr, unknown[:_MAX_LISTED]))
+            more = ", ..." if len(unknown) > _MAX_LISTED else ""
             raise UnsupportedError(
                 f"{self.where}: minigen does not know {named}{more}, and will not guess whether "
                 "inference depends on it; if it does not, remove it."
@@ -247,30 +248,31 @@ class _Reader:
             "is_encoder_decoder": (False,),
             "rope_interleaved": (False,),
         }
-        for key, honoured in wanted.items():
+        for key, supported in wanted.items():
             value = self.raw.get(key)
-            if value is not None and value not in honoured:
-                only = f"only {honoured[0]!r}" if honoured else "only its absence"
+            if value is not None and value not in supported:
+                only = repr(supported[0]) if supported else "configurations without this key"
                 raise UnsupportedError(
-                    f"{self.where}: {key} is {reprlib.repr(value)}; minigen honours {only}."
+                    f"{self.where}: {key} is {reprlib.repr(value)}; minigen supports only {only}."
                 )
 
     def _head_dim(self, hidden: int, q_heads: int) -> int:
         head_dim = self.values.get("head_dim")
         if head_dim is None and hidden % q_heads:
             raise ConfigError(
-                f"{self.where}: hidden_size {hidden} is no multiple of num_attention_heads "
-                f"{q_heads}, and no head_dim says how wide a head is."
+                f"{self.where}: hidden_size {hidden} is not a multiple of num_attention_heads "
+                f"{q_heads}, and there is no head_dim to set the size of a head."
             )
         head_dim = hidden // q_heads if head_dim is None else self.values.count("head_dim")
         if head_dim % 2:
             raise ConfigError(
-                f"{self.where}: head_dim {head_dim} is odd; rotary embedding turns pairs."
+                f"{self.where}: head_dim {head_dim} is odd, but rotary embedding rotates pairs of "
+                "numbers, so it must be even."
             )
         return int(head_dim)
 
     def _rope(self) -> Mapping[str, Any]:
-        """Rotary settings, from today's `rope_parameters` or the older pair of keys."""
+        """Return the rotary settings, from `rope_parameters` or the older pair of keys."""
         rope: Mapping[str, Any] = {}
         for key in ("rope_parameters", "rope_scaling"):
             value = self.values.get(key, {})
@@ -282,9 +284,9 @@ class _Reader:
                 raise ConfigError(f"{self.where}: rope_parameters and rope_scaling differ.")
             rope = rope or value
         kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind not in tuple(_ROPE_KEYS):  # whatever it is, a list even
+        if kind not in tuple(_ROPE_KEYS):  # a tuple, because a wrong value may be unhashable
             raise UnsupportedError(
-                f"{self.where}: rope type {reprlib.repr(kind)} is not honoured; default, linear "
+                f"{self.where}: rope type {reprlib.repr(kind)} is not supported; default, linear "
                 "and llama3 are."
             )
         surplus = sorted(
@@ -294,8 +296,8 @@ class _Reader:
             surplus = []
         if surplus:
             raise UnsupportedError(
-                f"{self.where}: rope type {kind!r} has no use for "
-                f"{', '.join(map(repr, surplus[:_NAMED_AT_MOST]))}."
+                f"{self.where}: rope type {kind!r} does not use "
+                f"{', '.join(map(repr, surplus[:_MAX_LISTED]))}."
             )
         theta = self.values.get("rope_theta")
         if theta is None:
@@ -329,7 +331,7 @@ class _Reader:
         return scaling
 
     def _sliding_windows(self, num_layers: int) -> tuple[int | None, ...]:
-        """How far each layer looks back; None for all the way."""
+        """Return each layer's sliding window in tokens; None for full attention."""
         window = self.values.get("sliding_window")
         if self.raw["model_type"].startswith("qwen") and not self.values.flag("use_sliding_window"):
             window = None
@@ -358,7 +360,7 @@ class _Reader:
         if window is None:
             raise ConfigError(
                 f"{self.where}: layer_types has sliding_attention, but sliding_window or "
-                "use_sliding_window says that there is no window."
+                "use_sliding_window turns the window off."
             )
         width = self.values.count("sliding_window")
         return tuple(width if kind == "sliding_attention" else None for kind in kinds)

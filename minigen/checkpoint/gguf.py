@@ -1,10 +1,10 @@
 """GGUF: one file with a model's metadata, its vocabulary and its tensors.
 
 Source: the GGUF specification, versions 2 and 3: a header, key/values, tensor descriptions, then
-the tensors at aligned offsets. The `gguf` library reads the same and is this module's oracle; it
-makes an object of every array element, which takes 50 times as long on a vocabulary
-(`benchmarks/11_weights.py`), and it follows a hostile count wherever that leads. Here every count
-is held against the bytes that are left before anything is read or allocated.
+the tensors at aligned offsets. The `gguf` library reads the same format, and the tests compare this
+module with it. That library creates a Python object for every array element, which takes 50 times
+as long for a vocabulary (`benchmarks/11_weights.py`), and it trusts every count in the file. This
+module checks each count against the number of bytes left before it reads or allocates anything.
 """
 
 import math
@@ -43,13 +43,13 @@ _SCALARS = {
 
 
 class ValueReader:
-    """Walks through a header; raises `FileFormatError` where the bytes are no such value."""
+    """Reads the values of a header in order. Raises `FileFormatError` for invalid bytes."""
 
     def __init__(self, path: Path, data: memoryview):
         self.path, self.data, self.position = path, data, 0
 
     def type(self, key: str) -> GGUFValueType:
-        """The type that a value is said to have."""
+        """Read the type of the value that follows."""
         (type_id,) = self.unpack("<I")
         try:
             return GGUFValueType(type_id)
@@ -57,18 +57,18 @@ class ValueReader:
             raise FileFormatError(f"{self.path}: {key} has the unknown type {type_id}.") from None
 
     def value(self, kind: GGUFValueType, key: str) -> Any:
-        """A value of this type: bool, int, float, str, or an array."""
+        """Read a value of this type: bool, int, float, str, or an array."""
         if kind == GGUFValueType.STRING:
             return self.string(key)
         if kind == GGUFValueType.ARRAY:
             return self.array(key)
         dtype = np.dtype(_SCALARS[kind])
         value = np.frombuffer(self.take(dtype.itemsize, key), dtype)[0]
-        # A float32's shortest decimal is what its writer meant: 1e-05, not 9.99999974e-06.
+        # The shortest decimal of a float32 is the intended value: 1e-05, not 9.99999974e-06.
         return float(str(value)) if kind == GGUFValueType.FLOAT32 else value.item()
 
     def array(self, key: str) -> Any:
-        """An array: `list[str]`, or numbers in numpy."""
+        """Read an array: `list[str]`, or a numpy array of numbers."""
         kind = self.type(key)
         (count,) = self.unpack("<Q")
         if kind == GGUFValueType.STRING:
@@ -81,18 +81,20 @@ class ValueReader:
         return np.frombuffer(self.take(count * dtype.itemsize, key), dtype).copy()
 
     def name(self, what: str) -> str:
-        """A key or a tensor's name, which errors may show: nothing that moves a cursor."""
+        """Read a key or a tensor's name; it must be printable, because errors may show it."""
         name = self.string(what, _MAX_NAME)
         if not name or not name.isprintable():
-            raise FileFormatError(f"{self.path}: {reprlib.repr(name)} is no name for {what}.")
+            raise FileFormatError(
+                f"{self.path}: {reprlib.repr(name)} is not a printable name for {what}."
+            )
         return name
 
     def string(self, what: str, most: int = 2**63) -> str:
-        """A text, of at most `most` bytes."""
+        """Read a string of at most `most` bytes."""
         return self.strings(1, what, most)[0]
 
     def strings(self, count: int, what: str, most: int = 2**63) -> list[str]:
-        """Lengths and texts, in one loop: a vocabulary has a hundred thousand."""
+        """Read `count` strings in one loop; a vocabulary has about a hundred thousand."""
         data, size, position = self.data, len(self.data), self.position
         strings = []
         for _ in range(count):
@@ -116,7 +118,7 @@ class ValueReader:
         return strings
 
     def take(self, count: int, what: str) -> memoryview:
-        """The next `count` bytes."""
+        """Return the next `count` bytes."""
         if self.position + count > len(self.data):
             raise FileFormatError(f"{self.path} is cut short: it ends inside {what}.")
         taken = self.data[self.position : self.position + count]
@@ -124,7 +126,7 @@ class ValueReader:
         return taken
 
     def unpack(self, layout: str) -> tuple[Any, ...]:
-        """Numbers in `struct`'s notation."""
+        """Read numbers in a format of the `struct` module."""
         try:
             values = struct.unpack_from(layout, self.data, self.position)
         except struct.error:
@@ -133,7 +135,7 @@ class ValueReader:
         return values
 
     def check_count(self, count: int, smallest: int, what: str) -> None:
-        """A count is believed only if the rest of the file could hold that many."""
+        """Raise `FileFormatError` if the rest of the file is too short for `count` items."""
         left = len(self.data) - self.position
         if count * smallest > left:
             raise FileFormatError(
@@ -150,10 +152,10 @@ _SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8  # name length, a name, rank, a size, t
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """What a GGUF file holds.
+    """The contents of a GGUF file.
 
     `metadata` maps keys to bool, int, float, str, `list[str]` or (other arrays) numpy arrays.
-    `tensors` have the file's own names and row order; `data_offset` is where their bytes begin.
+    `tensors` have the names and the row order of the file; their bytes begin at `data_offset`.
     """
 
     path: Path
@@ -176,16 +178,18 @@ class _Description:
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """Read a GGUF file's header and map its tensors; copies no weight.
+    """Read a GGUF file's header and map its tensors, without copying weights.
 
-    Raises `FileFormatError` for a file that is not sound GGUF, `UnsupportedError` for a version,
+    Raises `FileFormatError` for a file that is not valid GGUF, `UnsupportedError` for a version,
     a byte order or a tensor type that minigen does not read.
     """
     size = path.stat().st_size
     if not path.is_file():
-        raise FileFormatError(f"{path} is no file, so it is no GGUF file either.")
+        raise FileFormatError(f"{path} is not a regular file, so it is not a GGUF file.")
     if size < 24:
-        raise FileFormatError(f"{path} is no GGUF file: it has {size} bytes, a header has 24.")
+        raise FileFormatError(
+            f"{path} is not a GGUF file: it has {size} bytes, but a header alone has 24."
+        )
     mapped = _map(path, size)
     values = ValueReader(path, mapped.numpy().data)
     version, num_tensors, num_pairs = _header(values)
@@ -225,12 +229,12 @@ def _rows(
 def _check_extents(
     path: Path, descriptions: list[_Description], alignment: int, data_bytes: int
 ) -> None:
-    """Every tensor lies aligned, inside the file, and apart from all others."""
+    """Check that every tensor is aligned, lies inside the file, and overlaps no other one."""
     end, before = 0, ""
     for each in sorted(descriptions, key=lambda each: each.offset):
         if each.offset % alignment:
             raise FileFormatError(
-                f"{path}: {each.name} starts at {each.offset}, which is no multiple of the "
+                f"{path}: {each.name} starts at {each.offset}, which is not a multiple of the "
                 f"alignment {alignment}."
             )
         if each.offset < end:
@@ -239,15 +243,15 @@ def _check_extents(
         if end > data_bytes:
             raise FileFormatError(
                 f"{path} is cut short or its header is wrong: {each.name} should end at byte "
-                f"{end} of the data, of which there are {max(data_bytes, 0)}."
+                f"{end} of the data, but there are only {max(data_bytes, 0)}."
             )
 
 
 def _header(values: ValueReader) -> tuple[int, int, int]:
-    """Version, number of tensors, number of key/values."""
+    """Read the version, the number of tensors and the number of key/values."""
     if bytes(values.data[:4]) != _MAGIC:
         raise FileFormatError(
-            f"{values.path} is no GGUF file: it begins with {bytes(values.data[:4])!r}, "
+            f"{values.path} is not a GGUF file: it begins with {bytes(values.data[:4])!r}, "
             f"not {_MAGIC!r}."
         )
     values.position = 4
@@ -266,7 +270,7 @@ def _header(values: ValueReader) -> tuple[int, int, int]:
 
 
 def _pairs(values: ValueReader, count: int) -> dict[str, Any]:
-    """The key/values."""
+    """Read the key/values."""
     metadata: dict[str, Any] = {}
     for _ in range(count):
         key = values.name("a key")
@@ -277,7 +281,7 @@ def _pairs(values: ValueReader, count: int) -> dict[str, Any]:
 
 
 def _descriptions(values: ValueReader, count: int) -> list[_Description]:
-    """The tensors' names, types, shapes and places."""
+    """Read the tensors' names, types, shapes and offsets."""
     found: dict[str, _Description] = {}
     for _ in range(count):
         each = _description(values)
@@ -310,7 +314,7 @@ def _description(values: ValueReader) -> _Description:
     form = FORMATS[kind]
     if shape[-1] % form.block_size:
         raise FileFormatError(
-            f"{values.path}: {name} has rows of {shape[-1]} numbers, but {kind} comes in blocks "
+            f"{values.path}: {name} has rows of {shape[-1]} numbers, but {kind} stores blocks "
             f"of {form.block_size}."
         )
     num_bytes = math.prod(shape[:-1]) * form.row_bytes(shape[-1])

@@ -1,6 +1,6 @@
-"""A GGUF's names for keys and tensors, put into those of transformers' checkpoints.
+"""Translates a GGUF's keys and tensor names into those of transformers' checkpoints.
 
-Source: the GGUF specification's standardised keys and tensor names; llama.cpp's converter for the
+Sources: the GGUF specification's standardised keys and tensor names; llama.cpp's converter for the
 order of the rows of Q and K.
 """
 
@@ -18,7 +18,7 @@ from minigen.checkpoint.gguf import GGUFFile
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.errors import ConfigError, UnsupportedError, WeightsError
 
-_NAMED_AT_MOST = 8  # keys that one error lists
+_MAX_LISTED = 8  # keys in one error message
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 _TENSOR_NAMES = {
@@ -62,9 +62,9 @@ _SCALING_KEYS = {
 
 
 def config_dict(file: GGUFFile) -> dict[str, Any]:
-    """A GGUF's metadata in the keys of transformers' `config.json`.
+    """Return a GGUF's metadata under the keys of transformers' `config.json`.
 
-    Raises `UnsupportedError` for an architecture, or a key of it, that minigen does not honour.
+    Raises `UnsupportedError` for an architecture, or a key of it, that minigen does not support.
     """
     architecture = _plain(file, "general.architecture")
     if architecture not in _ARCHITECTURES:
@@ -81,9 +81,9 @@ def config_dict(file: GGUFFile) -> dict[str, Any]:
     strange = sorted(set(own) - set(_CONFIG_KEYS) - _OWN_KEYS - _SCALING_KEYS)
     if strange:
         raise UnsupportedError(
-            f"{file.path}: minigen does not honour "
-            f"{', '.join(prefix + key for key in strange[:_NAMED_AT_MOST])}"
-            f"{', ...' if len(strange) > _NAMED_AT_MOST else ''}."
+            f"{file.path}: minigen does not support "
+            f"{', '.join(prefix + key for key in strange[:_MAX_LISTED])}"
+            f"{', ...' if len(strange) > _MAX_LISTED else ''}."
         )
     config = {_CONFIG_KEYS[key]: value for key, value in own.items() if key in _CONFIG_KEYS}
     if "rms_norm_eps" not in config:
@@ -107,7 +107,7 @@ def config_dict(file: GGUFFile) -> dict[str, Any]:
 
 
 def _plain(file: GGUFFile, key: str) -> Any:
-    """A key's value, arrays as lists; None without that key."""
+    """Return a key's value, with arrays as lists; None if the key is absent."""
     value = file.metadata.get(key)
     return value.tolist() if isinstance(value, np.ndarray) else value
 
@@ -129,18 +129,19 @@ def _refuse_partial_heads(path: Path, own: dict[str, Any], config: dict[str, Any
     for key in ("attention.value_length", "rope.dimension_count"):
         if own.get(key, head_dim) != head_dim:
             raise UnsupportedError(
-                f"{path}: {key} is {reprlib.repr(own[key])}, but minigen turns and keeps whole "
+                f"{path}: {key} is {reprlib.repr(own[key])}, but minigen rotates and caches whole "
                 f"heads of {reprlib.repr(head_dim)}."
             )
 
 
 def _rope_parameters(path: Path, own: dict[str, Any]) -> dict[str, Any]:
-    loudness = own.get("rope.scaling.attn_factor", 1.0)
-    if loudness != 1.0:
+    attn_factor = own.get("rope.scaling.attn_factor", 1.0)
+    if attn_factor != 1.0:
         raise UnsupportedError(
-            f"{path}: rope.scaling.attn_factor is {reprlib.repr(loudness)}; minigen honours only 1."
+            f"{path}: rope.scaling.attn_factor is {reprlib.repr(attn_factor)}; minigen supports "
+            "only 1."
         )
-    # llama.cpp takes a factor without a type as linear.
+    # llama.cpp treats a factor without a type as linear.
     kind = own.get("rope.scaling.type", "linear" if "rope.scaling.factor" in own else "none")
     if kind == "none":
         return {}
@@ -154,11 +155,11 @@ def _rope_parameters(path: Path, own: dict[str, Any]) -> dict[str, Any]:
 
 
 def named_tensors(file: GGUFFile, q_heads: int, kv_heads: int) -> dict[str, StoredTensor]:
-    """A GGUF's tensors under transformers' names, with Q and K in transformers' row order.
+    """Return a GGUF's tensors under transformers' names, with Q and K in transformers' row order.
 
-    For the Llama architecture llama.cpp stores the rows of Q and K so that the two halves of each
-    rotated pair are neighbours; `row_order` undoes that without touching the bytes. Raises
-    `WeightsError` for two tensors of one name, `UnsupportedError` for a quantised bias there.
+    For the Llama architecture, llama.cpp stores the rows of Q and K so that the two halves of each
+    rotated pair are neighbours. `row_order` reverses that without changing the bytes. Raises
+    `WeightsError` for two tensors of one name, `UnsupportedError` for a quantised bias of Q or K.
     """
     permuted = file.metadata.get("general.architecture") == "llama"
     tensors = {}
@@ -166,7 +167,7 @@ def named_tensors(file: GGUFFile, q_heads: int, kv_heads: int) -> dict[str, Stor
         name = _tensor_name(stored_name)
         tensor = StoredTensor(name, stored.kind, stored.shape, stored.data)
         if name in tensors:
-            raise WeightsError(f"{file.path} holds {name} twice, once of them as {stored_name}.")
+            raise WeightsError(f"{file.path} holds {name} twice, once under {stored_name}.")
         module = name.rpartition(".")[0].rpartition(".")[2]
         heads = {"q_proj": q_heads, "k_proj": kv_heads}.get(module, 0)
         if permuted and heads and stored.shape[0] % (2 * heads) == 0:
@@ -181,15 +182,15 @@ def _unpermuted(path: Path, tensor: StoredTensor, heads: int) -> StoredTensor:
         return StoredTensor(tensor.name, tensor.kind, tensor.shape, tensor.data, order)
     if tensor.format.block_size > 1:
         raise UnsupportedError(
-            f"{path}: {tensor.name} is a vector of {tensor.kind}, whose numbers cannot be put in "
-            "order; minigen reads F32, F16 and BF16 there."
+            f"{path}: {tensor.name} is a vector of {tensor.kind}, whose numbers cannot be "
+            "reordered; minigen reads such vectors in F32, F16 and BF16."
         )
     numbers = tensor.data.unflatten(-1, (-1, tensor.format.block_bytes))[:, order]
     return StoredTensor(tensor.name, tensor.kind, tensor.shape, numbers.flatten(-2))
 
 
 def unpermuted_rows(num_rows: int, heads: int) -> Int64[Tensor, " rows"]:
-    """Which stored row is row 0, 1, 2, ...: within a head, first all evens, then all odds.
+    """Return the stored row for each row 0, 1, 2, ...: within a head first the even, then the odd.
 
     >>> unpermuted_rows(8, heads=2).tolist()
     [0, 2, 1, 3, 4, 6, 5, 7]

@@ -1,11 +1,11 @@
-"""A model's configuration: one frozen value that says all but the weights."""
+"""A model's configuration: one frozen value that describes everything except the weights."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3's stretching of slow rotations to longer contexts (Llama 3.1 report, appendix)."""
+    """Llama 3's scaling of slow rotations for longer contexts (Llama 3.1 report, appendix)."""
 
     factor: float
     low_freq_factor: float
@@ -15,7 +15,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Everything that the forward pass must know about a model besides its weights."""
+    """Everything that the forward pass needs to know about a model, except its weights."""
 
     family: str
     vocab_size: int
@@ -41,5 +41,5 @@ class ModelConfig:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values that one token keeps, at 2 bytes a number."""
+        """Bytes of one token's keys and values in the KV cache, at 2 bytes per number."""
         return 2 * self.num_layers * self.kv_heads * self.head_dim * 2

@@ -1,9 +1,10 @@
-"""The forms that weights are stored in: what a block of bytes means, for each of them.
+"""The number formats of stored weights, and how to dequantize a block of bytes in each format.
 
-A row of a matrix is a run of blocks; a block of `block_size` numbers takes `block_bytes` bytes.
-Source: the GGUF specification and ggml's `ggml-common.h` for the layouts, as the `gguf` library
-has them too (the tests hold each of these against it). This twin exists because it is three times
-faster on one thread (`benchmarks/11_weights.py`), and because a reader should see it.
+A row of a matrix is a sequence of blocks; a block of `block_size` numbers takes `block_bytes`
+bytes. Sources: the GGUF specification and ggml's `ggml-common.h` for the layouts. The `gguf`
+library implements the same formats, and the tests compare each function here with it. This version
+exists because it is three times faster on one thread (`benchmarks/11_weights.py`), and because
+readers should be able to see how the formats work.
 """
 
 from collections.abc import Callable
@@ -19,14 +20,14 @@ Numbers = Float[Tensor, "rows blocks block_size"]
 
 @dataclass(frozen=True)
 class Format:
-    """How a kind of stored number is laid out, and how to read it."""
+    """The layout of one number format, and the function that dequantizes it."""
 
     block_size: int
     block_bytes: int
     unpack: Callable[[Tensor], Tensor]
 
     def row_bytes(self, columns: int) -> int:
-        """Bytes of a row; `columns` must be a multiple of `block_size`."""
+        """Return the size of a row in bytes; `columns` must be a multiple of `block_size`."""
         return columns // self.block_size * self.block_bytes
 
 
@@ -35,12 +36,12 @@ def _float(blocks: Blocks, dtype: torch.dtype = torch.float16) -> Numbers:
 
 
 def _nibbles(packed: Blocks) -> UInt8[Tensor, "rows blocks numbers"]:
-    """Two 4-bit numbers a byte: all the low halves, then all the high ones."""
+    """Unpack two 4-bit numbers per byte: all the low halves, then all the high ones."""
     return torch.cat([packed & 15, packed >> 4], dim=-1)
 
 
 def _fifth_bits(packed: UInt8[Tensor, "rows blocks 4"]) -> UInt8[Tensor, "rows blocks 32"]:
-    """Bit i of 32 as the fifth bit of number i."""
+    """Return bit i of the 32 bits as the fifth bit of number i."""
     shifts = torch.arange(8, dtype=torch.uint8)
     return ((packed.unsqueeze(-1) >> shifts) & 1).flatten(-2) << 4
 
@@ -54,9 +55,9 @@ def _q4_0(blocks: Blocks) -> Numbers:
 
 
 def unpack_q4_1(blocks: Blocks) -> Numbers:
-    """Q4_1's numbers: 32 steps of 4 bits, each times the block's scale, plus its minimum.
+    """Dequantize Q4_1: 32 numbers of 4 bits, each times the block's scale, plus its minimum.
 
-    A block is 20 bytes: scale and minimum as float16, then 16 bytes of two steps each.
+    A block is 20 bytes: scale and minimum as float16, then 16 bytes of two numbers each.
     """
     scale, minimum = _float(blocks[..., :4]).split(1, dim=-1)
     return (_nibbles(blocks[..., 4:]).float() * scale).add_(minimum)
@@ -76,7 +77,7 @@ def _q5_1(blocks: Blocks) -> Numbers:
 def _k_scales(
     blocks: Blocks,
 ) -> tuple[Float[Tensor, "rows blocks 8 1"], Float[Tensor, "rows blocks 8 1"]]:
-    """A K-quant's eight scales and minima, 6 bits each in 12 bytes, times the block's two."""
+    """Return a K-quant's eight scales and minima: 6 bits each, times the block's two factors."""
     scale, minimum = _float(blocks[..., :4]).split(1, dim=-1)
     first, second, third = blocks[..., 4:16].split(4, dim=-1)
     scales = torch.cat([first & 63, (third & 15) | ((first >> 6) << 4)], dim=-1)
@@ -85,7 +86,7 @@ def _k_scales(
 
 
 def _groups_of_32(packed: Blocks) -> UInt8[Tensor, "rows blocks 8 32"]:
-    """128 bytes of nibbles as 8 groups: each 32 bytes hold one group low, the next one high."""
+    """Unpack 128 bytes into 8 groups: 32 bytes hold one group low, and the next one high."""
     chunks = packed.unflatten(-1, (4, 1, 32))
     return torch.cat([chunks & 15, chunks >> 4], dim=-2).flatten(-3, -2)
 

@@ -1,9 +1,8 @@
-"""Weights on disk: named tensors, mapped into memory, read in the form that they are stored in.
+"""Weights on disk: named tensors, mapped into memory and kept in their stored number format.
 
-Nothing is copied when a file is opened; a `StoredTensor` is a window on its bytes, and
-`dequantize()` pays for the rows and columns that are asked for. Sources: the safetensors format
-(header of JSON, then bytes), read by the `safetensors` library; GGUF is in
-`minigen.checkpoint.gguf`.
+Opening a file copies nothing. A `StoredTensor` is a view of the file's bytes, and `dequantize()`
+reads only the rows and columns that the tensor was cut to. Source: the safetensors format (a JSON
+header, then bytes), read by the `safetensors` library. GGUF is in `minigen.checkpoint.gguf`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,16 +20,16 @@ from minigen.errors import FileFormatError, UnsupportedError, WeightsError
 from minigen.hardware import page_out
 
 _KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-_ROWS_AT_ONCE = 1024  # bounds what dequantising needs besides its result
-_NAMED_AT_MOST = 8  # tensors that one error lists
+_CHUNK_ROWS = 1024  # bounds the memory that dequantizing needs in addition to its result
+_MAX_LISTED = 8  # tensors in one error message
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor as its file holds it: kind, shape, and the mapped bytes of its rows.
+    """A tensor as its file holds it: number format, shape, and the mapped bytes of its rows.
 
-    `row_order`, where a file stores rows in another order than the model wants them, says which
-    stored row comes first, second and so on; cutting rows cuts it, and leaves the bytes alone.
+    `row_order` is set if the file stores the rows in another order than the model needs. It lists
+    the stored row for each row of the model. Cutting rows cuts `row_order` and not the bytes.
     """
 
     name: str
@@ -41,12 +40,12 @@ class StoredTensor:
 
     @property
     def format(self) -> Format:
-        """How the bytes are to be read."""
+        """The number format of the bytes."""
         return FORMATS[self.kind]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the tensor takes in its file."""
+        """Size of the tensor in its file, in bytes."""
         return self._num_rows * self.data.shape[1]
 
     @property
@@ -54,7 +53,7 @@ class StoredTensor:
         return len(self.data if self.row_order is None else self.row_order)
 
     def rows(self, start: int, stop: int) -> "StoredTensor":
-        """The matrix of rows `start` to `stop`, still in the file."""
+        """Return the rows `start` to `stop` as a stored tensor, without reading them."""
         if not 0 <= start < stop <= self.shape[0]:
             raise IndexError(f"{self.name} has rows 0 to {self.shape[0]}, not {start} to {stop}")
         shape = (stop - start, *self.shape[1:])
@@ -65,7 +64,7 @@ class StoredTensor:
         return replace(self, shape=shape, row_order=self.row_order[start:stop])
 
     def columns(self, start: int, stop: int) -> "StoredTensor":
-        """The matrix of columns `start` to `stop`; both must lie on block boundaries."""
+        """Return the columns `start` to `stop`; both must lie on block boundaries."""
         if len(self.shape) != 2 or not 0 <= start < stop <= self.shape[1]:
             raise IndexError(f"{self.name} of shape {self.shape} has no columns {start} to {stop}")
         return self._cut_columns(start, stop, (self.shape[0], stop - start))
@@ -80,25 +79,25 @@ class StoredTensor:
     def dequantize(
         self, dtype: torch.dtype = torch.float32, out: Tensor | None = None
     ) -> Float[Tensor, "..."]:
-        """The tensor in `dtype`, in new memory (or in `out`, which must have its shape)."""
+        """Return the tensor in `dtype`, in new memory (or in `out`, which must have its shape)."""
         if out is None:
             out = torch.empty(self.shape, dtype=dtype)
         target = out.view(self._num_rows, -1)
-        for start in range(0, self._num_rows, _ROWS_AT_ONCE):
-            chunk = slice(start, start + _ROWS_AT_ONCE)
+        for start in range(0, self._num_rows, _CHUNK_ROWS):
+            chunk = slice(start, start + _CHUNK_ROWS)
             raw = self.data[chunk if self.row_order is None else self.row_order[chunk]]
             blocks = raw.unflatten(-1, (-1, self.format.block_bytes))
             target[chunk] = self.format.unpack(blocks).flatten(-2)
         return out
 
     def release_pages(self) -> None:
-        """Give the memory of the file's pages back once they have served; they stay readable."""
+        """Return the memory of the file's pages to the system; the bytes stay readable."""
         if self.data.is_contiguous():
             page_out(self.data)
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one file or, given a directory, of `model.safetensors` or of all shards.
+    """Read the tensors of one file or, for a directory, of `model.safetensors` or of all shards.
 
     Raises `FileFormatError` for a broken file or index, `UnsupportedError` for a dtype other than
     F32, F16 and BF16.
@@ -114,22 +113,26 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     stored: dict[str, StoredTensor] = {}
     for shard in sorted(set(shard_of.values())):
         if shard in ("", "..") or Path(shard).name != shard:
-            raise FileFormatError(f"{index}: the shard {shard!r} must lie beside it.")
+            raise FileFormatError(
+                f"{index}: the shard {shard!r} must be a file in the same directory."
+            )
         tensors = dict(_tensors_of_file(path / shard))
         strays = sorted(name for name in tensors if shard_of.get(name) != shard)
         if strays:
             raise FileFormatError(
-                f"{path / shard} holds {strays[0]}, which {index} puts elsewhere."
+                f"{path / shard} holds {strays[0]}, but {index} does not list it there."
             )
         stored |= tensors
     lost = sorted(set(shard_of) - set(stored))
     if lost:
-        raise FileFormatError(f"{index} lists {lost[0]} in {shard_of[lost[0]]}, which lacks it.")
+        raise FileFormatError(
+            f"{index} lists {lost[0]} in {shard_of[lost[0]]}, which does not contain it."
+        )
     return stored
 
 
 def _only_file(directory: Path) -> dict[str, StoredTensor]:
-    """The file named as transformers names it, or else the only one that there is."""
+    """Read `model.safetensors`, the name that transformers uses, or else the only other file."""
     usual = directory / "model.safetensors"
     files = [usual] if usual.exists() else sorted(directory.glob("*.safetensors"))
     if len(files) != 1:
@@ -149,7 +152,7 @@ def _tensors_of_file(path: Path) -> Iterator[tuple[str, StoredTensor]]:
         raise FileFormatError(f"{path} is missing.") from None
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FileFormatError(f"{path} is no sound safetensors file: {reason}.") from None
+        raise FileFormatError(f"{path} is not a valid safetensors file: {reason}.") from None
 
 
 def _stored(path: Path, name: str, tensor: Tensor) -> StoredTensor:
@@ -166,23 +169,24 @@ def _stored(path: Path, name: str, tensor: Tensor) -> StoredTensor:
 def check_tensors(
     stored: Mapping[str, StoredTensor], expected: Mapping[str, tuple[int, ...]], where: str
 ) -> None:
-    """Compare what a file holds with what a model needs.
+    """Compare the tensors of a file with those that a model needs.
 
-    Raises one `WeightsError` that names every tensor which is missing, surplus or of another shape
-    than expected (the first few of each).
+    Raises one `WeightsError` that names every tensor that is missing, unexpected or of a wrong
+    shape (the first few of each).
     """
     missing = [f"{name} {shape}" for name, shape in expected.items() if name not in stored]
-    surplus = [f"{name} {stored[name].shape}" for name in stored if name not in expected]
+    unexpected = [f"{name} {stored[name].shape}" for name in stored if name not in expected]
     misshapen = [
         f"{name} expected {shape}, found {stored[name].shape}"
         for name, shape in expected.items()
         if name in stored and stored[name].shape != shape
     ]
-    complaints = [
-        f"{len(names)} {what}: {'; '.join(names[:_NAMED_AT_MOST])}"
-        + ("; ..." if len(names) > _NAMED_AT_MOST else "")
-        for what, names in (("missing", missing), ("surplus", surplus), ("misshapen", misshapen))
+    groups = (("missing", missing), ("unexpected", unexpected), ("of a wrong shape", misshapen))
+    problems = [
+        f"{len(names)} {what}: {'; '.join(names[:_MAX_LISTED])}"
+        + ("; ..." if len(names) > _MAX_LISTED else "")
+        for what, names in groups
         if names
     ]
-    if complaints:
-        raise WeightsError(f"{where} does not fit its configuration: {'. '.join(complaints)}.")
+    if problems:
+        raise WeightsError(f"{where} does not fit its configuration: {'. '.join(problems)}.")

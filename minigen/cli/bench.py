@@ -1,4 +1,4 @@
-"""`minigen bench`: a summary of a model on this machine, and a command for each question more."""
+"""`minigen bench`: measures a model on this machine, or a server under load."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,9 +11,13 @@ from minigen.errors import OptionError
 
 benches = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 
-InputTokens = Annotated[str, typer.Option(help="Tokens of each prompt: 64, or drawn from 32-256.")]
-OutputTokens = Annotated[str, typer.Option(help="Tokens of each answer: 64, or from 32-256.")]
-Seed = Annotated[int, typer.Option(help="The same seed draws the same load.", min=0)]
+InputTokens = Annotated[
+    str, typer.Option(help="Tokens per prompt: a number, or a range such as 32-256 to draw from.")
+]
+OutputTokens = Annotated[
+    str, typer.Option(help="Tokens per answer: a number, or a range such as 32-256 to draw from.")
+]
+Seed = Annotated[int, typer.Option(help="Random seed; equal seeds give the same load.", min=0)]
 
 
 @benches.callback()
@@ -22,14 +26,18 @@ def summary(
     load: Load,
     context: typer.Context,
     requests: Annotated[int, typer.Option(help="Requests that run together.")] = 16,
-    input_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 64,
-    output_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 64,
-    turns: Annotated[int, typer.Option(help="Times that all is measured; medians count.")] = 3,
+    input_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 64,
+    output_tokens: Annotated[int, typer.Option(help="Tokens per answer.")] = 64,
+    turns: Annotated[
+        int, typer.Option(help="Repetitions of the whole measurement; medians are shown.")
+    ] = 3,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write every turn's numbers there.")
+        Path | None, typer.Option("--json", help="Write the numbers of every turn to this file.")
     ] = None,
 ) -> None:
-    """Measure a model on this machine: first token, prefill, decode, many requests together.
+    """Measure a model on this machine: TTFT, prefill, decode, and many requests together.
+
+    TTFT is the time to the first token. Prefill and decode are in tokens per second.
 
     minigen bench --requests 32 --max-num-seqs 32
 
@@ -40,23 +48,25 @@ def summary(
         return
     from minigen.bench.offline import Workload, run_bench
 
-    asked = Workload(requests, input_tokens, output_tokens, turns)
-    run_bench(load(), asked, json_file)
+    workload = Workload(requests, input_tokens, output_tokens, turns)
+    run_bench(load(), workload, json_file)
 
 
 @benches.command()
 @loads_model
 def throughput(
     load: Load,
-    requests: Annotated[int, typer.Option(help="Requests, all there at once.", min=1)] = 64,
+    requests: Annotated[
+        int, typer.Option(help="Number of requests; all arrive at once.", min=1)
+    ] = 64,
     input_tokens: InputTokens = "64",
     output_tokens: OutputTokens = "64",
     seed: Seed = 0,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the numbers there.")
+        Path | None, typer.Option("--json", help="Write the numbers to this file.")
     ] = None,
 ) -> None:
-    """Many requests at once, without a server: requests and tokens a second.
+    """Measure throughput without a server: requests and tokens per second of many requests.
 
     minigen bench throughput --requests 128 --max-num-seqs 32 --input-tokens 32-256
     """
@@ -73,15 +83,17 @@ def throughput(
 @loads_model
 def latency(
     load: Load,
-    turns: Annotated[int, typer.Option(help="Requests, one after the other.", min=1)] = 10,
+    turns: Annotated[
+        int, typer.Option(help="Number of requests, run one after the other.", min=1)
+    ] = 10,
     input_tokens: InputTokens = "64",
     output_tokens: OutputTokens = "64",
     seed: Seed = 0,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the numbers there.")
+        Path | None, typer.Option("--json", help="Write the numbers to this file.")
     ] = None,
 ) -> None:
-    """One request alone, without a server: its time to the first token, and between tokens.
+    """Measure the latency of single requests without a server: TTFT and time between tokens.
 
     minigen bench latency --input-tokens 512
     """
@@ -96,58 +108,68 @@ def latency(
 
 @benches.command()
 def serve(
-    url: Annotated[str, typer.Option(help="An OpenAI-compatible server.")] = (
+    url: Annotated[str, typer.Option(help="The address of an OpenAI-compatible server.")] = (
         "http://127.0.0.1:8000"
     ),
-    model: Annotated[str, typer.Option(help="The model; the server's only one if absent.")] = "",
+    model: Annotated[
+        str, typer.Option(help="The model's name; may be absent if the server has only one.")
+    ] = "",
     arrivals: Annotated[
         str, typer.Option(help="poisson, constant, burst, or a trace: a file ending in .jsonl.")
     ] = "poisson",
     rate: Annotated[
-        float | None, typer.Option(help="Requests a second on average; 4 if absent.")
+        float | None, typer.Option(help="Average requests per second; 4 if absent.")
     ] = None,
     requests: Annotated[
-        int | None, typer.Option(help="Requests; 200 if absent, or all of the trace's.", min=1)
+        int | None,
+        typer.Option(help="Number of requests; 200 if absent, or all of the trace.", min=1),
     ] = None,
     input_tokens: Annotated[
-        str | None, typer.Option(help="Tokens of each prompt: 64 (if absent), or from 32-256.")
+        str | None,
+        typer.Option(help="Tokens per prompt: a number or a range such as 32-256; 64 if absent."),
     ] = None,
     output_tokens: Annotated[
-        str | None, typer.Option(help="Tokens of each answer: 64 (if absent), or from 32-256.")
+        str | None,
+        typer.Option(help="Tokens per answer: a number or a range such as 32-256; 64 if absent."),
     ] = None,
     dataset: Annotated[
-        Path | None, typer.Option(help="Prompts, one a line; or .jsonl of prompt or messages.")
+        Path | None,
+        typer.Option(help="A file of prompts: one per line, or .jsonl with prompt or messages."),
     ] = None,
     endpoint: Annotated[str, typer.Option(help="completions or chat.")] = "completions",
     slo: Annotated[
         list[str] | None,
-        typer.Option(help="An objective, as ttft=500ms, itl=50ms, tpot=40ms, e2e=5s; repeatable."),
+        typer.Option(
+            help="A service-level objective: ttft=500ms, itl=50ms, tpot=40ms or e2e=5s; repeatable."
+        ),
     ] = None,
     ignore_eos: Annotated[
-        bool, typer.Option(help="Ask for answers of full length (not in OpenAI's own API).")
+        bool, typer.Option(help="Request answers of full length (an extension of OpenAI's API).")
     ] = True,
     api_key: Annotated[
-        str | None, typer.Option(help="The server's key.", envvar="MINIGEN_API_KEY")
+        str | None, typer.Option(help="The server's API key.", envvar="MINIGEN_API_KEY")
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all numbers there, request by request.")
+        Path | None,
+        typer.Option("--json", help="Write all numbers to this file, request by request."),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the load there, as a PNG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the load to this file, as a PNG.")] = None,
     seed: Seed = 0,
     max_connections: Annotated[
-        int | None, typer.Option(help="Connections at once; no limit if absent.", min=1)
+        int | None, typer.Option(help="Connections at once, at most; no limit if absent.", min=1)
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 600.0,
+    timeout: Annotated[float, typer.Option(help="Time limit of a request, in seconds.")] = 600.0,
 ) -> None:
-    """Put an open-loop load on a server: latencies, throughput, and goodput against objectives.
+    """Measure a server under an open-loop load: latencies, throughput, and goodput.
 
-    Requests leave when it is their time, whether or not those before them
-    were answered, and each is timed from then on.
+    Open loop means that each request is sent at its arrival time, even if
+    earlier requests have not been answered. Latencies are measured from that
+    time. Goodput is the rate of requests that meet all objectives (--slo).
 
-    ITL is the gap from each event of a stream to the next, which may bring
-    several tokens; TPOT is the time for each token after the first, by the
-    server's own count. The objective for itl is kept if 95 % of a request's
-    gaps keep it; each other one by its one number.
+    TTFT is the time to the first token. ITL is the time from one event of a
+    stream to the next, which may contain several tokens. TPOT is the time per
+    token after the first, by the server's token count. E2E is the time to the
+    end of the answer. A request meets an ITL objective if 95 % of its gaps do.
 
     minigen bench serve --rate 4 --slo ttft=500ms --slo itl=50ms --plot load.png
     """
@@ -168,9 +190,9 @@ def serve(
 
 
 def _refuse_options(context: typer.Context) -> None:
-    """An option before the command would be its summary's, and so be of no use."""
+    """Refuse options before a subcommand, because only the summary would use them."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             shown = name.replace("_file", "").replace("_", "-")
-            raise OptionError(f"--{shown} belongs behind {context.invoked_subcommand!r}.")
+            raise OptionError(f"--{shown} must come after {context.invoked_subcommand!r}.")

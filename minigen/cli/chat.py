@@ -1,4 +1,4 @@
-"""`minigen chat`: a conversation in the terminal that streams and can be interrupted."""
+"""`minigen chat`: a conversation in the terminal; answers stream and can be interrupted."""
 
 import contextlib
 import sys
@@ -12,28 +12,28 @@ from minigen.llm import LLM
 from minigen.sampling.params import SamplingParams
 
 HELP = """\
-/clear          forget the conversation
-/system TEXT    say how the model should behave, and begin anew
+/clear          clear the conversation
+/system TEXT    set the system message, and clear the conversation
 /retry          answer the last question again
-/help           this list
-/exit           leave (so does Ctrl-D); Ctrl-C interrupts an answer
-End a line with \\ to go on in the next one."""
+/help           show this list
+/exit           exit (so does Ctrl-D); Ctrl-C interrupts an answer
+End a line with \\ to continue on the next line."""
 
 
 @dataclass
 class Conversation:
-    """What was said so far, as chat messages."""
+    """The conversation so far, as chat messages."""
 
     system: str | None = None
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def prompt(self) -> list[dict[str, str]]:
-        """All messages, the system's first."""
+        """Return all messages, the system message first."""
         head = [{"role": "system", "content": self.system}] if self.system else []
         return head + self.messages
 
     def forget_oldest(self) -> bool:
-        """Drop the oldest question and its answer; False if only the last question is left."""
+        """Drop the oldest question and answer; return False if only the last question is left."""
         if len(self.messages) < 3:
             return False
         del self.messages[:2]
@@ -44,10 +44,10 @@ def converse(llm: LLM, params: SamplingParams, system: str | None) -> None:
     """Read questions and stream answers until the input ends."""
     console = Console(stderr=True, highlight=False)
     conversation = Conversation(system)
-    llm.chat_prompt([{"role": "user", "content": "Hello"}])  # a model without a template ends here
+    llm.chat_prompt([{"role": "user", "content": "Hello"}])  # raises here without a chat template
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401, PLC0415 - gives input() history and editing where it exists
-    console.print("[dim]Ask something. /help lists commands, Ctrl-D leaves.[/dim]")
+    console.print("[dim]Ask something. /help lists commands, Ctrl-D exits.[/dim]")
     while (line := _read(console)) is not None:
         if line.startswith("/"):
             if not _command(line, conversation, console, llm, params):
@@ -58,7 +58,7 @@ def converse(llm: LLM, params: SamplingParams, system: str | None) -> None:
 
 
 def _read(console: Console) -> str | None:
-    """A question, or None at the end of the input; a trailing backslash goes on."""
+    """Read a question; None at the end of the input. A trailing backslash continues the line."""
     prompt = "\n> " if sys.stdin.isatty() else ""
     lines: list[str] = []
     try:
@@ -78,18 +78,18 @@ def _read(console: Console) -> str | None:
 def _command(
     line: str, conversation: Conversation, console: Console, llm: LLM, params: SamplingParams
 ) -> bool:
-    """Do what a /command says; False to leave."""
+    """Run a /command; return False to exit."""
     name, _, rest = line.partition(" ")
     match name:
         case "/exit" | "/quit" | "/bye":
             return False
         case "/clear":
             conversation.messages.clear()
-            console.print("[dim]Forgotten.[/dim]")
+            console.print("[dim]The conversation is cleared.[/dim]")
         case "/system":
             conversation.system = rest.strip() or None
             conversation.messages.clear()
-            console.print("[dim]Noted; the conversation begins anew.[/dim]")
+            console.print("[dim]The system message is set; the conversation is cleared.[/dim]")
         case "/retry":
             if conversation.messages and conversation.messages[-1]["role"] == "assistant":
                 conversation.messages.pop()
@@ -98,12 +98,12 @@ def _command(
         case "/help":
             console.print(HELP, markup=False)
         case _:
-            console.print(f"There is no {name}; /help lists what there is.", markup=False)
+            console.print(f"There is no command {name}; /help lists the commands.", markup=False)
     return True
 
 
 def _answer(llm: LLM, params: SamplingParams, conversation: Conversation, console: Console) -> None:
-    """Stream the next answer, and keep what came of it, interrupted or not."""
+    """Stream the next answer, and add it to the conversation, complete or interrupted."""
     prompt_ids = _fitting_prompt(llm, params, conversation, console)
     if prompt_ids is None:
         return
@@ -130,7 +130,7 @@ def _answer(llm: LLM, params: SamplingParams, conversation: Conversation, consol
 def _fitting_prompt(
     llm: LLM, params: SamplingParams, conversation: Conversation, console: Console
 ) -> list[int] | None:
-    """The conversation as token ids, without its oldest turns if they do not fit any more."""
+    """Return the conversation as token ids, without its oldest turns if it is too long."""
     while True:
         prompt_ids = llm.chat_prompt(conversation.prompt())
         try:
@@ -140,6 +140,6 @@ def _fitting_prompt(
                 conversation.messages.pop()
                 console.print(str(error), markup=False, soft_wrap=True)
                 return None
-            console.print("[dim]There is no more room: the oldest turn is forgotten.[/dim]")
+            console.print("[dim]The conversation is too long: the oldest turn is dropped.[/dim]")
         else:
             return prompt_ids

@@ -1,4 +1,4 @@
-"""`minigen compile`: machine code for this processor, made once."""
+"""`minigen compile`: compiles machine code for this processor, once."""
 
 import sys
 from importlib.util import find_spec
@@ -15,15 +15,18 @@ KV_DTYPES = ("bfloat16", "int8")
 def compile_forms(
     wanted: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FORM]...", help="int4, int8, bfloat16; all of them by default."),
+        typer.Argument(
+            metavar="[FORM]...", help="Weight formats: int4, int8, bfloat16; all by default."
+        ),
     ] = None,
     kv_cache_dtype: Annotated[
-        str, typer.Option(help="bfloat16 or int8: the form of keys and values.")
+        str, typer.Option(help="Data type of keys and values: bfloat16 or int8.")
     ] = "bfloat16",
 ) -> None:
-    """Compile the kernels for this processor: half a minute for each form of weights, once.
+    """Compile the CPU kernels for this processor, once: half a minute per weight format.
 
-    Until then models run on torch alone, which is slower; a new version compiles them anew.
+    Until then models run on torch alone, which is slower. A new version of minigen needs this
+    command again.
 
     minigen compile int4
 
@@ -32,11 +35,11 @@ def compile_forms(
     if kv_cache_dtype not in KV_DTYPES:
         raise OptionError(
             f"There are kernels for a KV cache in {' or '.join(KV_DTYPES)}, "
-            f"not in {kv_cache_dtype!r}."
+            f"but not in {kv_cache_dtype!r}."
         )
     for form in wanted or []:
         if form not in FORMS:
-            raise OptionError(f"There are kernels for {', '.join(FORMS)}, not for {form!r}.")
+            raise OptionError(f"There are kernels for {', '.join(FORMS)}, but not for {form!r}.")
     if find_spec("numba") is None:
         raise OptionError("Numba is not installed: pip install 'minigen[cpu]'.")
     from minigen.kernels.cpu.runner import is_compiled

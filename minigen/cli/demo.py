@@ -1,4 +1,4 @@
-"""`minigen demo`: several questions answered side by side, drawn while it happens."""
+"""`minigen demo`: answers several questions in one batch, with a live display."""
 
 import time
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ QUESTIONS = (
 
 @dataclass
 class Board:
-    """What the screen shows: each answer so far, and the numbers of the run."""
+    """The content of the screen: each answer so far, and the numbers of the run."""
 
     questions: tuple[str, ...]
     answers: list[str] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Board:
         self.answers = [""] * len(self.questions)
 
     def push(self, delta: TokenDelta) -> None:
-        """Take what one step added to one answer."""
+        """Add the text that one step generated for one answer."""
         self.num_tokens += 1
         if self.first_token_after is None:
             self.first_token_after = time.perf_counter() - self.started
@@ -47,7 +47,7 @@ class Board:
             self.finished.add(delta.prompt)
 
     def numbers(self) -> str:
-        """Tokens a second, time to the first token, and how many answers are still growing."""
+        """Return tokens per second, time to the first token, and the number of running answers."""
         seconds = max(time.perf_counter() - self.started, 1e-6)
         first = "..." if self.first_token_after is None else f"{self.first_token_after:.2f} s"
         growing = len(self.questions) - len(self.finished)
@@ -56,7 +56,7 @@ class Board:
         return f"{rate}  ·  first token after {first}  ·  {running}"
 
     def picture(self, height: int) -> Group:
-        """The board as rich draws it, each answer cut to the share of `height` that it has."""
+        """Return the board for rich, each answer cut to its share of `height` in lines."""
         lines_each = max(2, (height - 4) // len(self.questions) - 3)
         table = Table.grid(padding=(0, 1), expand=True)
         for index, (question, answer) in enumerate(zip(self.questions, self.answers, strict=True)):
@@ -75,7 +75,7 @@ class Board:
 
 
 def run_demo(llm: LLM, max_tokens: int, questions: tuple[str, ...] = QUESTIONS) -> None:
-    """Answer all questions at once; live on a terminal, whole answers at the end elsewhere."""
+    """Answer all questions at once; show them live on a terminal, or else whole at the end."""
     console = Console()
     prompts = [llm.chat_prompt([{"role": "user", "content": each}]) for each in questions]
     params = SamplingParams(temperature=0, max_tokens=max_tokens)

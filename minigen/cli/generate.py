@@ -1,4 +1,4 @@
-"""`minigen generate`: answers on stdout, in the order of the prompts, token by token."""
+"""`minigen generate`: streams answers to stdout, in the order of the prompts."""
 
 import sys
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from minigen.trace.summary import summarize, table
 
 
 def print_answers(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> None:
-    """Run all prompts at once; the first unfinished answer streams, later ones follow when due.
+    """Run all prompts at once; stream the first unfinished answer, and hold back later ones.
 
-    Answers are parted by an empty line. Only generated text goes to stdout.
+    An empty line separates answers. Only generated text goes to stdout.
     """
     due = [(prompt, choice) for prompt in range(len(prompts)) for choice in range(params.n)]
     held = dict.fromkeys(due, "")
@@ -35,7 +35,7 @@ def print_answers(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -
 
 
 def save_trace(recorder: Recorder, path: Path) -> None:
-    """Write what was recorded for Perfetto, and print a line for each request on stderr."""
+    """Write the recorded events for Perfetto, and print one line per request on stderr."""
     with written("trace", path):
         write_chrome_trace(recorder.events, path)
     print(table(summarize(recorder.events)), file=sys.stderr)

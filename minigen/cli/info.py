@@ -1,13 +1,13 @@
-"""`minigen info`: what a model is, and the memory that it needs, from its headers alone."""
+"""`minigen info`: prints a model's architecture and memory needs, from its headers alone."""
 
 from rich.console import Console
 from rich.table import Table
 
 from minigen.checkpoint.checkpoint import Checkpoint
 
-# Bytes of a weight and of a number of the KV cache; int4 keeps embedding and head in 8 bits.
+# Bytes per weight and per number of the KV cache; with int4, embedding and head have 8 bits.
 _BYTES_OF = {"float32": (4, 4), "bfloat16": (2, 2), "int8": (34 / 32, 2), "int4": (20 / 32, 2)}
-_KV_SCALE_BYTES = 4  # kv_cache_dtype="int8": for each head's key, and value, beside a byte a number
+_KV_SCALE_BYTES = 4  # kv_cache_dtype="int8": per head's key and value, plus one byte per number
 _MB = 1_000_000
 
 
@@ -39,11 +39,11 @@ def print_info(name: str, checkpoint: Checkpoint) -> None:
 
 
 def _memory_table(checkpoint: Checkpoint) -> Table:
-    """Weights and KV cache in each type that minigen computes in, a KV cache in int8 last."""
+    """Return the memory of weights and KV cache per weight format, a KV cache in int8 last."""
     config = checkpoint.config
     numbers_per_token = 2 * config.num_layers * config.kv_heads * config.head_dim
     table = Table(title="memory", title_justify="left")
-    for column in ("weights=", "weights", "KV a token", "KV at full context", "together"):
+    for column in ("weights=", "weights", "KV per token", "KV at full context", "together"):
         table.add_column(column, justify="left" if column == "weights=" else "right")
     embedded = config.vocab_size * config.hidden * (1 if config.tied_embeddings else 2)
     int4, in_bytes = _BYTES_OF["int4"][0], 1 + _KV_SCALE_BYTES / config.head_dim

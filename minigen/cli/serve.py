@@ -1,4 +1,4 @@
-"""`minigen serve`: models behind OpenAI's API."""
+"""`minigen serve`: serves models over OpenAI's API."""
 
 from functools import partial
 from importlib.util import find_spec
@@ -6,16 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from minigen.cli.guards import Guarding, takes_guard_options
+from minigen.cli.access_options import AccessOptions, takes_access_options
 from minigen.cli.options import DEFAULT_MODEL, load_model, takes_engine_options
 from minigen.config import EngineConfig, parse_seconds
 from minigen.errors import OptionError
 
 NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
 
-# Requests come as they come, and one that runs costs the others little, while one that waits gets
-# nothing. 64 fit into the default KV cache with some 350 tokens each, and whoever grows beyond
-# that makes the last in line wait.
+# A running sequence slows the others down only a little, while a waiting one gets no tokens. 64
+# sequences fit into the default KV cache with about 350 tokens each; if they grow longer, the
+# scheduler preempts the newest one.
 MAX_SEQUENCES = 64
 
 
@@ -24,33 +24,35 @@ def _option(text: str, *names: str) -> Any:
 
 
 @partial(takes_engine_options, max_num_seqs=MAX_SEQUENCES)
-@takes_guard_options
+@takes_access_options
 def serve(
     options: dict[str, Any],
-    guarding: Guarding,
+    access: AccessOptions,
     model: Annotated[
         str | None,
         typer.Argument(help="A short name, a directory, a .gguf file, or a Hugging Face id."),
     ] = None,
     models: Annotated[
         list[str] | None,
-        _option("A further model, loaded when it is first asked for; repeatable.", "--model", "-m"),
+        _option("A further model, loaded at its first request; repeatable.", "--model", "-m"),
     ] = None,
     served_names: Annotated[
         list[str] | None,
-        _option("What clients call a model, in the same order; repeatable.", "--served-name"),
+        _option("A model's name in the API, one per model in order; repeatable.", "--served-name"),
     ] = None,
-    host: Annotated[str, _option("The address to listen at; 0.0.0.0 is all.")] = "127.0.0.1",
-    port: Annotated[int, _option("The port to listen at; 0 takes any.")] = 8000,
+    host: Annotated[
+        str, _option("The address to listen on; 0.0.0.0 means all interfaces.")
+    ] = "127.0.0.1",
+    port: Annotated[int, _option("The port to listen on; 0 picks a free one.")] = 8000,
     keep_alive: Annotated[
         str | None,
-        _option("Unload a model after so long without requests, as in 10m; else it stays."),
+        _option("Unload a model after this time without requests, such as 10m; default: never."),
     ] = None,
     metrics_prefix: Annotated[
-        str, _option("What the names at /metrics begin with: minigen, or vllm for its dashboards.")
+        str, _option("Prefix of the metric names at /metrics: minigen, or vllm for its dashboards.")
     ] = "minigen",
 ) -> None:
-    """Serve models over HTTP, as OpenAI does: any of its clients can use them.
+    """Serve models over HTTP with OpenAI's API, for any OpenAI client.
 
     minigen serve
 
@@ -66,24 +68,24 @@ def serve(
     from minigen.server.models import ModelHost
     from minigen.server.run import run
 
-    EngineConfig(**options)  # to refuse what is impossible before anything is loaded
+    EngineConfig(**options)  # raises for invalid options before a model is loaded
     idle = None if keep_alive is None else parse_seconds("keep_alive", keep_alive)
-    limits = guarding.limits()
-    asked = [*([] if model is None else [model]), *(models or ())] or [DEFAULT_MODEL]
-    names = _names(asked, served_names or asked)
-    joined = _join_ranks(asked, idle, options)
+    limits = access.limits()
+    sources = [*([] if model is None else [model]), *(models or ())] or [DEFAULT_MODEL]
+    names = _names(sources, served_names or sources)
+    joined = _join_ranks(sources, idle, options)
     loads = {name: partial(load_model, each, **options) for name, each in names.items()}
     page = MetricsPage(f"{metrics_prefix}:")
     hosted = ModelHost(loads, idle, [metrics_watcher(page)], stay=joined)
-    service = create_service(hosted, limits, guarding.keys(), [metrics_router(page)])
-    level = guarding.begin_logs()
+    service = create_service(hosted, limits, access.keys(), [metrics_router(page)])
+    level = access.configure_logging()
     run(service, hosted, host, port, limits.drain_timeout, limits.send_timeout, level)
 
 
 def _join_ranks(models: list[str], keep_alive: float | None, options: dict[str, Any]) -> bool:
-    """Whether `torchrun` started the ranks, of whom all but rank 0 never return.
+    """Return whether `torchrun` started the ranks; on ranks above 0 this never returns.
 
-    Raises `OptionError` for what they cannot follow.
+    Raises `OptionError` for options that do not work with `torchrun`.
     """
     from minigen.parallel.launch import torchrun_rank
 
@@ -92,8 +94,8 @@ def _join_ranks(models: list[str], keep_alive: float | None, options: dict[str, 
         return False
     if len(models) > 1 or keep_alive is not None:
         raise OptionError(
-            "The ranks that torchrun started follow one model to its end: serve one, and leave out "
-            "--keep-alive."
+            "The ranks that torchrun started run one model until they end: serve only one, and "
+            "leave out --keep-alive."
         )
     if rank > 0:
         load_model(models[0], **options)
@@ -101,11 +103,11 @@ def _join_ranks(models: list[str], keep_alive: float | None, options: dict[str, 
 
 
 def _names(models: list[str], names: list[str]) -> dict[str, str]:
-    """The models by the names that clients call them."""
+    """Return the models by their names in the API."""
     if len(names) != len(models):
         raise OptionError(
-            f"There are {len(models)} models and {len(names)} --served-name; give one for each."
+            f"There are {len(models)} models but {len(names)} --served-name; give one per model."
         )
     if len(set(names)) < len(names):
-        raise OptionError("Two models are called the same; give each a --served-name.")
+        raise OptionError("Two models have the same name; give each model its own --served-name.")
     return dict(zip(names, models, strict=True))

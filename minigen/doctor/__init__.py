@@ -1,1 +1,1 @@
-"""What `minigen doctor` finds out: a report of facts, what follows from it, and how two differ."""
+"""The report of `minigen doctor`: facts, findings with remedies, and the comparison of two."""

@@ -1,4 +1,4 @@
-"""How two machines differ: their arithmetic, what may explain it, their speed, and the rest."""
+"""Compares two machines: their arithmetic, what may explain a difference, speed, and the rest."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -7,23 +7,24 @@ from typing import Any
 from minigen.doctor.report import Report
 
 ORDER = (
-    "other instruction sets sum in another order: the last digits of float32 sums and sampled "
-    "texts may differ; greedy float32 texts of the default model should not"
+    "different instruction sets sum in another order: the last digits of float32 sums, and sampled "
+    "texts, may differ; greedy float32 texts of the default model should not"
 )
 CHOICE = "libraries choose their kernels by it; " + ORDER
 RELEASE = "another release may choose other kernels, or sum in another order"
-CODE = "other machine code for minigen's compiled kernels"
+CODE = "it may generate other machine code for minigen's compiled kernels"
 SHARES = (
-    "long sums are cut into as many parts as there are threads: their last digits may differ, in "
-    "torch alone (minigen's compiled kernels give the same bits)"
+    "torch splits long sums into one part per thread, so their last digits may differ (minigen's "
+    "compiled kernels give the same bits for any number of threads)"
 )
 AUTO = (
-    "weights='auto' takes another form of weights, so texts may differ; name one: --weights float32"
+    "weights='auto' chooses another weight format, so texts may differ; choose one on both "
+    "machines, for example --weights float32"
 )
-OTHER_CODE = "another minigen may compute otherwise: compare the same commit"
-OTHER_WEIGHTS = "other weights: `minigen pull` makes them the published ones"
+OTHER_CODE = "another version of minigen may give other results: compare the same commit"
+OTHER_WEIGHTS = "the weights differ: `minigen pull` replaces them with the published ones"
 
-# The longest beginning of a key that stands here says why a difference in it counts.
+# The longest prefix of a key in this table gives the reason why a difference in it matters.
 NUMERICS = {
     "processor.": CHOICE,
     "torch.": "another build of torch may choose other kernels, or sum in another order",
@@ -34,26 +35,26 @@ NUMERICS = {
     "packages.numpy": RELEASE,
     "packages.numba": CODE,
     "packages.llvmlite": CODE,
-    "packages.triton": "other machine code for the kernels on a GPU",
+    "packages.triton": "it may generate other machine code for the kernels on a GPU",
     "packages.transformers": "the tests compare with its results, which may have changed",
     "packages.tokenizers": "the same text may become other tokens",
     "packages.sentencepiece": "the tests compare with its tokens, which may have changed",
-    "packages.jinja2": "chat templates are written out with it",
+    "packages.jinja2": "it renders chat templates",
     "packages.gguf": "minigen reads GGUF's names of types and tensors from it",
     "environment.OMP_NUM_THREADS": SHARES,
-    "environment.MKL_": "it tells MKL, which multiplies float32, what to use",
+    "environment.MKL_": "it selects the kernels of MKL, which multiplies float32 matrices",
     "environment.MKL_NUM_THREADS": SHARES,
-    "environment.ATEN_CPU_CAPABILITY": "it tells torch what to use; " + ORDER,
-    "environment.ONEDNN_": "it tells oneDNN, which multiplies bfloat16, what to use",
-    "environment.DNNL_": "it tells oneDNN, which multiplies bfloat16, what to use",
-    "environment.NUMBA_": "it tells Numba what to compile minigen's kernels to",
-    "environment.TRITON_": "it tells Triton how to compile, or to interpret, kernels",
-    "environment.NVIDIA_": "it says in how many bits a GPU multiplies float32",
-    "environment.TORCH_": "it says in how many bits a GPU multiplies float32",
-    "environment.CUBLAS_": "it says whether a GPU's products come out the same every time",
-    "environment.CUDA_": "it says which GPUs there are",
-    "kernels.": "weights='auto' takes what is compiled, and another form has other digits",
-    "gpu": "a GPU sums in another order than a CPU, and than another GPU",
+    "environment.ATEN_CPU_CAPABILITY": "it selects torch's kernels; " + ORDER,
+    "environment.ONEDNN_": "it selects the kernels of oneDNN, which multiplies bfloat16 matrices",
+    "environment.DNNL_": "it selects the kernels of oneDNN, which multiplies bfloat16 matrices",
+    "environment.NUMBA_": "it sets the processor for which Numba compiles minigen's kernels",
+    "environment.TRITON_": "it sets how Triton compiles kernels, or makes it interpret them",
+    "environment.NVIDIA_": "it sets the precision in which a GPU multiplies float32 matrices",
+    "environment.TORCH_": "it sets the precision in which a GPU multiplies float32 matrices",
+    "environment.CUBLAS_": "it sets whether a GPU's matrix products are deterministic",
+    "environment.CUDA_": "it sets which GPUs are visible",
+    "kernels.": "weights='auto' uses a compiled format if there is one; formats round differently",
+    "gpu": "a GPU sums in another order than a CPU or another GPU",
     "minigen.": OTHER_CODE,
     "model.sha256": OTHER_WEIGHTS,
     "model.status": OTHER_WEIGHTS,
@@ -61,14 +62,14 @@ NUMERICS = {
 }
 OTHERS = {
     "system.": "should not change results",
-    "processor.cores": "speed alone, where the threads are the same",
-    "memory.": "how much fits: larger KV caches, other default sizes",
+    "processor.cores": "it affects only speed if the number of threads is the same",
+    "memory.": "it limits the size of models and KV caches",
     "packages.": "should not change results of the engine",
     "environment.": "should not change results",
-    "environment.OMP_PROC_": "where threads run: speed alone",
-    "environment.OMP_PLACES": "where threads run: speed alone",
-    "environment.TRITON_CACHE_DIR": "where compiled kernels are kept",
-    "text.": "how a terminal's bytes become text, when a prompt comes from there",
+    "environment.OMP_PROC_": "it pins threads to cores, which affects only speed",
+    "environment.OMP_PLACES": "it pins threads to cores, which affects only speed",
+    "environment.TRITON_CACHE_DIR": "it is the folder of compiled kernels",
+    "text.": "it sets how bytes from the terminal become text, for prompts typed there",
     "model.": "should not change results",
 }
 UNCOMPARED = ("findings", "fingerprints", "schema_version", "speed.")
@@ -76,7 +77,7 @@ UNCOMPARED = ("findings", "fingerprints", "schema_version", "speed.")
 
 @dataclass(frozen=True)
 class Difference:
-    """A field in which two reports differ, each one's value in words, and why it counts."""
+    """A field in which two reports differ, with both values as text, and why it matters."""
 
     key: str
     left: str
@@ -86,9 +87,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Whether two machines compute the same bits in a form; `stages` differ, first ones first.
+    """Whether two machines compute the same bits in a weight format.
 
-    `missing` names the sides, left or right, that have no kernels for the form.
+    `stages` lists the stages that differ, in order. `missing` lists the sides, left or right, that
+    have no kernels for the format.
     """
 
     form: str
@@ -98,7 +100,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A speed of both machines, and the right one's by the left one's."""
+    """A speed of both machines, and its ratio (right divided by left)."""
 
     key: str
     left: float
@@ -111,7 +113,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All differences of two reports, numerics first."""
+    """All differences of two reports; `numerics` are those that can change results."""
 
     agreements: list[Agreement]
     numerics: list[Difference]
@@ -120,7 +122,7 @@ class Comparison:
 
 
 def compare(left: Report, right: Report) -> Comparison:
-    """Set two reports beside each other."""
+    """Compare two reports."""
     facts = _flat(asdict(left)), _flat(asdict(right))
     numerics: list[Difference] = []
     others: list[Difference] = []
@@ -129,7 +131,7 @@ def compare(left: Report, right: Report) -> Comparison:
         if values[0] == values[1] or key.startswith(UNCOMPARED):
             continue
         is_numeric, why = reason(key)
-        (numerics if is_numeric else others).append(Difference(key, *_in_words(*values), why))
+        (numerics if is_numeric else others).append(Difference(key, *_as_text(*values), why))
     speeds = [
         Ratio(key, facts[0][key], facts[1][key])
         for key in facts[0]
@@ -139,9 +141,9 @@ def compare(left: Report, right: Report) -> Comparison:
 
 
 def reason(key: str) -> tuple[bool, str]:
-    """Whether a field bears on numbers, and why a difference in it counts."""
-    beginnings = [each for each in (*NUMERICS, *OTHERS) if key.startswith(each)]
-    longest = max(beginnings, key=len)
+    """Return whether a field can change results, and why a difference in it matters."""
+    prefixes = [each for each in (*NUMERICS, *OTHERS) if key.startswith(each)]
+    longest = max(prefixes, key=len)
     return longest in NUMERICS, NUMERICS.get(longest) or OTHERS[longest]
 
 
@@ -159,7 +161,7 @@ def _agreements(left: Report, right: Report) -> Iterator[Agreement]:
 
 
 def _flat(facts: Any, key: str = "") -> dict[str, Any]:
-    """Nested objects as one, with a dot between the names on the way."""
+    """Flatten nested objects into one, with names joined by dots."""
     if not isinstance(facts, dict):
         return {key: facts}
     found: dict[str, Any] = {}
@@ -168,14 +170,14 @@ def _flat(facts: Any, key: str = "") -> dict[str, Any]:
     return found
 
 
-def _in_words(left: object, right: object) -> tuple[str, str]:
-    """Two values in words; of two lists, what each has and the other has not."""
+def _as_text(left: object, right: object) -> tuple[str, str]:
+    """Return two values as text; for two lists, the items that only one of them has."""
     if isinstance(left, list) and isinstance(right, list):
         only = ([each for each in a if each not in b] for a, b in ((left, right), (right, left)))
         mine, other = (", ".join(map(str, each)) for each in only)
         return f"only here: {mine}" if mine else "-", f"only here: {other}" if other else "-"
-    return _word(left), _word(right)
+    return _text_of(left), _text_of(right)
 
 
-def _word(value: object) -> str:
+def _text_of(value: object) -> str:
     return "-" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""Looking at this machine: everything that decides what minigen computes here, and how fast."""
+"""Examines this machine: everything that determines minigen's results and speed on it."""
 
 import locale
 import os
@@ -51,7 +51,7 @@ PACKAGES = tuple(
     pytest-random-order import-linter hypothesis nbval playwright schemathesis ruff mypy
     pyyaml""".split()
 )
-VARIABLES = tuple(  # none of them holds a secret
+VARIABLES = tuple(  # none of them contains a secret
     """OMP_NUM_THREADS OMP_PROC_BIND OMP_PLACES KMP_AFFINITY GOMP_CPU_AFFINITY
     MKL_NUM_THREADS MKL_CBWR MKL_ENABLE_INSTRUCTIONS MKL_DYNAMIC
     ATEN_CPU_CAPABILITY ONEDNN_MAX_CPU_ISA DNNL_MAX_CPU_ISA ONEDNN_DEFAULT_FPMATH_MODE
@@ -65,7 +65,7 @@ _PACKAGE_FOLDER = Path(__file__).parent.parent
 
 
 def examine() -> Report:
-    """Look at everything, and measure: a few seconds."""
+    """Collect all facts and measure the speed, in a few seconds."""
     num_threads = torch_threads()
     facts = Report(
         schema_version=SCHEMA_VERSION,
@@ -100,7 +100,7 @@ def examine() -> Report:
 
 
 def gpu() -> Gpu | None:
-    """The first GPU that torch can use."""
+    """Return the first GPU that torch can use, or None."""
     if not torch.cuda.is_available():
         return None
     found = torch.cuda.get_device_properties(0)
@@ -112,7 +112,7 @@ def _threads(num_threads: int) -> Threads:
 
 
 def _commit() -> str | None:
-    """What git calls the state of the checkout that this code is in."""
+    """Return git's description of the checkout that contains this code, or None."""
     root = _PACKAGE_FOLDER.parent
     if not (root / ".git").exists() or shutil.which("git") is None:
         return None

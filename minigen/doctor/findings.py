@@ -1,11 +1,11 @@
-"""What follows from a report's facts: a line for each topic, and the remedy where one helps."""
+"""Derives findings from a report's facts: one line per topic, with a remedy for each problem."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
 from minigen.doctor.report import Finding, Report
 
-_TELLING_FEATURES = (
+_RELEVANT_FEATURES = (
     *("avx2", "avx512_f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16"),
     *("neon", "sve", "bf16", "i8mm"),
 )
@@ -14,11 +14,12 @@ _FORMS = ("int4", "int8", "bfloat16")
 
 
 def with_findings(report: Report) -> Report:
-    """The same report with what follows from it."""
+    """Return the report with its findings."""
     return replace(report, findings=list(findings(report)))
 
 
 def findings(report: Report) -> Iterator[Finding]:
+    """Yield the findings of a report, topic by topic."""
     processor, system = report.processor, report.system
     yield Finding("python", f"{system.python} on {system.platform}")
     yield Finding("processor", f"{processor.name}, {processor.cores} cores usable")
@@ -39,46 +40,47 @@ def findings(report: Report) -> Iterator[Finding]:
 
 
 def _instruction_sets(report: Report) -> Finding:
-    telling = [each for each in _TELLING_FEATURES if each in report.processor.features]
-    found = ", ".join(telling) or "unknown to this torch"
+    relevant = [each for each in _RELEVANT_FEATURES if each in report.processor.features]
+    found = ", ".join(relevant) or "unknown to this torch"
     if report.processor.multiplies_bfloat16:
         return Finding("instruction sets", found)
-    remedy = "no instructions for bfloat16, so weights='auto' computes in float32"
+    remedy = "the processor has no bfloat16 instructions, so weights='auto' computes in float32"
     return Finding("instruction sets", found, fine=False, remedy=remedy)
 
 
 def _memory(report: Report) -> Finding:
     names = ("total", "available", "limit")
     sizes = {name: getattr(report.memory, name) for name in names}
-    told = [f"{size / 1e9:.1f} GB {name}" for name, size in sizes.items() if size is not None]
-    return Finding("memory", ", ".join(told) or "unknown to this system")
+    known = [f"{size / 1e9:.1f} GB {name}" for name, size in sizes.items() if size is not None]
+    return Finding("memory", ", ".join(known) or "not reported by this system")
 
 
 def _kernels(report: Report) -> Finding:
     numba, speeds = report.packages["numba"], report.speed.weights
     if numba is None:
-        remedy = "pip install 'minigen[cpu]' for faster kernels; torch serves without"
+        remedy = "run pip install 'minigen[cpu]' for faster kernels; torch is used until then"
         return Finding("numba", "not installed", fine=False, remedy=remedy)
-    told = [f"{form} {speeds[form] / 1e9:.0f}" for form in _FORMS if form in speeds]
-    if not told:
-        remedy = "minigen compile, once; torch serves until then"
+    rates = [f"{form} {speeds[form] / 1e9:.0f}" for form in _FORMS if form in speeds]
+    if not rates:
+        remedy = "run minigen compile once for faster kernels; torch is used until then"
         return Finding("numba", f"{numba}, no kernels compiled", False, remedy)
     for form in ("bfloat16", "float32"):
-        told.append(f"torch's {form} {speeds[f'{form}, torch'] / 1e9:.0f}")
-    found = f"{numba}, billion weights multiplied a second: {', '.join(told)}"
+        rates.append(f"torch's {form} {speeds[f'{form}, torch'] / 1e9:.0f}")
+    found = f"{numba}, billion weights multiplied per second: {', '.join(rates)}"
     if report.kernels.compiled_for_int8_cache:
         in_bytes = ", ".join(report.kernels.compiled_for_int8_cache)
-        found += f"; also for a KV cache in int8: {in_bytes}"
+        found += f"; also compiled for an int8 KV cache: {in_bytes}"
     if set(_FORMS) <= set(speeds):
         return Finding("numba", found)
-    return Finding("numba", found, fine=False, remedy="minigen compile, once, for the other forms")
+    remedy = "run minigen compile once for the other weight formats"
+    return Finding("numba", found, fine=False, remedy=remedy)
 
 
 def _gpu(report: Report) -> Finding:
     gpu = report.gpu
     if gpu is None:
         return Finding("gpu", "none that torch can use; everything runs on the CPU")
-    note = "minigen computes there if told so: --device cuda"
+    note = "minigen uses it with --device cuda"
     found = f"{gpu.name}, {gpu.memory / 1e9:.0f} GB, CUDA {report.torch.cuda}"
     return Finding("gpu", f"{found}; {note}")
 
@@ -86,7 +88,7 @@ def _gpu(report: Report) -> Finding:
 def _compiler(report: Report) -> Finding:
     if report.system.compiler is not None:
         return Finding("compiler", report.system.compiler)
-    remedy = "a C compiler is needed for Triton on a GPU only; nothing else misses it"
+    remedy = "only Triton on a GPU needs a C compiler, nothing else does"
     return Finding("compiler", "none", fine=False, remedy=remedy)
 
 
@@ -95,7 +97,7 @@ def _triton(report: Report) -> Finding:
     if triton is not None:
         return Finding("triton", triton)
     if "Linux" not in report.system.platform:
-        return Finding("triton", "none; it exists for Linux only, and nothing here needs it")
+        return Finding("triton", "none; it exists only for Linux, and nothing here needs it")
     return Finding("triton", "not installed; only kernels for a GPU need it (pip install triton)")
 
 
@@ -110,16 +112,16 @@ def _default_model(report: Report) -> Finding:
         return Finding("default model", f"{model.path}, sha256 as published")
     if model.status == "damaged":
         found = f"{model.path} is damaged: its sha256 is not the published one"
-        remedy = "minigen pull replaces it; any command that needs it does so too"
+        remedy = "minigen pull replaces it, and so does any command that needs it"
         return Finding("default model", found, fine=False, remedy=remedy)
-    remedy = f"minigen pull fetches {model.name}; any command that needs it does so too"
+    remedy = f"minigen pull fetches {model.name}, and so does any command that needs it"
     return Finding("default model", "not pulled yet", fine=False, remedy=remedy)
 
 
 def _fingerprints(report: Report) -> Finding:
-    told = [
+    hashes = [
         f"{form} {list(stages.values())[-1][:6]}"
         for form, stages in report.fingerprints.items()
         if stages
     ]
-    return Finding("fingerprints", f"{'; '.join(told)} (two machines: --compare)")
+    return Finding("fingerprints", f"{'; '.join(hashes)} (two machines: --compare)")

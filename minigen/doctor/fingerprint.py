@@ -1,8 +1,8 @@
-"""The same arithmetic on every machine, and a hash of each result: do two compute the same bits?
+"""Hashes the results of fixed computations, to check whether two machines compute the same bits.
 
-Inputs come from whole numbers, mixed and scaled by powers of two, so that they are equal everywhere
-whatever random generator a torch has. Each stage takes such inputs, not an earlier stage's result:
-a stage that differs does so by itself.
+The inputs are pseudorandom integers scaled by powers of two, so they are equal on every machine and
+do not depend on torch's random generator. Each stage gets such inputs, and not the result of an
+earlier stage, so a stage that differs is itself the cause.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from minigen.model.transformer import build_transformer, expected_tensors
 
 TORCH_FORMS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 COMPILED_FORMS = ("bfloat16", "int8", "int4")
-NUM_TOKENS = 33  # two blocks and a token; no multiple of a tile
+NUM_TOKENS = 33  # two blocks and a token; not a multiple of a tile
 _BLOCK_SIZE = 16
 _LAYER = ModelConfig(  # a layer as wide as the default model's
     family="llama",
@@ -53,7 +53,7 @@ _LAYER = ModelConfig(  # a layer as wide as the default model's
 
 
 def fingerprints(num_threads: int) -> dict[str, dict[str, str] | None]:
-    """A hash of each stage's result, by form; None for kernels that are not compiled here."""
+    """Return a hash per stage for each weight format; None for kernels not compiled here."""
     tensors = dict(_patterned_tensors())
     found: dict[str, dict[str, str] | None] = {}
     torch.set_num_threads(num_threads)
@@ -71,7 +71,7 @@ def fingerprints(num_threads: int) -> dict[str, dict[str, str] | None]:
 
 
 def compiled_forms(kv_dtype: str = "bfloat16") -> list[str]:
-    """The forms of weights whose compiled step lies on this disk."""
+    """Return the weight formats whose compiled step is on this disk."""
     if find_spec("numba") is None:
         return []
     from minigen.kernels.cpu.runner import is_compiled
@@ -80,7 +80,7 @@ def compiled_forms(kv_dtype: str = "bfloat16") -> list[str]:
 
 
 def pattern(shape: tuple[int, ...], seed: int) -> Float[Tensor, "..."]:
-    """Numbers between -1/2 and 1/2 of 24 bits each, without order, the same on every machine.
+    """Return pseudorandom 24-bit numbers between -1/2 and 1/2, the same on every machine.
 
     >>> pattern((3,), 1).tolist() == pattern((3,), 1).tolist()
     True
@@ -103,7 +103,7 @@ def _patterned_tensors() -> Iterator[tuple[str, StoredTensor]]:
 def _torch_stages(
     form: str, tensors: dict[str, StoredTensor], num_threads: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """What a layer is made of, one after another, and a whole layer's logits."""
+    """Yield the results of a layer's operations one by one, and the logits of a whole layer."""
     seeds, dtype = count(100), TORCH_FORMS[form]
     make_linear, finish_head = linears(form, num_threads)
     model = build_transformer(_LAYER, tensors, dtype, make_linear, finish_head)
@@ -132,9 +132,9 @@ def _torch_stages(
 def _compiled_stages(
     form: str, tensors: dict[str, StoredTensor], num_threads: int
 ) -> dict[str, str]:
-    """Logits of the compiled step: a prompt at once, then a token after it."""
+    """Hash the logits of the compiled step, after a prefill and after one decode step."""
     from minigen.engine.model_runner import Packed
-    from minigen.kernels.cpu.kv_layout import PanelPool
+    from minigen.kernels.cpu.kv_layout import PackedKVPool
     from minigen.kernels.cpu.runner import CompiledRunner
     from minigen.kernels.cpu.step import kernel_shape, kernel_weights
     from minigen.kv_cache.block_allocator import BlockAllocator
@@ -147,7 +147,7 @@ def _compiled_stages(
     runner = CompiledRunner(
         shape,
         kernel_weights(_LAYER, tensors, form),
-        PanelPool(shape, "bfloat16"),
+        PackedKVPool(shape, "bfloat16"),
         manager,
         _LAYER.sliding_windows,
         NUM_TOKENS,
@@ -181,6 +181,6 @@ def _token_ids() -> np.ndarray:
 
 
 def _hash(result: Tensor) -> str:
-    """16 digits of the sha256 of the result's bytes."""
+    """Return 16 digits of the sha256 of the result's bytes."""
     number_bytes = result.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return hashlib.sha256(number_bytes).hexdigest()[:16]

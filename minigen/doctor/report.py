@@ -1,7 +1,8 @@
-"""The doctor's report as data: what a machine is, has and computes, in one schema with a number.
+"""The doctor's report as data: a machine's properties and results, in a versioned schema.
 
-A report is written as JSON and read again, perhaps on another machine by another minigen: every
-field must be there with its type, and no others. A change of a field raises `SCHEMA_VERSION`.
+A report is written as JSON and may be read on another machine by another version of minigen. Every
+field must be present with its type, and no other fields. Changing a field needs a new
+`SCHEMA_VERSION`.
 """
 
 import json
@@ -17,7 +18,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Code:
-    """minigen itself; `commit` is None outside of a checkout, and ends in -dirty after edits."""
+    """minigen's version; `commit` is None outside of a checkout, and ends in -dirty after edits."""
 
     version: str
     commit: str | None
@@ -35,7 +36,7 @@ class System:
 
 @dataclass(frozen=True)
 class Processor:
-    """The processor as torch sees it; `cores` are those that this process may use."""
+    """The processor as torch sees it; `cores` is the number that this process may use."""
 
     name: str
     architecture: str
@@ -46,7 +47,7 @@ class Processor:
 
 @dataclass(frozen=True)
 class Threads:
-    """How many threads compute: torch's within an operation, its others, the kernels'."""
+    """Number of threads: torch's within and between operations, and the compiled kernels'."""
 
     torch: int
     torch_interop: int
@@ -55,7 +56,7 @@ class Threads:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes; `limit` is a container's. None where the system does not say."""
+    """Memory in bytes; `limit` is that of the container. None if the system does not report it."""
 
     total: int | None
     available: int | None
@@ -64,7 +65,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Torch:
-    """torch's build, and what it chooses its own kernels by."""
+    """torch's build, and the settings by which it chooses its kernels."""
 
     cpu_capability: str
     git_version: str
@@ -88,7 +89,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Text:
-    """How this process turns bytes into text."""
+    """How this process converts bytes to text."""
 
     locale: str
     encoding: str
@@ -98,9 +99,9 @@ class Text:
 
 @dataclass(frozen=True)
 class Model:
-    """The default model: `status` is "right", "damaged" or "missing", by its sha256, hashed now.
+    """The default model; `status` is "right", "damaged" or "missing", by a new hash of the file.
 
-    `auto` is what weights="auto" takes for it; None without a model.
+    `auto` is the choice of weights="auto" for it; None without a model.
     """
 
     name: str
@@ -112,7 +113,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The forms of weights whose steps are compiled here, for a cache in bfloat16 and in int8."""
+    """The weight formats whose steps are compiled here, for a KV cache in bfloat16 and in int8."""
 
     compiled: list[str]
     compiled_for_int8_cache: list[str]
@@ -120,10 +121,10 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Speed:
-    """Measured: bytes read (GB/s), products of square matrices (GFLOP/s), and a token's products.
+    """Measured memory reads (GB/s), products of square matrices (GFLOP/s), and decode products.
 
-    `weights` are the weights that a token was multiplied with in a second when the kernels were
-    compiled, by form, and torch's beside them.
+    `weights` is the number of weights per second that one token is multiplied with, by weight
+    format and for torch, as measured when the kernels were compiled.
     """
 
     read: float
@@ -133,7 +134,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report: what was looked at, what was found, and the remedy if it lacks."""
+    """One line of the report: the topic, what was found, and a remedy if there is a problem."""
 
     topic: str
     found: str
@@ -143,7 +144,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """All of it. `fingerprints` has, by form, a hash of each stage's result; None: not computed."""
+    """The whole report. `fingerprints` has a hash per stage by weight format; None: no kernels."""
 
     schema_version: int
     minigen: Code
@@ -164,12 +165,12 @@ class Report:
 
 
 def to_json(report: Report) -> str:
-    """The report as JSON, in ASCII, so that no console's encoding can spoil it."""
+    """Return the report as JSON, in ASCII, so that no console encoding can damage it."""
     return json.dumps(asdict(report), indent=2, allow_nan=False)
 
 
 def read_report(path: Path) -> Report:
-    """The report in a file. Raises `FileFormatError` for anything else, in one sentence."""
+    """Read a report from a file. Raises `FileFormatError` if the file is not a valid report."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -178,22 +179,22 @@ def read_report(path: Path) -> Report:
     try:
         found = json.loads(content)  # PowerShell's > writes UTF-16, which this reads too
     except (UnicodeDecodeError, RecursionError):
-        raise FileFormatError(f"{path} is no JSON; {remedy}.") from None
+        raise FileFormatError(f"{path} is not JSON; {remedy}.") from None
     except json.JSONDecodeError as error:
         if _is_cut_short(error.doc.strip(), error):
             raise FileFormatError(f"{path} is cut short: its JSON has no end; {remedy}.") from None
-        raise FileFormatError(f"{path} is no JSON (line {error.lineno}); {remedy}.") from None
+        raise FileFormatError(f"{path} is not JSON (line {error.lineno}); {remedy}.") from None
     if not isinstance(found, dict) or "schema_version" not in found:
-        raise FileFormatError(f"{path} is JSON but no report of minigen doctor; {remedy}.")
+        raise FileFormatError(f"{path} is JSON but not a report of minigen doctor; {remedy}.")
     if found["schema_version"] != SCHEMA_VERSION:
         raise FileFormatError(
-            f"{path} has version {found['schema_version']!r} of the report, this minigen reads "
-            f"version {SCHEMA_VERSION}: write both reports with the same minigen."
+            f"{path} has version {found['schema_version']!r} of the report, but this minigen reads "
+            f"version {SCHEMA_VERSION}; write both reports with the same minigen."
         )
     try:
         report: Report = _built(Report, found, "the report")
     except ValueError as error:
-        raise FileFormatError(f"{path} is no sound report: {error}; {remedy}.") from None
+        raise FileFormatError(f"{path} is not a valid report: {error}; {remedy}.") from None
     return report
 
 
@@ -203,7 +204,7 @@ def _is_cut_short(text: str, error: json.JSONDecodeError) -> bool:
 
 
 def _built(kind: Any, value: Any, where: str) -> Any:
-    """The value as the type that the schema says; raises `ValueError` that names the field."""
+    """Convert a value to its type in the schema. Raises `ValueError` naming a wrong field."""
     if is_dataclass(kind):
         _check(isinstance(value, dict), where, "an object", value)
         wanted = {field.name: field.type for field in fields(kind)}

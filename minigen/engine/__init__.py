@@ -1,1 +1,1 @@
-"""Many requests, one model, one loop."""
+"""The engine: it schedules requests and runs the model, step by step."""

@@ -1,4 +1,4 @@
-"""The loop: choose who runs, run the model, choose tokens, hand them on."""
+"""The engine loop: schedule sequences, run the model, sample tokens, return them."""
 
 import threading
 import time
@@ -16,10 +16,10 @@ _UNFINISHED = {"abort": EventKind.ABORTED, "error": EventKind.FAILED}
 
 
 class Engine:
-    """Runs many sequences side by side; everything that decides how is passed in.
+    """Runs many sequences concurrently, with the scheduler, runner and sampler passed in to it.
 
-    `live` are the unfinished sequences by id. Not for several threads at once: whoever steps it
-    claims it first.
+    `live` holds the unfinished sequences by id. The engine is not thread-safe: a caller must claim
+    it before stepping it.
     """
 
     def __init__(self, scheduler: Scheduler, runner: Runner, sampler: Sampler, trace: Trace):
@@ -29,23 +29,26 @@ class Engine:
         self._claimed = threading.Lock()
 
     def claim(self) -> bool:
-        """Become the only one who steps it, until `release`; False if somebody else is."""
+        """Reserve the engine for one caller until `release`; return False if it is taken."""
         return self._claimed.acquire(blocking=False)
 
     def release(self) -> None:
-        """Let others claim it."""
+        """End the claim, so that another caller can claim the engine."""
         self._claimed.release()
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence and its siblings. Raises `RequestError` if an id is in use.
 
-        An error of the scheduler's costs these sequences only, as in `step`, and goes on.
+        If the scheduler raises an error, only these sequences fail, and the error is re-raised, as
+        in `step`.
         """
         family = [sequence, *sequence.siblings]
         ids = [each.sequence_id for each in family]
         taken = self.live.keys() & ids
         if taken or len(set(ids)) < len(ids):
-            raise RequestError(f"The request ids {ids} are not free: each must be used once.")
+            raise RequestError(
+                f"The request ids {ids} are in use or repeated: give each live sequence its own id."
+            )
         self.live.update(zip(ids, family, strict=True))
         for each in family if self.trace.active else ():
             self.trace.emit(
@@ -66,10 +69,10 @@ class Engine:
         return bool(self.live)
 
     def step(self) -> list[tuple[Sequence, SampledToken]]:
-        """Move sequences on; returns those that got a token, each with its token.
+        """Run one step; return the sequences that got a token, each with its token.
 
-        An error costs the sequences of that step, which are given up with it as their `error`, and
-        goes on to the caller; all others stay as they were.
+        If the step raises an error, its sequences fail, with the error as their `error`, and it is
+        re-raised. All other sequences stay as they were.
         """
         started_ns = time.perf_counter_ns()
         chunks = self.scheduler.schedule()
@@ -80,23 +83,26 @@ class Engine:
         return progress
 
     def abort(self, sequence_id: int) -> None:
-        """Give a sequence up at once, waiting or running.
+        """Abort a sequence at once, waiting or running.
 
-        Raises `RequestError` for an id that is unknown, or whose sequence has finished.
+        Raises `RequestError` if the id is unknown or its sequence has finished.
         """
         self._end(self._find(sequence_id), "abort")
 
     def finish(self, sequence_id: int) -> None:
-        """End a sequence whose answer is whole for a reason outside the engine: a stop string."""
+        """Finish a sequence for a reason that the engine does not see: a stop string.
+
+        Raises `RequestError` if the id is unknown or its sequence has finished.
+        """
         self._end(self._find(sequence_id), "stop")
 
     def _find(self, sequence_id: int) -> Sequence:
         if sequence_id not in self.live:
-            raise RequestError(f"No request of id {sequence_id} is waiting or running.")
+            raise RequestError(f"No request with id {sequence_id} is waiting or running.")
         return self.live[sequence_id]
 
     def _run(self, chunks: list[ScheduledChunk]) -> list[SampledToken]:
-        """One pass through the model, and a token for each sample that it leads to."""
+        """Run the model once, and sample a token for each sequence that needs one."""
         if not chunks:
             return []
         if self.trace.active:
@@ -109,7 +115,7 @@ class Engine:
 
     @contextmanager
     def _fail_only(self, chunks: SequenceOf[ScheduledChunk]) -> Generator[None, None, None]:
-        """Let an error end the sequences of these chunks, and no others."""
+        """On an error, fail only the sequences in these chunks."""
         affected = [each for chunk in chunks for each in (chunk.sequence, *chunk.sequence.siblings)]
         try:
             yield
@@ -120,12 +126,12 @@ class Engine:
             raise
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
-        """End a sequence by an error, which stays the one that is told of if there are more."""
+        """End a sequence with an error; later errors become notes of this one."""
         sequence.error = error
         try:
             self._end(sequence, "error")
         except Exception as further:
-            error.add_note(f"Giving up sequence {sequence.sequence_id} then failed: {further!r}")
+            error.add_note(f"Aborting sequence {sequence.sequence_id} then failed: {further!r}")
 
     def _end(self, sequence: Sequence, reason: str) -> None:
         del self.live[sequence.sequence_id]
@@ -140,7 +146,7 @@ class Engine:
         progress: Iterable[tuple[Sequence, SampledToken]],
         started_ns: int,
     ) -> None:
-        """Forget who has finished, and tell what the step did."""
+        """Drop finished sequences and emit the step's trace events."""
         active = self.trace.active
         for sequence, token in progress:
             if active:

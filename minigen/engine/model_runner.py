@@ -1,8 +1,8 @@
 """From scheduled chunks to logits: one packed batch, one pass through the model.
 
-The block tables of all sequences live in one array that the block manager keeps up to date; a step
-takes the rows of those that run. All else that a step tells the model is written into buffers of a
-fixed size, whose fronts are the batch.
+The block tables of all sequences are in one array, which the block manager updates; a step takes
+the rows of its sequences. All other inputs of the model are written into buffers of a fixed size,
+and the batch is the front of each buffer.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ AttentionBackend = Callable[[KVPool, Batch, SequenceOf[int | None]], Attend]
 
 
 class Packed(NamedTuple):
-    """What `minigen.kv_cache.paged.Batch` has, as int64 arrays of NumPy's; good until the next."""
+    """The fields of `minigen.kv_cache.paged.Batch` as int64 NumPy arrays, valid until the next."""
 
     token_ids: np.ndarray
     positions: np.ndarray
@@ -37,20 +37,20 @@ class Packed(NamedTuple):
 
 
 class Buffer:
-    """Whole numbers in memory of a fixed size, written from the front at every step."""
+    """An int64 array of a fixed size, whose front is overwritten at every step."""
 
     def __init__(self, size: int):
         self.numbers = np.zeros(size, np.int64)
 
     def write(self, numbers: SequenceOf[int]) -> np.ndarray:
-        """Put `numbers` in front; returns a view of them."""
+        """Write `numbers` to the front; return a view of them."""
         front = self.numbers[: len(numbers)]
         front[:] = numbers
         return front
 
 
 class Packer:
-    """Writes chunks as one packed batch, into buffers for the largest that may come."""
+    """Packs chunks into one batch, in buffers that are large enough for any batch."""
 
     def __init__(self, manager: BlockManager, block_size: int, max_num_batched_tokens: int):
         self.manager, self.block_size = manager, block_size
@@ -63,7 +63,7 @@ class Packer:
         self._tables = np.zeros(manager.tables.size, np.int64)
 
     def pack(self, chunks: SequenceOf[ScheduledChunk]) -> Packed:
-        """The chunks as one packed batch, decodes first as they come."""
+        """Return the chunks as one packed batch, in their order."""
         token_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -90,7 +90,7 @@ class Packer:
         )
 
     def _write_tables(self, rows: list[int], longest: int) -> np.ndarray:
-        """The tables of these rows, as wide as the longest needs, side by side in the buffer."""
+        """Return a contiguous copy of these tables, as wide as `longest` tokens need."""
         width = blocks_needed(longest, self.block_size)
         tables = self._tables[: len(rows) * width].reshape(len(rows), width)
         return self.manager.tables[:, :width].take(rows, axis=0, out=tables)
@@ -99,9 +99,9 @@ class Packer:
 class PagedRunner:
     """Runs the model over chunks, layer by layer, with keys and values in a pool of blocks.
 
-    `windows` are the layers' sliding windows; a batch has at most `max_num_batched_tokens` tokens and as
-    many sequences as the manager has rows; torch computes with `num_threads`, whatever ran before
-    in this process; `attend` makes a step's attention.
+    `windows` has each layer's sliding window. A batch has at most `max_num_batched_tokens` tokens,
+    and at most as many sequences as the manager has rows. torch computes with `num_threads`
+    threads, also if other code has changed that setting. `attend` is the attention backend.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class PagedRunner:
 
     @torch.inference_mode()
     def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Float[Tensor, "rows vocab"]:
-        """The raw logits of each chunk's `prompt_logprob_rows`, then of its samples."""
+        """Return each chunk's raw logits: of its `prompt_logprob_rows`, then of its samples."""
         torch.set_num_threads(self.num_threads)
         self.pool.copy_blocks(self.manager.pop_pending_copies())
         batch = batch_of(self.packer.pack(chunks), _num_leading_ones(chunks))
@@ -131,7 +131,7 @@ class PagedRunner:
 
 
 def batch_of(packed: Packed, num_decodes: int) -> Batch:
-    """The same numbers, in the same memory, as tensors."""
+    """Return the same numbers as tensors that share the arrays' memory."""
     starts: list[int] = packed.query_starts.tolist()
     return Batch(
         token_ids=torch.from_numpy(packed.token_ids),

@@ -1,4 +1,4 @@
-"""Prompts and settings, checked at the door, become sequences for the engine."""
+"""Check prompts and sampling parameters, and turn them into sequences for the engine."""
 
 import operator
 import reprlib
@@ -18,10 +18,10 @@ Prompt = str | SequenceOf[int]
 
 
 class RequestProcessor:
-    """Checks requests against one model, and makes the answers that they ask for, in any thread.
+    """Checks requests against one model, and creates the states of their answers, in any thread.
 
-    `end_ids` are the tokens that end an answer of this model; `pool_tokens` is what the KV pool
-    holds, and `max_num_seqs` how many run at once.
+    `end_ids` are the model's end tokens. `pool_tokens` is the KV pool's capacity in tokens, and
+    `max_num_seqs` the most sequences that run at once.
     """
 
     def __init__(
@@ -38,19 +38,24 @@ class RequestProcessor:
         self.pool_tokens, self.max_num_seqs = pool_tokens, max_num_seqs
         self._sequence_ids = count(1)
 
-    def answers(
+    def process(
         self,
         prompts: SequenceOf[Prompt],
         params: SamplingParams | SequenceOf[SamplingParams] | None,
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> list[RequestState]:
-        """All answers to be made, every prompt and setting checked before any work begins."""
+        """Return the state of every requested answer, after checking all prompts and parameters.
+
+        Raises `PromptError` or `ParamsError`, before any work starts, if one of them is invalid.
+        """
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
         _check_params(params)
         if len(params) != len(prompts):
-            raise ParamsError(f"{len(prompts)} prompts need as many params, not {len(params)}.")
+            raise ParamsError(
+                f"params must have one entry per prompt, {len(prompts)} in all, not {len(params)}."
+            )
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise ParamsError(f"priority must be a whole number, not {priority!r}.")
         if not isinstance(cache_salt, str | None):
@@ -74,22 +79,22 @@ class RequestProcessor:
                         index, sequence, stream, stops, CompletionOutput(choice, logprobs=logprobs)
                     )
                 )
-            if own.n <= self.max_num_seqs:  # else each is computed by itself
+            if own.n <= self.max_num_seqs:  # otherwise each computes the prompt itself
                 answers[first].sequence.siblings = [each.sequence for each in answers[first + 1 :]]
         return answers
 
     def _sequence(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, seed: int, choice: int
     ) -> Sequence:
-        room = self.max_positions - len(prompt_ids)
-        max_output = room if params.max_tokens is None else min(params.max_tokens, room)
+        num_left = self.max_positions - len(prompt_ids)
+        max_output = num_left if params.max_tokens is None else min(params.max_tokens, num_left)
         if params.max_tokens is None:
             max_output = min(max_output, self.pool_tokens - len(prompt_ids))
         if max_output < 1 or len(prompt_ids) + max_output > self.pool_tokens:
             raise CapacityError(
-                f"A prompt of {len(prompt_ids)} tokens and an answer of {max(max_output, 1)} need "
-                f"more than the KV cache can ever hold, {self.pool_tokens} tokens; load the model "
-                "with more kv_cache_memory or num_blocks, or ask for less."
+                f"A prompt of {len(prompt_ids)} tokens and an answer of {max(max_output, 1)} do "
+                f"not fit into the KV cache, which holds {self.pool_tokens} tokens; load the model "
+                "with more kv_cache_memory or num_blocks, or send a shorter request."
             )
         return Sequence(
             sequence_id=next(self._sequence_ids),
@@ -106,29 +111,31 @@ class RequestProcessor:
             token_ids = self.tokenizer.encode(prompt)
         else:
             token_ids = whole_numbers(prompt, which)
-            strange = [each for each in token_ids if not 0 <= each < self.vocab_size]
-            if strange:
+            unknown = [each for each in token_ids if not 0 <= each < self.vocab_size]
+            if unknown:
                 raise PromptError(
-                    f"The {which} holds the token id {strange[0]}; this model knows 0 to "
+                    f"The {which} contains the token id {unknown[0]}; this model's ids are 0 to "
                     f"{self.vocab_size - 1}."
                 )
         if not token_ids:
-            raise PromptError(f"The {which} is empty; a model needs at least one token to go on.")
+            raise PromptError(f"The {which} is empty; a model needs at least one token.")
         if len(token_ids) >= self.max_positions:
             raise ContextLengthError(
-                f"The {which} has {len(token_ids)} tokens, which leaves no room for an answer: "
-                f"this model's context holds {self.max_positions}."
+                f"The {which} has {len(token_ids)} tokens, which leaves no space for an answer: "
+                f"this model's context holds {self.max_positions} tokens."
             )
         return tuple(token_ids)
 
     def _check_ids(self, params: SamplingParams) -> None:
         if params.min_tokens > 0 and len(set(params.stop_token_ids)) >= self.vocab_size:
-            raise ParamsError("stop_token_ids names every token, so min_tokens cannot be reached.")
+            raise ParamsError(
+                "stop_token_ids contains every token, so min_tokens cannot be reached."
+            )
         for name in ("stop_token_ids", "logit_bias"):
             for token_id in getattr(params, name):
                 if token_id >= self.vocab_size:
                     raise ParamsError(
-                        f"{name} names the token {token_id}; this model knows 0 to "
+                        f"{name} contains the token id {token_id}; this model's ids are 0 to "
                         f"{self.vocab_size - 1}."
                     )
 
@@ -138,12 +145,12 @@ def _check_params(params: object) -> None:
         if not isinstance(each, SamplingParams):
             raise ParamsError(
                 "params must be a SamplingParams, as in SamplingParams(temperature=0), or a list "
-                f"with one for each prompt, not {reprlib.repr(each)}."
+                f"with one per prompt, not {reprlib.repr(each)}."
             )
 
 
 def is_one_prompt(prompts: object) -> bool:
-    """Whether this is text or a list of ids, rather than a list of prompts."""
+    """Return whether this is one prompt (text or token ids) rather than a list of prompts."""
     if isinstance(prompts, str):
         return True
     if not isinstance(prompts, SequenceOf):
@@ -152,7 +159,7 @@ def is_one_prompt(prompts: object) -> bool:
 
 
 def whole_numbers(prompt: object, which: str) -> list[int]:
-    """A prompt's token ids as ints; raises `PromptError`, saying `which`, for anything else."""
+    """Return a prompt's token ids as ints; raise a `PromptError` about `which` if it has others."""
     if not isinstance(prompt, SequenceOf) or isinstance(prompt, bytes):
         raise PromptError(
             f"The {which} must be text or a list of token ids, not {type(prompt).__name__}."
@@ -162,6 +169,4 @@ def whole_numbers(prompt: object, which: str) -> list[int]:
             raise TypeError
         return [operator.index(each) for each in prompt]
     except TypeError:
-        raise PromptError(
-            f"The {which} must be text or a list of whole numbers, and not hold anything else."
-        ) from None
+        raise PromptError(f"The {which} must be text or a list of whole numbers only.") from None

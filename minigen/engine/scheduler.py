@@ -1,4 +1,4 @@
-"""Continuous batching: at every step, who runs, and with how many tokens.
+"""Continuous batching: each step decides which sequences run, and how many tokens of each.
 
 Sources: iteration-level scheduling, Yu et al. 2022 (Orca); chunked prefill, Agrawal et al. 2024
 (Sarathi-Serve); preemption by recomputation, Kwon et al. 2023 (vLLM).
@@ -11,16 +11,17 @@ from itertools import count
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.sequence import SampledToken, ScheduledChunk, Sequence, samples_of
 
-Rank = tuple[int, int]  # priority, then arrival: the lower goes first
+Rank = tuple[int, int]  # priority, then arrival; the lowest runs first
 
 
 class ContinuousScheduler:
-    """Mixes decodes with chunks of prompts, under a budget of tokens and a limit of sequences.
+    """Mixes decodes with chunked prefill, within a token budget and a limit on sequences.
 
-    Who runs keeps running: first every decode, then prompts that are under way, then, first come
-    first served, whoever waits and finds room now (not: room for the longest answer). When blocks
-    lack, the last in rank gives its own back and waits again at its old rank, to be computed anew;
-    so whoever came first always moves on, and nobody starves. O(batch) a step, whatever waits.
+    A step runs every decode first, then the prompts already started, then waiting sequences in
+    order of rank, if there are blocks for their tokens so far (not for the longest answer). When
+    blocks run out, the running sequence of the last rank is preempted: it frees its blocks and
+    waits again at its old rank, to be recomputed. So the sequence of the first rank always makes
+    progress, and none starves. O(batch) per step, however many wait.
     """
 
     def __init__(self, manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int):
@@ -34,7 +35,7 @@ class ContinuousScheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that are queued."""
+        """The number of waiting sequences, including siblings that have not forked yet."""
         return len(self._ranks) - len(self.running)
 
     def has_work(self) -> bool:
@@ -42,7 +43,7 @@ class ContinuousScheduler:
         return bool(self._ranks)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence behind all of its priority; its siblings come along with it."""
+        """Queue a sequence behind all others of its priority, together with its siblings."""
         self._ranks[sequence] = rank = (sequence.priority, next(self._arrivals))
         for sibling in sequence.siblings:
             self._ranks[sibling] = (sequence.priority, next(self._arrivals))
@@ -50,7 +51,7 @@ class ContinuousScheduler:
         heapq.heappush(self._waiting, (rank, sequence))
 
     def schedule(self) -> list[ScheduledChunk]:
-        """Chunks whose slots are reserved, decodes first; empty when nobody can run."""
+        """Return chunks with slots allocated, decodes first; empty if no sequence can run."""
         batch: dict[Sequence, int] = {}
         budget = self._continue_running(batch)
         self._admit(batch, budget)
@@ -59,23 +60,23 @@ class ContinuousScheduler:
     def commit(
         self, chunks: SequenceOf[ScheduledChunk], tokens: SequenceOf[SampledToken]
     ) -> list[tuple[Sequence, SampledToken]]:
-        """Count the chunks as computed, and give each of their samples its token."""
+        """Mark the chunks as computed, and append to each of their samples its token."""
         progress = list(zip(samples_of(chunks), tokens, strict=True))
         for chunk in chunks:
-            self._advance(chunk)
+            self._mark_computed(chunk)
         for sequence, token in progress:
             sequence.append(token.token_id)
             if sequence.finish_reason is not None:
-                self._leave(sequence)
+                self._remove(sequence)
         return progress
 
     def abort(self, sequence: Sequence) -> None:
-        """Give up a sequence, waiting or running; one that has left already is let be."""
+        """Remove a sequence, waiting or running; do nothing if it was removed already."""
         if sequence in self._ranks:
-            self._leave(sequence)
+            self._remove(sequence)
 
     def _continue_running(self, batch: dict[Sequence, int]) -> int:
-        """Give every running sequence its next tokens; returns what is left of the budget."""
+        """Schedule the next tokens of every running sequence; return the remaining budget."""
         budget = self.max_num_batched_tokens
         in_order = sorted(self.running, key=lambda each: (_is_prefilling(each), self.running[each]))
         for sequence in in_order:
@@ -89,22 +90,22 @@ class ContinuousScheduler:
         return budget
 
     def _preempt_last(self, batch: dict[Sequence, int]) -> int:
-        """Take the last in rank out; returns how many tokens it would have computed."""
+        """Preempt the running sequence of the last rank; return its tokens in `batch`."""
         victim = max(self.running, key=self.running.__getitem__)
         self.manager.free(victim)
         heapq.heappush(self._waiting, (self.running.pop(victim), victim))
         return batch.pop(victim, 0)
 
     def _admit(self, batch: dict[Sequence, int], budget: int) -> None:
-        """Let those in who wait, in order, as long as there are seats, tokens and blocks."""
-        seats = self.max_num_seqs - sum(1 + len(each.siblings) for each in self.running)
+        """Start waiting sequences in order, while there are free slots, budget and blocks."""
+        num_free_seqs = self.max_num_seqs - sum(1 + len(each.siblings) for each in self.running)
         while self._waiting and budget > 0:
             rank, sequence = self._waiting[0]
-            if self._ranks.get(sequence) != rank:  # aborted meanwhile
+            if self._ranks.get(sequence) != rank:  # aborted while it waited
                 heapq.heappop(self._waiting)
                 continue
-            seats -= 1 + len(sequence.siblings)
-            num_tokens = self.manager.allocate(sequence, budget) if seats >= 0 else 0
+            num_free_seqs -= 1 + len(sequence.siblings)
+            num_tokens = self.manager.allocate(sequence, budget) if num_free_seqs >= 0 else 0
             if num_tokens == 0:
                 return
             heapq.heappop(self._waiting)
@@ -112,7 +113,8 @@ class ContinuousScheduler:
             batch[sequence] = num_tokens
             budget -= num_tokens
 
-    def _advance(self, chunk: ScheduledChunk) -> None:
+    def _mark_computed(self, chunk: ScheduledChunk) -> None:
+        """Mark a chunk as computed; if it completes the sequence, fork the siblings from it."""
         sequence, samples = chunk.sequence, chunk.samples
         self.manager.mark_computed(sequence, chunk.num_tokens)
         if samples:
@@ -122,18 +124,18 @@ class ContinuousScheduler:
                 del self._leaders[sibling]
             sequence.siblings = []
 
-    def _leave(self, sequence: Sequence) -> None:
-        """Give everything back; siblings that have not forked yet go on without their first."""
+    def _remove(self, sequence: Sequence) -> None:
+        """Free the sequence's blocks; siblings that have not forked yet continue without it."""
         self.manager.free(sequence)
         self.running.pop(sequence, None)
         del self._ranks[sequence]
         if sequence in self._leaders:
             self._leaders.pop(sequence).siblings.remove(sequence)
         if sequence.siblings:
-            self._hand_over(sequence)
+            self._promote_sibling(sequence)
 
-    def _hand_over(self, leader: Sequence) -> None:
-        """Queue the next sibling in the leader's place; nobody has come between their ranks."""
+    def _promote_sibling(self, leader: Sequence) -> None:
+        """Queue the next sibling as the new leader; no other sequence has a rank between them."""
         first, *rest = leader.siblings
         leader.siblings, first.siblings = [], rest
         del self._leaders[first]

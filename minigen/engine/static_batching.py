@@ -1,8 +1,8 @@
-"""How batching was done before: a batch begins together, and the next waits for its last answer.
+"""Static batching: a batch starts together, and the next one starts when its last answer ends.
 
-For comparison with continuous batching, behind the same interface. Memory is reserved for each
-answer's longest form when it begins, as systems did before paging. Source: Yu et al. 2022 (Orca),
-section 3, names both faults: seats that stay empty, newcomers that wait.
+It is here for comparison with continuous batching, behind the same interface. It reserves KV cache
+for the longest possible answer when a sequence starts, as systems did before paging. Source: Yu et
+al. 2022 (Orca), section 3, describes both drawbacks: slots that stay empty, requests that wait.
 """
 
 import time
@@ -16,7 +16,7 @@ from minigen.sequence import SampledToken, ScheduledChunk, Sequence, samples_of
 
 
 class StaticScheduler:
-    """Runs whoever waits, `max_num_seqs` at most, until all of them are done; then the next."""
+    """Runs up to `max_num_seqs` waiting sequences until all of them are finished, then the next."""
 
     def __init__(self, manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int):
         self.manager = manager
@@ -25,14 +25,14 @@ class StaticScheduler:
         self.running: list[Sequence] = []
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence behind all others; its siblings are computed by themselves."""
+        """Queue a sequence behind all others; its siblings run as separate sequences."""
         self.waiting += [sequence, *sequence.siblings]
         sequence.siblings = []
 
     def schedule(self) -> list[ScheduledChunk]:
-        """The next tokens of all who run: who has fewest left goes first, so decodes do."""
+        """Return the next tokens of the running sequences, decodes (the fewest tokens) first."""
         if not self.running:
-            self._begin()
+            self._start_batch()
         budget, chunks = self.max_num_batched_tokens, []
         for sequence in sorted(self.running, key=lambda each: each.num_wanted):
             num_tokens = min(sequence.num_wanted, budget)
@@ -44,7 +44,7 @@ class StaticScheduler:
     def commit(
         self, chunks: SequenceOf[ScheduledChunk], tokens: SequenceOf[SampledToken]
     ) -> list[tuple[Sequence, SampledToken]]:
-        """Count the chunks as computed, and give each of their samples its token."""
+        """Mark the chunks as computed, and append to each of their samples its token."""
         progress = list(zip(samples_of(chunks), tokens, strict=True))
         for chunk in chunks:
             self.manager.mark_computed(chunk.sequence, chunk.num_tokens)
@@ -55,29 +55,31 @@ class StaticScheduler:
         return progress
 
     def abort(self, sequence: Sequence) -> None:
-        """Take a sequence out, finished or not; its seat stays empty until the batch is done."""
+        """Remove a sequence, finished or not; its slot stays empty until the batch is finished."""
         self.manager.free(sequence)
         for queue in (self.running, self.waiting):
             if sequence in queue:
                 queue.remove(sequence)
 
-    def _begin(self) -> None:
-        """Fill the seats, as far as there is memory for every answer at its longest."""
-        room = self.manager.num_available
+    def _start_batch(self) -> None:
+        """Fill the batch, as far as there are blocks for every answer's longest possible form."""
+        num_available = self.manager.num_available
         while self.waiting and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[0]
             longest = len(sequence.prompt_ids) + sequence.max_output
-            room -= blocks_needed(longest, self.manager.block_size)
-            if room < 0 or not self.manager.allocate(sequence, len(sequence)):
+            num_available -= blocks_needed(longest, self.manager.block_size)
+            if num_available < 0 or not self.manager.allocate(sequence, len(sequence)):
                 return
             reserved = self.manager.allocate_slots(sequence, longest - sequence.num_computed)
-            assert reserved, "there is room for the longest"
+            assert reserved, "there are blocks for the longest answer"
             self.running.append(self.waiting.popleft())
 
 
 class DynamicScheduler:
-    """Static batching at a server's door: a batch begins when it is full, or when its first has
-    waited `max_wait` seconds by `clock`."""
+    """Dynamic batching: a static batch starts when it is full, or after `max_wait` seconds.
+
+    The wait counts from the arrival of the first waiting sequence, in seconds of `clock`.
+    """
 
     def __init__(
         self,
@@ -89,16 +91,16 @@ class DynamicScheduler:
     ):
         self.batches = StaticScheduler(manager, max_num_seqs, max_num_batched_tokens)
         self.max_wait, self.clock = max_wait, clock
-        self._arrivals: dict[Sequence, float] = {}  # of those who wait for a batch, in order
+        self._arrivals: dict[Sequence, float] = {}  # of waiting sequences, in order
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence behind all others; its siblings are computed by themselves."""
+        """Queue a sequence behind all others; its siblings run as separate sequences."""
         self._arrivals.update(dict.fromkeys([sequence, *sequence.siblings], self.clock()))
         sequence.siblings = []
 
     def schedule(self) -> list[ScheduledChunk]:
-        """The next tokens of the batch that runs; empty while the next one gathers."""
-        if not self.batches.running and self._is_time():
+        """Return the next tokens of the running batch; empty while the next batch is collected."""
+        if not self.batches.running and self._is_due():
             for sequence in list(self._arrivals)[: self.batches.max_num_seqs]:
                 del self._arrivals[sequence]
                 self.batches.add(sequence)
@@ -107,15 +109,15 @@ class DynamicScheduler:
     def commit(
         self, chunks: SequenceOf[ScheduledChunk], tokens: SequenceOf[SampledToken]
     ) -> list[tuple[Sequence, SampledToken]]:
-        """Count the chunks as computed, and give each of their samples its token."""
+        """Mark the chunks as computed, and append to each of their samples its token."""
         return self.batches.commit(chunks, tokens)
 
     def abort(self, sequence: Sequence) -> None:
-        """Take a sequence out, finished or not."""
+        """Remove a sequence, finished or not."""
         self._arrivals.pop(sequence, None)
         self.batches.abort(sequence)
 
-    def _is_time(self) -> bool:
+    def _is_due(self) -> bool:
         if len(self._arrivals) >= self.batches.max_num_seqs:
             return True
         waited = self.clock() - next(iter(self._arrivals.values()), self.clock())

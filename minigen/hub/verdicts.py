@@ -1,10 +1,10 @@
-"""A file's hash is computed once; that it was right is remembered until the file is touched.
+"""Checks a file's hash once, and remembers a right result until the file changes.
 
     model.gguf   98 MB, 0.1 to 0.2 s to hash
     .verified    a line of JSON: the file's hash, size, times and inode when its hash was right
 
-Every start looks at the line; a file of another size, time or inode is hashed again. Bytes that
-rot on the disk change none of these: `minigen pull` and `minigen doctor` always hash.
+Every start reads this line; a file with another size, time or inode is hashed again. Disk errors
+change none of these, so `minigen pull` and `minigen doctor` always compute the hash.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ from pathlib import Path
 
 from minigen.hub.download import has_sha256
 
-CLOCK_STEP_SECONDS = 2.0  # the coarsest file system's: changes within it may leave no trace
+CLOCK_STEP_SECONDS = 2.0  # coarsest time stamps of a file system; later changes may be invisible
 
 
 def is_right(path: Path, sha256: str, memory: Path) -> bool:
-    """Whether the file has this hash, now or when it was last hashed and as it still is."""
+    """Return whether the file has this hash; an unchanged file is not hashed again."""
     facts = _facts(path)
     if facts is not None and _remembered(memory) == {"sha256": sha256, **facts}:
         return True
@@ -27,7 +27,7 @@ def is_right(path: Path, sha256: str, memory: Path) -> bool:
 
 
 def is_right_now(path: Path, sha256: str, memory: Path) -> bool:
-    """Hash the file, and remember a right hash in the file `memory` where that can be written."""
+    """Hash the file, and record a right hash in the file `memory` if that is writable."""
     before = _facts(path)
     if not has_sha256(path, sha256):
         return False
@@ -37,7 +37,7 @@ def is_right_now(path: Path, sha256: str, memory: Path) -> bool:
 
 
 def _facts(path: Path) -> dict[str, int | str] | None:
-    """What changes with the file: where it is, its size, its times, its inode."""
+    """Return the attributes that show a change of the file: path, size, times and inode."""
     try:
         found = path.stat()
     except OSError:
@@ -52,7 +52,7 @@ def _facts(path: Path) -> dict[str, int | str] | None:
 
 
 def _is_fresh(facts: dict[str, int | str]) -> bool:
-    """Whether the file changed so lately that another change might get the same time."""
+    """Return whether the file changed so recently that a new change may get the same time."""
     newest = max(int(facts["mtime_ns"]), int(facts["ctime_ns"]))
     return time.time_ns() - newest < CLOCK_STEP_SECONDS * 1e9
 
@@ -65,7 +65,7 @@ def _remembered(memory: Path) -> object:
 
 
 def _remember(memory: Path, facts: dict[str, int | str]) -> None:
-    """Write whole or not at all; where nothing can be written, the next start hashes again."""
+    """Write the record atomically; if that fails, the next start hashes the file again."""
     part = memory.with_name(f"{memory.name}.{os.getpid()}.part")
     with contextlib.suppress(OSError):
         memory.parent.mkdir(parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""Matrix products, attention and sampling for one kind of processor each."""
+"""Kernels for matrix products, attention and sampling: one backend per kind of processor."""

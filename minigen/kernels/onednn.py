@@ -1,8 +1,8 @@
-"""Linear layers whose weights lie in memory as this processor's matrix product wants them.
+"""Linear layers whose weights are packed once into the memory layout that oneDNN multiplies with.
 
-torch's bfloat16 product (oneDNN) takes weights by rows, and puts them into blocks of its own at
-every call; done once, when the model is loaded, a step of a few rows reads each weight only once.
-The products are the same.
+torch's bfloat16 matrix product (oneDNN) takes row-major weights and packs them into blocks at every
+call. Here they are packed once, when the model is loaded, so a step of a few rows reads each weight
+only once. The results are the same.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from minigen.model.layers import DenseLinear
 from minigen.model.transformer import MakeLinear, dense_linear
 from minigen.protocols import Linear
 
-EXPECTED_ROWS = 8  # what the blocks are laid out for; other numbers of rows may be used as well
+EXPECTED_ROWS = 8  # batch size that the layout is optimised for; other sizes work as well
 
 
 @dataclass(frozen=True)
 class PackedLinear:
-    """y = x W^T + b, as `DenseLinear`; `packed` is opaque, and only oneDNN can read it."""
+    """y = x W^T + b, as `DenseLinear`; `packed` is an opaque tensor that only oneDNN can read."""
 
     packed: Tensor
     bias: Float[Tensor, " out_features"] | None
@@ -38,9 +38,9 @@ class PackedLinear:
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether torch, here, has the product for packed weights of this type.
+    """Return whether torch on this machine can multiply with packed weights of this type.
 
-    oneDNN takes no bfloat16 on a processor with AVX2 only, and raises if it is asked to.
+    oneDNN does not support bfloat16 on a processor that has only AVX2, and raises there.
     """
     return (
         dtype == torch.bfloat16
@@ -53,13 +53,13 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 def pack(linear: DenseLinear) -> Linear:
-    """The same linear layer, its weights in blocks."""
+    """Return the same linear layer with packed weights."""
     packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight, EXPECTED_ROWS)
     return PackedLinear(packed, linear.bias, linear.parts)
 
 
 def packed_linear(dtype: torch.dtype) -> MakeLinear:
-    """Linear layers whose weights are dequantized into `dtype` and packed, once."""
+    """Return a factory of linear layers: weights are dequantized into `dtype` and packed once."""
     make_dense = dense_linear(dtype)
 
     def make(weights: Sequence[StoredTensor], biases: Sequence[StoredTensor]) -> Linear:

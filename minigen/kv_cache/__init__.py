@@ -1,1 +1,1 @@
-"""The KV cache: blocks, block tables, paged storage, shared prefixes."""
+"""The KV cache: blocks, block tables, paged storage, prefix caching."""

@@ -1,9 +1,9 @@
-"""Memory for keys and values in blocks of a fixed size, shared by counting references.
+"""The KV cache's memory in blocks of a fixed size, which sequences share by reference counts.
 
 Source: PagedAttention, Kwon et al. 2023. A block holds the keys and values of `block_size` tokens
-in all layers; a sequence owns a list of blocks that need not be neighbours, and only its last
-block has unused slots. Sequences that begin alike may own the same blocks; one that wants to write
-into a shared block gets a copy of its own first (copy-on-write).
+in all layers. A sequence owns a list of blocks, its block table; they need not be contiguous, and
+only the last one has unused slots. Sequences with the same prefix can own the same blocks. Before a
+sequence writes into a shared block, it gets its own copy (copy-on-write).
 """
 
 from collections.abc import Iterable
@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from minigen.errors import OutOfBlocksError
 from minigen.protocols import BlockAllocator as Allocator
 
-RESERVED_BLOCK = 0  # where padding rows of a batch write; never handed out, counted nowhere
+RESERVED_BLOCK = 0  # padding rows of a batch write here; it is never allocated or counted
 
 
 def blocks_needed(num_tokens: int, block_size: int) -> int:
-    """How many blocks hold that many tokens.
+    """Return the number of blocks that hold `num_tokens` tokens.
 
     >>> [blocks_needed(tokens, block_size=16) for tokens in (0, 1, 16, 17)]
     [0, 1, 1, 2]
@@ -24,10 +24,10 @@ def blocks_needed(num_tokens: int, block_size: int) -> int:
 
 
 class BlockAllocator:
-    """Hands out block ids 1 to `num_blocks`, and takes each back when its last owner lets go.
+    """Allocates block ids 1 to `num_blocks`; a block is free again when its last owner releases it.
 
-    O(1) a block: a free list used as a stack (so that recently used, warm blocks go first) and an
-    array of reference counts.
+    O(1) per block: an array of reference counts, and a free list used as a stack, so that recently
+    used blocks, which may still be in the CPU's caches, are allocated first.
     """
 
     def __init__(self, num_blocks: int):
@@ -37,14 +37,19 @@ class BlockAllocator:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody owns."""
+        """The number of blocks without an owner."""
         return len(self._free)
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks with one owner each; all or, with an `OutOfBlocksError`, none."""
-        assert count >= 0, f"{count} blocks cannot be taken"
+        """Return `count` free blocks, each with one owner now.
+
+        Raises `OutOfBlocksError`, and allocates nothing, if fewer are free.
+        """
+        assert count >= 0, f"count must not be negative, but is {count}"
         if count > len(self._free):
-            raise OutOfBlocksError(f"{count} blocks are wanted, {len(self._free)} are free.")
+            raise OutOfBlocksError(
+                f"{count} blocks were requested, but only {len(self._free)} are free."
+            )
         if count == 0:
             return []
         taken = self._free[-count:][::-1]
@@ -60,10 +65,10 @@ class BlockAllocator:
             self._references[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> list[int]:
-        """Take an owner from each block; returns those that nobody owns any more, now free."""
+        """Remove one owner from each block; return the blocks that are free now."""
         freed = []
         for block_id in block_ids:
-            assert self._references[block_id] > 0, f"block {block_id} is free already"
+            assert self._references[block_id] > 0, f"block {block_id} is already free"
             self._references[block_id] -= 1
             if self._references[block_id] == 0:
                 freed.append(block_id)
@@ -71,16 +76,17 @@ class BlockAllocator:
         return freed
 
     def num_owners(self, block_id: int) -> int:
-        """How many own the block; 0 if it is free."""
+        """Return the block's number of owners; 0 if it is free."""
         return self._references[block_id]
 
 
 def copy_on_write(allocator: Allocator, table: list[int], index: int) -> tuple[int, int] | None:
-    """Make the block at `index` of a sequence's table its own, before it is written.
+    """Make the block at `index` of a sequence's block table writable: owned by that sequence only.
 
-    A block of several owners stays theirs: the table gets a new one in its place. Returns the two,
-    (source, target), for their contents to be copied; None if the block is the sequence's alone.
-    Raises `OutOfBlocksError`, and has changed nothing, if there is no block for a copy.
+    If the block has other owners, a new block takes its place in the table, and the old block loses
+    one owner. Returns the pair (source, target), so that the caller can copy the contents; None if
+    the sequence was the only owner. Raises `OutOfBlocksError`, and changes nothing, if no block is
+    free.
     """
     source = table[index]
     if allocator.num_owners(source) == 1:

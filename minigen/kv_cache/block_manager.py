@@ -1,7 +1,7 @@
-"""Which blocks belong to which sequence: the page tables, kept up to date.
+"""The block tables of all sequences, and the allocator and prefix cache behind them.
 
-Puts the allocator and the prefix cache together. All or nothing: a sequence that cannot get every
-slot that it asks for keeps what it had.
+Every allocation is all or nothing: if a sequence cannot get all the slots it requests, nothing
+changes.
 """
 
 import numpy as np
@@ -14,10 +14,10 @@ from minigen.trace.events import EventKind, Trace
 
 
 class BlockManager:
-    """Gives sequences slots for their tokens, shares equal beginnings, and takes blocks back.
+    """Allocates slots for the tokens of sequences, shares prefixes, and frees blocks.
 
-    `prefix_cache` is None where nothing is shared but forks. `tables` has a row of block ids for
-    each sequence that owns any, updated in place; `rows` says which.
+    With `prefix_cache=None`, only forks share blocks. `tables` has one row of block ids per
+    sequence that owns blocks, and is updated in place; `rows` maps a sequence to its row.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class BlockManager:
         self._copies: list[tuple[int, int]] = []
 
     def pop_pending_copies(self) -> list[tuple[int, int]]:
-        """The (source, target) blocks to copy before anything is written, handed over once."""
+        """Return and clear the (source, target) blocks to copy before the next write."""
         copies, self._copies = self._copies, []
         return copies
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the whole pool holds, and so the longest sequence that can ever run."""
+        """Tokens that a block table has slots for: the length of the longest possible sequence."""
         return self.tables.shape[1] * self.block_size
 
     @property
@@ -53,23 +53,22 @@ class BlockManager:
         return self.allocator.num_free + evictable
 
     def allocate(self, sequence: Sequence, max_tokens: int) -> int:
-        """Give the sequence a table, what is known of its beginning, and slots for what comes next.
+        """Give a sequence a block table: the cached blocks of its prefix, and slots after them.
 
-        Returns how many tokens those slots are for: all that are not known, `max_tokens` at most.
-        Returns 0, and nothing has changed, if there is no row left, or no room for all of its
-        tokens so far. Raises `RequestError` for a sequence that has begun already.
+        Returns how many tokens the next step can compute: `sequence.num_wanted`, but at most
+        `max_tokens`. Returns 0, and changes nothing, if there is no free row, or not enough blocks
+        for all of its tokens so far. Raises `RequestError` if it already has a block table.
         """
         if sequence in self.rows:
             raise RequestError(
-                f"Sequence {sequence.sequence_id} has begun already: begin it once, and again only "
-                "when it was released."
+                f"Sequence {sequence.sequence_id} already has a block table: call allocate once, "
+                "and again only after free."
             )
         if not self._free_rows:
             return 0
         matched: list[int] = []
-        if (
-            self.prefix_cache is not None and sequence.num_pending_prompt_logprobs == 0
-        ):  # else all is computed
+        # A sequence with pending prompt logprobs needs the logits of its whole prompt: no cache.
+        if self.prefix_cache is not None and sequence.num_pending_prompt_logprobs == 0:
             matched = self.prefix_cache.match(sequence.token_ids, sequence.cache_salt)
         num_missing = blocks_needed(len(sequence), self.block_size) - len(matched)
         if num_missing > self.num_available:
@@ -79,27 +78,28 @@ class BlockManager:
         self._extend(sequence, matched)
         sequence.num_computed = len(matched) * self.block_size
         sequence.num_cached_blocks = len(matched)
-        if sequence.num_cached is None:  # and not again after a preemption
+        if sequence.num_cached is None:  # otherwise it was preempted
             sequence.num_cached = sequence.num_computed
         self._emit_hit(sequence)
         num_tokens = min(sequence.num_wanted, max_tokens)
         reserved = self.allocate_slots(sequence, num_tokens)
-        assert reserved, "there is room for all of the sequence"
+        assert reserved, "there are blocks for the whole sequence"
         return num_tokens
 
     def allocate_slots(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Make slots for the next `num_tokens` that the sequence will write; False if they lack.
+        """Allocate slots for a sequence's next `num_tokens` tokens.
 
-        The block that is written next becomes the sequence's own, if it is shared. Raises
-        `RequestError` for a sequence that has not begun.
+        Returns False, and changes nothing, if there are not enough blocks. If the next write goes
+        into a shared block, the sequence gets its own copy, which `pop_pending_copies` reports.
+        Raises `RequestError` if the sequence has no block table.
         """
-        self._check_begun(sequence)
+        self._check_allocated(sequence)
         wanted = blocks_needed(sequence.num_computed + num_tokens, self.block_size)
         missing = max(wanted - len(sequence.block_ids), 0)
         copied = self._is_shared_tail(sequence)
         if missing + copied == 0:
             return True
-        if not self._make_room(missing + copied):
+        if not self._ensure_free(missing + copied):
             return False
         if copied:
             self._copy_tail(sequence)
@@ -111,42 +111,47 @@ class BlockManager:
         return True
 
     def mark_computed(self, sequence: Sequence, num_tokens: int) -> None:
-        """Count the next `num_tokens` as computed, and offer what is full to others.
+        """Mark the next `num_tokens` tokens as computed, and store full blocks in the prefix cache.
 
-        Raises `RequestError` for tokens that have no slots.
+        Raises `RequestError` if the tokens have no slots.
         """
-        self._check_begun(sequence)
+        self._check_allocated(sequence)
         num_slots = len(sequence.block_ids) * self.block_size
         if sequence.num_computed + num_tokens > num_slots:
             raise RequestError(
                 f"Sequence {sequence.sequence_id} has {num_slots} slots, {sequence.num_computed} "
-                f"of them computed: it cannot advance by {num_tokens}."
+                f"of them computed: {num_tokens} more cannot be marked as computed; call "
+                "allocate_slots first."
             )
         sequence.num_computed += num_tokens
         self.cache_full_blocks(sequence)
 
     def cache_full_blocks(self, sequence: Sequence) -> None:
-        """Offer blocks that have become full and computed to whoever begins alike."""
+        """Store the sequence's newly full blocks in the prefix cache.
+
+        Where the cache already has an equal block, the sequence uses that one instead of its own.
+        """
         num_full = sequence.num_computed // self.block_size
         if self.prefix_cache is None or num_full <= sequence.num_cached_blocks:
             return
-        exchanged = self.prefix_cache.insert(
+        replaced = self.prefix_cache.insert(
             sequence.token_ids[: num_full * self.block_size],
             sequence.block_ids,
             sequence.num_cached_blocks,
             sequence.cache_salt,
         )
         if self.trace.active:
-            self._emit_cached(sequence, num_full, dict(exchanged))
-        for index, known in exchanged:
+            self._emit_cached(sequence, num_full, dict(replaced))
+        for index, known in replaced:
             self._replace(sequence, index, known)
         sequence.num_cached_blocks = num_full
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let `child` own those of `parent`'s blocks too that hold computed tokens.
+        """Share those blocks of `parent` that hold computed tokens with `child`.
 
-        Both must have the same tokens so far, and no copies may be pending. Full blocks are kept
-        first, since the prefix cache must know of every user of what it counts as evictable.
+        Both must have the same tokens so far, and no copies may be pending. The parent's full
+        blocks are stored in the prefix cache first, because the cache must know every user of a
+        block to tell whether it is evictable.
         """
         self.cache_full_blocks(parent)
         self.rows[child] = self._free_rows.pop()
@@ -167,9 +172,9 @@ class BlockManager:
             self._emit_shared(child)
 
     def free(self, sequence: Sequence) -> None:
-        """Take all blocks back; what is known of them stays in the prefix cache.
+        """Free all blocks of a sequence; those in the prefix cache stay cached there.
 
-        A sequence that is not finished is thereby preempted: it must begin anew.
+        This preempts an unfinished sequence, which can only continue by `allocate` again.
         """
         row = self.rows.pop(sequence, None)
         if row is None:
@@ -185,15 +190,15 @@ class BlockManager:
         sequence.block_ids = []
         sequence.num_computed = sequence.num_cached_blocks = 0
 
-    def _check_begun(self, sequence: Sequence) -> None:
+    def _check_allocated(self, sequence: Sequence) -> None:
         if sequence not in self.rows:
             raise RequestError(
-                f"Sequence {sequence.sequence_id} has no table: begin it first, and go on only if "
-                "that did not return 0."
+                f"Sequence {sequence.sequence_id} has no block table: call allocate first, and "
+                "continue only if it does not return 0."
             )
 
     def _copy_tail(self, sequence: Sequence) -> None:
-        """Make the shared block that is written next the sequence's own."""
+        """Replace the shared block that is written next by a copy that only this sequence owns."""
         index = sequence.num_computed // self.block_size
         pair = copy_on_write(self.allocator, sequence.block_ids, index)
         assert pair is not None, "the block has other owners"
@@ -215,26 +220,27 @@ class BlockManager:
         self.tables[self.rows[sequence], index] = block_id
 
     def _is_shared_tail(self, sequence: Sequence) -> bool:
-        """Whether the next token goes into a block that others own too."""
+        """Return whether the next token goes into a block with other owners."""
         if sequence.num_computed % self.block_size == 0:
             return False
         last = sequence.block_ids[sequence.num_computed // self.block_size]
         return self.allocator.num_owners(last) > 1
 
-    def _make_room(self, count: int) -> bool:
-        lacking = count - self.allocator.num_free
-        if lacking <= 0:
+    def _ensure_free(self, count: int) -> bool:
+        """Evict cached blocks until `count` blocks are free; return False if there are too few."""
+        missing = count - self.allocator.num_free
+        if missing <= 0:
             return True
-        if self.prefix_cache is None or self.prefix_cache.num_evictable < lacking:
+        if self.prefix_cache is None or self.prefix_cache.num_evictable < missing:
             return False
-        for block_id in self.prefix_cache.evict(lacking):
+        for block_id in self.prefix_cache.evict(missing):
             if self.trace.active:
                 self.trace.emit(EventKind.BLOCK_EVICTED, block=block_id)
         return True
 
     def _release(self, block_ids: list[int], sequence: Sequence) -> None:
         freed = self.allocator.release(block_ids)
-        if self._copies:  # a block that is nobody's now may become another copy's target
+        if self._copies:  # a freed block may become the target of another copy
             self._copies = [copy for copy in self._copies if copy[1] not in freed]
         if self.trace.active:
             for block_id in freed:
@@ -259,13 +265,13 @@ class BlockManager:
         for block_id in sequence.block_ids:
             self.trace.emit(EventKind.BLOCK_SHARED, sequence.sequence_id, block=block_id)
 
-    def _emit_cached(self, sequence: Sequence, num_full: int, exchanged: dict[int, int]) -> None:
+    def _emit_cached(self, sequence: Sequence, num_full: int, replaced: dict[int, int]) -> None:
         for index in range(sequence.num_cached_blocks, num_full):
             own, sequence_id = sequence.block_ids[index], sequence.sequence_id
-            if index not in exchanged:
+            if index not in replaced:
                 self.trace.emit(EventKind.BLOCK_CACHED, sequence_id, block=own)
                 continue
-            known = exchanged[index]
+            known = replaced[index]
             self.trace.emit(EventKind.BLOCK_DEDUPLICATED, sequence_id, source=own, block=known)
             if self.allocator.num_owners(own) == 0:
                 self.trace.emit(EventKind.BLOCK_FREED, sequence_id, block=own)

@@ -1,9 +1,9 @@
-"""Keys and values in one pool of blocks, and attention that finds them through block tables.
+"""Paged attention: keys and values in one pool of blocks, found through block tables.
 
-Source: PagedAttention, Kwon et al. 2023. The pool is `[layers, 2, blocks, block_size, kv_heads,
-head_dim]` (`POOL_AXES`), so that a block's tokens follow one another and gathering blocks gathers
-contexts, in one copy; a slot is `block_id * block_size + offset`. Kernels take strides, so nothing
-else depends on the order of the axes. Block 0 is where padding writes.
+Source: PagedAttention, Kwon et al. 2023. The pool's shape is `[layers, 2, blocks, block_size,
+kv_heads, head_dim]` (`POOL_AXES`). The tokens of a block are contiguous, so gathering a sequence's
+blocks gathers its context in one copy. A slot is `block_id * block_size + offset`. Kernels take
+strides, so only this module depends on the order of the axes. Padding writes to block 0.
 """
 
 import math
@@ -25,12 +25,13 @@ POOL_AXES = ("layers", "2", "blocks", "block_size", "kv_heads", "head_dim")
 
 @dataclass(frozen=True)
 class Batch:
-    """What one step computes, packed: the new tokens of all sequences one after another.
+    """The input of one step, packed: the new tokens of all sequences, one sequence after another.
 
-    `query_starts` are where each sequence's tokens begin and, at the end, their number (the
-    field's `cu_seqlens`); `context_lens` count each sequence's tokens up to and with the new ones;
-    `slots` are where the new tokens' keys and values go; `logits_rows` are the tokens whose next
-    token is wanted. Sequences with one new token stand first; there are `num_decodes` of them.
+    `query_starts` has the index of each sequence's first token and, as its last item, the number of
+    tokens (elsewhere called `cu_seqlens`). `context_lens` has each sequence's length including the
+    new tokens. `slots` has where each new token's key and value are stored. `logits_rows` has the
+    indices of the tokens whose logits are needed. The first `num_decodes` sequences have one new
+    token each.
     """
 
     token_ids: Int64[Tensor, " tokens"]
@@ -44,9 +45,9 @@ class Batch:
 
 
 def slots_of(block_ids: SequenceOf[int], positions: Iterable[int], block_size: int) -> list[int]:
-    """Where the tokens at these positions of a sequence have their keys and values.
+    """Return the slots of the tokens at these positions of a sequence.
 
-    `block_ids` is the sequence's block table, from its first token on.
+    `block_ids` is the sequence's block table; its first block holds position 0.
 
     >>> slots_of([7, 3], range(2, 6), block_size=4)
     [30, 31, 12, 13]
@@ -55,7 +56,7 @@ def slots_of(block_ids: SequenceOf[int], positions: Iterable[int], block_size: i
 
 
 class KVPool:
-    """The memory of all blocks, block 0 included."""
+    """The memory of all blocks, including block 0."""
 
     def __init__(
         self,
@@ -67,8 +68,8 @@ class KVPool:
         dtype: torch.dtype,
     ):
         self.block_size = block_size
-        # Zeros, since what is masked away must not be NaN; straight from the system, whose pages
-        # take no memory before they are written.
+        # Zeros, because masked values must not be NaN. They come from mmap, because the operating
+        # system gives a page memory only when it is first written.
         shape = (layers, 2, num_blocks + 1, block_size, kv_heads, head_dim)
         memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
         self.kv = torch.frombuffer(memory, dtype=dtype).view(shape)
@@ -80,7 +81,7 @@ class KVPool:
         v: Float[Tensor, "tokens kv_heads head_dim"],
         slots: Int64[Tensor, " tokens"],
     ) -> None:
-        """Put each token's key and value into its slot."""
+        """Write each token's key and value of one layer to its slot."""
         for half, new in zip(self.kv[layer_id], (k, v), strict=True):
             half.flatten(0, 1).index_copy_(0, slots, new)
 
@@ -90,7 +91,7 @@ class KVPool:
         Float[Tensor, "*rows slots kv_heads head_dim"],
         Float[Tensor, "*rows slots kv_heads head_dim"],
     ]:
-        """Keys and values of the tables' blocks, in order, as if they were contiguous (a copy)."""
+        """Return copies of the keys and values in these blocks, contiguous and in table order."""
         ids = block_table.flatten()
         keys, values = (
             half.index_select(0, ids).unflatten(0, block_table.shape).flatten(-4, -3)
@@ -99,14 +100,14 @@ class KVPool:
         return keys, values
 
     def copy_blocks(self, pairs: SequenceOf[tuple[int, int]]) -> None:
-        """Copy whole blocks, each (source, target), in all layers."""
+        """Copy whole blocks in all layers, for each pair (source, target)."""
         if pairs:
             sources, targets = (list(ids) for ids in zip(*pairs, strict=True))
             self.kv[:, :, targets] = self.kv[:, :, sources]
 
 
 def attend_paged(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:
-    """Attention of a batch over the pool: all decodes in one product, each prefill in its own."""
+    """Return attention over the pool for one batch: decodes in one call, prefills one by one."""
     longest = int(batch.context_lens[: batch.num_decodes].max()) if batch.num_decodes else 0
     num_blocks = -(-longest // pool.block_size)
     tables = batch.block_tables[: batch.num_decodes, :num_blocks]
@@ -120,11 +121,11 @@ def attend_paged(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) ->
     def decode(layer_id: int, q: Tensor) -> Tensor:
         keys, values = (each.transpose(1, 2) for each in pool.gather(layer_id, tables))
         mask = masks[windows[layer_id]].unsqueeze(1).unsqueeze(1)
-        # The query heads that share a KV head stand where several queries would: on a CPU five
-        # times as fast as enable_gqa, which reads each key once for every query head.
+        # The query heads that share a KV head are passed as if they were several queries. On a CPU
+        # this is five times as fast as enable_gqa, which reads each key once per query head.
         grouped = q.unflatten(1, (keys.shape[1], -1))
-        mixed = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
-        return mixed.flatten(1, 2)
+        out = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
+        return out.flatten(1, 2)
 
     def prefill(layer_id: int, row: int, q: Tensor) -> Tensor:
         length = int(batch.context_lens[row])
@@ -135,9 +136,9 @@ def attend_paged(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) ->
     def attend(layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         pool.store(layer_id, k, v, batch.slots)
         starts = batch.query_starts
-        mixed = [decode(layer_id, q[: batch.num_decodes])] if batch.num_decodes else []
+        outs = [decode(layer_id, q[: batch.num_decodes])] if batch.num_decodes else []
         for row in range(batch.num_decodes, len(starts) - 1):
-            mixed.append(prefill(layer_id, row, q[starts[row] : starts[row + 1]]))
-        return torch.cat(mixed)
+            outs.append(prefill(layer_id, row, q[starts[row] : starts[row + 1]]))
+        return torch.cat(outs)
 
     return attend

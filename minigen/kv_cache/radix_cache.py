@@ -1,10 +1,10 @@
-"""Sharing the keys and values of equal beginnings, block by block.
+"""Prefix caching: sequences share the keys and values of a common prefix, block by block.
 
-A radix tree whose edges are whole blocks: a path from the root spells the tokens of a beginning,
-and each node knows the block that holds the last of them. A new sequence walks down as far as its
-own tokens go and takes those blocks instead of computing them. Blocks that no sequence uses any
-more stay, until memory is short; then the least recently used go first. Sources: RadixAttention,
-Zheng et al. 2023 (SGLang); automatic prefix caching at block granularity, vLLM.
+The cache is a radix tree whose edges are whole blocks. A path from the root spells the tokens of a
+prefix, and each node holds the block with the last of these tokens. A new sequence follows the path
+of its own tokens as far as it exists, and uses those blocks instead of computing them. Blocks that
+no sequence uses stay cached until memory runs out; then the least recently used are evicted first.
+Sources: RadixAttention, Zheng et al. 2023 (SGLang); automatic prefix caching per block, vLLM.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -17,7 +17,7 @@ Key = tuple[int, ...]
 
 @dataclass(eq=False)
 class Node:
-    """A full block of tokens behind its parent's; `num_users` sequences own it right now."""
+    """A full block of tokens that follows its parent's; `num_users` live sequences use it."""
 
     key: Key
     block_id: int
@@ -28,11 +28,12 @@ class Node:
 
 
 class RadixPrefixCache:
-    """Finds, keeps and evicts blocks of computed tokens; itself one owner of each that it keeps.
+    """A prefix cache as a radix tree; the cache is one owner of each block that it stores.
 
-    Whoever uses a node uses all above it, so what nobody uses hangs together at the bottom; and
-    since a sequence lets go of its last block first, `_unused` (least recent first) always has a
-    node behind all of its children. So the first of it is a leaf, and evicting it is O(1).
+    A sequence that uses a node uses all nodes above it, so the unused nodes are at the bottom of
+    the tree. A sequence releases its last block first, so in `_unused` (least recently used first)
+    a node always comes after all of its children. Therefore the first node of `_unused` is a leaf,
+    and evicting it is O(1).
     """
 
     def __init__(self, allocator: BlockAllocator, block_size: int):
@@ -43,19 +44,19 @@ class RadixPrefixCache:
 
     @property
     def num_evictable(self) -> int:
-        """Blocks that would become free if they were needed."""
+        """The number of cached blocks that no sequence uses."""
         return len(self._unused)
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that are kept, used or not."""
+        """The number of cached blocks, used or not."""
         return len(self._node_of)
 
     def match(self, token_ids: SequenceOf[int], salt: str | None = None) -> list[int]:
-        """The blocks of the longest known beginning of `token_ids`, each now with one owner more.
+        """Return the blocks of the longest cached prefix of `token_ids`, each with one more owner.
 
-        At least one token is left over, since a step must compute something to have logits. Only
-        sequences of the same `salt` share.
+        At least one token is left without a block, because a step must compute a token to have
+        logits. Only sequences with the same `salt` share blocks.
         """
         node, matched = self.roots.get(salt), []
         num_blocks = max(len(token_ids) - 1, 0) // self.block_size
@@ -75,14 +76,15 @@ class RadixPrefixCache:
         first: int,
         salt: str | None = None,
     ) -> list[tuple[int, int]]:
-        """Keep a sequence's full, computed blocks from index `first` on.
+        """Store a sequence's full, computed blocks, from index `first` of its block table on.
 
-        `block_ids` are the sequence's own; `token_ids` fill them, and all before `first` are kept
-        already. Where an equal block is known, the sequence takes that one instead, and its own is
-        freed: returns these as (index, known block), already exchanged in the counts.
+        `block_ids` is the block table, and `token_ids` are the tokens in its full blocks. The
+        blocks before `first` are cached already. If an equal block is cached, the sequence uses
+        that one, and its own block is released. Returns a pair (index, cached block) for each of
+        these; their reference counts are already updated.
         """
         node = self._node_above(block_ids, first, salt)
-        exchanged = []
+        replaced = []
         for index in range(first, len(token_ids) // self.block_size):
             key = self._key(token_ids, index)
             known = node.children.get(key)
@@ -94,18 +96,18 @@ class RadixPrefixCache:
             elif known.block_id != block_ids[index]:
                 self.allocator.share([known.block_id])
                 self.allocator.release([block_ids[index]])
-                exchanged.append((index, known.block_id))
+                replaced.append((index, known.block_id))
             self._use(known)
             node = known
-        return exchanged
+        return replaced
 
     def acquire(self, block_ids: SequenceOf[int]) -> None:
-        """Another sequence uses these blocks too, as a fork of one that does."""
+        """Count one more user of these blocks: the fork of a sequence that uses them."""
         for block_id in block_ids:
             self._use(self._node_of[block_id])
 
     def release(self, block_ids: SequenceOf[int]) -> None:
-        """A sequence is about to release these blocks of its own, given from first to last."""
+        """Count one user less of these blocks, given in order, before the caller releases them."""
         for block_id in reversed(block_ids):
             node = self._node_of.get(block_id)
             if node is not None:
@@ -114,18 +116,18 @@ class RadixPrefixCache:
                     self._unused[node] = None
 
     def evict(self, count: int) -> list[int]:
-        """Free up to `count` blocks that nobody uses, the least recently used first."""
+        """Free up to `count` unused blocks, the least recently used first; return them."""
         evicted = []
         for node in list(self._first_unused(count)):
-            assert not node.children, "a node leaves after all of its children"
+            assert not node.children, "a node is evicted after all of its children"
             del self._unused[node]
             del self._node_of[node.block_id]
-            self._cut_off(node)
+            self._unlink(node)
             evicted.append(node.block_id)
         self.allocator.release(evicted)
         return evicted
 
-    def _cut_off(self, node: Node) -> None:
+    def _unlink(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None, "a root holds no block"
         del parent.children[node.key]

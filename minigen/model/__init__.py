@@ -1,1 +1,1 @@
-"""From stored tensors to the logits of the next token."""
+"""The model: from a checkpoint's tensors to the logits of the next token."""

@@ -1,4 +1,4 @@
-"""Causal attention with grouped heads: the naive version, the fast one, and the packed one.
+"""Causal grouped-query attention: a naive version, a fast version, and one for packed sequences.
 
 Sources: Vaswani et al. 2017; multi-query, Shazeer 2019; grouped-query, Ainslie et al. 2023;
 sliding window, Jiang et al. 2023 (Mistral 7B).
@@ -19,9 +19,10 @@ from minigen.protocols import Attend
 def causal_mask(
     num_queries: int, num_keys: int, window: int | None = None
 ) -> Bool[Tensor, "queries keys"]:
-    """Which keys each query may look at, the queries being the last of the keys' positions.
+    """Return True where a query may attend to a key.
 
-    A query sees itself and what came before it, at most `window` positions in all.
+    The queries are the last of the keys' positions. A query attends to its own position and
+    earlier ones, at most `window` positions in total.
 
     >>> causal_mask(2, 4, window=2).int().tolist()
     [[0, 1, 1, 0], [0, 0, 1, 1]]
@@ -38,7 +39,7 @@ def attention_naive(
     v: Float[Tensor, "context kv_heads head_dim"],
     window: int | None = None,
 ) -> Float[Tensor, "tokens q_heads head_dim"]:
-    """softmax(q k^T / sqrt(head_dim)) v, written out; the oracle of all faster versions.
+    """Compute softmax(q k^T / sqrt(head_dim)) v step by step: the reference for faster versions.
 
     The queries are the last `tokens` positions of the context. Query head h uses KV head
     h // (q_heads / kv_heads).
@@ -61,26 +62,26 @@ def attention(
     v: Float[Tensor, "context kv_heads head_dim"],
     window: int | None = None,
 ) -> Float[Tensor, "tokens q_heads head_dim"]:
-    """The same as `attention_naive`, through torch's scaled_dot_product_attention."""
+    """Compute the same as `attention_naive` with torch's scaled_dot_product_attention."""
     num_tokens, context = len(q), len(k)
     if window is not None and num_tokens == 1:
         k, v = k[-window:], v[-window:]
     windowed = window is not None and context > window and num_tokens > 1
-    whole = num_tokens == context and not windowed
+    full = num_tokens == context and not windowed
     mask = None
-    if num_tokens > 1 and not whole:
+    if num_tokens > 1 and not full:
         mask = causal_mask(num_tokens, context, window)
     q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in (q, k, v))
-    mixed = functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=whole and num_tokens > 1, enable_gqa=True
+    out = functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=full and num_tokens > 1, enable_gqa=True
     )
-    return mixed.squeeze(0).transpose(0, 1)
+    return out.squeeze(0).transpose(0, 1)
 
 
 def attend_packed(lengths: Sequence[int], windows: Sequence[int | None]) -> Attend:
-    """Attention over whole sequences packed one after another, with nothing kept for later.
+    """Return attention over complete sequences packed one after another, without a KV cache.
 
-    `lengths` are the sequences' tokens, `windows` each layer's sliding window.
+    `lengths` has each sequence's number of tokens, `windows` each layer's sliding window.
     """
     ends = [0]
     for length in lengths:

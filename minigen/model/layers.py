@@ -16,7 +16,7 @@ from minigen.checkpoint.model_config import RopeScaling
 
 @dataclass(frozen=True)
 class DenseLinear:
-    """y = x W^T + b, with W in one floating-point type; `parts` as in `protocols.Linear`."""
+    """y = x W^T + b, with W in a floating-point dtype; `parts` as in `protocols.Linear`."""
 
     weight: Float[Tensor, "out_features in_features"]
     bias: Float[Tensor, " out_features"] | None
@@ -31,7 +31,7 @@ class DenseLinear:
 def rms_norm(
     x: Float[Tensor, "*rows hidden"], weight: Float[Tensor, " hidden"], eps: float
 ) -> Float[Tensor, "*rows hidden"]:
-    """Scale each row to a root mean square of 1, then by `weight`; computed in float32."""
+    """Scale each row to a root mean square of 1 (in float32), then multiply it by `weight`."""
     wide = x.float()
     mean_square = wide.square().mean(dim=-1, keepdim=True)
     return weight * (wide * torch.rsqrt(mean_square + eps)).to(x.dtype)
@@ -43,9 +43,9 @@ def rotary_frequencies(
     linear_factor: float = 1.0,
     scaling: RopeScaling | None = None,
 ) -> Float[Tensor, " half"]:
-    """How far each pair of a head's numbers turns per position, in radians: theta^(-2i/head_dim).
+    """Return the rotation per position of each pair of a head: theta^(-2i/head_dim) radians.
 
-    `linear_factor` divides all of them (Chen et al. 2023); `scaling` slows the slow ones only.
+    `linear_factor` divides all frequencies (Chen et al. 2023); `scaling` lowers only the low ones.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     frequencies = 1.0 / (theta**exponents) / linear_factor
@@ -53,18 +53,21 @@ def rotary_frequencies(
 
 
 def _stretched(frequencies: Float[Tensor, " half"], scaling: RopeScaling) -> Float[Tensor, " half"]:
-    """Llama 3's rule: pairs that turn often within the original context stay as they are, those
-    that turn less than about once are slowed by `factor`, and those between are blended."""
+    """Scale frequencies by Llama 3's rule.
+
+    Pairs that make many turns within the original context keep their frequency. Pairs that make
+    less than about one turn are slowed by `factor`. Those between are interpolated.
+    """
     turns = scaling.original_max_positions * frequencies / (2 * math.pi)
     span = scaling.high_freq_factor - scaling.low_freq_factor
-    kept = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
-    return (1 - kept) * frequencies / scaling.factor + kept * frequencies
+    unscaled = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
+    return (1 - unscaled) * frequencies / scaling.factor + unscaled * frequencies
 
 
 def rotary_tables(
     frequencies: Float[Tensor, " half"], positions: Int64[Tensor, " tokens"]
 ) -> tuple[Float[Tensor, "tokens half"], Float[Tensor, "tokens half"]]:
-    """Cosine and sine of every pair's angle at each token's position."""
+    """Return the cosine and the sine of every pair's angle at each token's position."""
     angles = positions.float().unsqueeze(-1) * frequencies
     return angles.cos(), angles.sin()
 
@@ -74,11 +77,11 @@ def apply_rotary(
     cos: Float[Tensor, "tokens half"],
     sin: Float[Tensor, "tokens half"],
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """Turn each pair (i, i + head_dim/2) by its angle: the pairing of transformers' checkpoints."""
+    """Rotate each pair (i, i + head_dim/2) by its angle: the pairing of Hugging Face models."""
     cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
     first, second = x.float().chunk(2, dim=-1)
-    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-    return turned.to(x.dtype)
+    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return rotated.to(x.dtype)
 
 
 def apply_rotary_interleaved(
@@ -86,18 +89,19 @@ def apply_rotary_interleaved(
     cos: Float[Tensor, "tokens half"],
     sin: Float[Tensor, "tokens half"],
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """Turn each pair (2i, 2i + 1) by its angle: the paper's pairing, and llama.cpp's for Llama.
+    """Rotate each pair (2i, 2i + 1) by its angle: the pairing of the paper.
 
-    Weights made for one pairing give nonsense under the other, without any error.
+    llama.cpp uses it for Llama models. Weights made for one pairing give wrong results with the
+    other, without an error.
     """
     cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
     even, odd = x.float().unflatten(-1, (-1, 2)).unbind(dim=-1)
-    turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
-    return turned.flatten(-2).to(x.dtype)
+    rotated = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
+    return rotated.flatten(-2).to(x.dtype)
 
 
 def swiglu(
     gate: Float[Tensor, "tokens ffn"], up: Float[Tensor, "tokens ffn"]
 ) -> Float[Tensor, "tokens ffn"]:
-    """SiLU(gate) x up: each hidden unit lets through as much of `up` as its gate is open."""
+    """Return SiLU(gate) * up: the gate decides how much of each hidden unit of `up` passes."""
     return functional.silu(gate) * up

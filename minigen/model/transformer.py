@@ -1,7 +1,7 @@
 """The whole forward pass of a Llama-, Qwen- or Mistral-type model, over packed tokens.
 
-Attention is passed in (`Attend`), so that the same stack runs without a cache, with a dense one
-and with a paged one. Source: Touvron et al. 2023 for the stack; transformers' checkpoints for the
+Attention is passed in (`Attend`), so that the same layers run without a KV cache, with a dense one
+and with a paged one. Sources: Touvron et al. 2023 for the layers; Hugging Face checkpoints for the
 names of the tensors.
 """
 
@@ -27,13 +27,13 @@ from minigen.model.layers import (
 from minigen.protocols import Attend, Linear
 
 MakeLinear = Callable[[Sequence[StoredTensor], Sequence[StoredTensor]], Linear]
-AttendInLayer = Callable[[Tensor, Tensor, Tensor], Tensor]  # an `Attend`, its layer chosen
+AttendInLayer = Callable[[Tensor, Tensor, Tensor], Tensor]  # an `Attend`, bound to its layer
 Rotation = tuple[Float[Tensor, "tokens half"], Float[Tensor, "tokens half"]]
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer's weights; Q, K and V are one fused product, gate and up another."""
+    """One layer's weights; Q, K and V are one fused linear layer, gate and up another."""
 
     attention_norm: Float[Tensor, " hidden"]
     qkv: Linear
@@ -47,7 +47,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Transformer:
-    """Token ids to the logits of each next token."""
+    """A decoder-only model: it maps token ids to hidden states, and these to next-token logits."""
 
     embedding: Float[Tensor, "vocab hidden"]
     layers: tuple[Layer, ...]
@@ -63,7 +63,7 @@ class Transformer:
         positions: Int64[Tensor, " tokens"],
         attend: Attend,
     ) -> Float[Tensor, "tokens hidden"]:
-        """The last layer's hidden states; `logits` turns the rows that matter into logits."""
+        """Return the last layer's hidden states; `logits` turns rows of them into logits."""
         x = self.embed(token_ids)
         rotation = self.rotation(positions)
         for layer_id, layer in enumerate(self.layers):
@@ -72,15 +72,15 @@ class Transformer:
         return x
 
     def embed(self, token_ids: Int64[Tensor, " tokens"]) -> Float[Tensor, "tokens hidden"]:
-        """Each token's own vector, where every layer adds to."""
+        """Return each token's embedding: the residual stream, to which each layer will add."""
         return functional.embedding(token_ids, self.embedding)
 
     def rotation(self, positions: Int64[Tensor, " tokens"]) -> Rotation:
-        """Cosines and sines of the tokens' positions, the same for all layers."""
+        """Return the cosines and sines of the tokens' positions, the same for all layers."""
         return rotary_tables(self.frequencies, positions)
 
     def logits(self, x: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
-        """Scores of every token as the next one, in float32, for hidden states of any layer."""
+        """Return the next-token logits in float32, from the hidden states of any layer."""
         return self.head(rms_norm(x, self.norm, self.norm_eps)).float()
 
 
@@ -92,9 +92,9 @@ def run_layer(
     head_dim: int,
     norm_eps: float,
 ) -> Float[Tensor, "tokens hidden"]:
-    """Attention, then feed-forward; each reads a normalised x, and adds to x."""
-    normalised = rms_norm(x, layer.attention_norm, norm_eps)
-    q, k, v = project_qkv(layer, normalised, rotation, head_dim, norm_eps)
+    """Apply attention, then the feed-forward network; each reads a normalised x and adds to x."""
+    normalized = rms_norm(x, layer.attention_norm, norm_eps)
+    q, k, v = project_qkv(layer, normalized, rotation, head_dim, norm_eps)
     x = x + layer.out(attend(q, k, v).flatten(-2))
     hidden = layer.gate_up(rms_norm(x, layer.ffn_norm, norm_eps))
     gate, up = hidden.split(layer.gate_up.parts, dim=-1)
@@ -112,9 +112,9 @@ def project_qkv(
     Float[Tensor, "tokens kv_heads head_dim"],
     Float[Tensor, "tokens kv_heads head_dim"],
 ]:
-    """Queries, keys and values of a normalised x, by heads; queries and keys are rotated.
+    """Return the queries, keys and values of a normalised x, by head; q and k are rotated.
 
-    Where the layer has norms for queries and keys, they act on each head, before the rotation.
+    If the layer has norms for queries and keys, they are applied to each head before the rotation.
     """
     parts = layer.qkv(x).split(layer.qkv.parts, dim=-1)
     q, k, v = (part.unflatten(-1, (-1, head_dim)) for part in parts)
@@ -126,7 +126,7 @@ def project_qkv(
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all tensors that a model of this configuration has."""
+    """Return the names and shapes of all tensors that a model with this configuration has."""
     hidden, ffn = config.hidden, config.ffn
     q_width, kv_width = config.q_heads * config.head_dim, config.kv_heads * config.head_dim
     linears = {
@@ -167,10 +167,10 @@ def build_transformer(
     make_linear: MakeLinear,
     finish_head: Callable[[DenseLinear], Linear] = lambda head: head,
 ) -> Transformer:
-    """Put stored tensors, already checked against `expected_tensors`, together as a model.
+    """Build a model from stored tensors that were checked against `expected_tensors`.
 
-    `make_linear` decides how products are done; norms and the embedding are kept in `dtype`. Where
-    the output head is the embedding itself, `finish_head` may put it into another form.
+    `make_linear` chooses the linear layers' implementation; norms and the embedding are stored in
+    `dtype`. If the output head is the embedding itself, `finish_head` may convert it.
     """
     embedding = tensors["model.embed_tokens.weight"].dequantize(dtype)
     tensors["model.embed_tokens.weight"].release_pages()
@@ -181,7 +181,7 @@ def build_transformer(
     frequencies = rotary_frequencies(
         config.head_dim, config.rope_theta, config.rope_linear_factor, config.rope_scaling
     )
-    if "rope_freqs.weight" in tensors:  # how a GGUF writes Llama 3's scaling
+    if "rope_freqs.weight" in tensors:  # how a GGUF file stores Llama 3's scaling
         frequencies = frequencies / tensors["rope_freqs.weight"].dequantize()
     return Transformer(
         embedding=embedding,
@@ -230,7 +230,7 @@ def _build_layer(
 def dense_linear(
     dtype: torch.dtype,
 ) -> Callable[[Sequence[StoredTensor], Sequence[StoredTensor]], DenseLinear]:
-    """Linear layers whose weights are dequantized once, into `dtype`."""
+    """Return a `MakeLinear` whose layers dequantize their weights once, to `dtype`."""
 
     def make(weights: Sequence[StoredTensor], biases: Sequence[StoredTensor]) -> DenseLinear:
         parts = tuple(weight.shape[0] for weight in weights)

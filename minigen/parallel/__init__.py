@@ -1,1 +1,1 @@
-"""One model on several devices: who holds what, and the messages between them."""
+"""Tensor parallelism: one model split over several processes, and the messages between them."""

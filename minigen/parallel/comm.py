@@ -1,9 +1,9 @@
-"""Messages between the ranks of one model: three operations, four ways to carry them.
+"""Messages between the ranks of one model: three collective operations, four implementations.
 
-A rank is one of several workers that do the same at the same time, each on its own share; they are
-numbered from 0. Every operation is a collective: all ranks call it, in the same order, with tensors
-of the same shape, and none returns before all have given their part. Sources: MPI's collective
-operations; Patarasuk and Yuan 2009 for the ring, and for what it costs.
+A rank is one of several workers that do the same work at the same time, each on its own shard;
+ranks are numbered from 0. Every operation is a collective: all ranks call it, in the same order,
+with tensors of the same shape, and it returns after all ranks have contributed. Sources: MPI's
+collective operations; Patarasuk and Yuan 2009 for ring all-reduce and its cost.
 """
 
 import threading
@@ -23,12 +23,12 @@ from minigen.trace.events import Event, EventKind, Trace
 
 Result = TypeVar("Result")
 MESSAGES = (EventKind.ALL_REDUCED, EventKind.ALL_GATHERED, EventKind.BROADCAST)
-PATIENCE = timedelta(days=1)  # of a rank for the others; one that ends is noticed at once
+TIMEOUT = timedelta(days=1)  # of waiting for other ranks; a rank that ends is noticed at once
 
 
 @runtime_checkable
 class Comm(Protocol):
-    """What a rank needs of the others. What is passed in may be overwritten with the result."""
+    """The collective operations of a rank. The input may be overwritten with the result."""
 
     @property
     def rank(self) -> int: ...
@@ -37,21 +37,21 @@ class Comm(Protocol):
     def num_ranks(self) -> int: ...
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of all ranks' tensors, for every rank."""
+        """Return the sum of all ranks' tensors, on every rank."""
         ...
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """All ranks' tensors side by side along the last axis, in order, for every rank."""
+        """Return all ranks' tensors, concatenated in order along the last axis, on every rank."""
         ...
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """The tensor of rank 0, for every rank."""
+        """Return the tensor of rank 0, on every rank."""
         ...
 
 
 @dataclass(frozen=True)
 class SoloComm:
-    """One rank alone: each message is to itself, and costs nothing."""
+    """A single rank: every operation returns its input."""
 
     rank: int = 0
     num_ranks: int = 1
@@ -67,8 +67,8 @@ class SoloComm:
 
 
 @dataclass(frozen=True)
-class _Table:
-    """Where the ranks of one process lay down their tensors, and wait for each other."""
+class _Exchange:
+    """The shared state of the ranks of one process: their tensors, and a barrier."""
 
     tensors: list[Tensor | None]
     barrier: threading.Barrier
@@ -76,53 +76,53 @@ class _Table:
 
 @dataclass(frozen=True)
 class ThreadComm:
-    """A rank among the threads of one process; made by `thread_comms`, for tests and lessons.
+    """A rank among the threads of one process; created by `thread_comms`, for tests and lessons.
 
-    Raises `WorkerError` if another rank fails, or comes too late.
+    Raises `WorkerError` if another rank fails or times out.
     """
 
     rank: int
     num_ranks: int
-    _table: _Table
+    _shared: _Exchange
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        return torch.stack(self._exchange(x)).sum(dim=0, dtype=x.dtype)
+        return torch.stack(self._all_tensors(x)).sum(dim=0, dtype=x.dtype)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        return torch.cat(self._exchange(x), dim=-1)
+        return torch.cat(self._all_tensors(x), dim=-1)
 
     def broadcast(self, x: Tensor) -> Tensor:
-        return self._exchange(x)[0]
+        return self._all_tensors(x)[0]
 
-    def leave(self) -> None:
-        """End the group: whoever waits for this rank gets an error instead of waiting."""
-        self._table.barrier.abort()
+    def abort(self) -> None:
+        """Break the barrier, so that ranks waiting for this one raise an error."""
+        self._shared.barrier.abort()
 
-    def _exchange(self, x: Tensor) -> list[Tensor]:
-        """Lay `x` down, and take a copy of what everybody laid down."""
+    def _all_tensors(self, x: Tensor) -> list[Tensor]:
+        """Publish `x`, and return a copy of every rank's tensor."""
         try:
-            self._table.tensors[self.rank] = x
-            self._table.barrier.wait()
-            laid = [each.clone() for each in self._table.tensors if each is not None]
-            self._table.barrier.wait()  # nobody may write the next before all have read this one
+            self._shared.tensors[self.rank] = x
+            self._shared.barrier.wait()
+            copies = [each.clone() for each in self._shared.tensors if each is not None]
+            self._shared.barrier.wait()  # all ranks must have read before the next write
         except threading.BrokenBarrierError:
-            raise WorkerError(f"Rank {self.rank} waited for a rank that did not come.") from None
-        return laid
+            raise WorkerError(f"Rank {self.rank} waited for a rank that did not arrive.") from None
+        return copies
 
 
 def thread_comms(num_ranks: int, timeout: float = 30.0) -> list[ThreadComm]:
-    """The ranks of a group of threads, who wait `timeout` seconds for each other at most."""
-    table = _Table([None] * num_ranks, threading.Barrier(num_ranks, timeout=timeout))
-    return [ThreadComm(rank, num_ranks, table) for rank in range(num_ranks)]
+    """Create the ranks of a group of threads, which wait at most `timeout` seconds per message."""
+    shared = _Exchange([None] * num_ranks, threading.Barrier(num_ranks, timeout=timeout))
+    return [ThreadComm(rank, num_ranks, shared) for rank in range(num_ranks)]
 
 
 def run_ranks(
     num_ranks: int, work: Callable[[ThreadComm], Result], timeout: float = 30.0
 ) -> list[Result]:
-    """`work(comm)` in one thread a rank; returns each rank's result, in order.
+    """Run `work(comm)` in one thread per rank, and return the ranks' results in order.
 
-    They wait `timeout` seconds for each other at most. Raises what the first rank raised that
-    failed by itself, not by waiting for another.
+    Ranks wait at most `timeout` seconds for each other. Raises the error of the first rank that
+    failed, and not those of the ranks that waited for it.
     """
     comms = thread_comms(num_ranks, timeout)
     results: dict[int, Result] = {}
@@ -133,7 +133,7 @@ def run_ranks(
             results[comm.rank] = work(comm)
         except Exception as error:
             errors.append(error)
-            comm.leave()
+            comm.abort()
 
     threads = [threading.Thread(target=run, args=(comm,), daemon=True) for comm in comms]
     for thread in threads:
@@ -149,7 +149,7 @@ def run_ranks(
 class GroupComm:
     """A rank among processes: torch.distributed, with gloo on CPUs and NCCL on GPUs.
 
-    Raises `WorkerError` when another rank has gone.
+    Raises `WorkerError` when another rank has ended.
     """
 
     group: Any  # a ProcessGroup, or one backend of it
@@ -186,32 +186,33 @@ class GroupComm:
             raise WorkerError(f"Rank {self.rank} lost another rank: {reason}.") from error
 
 
-def local_comm(rank: int, num_ranks: int, meeting: Path) -> GroupComm:
-    """A rank among processes of this machine, over gloo; they find each other through a file.
+def local_comm(rank: int, num_ranks: int, rendezvous: Path) -> GroupComm:
+    """Connect a rank to other processes of this machine, over gloo.
 
-    `meeting` is that file, which need not exist. They listen at 127.0.0.1 only. Blocks until all
-    ranks have come. Raises `WorkerError` if the file's folder is gone: torch would wait for it for
-    minutes, and hold Python's lock, so that no thread could end this process.
+    `rendezvous` is the file through which the ranks find each other; it need not exist yet. The
+    ranks listen at 127.0.0.1 only. Blocks until all ranks have connected. Raises `WorkerError` if
+    the file's folder is gone: torch would wait for it for minutes while it holds Python's lock, so
+    that no thread could end this process.
     """
-    if not meeting.parent.is_dir():
-        raise WorkerError(f"{meeting.parent} is gone: rank 0 ended before the ranks had met.")
+    if not rendezvous.parent.is_dir():
+        raise WorkerError(f"{rendezvous.parent} is gone: rank 0 ended before the ranks connected.")
     gloo: Any = dist.ProcessGroupGloo  # its stubs lack the options
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname="127.0.0.1")]
-    options._timeout = PATIENCE
-    return GroupComm(gloo(dist.FileStore(str(meeting), num_ranks), rank, num_ranks, options))
+    options._timeout = TIMEOUT
+    return GroupComm(gloo(dist.FileStore(str(rendezvous), num_ranks), rank, num_ranks, options))
 
 
 def joined_comm(backend: str = "gloo") -> GroupComm:
-    """This process's rank among those that `torchrun` started, on one or several machines."""
+    """Connect this process to the ranks that `torchrun` started, on one or several machines."""
     if not dist.is_initialized():
-        dist.init_process_group(backend, timeout=PATIENCE)
+        dist.init_process_group(backend, timeout=TIMEOUT)
     return GroupComm(dist.group.WORLD)
 
 
 @dataclass(frozen=True)
 class TracedComm:
-    """Another comm, with every message told to a trace: its bytes on this rank, and its time."""
+    """A comm that emits a trace event per message, with its bytes on this rank and its time."""
 
     comm: Comm
     trace: Trace
@@ -225,28 +226,28 @@ class TracedComm:
         return self.comm.num_ranks
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        return self._told(EventKind.ALL_REDUCED, self.comm.all_reduce, x)
+        return self._traced(EventKind.ALL_REDUCED, self.comm.all_reduce, x)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        return self._told(EventKind.ALL_GATHERED, self.comm.all_gather, x)
+        return self._traced(EventKind.ALL_GATHERED, self.comm.all_gather, x)
 
     def broadcast(self, x: Tensor) -> Tensor:
-        return self._told(EventKind.BROADCAST, self.comm.broadcast, x)
+        return self._traced(EventKind.BROADCAST, self.comm.broadcast, x)
 
-    def _told(self, kind: EventKind, operation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def _traced(self, kind: EventKind, operation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if not self.trace.active:
             return operation(x)
         started_ns, num_bytes = time.perf_counter_ns(), x.nbytes
-        made = operation(x)
+        result = operation(x)
         self.trace.emit(kind, bytes=num_bytes, duration_ns=time.perf_counter_ns() - started_ns)
-        return made
+        return result
 
 
 @dataclass(eq=False)
 class MessageCounters:
-    """How many messages of each kind, their bytes, and the time in them; subscribe it to a trace.
+    """Number, bytes and seconds of the messages of each kind; subscribe it to a trace.
 
-    Bytes are those of the tensor that each rank puts in, however many of them the network carries.
+    Bytes are the size of this rank's input tensors, not the traffic on the network.
     """
 
     num_messages: dict[str, int] = field(default_factory=dict)

@@ -1,9 +1,9 @@
-"""A model split over ranks: rank 0's runner, and the processes of the other ranks on this machine.
+"""Starts a model split over ranks: rank 0 is the driver, the other ranks are worker processes.
 
-Rank 0 starts the other ranks, or finds them started by `torchrun`, and tells them by a first
-broadcast what to load. From then on they follow it. Each is `python -m minigen.parallel.worker`,
-never a fork or a copy of the caller's `__main__`. A worker's stdin is a pipe without data: when
-rank 0 ends, in whatever way, it closes, and the worker ends, too.
+The driver starts the workers, or finds them started by `torchrun`, and a first broadcast names the
+model to load. From then on the workers compute the driver's steps. Each worker is a new process,
+`python -m minigen.parallel.worker`, never a fork or a copy of the caller's `__main__`. Its stdin is
+a pipe without data: the pipe closes when the driver ends for any reason, and then the worker ends.
 """
 
 import json
@@ -30,16 +30,16 @@ from minigen.errors import OptionError, WorkerError
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.paged import KVPool
 from minigen.parallel.comm import Comm, TracedComm, joined_comm, local_comm
-from minigen.parallel.runner import CommThread, LeadRunner, RankRunner, follow
+from minigen.parallel.runner import CommThread, DriverRunner, RankRunner, run_steps
 from minigen.parallel.sharding import build_share, local_config
 from minigen.trace.events import Trace
 
-LOST_ANOTHER = 3  # the exit status of a worker that ended because another did
-_GRACE = 1.0  # seconds in which a process that has ended is seen to have done so
+LOST_ANOTHER = 3  # the exit status of a worker that ended because another rank ended
+_GRACE_SECONDS = 1.0  # time until the end of a process is visible
 
 
 class Workers:
-    """Processes for the ranks 1 to `num_ranks - 1`, who meet rank 0 at the file `meeting`."""
+    """The processes of ranks 1 to `num_ranks - 1`; the ranks connect through a rendezvous file."""
 
     def __init__(self, num_ranks: int):
         self.num_ranks = num_ranks
@@ -53,22 +53,22 @@ class Workers:
             raise
 
     @property
-    def meeting(self) -> Path:
-        """Where the ranks find each other."""
-        return self._folder / "meeting"
+    def rendezvous(self) -> Path:
+        """The file through which the ranks find each other."""
+        return self._folder / "rendezvous"
 
     @property
     def process_ids(self) -> list[int]:
-        """Of ranks 1 and up, in order."""
+        """The process ids of ranks 1 and up, in order."""
         return [process.pid for process in self._processes]
 
     def check(self, error: WorkerError | None = None) -> None:
-        """Raises `WorkerError` if a worker has ended, and ends the others.
+        """Raise `WorkerError` if a worker has ended, and end the others.
 
-        With an `error` that rank 0 had, wait a moment for the one that ended and caused it; if
-        none did, it is rank 0's own, and the end of all as well.
+        `error` is an error of rank 0. In that case, wait up to a second for the end of a worker
+        that may have caused it. If no worker ends, the error is rank 0's own; end all workers.
         """
-        deadline = time.monotonic() + (0.0 if error is None else _GRACE)
+        deadline = time.monotonic() + (0.0 if error is None else _GRACE_SECONDS)
         ended = self._ended()
         while not ended and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -80,18 +80,18 @@ class Workers:
         rank = min(ended, key=lambda rank: (ended[rank] == LOST_ANOTHER, rank))
         message = (
             f"Rank {rank} of {self.num_ranks} (process {self.process_ids[rank - 1]}) "
-            f"{_how(ended[rank])}, so the model is not whole any more and all ranks have been "
-            f"ended; load it again.{self._last_words(rank)}"
+            f"{_describe_exit(ended[rank])}, so the model is incomplete and all ranks have been "
+            f"stopped; load it again.{self._last_log_line(rank)}"
         )
         self.close()
         raise WorkerError(message)
 
     def close(self) -> None:
-        """End all of them, and forget their files."""
+        """End all workers, and delete their files."""
         for process in self._processes:
             if process.stdin is not None:
                 process.stdin.close()
-        deadline = time.monotonic() + _GRACE
+        deadline = time.monotonic() + _GRACE_SECONDS
         for process in self._processes:
             try:
                 process.wait(max(deadline - time.monotonic(), 0.01))
@@ -104,7 +104,7 @@ class Workers:
         with self._log(rank).open("wb") as log:
             return start_module(
                 "minigen.parallel.worker",
-                *(str(rank), str(self.num_ranks), str(self.meeting)),
+                *(str(rank), str(self.num_ranks), str(self.rendezvous)),
                 stdout=log,
                 stderr=log,
             )
@@ -116,14 +116,14 @@ class Workers:
     def _log(self, rank: int) -> Path:
         return self._folder / f"rank-{rank}.txt"
 
-    def _last_words(self, rank: int) -> str:
+    def _last_log_line(self, rank: int) -> str:
         log = self._log(rank)
         text = log.read_text("utf-8", errors="replace") if log.exists() else ""
         lines = text.strip().splitlines()
-        return f" Its last words: {lines[-1].strip()}" if lines else ""
+        return f" The last line of its log: {lines[-1].strip()}" if lines else ""
 
 
-def _how(status: int) -> str:
+def _describe_exit(status: int) -> str:
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
     return f"ended with status {status}"
@@ -131,7 +131,7 @@ def _how(status: int) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """What every rank must know, as rank 0 has decided it."""
+    """The settings that rank 0 sends to every rank."""
 
     path: str
     form: str
@@ -140,80 +140,83 @@ class Settings:
     num_threads: int
 
 
-def lead(
+def start_driver(
     checkpoint: Checkpoint,
     settings: Settings,
     num_ranks: int,
     manager: BlockManager,
     max_num_batched_tokens: int,
     trace: Trace,
-) -> LeadRunner:
-    """The runner of rank 0, with all other ranks loaded and waiting.
+) -> DriverRunner:
+    """Start all ranks, load the model on them, and return rank 0's runner.
 
-    Under `torchrun` on any other rank it never returns: the process follows rank 0, and ends with
-    it. Raises `WorkerError` if another rank does not come up.
+    Under `torchrun` this never returns on any other rank: that process runs as a worker, and ends
+    with rank 0. Raises `WorkerError` if another rank does not start.
     """
     connect: Callable[[], Comm]
-    watch: Callable[[WorkerError | None], None] = _nobody_to_watch
+    watch: Callable[[WorkerError | None], None] = _watch_nothing
     close: Callable[[], None]
     if torchrun_rank() is None:
         workers = Workers(num_ranks)
-        connect = partial(local_comm, 0, num_ranks, workers.meeting)
+        connect = partial(local_comm, 0, num_ranks, workers.rendezvous)
         watch, close = workers.check, workers.close
     else:
-        joined = _joined(num_ranks)
-        if joined.rank > 0:
-            follow_lead(joined, checkpoint)
-            leave()
-        connect, close = partial(_itself, joined), dist.destroy_process_group
+        torchrun = _torchrun_comm(num_ranks)
+        if torchrun.rank > 0:
+            run_worker(torchrun, checkpoint)
+            exit_process()
+        connect, close = partial(_return_comm, torchrun), dist.destroy_process_group
     try:
-        hand = CommThread(lambda: TracedComm(connect(), trace), watch)
-        runner = hand.call(partial(_load_together, checkpoint, settings))
+        comm_thread = CommThread(lambda: TracedComm(connect(), trace), watch)
+        runner = comm_thread.call(partial(_load_all_ranks, checkpoint, settings))
     except BaseException:
         close()
         raise
-    return LeadRunner(runner, hand, manager, max_num_batched_tokens, close)
+    return DriverRunner(runner, comm_thread, manager, max_num_batched_tokens, close)
 
 
-def follow_lead(comm: Comm, checkpoint: Checkpoint | None = None) -> None:
-    """Load this rank's share of what rank 0 says, and follow it to the end.
+def run_worker(comm: Comm, checkpoint: Checkpoint | None = None) -> None:
+    """Receive the settings, load this rank's shard, and run steps until rank 0 stops.
 
-    `checkpoint` is for another machine's files. Raises `WorkerError` if rank 0 goes before.
+    `checkpoint` replaces the path in the settings, for a rank on another machine. Raises
+    `WorkerError` if rank 0 ends unexpectedly.
     """
     settings = _receive(comm)
     runner = _load(checkpoint or open_checkpoint(Path(settings.path)), settings, comm)
     _wait_for_all(comm)
-    follow(runner, comm)
+    run_steps(runner, comm)
 
 
-def leave() -> NoReturn:
-    """End this process, whose rank 0 has ended, without taking gloo's threads apart: those may
-    be in the middle of something, and would abort it."""
+def exit_process() -> NoReturn:
+    """Exit a worker after rank 0 has ended, without stopping gloo's threads.
+
+    Those may be in the middle of an operation, and stopping them would abort the process.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def torchrun_rank() -> int | None:
-    """This process's rank if `torchrun` started it, otherwise None."""
+    """Return this process's rank if `torchrun` started it, otherwise None."""
     return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
-def _joined(num_ranks: int) -> Comm:
+def _torchrun_comm(num_ranks: int) -> Comm:
     started = int(os.environ["WORLD_SIZE"])
     if started != num_ranks:
         raise OptionError(
-            f"torchrun started {started} ranks, but tensor_parallel_size is {num_ranks}: they must be "
-            "the same."
+            f"torchrun started {started} ranks, but tensor_parallel_size is {num_ranks}; they must "
+            "be equal."
         )
     return joined_comm()
 
 
-def _itself(comm: Comm) -> Comm:
+def _return_comm(comm: Comm) -> Comm:
     return comm
 
 
-def _load_together(checkpoint: Checkpoint, settings: Settings, comm: Comm) -> RankRunner:
+def _load_all_ranks(checkpoint: Checkpoint, settings: Settings, comm: Comm) -> RankRunner:
     _send(settings, comm)
     runner = _load(checkpoint, settings, comm)
     _wait_for_all(comm)
@@ -250,5 +253,5 @@ def _wait_for_all(comm: Comm) -> None:
     comm.all_reduce(torch.zeros(1))
 
 
-def _nobody_to_watch(error: WorkerError | None) -> None:
-    """`torchrun` watches the ranks that it started."""
+def _watch_nothing(error: WorkerError | None) -> None:
+    """Do nothing: `torchrun` watches the ranks that it started."""

@@ -1,7 +1,7 @@
-"""A step on all ranks at once: rank 0 says what to compute, and every rank computes its share.
+"""A step on all ranks at once: rank 0 broadcasts the batch, and every rank computes its shard.
 
-The scheduler, the block tables and the sampler are rank 0's alone. What a step needs of them goes
-to all ranks as whole numbers, in two messages; each then runs the same layers on its own share of
+Only rank 0 has the scheduler, the block tables and the sampler. It sends the data of a step to all
+ranks as integers, in two messages. Each rank then runs the same layers on its own shard of the
 weights, keys and values. Block b of a sequence is block b on every rank.
 """
 
@@ -26,25 +26,25 @@ from minigen.parallel.comm import Comm
 from minigen.parallel.sharding import ShardedTransformer
 from minigen.sequence import ScheduledChunk
 
-_STOP, _IDLE, _STEP = range(3)
+_STOP, _KEEPALIVE, _STEP = range(3)
 _HEADER = 8  # numbers in the first message of a step
-LOOK = 0.2  # seconds between two looks at the other processes while a step is awaited
-REMIND = 3600.0  # seconds without work after which rank 0 says that it is still there
+POLL_SECONDS = 0.2  # time between two checks of the other processes during a step
+KEEPALIVE_SECONDS = 3600.0  # time without work after which rank 0 sends a keepalive message
 
-# What is asked of rank 0's thread, each by a ticket of its own, and what came of it.
+# Commands for rank 0's communication thread, each with a unique ticket, and their outcomes.
 Commands = SimpleQueue[tuple[object, Callable[[Comm], Any]] | None]
 Outcomes = SimpleQueue[tuple[object, Any, Exception | None]]
 
 
 class Step(NamedTuple):
-    """What all ranks do next: copy blocks, each (source, target), then compute the batch."""
+    """One step of all ranks: copy blocks, each (source, target), then compute the batch."""
 
     copies: list[tuple[int, int]]
     batch: Batch
 
 
 def send_step(comm: Comm, step: Step) -> None:
-    """Tell all ranks what comes: a header of sizes, then everything else."""
+    """Broadcast a step to all ranks: a header of sizes, then all tensors in one message."""
     batch, copies = step.batch, torch.tensor(step.copies, dtype=torch.int64)
     parts = [
         batch.token_ids,
@@ -63,9 +63,9 @@ def send_step(comm: Comm, step: Step) -> None:
 
 
 def receive_step(comm: Comm) -> Step | None:
-    """What rank 0 sends next; None when there is nothing more to come."""
-    kind = _IDLE
-    while kind == _IDLE:
+    """Receive the next step from rank 0; return None when rank 0 stops."""
+    kind = _KEEPALIVE
+    while kind == _KEEPALIVE:
         header = comm.broadcast(torch.zeros(_HEADER, dtype=torch.int64)).tolist()
         kind = header[0]
     if kind == _STOP:
@@ -89,7 +89,7 @@ def receive_step(comm: Comm) -> Step | None:
 
 
 class RankRunner:
-    """One rank's share of every step: its heads, its slice of the ffn, its keys and values."""
+    """Runs one rank's shard of every step: its heads, its slice of the ffn, its KV cache."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class RankRunner:
 
     @torch.inference_mode()
     def run(self, step: Step) -> Float[Tensor, "rows vocab"]:
-        """The logits, the same on every rank; all ranks call it with the same step."""
+        """Return the logits, equal on every rank; all ranks must call this with the same step."""
         torch.set_num_threads(self.num_threads)
         self.pool.copy_blocks(step.copies)
         attend = attend_paged(self.pool, step.batch, self.windows)
@@ -111,120 +111,121 @@ class RankRunner:
         return self.model.logits(hidden[step.batch.logits_rows])
 
 
-def follow(runner: RankRunner, comm: Comm) -> None:
-    """Do what rank 0 says until it says that it was all. Raises `WorkerError` if it goes."""
+def run_steps(runner: RankRunner, comm: Comm) -> None:
+    """Run rank 0's steps until it stops. Raises `WorkerError` if it ends unexpectedly."""
     while (step := receive_step(comm)) is not None:
         runner.run(step)
 
 
-class LeadRunner:
-    """The `Runner` of rank 0; `close` is called once, when it is closed, let go of or at exit.
+class DriverRunner:
+    """The `Runner` of rank 0. After a `WorkerError`, every further step raises it again.
 
-    After a `WorkerError` every further step raises it, too.
+    `close` runs once: when it is called, when this object is deleted, or at exit.
     """
 
     def __init__(
         self,
         runner: RankRunner,
-        hand: "CommThread",
+        comm_thread: "CommThread",
         manager: BlockManager,
         max_num_batched_tokens: int,
         close: Callable[[], None],
     ):
-        self.manager, self._runner, self._hand = manager, runner, hand
+        self.manager, self._runner, self._comm_thread = manager, runner, comm_thread
         self._packer = Packer(manager, runner.pool.block_size, max_num_batched_tokens)
-        self.close = weakref.finalize(self, _end, hand, close)
+        self.close = weakref.finalize(self, _end, comm_thread, close)
 
     def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Float[Tensor, "rows vocab"]:
-        """The raw logits of each chunk's `prompt_logprob_rows`, then of its samples."""
-        self._hand.settle()  # an interrupted step reads the packer's memory still
+        """Return the raw logits of each chunk's `prompt_logprob_rows`, then of its samples."""
+        self._comm_thread.drain()  # an interrupted step may still read the packer's memory
         decodes = takewhile(lambda chunk: chunk.num_tokens == 1, chunks)
         batch = batch_of(self._packer.pack(chunks), sum(1 for _ in decodes))
         step = Step(self.manager.pop_pending_copies(), batch)
-        made: Tensor = self._hand.call(partial(_run_together, self._runner, step))
-        return made
+        logits: Tensor = self._comm_thread.call(partial(_run_on_all_ranks, self._runner, step))
+        return logits
 
 
-def _run_together(runner: RankRunner, step: Step, comm: Comm) -> Tensor:
+def _run_on_all_ranks(runner: RankRunner, step: Step, comm: Comm) -> Tensor:
     send_step(comm, step)
     try:
         return runner.run(step)
     except WorkerError:
         raise
-    except Exception as error:  # the others wait for a message that will not come
+    except Exception as error:  # the other ranks wait for a message that will never arrive
         raise WorkerError(f"Rank 0 failed in the middle of a step: {error!r}.") from error
 
 
-def _end(hand: "CommThread", close: Callable[[], None]) -> None:
-    hand.end()
+def _end(comm_thread: "CommThread", close: Callable[[], None]) -> None:
+    comm_thread.end()
     close()
 
 
 class CommThread:
-    """Rank 0's thread that sends and receives: does what it is given, one after another.
+    """Rank 0's communication thread, which runs commands one after another.
 
-    Whoever is interrupted while they wait for it has interrupted the waiting only: the ranks finish
-    what is under way together, and stay together. Meanwhile `watch` is called again and again,
-    which raises a `WorkerError` if another rank has ended. Made when all ranks have met.
+    Ctrl-C during `call` interrupts only the waiting: all ranks still finish the current step, so
+    they stay synchronised. While the caller waits, it calls `watch` repeatedly, which raises a
+    `WorkerError` if another rank has ended. The constructor returns when all ranks have connected.
     """
 
     def __init__(self, connect: Callable[[], Comm], watch: Callable[[WorkerError | None], None]):
         self._watch = watch
         self._commands: Commands = SimpleQueue()
         self._outcomes: Outcomes = SimpleQueue()
-        self._is_settled = False
+        self._is_drained = False
         self._broken: WorkerError | None = None
         started = object()
         what = (connect, started, self._commands, self._outcomes)
-        self._thread = Thread(target=_work, args=what, daemon=True, name="minigen-comm")
+        self._thread = Thread(target=_run_commands, args=what, daemon=True, name="minigen-comm")
         self._thread.start()
         self._outcome(started)
 
-    def call(self, wish: Callable[[Comm], Any]) -> Any:
-        """What `wish(comm)` returns, or raises. Raises `WorkerError` if another rank ended."""
-        self.settle()
-        return self._ask(wish)
+    def call(self, command: Callable[[Comm], Any]) -> Any:
+        """Run `command(comm)`, and return or raise its outcome; `WorkerError` if a rank ended."""
+        self.drain()
+        return self._submit(command)
 
-    def settle(self) -> None:
-        """Wait for calls that were interrupted while they were awaited."""
+    def drain(self) -> None:
+        """Wait until commands whose callers were interrupted have finished."""
         if self._broken is not None:
             raise WorkerError(str(self._broken)) from self._broken
-        if not self._is_settled:
-            self._ask(_nothing)
+        if not self._is_drained:
+            self._submit(_no_op)
 
     def end(self) -> None:
-        """Let the other ranks go, if nothing is under way, and end the thread."""
-        busy = self._broken is not None or not self._is_settled
-        self._broken = self._broken or WorkerError("The model's ranks were ended by `close`.")
+        """Stop the other ranks, unless a command is running, and end the thread."""
+        busy = self._broken is not None or not self._is_drained
+        self._broken = self._broken or WorkerError("The model's ranks were stopped by `close`.")
         self._commands.put(None)
         self._thread.join(timeout=0.0 if busy else 2.0)
 
-    def _ask(self, wish: Callable[[Comm], Any]) -> Any:
-        """An interrupt may come between any two of these lines: then the next call settles."""
+    def _submit(self, command: Callable[[Comm], Any]) -> Any:
+        """Queue a command; after an interrupt between any two lines, the next call drains."""
         ticket = object()
-        self._is_settled = False
-        self._commands.put((ticket, wish))
+        self._is_drained = False
+        self._commands.put((ticket, command))
         return self._outcome(ticket)
 
     def _outcome(self, ticket: object) -> Any:
-        """What the ticket's wish returned, or raises it; what came of others before is dropped."""
+        """Return or raise the outcome of the ticket's command; drop outcomes of earlier ones."""
         while True:
             alive = self._thread.is_alive()
             try:
-                found, made, error = self._outcomes.get(timeout=LOOK)
+                found, result, error = self._outcomes.get(timeout=POLL_SECONDS)
             except Empty:
-                self._look(None if alive else WorkerError("Rank 0's thread for messages ended."))
+                ended = WorkerError("Rank 0's communication thread has ended.")
+                self._check_ranks(None if alive else ended)
                 continue
             if isinstance(error, WorkerError):
-                self._look(error)
+                self._check_ranks(error)
             if found is ticket:
-                self._is_settled = True
+                self._is_drained = True
                 if error is not None:
                     raise error
-                return made
+                return result
 
-    def _look(self, error: WorkerError | None) -> None:
-        """Raises if another rank has ended, which is the end of all; `error` may be due to that."""
+    def _check_ranks(self, error: WorkerError | None) -> None:
+        """Raise if another rank has ended, otherwise raise `error` if there is one."""
         try:
             self._watch(error)
             if error is not None:
@@ -234,12 +235,12 @@ class CommThread:
             raise
 
 
-def _nothing(comm: Comm) -> None:
-    """Done as soon as all that was asked before is done."""
+def _no_op(comm: Comm) -> None:
+    """Do nothing; its outcome shows that all earlier commands have finished."""
 
 
-def _work(
-    connect: Callable[[], Comm], started: object, wishes: Commands, outcomes: Outcomes
+def _run_commands(
+    connect: Callable[[], Comm], started: object, commands: Commands, outcomes: Outcomes
 ) -> None:
     try:
         comm = connect()
@@ -249,18 +250,18 @@ def _work(
     outcomes.put((started, None, None))
     while True:
         try:
-            asked = wishes.get(timeout=REMIND)
+            item = commands.get(timeout=KEEPALIVE_SECONDS)
         except Empty:
-            comm.broadcast(torch.full((_HEADER,), _IDLE))
+            comm.broadcast(torch.full((_HEADER,), _KEEPALIVE))
             continue
-        if asked is None:
+        if item is None:
             break
-        ticket, wish = asked
+        ticket, command = item
         try:
-            outcomes.put((ticket, wish(comm), None))
+            outcomes.put((ticket, command(comm), None))
         except Exception as error:
             outcomes.put((ticket, None, error))
             if isinstance(error, WorkerError):
                 return
-        del asked, wish  # it may hold what should be let go
+        del item, command  # the command may reference objects that should be freed
     comm.broadcast(torch.full((_HEADER,), _STOP))

@@ -1,9 +1,9 @@
-"""Which rank holds what: a plan as a table, applied from outside to a model's stored tensors.
+"""Assigns the weights to ranks: a table of splits, applied to a model's stored tensors.
 
-The model's own code does not know of it: a rank builds an ordinary, smaller transformer, and what
-must be summed or gathered is wrapped. Source: Shoeybi et al. 2019 (Megatron-LM). "Column" and "row"
-are the field's words for W in y = x W; checkpoints store W transposed, so a column split cuts
-stored rows, and a row split cuts stored columns.
+The model's code does not change: a rank builds an ordinary, smaller transformer, and wraps the
+layers whose results must be summed or gathered. Source: Shoeybi et al. 2019 (Megatron-LM). "Column"
+and "row" refer to W in y = x W, as in the literature; checkpoints store W transposed, so a column
+split cuts stored rows, and a row split cuts stored columns.
 """
 
 import re
@@ -29,11 +29,11 @@ from minigen.protocols import Attend, Linear
 class Split(Enum):
     """How a matrix is cut."""
 
-    COLUMN = "column"  # each rank makes some of the outputs, of all inputs: no message
-    ROW = "row"  # each rank takes some of the inputs, and its outputs must be summed
+    COLUMN = "column"  # each rank computes some of the outputs from all inputs: no message
+    ROW = "row"  # each rank uses some of the inputs, and the ranks' outputs must be summed
 
 
-# By module: how it is cut, and along which of the model's sizes. What is not here is on every rank.
+# By module: how it is cut, and along which axis. Modules that are not listed are on every rank.
 PLAN: dict[str, tuple[Split, str]] = {
     "embed_tokens": (Split.COLUMN, "vocab"),
     "self_attn.q_proj": (Split.COLUMN, "q_heads"),
@@ -51,16 +51,16 @@ _PREFIX = re.compile(r"^model\.(layers\.\d+\.)?")
 
 
 def span(config: ModelConfig, axis: str, rank: int, num_ranks: int) -> range:
-    """The rank's part of an axis, in numbers; the model must be divisible (`obstacle`).
+    """Return the rank's part of an axis as indices; the model must be divisible (`obstacle`).
 
-    Query heads and ffn are cut evenly. KV heads are, too, or else each is on several ranks: those
-    whose query heads use it. The vocabulary's last part may be shorter than the others.
+    Query heads and ffn are cut evenly. KV heads are also cut evenly, or else each is replicated on
+    the ranks whose query heads use it. The vocabulary's last part may be shorter than the others.
     """
     if axis == "vocab":
         share = vocab_share(config.vocab_size, num_ranks)
         return range(rank * share, min((rank + 1) * share, config.vocab_size))
     if axis == "kv_heads":
-        first_head = rank * config.kv_heads // num_ranks  # the same for several, if repeated
+        first_head = rank * config.kv_heads // num_ranks  # equal on several ranks if replicated
         num_heads = max(config.kv_heads // num_ranks, 1)
         return range(first_head * config.head_dim, (first_head + num_heads) * config.head_dim)
     sizes = {"q_heads": config.q_heads * config.head_dim, "ffn": config.ffn}
@@ -69,20 +69,20 @@ def span(config: ModelConfig, axis: str, rank: int, num_ranks: int) -> range:
 
 
 def vocab_share(vocab: int, num_ranks: int) -> int:
-    """Rows of the vocabulary on each rank but the last, which may have fewer."""
+    """Return the vocabulary rows per rank; the last rank may have fewer."""
     return -(-vocab // num_ranks)
 
 
 def obstacle(
     config: ModelConfig, tensors: Mapping[str, StoredTensor], form: str, num_ranks: int
 ) -> str | None:
-    """Why a model in this form of weights cannot be split over so many ranks, if it cannot."""
+    """Return why a model in this weight format cannot be split over `num_ranks`; None if it can."""
     if config.q_heads % num_ranks:
-        return f"{config.q_heads} query heads cannot be dealt out evenly"
+        return f"{config.q_heads} query heads cannot be divided evenly"
     if config.kv_heads % num_ranks and num_ranks % config.kv_heads:
-        return f"{config.kv_heads} KV heads can be neither dealt out nor repeated evenly"
+        return f"{config.kv_heads} KV heads can be neither divided nor replicated evenly"
     if config.ffn % num_ranks:
-        return f"an ffn of {config.ffn} cannot be cut evenly"
+        return f"an ffn of {config.ffn} cannot be divided evenly"
     if (num_ranks - 1) * vocab_share(config.vocab_size, num_ranks) >= config.vocab_size:
         return f"a vocabulary of {config.vocab_size} leaves a rank without tokens"
     group = _PANEL_GROUP if form in ("int8", "int4") else 1
@@ -97,14 +97,15 @@ def obstacle(
                 cut = f"{module_of(name)} would be cut into {width} inputs"
                 return f"{cut}, within a group of {shared} that share a scale"
             if split is Split.COLUMN and width % rows:
-                return f"{module_of(name)} would be cut into {width} outputs, no multiple of {rows}"
+                cut = f"{module_of(name)} would be cut into {width} outputs"
+                return f"{cut}, which is not a multiple of {rows}"
     return None
 
 
 def check_ranks(
     config: ModelConfig, tensors: Mapping[str, StoredTensor], form: str, num_ranks: int
 ) -> None:
-    """Raises `OptionError`, with the counts that would do, where `obstacle` finds something."""
+    """Raise `OptionError` if the model cannot be split; the message lists the possible counts."""
     reason = obstacle(config, tensors, form, num_ranks)
     if reason is None:
         return
@@ -112,12 +113,12 @@ def check_ranks(
     good = [str(each) for each in counts if obstacle(config, tensors, form, each) is None]
     raise OptionError(
         f"tensor_parallel_size {num_ranks} does not divide this model: {reason}; "
-        f"these counts would do: {', '.join(good)}."
+        f"possible values are: {', '.join(good)}."
     )
 
 
 def module_of(name: str) -> str:
-    """A tensor's module, without model and layer.
+    """Return the module of a tensor's name, without model and layer.
 
     >>> module_of("model.layers.3.self_attn.q_proj.weight")
     'self_attn.q_proj'
@@ -128,9 +129,9 @@ def module_of(name: str) -> str:
 def shard_tensors(
     tensors: Mapping[str, StoredTensor], config: ModelConfig, rank: int, num_ranks: int
 ) -> dict[str, StoredTensor]:
-    """The rank's share of every tensor, still in the file: nobody reads another's bytes.
+    """Return the rank's shard of every tensor, still in the file; only these bytes are read.
 
-    The bias of a row split is added once, so rank 0 alone has it.
+    The bias of a row split is added once, so only rank 0 has it.
     """
     shares = {}
     for name, tensor in tensors.items():
@@ -150,7 +151,7 @@ def shard_tensors(
 
 @dataclass(frozen=True)
 class ShareBytes:
-    """Stored bytes of a rank's weights: `own` are on no other rank, `repeated` are."""
+    """Stored bytes of a rank's weights: `own` are on this rank only, `repeated` on several."""
 
     own: int
     repeated: int
@@ -159,7 +160,7 @@ class ShareBytes:
 def share_bytes(
     tensors: Mapping[str, StoredTensor], config: ModelConfig, rank: int, num_ranks: int
 ) -> ShareBytes:
-    """What the rank reads of the files. Repeated are norms, and KV heads fewer than ranks."""
+    """Return the bytes that the rank reads. Norms, and KV heads fewer than ranks, are repeated."""
     own = repeated = 0
     for name, tensor in shard_tensors(tensors, config, rank, num_ranks).items():
         axis = PLAN[module_of(name)][1] if module_of(name) in PLAN else None
@@ -171,7 +172,7 @@ def share_bytes(
 
 
 def local_config(config: ModelConfig, rank: int, num_ranks: int) -> ModelConfig:
-    """The rank's share as a smaller model: fewer heads, a narrower ffn, some of the tokens."""
+    """Return the rank's shard as a smaller model: fewer heads, a narrower ffn, fewer tokens."""
     return replace(
         config,
         vocab_size=len(span(config, "vocab", rank, num_ranks)),
@@ -183,7 +184,7 @@ def local_config(config: ModelConfig, rank: int, num_ranks: int) -> ModelConfig:
 
 @dataclass(frozen=True)
 class SummedLinear:
-    """A row split linear layer: each rank's part of every sum, and an all-reduce behind it."""
+    """A row-split linear layer: each rank computes part of every sum; an all-reduce adds them."""
 
     linear: Linear
     comm: Comm
@@ -200,7 +201,7 @@ class SummedLinear:
 
 @dataclass(frozen=True)
 class GatheredHead:
-    """An output head split by vocabulary: each rank's logits, side by side."""
+    """An output head split by vocabulary: an all-gather joins the ranks' logits."""
 
     linear: Linear
     comm: Comm
@@ -220,9 +221,9 @@ class GatheredHead:
 
 @dataclass(frozen=True)
 class ShardedTransformer:
-    """A rank's share of a transformer; called as the whole is, and with the whole's results.
+    """A rank's shard of a transformer, with the interface and the results of the whole model.
 
-    `share` has the rank's heads and tokens, from `first_token` on.
+    `share` has the rank's heads, and the vocabulary's tokens from `first_token` on.
     """
 
     share: Transformer
@@ -235,7 +236,7 @@ class ShardedTransformer:
         positions: Int64[Tensor, " tokens"],
         attend: Attend,
     ) -> Float[Tensor, "tokens hidden"]:
-        """The last layer's hidden states, the same on every rank."""
+        """Return the last layer's hidden states, equal on every rank."""
         share, x = self.share, self.embed(token_ids)
         rotation = share.rotation(positions)
         for layer_id, layer in enumerate(share.layers):
@@ -244,14 +245,14 @@ class ShardedTransformer:
         return x
 
     def embed(self, token_ids: Int64[Tensor, " tokens"]) -> Float[Tensor, "tokens hidden"]:
-        """Each token's own vector: from the one rank that has it, and zeros from all others."""
+        """Return the token embeddings: one rank has each vector, the others add zeros."""
         places = token_ids - self.first_token
         elsewhere = (places < 0) | (places >= len(self.share.embedding))
         vectors = functional.embedding(places.masked_fill(elsewhere, 0), self.share.embedding)
         return self.comm.all_reduce(vectors.masked_fill(elsewhere.unsqueeze(-1), 0))
 
     def logits(self, x: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
-        """Scores of every token as the next one, in float32."""
+        """Return the logits of the next token, in float32."""
         return self.share.logits(x)
 
 
@@ -263,7 +264,7 @@ def build_share(
     comm: Comm,
     finish_head: Callable[[DenseLinear], Linear] = lambda head: head,
 ) -> ShardedTransformer:
-    """This rank's share of the model that `build_transformer` would make of the same."""
+    """Build this rank's shard of the model that `build_transformer` would build."""
     rank, num_ranks = comm.rank, comm.num_ranks
     shares = shard_tensors(tensors, config, rank, num_ranks)
     smaller = local_config(config, rank, num_ranks)

@@ -1,7 +1,7 @@
-"""`python -m minigen.parallel.worker RANK RANKS MEETING`: one rank of a model, until rank 0 ends.
+"""`python -m minigen.parallel.worker RANK RANKS RENDEZVOUS`: a worker, which ends with rank 0.
 
-Started by `minigen.parallel.launch`, not by hand. What it writes goes to a file that rank 0 reads
-if this process ends before its time.
+`minigen.parallel.launch` starts it. Its output goes to a log file that rank 0 reads if this process
+ends unexpectedly.
 """
 
 import os
@@ -11,23 +11,23 @@ from threading import Thread
 
 from minigen.errors import WorkerError
 from minigen.parallel.comm import local_comm
-from minigen.parallel.launch import LOST_ANOTHER, follow_lead, leave
+from minigen.parallel.launch import LOST_ANOTHER, exit_process, run_worker
 
 
 def main() -> None:
-    """Be a rank; ends with status 0 when rank 0 does, wherever this process is then."""
-    rank, num_ranks, meeting = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    """Run a worker. It exits with status 0 as soon as rank 0 ends, even in the middle of a step."""
+    rank, num_ranks, rendezvous = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     Thread(target=_end_with_rank_0, daemon=True).start()
     try:
-        follow_lead(local_comm(rank, num_ranks, meeting))
+        run_worker(local_comm(rank, num_ranks, rendezvous))
     except WorkerError as error:
         print(error, file=sys.stderr, flush=True)
         os._exit(LOST_ANOTHER)
-    leave()
+    exit_process()
 
 
 def _end_with_rank_0() -> None:
-    sys.stdin.buffer.read()  # nobody writes: it returns when the other end closes
+    sys.stdin.buffer.read()  # no data is ever written, so it returns when the other end closes
     os._exit(0)
 
 

@@ -1,1 +1,1 @@
-"""From logits to the next token: parameters, filters, draws, log-probabilities."""
+"""Sampling: parameters, filters, random draws and log probabilities."""

@@ -1,4 +1,4 @@
-"""How likely the model held tokens: those of the output as they come, those of the prompt."""
+"""Log probabilities of the output's tokens as they are sampled, and of the prompt's tokens."""
 
 from collections.abc import Sequence as SequenceOf
 
@@ -12,7 +12,7 @@ from minigen.sequence import Logprob, ScheduledChunk, Sequence
 def chosen_logprobs(
     logits: Float[Tensor, "rows vocab"], token_ids: SequenceOf[int], sequences: SequenceOf[Sequence]
 ) -> list[dict[int, Logprob] | None]:
-    """For the rows that ask: the chosen token's and the likeliest tokens' log probabilities."""
+    """Return the logprobs of each row's chosen and most likely tokens; None if not requested."""
     found: list[dict[int, Logprob] | None] = [None] * len(sequences)
     for row, sequence in enumerate(sequences):
         if sequence.params.logprobs is None:
@@ -24,12 +24,12 @@ def chosen_logprobs(
 def record_prompt_logprobs(
     logits: Float[Tensor, "rows vocab"], chunks: SequenceOf[ScheduledChunk]
 ) -> Float[Tensor, "samples vocab"]:
-    """Give sequences what the chunks' `prompt_logprob_rows` say of their prompts; returns the other rows."""
+    """Append the chunks' prompt logprobs to their sequences; return the rows to sample from."""
     row = 0
     sampled: list[int] = []
     for chunk in chunks:
-        sequence, told = chunk.sequence, chunk.prompt_logprob_rows
-        for token in told:
+        sequence = chunk.sequence
+        for token in chunk.prompt_logprob_rows:
             next_id = sequence.token_ids[sequence.num_computed + token + 1]
             num_likeliest = sequence.params.prompt_logprobs or 0
             sequence.prompt_logprobs.append(logprobs_of(logits[row], next_id, num_likeliest))
@@ -41,12 +41,12 @@ def record_prompt_logprobs(
 def logprobs_of(
     logits: Float[Tensor, " vocab"], token_id: int, num_likeliest: int
 ) -> dict[int, Logprob]:
-    """The log probabilities of one token and of the likeliest ones, by id."""
+    """Return the log probabilities of one token and of the most likely tokens, by token id."""
     logprobs = logits.log_softmax(dim=-1)
     chosen = logprobs[token_id]
     rank = int((logprobs > chosen).sum()) + 1
     top = logprobs.topk(min(num_likeliest, len(logprobs)))
-    ranks = torch.searchsorted(-top.values, -top.values) + 1  # equal ones share a rank
+    ranks = torch.searchsorted(-top.values, -top.values) + 1  # equal logprobs share a rank
     return {token_id: Logprob(float(chosen), rank)} | {
         likely: Logprob(value, place)
         for likely, value, place in zip(

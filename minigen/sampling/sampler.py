@@ -1,9 +1,9 @@
-"""From logits to the next token, for a whole batch at once, each row under its own settings.
+"""Sampling for a whole batch at once: from logits to tokens, each row with its own parameters.
 
-The order is vLLM's: what must not be chosen yet, logit bias, penalties, temperature, min-p, top-k,
-top-p, one draw. Sources: top-p, Holtzman et al. 2019; repetition penalty, Keskar et al. 2019;
-min-p, Nguyen et al. 2024; the random numbers, SplitMix64 of Steele et al. 2014, used as a hash of
-(seed, choice, step): a draw depends on nothing else in the batch, and can be made again.
+The order is vLLM's: banned tokens, logit bias, penalties, temperature, min-p, top-k, top-p, one
+draw. Sources: top-p, Holtzman et al. 2019; repetition penalty, Keskar et al. 2019; min-p, Nguyen et
+al. 2024; the random numbers, SplitMix64 of Steele et al. 2014, used as a hash of (seed, choice,
+step), so that a draw does not depend on the rest of the batch and can be reproduced.
 """
 
 import math
@@ -23,9 +23,9 @@ Logits = Float[Tensor, "rows vocab"]
 
 
 def likeliest_tokens(logits: Logits) -> Int64[Tensor, " rows"]:
-    """Each row's likeliest token, of equally likely ones the lowest; or its first NaN.
+    """Return each row's most likely token, the lowest id among equals, or the first NaN.
 
-    NumPy's argmax looks at a vector of numbers at a time, torch's at one.
+    It uses NumPy's argmax, because that compares a SIMD vector at a time, and torch's one number.
     """
     return torch.from_numpy(logits.numpy().argmax(axis=-1))
 
@@ -38,10 +38,11 @@ def apply_penalties(
     presence: Float[Tensor, " rows"],
     frequency: Float[Tensor, " rows"],
 ) -> Logits:
-    """Make tokens that were there before less likely.
+    """Make tokens less likely that occurred before.
 
-    Repetition divides positive logits (and multiplies negative ones) of tokens in prompt or
-    output; presence is taken off once, frequency once per occurrence, for tokens in the output.
+    `repetition` divides the positive logits, and multiplies the negative ones, of tokens in the
+    prompt or the output. For tokens in the output, `presence` is subtracted once, and `frequency`
+    once per occurrence.
     """
     in_output = output_counts > 0
     factor = torch.where(in_prompt | in_output, repetition.unsqueeze(-1), 1.0)
@@ -50,28 +51,28 @@ def apply_penalties(
 
 
 def apply_temperature(logits: Logits, temperature: Float[Tensor, " rows"]) -> Logits:
-    """Divide the logits' distances from the largest: below 1 sharpens, above 1 flattens."""
+    """Subtract each row's largest logit, then divide: below 1 sharpens, above 1 flattens."""
     above_zero = temperature.clamp(min=torch.finfo(torch.float32).tiny)  # 1e-300 would round to 0
     return (logits - logits.amax(dim=-1, keepdim=True)) / above_zero.unsqueeze(-1)
 
 
 def keep_min_p(logits: Logits, min_p: Float[Tensor, " rows"]) -> Logits:
-    """Drop tokens less likely than `min_p` times the likeliest one."""
+    """Drop tokens less likely than `min_p` times the most likely one, by setting them to -inf."""
     floor = logits.amax(dim=-1, keepdim=True) + min_p.log().unsqueeze(-1)
     return logits.masked_fill(logits < floor, -math.inf)
 
 
 def keep_top_k(logits: Logits, top_k: Int64[Tensor, " rows"]) -> Logits:
-    """Keep exactly each row's `top_k` likeliest tokens; of equally likely ones the lower ids."""
+    """Keep exactly the `top_k` most likely tokens of each row; among equals, the lower ids."""
     likeliest = logits.topk(int(top_k.max()), dim=-1).values
     return _keep_likeliest(logits, likeliest, top_k)
 
 
 def keep_top_p(logits: Logits, top_p: Float[Tensor, " rows"]) -> Logits:
-    """Keep each row's fewest likeliest tokens that together reach a probability of `top_p`."""
+    """Keep the fewest most likely tokens of each row whose probabilities reach `top_p`."""
     probabilities, top_p = logits.softmax(dim=-1), top_p.unsqueeze(-1)
-    # Tokens below this floor come to less than 1 - top_p even all together: none of them can be
-    # needed, and only the few above it have to be sorted.
+    # Even all tokens below this floor together have a probability of less than 1 - top_p. So none
+    # of them is needed, and only the few tokens above it must be sorted.
     floor = (1 - top_p) / (2 * logits.shape[-1])
     num_candidates = int((probabilities >= floor).sum(dim=-1).max())
     likeliest, token_ids = logits.topk(num_candidates, dim=-1)
@@ -83,10 +84,10 @@ def keep_top_p(logits: Logits, top_p: Float[Tensor, " rows"]) -> Logits:
 def _keep_likeliest(
     logits: Logits, likeliest: Float[Tensor, "rows most"], num_kept: Int64[Tensor, " rows"]
 ) -> Logits:
-    """Keep `num_kept` tokens of each row, whose largest logits in descending order are given.
+    """Keep `num_kept` tokens of each row; `likeliest` has its largest logits, in descending order.
 
-    Not by topk's own token ids: which of several equal logits it returns depends on how many are
-    asked for, and so on the other rows.
+    It does not use the token ids from topk, because which of several equal logits topk returns
+    depends on its k, and so on the other rows.
     """
     last = likeliest.gather(-1, num_kept.unsqueeze(-1) - 1)
     kept = logits >= last
@@ -100,7 +101,7 @@ def _keep_likeliest(
 def uniform_draws(
     seeds: SequenceOf[int], choices: SequenceOf[int], steps: SequenceOf[int]
 ) -> Float[Tensor, " rows"]:
-    """One number in [0, 1) for each (seed, choice, step), the same whenever it is asked for."""
+    """Return one number in [0, 1) per (seed, choice, step): a pure function of these three."""
     state = np.zeros(len(seeds), np.uint64)
     for part in (seeds, choices, steps):
         words = np.array([word % 2**64 for word in part], dtype=np.uint64)
@@ -116,19 +117,19 @@ def _splitmix(state: np.ndarray) -> np.ndarray:
 
 
 def draw(logits: Logits, uniform: Float[Tensor, " rows"]) -> Int64[Tensor, " rows"]:
-    """The token at which the cumulated probability first passes `uniform`; never a dropped one."""
+    """Return the token at which the cumulative probability exceeds `uniform`: no dropped one."""
     cumulated = logits.softmax(dim=-1).double().cumsum(dim=-1)
-    # Below the total even for the largest uniform number, 1 - 2^-53, however the product rounds.
+    # Less than the total even for the largest uniform number, 1 - 2^-53, despite rounding.
     passed = uniform.unsqueeze(-1) * cumulated[:, -1:]
     return torch.searchsorted(cumulated, passed, right=True).squeeze(-1)
 
 
-# A token for each row of logits, -1 where they are not finite.
+# Returns one token per row of logits, or -1 if the row is not finite.
 Choose = Callable[[Tensor, SequenceOf[Sequence]], list[int]]
 
 
 class BatchSampler:
-    """Chooses every sequence's next token, and says how likely it was where that is asked for."""
+    """Chooses every sequence's next token, and adds its logprobs if the request asks for them."""
 
     def __init__(self, choose: Choose | None = None):
         self.choose = choose_tokens if choose is None else choose
@@ -136,12 +137,12 @@ class BatchSampler:
     def __call__(
         self, logits: Float[Tensor, "sequences vocab"], sequences: SequenceOf[Sequence]
     ) -> list[SampledToken]:
-        """Raises `MinigenError` when a row of logits holds no finite largest number."""
+        """Return one token per row; raise `MinigenError` if a row's largest logit is not finite."""
         token_ids = self.choose(logits, sequences)
         if min(token_ids) < 0:
             raise MinigenError(
                 "The model's logits are not finite: its weights are damaged, or too large for "
-                "the type that they are computed in (try weights='float32')."
+                "the dtype of the computation (try weights='float32')."
             )
         logprobs = chosen_logprobs(logits, token_ids, sequences)
         return [SampledToken(*each) for each in zip(token_ids, logprobs, strict=True)]
@@ -150,7 +151,7 @@ class BatchSampler:
 def choose_tokens(
     logits: Float[Tensor, "sequences vocab"], sequences: SequenceOf[Sequence]
 ) -> list[int]:
-    """Each row's next token, or -1; the stages that no row asks for are left out."""
+    """Return each row's next token, or -1; stages that no row needs are skipped."""
     likeliest = likeliest_tokens(logits)
     finite = logits.gather(-1, likeliest.unsqueeze(-1)).squeeze(-1).isfinite()
     constrained = _constrained(logits, sequences)
@@ -164,7 +165,7 @@ def choose_tokens(
 def _with_draws(
     token_ids: Int64[Tensor, " rows"], logits: Logits, sequences: SequenceOf[Sequence]
 ) -> Int64[Tensor, " rows"]:
-    """The likeliest tokens, but a drawn one for each sequence that wants that."""
+    """Replace the most likely token by a random draw in the rows that are not greedy."""
     drawn = [row for row, sequence in enumerate(sequences) if not sequence.params.greedy]
     if drawn:
         token_ids[drawn] = _draw_rows(logits[drawn], [sequences[row] for row in drawn])
@@ -199,7 +200,7 @@ def _column(numbers: Iterable[float], dtype: torch.dtype = torch.float32) -> Flo
 
 
 def _constrained(logits: Logits, sequences: SequenceOf[Sequence]) -> Logits:
-    """The logits with bans, biases and penalties applied; the same tensor when there are none."""
+    """Return the logits after bans, biases and penalties; the same tensor if there are none."""
     banned = [
         (row, token_id)
         for row, sequence in enumerate(sequences)
@@ -210,22 +211,22 @@ def _constrained(logits: Logits, sequences: SequenceOf[Sequence]) -> Logits:
         for row, sequence in enumerate(sequences)
         for token_id, bias in sequence.params.logit_bias.items()
     ]
-    penalised = [row for row, sequence in enumerate(sequences) if sequence.params.has_penalties]
-    if not (banned or biased or penalised):
+    penalized = [row for row, sequence in enumerate(sequences) if sequence.params.has_penalties]
+    if not (banned or biased or penalized):
         return logits
     logits = logits.clone()
     if biased:
         rows, ids, biases = zip(*biased, strict=True)
         logits[list(rows), list(ids)] += torch.tensor(biases, dtype=logits.dtype)
-    if penalised:
-        logits[penalised] = _penalised(logits[penalised], [sequences[row] for row in penalised])
+    if penalized:
+        logits[penalized] = _penalized(logits[penalized], [sequences[row] for row in penalized])
     if banned:
         rows, ids = zip(*banned, strict=True)
         logits[list(rows), list(ids)] = -math.inf
     return logits
 
 
-def _penalised(logits: Logits, sequences: SequenceOf[Sequence]) -> Logits:
+def _penalized(logits: Logits, sequences: SequenceOf[Sequence]) -> Logits:
     in_prompt = torch.zeros(logits.shape, dtype=torch.bool)
     output_counts = torch.zeros(logits.shape)
     for row, sequence in enumerate(sequences):

@@ -1,1 +1,1 @@
-"""The server: HTTP in front of the engine's thread."""
+"""The HTTP server in front of the engine's thread."""

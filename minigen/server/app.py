@@ -1,4 +1,4 @@
-"""The server as one ASGI app: the routes of every API over one host of models, and middleware."""
+"""The ASGI application: the routes of all APIs, which share one `ModelHost`, and the middleware."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,22 +21,21 @@ from minigen.server.openai.routes import Check, openai_router
 from minigen.server.token_routes import token_router
 
 DESCRIPTION = """
-An LLM inference engine behind OpenAI's API. Only what is listed here is accepted: a field that
-would not be heeded is an error that names it.
+An LLM inference engine behind OpenAI's API. It accepts only the fields that are listed here. A
+request with any other field gets an error that names the field.
 """
 
 
 def _accept_all(answers: SequenceOf[RequestState]) -> None:
-    """Refuses nothing."""
+    """Accept every request."""
 
 
 def create_app(
     host: ModelHost, check: Check = _accept_all, routers: SequenceOf[APIRouter] = ()
 ) -> FastAPI:
-    """The application; while it lives, the host's first model is loaded, and all end with it.
+    """Create the FastAPI app; it loads the host's first model at startup, and closes all at exit.
 
-    `check(answers)` may refuse what a request asks for by raising a `MinigenError`; `routers` are
-    further APIs.
+    `check(answers)` may refuse a request by raising a `MinigenError`; `routers` add further APIs.
     """
 
     @asynccontextmanager
@@ -59,17 +58,17 @@ def create_app(
 
 
 def _state_router(host: ModelHost) -> APIRouter:
-    """What whoever runs the server wants to know of it."""
+    """Create the routes that report the server's state."""
     router = APIRouter(tags=["state"])
 
     @router.get("/health")
     async def health() -> dict[str, Any]:
-        """Whether the server lives: it answers."""
+        """Liveness: any response means that the server runs."""
         return {"status": "ok"}
 
-    @router.get("/ready", responses={503: {"description": "Not yet, or no more."}})
+    @router.get("/ready", responses={503: {"description": "Still loading, or shutting down."}})
     async def ready() -> Response:
-        """Whether the first model has been loaded, and the server is not about to end."""
+        """Readiness: the first model is loaded, and the server is not shutting down."""
         if host.draining:
             return JSONResponse({"status": "draining"}, 503)
         if not host.is_ready:
@@ -78,7 +77,7 @@ def _state_router(host: ModelHost) -> APIRouter:
 
     @router.get("/version")
     async def version() -> dict[str, str]:
-        """minigen's version."""
+        """Return the version of minigen."""
         return {"version": __version__}
 
     return router
@@ -93,7 +92,7 @@ def create_service(
     keys: ApiKeys = NO_KEYS,
     routers: SequenceOf[APIRouter] = (),
 ) -> MiddlewareStack:
-    """An ASGI app for any server: OpenAI's API and Ollama's, and what further `routers` add.
+    """Create the complete ASGI app: the OpenAI and Ollama APIs, further `routers`, the middleware.
 
     Raises `OptionError` for limits that contradict each other.
     """

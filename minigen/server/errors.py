@@ -1,4 +1,4 @@
-"""Whatever goes wrong, as an HTTP status and OpenAI's error object."""
+"""Convert exceptions to an HTTP status and OpenAI's error object."""
 
 import json
 import logging
@@ -23,9 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 class ApiError(MinigenError):
-    """An error that a client is told of: its status, and `type`, `code` and `param` as OpenAI's.
+    """An error that is sent to the client: the HTTP status, and OpenAI's `type`, `code`, `param`.
 
-    `retry_after` is in seconds, and told in whole ones; `headers` are further ones.
+    `retry_after` is in seconds, rounded up to whole ones for the `Retry-After` header; `headers`
+    are additional response headers.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class ApiError(MinigenError):
             self.headers["retry-after"] = str(max(1, math.ceil(retry_after)))
 
     def body(self, path: str = "/v1") -> bytes:
-        """OpenAI's error object, as JSON; the paths of Ollama's API have a simpler one."""
+        """Return OpenAI's error object as JSON, or Ollama's simpler one for a path of its API."""
         if path.startswith("/api/"):
             return json.dumps({"error": self.message}).encode()
         error = {
@@ -58,27 +59,27 @@ class ApiError(MinigenError):
         return json.dumps({"error": error}).encode()
 
     def response(self, path: str) -> Response:
-        """The whole answer, for the API at this path."""
+        """Return the complete error response, in the format of the API at this path."""
         return Response(self.body(path), self.status, self.headers, media_type="application/json")
 
 
 class ModelFailedError(Exception):
-    """A step of the model failed, and with it the requests of that step; the cause says how."""
+    """A step of the model failed, and with it the requests in that step; see its `__cause__`."""
 
 
 class ClientGoneError(Exception):
-    """The client went away before its answer was whole."""
+    """The client disconnected before its response was complete."""
 
 
 def explain(error: Exception) -> ApiError:
-    """What a client is told of an error."""
+    """Return the error to send to the client for an exception."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextLengthError | CapacityError):
         return ApiError(str(error), code="context_length_exceeded")
     if isinstance(error, EngineStoppedError):
         return ApiError(
-            _how_it_ended(error),
+            _stop_message(error),
             status=503,
             kind="server_error",
             code="engine_stopped",
@@ -88,70 +89,68 @@ def explain(error: Exception) -> ApiError:
         return ApiError(str(error))
     if isinstance(error, ModelFailedError):
         return ApiError(
-            f"The model failed at this request ({error}); the server's log says more.",
+            f"The model failed on this request ({error}); see the server's log.",
             status=500,
             kind="server_error",
             code="model_failed",
         )
     return ApiError(
-        "The server failed at this request; its log says how.",
+        "The server failed on this request because of an internal error; see the server's log.",
         status=500,
         kind="server_error",
         code="internal_error",
     )
 
 
-def _how_it_ended(error: EngineStoppedError) -> str:
+def _stop_message(error: EngineStoppedError) -> str:
     if isinstance(error.__cause__, WorkerError):
         return (
-            "A process that held a share of the model has ended, and the server ends with it; ask "
-            "again when it is back."
+            "A process with a shard of the model has ended, so the server shuts down; try again "
+            "when it has been restarted."
         )
-    return "The engine has ended, and this request with it; ask again."
+    return "The engine has stopped, so this request was aborted; try again."
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Have every error answered in OpenAI's schema."""
+    """Register handlers that turn every error into an OpenAI error response."""
 
-    async def told(request: Request, error: Exception) -> Response:
+    async def on_error(request: Request, error: Exception) -> Response:
         return explain(error).response(request.url.path)
 
-    async def refused(request: Request, error: Exception) -> Response:
+    async def on_invalid_request(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return _unreadable(error).response(request.url.path)
+        return _validation_error(error).response(request.url.path)
 
-    async def misdirected(request: Request, error: Exception) -> Response:
+    async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        response = _misdirected(request, error).response(request.url.path)
+        response = _routing_error(request, error).response(request.url.path)
         response.headers.update(error.headers or {})
         return response
 
-    app.add_exception_handler(MinigenError, told)
-    app.add_exception_handler(ModelFailedError, told)
-    app.add_exception_handler(RequestValidationError, refused)
-    app.add_exception_handler(HTTPException, misdirected)
-    app.add_exception_handler(Exception, told)
+    app.add_exception_handler(MinigenError, on_error)
+    app.add_exception_handler(ModelFailedError, on_error)
+    app.add_exception_handler(RequestValidationError, on_invalid_request)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_error)
 
 
-def _misdirected(request: Request, error: HTTPException) -> ApiError:
-    where = f"{request.method} {request.url.path}"
+def _routing_error(request: Request, error: HTTPException) -> ApiError:
+    method, path = request.method, request.url.path
     if error.status_code == 404:
-        return ApiError(f"There is no {where}; /docs lists what there is.", status=404)
+        return ApiError(f"There is no route {method} {path}; see /docs for all routes.", status=404)
     if error.status_code == 405:
-        return ApiError(f"{where} is not how this is asked; see /docs.", status=405)
+        return ApiError(f"{path} does not accept {method}; see /docs.", status=405)
     return ApiError(str(error.detail), status=error.status_code)
 
 
-def _unreadable(error: RequestValidationError) -> ApiError:
-    """What is wrong with a body, in one sentence about the first thing that is."""
+def _validation_error(error: RequestValidationError) -> ApiError:
+    """Describe the first problem of a request body in one sentence."""
     first = error.errors()[0]
     field = _field(first["loc"])
     if first["type"] == "json_invalid":
-        return ApiError(f"The body is no JSON: {first['ctx']['error']}.")
+        return ApiError(f"The body is not valid JSON: {first['ctx']['error']}.")
     if first["type"] == "extra_forbidden":
-        return ApiError(
-            f"minigen does not know the field {field!r}, so it would not be heeded.", param=field
-        )
+        return ApiError(f"minigen does not support the field {field!r}; remove it.", param=field)
     if not field:
         return ApiError(
             "The body must be a JSON object, sent with the header 'Content-Type: application/json'."
@@ -164,7 +163,7 @@ def _unreadable(error: RequestValidationError) -> ApiError:
 
 
 def _field(place: tuple[Any, ...]) -> str:
-    """`("body", "messages", 0, "content")` as "messages[0].content"."""
+    """Format `("body", "messages", 0, "content")` as "messages[0].content"."""
     name = ""
     for each in place[1:]:
         name += f"[{each}]" if isinstance(each, int) else f".{each}"

@@ -1,4 +1,4 @@
-"""A server in a thread of this process, for notebooks and tests: an address, until it is closed."""
+"""Run a server in a thread of this process, for notebooks and tests."""
 
 import re
 import subprocess
@@ -19,22 +19,22 @@ from minigen.server.metrics import Metrics, MetricsPage, metrics_router
 from minigen.server.middleware.auth import ApiKeys
 from minigen.server.middleware.limits import Limits
 from minigen.server.models import ModelHost
-from minigen.server.run import Server, listen
+from minigen.server.run import IDLE_TIMEOUT, Server, listen
 
-PATIENCE = 20.0  # seconds for a server to end: far more than is ever needed
-LOOK = 0.002  # seconds between looks at whether it is ready
+PATIENCE = 20.0  # seconds for a server to shut down: far more than it needs
+LOOK = 0.002  # seconds between checks of whether it is ready
 
 
 def _nothing() -> None:
-    """Nothing is left to do."""
+    """Do nothing."""
 
 
 class LocalServer:
-    """Serves an ASGI app at `url`, on a free port, from when it is made until `close`.
+    """Serves an ASGI app at `url`, on a free port, from its creation until `close`.
 
-    `host` are the models behind the app, if it is one of minigen's: the first is loaded when the
-    server is there. Use it as a context, or keep it from cell to cell and close it. Raises what the
-    first model could not be loaded for.
+    `host` has the models behind the app, if it is one of minigen's; the constructor then returns
+    once the first model is loaded. Use the server as a context manager, or call `close`. Raises the
+    error with which the first model failed to load.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class LocalServer:
             access_log=False,
             lifespan="auto" if host is None else "on",
             timeout_graceful_shutdown=1,
+            timeout_keep_alive=IDLE_TIMEOUT,
         )
         self._server = (
             uvicorn.Server(config)
@@ -75,10 +76,10 @@ class LocalServer:
         self.close()
 
     def close(self) -> None:
-        """End it; requests that are under way have a second. The model is free again then."""
+        """Stop the server; requests in flight get one second. The model is then free again."""
         self._server.should_exit = True
         self._thread.join(PATIENCE)
-        assert not self._thread.is_alive(), "the server does not end"
+        assert not self._thread.is_alive(), "the server does not stop"
         at_the_end, self._at_the_end = self._at_the_end, _nothing
         at_the_end()
 
@@ -94,10 +95,10 @@ def serving(
     limits: Limits = DEFAULT_LIMITS,
     api_keys: Iterable[str] = (),
 ) -> LocalServer:
-    """`minigen serve` for a model that is loaded already: `with serving(llm) as server:`.
+    """Serve a loaded model, as `minigen serve` does; use it as `with serving(llm) as server:`.
 
-    Clients find it at `server.url` under `name`, and its numbers at /metrics. Until it is closed
-    the engine runs in the server's thread, and nobody else may step it.
+    The server is at `server.url`, the model's name is `name`, and /metrics has its metrics. Until
+    the server is closed, the engine runs in its thread, and no other code may step it.
     """
     page, metrics = MetricsPage(), Metrics(name, lambda: llm.kv_usage)
     page.add(metrics)
@@ -109,26 +110,27 @@ def serving(
 
 @contextmanager
 def serve_command(*arguments: str | Path) -> Generator[str, None, None]:
-    """`minigen serve` with these arguments, in a process of its own while the block runs: its URL.
+    """Run `minigen serve` with these arguments in a separate process, and yield its URL.
 
-    Raises `OptionError` with the command's own words if it ends before it is ready.
+    The process ends with the `with` block. Raises `OptionError` with the command's error message if
+    it exits before it is ready.
     """
     command = [sys.executable, "-m", "minigen", "serve", *map(str, arguments), "--port", "0"]
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, encoding="utf-8", errors="replace"
     ) as process:
         assert process.stderr is not None
-        said, found = "", None
+        output, found = "", None
         for line in process.stderr:
-            said += line
+            output += line
             found = found or re.search(r"at (http://\S+)/v1", line)
-            if "Ctrl-C ends it" in line:
+            if "Press Ctrl-C to stop" in line:
                 break
-        reading = threading.Thread(target=process.stderr.read)  # so that it is never held up
+        reading = threading.Thread(target=process.stderr.read)  # so that the pipe never fills up
         reading.start()
         try:
             if found is None:
-                raise OptionError(said.strip())
+                raise OptionError(output.strip())
             yield found[1]
         finally:
             process.terminate()

@@ -1,8 +1,8 @@
-"""What an engine does as Prometheus metrics, under vLLM's names, and the route `GET /metrics`.
+"""Prometheus metrics of an engine, with vLLM's names, and the route `GET /metrics`.
 
 Source: vLLM's page "Production Metrics" (docs.vllm.ai, usage/metrics) for names, labels and
-buckets, and its design page "Metrics" for what the intervals are; Prometheus's page "Exposition
-formats" for the text.
+buckets, and its design page "Metrics" for the definition of the intervals; Prometheus's page
+"Exposition formats" for the text.
 """
 
 import math
@@ -60,9 +60,9 @@ REASONS = ("stop", "length", "abort", "error")
 
 @dataclass(eq=False)
 class Histogram:
-    """How many values lie at or below each bound and above the one before it, and their sum.
+    """The number of values between each bound (inclusive) and the one before it, and their sum.
 
-    `counts` has one entry more than `bounds`: what is above all of them.
+    `counts` has one entry more than `bounds`: the values above all bounds.
     """
 
     bounds: tuple[float, ...]
@@ -73,14 +73,14 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float) -> None:
-        """Count one more value."""
+        """Add a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
 
 @dataclass(frozen=True)
 class Readings:
-    """One model's numbers at one moment, by the names above; `histograms` as (counts, sum)."""
+    """A snapshot of one model's metrics, by the names above; `histograms` as (counts, sum)."""
 
     gauges: dict[str, float]
     counters: dict[str, int]
@@ -89,8 +89,8 @@ class Readings:
 
 
 @dataclass(eq=False, slots=True)
-class _Life:
-    """A sequence that has not ended: when it came, first ran, and got its first and last token."""
+class _LiveSequence:
+    """The times of an unfinished sequence: arrival, first schedule, first and last token."""
 
     arrived_ns: int
     prompt_tokens: int
@@ -102,26 +102,26 @@ class _Life:
 
 
 class Metrics:
-    """Counts what one engine does; subscribe it to the engine's trace, before its first request.
+    """Counts the events of one engine; subscribe it to the engine's trace before the first request.
 
-    `kv_usage` is asked in the engine's thread, after each step and each sequence given up, for the
-    share of the KV cache that is in use, 0 to 1. `read` may be called by any thread. Nothing is
-    kept of a sequence that has ended.
+    `kv_usage` is called in the engine's thread after each step and each ended sequence. It returns
+    the share of the KV cache in use, 0 to 1. Any thread may call `read`. The state of a sequence is
+    dropped when it ends.
 
-    Every sequence is a request, so n answers to one prompt are n. Their prompt counts once, when
-    the first of them gets its first token. The prefix cache is asked for a prompt's tokens when it
-    first runs, not again after a preemption. A request is queued from its arrival, which is before
-    the engine takes it between two steps, until it first runs; it prefills
-    until its first token, and decodes until its last, preemptions included; who takes over its
-    parent's prompt prefills with it. First tokens and gaps count when they happen, all other times
-    when a request finishes; one that was aborted or failed is only counted, by its reason. A
-    request of a single token has no time per output token.
+    Every sequence counts as a request, so n answers to one prompt count as n. Their shared prompt
+    counts once, when the first of them gets its first token. Prefix cache queries and hits count
+    when a prompt first runs, not again after a preemption. The queue time lasts from the arrival
+    (before the engine takes the request between two steps) to the first run, the prefill time to
+    the first token, and the decode time to the last token; both include preemptions. A sequence
+    forked from its parent's prompt shares the parent's prefill. First tokens and gaps are observed
+    when they happen, all other times when a request finishes. Aborted and failed requests only
+    count by their reason. A request with a single token has no time per output token.
     """
 
     def __init__(self, model_name: str, kv_usage: Callable[[], float]):
         self.model_name, self.kv_usage = model_name, kv_usage
         self._lock = Lock()
-        self._lives: dict[int | None, _Life] = {}
+        self._live: dict[int | None, _LiveSequence] = {}
         self._num_running = 0
         self._kv_used = 0.0
         self._counters = dict.fromkeys(COUNTERS, 0)
@@ -131,22 +131,22 @@ class Metrics:
 
     def __call__(self, event: Event) -> None:
         with self._lock:
-            match event.kind:  # what comes for every token first
+            match event.kind:  # the most frequent kind first
                 case EventKind.NEW_TOKEN:
-                    self._hear_token(event)
+                    self._on_token(event)
                 case EventKind.SCHEDULED:
-                    self._hear_scheduled(event)
+                    self._on_scheduled(event)
                 case EventKind.STEP:
                     self._kv_used = self.kv_usage()
                 case EventKind.QUEUED:
                     arrived_ns = event.time_ns - event.counts["waited_ns"]
-                    life = _Life(arrived_ns, event.counts["prompt_tokens"])
-                    self._lives[event.sequence_id] = life
+                    live = _LiveSequence(arrived_ns, event.counts["prompt_tokens"])
+                    self._live[event.sequence_id] = live
                 case EventKind.FORKED:
-                    self._hear_fork(event)
+                    self._on_forked(event)
                 case EventKind.PREEMPTED:
                     self._counters["num_preemptions"] += 1
-                    self._run(self._lives.get(event.sequence_id), False)
+                    self._set_running(self._live.get(event.sequence_id), False)
                 case EventKind.FINISHED:
                     self._end(event, "stop" if event.counts["stopped"] else "length")
                 case EventKind.ABORTED:
@@ -155,11 +155,11 @@ class Metrics:
                     self._end(event, "error")
 
     def read(self) -> Readings:
-        """All numbers, as they were at one moment."""
+        """Return a consistent snapshot of all metrics."""
         with self._lock:
             gauges = {
                 "num_requests_running": self._num_running,
-                "num_requests_waiting": len(self._lives) - self._num_running,
+                "num_requests_waiting": len(self._live) - self._num_running,
                 "kv_cache_usage_perc": self._kv_used,
             }
             histograms = {
@@ -167,64 +167,64 @@ class Metrics:
             }
             return Readings(gauges, self._counters.copy(), self._ended.copy(), histograms)
 
-    def _hear_token(self, event: Event) -> None:
+    def _on_token(self, event: Event) -> None:
         self._counters["generation_tokens"] += 1
-        life = self._lives.get(event.sequence_id)
-        if life is None:  # it was queued unheard
+        live = self._live.get(event.sequence_id)
+        if live is None:  # it was queued before this subscribed
             return
-        if life.first_ns is None:
-            life.first_ns = event.time_ns
-            self._observe("time_to_first_token_seconds", life.arrived_ns, event.time_ns)
-            if not life.forked:
-                self._counters["prompt_tokens"] += life.prompt_tokens
+        if live.first_ns is None:
+            live.first_ns = event.time_ns
+            self._observe("time_to_first_token_seconds", live.arrived_ns, event.time_ns)
+            if not live.forked:
+                self._counters["prompt_tokens"] += live.prompt_tokens
         else:
-            self._gaps.observe((event.time_ns - life.last_ns) / 1e9)
-        life.last_ns = event.time_ns
+            self._gaps.observe((event.time_ns - live.last_ns) / 1e9)
+        live.last_ns = event.time_ns
 
-    def _hear_scheduled(self, event: Event) -> None:
-        life = self._lives.get(event.sequence_id)
-        if life is None or life.running:
+    def _on_scheduled(self, event: Event) -> None:
+        live = self._live.get(event.sequence_id)
+        if live is None or live.running:
             return
-        self._run(life, True)
-        if life.scheduled_ns is None:
-            life.scheduled_ns = event.time_ns
-            self._counters["prefix_cache_queries"] += life.prompt_tokens
+        self._set_running(live, True)
+        if live.scheduled_ns is None:
+            live.scheduled_ns = event.time_ns
+            self._counters["prefix_cache_queries"] += live.prompt_tokens
             self._counters["prefix_cache_hits"] += event.counts["computed"]
 
-    def _hear_fork(self, event: Event) -> None:
-        life, parent = self._lives.get(event.sequence_id), self._lives.get(event.counts["parent"])
-        if life is None:
+    def _on_forked(self, event: Event) -> None:
+        live, parent = self._live.get(event.sequence_id), self._live.get(event.counts["parent"])
+        if live is None:
             return
-        life.forked = True
-        self._run(life, True)
+        live.forked = True
+        self._set_running(live, True)
         if parent is not None and parent.scheduled_ns is not None:
-            life.scheduled_ns = max(parent.scheduled_ns, life.arrived_ns)
+            live.scheduled_ns = max(parent.scheduled_ns, live.arrived_ns)
 
-    def _run(self, life: _Life | None, running: bool) -> None:
-        if life is not None:
-            self._num_running += running - life.running
-            life.running = running
+    def _set_running(self, live: _LiveSequence | None, running: bool) -> None:
+        if live is not None:
+            self._num_running += running - live.running
+            live.running = running
 
     def _end(self, event: Event, reason: str) -> None:
         self._kv_used = self.kv_usage()
         self._ended[reason] += 1
-        life = self._lives.pop(event.sequence_id, None)
-        if life is None:
+        live = self._live.pop(event.sequence_id, None)
+        if live is None:
             return
-        self._run(life, False)
+        self._set_running(live, False)
         if event.kind is EventKind.FINISHED:
-            self._tell_times(life, event)
+            self._observe_times(live, event)
 
-    def _tell_times(self, life: _Life, finished: Event) -> None:
-        self._observe("e2e_request_latency_seconds", life.arrived_ns, finished.time_ns)
-        if life.scheduled_ns is None or life.first_ns is None:
+    def _observe_times(self, live: _LiveSequence, finished: Event) -> None:
+        self._observe("e2e_request_latency_seconds", live.arrived_ns, finished.time_ns)
+        if live.scheduled_ns is None or live.first_ns is None:
             return
-        self._observe("request_queue_time_seconds", life.arrived_ns, life.scheduled_ns)
-        self._observe("request_prefill_time_seconds", life.scheduled_ns, life.first_ns)
-        self._observe("request_decode_time_seconds", life.first_ns, life.last_ns)
+        self._observe("request_queue_time_seconds", live.arrived_ns, live.scheduled_ns)
+        self._observe("request_prefill_time_seconds", live.scheduled_ns, live.first_ns)
+        self._observe("request_decode_time_seconds", live.first_ns, live.last_ns)
         num_gaps = finished.counts["output_tokens"] - 1
         if num_gaps > 0:
-            seconds = (life.last_ns - life.first_ns) / num_gaps / 1e9
+            seconds = (live.last_ns - live.first_ns) / num_gaps / 1e9
             self._histograms["request_time_per_output_token_seconds"].observe(seconds)
 
     def _observe(self, name: str, started_ns: int, ended_ns: int) -> None:
@@ -234,17 +234,17 @@ class Metrics:
 PREFIXES = ("minigen:", "vllm:")
 LABELS = ("model_name",)
 HELP = {
-    "num_requests_running": "Requests that run.",
-    "num_requests_waiting": "Requests that wait: queued, or preempted.",
-    "kv_cache_usage_perc": "Share of the KV cache that running requests hold; 1 is all of it.",
-    "prompt_tokens": "Tokens of prompts whose prefill is done.",
+    "num_requests_running": "Requests that are running.",
+    "num_requests_waiting": "Requests that are waiting: queued or preempted.",
+    "kv_cache_usage_perc": "Share of the KV cache that running requests use; 1 is all of it.",
+    "prompt_tokens": "Prompt tokens whose prefill is complete.",
     "generation_tokens": "Tokens generated.",
-    "num_preemptions": "Times that a running request gave its blocks back, to begin anew.",
-    "prefix_cache_queries": "Tokens of prompts that the prefix cache was asked for.",
-    "prefix_cache_hits": "Tokens of prompts that the prefix cache had.",
+    "num_preemptions": "Preemptions: a running request freed its blocks and is recomputed later.",
+    "prefix_cache_queries": "Prompt tokens that were looked up in the prefix cache.",
+    "prefix_cache_hits": "Prompt tokens that were found in the prefix cache.",
     "request_success": "Requests that ended, by the reason: stop, length, abort, error.",
     "time_to_first_token_seconds": "From a request's arrival to its first token.",
-    "inter_token_latency_seconds": "From each token of a request to its next.",
+    "inter_token_latency_seconds": "From each token of a request to the next.",
     "request_time_per_output_token_seconds": "Mean time between a request's tokens.",
     "e2e_request_latency_seconds": "From a request's arrival to its end.",
     "request_queue_time_seconds": "From a request's arrival to its first run.",
@@ -254,18 +254,18 @@ HELP = {
 
 
 class MetricsPage(Collector):
-    """The page of one server: a model's numbers appear when it is added, and go when it is removed.
+    """The metrics page of one server; it shows the models that `add` registered.
 
-    `registry` is its own, not the process's; it has the process's memory and CPU time, too, and
-    takes further collectors. `prefix` begins the names: "minigen:", or "vllm:" for dashboards that
-    were made for vLLM; any other raises `OptionError`. All of it may be called by any thread.
+    `registry` belongs to this page, not to the process. It also reports the process's memory and
+    CPU time, and accepts further collectors. `prefix` starts every name: "minigen:", or "vllm:" for
+    dashboards that were made for vLLM; any other raises `OptionError`. All methods are thread-safe.
     """
 
     content_type = CONTENT_TYPE_PLAIN_0_0_4
 
     def __init__(self, prefix: str = "minigen:"):
         if prefix not in PREFIXES:
-            raise OptionError(f"The metrics' prefix is one of {PREFIXES}, not {prefix!r}.")
+            raise OptionError(f"The metrics' prefix must be one of {PREFIXES}, not {prefix!r}.")
         self.prefix = prefix
         self.registry = CollectorRegistry()
         self._models: dict[str, Metrics] = {}
@@ -273,20 +273,20 @@ class MetricsPage(Collector):
         ProcessCollector(registry=self.registry)
 
     def add(self, metrics: Metrics) -> None:
-        """Show a model's numbers. Raises `OptionError` if one of this name is shown already."""
+        """Show a model's metrics. Raises `OptionError` if the name is already in use."""
         if self._models.setdefault(metrics.model_name, metrics) is not metrics:
-            raise OptionError(f"There are metrics of a model named {metrics.model_name!r} already.")
+            raise OptionError(f"The page has metrics of a model {metrics.model_name!r} already.")
 
     def remove(self, metrics: Metrics) -> None:
-        """Show a model's numbers no more. Raises `KeyError` for one that is not shown."""
+        """Stop showing a model's metrics. Raises `KeyError` if they are not shown."""
         del self._models[metrics.model_name]
 
     def follow(
         self, model_name: str, trace: Trace, kv_usage: Callable[[], float]
     ) -> Callable[[], None]:
-        """Show from now on what an engine's trace tells; call what is returned to end that.
+        """Show the metrics of an engine's trace; call the returned function to stop.
 
-        Raises as `add`. The engine must be idle, since its trace gets a subscriber.
+        Raises the errors of `add`. The engine must be idle, because its trace gets a subscriber.
         """
         metrics = Metrics(model_name, kv_usage)
         self.add(metrics)
@@ -294,15 +294,15 @@ class MetricsPage(Collector):
         return lambda: self.remove(metrics)
 
     def render(self) -> bytes:
-        """The page's text, of the type `content_type`."""
+        """Return the page's text, with the content type `content_type`."""
         return generate_latest(self.registry)
 
     def collect(self) -> Iterable[Metric]:
-        """Every family of metrics, each with a sample for every model; for the registry."""
+        """Yield every metric family with one sample per model; the registry calls this."""
         return self._families({name: each.read() for name, each in list(self._models.items())})
 
     def describe(self) -> Iterable[Metric]:
-        """The families without samples; by them the registry sees that no name is there twice."""
+        """Yield the families without samples; the registry uses them to detect duplicate names."""
         return self._families({})
 
     def _families(self, readings: Mapping[str, Readings]) -> Iterable[Metric]:
@@ -341,25 +341,25 @@ class MetricsPage(Collector):
 
 
 def _cumulated(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Each bound as text, with how many values are at or below it; the last is infinity."""
+    """Return each bound as text with the number of values at or below it; the last is infinity."""
     limits = map(floatToGoString, (*bounds, math.inf))
     return list(zip(limits, accumulate(counts), strict=True))
 
 
 def metrics_router(page: MetricsPage) -> APIRouter:
-    """`GET /metrics`, for Prometheus."""
+    """Create the route `GET /metrics` for Prometheus."""
     router = APIRouter(tags=["state"])
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """What every loaded model's engine does, in Prometheus's text format."""
+        """Return the metrics of every loaded model in Prometheus's text format."""
         return Response(page.render(), media_type=page.content_type)
 
     return router
 
 
 def metrics_watcher(page: MetricsPage) -> Watcher:
-    """Shows a model's numbers on the page from when it is loaded until it is unloaded."""
+    """Create a watcher that shows a model's metrics on the page while the model is loaded."""
 
     def watch(served: Served) -> Callable[[], None]:
         return page.follow(served.name, served.llm.trace, lambda: served.llm.kv_usage)

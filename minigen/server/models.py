@@ -1,4 +1,4 @@
-"""The models of a server: each is loaded at its first request, and has an engine of its own."""
+"""The models of a server: each is loaded at its first request and has a separate engine."""
 
 import asyncio
 import gc
@@ -20,7 +20,7 @@ from minigen.server.streaming import Bridge
 
 @dataclass(frozen=True)
 class Served:
-    """A model that is loaded, with its engine's thread, and the way from there to the loop."""
+    """A loaded model with its engine thread, and the bridge from there to the event loop."""
 
     name: str
     llm: LLM
@@ -29,14 +29,14 @@ class Served:
     loaded_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
-# Called with a model that has just been loaded; what it returns is called before it is unloaded.
+# Called with a model that has just been loaded; the function it returns is called before unloading.
 Watcher = Callable[[Served], Callable[[], None]]
 
 
 async def end(last: list[Served], before: "asyncio.Task[None] | None", for_good: bool) -> None:
-    """End a model after `before`, and, `for_good`, the processes that hold shares of it.
+    """Stop a model's engine after `before`; `for_good` also ends the workers with its shards.
 
-    `last` is where the model is mentioned last, so that its memory is free thereafter.
+    `last` holds the only reference to the model, so that its memory is free afterwards.
     """
     if before is not None:
         await before
@@ -49,19 +49,20 @@ def _close(last: list[Served], for_good: bool) -> None:
     if for_good:
         served.llm.close()
     del served
-    gc.collect()  # an engine's parts know each other
+    gc.collect()  # the parts of an engine form reference cycles
 
 
 logger = logging.getLogger(__name__)
 
-FOREVER = 100 * 365 * 86_400.0  # seconds: who asks for longer asks for ever, and clocks end
+FOREVER = 100 * 365 * 86_400.0  # seconds: anything longer means forever, since dates have a maximum
 
 
 class HostedModel:
-    """One name that the server answers to: loaded or not, in use or idle. For one event loop.
+    """A model that the server offers, loaded or not. It belongs to one event loop.
 
-    An idle model is unloaded after `keep_alive` seconds; None keeps it for ever, and so does more
-    than a century. One that `stays`, since it cannot be loaded again, is never unloaded for that.
+    An idle model is unloaded after `keep_alive` seconds; with None, or more than a century, it
+    stays loaded forever. A model that `stays`, because it cannot be loaded again, ignores
+    `keep_alive` values of requests.
     """
 
     def __init__(
@@ -85,10 +86,10 @@ class HostedModel:
 
     @asynccontextmanager
     async def used(self) -> AsyncIterator[Served]:
-        """The loaded model, which stays loaded while the block runs; several load it once.
+        """Load the model if necessary, and keep it loaded while the block runs.
 
-        Raises `ApiError` (503) if it cannot be loaded; the next request tries again. Raises
-        `EngineStoppedError` if it is `broken`.
+        Concurrent callers share one load. Raises `ApiError` (503) if the model cannot be loaded;
+        the next request tries again. Raises `EngineStoppedError` if it is `broken`.
         """
         self.num_users += 1
         self._stop_timer()
@@ -100,17 +101,17 @@ class HostedModel:
 
     @property
     def broken(self) -> WorkerError | None:
-        """What a process that held a share of the loaded model ended with, if one has ended."""
+        """The error of a worker process with a shard of the loaded model, if one has ended."""
         error = None if self.served is None else self.served.thread.error
         return error if isinstance(error, WorkerError) else None
 
     def keep_for(self, seconds: float | None) -> None:
-        """Unload it after so many idle seconds, until it is loaded anew; None never does."""
+        """Set the idle time in seconds before unloading, until the next load; None means never."""
         self.keep_alive = None if self.stays else _within_a_century(seconds)
         self._rest()
 
     async def unload(self) -> None:
-        """Give its memory back; requests that are under way get an `EngineStoppedError`."""
+        """Unload the model and free its memory; requests in flight get an `EngineStoppedError`."""
         self._begin_unloading()
         if self._unloading is not None:
             await asyncio.shield(self._unloading)
@@ -119,11 +120,11 @@ class HostedModel:
         if self.served is not None and self.served.thread.is_alive:
             return self.served
         if self.broken is not None:
-            raise EngineStoppedError("A share of the model is gone.") from self.broken
+            raise EngineStoppedError("A shard of the model is lost.") from self.broken
         if self._loading is None:
             self._loading = asyncio.create_task(self._load())
             self._loading.add_done_callback(self._has_loaded)
-        return await asyncio.shield(self._loading)  # others wait for it, too
+        return await asyncio.shield(self._loading)  # other requests wait for the same load
 
     async def _load(self) -> Served:
         await self.unload()  # an engine whose thread has ended, or one that is being unloaded
@@ -148,8 +149,8 @@ class HostedModel:
     def _load_warm(self, loaded: list[LLM]) -> None:
         """Append the model to `loaded`.
 
-        A thread of a pool keeps what its last function returned until the system runs it again,
-        which would keep an unloaded model's memory.
+        A return value would stay referenced by the pool's thread until its next task, and so keep
+        the memory of an unloaded model.
         """
         llm = self._load_llm()
         warm_up(llm)
@@ -158,11 +159,11 @@ class HostedModel:
     def _has_loaded(self, loading: "asyncio.Task[Served]") -> None:
         self._loading = None
         if not loading.cancelled():
-            loading.exception()  # whoever waits for it gets it; perhaps nobody waits any more
+            loading.exception()  # read, so that asyncio does not log it if no request waits for it
         self._rest()
 
     def _rest(self) -> None:
-        """Begin to count the idle time if nobody uses it."""
+        """Start the idle timer if no request uses the model."""
         self._stop_timer()
         idle = self.num_users == 0 and self.served is not None and self.broken is None
         if idle and self.keep_alive is not None:
@@ -175,7 +176,7 @@ class HostedModel:
         self._timer = self.idle_until = None
 
     def _idle(self) -> None:
-        logger.info("the model %s is unloaded: nobody has used it for a while", self.name)
+        logger.info("the model %s is unloaded: no request has used it for a while", self.name)
         self._begin_unloading(for_good=True)
 
     def _begin_unloading(self, for_good: bool = False) -> None:
@@ -183,17 +184,18 @@ class HostedModel:
         if self.served is None:
             return
         served, self.served = self.served, None
-        forgets, self._forget = self._forget, []  # which know the model, and would keep it
+        forgets, self._forget = self._forget, []  # they reference the model
         for forget in forgets:
             forget()
         self._unloading = asyncio.create_task(end([served], self._unloading, for_good))
 
 
 class ModelHost:
-    """The models by name, the first of which answers where no name is given.
+    """The models of a server by name; requests without a model name use the first.
 
-    `loads` are functions that load each, called in a thread of their own. Models that cannot be
-    loaded twice should `stay`, whatever a client asks. Raises `OptionError` if there are none.
+    `loads` has a function for each name that loads the model; it runs in a separate thread. Use
+    `stay` for models that cannot be loaded twice: no client can then unload them. Raises
+    `OptionError` if there are no models.
     """
 
     def __init__(
@@ -216,7 +218,7 @@ class ModelHost:
         self.first_error: Exception | None = None
 
     async def load_first(self) -> None:
-        """Load the first model, and be ready; or keep why not in `first_error`."""
+        """Load the first model and set `is_ready`, or store the error in `first_error`."""
         try:
             async with self.first.used():
                 self.is_ready = True
@@ -224,12 +226,12 @@ class ModelHost:
             self.first_error = error
 
     def find(self, name: str | None) -> HostedModel:
-        """The model of a name, the first if it is None. Raises `ApiError` (404) for others."""
+        """Return the model of this name (None: the first). Raises `ApiError` (404) if unknown."""
         if name is None:
             return self.first
         if name not in self.models:
             raise ApiError(
-                f"The model {name!r} does not exist here; there is {', '.join(self.models)}.",
+                f"The model {name!r} does not exist here; choose one of {', '.join(self.models)}.",
                 status=404,
                 code="model_not_found",
                 param="model",
@@ -238,15 +240,15 @@ class ModelHost:
 
     @asynccontextmanager
     async def lease(self, name: str | None) -> AsyncIterator[Served]:
-        """The loaded model of a name, for as long as the block runs.
+        """Load the model of this name if necessary, and keep it loaded while the block runs.
 
-        Raises `ApiError`: 404 for a name that is not served, 503 if the model cannot be loaded or
-        the server is about to end.
+        Raises `ApiError`: 404 for an unknown name, 503 if the model cannot be loaded or the server
+        is shutting down.
         """
         model = self.find(name)
         if self.draining:
             raise ApiError(
-                "The server is about to end: it finishes what runs, and takes nothing new.",
+                "The server is shutting down: running requests finish, new ones are rejected.",
                 status=503,
                 kind="server_error",
                 code="server_draining",
@@ -258,40 +260,40 @@ class ModelHost:
 
     @property
     def failure(self) -> Exception | None:
-        """What no server goes on after: no first model, or one that has lost a share of itself."""
+        """The error that makes the server stop: the first model failed to load, or lost a shard."""
         broken = (model.broken for model in self.models.values())
         return self.first_error or next(filter(None, broken), None)
 
     @property
     def num_users(self) -> int:
-        """Requests that use a model, or wait for one to be loaded."""
+        """The number of requests that use a model or wait for one to be loaded."""
         return sum(model.num_users for model in self.models.values())
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that no engine has begun yet."""
+        """The number of sequences that no engine has started yet."""
         live = [
             sequence
             for model in self.models.values()
             if model.served is not None
-            for sequence in list(model.served.llm.engine.live.values())  # at one instant
+            for sequence in list(model.served.llm.engine.live.values())  # an atomic copy
         ]
         return sum(sequence.num_cached is None for sequence in live)
 
     def drain(self) -> None:
-        """Take no new requests from now on."""
+        """Reject new requests from now on."""
         self.draining = True
 
     async def close(self) -> None:
-        """End all engines; requests that are under way get an `EngineStoppedError`."""
+        """Stop all engines; requests in flight get an `EngineStoppedError`."""
         self.draining = True
         for model in self.models.values():
             await model.unload()
 
 
 def warm_up(llm: LLM) -> None:
-    """Run everything once that compiles itself at first use, so that no request waits for it."""
-    with suppress(CapacityError):  # a pool of fewer tokens is a test's
+    """Run everything that compiles at first use, so that no request waits for compilation."""
+    with suppress(CapacityError):  # only in tests is the KV cache too small for this
         for temperature in (0.0, 1.0):
             params = SamplingParams(max_tokens=2, temperature=temperature, ignore_eos=True)
             llm.generate([0], params, progress=False)

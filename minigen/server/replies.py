@@ -1,6 +1,6 @@
-"""An HTTP response whose answers are still to be made: it asks the engine, and tells as it hears.
+"""The HTTP response of a generation request: it submits the request and sends tokens as they come.
 
-Plain ASGI: what is ready goes out in one `send`, and nothing lies between this and the server.
+It is plain ASGI: all available tokens go out in one `send`, directly to the server.
 """
 
 import asyncio
@@ -17,29 +17,29 @@ from minigen.outputs import RequestState
 from minigen.server.errors import ClientGoneError, ModelFailedError, explain
 from minigen.server.middleware.limits import RequestRecord, record_of
 from minigen.server.models import ModelHost, Served
-from minigen.server.openai.responses import Wording, usage_of
+from minigen.server.openai.responses import ResponseWriter, usage_of
 from minigen.server.streaming import Pending
 
-LONG_BODY = 20_000  # bytes; to encode a longer prompt takes too long for the loop to wait
+LONG_BODY = 20_000  # bytes; encoding a longer prompt would block the event loop for too long
 
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """What a request turns out to ask of a model: answers to be made, and how to word them.
+    """A parsed request: the answers that the engine must generate, and the response writer.
 
-    `answers` is empty where the wording needs none to be made.
+    `answers` is empty if the response needs no generated tokens.
     """
 
     answers: list[RequestState]
-    wording: Wording
+    writer: ResponseWriter
 
 
 class Reply(Response):
-    """The answers of a model, whole or as a stream.
+    """A response with the answers of a model, complete or as a stream.
 
-    `read(served)` says what is asked, or raises a `MinigenError`; it is called with the loaded
-    model, for a long request in a thread of its own. Nothing is sent before the first token, so
-    what goes wrong until then still has a status of its own.
+    `read(served)` parses the request for the loaded model, or raises a `MinigenError`; for a long
+    request it runs in a separate thread. The response starts with the first token, so an error
+    before that still gets its own HTTP status.
     """
 
     def __init__(
@@ -53,14 +53,16 @@ class Reply(Response):
         self._host, self._model, self._streams, self._read = host, model, streams, read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; ends early, without a word, if the client goes away."""
+        """Respond to one request; stop silently if the client disconnects."""
         try:
             async with self._host.lease(self._model) as served:
-                asked = await self._read_in_time(scope, served)
-                with _recorded(record_of(scope), served.name, asked.answers):
-                    async with served.bridge.ask(asked.answers, receive, self._streams) as pending:
-                        tell = self._stream if self._streams else self._send_whole
-                        await tell(pending, asked.wording, send)
+                request = await self._read_in_time(scope, served)
+                with _recorded(record_of(scope), served.name, request.answers):
+                    async with served.bridge.ask(
+                        request.answers, receive, self._streams
+                    ) as pending:
+                        respond = self._stream if self._streams else self._send_whole
+                        await respond(pending, request.writer, send)
         except ClientGoneError:
             return
 
@@ -69,48 +71,48 @@ class Reply(Response):
             return self._read(served)
         return await asyncio.to_thread(self._read, served)
 
-    async def _send_whole(self, pending: Pending, wording: Wording, send: Send) -> None:
+    async def _send_whole(self, pending: Pending, writer: ResponseWriter, send: Send) -> None:
         async for _ in pending.growths():
             pass
-        body = wording.whole()
+        body = writer.whole()
         await send(_start("application/json", (b"content-length", str(len(body)).encode())))
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _stream(self, pending: Pending, wording: Wording, send: Send) -> None:
+    async def _stream(self, pending: Pending, writer: ResponseWriter, send: Send) -> None:
         started = False
         try:
             async for growths in pending.growths():
                 if not started:
-                    await self._begin(wording, send)
+                    await self._start_stream(writer, send)
                     started = True
-                chunk = b"".join([wording.grown(growth) for growth in growths])
+                chunk = b"".join([writer.on_token(growth) for growth in growths])
                 if chunk:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            if not started:  # there was nothing to be made
-                await self._begin(wording, send)
-            last = wording.end()
+            if not started:  # there were no tokens to generate
+                await self._start_stream(writer, send)
+            last = writer.end()
         except (ModelFailedError, EngineStoppedError) as error:
             if not started:
                 raise
-            last = wording.failure(explain(error))
+            last = writer.failure(explain(error))
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _begin(self, wording: Wording, send: Send) -> None:
+    async def _start_stream(self, writer: ResponseWriter, send: Send) -> None:
         await send(
             _start(
-                wording.media_type,
+                writer.media_type,
                 (b"cache-control", b"no-cache"),
-                (b"x-accel-buffering", b"no"),  # nginx would hold a stream back
+                (b"x-accel-buffering", b"no"),  # nginx would buffer the stream
             )
         )
-        first = wording.begin()
+        first = writer.on_start()
         if first:
             await send({"type": "http.response.body", "body": first, "more_body": True})
 
 
 @contextmanager
 def _recorded(record: RequestRecord, model: str, answers: list[RequestState]) -> Iterator[None]:
-    """The log will know which model answered, and how many tokens were read and made."""
+    """Record the model and the token counts in the request's record, for the access log."""
     record.model = model
     try:
         yield
@@ -127,7 +129,7 @@ def _start(media_type: str, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
 
 
 def _body_length(scope: Scope) -> int:
-    """Bytes of a request's body, as its header says; without one it may be long."""
+    """Return the `Content-Length` of a request; without the header, assume a long body."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
             return int(value)

@@ -1,10 +1,10 @@
-"""The server's life: a socket, uvicorn, a banner when it is ready, and an orderly shutdown.
+"""Run the server: open a socket, start uvicorn, print a banner when ready, shut down cleanly.
 
-A client that does not read its answer is disconnected after a time. The engine never waits for a
-client, so a sequence ends, and frees its blocks, no later for a slow reader. uvicorn accepts what
-an app sends until a connection has 64 KiB that the system does not take; then `send` waits, and
-the app keeps what comes meanwhile. A connection that stays full is closed after a time, so what an
-app keeps for it is bounded. Clients that read cost nothing.
+The engine never waits for a client, so a slow client does not delay the end of its sequence or the
+release of its blocks. uvicorn buffers what an app sends until a connection has 64 KiB that the
+operating system does not accept. Then `send` waits, and the app stores the tokens that arrive in
+the meantime. A connection whose buffer stays full is closed after a timeout, so the memory for it
+is bounded. Clients that read their responses have no extra cost.
 """
 
 import asyncio
@@ -23,25 +23,25 @@ from minigen.server.models import ModelHost
 
 
 class CutsOff:
-    """Closes a connection that stays full for `send_timeout` seconds; mixed into a protocol."""
+    """A protocol mixin that closes a connection whose buffer is full for `send_timeout` seconds."""
 
     send_timeout: float
     _full_for: asyncio.TimerHandle | None = None
 
     def pause_writing(self) -> None:
-        """The connection is full: what was sent is not read."""
+        """Start the timer: the send buffer is full because the client does not read."""
         super().pause_writing()  # type: ignore[misc]
         transport = cast(Any, self).transport
         loop = asyncio.get_running_loop()
         self._full_for = loop.call_later(self.send_timeout, transport.abort)
 
     def resume_writing(self) -> None:
-        """The connection has room again."""
+        """Stop the timer: the send buffer has free space again."""
         self._forget()
         super().resume_writing()  # type: ignore[misc]
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The connection has ended."""
+        """Stop the timer: the connection has ended."""
         self._forget()
         super().connection_lost(error)  # type: ignore[misc]
 
@@ -54,25 +54,28 @@ class CutsOff:
 def cutting_off(
     seconds: float, protocol: type[asyncio.Protocol] = AutoHTTPProtocol
 ) -> type[asyncio.Protocol]:
-    """uvicorn's HTTP protocol, which closes a connection that stays full for so many seconds.
+    """Return uvicorn's HTTP protocol with a timeout for clients that do not read.
 
-    Give it to `uvicorn.Config(http=...)`.
+    It closes a connection whose send buffer stays full for `seconds`. Pass it to
+    `uvicorn.Config(http=...)`.
     """
     return type("CuttingOff", (CutsOff, protocol), {"send_timeout": seconds})
 
 
-LAST_WORDS = 5  # seconds for connections to close, once nothing runs any more
+CLOSE_TIMEOUT = 5  # seconds for connections to close after the last request has ended
+# Seconds that an idle connection stays open. It must be longer than clients keep one (httpx, and so
+# the openai and ollama clients: 5 s), or a client may send on a connection that is just closing.
+IDLE_TIMEOUT = 60
 TICK = 0.05
 
 
 class Server(uvicorn.Server):
-    """uvicorn for one host of models.
+    """A uvicorn server for one `ModelHost`.
 
-    Told to end (SIGTERM or Ctrl-C), it refuses what is new with 503, waits `patience` seconds at
-    most for what runs, and ends as a program that did what it should; told twice, it waits for
-    nobody. It ends by itself if the first model cannot be loaded, or a process with a share of a
-    model ends: `failure` is why. Once it is ready it says so on stderr, if it `announces`
-    itself.
+    On SIGTERM or Ctrl-C it rejects new requests with 503, waits at most `patience` seconds for
+    requests in flight, and exits normally; on a second signal it does not wait. It stops by itself
+    if the first model cannot be loaded or a process with a shard of a model ends; `failure` is then
+    the reason. With `announces` it prints a banner to stderr once it is ready.
     """
 
     def __init__(
@@ -89,12 +92,12 @@ class Server(uvicorn.Server):
         self.failure: Exception | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Hear a signal."""
+        """Handle a signal: the first starts the shutdown, the second forces it."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether to end."""
+        """Return whether to shut down; uvicorn calls this ten times per second."""
         if self._host.is_ready and not self._announced:
             self._announced = True
             print(banner(self._host, self._url), file=sys.stderr, flush=True)
@@ -102,12 +105,12 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter) or self.failure is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let finish what runs, then close everything."""
+        """Wait for requests in flight, then close everything."""
         self._host.drain()
         deadline = time.monotonic() + self._patience
         while self._host.num_users and time.monotonic() < deadline and not self.force_exit:
             await asyncio.sleep(TICK)
-        await self._host.close()  # who is left is told so
+        await self._host.close()  # requests that are left get an `EngineStoppedError`
         await super().shutdown(sockets)
 
 
@@ -120,13 +123,12 @@ def run(
     send_timeout: float = 60,
     log_level: str = "warning",
 ) -> None:
-    """Serve an app until a signal ends it; port 0 takes any that is free.
+    """Serve an app until a signal stops it; port 0 selects a free port.
 
-    What runs has `patience` seconds then; a client that does not read for `send_timeout` seconds is
-    cut off.
-
-    Raises `OptionError` for an address that cannot be listened at, whatever the first model could
-    not be loaded for, and `WorkerError` if a process that held a share of a model has ended.
+    Requests in flight then get `patience` seconds to finish. A client that does not read for
+    `send_timeout` seconds is disconnected. Raises `OptionError` for an address that cannot be used,
+    the error with which the first model failed to load, and `WorkerError` if a process with a shard
+    of a model has ended.
     """
     listener = listen(address, port)
     bound_port = listener.getsockname()[1]
@@ -137,7 +139,8 @@ def run(
         log_level=log_level,
         access_log=False,
         lifespan="on",
-        timeout_graceful_shutdown=LAST_WORDS,
+        timeout_graceful_shutdown=CLOSE_TIMEOUT,
+        timeout_keep_alive=IDLE_TIMEOUT,
     )
     server = Server(config, host, f"http://{shown}:{bound_port}", patience)
     server.run(sockets=[listener])
@@ -146,7 +149,7 @@ def run(
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises `OptionError` if it cannot."""
+    """Return a listening socket. Raises `OptionError` if the address or port cannot be used."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         return socket.create_server((address, port), family=family, backlog=2048)
@@ -159,15 +162,15 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def banner(host: ModelHost, url: str) -> str:
-    """What a person wants to know of a server that has just become ready."""
+    """Return the text that is printed when the server is ready: its address and an example."""
     first = host.first
     form = "" if first.served is None else first.served.llm.describe()["weights"]
     others = [name for name in host.models if name != first.name]
-    more = f"\nAlso, loaded when first asked for: {', '.join(others)}." if others else ""
+    more = f"\nOther models, loaded at their first request: {', '.join(others)}." if others else ""
     return f"""minigen serves {first.name} at {url}/v1, weights {form}.{more}
 
   curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{{"model": "{first.name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
 
-All that can be asked: {url}/docs. Ctrl-C ends it.
+API reference: {url}/docs. Press Ctrl-C to stop.
 """

@@ -1,8 +1,8 @@
-"""From the engine's thread to an event loop: the answers of a request, while they grow.
+"""Pass the tokens of requests from the engine's thread to an event loop.
 
-Tokens become text in the engine's thread, so that a stop string ends its sequence before another
-step. The event loop is woken once per step, and not once per token or stream, because waking it
-hands it Python's lock.
+The engine's thread decodes tokens to text, so that a stop string ends its sequence before the next
+step. It wakes the event loop once per step, not once per token or stream, because each wake-up
+hands Python's global interpreter lock (GIL) to the loop.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from minigen.server.errors import ClientGoneError, ModelFailedError
 
 
 class Growth(NamedTuple):
-    """What one token added to one answer."""
+    """One new token of one answer: its text delta and its log probabilities."""
 
     answer: RequestState
     delta: TokenDelta
@@ -30,28 +30,28 @@ class Growth(NamedTuple):
 
 
 class Bridge:
-    """Between an engine's thread and the event loop that it is made in."""
+    """The connection between an engine's thread and the event loop that creates it."""
 
     def __init__(self, thread: EngineThread):
         self.thread = thread
         self.loop = asyncio.get_running_loop()
         self._outbox: deque[tuple[Pending, Growth | Exception]] = deque()
-        self._woken = False  # whether the loop knows that there is something in the outbox
+        self._woken = False  # whether a wake-up of the loop is already scheduled
         thread.on_step_end(self._wake)
 
     @asynccontextmanager
     async def ask(
         self, answers: SequenceOf[RequestState], receive: Receive, every_token: bool
     ) -> AsyncIterator["Pending"]:
-        """Have answers made while the block runs; what is unfinished when it ends is given up.
+        """Generate answers while the block runs; abort the unfinished ones when it ends.
 
-        `receive` is the request's: it tells when the client goes away. With `every_token` each
-        token is told, else only each answer's last. Raises `EngineStoppedError` if the thread has
-        ended, `RequestError` for an id in use.
+        `receive` is the request's ASGI callable; it reports when the client disconnects. With
+        `every_token` the bridge delivers every token, else only the last one of each answer. Raises
+        `EngineStoppedError` if the thread has ended, `RequestError` for an id in use.
         """
         pending = Pending(self, answers, every_token)
         siblings = {each for answer in answers for each in answer.sequence.siblings}
-        gone = self.loop.create_task(_leaving(receive))
+        gone = self.loop.create_task(_until_disconnect(receive))
         gone.add_done_callback(pending.hang_up)
         try:
             for answer in answers:
@@ -62,28 +62,28 @@ class Bridge:
             gone.cancel()
             for answer in answers:
                 if answer.sequence.finish_reason is None:
-                    with suppress(RequestError, EngineStoppedError):  # it has ended meanwhile
+                    with suppress(RequestError, EngineStoppedError):  # it has just ended
                         self.thread.abort(answer.sequence.sequence_id)
 
     def tell(self, pending: "Pending", event: Growth | Exception) -> None:
-        """Leave event for the loop; called in the engine's thread."""
+        """Put an event into the outbox for the loop; called in the engine's thread."""
         self._outbox.append((pending, event))
 
     def _wake(self) -> None:
-        """Wake the loop for what was left, unless it is about to look."""
+        """Wake the loop if the outbox has events, unless a wake-up is already scheduled."""
         if self._outbox and not self._woken:
             self._woken = True
             self.loop.call_soon_threadsafe(self._hand_out)
 
     def _hand_out(self) -> None:
-        self._woken = False  # before looking, so that whatever comes later wakes the loop again
+        self._woken = False  # before reading, so that an event that comes later wakes the loop
         while self._outbox:
             pending, event = self._outbox.popleft()
             pending.take(event)
 
 
 class Pending:
-    """The answers of one request, on their way through a bridge."""
+    """One request that waits for its answers: their tokens, or an error, from a bridge."""
 
     def __init__(self, bridge: Bridge, answers: SequenceOf[RequestState], every_token: bool):
         self.answers = answers
@@ -95,7 +95,7 @@ class Pending:
         self._waiter: asyncio.Future[None] | None = None
 
     def deliver(self, sequence: Sequence, event: TokenEvent) -> None:
-        """Make text of a token; called in the engine's thread."""
+        """Decode a token to text and pass it to the loop; called in the engine's thread."""
         if not isinstance(event, SampledToken):
             self._bridge.tell(self, _problem(event))
             return
@@ -107,7 +107,7 @@ class Pending:
             self._bridge.tell(self, Growth(answer, delta, event.logprobs))
 
     def take(self, event: Growth | Exception) -> None:
-        """Hear of event; called in the loop."""
+        """Store an event and wake the consumer; called in the loop."""
         if isinstance(event, Growth):
             self._arrived.append(event)
         else:
@@ -116,16 +116,16 @@ class Pending:
             self._waiter.set_result(None)
 
     def hang_up(self, leaving: "asyncio.Task[None]") -> None:
-        """Let whoever waits for growth know that the client has gone."""
+        """Raise `ClientGoneError` in `growths`, because the client has disconnected."""
         if not leaving.cancelled():
             self.take(ClientGoneError())
-            leaving.exception()  # whatever it was, nobody is there any more
+            leaving.exception()  # read, so that asyncio does not log it; the client is gone anyway
 
     async def growths(self) -> AsyncIterator[list[Growth]]:
-        """Whatever has come since the last look, as long as an answer grows.
+        """Yield the tokens that have arrived since the last time, until all answers have ended.
 
-        Raises `ClientGoneError` once the client has gone, `ModelFailedError` for what a step
-        raised, `EngineStoppedError` if the engine's thread ends.
+        Raises `ClientGoneError` if the client disconnects, `ModelFailedError` if a step fails,
+        `EngineStoppedError` if the engine's thread ends.
         """
         while self._num_growing:
             if not (self._arrived or self._error):
@@ -140,7 +140,7 @@ class Pending:
 
 def _problem(event: Exception | None) -> Exception:
     if event is None:
-        return ModelFailedError("its tokens could not be taken")
+        return ModelFailedError("its tokens could not be processed")
     if isinstance(event, EngineStoppedError):
         return event
     problem = ModelFailedError(f"{type(event).__name__}: {event}")
@@ -148,7 +148,7 @@ def _problem(event: Exception | None) -> Exception:
     return problem
 
 
-async def _leaving(receive: Receive) -> None:
-    """Return when the client has gone."""
+async def _until_disconnect(receive: Receive) -> None:
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

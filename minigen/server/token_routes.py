@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as vLLM has them."""
+"""The routes `/tokenize` and `/detokenize`, compatible with vLLM."""
 
 import asyncio
 from typing import Any
@@ -15,18 +15,18 @@ from minigen.server.openai.schema import DetokenizeRequest, TokenizeRequest
 
 
 def token_router(host: ModelHost) -> APIRouter:
-    """The routes for the tokenizers of a host's models."""
+    """Create the routes for the tokenizers of a host's models."""
     router = APIRouter(tags=["tokens"])
 
     @router.post("/tokenize", responses=examples.TOKENIZE)
     async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
-        """The token ids of a prompt, or of a conversation."""
+        """Return the token ids of a prompt, or of a conversation."""
         async with host.lease(request.model) as served:
             return await asyncio.to_thread(_tokenized, served.llm, request)
 
     @router.post("/detokenize", responses=examples.DETOKENIZE)
     async def detokenize(request: DetokenizeRequest) -> dict[str, Any]:
-        """The text of token ids, special tokens included."""
+        """Return the text of token ids, including special tokens."""
         async with host.lease(request.model) as served:
             return await asyncio.to_thread(_detokenized, served.llm, request)
 
@@ -35,11 +35,12 @@ def token_router(host: ModelHost) -> APIRouter:
 
 def _tokenized(llm: LLM, request: TokenizeRequest) -> dict[str, Any]:
     if (request.prompt is None) == (request.messages is None):
-        raise ApiError("Give either a prompt or messages.", param="prompt")
+        raise ApiError("Send either prompt or messages, not both or none.", param="prompt")
     if request.prompt is None:
         if request.add_special_tokens:
             raise ApiError(
-                "A chat template adds its own special tokens.", param="add_special_tokens"
+                "add_special_tokens needs a prompt: a chat template adds its own special tokens.",
+                param="add_special_tokens",
             )
         tokens = chat_prompt(llm, request)
     else:
@@ -56,9 +57,10 @@ def _tokenized(llm: LLM, request: TokenizeRequest) -> dict[str, Any]:
 
 
 def _detokenized(llm: LLM, request: DetokenizeRequest) -> dict[str, Any]:
-    strange = [each for each in request.tokens if each >= llm.config.vocab_size]
-    if strange:
+    unknown = [each for each in request.tokens if each >= llm.config.vocab_size]
+    if unknown:
         raise PromptError(
-            f"tokens holds the id {strange[0]}; this model knows 0 to {llm.config.vocab_size - 1}."
+            f"tokens contains the id {unknown[0]}; this model's vocabulary has the ids 0 to "
+            f"{llm.config.vocab_size - 1}."
         )
     return {"prompt": llm.tokenizer.decode(request.tokens, skip_special_tokens=False)}

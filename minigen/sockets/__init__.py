@@ -1,4 +1,4 @@
-"""Implementations that a caller passes in: found by name, and checked at each call.
+"""Implementations that the user passes in: found by name, and checked at each call.
 
-minigen's own implementations are used without a wrapper.
+minigen's own implementations run without a checking wrapper.
 """

@@ -1,6 +1,6 @@
-"""Wrappers that check a foreign block allocator or prefix cache at every call.
+"""Wrappers that check a user's block allocator or prefix cache at every call.
 
-A block that is read must hold the tokens it is read for, and must not be free.
+They ensure that every block in use holds the right tokens and is not free.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from minigen.sockets.resolve import block_ids_of, items_of, name_of, part_error,
 
 
 class CheckedAllocator:
-    """A foreign allocator: each block has one owner at first, and is free when it has none."""
+    """Checks a user's allocator: a block has one owner when allocated, and is free without any."""
 
     def __init__(self, allocator: BlockAllocator, num_blocks: int):
         self.allocator, self.num_blocks = allocator, num_blocks
@@ -24,7 +24,7 @@ class CheckedAllocator:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody owns."""
+        """Number of blocks without an owner."""
         found, truth = self.allocator.num_free, self._owners[1:].count(0)
         if found != truth:
             raise part_error(
@@ -33,7 +33,7 @@ class CheckedAllocator:
         return truth
 
     def allocate(self, count: int) -> list[int]:
-        """`count` free blocks."""
+        """Allocate `count` free blocks. Raises `PartError` if the allocator returns others."""
         taken = block_ids_of(self.allocator, "allocate", self.allocator.allocate(count))
         if len(taken) != count or len(set(taken)) != count:
             self._complain("allocate", f"returned {taken} for {count} different blocks")
@@ -45,8 +45,8 @@ class CheckedAllocator:
             if self._owners[block_id]:
                 self._complain(
                     "allocate",
-                    f"returned block {block_id}, which is not free: its owners are "
-                    f"{self._owners[block_id]}",
+                    f"returned block {block_id}, which is not free: it has "
+                    f"{self._owners[block_id]} owners",
                 )
         for block_id in taken:
             self._owners[block_id] = 1
@@ -60,7 +60,7 @@ class CheckedAllocator:
             self._owners[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> list[int]:
-        """Take an owner from each block."""
+        """Remove an owner from each block, and return the blocks that are free now."""
         block_ids = list(block_ids)
         returned: Any = self.allocator.release(block_ids)
         for block_id in block_ids:
@@ -72,10 +72,12 @@ class CheckedAllocator:
         return freed
 
     def num_owners(self, block_id: int) -> int:
-        """How many own the block."""
+        """Return the number of the block's owners."""
         found, truth = self.allocator.num_owners(block_id), self._owners[block_id]
         if found != truth:
-            self._complain("num_owners", f"says {found} of block {block_id}, which {truth} own")
+            self._complain(
+                "num_owners", f"returned {found} for block {block_id}, which has {truth} owners"
+            )
         return truth
 
     def _complain(self, method: str, what: str) -> NoReturn:
@@ -83,28 +85,28 @@ class CheckedAllocator:
 
 
 class TrackedAllocator:
-    """An allocator as it is lent to a foreign prefix cache: what that does to it is written down.
+    """Wraps the allocator given to a user's prefix cache, and records the cache's calls.
 
-    `borrower` is the cache, or what it is made by.
+    `part` is the cache, or the class or function that creates it.
     """
 
-    def __init__(self, allocator: BlockAllocator, borrower: Any):
-        self.allocator, self.borrower = allocator, borrower
+    def __init__(self, allocator: BlockAllocator, part: Any):
+        self.allocator, self.part = allocator, part
         self._changes: Counter[int] = Counter()
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody owns."""
+        """Number of blocks without an owner."""
         return self.allocator.num_free
 
     def num_owners(self, block_id: int) -> int:
-        """How many own the block."""
+        """Return the number of the block's owners."""
         return self.allocator.num_owners(block_id)
 
     def allocate(self, count: int) -> list[int]:
-        """Refused: a prefix cache keeps what sequences have computed."""
+        """Raise `PartError`: a prefix cache only shares blocks that sequences have computed."""
         raise part_error(
-            self.borrower, "", f"allocated {count} blocks; it must only share those it is given"
+            self.part, "", f"allocated {count} blocks; it must only share those it is given"
         )
 
     def share(self, block_ids: Iterable[int]) -> None:
@@ -112,11 +114,11 @@ class TrackedAllocator:
         self._change("shared", list(block_ids), 1)
 
     def release(self, block_ids: Iterable[int]) -> list[int]:
-        """Take an owner from each block. Raises `PartError` if one is free."""
+        """Remove an owner from each block. Raises `PartError` if one is free."""
         return self._change("released", list(block_ids), -1)
 
     def take_changes(self) -> Counter[int]:
-        """By block, how many owners it has gained since this was last asked."""
+        """Return, by block, the change of its number of owners since the last call."""
         changes, self._changes = self._changes, Counter()
         return changes
 
@@ -125,10 +127,10 @@ class TrackedAllocator:
         for block_id in block_ids:
             if self.allocator.num_owners(block_id) == 0:
                 raise part_error(
-                    self.borrower,
+                    self.part,
                     "",
-                    f"{what} block {block_id}, which nobody owns: what it keeps it must own, by a "
-                    "share in insert",
+                    f"{what} block {block_id}, which has no owner: the cache must own each block "
+                    "that it caches, by a share in insert",
                 )
             if by > 0:
                 self.allocator.share([block_id])
@@ -138,49 +140,49 @@ class TrackedAllocator:
         return freed
 
 
-Contents = tuple[str | None, tuple[int, ...]]  # a salt, and all tokens up to a block's end
+Contents = tuple[str | None, tuple[int, ...]]  # a salt, and all tokens up to the end of a block
 NOTHING: Mapping[int, Any] = MappingProxyType({})
 
-# What a prefix cache should have done where it has changed the owners of a block otherwise.
+# What a prefix cache must do in each method; part of the error when it changes other owners.
 REMEDIES = {
     "match": "share what it returns, each block once",
-    "insert": "share each block that it keeps; where it returns (index, known block), share the "
+    "insert": "share each block that it caches; where it returns (index, known block), share the "
     "known one and release the sequence's own",
-    "join": "leave that to the engine, which has shared these blocks already",
-    "leave": "leave that to the engine, which releases these blocks itself",
+    "acquire": "leave that to the engine, which has shared these blocks already",
+    "release": "leave that to the engine, which releases these blocks itself",
     "evict": "release each block that it returns, once",
 }
 
 
 class CheckedPrefixCache:
-    """A foreign prefix cache: a block stands only for the tokens that it was computed from.
+    """Checks a user's prefix cache: a block may only be used for the tokens that it contains.
 
-    It must be one owner of each block that it keeps, from the `insert` that keeps it on.
+    The cache must be one owner of each block that it caches, from its `insert` until its eviction.
     """
 
     def __init__(self, cache: PrefixCache, allocator: TrackedAllocator, block_size: int):
         self.cache, self.allocator, self.block_size = cache, allocator, block_size
         self.__name__ = name_of(cache)
-        self._kept: dict[int, Contents] = {}
+        self._cached: dict[int, Contents] = {}
 
     @property
     def num_evictable(self) -> int:
-        """Blocks that would become free if they were needed."""
+        """Number of blocks that eviction can free."""
         found = whole_number(
             self.cache, "num_evictable", self.cache.num_evictable, "must be a whole number"
         )
-        truth = sum(self.allocator.num_owners(block_id) == 1 for block_id in self._kept)
+        truth = sum(self.allocator.num_owners(block_id) == 1 for block_id in self._cached)
         if not 0 <= found <= truth:
             raise part_error(
                 self.cache,
                 "num_evictable",
-                f"is {found}; of the {len(self._kept)} blocks that it keeps, no sequence uses "
-                f"{truth}",
+                f"is {found}; of the {len(self._cached)} blocks that it caches, {truth} are not "
+                "used by a sequence",
             )
         return found
 
     def match(self, token_ids: SequenceOf[int], salt: str | None = None) -> list[int]:
-        """The blocks of a known beginning, each now with one owner more."""
+        """Return the blocks of the longest cached prefix, each with one more owner."""
         returned = self.cache.match(token_ids, salt)
         changes = self.allocator.take_changes()
         try:
@@ -207,7 +209,7 @@ class CheckedPrefixCache:
         first: int,
         salt: str | None = None,
     ) -> list[tuple[int, int]]:
-        """Keep full, computed blocks; returns those that were known as (index, known block)."""
+        """Cache full, computed blocks; return those already cached, as (index, known block)."""
         own = list(block_ids)
         num_full = len(token_ids) // self.block_size
         exchanged = self._exchanged(self.cache.insert(token_ids, block_ids, first, salt))
@@ -217,7 +219,7 @@ class CheckedPrefixCache:
                 raise part_error(
                     self.cache,
                     "insert",
-                    f"exchanged block number {index}; it was given {first} to {num_full - 1}",
+                    f"replaced block number {index}; it was given {first} to {num_full - 1}",
                 )
             self._check_contents("insert", known, index, token_ids, salt)
             wanted[known] += 1
@@ -230,39 +232,39 @@ class CheckedPrefixCache:
         return exchanged
 
     def acquire(self, block_ids: SequenceOf[int]) -> None:
-        """Another sequence uses these blocks too."""
+        """Tell the cache that another sequence uses these blocks."""
         self.cache.acquire(block_ids)
-        self._settle("join", self.allocator.take_changes())
+        self._settle("acquire", self.allocator.take_changes())
 
     def release(self, block_ids: SequenceOf[int]) -> None:
-        """A sequence is about to release these blocks."""
+        """Tell the cache that a sequence is about to release these blocks."""
         self.cache.release(block_ids)
-        self._settle("leave", self.allocator.take_changes())
+        self._settle("release", self.allocator.take_changes())
 
     def evict(self, count: int) -> list[int]:
-        """Free up to `count` blocks that nobody uses."""
-        possible, before = min(count, self.num_evictable), set(self._kept)
+        """Free up to `count` blocks that no sequence uses."""
+        possible, before = min(count, self.num_evictable), set(self._cached)
         evicted = block_ids_of(self.cache, "evict", self.cache.evict(count))
         self._settle("evict", self.allocator.take_changes())
-        released = sorted(before - self._kept.keys())
+        released = sorted(before - self._cached.keys())
         if sorted(evicted) != released:
             raise part_error(
-                self.cache, "evict", f"returned {evicted}, but released {released} of what it keeps"
+                self.cache, "evict", f"returned {evicted}, but released {released} of its blocks"
             )
         if not possible <= len(evicted) <= count:
             raise part_error(
                 self.cache,
                 "evict",
-                f"evicted {len(evicted)} blocks; {count} were wanted, and {possible} of those "
-                "possible by num_evictable",
+                f"evicted {len(evicted)} blocks; {count} were requested, and {possible} of those "
+                "are possible by num_evictable",
             )
         for block_id in evicted:
             if self.allocator.num_owners(block_id):
                 raise part_error(
                     self.cache,
                     "evict",
-                    f"returned block {block_id}, which a sequence uses: evict only what every one "
-                    "that matched, joined or inserted it has left",
+                    f"returned block {block_id}, which a sequence uses: evict a block only after "
+                    "every sequence that matched, acquired or inserted it has released it",
                 )
         return evicted
 
@@ -283,23 +285,23 @@ class CheckedPrefixCache:
         wanted: Mapping[int, int] = NOTHING,
         offered: Mapping[int, Contents] = NOTHING,
     ) -> None:
-        """Account for each change of a block's owners: `wanted`, or the cache keeps or drops it.
+        """Check each change of a block's owners: it is `wanted`, or the cache adds or drops it.
 
-        Only what is `offered` may be kept, and only what is kept dropped.
+        The cache may add only blocks that are `offered`, and drop only blocks that it caches.
         """
         for block_id in {*changes, *wanted}:
-            found, asked = changes.get(block_id, 0), wanted.get(block_id, 0)
-            if found == asked:
+            found, due = changes.get(block_id, 0), wanted.get(block_id, 0)
+            if found == due:
                 continue
-            if asked == 0 and found == 1 and block_id in offered and block_id not in self._kept:
-                self._kept[block_id] = offered[block_id]
-            elif asked == 0 and found == -1 and block_id in self._kept:
-                del self._kept[block_id]
+            if due == 0 and found == 1 and block_id in offered and block_id not in self._cached:
+                self._cached[block_id] = offered[block_id]
+            elif due == 0 and found == -1 and block_id in self._cached:
+                del self._cached[block_id]
             else:
                 raise part_error(
                     self.cache,
                     method,
-                    f"changed the number of block {block_id}'s owners by {found}, not by {asked}: "
+                    f"changed the number of block {block_id}'s owners by {found}, not by {due}: "
                     f"it must {REMEDIES[method]}",
                 )
 
@@ -312,13 +314,13 @@ class CheckedPrefixCache:
         salt: str | None,
     ) -> None:
         wanted = (salt, tuple(token_ids[: (index + 1) * self.block_size]))
-        found = self._kept.get(block_id)
+        found = self._cached.get(block_id)
         if found == wanted:
             return
-        holds = "is not kept: it was never inserted, or is evicted"
+        holds = "is not cached: it was never inserted, or has been evicted"
         if found is not None:
             last = list(found[1][-self.block_size :])
-            holds = f"holds the tokens {last} behind another beginning, or of another salt"
+            holds = f"holds the tokens {last} after another prefix, or with another salt"
         raise part_error(
             self.cache,
             method,

@@ -1,4 +1,4 @@
-"""Foreign samplers and attention, watched: one token a row, one vector a query."""
+"""Wrappers that check a user's sampler or attention backend at every call."""
 
 import reprlib
 from collections.abc import Sequence as SequenceOf
@@ -15,14 +15,14 @@ from minigen.sockets.resolve import items_of, name_of, part_error, whole_number
 
 
 class CheckedSampler:
-    """A foreign sampler: one token that the model knows for each row."""
+    """Checks a user's sampler: it must return one token of the vocabulary per row."""
 
     def __init__(self, sampler: Sampler):
         self.sampler = sampler
         self.__name__ = name_of(sampler)
 
     def __call__(self, logits: Tensor, sequences: SequenceOf[Sequence]) -> list[SampledToken]:
-        """The sampler's choice. Raises `PartError` if it is not one token a row."""
+        """Return the sampler's tokens. Raises `PartError` if it is not one token per row."""
         lengths = [len(sequence) for sequence in sequences]
         returned: Any = self.sampler(logits.clone(), sequences)
         if [len(sequence) for sequence in sequences] != lengths:
@@ -48,22 +48,22 @@ class CheckedSampler:
         token_id = whole_number(self.sampler, "", own, wanted)
         if not 0 <= token_id < vocab:
             raise part_error(
-                self.sampler, "", f"chose token {token_id}; this model knows 0 to {vocab - 1}"
+                self.sampler, "", f"chose token {token_id}; this model has 0 to {vocab - 1}"
             )
         if sequence.params.logprobs is not None and logprobs is None:
             raise part_error(
                 self.sampler,
                 "",
-                f"chose a token without the logprobs that sequence {sequence.sequence_id} asks "
-                "for: return SampledToken(token_id, logprobs), or ask for none",
+                f"chose a token without the logprobs that sequence {sequence.sequence_id} "
+                "requests: return SampledToken(token_id, logprobs), or request no logprobs",
             )
         return SampledToken(token_id, logprobs)
 
 
 def checked_attend(factory: AttentionBackend) -> AttentionBackend:
-    """A foreign attention: what comes out has the shape and type of the queries, and is finite.
+    """Check a user's attention backend: its output must be finite, in the queries' shape and dtype.
 
-    It must have stored the new keys and values, though it may have rounded them.
+    It must also store the new keys and values, which it may round.
     """
 
     def make(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:
@@ -99,8 +99,8 @@ def checked_attend(factory: AttentionBackend) -> AttentionBackend:
                 raise part_error(
                     factory,
                     "",
-                    f"returned {found} in layer {layer_id}; the queries are {list(q.shape)} of "
-                    f"{q.dtype}, and so must be what it returns",
+                    f"returned {found} in layer {layer_id}; it must return {list(q.shape)} of "
+                    f"{q.dtype}, like the queries",
                 )
             if not mixed.isfinite().all():
                 raise part_error(

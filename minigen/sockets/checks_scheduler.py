@@ -1,7 +1,7 @@
-"""A foreign scheduler, watched: it may not run what has no slots, nor lose what was computed.
+"""A wrapper that checks a user's scheduler: tokens need slots, and results must not be lost.
 
-It may be simpler than minigen's own, and need not import minigen: a batch may be a list of
-`(sequence, num_tokens)`, `commit` may return nothing, and siblings come one by one.
+A user's scheduler may be simpler than minigen's own, and need not import minigen: a batch may be a
+list of `(sequence, num_tokens)`, `commit` may return nothing, and siblings are added one by one.
 """
 
 import operator
@@ -18,14 +18,14 @@ from minigen.protocols import Scheduler
 from minigen.sequence import SampledToken, ScheduledChunk, Sequence, samples_of
 from minigen.sockets.resolve import items_of, name_of, part_error
 
-PATIENCE = 5.0  # seconds without a batch, though there are sequences
+PATIENCE = 5.0  # seconds without a batch while sequences are unfinished
 
 
 class CheckedScheduler:
-    """A foreign scheduler: its batches keep to the limits, and its commits lose nothing.
+    """Checks a user's scheduler: its batches respect the limits, and its commits are complete.
 
-    Siblings come to it as sequences of their own, so that it need not know of forks. It may
-    choose nothing for `patience` seconds at most while any sequence is unfinished.
+    Siblings are added as independent sequences, so the scheduler need not support forks. It may
+    schedule nothing for at most `patience` seconds while any sequence is unfinished.
     """
 
     def __init__(
@@ -50,19 +50,20 @@ class CheckedScheduler:
             self._live.add(each)
 
     def schedule(self) -> list[ScheduledChunk]:
-        """The scheduler's choice, as chunks. Raises `PartError` if it is not a batch that runs."""
+        """Return the scheduler's batch as chunks. Raises `PartError` if it cannot run."""
         with self._naming("schedule"):
             returned = self.scheduler.schedule()
         wanted = "a list of (sequence, number of tokens)"
         items = items_of(self.scheduler, "schedule", returned, wanted)
         chunks = [self._chunk(item) for item in items]
         if len({chunk.sequence for chunk in chunks}) < len(chunks):
-            self._complain("schedule", "named a sequence twice; each may have one chunk a step")
+            self._complain("schedule", "named a sequence twice; each may have one chunk per step")
         num_tokens = sum(chunk.num_tokens for chunk in chunks)
         if num_tokens > self.max_num_batched_tokens:
             self._complain(
                 "schedule",
-                f"chose {num_tokens} tokens; max_num_batched_tokens allows {self.max_num_batched_tokens}",
+                f"chose {num_tokens} tokens; max_num_batched_tokens allows "
+                f"{self.max_num_batched_tokens}",
             )
         self._check_idle(chunks)
         return chunks
@@ -70,7 +71,7 @@ class CheckedScheduler:
     def commit(
         self, chunks: SequenceOf[ScheduledChunk], tokens: SequenceOf[SampledToken]
     ) -> list[tuple[Sequence, SampledToken]]:
-        """Hand the tokens on. Raises `PartError` if not each sequence got exactly its own."""
+        """Pass the tokens on. Raises `PartError` unless each sequence got exactly its own token."""
         before = {chunk.sequence: chunk.sequence.num_computed for chunk in chunks}
         expected = list(zip(samples_of(chunks), tokens, strict=True))
         lengths = {sequence: len(sequence.output_ids) for sequence, _ in expected}
@@ -104,9 +105,9 @@ class CheckedScheduler:
         return expected
 
     def abort(self, sequence: Sequence) -> None:
-        """Give a sequence up; its blocks come back even if the scheduler forgets them."""
+        """Abort a sequence, and free its blocks even if the scheduler does not."""
         try:
-            if sequence in self._live:  # else it never came, or has left
+            if sequence in self._live:  # otherwise it was never added, or has finished
                 self._live.discard(sequence)
                 self.scheduler.abort(sequence)
         finally:
@@ -121,11 +122,12 @@ class CheckedScheduler:
         if not isinstance(sequence, Sequence):
             self._complain(
                 "schedule",
-                f"must return a list of (sequence, number of tokens); {reprlib.repr(item)} is none",
+                f"must return a list of (sequence, number of tokens); {reprlib.repr(item)} is not "
+                "such a pair",
             )
         which = f"sequence {sequence.sequence_id}"
         if sequence not in self._live:
-            self._complain("schedule", f"chose {which}, which has finished, or never came")
+            self._complain("schedule", f"chose {which}, which has finished, or was never added")
         left = len(sequence) - sequence.num_computed
         if not 1 <= num_tokens <= left:
             self._complain(
@@ -135,9 +137,9 @@ class CheckedScheduler:
         if sequence not in self.manager.rows or slots < sequence.num_computed + num_tokens:
             self._complain(
                 "schedule",
-                f"chose {num_tokens} tokens of {which} without slots for them: "
-                "call manager.allocate(sequence, max_tokens) once, then manager.allocate_slots(sequence, "
-                "num_tokens) before each step",
+                f"chose {num_tokens} tokens of {which} without slots for them: call "
+                "manager.allocate(sequence, max_tokens) once, then "
+                "manager.allocate_slots(sequence, num_tokens) before each step",
             )
         return ScheduledChunk(sequence, num_tokens)
 
@@ -150,17 +152,17 @@ class CheckedScheduler:
         elif now - self._idle_since > self.patience:
             self._complain(
                 "schedule",
-                f"has chosen nothing for {self.patience:g} seconds, though {len(self._live)} "
+                f"has scheduled nothing for {self.patience:g} seconds, although {len(self._live)} "
                 "sequences are unfinished",
             )
 
     @contextmanager
     def _naming(self, method: str) -> Generator[None, None, None]:
-        """Report a call of the block manager that came out of turn as the scheduler's mistake."""
+        """Report a wrong call of the block manager as the scheduler's error."""
         try:
             yield
         except RequestError as error:
-            what = f"used the block manager out of turn. {error}".removesuffix(".")
+            what = f"called the block manager in a wrong order. {error}".removesuffix(".")
             raise part_error(self.scheduler, method, what) from error
 
     def _complain(self, method: str, what: str) -> NoReturn:
@@ -168,5 +170,5 @@ class CheckedScheduler:
 
 
 def _outputs(sequence: Sequence) -> list[int]:
-    """The outputs as they stand behind the prompt, where `sequence.append` puts them too."""
+    """Return the outputs from `token_ids`, where `sequence.append` adds them after the prompt."""
     return sequence.token_ids[len(sequence.prompt_ids) :]

@@ -1,1 +1,1 @@
-"""Text to token ids and back, and chat messages to prompts."""
+"""Converts text to token ids and back, and chat messages to prompts."""

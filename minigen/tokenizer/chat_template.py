@@ -1,8 +1,8 @@
-"""Messages to a prompt, by the program that a model brings along.
+"""Chat templates: convert chat messages to a prompt with the program that comes with the model.
 
-A chat template is a Jinja program by a stranger, so it runs in Jinja's sandbox, in a process of its
-own with limits on time, memory and output, and with the settings and names that Hugging Face's
-transformers gives it, since it is written for those.
+A chat template is an untrusted Jinja program. It runs in Jinja's sandbox, in a separate process
+with limits on time, memory and output. Jinja's settings and the predefined names are those of
+Hugging Face's transformers, because templates are written for that library.
 """
 
 from collections.abc import Mapping
@@ -17,57 +17,59 @@ from minigen.tokenizer.template_process import TemplateProcess
 from minigen.tokenizer.template_sandbox import TemplateLimits, names_read, sentence
 from minigen.tokenizer.tokenizer import read_json, special_tokens
 
-_END_OF_FINAL_MESSAGE = "CONTINUE_FINAL_MESSAGE_TAG "  # with the space, to see whether it is kept
+_END_OF_FINAL_MESSAGE = "CONTINUE_FINAL_MESSAGE_TAG "  # the space shows if the template strips it
 _LIMITS = TemplateLimits()
 _OWN_NAMES = {"self", "messages", "add_generation_prompt", "continue_final_message"}
 _TOKEN_NAMES = {f"{each}_token" for each in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
 
 
 class ChatTemplate:
-    """A model's own way of writing a conversation as one text.
+    """A model's template that writes a conversation as one text.
 
-    `settable_names` are the variables that it reads and that are neither the conversation nor the
-    model's special tokens: what a client may set.
+    `settable_names` are the variables that a client may set: the template reads them, and they are
+    neither the conversation nor the model's special tokens.
     """
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], limits: TemplateLimits = _LIMITS
     ) -> None:
-        """Check a Jinja template; `special_tokens` holds `bos_token` and what else it may name.
+        """Check a Jinja template; `special_tokens` maps names such as `bos_token` to their texts.
 
-        Raises `ChatTemplateError` if the source is no Jinja, or longer than a template may be.
+        Raises `ChatTemplateError` if the source is not Jinja, or longer than the limit.
         """
         self._special_tokens = dict(special_tokens)
         if len(source) > limits.source_length:
             raise ChatTemplateError(
-                f"The chat template has {len(source):,} characters, and may have "
+                f"The chat template has {len(source):,} characters, but the limit is "
                 f"{limits.source_length:,}."
             )
         try:
             read = names_read(source)
         except (TemplateSyntaxError, SyntaxError) as error:
             raise ChatTemplateError(
-                f"The chat template is no Jinja, at its line {error.lineno}: {sentence(error)}"
+                f"The chat template is not valid Jinja at line {error.lineno}: {sentence(error)}"
             ) from None
-        except (ValueError, RecursionError, MemoryError) as error:  # too long a number, too deep
-            raise ChatTemplateError(f"The chat template is no Jinja: {sentence(error)}") from None
+        except (ValueError, RecursionError, MemoryError) as error:  # a huge number, deep nesting
+            raise ChatTemplateError(
+                f"The chat template is not valid Jinja: {sentence(error)}"
+            ) from None
         self.settable_names = read - _OWN_NAMES - _TOKEN_NAMES - self._special_tokens.keys()
         self._process = TemplateProcess(source, limits)
 
     @classmethod
     def from_directory(cls, directory: Path) -> "ChatTemplate | None":
-        """The template of a model's directory, if it has one.
+        """Read the template of a model's directory; return None if it has none.
 
-        Source: `chat_template.jinja`, or else `tokenizer_config.json` (of several templates, the
-        one named "default"), or else `chat_template.json`. Raises `TokenizerError` for files that
-        are not JSON and `ChatTemplateError` for a template that cannot be used.
+        The source is `chat_template.jinja`, or else `tokenizer_config.json` (of several templates,
+        the one named "default"), or else `chat_template.json`. Raises `TokenizerError` for files
+        that are not JSON and `ChatTemplateError` for a template that cannot be used.
         """
         source = _source_in(directory)
         return None if source is None else cls(source, special_tokens(directory))
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> "ChatTemplate | None":
-        """The template of a GGUF (`tokenizer.chat_template`), if it has one."""
+        """Read the template of a GGUF (`tokenizer.chat_template`); return None if it has none."""
         source = _default(metadata.get("tokenizer.chat_template"))
         return None if source is None else cls(source, special_tokens_of_gguf(metadata))
 
@@ -78,13 +80,13 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: object,
     ) -> str:
-        """The prompt for messages of the form `{"role": ..., "content": ...}`.
+        """Return the prompt for messages of the form `{"role": ..., "content": ...}`.
 
         With `add_generation_prompt` the prompt ends where an answer begins. With
-        `continue_final_message` it ends within the last message instead, for the model to go on
-        with. `variables`, plain data, are given to the template. Raises `PromptError` for messages
-        of another form (see `check_messages`) and `ChatTemplateError` if the template refuses,
-        fails, or takes more time, memory or output than `TemplateLimits` has.
+        `continue_final_message` it ends inside the last message, so that the model continues that
+        message. The template also gets `variables`, which must be plain data. Raises `PromptError`
+        for messages of another form (see `check_messages`) and `ChatTemplateError` if the template
+        refuses, fails, or exceeds the time, memory or output of `TemplateLimits`.
         """
         checked = check_messages(messages)
         if not continue_final_message:
@@ -111,11 +113,11 @@ class ChatTemplate:
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
-    """A copy of well-formed messages, each with its text in one string.
+    """Check messages, and return a copy in which each content is one string.
 
-    Well-formed is a non-empty list of dictionaries with a "role" (str) and a "content": a str, or
-    a list of `{"type": "text", "text": ...}` whose texts are joined without anything between.
-    Other keys are kept for the template. Raises `PromptError` naming the first wrong message.
+    The messages must be a non-empty list of dictionaries with a "role" (str) and a "content": a
+    str, or a list of `{"type": "text", "text": ...}` whose texts are joined without a separator.
+    Other keys are passed on to the template. Raises `PromptError` naming the first wrong message.
     """
     if not isinstance(messages, list | tuple) or not messages:
         raise PromptError('The messages should be a list of at least one {"role", "content"}.')
@@ -148,7 +150,7 @@ def _check_part(index: int, part: object) -> str:
 
 
 def _up_to_the_end_of(final: str, rendered: str) -> str:
-    """The text up to the mark behind the final message, as transformers cuts it."""
+    """Return the text before the mark after the final message, cut as transformers cuts it."""
     mark = _END_OF_FINAL_MESSAGE
     end = rendered.rfind(mark.strip())
     if end < 0 or final.strip() not in rendered:
@@ -172,12 +174,13 @@ def _source_in(directory: Path) -> str | None:
 
 
 def _default(template: object) -> str | None:
-    """The template itself, or the default of several named ones; none if it is empty."""
+    """Return the template, or the default of several named ones; None if it is empty."""
     if isinstance(template, list):
         named = {e.get("name"): e.get("template") for e in template if isinstance(e, dict)}
         if "default" not in named:
             raise ChatTemplateError(
-                f"The model has the chat templates {', '.join(map(str, named))}, but no default."
+                f"The model has the chat templates {', '.join(map(str, named))}, but none is "
+                'named "default".'
             )
         template = named["default"]
     if template is not None and not isinstance(template, str):

@@ -1,13 +1,13 @@
-"""A GGUF's vocabulary as a tokenizer of the `tokenizers` library.
+"""Builds a tokenizer of the `tokenizers` library from a GGUF's vocabulary.
 
-A GGUF carries the parts of a tokenizer: tokens, their types, and either merges (byte-level BPE,
-`tokenizer.ggml.model` = "gpt2") or scores (SentencePiece, "llama"). How text is cut into words
-before any merging it only names, in `tokenizer.ggml.pre`.
+A GGUF contains the parts of a tokenizer: tokens, their types, and either merges (byte-level BPE,
+`tokenizer.ggml.model` = "gpt2") or scores (SentencePiece, "llama"). It does not contain the rules
+that split text into words before merging (the pre-tokeniser): `tokenizer.ggml.pre` only names them.
 
-Sources: the GGUF specification for the keys; llama.cpp's `llama-vocab.cpp` for the names, what they
-imply, and what holds where a key is absent; the `tokenizer.json` of the model that a name comes
-from for the exact expressions, since llama.cpp's own differ on rare characters; Kudo and Richardson
-2018 (SentencePiece) for merging by score.
+Sources: the GGUF specification for the keys; llama.cpp's `llama-vocab.cpp` for the names of
+pre-tokenisers, what they imply, and the defaults of absent keys; the `tokenizer.json` of the model
+behind each name for the exact expressions, because llama.cpp's differ on rare characters; Kudo and
+Richardson 2018 (SentencePiece) for merging by score.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,12 +36,12 @@ _TEKKEN = (
 
 @dataclass(frozen=True)
 class Family:
-    """What the vocabularies of a family share.
+    """The pre-tokenisation rules that a family of vocabularies shares.
 
-    Each pattern cuts what the one before it left: a match is a word, and so is what lies between
-    two matches. With `single_digits` every digit is a word, before any pattern; with `composes`
-    Unicode's NFC comes before all else; with `whole_words` a word that is a token is not merged;
-    with `adds_bos` a text begins with BOS unless the vocabulary says otherwise.
+    Each pattern splits the pieces of the pattern before it: a match is a word, and so is the text
+    between two matches. With `single_digits` every digit is a word, before any pattern. With
+    `composes` the text is first normalised to Unicode's NFC. With `whole_words` a word that is a
+    token is not merged. With `adds_bos` a text begins with BOS unless the vocabulary disables it.
     """
 
     patterns: tuple[str, ...]
@@ -51,7 +51,7 @@ class Family:
     adds_bos: bool = False
 
     def pre_tokenizer(self) -> PreTokenizer:
-        """The family's cutting as the `tokenizers` library does it, down to the byte alphabet."""
+        """Return the family's rules as a pre-tokeniser, down to the byte alphabet."""
         return Sequence(
             [
                 *([Digits(individual_digits=True)] if self.single_digits else []),
@@ -92,7 +92,7 @@ _NAMED_TOKENS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 @dataclass(frozen=True)
 class GGUFVocabulary:
-    """A GGUF's tokenizer, and the ids that begin and end a text."""
+    """A GGUF's tokenizer, and the token ids that begin and end a text."""
 
     backend: tokenizers.Tokenizer
     bos_token_id: int | None
@@ -100,9 +100,9 @@ class GGUFVocabulary:
 
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
-    """The tokenizer that a GGUF's key/values describe.
+    """Build the tokenizer that a GGUF's key/values describe.
 
-    Without `tokenizer.ggml.pre` a text is cut as llama.cpp's "default" does. Raises
+    Without `tokenizer.ggml.pre` the rules are those of llama.cpp's "default". Raises
     `TokenizerError` for keys that are missing or contradict each other, and `UnsupportedError` for
     a kind of vocabulary or a pre-tokeniser that minigen does not know.
     """
@@ -132,7 +132,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
 
 
 def special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """The tokens that a chat template may name: `bos_token`, `eos_token`, and so on."""
+    """Return the tokens that a chat template may name: `bos_token`, `eos_token`, and so on."""
     tokens = _strings(metadata, "tokens")
     ids = {name: _token_id(metadata, key, tokens) for name, key in _NAMED_TOKENS.items()}
     return {f"{name}_token": tokens[i] for name, i in ids.items() if i is not None}
@@ -176,7 +176,7 @@ def _sentence_piece(
 
 
 def _merges_by_score(pieces: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Every way of joining two pieces into a third, the third of the best score first."""
+    """Return every pair of pieces that joins into a third, ordered by the third's score."""
     ranked = [
         (-score, piece[:cut], piece[cut:])
         for piece, score in pieces.items()
@@ -190,7 +190,7 @@ def _merges_by_score(pieces: Mapping[str, float]) -> list[tuple[str, str]]:
 def _recognise(
     backend: tokenizers.Tokenizer, tokens: list[str], types: list[int], framing: Iterable[int]
 ) -> None:
-    """Have tokens that are no words recognised wherever a text holds them, before all else."""
+    """Register special tokens, which are recognised anywhere in a text before it is split."""
     special = {i for i, kind in enumerate(types) if kind in (_CONTROL, _UNKNOWN)}.union(framing)
     user_defined = [i for i, kind in enumerate(types) if kind == _USER_DEFINED and i not in special]
     backend.add_special_tokens(
@@ -202,7 +202,7 @@ def _recognise(
 
 
 def _frame(before: int | None, after: int | None) -> processors.TemplateProcessing:
-    """What puts BOS before a text, and EOS after it, where they are given."""
+    """Return a post-processor that adds BOS before a text and EOS after it, where given."""
     ids = {"bos": before, "eos": after}
     return processors.TemplateProcessing(
         single=[
@@ -266,7 +266,8 @@ def _merges(metadata: Mapping[str, Any], vocabulary: Mapping[str, int]) -> list[
         left, _, right = merge.partition(" ")
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
             raise TokenizerError(
-                f"The GGUF merges {left!r} and {right!r}, but these, or both joined, are no tokens."
+                f"The GGUF merges {left!r} and {right!r}, but one of them, or the joined text, is "
+                "not a token."
             )
         pairs.append((left, right))
     return pairs
@@ -296,7 +297,7 @@ def _token_id(metadata: Mapping[str, Any], name: str, tokens: list[str]) -> int 
 def _framing_id(
     metadata: Mapping[str, Any], name: str, token_id: int | None, default: bool
 ) -> int | None:
-    """The id that is put before ("bos") or after ("eos") every text, if one is."""
+    """Return the id added before ("bos") or after ("eos") every text; None if none is added."""
     if not metadata.get(f"tokenizer.ggml.add_{name}_token", default):
         return None
     if token_id is None:

@@ -1,14 +1,15 @@
-"""Stop strings in a stream: text is passed on only when it can no longer become part of one."""
+"""Stop strings in a stream: text is emitted only when it cannot become part of a stop string."""
 
 from collections.abc import Sequence
 
 
 class StopWatcher:
-    """Lets streamed text through up to the first of several stop strings.
+    """Passes streamed text on, up to the first of several stop strings.
 
-    The first is the one that is complete first, since an answer ends there; of several that end
-    at the same place it is the longest. So the result does not depend on how the text was cut.
-    With `include` the stop string itself is let through too, and nothing has to be held back.
+    The first stop string is the one that is complete first, because generation ends there. Of
+    several that end at the same place it is the longest. So the result does not depend on how the
+    text is split into pieces. With `include` the stop string itself is passed on too, and no text
+    has to be held back.
 
     >>> watcher = StopWatcher(["\\n\\n"])
     >>> [watcher.push(piece) for piece in ("one\\n", "two\\n", "\\nthree")]
@@ -20,10 +21,10 @@ class StopWatcher:
     def __init__(self, stops: Sequence[str], include: bool = False):
         self.stops, self.include = tuple(stops), include
         self.stopped = False
-        self._beginning = ""  # the end of the text so far, where a stop string may have begun
+        self._beginning = ""  # the end of the text so far, where a stop string may have started
 
     def push(self, text: str) -> str:
-        """What may be shown after `text` has come; nothing any more once stopped."""
+        """Add `text`, and return the text that can be emitted now; always empty once stopped."""
         if self.stopped:
             return ""
         shown = len(self._beginning) if self.include else 0
@@ -38,18 +39,18 @@ class StopWatcher:
         return text[shown:] if self.include else text[:certain]
 
     def finish(self) -> str:
-        """What was held back, now that nothing follows."""
+        """Return the text that was held back; the stream has ended."""
         held, self._beginning = self._beginning, ""
         return "" if self.include else held
 
     def _first_stop(self, text: str) -> tuple[int, int] | None:
-        """Start and end of the stop string that is complete first, the longest of equals."""
+        """Return start and end of the stop string that is complete first, the longest of ties."""
         starts = ((text.find(stop), stop) for stop in self.stops)
         found = [(start, start + len(stop)) for start, stop in starts if start >= 0]
         return min(found, key=lambda span: (span[1], span[0]), default=None)
 
     def _longest_beginning(self, text: str) -> int:
-        """Length of the longest end of `text` with which a stop string begins."""
+        """Return the length of the longest suffix of `text` that is a prefix of a stop string."""
         longest = max((len(stop) for stop in self.stops), default=1) - 1
         for length in range(min(longest, len(text)), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self.stops):

@@ -1,4 +1,4 @@
-"""A chat template in a process of its own, which is watched, and ended if it takes too much."""
+"""Runs a chat template in a separate process, and ends the process if it exceeds its limits."""
 
 import marshal
 import os
@@ -17,17 +17,17 @@ from minigen.errors import ChatTemplateError, PromptError
 from minigen.tokenizer.template_sandbox import MAX_MESSAGE, TemplateLimits
 from minigen.tokenizer.template_worker import ENCODING, Reply, frame, opening, read_frame
 
-_START_SECONDS = 60.0  # of waiting for a new process on a busy machine
-_WATCHED_AFTER = 0.05  # seconds; nearly every rendering is over by then
+_START_SECONDS = 60.0  # time for a new process to start on a busy machine
+_WATCHED_AFTER = 0.05  # seconds; nearly every rendering is finished by then
 _WATCHED_EVERY = 0.01
 _CHARACTER_BYTES = 4  # at most, in UTF-8
 
 
 class TemplateProcess:
-    """Renders one template, one request at a time; may be called in any thread.
+    """Renders one template, one request at a time; may be called from any thread.
 
-    The process starts with the first request (in about 0.1 s), and again after a limit has ended
-    it. It ends when this object goes, and with the process that holds it.
+    The process starts with the first request (in about 0.1 s), and again after it was ended for
+    exceeding a limit. It ends when this object is deleted, or when the parent process ends.
     """
 
     def __init__(self, source: str, limits: TemplateLimits) -> None:
@@ -49,11 +49,11 @@ class TemplateProcess:
                 return self._running.ask(request)
             except _LimitError as error:
                 self._running.close()
-                raise ChatTemplateError(f"The chat template {error}, so it was ended.") from None
+                raise ChatTemplateError(f"The chat template {error}, so it was stopped.") from None
 
 
 class _LimitError(Exception):
-    """A rendering took more than it may: what it did."""
+    """A rendering exceeded a limit; the message states which one."""
 
 
 class _Running:
@@ -69,7 +69,7 @@ class _Running:
             )
         except OSError as error:
             raise ChatTemplateError(
-                f"The chat template cannot run: it needs a process, and none starts ({error})."
+                f"The chat template cannot run: its process could not be started ({error})."
             ) from None
         self.close = weakref.finalize(self, _end, self._process, self._owner)
         self._replies: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -85,7 +85,7 @@ class _Running:
         self._send(opening(source, limits))
 
     def is_usable(self) -> bool:
-        """Whether it lives, and is this process's own, not that of a process that was forked."""
+        """Return whether the process runs, and was started by this process, not before a fork."""
         return self._owner == os.getpid() and self._process.poll() is None
 
     def ask(self, request: bytes) -> str:
@@ -107,7 +107,7 @@ class _Running:
         if started is None:
             self.close()
             raise ChatTemplateError(
-                "The chat template cannot run: the process that it needs does not start "
+                "The chat template cannot run: its process does not start "
                 "(`python -m minigen.tokenizer.template_worker` should wait for input)."
             )
 
@@ -137,7 +137,7 @@ class _Running:
         raise self._beyond_memory()
 
     def _check_memory_and_time(self, cpu_seconds_before: float | None) -> float:
-        """Return the processor time used by now."""
+        """Return the processor time used so far, in seconds; raise if a limit is exceeded."""
         try:
             process = psutil.Process(self._process.pid)
             used_bytes, times = process.memory_info().rss, process.cpu_times()
@@ -157,7 +157,7 @@ class _Running:
         self.close()
         return ChatTemplateError(
             f"The chat template broke the process that renders it "
-            f"(its exit status is {self._process.returncode})."
+            f"(exit status {self._process.returncode})."
         )
 
 
@@ -175,7 +175,7 @@ def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:
         process.kill()
         process.wait()
         assert process.stdin is not None
-        with suppress(OSError):  # what was not sent yet goes nowhere
+        with suppress(OSError):  # unsent data is discarded
             process.stdin.close()
 
 
@@ -190,13 +190,13 @@ def _packed(variables: Mapping[str, object]) -> bytes:
     except (ValueError, RecursionError):
         wrong = next((name for name in variables if not _is_packable(variables[name])), "")
         raise PromptError(
-            f"A chat template takes text, numbers, lists and dictionaries, which {wrong!r} is not "
-            "made of."
+            f"Variables of a chat template must be text, numbers, lists and dictionaries, but "
+            f"{wrong!r} is something else."
         ) from None
 
 
 def _plain(value: Any) -> Any:
-    """Return a value whose dictionaries, lists and strings are Python's own."""
+    """Return the value with its dictionaries, lists and strings converted to built-in types."""
     if isinstance(value, Mapping):
         return {_plain(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

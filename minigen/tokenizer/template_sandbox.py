@@ -1,7 +1,7 @@
-"""The language of chat templates: Jinja in its sandbox, as Hugging Face's transformers sets it up.
+"""The Jinja sandbox of chat templates, with the settings of Hugging Face's transformers.
 
-The sandbox keeps a template away from Python's own objects. It limits neither time nor memory:
-`template_worker` does.
+The sandbox denies a template access to Python's internals. It does not limit time or memory;
+`template_process` and `template_worker` do.
 """
 
 import json
@@ -15,15 +15,15 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_MESSAGE = 1000  # characters of a template's own error message that are shown
+MAX_MESSAGE = 1000  # characters shown of an error message that a template raises
 
 
 @dataclass(frozen=True)
 class TemplateLimits:
-    """What one rendering may take, and how long a template may be.
+    """Limits on one rendering, and on the length of a template.
 
-    `cpu_seconds` is processor time, so that a busy machine refuses nothing. `memory_bytes` counts
-    beyond what an idle process holds. Lengths are in characters.
+    `cpu_seconds` is processor time, so that a rendering does not fail on a busy machine.
+    `memory_bytes` is the memory on top of an idle process. Lengths are in characters.
     """
 
     cpu_seconds: float = 2.0
@@ -37,7 +37,7 @@ class Refusal(TemplateError):
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """Return what compiles templates; compiling computes nothing, not even `'a' * 1000000000`."""
+    """Return the Jinja environment. Compiling evaluates nothing, not even `'a' * 1000000000`."""
     sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -51,21 +51,21 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 def names_read(source: str) -> frozenset[str]:
-    """Return the names of variables that a template reads and does not always set before.
+    """Return the names of the variables that a template may read before it sets them.
 
     Raises `TemplateSyntaxError` or `SyntaxError` if the source is not Jinja.
     """
     sandbox = environment()
     tree = sandbox.parse(source)
     tracker = meta.TrackingCodeGenerator(sandbox)
-    tracker.optimizer = None  # which would compute
+    tracker.optimizer = None  # it would evaluate constant expressions
     tracker.visit(tree)
     sandbox.compile(tree)
     return frozenset(tracker.undeclared_identifiers)
 
 
 def sentence(error: Exception) -> str:
-    """Return an error's message on one line, ending in a full stop."""
+    """Return an error's message on one line that ends with a full stop."""
     message = error.message if isinstance(error, TemplateSyntaxError) else str(error)
     line = " ".join(str(message)[:MAX_MESSAGE].split()).rstrip(".")
     return f"{line}{'...' if len(str(message)) > MAX_MESSAGE else '.'}"
@@ -73,12 +73,12 @@ def sentence(error: Exception) -> str:
 
 @pass_context
 def _at_run_time(context: Context, value: object) -> object:
-    """Return the value; Jinja folds no constants if what it writes depends on the context."""
+    """Return the value unchanged; a context-dependent `finalize` prevents constant folding."""
     return value
 
 
 class _GenerationBlocks(Extension):
-    """`{% generation %}` marks what the model writes, for training; here it is just text."""
+    """`{% generation %}` marks the model's answers for training; here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration of it
 
@@ -99,7 +99,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> Any:
-    """Return plain JSON, as templates expect; Jinja's own filter escapes it for HTML."""
+    """Return plain JSON, as templates expect; Jinja's filter would escape it for HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -1,11 +1,12 @@
 """The process that renders one chat template: `python -m minigen.tokenizer.template_worker`.
 
-A template is a program by a stranger. Here it may hang, fill the memory or break the interpreter,
-and nothing is lost: `TemplateProcess` starts this program, watches it and ends it.
+A template is an untrusted program. In this process it may hang, fill the memory or crash the
+interpreter without harm: `TemplateProcess` starts this program, watches it and ends it.
 
 stdin: a frame with (source, limits), then one frame per rendering with its variables, in the format
-of `marshal`. stdout: an empty frame when it is ready, then one frame per rendering: a letter (see
-`Reply`) and a text in UTF-8. A frame is its number of bytes in eight bytes, then these bytes.
+of `marshal`. stdout: an empty frame when the worker is ready, then one frame per rendering: a
+letter (see `Reply`) and a text in UTF-8. A frame is the number of its bytes in eight bytes, then
+these bytes.
 """
 
 import marshal
@@ -24,11 +25,11 @@ from jinja2 import Template
 from minigen.tokenizer.template_sandbox import Refusal, TemplateLimits, environment, sentence
 
 HEADER_BYTES = 8
-ENCODING = ("utf-8", "surrogatepass")  # messages may hold halves of pairs
+ENCODING = ("utf-8", "surrogatepass")  # messages may hold lone surrogates
 
 
 class Reply(Enum):
-    """What became of a rendering; the text behind it is the prompt, or the reason."""
+    """The outcome of a rendering; the text after it is the prompt or the reason."""
 
     PROMPT = b"p"
     REFUSED = b"r"
@@ -43,12 +44,12 @@ def opening(source: str, limits: TemplateLimits) -> bytes:
 
 
 def frame(data: bytes) -> bytes:
-    """Return bytes with their number before them."""
+    """Return the bytes with their length in front."""
     return len(data).to_bytes(HEADER_BYTES, "little") + data
 
 
 def read_frame(stream: BinaryIO, max_bytes: int | None = None) -> bytes | None:
-    """Read a frame's bytes; None where the stream ends, or the frame is longer than may be."""
+    """Read a frame's bytes; return None if the stream ends or the frame exceeds `max_bytes`."""
     header = stream.read(HEADER_BYTES)
     num_bytes = int.from_bytes(header, "little")
     if len(header) < HEADER_BYTES or (max_bytes is not None and num_bytes > max_bytes):
@@ -93,12 +94,12 @@ def _render(template: Template, variables: dict[str, Any], max_length: int) -> t
         return Reply.REFUSED, sentence(error)
     except MemoryError:
         return Reply.OUT_OF_MEMORY, ""
-    except Exception as error:  # a stranger's program may fail in any way
+    except Exception as error:  # an untrusted program may fail in any way
         return Reply.FAILED, f"{type(error).__name__}: {sentence(error)}"
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """Let Linux itself refuse memory beyond what this process has; elsewhere the parent watches."""
+    """Set the address space limit of this process on Linux; elsewhere the parent watches it."""
     if sys.platform == "linux":
         held = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -106,7 +107,7 @@ def _limit_memory(num_bytes: int) -> None:
 
 
 def _limit_time(seconds: float) -> None:
-    """Let the system end this process, should its parent be gone and the rendering go on."""
+    """Let the system end this process if a rendering continues after the parent is gone."""
     if sys.platform != "win32":
         used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)

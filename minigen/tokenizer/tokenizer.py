@@ -1,14 +1,14 @@
-"""Text to token ids and back.
+"""Converts text to token ids and back.
 
-Merging is the `tokenizers` library's work (byte-pair encoding: Sennrich et al. 2016; byte-level:
-Radford et al. 2019; pieces with byte fallback: Kudo and Richardson 2018). Decoding is done here,
-in one way for all: every id stands for some bytes, and a text is the UTF-8 of its ids' bytes
-joined. So a stream can hold back the bytes of half a character, and its pieces still add up to
-what decoding at once gives.
+The `tokenizers` library does the merging (byte-pair encoding: Sennrich et al. 2016; byte-level:
+Radford et al. 2019; pieces with byte fallback: Kudo and Richardson 2018). This module does the
+decoding, in the same way for all tokenizers: every id stands for some bytes, and the text is the
+joined bytes of its ids, decoded as UTF-8. So a stream can hold back the bytes of an incomplete
+character, and its pieces still add up to the result of decoding all ids at once.
 
-Vocabularies are kept as strings, and strings cannot hold any byte. Byte-level BPE writes each of
-the 256 bytes as one letter; SentencePiece writes characters as they are, a space as "▁", and a byte
-that is no whole character as "<0xAB>".
+Vocabularies are stored as strings, and strings cannot hold arbitrary bytes. Byte-level BPE writes
+each of the 256 bytes as one letter. SentencePiece writes characters unchanged, a space as "▁", and
+a byte that is not a whole character as "<0xAB>".
 """
 
 import codecs
@@ -26,20 +26,21 @@ from minigen.tokenizer.gguf import read_vocabulary
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a vocabulary writes bytes, and whether it puts a space before every text."""
+    """How a vocabulary writes bytes, and whether it adds a space before every text."""
 
     bytes_of: Callable[[str], bytes]
     prefixes_space: bool
 
 
 def spelling_of(backend: tokenizers.Tokenizer) -> Spelling:
-    """The spelling of a tokenizer, by the way that it decodes.
+    """Return the spelling of a tokenizer, derived from its decoder.
 
     Raises `UnsupportedError` if it is neither byte-level nor SentencePiece-like BPE.
     """
     if not isinstance(backend.model, tokenizers.models.BPE):
         raise UnsupportedError(
-            f"The tokenizer is a {type(backend.model).__name__} model, but minigen reads BPE."
+            f"The tokenizer is a {type(backend.model).__name__} model, but minigen supports only "
+            "BPE."
         )
     steps = _decoding_steps(backend)
     if [step["type"] for step in steps] == ["ByteLevel"]:
@@ -50,12 +51,12 @@ def spelling_of(backend: tokenizers.Tokenizer) -> Spelling:
         return Spelling(bytes_of_piece, prefixes_space=strip in steps)
     raise UnsupportedError(
         f"The tokenizer decodes by {', '.join(step['type'] for step in steps) or 'nothing'}, "
-        "but minigen reads byte-level and SentencePiece-like ones."
+        "but minigen supports only byte-level and SentencePiece-like ones."
     )
 
 
 def bytes_of_letters(token: str) -> bytes:
-    """A byte-level token's bytes; one that is not written in the alphabet stands for itself.
+    """Return a byte-level token's bytes; a token outside the byte alphabet stands for itself.
 
     >>> bytes_of_letters("Ġcaf") + bytes_of_letters("Ã©")
     b' caf\\xc3\\xa9'
@@ -67,7 +68,7 @@ def bytes_of_letters(token: str) -> bytes:
 
 
 def bytes_of_piece(token: str) -> bytes:
-    """A SentencePiece token's bytes.
+    """Return a SentencePiece token's bytes.
 
     >>> bytes_of_piece("▁caf") + bytes_of_piece("<0xC3>") + bytes_of_piece("<0xA9>")
     b' caf\\xc3\\xa9'
@@ -76,7 +77,7 @@ def bytes_of_piece(token: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's letters: printable Latin-1 for itself, and U+0100 onwards for the other bytes."""
+    """Return GPT-2's letters: printable Latin-1 unchanged, U+0100 onwards for the other bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {chr(byte): byte for byte in printable}
@@ -88,9 +89,9 @@ _BYTE_OF_PIECE = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
 
 
 def _decoding_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
-    """The steps of the library's decoder that say how tokens are spelled.
+    """Return the steps of the library's decoder that define how tokens are spelled.
 
-    Left out are the two that only join: bytes to characters, and tokens to a text.
+    The two steps that only join bytes to characters and tokens to a text are left out.
     """
     if backend.decoder is None:
         return []
@@ -103,7 +104,7 @@ LONG_TEXT = 20_000  # characters, which take some 10 ms to encode
 
 
 class Tokenizer:
-    """A vocabulary: encodes text into token ids, and decodes token ids into text."""
+    """A vocabulary that encodes text into token ids, and decodes token ids into text."""
 
     def __init__(
         self,
@@ -129,10 +130,10 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, directory: Path) -> "Tokenizer":
-        """Read `tokenizer.json`, which says all but which token is BOS and which is EOS.
+        """Read `tokenizer.json`, and the names of BOS and EOS from `tokenizer_config.json`.
 
         Raises `TokenizerError` if it is missing, unreadable, or lacks a token that
-        `tokenizer_config.json` names; `UnsupportedError` if it is no kind of BPE that minigen
+        `tokenizer_config.json` names; `UnsupportedError` if it is not a kind of BPE that minigen
         decodes.
         """
         backend = _read_backend(directory)
@@ -152,39 +153,39 @@ class Tokenizer:
     def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
         """Build the tokenizer that a GGUF's key/values describe.
 
-        Raises `TokenizerError` and `UnsupportedError` as `gguf_vocab.read_vocabulary` does.
+        Raises `TokenizerError` and `UnsupportedError` as `gguf.read_vocabulary` does.
         """
         vocabulary = read_vocabulary(metadata)
         return cls(vocabulary.backend, vocabulary.bos_token_id, vocabulary.eos_token_ids)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The text's token ids, with BOS and EOS where the tokenizer adds them.
+        """Return the text's token ids, with BOS and EOS where the tokenizer adds them.
 
-        A special token that is written in the text is recognised. A vocabulary without a token for
-        some byte (SmolLM2's lacks a few control characters) skips it, as the library does. Raises
-        `PromptError` for a lone surrogate, which is no character.
+        A special token that is written in the text is recognised. If a vocabulary has no token for
+        some byte (SmolLM2's lacks a few control characters), the byte is skipped, as in the
+        library. Raises `PromptError` for a lone surrogate, which is not a character.
         """
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise PromptError(
                 f"The text holds half a surrogate pair ({text[error.start]!r}) at position "
-                f"{error.start}, which is no character."
+                f"{error.start}, which is not a character."
             ) from None
         if len(text) < LONG_TEXT:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        # A batch lets other threads run meanwhile: a server's streams go on.
+        # encode_batch lets other threads run meanwhile, so a server's streams continue.
         return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of all of these ids; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of these ids; bytes that are not valid UTF-8 become U+FFFD."""
         skipped = self._special_ids if skip_special_tokens else ()
         joined = b"".join(self.token_bytes(i) for i in token_ids if i not in skipped)
         text = joined.decode("utf-8", errors="replace")
         return text.removeprefix(" ") if self._prefixes_space else text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that an id stands for; none for an id without a token."""
+        """Return the bytes that an id stands for; empty for an id without a token."""
         known = self._bytes.get(token_id)
         if known is None:
             token = self._backend.id_to_token(token_id) if 0 <= token_id < self.num_ids else None
@@ -192,10 +193,10 @@ class Tokenizer:
         return known
 
     def stream(self, skip_special_tokens: bool = True, continues: bool = True) -> "StreamDecoder":
-        """A decoder that takes one id at a time.
+        """Return a decoder that takes one id at a time.
 
-        With `continues` the ids go on from an earlier text, so a leading space is theirs; without,
-        the pieces add up to what `decode` gives.
+        With `continues` the ids continue an earlier text, so a leading space belongs to them.
+        Without it, the pieces add up to the result of `decode`.
         """
         return StreamDecoder(
             self.token_bytes,
@@ -204,20 +205,20 @@ class Tokenizer:
         )
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise `TokenizerError` if there is a token whose id the model does not know.
+        """Raise `TokenizerError` if a token's id is not in the model's vocabulary.
 
-        Fewer tokens than the model has ids is normal: models pad their vocabularies.
+        A tokenizer may have fewer tokens than the model has ids: models pad their vocabularies.
         """
         if self.num_ids > vocab_size:
             worst = self._backend.id_to_token(self.num_ids - 1)
             raise TokenizerError(
                 f"The tokenizer's token {worst!r} has the id {self.num_ids - 1}, but the model "
-                f"knows the ids 0 to {vocab_size - 1}: the two do not belong together."
+                f"has only the ids 0 to {vocab_size - 1}: they do not belong together."
             )
 
 
 class StreamDecoder:
-    """Decodes ids one by one, and never gives out half a character."""
+    """Decodes ids one by one, and never returns an incomplete character."""
 
     def __init__(
         self, token_bytes: Callable[[int], bytes], skipped: Collection[int], drop_space: bool
@@ -228,16 +229,16 @@ class StreamDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
-        """The text that this id completes; empty while a character is incomplete."""
+        """Return the text that this id completes; empty while a character is incomplete."""
         if token_id in self._skipped:
             return ""
-        return self._begun(self._utf8.decode(self._token_bytes(token_id)))
+        return self._drop_leading_space(self._utf8.decode(self._token_bytes(token_id)))
 
     def finish(self) -> str:
-        """What was held back: U+FFFD for a character that stayed incomplete, or nothing."""
-        return self._begun(self._utf8.decode(b"", final=True))
+        """Return the rest: U+FFFD for a character that stayed incomplete, or an empty string."""
+        return self._drop_leading_space(self._utf8.decode(b"", final=True))
 
-    def _begun(self, text: str) -> str:
+    def _drop_leading_space(self, text: str) -> str:
         if self._drop_space and text:
             self._drop_space = False
             return text.removeprefix(" ")
@@ -245,10 +246,10 @@ class StreamDecoder:
 
 
 def special_tokens(directory: Path) -> dict[str, str]:
-    """The tokens that a model's directory names: `bos_token`, `eos_token`, and so on.
+    """Return the tokens that a model's directory names: `bos_token`, `eos_token`, and so on.
 
-    Source: `tokenizer_config.json`, and `special_tokens_map.json` for what that does not say.
-    Raises `TokenizerError` if either is not JSON.
+    The source is `tokenizer_config.json`, and `special_tokens_map.json` for names that are absent
+    there. Raises `TokenizerError` if either is not JSON.
     """
     entries = read_json(directory / "special_tokens_map.json")
     entries |= read_json(directory / "tokenizer_config.json")
@@ -261,7 +262,7 @@ def special_tokens(directory: Path) -> dict[str, str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, empty if there is no such file; or `TokenizerError`."""
+    """Read a JSON object from a file; empty without a file. Raises `TokenizerError`."""
     try:
         parsed = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except (OSError, ValueError) as error:
@@ -275,7 +276,7 @@ def _read_backend(directory: Path) -> tokenizers.Tokenizer:
     path = directory / "tokenizer.json"
     if not path.is_file():
         hint = (
-            "; tokenizer.model alone is not read, so save the tokenizer with transformers first"
+            "; minigen does not read tokenizer.model, so save the tokenizer with transformers first"
             if (directory / "tokenizer.model").is_file()
             else ""
         )

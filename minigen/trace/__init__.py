@@ -1,1 +1,1 @@
-"""What the engine reports of its work, and the views that are made of it."""
+"""Tracing: the events that the engine emits, and the summaries made from them."""

@@ -1,6 +1,6 @@
-"""A recording as a timeline for ui.perfetto.dev or chrome://tracing.
+"""Export recorded events as a timeline for ui.perfetto.dev or chrome://tracing.
 
-One track per request, one for the engine's steps, and curves of how full the engine was.
+It has one track per request, one track for the engine's steps, and counters of the engine's load.
 Source: "Trace Event Format", the Chromium project.
 """
 
@@ -16,12 +16,12 @@ from minigen.trace.events import Event, EventKind
 Record = dict[str, Any]
 
 PROCESS_ID = 1
-FIRST_TRACK = 1  # 0 is the idle thread to Perfetto
+FIRST_TRACK = 1  # Perfetto treats 0 as the idle thread
 
 
 @dataclass
 class ChromeRecords:
-    """What is to be drawn; times are whole microseconds, so that ends and begins fit exactly."""
+    """The records of a trace file; times are whole microseconds, so that adjacent slices meet."""
 
     process: str
     records: list[Record] = field(default_factory=list)
@@ -32,7 +32,7 @@ class ChromeRecords:
         self._add("M", "process_name", FIRST_TRACK, 0, {"name": self.process})
 
     def add_track(self, name: str) -> int:
-        """A new line below all others; returns its id."""
+        """Add a track below all others; return its id."""
         track_id = next(self._track_ids)
         self._add("M", "thread_name", track_id, 0, {"name": name})
         self._add("M", "thread_sort_index", track_id, 0, {"sort_index": track_id})
@@ -41,23 +41,23 @@ class ChromeRecords:
     def add_slice(
         self, track_id: int, name: str, started_us: int, ended_us: int, counts: Mapping[str, int]
     ) -> None:
-        """Something that lasted."""
+        """Add a slice: an activity with a duration."""
         self._add("X", name, track_id, started_us, counts, dur=ended_us - started_us)
 
     def add_instant(
         self, track_id: int, name: str, time_us: int, counts: Mapping[str, int]
     ) -> None:
-        """Something that happened on this track at once."""
+        """Add an instant event to a track."""
         self._add("i", name, track_id, time_us, counts, s="t")
 
     def set_level(self, name: str, time_us: int, value: int) -> None:
-        """The curve `name` has this value from now on; told again, it takes no room."""
+        """Set the counter `name` from this time on; add a record only if the value changes."""
         if self._levels.get(name) != value:
             self._levels[name] = value
             self._add("C", name, FIRST_TRACK, time_us, {name: value})
 
     def as_object(self) -> Record:
-        """All of it in order of time, ready for JSON."""
+        """Return all records in order of time, ready for JSON."""
         in_order = sorted(self.records, key=lambda record: record["ts"])
         return {"traceEvents": in_order, "displayTimeUnit": "ms"}
 
@@ -84,8 +84,8 @@ _INSTANTS = {
     EventKind.ABORTED: "aborted",
     EventKind.FAILED: "failed",
 }
-_RUNS = {EventKind.SCHEDULED, EventKind.FORKED}
-_RUNS_NO_MORE = {EventKind.PREEMPTED, EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED}
+_STARTS_RUNNING = {EventKind.SCHEDULED, EventKind.FORKED}
+_STOPS_RUNNING = {EventKind.PREEMPTED, EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED}
 _BLOCK_OWNED = {
     *(EventKind.BLOCK_ALLOCATED, EventKind.BLOCK_COPIED, EventKind.BLOCK_SHARED),
     *(EventKind.BLOCK_CACHED, EventKind.BLOCK_DEDUPLICATED),
@@ -94,42 +94,43 @@ _BLOCK_FREE = {EventKind.BLOCK_FREED, EventKind.BLOCK_EVICTED}
 
 
 def write_chrome_trace(events: Iterable[Event], path: str | Path) -> None:
-    """Write the events as a file that ui.perfetto.dev and chrome://tracing open."""
+    """Write the events to a file that ui.perfetto.dev and chrome://tracing can open."""
     with Path(path).open("w", encoding="utf-8") as file:
         json.dump(chrome_trace(events), file, separators=(",", ":"))
 
 
 def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
-    """The events, in order of time, as one object of the Trace Event Format, ready for JSON.
+    """Convert events to one object of the Trace Event Format, in order of time, ready for JSON.
 
-    Times are whole microseconds from the first event on. Slices of one track do not overlap; what
-    is still under way at the end lasts until the last event.
+    Times are whole microseconds since the first event. Slices of one track do not overlap. A slice
+    that has not ended lasts until the last event.
     """
     timeline = _Timeline()
     for event in events:
-        timeline.hear(event)
+        timeline.on_event(event)
     timeline.finish()
     return timeline.drawn.as_object()
 
 
 @dataclass(eq=False)
 class _Track:
-    """One request's line; `doing` is the slice on it that still grows.
+    """One request's track; `activity` is the name of its open slice, which began at `since_us`.
 
-    The request was computed up to `reached` at most, and first scheduled at `scheduled_us`.
+    `reached` is the most tokens of the request ever computed; it was first scheduled at
+    `scheduled_us`.
     """
 
     track_id: int
     prompt_tokens: int = 0
     reached: int = 0
     scheduled_us: int | None = None
-    doing: str | None = None
+    activity: str | None = None
     since_us: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
 
 
 class _Timeline:
-    """Draws one event after another."""
+    """Builds the records of a timeline, event by event."""
 
     def __init__(self) -> None:
         self.drawn = ChromeRecords("minigen")
@@ -141,7 +142,7 @@ class _Timeline:
         self._running: set[int | None] = set()
         self._blocks: set[int] = set()
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         self._now_us = max(self._now_us, self._microseconds(event.time_ns))
         track_id = self._engine
         if event.kind is EventKind.STEP:
@@ -149,19 +150,19 @@ class _Timeline:
         elif event.sequence_id is not None:
             track = self._track_of(event, event.sequence_id)
             track_id = track.track_id
-            self._move(track, event)
+            self._update_slices(track, event)
         if event.kind in _INSTANTS:
             name = _INSTANTS[event.kind]
             self.drawn.add_instant(track_id, name, self._now_us, event.counts)
         self._count(event)
 
     def finish(self) -> None:
-        """End what still grows."""
+        """End all open slices."""
         for track in self._tracks.values():
             self._end(track, self._now_us)
 
-    def _move(self, track: _Track, event: Event) -> None:
-        """Begin and end slices; a chunk lasts until its step does, or until its request fails."""
+    def _update_slices(self, track: _Track, event: Event) -> None:
+        """Begin and end slices; a chunk's slice ends with its step, or when its request fails."""
         match event.kind:
             case EventKind.QUEUED:
                 track.prompt_tokens = event.counts["prompt_tokens"]
@@ -191,9 +192,9 @@ class _Timeline:
         self._in_step[track] = None
 
     def _fork(self, track: _Track, parent_id: int) -> None:
-        """Show a child that waits as prefilling for as long as its parent did so for both."""
+        """Show a forked child as prefilling while its parent computed the prompt for both."""
         parent = self._tracks.get(parent_id)
-        if parent is None or parent.scheduled_us is None or track.doing is None:
+        if parent is None or parent.scheduled_us is None or track.activity is None:
             return
         track.scheduled_us = max(parent.scheduled_us, track.since_us)
         self._begin(track, f"prefill by request {parent_id}", track.scheduled_us, {})
@@ -210,10 +211,10 @@ class _Timeline:
         self._step_ended_us = self._now_us
 
     def _count(self, event: Event) -> None:
-        """Keep count of who runs, and of the blocks that a sequence or the prefix cache owns."""
-        if event.kind in _RUNS:
+        """Count running sequences, and blocks that a sequence or the prefix cache owns."""
+        if event.kind in _STARTS_RUNNING:
             self._running.add(event.sequence_id)
-        elif event.kind in _RUNS_NO_MORE:
+        elif event.kind in _STOPS_RUNNING:
             self._running.discard(event.sequence_id)
         elif event.kind in _BLOCK_OWNED:
             self._blocks.add(event.counts["block"])
@@ -222,21 +223,23 @@ class _Timeline:
         self.drawn.set_level("running", self._now_us, len(self._running))
         self.drawn.set_level("blocks in use", self._now_us, len(self._blocks))
 
-    def _begin(self, track: _Track, doing: str, since_us: int, counts: Mapping[str, int]) -> None:
-        """Begin a slice, and end the one before it there."""
+    def _begin(
+        self, track: _Track, activity: str, since_us: int, counts: Mapping[str, int]
+    ) -> None:
+        """Begin a slice on a track, and end the open one."""
         self._end(track, since_us)
-        track.doing, track.since_us, track.counts = doing, since_us, counts
+        track.activity, track.since_us, track.counts = activity, since_us, counts
 
     def _end(self, track: _Track, ended_us: int) -> None:
-        if track.doing is not None:
+        if track.activity is not None:
             self.drawn.add_slice(
-                track.track_id, track.doing, track.since_us, ended_us, track.counts
+                track.track_id, track.activity, track.since_us, ended_us, track.counts
             )
-        track.doing = None
+        track.activity = None
         self._in_step.pop(track, None)
 
     def _track_of(self, event: Event, sequence_id: int) -> _Track:
-        """The request's track; an id that is queued again is another request."""
+        """Return the request's track; an id that is queued again is a new request."""
         known = self._tracks.get(sequence_id)
         if known is not None and event.kind is not EventKind.QUEUED:
             return known

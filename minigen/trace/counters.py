@@ -1,4 +1,4 @@
-"""How much work the engine has done, as totals that only grow: the measure of what was saved."""
+"""Counters of the engine's work, which only increase; they show how much work caching saved."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -8,7 +8,10 @@ from minigen.trace.events import Event, EventKind
 
 @dataclass
 class _Progress:
-    """How far a sequence was ever computed; its prompt is unknown if it was queued unheard."""
+    """The progress of one sequence: `reached` is the most tokens of it that were ever computed.
+
+    `prompt_tokens` is None if the sequence was queued before the counters were subscribed.
+    """
 
     prompt_tokens: int | None
     reached: int
@@ -16,19 +19,21 @@ class _Progress:
 
 @dataclass(eq=False)
 class WorkCounters:
-    """Totals of what the engine computed, found and moved; subscribe it to a trace.
+    """Totals of the tokens and blocks that the engine processed; subscribe it to a trace.
 
-    Every token that a step computes is one of three: `tokens_recomputed` if its sequence had come
-    beyond it before it was preempted, else `tokens_prefilled` in a prompt and `tokens_decoded`
-    behind it. Not computed at all are `tokens_cached`, found in the prefix cache (after a
-    preemption, too), and `tokens_shared`, taken over from a parent by its fork.
+    Each token that a step computes counts in one total: in `tokens_recomputed` if it had already
+    been computed before a preemption, otherwise in `tokens_prefilled` if it belongs to the prompt,
+    and in `tokens_decoded` after the prompt. Tokens that need no computation are `tokens_cached`,
+    found in the prefix cache (also after a preemption), and `tokens_shared`, which a fork gets from
+    its parent.
 
-    `kv_bytes` are the bytes of one token's keys and values in one layer, `windows` each layer's
-    sliding window. `kv_bytes_read` counts, for each chunk and layer, every position that one of the
-    chunk's tokens may look at, once.
+    `kv_bytes` is the size in bytes of one token's keys and values in one layer, and `windows` has
+    each layer's sliding window, in tokens. `kv_bytes_read` is the number of bytes that attention
+    reads: each position that any token of a chunk attends to counts once per chunk and layer. The
+    other totals count events; see `EventKind`.
 
-    Of a sequence that was queued before it listened, a chunk of one token counts as decoded. It
-    remembers nothing of sequences that have ended.
+    If a sequence was queued before the subscription, its chunks of one token count as decoded, and
+    longer chunks as prefilled. Nothing is stored about sequences that have ended.
     """
 
     kv_bytes: int
@@ -48,7 +53,7 @@ class WorkCounters:
     _progress: dict[int | None, _Progress] = field(default_factory=dict, init=False, repr=False)
 
     def as_dict(self) -> dict[str, int]:
-        """The totals by name."""
+        """Return the totals by name."""
         names = [each.name for each in fields(self) if not each.init and each.name[0] != "_"]
         return {name: getattr(self, name) for name in names}
 
@@ -65,6 +70,7 @@ class WorkCounters:
                 self._count_fork(event.sequence_id, counts["parent"])
             case EventKind.PREEMPTED:
                 self.preemptions += 1
+                # Only for a sequence whose QUEUED and chunks were all before the subscription.
                 self._progress.setdefault(event.sequence_id, _Progress(None, counts["computed"]))
             case EventKind.FINISHED | EventKind.ABORTED | EventKind.FAILED:
                 self._progress.pop(event.sequence_id, None)
@@ -94,7 +100,11 @@ class WorkCounters:
         progress.reached = max(progress.reached, end)
 
     def _positions_read(self, context: int, tokens: int) -> int:
-        """Positions that the last `tokens` of the context look at, summed over the layers."""
+        """Return how many positions the last `tokens` of a context attend to, summed over layers.
+
+        A sliding window counts the token itself, so the first of them sees `window - 1` earlier
+        positions.
+        """
         return sum(
             context if window is None else min(context, window - 1 + tokens)
             for window in self.windows

@@ -1,6 +1,6 @@
-"""What happens inside the engine, told as typed events to whoever subscribes.
+"""Typed events about the engine's work, emitted to subscribers.
 
-With nobody subscribed an event costs one branch: every caller asks `if trace.active:` first.
+Without a subscriber an event costs one branch, because each caller checks `if trace.active:` first.
 """
 
 import time
@@ -12,28 +12,27 @@ from enum import Enum
 
 
 class EventKind(Enum):
-    """What happened; the comment names the counts that an event of this kind carries."""
+    """The kind of an event; the comment lists the counts that such an event has."""
 
-    QUEUED = "queued"  # prompt_tokens, waited_ns (for the engine to take it, since its arrival)
+    QUEUED = "queued"  # prompt_tokens, waited_ns (from its arrival until it was added)
     SCHEDULED = "scheduled"  # tokens, computed (tokens in the cache before this step)
     PREFIX_HIT = "prefix_hit"  # tokens, blocks
     BLOCK_ALLOCATED = "block_allocated"  # block
-    BLOCK_SHARED = "block_shared"  # block (known beginning, or of a parent: one owner more)
-    BLOCK_COPIED = "block_copied"  # source (no longer the sequence's), block (its own instead)
-    BLOCK_CACHED = "block_cached"  # block (from now on found by whoever begins alike)
-    BLOCK_DEDUPLICATED = (
-        "block_deduplicated"  # source (the sequence's own), block (the one kept before)
-    )
-    BLOCK_FREED = "block_freed"  # block (nobody's any more)
-    BLOCK_EVICTED = "block_evicted"  # block (kept for nobody, and now free)
+    BLOCK_SHARED = "block_shared"  # block (of a cached prefix, or of a parent)
+    BLOCK_COPIED = "block_copied"  # source (the shared block), block (the sequence's own copy)
+    BLOCK_CACHED = "block_cached"  # block (stored in the prefix cache)
+    # source (the sequence's own block), block (the equal one that was cached before)
+    BLOCK_DEDUPLICATED = "block_deduplicated"
+    BLOCK_FREED = "block_freed"  # block (without an owner now)
+    BLOCK_EVICTED = "block_evicted"  # block (unused in the prefix cache, and free now)
     FORKED = "forked"  # parent, blocks
-    PREEMPTED = "preempted"  # computed (tokens, given up)
+    PREEMPTED = "preempted"  # computed (tokens that were computed and are lost)
     NEW_TOKEN = "new_token"  # token
     FINISHED = "finished"  # output_tokens, stopped (1 by a stop token or string, 0 at its limit)
     ABORTED = "aborted"  # output_tokens
     FAILED = "failed"  # output_tokens (a step raised an error)
     STEP = "step"  # sequences, tokens, duration_ns
-    ALL_REDUCED = "all_reduced"  # bytes (that each rank put in), duration_ns
+    ALL_REDUCED = "all_reduced"  # bytes (of each rank's input), duration_ns
     ALL_GATHERED = "all_gathered"  # bytes, duration_ns
     BROADCAST = "broadcast"  # bytes, duration_ns
 
@@ -42,7 +41,7 @@ class EventKind(Enum):
 class Event:
     """One event; `time_ns` is from `time.perf_counter_ns`.
 
-    `sequence_id` is None for what belongs to no sequence; `counts` are as its kind says.
+    `sequence_id` is None if the event belongs to no sequence; `EventKind` documents the `counts`.
     """
 
     kind: EventKind
@@ -56,7 +55,7 @@ Subscriber = Callable[[Event], None]
 
 @dataclass
 class Trace:
-    """Hands events to subscribers, in the order in which they subscribed."""
+    """Emits events to subscribers, in the order in which they subscribed."""
 
     active: bool = False
     _subscribers: list[Subscriber] = field(default_factory=list)
@@ -67,7 +66,7 @@ class Trace:
         self.active = True
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
-        """Tell `subscriber` no more."""
+        """Stop calling `subscriber`."""
         self._subscribers.remove(subscriber)
         self.active = bool(self._subscribers)
 
@@ -81,7 +80,7 @@ class Trace:
             self.unsubscribe(subscriber)
 
     def emit(self, kind: EventKind, sequence_id: int | None = None, **counts: int) -> None:
-        """Tell all subscribers that something happened just now."""
+        """Send an event with the current time to all subscribers."""
         event = Event(kind, time.perf_counter_ns(), sequence_id, counts)
         for subscriber in self._subscribers:
             subscriber(event)
@@ -89,7 +88,10 @@ class Trace:
 
 @dataclass(eq=False)
 class Recorder:
-    """Keeps the last `capacity` events; subscribe it to a trace."""
+    """Records the last `capacity` events; subscribe it to a trace.
+
+    `num_dropped` counts the older events that it has dropped.
+    """
 
     capacity: int = 1_000_000
     num_dropped: int = 0
@@ -103,5 +105,5 @@ class Recorder:
 
     @property
     def events(self) -> list[Event]:
-        """What is kept, oldest first."""
+        """The recorded events, oldest first."""
         return list(self._events)

@@ -1,4 +1,4 @@
-"""What recorded events say about each request: how long it waited, ran, and what it took."""
+"""Summarize recorded events per request: its latencies, tokens, steps and blocks."""
 
 import math
 from collections import Counter
@@ -18,20 +18,21 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class RequestSummary:
-    """One request, its times in milliseconds.
+    """The summary of one request; times are in milliseconds.
 
-    It is queued until it is first scheduled, prefills until its first token, and decodes until its
-    last; `ttft_ms` (time to first token) is the sum of the first two. `inter_token_ms` are the
-    gaps between its tokens. `num_steps` counts the steps that computed any of it. `finish` is
-    "finished", "aborted", "failed", or None while it lives. `prefix_hit_tokens` were found in the
-    prefix cache, also when it began anew after a preemption; `recomputed_tokens` were computed
-    before.
+    A request is queued until it is first scheduled, prefills until its first token, and decodes
+    until its last token. `ttft_ms` (time to first token) is the sum of the first two times.
+    `inter_token_ms` are the times between tokens. `num_steps` counts the steps that computed part
+    of it. `finish` is "finished", "aborted", "failed", or None while it is unfinished.
+    `prefix_hit_tokens` were found in the prefix cache, also after a preemption. `recomputed_tokens`
+    had been computed before a preemption.
 
-    A request with a `parent` was forked from it: the parent's prefill is its own, so that it was
-    queued until its parent was first scheduled. Those tokens count as the parent's alone.
+    A request with a `parent` is a fork of it. The parent's prefill counts as its own, so it was
+    queued until the parent was first scheduled. The prefilled tokens count only for the parent.
 
-    None is what the events do not say. Where the recorder dropped a request's beginning, that is
-    everything counted from there; its gaps are those between the tokens that are left.
+    A value is None if the events do not contain it. If the recorder dropped a request's first
+    events, that holds for all values counted from there, and `inter_token_ms` covers only the
+    recorded tokens.
     """
 
     sequence_id: int
@@ -54,38 +55,38 @@ class RequestSummary:
 
 
 def summarize(events: Iterable[Event]) -> list[RequestSummary]:
-    """A summary of every request that the events name, in order of arrival.
+    """Return a summary of every request in the events, in order of arrival.
 
-    An id that is queued again is another request.
+    An id that is queued again is a new request.
     """
-    lives: list[_Life] = []
-    latest: dict[int, _Life] = {}
+    histories: list[_History] = []
+    latest: dict[int, _History] = {}
     for event in events:
         if event.sequence_id is None:
             continue
-        life = latest.get(event.sequence_id)
-        if life is None or event.kind is EventKind.QUEUED:
-            life = latest[event.sequence_id] = _Life(event.sequence_id)
-            lives.append(life)
-        life.hear(event)
+        history = latest.get(event.sequence_id)
+        if history is None or event.kind is EventKind.QUEUED:
+            history = latest[event.sequence_id] = _History(event.sequence_id)
+            histories.append(history)
+        history.on_event(event)
         if event.kind is EventKind.FORKED and (parent := latest.get(event.counts["parent"])):
-            life.inherit(parent)
-    return [life.summary() for life in lives]
+            history.inherit(parent)
+    return [history.summary() for history in histories]
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of the values lie, linear between neighbours.
+    """Return the value below which a `share` (0 to 1) of the values lie.
 
-    As numpy's `percentile` by default. Raises `ValueError` if there are no values, or for a share
-    outside 0 to 1.
+    It interpolates linearly between neighbours, as numpy's `percentile` does by default. Raises
+    `ValueError` if there are no values, or if `share` is not from 0 to 1.
 
     >>> percentile([10, 30, 20], 0.75)
     25.0
     """
     if not values:
-        raise ValueError("There is no percentile of no values.")
+        raise ValueError("values must not be empty: an empty list has no percentile.")
     if not 0 <= share <= 1:
-        raise ValueError(f"The share must be from 0 to 1, not {share!r}.")
+        raise ValueError(f"share must be from 0 to 1, not {share!r}.")
     in_order = sorted(values)
     place = share * (len(in_order) - 1)
     below, above = in_order[int(place)], in_order[math.ceil(place)]
@@ -93,7 +94,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def table(summaries: Sequence[RequestSummary]) -> str:
-    """A line for each request, and below it the latencies that all of them saw, as plain text."""
+    """Return a plain-text table with one line per request, and their latencies below it."""
     rows = [list(_COLUMNS)]
     rows += [[_cell(getattr(each, name)) for name in _COLUMNS.values()] for each in summaries]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -105,8 +106,8 @@ def table(summaries: Sequence[RequestSummary]) -> str:
 
 
 @dataclass
-class _Life:
-    """What has been heard of one request so far; `reached` is how far it was computed at most."""
+class _History:
+    """One request's events so far; `reached` is the most tokens of it ever computed."""
 
     sequence_id: int
     parent: int | None = None
@@ -118,10 +119,10 @@ class _Life:
     recomputed_tokens: int = 0
     prefix_hit_tokens: int = 0
     end: Event | None = None
-    happened: Counter[EventKind] = field(default_factory=Counter)
+    num_events: Counter[EventKind] = field(default_factory=Counter)
 
-    def hear(self, event: Event) -> None:
-        self.happened[event.kind] += 1
+    def on_event(self, event: Event) -> None:
+        self.num_events[event.kind] += 1
         match event.kind:
             case EventKind.QUEUED:
                 self.queued_ns = event.time_ns
@@ -137,8 +138,8 @@ class _Life:
             case EventKind.FINISHED | EventKind.ABORTED | EventKind.FAILED:
                 self.end = event
 
-    def inherit(self, parent: "_Life") -> None:
-        """Take the parent's prefill for its own, from the moment that both were there."""
+    def inherit(self, parent: "_History") -> None:
+        """Count the parent's prefill as this request's own, from when both were queued."""
         self.reached = max(self.reached, parent.reached)
         if parent.scheduled_ns is not None:
             self._begin_prefill(max(parent.scheduled_ns, self.queued_ns or 0))
@@ -159,13 +160,13 @@ class _Life:
             ttft_ms=_milliseconds(self.queued_ns, first_ns),
             decode_ms=_milliseconds(first_ns, last_ns),
             inter_token_ms=tuple((b - a) / 1e6 for a, b in pairwise(times_ns)),
-            num_steps=self.happened[EventKind.SCHEDULED] if known else None,
+            num_steps=self.num_events[EventKind.SCHEDULED] if known else None,
             prefix_hit_tokens=self.prefix_hit_tokens if known else None,
             recomputed_tokens=self.recomputed_tokens if known else None,
-            preemptions=self.happened[EventKind.PREEMPTED] if known else None,
-            blocks_allocated=self.happened[EventKind.BLOCK_ALLOCATED] if known else None,
-            blocks_shared=self.happened[EventKind.BLOCK_SHARED] if known else None,
-            blocks_copied=self.happened[EventKind.BLOCK_COPIED] if known else None,
+            preemptions=self.num_events[EventKind.PREEMPTED] if known else None,
+            blocks_allocated=self.num_events[EventKind.BLOCK_ALLOCATED] if known else None,
+            blocks_shared=self.num_events[EventKind.BLOCK_SHARED] if known else None,
+            blocks_copied=self.num_events[EventKind.BLOCK_COPIED] if known else None,
         )
 
     def _schedule(self, time_ns: int, computed: int, tokens: int) -> None:
@@ -175,7 +176,9 @@ class _Life:
         self.reached = max(self.reached, end)
 
     def _begin_prefill(self, time_ns: int) -> None:
-        if self.scheduled_ns is None and not self.token_times_ns:  # else it began unheard
+        if (
+            self.scheduled_ns is None and not self.token_times_ns
+        ):  # otherwise its first events were not recorded
             self.scheduled_ns = time_ns
 
 

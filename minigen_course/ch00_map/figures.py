@@ -26,9 +26,9 @@ CONTEXTS = [2**power for power in range(8, 18)]
 def memory_budget(
     config: ModelConfig, bits: float, memory_gb: float, sequences: int, context: int
 ) -> Figure:
-    """Left: weights, KV cache and working memory beside what there is. Right: how many fit."""
+    """Draw the memory needed beside the memory there is, and how many sequences fit."""
     if memory_gb <= 0:
-        raise ValueError("A machine has some memory: give more than 0 GB.")
+        raise ValueError(f"memory_gb is {memory_gb:g}; give more than 0 GB.")
     needed = memory_needed(config, bits, sequences, context)
     made, (bars, curve) = figure(10, 2.9, ncols=2, width_ratios=(3, 2))
     begin = 0.0
@@ -73,7 +73,7 @@ def _gb(size: float) -> str:
 
 @dataclass
 class Lane:
-    """One request by steps: when it came, when it ended, and tokens computed in each step."""
+    """One request: the steps of its arrival and its end, and the tokens computed per step."""
 
     arrived: int
     ended: int | None = None
@@ -81,7 +81,7 @@ class Lane:
 
 
 def lanes(events: Iterable[Event]) -> dict[int, Lane]:
-    """A lane for each request that the events name, by its id; steps count from 0."""
+    """Return a lane for each request in the events, by its id; steps count from 0."""
     found: dict[int, Lane] = {}
     step = 0
     for event in events:
@@ -102,7 +102,7 @@ def lanes(events: Iterable[Event]) -> dict[int, Lane]:
 
 
 def timeline(events: Iterable[Event], names: list[str] | None = None) -> Figure:
-    """Lanes of waiting (pale), prefill (amber) and decode (blue), one column for each step."""
+    """Draw lanes of waiting (pale), prefill (amber) and decode (blue), one column per step."""
     drawn = lanes(events)
     if not drawn:
         raise ValueError("There are no requests in these events.")

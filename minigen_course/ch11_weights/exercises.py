@@ -1,4 +1,4 @@
-"""Checks of chapter 11: what stored bytes mean, and in which order stored rows are wanted."""
+"""Checks of chapter 11: the order of stored rows, and the meaning of stored bytes."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ def _order(part: UnpermutedRows, num_rows: int, heads: int) -> list[int]:
     expect_equal(list(found.shape), [num_rows], f"the shape of the order of {num_rows} rows")
     expect_equal(str(found.dtype), "torch.int64", "the order's dtype (it indexes rows)")
     order: list[int] = found.tolist()
-    expect_equal(sorted(order), list(range(num_rows)), "the rows of the order, sorted")
+    expect_equal(sorted(order), list(range(num_rows)), "the order, sorted (every row once)")
     return order
 
 
 def _stored(rows: Sequence[str], heads: int) -> list[str]:
-    """Rows as llama.cpp's converter stores them: of each head, the halves dealt out in turn."""
+    """Return rows as llama.cpp's converter stores them: each head's two halves interleaved."""
     size = len(rows) // heads
     stored = []
     for start in range(0, len(rows), size):
@@ -49,7 +49,7 @@ def rows_stay_in_their_head(part: UnpermutedRows) -> None:
 
 
 def it_undoes_what_the_converter_did(part: UnpermutedRows) -> None:
-    """rows stored by llama.cpp's converter come back as they were:"""
+    """rows that llama.cpp's converter has stored:"""
     for heads, size in ((9, 64), (3, 64), (1, 2), (4, 10)):
         rows = [f"head {head} row {row}" for head in range(heads) for row in range(size)]
         stored = _stored(rows, heads)
@@ -58,7 +58,7 @@ def it_undoes_what_the_converter_did(part: UnpermutedRows) -> None:
 
 
 def _block(scale: float, minimum: float, steps: Sequence[int]) -> list[int]:
-    """Bytes of a block, by the format's definition."""
+    """Return the bytes of a block, by the format's definition."""
     packed = [low | high << 4 for low, high in zip(steps[:16], steps[16:], strict=True)]
     return [*struct.pack("<ee", scale, minimum), *packed]
 
@@ -68,7 +68,7 @@ def _unpacked(part: Unpack, blocks: list[list[list[int]]]) -> Tensor:
     before = given.clone()
     found = part(given)
     expect(isinstance(found, Tensor), f"returned {type(found).__name__}; return a tensor.")
-    expect(torch.equal(given, before), "changed the bytes that it was given; return new numbers.")
+    expect(torch.equal(given, before), "changed its input; return a new tensor.")
     return found
 
 
@@ -91,7 +91,7 @@ def scale_multiplies_and_minimum_is_added(part: Unpack) -> None:
 
 
 def each_block_has_its_own_scale_and_minimum(part: Unpack) -> None:
-    """two rows of three blocks, none like another:"""
+    """two rows of three different blocks:"""
     scales = [[0.25, 1.0, -2.0], [0.125, 4.0, 0.0625]]
     minima = [[-1.0, 0.5, 0.0], [10.0, -0.125, 2.0]]
     generator = torch.Generator().manual_seed(11)
@@ -130,16 +130,17 @@ EXERCISES = (
             "Swap the last two axes of that view, and flatten.",
         ),
         "llama.cpp stores the rows of Q and K so that the two rows of each rotated pair are "
-        "neighbours: row 0, row 32, row 1, row 33, ... of a head of 64. Write the order that "
-        "undoes it: element i of the result says which stored row is row i of the model.",
+        "neighbours: row 0, row 32, row 1, row 33, ... of a head of 64. Return the order that "
+        "undoes this: element i of the result is the index of the stored row that is row i of the "
+        "model.",
         """from minigen import SamplingParams
 from minigen_course import load_model
 
 with using(11, unpermuted_rows=mine):
     llm = load_model(weights="float32")
 print(llm.generate("1, 2, 3, 4, 5, 6,", SamplingParams(temperature=0, max_tokens=20)).text)""",
-        "Write the converter's half too: from the model's order to llama.cpp's. How do you test "
-        "both without any file?",
+        "Write the converter's direction as well: from the model's order to llama.cpp's. How can "
+        "you test both without a file?",
     ),
     Exercise(
         "unpack_q4_1",
@@ -155,10 +156,10 @@ print(llm.generate("1, 2, 3, 4, 5, 6,", SamplingParams(temperature=0, max_tokens
             "torch.float16, and turn them into float32 before you compute.",
             "byte & 15 is the low half, byte >> 4 the high half. The 16 low halves are numbers 0 "
             "to 15, the 16 high halves are numbers 16 to 31.",
-            "A scale per block has the shape (rows, blocks, 1), so that it fits the 32 numbers.",
+            "One scale per block has the shape (rows, blocks, 1), and broadcasts over 32 numbers.",
         ),
-        "Turn blocks of Q4_1 into numbers. A block is 20 bytes: a scale and a minimum (float16), "
-        "then 16 bytes that hold 32 steps of 4 bits, first all low halves, then all high ones. A "
+        "Decode blocks of the format Q4_1. A block is 20 bytes: a scale and a minimum (float16), "
+        "then 16 bytes with 32 steps of 4 bits, first all low halves, then all high halves. A "
         "number is step × scale + minimum. `blocks` has the shape (rows, blocks, 20); return "
         "float32 of the shape (rows, blocks, 32).",
         """from unittest.mock import patch
@@ -171,7 +172,7 @@ with patch.dict(FORMATS, {"Q4_1": Format(32, 20, mine)}):  # the table of reader
     llm = load_model(weights="float32")
 params = SamplingParams(temperature=0, max_tokens=8)
 print(llm.generate("The capital of France is", params).text)""",
-        "Write the other way, from 32 numbers to a block. Which scale and minimum lose least, and "
-        "what is the largest error that is left?",
+        "Write the other direction, from 32 numbers to a block. Which scale and minimum lose "
+        "least, and what is the largest error that remains?",
     ),
 )

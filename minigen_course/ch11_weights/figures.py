@@ -1,4 +1,4 @@
-"""Files of weights: bytes by field, a map of tensors to point at, and the cost of opening."""
+"""Figures of weight files: bytes by field, a map of the tensors, and the cost of opening."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -59,14 +59,14 @@ class Piece:
 
     @property
     def part(self) -> str:
-        """The part of the model that it belongs to."""
+        """The part of the model to which it belongs."""
         if self.kind == "header":
             return "header"
         return next((part for mark, part in _PARTS.items() if mark in self.name), "other")
 
 
 def pieces_of(file: GGUFFile) -> list[Piece]:
-    """A GGUF's header and its tensors, in the order in which they lie in the file."""
+    """Return the header and the tensors of a GGUF file, in file order."""
     header = Piece("(header)", "header", (), 0, file.data_offset)
     tensors = [
         Piece(name, each.kind, each.shape, file.offsets[name], each.num_bytes)
@@ -76,14 +76,14 @@ def pieces_of(file: GGUFFile) -> list[Piece]:
 
 
 def piece_at(pieces: Sequence[Piece], byte: int) -> Piece:
-    """The piece that a byte belongs to (its padding counts with it); `ValueError` outside."""
+    """Return a byte's piece (padding belongs to the piece before it); `ValueError` outside."""
     if not 0 <= byte < end_of(pieces):
         raise ValueError(f"The file has the bytes 0 to {end_of(pieces) - 1:,}, not {byte:,}.")
     return max((each for each in pieces if each.offset <= byte), key=lambda each: each.offset)
 
 
 def named(pieces: Sequence[Piece], name: str) -> Piece:
-    """The piece of a name; `ValueError` if there is none."""
+    """Return the piece with a name; raise `ValueError` if there is none."""
     for each in pieces:
         if each.name == name:
             return each
@@ -91,9 +91,9 @@ def named(pieces: Sequence[Piece], name: str) -> Piece:
 
 
 def file_map(pieces: Sequence[Piece], chosen: Piece, by: str = "part", rows: int = 16) -> Figure:
-    """A file in rows of equal length, from its first byte to its last; one piece is framed.
+    """Draw a file in rows of equal length, from its first byte to its last; frame one piece.
 
-    Coloured `by` "part" of the model or by stored "kind".
+    The colours are `by` "part" of the model or `by` stored "kind".
     """
     kinds = list(dict.fromkeys(each.kind for each in pieces if each.kind != "header"))
     colours = {"header": QUIET, **dict(zip(kinds, _KIND_COLOURS, strict=False))}
@@ -129,7 +129,7 @@ def file_map(pieces: Sequence[Piece], chosen: Piece, by: str = "part", rows: int
 
 
 def described(piece: Piece) -> str:
-    """A piece's name, shape, kind and place, in two lines."""
+    """Return a piece's name, shape, kind and place, in two lines."""
     place = f"bytes {piece.offset:,} to {piece.offset + piece.num_bytes - 1:,}"
     if not piece.shape:
         return f"{piece.name}: settings, vocabulary and the list of tensors\n{place}"
@@ -142,12 +142,12 @@ def described(piece: Piece) -> str:
 
 
 def end_of(pieces: Sequence[Piece]) -> int:
-    """How many bytes the file has."""
+    """Return the number of bytes of the file."""
     return max(each.offset + each.num_bytes for each in pieces)
 
 
 def cut(piece: Piece, across: int) -> list[tuple[int, int, int]]:
-    """(row, start in it, length) of a piece in rows of `across` bytes."""
+    """Cut a piece into rows of `across` bytes, as (row, start in the row, length)."""
     cut, start, left = [], piece.offset, piece.num_bytes
     while left > 0:
         row, place = divmod(start, across)
@@ -160,10 +160,10 @@ def cut(piece: Piece, across: int) -> list[tuple[int, int, int]]:
 def byte_grid(
     data: bytes, fields: Sequence[tuple[str, int]], heading: str, letters: bool = False
 ) -> Figure:
-    """Bytes in rows of 16, coloured by field; `fields` are (what it says, bytes), in order.
+    """Draw bytes in rows of 16, coloured by field; `fields` are (label, bytes), in order.
 
-    With `letters` those that are a letter in ASCII show it too. Raises `ValueError` if there are
-    fewer bytes than the fields take.
+    With `letters`, visible ASCII characters are drawn, too. Raises `ValueError` if there are fewer
+    bytes than the fields take.
     """
     total = sum(length for _, length in fields)
     if total > len(data):
@@ -211,7 +211,7 @@ def _rgb(colour: str) -> tuple[float, float, float]:
 
 
 def opening_costs(rows: Mapping[str, tuple[float, float, float, float]]) -> Figure:
-    """Ways of opening a file: (seconds to open, to use, megabytes after opening, after use)."""
+    """Draw ways to open a file: (seconds to open, to use, megabytes after opening, after use)."""
     made, (left, right) = figure(9.5, 0.9 + 0.55 * len(rows), ncols=2, sharey=True)
     places = range(len(rows))
     opened, used, held, full = zip(*rows.values(), strict=True)

@@ -1,5 +1,6 @@
-"""What this process holds of the machine's memory, and files as cold as the system lets them be."""
+"""This process's resident memory, and files that are removed from the page cache."""
 
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -10,12 +11,13 @@ import psutil
 
 
 def resident_bytes() -> int:
-    """Bytes of memory that this process has in use now, mapped pages of files included."""
+    """Return this process's resident memory in bytes, including mapped pages of files."""
     return int(psutil.Process().memory_info().rss)
 
 
 def cost_of(work: Callable[[], Any]) -> tuple[Any, float, float]:
-    """What `work` returns, the seconds it took, and the megabytes that became resident by it."""
+    """Run `work`; return its result, its seconds, and the megabytes that became resident."""
+    gc.collect()  # or memory that is freed meanwhile would hide what `work` takes
     before, started = resident_bytes(), time.perf_counter()
     made = work()
     seconds = time.perf_counter() - started
@@ -23,9 +25,9 @@ def cost_of(work: Callable[[], Any]) -> tuple[Any, float, float]:
 
 
 def forget_pages(path: Path) -> bool:
-    """Ask the system to drop its own copy of a file, so that the disk is read again.
+    """Ask the system to drop a file from its page cache, so that the disk is read again.
 
-    Returns whether this system can be asked; pages that some process has mapped stay.
+    Returns whether this system supports the request; pages that a process has mapped stay.
     """
     if not hasattr(os, "posix_fadvise"):
         return False

@@ -1,4 +1,4 @@
-"""Checks of chapter 12: text that comes in tokens, shown character by whole character."""
+"""Checks of chapter 12: text that comes token by token, and stop strings."""
 
 from collections.abc import Collection, Sequence
 from itertools import pairwise
@@ -11,18 +11,19 @@ from minigen_course.grading.messages import expect, expect_equal
 from minigen_course.lab.texts import HARD_UNICODE
 
 SPECIAL = 999
+RESULTS = "the results of push, then of finish"
 
 
 def _decoder(
     part: Any, tokens: Sequence[bytes], skipped: Collection[int] = (), drop_space: bool = False
 ) -> Any:
-    """A decoder for which the ids 0, 1, 2, ... stand for these bytes."""
+    """Return a decoder whose ids 0, 1, 2, ... stand for these bytes."""
     known = dict(enumerate(tokens)) | {SPECIAL: b"<|end|>"}
     return part(known.__getitem__, skipped=skipped, drop_space=drop_space)
 
 
 def _pushed(part: Any, tokens: Sequence[bytes], drop_space: bool = False) -> list[str]:
-    """What each token gives, and at the end what `finish` gives."""
+    """Return what `push` returns for each token, then what `finish` returns."""
     decoder = _decoder(part, tokens, drop_space=drop_space)
     found = [decoder.push(token_id) for token_id in range(len(tokens))]
     return [*found, decoder.finish()]
@@ -36,61 +37,59 @@ def _cut(text: str, size: int) -> list[bytes]:
 def whole_characters_are_given_at_once(part: Any) -> None:
     """tokens of whole characters:"""
     tokens = [b"Why", b" is", b"", " 你好".encode(), b"?"]
-    expect_equal(
-        _pushed(part, tokens), ["Why", " is", "", " 你好", "?", ""], "what pushes and finish give"
-    )
+    expect_equal(_pushed(part, tokens), ["Why", " is", "", " 你好", "?", ""], RESULTS)
     found = _pushed(part, ["\ufffd".encode(), b"!"])
-    expect_equal(found, ["\ufffd", "!", ""], "for a token that really is U+FFFD, what they give")
+    expect_equal(found, ["\ufffd", "!", ""], f"for a token that is U+FFFD itself, {RESULTS}")
 
 
 def half_a_character_is_held_back(part: Any) -> None:
-    """characters that are cut between tokens:"""
+    """characters that are split between tokens:"""
     for tokens, right in (
         ([b"caf\xc3", b"\xa9!"], ["caf", "é!", ""]),
         ([b"\xe4", b"\xbd", b"\xa0"], ["", "", "你", ""]),
         ([b"\xf0\x9f", b"\x8d", b"\x8e."], ["", "", "🍎.", ""]),
         ([b"a\xe4\xbd", b"\xa0\xe5", b"\xa5\xbdb"], ["a", "你", "好b", ""]),
     ):
-        expect_equal(_pushed(part, tokens), right, f"for {tokens} what pushes and finish give")
+        expect_equal(_pushed(part, tokens), right, f"for {tokens}, {RESULTS}")
 
 
 def pieces_add_up_to_the_text(part: Any) -> None:
-    """hard Unicode, cut after every so many bytes:"""
+    """difficult Unicode, in tokens of 1, 2, 3 and 5 bytes:"""
     for text in HARD_UNICODE:
         for size in (1, 2, 3, 5):
             found = "".join(_pushed(part, _cut(text, size)))
-            expect_equal(found, text, f"cut into {size} bytes each, what was given in all")
+            expect_equal(found, text, f"in tokens of {size} bytes, the whole text")
 
 
 def broken_bytes_become_the_replacement_character(part: Any) -> None:
-    """bytes that are no UTF-8:"""
+    """bytes that are not valid UTF-8:"""
     for tokens, right in (
         ([b"a\xff", b"b"], ["a\ufffd", "b", ""]),
         ([b"\xe4\xbd", b"x"], ["", "\ufffdx", ""]),
         ([b"\xa0", b"\xc3\xa9"], ["\ufffd", "é", ""]),
     ):
-        expect_equal(_pushed(part, tokens), right, f"for {tokens} what pushes and finish give")
+        expect_equal(_pushed(part, tokens), right, f"for {tokens}, {RESULTS}")
 
 
 def finish_gives_what_stayed_incomplete(part: Any) -> None:
     """an answer that ends within a character:"""
     found = _pushed(part, [b"ok", b"\xf0\x9f", b"\x8d"])
-    expect_equal(found, ["ok", "", "", "\ufffd"], "what pushes and finish give")
+    expect_equal(found, ["ok", "", "", "\ufffd"], RESULTS)
 
 
-def skipped_ids_say_nothing_and_part_nothing(part: Any) -> None:
-    """a special token, even within a character:"""
+def skipped_ids_give_no_text(part: Any) -> None:
+    """a special token that is skipped, even within a character:"""
     decoder = _decoder(part, [b"\xe4\xbd", b"\xa0"], skipped={SPECIAL})
     found = [decoder.push(token_id) for token_id in (0, SPECIAL, 1, SPECIAL)]
-    expect_equal([*found, decoder.finish()], ["", "", "你", "", ""], "what pushes and finish give")
+    expect_equal([*found, decoder.finish()], ["", "", "你", "", ""], RESULTS)
     decoder = _decoder(part, [b"a"])
     expect_equal(
-        decoder.push(SPECIAL), "<|end|>", "what a special token gives that is not in `skipped`"
+        decoder.push(SPECIAL), "<|end|>", "the text of a special token that is not in `skipped`"
     )
 
 
 def one_leading_space_is_dropped_if_asked(part: Any) -> None:
-    """with drop_space the text's first space goes, once:"""
+    """drop_space, which removes one leading space of the text:"""
     for tokens, right in (
         ([b" I", b" am", b"  here"], ["I", " am", "  here", ""]),
         ([b"  I"], [" I", ""]),
@@ -99,49 +98,49 @@ def one_leading_space_is_dropped_if_asked(part: Any) -> None:
         ([b"\xe4\xbd", b"\xa0", b" a"], ["", "你", " a", ""]),
     ):
         found = _pushed(part, tokens, drop_space=True)
-        expect_equal(found, right, f"for {tokens} and drop_space what they give")
-    expect_equal(_pushed(part, [b" I"]), [" I", ""], "without drop_space what they give")
+        expect_equal(found, right, f"for {tokens} with drop_space, {RESULTS}")
+    expect_equal(_pushed(part, [b" I"]), [" I", ""], f"without drop_space, {RESULTS}")
 
 
 def two_decoders_do_not_share_what_they_hold(part: Any) -> None:
     """two answers that are streamed at the same time:"""
     one, two = (_decoder(part, [b"\xe4\xbd", b"\xa0", b"b"]) for _ in range(2))
     found = [one.push(0), two.push(2), one.push(1), two.finish()]
-    expect_equal(found, ["", "b", "你", ""], "what the two give in turn")
+    expect_equal(found, ["", "b", "你", ""], "the results of the two in turn")
 
 
 def _watched(part: Any, stops: Sequence[str], pieces: Sequence[str], include: bool = False) -> Any:
-    """What each piece lets through, then what `finish` does, then whether it stopped."""
+    """Return what `push` returns for each piece, then what `finish` returns, then `stopped`."""
     watcher = part(stops, include)
     found = [watcher.push(piece) for piece in pieces]
     return [*found, watcher.finish(), watcher.stopped]
 
 
-WHAT = "what pushes and finish give, and `stopped`"
+WHAT = f"{RESULTS}, then `stopped`"
 
 
 def _expect_watched(
     part: Any, stops: list[str], pieces: list[str], right: list[Any], include: bool = False
 ) -> None:
-    said = f"stops {stops}, text {pieces}{', include' if include else ''}: {WHAT}"
+    said = f"stops {stops}, text {pieces}{', include=True' if include else ''}: {WHAT}"
     expect_equal(_watched(part, stops, pieces, include), right, said)
 
 
 def text_without_a_stop_passes_at_once(part: Any) -> None:
-    """no stop string near:"""
+    """text without a stop string:"""
     _expect_watched(part, ["END"], ["one", " two", ""], ["one", " two", "", "", False])
     _expect_watched(part, [], ["one", "two"], ["one", "two", "", False])
 
 
 def text_ends_before_the_stop(part: Any) -> None:
-    """a stop string within a piece, and nothing after it:"""
+    """a stop string within a piece, which ends the text:"""
     _expect_watched(part, ["END"], ["one END two", "three"], ["one ", "", "", True])
     _expect_watched(part, ["END"], ["END"], ["", "", True])
     _expect_watched(part, ["\n"], ["one", "\ntwo"], ["one", "", "", True])
 
 
 def what_may_become_a_stop_is_held_back(part: Any) -> None:
-    """a stop string cut between pieces:"""
+    """a stop string that is split between pieces:"""
     _expect_watched(part, ["END"], ["oneE", "N", "D."], ["one", "", "", "", True])
     _expect_watched(part, ["END"], ["oneE", "N", "E."], ["one", "", "ENE.", "", False])
     _expect_watched(part, ["aab"], ["a", "aa", "b"], ["", "a", "", "", True])
@@ -155,7 +154,7 @@ def finish_gives_what_was_held(part: Any) -> None:
 
 
 def the_stop_that_is_complete_first_counts(part: Any) -> None:
-    """several stop strings, of which the first complete one ends the answer:"""
+    """several stop strings; the first one to be complete ends the answer:"""
     _expect_watched(part, ["abcd", "bc"], ["xabcd"], ["xa", "", True])
     _expect_watched(part, ["cd", "abcd"], ["xabcd"], ["x", "", True])
     _expect_watched(part, ["abcd", "cd"], ["xabcd"], ["x", "", True])
@@ -163,14 +162,14 @@ def the_stop_that_is_complete_first_counts(part: Any) -> None:
 
 
 def with_include_the_stop_is_shown_and_nothing_held(part: Any) -> None:
-    """include lets the stop string through too:"""
+    """include, which shows the stop string as well:"""
     _expect_watched(part, ["END"], ["oneE", "ND two"], ["oneE", "ND", "", True], include=True)
     _expect_watched(part, ["END"], ["one EN"], ["one EN", "", False], include=True)
     _expect_watched(part, ["END"], ["EN", "X", "END"], ["EN", "X", "END", "", True], include=True)
 
 
-def the_cutting_of_the_text_does_not_matter(part: Any) -> None:
-    """one text in pieces of every size:"""
+def the_size_of_the_pieces_does_not_matter(part: Any) -> None:
+    """one text in pieces of 1 to 8 characters:"""
     text = "a list\n- one\n- two\n\nUser: three"
     for stops in (["\n\n", "User:"], ["\n- two"], ["- t", "one\n- "], ["zzz"], ["e", "three"]):
         for include in (False, True):
@@ -179,9 +178,7 @@ def the_cutting_of_the_text_does_not_matter(part: Any) -> None:
                 marks = [*range(0, len(text), size), len(text)]
                 found = _watched(part, stops, [text[a:b] for a, b in pairwise(marks)], include)
                 said = f"stops {stops} in pieces of {size}: "
-                expect_equal(
-                    "".join(found[:-1]), "".join(whole[:-1]), said + "what was let through in all"
-                )
+                expect_equal("".join(found[:-1]), "".join(whole[:-1]), said + "the whole text")
                 expect_equal(found[-1], whole[-1], said + "`stopped`")
 
 
@@ -189,9 +186,9 @@ def two_watchers_do_not_share_what_they_hold(part: Any) -> None:
     """two answers that are streamed at the same time:"""
     one, two = part(["END"]), part(["END"])
     found = [one.push("E"), two.push("ND"), one.push("ND"), two.finish()]
-    expect_equal(found, ["", "ND", "", ""], "what the two give in turn")
+    expect_equal(found, ["", "ND", "", ""], "the results of the two in turn")
     expect(one.stopped is True, "the first should be stopped after END.")
-    expect(two.stopped is False, "the second should not be stopped: it never saw END.")
+    expect(two.stopped is False, "the second should not be stopped: its text has no END.")
 
 
 EXERCISES = (
@@ -204,23 +201,23 @@ EXERCISES = (
             pieces_add_up_to_the_text,
             broken_bytes_become_the_replacement_character,
             finish_gives_what_stayed_incomplete,
-            skipped_ids_say_nothing_and_part_nothing,
+            skipped_ids_give_no_text,
             one_leading_space_is_dropped_if_asked,
             two_decoders_do_not_share_what_they_hold,
         ),
         (
-            "Keep the bytes that are not yet a whole character, and put the next token's bytes "
-            "behind them.",
-            "The first byte of a character says how many it has: 0xxxxxxx one, 110xxxxx two, "
-            "1110xxxx three, 11110xxx four; 10xxxxxx continues.",
-            'codecs.getincrementaldecoder("utf-8")(errors="replace") makes an object that does '
-            "all of that: decode(data), and decode(b'', final=True) at the end.",
+            "Store the bytes that are not yet a whole character, and append the next token's bytes "
+            "to them.",
+            "The first byte of a character says how many bytes it has: 0xxxxxxx one, 110xxxxx two, "
+            "1110xxxx three, 11110xxx four. A byte 10xxxxxx continues a character.",
+            'codecs.getincrementaldecoder("utf-8")(errors="replace") returns an object that does '
+            "all of this: decode(data), and decode(b'', final=True) at the end.",
         ),
-        "Write a decoder for ids that come one at a time. `push(token_id)` returns the text that "
-        'this id completes, "" while a character is incomplete; `finish()` returns what is left, '
-        "as U+FFFD. Bytes that are no UTF-8 become U+FFFD at once. Ids in `skipped` say nothing. "
-        "With `drop_space` the first text loses one leading space. `token_bytes(token_id)` gives "
-        "an id's bytes.",
+        "Write a decoder for token ids that come one at a time. `token_bytes(token_id)` returns "
+        "the bytes of an id. `push(token_id)` returns the text that this id completes, and "
+        '"" while a character is incomplete. `finish()` returns an incomplete rest as U+FFFD. '
+        "Bytes that are not valid UTF-8 become U+FFFD at once. Ids in `skipped` give no text. With "
+        "`drop_space`, the text loses one leading space.",
         """from minigen import SamplingParams
 from minigen_course import load_model
 
@@ -228,8 +225,8 @@ llm = load_model()
 with using(12, StreamDecoder=mine):
     for piece in llm.stream("1. 🍎 2. 🍌 3.", SamplingParams(temperature=0, max_tokens=24)):
         print(piece, end="|")""",
-        "Characters that a reader sees as one may be several code points (a flag, an accent put on "
-        "a letter). Hold those back too. What can then no longer be shown at once?",
+        "One visible character may consist of several code points (a flag, a letter with an "
+        "accent). Hold these back, too. Which text can then no longer be shown at once?",
     ),
     Exercise(
         "StopWatcher",
@@ -241,20 +238,21 @@ with using(12, StreamDecoder=mine):
             finish_gives_what_was_held,
             the_stop_that_is_complete_first_counts,
             with_include_the_stop_is_shown_and_nothing_held,
-            the_cutting_of_the_text_does_not_matter,
+            the_size_of_the_pieces_does_not_matter,
             two_watchers_do_not_share_what_they_hold,
         ),
         (
-            "Hold back the longest end of the text with which some stop string begins; all before "
-            "it is certain.",
-            "Join what was held with what comes, and look for stop strings in that. The first to "
-            "be complete is the one whose end comes first; of equal ends take the longest.",
-            "With include, what was held has been shown already: cut that many letters off.",
+            "Hold back the longest suffix of the text that is a prefix of a stop string. All text "
+            "before it can be shown.",
+            "Join the held text and the new text, and search the result for stop strings. The one "
+            "that ends first is complete first; if two end at the same place, take the longer one.",
+            "With include, the held text has been shown already: cut off as many characters.",
         ),
-        "Write what stops an answer at a stop string. `push(text)` returns what may be shown now: "
-        "nothing that could still become part of a stop string, nothing from a complete one on. "
-        "`stopped` says whether one came; `finish()` returns what was held. With `include` the "
-        "stop string is shown too, and nothing needs to be held.",
+        "Write a watcher that ends an answer at a stop string. `push(text)` returns the text that "
+        "can be shown now: it holds back text that could still become a stop string, and shows "
+        "only the text before a complete stop string. `stopped` says whether a stop string was "
+        "found. `finish()` returns the text that is still held. With `include`, the stop string "
+        "is shown as well, so nothing needs to be held.",
         """from minigen import SamplingParams
 from minigen_course import load_model
 
@@ -262,7 +260,7 @@ llm = load_model()
 with using(12, StopWatcher=mine):
     params = SamplingParams(temperature=0, stop=["10"], max_tokens=40)
     print(llm.generate("1, 2, 3, 4, 5, 6,", params).text)""",
-        "With a thousand stop strings, how do you avoid looking for each of them in every piece? "
+        "With a thousand stop strings, how do you avoid searching for each of them in every piece? "
         "Aho and Corasick (1975) have an answer.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Tokens as coloured boxes with their ids and bytes, merging step by step, and what merges buy."""
+"""Figures of tokens: coloured boxes with ids and bytes, merges step by step, compression."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,22 +15,22 @@ from minigen_course.figures.style import CYCLE, INK, QUIET, figure, printable, t
 
 Pair = tuple[bytes, bytes]
 
-_ACROSS = 96  # letters in a row of boxes
+_ACROSS = 96  # characters in a row of boxes
 _MOST = 220  # boxes that one figure can show
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Pieces of a text after so many merges; `joined` is what the last of them made."""
+    """Pieces of a text after a number of merges; `joined` is the result of the last one."""
 
     pieces: tuple[bytes, ...]
     joined: bytes | None
 
 
 def merge_stages(words: Sequence[bytes], ranks: Mapping[Pair, int]) -> list[Stage]:
-    """A text's pieces before any merge and after each, the merge of the lowest rank first.
+    """Return a text's pieces before any merge and after each one, lowest rank first.
 
-    Pairs are joined within a word only, all that are equal at once.
+    Pairs are joined within a word only, all equal pairs at once.
     """
     parts = [[bytes([byte]) for byte in word] for word in words]
     stages = [Stage(_flat(parts), None)]
@@ -58,7 +58,7 @@ def _joined(parts: list[bytes], pair: Pair) -> list[bytes]:
 
 
 def label(piece: bytes) -> str:
-    """A token as text; in hexadecimal if it is no whole text, or one that has no glyphs here."""
+    """Return a token as text; in hexadecimal if it is no whole text or has no glyph here."""
     try:
         text = piece.decode()
     except UnicodeDecodeError:
@@ -85,14 +85,14 @@ def strip(
     special: Collection[int] = (),
     show_bytes: bool = False,
 ) -> Figure:
-    """Tokens in boxes as they follow each other, wrapped into rows, with ids and bytes beneath.
+    """Draw tokens as boxes in order, wrapped into rows, with ids and bytes beneath.
 
-    Ids in `special` are drawn dark. Raises `ValueError` for nothing, or for more than can be read.
+    Ids in `special` are dark. Raises `ValueError` for no token, or for more than can be read.
     """
     if not pieces:
         raise ValueError("There is no token to show; write a text.")
     if len(pieces) > _MOST:
-        raise ValueError(f"{len(pieces)} tokens are more than can be read here; at most {_MOST}.")
+        raise ValueError(f"{len(pieces)} tokens are more than can be read; give at most {_MOST}.")
     notes = [[str(each)] for each in ids] or [[] for _ in pieces]
     if show_bytes:
         notes = [[*note, _hex(piece)] for note, piece in zip(notes, pieces, strict=True)]
@@ -118,7 +118,7 @@ def strip(
 
 
 def _places(widths: Sequence[float]) -> tuple[list[tuple[int, float]], int]:
-    """(row, left end) of boxes of these widths, and the number of rows."""
+    """Return (row, left end) of boxes of these widths, and the number of rows."""
     places, row, left = [], 0, 0.0
     for width in widths:
         if left and left + width > _ACROSS:
@@ -158,9 +158,9 @@ def _write(axes: Axes, x: float, y: float, text: str, colour: str, size: float) 
 
 
 def merging(stages: Sequence[Stage], step: int, shown: int = 12) -> Figure:
-    """The pieces of a short text after each merge up to `step`, at most `shown` of them.
+    """Draw the pieces of a short text after each merge up to `step`, at most `shown` rows.
 
-    What a merge has just made is framed. Raises `ValueError` for a text too long for one row.
+    The result of a row's merge is dark. Raises `ValueError` for a text too long for one row.
     """
     widths = [len(label(piece)) + 0.4 for piece in stages[0].pieces]
     if not widths or sum(widths) > _ACROSS:
@@ -185,7 +185,7 @@ def merging(stages: Sequence[Stage], step: int, shown: int = 12) -> Figure:
 
 
 def compression(curves: Mapping[str, Mapping[int, float]]) -> Figure:
-    """Bytes that a token stands for, over the number of merges, a line for each text."""
+    """Draw the bytes per token over the number of merges, one line per text."""
     made, axes = figure(8, 3)
     for name, curve in curves.items():
         axes.plot(list(curve), list(curve.values()), label=name, linewidth=2, marker="o")

@@ -1,4 +1,4 @@
-"""Checks of chapter 13: the norm, the rotation and the gate, each in a few numbers."""
+"""Checks of chapter 13: RMSNorm, the rotary embedding and SwiGLU, each on a few numbers."""
 
 from collections.abc import Callable
 
@@ -19,19 +19,19 @@ def _random(*shape: int, seed: int = 13) -> Tensor:
 
 
 def _called(part: Callable[..., Tensor], *given: Tensor | float) -> Tensor:
-    """What the part returns, if that is a tensor and its arguments are as they were."""
+    """Return the part's result; expect it to be a tensor, and the arguments to be unchanged."""
     before = [each.clone() if isinstance(each, Tensor) else each for each in given]
     found = part(*given)
     expect(isinstance(found, Tensor), f"returned {type(found).__name__}; return a tensor.")
     for number, (now, then) in enumerate(zip(given, before, strict=True), 1):
         if isinstance(now, Tensor) and isinstance(then, Tensor):
-            message = f"changed its argument number {number}; return a new tensor."
+            message = f"changed argument {number}; return a new tensor."
             expect(torch.equal(now, then), message)
     return found
 
 
 def _expect_type(found: Tensor, dtype: torch.dtype) -> None:
-    expect_equal(str(found.dtype), str(dtype), "the type of what you return")
+    expect_equal(str(found.dtype), str(dtype), "the dtype of the result")
 
 
 ROWS = ("row", "number")
@@ -44,22 +44,22 @@ def a_row_is_divided_by_its_root_mean_square(part: RmsNorm) -> None:
 
 
 def every_row_has_its_own_size(part: RmsNorm) -> None:
-    """rows of different sizes, on one axis and on two:"""
+    """rows of different sizes, in a matrix and in a stack of two:"""
     x = torch.tensor([[1.0, 1.0, 7.0, 7.0], [2.0, 2.0, 14.0, -14.0], [0.3, 0.3, 0.3, 0.3]])
     right = torch.tensor([[0.2, 0.2, 1.4, 1.4], [0.2, 0.2, 1.4, -1.4], [1.0, 1.0, 1.0, 1.0]])
     expect_close(_called(part, x, torch.ones(4), 0.0), right, "the rows", ROWS)
     deep = _called(part, torch.stack([x, 3 * x]), torch.ones(4), 0.0)
-    expect_close(deep, torch.stack([right, right]), "two times three rows", ("block", *ROWS))
+    expect_close(deep, torch.stack([right, right]), "the rows of the stack", ("block", *ROWS))
 
 
 def the_mean_stays(part: RmsNorm) -> None:
-    """no mean is subtracted, as a LayerNorm would do:"""
+    """the mean is not subtracted, unlike in LayerNorm:"""
     found = _called(part, torch.full((1, 4), 5.0), torch.ones(4), 0.0)
-    expect_close(found, torch.ones(1, 4), "of the row 5, 5, 5, 5", ROWS)
+    expect_close(found, torch.ones(1, 4), "the row 5, 5, 5, 5", ROWS)
 
 
 def the_weight_scales_each_number(part: RmsNorm) -> None:
-    """a weight of its own for each number of a row:"""
+    """a different weight for each number of a row:"""
     x = torch.tensor([[1.0, 1.0, 7.0, 7.0], [7.0, 7.0, 1.0, 1.0]])
     found = _called(part, x, torch.tensor([1.0, 2.0, 3.0, -1.0]), 0.0)
     right = torch.tensor([[0.2, 0.4, 4.2, -1.4], [1.4, 2.8, 0.6, -0.2]])
@@ -67,16 +67,19 @@ def the_weight_scales_each_number(part: RmsNorm) -> None:
 
 
 def eps_is_added_to_the_mean_square(part: RmsNorm) -> None:
-    """eps stands under the root, beside the mean square, and keeps zeros from being divided:"""
+    """eps is added to the mean square under the root, and prevents 0 / 0:"""
     found = _called(part, torch.tensor([[0.3, -0.3, 0.3, 0.3]]), torch.ones(4), 0.16)
     expect_close(found, torch.tensor([[0.6, -0.6, 0.6, 0.6]]), "with eps = 0.16", ROWS)
     expect_close(
-        _called(part, torch.zeros(1, 4), torch.ones(4), 1e-5), torch.zeros(1, 4), "of zeros", ROWS
+        _called(part, torch.zeros(1, 4), torch.ones(4), 1e-5),
+        torch.zeros(1, 4),
+        "a row of zeros",
+        ROWS,
     )
 
 
 def squares_do_not_overflow_in_sixteen_bits(part: RmsNorm) -> None:
-    """numbers in float16 whose squares are too large for it:"""
+    """float16 numbers whose squares overflow in float16:"""
     x = torch.tensor([[1000.0, 1000.0, 7000.0, -7000.0]], dtype=torch.float16)
     found = _called(part, x, torch.ones(4, dtype=torch.float16), 1e-5)
     _expect_type(found, torch.float16)
@@ -98,17 +101,17 @@ def at_position_0_nothing_turns(part: Rotate) -> None:
 
 
 def a_quarter_turn_swaps_a_pair(part: Rotate) -> None:
-    """the head 1, 2, 3, 4, with only the first pair turned, by 90 degrees:"""
+    """the head 1, 2, 3, 4, of which only the first pair is rotated, by 90 degrees:"""
     x = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]])
     cos, sin = torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]])
     found = _called(part, x, cos, sin)
     neighbours = found.shape == x.shape and torch.allclose(
         found, apply_rotary_interleaved(x, cos, sin)
     )
-    message = "paired the neighbours 2i and 2i + 1; number i should turn with i + head_dim/2."
+    message = "paired the neighbours 2i and 2i + 1; number i should pair with i + head_dim/2."
     expect(not neighbours, message)
     right = torch.tensor([[[-3.0, 2.0, 1.0, 4.0]]])
-    expect_close(found, right, "the head (a point (1, 3) turns into (-3, 1))", HEADS)
+    expect_close(found, right, "the head (the point (1, 3) becomes (-3, 1))", HEADS)
 
 
 def every_pair_and_token_has_its_own_angle(part: Rotate) -> None:
@@ -122,7 +125,7 @@ def every_pair_and_token_has_its_own_angle(part: Rotate) -> None:
 
 
 def sixteen_bits_are_turned_in_float32(part: Rotate) -> None:
-    """heads in bfloat16 are turned in float32, rounded once, and bfloat16 again:"""
+    """heads in bfloat16, rotated in float32 and rounded once at the end:"""
     x, angles = _random(40, 2, 64).bfloat16(), _random(40, 32, seed=15)
     found = _rotated(part, x, angles)
     _expect_type(found, torch.bfloat16)
@@ -130,7 +133,7 @@ def sixteen_bits_are_turned_in_float32(part: Rotate) -> None:
     expect_close(found, right, "the heads", HEADS, tolerance=5e-3)
     error = float((found.float() - right).abs().mean())
     expect(
-        error < 0.0017, "rounded between the steps; the sums should be rounded once, at the end."
+        error < 0.0017, "rounded between the steps; the result should be rounded once, at the end."
     )
 
 
@@ -145,18 +148,18 @@ UNITS = ("token", "unit")
 def a_gate_of_0_lets_nothing_through(part: Swiglu) -> None:
     """gates of 0:"""
     found = _called(part, torch.zeros(1, 3), torch.tensor([[1.0, -2.0, 3.0]]))
-    expect_close(found, torch.zeros(1, 3), "what passes", UNITS)
+    expect_close(found, torch.zeros(1, 3), "the result", UNITS)
 
 
 def an_open_gate_lets_gate_times_up_through(part: Swiglu) -> None:
     """gates far above 0, where the sigmoid is 1, and far below, where it is 0:"""
     gate = torch.tensor([[20.0, 200.0, -200.0, -20.0]])
     found = _called(part, gate, torch.tensor([[3.0, -2.0, 5.0, 7.0]]))
-    expect_close(found, torch.tensor([[60.0, -400.0, 0.0, 0.0]]), "what passes", UNITS)
+    expect_close(found, torch.tensor([[60.0, -400.0, 0.0, 0.0]]), "the result", UNITS)
 
 
 def between_them_silu_decides(part: Swiglu) -> None:
-    """gates near 0, of several tokens:"""
+    """gates near 0, for several tokens:"""
     gate, up = _random(4, 6), _random(4, 6, seed=14)
     right = gate.double() / (1 + (-gate.double()).exp()) * up.double()
     expect_close(_called(part, gate, up), right, "gate x sigmoid(gate) x up", UNITS)
@@ -168,7 +171,7 @@ def gates_keep_their_type(part: Swiglu) -> None:
     found = _called(part, gate, up)
     _expect_type(found, torch.bfloat16)
     right = gate.double().sigmoid() * gate.double() * up.double()
-    expect_close(found, right, "what passes", UNITS, tolerance=3e-2)
+    expect_close(found, right, "the result", UNITS, tolerance=3e-2)
 
 
 _USE = """from minigen import SamplingParams
@@ -191,16 +194,16 @@ EXERCISES = (
             squares_do_not_overflow_in_sixteen_bits,
         ),
         (
-            "Root, mean, square: the name read from its end says what to do first.",
-            "mean(dim=-1, keepdim=True) leaves an axis of length 1, by which a row can be divided.",
-            "Take x.float() first, and give back `.to(x.dtype)`: 1000 squared is no float16.",
+            "Read the name from its end: square first, then the mean, then the root.",
+            "mean(dim=-1, keepdim=True) keeps an axis of length 1, which broadcasts over the row.",
+            "Start from x.float(), and return `.to(x.dtype)`: 1000 squared overflows in float16.",
         ),
-        "Write RMSNorm: each row (the last axis) is divided by the root of its mean square, to "
-        "which `eps` was added, then scaled by `weight`. Compute in float32, whatever the type "
-        "of `x`, and return that type.",
+        "Write RMSNorm: divide each row (the last axis) by sqrt(mean square + `eps`), then "
+        "multiply it by `weight`. Compute in float32, whatever the dtype of `x`, and return the "
+        "dtype of `x`.",
         _USE.format(name="rms_norm"),
-        "The backward pass: given the gradient of the result, what is that of `x`? Compare with "
-        "autograd.",
+        "Write the backward pass: given the gradient of the result, what is the gradient of `x`? "
+        "Compare with autograd.",
     ),
     Exercise(
         "apply_rotary",
@@ -212,17 +215,18 @@ EXERCISES = (
             sixteen_bits_are_turned_in_float32,
         ),
         (
-            "A point (a, b) turned by an angle is (a cos - b sin, b cos + a sin).",
-            "x.chunk(2, dim=-1) gives all a and all b; cos and sin lack the axis of the heads.",
-            "cos.unsqueeze(-2) has the axis; torch.cat([...], dim=-1) puts the halves together, "
-            "and .to(x.dtype) gives the type back.",
+            "A point (a, b), rotated by an angle, becomes (a cos - b sin, b cos + a sin).",
+            "x.chunk(2, dim=-1) returns all a and all b; cos and sin lack the axis of the heads.",
+            "cos.unsqueeze(-2) adds this axis; torch.cat([...], dim=-1) joins the halves, and "
+            ".to(x.dtype) restores the dtype.",
         ),
-        "Write the rotary embedding: number i of a head and number i + head_dim/2 are a point in "
-        "a plane, which turns by the angle whose cosine and sine are given for its token and "
-        "pair. All heads of a token turn alike. Compute in float32, and return the type of `x`.",
+        "Write the rotary embedding. Numbers i and i + head_dim/2 of a head are the coordinates "
+        "of a point. Rotate this point by the angle whose cosine and sine are given for its token "
+        "and pair. All heads of a token use the same angles. Compute in float32, and return the "
+        "dtype of `x`.",
         _USE.format(name="apply_rotary"),
-        "Rotate only the first quarter of each head's numbers and let the others be, as "
-        "GPT-NeoX-20B does. Which of them pair up then?",
+        "Rotate only the first quarter of each head's numbers and leave the others unchanged, as "
+        "GPT-NeoX-20B does. Which numbers form pairs then?",
     ),
     Exercise(
         "swiglu",
@@ -235,12 +239,12 @@ EXERCISES = (
         ),
         (
             "SiLU(z) = z x sigmoid(z); only the gate goes through it.",
-            "exp of 200 is infinite in float32, and infinity over infinity is nan; torch.sigmoid "
-            "knows how to avoid it.",
+            "exp of 200 is infinite in float32, and infinity / infinity is nan; torch.sigmoid "
+            "avoids this.",
         ),
-        "Write SwiGLU's middle: SiLU of `gate`, times `up`, number by number. It must hold for "
-        "gates of any size.",
+        "Write the middle of SwiGLU: SiLU of `gate`, times `up`, element by element. It must be "
+        "correct for gates of any size.",
         _USE.format(name="swiglu"),
-        "Write it so that no tensor but the result is made: which of torch's functions take `out`?",
+        "Allocate no tensor except the result. Which of torch's functions take `out`?",
     ),
 )

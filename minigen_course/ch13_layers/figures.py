@@ -1,4 +1,4 @@
-"""Position as rotation: pairs that turn, the score that only distance changes, and its reach."""
+"""Figures of layers: rotation by position, scores by distance, sizes of states, and gates."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ Frequencies = Float[Tensor, " half"]
 def turned(
     vector: Vector, frequencies: Frequencies, positions: Sequence[int]
 ) -> Float[Tensor, "positions head_dim"]:
-    """One query or key as it would be at each of the positions."""
+    """Return one query or key, rotated to each of the positions."""
     cos, sin = rotary_tables(frequencies, torch.tensor(positions))
     return apply_rotary(vector.expand(len(positions), 1, -1), cos, sin)[:, 0]
 
@@ -39,7 +39,7 @@ def turned(
 def scores(
     q: Vector, k: Vector, frequencies: Frequencies, query_at: Sequence[int], key_at: Sequence[int]
 ) -> Float[Tensor, " positions"]:
-    """The scaled products of a query and a key, each at its positions, one by one."""
+    """Return the scaled dot products of a query and a key, one per pair of positions."""
     products = turned(q, frequencies, query_at) * turned(k, frequencies, key_at)
     return products.sum(-1) / math.sqrt(len(q))
 
@@ -47,7 +47,7 @@ def scores(
 def turning(
     vector: Vector, frequencies: Frequencies, pairs: Sequence[int], num_positions: int = 33
 ) -> Figure:
-    """Some pairs of a query or key as points that turn with the position, a colour for each."""
+    """Draw some pairs of a query or key as points that rotate with the (coloured) position."""
     made, axes = figure(9, 2.9, ncols=len(pairs), squeeze=False)
     points = turned(vector, frequencies, range(num_positions))
     half = len(vector) // 2
@@ -69,7 +69,7 @@ def by_distance(
     starts: Sequence[int] = (0, 100, 5000),
     farthest: int = 128,
 ) -> Figure:
-    """The score of one query and one key against their distance, for several places of the key."""
+    """Draw the score of a query and a key against their distance, for several key positions."""
     made, axes = figure(8, 3)
     looks = zip(starts, (9.0, 5.0, 2.0), (FAINT, BLUE, ORANGE), strict=True)
     for start, width, colour in looks:
@@ -85,7 +85,7 @@ def by_distance(
 def two_tokens(
     q: Vector, k: Vector, frequencies: Frequencies, *, query_at: int, key_at: int, pair: int
 ) -> Figure:
-    """One pair of a query and a key at two positions, and the whole score at their distance."""
+    """Draw one pair of a query and a key at two positions, and the score at their distance."""
     if not 0 <= pair < len(frequencies):
         raise ValueError(f"There are {len(frequencies)} pairs: 0 to {len(frequencies) - 1}.")
     if key_at < 0 or query_at < key_at:
@@ -117,7 +117,7 @@ def two_tokens(
 
 
 def _ring(axes: object, radius: float) -> None:
-    """A circle, and axes of which only that is to be seen."""
+    """Draw a circle, and hide the axes."""
     angles = torch.linspace(0, 2 * math.pi, 200)
     axes.plot(  # type: ignore[attr-defined]
         radius * angles.cos(), radius * angles.sin(), color=FAINT, linewidth=1, zorder=0
@@ -129,7 +129,7 @@ def _ring(axes: object, radius: float) -> None:
 def found_likely(
     tokens: Sequence[str], rows: Mapping[str, Float[Tensor, " tokens"]], shown: int = 48
 ) -> Figure:
-    """How likely each right next token was found, a line for each way of computing it."""
+    """Draw the probability of each correct next token, one line per way of computing it."""
     made, axes = figure(10, 3.2)
     for (name, probabilities), mark in zip(rows.items(), "os^D", strict=False):
         axes.plot(probabilities[:shown], f"{mark}-", label=name, markersize=5, linewidth=1.2)
@@ -142,7 +142,7 @@ def found_likely(
 
 
 def sizes(states: Float[Tensor, "states tokens hidden"]) -> Figure:
-    """How large hidden states become from layer to layer, and where a float16 square ends."""
+    """Draw the sizes of hidden states by layer, and where their squares overflow in float16."""
     made, axes = figure(8, 3)
     axes.plot(states.abs().amax((1, 2)), "o-", color=ORANGE, markersize=4)
     axes.plot(states.square().mean(-1).sqrt().median(-1).values, "s-", color=BLUE, markersize=4)
@@ -159,7 +159,7 @@ def sizes(states: Float[Tensor, "states tokens hidden"]) -> Figure:
 
 
 def gates(gate: Float[Tensor, "tokens ffn"]) -> Figure:
-    """SiLU beside ReLU, and where a real layer's gates stand on it."""
+    """Draw SiLU beside ReLU, and a histogram of a real layer's gates."""
     made, (curve, bars) = figure(9, 2.9, ncols=2)
     x = torch.linspace(-6, 6, 200)
     curve.plot(x, torch.relu(x), color=AMBER, linewidth=2, linestyle="--", label="ReLU")
@@ -178,7 +178,7 @@ def gates(gate: Float[Tensor, "tokens ffn"]) -> Figure:
 def reach(
     gaps: Sequence[int], curves: Mapping[str, Sequence[float]], trained: int, unhelped: float
 ) -> Figure:
-    """Perplexity of a text read again after a gap, against the gap, for several rotations.
+    """Draw the perplexity of a text that is read again after a gap, for several rotations.
 
     `unhelped` is its perplexity when it is read for the first time.
     """

@@ -1,4 +1,4 @@
-"""What heads look at: their weights on a sentence, masks, shared keys, and where exp overflows."""
+"""Figures of attention: weights on a sentence, masks, shared KV heads, overflow of exp."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ MOST_TOKENS = 40
 
 
 def head_map(weights: Weights, tokens: Sequence[str], said: str) -> Figure:
-    """One head's weights: a row for each token that looks, a column for each that is looked at.
+    """Draw one head's weights: a row for each query's token, a column for each key's token.
 
     Raises `ValueError` for fewer than two tokens, or for more than can be read.
     """
@@ -47,7 +47,7 @@ def head_map(weights: Weights, tokens: Sequence[str], said: str) -> Figure:
 
 
 def head_maps(heads: Mapping[str, Weights], tokens: Sequence[str]) -> Figure:
-    """Several heads' weights side by side, each under its own name."""
+    """Draw several heads' weights side by side, each under its name."""
     made, axes = figure(10, 3.5, ncols=len(heads), squeeze=False)
     for panel, (name, weights) in zip(axes[0], heads.items(), strict=True):
         _heat(panel, weights, tokens, size=7)
@@ -58,7 +58,7 @@ def head_maps(heads: Mapping[str, Weights], tokens: Sequence[str]) -> Figure:
 
 
 def _heat(axes: Axes, weights: Weights, tokens: Sequence[str], size: float) -> AxesImage:
-    """The weights on one axes; what no query may see stays white."""
+    """Draw weights on one axes; masked places stay white."""
     later = torch.ones_like(weights).triu(1).bool()
     shown = weights.masked_fill(later, math.nan).numpy()
     drawn = axes.imshow(shown, cmap=HEAT, vmin=0, vmax=1)
@@ -70,7 +70,7 @@ def _heat(axes: Axes, weights: Weights, tokens: Sequence[str], size: float) -> A
 
 
 def masks(cases: Mapping[str, Bool[Tensor, "queries keys"]]) -> Figure:
-    """Masks side by side: blue where a query may look at a key."""
+    """Draw masks side by side: blue where a query may attend to a key."""
     made, axes = figure(9, 2.9, ncols=len(cases), squeeze=False)
     for panel, (name, mask) in zip(axes[0], cases.items(), strict=True):
         num_queries, num_keys = mask.shape
@@ -93,7 +93,7 @@ def masks(cases: Mapping[str, Bool[Tensor, "queries keys"]]) -> Figure:
 
 
 def sharing(cases: Mapping[str, tuple[int, int]]) -> Figure:
-    """Which query heads look through which key and value head, for (q_heads, kv_heads)."""
+    """Draw which query heads use which KV head, for (q_heads, kv_heads)."""
     made, axes = figure(9, 1.8, ncols=len(cases), squeeze=False)
     for panel, (name, (q_heads, kv_heads)) in zip(axes[0], cases.items(), strict=True):
         group = q_heads // kv_heads
@@ -110,7 +110,7 @@ def sharing(cases: Mapping[str, tuple[int, int]]) -> Figure:
 
 
 def kv_bars(models: Mapping[str, Mapping[str, int]]) -> Figure:
-    """Bytes of keys and values a token, for each model under several numbers of KV heads."""
+    """Draw the KV cache's bytes per token, for each model with several numbers of KV heads."""
     made, axes = figure(8, 2.9)
     kinds = list(next(iter(models.values())))
     for number, (kind, colour) in enumerate(zip(kinds, (FAINT, BLUE, ORANGE), strict=False)):
@@ -129,7 +129,7 @@ def kv_bars(models: Mapping[str, Mapping[str, int]]) -> Figure:
 
 
 def overflow(scores: Float[Tensor, " rows"], head_dim: int) -> Figure:
-    """Each row's largest score as it is and before its division, and where exp is infinite."""
+    """Draw each row's largest score after and before the division, and where exp is infinite."""
     made, axes = figure(8, 2.9)
     raw = scores * math.sqrt(head_dim)
     bins = torch.linspace(-20, 125, 146).tolist()

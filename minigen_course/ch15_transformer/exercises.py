@@ -1,4 +1,4 @@
-"""Checks of chapter 15: the heads of one layer, and the whole step of one layer."""
+"""Checks of chapter 15: the heads of one layer, and the forward pass of one layer."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +29,7 @@ ROWS = ("token", "dimension")
 
 
 def _silent(layer: Layer, name: str) -> Layer:
-    """The layer with one product that gives zeros."""
+    """Return the layer with one product that returns zeros."""
     product: Any = getattr(layer, name)
     changed: dict[str, Any] = {
         name: Product(torch.zeros_like(product.matrix), product.parts),
@@ -46,7 +46,7 @@ def _rotation(num_tokens: int = 5) -> tuple[Tensor, Tensor]:
 
 
 def _run(part: RunLayer, layer: Layer, num_tokens: int = 5) -> tuple[Tensor, list[Any]]:
-    """What a part makes of x, and the (q, k, v) that it gave to attention."""
+    """Return the part's result, and the (q, k, v) that it passed to attention."""
     given: list[Any] = []
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -56,19 +56,19 @@ def _run(part: RunLayer, layer: Layer, num_tokens: int = 5) -> tuple[Tensor, lis
     x = _x(num_tokens)
     before = x.clone()
     found = part(layer, x, _rotation(num_tokens), attend, HEAD_DIM, EPS)
-    expect(torch.equal(x, before), "x was changed; it must stay, so return a new tensor.")
+    expect(torch.equal(x, before), "changed x; return a new tensor.")
     expect(isinstance(found, Tensor), f"returned {type(found).__name__}; return a tensor.")
-    expect_equal(list(found.shape), [num_tokens, HIDDEN], "the shape of what you return")
-    expect_equal(len(given), 1, "how often attend is called")
+    expect_equal(list(found.shape), [num_tokens, HIDDEN], "the shape of the result")
+    expect_equal(len(given), 1, "the number of calls of attend")
     return found, given
 
 
 def _expect(found: Any, right: Tensor, what: str, axes: Any, **mistakes: Tensor) -> None:
-    """`expect_close`, but what equals a well-known mistake's outcome is told that mistake."""
+    """Do as `expect_close` does, but name a well-known mistake that gives the same result."""
     for mistake, made in mistakes.items():
         if isinstance(found, Tensor) and found.shape == made.shape and found.allclose(made):
-            told = mistake.replace("_", " ")
-            raise Wrong(f"{what}: this is what comes of it if {told}; that should not be.")
+            cause = mistake.replace("_", " ")
+            raise Wrong(f"{what} is as if {cause}; it should be different.")
     expect_close(found, right, what, axes)
 
 
@@ -78,13 +78,13 @@ def _feed_forward(layer: Layer, x: Tensor) -> Tensor:
 
 
 def where_both_halves_give_nothing_x_is_left(part: RunLayer) -> None:
-    """attention's output and the feed-forward's are zeros here, so x goes through:"""
+    """attention's output and the feed-forward's are zeros here, so x is the result:"""
     layer = _silent(_silent(random_layer(), "out"), "down")
-    expect_close(_run(part, layer)[0], _x(), "what you return", ROWS)
+    expect_close(_run(part, layer)[0], _x(), "the result", ROWS)
 
 
 def attention_gets_normalised_rotated_heads(part: RunLayer) -> None:
-    """what attend is given:"""
+    """the arguments of attend:"""
     layer = random_layer()
     (found,), (right,) = _run(part, layer)[1], _run(run_layer, layer)[1]
     variants = {
@@ -105,13 +105,13 @@ def attention_gets_normalised_rotated_heads(part: RunLayer) -> None:
 
 
 def attention_adds_to_x(part: RunLayer) -> None:
-    """the feed-forward gives zeros here, so x and attention's output are added:"""
+    """the feed-forward returns zeros here, so x and attention's output are added:"""
     layer = _silent(random_layer(), "down")
     right = _run(run_layer, layer)[0]
     _expect(
         _run(part, layer)[0],
         right,
-        "what you return",
+        "the result",
         ROWS,
         attention_is_not_added=_x(),
         x_is_not_added=right - _x(),
@@ -119,14 +119,14 @@ def attention_adds_to_x(part: RunLayer) -> None:
 
 
 def the_feed_forward_adds_to_x(part: RunLayer) -> None:
-    """attention gives zeros here, so x and the feed-forward's output are added:"""
+    """attention returns zeros here, so x and the feed-forward's output are added:"""
     layer, x = _silent(random_layer(), "out"), _x()
     ready = rms_norm(x, layer.ffn_norm, EPS)
     gate, up = layer.gate_up(ready).split(layer.gate_up.parts, dim=-1)
     _expect(
         _run(part, layer)[0],
         _run(run_layer, layer)[0],
-        "what you return",
+        "the result",
         ROWS,
         gate_and_up_are_exchanged=x + layer.down(swiglu(up, gate)),
         the_gate_has_no_SiLU=x + layer.down(gate * up),
@@ -136,7 +136,7 @@ def the_feed_forward_adds_to_x(part: RunLayer) -> None:
 
 
 def the_feed_forward_reads_what_attention_added(part: RunLayer) -> None:
-    """both halves at work:"""
+    """attention and feed-forward together:"""
     layer = random_layer()
     for num_tokens in (5, 1):
         right, x = _run(run_layer, layer, num_tokens)[0], _x(num_tokens)
@@ -145,22 +145,22 @@ def the_feed_forward_reads_what_attention_added(part: RunLayer) -> None:
         _expect(
             _run(part, layer, num_tokens)[0],
             right,
-            "what you return",
+            "the result",
             ROWS,
             the_feed_forward_reads_x_without_attention=old,
         )
 
 
 def a_layer_with_norms_for_queries_and_keys_runs_too(part: RunLayer) -> None:
-    """a layer as Qwen3 has it, with norms for queries and keys:"""
+    """a layer with norms for queries and keys, as in Qwen3:"""
     layer = random_layer(head_norms=True)
-    expect_close(_run(part, layer)[0], _run(run_layer, layer)[0], "what you return", ROWS)
+    expect_close(_run(part, layer)[0], _run(run_layer, layer)[0], "the result", ROWS)
 
 
 def _projected(part: ProjectQKV, layer: Layer) -> list[Tensor]:
     found = part(layer, _x(), _rotation(), HEAD_DIM, EPS)
     expect(isinstance(found, tuple | list), "should return three tensors: q, k, v.")
-    expect_equal(len(found), 3, "the number of tensors that you return")
+    expect_equal(len(found), 3, "the number of returned tensors")
     return list(found)
 
 
@@ -180,24 +180,24 @@ def _compare(part: ProjectQKV, layer: Layer, which: str) -> None:
 
 
 def each_part_has_its_own_heads(part: ProjectQKV) -> None:
-    """four query heads and two key and value heads, of six numbers each:"""
+    """four query heads and two KV heads, of six numbers each:"""
     for name, found, heads in zip("qkv", _projected(part, random_layer()), (4, 2, 2), strict=True):
         expect(isinstance(found, Tensor), f"{name} should be a tensor.")
         expect_equal(list(found.shape), [5, heads, HEAD_DIM], f"the shape of {name}")
 
 
 def values_are_not_rotated(part: ProjectQKV) -> None:
-    """values are taken as they come out of the product:"""
+    """values, which stay as the product returns them:"""
     _compare(part, random_layer(), "v")
 
 
 def queries_and_keys_are_rotated_by_position(part: ProjectQKV) -> None:
-    """queries and keys are rotated:"""
+    """queries and keys, which are rotated:"""
     _compare(part, random_layer(), "qk")
 
 
 def norms_act_on_each_head_before_the_rotation(part: ProjectQKV) -> None:
-    """a layer as Qwen3 has it, with norms for queries and keys:"""
+    """a layer with norms for queries and keys, as in Qwen3:"""
     _compare(part, random_layer(head_norms=True), "qkv")
 
 
@@ -222,19 +222,21 @@ EXERCISES = (
             a_layer_with_norms_for_queries_and_keys_runs_too,
         ),
         (
-            "Twice the same: normalise x, compute something of it, add that to the x before the "
-            "norm. The second half begins with what the first half added.",
-            "attend gives [tokens, q_heads, head_dim]; layer.out wants [tokens, q_heads x "
-            "head_dim], which flatten(-2) makes of it.",
-            "layer.gate_up gives both halves side by side, the gate first; "
-            "split(layer.gate_up.parts, dim=-1) parts them.",
+            "Both halves do the same: normalise x, compute something from it, and add that to the "
+            "x before the norm. The second half starts from the sum of the first half.",
+            "attend returns [tokens, q_heads, head_dim]; layer.out takes [tokens, q_heads x "
+            "head_dim], so use flatten(-2).",
+            "layer.gate_up returns gate and up side by side, the gate first; "
+            "split(layer.gate_up.parts, dim=-1) separates them.",
         ),
-        "Write the step of one layer. `layer` has its weights; `attend(q, k, v)` lets each query "
-        "look at its context. `rms_norm` and `swiglu` are in `minigen.model.layers`, and "
-        "`project_qkv` in `minigen.model.transformer` makes rotated heads of a normalised x.",
+        "Write the forward pass of one layer: attention, then the feed-forward, each with its norm "
+        "before it and a residual connection around it. `layer` has the weights; `attend(q, k, v)` "
+        "computes attention over each query's context. `rms_norm` and `swiglu` are in "
+        "`minigen.model.layers`; `project_qkv` in `minigen.model.transformer` returns the rotated "
+        "heads of a normalised x.",
         RUN_USE.format(name="run_layer"),
-        "GPT-J and PaLM compute both halves from the same normalised x, side by side. Write that "
-        "layer. What would be gained, and why can SmolLM2 not be run so?",
+        "GPT-J and PaLM compute both halves in parallel, from the same normalised x. Write that "
+        "layer. What does it gain, and why can SmolLM2 not run this way?",
     ),
     Exercise(
         "project_qkv",
@@ -248,15 +250,14 @@ EXERCISES = (
         (
             "layer.qkv is one product for all three; layer.qkv.parts are their widths, in order.",
             "part.unflatten(-1, (-1, head_dim)) makes heads; apply_rotary(q, *rotation) rotates.",
-            "rms_norm works on the last axis, so that a weight of head_dim numbers serves every "
-            "head.",
+            "rms_norm works on the last axis, so one weight of head_dim numbers serves every head.",
         ),
-        "Make queries, keys and values of a normalised x: one product, parted by "
-        "`layer.qkv.parts`, each part by heads of `head_dim` numbers. Where the layer has `q_norm` "
-        "and `k_norm`, queries and keys are normalised by heads; then both are rotated. "
-        "`rms_norm` and `apply_rotary` are in `minigen.model.layers`.",
+        "Compute queries, keys and values from a normalised x: one product `layer.qkv`, split by "
+        "`layer.qkv.parts`, and each part split into heads of `head_dim` numbers. If the layer has "
+        "`q_norm` and `k_norm`, normalise each head of the queries and keys with them. Then rotate "
+        "queries and keys. `rms_norm` and `apply_rotary` are in `minigen.model.layers`.",
         RUN_USE.format(name="project_qkv"),
-        "Rotate queries and keys in one call, since their heads can stand side by side. Is it "
-        "faster for one token, and for a thousand?",
+        "Rotate queries and keys in one call, with their heads side by side. Is it faster for one "
+        "token, and for a thousand?",
     ),
 )

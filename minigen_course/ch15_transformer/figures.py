@@ -1,4 +1,4 @@
-"""Where a model's parameters and FLOPs are, and the logit lens by layers and positions."""
+"""Figures of a whole model: parameters and FLOPs by part, and the logit lens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ MOST = 2**17
 
 
 def budget_bars(shape: ModelShape, context: int) -> Figure:
-    """Parameters, and FLOPs for one token after `context` tokens, by kind of tensor.
+    """Draw parameters, and FLOPs for one token after `context` tokens, by kind of tensor.
 
     Raises `ValueError` for a context that is not from 1 to 131,072 tokens.
     """
@@ -46,9 +46,9 @@ def budget_bars(shape: ModelShape, context: int) -> Figure:
 
 
 def flops_by_context(shape: ModelShape, longest: int, marked: int) -> Figure:
-    """FLOPs for one token, stacked by kind of work, against a context of up to `longest` tokens.
+    """Draw FLOPs for one token, stacked by kind of work, for contexts of up to `longest` tokens.
 
-    One context is marked. What belongs to no parameters, attention's own work, lies on top.
+    The context `marked` has a line. Attention's own work, which has no parameters, is on top.
     """
     first, last = parameter_budget(shape, 0), parameter_budget(shape, longest)
     kinds = sorted(
@@ -74,7 +74,7 @@ def flops_by_context(shape: ModelShape, longest: int, marked: int) -> Figure:
 
 
 def amount(value: float) -> str:
-    """A large number, short: `amount(134_515_008)` is "135 M"."""
+    """Return a large number, short: `amount(134_515_008)` is "135 M"."""
     size, unit = next((each for each in UNITS if value >= 0.9995 * each[0]), UNITS[-1])
     return f"{value / size:.3g} {unit}"
 
@@ -93,8 +93,8 @@ def _bars(axes: Any, values: list[int], color: str) -> None:
 
 
 SHOWN = ("its likeliest token", "the chance of the final token", "how unsure it is")
-LONGEST = 8  # characters of a token that fit into a place
-LIGHT = 0.55  # above it, a place is so light that dark letters are read better
+LONGEST = 8  # characters of a token that fit into a cell
+LIGHT = 0.55  # cells above this value are so light that they need dark text
 
 
 def lens_grid(
@@ -105,11 +105,11 @@ def lens_grid(
     every: int = 3,
     position: int | None = None,
 ) -> Figure:
-    """What each `every`-th layer holds of the next token, and one position followed upwards.
+    """Draw what each `every`-th layer predicts, and the predictions at one position by layer.
 
-    `shown` is one of `SHOWN`; `spell` gives a token's text. The chances of the last layer's
-    likeliest tokens after `position` (from 1; the last if None) are drawn through all layers.
-    Raises `ValueError` for a position that the text does not have.
+    `shown` is one of `SHOWN`; `spell` returns a token's text. The probabilities of the last layer's
+    likeliest tokens after `position` (from 1; the last if None) are drawn for all layers. Raises
+    `ValueError` for a position that the text does not have.
     """
     num_states, num_tokens = lens.likeliest.shape
     position = num_tokens if position is None else position
@@ -149,7 +149,7 @@ def _short(token: str) -> str:
 def _places(
     lens: Lens, spell: Callable[[int], str], shown: str
 ) -> tuple[Float[Tensor, "states tokens"], list[list[tuple[str, str]]]]:
-    """What colours each place (0 to 1); the token and the number that are written there."""
+    """Return each cell's value for its colour (0 to 1), and its token and number as text."""
     if shown == SHOWN[0]:
         texts = [
             [(_short(spell(token)), f"{chance:.0%}") for token, chance in zip(*each, strict=True)]

@@ -1,4 +1,4 @@
-"""The logit lens: what each layer of a model would say next, if it were the last.
+"""The logit lens: what each layer of a model would predict if it were the last.
 
 Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
 """
@@ -12,16 +12,16 @@ from torch import Tensor
 from minigen.llm import LLM
 from minigen_course.lab.inspect_model import recorded_states, transformer_of
 
-FOLLOWED = 5  # of each position, so many of the last layer's likeliest tokens are followed
+FOLLOWED = 5  # likeliest tokens of the last layer that are followed, per position
 
 
 @dataclass(frozen=True)
 class Lens:
-    """Each layer's view of the next token at each position; row 0 is the embedding alone.
+    """Each layer's prediction of the next token at each position; row 0 is the embedding alone.
 
-    `token_ids` is the text; `likeliest` each layer's first choice, and `probability` how likely it
-    held it; `entropy` is in bits. `final` are the last layer's likeliest tokens, from the first,
-    and `final_probability` what every layer gave to each of them.
+    `token_ids` is the text; `likeliest` is each layer's likeliest token, and `probability` its
+    probability; `entropy` is in bits. `final` are the last layer's likeliest tokens, in order, and
+    `final_probability` are the probabilities that each layer gives to them.
     """
 
     token_ids: Int64[Tensor, " tokens"]

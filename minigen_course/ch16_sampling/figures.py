@@ -1,4 +1,4 @@
-"""What may be drawn next: a next-token distribution, and where each setting cuts it."""
+"""Figures of sampling: a next-token distribution, and where each setting cuts it."""
 
 from collections.abc import Callable, Sequence
 
@@ -27,7 +27,7 @@ def cut(
     top_p: float = 1.0,
     min_p: float = 0.0,
 ) -> Logits:
-    """One row of logits after the sampler's stages, in its order; minus infinity is cut away."""
+    """Return one row of logits after the sampler's stages; cut tokens have minus infinity."""
     row = apply_temperature(logits[None], torch.tensor([temperature]))
     if min_p > 0:
         row = keep_min_p(row, torch.tensor([min_p]))
@@ -49,9 +49,9 @@ def next_token(
     seed: int | None = None,
     shown: int = 24,
 ) -> Figure:
-    """The likeliest tokens as bars: pale as the model has them, blue as they will be drawn.
+    """Draw the likeliest tokens as bars: pale before the sampler's stages, blue after them.
 
-    `spell` gives a token's text; with a `seed` one token is drawn and marked.
+    `spell` returns a token's text; with a `seed` one token is sampled and marked.
     """
     if temperature <= 0:
         raise ValueError("At temperature 0 nothing is drawn: the likeliest token is taken.")
@@ -84,7 +84,7 @@ def _mark(axes: object, order: Sequence[int], drawn: int, height: float) -> None
 
 
 def tail_mass(rows: dict[str, Logits], marks: Sequence[int] = (1, 10, 100, 1000)) -> Figure:
-    """For each prompt, how much probability the tokens beyond the likeliest n hold together."""
+    """Draw, for each prompt, the total probability of the tokens beyond the likeliest n."""
     made, axes = figure(8, 3)
     for name, logits in rows.items():
         mass = logits.softmax(-1).double().sort(descending=True).values

@@ -1,4 +1,4 @@
-"""Checks of chapter 17: a cache of keys and values, and a runner that computes only what is new."""
+"""Checks of chapter 17: a KV cache, and a runner that computes only new tokens."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,6 +13,9 @@ from minigen_course.grading.exercise import Exercise
 from minigen_course.grading.messages import Wrong, expect, expect_close, expect_equal
 from minigen_course.lab.small_model import KV_HEADS, RecordingModel, recording_model
 
+CacheClass = type[Any]  # a learner's class need not inherit from the package's
+RunnerClass = type[Any]
+
 AXES = ("token", "head", "dimension")
 LOGITS = ("sequence", "token")
 WINDOWS = (None, 4, None)
@@ -24,70 +27,70 @@ def _new(num_tokens: int, seed: int) -> tuple[Tensor, Tensor]:
     return k, v
 
 
-def _cache(part: type[DenseCache], layers: int = 2, dtype: torch.dtype = torch.float32) -> Any:
+def _cache(part: CacheClass, layers: int = 2, dtype: torch.dtype = torch.float32) -> Any:
     return part(layers, 12, 3, 4, dtype)
 
 
 def _store(cache: Any, layer_id: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     found = cache.store(layer_id, k, v)
     expect(found is not None, "store returned None; return all keys and values of the layer.")
-    expect_equal(len(found), 2, "what store returns, keys and values: its length")
+    expect_equal(len(found), 2, "the length of what store returns (keys and values)")
     return found[0], found[1]
 
 
-def _expect_kept(found: tuple[Tensor, Tensor], parts: Iterable[tuple[Tensor, Tensor]]) -> None:
+def _expect_stored(found: tuple[Tensor, Tensor], parts: Iterable[tuple[Tensor, Tensor]]) -> None:
     keys, values = zip(*parts, strict=True)
     expect_close(found[0], torch.cat(keys), "the keys that store returns", AXES)
     expect_close(found[1], torch.cat(values), "the values that store returns", AXES)
 
 
-def what_is_stored_comes_back(part: type[DenseCache]) -> None:
+def what_is_stored_comes_back(part: CacheClass) -> None:
     """three tokens in an empty cache:"""
     k, v = _new(3, 1)
-    _expect_kept(_store(_cache(part), 0, k, v), [(k, v)])
+    _expect_stored(_store(_cache(part), 0, k, v), [(k, v)])
 
 
-def new_tokens_stand_behind_the_old(part: type[DenseCache]) -> None:
+def new_tokens_stand_behind_the_old(part: CacheClass) -> None:
     """three tokens, then one, then two:"""
-    cache, kept = _cache(part, layers=1), []
+    cache, stored = _cache(part, layers=1), []
     for seed, num_tokens in enumerate((3, 1, 2)):
-        kept.append(_new(num_tokens, seed))
-        _expect_kept(_store(cache, 0, *kept[-1]), kept)
+        stored.append(_new(num_tokens, seed))
+        _expect_stored(_store(cache, 0, *stored[-1]), stored)
         cache.advance(num_tokens)
         expect_equal(cache.num_tokens, (3, 4, 6)[seed], "num_tokens after advance")
 
 
-def it_can_be_filled_to_its_last_place(part: type[DenseCache]) -> None:
-    """twelve tokens, and twelve are as many as there is room for:"""
-    cache, kept = _cache(part, layers=1), [_new(11, 1), _new(1, 2)]
-    _store(cache, 0, *kept[0])
+def it_can_be_filled_to_its_last_place(part: CacheClass) -> None:
+    """twelve tokens in a cache for twelve:"""
+    cache, stored = _cache(part, layers=1), [_new(11, 1), _new(1, 2)]
+    _store(cache, 0, *stored[0])
     cache.advance(11)
-    _expect_kept(_store(cache, 0, *kept[1]), kept)
+    _expect_stored(_store(cache, 0, *stored[1]), stored)
 
 
-def every_layer_has_its_own(part: type[DenseCache]) -> None:
+def every_layer_has_its_own(part: CacheClass) -> None:
     """two layers store in turn:"""
     cache = _cache(part)
-    kept: tuple[list[Any], list[Any]] = ([], [])
+    stored: tuple[list[Any], list[Any]] = ([], [])
     for step, num_tokens in enumerate((2, 1)):
         for layer_id in (0, 1):
-            kept[layer_id].append(_new(num_tokens, 10 * layer_id + step))
-            _expect_kept(_store(cache, layer_id, *kept[layer_id][-1]), kept[layer_id])
+            stored[layer_id].append(_new(num_tokens, 10 * layer_id + step))
+            _expect_stored(_store(cache, layer_id, *stored[layer_id][-1]), stored[layer_id])
         cache.advance(num_tokens)
 
 
-def tokens_are_kept_once_they_are_counted(part: type[DenseCache]) -> None:
-    """without advance, the next store takes the same places:"""
+def tokens_stay_once_they_are_counted(part: CacheClass) -> None:
+    """without advance, the next store writes to the same positions:"""
     cache = _cache(part)
     expect_equal(cache.num_tokens, 0, "num_tokens of a new cache")
     _store(cache, 0, *_new(2, 1))
     expect_equal(cache.num_tokens, 0, "num_tokens after store, before advance")
     again = _new(3, 2)
-    _expect_kept(_store(cache, 0, *again), [again])
+    _expect_stored(_store(cache, 0, *again), [again])
 
 
-def the_cache_keeps_a_copy_in_its_own_type(part: type[DenseCache]) -> None:
-    """a cache in bfloat16, given float32 that is changed afterwards:"""
+def the_cache_stores_a_copy_in_its_own_dtype(part: CacheClass) -> None:
+    """a bfloat16 cache that stores float32 tensors, which change afterwards:"""
     cache = _cache(part, dtype=torch.bfloat16)
     k, v = _new(2, 1)
     before = k.bfloat16().float(), v.bfloat16().float()
@@ -99,22 +102,22 @@ def the_cache_keeps_a_copy_in_its_own_type(part: type[DenseCache]) -> None:
     more = new_k.bfloat16().float(), new_v.bfloat16().float()
     found = _store(cache, 0, *more)
     expect(found[0].dtype == torch.bfloat16, f"keys are {found[0].dtype}; they should be bfloat16.")
-    _expect_kept(found, [before, more])
+    _expect_stored(found, [before, more])
 
 
-def caches_share_nothing(part: type[DenseCache]) -> None:
+def caches_share_nothing(part: CacheClass) -> None:
     """two caches of two sequences:"""
     first, second = _cache(part), _cache(part)
-    kept, other = _new(2, 1), _new(2, 2)
-    _store(first, 0, *kept)
+    stored, other = _new(2, 1), _new(2, 2)
+    _store(first, 0, *stored)
     first.advance(2)
     expect_equal(second.num_tokens, 0, "num_tokens of the other cache")
-    _expect_kept(_store(second, 0, *other), [other])
+    _expect_stored(_store(second, 0, *other), [other])
     more = _new(1, 3)
-    _expect_kept(_store(first, 0, *more), [kept, more])
+    _expect_stored(_store(first, 0, *more), [stored, more])
 
 
-def _runner(part: type[DenseRunner]) -> tuple[Any, RecordingModel]:
+def _runner(part: RunnerClass) -> tuple[Any, RecordingModel]:
     model = recording_model(WINDOWS)
     return part(model, KV_HEADS, WINDOWS), model
 
@@ -124,7 +127,7 @@ def _sequence(sequence_id: int, *prompt_ids: int) -> Sequence:
 
 
 def _step(runner: Any, model: RecordingModel, sequences: list[Sequence]) -> None:
-    """One step as the engine does it, its logits compared with those of the whole texts."""
+    """Run one step as the engine does, and expect the logits of the whole texts."""
     found = runner.logits(sequences)
     if len(sequences) == 1:
         _expect_run(model, sequences[0])
@@ -136,35 +139,35 @@ def _step(runner: Any, model: RecordingModel, sequences: list[Sequence]) -> None
 
 
 def _expect_run(model: RecordingModel, sequence: Sequence) -> None:
-    """The model was given what is new in the sequence, once and where it stands."""
+    """Expect the model to run the sequence's new tokens, once and at their positions."""
     done, tokens = sequence.num_computed, [each for ids, _ in model.steps for each in ids]
     if done and tokens == [*sequence.token_ids[:done], *sequence.token_ids[done - 1 :]]:
         raise Wrong(
             f"token {done - 1} of the text was run again in the next step; it should be run "
-            "once, since the scores after it are known: they gave the next token."
+            "once, because its logits have already given the next token."
         )
     expect_equal(model.steps[-1][0], sequence.token_ids[done:], "the tokens of this step")
-    expect_equal(model.steps[-1][1], list(range(done, len(sequence))), "their positions")
+    expect_equal(model.steps[-1][1], list(range(done, len(sequence))), "the tokens' positions")
     expect_equal(tokens, sequence.token_ids, "the tokens of all steps so far")
 
 
-def prefill_gives_the_first_token(part: type[DenseRunner]) -> None:
-    """the first step runs the prompt, and its last token's logits are the answer:"""
+def prefill_gives_the_first_token(part: RunnerClass) -> None:
+    """the first step, which runs the prompt and returns its last token's logits:"""
     runner, model = _runner(part)
     _step(runner, model, [_sequence(1, 5, 3, 8, 2)])
-    expect_equal(len(model.steps), 1, "how often the model is run")
+    expect_equal(len(model.steps), 1, "the number of runs of the model")
 
 
-def every_token_is_computed_once(part: type[DenseRunner]) -> None:
-    """each further step runs the one new token, at its own position:"""
+def every_token_is_computed_once(part: RunnerClass) -> None:
+    """each further step, which runs the one new token at its own position:"""
     runner, model = _runner(part)
     sequence = _sequence(1, 5, 3, 8, 2)
     for _ in range(4):
         _step(runner, model, [sequence])
 
 
-def sequences_do_not_see_each_other(part: type[DenseRunner]) -> None:
-    """three sequences together, of which one comes later:"""
+def sequences_do_not_see_each_other(part: RunnerClass) -> None:
+    """three sequences together, one of which arrives later:"""
     runner, model = _runner(part)
     running = [_sequence(1, 5, 3, 8, 2, 9, 9), _sequence(2, 7)]
     for step in range(4):
@@ -173,8 +176,8 @@ def sequences_do_not_see_each_other(part: type[DenseRunner]) -> None:
         _step(runner, model, running)
 
 
-def what_is_released_is_forgotten(part: type[DenseRunner]) -> None:
-    """a sequence ends, and its number is given to another:"""
+def what_is_released_is_forgotten(part: RunnerClass) -> None:
+    """a sequence ends, and another one gets its id:"""
     runner, model = _runner(part)
     first, other = _sequence(1, 5, 3, 8), _sequence(2, 4, 11, 6)
     _step(runner, model, [first, other])
@@ -200,23 +203,25 @@ EXERCISES = (
             new_tokens_stand_behind_the_old,
             it_can_be_filled_to_its_last_place,
             every_layer_has_its_own,
-            tokens_are_kept_once_they_are_counted,
-            the_cache_keeps_a_copy_in_its_own_type,
+            tokens_stay_once_they_are_counted,
+            the_cache_stores_a_copy_in_its_own_dtype,
             caches_share_nothing,
         ),
         (
-            "Make the memory once, in __init__, as long as it may become; num_tokens says how "
-            "much of it is used.",
-            "store writes to the places from num_tokens on, of its layer only, and returns the "
-            "layer's places up to the end of what it wrote.",
+            "Allocate the memory once, in __init__, for max_tokens; num_tokens says how much of it "
+            "is used.",
+            "store writes at the positions from num_tokens on, in its layer only, and returns this "
+            "layer's positions up to the end of the new ones.",
             "All layers store the same tokens before advance counts them: store must not count.",
         ),
-        "Write the cache of one sequence. `store` puts a layer's new keys and values behind the "
-        "old ones and returns all of that layer's; `advance` counts them in `num_tokens`, once "
-        "all layers have stored theirs. The cache keeps copies, in its own `dtype`.",
+        "Write the KV cache of one sequence. `store` appends a layer's new keys and values to the "
+        "old ones, and returns all keys and values of that layer. `advance` adds the new tokens to "
+        "`num_tokens`, once all layers have stored theirs. The cache stores copies, in its own "
+        "`dtype`.",
         CACHE_USE.format(name="DenseCache"),
-        "A layer with a sliding window of w tokens never looks at older ones. Keep only w places "
-        "for it, as a ring. What must then change in the order of the keys, and what need not?",
+        "A layer with a sliding window of w tokens never attends to older ones. Store only w "
+        "tokens for it, in a ring buffer. What must then change in the order of the keys, and what "
+        "need not?",
     ),
     Exercise(
         "DenseRunner",
@@ -229,17 +234,18 @@ EXERCISES = (
         ),
         (
             "sequence.new_ids are the tokens that are not computed yet: the prompt at first, then "
-            "the last token. Their positions begin where the cache ends.",
+            "the last token. Their positions start where the cache ends.",
             "Pack the new tokens of all sequences one after another; attend_dense takes the "
             "caches and the number of new tokens of each.",
-            "Advance every cache after the model ran, and take the logits of each sequence's last "
-            "row only: torch.tensor(lengths).cumsum(0) - 1.",
+            "Advance every cache after the model has run, and take the logits of each sequence's "
+            "last row only: torch.tensor(lengths).cumsum(0) - 1.",
         ),
-        "Write the runner: at each step it runs what is new in each sequence (`new_ids`), over "
-        "a `DenseCache` for each, and returns the logits of each one's next token. `DenseCache` "
-        "and `attend_dense` are in `minigen_course.ch17_dense_cache.reference`.",
+        "Write the runner. `logits` runs the model on the new tokens of each sequence "
+        "(`new_ids`), with one `DenseCache` per sequence, and returns the logits of each "
+        "sequence's next token. `release` frees a sequence's cache. `DenseCache` and "
+        "`attend_dense` are in `minigen_course.ch17_dense_cache.reference`.",
         CACHE_USE.format(name="DenseRunner"),
-        "Two prompts begin with the same 100 tokens. Let the second sequence start with a copy of "
-        "the first one's cache. What if they are the same to the end?",
+        "Two prompts have the same first 100 tokens. Let the second sequence start with a copy of "
+        "the first one's cache. What if the whole prompts are equal?",
     ),
 )

@@ -1,4 +1,4 @@
-"""The KV cache as it fills, and what it saves: what each step computes, reads and takes."""
+"""Figures of the KV cache: how it fills, and what each step computes, reads and costs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,10 +26,10 @@ MOST = 48
 
 
 def states(prompt_length: int, num_steps: int, cached: bool) -> np.ndarray:
-    """What each step does with each position, [steps, positions]: `EMPTY`, `READ` or `COMPUTED`.
+    """Return each step's use of each position, [steps, positions]: `EMPTY`, `READ`, `COMPUTED`.
 
-    Step 0 takes the prompt and gives the first new token; each further step takes what the one
-    before it gave.
+    Step 0 runs the prompt and gives the first new token; each further step runs the token that the
+    step before it gave.
     """
     grid = np.full((num_steps, prompt_length + num_steps - 1), EMPTY)
     for step in range(num_steps):
@@ -41,10 +41,10 @@ def states(prompt_length: int, num_steps: int, cached: bool) -> np.ndarray:
 
 
 def cache_filling(tokens: Sequence[str], prompt_length: int, step: int) -> Figure:
-    """Steps downwards, positions to the right, without and with a cache; one step is framed.
+    """Draw steps downwards, positions to the right, without and with a cache; frame one step.
 
-    `tokens` are the whole text's; its last one is never computed, since nothing comes after it.
-    Raises `ValueError` for a step that there is not, or for more tokens than can be drawn.
+    `tokens` is the whole text; its last token is never computed, because nothing comes after it.
+    Raises `ValueError` for a step that does not exist, or for more tokens than can be drawn.
     """
     num_steps = len(tokens) - prompt_length
     if not 0 <= step < num_steps:
@@ -78,7 +78,7 @@ def cache_filling(tokens: Sequence[str], prompt_length: int, step: int) -> Figur
 
 
 def by_step(lines: Mapping[str, Sequence[float]], ylabel: str, text: str) -> Figure:
-    """A line for each way of working: what every step of it costs."""
+    """Draw the cost of every step, one line per way of working."""
     made, axes = figure(8, 3)
     _lines(axes, lines, ylabel)
     axes.legend(frameon=False, labelcolor=INK)
@@ -87,7 +87,7 @@ def by_step(lines: Mapping[str, Sequence[float]], ylabel: str, text: str) -> Fig
 
 
 def work_by_step(rows: Mapping[str, Sequence[int]], pairs: Mapping[str, Sequence[int]]) -> Figure:
-    """Rows that went through the linear layers, and pairs of query and key, at each step."""
+    """Draw the rows in the linear layers, and the pairs of query and key, at each step."""
     made, (left, right) = figure(10, 3.2, ncols=2)
     _lines(left, rows, "tokens through the linear layers")
     _lines(right, pairs, "pairs of query and key, a head")

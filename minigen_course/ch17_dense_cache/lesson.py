@@ -1,4 +1,4 @@
-"""An answer from the dense cache alone: the runner of chapter 17, without the engine around it."""
+"""Greedy generation with chapter 17's `DenseRunner` alone, without an engine."""
 
 import torch
 
@@ -10,17 +10,26 @@ from minigen_course.lab.inspect_model import transformer_of
 
 
 def continue_dense(llm: LLM, prompt: str, num_tokens: int) -> list[int]:
-    """The likeliest continuation of a prompt, so many tokens long, by `DenseRunner`."""
+    """Return the ids of the `num_tokens` tokens with which `DenseRunner` continues a prompt.
+
+    Decoding is greedy, and does not stop at an end token.
+    """
     model, config = transformer_of(llm), llm.config
-    # Looked up when it is called, so that `using` can put a learner's own in its place.
+    # Looked up at each call, so that `using` can replace the class with the learner's own.
     runner = reference.DenseRunner(
         model, config.kv_heads, config.sliding_windows, model.embedding.dtype
     )
     prompt_ids = tuple(llm.tokenizer.encode(prompt))
-    greedy = SamplingParams(temperature=0.0)
-    sequence = Sequence(0, prompt_ids, greedy, 0, num_tokens, frozenset())
+    sequence = Sequence(
+        sequence_id=0,
+        prompt_ids=prompt_ids,
+        params=SamplingParams(temperature=0.0),
+        seed=0,
+        max_output=num_tokens,
+        end_ids=frozenset(),
+    )
     while len(sequence.output_ids) < num_tokens:
-        best = int(torch.argmax(runner.logits([sequence])[0]))
+        next_id = int(torch.argmax(runner.logits([sequence])[0]))
         sequence.num_computed = len(sequence)
-        sequence.append(best)
+        sequence.append(next_id)
     return sequence.output_ids

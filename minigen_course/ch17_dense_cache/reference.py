@@ -1,7 +1,7 @@
-"""The simplest KV cache: one contiguous K and V per sequence, as long as it may ever become.
+"""The simplest KV cache: one contiguous K and V per sequence, of the sequence's maximum length.
 
-It reserves the longest answer for everybody and shares nothing; it stays as the oracle of the
-paged cache.
+It reserves memory for every sequence's longest answer and shares nothing. It stays as the oracle
+of the paged cache.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -31,7 +31,7 @@ class DenseCache:
         k: Float[Tensor, "tokens kv_heads head_dim"],
         v: Float[Tensor, "tokens kv_heads head_dim"],
     ) -> Float[Tensor, "2 context kv_heads head_dim"]:
-        """Put one layer's new keys and values behind the old ones; returns all of them."""
+        """Append one layer's new keys and values to the old ones; return all of them."""
         end = self.num_tokens + len(k)
         assert end <= self.kv.shape[2], "the sequence is longer than its cache"
         self.kv[0, layer_id, self.num_tokens : end] = k
@@ -39,14 +39,14 @@ class DenseCache:
         return self.kv[:, layer_id, :end]
 
     def advance(self, num_tokens: int) -> None:
-        """Count the tokens as kept, once every layer has stored them."""
+        """Count the new tokens, once every layer has stored them."""
         self.num_tokens += num_tokens
 
 
 def attend_dense(
     caches: SequenceOf[DenseCache], lengths: SequenceOf[int], windows: SequenceOf[int | None]
 ) -> Attend:
-    """Attention of packed new tokens, `lengths` of them per sequence, over each one's own cache."""
+    """Return attention of packed new tokens, `lengths` per sequence, over each one's cache."""
 
     def attend(layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mixed = []
@@ -60,7 +60,7 @@ def attend_dense(
 
 
 class DenseRunner:
-    """Runs the model on what is new in each sequence: the whole prompt first, then a token a step.
+    """Runs the model on each sequence's new tokens: the whole prompt, then one token per step.
 
     `windows` are the layers' sliding windows.
     """
@@ -77,7 +77,7 @@ class DenseRunner:
 
     @torch.inference_mode()
     def logits(self, sequences: SequenceOf[Sequence]) -> Float[Tensor, "sequences vocab"]:
-        """The raw logits of each sequence's next token."""
+        """Return the raw logits of each sequence's next token."""
         caches = [self._cache(sequence) for sequence in sequences]
         new_ids = [sequence.new_ids for sequence in sequences]
         lengths = [len(ids) for ids in new_ids]
@@ -95,7 +95,7 @@ class DenseRunner:
         return self.model.logits(hidden[last_rows])
 
     def release(self, sequence: Sequence) -> None:
-        """Forget a sequence's keys and values."""
+        """Free a sequence's keys and values."""
         self.caches.pop(sequence.sequence_id, None)
 
     def _cache(self, sequence: Sequence) -> DenseCache:

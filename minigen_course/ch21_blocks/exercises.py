@@ -1,4 +1,4 @@
-"""Chapter 21's exercises: an allocator of blocks that counts owners, and copy-on-write."""
+"""Exercises of chapter 21: a block allocator with reference counts, and copy-on-write."""
 
 import random
 from typing import Any
@@ -10,7 +10,7 @@ from minigen_course.grading.messages import Wrong, expect, expect_equal
 
 
 def _forked(num_blocks: int, num_owned: int, num_others: int) -> tuple[BlockAllocator, list[int]]:
-    """A pool, and the table of a sequence whose blocks all have other owners too."""
+    """Return a pool, and a block table whose blocks each have `num_others` more owners."""
     allocator = BlockAllocator(num_blocks)
     table = allocator.allocate(num_owned)
     for _ in range(num_others):
@@ -22,28 +22,28 @@ def _counts(allocator: BlockAllocator) -> list[int]:
     return [allocator.num_owners(each) for each in range(1, allocator.num_blocks + 1)]
 
 
-def ones_own_block_is_written_in_place(part: Any) -> None:
-    """a block that nobody else owns:"""
+def a_block_with_one_owner_is_written_in_place(part: Any) -> None:
+    """a block with a single owner:"""
     allocator, table = _forked(5, 3, 0)
-    expect_equal(part(allocator, table, 2), None, "what it returns for a block of one owner")
+    expect_equal(part(allocator, table, 2), None, "what it returns for a block with one owner")
     expect_equal(table, [1, 2, 3], "the table")
-    expect_equal(allocator.num_free, 2, "num_free: nothing should be taken")
+    expect_equal(allocator.num_free, 2, "num_free: no block should be allocated")
 
 
-def a_shared_block_is_exchanged_for_a_new_one(part: Any) -> None:
-    """two sequences own the same three blocks, and one writes into the last:"""
+def a_shared_block_is_replaced_by_a_new_one(part: Any) -> None:
+    """two sequences own the same three blocks, and one of them writes into the last block:"""
     allocator, table = _forked(5, 3, 1)
     other = list(table)
     found = part(allocator, table, 2)
     expect(found is not None, "it returned None; it should return the pair (source, target).")
     expect_equal(tuple(found), (3, 4), "the pair (source, target)")
     expect_equal(table, [1, 2, 4], "the writer's table")
-    expect_equal(other, [1, 2, 3], "the other's table")
+    expect_equal(other, [1, 2, 3], "the other sequence's table")
     expect_equal(_counts(allocator), [2, 2, 1, 1, 0], "num_owners of blocks 1 to 5")
 
 
 def any_block_may_be_written(part: Any) -> None:
-    """the first block of three is written, then the second:"""
+    """a sequence writes into the first of three shared blocks, then into the second:"""
     allocator, table = _forked(7, 3, 1)
     expect_equal(tuple(part(allocator, table, 0)), (1, 4), "the pair (source, target)")
     expect_equal(tuple(part(allocator, table, 1)), (2, 5), "the second pair (source, target)")
@@ -52,19 +52,21 @@ def any_block_may_be_written(part: Any) -> None:
 
 
 def the_last_owner_needs_no_copy(part: Any) -> None:
-    """three owners write, one after another:"""
+    """three owners write into the same block, one after another:"""
     allocator, first = _forked(6, 1, 2)
     second, third = list(first), list(first)
     expect_equal(tuple(part(allocator, first, 0)), (1, 2), "the first writer's pair")
     expect_equal(tuple(part(allocator, second, 0)), (1, 3), "the second writer's pair")
-    expect_equal(part(allocator, third, 0), None, "what the last owner gets")
-    expect_equal([*first, *second, *third], [2, 3, 1], "the blocks of the three")
-    expect_equal(part(allocator, first, 0), None, "what the first gets when it writes again")
+    expect_equal(part(allocator, third, 0), None, "what it returns for the last owner")
+    expect_equal([*first, *second, *third], [2, 3, 1], "the blocks of the three owners")
+    expect_equal(
+        part(allocator, first, 0), None, "what it returns for the first owner's second write"
+    )
     expect_equal(_counts(allocator), [1, 1, 1, 0, 0, 0], "num_owners of blocks 1 to 6")
 
 
 def without_a_free_block_nothing_changes(part: Any) -> None:
-    """the pool is full:"""
+    """a write into a shared block when no block is free:"""
     allocator, table = _forked(2, 2, 1)
     try:
         found = part(allocator, table, 1)
@@ -72,30 +74,35 @@ def without_a_free_block_nothing_changes(part: Any) -> None:
         expect_equal(table, [1, 2], "the table after OutOfBlocksError")
         expect_equal(_counts(allocator), [2, 2], "num_owners after OutOfBlocksError")
         return
-    raise Wrong(f"it returned {found} though no block is free; it should raise OutOfBlocksError.")
+    raise Wrong(f"it returned {found}, but no block is free; it should raise OutOfBlocksError.")
 
 
-LACKING = "raise OutOfBlocksError (from minigen.errors) before anything is changed."
+OUT_OF_BLOCKS = "raise OutOfBlocksError (from minigen.errors) before it changes anything."
 
 
 def _allocate(allocator: Any, count: int) -> list[int]:
-    """`count` blocks, which must be different ones of the pool."""
+    """Allocate `count` blocks; they must be different blocks of the pool."""
     found = allocator.allocate(count)
     expect(isinstance(found, list), f"allocate returned {found!r}; it should return a list of ids.")
-    expect_equal(len(found), count, f"allocate({count}): how many blocks it returned")
-    expect(len(set(found)) == count, f"allocate({count}) returned {found}; no block should repeat.")
+    expect_equal(len(found), count, f"allocate({count}): the number of blocks it returned")
+    expect(
+        len(set(found)) == count,
+        f"allocate({count}) returned {found}; each block should be different.",
+    )
     for block_id in found:
         expect(
             block_id != RESERVED_BLOCK,
-            f"allocate returned block {RESERVED_BLOCK}; it must never be handed out, since "
-            "padding is written there. Blocks are 1 to num_blocks.",
+            f"allocate returned block {RESERVED_BLOCK}; it should return only blocks 1 to "
+            f"num_blocks, because padding is written into block {RESERVED_BLOCK}.",
         )
     return found
 
 
 def _release(allocator: Any, block_ids: list[int]) -> list[int]:
     freed = allocator.release(block_ids)
-    expect(freed is not None, "release returned None; return the blocks that nobody owns any more.")
+    expect(
+        freed is not None, "release returned None; it should return the blocks that are now free."
+    )
     return sorted(freed)
 
 
@@ -106,29 +113,31 @@ def _expect_refusal(allocator: Any, count: int) -> None:
     except OutOfBlocksError:
         expect_equal(allocator.num_free, free, f"num_free after allocate({count}) was refused")
         return
-    raise Wrong(f"allocate({count}) of {free} free blocks returned {found}; it should {LACKING}")
+    raise Wrong(
+        f"allocate({count}) with {free} free blocks returned {found}; it should {OUT_OF_BLOCKS}"
+    )
 
 
-def every_block_is_handed_out_once(part: type[BlockAllocator]) -> None:
-    """a pool of 5, taken in two pieces:"""
+def every_block_is_allocated_once(part: type[BlockAllocator]) -> None:
+    """a pool of 5 blocks, allocated in two calls:"""
     allocator = part(5)
     taken = [*_allocate(allocator, 2), *_allocate(allocator, 3)]
-    expect_equal(sorted(taken), [1, 2, 3, 4, 5], "the blocks of both pieces, sorted")
+    expect_equal(sorted(taken), [1, 2, 3, 4, 5], "the blocks of both calls, sorted")
 
 
 def free_blocks_are_counted(part: type[BlockAllocator]) -> None:
-    """num_free as blocks go and come back:"""
+    """num_free as blocks are allocated and released:"""
     allocator = part(4)
-    expect_equal(allocator.num_free, 4, "num_free of a new pool of 4")
+    expect_equal(allocator.num_free, 4, "num_free of a new pool of 4 blocks")
     expect_equal(_allocate(allocator, 0), [], "allocate(0)")
     taken = _allocate(allocator, 3)
     expect_equal(allocator.num_free, 1, "num_free after allocate(3)")
     _release(allocator, taken[:2])
-    expect_equal(allocator.num_free, 3, "num_free after two of the three came back")
+    expect_equal(allocator.num_free, 3, "num_free after two of the three were released")
 
 
-def all_or_none(part: type[BlockAllocator]) -> None:
-    """more blocks are asked for than are free:"""
+def allocation_is_all_or_nothing(part: type[BlockAllocator]) -> None:
+    """a call that asks for more blocks than are free:"""
     allocator = part(4)
     _allocate(allocator, 1)
     _expect_refusal(allocator, 4)
@@ -136,60 +145,66 @@ def all_or_none(part: type[BlockAllocator]) -> None:
     _expect_refusal(allocator, 1)
 
 
-def a_block_has_one_owner_at_first(part: type[BlockAllocator]) -> None:
-    """num_owners of free blocks, and of blocks just taken:"""
+def an_allocated_block_has_one_owner(part: type[BlockAllocator]) -> None:
+    """num_owners of free blocks, and of blocks that were just allocated:"""
     allocator = part(3)
     for block_id in (1, 2, 3):
         expect_equal(allocator.num_owners(block_id), 0, f"num_owners({block_id}) of a free block")
     taken = _allocate(allocator, 2)
     for block_id in taken:
-        expect_equal(allocator.num_owners(block_id), 1, f"num_owners({block_id}) once taken")
+        expect_equal(allocator.num_owners(block_id), 1, f"num_owners({block_id}) after allocate")
     _release(allocator, taken)
     for block_id in taken:
-        expect_equal(allocator.num_owners(block_id), 0, f"num_owners({block_id}) once released")
+        expect_equal(allocator.num_owners(block_id), 0, f"num_owners({block_id}) after release")
 
 
-def what_is_released_is_told_and_used_again(part: type[BlockAllocator]) -> None:
-    """blocks come back, and go to somebody else:"""
+def released_blocks_are_returned_and_reused(part: type[BlockAllocator]) -> None:
+    """blocks are released, and then allocated again:"""
     allocator = part(3)
     first, second, third = _allocate(allocator, 3)
     expect_equal(_release(allocator, [second]), [second], "what release returns, sorted")
     expect_equal(_allocate(allocator, 1), [second], "the only free block")
-    expect_equal(_release(allocator, [first, third]), sorted([first, third]), "what it returns")
+    expect_equal(
+        _release(allocator, [first, third]), sorted([first, third]), "what release returns"
+    )
     again = _allocate(allocator, 2)
-    expect_equal(sorted(again), sorted([first, third]), "the free blocks, taken again")
+    expect_equal(sorted(again), sorted([first, third]), "the free blocks, allocated again")
 
 
-def a_shared_block_stays_until_its_last_owner_leaves(part: type[BlockAllocator]) -> None:
-    """two blocks, of which one gets a second owner:"""
+def a_shared_block_is_freed_by_its_last_owner(part: type[BlockAllocator]) -> None:
+    """two blocks, one of which gets a second owner:"""
     allocator = part(2)
     shared, own = _allocate(allocator, 2)
     allocator.share([shared])
     expect_equal(allocator.num_owners(shared), 2, "num_owners of the shared block")
     expect_equal(_release(allocator, [shared, own]), [own], "what release returns")
-    expect_equal(allocator.num_owners(shared), 1, "num_owners after one of two owners left")
+    expect_equal(allocator.num_owners(shared), 1, "num_owners after one of two owners released it")
     expect_equal(allocator.num_free, 1, "num_free while the shared block has an owner")
     expect_equal(_allocate(allocator, 1), [own], "the only free block")
-    expect_equal(_release(allocator, [shared]), [shared], "what the last owner's release returns")
+    expect_equal(_release(allocator, [shared]), [shared], "what release returns for the last owner")
     allocator.share([own])
-    expect_equal(_release(allocator, [own, own]), [own], "release of both owners in one call")
-    expect_equal(allocator.num_free, 2, "num_free after all have left")
+    expect_equal(
+        _release(allocator, [own, own]),
+        [own],
+        "what release returns for both owners",
+    )
+    expect_equal(allocator.num_free, 2, "num_free after all owners released their blocks")
 
 
-def a_block_begins_anew(part: type[BlockAllocator]) -> None:
-    """a block that had three owners is free, and taken again:"""
+def a_reused_block_has_one_owner(part: type[BlockAllocator]) -> None:
+    """a block that had three owners is freed, and then allocated again:"""
     allocator = part(1)
     (block_id,) = _allocate(allocator, 1)
     allocator.share(each for each in (block_id, block_id))
     expect_equal(allocator.num_owners(block_id), 3, "num_owners after two were added")
     for _ in range(3):
         allocator.release(each for each in (block_id,))
-    expect_equal(_allocate(allocator, 1), [block_id], "the block, taken again")
-    expect_equal(allocator.num_owners(block_id), 1, "num_owners of the block, taken again")
+    expect_equal(_allocate(allocator, 1), [block_id], "the block, allocated again")
+    expect_equal(allocator.num_owners(block_id), 1, "num_owners of the block, allocated again")
 
 
-def free_blocks_are_nobodys_to_share_or_release(part: type[BlockAllocator]) -> None:
-    """share and release of a block that is free:"""
+def free_blocks_cannot_be_shared_or_released(part: type[BlockAllocator]) -> None:
+    """share and release of a free block:"""
     for method in ("share", "release"):
         allocator = part(3)
         (block_id,) = _allocate(allocator, 1)
@@ -199,13 +214,13 @@ def free_blocks_are_nobodys_to_share_or_release(part: type[BlockAllocator]) -> N
         except Exception:
             continue
         raise Wrong(
-            f"{method} of free block {block_id} went through; it must raise an error, or two "
-            "sequences will be given the same block."
+            f"{method} accepted the free block {block_id}; it must raise an error, because "
+            "otherwise two sequences would get the same block."
         )
 
 
-def what_it_returns_is_the_callers(part: type[BlockAllocator]) -> None:
-    """a caller changes the lists that it was given, and there are two pools:"""
+def returned_lists_are_independent(part: type[BlockAllocator]) -> None:
+    """a caller changes the lists that it got, and there are two pools:"""
     allocator, other = part(4), part(4)
     taken = _allocate(allocator, 2)
     before = list(taken)
@@ -219,8 +234,8 @@ def what_it_returns_is_the_callers(part: type[BlockAllocator]) -> None:
     expect_equal(allocator.num_free, 2, "num_free after the caller changed what release returned")
 
 
-def a_long_run_adds_up(part: type[BlockAllocator]) -> None:
-    """600 random calls, counted beside:"""
+def random_calls_match_reference_counts(part: type[BlockAllocator]) -> None:
+    """600 random calls, compared with reference counts that the check keeps itself:"""
     rng, allocator, owners = random.Random(21), part(12), [0] * 13
     for number in range(600):
         owned = [block_id for block_id in range(1, 13) if owners[block_id]]
@@ -229,7 +244,10 @@ def a_long_run_adds_up(part: type[BlockAllocator]) -> None:
         if what == "allocate":
             some = _allocate(allocator, rng.randrange(owners[1:].count(0) + 1))
             taken = [each for each in some if owners[each]]
-            expect(not taken, f"call {number}, allocate: block {taken} has owners; it should not.")
+            expect(
+                not taken,
+                f"call {number}, allocate: {taken} had owners; they should be free blocks.",
+            )
         elif what == "share":
             allocator.share(some)
         else:
@@ -263,53 +281,59 @@ EXERCISES = (
         "BlockAllocator",
         BlockAllocator,
         (
-            every_block_is_handed_out_once,
+            every_block_is_allocated_once,
             free_blocks_are_counted,
-            all_or_none,
-            a_block_has_one_owner_at_first,
-            what_is_released_is_told_and_used_again,
-            a_shared_block_stays_until_its_last_owner_leaves,
-            a_block_begins_anew,
-            free_blocks_are_nobodys_to_share_or_release,
-            what_it_returns_is_the_callers,
-            a_long_run_adds_up,
+            allocation_is_all_or_nothing,
+            an_allocated_block_has_one_owner,
+            released_blocks_are_returned_and_reused,
+            a_shared_block_is_freed_by_its_last_owner,
+            a_reused_block_has_one_owner,
+            free_blocks_cannot_be_shared_or_released,
+            returned_lists_are_independent,
+            random_calls_match_reference_counts,
         ),
         (
-            "Keep two things: a list of the free ids, and for each id how many own it.",
-            "allocate: compare with the number of free ones first, and raise before you change "
-            "anything. Each block taken has one owner.",
-            "release: one owner less for each; those that come to 0 go back to the free list, and "
-            "are what you return.",
+            "Store two things: a list of the free block ids, and a reference count (the number of "
+            "owners) for each id.",
+            "allocate: first compare `count` with the number of free blocks, and raise before you "
+            "change anything. Each allocated block has one owner.",
+            "release: subtract one owner from each block. Blocks whose count reaches 0 go back to "
+            "the free list, and release returns them.",
         ),
-        "Write the allocator. Blocks are 1 to `num_blocks`; block 0 is never handed out. "
-        "`allocate` gives blocks of one owner, all or none; `share` adds an owner to each; "
-        "`release` takes one from each and returns those that are free now. Sharing or releasing "
-        "a free block is an error.",
+        "Write the block allocator. Its blocks are 1 to `num_blocks`; block 0 is never allocated. "
+        "`allocate` returns `count` blocks with one owner each, or raises `OutOfBlocksError` and "
+        "changes nothing. `share` adds an owner to each block. `release` takes an owner from each "
+        "block, and returns the blocks that are now free. Sharing or releasing a free block is an "
+        "error.",
         ALLOCATOR_USE,
-        "Give neighbours where you can, so that a sequence's blocks lie in long runs. Count the "
-        "runs of each table over the chapter's requests, and compare with the stack.",
+        "Allocate adjacent blocks where you can, so that a sequence's blocks lie in long runs. "
+        "Count the runs of each block table over the chapter's requests, and compare with the "
+        "free list as a stack.",
     ),
     Exercise(
         "copy_on_write",
         copy_on_write,
         (
-            ones_own_block_is_written_in_place,
-            a_shared_block_is_exchanged_for_a_new_one,
+            a_block_with_one_owner_is_written_in_place,
+            a_shared_block_is_replaced_by_a_new_one,
             any_block_may_be_written,
             the_last_owner_needs_no_copy,
             without_a_free_block_nothing_changes,
         ),
         (
-            "allocator.num_owners says whether somebody else owns the block.",
-            "Take the new block first: if there is none, allocate raises, and nothing has changed.",
-            "Then put it into the table, and release the old one: it has one owner less, and "
-            "stays the others'.",
+            "allocator.num_owners tells you whether the block has other owners.",
+            "Allocate the new block first: if none is free, allocate raises, and nothing has "
+            "changed.",
+            "Then put the new block into the table and release the old one. The old block loses "
+            "one owner, and the other sequences still own it.",
         ),
-        "Write what happens before a sequence writes into block `index` of its table. If the "
-        "block is its own, nothing. If others own it too, the sequence gets a new block in its "
-        "place; return (source, target), so that the engine copies the contents.",
+        "Write copy-on-write: what happens before a sequence writes into block `index` of its "
+        "table. If the sequence is the only owner, nothing changes; return None. If the block has "
+        "other owners, a new block replaces it in the table; return (source, target), so that the "
+        "engine copies the contents. If no block is free, raise `OutOfBlocksError` and change "
+        "nothing.",
         COPY_USE,
-        "Fork a sequence whose last block is full. How many copies are made, and when? Say it "
+        "Fork a sequence whose last block is full. How many copies are made, and when? Predict it "
         "before you count them with `llm.count_work()`.",
     ),
 )

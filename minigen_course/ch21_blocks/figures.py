@@ -1,4 +1,4 @@
-"""A memory of slots over time: what holds tokens, what is owned and empty, what is nobody's."""
+"""Figures of a memory of slots over time: slots with tokens, empty owned slots, free slots."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -11,15 +11,15 @@ from matplotlib.figure import Figure
 from minigen_course.ch21_blocks.lesson import Moment, Run
 from minigen_course.figures.style import BLUE, CYCLE, FAINT, INK, ORANGE, figure, title
 
-PALE = 0.72  # of what is owned and empty
-MOST_SLOTS, MOST_STEPS = 520, 900  # that a picture can show apart
+PALE = 0.72  # how pale the colour of an owned, empty slot is: 0 is the full colour, 1 is white
+MOST_SLOTS, MOST_STEPS = 520, 900  # more pixels than this are not visible in a figure
 
 
 def strip_map(run: Run, step: int) -> Figure:
-    """The memory in one step as a strip, and below it in all: slots upwards, time to the right.
+    """Draw the memory in one step as a strip; below it, all steps, with slots upwards.
 
-    A request has a colour; its pale part is reserved and holds nothing; white is nobody's. After
-    its last step a run stays as it is.
+    Each request has a colour; its pale part is reserved and holds no tokens; white slots are free.
+    A `step` after the last step of the run shows the last step.
     """
     step = min(step, len(run.moments) - 1)
     moment = run.moments[step]
@@ -42,23 +42,23 @@ def strip_map(run: Run, step: int) -> Figure:
     strip.set(yticks=[], xlabel="slot", xlim=(0, run.num_slots), ylim=(0, 1))
     strip.tick_params(labelsize=8)
     history.set(xlabel="step", ylabel="slot")
-    title(strip, _words(run, step, moment))
+    title(strip, _caption(run, step, moment))
     return made
 
 
 def shares_bars(runs: Mapping[str, Run]) -> Figure:
-    """A bar for each way: slots that hold tokens, that are owned and empty, that are nobody's."""
+    """Draw a bar per run: the shares of slots with tokens, of empty owned slots, of free slots."""
     made, axes = figure(10, 0.5 * len(runs) + 1.3)
-    labels = ("hold tokens", "owned, empty (internal)", "nobody's (external)")
-    begins = np.zeros(len(runs))
+    labels = ("hold tokens", "owned, empty (internal)", "free (external)")
+    starts = np.zeros(len(runs))
     parts = np.array([run.shares() for run in runs.values()]).T
     for label, part, colour in zip(labels, parts, (BLUE, _paler(BLUE), FAINT), strict=True):
-        axes.barh(range(len(runs)), part, left=begins, color=colour, label=label, height=0.6)
-        _write_shares(axes, begins, part, "white" if colour == BLUE else INK)
-        begins = begins + part
+        axes.barh(range(len(runs)), part, left=starts, color=colour, label=label, height=0.6)
+        _write_shares(axes, starts, part, "white" if colour == BLUE else INK)
+        starts = starts + part
     axes.set_yticks(range(len(runs)), list(runs))
     axes.invert_yaxis()
-    axes.set(xlim=(0, 1), xlabel="share of the memory, while somebody waits")
+    axes.set(xlim=(0, 1), xlabel="share of the memory, while requests wait")
     axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     axes.legend(
         frameon=False, ncols=3, labelcolor=INK, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1)
@@ -67,7 +67,7 @@ def shares_bars(runs: Mapping[str, Run]) -> Figure:
 
 
 def answer_bars(prompts: list[int], answers: list[int], reserved: int) -> Figure:
-    """A bar for each request, the shortest first: its prompt, its answer, and what it reserved."""
+    """Draw a bar per request, shortest first: its prompt, its answer, and the slots it reserved."""
     made, axes = figure(10, 3.2)
     order = sorted(range(len(answers)), key=lambda each: prompts[each] + answers[each])
     prompt = np.array([prompts[each] for each in order])
@@ -85,7 +85,10 @@ def answer_bars(prompts: list[int], answers: list[int], reserved: int) -> Figure
 
 @lru_cache(maxsize=16)
 def pixels_of(run: Run) -> np.ndarray:
-    """A colour for each slot in each step, [slots, steps, 3]; of many, every so-manieth."""
+    """Return a colour for each slot in each step, [slots, steps, 3].
+
+    If there are more than a figure can show, it takes slots and steps at regular intervals.
+    """
     every_slot, every_step = -(-run.num_slots // MOST_SLOTS), -(-len(run.moments) // MOST_STEPS)
     moments = run.moments[::every_step]
     pixels = np.full((-(-run.num_slots // every_slot), len(moments), 3), 255, np.uint8)
@@ -99,24 +102,24 @@ def pixels_of(run: Run) -> np.ndarray:
     return pixels
 
 
-def _words(run: Run, step: int, moment: Moment) -> str:
+def _caption(run: Run, step: int, moment: Moment) -> str:
     owned = sum(piece.size for piece in moment.pieces)
     used = sum(piece.used for piece in moment.pieces)
     shares = [each / run.num_slots for each in (used, owned - used, run.num_slots - owned)]
-    told = (
+    text = (
         f"step {step}: {shares[0]:.0%} of the slots hold tokens, {shares[1]:.0%} are owned and "
-        f"empty, {shares[2]:.0%} nobody's"
+        f"empty, {shares[2]:.0%} are free"
     )
     if moment.refused is not None:
-        told += f"; the next asks for {moment.refused}"
-    return told
+        text += f"; the next request asks for {moment.refused}"
+    return text
 
 
-def _write_shares(axes: Axes, begins: np.ndarray, part: np.ndarray, colour: str) -> None:
-    for row, (begin, share) in enumerate(zip(begins, part, strict=True)):
+def _write_shares(axes: Axes, starts: np.ndarray, part: np.ndarray, colour: str) -> None:
+    for row, (start, share) in enumerate(zip(starts, part, strict=True)):
         if share > 0.04:
             axes.text(
-                begin + share / 2, row, f"{share:.0%}", ha="center", va="center", color=colour
+                start + share / 2, row, f"{share:.0%}", ha="center", va="center", color=colour
             )
 
 

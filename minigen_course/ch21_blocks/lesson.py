@@ -1,7 +1,8 @@
-"""Requests that come and go in a memory of slots: who holds what at every step, and what lies idle.
+"""A simulation of requests in a memory of slots: the slots of each request, and the waste.
 
-Source: Kwon et al. 2023 (PagedAttention), section 3.1, which tells internal fragmentation (slots
-that are somebody's, and hold nothing) from external (free slots that lie so that nobody fits).
+Source: Kwon et al. 2023 (PagedAttention), section 3.1, which distinguishes internal fragmentation
+(slots that a request owns and that hold no token) from external fragmentation (free slots that no
+waiting request can use, because they are scattered).
 """
 
 from collections import deque
@@ -11,11 +12,11 @@ from typing import NamedTuple, Protocol
 
 
 class Memory(Protocol):
-    """What hands slots out to requests, each known by a number.
+    """A memory that gives slots to requests; each request has a number.
 
-    `hold` makes room for a request's first tokens, or returns False and changes nothing;
-    `give_back` takes all slots of a request back; `pieces` are each one's (first slot, slots), in
-    order.
+    `hold` makes sure that a request owns slots for its first `num_tokens` tokens, or returns False
+    and changes nothing. `give_back` frees all slots of a request. `pieces` has, for each request,
+    its (first slot, number of slots) in the order of its tokens.
     """
 
     pieces: dict[int, list[tuple[int, int]]]
@@ -27,19 +28,19 @@ class Memory(Protocol):
 
 @dataclass(frozen=True)
 class Wish:
-    """What one request turns out to need: the tokens of its prompt and of its answer."""
+    """The size of one request: the number of tokens in its prompt and in its answer."""
 
     prompt: int
     answer: int
 
     @property
     def total(self) -> int:
-        """Slots that it fills in the end."""
+        """Slots that it fills when it has finished."""
         return self.prompt + self.answer
 
 
 class Piece(NamedTuple):
-    """Slots that follow one another and belong to one request; the first `used` hold tokens."""
+    """A run of adjacent slots that belong to one request; the first `used` of them hold tokens."""
 
     first: int
     size: int
@@ -49,7 +50,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Moment:
-    """The memory in one step; `refused` slots is what the first in the queue asked for in vain."""
+    """The memory in one step; `refused` is how many slots the first waiting request did not get."""
 
     pieces: tuple[Piece, ...]
     refused: int | None
@@ -57,19 +58,19 @@ class Moment:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """All requests from the first step to the last, in a memory of `num_slots`."""
+    """All steps of a simulation, in a memory of `num_slots` slots."""
 
     num_slots: int
     moments: tuple[Moment, ...]
 
     def crowded(self) -> list[Moment]:
-        """The steps in which somebody waited: only then does it matter what lies idle."""
+        """Return the steps in which a request waited; only then does unused memory matter."""
         return [each for each in self.moments if each.refused is not None] or list(self.moments)
 
     def shares(self) -> tuple[float, float, float]:
-        """The shares of slots that hold tokens, are owned and empty, and are nobody's.
+        """Return the shares of slots that hold tokens, are owned but empty, and are free.
 
-        Means over the crowded steps.
+        Each is the mean over the crowded steps.
         """
         crowded = self.crowded()
         num_slots = self.num_slots * len(crowded)
@@ -78,14 +79,14 @@ class Run:
         return used / num_slots, (owned - used) / num_slots, 1 - owned / num_slots
 
     def together(self) -> float:
-        """Requests that run at once in the crowded steps, on average."""
+        """Return how many requests run at the same time in the crowded steps, on average."""
         crowded = self.crowded()
         return sum(len({piece.request_id for piece in each.pieces}) for each in crowded) / len(
             crowded
         )
 
     def num_enough_but_scattered(self) -> int:
-        """Steps in which somebody was refused though as many slots were free, in all."""
+        """Count the steps that refused a request although enough slots were free in total."""
         return sum(
             each.refused is not None
             and each.refused <= self.num_slots - sum(piece.size for piece in each.pieces)
@@ -94,40 +95,45 @@ class Run:
 
 
 def run_through(
-    memory: Memory, num_slots: int, wishes: Sequence[Wish], asks: Sequence[int] | None = None
+    memory: Memory, num_slots: int, requests: Sequence[Wish], asks: Sequence[int] | None = None
 ) -> Run:
-    """Let all requests through: first come first served, one token a step for each that runs.
+    """Run all requests, first come, first served; each running request gets one token per step.
 
-    `asks` are the slots that each begins with; its prompt and one token if None. Where one that
-    runs finds no slot for its next token, the last that came gives its slots back and waits again.
-    Raises `ValueError` for a request that the whole memory cannot hold.
+    `asks` has the number of slots that each request asks for when it starts; its prompt and one
+    token if None. If a running request finds no slot for its next token, the request that started
+    last is preempted: it frees its slots and waits again. Raises `ValueError` for a request that
+    does not fit into the empty memory.
     """
-    asks = asks or [wish.prompt + 1 for wish in wishes]
-    passage, moments = _Passage(memory, wishes, asks), []
-    while passage.waiting or passage.running:
-        passage.leave()
-        passage.grow()
-        refused = passage.admit()
-        if passage.waiting and not passage.running:
-            raise ValueError(f"Request {passage.waiting[0]} asks for {refused} slots in vain.")
-        moments.append(Moment(passage.pieces(), refused))
+    asks = asks or [request.prompt + 1 for request in requests]
+    simulation, moments = _Simulation(memory, requests, asks), []
+    while simulation.waiting or simulation.running:
+        simulation.finish()
+        simulation.grow()
+        refused = simulation.admit()
+        if simulation.waiting and not simulation.running:
+            raise ValueError(
+                f"Request {simulation.waiting[0]} asks for {refused} slots, but there are only "
+                f"{num_slots}; use a larger memory or shorter requests."
+            )
+        moments.append(Moment(simulation.pieces(), refused))
     return Run(num_slots, tuple(moments))
 
 
-class _Passage:
-    def __init__(self, memory: Memory, wishes: Sequence[Wish], asks: Sequence[int]):
-        self.memory, self.wishes, self.asks = memory, wishes, asks
-        self.tokens = [wish.prompt for wish in wishes]
-        self.waiting, self.running = deque(range(len(wishes))), list[int]()
+class _Simulation:
+    def __init__(self, memory: Memory, requests: Sequence[Wish], asks: Sequence[int]):
+        self.memory, self.requests, self.asks = memory, requests, asks
+        self.tokens = [request.prompt for request in requests]
+        self.waiting, self.running = deque(range(len(requests))), list[int]()
 
-    def leave(self) -> None:
-        """Who has its whole answer gives its slots back."""
-        for each in [each for each in self.running if self.tokens[each] == self.wishes[each].total]:
+    def finish(self) -> None:
+        """Free the slots of each request whose answer is complete."""
+        done = [each for each in self.running if self.tokens[each] == self.requests[each].total]
+        for each in done:
             self.memory.give_back(each)
             self.running.remove(each)
 
     def grow(self) -> None:
-        """A token more for each that runs; for the last that came only if there is room."""
+        """Give each running request one more token; preempt the last request if slots are short."""
         for each in list(self.running):
             while each in self.running and not self.memory.hold(each, self.tokens[each] + 1):
                 last = self.running.pop()
@@ -136,7 +142,7 @@ class _Passage:
             self.tokens[each] += each in self.running
 
     def admit(self) -> int | None:
-        """Let in who waits, in order; what the first that finds no room asks for."""
+        """Start waiting requests in order; return how many slots the first refused one asks for."""
         while self.waiting:
             first = self.waiting[0]
             asked = max(self.asks[first], self.tokens[first] + 1)

@@ -1,6 +1,6 @@
-"""The engine as it would be without blocks to be had later: every answer's longest form reserved.
+"""A scheduler that reserves blocks for the longest possible answer when a request starts.
 
-For comparison: the scheduler and all else are the engine's own. Source: Kwon et al. 2023,
+It is there for comparison; everything else is the engine's own. Source: Kwon et al. 2023,
 section 3.1, on systems before PagedAttention.
 """
 
@@ -11,25 +11,27 @@ from minigen.sequence import Sequence
 
 
 class ReservingManager(BlockManager):
-    """The blocks of a manager, of which a sequence gets, when it begins, all that it may need."""
+    """A block manager that gives a sequence all blocks that it may ever need when it starts."""
 
     def __init__(self, manager: BlockManager):
-        self.__dict__ = manager.__dict__  # the same tables, for the engine looks into that one
+        self.__dict__ = (
+            manager.__dict__
+        )  # the same tables, because the engine reads the original manager
 
     def allocate(self, sequence: Sequence, max_tokens: int) -> int:
-        """As the manager's, and 0 where there is no room for the longest answer."""
+        """Allocate as `BlockManager` does, or return 0 if the longest answer does not fit."""
         longest = len(sequence.prompt_ids) + sequence.max_output
         if blocks_needed(longest, self.block_size) > self.num_available:
             return 0
         num_tokens = super().allocate(sequence, max_tokens)
         if num_tokens:
             reserved = self.allocate_slots(sequence, longest - sequence.num_computed)
-            assert reserved, "there is room for the longest"
+            assert reserved, "the blocks for the longest answer are free"
         return num_tokens
 
 
 class ReservingScheduler(ContinuousScheduler):
-    """Continuous batching that lets nobody in before there is room for their longest answer."""
+    """Continuous batching that admits a request once blocks for its longest answer are free."""
 
     def __init__(self, manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int):
         super().__init__(ReservingManager(manager), max_num_seqs, max_num_batched_tokens)

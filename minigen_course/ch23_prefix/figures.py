@@ -1,8 +1,8 @@
-"""The prefix cache as a tree, step by step, and what shared prefixes save.
+"""Figures of the prefix cache as a tree, step by step, and of what shared prefixes save.
 
-The tree is followed through the engine's events. An event names a block and a request, no tokens
-and no tree; so every request's block table is followed, and a cached block is a child of the block
-before it in the table.
+The tree is rebuilt from the engine's events. An event names a block and a request, but no tokens
+and no tree. So the block table of every request is tracked, and a cached block is a child of the
+block before it in the table.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,8 +35,8 @@ _ENDS = {EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED, EventKind.PREE
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A node: its block, its tokens, the node above (None at a root), and who uses it now."""
+class CachedBlock:
+    """A node of the tree: its block, its tokens, its parent (None below the root), its users."""
 
     block: int
     tokens: tuple[int, ...]
@@ -46,7 +46,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt, and how many of its tokens were found when it began (None while it waits)."""
+    """A prompt, and how many of its tokens were found when it started (None while it waits)."""
 
     prompt: tuple[int, ...]
     num_found: int | None = None
@@ -54,37 +54,38 @@ class Request:
 
 @dataclass(frozen=True)
 class TreeState:
-    """The tree after a step; `grown` and `evicted` are the nodes that came and went in it.
+    """The tree after a step; `grown` and `evicted` are the nodes added and removed in that step.
 
-    Nodes are numbered as they came, since a block that is evicted is soon another node's.
+    Nodes are numbered in the order in which they were added, because the block of an evicted node
+    is soon used for another node.
     """
 
-    kept: dict[int, Kept]
+    cached: dict[int, CachedBlock]
     grown: frozenset[int]
-    evicted: dict[int, Kept]
+    evicted: dict[int, CachedBlock]
     requests: dict[int, Request]
 
 
 @dataclass
-class _Follower:
-    """Hears events, and knows the tree and every request's block table at any time."""
+class _Replayer:
+    """Replays events, and holds the current tree and the block table of every request."""
 
     prompts: Iterator[Sequence[int]]
     block_size: int
-    kept: dict[int, Kept] = field(default_factory=dict)
+    cached: dict[int, CachedBlock] = field(default_factory=dict)
     requests: dict[int, Request] = field(default_factory=dict)
     grown: set[int] = field(default_factory=set)
-    evicted: dict[int, Kept] = field(default_factory=dict)
+    evicted: dict[int, CachedBlock] = field(default_factory=dict)
     _texts: dict[int, list[int]] = field(default_factory=dict)
     _tables: dict[int, list[int]] = field(default_factory=dict)
     _node_of: dict[int, int] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=count)
 
-    def hear(self, event: Event) -> None:
+    def replay(self, event: Event) -> None:
         counts, request_id = event.counts, event.sequence_id
         if event.kind is EventKind.BLOCK_EVICTED and counts["block"] in self._node_of:
             node = self._node_of.pop(counts["block"])
-            self.evicted[node] = self.kept.pop(node)
+            self.evicted[node] = self.cached.pop(node)
         if request_id is None:
             return
         if event.kind is EventKind.QUEUED:
@@ -102,89 +103,92 @@ class _Follower:
                 table[table.index(counts["source"])] = counts["block"]
                 self._use(counts["block"], request_id)
             case EventKind.BLOCK_CACHED:
-                self._keep(counts["block"], request_id)
+                self._cache(counts["block"], request_id)
             case EventKind.PREFIX_HIT:
-                self._begin(request_id, counts["tokens"])
+                self._start(request_id, counts["tokens"])
             case EventKind.SCHEDULED:
-                self._begin(request_id, 0)
+                self._start(request_id, 0)
             case EventKind.NEW_TOKEN:
                 self._texts[request_id].append(counts["token"])
         if event.kind in _ENDS:
-            self._leave(request_id)
+            self._end(request_id)
 
     def state(self) -> TreeState:
-        """What a step has come to; the next one begins."""
+        """Return the state after a step, and clear what is recorded per step."""
         made = TreeState(
-            dict(self.kept), frozenset(self.grown), dict(self.evicted), dict(self.requests)
+            dict(self.cached), frozenset(self.grown), dict(self.evicted), dict(self.requests)
         )
         self.grown, self.evicted = set(), {}
         return made
 
-    def _begin(self, request_id: int, num_found: int) -> None:
+    def _start(self, request_id: int, num_found: int) -> None:
         request = self.requests[request_id]
         if request.num_found is None:
             self.requests[request_id] = replace(request, num_found=num_found)
 
-    def _keep(self, block: int, request_id: int) -> None:
+    def _cache(self, block: int, request_id: int) -> None:
         table = self._tables[request_id]
         index, size = table.index(block), self.block_size
         tokens = tuple(self._texts[request_id][index * size : (index + 1) * size])
         above = self._node_of.get(table[index - 1]) if index else None
         node = self._node_of[block] = next(self._numbers)
-        self.kept[node] = Kept(block, tokens, above, frozenset())
+        self.cached[node] = CachedBlock(block, tokens, above, frozenset())
         self.grown.add(node)
         self._use(block, request_id)
 
     def _use(self, block: int, request_id: int) -> None:
         if block in self._node_of:
             node = self._node_of[block]
-            users = self.kept[node].users | {request_id}
-            self.kept[node] = replace(self.kept[node], users=users)
+            users = self.cached[node].users | {request_id}
+            self.cached[node] = replace(self.cached[node], users=users)
 
-    def _leave(self, request_id: int) -> None:
+    def _end(self, request_id: int) -> None:
         for block in self._tables[request_id]:
             if block in self._node_of:
                 node = self._node_of[block]
-                users = self.kept[node].users - {request_id}
-                self.kept[node] = replace(self.kept[node], users=users)
+                users = self.cached[node].users - {request_id}
+                self.cached[node] = replace(self.cached[node], users=users)
         self._tables[request_id] = []
 
 
 def tree_states(
     events: Iterable[Event], prompts: Sequence[Sequence[int]], block_size: int
 ) -> list[TreeState]:
-    """The tree after every step that the events tell of.
+    """Return the tree after each step in the events.
 
-    `events` begin when the cache is empty; `prompts` are token ids in the order in which they were
-    queued. Raises `ValueError` for events of more requests than there are prompts, or of no step.
+    `events` must start when the cache is empty; `prompts` are token ids in the order in which the
+    requests were queued. Raises `ValueError` if the events have more requests than there are
+    prompts, or no step.
     """
-    follower, states = _Follower(iter(prompts), block_size), []
+    replayer, states = _Replayer(iter(prompts), block_size), []
     for event in events:
         try:
-            follower.hear(event)
+            replayer.replay(event)
         except StopIteration:
             raise ValueError(
-                f"The events tell of more requests than the {len(prompts)} prompts."
+                f"The events have more requests than the {len(prompts)} prompts; pass all prompts."
             ) from None
         if event.kind is EventKind.STEP:
-            states.append(follower.state())
+            states.append(replayer.state())
     if not states:
-        raise ValueError("There is no step in these events.")
+        raise ValueError(
+            "There is no step in these events; record at least one step of the engine."
+        )
     return states
 
 
 COLUMN, ROW, LETTER = 1.75, 0.3, 0.083  # inches
-MOST, MOST_COLUMNS = 24, 7  # rows and columns of blocks that are drawn
+MOST, MOST_COLUMNS = 24, 7  # upper limits of the rows and columns of blocks that are drawn
 Spell = Callable[[Sequence[int]], str]
 
 
 def radix_tree(states: Sequence[TreeState], step: int, block_size: int, spell: Spell) -> Figure:
-    """The tree after a step above the prompts so far, one column for each block of tokens.
+    """Draw the tree after a step, above the prompts so far, with one column per block of tokens.
 
-    Blue is used by a request, grey is kept for whoever comes next; a new block has a thick edge, an
-    evicted one a dashed edge. Of a prompt, green was found in the tree and amber computed. `spell`
-    turns token ids into text. What lies beyond `MOST` rows or `MOST_COLUMNS` is cut off. Raises
-    `ValueError` for a step that there is not.
+    Blue blocks are used by a request, grey blocks are cached but unused. A new block has a thick
+    edge, an evicted block a dashed edge. In a prompt, green tokens were found in the tree and amber
+    tokens were computed. `spell` turns token ids into text. Rows after `MOST` and columns after
+    `MOST_COLUMNS` are cut off. Raises `ValueError` for a step that does not exist.
     """
     if not 0 <= step < len(states):
         raise ValueError(f"These are the steps 0 to {len(states) - 1}: there is no step {step}.")
@@ -205,8 +209,10 @@ def radix_tree(states: Sequence[TreeState], step: int, block_size: int, spell: S
             axes.spines[side].set_visible(False)
     _draw_tree(tree, state, spell)
     _draw_prompts(prompts, state, block_size, spell)
-    unused = sum(not each.users for each in state.kept.values())
-    title(tree, f"After step {step} the tree keeps {len(state.kept)} blocks; nobody uses {unused}")
+    unused = sum(not each.users for each in state.cached.values())
+    title(
+        tree, f"After step {step} the tree has {len(state.cached)} blocks, {unused} of them unused"
+    )
     found, asked = _found_and_asked(state)
     title(prompts, f"Prompts so far: {found} of {asked} tokens were found in the tree")
     _add_legend(made)
@@ -218,46 +224,46 @@ def _found_and_asked(state: TreeState) -> tuple[int, int]:
     return sum(each.num_found or 0 for each in started), sum(len(each.prompt) for each in started)
 
 
-def _shown(state: TreeState) -> dict[int, Kept]:
-    """What is drawn: all that is kept, and what went in this step, in the order of growth."""
-    return dict(sorted({**state.kept, **state.evicted}.items()))
+def _shown(state: TreeState) -> dict[int, CachedBlock]:
+    """Return the nodes to draw: all cached ones and those evicted in this step, oldest first."""
+    return dict(sorted({**state.cached, **state.evicted}.items()))
 
 
-def _rows(kept: dict[int, Kept]) -> dict[int, int]:
-    """A row for each node: a first child stands in its parent's, every other one in a new row."""
+def _rows(nodes: dict[int, CachedBlock]) -> dict[int, int]:
+    """Return a row per node: its parent's row for a first child, a new row for other children."""
     below: dict[int | None, list[int]] = {}
-    for node, each in kept.items():
-        below.setdefault(each.above if each.above in kept else None, []).append(node)
+    for node, each in nodes.items():
+        below.setdefault(each.above if each.above in nodes else None, []).append(node)
     rows: dict[int, int] = {}
     waiting = list(reversed(below.get(None, [])))
     while waiting:
         node = waiting.pop()
-        above = kept[node].above
-        first = above in kept and below[above][0] == node
+        above = nodes[node].above
+        first = above in nodes and below[above][0] == node
         rows[node] = rows[above] if first and above is not None else len(set(rows.values()))
         waiting += reversed(below.get(node, []))
     return rows
 
 
-def _depth(kept: dict[int, Kept], node: int) -> int:
-    above, depth = kept[node].above, 0
-    while above is not None and above in kept:
-        above, depth = kept[above].above, depth + 1
+def _depth(nodes: dict[int, CachedBlock], node: int) -> int:
+    above, depth = nodes[node].above, 0
+    while above is not None and above in nodes:
+        above, depth = nodes[above].above, depth + 1
     return depth
 
 
 def _num_columns(states: Sequence[TreeState], block_size: int) -> int:
     widest = max(-(-len(each.prompt) // block_size) for each in states[-1].requests.values())
     trees = [_shown(state) for state in states]
-    return max(widest, *(1 + _depth(kept, node) for kept in trees for node in kept), 1)
+    return max(widest, *(1 + _depth(nodes, node) for nodes in trees for node in nodes), 1)
 
 
 def _draw_tree(axes: Axes, state: TreeState, spell: Spell) -> None:
-    kept = _shown(state)
-    rows = _rows(kept)
+    nodes = _shown(state)
+    rows = _rows(nodes)
     for node, row in rows.items():
-        each, column = kept[node], _depth(kept, node)
-        gone, new = node not in state.kept, node in state.grown
+        each, column = nodes[node], _depth(nodes, node)
+        gone, new = node not in state.cached, node in state.grown
         fill = "white" if gone else SKY if each.users else FAINT
         patch = _box(axes, column, row, 1, fill, spell(each.tokens))
         patch.set(
@@ -265,7 +271,7 @@ def _draw_tree(axes: Axes, state: TreeState, spell: Spell) -> None:
             linewidth=2.4 if new else 1,
             linestyle="--" if gone else "-",
         )
-        if each.above is not None and each.above in kept:
+        if each.above is not None and each.above in nodes:
             up, here = rows[each.above] + 0.5, row + 0.5
             line = [column - 0.08, column - 0.04, column - 0.04, column]
             axes.plot(line, [up, up, here, here], color=QUIET, linewidth=1, zorder=0)
@@ -286,12 +292,12 @@ def _box(axes: Axes, column: int, row: int, share: float, fill: str, text: str) 
     width = 0.92 * share
     patch = Rectangle((column, row + 0.1), width, 0.8, facecolor=fill, edgecolor=QUIET)
     axes.add_patch(patch)
-    room = max(int(COLUMN * width / LETTER), 1)
+    most = max(int(COLUMN * width / LETTER), 1)
     (seen,) = printable([text])
     axes.text(
         column + 0.03,
         row + 0.5,
-        seen if len(seen) <= room else seen[: room - 1] + "…",
+        seen if len(seen) <= most else seen[: most - 1] + "…",
         fontsize=8,
         family="DejaVu Sans Mono",
         va="center",
@@ -304,7 +310,7 @@ def _box(axes: Axes, column: int, row: int, share: float, fill: str, text: str) 
 def _add_legend(made: Figure) -> None:
     looks: dict[str, dict[str, Any]] = {
         "used by a request": {"facecolor": SKY, "edgecolor": QUIET},
-        "kept for whoever comes next": {"facecolor": FAINT, "edgecolor": QUIET},
+        "cached, unused": {"facecolor": FAINT, "edgecolor": QUIET},
         "new": {"facecolor": "white", "edgecolor": ORANGE, "linewidth": 2.4},
         "evicted": {"facecolor": "white", "edgecolor": QUIET, "linestyle": "--"},
         "prompt: found": {"facecolor": GREEN, "edgecolor": QUIET},
@@ -322,7 +328,7 @@ def _add_legend(made: Figure) -> None:
 
 
 def visits_figure(visits: Visits) -> Figure:
-    """A column for each request: tokens found and tokens computed; below, blocks evicted for it."""
+    """Draw a column per request: tokens found and tokens computed; below, blocks evicted for it."""
     made, (above, below) = figure(10, 4.4, nrows=2, height_ratios=(2.2, 1), sharex=True)
     places = np.arange(len(visits.asked))
     found, asked = np.array(visits.found), np.array(visits.asked)
@@ -343,7 +349,7 @@ def visits_figure(visits: Visits) -> Figure:
 
 
 def by_share(ratios: Mapping[float, float]) -> Figure:
-    """Time to first token by the share that was found, as a part of the time with nothing found."""
+    """Draw TTFT against the share of the prompt found, relative to TTFT with nothing found."""
     made, axes = figure(7, 3.6)
     shares = sorted(ratios)
     axes.plot([0, 1], [1, 0], "--", color=QUIET, linewidth=1, label="in proportion to what is left")
@@ -357,7 +363,7 @@ def by_share(ratios: Mapping[float, float]) -> Figure:
 
 
 def by_turn(lines: Mapping[str, Sequence[int]]) -> Figure:
-    """Tokens that each turn of a chat computed before its first token, a group of bars a turn."""
+    """Draw the tokens that each turn of a chat computes before its first token, as grouped bars."""
     made, axes = figure(8, 3.2)
     width = 0.8 / len(lines)
     for number, ((name, values), colour) in enumerate(

@@ -1,4 +1,4 @@
-"""Chapter 23's hunt: a prefix cache that knows a whole prompt."""
+"""Bug hunt of chapter 23: a prefix cache that has all tokens of a prompt."""
 
 from collections.abc import Sequence as SequenceOf
 from typing import Any
@@ -15,7 +15,7 @@ Name = tuple[str | None, tuple[int, ...]]
 
 
 class ChainedPrefixCache:
-    """A prefix cache without a tree: a block's name is all of the text up to its end."""
+    """A prefix cache without a tree: a block's name is its salt and all tokens up to its end."""
 
     def __init__(self, allocator: Allocator, block_size: int):
         self.allocator, self.block_size = allocator, block_size
@@ -80,14 +80,14 @@ class ChainedPrefixCache:
         return evicted
 
     def ends(self, token_ids: SequenceOf[int]) -> range:
-        """Where the full blocks of a text end."""
+        """Return the positions where the full blocks of a text end."""
         return range(self.block_size, len(token_ids) + 1, self.block_size)
 
 
 def test_prefix_cache(PrefixCache: Any) -> None:
-    """Assert what holds for every right prefix cache, and does not for the one above.
+    """Assert what every correct prefix cache does, and the one above does not.
 
-    It is made as PrefixCache(BlockAllocator(num_blocks), block_size).
+    Create it as PrefixCache(BlockAllocator(num_blocks), block_size).
     """
     for num_blocks in (1, 2, 5):
         cache = PrefixCache(BlockAllocator(20), 4)
@@ -98,14 +98,14 @@ def test_prefix_cache(PrefixCache: Any) -> None:
 
 
 class _Mended(ChainedPrefixCache):
-    """Looks only at blocks that end before the last token."""
+    """Correct: looks only at blocks that end before the last token."""
 
     def match(self, token_ids: SequenceOf[int], salt: str | None = None) -> list[int]:
         return super().match(token_ids[:-1], salt)
 
 
-class _TakenBack(ChainedPrefixCache):
-    """Right, too: takes all, and gives the last block back."""
+class _ReleasesTheLast(ChainedPrefixCache):
+    """Also correct: matches all blocks, then releases the last one."""
 
     def match(self, token_ids: SequenceOf[int], salt: str | None = None) -> list[int]:
         matched = super().match(token_ids, salt)
@@ -116,7 +116,7 @@ class _TakenBack(ChainedPrefixCache):
         return matched
 
 
-class _FullHitOfOneBlock(_TakenBack):
+class _FullHitOfOneBlock(_ReleasesTheLast):
     def match(self, token_ids: SequenceOf[int], salt: str | None = None) -> list[int]:
         if len(token_ids) == self.block_size:
             return ChainedPrefixCache.match(self, token_ids, salt)
@@ -130,8 +130,8 @@ class _FullHitOfMany(ChainedPrefixCache):
         return super().match(token_ids, salt)
 
 
-class _LeavesOneOfAllKnown(ChainedPrefixCache):
-    """Keeps a token back only where nothing longer is known."""
+class _FullHitOfAPrefix(ChainedPrefixCache):
+    """Leaves a token to compute only if no longer text is cached."""
 
     def match(self, token_ids: SequenceOf[int], salt: str | None = None) -> list[int]:
         whole = (salt, tuple(token_ids))
@@ -141,12 +141,12 @@ class _LeavesOneOfAllKnown(ChainedPrefixCache):
         return super().match(token_ids, salt)
 
 
-def the_engine_serves_a_prompt_twice(part: Any) -> None:
-    """the same prompts again and again in the toy engine:"""
+def the_engine_serves_prompts_again(part: Any) -> None:
+    """the same prompts three times in the toy engine:"""
     prompts = [[5, 3, 8, 1], [5, 3, 8, 1, 9, 9, 2, 2], [5, 3, 8, 1, 4]] * 3
     alone = [serve_toy([prompt], max_tokens=3).answers[0] for prompt in prompts]
     found = serve_toy(prompts, prefix_cache=part, max_tokens=3, max_num_seqs=2).answers
-    expect_equal(found, alone, "the answers to nine requests, of which six ask what was asked")
+    expect_equal(found, alone, "the answers to nine requests, six of which repeat a prompt")
 
 
 HUNT = Hunt(
@@ -154,25 +154,27 @@ HUNT = Hunt(
     ChainedPrefixCache,
     test_prefix_cache,
     _Mended,
-    {"minigen's radix tree": RadixPrefixCache, "one that takes the last block back": _TakenBack},
+    {
+        "minigen's radix tree": RadixPrefixCache,
+        "one that releases the last block": _ReleasesTheLast,
+    },
     {
         "finds a whole prompt if it is one block long": _FullHitOfOneBlock,
         "finds a whole prompt if it is several blocks long": _FullHitOfMany,
-        "finds a whole prompt if it is the beginning of a longer one that is known": (
-            _LeavesOneOfAllKnown
-        ),
+        "finds a whole prompt if it is the prefix of a longer, cached one": _FullHitOfAPrefix,
     },
-    (*prefix_checks.EXERCISES[0].checks, the_engine_serves_a_prompt_twice),
+    (*prefix_checks.EXERCISES[0].checks, the_engine_serves_prompts_again),
     (
         "Ask for the same prompt twice, with lengths around a whole number of blocks.",
-        "How many tokens are left for the model to compute? Where do the logits come from that "
-        "choose the next token?",
-        "Try prompts of one block and of several, and one that a longer, known one begins with.",
+        "How many tokens are left for the model to compute? Which token's logits choose the next "
+        "token?",
+        "Try prompts of one block and of several blocks, and a prompt that is the prefix of a "
+        "longer, cached one.",
     ),
-    "**The report.** *The server ran for weeks. Then a monitor was set up that sends one question "
-    "every minute, and the second time it takes everything down; but only with some questions: a "
-    "word more, and all is well.* nano-vllm crashed on prompts of exactly one block (issue 114): "
-    "all tokens were cached, and the model was run on none. InfiniLM mended the same (pull request "
-    "381), and names SGLang's rule for it; vLLM computes the whole last block again (pull request "
-    "11186).",
+    "**The report.** *The server ran for weeks. Then a monitor was set up that sends the same "
+    "question every minute, and the second request crashes the server. But this happens only with "
+    "some questions: with one word more, everything works.* nano-vllm crashed on prompts of "
+    "exactly one block (issue 114): all tokens were cached, and the model ran on no token. "
+    "InfiniLM fixed the same bug (pull request 381), and names SGLang's rule for it; vLLM computes "
+    "the whole last block again (pull request 11186).",
 )

@@ -1,4 +1,4 @@
-"""What a prefix cache finds when users come back: block by block, without a model."""
+"""A simulation of a prefix cache with returning users, block by block, without a model."""
 
 import random
 from collections.abc import Sequence as SequenceOf
@@ -16,7 +16,7 @@ BLOCK_SIZE = 16
 
 @dataclass
 class Visits:
-    """For each request in turn: its tokens, those found, and the blocks evicted to let it in."""
+    """Per request, in order: its tokens, the tokens found, and the blocks evicted to admit it."""
 
     asked: list[int] = field(default_factory=list)
     found: list[int] = field(default_factory=list)
@@ -24,39 +24,43 @@ class Visits:
 
     @property
     def hit_rate(self) -> float:
-        """The share of all tokens asked for that were found."""
+        """The share of all requested tokens that were found in the cache."""
         return sum(self.found) / sum(self.asked)
 
 
 def make_manager(num_blocks: int, num_sequences: int, trace: Trace | None = None) -> BlockManager:
-    """A block manager over an empty radix tree."""
+    """Create a block manager over an empty radix tree."""
     allocator = BlockAllocator(num_blocks)
     cache = RadixPrefixCache(allocator, BLOCK_SIZE)
-    heard = Trace() if trace is None else trace
-    return BlockManager(allocator, cache, BLOCK_SIZE, num_sequences, num_blocks, heard)
+    trace = Trace() if trace is None else trace
+    return BlockManager(allocator, cache, BLOCK_SIZE, num_sequences, num_blocks, trace)
 
 
 def enter(manager: BlockManager, prompt: SequenceOf[int]) -> Sequence:
-    """A request whose prompt is computed at once, as far as it is not known.
+    """Start a request, and count all tokens of its prompt that are not cached as computed.
 
-    Raises `ValueError` where its blocks do not fit.
+    Raises `ValueError` if its blocks do not fit.
     """
-    made = Sequence(0, tuple(prompt), SamplingParams(), 0, 1, frozenset())
-    if not manager.allocate(made, len(made)):
-        raise ValueError(f"A prompt of {len(prompt)} tokens does not fit into the blocks.")
-    manager.mark_computed(made, len(made.new_ids))
-    return made
+    sequence = Sequence(0, tuple(prompt), SamplingParams(), 0, 1, frozenset())
+    if not manager.allocate(sequence, len(sequence)):
+        raise ValueError(
+            f"A prompt of {len(prompt)} tokens does not fit into the "
+            f"{manager.num_available} available blocks; use more blocks or a shorter prompt."
+        )
+    manager.mark_computed(sequence, len(sequence.new_ids))
+    return sequence
 
 
 def visit(
     num_users: int, shared_tokens: int, own_tokens: int, num_blocks: int, num_requests: int
 ) -> Visits:
-    """Users come back in random order, one at a time, each with the same prompt as the last time.
+    """Serve users that return in random order, one request at a time, each with its own prompt.
 
-    A prompt is `shared_tokens` that all have in common, and `own_tokens` of the user's alone. The
-    first request of each user cannot find its own. Raises `ValueError` where a prompt does not fit.
+    A user's prompt is always the same: `shared_tokens` that all users have in common, and then
+    `own_tokens` that only this user has. The first request of a user cannot find its own tokens.
+    Raises `ValueError` if a prompt does not fit.
     """
-    seen, trace, chance = Visits(), Trace(), random.Random(23)
+    visits, trace, rng = Visits(), Trace(), random.Random(23)
     manager, num_evicted = make_manager(num_blocks, 1, trace), 0
 
     def count(event: Event) -> None:
@@ -65,12 +69,12 @@ def visit(
 
     with trace.subscribed(count):
         for _ in range(num_requests):
-            first = shared_tokens + chance.randrange(num_users) * own_tokens
+            first = shared_tokens + rng.randrange(num_users) * own_tokens
             prompt = [*range(shared_tokens), *range(first, first + own_tokens)]
             sequence = enter(manager, prompt)
             manager.free(sequence)
-            seen.asked.append(len(prompt))
-            seen.found.append(sequence.num_cached or 0)
-            seen.evicted.append(num_evicted)
+            visits.asked.append(len(prompt))
+            visits.found.append(sequence.num_cached or 0)
+            visits.evicted.append(num_evicted)
             num_evicted = 0
-    return seen
+    return visits

@@ -1,4 +1,4 @@
-"""Chapter 24's exercises: seats that are never empty, prompts in chunks, preemption."""
+"""Exercises of chapter 24: batch slots that are never idle, chunked prefill, preemption."""
 
 import random
 from typing import Any
@@ -22,7 +22,7 @@ def one_request_alone(part: Any) -> None:
 
 
 def two_run_together(part: Any) -> None:
-    """two that came together, and one later, with seats for all:"""
+    """two requests that arrive together and one that arrives later, with batch slots for all:"""
     hall = Hall(part)
     hall.arrive(3, 4)
     hall.arrive(4, 3)
@@ -32,18 +32,18 @@ def two_run_together(part: Any) -> None:
     hall.expect_whole()
 
 
-def a_seat_that_is_left_is_taken_at_once(part: Any) -> None:
-    """two seats, three requests, the first of which has a short answer:"""
-    hall = Hall(part, seats=2)
+def a_free_batch_slot_is_taken_at_once(part: Any) -> None:
+    """two batch slots and three requests, the first of which has a short answer:"""
+    hall = Hall(part, max_num_seqs=2)
     for output in (1, 4, 2):
         hall.arrive(3, output)
     expect_batches(hall, [{1: 3, 2: 3}, {2: 1, 3: 3}, {2: 1, 3: 1}, {2: 1}])
     hall.expect_whole()
 
 
-def nobody_has_a_seat_too_many(part: Any) -> None:
-    """three seats and five requests:"""
-    hall = Hall(part, seats=3)
+def no_batch_slot_is_used_twice(part: Any) -> None:
+    """three batch slots and five requests:"""
+    hall = Hall(part, max_num_seqs=3)
     for _ in range(5):
         hall.arrive(2, 2)
     expect_batches(hall, [{1: 2, 2: 2, 3: 2}, {1: 1, 2: 1, 3: 1}, {4: 2, 5: 2}, {4: 1, 5: 1}])
@@ -51,20 +51,20 @@ def nobody_has_a_seat_too_many(part: Any) -> None:
 
 
 def a_prompt_waits_until_it_fits_into_a_step(part: Any) -> None:
-    """8 tokens a step: a prompt of 6, then one of 7 beside its decodes, then one of 2:"""
+    """8 tokens per step: prompts of 6, 7 and 1 tokens, then prompts of 6, 8 and 1:"""
     hall = Hall(part, budget=8)
     for prompt, output in ((6, 3), (7, 2), (1, 1)):
         hall.arrive(prompt, output)
     expect_batches(hall, [{1: 6}, {1: 1, 2: 7}, {1: 1, 2: 1, 3: 1}, {}])
     hall.expect_whole()
     hall = Hall(part, budget=8)
-    for prompt, output in ((6, 3), (8, 1), (1, 1)):  # the second needs a step for itself
+    for prompt, output in ((6, 3), (8, 1), (1, 1)):  # the second prompt fills a step alone
         hall.arrive(prompt, output)
     expect_batches(hall, [{1: 6}, {1: 1}, {1: 1}, {2: 8}, {3: 1}, {}])
 
 
-def who_begins_has_blocks_for_its_longest_answer(part: Any) -> None:
-    """6 blocks of 4 tokens: requests that take 4, 3 and 1 at their longest, in turn:"""
+def a_request_starts_with_blocks_for_its_longest_answer(part: Any) -> None:
+    """6 blocks of 4 tokens: requests that need at most 4, 3 and 1 blocks, in this order:"""
     hall = Hall(part, num_blocks=6)
     for prompt, output in ((4, 9), (5, 7), (3, 1)):
         hall.arrive(prompt, output)
@@ -72,9 +72,9 @@ def who_begins_has_blocks_for_its_longest_answer(part: Any) -> None:
     hall.drain(6)
 
 
-def who_is_given_up_leaves_seat_and_blocks(part: Any) -> None:
-    """two seats: one who runs is aborted, one who waits, and one who has finished:"""
-    hall = Hall(part, seats=2)
+def an_aborted_request_frees_its_batch_slot_and_blocks(part: Any) -> None:
+    """two batch slots: a running, a waiting and a finished request are aborted:"""
+    hall = Hall(part, max_num_seqs=2)
     for _ in range(5):
         hall.arrive(3, 4)
     expect_batches(hall, [{1: 3, 2: 3}])
@@ -86,8 +86,8 @@ def who_is_given_up_leaves_seat_and_blocks(part: Any) -> None:
     hall.drain(3)
 
 
-def two_schedulers_share_nothing(part: Any) -> None:
-    """two engines, each with a scheduler of its own:"""
+def two_schedulers_share_no_state(part: Any) -> None:
+    """two engines, each with its own scheduler:"""
     first, second = Hall(part), Hall(part)
     first.arrive(3, 2)
     expect_batches(second, [{}])
@@ -97,15 +97,15 @@ def two_schedulers_share_nothing(part: Any) -> None:
     expect_batches(second, [{1: 1}, {}])
 
 
-def a_crowd(part: Any, solution: Any, seed: int, **sizes: int) -> None:
-    """Forty requests at odd moments: answers as if alone, each step as the solution's."""
+def random_requests(part: Any, solution: Any, seed: int, **sizes: int) -> None:
+    """Serve forty requests that arrive at random; expect each step to be the solution's step."""
     mine, right = Hall(part, **sizes), Hall(solution, **sizes)
     longest = sizes["num_blocks"] * sizes["block_size"]
     rng = random.Random(seed)
     left = 40
     while left or right.live():
         for _ in range(min(left, rng.choice((0, 0, 1, 3)))):
-            prompt = rng.randint(1, sizes["budget"] - sizes["seats"])
+            prompt = rng.randint(1, sizes["budget"] - sizes["max_num_seqs"])
             output = min(rng.randint(1, 12), longest - prompt)
             mine.arrive(prompt, output)
             right.arrive(prompt, output)
@@ -114,13 +114,13 @@ def a_crowd(part: Any, solution: Any, seed: int, **sizes: int) -> None:
     mine.expect_whole()
 
 
-def forty_find_their_seats(part: Any) -> None:
-    """forty requests that come at odd moments, by the order of their arrival:"""
-    a_crowd(part, SlotScheduler, 1, seats=3, budget=16, num_blocks=10, block_size=4)
+def forty_requests_in_batch_slots(part: Any) -> None:
+    """forty requests that arrive at random steps, served in the order of arrival:"""
+    random_requests(part, SlotScheduler, 1, max_num_seqs=3, budget=16, num_blocks=10, block_size=4)
 
 
-def a_long_prompt_goes_in_chunks_beside_decodes(part: Any) -> None:
-    """8 tokens a step: a prompt of 17 while another is decoded:"""
+def a_long_prompt_is_chunked_beside_decodes(part: Any) -> None:
+    """8 tokens per step: a prompt of 17 tokens while another request decodes:"""
     hall = Hall(part, budget=8)
     hall.arrive(4, 6)
     expect_batches(hall, [{1: 4}])
@@ -129,9 +129,9 @@ def a_long_prompt_goes_in_chunks_beside_decodes(part: Any) -> None:
     hall.expect_whole()
 
 
-def who_decodes_goes_before_prompts(part: Any) -> None:
-    """a prompt of 30 that came first, and short ones behind it that decode soon:"""
-    hall = Hall(part, budget=8, seats=3)
+def decodes_go_before_prompts(part: Any) -> None:
+    """a prompt of 30 tokens that arrives between two requests that decode:"""
+    hall = Hall(part, budget=8, max_num_seqs=3)
     hall.arrive(5, 9)
     hall.arrive(30, 2)
     expect_batches(hall, [{1: 5, 2: 3}, {1: 1, 2: 7}])
@@ -140,8 +140,8 @@ def who_decodes_goes_before_prompts(part: Any) -> None:
     hall.drain(8)
 
 
-def what_is_left_of_a_step_goes_to_the_next(part: Any) -> None:
-    """10 tokens a step and prompts of 12, 5 and 6 at once:"""
+def the_rest_of_a_step_goes_to_the_next_prompt(part: Any) -> None:
+    """10 tokens per step, and prompts of 12, 5 and 6 tokens that arrive together:"""
     hall = Hall(part, budget=10)
     for prompt in (12, 5, 6):
         hall.arrive(prompt, 3)
@@ -149,9 +149,9 @@ def what_is_left_of_a_step_goes_to_the_next(part: Any) -> None:
     hall.drain(4)
 
 
-def a_full_step_lets_nobody_in(part: Any) -> None:
-    """two prompts of 8 tokens and 8 tokens a step: the second has no seat before it has tokens:"""
-    hall = Hall(part, budget=8, seats=2)
+def a_full_step_admits_no_request(part: Any) -> None:
+    """8 tokens per step, prompts of 8 tokens: none starts in a step without tokens left:"""
+    hall = Hall(part, budget=8, max_num_seqs=2)
     hall.arrive(8, 2)
     hall.arrive(8, 2)
     hall.arrive(3, 1)
@@ -162,9 +162,9 @@ def a_full_step_lets_nobody_in(part: Any) -> None:
     hall.expect_whole()
 
 
-def seats_and_blocks_still_hold(part: Any) -> None:
-    """two seats, and blocks for two longest answers:"""
-    hall = Hall(part, budget=8, seats=2, num_blocks=7)
+def batch_slots_and_blocks_still_limit(part: Any) -> None:
+    """two batch slots, and blocks for the longest answers of two requests:"""
+    hall = Hall(part, budget=8, max_num_seqs=2, num_blocks=7)
     for prompt, output in ((4, 4), (13, 5), (9, 3), (2, 2)):
         hall.arrive(prompt, output)
     expect_batches(hall, [{1: 4, 2: 4}, {1: 1, 2: 7}, {1: 1, 2: 2}, {1: 1, 2: 1}, {2: 1}])
@@ -172,14 +172,18 @@ def seats_and_blocks_still_hold(part: Any) -> None:
     hall.expect_whole()
 
 
-def forty_go_in_chunks(part: Any) -> None:
-    """forty requests that come at odd moments, in steps of 9 tokens:"""
-    a_crowd(part, ChunkingScheduler, 2, seats=4, budget=9, num_blocks=12, block_size=4)
-    a_crowd(part, ChunkingScheduler, 5, seats=2, budget=5, num_blocks=6, block_size=2)
+def forty_requests_in_chunks(part: Any) -> None:
+    """forty requests that arrive at random steps, in steps of 9 and of 5 tokens:"""
+    random_requests(
+        part, ChunkingScheduler, 2, max_num_seqs=4, budget=9, num_blocks=12, block_size=4
+    )
+    random_requests(
+        part, ChunkingScheduler, 5, max_num_seqs=2, budget=5, num_blocks=6, block_size=2
+    )
 
 
-def room_for_now_is_enough_to_begin(part: Any) -> None:
-    """6 blocks of 4 tokens: three requests that need 1 now and 3 at their longest:"""
+def blocks_for_now_are_enough_to_start(part: Any) -> None:
+    """6 blocks of 4 tokens: three requests that need 1 block now and at most 3 later:"""
     hall = Hall(part, num_blocks=6)
     for _ in range(3):
         hall.arrive(4, 8)
@@ -187,20 +191,20 @@ def room_for_now_is_enough_to_begin(part: Any) -> None:
     hall.drain(30)
 
 
-def the_last_who_came_gives_way(part: Any) -> None:
-    """6 blocks of 2 tokens, three prompts of 4: all blocks are taken when the first wants more:"""
-    hall = Hall(part, num_blocks=6, block_size=2, seats=3)
+def the_last_request_is_preempted(part: Any) -> None:
+    """6 blocks of 2 tokens, three prompts of 4: no block is free when the first needs one more:"""
+    hall = Hall(part, num_blocks=6, block_size=2, max_num_seqs=3)
     for _ in range(3):
         hall.arrive(4, 5)
     expect_batches(hall, [{1: 4, 2: 4, 3: 4}, {1: 1, 2: 1}, {1: 1, 2: 1}])
     computed = hall.sequences[2].num_computed
-    expect_equal(computed, 0, "tokens of request 3 that count as computed after it gave way")
+    expect_equal(computed, 0, "num_computed of request 3 after its preemption")
     hall.drain(30)
 
 
-def it_comes_back_first_and_is_computed_anew(part: Any) -> None:
-    """the same, and a fourth request that comes while the third waits:"""
-    hall = Hall(part, num_blocks=6, block_size=2, seats=3)
+def a_preempted_request_is_recomputed_first(part: Any) -> None:
+    """6 blocks of 2 tokens: a fourth request waits when the third of three is preempted:"""
+    hall = Hall(part, num_blocks=6, block_size=2, max_num_seqs=3)
     for _ in range(3):
         hall.arrive(4, 3)
     expect_batches(hall, [{1: 4, 2: 4, 3: 4}])
@@ -209,8 +213,8 @@ def it_comes_back_first_and_is_computed_anew(part: Any) -> None:
     hall.expect_whole()
 
 
-def who_gives_way_leaves_the_step(part: Any) -> None:
-    """a prompt that asks for its logprobs, so 32 tokens a step, beside three that decode:"""
+def a_preempted_request_leaves_the_step(part: Any) -> None:
+    """a prompt with prompt_logprobs (at most 32 tokens per step), and three that decode:"""
     hall = Hall(part, num_blocks=6, block_size=16, budget=64)
     hall.arrive(80, 2, logprobs=True)
     for _ in range(3):
@@ -219,25 +223,25 @@ def who_gives_way_leaves_the_step(part: Any) -> None:
     hall.drain(20)
 
 
-def the_last_gives_its_own_way(part: Any) -> None:
-    """4 blocks of 2 tokens, two requests: when the second lacks a block, it is the last:"""
-    hall = Hall(part, num_blocks=4, block_size=2, seats=2)
+def the_last_request_preempts_itself(part: Any) -> None:
+    """4 blocks of 2 tokens: the second of two requests needs a block, and is itself the last:"""
+    hall = Hall(part, num_blocks=4, block_size=2, max_num_seqs=2)
     hall.arrive(3, 5)
     hall.arrive(4, 2)
     expect_batches(hall, [{1: 3, 2: 4}, {1: 1}, {1: 1}, {1: 1}, {1: 1}, {2: 5}, {}])
     hall.expect_whole()
 
 
-def forty_in_too_little_memory(part: Any) -> None:
-    """forty requests that come at odd moments, where blocks are always short:"""
+def forty_requests_in_too_little_memory(part: Any) -> None:
+    """forty requests that arrive at random steps, with too few blocks all the time:"""
     for seed, sizes in enumerate(
         (
-            {"seats": 4, "budget": 9, "num_blocks": 7, "block_size": 4},
-            {"seats": 5, "budget": 12, "num_blocks": 10, "block_size": 2},
-            {"seats": 3, "budget": 16, "num_blocks": 14, "block_size": 1},
+            {"max_num_seqs": 4, "budget": 9, "num_blocks": 7, "block_size": 4},
+            {"max_num_seqs": 5, "budget": 12, "num_blocks": 10, "block_size": 2},
+            {"max_num_seqs": 3, "budget": 16, "num_blocks": 14, "block_size": 1},
         )
     ):
-        a_crowd(part, PreemptingScheduler, 10 + seed, **sizes)
+        random_requests(part, PreemptingScheduler, 10 + seed, **sizes)
 
 
 SCHEDULER_USE = """from minigen import LLM, SamplingParams
@@ -255,98 +259,105 @@ EXERCISES = (
         (
             one_request_alone,
             two_run_together,
-            a_seat_that_is_left_is_taken_at_once,
-            nobody_has_a_seat_too_many,
+            a_free_batch_slot_is_taken_at_once,
+            no_batch_slot_is_used_twice,
             a_prompt_waits_until_it_fits_into_a_step,
-            who_begins_has_blocks_for_its_longest_answer,
-            who_is_given_up_leaves_seat_and_blocks,
-            two_schedulers_share_nothing,
-            forty_find_their_seats,
+            a_request_starts_with_blocks_for_its_longest_answer,
+            an_aborted_request_frees_its_batch_slot_and_blocks,
+            two_schedulers_share_no_state,
+            forty_requests_in_batch_slots,
         ),
         (
-            "Keep a queue of who waits and a list of who runs. schedule gives one token to each "
-            "who runs, ScheduledChunk(sequence, 1), and then looks at the first of the queue, again and "
-            "again, until it cannot begin.",
-            "It begins by begin_with_room(self.manager, sequence, budget), of "
-            "minigen_course.ch24_scheduler.lesson, which says how many tokens to compute, 0 if "
-            "there is no room. Look at seats and at the budget before: what has begun holds "
-            "blocks.",
-            "In commit, ask samples_of(chunks) who gets a token before self.manager.mark_computed counts "
-            "the chunks as computed. sequence.append(token.token_id) sets finish_reason at the "
-            "end; then release the blocks, and leave the seat.",
+            "Keep a queue of waiting sequences and a list of running ones. schedule gives each "
+            "running sequence one token, ScheduledChunk(sequence, 1). Then it tries to start the "
+            "first sequence of the queue, again and again, until that one cannot start.",
+            "To start a sequence, call begin_with_room(self.manager, sequence, budget) of "
+            "minigen_course.ch24_scheduler.lesson. It returns how many tokens to compute, or 0 if "
+            "there are not enough blocks. Check the batch slots and the budget before this call, "
+            "because a started sequence holds blocks.",
+            "In commit, call samples_of(chunks), which returns the sequences that get a token, "
+            "before self.manager.mark_computed counts the chunks as computed. "
+            "sequence.append(token.token_id) sets finish_reason when the answer is complete; then "
+            "call self.manager.free(sequence), and remove the sequence from the running ones.",
         ),
-        "Write continuous batching. Whoever runs gets one token in each step. Whoever waits "
-        "begins, in the order of arrival, as soon as there is a seat, its whole prompt fits into "
-        "what is left of the step's tokens, and there are blocks for its longest answer "
-        "(`begin_with_room` of `minigen_course.ch24_scheduler.lesson` sees to the blocks). Nobody "
-        "overtakes: if the first of the queue cannot begin, all wait. Whoever has finished leaves "
-        "seat and blocks in `commit`.",
+        "Write continuous batching. In each step, every running sequence gets one token. Waiting "
+        "sequences start in the order of arrival. A sequence starts as soon as a slot in the batch "
+        "is free, its whole prompt fits into the tokens that are left in the step, and there are "
+        "blocks for its longest answer (`begin_with_room` of "
+        "`minigen_course.ch24_scheduler.lesson` allocates the blocks). No sequence overtakes "
+        "another: if the first of the queue cannot start, all wait. `commit` removes finished "
+        "sequences from the batch and frees their blocks.",
         SCHEDULER_USE.format(sizes=""),
-        "A prompt longer than a step's tokens never begins here, and blocks all behind it. Let "
-        "such a one in alone, or refuse it in `add`: which of the two would you want of a server?",
+        "A prompt longer than `max_num_batched_tokens` never starts here, and blocks all requests "
+        "behind it. Run such a prompt alone in its step, or reject it in `add`: which of the two "
+        "would you want in a server?",
     ),
     Exercise(
         "ChunkingScheduler",
         ChunkingScheduler,
         (
             one_request_alone,
-            a_long_prompt_goes_in_chunks_beside_decodes,
-            who_decodes_goes_before_prompts,
-            what_is_left_of_a_step_goes_to_the_next,
-            a_full_step_lets_nobody_in,
-            seats_and_blocks_still_hold,
-            two_schedulers_share_nothing,
-            forty_go_in_chunks,
+            a_long_prompt_is_chunked_beside_decodes,
+            decodes_go_before_prompts,
+            the_rest_of_a_step_goes_to_the_next_prompt,
+            a_full_step_admits_no_request,
+            batch_slots_and_blocks_still_limit,
+            two_schedulers_share_no_state,
+            forty_requests_in_chunks,
         ),
         (
-            "sequence.num_wanted is how many tokens are still to be computed: 1 for whoever "
-            "decodes, more for a prompt under way. Give min(num_wanted, budget).",
-            "Go through those who run in the order of their arrival. Nobody who decodes comes away "
-            "empty then: a prompt that takes all that is left came after them.",
-            "Who begins gets begin_with_room(self.manager, sequence, budget) tokens, the first "
-            "chunk. Let nobody begin when the budget is 0.",
+            "sequence.num_wanted is how many tokens are still to be computed: 1 for a decode, more "
+            "for a partly computed prompt. Schedule min(num_wanted, budget) of them.",
+            "Go through the running sequences in the order of arrival. Then every decode gets its "
+            "token, because a prompt that takes all remaining tokens arrived after the decodes.",
+            "A new sequence gets begin_with_room(self.manager, sequence, budget) tokens, its first "
+            "chunk. Start no sequence when the budget is 0.",
         ),
-        "Write `schedule` with chunks. First each who decodes gets its token; then prompts that "
-        "are under way, in the order of arrival, get as many tokens as are left; then newcomers "
-        "begin with what is left, while there are seats and blocks. No step has more than "
-        "`max_num_batched_tokens`. The base class is the package's `SlotScheduler` by another "
-        "name; build on your own if you like.",
+        "Write `schedule` with chunked prefill. First, each decoding sequence gets its token. Then "
+        "partly computed prompts, in the order of arrival, get as many of the remaining tokens as "
+        "they need. Then new sequences start with the rest, while there are batch slots and "
+        "blocks. No step has more than `max_num_batched_tokens` tokens. The base class "
+        "`WholePromptScheduler` is the package's `SlotScheduler` under another name; build on "
+        "your own if you like.",
         SCHEDULER_USE.format(sizes=", max_num_batched_tokens=8"),
-        "A short prompt behind a long one waits for all of its chunks. Share what is left of a "
-        "step among the prompts under way. What becomes of the long one's time to first token?",
+        "A short prompt behind a long one waits for all chunks of the long one. Share the "
+        "remaining tokens of a step among the prompts that are partly computed. What happens to "
+        "the long prompt's time to first token (TTFT)?",
     ),
     Exercise(
         "PreemptingScheduler",
         PreemptingScheduler,
         (
             one_request_alone,
-            a_long_prompt_goes_in_chunks_beside_decodes,
-            room_for_now_is_enough_to_begin,
-            the_last_who_came_gives_way,
-            it_comes_back_first_and_is_computed_anew,
-            the_last_gives_its_own_way,
-            who_gives_way_leaves_the_step,
-            two_schedulers_share_nothing,
-            forty_in_too_little_memory,
+            a_long_prompt_is_chunked_beside_decodes,
+            blocks_for_now_are_enough_to_start,
+            the_last_request_is_preempted,
+            a_preempted_request_is_recomputed_first,
+            the_last_request_preempts_itself,
+            a_preempted_request_leaves_the_step,
+            two_schedulers_share_no_state,
+            forty_requests_in_too_little_memory,
         ),
         (
-            "Now self.manager.allocate(sequence, budget) begins with room for what is there, and "
-            "self.manager.allocate_slots(sequence, num_tokens) makes slots before each step; it returns "
-            "False where blocks lack.",
-            "To preempt: take the last of those who run, self.manager.free(it), and put it in "
-            "front of the queue. release also sets its num_computed to 0, so that its text, with "
-            "what it wrote already, is computed again when it begins. Then try to reserve again.",
-            "The last may be the very sequence that asks; then it is not in the step. And if you "
-            "do not go in the order of arrival, it may be one that has been given its token in "
-            "this step already: take that back.",
+            "Now self.manager.allocate(sequence, budget) starts a sequence with blocks for its "
+            "tokens so far, and self.manager.allocate_slots(sequence, num_tokens) makes KV-cache "
+            "slots before each step. It returns False if there are not enough blocks.",
+            "To preempt: remove the last of the running sequences, call self.manager.free on it, "
+            "and put it at the front of the queue. free also sets its num_computed to 0, so that "
+            "its prompt and the tokens generated so far are computed again when it starts. Then "
+            "call allocate_slots again.",
+            "The last sequence may be the one that asks for slots; then it is not in the step. And "
+            "if you do not go in the order of arrival, the last sequence may already have a chunk "
+            "in this step; remove that chunk.",
         ),
-        "Write `schedule` with preemption. Whoever begins needs room for its tokens so far only. "
-        "Each step reserves slots for its next tokens; where blocks lack, the last who came gives "
-        "its own back and waits again, in front of all who came later, until there is enough. Who "
-        "gave way is not in the step.",
+        "Write `schedule` with preemption. A sequence starts with blocks for its tokens so far "
+        "only. Each step allocates KV-cache slots for the next tokens of each running sequence. If "
+        "there are not enough blocks, the last sequence to arrive is preempted, and then the next "
+        "to last, until there are enough. A preempted sequence frees its blocks, and waits again "
+        "in front of all that arrived later. It is not in the step.",
         SCHEDULER_USE.format(sizes=", num_blocks=4, block_size=8"),
-        "Recomputing costs arithmetic. vLLM could also copy the victim's blocks to the host's "
+        "Recomputation costs arithmetic. vLLM could also copy the victim's blocks to the host's "
         "memory and back. From how many tokens on would that be faster, given a bus of 25 GB/s, "
-        "23 KB of keys and values a token, and 5,000 tokens a second of prefill?",
+        "23 KB of keys and values per token, and a prefill of 5,000 tokens per second?",
     ),
 )

@@ -1,4 +1,4 @@
-"""What batches are worth: by their size, by the spread of answers, and for those who wait."""
+"""Figures of what batching gains: by batch size, by the spread of answers, and in latency."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from minigen_course.figures.style import AMBER, BLUE, CYCLE, INK, QUIET, figure,
 
 
 def gains(measured: Mapping[int, float], predicted: Mapping[int, float]) -> Figure:
-    """Seconds of a step by how many sequences it is for, and what each doubling gains."""
+    """Draw the seconds of a step against its number of sequences, and the gain of each doubling."""
     made, (left, right) = figure(10, 3.4, ncols=2)
     sizes = list(measured)
     for found, label, style in (
@@ -38,7 +38,7 @@ def gains(measured: Mapping[int, float], predicted: Mapping[int, float]) -> Figu
 
 
 def gain(seconds: Mapping[int, float], few: int, many: int) -> float:
-    """How many more tokens a second come of `many` sequences than of `few`, 1.0 for twice as many.
+    """Return the gain in tokens per second from `few` to `many` sequences; 1.0 is twice as many.
 
     >>> gain({1: 4.0, 2: 5.0}, 1, 2)
     0.6
@@ -47,9 +47,9 @@ def gain(seconds: Mapping[int, float], few: int, many: int) -> float:
 
 
 def spread(points: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
-    """Static over continuous steps, by the longest answer of a batch over the mean of all.
+    """Draw static over continuous steps against the longest answer of a batch over the mean answer.
 
-    The line is where both are the same number. A colour for each kind of traffic, by name.
+    On the line, both ratios are equal. Each kind of traffic has a colour and its name.
     """
     made, axes = figure(7, 3.8)
     most = max(x for found in points.values() for x, _ in found)
@@ -63,17 +63,18 @@ def spread(points: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
         ylim=(0.8, None),
     )
     axes.legend(frameon=False, labelcolor=INK, fontsize=9)
-    title(axes, "Static batching takes so many times the steps of continuous batching")
+    title(axes, "Steps of static batching, relative to continuous batching")
     return made
 
 
 def stutter(
     token_times: Mapping[str, Sequence[Sequence[float]]], arrives: float, limit: float | None = None
 ) -> Figure:
-    """Gaps between tokens over time, an axes for each policy; `arrives` marks the long prompt.
+    """Draw the gaps between tokens over time, with one axes per policy.
 
-    `token_times` are, for each policy, the seconds at which each of the others' tokens came;
-    `limit`, in seconds, is where a reader begins to notice.
+    `token_times` has, per policy, the times in seconds at which the tokens of each other request
+    came. `arrives` is the time at which the long prompt arrives. `limit`, in seconds, is the gap
+    that a reader starts to notice.
     """
     made, grid = figure(10, 3.2, ncols=len(token_times), sharey=True, sharex=True, squeeze=False)
     for axes, (name, requests) in zip(grid.flat, token_times.items(), strict=True):

@@ -1,4 +1,4 @@
-"""Chapter 24's hunt: a request that is preempted, and comes back."""
+"""Bug hunt of chapter 24: a request that is preempted and starts again."""
 
 from collections import deque
 from collections.abc import Sequence as SequenceOf
@@ -13,7 +13,7 @@ from minigen_course.lab.toy_engine import serve_toy
 
 
 class PlainScheduler:
-    """First come, first served; one answer to each prompt. The last to come makes room."""
+    """First come, first served, one answer per prompt; the last sequence to arrive is preempted."""
 
     def __init__(self, manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int):
         self.manager = manager
@@ -46,7 +46,7 @@ class PlainScheduler:
         return chunks
 
     def preempt(self, victim: Sequence) -> None:
-        """Take its blocks; it begins anew as soon as there is room, before all who wait."""
+        """Free its blocks; it starts again once there are enough, before all waiting sequences."""
         self.running.remove(victim)
         self.manager.free(victim)
         victim.token_ids = list(victim.prompt_ids)
@@ -72,21 +72,21 @@ class PlainScheduler:
 
 
 def test_scheduler(Scheduler: Any) -> None:
-    """Assert what holds for every right scheduler, and does not for the one above.
+    """Assert what every correct scheduler does, and the one above does not.
 
     `serve_toy(prompts, scheduler=Scheduler, num_blocks=...)` of minigen_course.lab.toy_engine
-    serves it.
+    runs it.
     """
     prompts = [[1, 2, 3], [4, 5, 6, 7, 8], [9, 9], [3, 1, 4, 1, 5, 9]]
     undisturbed = serve_toy(prompts, scheduler=Scheduler, num_blocks=100)
     for num_blocks in (5, 7, 9):
         tight = serve_toy(prompts, scheduler=Scheduler, num_blocks=num_blocks)
         assert tight.answers == undisturbed.answers
-        assert tight.told == undisturbed.told
+        assert tight.streamed == undisturbed.streamed
 
 
 class _Mended(PlainScheduler):
-    """What was written already stays, and is computed anew together with the prompt."""
+    """Correct: the generated tokens stay, and are computed again together with the prompt."""
 
     def preempt(self, victim: Sequence) -> None:
         self.running.remove(victim)
@@ -95,14 +95,14 @@ class _Mended(PlainScheduler):
 
 
 class _BehindTheOthers(_Mended):
-    """Right, too: a preempted request waits behind all others."""
+    """Also correct: a preempted request waits behind all others."""
 
     def preempt(self, victim: Sequence) -> None:
         super().preempt(victim)
         self.waiting.rotate(-1)
 
 
-class _WritesItAgain(PlainScheduler):
+class _GeneratesItAgain(PlainScheduler):
     def preempt(self, victim: Sequence) -> None:
         super().preempt(victim)
         victim.output_ids.clear()
@@ -132,24 +132,26 @@ PROMPTS = ([5, 3, 8], [9, 9, 1, 4, 7], [2, 6], [1, 1, 1, 1], [7, 7, 7, 2, 2, 2, 
 
 
 def answers_do_not_depend_on_memory(part: Any) -> None:
-    """five requests in pools of all sizes that hold the longest:"""
+    """five requests in pools of every size that holds the longest request:"""
     right = serve_toy(PROMPTS)
     for num_blocks in range(5, 24):
         found = serve_toy(PROMPTS, scheduler=part, num_blocks=num_blocks)
         for number, answer in enumerate(right.answers):
             what = f"the answer to request {number}, with {num_blocks} blocks"
             expect_equal(found.answers[number], answer, what)
-            expect_equal(found.told[number], answer, f"what was told of {what}")
+            expect_equal(found.streamed[number], answer, f"the tokens streamed for {what}")
 
 
-def it_still_runs_them_side_by_side(part: Any) -> None:
-    """requests share steps, and one is preempted when memory lacks, as before:"""
+def requests_still_run_in_batches(part: Any) -> None:
+    """requests share steps, and one is preempted when blocks run out, as before:"""
     found = serve_toy(PROMPTS, scheduler=part, num_blocks=9)
-    expect(found.num_preempted > 0, "nobody was preempted with 9 blocks; somebody should be.")
+    expect(
+        found.num_preempted > 0, "no request was preempted with 9 blocks; at least one should be."
+    )
     one_by_one = sum(serve_toy([prompt]).num_steps for prompt in PROMPTS)
     expect(
         found.num_steps < one_by_one,
-        f"took {found.num_steps} steps; it should take fewer than the {one_by_one} one by one.",
+        f"it took {found.num_steps} steps; it should take fewer than {one_by_one}, one at a time.",
     )
 
 
@@ -159,29 +161,29 @@ HUNT = Hunt(
     test_scheduler,
     _Mended,
     {
-        "minigen's own": ContinuousScheduler,
+        "minigen's own scheduler": ContinuousScheduler,
         "one that lets a preempted request wait behind all others": _BehindTheOthers,
     },
     {
-        "writes the whole answer anew, so that its client is told the same tokens again": (
-            _WritesItAgain
+        "generates the whole answer again, so that its client gets the same tokens twice": (
+            _GeneratesItAgain
         ),
-        "forgets the last token, which is then written twice": _LosesTheLast,
+        "drops the last token, which is then generated twice": _LosesTheLast,
         "counts the last token twice": _CountsTwice,
-        "never lets a preempted request in again": _Forgets,
+        "never starts a preempted request again": _Forgets,
     },
-    (answers_do_not_depend_on_memory, it_still_runs_them_side_by_side),
+    (answers_do_not_depend_on_memory, requests_still_run_in_batches),
     (
         "What should an answer depend on, and what not? Serve the same prompts with much memory "
-        "and with little.",
-        "serve_toy() returns num_preempted: a pool in which nobody is preempted tests nothing. It "
-        "returns `answers` and `told`, too; look at both.",
+        "and with little memory.",
+        "serve_toy() returns num_preempted: a pool in which no request is preempted tests nothing. "
+        "It also returns `answers`, and `streamed`, the tokens that each client got; check both.",
         "A preempted request has lost its keys and values, nothing else. What must be computed "
-        "again: the prompt, or the prompt and all that was written?",
+        "again: the prompt, or the prompt and all tokens generated so far?",
     ),
     "**The report.** *Under load, answers repeat themselves in the middle and then stop too early. "
     "The same questions, asked again at night, get perfect answers.* FastDeploy prefilled only the "
-    'prompt when a preempted request came back (pull request 3080: "we should prefill all the '
-    "tokens\"); vLLM's Gaudi plugin did so too, and counted output tokens twice besides (pull "
-    "request 524); vLLM has a report of incomplete answers after recomputation (issue 16832).",
+    'prompt when a preempted request started again (pull request 3080: "we should prefill all the '
+    "tokens\"). vLLM's Gaudi plugin did the same, and also counted output tokens twice (pull "
+    "request 524). vLLM has a report of incomplete answers after recomputation (issue 16832).",
 )

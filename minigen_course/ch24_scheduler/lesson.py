@@ -1,8 +1,9 @@
-"""Three schedulers, each of which does one thing more: seats, then chunks, then preemption.
+"""Three schedulers, each with one more feature: batch slots, then chunked prefill, then preemption.
 
-They are the exercises of chapter 24; the engine's own does all three, and knows priorities, forks
-and ten thousand who wait. Sources: iteration-level scheduling, Yu et al. 2022 (Orca); chunked
-prefill, Agrawal et al. 2024 (Sarathi-Serve); preemption by recomputation, Kwon et al. 2023 (vLLM).
+They are the exercises of chapter 24. The engine's own scheduler does all three, and also handles
+priorities, forks and ten thousand waiting sequences. Sources: iteration-level scheduling, Yu et al.
+2022 (Orca); chunked prefill, Agrawal et al. 2024 (Sarathi-Serve); preemption by recomputation,
+Kwon et al. 2023 (vLLM).
 """
 
 from collections import deque
@@ -14,10 +15,10 @@ from minigen.sequence import SampledToken, ScheduledChunk, Sequence, samples_of
 
 
 def begin_with_room(manager: BlockManager, sequence: Sequence, max_tokens: int) -> int:
-    """Begin a sequence with blocks for its longest answer, so that it can never lack any.
+    """Start a sequence with blocks for its longest answer, so that it never runs out of blocks.
 
-    Returns how many tokens it may compute now: all that are not known, `max_tokens` at most; 0,
-    and nothing has changed, while there is no such room.
+    Return how many tokens it may compute now: all that are not cached, at most `max_tokens`.
+    Return 0 and change nothing if there are not enough free blocks.
     """
     longest = len(sequence.prompt_ids) + sequence.max_output
     if blocks_needed(longest, manager.block_size) > manager.num_available:
@@ -25,29 +26,30 @@ def begin_with_room(manager: BlockManager, sequence: Sequence, max_tokens: int) 
     num_tokens = manager.allocate(sequence, max_tokens)
     if num_tokens > 0:
         reserved = manager.allocate_slots(sequence, longest - sequence.num_computed)
-        assert reserved, "there is room for the longest"
+        assert reserved, "the blocks for the longest answer are free"
     return num_tokens
 
 
 class SlotScheduler:
-    """Continuous batching: who has finished leaves its seat, and the next takes it at once.
+    """Continuous batching: when a sequence finishes, the next takes its slot in the batch at once.
 
-    Prompts are computed whole, first come first served; who begins has blocks for its longest
-    answer. At most `max_num_seqs` run, and a step has `max_num_batched_tokens` tokens at most.
+    Prompts are computed whole, in the order of arrival. A sequence starts only with blocks for its
+    longest answer. At most `max_num_seqs` sequences run, and a step has at most
+    `max_num_batched_tokens` tokens.
     """
 
     def __init__(self, manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int):
         self.manager = manager
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # in the order in which they came
+        self.running: list[Sequence] = []  # in the order of arrival
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence behind all others."""
+        """Add a sequence to the end of the queue."""
         self.waiting.append(sequence)
 
     def schedule(self) -> list[ScheduledChunk]:
-        """A token of each who runs; then whole prompts, while seats, tokens and blocks last."""
+        """Schedule a token per running sequence, then whole prompts, within all limits."""
         chunks = [ScheduledChunk(sequence, 1) for sequence in self.running]
         budget = self.max_num_batched_tokens - len(chunks)
         while self.waiting and len(self.running) < self.max_num_seqs:
@@ -65,7 +67,7 @@ class SlotScheduler:
     def commit(
         self, chunks: SequenceOf[ScheduledChunk], tokens: SequenceOf[SampledToken]
     ) -> list[tuple[Sequence, SampledToken]]:
-        """Count the chunks as computed, and give each of their samples its token; returns both."""
+        """Count the chunks as computed, append each sample's token, and return these pairs."""
         progress = list(zip(samples_of(chunks), tokens, strict=True))
         for chunk in chunks:
             self.manager.mark_computed(chunk.sequence, chunk.num_tokens)
@@ -76,24 +78,24 @@ class SlotScheduler:
         return progress
 
     def abort(self, sequence: Sequence) -> None:
-        """Let a sequence go, wherever it is, and its blocks with it."""
+        """Remove a sequence, waiting or running, and free its blocks."""
         self.manager.free(sequence)
         for queue in (self.waiting, self.running):
             if sequence in queue:
                 queue.remove(sequence)
 
 
-class ContinuousSlots(SlotScheduler):
-    """What the next two build on: `SlotScheduler` by a name that a learner's own does not take."""
+class WholePromptScheduler(SlotScheduler):
+    """The base of the next two: `SlotScheduler`, under a name that no learner's class has."""
 
 
-class ChunkingScheduler(ContinuousSlots):
-    """Continuous batching with prompts in chunks: no step has more tokens than it may."""
+class ChunkingScheduler(WholePromptScheduler):
+    """Continuous batching with chunked prefill: no step exceeds its budget of tokens."""
 
     def schedule(self) -> list[ScheduledChunk]:
-        """A token of each who decodes; prompts under way, and then newcomers, share the rest."""
+        """Schedule decodes first, then partly computed prompts, then new sequences, in chunks."""
         chunks, budget = [], self.max_num_batched_tokens
-        for sequence in self.running:  # whoever decodes came before those who still read
+        for sequence in self.running:  # in the order of arrival, so decodes come before prompts
             num_tokens = min(sequence.num_wanted, budget)
             chunks.append(ScheduledChunk(sequence, num_tokens))
             budget -= num_tokens
@@ -107,14 +109,15 @@ class ChunkingScheduler(ContinuousSlots):
         return chunks
 
 
-class PreemptingScheduler(ContinuousSlots):
-    """Chunks, and room for now only: where blocks lack, the last who came gives its own back.
+class PreemptingScheduler(WholePromptScheduler):
+    """Chunked prefill and preemption: a sequence has only the blocks that it needs now.
 
-    It waits again, before all who came later, and is computed anew from its first token.
+    If blocks run out, the last sequence to arrive is preempted: it frees its blocks, waits in front
+    of all that arrive later, and is computed again from its first token.
     """
 
     def schedule(self) -> list[ScheduledChunk]:
-        """Chunks, with slots for the next tokens only; nobody who gave way is in it."""
+        """Schedule chunks, with KV slots for the next tokens only; preempted sequences get none."""
         chunks, budget = [], self.max_num_batched_tokens
         for sequence in list(self.running):
             num_tokens = min(sequence.num_wanted, budget)
@@ -135,7 +138,7 @@ class PreemptingScheduler(ContinuousSlots):
         return chunks
 
     def _preempt_last(self) -> None:
-        """Send the last who came back to the head of the queue, without its blocks."""
+        """Free the blocks of the last running sequence, and put it at the head of the queue."""
         victim = self.running.pop()
         self.manager.free(victim)
         self.waiting.appendleft(victim)

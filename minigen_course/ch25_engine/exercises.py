@@ -1,4 +1,4 @@
-"""Checks of chapter 25: a loop that loses no token, repeats none, and gives each to its own."""
+"""Exercise of chapter 25: an engine loop that delivers every token once, to its own request."""
 
 from typing import Any
 
@@ -18,21 +18,21 @@ def one_answer_is_delivered_token_by_token(part: Any) -> None:
         stage.step()
         after = f"after step {count - 1}"
         expect_equal(len(stage.delivered), count, f"tokens delivered {after}")
-        expect_equal(len(sequence.output_ids), count, f"tokens of the answer {after}")
+        expect_equal(len(sequence.output_ids), count, f"tokens in the answer {after}")
     stage.expect_whole()
 
 
 def a_step_without_work_does_nothing(part: Any) -> None:
-    """nobody has come; and all have been answered:"""
+    """a step before the first request, and a step after the last answer:"""
     stage = Stage(part)
-    expect_equal(stage.step(), 0, "what a step with nobody returns")
+    expect_equal(stage.step(), 0, "what a step without requests returns")
     stage.arrive(2, 1)
     stage.step()
     expect_equal(stage.step(), 0, "what a step after the last answer returns")
 
 
 def a_chunk_of_a_prompt_gives_no_token(part: Any) -> None:
-    """a prompt of 20 tokens in steps of 8: only the third step leads to a token:"""
+    """a prompt of 20 tokens in steps of 8 tokens: the third step gives the first token:"""
     stage = Stage(part, budget=8)
     stage.arrive(20, 2)
     for number, count in enumerate((0, 0, 1, 2)):
@@ -41,8 +41,8 @@ def a_chunk_of_a_prompt_gives_no_token(part: Any) -> None:
     stage.expect_whole()
 
 
-def each_row_goes_to_its_own(part: Any) -> None:
-    """five requests that come and end at different steps, a long prompt among them:"""
+def each_row_goes_to_its_own_sequence(part: Any) -> None:
+    """five requests that arrive and finish in different steps, one of them with a long prompt:"""
     stage = Stage(part, budget=12)
     for prompt, output in ((3, 4), (25, 3), (2, 9)):
         stage.arrive(prompt, output)
@@ -54,16 +54,16 @@ def each_row_goes_to_its_own(part: Any) -> None:
 
 
 def several_answers_to_one_prompt(part: Any) -> None:
-    """three answers to one prompt, which fork from it, beside another request:"""
+    """three answers to one prompt, which fork after it, next to another request:"""
     stage = Stage(part)
     stage.arrive(6, 3, n=3)
     stage.arrive(2, 5)
-    expect_equal(sorted(stage.loop.live), [1, 2, 3, 4], "ids in live: siblings are live, too")
+    expect_equal(sorted(stage.loop.live), [1, 2, 3, 4], "ids in live (siblings are live too)")
     stage.drain()
 
 
-def who_was_preempted_repeats_nothing(part: Any) -> None:
-    """8 blocks of 4 tokens and four requests of up to 20: some are computed twice:"""
+def a_preempted_request_repeats_no_token(part: Any) -> None:
+    """8 blocks of 4 tokens, four requests of up to 20 tokens: some are preempted and recomputed:"""
     stage = Stage(part, num_blocks=8)
     for _ in range(4):
         stage.arrive(8, 12)
@@ -71,7 +71,7 @@ def who_was_preempted_repeats_nothing(part: Any) -> None:
 
 
 def an_id_is_free_again_when_its_request_has_finished(part: Any) -> None:
-    """a second request of the same id: refused while the first is live, welcome afterwards:"""
+    """a second request with the same id: rejected while the first is live, accepted afterwards:"""
     stage = Stage(part)
     stage.arrive(3, 2, n=2)
     for number in (1, 2):
@@ -79,7 +79,7 @@ def an_id_is_free_again_when_its_request_has_finished(part: Any) -> None:
             stage.arrive(4, 1, number=number)
         except RequestError:
             continue
-        raise Wrong(f"add took id {number}, which is in use; it should raise RequestError.")
+        raise Wrong(f"add accepted id {number}, which is in use; it should raise RequestError.")
     stage.step()
     stage.step()
     stage.sequences.clear()
@@ -88,8 +88,8 @@ def an_id_is_free_again_when_its_request_has_finished(part: Any) -> None:
     stage.drain()
 
 
-def who_is_given_up_gets_no_more(part: Any) -> None:
-    """one who runs and one who has just come are aborted, and one who does not exist:"""
+def an_aborted_request_gets_no_more_tokens(part: Any) -> None:
+    """a running request, a request that was just added and an unknown one are aborted:"""
     stage = Stage(part)
     running, _, waiting = (stage.arrive(3, 4) for _ in range(3))
     stage.step()
@@ -98,14 +98,16 @@ def who_is_given_up_gets_no_more(part: Any) -> None:
         each.finish_reason = "abort"
         stage.calls = []
         stage.loop.abort(each.sequence_id)
-        expect_equal(stage.calls, ["abort"], "what abort calls of the scheduler")
+        expect_equal(stage.calls, ["abort"], "the calls of the scheduler in abort")
     expect_equal(sorted(stage.loop.live), [2, waiting.sequence_id], "ids in live after two aborts")
     for number in (running.sequence_id, 99):
         try:
             stage.loop.abort(number)
         except RequestError:
             continue
-        raise Wrong(f"abort({number}) of a request that is not live should raise RequestError.")
+        raise Wrong(
+            f"abort({number}) was accepted, but this id is not live; it should raise RequestError."
+        )
     stage.drain()
 
 
@@ -117,28 +119,31 @@ EXERCISES = (
             one_answer_is_delivered_token_by_token,
             a_step_without_work_does_nothing,
             a_chunk_of_a_prompt_gives_no_token,
-            each_row_goes_to_its_own,
+            each_row_goes_to_its_own_sequence,
             several_answers_to_one_prompt,
-            who_was_preempted_repeats_nothing,
+            a_preempted_request_repeats_no_token,
             an_id_is_free_again_when_its_request_has_finished,
-            who_is_given_up_gets_no_more,
+            an_aborted_request_gets_no_more_tokens,
         ),
         (
             "A step is four calls: scheduler.schedule(), runner.logits(chunks), "
-            "sampler(logits, samples), scheduler.commit(chunks, tokens). Without chunks it ends "
-            "after the first.",
-            "samples_of(chunks) says whose the rows of the logits are. Ask it before commit, "
-            "which counts the chunks as computed. Where it is empty, nobody samples, but the "
-            "chunks must still be committed.",
-            "commit returns (sequence, token) pairs. Those whose finish_reason is set leave live; "
-            "all are delivered. Siblings (sequence.siblings) are live from the start, each by its "
-            "own id, but the scheduler is given the first only.",
+            "sampler(logits, samples), scheduler.commit(chunks, tokens). Without chunks the step "
+            "ends after the first call.",
+            "samples_of(chunks) returns the sequence of each row of the logits. Call it before "
+            "commit, which counts the chunks as computed. If it is empty, do not call the sampler, "
+            "but still commit the chunks.",
+            "commit returns (sequence, token) pairs. Deliver every pair, and remove the sequences "
+            "whose finish_reason is set from live. Siblings (sequence.siblings) are in live from "
+            "the start, each under its own id, but only the first sequence is added to the "
+            "scheduler.",
         ),
-        "Write the loop. `add` queues a sequence; `step` asks the scheduler who runs, has the "
-        "runner compute it and the sampler choose, commits, and delivers each token, once; it "
-        "returns how many tokens went through the model. Whoever has finished is forgotten, so "
-        "that its id is free again. `abort` lets somebody go. `samples_of` is in "
-        "`minigen.sequence`, `RequestError` in `minigen.errors`.",
+        "Write the engine's loop. `add` queues a sequence. `step` gets the chunks from the "
+        "scheduler, computes the logits with the runner, chooses tokens with the sampler, commits "
+        "them, and delivers each token once. It returns how many tokens went through the model. "
+        "Finished sequences leave `live`, so that their ids are free again. `abort` removes an "
+        "unfinished sequence. `add` raises `RequestError` if an id is in use, and `abort` raises "
+        "it if the id is not live. `samples_of` is in `minigen.sequence`, `RequestError` in "
+        "`minigen.errors`.",
         """from minigen import SamplingParams
 from minigen_course import load_model
 from minigen_course.ch25_engine.lesson import answers_by_loop
@@ -147,8 +152,8 @@ llm = load_model()
 prompts = [f"A short story about {topic}:" for topic in ("rain", "tea", "owls")]
 for text in answers_by_loop(llm, mine, prompts, SamplingParams(temperature=0, max_tokens=12)):
     print(repr(text))""",
-        "A client may leave while its token is being delivered, and `deliver` then calls `abort`, "
-        "perhaps of another request whose token has been chosen in the same step. What must `step` "
-        "look at before each delivery?",
+        "A client may disconnect while its token is delivered. Then `deliver` calls `abort`, "
+        "perhaps for another request whose token was chosen in the same step. What must `step` "
+        "check before each delivery?",
     ),
 )

@@ -1,4 +1,4 @@
-"""What an engine gains rung by rung, and what its steps are spent on."""
+"""Figures of an engine's throughput, one technique after another, and of the time in a step."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from minigen_course.figures.style import BLUE, CYCLE, INK, figure, title
 
 
 def ladder(rates: Mapping[str, float]) -> Figure:
-    """Tokens a second of each way of serving, and how many times the first one's that is."""
+    """Draw the tokens per second of each way of serving, and the factor over the first one."""
     made, axes = figure(8.5, 0.42 * len(rates) + 1.0)
     first = next(iter(rates.values()))
     axes.barh(range(len(rates)), list(rates.values()), 0.6, color=BLUE)
@@ -22,9 +22,10 @@ def ladder(rates: Mapping[str, float]) -> Figure:
 
 
 def step_parts(spent: Mapping[str, Mapping[str, float]], model: str) -> Figure:
-    """Seconds of a step by its parts, a bar for each kind of step, by name.
+    """Draw the seconds that each part of a step takes, with a bar for each kind of step.
 
-    To the left all of them; to the right those around the part that is called `model`, closer.
+    The left axes show all parts; the right axes show all parts but the one named `model`, on a
+    finer scale.
     """
     made, (left, right) = figure(10, 0.45 * len(spent) + 1.6, ncols=2, sharey=True)
     parts = list(next(iter(spent.values())))
@@ -32,13 +33,13 @@ def step_parts(spent: Mapping[str, Mapping[str, float]], model: str) -> Figure:
         (left, 1e3, parts),
         (right, 1e6, [part for part in parts if part != model]),
     ):
-        begin = [0.0] * len(spent)
+        starts = [0.0] * len(spent)
         for part in shown:
             widths = [scale * each[part] for each in spent.values()]
             colour = CYCLE[parts.index(part)]
             label = part if axes is left else None
-            axes.barh(range(len(spent)), widths, 0.55, left=begin, color=colour, label=label)
-            begin = [before + width for before, width in zip(begin, widths, strict=True)]
+            axes.barh(range(len(spent)), widths, 0.55, left=starts, color=colour, label=label)
+            starts = [start + width for start, width in zip(starts, widths, strict=True)]
     left.set_yticks(range(len(spent)), list(spent))
     left.invert_yaxis()
     left.set(xlabel="milliseconds a step")

@@ -1,6 +1,6 @@
-"""The engine's loop without what surrounds it: no events, no errors, no several callers.
+"""The engine's loop alone: no trace events, no error handling, only one caller.
 
-The exercise of chapter 25; `minigen.engine.engine.Engine` is what the package runs.
+It is the exercise of chapter 25; the package itself runs `minigen.engine.engine.Engine`.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,11 @@ from minigen.sequence import SampledToken, Sequence, samples_of
 
 
 class StepLoop:
-    """Adds sequences, steps, and delivers each token as soon as it is chosen.
+    """An engine loop that adds sequences, runs steps, and delivers each token when it is chosen.
 
-    `deliver(sequence, token)` is called once for each token, after it was committed, so that the
-    last of a sequence finds its `finish_reason` set. `live` are the unfinished ones by id.
+    The loop calls `deliver(sequence, token)` once for each token, after the token is committed. So
+    `finish_reason` is set when the last token of a sequence is delivered. `live` holds the
+    unfinished sequences by id.
     """
 
     def __init__(
@@ -32,15 +33,17 @@ class StepLoop:
         self.live: dict[int, Sequence] = {}
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence, its siblings with it; raises `RequestError` if an id is in use."""
+        """Queue a sequence and its siblings. Raises `RequestError` if an id is in use."""
         family = {each.sequence_id: each for each in (sequence, *sequence.siblings)}
         if self.live.keys() & family.keys():
-            raise RequestError(f"Of the ids {list(family)} one is in use.")
+            raise RequestError(
+                f"One of the ids {list(family)} is in use; each live request needs its own."
+            )
         self.live |= family
         self.scheduler.add(sequence)
 
     def step(self) -> int:
-        """One pass through the model; returns its tokens, 0 if nobody runs."""
+        """Run one step, and return how many tokens it computed, 0 if no sequence runs."""
         chunks = self.scheduler.schedule()
         if not chunks:
             return 0
@@ -54,9 +57,9 @@ class StepLoop:
         return sum(chunk.num_tokens for chunk in chunks)
 
     def abort(self, sequence_id: int) -> None:
-        """Give a sequence up; raises `RequestError` for one that is not live."""
+        """Abort an unfinished sequence. Raises `RequestError` if the id is not live."""
         if sequence_id not in self.live:
-            raise RequestError(f"No request of id {sequence_id} is live.")
+            raise RequestError(f"Request {sequence_id} is not live; only unfinished requests are.")
         self.scheduler.abort(self.live.pop(sequence_id))
 
 
@@ -66,15 +69,15 @@ def answers_by_loop(
     prompts: SequenceOf[str],
     params: SamplingParams | SequenceOf[SamplingParams] | None = None,
 ) -> list[str]:
-    """Texts that a loop of yours makes of a loaded engine's scheduler, runner and sampler.
+    """Return the texts that a loop of yours generates with a loaded engine's parts.
 
-    Raises `RequestError` if somebody else steps the engine, or the loop chooses nobody though
-    sequences are live.
+    The parts are its scheduler, runner and sampler. Raises `RequestError` if another caller steps
+    the engine, or if a step computes nothing although sequences are unfinished.
     """
     answers = {each.sequence: each for each in llm.process_requests(prompts, params)}
     engine = llm.engine
     if not engine.claim():
-        raise RequestError("This engine is somebody else's to step.")
+        raise RequestError("Another caller steps this engine; wait until it has finished.")
     try:
         loop = make_loop(
             *(engine.scheduler, engine.runner, engine.sampler),
@@ -86,7 +89,9 @@ def answers_by_loop(
                 loop.add(sequence)
         while any(each.finish_reason is None for each in answers):
             if loop.step() == 0:
-                raise RequestError("A step computed nothing, though sequences are live.")
+                raise RequestError(
+                    "A step computed nothing; it should run one of the unfinished sequences."
+                )
     finally:
         for sequence in answers:
             engine.scheduler.abort(sequence)

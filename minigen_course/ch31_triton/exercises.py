@@ -1,4 +1,4 @@
-"""Chapter 31's exercises: kernels run program by program, with every load and store watched."""
+"""Chapter 31's exercises: kernels run program by program, and every load and store is recorded."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -16,27 +16,29 @@ from minigen_course.lab.triton_interpreter import Access, launch
 
 ADD_SCALED: dict[str, Any] = {
     "hints": (
-        "tl.program_id(0) is this program's number; tl.arange(0, BLOCK) is 0 to BLOCK - 1.",
-        "Block number i begins at i * BLOCK. A pointer plus a block of places is a block of "
-        "pointers, which tl.load and tl.store take.",
-        "places < num says which of them are there: mask= of both loads, and of the store.",
+        "tl.program_id(0) is the number of this program; tl.arange(0, BLOCK) is 0 to BLOCK - 1.",
+        "Block i starts at element i * BLOCK. A pointer plus a block of offsets is a block of "
+        "pointers, which tl.load and tl.store accept.",
+        "offsets < num is true for the elements that exist. Pass it as mask= to both loads and to "
+        "the store.",
     ),
-    "statement": "Write your first kernel: `num` numbers of `x + factor * y`, in blocks of "
-    "`BLOCK`. Each program loads its block of x and of y, and stores its block of the sum. The "
-    "last block may reach over the end: what is behind belongs to somebody else.",
+    "statement": "Write your first kernel. It computes the first `num` elements of "
+    "`x + factor * y`, in blocks of `BLOCK`. Each program loads its block of x and its block of y, "
+    "and stores its block of the sum. The last block may reach past the end: mask the elements "
+    "from `num` on, because they belong to other data.",
     "use": """from minigen_course import load_model
 from minigen_course.lab.triton_interpreter import launch
 from minigen_course.lab.inspect_model import recorded_states
 
 import torch
 
-states = recorded_states(load_model(weights="float32"), [1, 2, 3])[:, -1]  # one token's
-before, added = states[-2], states[-1] - states[-2]  # the last layer, and what it adds
+states = recorded_states(load_model(weights="float32"), [1, 2, 3])[:, -1]  # of one token
+before, added = states[-2], states[-1] - states[-2]  # the last layer's input, what it adds
 after = torch.empty_like(before)
 launch(mine, (3,), before, added, after, len(before), 1.0, BLOCK=256)
-print("as the model's own sum:", torch.allclose(after, states[-1]))""",
-    "harder": "Let each program add two blocks, the second one as far behind the first as there "
-    "are programs. What changes in the bytes, and in the number of programs?",
+print("equal to the model's own sum:", torch.allclose(after, states[-1]))""",
+    "harder": "Let each program add two blocks: block i, and block i + the number of programs. "
+    "What changes in the bytes moved, and in the number of programs?",
 }
 
 _ENGINE_USE = """from minigen import SamplingParams
@@ -50,39 +52,42 @@ with interpreted(), using(13, {layer}={by}(mine)):
 
 SILU_MULTIPLY: dict[str, Any] = {
     "hints": (
-        "The grid has two axes: tl.program_id(0) is the row, tl.program_id(1) the block in it.",
-        "gate_ptr + row * row_stride + columns; mixed lies otherwise: its rows are num_columns "
-        "long.",
-        "tl.load(...).to(tl.float32) first: tl.sigmoid wants it. tl.store rounds back by itself.",
+        "The grid has two axes: tl.program_id(0) is the row, tl.program_id(1) is the block within "
+        "the row.",
+        "A row of gate is at gate_ptr + row * row_stride + columns, and up likewise. The output "
+        "has another stride: its rows start num_columns apart.",
+        "Convert what you load with .to(tl.float32), because tl.sigmoid needs it. tl.store "
+        "rounds back to the output's type by itself.",
     ),
-    "statement": "Write SwiGLU's middle as one kernel: SiLU(gate) x up, number by number, where "
-    "SiLU(z) = z x sigmoid(z). Gate and up are the two halves of every row of one product, so "
-    "their rows begin `row_stride` numbers apart. The result's rows lie close together. Compute "
-    "in float32.",
+    "statement": "Write the activation of SwiGLU as one kernel: SiLU(gate) x up, element by "
+    "element, where SiLU(z) = z x sigmoid(z). Gate and up are the two halves of each row of one "
+    "matrix product, so their rows start `row_stride` elements apart. The rows of the result are "
+    "contiguous: they start `num_columns` elements apart. Compute in float32.",
     "use": _ENGINE_USE.format(by="swiglu_by", layer="swiglu"),
-    "harder": "row * row_stride is a number of 32 bits. From how many tokens on, at an ffn of "
-    "14,336, does it overflow, and what does the package's kernel do about it?",
+    "harder": "row * row_stride is a 32-bit integer. With an ffn of 14,336, from how many tokens "
+    "on does it overflow, and what does the package's kernel do about it?",
 }
 
 RMS_NORM_ROWS: dict[str, Any] = {
     "hints": (
-        "One program has one row: its columns are tl.arange(0, BLOCK), those below num_columns.",
-        "tl.sum(x * x, axis=0) / num_columns is the mean square, if the lanes without a column "
-        "hold 0: other=0.0 in the load of x.",
-        "tl.rsqrt(z) is 1 / sqrt(z). x is still there for the product: it was loaded once.",
+        "Each program has one row: its columns are those of tl.arange(0, BLOCK) that are below "
+        "num_columns.",
+        "tl.sum(x * x, axis=0) / num_columns is the mean square if the masked lanes hold 0: pass "
+        "other=0.0 to the load of x.",
+        "tl.rsqrt(z) is 1 / sqrt(z). The product can use the x that is already loaded.",
     ),
-    "statement": "Write RMSNorm as one kernel: each row of x is divided by the root of its mean "
-    "square, to which `eps` was added, and multiplied by `weight`, column by column. A program "
-    "has a whole row, and loads it once. Compute in float32.",
+    "statement": "Write RMSNorm as one kernel. Divide each row of x by the root of its mean square "
+    "plus `eps`, and multiply it by `weight`, column by column. Each program has one whole row, "
+    "and loads it once. Compute in float32.",
     "use": _ENGINE_USE.format(by="rms_norm_by", layer="rms_norm"),
-    "harder": "Add the residual sum before it: load a second row, store the sum over it, and "
-    "normalise the sum. How many bytes does that save against a kernel of its own? Compare with "
-    "minigen.kernels.triton.elementwise.",
+    "harder": "Fuse the residual addition: load a second row, store the sum over it, and normalise "
+    "the sum. How many bytes does that save compared with a separate kernel for the addition? "
+    "Compare with minigen.kernels.triton.elementwise.",
 }
 
 
 Kernel = Callable[..., None]
-UNTOUCHED = 99.0  # stands where nothing is to be written
+UNTOUCHED = 99.0  # in the output before the kernel runs
 
 
 def _random(*shape: int, seed: int = 31) -> Tensor:
@@ -92,29 +97,29 @@ def _random(*shape: int, seed: int = 31) -> Tensor:
 def _watched(
     part: Any, grid: tuple[int, ...], given: tuple[Any, ...], block: int, **tensors: Tensor
 ) -> list[Access]:
-    """The loads and stores of a kernel's programs; those outside of the tensors are told."""
+    """Run a kernel and return its loads and stores; raise `Wrong` for one outside the tensors."""
     return watched(lambda: launch(part, grid, *given, BLOCK=block), **tensors)
 
 
 def _expect_nothing_else(
     accesses: Iterable[Access], tensor: str, is_store: bool, allowed: Iterable[int]
 ) -> None:
-    """Of a tensor, only these numbers may be loaded, or stored."""
+    """Raise `Wrong` if another element of a tensor than these is loaded, or stored."""
     verb, left = "stores" if is_store else "loads", set(allowed)
     for access in accesses:
         if access.tensor == tensor and access.is_store == is_store:
             for offset in access.offsets:
                 if offset not in left:
                     raise Wrong(
-                        f"program {access.program} {verb} number {offset} of {tensor}, which it "
-                        "should leave alone."
+                        f"program {access.program} {verb} element {offset} of {tensor}; it should "
+                        "not touch it."
                     )
 
 
 def _expect_each(
     accesses: Iterable[Access], tensor: str, is_store: bool, expected: Iterable[int], times: int = 1
 ) -> None:
-    """Each of these numbers must be loaded, or stored, so many times."""
+    """Raise `Wrong` unless each of these elements is loaded, or stored, `times` times."""
     done, counts = "stored" if is_store else "loaded", Counter[int]()
     for access in accesses:
         if access.tensor == tensor and access.is_store == is_store:
@@ -122,7 +127,7 @@ def _expect_each(
     for offset in expected:
         if counts[offset] != times:
             raise Wrong(
-                f"number {offset} of {tensor} is {done} {_often(counts[offset])}; it should be "
+                f"element {offset} of {tensor} is {done} {_often(counts[offset])}; it should be "
                 f"{done} {_often(times)}."
             )
 
@@ -132,7 +137,7 @@ def _often(times: int) -> str:
 
 
 def _summed(part: Kernel, num: int, block: int, behind: int = 0) -> None:
-    """x + 2.5 y, of the first `num` numbers of tensors that have more."""
+    """Check x + 2.5 y for the first `num` elements of tensors with `behind` more."""
     x, y = _random(num + behind), _random(num + behind, seed=32)
     total = torch.full_like(x, UNTOUCHED)
     given = (x, y, total, num, 2.5)
@@ -141,38 +146,38 @@ def _summed(part: Kernel, num: int, block: int, behind: int = 0) -> None:
         _expect_nothing_else(accesses, name, is_store, range(num))
         _expect_nothing_else(accesses, name, not is_store, ())
     _expect_each(accesses, "sum", True, range(num))
-    expect_close(total[:num], (x + 2.5 * y)[:num], "sum", ("number",))
+    expect_close(total[:num], (x + 2.5 * y)[:num], "sum", ("element",))
     for name in ("x", "y"):
         _expect_each(accesses, name, False, range(num))
 
 
 def one_program_adds_a_whole_block(part: Kernel) -> None:
-    """eight numbers, one program with a block of eight:"""
+    """eight elements, one program with a block of eight:"""
     _summed(part, 8, 8)
 
 
-def each_program_has_a_block_of_its_own(part: Kernel) -> None:
-    """twelve numbers, three programs with blocks of four:"""
+def each_program_adds_its_own_block(part: Kernel) -> None:
+    """twelve elements, three programs with blocks of four:"""
     _summed(part, 12, 4)
 
 
 def the_last_block_is_not_full(part: Kernel) -> None:
-    """ten numbers, three programs with blocks of four:"""
+    """ten elements, three programs with blocks of four:"""
     _summed(part, 10, 4)
 
 
-def what_lies_behind_is_left_alone(part: Kernel) -> None:
-    """the first seven of twelve numbers, two programs with blocks of four:"""
+def elements_past_the_end_are_left_alone(part: Kernel) -> None:
+    """the first seven of twelve elements, two programs with blocks of four:"""
     _summed(part, 7, 4, behind=5)
 
 
-def a_block_may_be_larger_than_all(part: Kernel) -> None:
-    """five numbers, one program with a block of sixteen:"""
+def a_block_may_be_larger_than_the_tensor(part: Kernel) -> None:
+    """five elements, one program with a block of sixteen:"""
     _summed(part, 5, 16)
 
 
 def _mixed(part: Kernel, gate_up: Tensor, block: int, tolerance: float = 1e-4) -> None:
-    """SiLU(gate) x up of the halves of each row."""
+    """Check SiLU(gate) x up of the two halves of each row."""
     rows, columns = len(gate_up), gate_up.shape[1] // 2
     gate, up = gate_up.chunk(2, dim=-1)
     mixed = torch.full((rows, columns), UNTOUCHED, dtype=gate_up.dtype)
@@ -192,18 +197,18 @@ def one_row_is_mixed(part: Kernel) -> None:
     _mixed(part, _random(1, 16), 8)
 
 
-def rows_begin_a_stride_apart(part: Kernel) -> None:
-    """three rows of eight columns, gate and up side by side, so that their stride is 16:"""
+def rows_start_a_stride_apart(part: Kernel) -> None:
+    """three rows of eight columns, gate and up side by side, so their row stride is 16:"""
     _mixed(part, _random(3, 16), 8)
 
 
 def programs_share_a_row(part: Kernel) -> None:
-    """two rows of twelve columns, three programs a row with blocks of four:"""
+    """two rows of twelve columns, three programs per row with blocks of four:"""
     _mixed(part, _random(2, 24), 4)
 
 
 def the_end_of_a_row_is_not_the_next(part: Kernel) -> None:
-    """three rows of ten columns, three programs a row with blocks of four:"""
+    """three rows of ten columns, three programs per row with blocks of four:"""
     _mixed(part, _random(3, 20), 4)
 
 
@@ -213,14 +218,14 @@ def gates_may_be_of_any_size(part: Kernel) -> None:
 
 
 def sixteen_bits_are_mixed_in_float32(part: Kernel) -> None:
-    """numbers in float16, as an engine has them:"""
+    """inputs in float16, as in the engine:"""
     _mixed(part, 3 * _random(2, 16).half(), 8, tolerance=2e-3)
 
 
 def _normalised(
     part: Kernel, x: Tensor, weight: Tensor, eps: float, block: int, tolerance: float = 1e-4
 ) -> None:
-    """Each row of x over its root mean square, times weight."""
+    """Check that each row of x is divided by its root mean square and multiplied by weight."""
     rows, columns = x.shape
     made = torch.full_like(x, UNTOUCHED)
     given = (x, weight, made, columns, eps)
@@ -230,8 +235,8 @@ def _normalised(
     _expect_each(accesses, "normalised", True, range(x.numel()))
     expect(
         not made.isnan().any(),
-        "numbers are nan. A lane that the mask leaves out holds anything, unless other= says "
-        "what; it must not count in a sum.",
+        "the result has nan. A masked lane holds an arbitrary value unless other= sets it; it "
+        "must not count in a sum.",
     )
     wide = x.double()
     right = wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
@@ -268,7 +273,7 @@ def eps_is_added_to_the_mean_square(part: Kernel) -> None:
 
 
 def squares_do_not_overflow_in_sixteen_bits(part: Kernel) -> None:
-    """numbers in float16 whose squares are too large for it:"""
+    """inputs in float16 whose squares overflow in float16:"""
     x = torch.tensor([[1000.0, 1000.0, 7000.0, -7000.0]]).half()
     _normalised(part, x, torch.ones(4).half(), 1e-5, 4, tolerance=2e-3)
 
@@ -279,10 +284,10 @@ EXERCISES = (
         add_scaled,
         (
             one_program_adds_a_whole_block,
-            each_program_has_a_block_of_its_own,
+            each_program_adds_its_own_block,
             the_last_block_is_not_full,
-            what_lies_behind_is_left_alone,
-            a_block_may_be_larger_than_all,
+            elements_past_the_end_are_left_alone,
+            a_block_may_be_larger_than_the_tensor,
         ),
         **ADD_SCALED,
     ),
@@ -291,7 +296,7 @@ EXERCISES = (
         silu_multiply,
         (
             one_row_is_mixed,
-            rows_begin_a_stride_apart,
+            rows_start_a_stride_apart,
             programs_share_a_row,
             the_end_of_a_row_is_not_the_next,
             gates_may_be_of_any_size,

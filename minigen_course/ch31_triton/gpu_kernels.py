@@ -1,12 +1,12 @@
 """Softmax and a matrix product as Triton kernels, and the machine code of any launcher's kernels.
 
-Softmax of rows reads each row once. A product of two matrices goes tile by tile, so that each
-number is read once for a whole tile's use.
+Softmax reads each row once. The matrix product works tile by tile, so each element is read once for
+a whole tile of results.
 
-Machine code is made for GPUs that are not here, which needs Triton without its interpreter.
-Registers and stack are read with the `cuobjdump` that Triton brings (NVIDIA), or in the assembly's
-own metadata (AMD). Sources: Triton's fused-softmax tutorial; Triton's matrix-multiplication
-tutorial, with its order of tiles that keeps both in L2.
+The kernels can be compiled for GPUs that are not present; this needs Triton without its
+interpreter. Register and stack sizes come from the `cuobjdump` that Triton ships (NVIDIA), or from
+the metadata of the assembly (AMD). Sources: Triton's fused-softmax tutorial; Triton's
+matrix-multiplication tutorial, with its order of tiles that keeps both operands in L2.
 """
 
 import re
@@ -30,10 +30,10 @@ from triton.runtime.jit import JITFunction
 
 @triton.jit
 def softmax_kernel(x_ptr, weights_ptr, num_columns, BLOCK: tl.constexpr):
-    """One program a row, which stays in registers: 2 bytes read and 2 written a number.
+    """One program per row, which stays in registers: 2 bytes read and 2 written per element.
 
-    Four operators in a row (maximum, exponential, sum, quotient) would move 14 bytes. 5 FLOPs a
-    number.
+    Four separate operators (maximum, exponential, sum, quotient) would move 14 bytes per element.
+    5 FLOPs per element.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -46,7 +46,7 @@ def softmax_kernel(x_ptr, weights_ptr, num_columns, BLOCK: tl.constexpr):
 
 
 def softmax_triton(x: Tensor) -> Tensor:
-    """Softmax along the last axis of contiguous rows; a row must fit into one program."""
+    """Return softmax along the last axis of contiguous rows; a row must fit into one program."""
     weights, num_columns = torch.empty_like(x), x.shape[-1]
     block = triton.next_power_of_2(num_columns)
     softmax_kernel[(x.numel() // num_columns,)](
@@ -56,7 +56,7 @@ def softmax_triton(x: Tensor) -> Tensor:
 
 
 def softmax_torch(x: Tensor) -> Tensor:
-    """The twin of `softmax_triton`, in float32 as that is."""
+    """Plain torch version of `softmax_triton`, computed in float32 like it."""
     return x.float().softmax(dim=-1).to(x.dtype)
 
 
@@ -77,10 +77,10 @@ def matmul_kernel(
     BLOCK_K: tl.constexpr,
     TILES_A_GROUP: tl.constexpr,
 ):
-    """One program a tile of c = a b^T, b being N x K as a linear layer's weight is.
+    """One program per tile of c = a b^T; b is N x K, like the weight of a linear layer.
 
-    2 M N K FLOPs; reads M K N / BLOCK_N + N K M / BLOCK_M numbers, of which L2 holds most, where a
-    program a number would read 2 M N K.
+    2 M N K FLOPs; reads M K N / BLOCK_N + N K M / BLOCK_M elements, most of them from L2. One
+    program per element would read 2 M N K.
     """
     program, num_m, num_n = tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     first_m = program // (TILES_A_GROUP * num_n) * TILES_A_GROUP
@@ -105,7 +105,7 @@ def matmul_kernel(
 
 
 def matmul_triton(a: Tensor, b: Tensor) -> Tensor:
-    """a b^T of contiguous a (M x K) and b (N x K), summed in float32."""
+    """Return a b^T of contiguous a (M x K) and b (N x K), accumulated in float32."""
     (m, k), n = a.shape, b.shape[0]
     c = torch.empty(m, n, dtype=a.dtype, device=a.device)
     grid = (triton.cdiv(m, BLOCK_M) * triton.cdiv(n, BLOCK_N),)
@@ -127,12 +127,12 @@ def matmul_triton(a: Tensor, b: Tensor) -> Tensor:
 
 
 def matmul_torch(a: Tensor, b: Tensor) -> Tensor:
-    """The twin of `matmul_triton`."""
+    """Plain torch version of `matmul_triton`."""
     return a @ b.T
 
 
-# Bytes of on-chip memory that one program can have. Sources: CUDA C++ Programming Guide, table of
-# compute capabilities; AMD's CDNA 3 instruction set (LDS).
+# Bytes of shared (on-chip) memory that one program can use. Sources: CUDA C++ Programming Guide,
+# table of compute capabilities; AMD's CDNA 3 instruction set (LDS).
 SHARED_MEMORY = {"sm_80": 166_912, "sm_90": 232_448, "sm_120": 101_376, "gfx942": 65_536}
 _TYPES = {
     torch.float32: "*fp32",
@@ -146,10 +146,11 @@ _OPTIONS = ("num_warps", "num_stages")
 
 @dataclass(frozen=True)
 class MachineCode:
-    """One kernel for one chip: what a thread and a program take, and the text of each stage.
+    """One kernel compiled for one chip: registers, shared memory, and the text of each stage.
 
-    `spilled` are the bytes or registers of a thread that found no register; `texts` has "ttir",
-    and "ptx" or "amdgcn".
+    `registers` are per thread, `shared` are bytes per program. `spilled` counts what did not fit
+    into a thread's registers: bytes (NVIDIA), or registers and bytes (AMD). `texts` has "ttir", and
+    "ptx" or "amdgcn".
     """
 
     kernel: str
@@ -161,9 +162,9 @@ class MachineCode:
 
 
 def machine_code(chip: str, launch: Callable[[], object]) -> list[MachineCode]:
-    """Compile what `launch` would start, for "sm_80", "sm_90", "sm_120" or "gfx942".
+    """Compile the kernels that `launch` would start, for "sm_80", "sm_90", "sm_120" or "gfx942".
 
-    Nothing runs: its tensors may be on any device, "meta" included, and results are unwritten.
+    Nothing runs: the tensors may be on any device, also "meta", and no result is written.
     """
     with _recorded() as launches:
         launch()
@@ -175,7 +176,7 @@ Launch = tuple[JITFunction, tuple[Any, ...], dict[str, Any]]
 
 @contextmanager
 def _recorded() -> Generator[list[Launch], None, None]:
-    """Launches are written down instead of started."""
+    """Record kernel launches instead of running them."""
     launches: list[Launch] = []
 
     def run(kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
@@ -189,7 +190,7 @@ def _compile(
     chip: str, kernel: JITFunction, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> MachineCode:
     options = {name: named.pop(name) for name in _OPTIONS if name in named}
-    options.setdefault("enable_fp_fusion", True)  # unsaid, Triton 3.9 warns of its own default
+    options.setdefault("enable_fp_fusion", True)  # else Triton 3.9 warns of its own default
     values = dict(zip(kernel.arg_names, arguments, strict=False)) | named
     constants = _constants(kernel, values)
     signature, attributes = {}, {}
@@ -212,7 +213,7 @@ def _nvidia(chip: str) -> GPUTarget:
 
 
 def _constants(kernel: JITFunction, values: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that are compiled in: those declared so, and every 1, as Triton does."""
+    """Return the arguments that Triton compiles in: the `constexpr` ones, and every integer 1."""
     declared = {parameter.name for parameter in kernel.params if parameter.is_constexpr}
     free = {parameter.name for parameter in kernel.params if not parameter.do_not_specialize}
     ones = {name for name in free if type(values[name]) is int and values[name] == 1}
@@ -220,7 +221,7 @@ def _constants(kernel: JITFunction, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_divisible(kernel: JITFunction, place: int, value: Any) -> bool:
-    """Whether Triton would compile for a multiple of 16: whole tensors are, as they are aligned."""
+    """Whether Triton specialises on divisibility by 16; true for tensors, which are aligned."""
     parameter = kernel.params[place]
     any_will_do = parameter.do_not_specialize or parameter.do_not_specialize_on_alignment
     if any_will_do or isinstance(value, float):
@@ -242,8 +243,8 @@ def _of_nvidia(stages: dict[str, Any]) -> tuple[int, int]:
         binary = Path(folder) / "kernel.cubin"
         binary.write_bytes(stages["cubin"])
         command = [str(tool), "--dump-resource-usage", str(binary)]
-        told = subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout
-    counts = {name: int(count) for name, count in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
+        usage = subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout
+    counts = {name: int(count) for name, count in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     return counts["REG"], counts["STACK"] + counts["LOCAL"]
 
 

@@ -1,4 +1,4 @@
-"""Run a learner's kernel in the engine, and read a kernel's PTX, the assembly of NVIDIA's GPUs.
+"""Run a learner's kernel in the engine, and read a kernel's PTX, the assembly of NVIDIA GPUs.
 
 Source: NVIDIA, Parallel Thread Execution ISA.
 """
@@ -19,9 +19,9 @@ BLOCK = 1024
 
 
 def swiglu_by(kernel: Any) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return `minigen.model.layers.swiglu` by a kernel with the signature of `silu_multiply`.
+    """Return `minigen.model.layers.swiglu`, computed by a kernel with `silu_multiply`'s signature.
 
-    Gate and up may be the halves of one product: then their rows lie as far apart as its rows do.
+    Gate and up may be the halves of one product: the kernel gets the row stride of gate.
     """
 
     def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -35,9 +35,9 @@ def swiglu_by(kernel: Any) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def rms_norm_by(kernel: Any) -> Callable[[Tensor, Tensor, float], Tensor]:
-    """Return `minigen.model.layers.rms_norm` by a kernel with the signature of `rms_norm_rows`.
+    """Return `minigen.model.layers.rms_norm`, computed by a kernel with `rms_norm_rows`' signature.
 
-    Rows are contiguous, and a row fits into one program.
+    Rows must be contiguous, and a row must fit into one program.
     """
 
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -54,7 +54,7 @@ _NOT_INSTRUCTIONS = ("//", ".", "{", "}", "$", "(", ")", "@!$")
 
 
 def instructions(ptx: str) -> list[str]:
-    """The instructions in order, without directives, labels and comments.
+    """Return the instructions in order, without directives, labels and comments.
 
     >>> instructions("{\\n .reg .b32 %r<9>;\\n@%p1 ld.global.b32 %r1, [%rd1];\\n ret; // 1\\n}")
     ['@%p1 ld.global.b32 %r1, [%rd1];', 'ret;']
@@ -64,7 +64,7 @@ def instructions(ptx: str) -> list[str]:
 
 
 def operation(instruction: str) -> str:
-    """What an instruction does, without the predicate before it and its operands.
+    """Return the operation of an instruction, without its predicate and its operands.
 
     >>> operation("@%p1 ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];")
     'ld.global.v4.b32'
@@ -73,12 +73,12 @@ def operation(instruction: str) -> str:
 
 
 def memory_instructions(ptx: str) -> list[str]:
-    """The instructions that load from the GPU's memory or store to it."""
+    """Return the instructions that load from the GPU's memory or store to it."""
     return [each for each in instructions(ptx) if re.match(r"(ld|st)\.global", operation(each))]
 
 
 def num_operations(ptx: str) -> Counter[str]:
-    """How often each operation stands there, by the first part of its name: "ld", "fma", "setp"."""
+    """Count the operations by the first part of their names: "ld", "fma", "setp"."""
     return Counter(operation(each).split(".")[0] for each in instructions(ptx))
 
 
@@ -86,7 +86,10 @@ BLOCK_SIZE = 4
 
 
 class RotaryInputs(NamedTuple):
-    """Arguments of `rotary_store_triton` and of its twin, in their order; all in float16."""
+    """Arguments of `rotary_store_triton` and its torch version, in order.
+
+    qkv, keys and values are float16, the tables float32.
+    """
 
     qkv: Tensor
     norms: None
@@ -98,14 +101,14 @@ class RotaryInputs(NamedTuple):
     values: Tensor
 
     def named(self) -> dict[str, Tensor]:
-        """The tensors by their names."""
+        """Return the tensors by name."""
         names = ("qkv", "positions", "slots", "keys", "values")
         cos, sin = self.tables
         return {name: getattr(self, name) for name in names} | {"cos": cos, "sin": sin}
 
 
 def rotary_inputs(slots: Sequence[int], q_heads: int, kv_heads: int, head_dim: int) -> RotaryInputs:
-    """A token for each slot, at positions 0, 1, 2, ..., and a pool of zeros in blocks of 4."""
+    """Make one token per slot, at positions 0, 1, 2, ..., and a zero KV cache in blocks of 4."""
     num_tokens, num_blocks = len(slots), max(slots) // BLOCK_SIZE + 1
     positions = torch.arange(num_tokens)
     keys, values = (

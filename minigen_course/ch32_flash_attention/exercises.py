@@ -1,7 +1,7 @@
-"""Chapter 32's exercises: merge two parts of a softmax, attention as a loop over tiles, a kernel.
+"""Chapter 32's exercises: merge two partial softmaxes, loop over tiles, and write the kernel.
 
-The kernel runs in Triton's interpreter with every load and store watched; a program that reaches
-outside of its tensors is stopped before it does.
+The kernel runs in Triton's interpreter, and every load and store is recorded; a program that
+reaches outside its tensors is stopped before the access.
 """
 
 import math
@@ -25,13 +25,13 @@ def _random(*shape: int, seed: int) -> Tensor:
 
 
 def case_of(num_new: int, context: int, head_dim: int = 8) -> tuple[Tensor, Tensor, Tensor]:
-    """Four query heads over two KV heads, all random."""
+    """Return random q, k and v with four query heads over two KV heads."""
     k, v = _random(context, 2, head_dim, seed=5), _random(context, 2, head_dim, seed=6)
     return _random(num_new, 4, head_dim, seed=4), k, v
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
-    """One query and one head at a time, over all its keys, in float64."""
+    """Compute attention one query and one head at a time, over all its keys, in float64."""
     out = torch.zeros(q.shape, dtype=torch.float64)
     for token in range(len(q)):
         position = len(k) - len(q) + token
@@ -45,7 +45,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Ten
 
 
 Merge = Callable[[Partial, Partial], Partial]
-FIELDS = {"maximum": ("query",), "total": ("query",), "mixed": ("query", "number")}
+FIELDS = {"maximum": ("query",), "total": ("query",), "mixed": ("query", "dimension")}
 
 
 def _partial(maximum: list[float], total: list[float], mixed: list[list[float]]) -> Partial:
@@ -56,10 +56,12 @@ def _merged(part: Merge, one: Partial, other: Partial) -> Partial:
     before = [getattr(each, name).clone() for each in (one, other) for name in FIELDS]
     found: Any = part(one, other)
     missing = [name for name in FIELDS if not isinstance(getattr(found, name, None), Tensor)]
-    expect(not missing, "returned no Partial; return Partial(maximum, total, mixed), of tensors.")
+    expect(
+        not missing, "did not return a Partial of tensors; return Partial(maximum, total, mixed)."
+    )
     now = [getattr(each, name) for each in (one, other) for name in FIELDS]
     same = all(torch.equal(old, new) for old, new in zip(before, now, strict=True))
-    expect(same, "changed what it was given; return a new Partial.")
+    expect(same, "changed its arguments; return a new Partial.")
     merged: Partial = found
     return merged
 
@@ -69,14 +71,14 @@ def _expect_partial(found: Partial, right: Partial, tolerance: float = 1e-5) -> 
         expect_close(getattr(found, name), getattr(right, name), name, axes, tolerance)
 
 
-def equal_maxima_only_add_up(part: Merge) -> None:
-    """one query, both of whose parts have the maximum 3:"""
+def parts_with_equal_maxima_are_added(part: Merge) -> None:
+    """one query; both parts have the maximum 3:"""
     one, other = _partial([3.0], [2.0], [[4.0, 0.0]]), _partial([3.0], [1.5], [[1.0, 2.0]])
     _expect_partial(_merged(part, one, other), _partial([3.0], [3.5], [[5.0, 2.0]]))
 
 
-def the_part_of_the_lower_maximum_shrinks(part: Merge) -> None:
-    """maxima of ln 4 and 0, so that the second part counts a quarter; and the other way round:"""
+def the_part_with_the_smaller_maximum_shrinks(part: Merge) -> None:
+    """maxima ln 4 and 0, so the second part counts a quarter; and in the other order:"""
     one, other = _partial([math.log(4)], [2.0], [[4.0]]), _partial([0.0], [1.0], [[8.0]])
     right = _partial([math.log(4)], [2.25], [[6.0]])
     _expect_partial(_merged(part, one, other), right)
@@ -84,7 +86,7 @@ def the_part_of_the_lower_maximum_shrinks(part: Merge) -> None:
 
 
 def every_query_has_its_own_maximum(part: Merge) -> None:
-    """two queries, of which each has its larger score in another part:"""
+    """two queries; the first has its largest score in one part, the second in the other:"""
     one = _partial([0.0, math.log(4)], [1.0, 3.0], [[1.0, 2.0], [3.0, 4.0]])
     other = _partial([math.log(2), 0.0], [2.0, 4.0], [[2.0, 2.0], [2.0, 6.0]])
     right = _partial([math.log(2), math.log(4)], [2.5, 4.0], [[2.5, 3.0], [3.5, 5.5]])
@@ -92,20 +94,20 @@ def every_query_has_its_own_maximum(part: Merge) -> None:
 
 
 def large_scores_do_not_overflow(part: Merge) -> None:
-    """maxima of 1,000 and 999, and of -1,000 and -999, of which exp is infinite or 0:"""
+    """maxima 1,000 and 999, and -1,000 and -999, whose exp overflows to infinity or becomes 0:"""
     shrunk = math.exp(-1)
     for high, low in ((1000.0, 999.0), (-999.0, -1000.0)):
         one, other = _partial([high], [1.0], [[3.0]]), _partial([low], [1.0], [[1.0]])
         right = _partial([high], [1 + shrunk], [[3 + shrunk]])
         for given in ((one, other), (other, one)):
             found = _merged(part, *given)
-            message = "has nan or infinity: only differences of maxima should be raised by exp."
+            message = "has nan or infinity; exp should be taken only of differences of maxima."
             expect(bool(found.mixed.isfinite().all() and found.total.isfinite().all()), message)
             _expect_partial(found, right)
 
 
-def who_saw_nothing_adds_nothing(part: Merge) -> None:
-    """a part whose keys were all hidden, so that its maximum is -infinity, and two such parts:"""
+def a_part_without_keys_adds_nothing(part: Merge) -> None:
+    """a part whose keys were all masked, so its maximum is -infinity; and two such parts:"""
     nothing, some = _partial([-math.inf], [0.0], [[0.0]]), _partial([5.0], [2.0], [[4.0]])
     _expect_partial(_merged(part, nothing, some), some)
     _expect_partial(_merged(part, some, nothing), some)
@@ -113,7 +115,7 @@ def who_saw_nothing_adds_nothing(part: Merge) -> None:
 
 
 def parts_give_softmax_over_all_keys(part: Merge) -> None:
-    """13 keys in parts of 1, 3 and 5, three query heads of five queries:"""
+    """13 keys in parts of 1, 3 and 5; five queries with three heads:"""
     generator = torch.Generator().manual_seed(32)
     scores = 6 * torch.randn(5, 3, 13, generator=generator)
     values = torch.randn(13, 4, generator=generator)
@@ -125,7 +127,7 @@ def parts_give_softmax_over_all_keys(part: Merge) -> None:
             whole = _merged(part, whole, Partial(maximum, weights.sum(-1), weights @ rows))
         expect_equal(list(whole.total.shape), [5, 3], "the shape of total")
         right, what = scores.softmax(-1) @ values, f"mixed / total of keys in parts of {size}"
-        axes = ("query", "head", "number")
+        axes = ("query", "head", "dimension")
         expect_close(whole.mixed / whole.total.unsqueeze(-1), right, what, axes)
 
 
@@ -133,50 +135,52 @@ MERGE = Exercise(
     "merge",
     merge,
     (
-        equal_maxima_only_add_up,
-        the_part_of_the_lower_maximum_shrinks,
+        parts_with_equal_maxima_are_added,
+        the_part_with_the_smaller_maximum_shrinks,
         every_query_has_its_own_maximum,
         large_scores_do_not_overflow,
-        who_saw_nothing_adds_nothing,
+        a_part_without_keys_adds_nothing,
         parts_give_softmax_over_all_keys,
     ),
     (
-        "The new maximum is the larger of the two, query by query: torch.maximum.",
-        "Each part was computed with its own maximum. To bring it to the new one, multiply its "
-        "total and its mixed by exp(its maximum - the new maximum).",
-        "Where both maxima are -inf their difference is nan: subtract 0 there instead, as in "
+        "The new maximum is the larger of the two, for each query: torch.maximum.",
+        "Each part was computed relative to its own maximum. To rescale it to the new one, "
+        "multiply its total and its mixed by exp(its maximum - the new maximum).",
+        "If both maxima are -inf, their difference is nan. Subtract 0 there instead, as in "
         "maximum.where(maximum.isfinite(), 0).",
     ),
-    "Write `merge`: two parts of the keys, each with its maximum, its sum and its mixed values, "
-    "become one, as if the keys had been in one part. A part that saw nothing adds nothing.",
+    "Write `merge`. It combines the partial results of two sets of keys into one, as if all keys "
+    "had been in one set. A part has, for each query, its maximum score (`maximum`), the sum of "
+    "its weights (`total`) and its weighted sum of values (`mixed`). A part in which a query saw "
+    "no key adds nothing.",
     """from minigen import SamplingParams
 from minigen_course.ch32_flash_attention.flash import flash_attention
 from minigen_course import load_model
 from minigen_course.grading.attending import attend_by
 
 llm = load_model(weights="float32", attention_backend=attend_by(flash_attention))
-with using(32, merge=mine):  # flash_attention calls it once for every tile
+with using(32, merge=mine):  # flash_attention calls it once per tile
     print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=24)).text)""",
-    "Chapter 33 cuts a long context into parts that are computed at the same time, and merges "
-    "them all at once. Write it for a list of parts, with one exp for each part.",
+    "Chapter 33 cuts a long context into parts that are computed in parallel, and merges them all "
+    "at once. Write merge for a list of parts, with one exp for each part.",
 )
 
 
-HEADS = ("token", "head", "number")
-WIDTH = 16  # of the heads: the least that tl.dot takes
+HEADS = ("token", "head", "dimension")
+WIDTH = 16  # head_dim: the smallest that tl.dot accepts
 
 
 def _run(
     part: Any, case: tuple[Tensor, ...], block_m: int, block_n: int
 ) -> tuple[Tensor, list[Access]]:
-    """What the kernel wrote where nothing but nan had been, and all that it loaded and stored."""
+    """Return the kernel's result, which was all nan before, and its loads and stores."""
     before, mixed = [each.clone() for each in case], torch.full_like(case[0], math.nan)
     q, k, v = case
     accesses = watched(
         lambda: start_flash(part, q, k, v, mixed, block_m, block_n), q=q, k=k, v=v, mixed=mixed
     )
     for name, now, then in zip("qkv", case, before, strict=True):
-        expect(torch.equal(now, then), f"stored into {name}; it must only store the result.")
+        expect(torch.equal(now, then), f"stored into {name}; it must store only the result.")
     return mixed, accesses
 
 
@@ -191,43 +195,43 @@ def _expect_programs(
     return accesses
 
 
-def one_program_holds_all(part: Any) -> None:
-    """16 tokens, one tile for each of four heads over two KV heads:"""
+def one_program_per_head_is_enough(part: Any) -> None:
+    """16 tokens, so one tile for each of four heads over two KV heads:"""
     _expect_programs(part, 16, 16)
 
 
 def a_tile_need_not_be_full(part: Any) -> None:
-    """5 tokens in a tile of 16 by 16, whose other rows must not be touched:"""
+    """5 tokens in a tile of 16 by 16; its other rows must not be touched:"""
     _expect_programs(part, 5, 5)
 
 
-def programs_join_tiles_of_keys(part: Any) -> None:
-    """16 tokens behind 23 others, so three tiles of keys:"""
+def programs_merge_tiles_of_keys(part: Any) -> None:
+    """16 new tokens after 23 others, so three tiles of keys:"""
     _expect_programs(part, 16, 39)
 
 
 def every_program_has_its_queries(part: Any) -> None:
-    """40 tokens, three tiles of queries, the last of them half empty:"""
+    """40 tokens, so three tiles of queries, the last one half empty:"""
     _expect_programs(part, 40, 40)
 
 
 def tiles_need_not_be_square(part: Any) -> None:
-    """35 tokens behind 6 others, 16 queries by 32 keys and 32 by 16:"""
+    """35 new tokens after 6 others, tiles of 16 queries by 32 keys and of 32 by 16:"""
     _expect_programs(part, 35, 41, 16, 32)
     _expect_programs(part, 35, 41, 32, 16)
 
 
 def large_scores_do_not_overflow_in_a_program(part: Any) -> None:
-    """scores of some thousands, of which exp is infinite:"""
+    """scores of several thousand, whose exp is infinite:"""
     q, k, v = case_of(20, 20, WIDTH)
     mixed, _ = _run(part, (100 * q, 100 * k, v), 16, 16)
-    message = "nan or infinity: the largest score so far should be subtracted before exp."
+    message = "has nan or infinity; the largest score so far should be subtracted before exp."
     expect(bool(mixed.isfinite().all()), message)
     expect_close(mixed, reference(100 * q, 100 * k, v), "the result", HEADS, tolerance=1e-2)
 
 
 def keys_are_loaded_up_to_the_diagonal(part: Any) -> None:
-    """48 tokens, and which keys and values each program loads:"""
+    """48 tokens; the keys and values that each program loads:"""
     accesses = _expect_programs(part, 48, 48)
     for name in "kv":
         for program in range(3):
@@ -237,28 +241,29 @@ def keys_are_loaded_up_to_the_diagonal(part: Any) -> None:
                 f"program ({program}, 0) loads row {max(rows)} of {name}, which none of its "
                 f"queries sees; row {16 * program + 15} should be the last.",
             )
-            expect_equal(len(rows), 16 * (program + 1), f"rows of {name} that it loads")
+            what = f"the number of rows of {name} that program ({program}, 0) loads"
+            expect_equal(len(rows), 16 * (program + 1), what)
 
 
 def _rows_loaded(accesses: list[Access], name: str, program: int) -> list[int]:
-    """Positions of the rows that head 0's program loads of k or v, again if it loads them again."""
+    """Return the rows of k or v that a program of head 0 loads, a row once for each load."""
     width = 2 * WIDTH  # two KV heads
     own = [each for each in accesses if each.tensor == name and each.program == (program, 0, 0)]
     numbers = [at for each in own if not each.is_store for at in each.offsets]
     return [at // width for at in numbers if at % width == 0]
 
 
-def queries_come_once_and_only_results_go(part: Any) -> None:
-    """40 tokens, and how many numbers all programs load of q, and store:"""
+def queries_are_loaded_once_and_results_stored_once(part: Any) -> None:
+    """40 tokens; the number of elements that all programs load from q, and store:"""
     accesses = _expect_programs(part, 40, 40)
     loads = [each for each in accesses if each.tensor == "q" and not each.is_store]
     stores = [each for each in accesses if each.is_store]
-    for done, found in (("loaded of q", loads), ("stored", stores)):
+    for done, found in (("loaded from q", loads), ("stored", stores)):
         count = sum(len(each.offsets) for each in found)
-        expect_equal(count, 40 * 4 * WIDTH, f"numbers {done}")
+        expect_equal(count, 40 * 4 * WIDTH, f"the number of elements {done}")
 
 
-def sixteen_bits_come_and_go(part: Any) -> None:
+def tensors_may_have_sixteen_bits(part: Any) -> None:
     """queries, keys and values in float16:"""
     q, k, v = (each.half() for each in case_of(20, 20, WIDTH))
     mixed, _ = _run(part, (q, k, v), 16, 16)
@@ -266,15 +271,15 @@ def sixteen_bits_come_and_go(part: Any) -> None:
 
 
 KERNEL_CHECKS = (
-    one_program_holds_all,
+    one_program_per_head_is_enough,
     a_tile_need_not_be_full,
-    programs_join_tiles_of_keys,
+    programs_merge_tiles_of_keys,
     every_program_has_its_queries,
     tiles_need_not_be_square,
     large_scores_do_not_overflow_in_a_program,
     keys_are_loaded_up_to_the_diagonal,
-    queries_come_once_and_only_results_go,
-    sixteen_bits_come_and_go,
+    queries_are_loaded_once_and_results_stored_once,
+    tensors_may_have_sixteen_bits,
 )
 
 
@@ -289,7 +294,7 @@ def _attended(
     expect(isinstance(found, Tensor), f"returned {type(found).__name__}; return a tensor.")
     for name, now, then in zip("qkv", case, before, strict=True):
         same = torch.equal(now.nan_to_num(), then.nan_to_num())
-        expect(same, f"changed {name}, which it was given; return a new tensor.")
+        expect(same, f"changed its argument {name}; return a new tensor.")
     return found
 
 
@@ -303,32 +308,32 @@ def _expect_attention(
     expect_close(found, reference(*case, window), what, HEADS)
 
 
-def one_tile_holds_all(part: Attention) -> None:
+def one_tile_is_enough(part: Attention) -> None:
     """five tokens in one tile:"""
     _expect_attention(part, 5, 5, 8)
 
 
-def tiles_of_keys_are_joined(part: Attention) -> None:
-    """tokens in several tiles, the last of them smaller:"""
+def tiles_of_keys_are_merged(part: Attention) -> None:
+    """tokens in several tiles, the last one smaller:"""
     for tokens, tile in ((8, 4), (12, 4), (11, 4), (5, 1), (17, 16)):
         _expect_attention(part, tokens, tokens, tile)
 
 
 def queries_are_the_last_positions(part: Attention) -> None:
-    """new tokens behind others, many and one:"""
+    """new tokens after others, several and one:"""
     for num_new, context, tile in ((4, 8, 4), (5, 12, 4), (6, 7, 4), (1, 9, 4), (3, 20, 8)):
         _expect_attention(part, num_new, context, tile)
 
 
-def windows_are_kept(part: Attention) -> None:
-    """windows of 1 to 9 positions, so that whole tiles are out of sight:"""
+def windows_limit_the_keys(part: Attention) -> None:
+    """windows of 1 to 9 positions, so that whole tiles are outside the window:"""
     for window in (1, 3, 4, 5, 9):
         _expect_attention(part, 12, 12, 4, window)
         _expect_attention(part, 7, 18, 4, window)
 
 
-def nobody_overflows(part: Attention) -> None:
-    """scores of some thousands, the largest in the first tile and in the last:"""
+def large_scores_do_not_overflow_in_a_loop(part: Attention) -> None:
+    """scores of several thousand, in all tiles:"""
     q, k, v = case_of(12, 12)
     found = _attended(part, (100 * q, 100 * k, v), None, 4)
     message = "has nan or infinity; the largest score so far should be subtracted before exp."
@@ -340,19 +345,20 @@ def sixteen_bits_stay_sixteen_bits(part: Attention) -> None:
     """queries, keys and values in bfloat16:"""
     q, k, v = (each.bfloat16() for each in case_of(9, 9))
     found = _attended(part, (q, k, v), None, 4)
-    expect_equal(str(found.dtype), "torch.bfloat16", "the type of what you return")
+    expect_equal(str(found.dtype), "torch.bfloat16", "the dtype of the result")
     expect_close(found, reference(q, k, v), "the result", HEADS, tolerance=5e-2)
 
 
 def later_tiles_are_not_read(part: Attention) -> None:
-    """keys and values that are nan from the second tile on, which the first one's queries must not
-    touch; and with a window, those that all have forgotten:"""
+    """nan in tiles of keys that no query of a tile sees, after it or before its window:"""
     q, k, v = case_of(12, 12)
     found = _attended(part, (q, _nan(k, 4, 12), _nan(v, 4, 12)), None, 4)
-    message = "token {} is nan, by keys behind its tile: these tiles should not be computed at all."
+    message = (
+        "token {} is nan, from keys after its tile: those tiles should not be computed at all."
+    )
     _expect_finite(found[:4], 0, message)
     found = _attended(part, (q, _nan(k, 0, 4), _nan(v, 0, 4)), 3, 4)
-    message = "token {} is nan, by keys before its window: these tiles should be left out."
+    message = "token {} is nan, from keys before its window: those tiles should be skipped."
     _expect_finite(found[8:], 8, message)
 
 
@@ -368,14 +374,14 @@ def _expect_finite(found: Tensor, first: int, message: str) -> None:
 
 
 def no_matrix_of_scores_is_made(part: Attention) -> None:
-    """512 tokens in tiles of 64, and the bytes of what is made on the way:"""
+    """512 tokens in tiles of 64; the largest tensor that is allocated on the way:"""
     case = case_of(512, 512, head_dim=16)
     result = case[0].numel() * 4
     largest = count_memory(lambda: _attended(part, case, None, 64)).largest
     expect(
         largest <= 1.5 * result,
-        f"made a tensor of {largest:,} bytes for 512 tokens; none should be much larger than the "
-        f"result's {result:,}: no axis of tokens should meet another one.",
+        f"allocated a tensor of {largest:,} bytes for 512 tokens; none should be much larger than "
+        f"the result ({result:,} bytes), so no tensor should have tokens x tokens elements.",
     )
 
 
@@ -383,35 +389,36 @@ FLASH = Exercise(
     "flash_attention",
     flash_attention,
     (
-        one_tile_holds_all,
-        tiles_of_keys_are_joined,
+        one_tile_is_enough,
+        tiles_of_keys_are_merged,
         queries_are_the_last_positions,
-        windows_are_kept,
-        nobody_overflows,
+        windows_limit_the_keys,
+        large_scores_do_not_overflow_in_a_loop,
         sixteen_bits_stay_sixteen_bits,
         later_tiles_are_not_read,
         no_matrix_of_scores_is_made,
     ),
     (
-        "Two loops: over tiles of queries, and within it over tiles of keys. Begin each tile of "
-        "queries with nothing_seen(queries).",
-        "weigh(queries, keys, values, seen) makes a Partial of one tile, merge joins it to what "
-        "was before. The keys of a tile of queries end at its last query's own position + 1.",
+        "Write two loops: the outer one over tiles of queries, the inner one over tiles of keys. "
+        "Start each tile of queries with nothing_seen(queries).",
+        "weigh(queries, keys, values, seen) returns the Partial of one tile; merge adds it to the "
+        "tiles before. The keys of a tile of queries end at the position of its last query + 1.",
         "seen = causal_mask(len(queries), end - start, window)[:, :len(keys)], where start is the "
-        "tile's first key and end the end of all keys that the queries see.",
+        "tile's first key, and end is the end of all keys that the queries see.",
     ),
-    "Write attention as a loop over tiles: `tile` queries at a time, and for these `tile` keys at "
-    "a time, from the first key that one of them sees to the last query's own. Import `weigh`, "
-    "`merge` and `nothing_seen` from `minigen_course.ch32_flash_attention.flash`, and chapter "
-    "14's `causal_mask` from `minigen.model.attention`.",
+    "Write attention as a loop over tiles. Take `tile` queries at a time, and for them take `tile` "
+    "keys at a time, from the first key that one of these queries sees to the position of the last "
+    "query. Import `weigh`, `merge` and `nothing_seen` from "
+    "`minigen_course.ch32_flash_attention.flash`, and chapter 14's `causal_mask` from "
+    "`minigen.model.attention`.",
     """from minigen import SamplingParams
 from minigen_course import load_model
 from minigen_course.grading.attending import attend_by
 
 llm = load_model(weights="float32", attention_backend=attend_by(mine))
 print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=24)).text)""",
-    "Exchange the two loops: keys outside, queries inside. What must then be kept for every query, "
-    "and why do GPUs have queries outside?",
+    "Exchange the two loops: keys outside, queries inside. What must you then store for every "
+    "query, and why do GPU kernels have the queries outside?",
 )
 
 KERNEL = Exercise(
@@ -419,15 +426,18 @@ KERNEL = Exercise(
     flash_kernel,
     KERNEL_CHECKS,
     (
-        "First one tile of keys: load q, keys and values with the masks of their rows, scores = "
-        "tl.dot(q, tl.trans(keys), input_precision='ieee') * scale.",
-        "Three things live through the loop: maximum and total (BLOCK_M numbers), and mixed "
-        "(BLOCK_M x HEAD_DIM), all float32. They are shrunk by tl.exp(maximum - higher).",
-        "Program tile's last query stands at context - num_new + (tile + 1) * BLOCK_M - 1, or at "
-        "context - 1 if that is before. for start in range(0, end, BLOCK_N): is a loop.",
+        "Start with one tile of keys: load q, keys and values, each with a mask for its rows; "
+        "scores = tl.dot(q, tl.trans(keys), input_precision='ieee') * scale.",
+        "Three variables go from tile to tile: maximum and total (BLOCK_M elements) and mixed "
+        "(BLOCK_M x HEAD_DIM), all float32. If the maximum grows to higher, multiply total and "
+        "mixed by tl.exp(maximum - higher).",
+        "The last query of program (i, h) is at position context - num_new + (i + 1) * BLOCK_M - "
+        "1, or at context - 1 if that is smaller; end is one more. A kernel may loop: for start in "
+        "range(0, end, BLOCK_N).",
     ),
-    "Write the loop over tiles of keys as a kernel: one program for `BLOCK_M` queries of one head, "
-    "of which only the result is stored. The launch puts `@triton.jit` on.",
+    "Write the loop over tiles of keys as a kernel. A program computes `BLOCK_M` queries of one "
+    "head, and stores nothing but their result. Write a plain function: the launch adds "
+    "`@triton.jit`.",
     """from minigen import SamplingParams
 from minigen_course import load_model
 from minigen_course.grading.attending import attend_by
@@ -435,8 +445,8 @@ from minigen_course.ch32_flash_attention.lesson import flash_by
 
 llm = load_model(weights="float32", attention_backend=attend_by(flash_by(mine)))
 print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=4)).text)""",
-    "Only the tiles on the diagonal need the mask. Make two loops of one, the first without it, "
-    "and count the comparisons that are left.",
+    "Only the tiles on the diagonal need the causal mask. Split the loop into two, the first "
+    "without the mask, and count the comparisons that are left.",
 )
 
 EXERCISES = (MERGE, FLASH, KERNEL)

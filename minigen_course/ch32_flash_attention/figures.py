@@ -25,9 +25,10 @@ from minigen_course.lab.triton_interpreter import Access
 
 
 def online_softmax(scores: Tensor, values: Tensor, tile: int, seen: int) -> Figure:
-    """Left: the scores of the first `seen` tiles, those to come pale. Right: what is remembered.
+    """Left: the scores, those after the first `seen` tiles pale. Right: the result so far.
 
-    The dots on the right are softmax over all keys at once, which the last tile must reach.
+    The dots on the right are softmax over all keys at once, which the last tile must reach. Raises
+    `ValueError` unless `seen` is from 1 to the number of tiles.
     """
     folds = fold_tiles(scores, values, tile)
     if not 1 <= seen <= len(folds):
@@ -58,12 +59,12 @@ COLOURS = {Sight.WHOLE: BLUE, Sight.PARTLY: ORANGE, Sight.NOTHING: FAINT}
 def draw_tiles(
     num_new: int, context: int, block_m: int, block_n: int, window: int | None = None
 ) -> Figure:
-    """A row of tiles for each program, coloured by who sees what; the line ends what a query sees.
+    """Draw a row of tiles per program, coloured by what of each is seen; a line marks the mask.
 
-    Raises `ValueError` where there are more queries than positions.
+    Raises `ValueError` if there are more queries than positions.
     """
     if num_new > context:
-        raise ValueError(f"{num_new} queries are more than the {context} positions they end.")
+        raise ValueError(f"{num_new} queries are more than the {context} positions of the context.")
     tiles = score_tiles(num_new, context, block_m, block_n, window)
     made, axes = figure(9, 4.2)
     for tile in tiles:
@@ -90,7 +91,7 @@ def draw_tiles(
 
 
 def by_length(lines: Mapping[str, Mapping[int, float]], unit: str, said: str) -> Figure:
-    """A line for each way, over lengths of prompts, both axes by powers of two."""
+    """Draw a line for each method over prompt lengths, on logarithmic axes to base 2."""
     made, axes = figure(8, 3.8)
     for (name, values), colour in zip(lines.items(), (ORANGE, BLUE, GREEN, AMBER), strict=False):
         lengths = sorted(values)
@@ -109,9 +110,9 @@ def by_length(lines: Mapping[str, Mapping[int, float]], unit: str, said: str) ->
 
 
 def rows_by_program(accesses: Sequence[Access], widths: Mapping[str, int]) -> Figure:
-    """Which rows of each tensor each of head 0's programs loads or stores, a line a program.
+    """Draw the rows of each tensor that the programs of head 0 load or store, one line per program.
 
-    `widths` are the numbers of a row, by the tensors' names, in the order of the panels.
+    `widths` are the row widths by tensor name, in the order of the panels.
     """
     own = [each for each in accesses if each.program[1:] == (0, 0)]
     num_programs = 1 + max(each.program[0] for each in own)

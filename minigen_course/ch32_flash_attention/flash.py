@@ -1,7 +1,7 @@
 """FlashAttention in plain torch: attention as a loop over tiles, with no matrix of scores.
 
-The readable twin of `minigen.kernels.triton.prefill_attention`, for one sequence. Sources: online
-softmax, Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022.
+The readable version of `minigen.kernels.triton.prefill_attention`, for one sequence. Sources:
+online softmax, Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022.
 """
 
 import math
@@ -16,11 +16,11 @@ from minigen.model.attention import causal_mask
 
 @dataclass(frozen=True)
 class Partial:
-    """What queries remember of a part of their keys; all in float32.
+    """The partial softmax of queries over some of their keys; all in float32.
 
-    `maximum` is each query's largest score, `total` its sum of exp(score - maximum), and `mixed`
-    [..., head_dim] the values added up with these weights: `mixed / total` is attention over the
-    part. A query that saw no key has -inf, 0 and zeros.
+    `maximum` is each query's largest score, `total` the sum of its weights exp(score - maximum),
+    and `mixed` [..., head_dim] the sum of the values times these weights: `mixed / total` is
+    attention over these keys. A query that saw no key has -inf, 0 and zeros.
     """
 
     maximum: Tensor
@@ -29,7 +29,7 @@ class Partial:
 
 
 def merge(one: Partial, other: Partial) -> Partial:
-    """What the queries remember of both parts; the parts have no key in common.
+    """Combine two partial results over different keys into one; no key may be in both.
 
     >>> one = Partial(torch.tensor([0.0]), torch.tensor([2.0]), torch.tensor([[4.0]]))
     >>> other = Partial(torch.tensor([0.0]), torch.tensor([1.0]), torch.tensor([[5.0]]))
@@ -38,7 +38,7 @@ def merge(one: Partial, other: Partial) -> Partial:
     [[3.0]]
     """
     maximum = torch.maximum(one.maximum, other.maximum)
-    base = maximum.where(maximum.isfinite(), 0)  # -inf - -inf is no number
+    base = maximum.where(maximum.isfinite(), 0)  # -inf - -inf is nan
     shrinks = [(each.maximum - base).exp() for each in (one, other)]
     return Partial(
         maximum,
@@ -53,10 +53,10 @@ def weigh(
     values: Float[Tensor, "keys kv_heads head_dim"],
     seen: Bool[Tensor, "queries keys"],
 ) -> Partial:
-    """What some queries remember of some keys, of which `seen` says who may look at whom.
+    """Compute the partial result of one tile; `seen` is true where a query sees a key.
 
-    Query head h looks through KV head h // (q_heads / kv_heads). Makes the scores of these queries
-    and keys, and forgets them.
+    Query head h uses KV head h // (q_heads / kv_heads). The scores are computed for these queries
+    and keys only, and are dropped at the end.
     """
     group = queries.shape[1] // keys.shape[1]
     keys, values = (each.float().repeat_interleave(group, dim=1) for each in (keys, values))
@@ -69,7 +69,7 @@ def weigh(
 
 
 def nothing_seen(queries: Float[Tensor, "*queries head_dim"]) -> Partial:
-    """What queries remember before they saw a key; merged with another part it is that part."""
+    """Return the partial result of no keys; merged with another part, it gives that part."""
     none = torch.zeros(queries.shape[:-1])
     return Partial(none - math.inf, none, torch.zeros(queries.shape))
 
@@ -81,11 +81,11 @@ def flash_attention(
     window: int | None = None,
     tile: int = 64,
 ) -> Float[Tensor, "tokens q_heads head_dim"]:
-    """Causal attention as in chapter 14, at most `tile` queries by `tile` keys at a time.
+    """Compute causal attention as in chapter 14, at most `tile` queries by `tile` keys at a time.
 
-    The queries are the last `tokens` positions of the context. Keys and values that none of a
-    tile's queries may look at are not read for it. Nothing that it makes is larger than the
-    result, but for what belongs to one tile.
+    The queries are the last `tokens` positions of the context. A tile of queries does not read the
+    keys and values that none of its queries sees. Apart from the data of one tile, no tensor that
+    is allocated is larger than the result.
     """
     mixed = torch.empty_like(q)
     for begin in range(0, len(q), tile):

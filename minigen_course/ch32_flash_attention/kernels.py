@@ -1,14 +1,15 @@
-"""FlashAttention for one sequence, as a plain function: `triton.jit` makes a kernel of it.
+"""FlashAttention for one sequence, as a plain function that `triton.jit` turns into a kernel.
 
-It is chapter 32's exercise. The engine on a GPU runs its grown-up form, `prefill`, which has block
-tables, many sequences, and windows. Source: FlashAttention-2, Dao 2023.
+It is chapter 32's exercise. On a GPU the engine runs the full version,
+`minigen.kernels.triton.prefill_attention`, with block tables, several sequences, and windows.
+Source: FlashAttention-2, Dao 2023.
 """
 
 from types import SimpleNamespace
 
 try:
     import triton.language as tl
-except ImportError:  # not for this system: the function can be read, and not run
+except ImportError:  # Triton is not available here: the function can be read, not run
     tl = SimpleNamespace(constexpr=int)
 
 
@@ -26,14 +27,14 @@ def flash_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Program (i, h): causal attention of `BLOCK_M` queries, from i * `BLOCK_M` on, of head h.
+    """Program (i, h): causal attention of `BLOCK_M` queries of head h, from row i * `BLOCK_M` on.
 
-    q and mixed are [num_new, Q_HEADS, HEAD_DIM], k and v [context, KV_HEADS, HEAD_DIM], each
-    contiguous, all of one type, of 16 or 32 bits; maximum, sum and mix are kept in float32. The
-    queries are the last `num_new` of the `context` positions. Head h looks through KV head h //
-    (Q_HEADS // KV_HEADS). Scores are multiplied by `scale`. Loads its queries once, and `BLOCK_N`
-    keys and values at a time, none behind its last query's own. HEAD_DIM and both blocks are powers
-    of two from 16 on.
+    q and mixed (the result) are [num_new, Q_HEADS, HEAD_DIM], k and v [context, KV_HEADS,
+    HEAD_DIM]. All are contiguous and have one dtype of 16 or 32 bits; the maximum, the sum and the
+    weighted values are float32. The queries are the last `num_new` of the `context` positions.
+    Query head h uses KV head h // (Q_HEADS // KV_HEADS). Scores are multiplied by `scale`. A
+    program loads its queries once, and `BLOCK_N` keys and values at a time, none after the position
+    of its last query. HEAD_DIM and both block sizes are powers of two, at least 16.
     """
     tile, head = tl.program_id(0), tl.program_id(1)
     rows, dims = tile * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, HEAD_DIM)

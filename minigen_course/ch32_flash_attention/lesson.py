@@ -1,6 +1,6 @@
-"""Online softmax tile by tile, the tiles that FlashAttention computes, and launchers of its kernel.
+"""Online softmax tile by tile, the tiles that FlashAttention computes, and its kernel's launchers.
 
-The bounds of tiles are those of `minigen.kernels.triton.prefill_attention`. Sources: Milakov and
+The tile bounds are those of `minigen.kernels.triton.prefill_attention`. Sources: Milakov and
 Gimelshein 2018; FlashAttention, Dao et al. 2022.
 """
 
@@ -16,15 +16,21 @@ from minigen_course.lab.triton_interpreter import Access, launch, record
 
 Kernel = Callable[..., object]
 Attention = Callable[[Tensor, Tensor, Tensor, int | None], Tensor]
-BLOCK = 16  # the least that tl.dot takes
+BLOCK = 16  # the smallest size that tl.dot accepts
 
 
 def flash_by(kernel: Kernel, block_m: int = BLOCK, block_n: int = BLOCK) -> Attention:
-    """Attention as in chapter 14 by a kernel of `flash_kernel`'s signature, but for windows."""
+    """Return attention as in chapter 14, by a kernel with `flash_kernel`'s signature.
+
+    It raises `ValueError` for a layer with a sliding window.
+    """
 
     def flash(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
         if window is not None:
-            raise ValueError(f"This kernel knows no window; this layer has one of {window}.")
+            raise ValueError(
+                "This kernel does not support sliding windows, but this layer has a window of "
+                f"{window}; choose a model without windows."
+            )
         mixed = torch.empty_like(q)
         start_flash(kernel, q, k, v, mixed, block_m, block_n)
         return mixed
@@ -41,10 +47,10 @@ def record_flash(
     block_m: int = BLOCK,
     block_n: int = BLOCK,
 ) -> list[Access]:
-    """What the kernel's programs load and store while they write `mixed`, in the interpreter.
+    """Run the kernel in the interpreter, write `mixed`, and return its loads and stores.
 
-    Raises `IndexError` for an access outside of the four tensors, before it is made, and
-    `OptionError` where there is no Triton.
+    Raises `IndexError` for an access outside the four tensors, before it happens, and
+    `OptionError` if Triton is not installed.
     """
     return record(
         lambda: start_flash(kernel, q, k, v, mixed, block_m, block_n), q=q, k=k, v=v, mixed=mixed
@@ -54,7 +60,7 @@ def record_flash(
 def start_flash(
     kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, mixed: Tensor, block_m: int, block_n: int
 ) -> None:
-    """Start a program for every `block_m` queries and every head."""
+    """Launch one program for every `block_m` queries and every head."""
     (num_new, q_heads, head_dim), (context, kv_heads, _) = q.shape, k.shape
     launch(
         kernel,
@@ -73,10 +79,10 @@ def start_flash(
 
 @dataclass(frozen=True)
 class Fold:
-    """After one tile: what one query has seen of the scores, and what it remembers of it.
+    """The state of online softmax for one query after one tile; `scores` are the tile's.
 
-    `shrink` is what the tile's larger maximum made of all before: exp(old maximum - new maximum).
-    `mixed / total` is the answer so far.
+    `shrink` is the factor by which this tile rescaled everything before: exp(old maximum - new
+    maximum). `mixed / total` is the attention output so far.
     """
 
     scores: Tensor
@@ -87,9 +93,9 @@ class Fold:
 
 
 def fold_tiles(scores: Tensor, values: Tensor, tile: int) -> list[Fold]:
-    """Softmax(scores) values of one query, `tile` keys at a time; the last fold has all of it.
+    """Compute softmax(scores) values for one query, `tile` keys at a time: a `Fold` per tile.
 
-    `scores` are of as many keys as `values` has rows.
+    `scores` has one score for each row of `values`. The last fold is over all keys.
 
     >>> folds = fold_tiles(torch.tensor([0.0, 0.0, 0.0]), torch.eye(3), tile=2)
     >>> [fold.total for fold in folds]
@@ -109,7 +115,7 @@ def fold_tiles(scores: Tensor, values: Tensor, tile: int) -> list[Fold]:
 
 
 class Sight(Enum):
-    """Who of a tile's queries may look at which of its keys."""
+    """How much of a tile the causal mask and the window leave visible."""
 
     WHOLE = "seen whole"
     PARTLY = "masked"
@@ -118,7 +124,7 @@ class Sight(Enum):
 
 @dataclass(frozen=True)
 class Tile:
-    """Queries and keys from a first to before a last, counted from 0, and what is seen of them."""
+    """Ranges of queries and of keys, counted from 0, and how much of the tile is seen."""
 
     queries: range
     keys: range
@@ -126,16 +132,16 @@ class Tile:
 
     @property
     def pairs(self) -> int:
-        """Scores that it has."""
+        """Number of scores in the tile."""
         return len(self.queries) * len(self.keys)
 
 
 def score_tiles(
     num_new: int, context: int, block_m: int, block_n: int, window: int | None = None
 ) -> list[Tile]:
-    """All tiles of the scores of `num_new` queries, the last of `context` positions.
+    """Return all tiles of the scores of `num_new` queries, the last of `context` positions.
 
-    A tile has `block_m` queries and `block_n` keys, fewer at the ends.
+    A tile has `block_m` queries and `block_n` keys; the last ones may have fewer.
 
     >>> [tile.sight.value for tile in score_tiles(4, 4, 2, 2)]
     ['masked', 'left out', 'seen whole', 'masked']
@@ -161,7 +167,7 @@ def _sight(queries: range, keys: range, before: int, window: int | None) -> Sigh
 
 
 def pairs_wanted(num_new: int, context: int, window: int | None = None) -> int:
-    """Pairs of a query and a key that it may look at.
+    """Count the pairs of a query and a key that it sees.
 
     >>> pairs_wanted(3, 3), pairs_wanted(1, 5), pairs_wanted(3, 5, window=2)
     (6, 5, 6)
@@ -171,10 +177,10 @@ def pairs_wanted(num_new: int, context: int, window: int | None = None) -> int:
 
 
 def numbers_moved(num_new: int, context: int, head_dim: int, block_m: int) -> int:
-    """Numbers that one head's programs load and store together, without a window.
+    """Count the elements that all programs of one head load and store, without a window.
 
-    Queries and results once; keys and values once for each tile of queries, up to its last one's
-    own, however they are cut into tiles themselves.
+    Queries and results are moved once; keys and values once for each tile of queries, up to the
+    position of its last query, for any size of the tiles of keys.
 
     >>> numbers_moved(4, 4, head_dim=1, block_m=2)  # 4 and 4, then 2 of 2, then 2 of 4
     20

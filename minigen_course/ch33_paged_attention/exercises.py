@@ -1,6 +1,6 @@
 """Chapter 33's exercises: gather through a block table, decode in place, join the splits.
 
-Checks put contexts into scattered blocks, and watch every load of a kernel.
+The checks put contexts into scattered blocks, and record every load of a kernel.
 """
 
 from collections import Counter
@@ -26,12 +26,12 @@ from minigen_course.grading.messages import Wrong, expect, expect_close
 from minigen_course.lab.memory_watch import expect_numbers, watched
 from minigen_course.lab.triton_interpreter import Access
 
-NOBODYS = 1e3  # in slots that no sequence owns, so that it would show wherever it leaked
-NO_BLOCK = 10**6  # in entries behind a table's end: whoever goes there leaves the pool
+UNOWNED = 1e3  # in slots that no sequence owns, so that a leak shows in the result
+NO_BLOCK = 10**6  # in table entries past the end: its slots are outside the pool
 
 
 class Contexts(NamedTuple):
-    """A layer's halves of a pool, block tables and lengths; the same, sequence by sequence."""
+    """A layer's keys and values in a pool, block tables, lengths; `own` has them per sequence."""
 
     keys: Tensor
     values: Tensor
@@ -43,12 +43,12 @@ class Contexts(NamedTuple):
 def contexts(
     lengths: list[int], block_size: int, kv_heads: int = 1, head_dim: int = 16, spare: int = 0
 ) -> Contexts:
-    """Sequences whose blocks lie in no order; a slot is followed by `spare` numbers of no head."""
+    """Make sequences with blocks in random order; `spare` unused elements follow each slot."""
     generator = torch.Generator().manual_seed(33)
     counts = [-(-length // block_size) for length in lengths]
     shape = (sum(counts) + 2, block_size, kv_heads * head_dim + spare)
     keys, values = (
-        torch.full(shape, NOBODYS)[..., : kv_heads * head_dim].unflatten(-1, (kv_heads, head_dim))
+        torch.full(shape, UNOWNED)[..., : kv_heads * head_dim].unflatten(-1, (kv_heads, head_dim))
         for _ in range(2)
     )
     free = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
@@ -65,7 +65,7 @@ def contexts(
 
 
 def expect_loaded_once(accesses: list[Access], name: str, num_wanted: int) -> None:
-    """So many numbers of a tensor are loaded, by whichever program, and each by one only."""
+    """Raise `Wrong` unless `num_wanted` elements of a tensor are loaded, each exactly once."""
     loads = Counter(
         offset
         for access in accesses
@@ -75,30 +75,30 @@ def expect_loaded_once(accesses: list[Access], name: str, num_wanted: int) -> No
     total = sum(loads.values())
     expect(
         total == len(loads),
-        f"the programs load {total} numbers of {name}, but only {len(loads)} different ones: each "
+        f"the programs load {total} elements of {name}, but only {len(loads)} different ones; each "
         "should be loaded once, by one program.",
     )
     expect(
         total == num_wanted,
-        f"the programs load {total} numbers of {name}; they should load the {num_wanted} that "
-        "the sequences own (a mask leaves out the rest).",
+        f"the programs load {total} elements of {name}; they should load the {num_wanted} that are "
+        "needed, and mask the rest.",
     )
 
 
 def expect_written(parts: Parts, what: str) -> None:
-    """Every row and split has a maximum and a sum."""
-    for name, tensor in (("maxima", parts.maxima), ("sums", parts.sums)):
+    """Raise `Wrong` unless every row and split has a maximum and a sum."""
+    for name, tensor in (("maximum", parts.maxima), ("sum", parts.sums)):
         missing = tensor.isnan().nonzero()
         if len(missing):
             row, split = missing[0].tolist()
             raise Wrong(
-                f"{what}: {name} of row {row}, split {split} were not written, or are NaN; every "
-                "program should store them, also where it has seen no token."
+                f"{what}: the {name} of row {row}, split {split} was not stored, or is nan; every "
+                "program should store it, even if its split has no tokens."
             )
 
 
 def joined(parts: Parts) -> Tensor:
-    """The attention that parts stand for, in double precision."""
+    """Return the attention that the parts give together, in double precision."""
     mixed, maxima, sums = (each.double() for each in parts)
     weights = (maxima - maxima.amax(dim=1, keepdim=True)).exp2()
     return (mixed * weights.unsqueeze(-1)).sum(1) / (sums * weights).sum(1, keepdim=True)
@@ -116,7 +116,7 @@ def _decoded(
     splits: int = 1,
     change: Callable[[Tensor], Tensor] = torch.clone,
 ) -> list[Access]:
-    """The kernel's parts, joined, are the attention of each query over its own context."""
+    """Check that the kernel's parts, joined, are each query's attention over its own context."""
     kv_heads, head_dim = made.keys.shape[2:]
     generator = torch.Generator().manual_seed(35)
     q = change(torch.randn(len(made.own), kv_heads * group, head_dim, generator=generator))
@@ -144,7 +144,7 @@ def one_token_is_its_own_value(part: Any) -> None:
 
 
 def tokens_are_found_through_the_table(part: Any) -> None:
-    """eight tokens in blocks of four that lie in no order:"""
+    """eight tokens in blocks of four, in random order:"""
     _decoded(part, contexts([8], 4), "8 tokens in blocks of 4")
 
 
@@ -154,7 +154,7 @@ def the_rest_of_a_tile_is_masked(part: Any) -> None:
 
 
 def tiles_follow_each_other(part: Any) -> None:
-    """a context of several tiles, its largest score in the middle:"""
+    """a context of several tiles, with the largest scores in the middle:"""
     made = contexts([29], 4)
     for token in (10, 20):
         block = made.tables[0, token // 4]
@@ -169,13 +169,13 @@ def sequences_have_their_own_tables(part: Any) -> None:
 
 
 def query_heads_share_a_kv_head(part: Any) -> None:
-    """two KV heads of three query heads each, 20 numbers wide:"""
+    """two KV heads with three query heads each, and a head_dim of 20:"""
     made = contexts([9, 5], 4, kv_heads=2, head_dim=20, spare=3)
     _decoded(part, made, "6 query heads and 2 KV heads", group=3)
 
 
 def _signed(length: int, sign: Callable[[int], int]) -> Contexts:
-    """A context whose keys are all above 0 or below it, as `sign(position)` has it."""
+    """Make a context whose keys are all positive or all negative, by `sign(position)`."""
     made = contexts([length], 4)
     keys = made.own[0][0]
     for position in range(length):
@@ -194,13 +194,13 @@ def large_products_do_not_overflow(part: Any) -> None:
 
 
 def splits_share_the_context(part: Any) -> None:
-    """two splits, and four of which some get no token:"""
+    """two splits, and four splits of which some have no tokens:"""
     _decoded(part, contexts([29, 9], 4), "2 splits of 29 and of 9 tokens", splits=2)
     _decoded(part, contexts([3, 40], 4), "4 splits of 3 and of 40 tokens", splits=4)
 
 
-def everything_is_loaded_once(part: Any) -> None:
-    """the numbers that are loaded, counted:"""
+def keys_and_values_are_loaded_once(part: Any) -> None:
+    """the number of elements that are loaded:"""
     made = contexts([29, 9], 4, kv_heads=2, head_dim=20)
     accesses = _decoded(part, made, "2 splits, groups of 3", group=3, splits=2)
     for name in ("keys", "values"):
@@ -216,7 +216,7 @@ DECODE_CHECKS = (
     query_heads_share_a_kv_head,
     large_products_do_not_overflow,
     splits_share_the_context,
-    everything_is_loaded_once,
+    keys_and_values_are_loaded_once,
 )
 
 
@@ -224,7 +224,7 @@ ROW = ("position", "head", "dimension")
 
 
 def _gathered(part: Any, made: Contexts, what: str) -> list[Access]:
-    """The kernel puts the first sequence's keys in order; what it loads and stores."""
+    """Check that the kernel puts a sequence's keys in order, and return its loads and stores."""
     ((keys, _),) = made.own
     gathered = torch.full(keys.shape, torch.nan)
     accesses = watched(
@@ -243,8 +243,8 @@ def a_block_is_copied(part: Any) -> None:
     _gathered(part, contexts([8], 8), "8 positions in one block")
 
 
-def blocks_come_in_the_tables_order(part: Any) -> None:
-    """three full blocks that lie in no order:"""
+def blocks_come_in_the_order_of_the_table(part: Any) -> None:
+    """three full blocks in random order:"""
     _gathered(part, contexts([12], 4), "12 positions in blocks of 4")
     _gathered(part, contexts([6], 1), "6 positions in blocks of 1")
 
@@ -256,26 +256,26 @@ def the_last_block_need_not_be_full(part: Any) -> None:
 
 
 def each_program_has_its_own_tile(part: Any) -> None:
-    """more positions than a tile has:"""
+    """more positions than one tile:"""
     _gathered(part, contexts([29], 4), "29 positions, in tiles of 8")
 
 
 def rows_have_any_width(part: Any) -> None:
-    """three heads of 20 numbers, so 60 to a row, and a gap behind each slot:"""
+    """three heads with a head_dim of 20, so 60 elements per row, and a gap after each slot:"""
     made = contexts([11], 4, kv_heads=3, head_dim=20)
     _gathered(part, made, "11 positions of 3 heads")
     made = contexts([11], 4, kv_heads=3, head_dim=20, spare=5)
-    _gathered(part, made, "11 positions, slots that are 65 numbers apart")
+    _gathered(part, made, "11 positions, slots 65 elements apart")
 
 
 def nothing_is_loaded_twice(part: Any) -> None:
-    """the numbers that are loaded and stored, counted:"""
-    accesses = _gathered(part, contexts([13], 4, head_dim=20), "13 positions of 20 numbers")
+    """the number of elements that are loaded:"""
+    accesses = _gathered(part, contexts([13], 4, head_dim=20), "13 positions of 20 elements")
     expect_loaded_once(accesses, "half", 13 * 20)
 
 
 def _of_scores(scores: Tensor, values: Tensor, bounds: list[tuple[int, int]]) -> Parts:
-    """What splits of these keys leave, for rows of `scores`, in powers of two."""
+    """Compute the parts of splits of these keys, for rows of `scores`, with weights 2^score."""
     rows, dim = len(scores), values.shape[1]
     parts = Parts(*(torch.zeros_like(each) for each in no_parts(rows, len(bounds), dim)))
     for split, (begin, end) in enumerate(bounds):
@@ -296,7 +296,7 @@ def _join(
     dim: int = 8,
     shift: float = 0,
 ) -> list[Access]:
-    """The kernel joins splits with these bounds, of random scores of this size around `shift`."""
+    """Check a join of splits with these bounds; scores are random, of this size around `shift`."""
     generator = torch.Generator().manual_seed(34)
     num_keys = max(end for _, end in bounds)
     scores = size * torch.randn(rows, num_keys, generator=generator) + shift
@@ -311,22 +311,22 @@ def _join(
 
 
 def one_split_is_divided_by_its_sum(part: Any) -> None:
-    """a single split, which has seen all:"""
+    """a single split, which has all tokens:"""
     _join(part, [(0, 5)], "one split of 5 tokens")
 
 
-def two_splits_come_to_one_maximum(part: Any) -> None:
-    """two splits whose maxima differ:"""
+def two_splits_are_rescaled_to_one_maximum(part: Any) -> None:
+    """two splits with different maxima:"""
     _join(part, [(0, 3), (3, 9)], "splits of 3 and 6 tokens", size=3)
 
 
-def every_row_has_its_own(part: Any) -> None:
+def every_row_has_its_own_splits(part: Any) -> None:
     """five rows of four splits:"""
     _join(part, [(0, 2), (2, 4), (4, 6), (6, 8)], "4 splits", rows=5, size=2)
 
 
-def splits_and_dimensions_are_no_powers_of_two(part: Any) -> None:
-    """three splits, heads of 20 numbers:"""
+def sizes_need_not_be_powers_of_two(part: Any) -> None:
+    """three splits, and a head_dim of 20:"""
     _join(part, [(0, 4), (4, 8), (8, 11)], "3 splits", rows=3, size=2, dim=20)
 
 
@@ -342,7 +342,7 @@ def large_scores_do_not_overflow(part: Any) -> None:
 
 
 def every_part_is_loaded_once(part: Any) -> None:
-    """the numbers that are loaded, counted:"""
+    """the number of elements that are loaded:"""
     accesses = _join(part, [(0, 4), (4, 8), (8, 11)], "3 splits", rows=3, dim=20)
     for name, count in (("mixed", 3 * 3 * 20), ("maxima", 9), ("sums", 9)):
         expect_loaded_once(accesses, name, count)
@@ -361,54 +361,56 @@ EXERCISES = (
         gather_kernel,
         (
             a_block_is_copied,
-            blocks_come_in_the_tables_order,
+            blocks_come_in_the_order_of_the_table,
             the_last_block_need_not_be_full,
             each_program_has_its_own_tile,
             rows_have_any_width,
             nothing_is_loaded_twice,
         ),
         (
-            "A program's positions begin at tl.program_id(0) * BLOCK_N. Those that are not below "
-            "length must be masked in every load and store.",
-            "Position p is in slot p % BLOCK_SIZE of block table[p // BLOCK_SIZE]: a load gives "
-            "you the blocks of all positions of the tile at once.",
-            "at[:, None] + columns[None, :] are the places of BLOCK_N rows of BLOCK_W numbers; "
-            "columns from WIDTH on belong to somebody else.",
+            "A program's positions start at tl.program_id(0) * BLOCK_N. Mask the positions from "
+            "length on in every load and store.",
+            "Position p is in slot p % BLOCK_SIZE of block table[p // BLOCK_SIZE]. One load gives "
+            "you the blocks of all positions of the tile.",
+            "If at has the offset of each row, at[:, None] + columns[None, :] are the offsets of "
+            "BLOCK_N rows of BLOCK_W elements. Mask the columns from WIDTH on: they belong to "
+            "other data.",
         ),
-        "Gather a sequence's keys (or values) through its block table, in a kernel. Each program "
-        "has a tile of `BLOCK_N` positions, finds their slots, loads their rows and stores them "
-        "one after another. Each number is loaded once, and no others than the sequence's own. "
-        "Write a plain function: `@triton.jit` is put on when it is launched.",
+        "Write a kernel that gathers a sequence's keys (or values) through its block table. Each "
+        "program has a tile of `BLOCK_N` positions: it finds their slots, loads their rows, and "
+        "stores the rows one after another. Load each element of the sequence once, and no other "
+        "elements. Write a plain function: the launch adds `@triton.jit`.",
         USE.format(place="gathering"),
-        "Where BLOCK_N is BLOCK_SIZE, a program needs one entry of the table only, not one for "
-        "each position. What does it save, counted in bytes, and when are small blocks a bad idea?",
+        "If BLOCK_N equals BLOCK_SIZE, a program needs only one entry of the table, instead of one "
+        "per position. How many bytes does that save, and when are small blocks a bad idea?",
     ),
     Exercise(
         "join_kernel",
         join_kernel,
         (
             one_split_is_divided_by_its_sum,
-            two_splits_come_to_one_maximum,
-            every_row_has_its_own,
-            splits_and_dimensions_are_no_powers_of_two,
+            two_splits_are_rescaled_to_one_maximum,
+            every_row_has_its_own_splits,
+            sizes_need_not_be_powers_of_two,
             a_split_of_no_tokens_counts_nothing,
             large_scores_do_not_overflow,
             every_part_is_loaded_once,
         ),
         (
-            "Load all maxima of the row at once; what is masked must be -inf there, so that it is "
-            "never the largest.",
-            "A split that saw another maximum than the largest of all counts 2^(its maximum - the "
-            "largest) times: its sum as well as its part.",
-            "The answer is the sum of the parts over the sum of the sums: tl.sum(..., axis=0), and "
-            "divide once, at the end.",
+            "Load all maxima of the row at once. Masked ones must be -inf, so that they are never "
+            "the largest.",
+            "Rescale each split to the largest maximum of all: multiply its sum and its part by "
+            "2^(its maximum - the largest).",
+            "The result is the sum of the parts divided by the sum of the sums: use tl.sum(..., "
+            "axis=0), and divide once, at the end.",
         ),
-        "Write the second pass. A program has one row, that is, a query head of a sequence; it "
-        "loads what the row's splits have left, brings them to one maximum, adds up, divides, and "
-        "stores the row's attention. Splits of no tokens have the maximum -inf.",
+        "Write the second pass, which joins the splits. Each program has one row, that is, one "
+        "query head of one sequence. It loads the partial results of the row's splits, rescales "
+        "them to one maximum, adds them up, divides, and stores the row's attention. A split "
+        "without tokens has the maximum -inf.",
         USE.format(place="joining"),
-        "Parts are float32, and there are SPLITS of them a row. Let the first pass divide by its "
-        "sum and store half as wide numbers. What must it store besides, and how does the join "
+        "The parts are float32, and each row has SPLITS of them. Let the first pass divide each "
+        "part by its sum, and store it in 16 bits. What else must it store, and how does the join "
         "change?",
     ),
     Exercise(
@@ -416,21 +418,22 @@ EXERCISES = (
         decode_kernel,
         DECODE_CHECKS,
         (
-            "Begin with SPLITS and GROUP of 1: load the query, go over the context's tiles, find "
-            "the slots as in gather_kernel, and keep maximum, sum and mix as in chapter 32.",
-            "The group's query heads are rows of q, BLOCK_G x BLOCK_D, the rest masked with 0: "
-            "tl.dot(q, tl.trans(keys)) gives BLOCK_G x BLOCK_N scores. Those of tokens that are "
-            "not there must be -inf.",
-            "Split s has the tiles from s * n on, n = cdiv(cdiv(length, BLOCK_N), SPLITS), as far "
-            "as the context goes. Nothing to do is no special case: the loop runs zero times, and "
-            "-inf and zeros are stored.",
+            "Start with SPLITS and GROUP of 1: load the query, loop over the tiles of the context, "
+            "find the slots as in gather_kernel, and update maximum, total and mixed as in chapter "
+            "32.",
+            "Load the group's query heads as rows of a block of BLOCK_G x BLOCK_D, with 0 where it "
+            "is masked: tl.dot(q, tl.trans(keys)) gives BLOCK_G x BLOCK_N scores. Scores of tokens "
+            "past the end must be -inf.",
+            "With n = cdiv(cdiv(length, BLOCK_N), SPLITS), split s has the n tiles from tile s * n "
+            "on, up to the end of the context. A split without tokens is no special case: its loop "
+            "runs zero times, and it stores -inf and zeros.",
         ),
-        "Write paged attention for decoding. Each program has one KV head of one sequence, and one "
-        "split of its context: it loads keys and values where they lie, through the block table, "
-        "and leaves its maximum, its sum and its mix for `join_kernel`, for each query head of the "
-        "group. No key or value is loaded twice.",
+        "Write paged attention for decode. Each program has one KV head of one sequence, and one "
+        "split of its context. It loads keys and values in place, through the block table. For "
+        "each query head of the group it stores its maximum, its sum of weights and its weighted "
+        "sum of values, which `join_kernel` joins. No key or value is loaded twice.",
         USE.format(place="decoding"),
-        "A layer with a sliding window looks at the last `window` tokens only. Take it as an "
-        "argument: where do the splits begin then, and which tiles must not be loaded at all?",
+        "A layer with a sliding window attends to the last `window` tokens only. Take `window` as "
+        "an argument: where do the splits start then, and which tiles must not be loaded at all?",
     ),
 )

@@ -30,9 +30,9 @@ Program = tuple[int, int, int]
 def cells_loaded(
     accesses: Sequence[Access], keys: Tensor, program: Program | None = None
 ) -> Counter[tuple[int, int, int]]:
-    """How many programs load the key of a (block, slot, KV head); of one program, or of all.
+    """Count the programs that load the key of each (block, slot, KV head): all, or only `program`.
 
-    `keys` are blocks x block_size x kv_heads x head_dim, as the kernel was given them.
+    `keys` is the kernel's argument: blocks x block_size x kv_heads x head_dim.
     """
     strides = keys.stride()[:3]
     found: Counter[tuple[int, int, int]] = Counter()
@@ -51,19 +51,19 @@ def _place(offset: int, strides: Sequence[int]) -> tuple[int, int, int]:
 def pool_loads(
     accesses: Sequence[Access], keys: Tensor, tables: Tensor, lengths: Tensor, program: Program
 ) -> Figure:
-    """A layer's keys, block by block, and the tables: what a program loads, and what all do.
+    """Draw a layer's keys, block by block, and the tables: what one program loads, and what all do.
 
-    A column is a slot's key of one KV head. Raises `ValueError` for a program that loaded nothing
-    and is not of the grid.
+    A column is a slot's key of one KV head. Raises `ValueError` for a program that is not among the
+    accesses.
     """
     block_size, kv_heads = keys.shape[1:3]
     programs = {access.program for access in accesses}
     if program not in programs:
         raise ValueError(f"There is no program {program}; they go up to {max(programs)}.")
-    own, everybodys = cells_loaded(accesses, keys, program), cells_loaded(accesses, keys)
+    own, loaded = cells_loaded(accesses, keys, program), cells_loaded(accesses, keys)
     made, (left, right) = figure(11, 1.3 + 0.27 * len(keys), ncols=2, width_ratios=(3, 2))
     colours = np.full((len(keys), block_size * kv_heads, 3), to_rgb("white"))
-    for cells, colour in ((everybodys, FAINT), (own, ORANGE)):
+    for cells, colour in ((loaded, FAINT), (own, ORANGE)):
         for block, slot, head in cells:
             colours[block, slot * kv_heads + head] = to_rgb(colour)
     left.imshow(colours, aspect="auto", interpolation="nearest")
@@ -88,7 +88,7 @@ def _tables(
     block_size: int,
     program: Program,
 ) -> None:
-    """The tables' numbers; the entries that the program loads are coloured."""
+    """Draw the block tables; the entries that the program loads are coloured."""
     entries = {
         offset
         for access in accesses
@@ -113,13 +113,13 @@ def _tables(
 def _lines(axes: Axes, shape: tuple[int, ...]) -> None:
     axes.set_xticks(np.arange(-0.5, shape[1]), minor=True)
     axes.set_yticks(np.arange(-0.5, shape[0]), minor=True)
-    axes.xaxis.remove_overlapping_locs = False  # where heads meet in a slot's middle
+    axes.xaxis.remove_overlapping_locs = False  # else ticks in the middle of a slot are hidden
     axes.grid(which="minor", color="#bbbbbb", linewidth=0.5)
     axes.tick_params(which="both", length=0)
 
 
 def bytes_bars(moved: dict[str, dict[str, int]], required: int) -> Figure:
-    """Bytes that ways of attending move, a bar each, in parts; the line is what is required."""
+    """Draw one stacked bar of bytes moved per method; the line marks the bytes required."""
     made, axes = figure(9, 1.2 + 0.45 * len(moved))
     parts = list(dict.fromkeys(part for each in moved.values() for part in each))
     colours = dict(zip(parts, (BLUE, SKY, ORANGE, QUIET, FAINT), strict=False))
@@ -142,11 +142,11 @@ def bytes_bars(moved: dict[str, dict[str, int]], required: int) -> Figure:
 
 
 MICRO = 1e6
-MOST_EDGES = 40  # waves beyond which a line between them would hide them
+MOST_EDGES = 40  # with more waves than this, edges would hide them
 
 
 def fill_chip(work: Decoding, chip: Chip, splits: int, resident: int) -> Figure:
-    """Left: the chip's processors over time. Right: the time for each number of splits.
+    """Draw the chip's processors over time (left), and the time by number of splits (right).
 
     Raises `ValueError` for more splits than the context has tiles.
     """
@@ -168,7 +168,7 @@ def fill_chip(work: Decoding, chip: Chip, splits: int, resident: int) -> Figure:
 
 
 def _processors(axes: Axes, run: Sequence[Wave], chip: Chip, resident: int) -> None:
-    """A row for each processor, darker where it holds more programs at once."""
+    """Draw a row per processor, darker where it runs more programs at once."""
     for number, wave in enumerate(run):
         each, more = divmod(wave.num_programs, chip.processors)
         for first, last, held in ((0, more, each + 1), (more, chip.processors, each)):
@@ -197,7 +197,7 @@ def _times(
     splits: int,
     resident: int,
 ) -> None:
-    """Stacked: the first pass and, where there is one, the second."""
+    """Draw the times stacked: the first pass and, if the context is split, the second."""
     for each in choices:
         first = MICRO * waves(work, chip, each, resident)[-1].end
         second = MICRO * seconds(work, chip, each, resident) - first

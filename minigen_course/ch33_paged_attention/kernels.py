@@ -1,6 +1,6 @@
-"""Chapter 33's kernels in their plainest form, as its exercises ask for them, and their launchers.
+"""Chapter 33's kernels in their simplest form, as its exercises ask for them, and their launchers.
 
-They are functions without `@triton.jit`, which their launch puts on. The engine's own, with windows
+They are functions without `@triton.jit`, which the launch adds. The engine's kernels, with windows
 and for every GPU, are in `minigen.kernels.triton.decode_attention`.
 """
 
@@ -31,13 +31,13 @@ def gather_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_W: tl.constexpr,
 ):
-    """One program a tile of `BLOCK_N` positions: finds each one's slot, and copies its row.
+    """Copy the row of each of `BLOCK_N` positions from its slot: one program per tile of positions.
 
-    `half_ptr` points at a layer's keys, or at its values. A slot's row has `WIDTH` numbers
-    (`BLOCK_W` is the power of two that holds them); the row of slot s in block b begins at
-    `half_ptr` + b * `block_stride` + s * `slot_stride`. `table_ptr` lists the sequence's blocks;
-    their first `length` slots count. Position p's row goes to row p of `gathered_ptr`, whose rows
-    follow one another. Each number is loaded once, and no others than these rows'.
+    `half_ptr` points to a layer's keys, or to its values. The row of a slot has `WIDTH` elements
+    (`BLOCK_W` is the next power of two); the row of slot s in block b starts at `half_ptr` + b *
+    `block_stride` + s * `slot_stride`. `table_ptr` lists the blocks of the sequence, whose first
+    `length` slots are in use. The row of position p is stored to row p of `gathered_ptr`, which is
+    contiguous. Each element of these rows is loaded once, and no other element is loaded.
     """
     positions = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     columns = tl.arange(0, BLOCK_W)
@@ -59,14 +59,14 @@ def join_kernel(
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """One program a query head of a sequence, a row: joins what its splits have found.
+    """Join the splits of one row: one program per row, that is, per query head of a sequence.
 
-    Split s of row r has seen scores (in powers of two) of which `maxima_ptr`[r, s] is the largest.
-    `sums_ptr`[r, s] is the sum of its 2^(score - maximum), `parts_ptr`[r, s] (`HEAD_DIM` numbers)
-    the sum of these times the values. A split of no tokens has the maximum -inf, and zeros. The
-    row's attention over all splits goes to `mixed_ptr`[r]. `BLOCK_S` and `BLOCK_D` are the powers
-    of two that hold `SPLITS` and `HEAD_DIM`; all tensors lie row after row. Each number is loaded
-    once.
+    Split s of row r has the largest score `maxima_ptr`[r, s]; weights are powers of two.
+    `sums_ptr`[r, s] is the sum of its weights 2^(score - maximum), and `parts_ptr`[r, s]
+    (`HEAD_DIM` elements) the sum of the values times these weights. A split without tokens has the
+    maximum -inf, and zeros. The row's attention over all splits is stored to `mixed_ptr`[r].
+    `BLOCK_S` and `BLOCK_D` are the next powers of two of `SPLITS` and `HEAD_DIM`. All tensors are
+    contiguous. Each element is loaded once.
     """
     row = tl.program_id(0)
     splits, dims = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
@@ -104,20 +104,20 @@ def decode_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One program a KV head, sequence and split of its context (`tl.program_id` 0, 1 and 2).
+    """One program per KV head, sequence and split of its context (`tl.program_id` 0, 1 and 2).
 
-    Sequence i's tokens are in the first `lengths_ptr`[i] slots of the blocks that row i of
-    `tables_ptr` lists; its rows are `table_stride` entries apart. The key and value (`HEAD_DIM`
-    numbers) of block b, slot s, KV head h begin at b * `block_stride` + s * `slot_stride` + h *
-    `head_stride`. `q_ptr` is [sequences, q_heads, `HEAD_DIM`]; query head h looks through KV head
-    h // `GROUP`, and these `GROUP` heads share what is loaded of it.
+    The tokens of sequence i are in the first `lengths_ptr`[i] slots of the blocks that row i of
+    `tables_ptr` lists; rows are `table_stride` entries apart. The key and the value (`HEAD_DIM`
+    elements) of block b, slot s, KV head h start at b * `block_stride` + s * `slot_stride` + h *
+    `head_stride`. `q_ptr` is [sequences, q_heads, `HEAD_DIM`]. Query head h uses KV head h //
+    `GROUP`; the `GROUP` query heads of a KV head share its loads.
 
-    A score is the product of query and key times `scale`, in which log2(e) is: so weights are
-    powers of two. The `SPLITS` programs share the context's tiles of `BLOCK_N` tokens, each tile
-    loaded by one of them, and leave what `join_kernel` joins: `parts_ptr` [sequences, q_heads,
-    `SPLITS`, `HEAD_DIM`], `maxima_ptr` and `sums_ptr` [sequences, q_heads, `SPLITS`]; -inf and
-    zeros where a program has no token. `BLOCK_G` and `BLOCK_D` are powers of two, 16 or more, that
-    hold `GROUP` and `HEAD_DIM`.
+    A score is the dot product of query and key times `scale`. `scale` includes log2(e), so weights
+    are powers of two. The `SPLITS` programs divide the context's tiles of `BLOCK_N` tokens; each
+    tile is loaded by one of them. They store what `join_kernel` joins: `parts_ptr` [sequences,
+    q_heads, `SPLITS`, `HEAD_DIM`], `maxima_ptr` and `sums_ptr` [sequences, q_heads, `SPLITS`]; -inf
+    and zeros if a program has no tokens. `BLOCK_G` and `BLOCK_D` are powers of two, at least 16,
+    that hold `GROUP` and `HEAD_DIM`.
     """
     kv_head, sequence, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     members, dims = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
@@ -161,11 +161,11 @@ def decode_kernel(
 Kernel = Callable[..., object]
 Decode = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 TILE = 16
-LEAST_OF_DOT = 16  # rows and columns that a GPU's tl.dot takes
+LEAST_OF_DOT = 16  # the fewest rows and columns that a GPU's tl.dot accepts
 
 
 class Parts(NamedTuple):
-    """What splits leave: rows x splits x head_dim, and two of rows x splits; see `join_kernel`."""
+    """Partial results: rows x splits x head_dim, and two of rows x splits; see `join_kernel`."""
 
     mixed: Tensor
     maxima: Tensor
@@ -173,13 +173,13 @@ class Parts(NamedTuple):
 
 
 def no_parts(rows: int, splits: int, head_dim: int) -> Parts:
-    """Parts that nobody has written yet: all NaN, so that it would be seen."""
+    """Allocate parts, filled with nan so that a missing store shows."""
     shapes = ((rows, splits, head_dim), (rows, splits), (rows, splits))
     return Parts(*(torch.full(shape, torch.nan) for shape in shapes))
 
 
 def power_of_two(count: int) -> int:
-    """The least power of two that is not less.
+    """Return the smallest power of two that is at least `count`.
 
     >>> [power_of_two(each) for each in (1, 3, 64)]
     [1, 4, 64]
@@ -192,7 +192,7 @@ def launch_gather(
 ) -> None:
     """Write a sequence's first `length` rows of `half` (blocks x block_size x ...) in order.
 
-    `gathered` is length x ..., contiguous.
+    `gathered` is length x ..., and contiguous.
     """
     width = half[0, 0].numel()
     launch(
@@ -211,7 +211,7 @@ def launch_gather(
 
 
 def launch_join(kernel: Kernel, parts: Parts, mixed: Tensor) -> None:
-    """Write each row's attention over all of its splits; `mixed` is rows x head_dim."""
+    """Write each row's attention over all its splits to `mixed`, which is rows x head_dim."""
     rows, splits, head_dim = parts.mixed.shape
     launch(
         kernel,
@@ -235,7 +235,7 @@ def launch_decode(
     parts: Parts,
     tile: int = TILE,
 ) -> None:
-    """Write the parts of `q` (sequences x q_heads x head_dim, contiguous), a row for each head.
+    """Write the parts of `q` (sequences x q_heads x head_dim, contiguous), one row per query head.
 
     `keys` and `values` are blocks x block_size x kv_heads x head_dim, with the same strides.
     """
@@ -266,7 +266,7 @@ def launch_decode(
 
 
 def gathering(kernel: Kernel) -> AttentionBackend:
-    """For `LLM.load(attention_backend=...)`: decodes gather each context by `kernel`, then attend to it."""
+    """Make an `attention_backend` whose decodes gather each context by `kernel`, then attend."""
 
     def decode(q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor) -> Tensor:
         mixed = []
@@ -282,12 +282,12 @@ def gathering(kernel: Kernel) -> AttentionBackend:
 
 
 def joining(kernel: Kernel, splits: int = 2) -> AttentionBackend:
-    """For `LLM.load(attention_backend=...)`: decodes are split, and `kernel` is their second pass."""
+    """Make an `attention_backend` with split decodes; `kernel` is the second pass."""
     return _attending(_split(decode_kernel, kernel, splits))
 
 
 def decoding(kernel: Kernel, splits: int = 2) -> AttentionBackend:
-    """For `LLM.load(attention_backend=...)`: decodes are split, and `kernel` is their first pass."""
+    """Make an `attention_backend` with split decodes; `kernel` is the first pass."""
     return _attending(_split(kernel, join_kernel, splits))
 
 
@@ -303,14 +303,16 @@ def _split(first: Kernel, second: Kernel, splits: int) -> Decode:
 
 
 def _attending(decode: Decode) -> AttentionBackend:
-    """Attention whose decodes are `decode`'s, and whose prefills are chapter 22's.
+    """Make an attention backend that decodes by `decode`, and prefills as in chapter 22.
 
-    Raises `ValueError` for a model with sliding windows, which these kernels do not know.
+    It raises `ValueError` for a model with sliding windows.
     """
 
     def attend_with_kernel(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:
         if any(window is not None for window in windows):
-            raise ValueError("These kernels know no sliding windows: choose a model without any.")
+            raise ValueError(
+                "These kernels do not support sliding windows; choose a model without them."
+            )
         num_decodes, starts = batch.num_decodes, batch.query_starts
 
         def attend(layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

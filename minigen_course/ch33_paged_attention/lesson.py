@@ -1,9 +1,9 @@
-"""Paged decode on a GPU: how many programs fill a chip, which code they are, what they move.
+"""Paged decode on a GPU: how many programs fill a chip, their machine code, the bytes they move.
 
-A streaming multiprocessor holds some programs at a time; the others wait for the next wave. A
-program loads one tile after another, and waits for each; all together they read no faster than
-memory gives. Machine code is made for GPUs that are not here. Bytes are counted program by program,
-and tensor by tensor. Sources of the idea: Flash-Decoding, Dao et al. 2023; Little 1961.
+A streaming multiprocessor runs a limited number of programs at a time; the others wait for the next
+wave. A program loads one tile after another, and waits for each; all programs together read no
+faster than the memory bandwidth. The kernels are compiled for GPUs that are not present. Bytes are
+counted per program, and per tensor. Sources: Flash-Decoding, Dao et al. 2023; Little 1961.
 """
 
 import re
@@ -27,29 +27,29 @@ from minigen_course.lab.cost_model import MACHINES
 from minigen_course.lab.triton_interpreter import Access, bytes_moved, triton_part
 
 TILE = 64  # tokens that a program loads at once
-TILE_SECONDS = 1e-6  # assumed: for a tile to come, and to be multiplied
+TILE_SECONDS = 1e-6  # assumed: to load a tile and multiply it
 LAUNCH_SECONDS = 3e-6  # assumed: to start the second pass
-THREADS = 128  # of a program: four warps
+THREADS = 128  # per program: four warps
 MOST_SPLITS = 64
 
 
 @dataclass(frozen=True)
 class Chip:
-    """A GPU: its processors, what one of them has for its programs, and bytes a second."""
+    """A GPU: its processors, the resources of each, and its bandwidth in bytes per second."""
 
     name: str
-    code: str  # what machine code for it is called
+    code: str  # the name of its machine code
     processors: int
-    shared: int  # bytes of on-chip memory of a processor
+    shared: int  # bytes of shared memory per processor
     bandwidth: float
-    registers: int = 65_536  # of a processor
-    threads: int = 2048  # that a processor can hold; 1,536 on cards for graphics
+    registers: int = 65_536  # per processor
+    threads: int = 2048  # per processor; 1,536 on graphics cards
 
     def resident(self, registers: int, shared: int, threads: int = THREADS) -> int:
-        """Programs that fit onto one processor, each of so many registers a thread and bytes.
+        """Return how many programs fit onto one processor, at least 1.
 
-        Registers are dealt out by eight, and 1 KiB of each program's memory is the system's. At
-        least 1.
+        A program takes `registers` per thread, which are allocated in units of 8, and `shared`
+        bytes of shared memory plus 1 KiB that the system reserves.
 
         >>> CHIPS["H100 SXM"].resident(registers=128, shared=40_000)
         4
@@ -74,7 +74,7 @@ CHIPS: dict[str, Chip] = {
 
 @dataclass(frozen=True)
 class Decoding:
-    """One layer's attention in a decode step: `batch` sequences of `context` tokens, 16 bits."""
+    """One layer's attention in a decode step: `batch` sequences of `context` tokens, in 16 bits."""
 
     batch: int
     context: int
@@ -84,20 +84,20 @@ class Decoding:
 
     @property
     def kv_bytes(self) -> int:
-        """Keys and values, which must be read in any case."""
+        """Bytes of keys and values, which must be read in any case."""
         return 4 * self.batch * self.context * self.kv_heads * self.head_dim
 
     def part_bytes(self, splits: int) -> int:
-        """What splits leave in float32: written by the first pass, read by the second."""
+        """Bytes of the parts in float32, written by the first pass and read by the second."""
         rows = self.batch * self.kv_heads * self.group
         return 0 if splits == 1 else 2 * 4 * rows * splits * (self.head_dim + 2)
 
     def num_programs(self, splits: int) -> int:
-        """One for each sequence, KV head and split."""
+        """Return the number of programs: one per sequence, KV head and split."""
         return self.batch * self.kv_heads * splits
 
     def tiles(self, splits: int) -> int:
-        """Tiles that a program loads, one after another."""
+        """Return the number of tiles that a program loads, one after another."""
         tiles = -(-self.context // TILE)
         return -(-tiles // splits)
 
@@ -112,7 +112,7 @@ class Wave:
 
 
 def waves(work: Decoding, chip: Chip, splits: int, resident: int) -> list[Wave]:
-    """The first pass: as many programs at a time as fit, in order."""
+    """Run the first pass: in each wave as many programs as fit, in order."""
     left, now, found = work.num_programs(splits), 0.0, []
     bytes_each = work.kv_bytes / left
     while left:
@@ -125,7 +125,7 @@ def waves(work: Decoding, chip: Chip, splits: int, resident: int) -> list[Wave]:
 
 
 def seconds(work: Decoding, chip: Chip, splits: int, resident: int) -> float:
-    """Both passes; the second is there only where the context is split."""
+    """Seconds of both passes; there is a second one only if the context is split."""
     first = waves(work, chip, splits, resident)[-1].end
     if splits == 1:
         return first
@@ -133,13 +133,13 @@ def seconds(work: Decoding, chip: Chip, splits: int, resident: int) -> float:
 
 
 def split_choices(work: Decoding) -> list[int]:
-    """Powers of two, of which each leaves every split a tile or more."""
+    """Return the powers of two that leave every split at least one tile."""
     choices = (1 << exponent for exponent in range(MOST_SPLITS.bit_length()))
     return [splits for splits in choices if splits <= max(work.tiles(1), 1)]
 
 
 def best_splits(work: Decoding, chip: Chip, resident: int) -> int:
-    """The number of splits that the model finds fastest, the least of equals."""
+    """Return the number of splits that is fastest in this model; of equals, the smallest."""
     return min(split_choices(work), key=lambda splits: seconds(work, chip, splits, resident))
 
 
@@ -150,10 +150,11 @@ INSTRUCTION = re.compile(rf"^\s*(?:@!?%p\d+ )?{LOAD_OR_PRODUCT}", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Code:
-    """A kernel for one chip: registers of a thread, of which spilled, bytes of on-chip memory.
+    """A kernel compiled for one chip: registers per thread, spills, bytes of shared memory.
 
-    `instructions` counts those of its PTX that load from the GPU's memory ("cp.async" beside other
-    work, "ld.global" to be waited for), and that multiply matrices ("mma.sync", "wgmma.mma").
+    `instructions` counts the PTX instructions that load from the GPU's memory ("cp.async" runs in
+    parallel to other work, "ld.global" is waited for) and those that multiply matrices ("mma.sync",
+    "wgmma.mma").
     """
 
     kernel: str
@@ -166,9 +167,9 @@ class Code:
 
 
 def decode_code(chips: Sequence[str], head_dims: Sequence[int]) -> list[Code]:
-    """Both passes of paged decode in bfloat16, compiled for each chip ("sm_80") and head_dim.
+    """Compile both passes of paged decode in bfloat16 for each chip ("sm_80") and head_dim.
 
-    Raises `OptionError` where Triton is not installed.
+    Raises `OptionError` if Triton is not installed.
     """
     compiler = triton_part("minigen_course.ch31_triton.gpu_kernels")
     found = []
@@ -182,7 +183,7 @@ def decode_code(chips: Sequence[str], head_dims: Sequence[int]) -> list[Code]:
 
 
 def instructions_of(ptx: str) -> dict[str, int]:
-    """How often each kind of load, and of product of matrices, stands in a PTX text.
+    """Count the loads and matrix products of each kind in a PTX text.
 
     >>> instructions_of("  ld.global.v4.b32 { %r1 }, [ %rd1 ];")
     {'ld.global': 1}
@@ -192,7 +193,7 @@ def instructions_of(ptx: str) -> dict[str, int]:
 
 
 def _launch(head_dim: int) -> Callable[[], Any]:
-    """Paged decode of heads of this width, four to a KV head, split."""
+    """Return a launch of split paged decode of this head_dim, four query heads per KV head."""
     halves = [_empty(BLOCKS, BLOCK_SIZE, KV_HEADS, head_dim) for _ in range(2)]
     tables = _empty(SEQUENCES, BLOCKS, dtype=torch.int64)
     lengths = _empty(SEQUENCES, dtype=torch.int64)
@@ -202,12 +203,12 @@ def _launch(head_dim: int) -> Callable[[], Any]:
 
 
 def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """A tensor that has a shape and a type, and nothing else."""
+    """Make a tensor with a shape and a dtype, but without memory."""
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
 class Recorded(NamedTuple):
-    """Loads and stores of the first pass, what it left, and the attention after the second."""
+    """Loads and stores of the first pass, its parts, and the attention after the second pass."""
 
     accesses: list[Access]
     parts: Parts
@@ -217,9 +218,9 @@ class Recorded(NamedTuple):
 def record_decode(
     q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor, splits: int = 1
 ) -> Recorded:
-    """Paged decode by chapter 33's plain kernels, in the interpreter, written down.
+    """Run paged decode by chapter 33's plain kernels in the interpreter, and record it.
 
-    Tensors are as in `launch_decode`. Raises `OptionError` where Triton is not installed.
+    Tensors are as in `launch_decode`. Raises `OptionError` if Triton is not installed.
     """
     programs = triton_part("minigen_course.lab.programs")
     num_sequences, q_heads, head_dim = q.shape
@@ -238,7 +239,7 @@ def record_decode(
 
 
 def moved_by_tensor(accesses: Sequence[Access]) -> dict[str, int]:
-    """Bytes that are loaded and stored of each tensor, in the order in which they came.
+    """Return the bytes loaded and stored per tensor, in order of first access.
 
     >>> moved_by_tensor([Access((0, 0, 0), False, "x", (1, 2), 4)])
     {'x': 8}
@@ -251,6 +252,6 @@ def moved_by_tensor(accesses: Sequence[Access]) -> dict[str, int]:
 
 
 def kv_and_tables(accesses: Sequence[Access]) -> dict[str, int]:
-    """Bytes of keys and values, and of block tables."""
+    """Return the bytes moved of keys and values, and of block tables."""
     moved = moved_by_tensor(accesses)
     return {"keys and values": moved["keys"] + moved["values"], "block tables": moved["tables"]}

@@ -1,4 +1,4 @@
-"""Chapter 34's exercises: inputs as bytes, weights in panels, and the product of both."""
+"""Chapter 34's exercises: pack weights into panels, quantise inputs to bytes, multiply both."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,13 +15,14 @@ MultiplyCodes = Callable[[CodeRows, ByteRows], np.ndarray]
 
 
 class Whole(np.ndarray):
-    """Whole numbers that raise `Wrong` where floats meet them before their columns are summed.
+    """Integers that raise `Wrong` if they meet floats before their columns are summed.
 
-    Columns are told by their number: no other axis of the checks has a multiple of 32.
+    Columns are recognised by the size of their axis: no other size in the checks is a multiple of
+    32.
     """
 
     def astype(self, dtype: Any, *args: Any, **kwargs: Any) -> Any:
-        """As NumPy's, but that columns stay whole."""
+        """Convert as NumPy does, but raise `Wrong` if columns become floats."""
         if np.issubdtype(dtype, np.inexact):
             _expect_no_columns([self])
         return super().astype(dtype, *args, **kwargs)
@@ -53,8 +54,8 @@ def _expect_no_columns(arrays: Iterable[Any]) -> None:
     for each in arrays:
         if isinstance(each, Whole) and any(size % 32 == 0 for size in each.shape):
             raise Wrong(
-                f"whole numbers of the shape {list(each.shape)} met floats while they still had "
-                "their columns; the sum over the columns should be of whole numbers."
+                f"integers of shape {list(each.shape)} were combined with floats before their "
+                "columns were summed; the sum over the columns should be a sum of integers."
             )
 
 
@@ -64,15 +65,15 @@ def _products(part: MultiplyCodes, weights: CodeRows, inputs: ByteRows) -> np.nd
     found: Any = part(weights, inputs)
     expect(isinstance(found, np.ndarray), "it should return a NumPy array.")
     shape = [len(inputs.numbers), len(weights.codes)]
-    expect_equal(list(found.shape), shape, "the shape of what is returned, [tokens, rows]")
+    expect_equal(list(found.shape), shape, "the shape of the result, [tokens, rows]")
     expect(found.dtype == np.float32, f"products are {found.dtype}; they should be float32.")
     same = all(np.array_equal(one, other) for one, other in zip(given, before, strict=True))
-    expect(same, "what was given was changed; it should be left as it was.")
+    expect(same, "the arguments were changed; they should stay as they were.")
     return found
 
 
 def _expect_products(part: MultiplyCodes, weights: CodeRows, inputs: ByteRows) -> None:
-    """What comes out must be the product of what codes and bytes stand for."""
+    """Check that the result is the product of the numbers that codes and bytes stand for."""
     numbers = inputs.numbers.astype(np.float64) + inputs.zeros[..., None]
     numbers = (numbers * inputs.scales[..., None]).reshape(len(numbers), -1)
     exact = weights.codes * weights.scales[..., None].astype(np.float64)
@@ -92,7 +93,7 @@ def _expect_products(part: MultiplyCodes, weights: CodeRows, inputs: ByteRows) -
 def _case(
     tokens: int, rows: int, groups: int, zero: int = 0, minimum: float = 0.0
 ) -> tuple[CodeRows, ByteRows]:
-    """Random bytes and codes; scales of 1, and the same zero and minimum for all."""
+    """Make random bytes and codes, with scales of 1, and one zero and one minimum for all."""
     rng = np.random.default_rng(tokens + 10 * rows + 100 * groups)
     codes = rng.integers(0, 16, (rows, groups, 32), np.uint8)
     numbers = rng.integers(-128, 127, (tokens, groups, 32), np.int8)
@@ -104,19 +105,19 @@ def _case(
     )
 
 
-def bytes_times_codes_is_the_whole_of_it(part: MultiplyCodes) -> None:
-    """scales of 1, nothing to correct, one group:"""
+def without_zeros_and_minima_it_is_bytes_times_codes(part: MultiplyCodes) -> None:
+    """one group, with a scale of 1, a zero of 0 and a minimum of 0:"""
     _expect_products(part, *_case(1, 1, 1))
 
 
 def sums_do_not_overflow(part: MultiplyCodes) -> None:
-    """bytes of -128 and codes of 15, whose sum takes 17 bits:"""
+    """bytes of -128 and codes of 15, so the sum needs 17 bits:"""
     weights, inputs = _case(1, 1, 1)
     largest = weights._replace(codes=np.full_like(weights.codes, 15))
     _expect_products(part, largest, inputs._replace(numbers=np.full_like(inputs.numbers, -128)))
 
 
-def scales_are_those_of_row_token_and_group(part: MultiplyCodes) -> None:
+def scales_belong_to_row_token_and_group(part: MultiplyCodes) -> None:
     """two tokens, three rows, three groups, each with a scale of its own:"""
     weights, inputs = _case(2, 3, 3)
     _expect_products(
@@ -126,17 +127,17 @@ def scales_are_those_of_row_token_and_group(part: MultiplyCodes) -> None:
     )
 
 
-def a_zero_meets_every_code(part: MultiplyCodes) -> None:
+def a_zero_is_multiplied_by_every_code(part: MultiplyCodes) -> None:
     """inputs whose zero is -100, weights without a minimum:"""
     _expect_products(part, *_case(1, 2, 1, zero=-100))
 
 
-def a_minimum_meets_every_byte(part: MultiplyCodes) -> None:
+def a_minimum_is_multiplied_by_every_byte(part: MultiplyCodes) -> None:
     """weights whose minimum is -7.5, inputs whose zero is 0:"""
     _expect_products(part, *_case(1, 2, 1, minimum=-7.5))
 
 
-def zero_and_minimum_meet_in_every_column(part: MultiplyCodes) -> None:
+def zero_times_minimum_counts_in_every_column(part: MultiplyCodes) -> None:
     """bytes of 0 with a zero of -3, codes of 0 with a minimum of 0.5:"""
     weights, inputs = _case(1, 1, 1, zero=-3, minimum=0.5)
     nothing = weights._replace(codes=np.zeros_like(weights.codes))
@@ -148,8 +149,8 @@ def everything_together(part: MultiplyCodes) -> None:
     _expect_products(part, *_random())
 
 
-def only_whole_numbers_meet_along_the_columns(part: MultiplyCodes) -> None:
-    """the same once more, told what codes and bytes meet:"""
+def only_integers_are_summed_over_the_columns(part: MultiplyCodes) -> None:
+    """the same inputs, and every operation on codes and bytes is watched:"""
     weights, inputs = _random()
     codes, numbers = weights.codes.view(Whole), inputs.numbers.view(Whole)
     _products(part, weights._replace(codes=codes), inputs._replace(numbers=numbers))
@@ -167,14 +168,14 @@ def _random() -> tuple[CodeRows, ByteRows]:
 
 
 PRODUCT_CHECKS = (
-    bytes_times_codes_is_the_whole_of_it,
+    without_zeros_and_minima_it_is_bytes_times_codes,
     sums_do_not_overflow,
-    scales_are_those_of_row_token_and_group,
-    a_zero_meets_every_code,
-    a_minimum_meets_every_byte,
-    zero_and_minimum_meet_in_every_column,
+    scales_belong_to_row_token_and_group,
+    a_zero_is_multiplied_by_every_code,
+    a_minimum_is_multiplied_by_every_byte,
+    zero_times_minimum_counts_in_every_column,
     everything_together,
-    only_whole_numbers_meet_along_the_columns,
+    only_integers_are_summed_over_the_columns,
 )
 
 
@@ -182,12 +183,12 @@ ByPanels = Callable[[np.ndarray], np.ndarray]
 
 
 def _quantised(part: Quantise, rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """What `part` makes of rows, its shapes and types checked; whatever is not finite raises."""
+    """Return the result of `part`, with shapes and dtypes checked; a non-finite number raises."""
     before = rows.copy()
     with np.errstate(all="raise", under="ignore"):
         found = part(rows, size)
     pair = isinstance(found, tuple) and len(found) == 2
-    expect(pair, "it should return two arrays, the bytes and the scales.")
+    expect(pair, "it should return a tuple of two arrays, the bytes and the scales.")
     codes, scales = found
     groups = (len(rows), rows.shape[1] // size)
     for array, name, kind, shape in (
@@ -197,7 +198,7 @@ def _quantised(part: Quantise, rows: np.ndarray, size: int) -> tuple[np.ndarray,
         expect(isinstance(array, np.ndarray), f"the {name} should be a NumPy array.")
         expect_equal(list(array.shape), list(shape), f"the shape of the {name}")
         expect(array.dtype == kind, f"{name} are {array.dtype}; they should be {kind.__name__}.")
-    expect(np.array_equal(rows, before), "the rows that were given were changed; return new ones.")
+    expect(np.array_equal(rows, before), "the argument was changed; return a new array instead.")
     return codes, scales
 
 
@@ -212,14 +213,14 @@ def _expect_scales(found: np.ndarray, expected: list[float]) -> None:
 
 
 def numbers_on_the_steps_come_back(part: Quantise) -> None:
-    """four numbers that are whole steps of 0.5:"""
+    """four numbers that are multiples of a step of 0.5:"""
     codes, scales = _quantised(part, np.array([[63.5, 1.0, -0.5, 0.0]], np.float32), 4)
     _expect_scales(scales, [0.5])
     _expect_codes(codes, [127, 2, -1, 0], "bytes")
 
 
-def others_go_to_the_nearest_step(part: Quantise) -> None:
-    """numbers between two steps of 1:"""
+def other_numbers_go_to_the_nearest_step(part: Quantise) -> None:
+    """numbers between multiples of a step of 1:"""
     rows = np.array([[127.0, 1.4, 1.6, -1.4, -1.6, 0.3, -0.3, 99.9]], np.float32)
     codes, scales = _quantised(part, rows, 8)
     _expect_scales(scales, [1.0])
@@ -227,14 +228,14 @@ def others_go_to_the_nearest_step(part: Quantise) -> None:
 
 
 def the_largest_may_be_negative(part: Quantise) -> None:
-    """the number farthest from 0 is below it:"""
+    """a group whose largest magnitude is that of a negative number:"""
     codes, scales = _quantised(part, np.array([[-254.0, 4.0, 100.0, -2.0]], np.float32), 4)
     _expect_scales(scales, [2.0])
     _expect_codes(codes, [-127, 2, 50, -1], "bytes")
 
 
-def an_outlier_is_its_groups_own_affair(part: Quantise) -> None:
-    """a number of 12,700 in one group, none above 1.27 in the others:"""
+def an_outlier_affects_only_its_group(part: Quantise) -> None:
+    """a number of 12,700 in one group, and smaller ones in the other three:"""
     rows = np.array([[12700.0, 100.0, 1.27, -0.5], [0.01, -1.27, 127.0, 3.0]], np.float32)
     codes, scales = _quantised(part, rows, 2)
     _expect_scales(scales, [100.0, 0.01, 0.01, 1.0])
@@ -242,27 +243,27 @@ def an_outlier_is_its_groups_own_affair(part: Quantise) -> None:
 
 
 def zeros_stay_zeros(part: Quantise) -> None:
-    """a group of nothing but zeros, beside one that is not:"""
+    """a group of zeros, next to another group:"""
     codes, scales = _quantised(part, np.array([[0.0, 0.0, 0.0, 0.127]], np.float32), 2)
     _expect_scales(scales, [0.0, 0.001])
     _expect_codes(codes, [0, 0, 0, 127], "bytes")
 
 
-def nothing_is_farther_off_than_half_a_step(part: Quantise) -> None:
-    """three rows of 96 random numbers of all sizes, in groups of 32:"""
+def errors_are_at_most_half_a_step(part: Quantise) -> None:
+    """three rows of 96 random numbers of very different sizes, in groups of 32:"""
     rng = np.random.default_rng(34)
     rows = rng.standard_normal((3, 96)) * 10.0 ** rng.integers(-3, 4, (3, 96))
     rows = rows.astype(np.float32)
     codes, scales = _quantised(part, rows, 32)
-    expect(codes.min() >= -127, "a byte is -128; it should be -127 or more.")
+    expect(codes.min() >= -127, "a byte is -128; bytes should be from -127 to 127.")
     groups = rows.reshape(3, 3, 32).astype(np.float64)
     _expect_scales(scales, (np.abs(groups).max(-1) / 127).reshape(-1).tolist())
     off = np.abs(groups - codes.astype(np.float64) * scales[..., None]) / scales[..., None]
     row, group, place = np.unravel_index(int(off.argmax()), off.shape)
     expect(
         off.max() < 0.5001,
-        f"row {row}, group {group}, number {place} is {off.max():.3g} steps off; it should be "
-        "at most half a step.",
+        f"row {row}, group {group}, number {place} is {off.max():.3g} steps off; the error should "
+        "be at most half a step.",
     )
 
 
@@ -274,14 +275,14 @@ def _panels(part: ByPanels, rows: np.ndarray) -> np.ndarray:
         found.dtype == rows.dtype,
         f"the words are {found.dtype}; they should stay {rows.dtype}.",
     )
-    expect_equal(list(found.shape), [rows.size], "the shape of what is returned, which is flat")
-    expect(found.flags.c_contiguous, "the words should lie side by side in memory.")
-    expect(np.array_equal(rows, before), "the rows that were given were changed; return new ones.")
+    expect_equal(list(found.shape), [rows.size], "the shape of the result, which is flat")
+    expect(found.flags.c_contiguous, "the result should be contiguous in memory.")
+    expect(np.array_equal(rows, before), "the argument was changed; return a new array instead.")
     return found
 
 
 def _expect_order(part: ByPanels, num_rows: int, groups: int, words: int, kind: Any) -> None:
-    """Every word is told by its number, and must stand where panel, group, word and lane say."""
+    """Check the order of words by their numbers: by panel, then group, word and lane."""
     rows = np.arange(num_rows * groups * words, dtype=kind).reshape(num_rows, groups, words)
     expected = [
         int(rows[16 * panel + lane, group, word])
@@ -295,17 +296,17 @@ def _expect_order(part: ByPanels, num_rows: int, groups: int, words: int, kind: 
         if mine != right:
             row, group, word = np.unravel_index(right, rows.shape)
             raise Wrong(
-                f"place {place} of memory holds word number {mine}; it should hold {right}: "
+                f"place {place} of the result holds word number {mine}; it should hold {right}: "
                 f"word {word} of group {group} of row {row}."
             )
 
 
 def one_word_of_sixteen_rows(part: ByPanels) -> None:
-    """sixteen rows of a single word, one for each lane:"""
+    """sixteen rows of one word, a row for each lane:"""
     _expect_order(part, 16, 1, 1, np.int32)
 
 
-def a_rows_words_lie_sixteen_apart(part: ByPanels) -> None:
+def the_words_of_a_row_are_sixteen_apart(part: ByPanels) -> None:
     """sixteen rows of two words:"""
     _expect_order(part, 16, 1, 2, np.int32)
 
@@ -321,7 +322,7 @@ def panels_follow_each_other(part: ByPanels) -> None:
 
 
 def scales_are_words_of_sixteen_bits(part: ByPanels) -> None:
-    """scales, one a group, kept as uint16:"""
+    """one scale per group, stored as uint16:"""
     _expect_order(part, 32, 5, 1, np.uint16)
 
 
@@ -331,84 +332,85 @@ EXERCISES = (
         by_panels,
         (
             one_word_of_sixteen_rows,
-            a_rows_words_lie_sixteen_apart,
+            the_words_of_a_row_are_sixteen_apart,
             groups_come_before_their_words,
             panels_follow_each_other,
             scales_are_words_of_sixteen_bits,
         ),
         (
-            "Part the rows first: [rows, groups, words] is [panels, 16 lanes, groups, words] "
-            "without moving anything.",
-            "The lanes, which are the second axis then, must become the last: transpose.",
-            "reshape(-1) of a transposed array copies it in its new order; "
-            "np.ascontiguousarray says so.",
+            "First reshape [rows, groups, words] to [panels, 16 lanes, groups, words]; this moves "
+            "nothing in memory.",
+            "Now the lanes are the second axis. They must become the last one: transpose.",
+            "reshape(-1) of a transposed array copies it in the new order; "
+            "np.ascontiguousarray makes the copy explicit.",
         ),
-        "Put weights into panels. Sixteen rows make a panel; within it, the words go by group, "
-        "then by word, and the same word of all sixteen rows lies side by side, a lane for each. "
-        "The number of rows is a multiple of 16. Words are of any type, and keep it.",
+        "Pack weights into panels. `rows` is [rows, groups, words], and the number of rows is a "
+        "multiple of 16. Sixteen rows make a panel. Within a panel, order the words by group, then "
+        "by word; the same word of all sixteen rows is contiguous, one lane per row. Return a flat "
+        "array. Words have any dtype, and keep it.",
         """from minigen import SamplingParams
 from minigen_course import load_model
 
 with using(34, by_panels=mine):
     llm = load_model(weights="int4")
 print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=24)).text)""",
-        "A processor with AVX2 has registers of eight lanes. Take the number of lanes as an "
-        "argument; which of the kernels' numbers must follow it?",
+        "A processor with AVX2 has registers of eight 32-bit lanes. Take the number of lanes as an "
+        "argument. Which constants of the kernels must change with it?",
     ),
     Exercise(
         "quantise_groups",
         quantise_groups,
         (
             numbers_on_the_steps_come_back,
-            others_go_to_the_nearest_step,
+            other_numbers_go_to_the_nearest_step,
             the_largest_may_be_negative,
-            an_outlier_is_its_groups_own_affair,
+            an_outlier_affects_only_its_group,
             zeros_stay_zeros,
-            nothing_is_farther_off_than_half_a_step,
+            errors_are_at_most_half_a_step,
         ),
         (
-            "Reshape to [rows, groups, size]; the scale is the largest magnitude of the last axis "
-            "over 127.",
-            "A number's byte is the nearest whole number of steps: np.rint, not astype, which "
-            "cuts off.",
-            "Divide only where the largest is above 0: np.divide has `where` and `out`.",
+            "Reshape to [rows, groups, size]. The scale is the largest magnitude along the last "
+            "axis, divided by 127.",
+            "A byte is the nearest whole number of steps. Use np.rint, because astype truncates.",
+            "Divide only where the largest magnitude is above 0: np.divide has `where` and `out`.",
         ),
-        "Round numbers to bytes. Every `size` numbers of a row share a scale, so that the largest "
-        "of them becomes 127 or -127; a group of zeros has the scale 0. Return the bytes, int8, "
-        "[rows, groups, size], and the scales, float32, [rows, groups].",
+        "Quantise numbers to bytes. Every `size` numbers of a row form a group with one scale, "
+        "chosen so that the number with the largest magnitude becomes 127 or -127. A group of "
+        "zeros has the scale 0. Return the bytes (int8, [rows, groups, size]) and the scales "
+        "(float32, [rows, groups]).",
         """from minigen_course import load_model
 from minigen_course.ch34_cpu_kernels.lesson import continue_rounded
 
 llm = load_model(weights="float32")
 print(continue_rounded(llm, "The history of the sea begins", 12, mine))""",
-        "A byte has 256 values, and this uses 255 of them around 0. Where all numbers of a group "
-        "are positive, half of them are wasted: add a minimum for each group, as the 4-bit weights "
-        "have one. What must the product then know besides?",
+        "A byte has 256 values, and this uses 255 of them, symmetric around 0. If all numbers of a "
+        "group are positive, half of these values are wasted. Add a minimum per group, as the "
+        "4-bit weights have. What else does the product need to know then?",
     ),
     Exercise(
         "multiply_codes",
         multiply_codes,
         PRODUCT_CHECKS,
         (
-            "Multiply it out: (byte + zero) x (code x scale + minimum) is four products. Which of "
-            "their factors are the same in all 32 columns of a group?",
-            "Bytes times codes and the sums of codes and of bytes are whole numbers; make them "
-            "int32 first, for 8 bits overflow: np.einsum, or @ for one group after the other.",
-            "So, with d = bytes x codes: ((d + zero x sum of codes) x scale + (sum of bytes + 32 x "
-            "zero) x minimum) x the input's scale, summed over the groups.",
+            "Expand (byte + zero) x (code x scale + minimum) into four products. Which of their "
+            "factors are the same in all 32 columns of a group?",
+            "Bytes x codes, the sum of codes and the sum of bytes are integers. Convert to int32 "
+            "first, because 8 bits overflow. Use np.einsum, or @ for one group after another.",
+            "With d = the sum of bytes x codes: ((d + zero x sum of codes) x scale + (sum of bytes "
+            "+ 32 x zero) x minimum) x the input's scale, summed over the groups.",
         ),
-        "Multiply bytes with codes of 4 bits, as the package's kernels do. An input is (byte + "
-        "zero) x scale, a weight is code x scale + minimum; scales, zeros and minima are those of "
-        "a group of 32. Along the columns only whole numbers meet, since these are what the "
-        "processor multiplies fast; zero and minimum come in by the sums of codes and of bytes. "
-        "Return float32, [tokens, rows].",
+        "Multiply bytes by 4-bit codes, as the package's kernels do. An input is (byte + zero) x "
+        "scale, and a weight is code x scale + minimum; scales, zeros and minima belong to groups "
+        "of 32 columns. Along the columns, multiply and add only integers, because the processor "
+        "does that fast. Account for zero and minimum with the sums of the codes and of the "
+        "bytes. Return float32, [tokens, rows].",
         """from minigen_course import load_model
 from minigen_course.ch34_cpu_kernels.lesson import continue_in_codes
 
 llm = load_model(weights="float32")
 print(continue_in_codes(llm, "The capital of France is", 3, mine))""",
-        "The sum of a group's codes is the same for all tokens, and that of a group's bytes for "
-        "all rows. When can each of them be computed, and what does it save where there is one "
-        "token only?",
+        "The sum of a group's codes is the same for all tokens, and the sum of a group's bytes is "
+        "the same for all rows. When can you compute each of them, and what does that save if "
+        "there is only one token?",
     ),
 )

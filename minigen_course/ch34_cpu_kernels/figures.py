@@ -1,6 +1,6 @@
-"""Where weights lie, what one load of a register takes of them, and how weights are rounded.
+"""The order of packed weights, what one register load reads of them, and quantisation of weights.
 
-Numbers of rows, words and lanes are those of `minigen.kernels.cpu.packed_weights`.
+The numbers of rows, words and lanes are those of `minigen.kernels.cpu.packed_weights`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,24 +26,27 @@ from minigen_course.figures.style import (
 )
 
 LANES = 16
-WORDS = 8  # of a group: 32 columns, four bytes to a word
+WORDS = 8  # per group: 32 columns, four bytes per word
 
 
 def row_of_lanes(load: int, by_panels: bool) -> list[tuple[int, int]]:
-    """The (row, word) that each lane holds after load number `load` of a group of sixteen rows."""
+    """Return the (row, word) of each lane after load number `load` of a group of sixteen rows."""
     if by_panels:
         return [(lane, load) for lane in range(LANES)]
     return [divmod(load * LANES + lane, WORDS) for lane in range(LANES)]
 
 
 def loads(load: int, row: int) -> Figure:
-    """Sixteen rows of one group, and what a load of a register takes: by rows and in a panel.
+    """Draw sixteen rows of one group, and what a register load reads: by rows, and in a panel.
 
-    The words of one row are orange, wherever they are. Raises `ValueError` for a load or a row
-    that there is not.
+    The words of one row are orange. Raises `ValueError` for a load that is not 0 to 7, or a row
+    that is not 0 to 15.
     """
     if not 0 <= load < WORDS or not 0 <= row < LANES:
-        raise ValueError(f"There are the loads 0 to {WORDS - 1}, and the rows 0 to {LANES - 1}.")
+        raise ValueError(
+            f"Load {load} or row {row} does not exist: loads are 0 to {WORDS - 1}, and rows 0 to "
+            f"{LANES - 1}."
+        )
     made, axes = figure(11, 5.2, nrows=2, ncols=2, height_ratios=(4.2, 1))
     for column, by_panels in enumerate((False, True)):
         matrix, register = axes[0][column], axes[1][column]
@@ -93,9 +96,9 @@ def _register(axes: Axes, taken: Sequence[tuple[int, int]], row: int) -> None:
 
 
 def byte_dots(codes: np.ndarray, inputs: Sequence[int], sums: Sequence[int]) -> Figure:
-    """One instruction: in every lane four bytes of a row times the same four inputs, added.
+    """Draw one instruction: in each lane, four bytes of a row times the same four inputs, added up.
 
-    `codes` are the lanes' bytes, [lanes, 4]; `sums` is what the register holds afterwards.
+    `codes` are the lanes' bytes, [lanes, 4]; `sums` is the register afterwards.
     """
     made, axes = figure(11, 3.5)
     height = 0.0
@@ -132,7 +135,7 @@ def byte_dots(codes: np.ndarray, inputs: Sequence[int], sums: Sequence[int]) -> 
 
 
 def three_products(head_dim: int = 64) -> Figure:
-    """A panel of weights, a block's keys and its values: three times lanes times words."""
+    """Draw a panel of weights, a block's keys and its values: each is words of sixteen lanes."""
     made, axes = figure(11, 3.4, ncols=3)
     kinds = (
         ("Weights", "an output column", "inputs, four bytes to a word", WORDS, "32 inputs", SKY),
@@ -160,7 +163,7 @@ def _counted(number: int) -> list[str]:
 
 
 def bars(rates: Mapping[str, float], limit: float, unit: str, text: str) -> Figure:
-    """A bar for each rate, and the limit as a line beside which they are seen."""
+    """Draw a bar for each rate, and the limit as a line."""
     made, axes = figure(9, 0.9 + 0.42 * len(rates))
     axes.barh(list(rates), list(rates.values()), color=BLUE, height=0.6)
     axes.axvline(limit, color=ORANGE, linewidth=2)
@@ -173,9 +176,9 @@ def bars(rates: Mapping[str, float], limit: float, unit: str, text: str) -> Figu
 
 
 def steps_of_scales(numbers: np.ndarray, size: int = 32) -> Figure:
-    """Magnitudes of one token's inputs, and below which of them a byte becomes 0.
+    """Draw the magnitudes of one token's inputs, and the levels below which a byte becomes 0.
 
-    Once with one scale for all, once with a scale for every `size` numbers.
+    One level is for a single scale for all, the other for a scale for every `size` numbers.
     """
     magnitudes = np.abs(numbers)
     of_all = np.full(len(numbers), magnitudes.max() / 127 / 2)
@@ -199,7 +202,7 @@ def steps_of_scales(numbers: np.ndarray, size: int = 32) -> Figure:
 
 
 def forms(allowed: Mapping[str, float], measured: Mapping[str, float], base: str) -> Figure:
-    """How many times as fast as `base` each form might be by its bytes, and how fast it is."""
+    """Draw the speed of each weight format relative to `base`: by its bytes, and as measured."""
     made, axes = figure(9, 3)
     places = np.arange(len(allowed))
     for shift, values, colour, label in (
@@ -217,21 +220,21 @@ def forms(allowed: Mapping[str, float], measured: Mapping[str, float], base: str
     return made
 
 
-SHOWN = 128  # numbers of a row
+SHOWN = 128  # numbers per row
 BITS = range(2, 9)
-COMPARED = {8: ":", 32: "--", 128: "-."}  # groups beside the chosen ones, and how they are drawn
+COMPARED = {8: ":", 32: "--", 128: "-."}  # other group sizes, and their line styles
 LEAST = 0.01  # per cent
 
 
 def rounding(rows: np.ndarray, row: int, bits: int, size: int) -> Figure:
-    """One row's first numbers on the steps of their groups, and the error of all rows.
+    """Draw one row's first numbers on the steps of their groups, and the error of all rows.
 
-    `rows` is float32, [rows, width]. On the right is a line of 2 to 8 bits for each size of a
-    group: the bits that a weight takes, scales and minima counted, and the error that is left.
-    Raises `ValueError` for a row that there is not.
+    `rows` is float32, [rows, width]. On the right is a line over 2 to 8 bits for each group size:
+    the bits per weight, including scales and minima, and the error. Raises `ValueError` for a row
+    that does not exist.
     """
     if not 0 <= row < len(rows):
-        raise ValueError(f"There are the rows 0 to {len(rows) - 1}.")
+        raise ValueError(f"There is no row {row}; choose one of the rows 0 to {len(rows) - 1}.")
     made, (left, right) = figure(11, 4.2, ncols=2, width_ratios=(1.5, 1))
     _steps(left, rows[row], bits, size)
     _trade(right, rows, bits, size)
@@ -253,8 +256,8 @@ def _steps(axes: Axes, numbers: np.ndarray, bits: int, size: int) -> None:
     nearest = rounded.numbers()[0, :SHOWN]
     axes.vlines(places, shown, nearest, color=ORANGE, linewidth=1.5)
     axes.plot(places, shown, ".", color=INK, markersize=5)
-    room = 0.04 * float(np.ptp(shown)) or 1.0
-    axes.set(xlim=(-1, len(shown)), ylim=(shown.min() - room, shown.max() + room))
+    margin = 0.04 * float(np.ptp(shown)) or 1.0
+    axes.set(xlim=(-1, len(shown)), ylim=(shown.min() - margin, shown.max() + margin))
     axes.set_xlabel("number of the row; dotted: groups, orange: how far it is moved")
     axes.set_ylabel("weight")
     widest = float(rounded.scales[0, : -(-len(shown) // size)].max())
@@ -279,6 +282,6 @@ def _trade(axes: Axes, rows: np.ndarray, bits: int, size: int) -> None:
 
 
 def _line(rows: np.ndarray, size: int) -> tuple[list[float], list[float]]:
-    """Bits a weight, and the errors in per cent, for all `BITS`; none is less than `LEAST`."""
+    """Return bits per weight and errors in per cent, at least `LEAST`, for all `BITS`."""
     taken = [bits_a_weight(rows.shape[1], bits, size) for bits in BITS]
     return taken, [max(100 * relative_error(rows, bits, size), LEAST) for bits in BITS]

@@ -1,4 +1,4 @@
-"""Weights in few bits, with a scale and a minimum per group; a model whose inputs are rounded."""
+"""Weights in few bits, with a scale and a minimum per group, and a model with rounded inputs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,10 +21,10 @@ MultiplyCodes = Callable[[CodeRows, ByteRows], np.ndarray]
 
 
 class Codes(NamedTuple):
-    """Numbers as codes: number = code x scale + minimum, scale and minimum being a group's.
+    """Quantised numbers: number = code x scale + minimum, with a scale and a minimum per group.
 
-    `codes` are uint8, [rows, width]; `scales` and `minima` float32, [rows, groups], of values that
-    16 bits hold. `size` numbers make a group; the last one of a row may be shorter.
+    `codes` are uint8, [rows, width]; `scales` and `minima` are float32, [rows, groups], with values
+    that fit into float16. A group has `size` numbers; the last group of a row may be shorter.
     """
 
     codes: np.ndarray
@@ -33,7 +33,7 @@ class Codes(NamedTuple):
     size: int
 
     def numbers(self) -> np.ndarray:
-        """What the codes stand for: float32, [rows, width]."""
+        """Dequantise the codes: float32, [rows, width]."""
         return self.codes * self._spread(self.scales) + self._spread(self.minima)
 
     def _spread(self, of_groups: np.ndarray) -> np.ndarray:
@@ -41,12 +41,15 @@ class Codes(NamedTuple):
 
 
 def round_weights(rows: np.ndarray, bits: int, size: int) -> Codes:
-    """Rows of float32 in 2^bits even steps from each group's smallest number to its largest.
+    """Quantise float32 rows to 2^bits equal steps from each group's smallest number to its largest.
 
-    Raises `ValueError` for bits that are not 1 to 8, and for groups of no numbers.
+    Raises `ValueError` unless `bits` is 1 to 8 and `size` is at least 1.
     """
     if not 1 <= bits <= 8 or size < 1:
-        raise ValueError(f"{bits} bits in groups of {size}: it takes 1 to 8 bits, 1 number or more")
+        raise ValueError(
+            f"{bits} bits in groups of {size} are impossible; give 1 to 8 bits, and groups of at "
+            "least 1 number."
+        )
     begins = np.arange(0, rows.shape[1], size)
     low = np.minimum.reduceat(rows, begins, axis=1).astype(np.float16).astype(np.float32)
     high = np.maximum.reduceat(rows, begins, axis=1)
@@ -59,12 +62,12 @@ def round_weights(rows: np.ndarray, bits: int, size: int) -> Codes:
 
 
 def bits_a_weight(width: int, bits: int, size: int) -> float:
-    """What a weight of a row takes: its code, and its part of a scale and a minimum of 16 bits."""
+    """Return the bits per weight of a row: a code, and a share of a 16-bit scale and minimum."""
     return bits + 32 * -(-width // size) / width
 
 
 def relative_error(rows: np.ndarray, bits: int, size: int) -> float:
-    """How far rounded rows are from the exact ones, in parts of the weights' own size.
+    """Return the error of quantised rows, relative to the size of the weights.
 
     Both are root mean squares: 0.1 is an error of a tenth of a typical weight.
     """
@@ -74,7 +77,7 @@ def relative_error(rows: np.ndarray, bits: int, size: int) -> float:
 
 @dataclass(frozen=True)
 class CodesLinear:
-    """A linear layer of codes, which gets bytes, and is told how to multiply them."""
+    """A linear layer that quantises its inputs to bytes, and multiplies by `multiply`."""
 
     weights: CodeRows
     multiply: MultiplyCodes
@@ -88,14 +91,14 @@ class CodesLinear:
 
 @torch.inference_mode()
 def continue_in_codes(llm: LLM, prompt: str, num_tokens: int, multiply: MultiplyCodes) -> str:
-    """The likeliest continuation of a prompt, the output of the first layer's heads by `multiply`.
+    """Continue a prompt greedily, with the first layer's output projection by `multiply`.
 
-    The model is in float32, and 32 divides its width.
+    The model must be in float32, and 32 must divide its width.
     """
     model = transformer_of(llm)
     first = model.layers[0]
     assert isinstance(first.out, DenseLinear), "load it with weights='float32'"
-    assert first.out.bias is None, "heads' output has no bias in models that the course loads"
+    assert first.out.bias is None, "the course's models have no bias here"
     made = round_weights(first.out.weight.numpy(), 4, 32)
     weights = CodeRows(made.codes.reshape(*made.scales.shape, 32), made.scales, made.minima)
     layer = replace(first, out=CodesLinear(weights, multiply, first.out.parts))
@@ -113,11 +116,12 @@ Rounded = Callable[[Tensor], Tensor]
 
 
 def quantise_groups(rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers as bytes with a scale for every `size` of a row's: number = byte x scale.
+    """Quantise numbers to bytes, with a scale for every `size` of a row: number = byte x scale.
 
-    `rows` is float32, [rows, width], and `size` divides the width. Returns the bytes, int8 from
-    -127 to 127, [rows, groups, size], and the scales, float32, [rows, groups]. A group's largest
-    magnitude is 127 steps, every number goes to the nearest step, and zeros have the scale 0.
+    `rows` is float32, [rows, width], and `size` divides the width. Returns the bytes (int8 from
+    -127 to 127, [rows, groups, size]) and the scales (float32, [rows, groups]). The largest
+    magnitude of a group is 127 steps, and each number goes to the nearest step. A group of zeros
+    has the scale 0.
     """
     groups = rows.reshape(len(rows), -1, size)
     largest = np.abs(groups).max(axis=-1)
@@ -126,9 +130,9 @@ def quantise_groups(rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray
 
 
 def rounded(share: Literal["text", "token"] | int, quantise: Quantise = quantise_groups) -> Rounded:
-    """What becomes of a product's inputs as bytes, back in float32.
+    """Return a function that rounds a product's inputs to bytes, and converts them back to float32.
 
-    A scale is for the whole text, for a token, or for so many of a token's numbers.
+    `share` says what shares a scale: the whole text, a token, or groups of this many numbers.
     """
 
     def there_and_back(x: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
@@ -141,14 +145,14 @@ def rounded(share: Literal["text", "token"] | int, quantise: Quantise = quantise
 
 @dataclass(frozen=True)
 class RoundedLinear:
-    """Another linear layer, whose inputs are rounded first."""
+    """A linear layer whose inputs are rounded first."""
 
     linear: Linear
     rounded: Rounded
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """As the layer's own."""
+        """The parts of the wrapped layer."""
         return self.linear.parts
 
     def __call__(
@@ -161,7 +165,7 @@ class RoundedLinear:
 def scores(
     llm: LLM, token_ids: Sequence[int], rounding: Rounded | None = None
 ) -> Float[Tensor, "tokens vocab"]:
-    """The logits after each token, of a whole text at once, all inputs of products `rounding`."""
+    """Return the logits after each token of a text; `rounding` changes all products' inputs."""
     model = transformer_of(llm)
     if rounding is not None:
         layers = tuple(_with_rounded_inputs(each, rounding) for each in model.layers)
@@ -184,16 +188,16 @@ def _with_rounded_inputs(layer: Layer, rounding: Rounded) -> Layer:
 def inputs_of_down(
     llm: LLM, token_ids: Sequence[int], layer_id: int
 ) -> Float[Tensor, "tokens ffn"]:
-    """What one layer's last product is given, for every token of a text."""
+    """Return the inputs of one layer's down projection, for every token of a text."""
     model, found = transformer_of(llm), []
 
-    def listening(x: Tensor) -> Tensor:
+    def recorded(x: Tensor) -> Tensor:
         found.append(x)
         return x
 
     layers = list(model.layers)
     layers[layer_id] = replace(
-        layers[layer_id], down=RoundedLinear(layers[layer_id].down, listening)
+        layers[layer_id], down=RoundedLinear(layers[layer_id].down, recorded)
     )
     attend = attend_packed([len(token_ids)], llm.config.sliding_windows)
     replace(model, layers=tuple(layers))(
@@ -203,7 +207,7 @@ def inputs_of_down(
 
 
 def continue_rounded(llm: LLM, prompt: str, num_tokens: int, quantise: Quantise) -> str:
-    """The likeliest continuation of a prompt, all products given bytes with a scale for each 32."""
+    """Continue a prompt greedily; all products get inputs as bytes, with a scale for each 32."""
     token_ids = llm.tokenizer.encode(prompt)
     for _ in range(num_tokens):
         token_ids.append(int(scores(llm, token_ids, rounded(32, quantise))[-1].argmax()))

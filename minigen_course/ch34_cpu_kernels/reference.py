@@ -1,6 +1,6 @@
-"""The product of bytes with 4-bit codes in plain NumPy: what the kernels compute, to be read.
+"""The product of bytes and 4-bit codes in plain NumPy, as a readable version of the kernels.
 
-Nothing runs it but readers and tests. The kernels make the same sums, a register at a time.
+Only readers and tests run it. The kernels compute the same sums, a register at a time.
 """
 
 from typing import NamedTuple
@@ -9,10 +9,10 @@ import numpy as np
 
 
 class CodeRows(NamedTuple):
-    """Weights: weight = code x scale + minimum, scale and minimum being those of 32 weights.
+    """Quantised weights: weight = code x scale + minimum, with both per group of 32 weights.
 
-    `codes` are uint8, 0 to 15, [rows, groups, 32]; `scales` and `minima` float32, [rows, groups].
-    (Codes of 8 bits are int8, and have minima of 0.)
+    `codes` are uint8, 0 to 15, [rows, groups, 32]; `scales` and `minima` are float32, [rows,
+    groups]. (8-bit codes are int8, and their minima are 0.)
     """
 
     codes: np.ndarray
@@ -21,9 +21,10 @@ class CodeRows(NamedTuple):
 
 
 class ByteRows(NamedTuple):
-    """Inputs: number = (byte + zero) x scale, scale and zero being those of 32 numbers.
+    """Quantised inputs: number = (byte + zero) x scale, with both per group of 32 numbers.
 
-    `numbers` are int8, [tokens, groups, 32]; `scales` float32 and `zeros` int32, [tokens, groups].
+    `numbers` are the bytes, int8, [tokens, groups, 32]; `scales` are float32 and `zeros` int32,
+    both [tokens, groups].
     """
 
     numbers: np.ndarray
@@ -32,9 +33,10 @@ class ByteRows(NamedTuple):
 
 
 def byte_rows(x: np.ndarray) -> ByteRows:
-    """Inputs in bytes, 254 steps from each group's smallest number (or 0) to its largest (or 0).
+    """Quantise inputs to bytes: 254 steps from each group's smallest number to its largest.
 
-    `x` is float32, [tokens, width], and 32 divides the width. A group of zeros has the scale 0.
+    The range always includes 0. `x` is float32, [tokens, width], and 32 divides the width. A group
+    of zeros has the scale 0.
     """
     groups = x.reshape(len(x), -1, 32)
     largest, smallest = groups.max(axis=-1, initial=0), groups.min(axis=-1, initial=0)
@@ -46,11 +48,11 @@ def byte_rows(x: np.ndarray) -> ByteRows:
 
 
 def multiply_codes(weights: CodeRows, inputs: ByteRows) -> np.ndarray:
-    """inputs x weights^T, float32, [tokens, rows], of whole-number dot products and three sums.
+    """Compute inputs x weights^T, float32, [tokens, rows], from integer dot products and sums.
 
-    Over a group, (byte + zero) x scale times code x scale + minimum adds up to: bytes x codes, and
-    zero x the codes' sum, times both scales; and the bytes' sum, and 32 x zero, times the inputs'
-    scale and the weights' minimum.
+    Over a group, (byte + zero) x scale times (code x scale + minimum) adds up to two terms: (bytes
+    x codes + zero x the sum of codes) times both scales, and (the sum of bytes + 32 x zero) times
+    the input's scale and the weight's minimum.
     """
     codes, numbers = weights.codes.astype(np.int32), inputs.numbers.astype(np.int32)
     dots = np.einsum("tgc,rgc->trg", numbers, codes)

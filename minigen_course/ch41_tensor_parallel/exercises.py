@@ -1,4 +1,4 @@
-"""Chapter 41's exercises: cut the tensors into shards, and run a split layer with its messages."""
+"""Chapter 41's exercises: shard the tensors, and run a split layer with its messages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -34,8 +34,8 @@ AXES = ("token", "dimension")
 
 
 @dataclass
-class _Written:
-    """A comm that writes down what is sent through it."""
+class _RecordedComm:
+    """A comm that records what is sent through it."""
 
     comm: Comm
     sent: list[tuple[str, list[int]]] = field(default_factory=list)
@@ -63,15 +63,15 @@ class _Written:
 
 
 def _cut(product: Any, rank: int, num_ranks: int, dim: int) -> Product:
-    """A rank's part of a product: of each of its parts' outputs, or of its inputs."""
+    """Return a rank's shard of a product: split by the outputs of each part, or by inputs."""
     if dim == 1:
         return Product(product.matrix.chunk(num_ranks, dim=1)[rank], product.parts)
     pieces = [each.chunk(num_ranks)[rank] for each in product.matrix.split(product.parts)]
     return Product(torch.cat(pieces), tuple(len(each) for each in pieces))
 
 
-def share_of(layer: Layer, rank: int, num_ranks: int) -> Layer:
-    """Some of a small layer's heads, and a slice of its ffn; its norms are on every rank."""
+def shard_of(layer: Layer, rank: int, num_ranks: int) -> Layer:
+    """Return a rank's heads of a small layer, and its slice of the ffn; norms are on every rank."""
     return replace(
         layer,
         qkv=_cut(layer.qkv, rank, num_ranks, 0),
@@ -86,24 +86,26 @@ def _inputs(num_tokens: int) -> tuple[Tensor, Any]:
     return x, rotary_tables(rotary_frequencies(HEAD_DIM, 100.0), torch.arange(num_tokens))
 
 
-def _on_ranks(part: Any, num_ranks: int, num_tokens: int = 5) -> tuple[list[Any], list[_Written]]:
-    """What each rank returns, and what each sends."""
+def _on_ranks(
+    part: Any, num_ranks: int, num_tokens: int = 5
+) -> tuple[list[Any], list[_RecordedComm]]:
+    """Run the part on ranks; return what each rank returned, and what each sent."""
     x, rotation = _inputs(num_tokens)
-    everybody: dict[int, _Written] = {}
+    comms: dict[int, _RecordedComm] = {}
 
     def work(comm: Comm) -> Any:
-        written = everybody[comm.rank] = _Written(comm)
-        share = share_of(random_layer(), comm.rank, num_ranks)
+        recorded = comms[comm.rank] = _RecordedComm(comm)
+        shard = shard_of(random_layer(), comm.rank, num_ranks)
         given = x.clone()
-        found = part(share, given, rotation, attention, HEAD_DIM, EPS, written)
-        expect(torch.equal(given, x), "x was changed; it must stay, so return a new tensor.")
+        found = part(shard, given, rotation, attention, HEAD_DIM, EPS, recorded)
+        expect(torch.equal(given, x), "x was changed in place; return a new tensor instead.")
         return found
 
     try:
         found = run_ranks(num_ranks, work, 2.0)
     except WorkerError as error:
         raise Wrong(f"{error} All ranks should send the same messages in the same order.") from None
-    return found, [everybody[rank] for rank in range(num_ranks)]
+    return found, [comms[rank] for rank in range(num_ranks)]
 
 
 def _whole(num_tokens: int) -> Tensor:
@@ -136,21 +138,21 @@ def _one_sum_at_the_end(
 
 MISTAKES = {
     "nothing is summed over the ranks": _messages_left_out,
-    "x is summed with the rest, though all ranks have the same": _x_summed_too,
-    "attention is summed only behind the feed-forward, which has read a part of it": (
+    "x is included in the sum, though all ranks have the same x": _x_summed_too,
+    "attention is summed only after the feed-forward, which has read a partial sum": (
         _one_sum_at_the_end
     ),
 }
 
 
-def alone_it_is_the_layer_of_chapter_15(part: Any) -> None:
-    """one rank, which has all heads and the whole ffn:"""
+def one_rank_runs_the_layer_of_chapter_15(part: Any) -> None:
+    """a single rank, which has all heads and the whole ffn:"""
     x, rotation = _inputs(4)
     found = part(random_layer(), x, rotation, attention, HEAD_DIM, EPS, SoloComm())
-    expect_close(found, _whole(4), "what you return", AXES)
+    expect_close(found, _whole(4), "the result", AXES)
 
 
-def every_rank_returns_what_the_whole_layer_does(part: Any) -> None:
+def every_rank_returns_the_result_of_the_whole_layer(part: Any) -> None:
     """two ranks:"""
     for num_tokens in (5, 1):
         right, made = _whole(num_tokens), _on_ranks(part, 2, num_tokens)[0]
@@ -158,23 +160,23 @@ def every_rank_returns_what_the_whole_layer_does(part: Any) -> None:
             theirs = _on_ranks(mistaken, 2, num_tokens)[0][0]
             if isinstance(made[0], Tensor) and made[0].shape == theirs.shape:
                 same = made[0].allclose(theirs, atol=1e-5)
-                expect(not same, f"this is what comes of it if {mistake}; that should not be.")
+                expect(not same, f"this is the result if {mistake}; that should not be.")
         for rank, found in enumerate(made):
-            what = f"what rank {rank} returns for {num_tokens} tokens"
+            what = f"the result of rank {rank} for {num_tokens} tokens"
             expect_close(found, right, what, AXES)
 
 
-def two_messages_of_the_size_of_x(part: Any) -> None:
-    """what each rank sends:"""
+def each_rank_sends_two_messages_of_the_size_of_x(part: Any) -> None:
+    """the messages that each of two ranks sends:"""
     expected = [("all_reduce", [5, HIDDEN])] * 2
-    for rank, written in enumerate(_on_ranks(part, 2)[1]):
-        expect_equal(written.sent, expected, f"the messages of rank {rank}, with their shapes")
+    for rank, recorded in enumerate(_on_ranks(part, 2)[1]):
+        expect_equal(recorded.sent, expected, f"the messages of rank {rank}, with their shapes")
 
 
 SPLIT_LAYER_CHECKS = (
-    alone_it_is_the_layer_of_chapter_15,
-    every_rank_returns_what_the_whole_layer_does,
-    two_messages_of_the_size_of_x,
+    one_rank_runs_the_layer_of_chapter_15,
+    every_rank_returns_the_result_of_the_whole_layer,
+    each_rank_sends_two_messages_of_the_size_of_x,
 )
 
 
@@ -183,7 +185,7 @@ CONFIG = ModelConfig(
     False, True, True, True, False, (None,) * 2, None, (),
 )  # fmt: skip
 HEADS, KV, UNITS = Q_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, FFN
-# A layer's matrices, as checkpoints store them: [outputs, inputs].
+# The matrices of a layer, as checkpoints store them: [outputs, inputs].
 SHAPES = {
     "self_attn.q_proj": (HEADS, HIDDEN),
     "self_attn.k_proj": (KV, HIDDEN),
@@ -202,7 +204,7 @@ def _stored(name: str, numbers: Tensor) -> StoredTensor:
 
 
 def _checkpoint() -> dict[str, StoredTensor]:
-    """Every number of the model is another one."""
+    """Make a checkpoint in which every element has a different value."""
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, HIDDEN)}
     shapes |= {"lm_head.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)}
     for layer_id in range(2):
@@ -221,19 +223,19 @@ def _checkpoint() -> dict[str, StoredTensor]:
 
 
 def _shares(part: Any, num_ranks: int) -> list[dict[str, StoredTensor]]:
-    """What each rank gets; whatever is no dictionary of stored tensors is refused."""
+    """Return each rank's tensors; raise `Wrong` for anything but dictionaries of `StoredTensor`."""
     tensors = _checkpoint()
     before, found = set(tensors), list[dict[str, StoredTensor]]()
     for rank in range(num_ranks):
         share = part(tensors, CONFIG, rank, num_ranks)
         expect(isinstance(share, dict), f"returned {type(share).__name__}; return a dictionary.")
-        expect(set(tensors) == before, "the given tensors were changed; they must stay.")
+        expect(set(tensors) == before, "the given dictionary was changed; it must stay as it was.")
         for name, each in share.items():
             what = f"{name} of rank {rank}"
             expect(
                 isinstance(each, StoredTensor),
-                f"{what} is a {type(each).__name__}; it should be cut by rows() or columns(), "
-                "and still be a StoredTensor in its file.",
+                f"{what} is a {type(each).__name__}; it should be a StoredTensor, cut by rows() or "
+                "columns().",
             )
         found.append(share)
     return found
@@ -244,19 +246,19 @@ def _expect_share(
 ) -> None:
     what = f"{name} of rank {rank} of {len(shares)}"
     expect(name in shares[rank], f"{what} is missing; it should be there.")
-    axes = ("row", "column") if right.dim() == 2 else ("place",)
+    axes = ("row", "column") if right.dim() == 2 else ("element",)
     expect_close(shares[rank][name].dequantize(), right, what, axes)
 
 
-def one_rank_has_all(part: Any) -> None:
-    """one rank alone:"""
+def a_single_rank_has_everything(part: Any) -> None:
+    """a single rank:"""
     tensors, shares = _checkpoint(), _shares(part, 1)
     for name, tensor in tensors.items():
         _expect_share(shares, 0, name, tensor.dequantize())
 
 
-def some_outputs_are_some_stored_rows(part: Any) -> None:
-    """two ranks, matrices whose outputs are dealt out:"""
+def a_column_split_cuts_stored_rows(part: Any) -> None:
+    """two ranks, matrices that are split by their outputs:"""
     tensors, shares = _checkpoint(), _shares(part, 2)
     for module in (each for each in SHAPES if each not in SUMMED):
         for name in (f"model.layers.1.{module}.weight", f"model.layers.1.{module}.bias"):
@@ -264,8 +266,8 @@ def some_outputs_are_some_stored_rows(part: Any) -> None:
                 _expect_share(shares, rank, name, right)
 
 
-def some_inputs_are_some_stored_columns(part: Any) -> None:
-    """two ranks, matrices whose inputs are dealt out:"""
+def a_row_split_cuts_stored_columns(part: Any) -> None:
+    """two ranks, matrices that are split by their inputs:"""
     tensors, shares = _checkpoint(), _shares(part, 2)
     for module in SUMMED:
         name = f"model.layers.0.{module}.weight"
@@ -273,7 +275,7 @@ def some_inputs_are_some_stored_columns(part: Any) -> None:
             _expect_share(shares, rank, name, right)
 
 
-def a_bias_behind_a_sum_is_added_once(part: Any) -> None:
+def a_bias_after_a_sum_is_added_once(part: Any) -> None:
     """biases of the matrices whose outputs are summed over ranks:"""
     tensors, shares = _checkpoint(), _shares(part, 4)
     for module in SUMMED:
@@ -282,21 +284,21 @@ def a_bias_behind_a_sum_is_added_once(part: Any) -> None:
         for rank in (1, 2, 3):
             expect(
                 name not in shares[rank],
-                f"rank {rank} has {name}, too: the sum of all ranks would have it "
-                "several times; only rank 0 should have it.",
+                f"rank {rank} also has {name}, so the sum over ranks would add it several times; "
+                "only rank 0 should have it.",
             )
 
 
-def what_is_in_no_plan_is_everywhere(part: Any) -> None:
-    """norms:"""
+def modules_that_are_not_in_the_plan_stay_whole(part: Any) -> None:
+    """norms, which have no entry in PLAN:"""
     tensors, shares = _checkpoint(), _shares(part, 2)
     for name in ("model.norm.weight", "model.layers.1.input_layernorm.weight"):
         for rank in range(2):
             _expect_share(shares, rank, name, tensors[name].dequantize())
 
 
-def the_vocabulary_is_dealt_out(part: Any) -> None:
-    """29 tokens on two ranks, 15 and 14:"""
+def the_vocabulary_is_split(part: Any) -> None:
+    """a vocabulary of 29 tokens on two ranks, so 15 and 14:"""
     tensors, shares = _checkpoint(), _shares(part, 2)
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         whole = tensors[name].dequantize()
@@ -305,7 +307,7 @@ def the_vocabulary_is_dealt_out(part: Any) -> None:
 
 
 def a_kv_head_may_be_on_several_ranks(part: Any) -> None:
-    """two KV heads on four ranks, each beside its query heads:"""
+    """two KV heads on four ranks, each where its query heads are:"""
     tensors, shares = _checkpoint(), _shares(part, 4)
     for name in ("model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.v_proj.bias"):
         heads = tensors[name].dequantize().chunk(2)
@@ -313,12 +315,12 @@ def a_kv_head_may_be_on_several_ranks(part: Any) -> None:
             _expect_share(shares, rank, name, heads[rank // 2])
 
 
-def nothing_is_read(part: Any) -> None:
-    """the shares are views of the file:"""
+def nothing_is_copied(part: Any) -> None:
+    """shards are views of the file's data:"""
     tensors = _checkpoint()
     for name, share in part(tensors, CONFIG, 1, 2).items():
         own, file = (each.data.untyped_storage().data_ptr() for each in (share, tensors[name]))
-        expect(own == file, f"{name} was copied; it should still be in the file.")
+        expect(own == file, f"{name} was copied; it should be a view of the file's data.")
 
 
 EXERCISES = (
@@ -326,49 +328,49 @@ EXERCISES = (
         "shard_tensors",
         shard_tensors,
         (
-            one_rank_has_all,
-            some_outputs_are_some_stored_rows,
-            some_inputs_are_some_stored_columns,
-            a_bias_behind_a_sum_is_added_once,
-            what_is_in_no_plan_is_everywhere,
-            the_vocabulary_is_dealt_out,
+            a_single_rank_has_everything,
+            a_column_split_cuts_stored_rows,
+            a_row_split_cuts_stored_columns,
+            a_bias_after_a_sum_is_added_once,
+            modules_that_are_not_in_the_plan_stay_whole,
+            the_vocabulary_is_split,
             a_kv_head_may_be_on_several_ranks,
-            nothing_is_read,
+            nothing_is_copied,
         ),
         (
             "`PLAN[module_of(name)]` is (split, axis), and `span(config, axis, rank, num_ranks)` "
-            "the numbers of that axis which are this rank's. What has no entry stays whole.",
+            "is the range of that axis that this rank has. A module without an entry stays whole.",
             "`tensor.rows(start, stop)` and `tensor.columns(start, stop)` cut without reading. "
-            "Checkpoints store [outputs, inputs]: a column split cuts stored rows.",
-            "A bias has one axis, that of the outputs. A column split cuts it as its matrix; "
-            "behind a row split it must be added once, so rank 0 alone keeps it.",
+            "Checkpoints store [outputs, inputs], so a column split cuts stored rows.",
+            "A bias has one axis, the outputs. A column split cuts it like its matrix. After a row "
+            "split it must be added once, so only rank 0 keeps it.",
         ),
-        "Cut a checkpoint by hand: return the rank's share of every tensor, by name. `PLAN`, "
-        "`Split`, `module_of` and `span` of `minigen.parallel.sharding` say how each module is "
-        "cut, and where; `rows` and `columns` of a `StoredTensor` cut it without reading it.",
+        "Shard a checkpoint: return the rank's part of every tensor, by name. `PLAN`, `Split`, "
+        "`module_of` and `span` of `minigen.parallel.sharding` say how each module is split, and "
+        "where. The methods `rows` and `columns` of a `StoredTensor` cut it without reading it.",
         """from minigen import LLM, SamplingParams
 
-with using(41, shard_tensors=mine):  # rank 0 has yours; the others are processes of their own
+with using(41, shard_tensors=mine):  # in rank 0; the other ranks are other processes
     llm = LLM.load(weights="float32", tensor_parallel_size=3)
 print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).text)
 llm.close()""",
-        "Some checkpoints store gate and up as one matrix, gate's rows first. Which of its rows "
-        "are a rank's, and what goes wrong if it is cut like any other?",
+        "Some checkpoints store gate and up as one matrix, with the rows of gate first. Which of "
+        "its rows does a rank need, and what goes wrong if it is cut like any other matrix?",
     ),
     Exercise(
         "run_split_layer",
         run_split_layer,
         SPLIT_LAYER_CHECKS,
         (
-            "Begin with `run_layer` of chapter 15. Which of its lines need what other ranks have?",
-            "`out` and `down` are cut by inputs: what they give on one rank is a part of a sum. "
-            "All else is made of numbers that this rank has.",
-            "Sum before anything is added to x: x is the same on all ranks, and would be summed, "
-            "too. Sum before the next norm, which needs the whole x.",
+            "Start from `run_layer` of chapter 15. Which of its lines need data from other ranks?",
+            "`out` and `down` are split by inputs, so on one rank their result is a partial sum. "
+            "Everything else needs only data that this rank has.",
+            "Sum before you add the result to x: x is the same on all ranks, and must not be "
+            "summed. Sum before the next norm, which needs the complete x.",
         ),
         "Write a layer as one rank runs it. `layer` has this rank's heads and its slice of the "
-        "ffn; x and the norms are the same everywhere, and so must be what you return. "
-        "`comm.all_reduce(y)` is the sum of all ranks' y. `rms_norm` and `swiglu` are in "
+        "ffn; x and the norms are the same on all ranks, and so must be your result. "
+        "`comm.all_reduce(y)` returns the sum of all ranks' y. `rms_norm` and `swiglu` are in "
         "`minigen.model.layers`, `project_qkv` in `minigen.model.transformer`.",
         """from minigen import hub
 from minigen.checkpoint.checkpoint import open_checkpoint
@@ -378,7 +380,7 @@ checkpoint = open_checkpoint(hub.resolve(hub.DEFAULT_MODEL))
 tokenizer = checkpoint.tokenizer()
 made = continue_split(checkpoint, 3, tokenizer.encode("The sea is"), 8, run_layer=mine)
 print(tokenizer.decode(made))""",
-        "Some models run attention and feed-forward side by side, on the same normalised x, and "
-        "add both to x. How many messages does such a layer need?",
+        "Some models run attention and feed-forward in parallel, on the same normalised x, and add "
+        "both to x. How many messages does such a layer need?",
     ),
 )

@@ -1,4 +1,4 @@
-"""What each rank holds of a split model, its batches step by step, every message, and the cost."""
+"""The shards of a split model, each rank's batches step by step, every message, and the cost."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ from minigen.trace.events import Event, EventKind
 from minigen_course.ch41_tensor_parallel.lesson import (
     Batch,
     Link,
-    Parted,
+    RankRuns,
     message_size,
     split_step_seconds,
 )
@@ -31,7 +31,7 @@ from minigen_course.figures.style import (
 )
 from minigen_course.lab.cost_model import Machine, ModelShape
 
-# Rows of the drawing, from the tokens to the logits: a module, or what is sent.
+# Rows of the drawing, from the tokens to the logits: a module, or a message.
 _ROWS: tuple[tuple[str, str], ...] = (
     ("embed_tokens", "embedding"),
     ("all-reduce", "all-reduce: the vector of one, zeros of all others"),
@@ -49,9 +49,9 @@ _IN_LAYER = range(2, 9)
 
 
 def who_holds_what(config: ModelConfig, num_ranks: int) -> Figure:
-    """A column for each rank, a row for each module, a bar across where the ranks must talk.
+    """Draw a column per rank, a row per module, and a bar across for each message.
 
-    Column splits are blue, row splits sky; what is in the box is which outputs or inputs it has.
+    Column splits are blue, row splits sky. A box says which outputs or inputs the rank has.
     """
     made, axes = figure(max(7.0, 1.02 * (num_ranks + 1.9)), 5.6)
     for row, (module, words) in enumerate(_ROWS):
@@ -100,7 +100,7 @@ def speed_ups(
     context: int = 1024,
     ranks: Sequence[int] = (1, 2, 4, 8),
 ) -> Figure:
-    """How many times as fast a decode step can be on so many machines, by what connects them."""
+    """Draw the speed-up of a decode step by number of machines, a line for each kind of link."""
     made, axes = figure(8, 4)
     axes.plot(ranks, ranks, color=FAINT, linewidth=2)
     axes.text(ranks[-1], ranks[-1], " no messages", color=QUIET, va="center", fontsize=9)
@@ -128,7 +128,7 @@ def allowed(
     batch: int,
     context: int,
 ) -> Mapping[int, float]:
-    """The speed-up on each number of ranks, one machine each."""
+    """Return the speed-up for each number of ranks, one machine per rank."""
     alone = sum(split_step_seconds(shape, machine, link, 1, batch, context))
     return {
         each: alone / sum(split_step_seconds(shape, machine, link, each, batch, context))
@@ -139,9 +139,9 @@ def allowed(
 def message_times(
     measured: Mapping[int, Mapping[int, float]], fitted: Mapping[int, Link]
 ) -> Figure:
-    """Seconds of an all-reduce against its bytes, as measured, and the line of its two terms.
+    """Draw the seconds of an all-reduce by its bytes: as measured, and as a line with two terms.
 
-    Both are by number of ranks.
+    Both arguments are by number of ranks.
     """
     made, axes = figure(8, 4)
     for (num_ranks, times), color in zip(measured.items(), CYCLE, strict=False):
@@ -162,33 +162,33 @@ def message_times(
 MOST_STEPS = 24
 
 
-def rank_batches(parted: Parted) -> Figure:
-    """A row for each request on each rank, a column for each step, with the tokens computed.
+def rank_batches(runs: RankRuns) -> Figure:
+    """Draw a row for each request on each rank, a column for each step, with the tokens computed.
 
-    Blue is a decode step, sky a prompt, or what is computed anew. Framed in orange are the places
-    where ranks differ; the window ends a few steps after the first of them.
+    Blue is a decode step, sky a prefill or a recomputation. Orange frames mark the places where
+    ranks differ; the window ends a few steps after the first of them.
     """
-    step = parted.first_difference
-    end = len(parted.batches) if step is None else min(len(parted.batches), step + 6)
+    step = runs.first_difference
+    end = len(runs.batches) if step is None else min(len(runs.batches), step + 6)
     steps = range(max(0, end - MOST_STEPS), end)
-    num_ranks, num_requests = len(parted.answers), len(parted.answers[0])
+    num_ranks, num_requests = len(runs.answers), len(runs.answers[0])
     made, every = figure(
         9, 0.6 + 0.3 * num_ranks * (num_requests + 1.6), nrows=num_ranks, sharex=True, squeeze=False
     )
     for rank, axes in enumerate(every.flat):
-        _rows(axes, parted.batches, rank, steps, num_requests)
+        _rows(axes, runs.batches, rank, steps, num_requests)
         axes.set_ylabel(f"rank {rank}", rotation=0, ha="right", va="center", weight="bold")
     every.flat[-1].set_xlabel("step")
-    title(every.flat[0], _told(parted))
+    title(every.flat[0], _outcome(runs))
     return made
 
 
-def _told(parted: Parted) -> str:
-    step = parted.first_difference
+def _outcome(runs: RankRuns) -> str:
+    step = runs.first_difference
     if step is None:
         return "All ranks run the same batches"
     return f"The ranks run different batches from step {step} on" + (
-        ", and then wait for ever" if parted.stuck else ""
+        ", and then wait for ever" if runs.stuck else ""
     )
 
 
@@ -228,7 +228,7 @@ _NAMES = {
 
 
 def messages_of_steps(events: Sequence[Event]) -> list[list[Event]]:
-    """The messages of each step, in order: a step begins with rank 0's first broadcast."""
+    """Return the messages of each step, in order; a step starts with rank 0's first broadcast."""
     steps: list[list[Event]] = []
     before = None
     for event in (each for each in events if each.kind in MESSAGES):
@@ -241,7 +241,7 @@ def messages_of_steps(events: Sequence[Event]) -> list[list[Event]]:
 
 
 def messages_in_time(messages: Sequence[Event]) -> Figure:
-    """A lane for each kind of message; a bar is as long as rank 0 was in it, waiting included.
+    """Draw a lane for each kind of message; a bar is rank 0's time in it, including waiting.
 
     `messages` are those of one step. Between the bars the rank computes.
     """

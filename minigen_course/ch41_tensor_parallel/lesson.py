@@ -1,13 +1,13 @@
-"""A layer on one rank, written out with its messages; what they cost; ranks that schedule alone.
+"""A layer on one rank with its messages written out, their cost, and ranks that schedule alone.
 
-The package wraps two of a layer's products instead (`minigen.parallel.sharding`), so that the
-model's own code does not know of ranks; the messages are the same.
+The package wraps two of a layer's products instead (`minigen.parallel.sharding`), so the model's
+code does not depend on ranks; the messages are the same.
 
-Some engines broadcast requests instead of steps, and every rank schedules for itself. All ranks
-must then decide alike. In the toy model here the next token follows from the sum of what all ranks
-have read, row by row of the batch, so a disagreement shows at once.
+Some engines broadcast requests instead of steps, and every rank schedules for itself. Then all
+ranks must make the same decisions. In the toy model here, the next token depends on a sum over all
+ranks, one sum per row of the batch, so a disagreement shows at once.
 
-Source: Patarasuk and Yuan 2009 for the ring; Shoeybi et al. 2019 for two all-reduces per layer.
+Sources: Patarasuk and Yuan 2009 for the ring; Shoeybi et al. 2019 for two all-reduces per layer.
 """
 
 import math
@@ -48,9 +48,9 @@ def run_split_layer(
     norm_eps: float,
     comm: Comm,
 ) -> Float[Tensor, "tokens hidden"]:
-    """`run_layer` on one rank, whose `layer` has some of the heads, and a slice of the ffn.
+    """Run a layer on one rank; its `layer` has some of the heads, and a slice of the ffn.
 
-    All ranks have the same x, and the norms; all return what the whole layer would.
+    All ranks have the same x and the norms, and all return the result of the whole layer.
     """
     normalised = rms_norm(x, layer.attention_norm, norm_eps)
     q, k, v = project_qkv(layer, normalised, rotation, head_dim, norm_eps)
@@ -67,9 +67,10 @@ def continue_split(
     num_tokens: int,
     run_layer: Callable[..., Tensor] = run_split_layer,
 ) -> list[int]:
-    """The likeliest continuation, by ranks that are threads of this process.
+    """Continue a prompt greedily on ranks that are threads of this process.
 
-    Every layer is run by `run_layer`. In float32, and without a cache: for a few tokens.
+    Every layer is run by `run_layer`. It runs in float32 without a KV cache, so it suits only a few
+    tokens.
     """
     config = checkpoint.config
 
@@ -109,25 +110,26 @@ def _without_messages(layer: Layer) -> Layer:
 
 
 def _own(linear: Linear) -> Linear:
-    assert isinstance(linear, SummedLinear), "the rank's own part of a sum"
+    assert isinstance(linear, SummedLinear), "a row split, whose result is a partial sum"
     return linear.linear
 
 
-BYTES_A_NUMBER = 2  # activations travel in bfloat16
+BYTES_A_NUMBER = 2  # activations are sent in bfloat16
 
 
 @dataclass(frozen=True)
 class Link:
-    """A connection between ranks: seconds that any message takes, bytes a second on top."""
+    """A connection between ranks: seconds per message, and bytes per second on top."""
 
     name: str
     latency: float
     bandwidth: float
 
     def all_reduce_seconds(self, num_bytes: float, num_ranks: int) -> float:
-        """The faster of a ring, which moves the fewest bytes, and a tree, which takes few turns.
+        """Return the time of a ring or of a tree, whichever is faster.
 
-        A ring takes 2 (n - 1) turns with an n-th of the bytes in each, a tree 2 log2 n with all.
+        A ring moves the fewest bytes, and a tree takes the fewest turns. A ring takes 2 (n - 1)
+        turns, each with 1/n of the bytes; a tree takes 2 log2 n turns with all of them.
         """
         if num_ranks == 1:
             return 0.0
@@ -136,9 +138,8 @@ class Link:
         return min(ring, tree_turns * (self.latency + num_bytes / self.bandwidth))
 
 
-LINKS: dict[
-    str, Link
-] = {  # orders of magnitude: bytes one way as data sheets say, and a usual turn
+# Orders of magnitude: bytes in one direction from data sheets, and a typical latency per turn.
+LINKS: dict[str, Link] = {
     each.name: each
     for each in (
         Link("NVLink 4", 2e-6, 450e9),
@@ -149,9 +150,9 @@ LINKS: dict[
 
 
 def fit_link(name: str, seconds_by_bytes: Mapping[int, float], num_ranks: int) -> Link:
-    """The link that explains measured all-reduces best, small ones and large ones alike.
+    """Fit a link to measured all-reduces, with the same weight for small and large ones.
 
-    As a ring: the time is 2 (n - 1) turns, each with a latency and an n-th of the bytes.
+    The model is a ring: 2 (n - 1) turns, each with a latency and 1/n of the bytes.
     """
     sizes = np.array(list(seconds_by_bytes), dtype=float)
     seconds = np.array(list(seconds_by_bytes.values()))
@@ -166,10 +167,10 @@ def fit_link(name: str, seconds_by_bytes: Mapping[int, float], num_ranks: int) -
 def split_step_seconds(
     shape: ModelShape, machine: Machine, link: Link, num_ranks: int, batch: int, context: int
 ) -> tuple[float, float]:
-    """Seconds of a decode step in its layers' work, and in its messages, on so many ranks.
+    """Return the seconds of a decode step in the layers' work, and in messages.
 
-    Each rank reads and computes an n-th. The messages are two all-reduces a layer and one for the
-    embedding; the gather of the logits is left out.
+    Each rank reads and computes 1/`num_ranks` of the model. The messages are two all-reduces per
+    layer and one for the embedding; the gather of the logits is left out.
     """
     whole = decode_step(shape, batch=batch, context=context, weight_bits=16)
     share = Step(
@@ -180,16 +181,16 @@ def split_step_seconds(
 
 
 BLOCK_SIZE = 4
-PADDED_TO = 8  # tokens: engines record their steps for some sizes, and fill batches up
+PADDED_TO = 8  # tokens: engines record their steps for a few sizes, and pad batches to them
 Batch = dict[int, int]  # request -> tokens
 AgreedBlocks = Callable[[Comm, int, int, int], int]
 
 
 @dataclass(frozen=True)
-class Parted:
-    """What became of prompts: each rank's answers, and each rank's batch at every step.
+class RankRuns:
+    """A run on ranks: each rank's answers by request, and each step's batch by rank.
 
-    `stuck` if the ranks came to send messages of different sizes, and waited for ever.
+    `stuck` is true if the ranks sent messages of different sizes, and waited for ever.
     """
 
     answers: list[list[list[int]]]
@@ -198,7 +199,7 @@ class Parted:
 
     @property
     def first_difference(self) -> int | None:
-        """The step in which the ranks ran different batches first; None if they never did."""
+        """The first step in which the ranks ran different batches; None if they never did."""
         for step, each in enumerate(self.batches):
             if any(batch != each[0] for batch in each):
                 return step
@@ -210,9 +211,9 @@ class _Rank:
         self, rank: int, num_blocks: int, prompts: SequenceOf[SequenceOf[int]], max_tokens: int
     ):
         self.factor = 31 + 2 * rank
-        blocks, seats = BlockAllocator(num_blocks), len(prompts)
-        self.manager = BlockManager(blocks, None, BLOCK_SIZE, seats, num_blocks, Trace())
-        self.scheduler = ContinuousScheduler(self.manager, seats, 64)
+        blocks, max_num_seqs = BlockAllocator(num_blocks), len(prompts)
+        self.manager = BlockManager(blocks, None, BLOCK_SIZE, max_num_seqs, num_blocks, Trace())
+        self.scheduler = ContinuousScheduler(self.manager, max_num_seqs, 64)
         self.pool = [0] * (BLOCK_SIZE * (num_blocks + 1))
         greedy = SamplingParams(temperature=0.0)
         self.sequences = [
@@ -227,27 +228,27 @@ class _Rank:
         return any(each.finish_reason is None for each in self.sequences)
 
     def rows(self, chunks: SequenceOf[ScheduledChunk]) -> list[int]:
-        """Store what is new; then this rank's part of each sum that a next token follows from."""
+        """Store the new tokens; return this rank's part of the sum for each next token."""
         self.manager.pop_pending_copies()
         for chunk in chunks:
             sequence, first = chunk.sequence, chunk.sequence.num_computed
             slots = right_slots(sequence.block_ids, first, chunk.num_tokens, BLOCK_SIZE)
             for slot, token in zip(slots, sequence.new_ids, strict=False):
                 self.pool[slot] = token
-        return [self._mixed(chunk) for chunk in chunks if chunk.samples]
+        return [self._partial_sum(chunk) for chunk in chunks if chunk.samples]
 
-    def _mixed(self, chunk: ScheduledChunk) -> int:
+    def _partial_sum(self, chunk: ScheduledChunk) -> int:
         length = chunk.sequence.num_computed + chunk.num_tokens
-        mixed = length
+        total = length
         for slot in right_slots(chunk.sequence.block_ids, 0, length, BLOCK_SIZE):
-            mixed = (mixed * self.factor + self.pool[slot]) % 1_000_003
-        return mixed
+            total = (total * self.factor + self.pool[slot]) % 1_000_003
+        return total
 
 
 def serve_on_ranks(
     prompts: SequenceOf[SequenceOf[int]], num_blocks: SequenceOf[int], max_tokens: int = 12
-) -> Parted:
-    """Serve all prompts, `max_tokens` to each, on ranks that have so many blocks each."""
+) -> RankRuns:
+    """Serve prompts with `max_tokens` each; rank r has `num_blocks[r]` blocks."""
     ranks = [_Rank(rank, each, prompts, max_tokens) for rank, each in enumerate(num_blocks)]
     batches: list[list[Batch]] = []
     stuck = False
@@ -264,20 +265,20 @@ def serve_on_ranks(
         for rank, own, mine in zip(ranks, chunks, rows, strict=True):
             rank.scheduler.commit(own, [SampledToken(each) for each in sums[: len(mine)]])
     answers = [[each.output_ids for each in rank.sequences] for rank in ranks]
-    return Parted(answers, batches, stuck)
+    return RankRuns(answers, batches, stuck)
 
 
 def message_size(batch: Batch) -> int:
-    """Tokens that a batch's all-reduce is for: those of the batch, filled up."""
+    """Return the number of tokens in a batch's all-reduce: those of the batch, with padding."""
     return -(-sum(batch.values()) // PADDED_TO) * PADDED_TO
 
 
 def on_ranks(
     agreed_blocks: AgreedBlocks, memories: SequenceOf[tuple[int, int]], block_bytes: int
 ) -> list[int]:
-    """What each rank's call of `agreed_blocks` returns, for each rank's (free, working) bytes.
+    """Call `agreed_blocks` on one rank per (free, working) bytes, and return each rank's result.
 
-    Raises what a rank raises, and `WorkerError` if one waits for a message that never comes.
+    Raises what a rank raises, and `WorkerError` if a rank waits for a message that never comes.
     """
     return run_ranks(
         len(memories), lambda comm: agreed_blocks(comm, *memories[comm.rank], block_bytes), 1.0

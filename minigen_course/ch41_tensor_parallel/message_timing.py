@@ -1,7 +1,7 @@
-"""Seconds of an all-reduce among processes of this machine, over gloo.
+"""Measure the seconds of an all-reduce between processes on this machine, over gloo.
 
 `time_all_reduces` starts the processes: `python -m` this module `RANK GROUPS FOLDER REPEATS
-BYTES...`, of which rank 0 prints what it measured. GROUPS are numbers of ranks, as in 3,2.
+BYTES...`. Rank 0 prints the measurements. GROUPS are numbers of ranks, as in 3,2.
 """
 
 import json
@@ -19,16 +19,16 @@ from minigen.child_process import environment
 from minigen.parallel.comm import Comm, GroupComm, local_comm
 
 SIZES = tuple(4**power for power in range(4, 12))  # 256 bytes to 4 MB
-PATIENCE = 100.0  # seconds, for all of it
+TIMEOUT = 100.0  # seconds for the whole measurement
 
 
 def time_all_reduces(
     groups: Sequence[int], sizes: Sequence[int] = SIZES, repeats: int = 30
 ) -> dict[int, dict[int, float]]:
-    """Seconds of an all-reduce that little disturbed, by number of ranks and bytes of its tensor.
+    """Return the seconds of an all-reduce with little disturbance, by number of ranks and bytes.
 
-    The same processes are the ranks of each group, the largest first. Raises
-    `subprocess.SubprocessError` if they fail, or come to no end.
+    The same processes are the ranks of all groups; the largest group is measured first. Raises
+    `subprocess.SubprocessError` if they fail, or do not end within `TIMEOUT`.
     """
     ordered = sorted(groups, reverse=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -43,7 +43,7 @@ def time_all_reduces(
         ]
         try:
             done = subprocess.run(
-                ranks[0], env=environment(), capture_output=True, timeout=PATIENCE, check=True
+                ranks[0], env=environment(), capture_output=True, timeout=TIMEOUT, check=True
             )
         finally:
             for other in others:
@@ -54,9 +54,9 @@ def time_all_reduces(
 
 
 def seconds_by_bytes(comm: Comm, sizes: Sequence[int], repeats: int) -> dict[int, float]:
-    """What each size takes this rank, of which one in ten takes less; all ranks call it.
+    """Return the 10th percentile of the seconds for each size on this rank; all ranks call it.
 
-    Twice unmeasured before each size.
+    Two all-reduces of each size run first as a warm-up.
     """
     found = {}
     for num_bytes in sizes:
@@ -70,20 +70,20 @@ def seconds_by_bytes(comm: Comm, sizes: Sequence[int], repeats: int) -> dict[int
 
 
 def main() -> None:
-    """Be a rank of each group that is large enough to have it."""
+    """Run as one rank of each group that is large enough to have it."""
     rank, groups, folder, repeats, *sizes = sys.argv[1:]
     torch.set_num_threads(1)
     own = [each for each in map(int, groups.split(",")) if int(rank) < each]
-    comms: list[GroupComm] = []  # all of them to the end, since others may be in the middle of it
+    comms: list[GroupComm] = []  # kept to the end, because other ranks may still use them
     found = {}
     for num_ranks in own:
-        comms.append(local_comm(int(rank), num_ranks, Path(folder) / f"meeting-{num_ranks}"))
+        comms.append(local_comm(int(rank), num_ranks, Path(folder) / f"rendezvous-{num_ranks}"))
         found[num_ranks] = seconds_by_bytes(comms[-1], [int(each) for each in sizes], int(repeats))
     if int(rank) == 0:
         print(json.dumps(found), flush=True)
     else:
-        sys.stdin.buffer.read()  # until whoever started it ends it, or is no more
-    os._exit(0)  # gloo's threads may be in the middle of something, and would abort it
+        sys.stdin.buffer.read()  # until the parent process ends this one, or exits
+    os._exit(0)  # gloo's threads may still be busy, and would abort the exit
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Chapter 51's exercise: an answer as server-sent events, aborted when its client disconnects."""
+"""Chapter 51's exercise: stream an answer as server-sent events, and abort it on disconnect."""
 
 import asyncio
 import inspect
@@ -12,12 +12,12 @@ from minigen_course.grading.messages import Wrong, expect, expect_equal
 
 HEAD = {"id": "chatcmpl-7", "object": "chat.completion.chunk", "created": 51, "model": "tiny"}
 SECONDS = 2.0
-DONE = ("[DONE]",)  # which no JSON is
+DONE = ("[DONE]",)  # a tuple, which JSON never gives
 Token = tuple[bytes, str | None]
 
 
 class Stage:
-    """An engine that tells tokens one by one, when it is asked to, and hears of being given up."""
+    """A fake engine that emits tokens one by one, on demand, and counts the calls of `give_up`."""
 
     def __init__(self) -> None:
         self.inbox: asyncio.Queue[Token | Exception] = asyncio.Queue()
@@ -26,10 +26,10 @@ class Stage:
     async def tokens(self) -> AsyncIterator[Token]:
         finish_reason = None
         while finish_reason is None:
-            told = await self.inbox.get()
-            if isinstance(told, Exception):
-                raise told
-            piece, finish_reason = told
+            item = await self.inbox.get()
+            if isinstance(item, Exception):
+                raise item
+            piece, finish_reason = item
             yield piece, finish_reason
 
     def give_up(self) -> None:
@@ -39,9 +39,11 @@ class Stage:
         stream: Any = part(self.tokens(), HEAD, self.give_up)
         if inspect.iscoroutine(stream):
             await stream
-            raise Wrong("returns something; it should yield events, as an async generator does.")
+            raise Wrong(
+                "is a coroutine that returns; it should be an async generator that yields events."
+            )
         if not hasattr(stream, "__anext__"):
-            raise Wrong(f"returns {stream!r}; it should be an async generator, which yields.")
+            raise Wrong(f"returns {stream!r}; it should be an async generator that yields events.")
         return stream
 
 
@@ -51,13 +53,15 @@ def run(play: Coroutine[Any, Any, None]) -> None:
             async with asyncio.timeout(SECONDS):
                 await play
         except TimeoutError as error:
-            raise Wrong("waits for tokens that never come; it should end with the last.") from error
+            raise Wrong(
+                "waits for tokens that never come; it should end after the last."
+            ) from error
 
     asyncio.run(in_time())
 
 
 async def all_events(part: Events, *tokens: Token) -> tuple[list[Any], Stage]:
-    """All events, read as a client reads them, when the tokens are there from the start."""
+    """Return all events as a client reads them; all tokens are available from the start."""
     stage = Stage()
     for each in tokens:
         stage.inbox.put_nowait(each)
@@ -66,19 +70,21 @@ async def all_events(part: Events, *tokens: Token) -> tuple[list[Any], Stage]:
 
 
 def as_bytes(event: object) -> bytes:
-    expect(isinstance(event, bytes), f"yields {event!r}; it should be bytes: encode the text.")
+    expect(
+        isinstance(event, bytes), f"yields {event!r}; it should yield bytes, so encode the text."
+    )
     assert isinstance(event, bytes)
     return event
 
 
 def read(raw: bytes) -> list[Any]:
-    """The data of every event: JSON, or `DONE`."""
+    """Return the data of every event: JSON, or `DONE`."""
     *events, rest = raw.split(b"\n\n")
     expect(rest == b"", f"the stream ends with {rest!r}; an empty line should end every event.")
     found: list[Any] = []
     for number, event in enumerate(events):
-        begins = event.startswith(b"data: ") and b"\n" not in event
-        expect(begins, f'event {number} is {event!r}; it should be "data: " and one line.')
+        is_line = event.startswith(b"data: ") and b"\n" not in event
+        expect(is_line, f'event {number} is {event!r}; it should be "data: " and one line of data.')
         data = event.removeprefix(b"data: ")
         try:
             found.append(DONE if data == b"[DONE]" else json.loads(data))
@@ -88,7 +94,7 @@ def read(raw: bytes) -> list[Any]:
 
 
 def choices_of(events: list[Any]) -> list[dict[str, Any]]:
-    """The one choice of every chunk; its head is checked, and its index."""
+    """Return the one choice of every chunk, after checks of the head and the index."""
     chunks, choices = [each for each in events if each != DONE], []
     for number, chunk in enumerate(chunks):
         expect(isinstance(chunk, dict), f"chunk {number} is {chunk!r}; it should be an object.")
@@ -112,11 +118,11 @@ def texts_of(events: list[Any]) -> list[str]:
     return [choice["delta"].get("content") or "" for choice in choices_of(events)]
 
 
-def expect_given_up(stage: Stage, what: str) -> None:
+def expect_aborted(stage: Stage, what: str) -> None:
     expect(
         stage.num_given_up == 1,
         f"{what}, and give_up was called {stage.num_given_up} times; it should be called once, "
-        "since the engine goes on writing for nobody.",
+        "because otherwise the engine goes on without a reader.",
     )
 
 
@@ -135,13 +141,13 @@ def the_role_comes_first(part: Events) -> None:
         stage.inbox.put_nowait((b"a", "stop"))
         rest = choices_of(read(b"".join([as_bytes(each) async for each in stream])))
         roles = [each["delta"].get("role") for each in rest]
-        expect(not any(roles), "the role is told again; it should be in the first chunk only.")
+        expect(not any(roles), "the role is sent again; it should be in the first chunk only.")
 
     run(play())
 
 
-def text_comes_as_it_is_made(part: Events) -> None:
-    """a token goes out before the next one is there:"""
+def text_is_sent_at_once(part: Events) -> None:
+    """each token is sent before the next one arrives:"""
 
     async def play() -> None:
         stage = Stage()
@@ -154,8 +160,8 @@ def text_comes_as_it_is_made(part: Events) -> None:
             if not done:
                 event.cancel()
                 raise Wrong(
-                    f"token {number} was made, and no event came of it before the next token; "
-                    "it should be sent at once."
+                    f"token {number} arrived, but no event was sent before the next token; it "
+                    "should be sent at once."
                 )
             expect_equal(texts_of(read(as_bytes(event.result()))), [piece.decode()], "the text")
         stage.inbox.put_nowait((b"", "stop"))
@@ -165,26 +171,26 @@ def text_comes_as_it_is_made(part: Events) -> None:
     run(play())
 
 
-def it_ends_with_why_and_done(part: Events) -> None:
-    """two tokens, the second the last that was allowed:"""
+def it_ends_with_the_finish_reason_and_done(part: Events) -> None:
+    """two tokens, the second one with a finish reason:"""
 
     async def play() -> None:
         for reason in ("length", "stop"):
             events, _ = await all_events(part, (b"one", None), (b" two", reason))
-            expect(events[-1] == DONE, "the last event is not [DONE], which it should be.")
-            expect_equal(events.count(DONE), 1, "how often [DONE] comes")
+            expect(events[-1] == DONE, "the last event is not [DONE]; it should be.")
+            expect_equal(events.count(DONE), 1, "the number of [DONE] events")
             choices = choices_of(events)
             reasons = [each["finish_reason"] for each in choices]
             expected: list[str | None] = [*[None] * (len(choices) - 1), reason]
             expect_equal(reasons, expected, "the finish_reason of each chunk")
             expect_equal("".join(texts_of(events)), "one two", "the text of all chunks")
-            expect_equal(choices[-1]["delta"], {}, "the delta of the chunk that says why")
+            expect_equal(choices[-1]["delta"], {}, "the delta of the chunk with the finish reason")
 
     run(play())
 
 
 def no_character_is_split(part: Events) -> None:
-    """an owl whose four bytes come in three tokens:"""
+    """an owl emoji whose four bytes come in three tokens:"""
 
     async def play() -> None:
         owl = "🦉".encode()
@@ -193,13 +199,15 @@ def no_character_is_split(part: Events) -> None:
         texts = [each for each in texts_of(events) if each]
         expect_equal(texts, ["A ", "🦉!"], "the texts of the chunks")
         empty = [each for each in choices_of(events)[1:-1] if not each["delta"].get("content")]
-        expect(not empty, "a chunk has no text; it should wait until a character is whole.")
+        expect(
+            not empty, "a chunk has no text; it should be sent only once a character is complete."
+        )
 
     run(play())
 
 
-def what_stays_incomplete_is_told(part: Events) -> None:
-    """an answer that is cut off within a character:"""
+def an_incomplete_character_is_replaced(part: Events) -> None:
+    """an answer that ends in the middle of a character:"""
 
     async def play() -> None:
         events, _ = await all_events(part, (b"caf", None), (b"\xc3", "length"))
@@ -208,8 +216,8 @@ def what_stays_incomplete_is_told(part: Events) -> None:
     run(play())
 
 
-def a_client_that_goes_is_noticed(part: Events) -> None:
-    """the client goes away: before a token, after one, while waiting for one:"""
+def a_disconnect_is_noticed(part: Events) -> None:
+    """the client disconnects before a token, after one, and while waiting for one:"""
 
     async def play() -> None:
         for num_read in (1, 2):
@@ -219,7 +227,7 @@ def a_client_that_goes_is_noticed(part: Events) -> None:
             for _ in range(num_read):
                 await anext(stream)
             await stream.aclose()
-            expect_given_up(stage, f"the stream was closed after {num_read} events")
+            expect_aborted(stage, f"the stream was closed after {num_read} events")
         stage = Stage()
         stream = await stage.begin(part)
         await anext(stream)
@@ -227,7 +235,7 @@ def a_client_that_goes_is_noticed(part: Events) -> None:
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
-        expect_given_up(stage, "its task was cancelled")
+        expect_aborted(stage, "its task was cancelled")
 
     run(play())
 
@@ -247,17 +255,17 @@ def a_failure_is_noticed(part: Events) -> None:
             pass
         else:
             raise Wrong("the engine's error was lost; it should be raised again.")
-        expect_given_up(stage, "the engine failed")
+        expect_aborted(stage, "the engine failed")
 
     run(play())
 
 
-def what_has_ended_is_not_given_up(part: Events) -> None:
-    """an answer that came to its end:"""
+def a_complete_answer_is_not_aborted(part: Events) -> None:
+    """an answer that is complete:"""
 
     async def play() -> None:
         _, stage = await all_events(part, (b"a", None), (b"b", "stop"))
-        expect_equal(stage.num_given_up, 0, "how often a whole answer was given up")
+        expect_equal(stage.num_given_up, 0, "the number of give_up calls after a complete answer")
 
     run(play())
 
@@ -268,25 +276,26 @@ EXERCISES = (
         chat_events,
         (
             the_role_comes_first,
-            text_comes_as_it_is_made,
-            it_ends_with_why_and_done,
+            text_is_sent_at_once,
+            it_ends_with_the_finish_reason_and_done,
             no_character_is_split,
-            what_stays_incomplete_is_told,
-            a_client_that_goes_is_noticed,
+            an_incomplete_character_is_replaced,
+            a_disconnect_is_noticed,
             a_failure_is_noticed,
-            what_has_ended_is_not_given_up,
+            a_complete_answer_is_not_aborted,
         ),
         (
-            "An event is `data: `, a line of JSON, and an empty line: two line ends. Begin with "
-            "the role, go on with `async for piece, finish_reason in tokens`.",
-            'codecs.getincrementaldecoder("utf-8")(errors="replace") holds back what is not whole '
-            "yet; with final=True it gives out what is left.",
-            "A client that goes away closes your generator, or cancels it: both arrive as an "
-            "exception at a yield or an await. `finally` hears of all of them.",
+            "An event is `data: `, a line of JSON, and an empty line, so it ends with two line "
+            "ends. Start with the role, then loop: `async for piece, finish_reason in tokens`.",
+            'codecs.getincrementaldecoder("utf-8")(errors="replace") holds back an incomplete '
+            "character; with final=True it returns what is left.",
+            "If the client disconnects, your generator is closed, or its task is cancelled. Either "
+            "arrives as an exception at a yield or an await, and `finally` runs in both cases.",
         ),
         "Write the async generator that turns an answer's tokens into server-sent events: a chunk "
-        "with the role, a chunk for each text that is whole, a chunk with the finish reason and an "
-        "empty delta, and [DONE]. If it ends before the answer does, it calls `give_up()`.",
+        "with the role, a chunk for each text as soon as its characters are complete, a chunk with "
+        "the finish reason and an empty delta, and [DONE]. If the stream ends before the answer "
+        "does, call `give_up()`, which aborts the request in the engine.",
         """from openai import OpenAI
 
 from minigen.engine.engine_thread import EngineThread
@@ -303,6 +312,6 @@ with EngineThread(llm.engine) as thread, LocalServer(small_app(llm, thread, mine
         print(chunk.choices[0].delta.content or "", end="")""",
         "A client may ask for `stream_options: {include_usage: true}`. Then a last chunk before "
         "[DONE] has no choices, and `usage`. And what if the engine fails after the first event, "
-        "when status 200 has long been sent? Send an event that has an `error`.",
+        "when status 200 has already been sent? Send an event that has an `error`.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Streams on the wire: when each event came to its client, and what a request waited for."""
+"""Streams on the wire: when each event reached its client, and tokens that no client read."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,12 +8,12 @@ from minigen_course.figures.style import AMBER, BLUE, FAINT, INK, figure, title
 
 
 def arrivals(streams: Sequence[Sequence[float]]) -> Figure:
-    """A row for each stream, a tick for each event with text, in seconds after it was asked for.
+    """Draw a row per stream, with a tick per event with text, in seconds after the request.
 
-    Raises `ValueError` if a stream has none.
+    Raises `ValueError` if a stream has no such event.
     """
     if not streams or not all(streams):
-        raise ValueError("There is a stream without any text.")
+        raise ValueError("A stream has no events with text; give each stream at least one time.")
     made, axes = figure(10, 0.3 * len(streams) + 1.5)
     for row, times in enumerate(streams):
         axes.barh(row, times[0], color=FAINT, height=0.5, label="" if row else "nothing yet")
@@ -36,8 +36,8 @@ def arrivals(streams: Sequence[Sequence[float]]) -> Figure:
     return made
 
 
-def work_for_nobody(tokens: Mapping[str, tuple[int, int]]) -> Figure:
-    """For each way to serve, two parts of a bar: tokens that were sent, and made for nobody."""
+def tokens_after_disconnect(tokens: Mapping[str, tuple[int, int]]) -> Figure:
+    """Draw a bar per way to serve: tokens that the client read, and tokens computed in vain."""
     made, axes = figure(9, 0.6 * len(tokens) + 1.4)
     for row, (sent, computed) in enumerate(tokens.values()):
         axes.barh(row, sent, color=BLUE, height=0.55, label="" if row else "read by the client")
@@ -47,7 +47,7 @@ def work_for_nobody(tokens: Mapping[str, tuple[int, int]]) -> Figure:
             left=sent,
             color=AMBER,
             height=0.55,
-            label="" if row else "computed for nobody",
+            label="" if row else "computed after it went away",
         )
     axes.set_yticks(range(len(tokens)), list(tokens))
     axes.set(xlabel="tokens")

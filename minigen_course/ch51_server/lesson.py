@@ -1,7 +1,7 @@
-"""A chat's endpoint small enough to read at once: from the engine's thread to events on the wire.
+"""A minimal chat endpoint: from the engine's thread to server-sent events on the wire.
 
-The server's own way, for every API, many choices and every error, is `minigen.server.streaming` and
-`minigen.server.streaming`.
+The server's own code, for every API, several choices and every error, is in
+`minigen.server.streaming` and `minigen.server.openai.responses`.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from minigen.llm import LLM
 from minigen.sampling.params import SamplingParams
 from minigen.sequence import SampledToken, Sequence
 
-Tokens = AsyncIterator[tuple[bytes, str | None]]  # a token's bytes; with the last, why it is that
+Tokens = AsyncIterator[tuple[bytes, str | None]]  # a token's bytes; the last's finish reason
 Events = Callable[[Tokens, dict[str, Any], Callable[[], None]], AsyncIterator[bytes]]
 
 
@@ -31,12 +31,12 @@ async def chat_events(
     head: dict[str, Any],
     give_up: Callable[[], None],
 ) -> AsyncIterator[bytes]:
-    """An answer as server-sent events: its role, its text as it comes, why it ended, [DONE].
+    """Stream an answer as server-sent events: its role, its text, its finish reason, [DONE].
 
-    `tokens` yields the bytes of each token, with None, and with the last one the finish reason. A
-    chunk is `head` and "choices", a list of one: "index" 0, "delta", "finish_reason". Text goes
-    out as soon as its characters are whole. `give_up()` is called, once, if the stream ends
-    before the answer, for whatever reason. Source: OpenAI's API reference; HTML standard,
+    `tokens` yields the bytes of each token with None, and those of the last one with the finish
+    reason. A chunk is `head` plus "choices", a list of one: "index" 0, "delta", "finish_reason".
+    Text is sent as soon as its characters are complete. `give_up()` is called once if the stream
+    ends before the answer does, for any reason. Sources: OpenAI's API reference; HTML standard,
     "Server-sent events".
     """
 
@@ -60,16 +60,16 @@ async def chat_events(
 
 
 async def tokens_of(llm: LLM, thread: EngineThread, sequence: Sequence) -> Tokens:
-    """Queue a sequence, and yield each token's bytes, and the finish reason with the last.
+    """Submit a sequence, and yield the bytes of each token, and the finish reason with the last.
 
-    The event loop is woken for every token.
+    The event loop is woken once per token.
     """
     loop, inbox = asyncio.get_running_loop(), asyncio.Queue[tuple[bytes, str | None]]()
 
-    def deliver(sequence: Sequence, news: TokenEvent) -> None:  # called in the engine's thread
-        piece = b""  # also of the token that ended it, which is no text
-        if isinstance(news, SampledToken) and sequence.finish_reason != "stop":
-            piece = llm.tokenizer.token_bytes(news.token_id)
+    def deliver(sequence: Sequence, event: TokenEvent) -> None:  # called in the engine's thread
+        piece = b""  # a stop token has no text
+        if isinstance(event, SampledToken) and sequence.finish_reason != "stop":
+            piece = llm.tokenizer.token_bytes(event.token_id)
         loop.call_soon_threadsafe(inbox.put_nowait, (piece, sequence.finish_reason))
 
     thread.submit(sequence, deliver)
@@ -80,9 +80,10 @@ async def tokens_of(llm: LLM, thread: EngineThread, sequence: Sequence) -> Token
 
 
 def small_app(llm: LLM, thread: EngineThread, events: Events = chat_events) -> FastAPI:
-    """`POST /v1/chat/completions`, streamed, for OpenAI's client: messages and max_tokens alone.
+    """Make an app with a streamed, greedy `POST /v1/chat/completions` for OpenAI's client.
 
-    Greedy. Give it to a `LocalServer`, with an `EngineThread` that lives as long.
+    It reads only `messages` and `max_tokens`. Give it to a `LocalServer`, with an `EngineThread`
+    that lives as long.
     """
     app = FastAPI()
 
@@ -93,30 +94,30 @@ def small_app(llm: LLM, thread: EngineThread, events: Events = chat_events) -> F
         head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 0, "model": "m"}
 
         def give_up() -> None:
-            with suppress(RequestError):  # it has ended meanwhile
+            with suppress(RequestError):  # it has ended in the meantime
                 thread.abort(answer.sequence.sequence_id)
 
-        told = events(tokens_of(llm, thread, answer.sequence), head, give_up)
-        return StreamingResponse(told, media_type="text/event-stream")
+        stream = events(tokens_of(llm, thread, answer.sequence), head, give_up)
+        return StreamingResponse(stream, media_type="text/event-stream")
 
     return app
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
-    """An event loop that counts how often another thread woke it."""
+    """An event loop that counts how often another thread wakes it."""
 
     num_woken = 0
 
-    def call_soon_threadsafe(  # type: ignore[override]  # which types its arguments, too
+    def call_soon_threadsafe(  # type: ignore[override]  # the base class types its arguments
         self, callback: Callable[..., object], *arguments: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Count, and call."""
+        """Count the wake-up, and schedule the callback."""
         self.num_woken += 1
         return super().call_soon_threadsafe(callback, *arguments, context=context)
 
 
 def count_wakeups(main: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any, int]:
-    """Run `main()` in a loop and a thread of its own: its result, and how often it was woken."""
+    """Run `main()` in a new loop and thread; return its result, and the number of wake-ups."""
 
     def run() -> tuple[Any, int]:
         with asyncio.Runner(loop_factory=CountingLoop) as runner:

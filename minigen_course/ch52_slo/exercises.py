@@ -1,4 +1,4 @@
-"""Checks of chapter 52: a load test whose percentiles are true."""
+"""Chapter 52's exercise: a load test with correct percentiles."""
 
 import asyncio
 import inspect
@@ -15,7 +15,7 @@ Part = Callable[[Send, Sequence[float], Sequence[float]], Awaitable[dict[float, 
 
 
 class QuickLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next thing that is to happen: nobody waits."""
+    """An event loop whose clock jumps to the next timer, so that no time is spent waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,21 +25,22 @@ class QuickLoop(asyncio.SelectorEventLoop):
 
         def jump(timeout: float | None) -> Any:
             if timeout is None:
-                raise Wrong("waits for what never comes; it should end when all have ended.")
+                raise Wrong("waits for ever; it should end when all requests have ended.")
             self.now += timeout
             return look(0)
 
         selector.select = jump
 
     def time(self) -> float:
-        """Seconds by the loop's own clock."""
+        """Return the time of the loop's own clock, in seconds."""
         return self.now
 
 
 class Server:
-    """Answers each request after so many seconds, one at a time or all at once.
+    """Answer request i after `seconds[i]`, one request at a time or all at once.
 
-    `seconds` negative is a failure after so long. `begun` are when each was sent.
+    A negative number of seconds is a failure after that time. `started` are the times at which the
+    requests were sent.
     """
 
     def __init__(self, seconds: Sequence[float], one_at_a_time: bool = False):
@@ -48,7 +49,9 @@ class Server:
 
     async def send(self, number: int) -> None:
         loop = asyncio.get_running_loop()
-        expect(number not in self.started, f"request {number} is sent twice; it should be once.")
+        expect(
+            number not in self.started, f"request {number} is sent twice; it should be sent once."
+        )
         self.started[number] = loop.time() - 100
         async with self.turn:
             await asyncio.sleep(abs(self.seconds[number]))
@@ -60,12 +63,14 @@ def _run(part: Part, server: Server, times: Sequence[float], *percents: float) -
     async def play() -> Any:
         asked = part(server.send, times, percents)
         if not inspect.isawaitable(asked):
-            raise Wrong(f"returns {asked!r}; it should be a coroutine: write async def.")
+            raise Wrong(f"returns {asked!r}; it should return a coroutine, so write async def.")
         return await asked
 
     with asyncio.Runner(loop_factory=QuickLoop) as runner:
         found = runner.run(play())
-    expect(isinstance(found, dict), f"returns {found!r}; it should be a dict by percent.")
+    expect(
+        isinstance(found, dict), f"returns {found!r}; it should be a dict with percents as keys."
+    )
     expect_equal(sorted(found), sorted(percents), "the percents of the result")
     return found
 
@@ -80,13 +85,13 @@ def _expect(found: dict[float, Any], **right: float) -> None:
         expect(same, f"p{percent:g} is {mine:.6g} s; it should be {seconds:.6g} s.")
 
 
-def one_request_takes_what_it_takes(part: Part) -> None:
-    """one request, at once, answered after 0.25 s:"""
+def one_request_has_its_own_latency(part: Part) -> None:
+    """one request at 0 s, answered after 0.25 s:"""
     server = Server([0.25])
     _expect(_run(part, server, [0.0], 1, 50, 100), p1=0.25, p50=0.25, p100=0.25)
 
 
-def requests_leave_at_their_times(part: Part) -> None:
+def requests_are_sent_at_their_times(part: Part) -> None:
     """requests at 0, 1, 1 and 2.5 s, each answered after 3 s:"""
     server, times = Server([3.0] * 4), [0.0, 1.0, 1.0, 2.5]
     found = _run(part, server, times, 50)
@@ -95,27 +100,27 @@ def requests_leave_at_their_times(part: Part) -> None:
         sent = server.started[number]
         expect(
             math.isclose(sent, at, abs_tol=1e-6),
-            f"request {number} was sent at {sent:.6g} s; it should be at {at:g} s, whatever has "
-            "become of the others.",
+            f"request {number} was sent at {sent:.6g} s; it should be sent at {at:g} s, "
+            "independently of the others.",
         )
     _expect(found, p50=3.0)
 
 
-def waiting_counts_from_the_intended_time(part: Part) -> None:
-    """a server that serves one at a time, and one of whose answers takes 4 s:"""
+def latency_counts_from_the_intended_time(part: Part) -> None:
+    """a server that serves one request at a time, and takes 4 s for the first:"""
     server = Server([4.0, 0.5, 0.5, 0.5], one_at_a_time=True)
     found = _run(part, server, [0.0, 1.0, 2.0, 3.0], 25, 50, 75, 100)
     _expect(found, p25=2.5, p50=3.0, p75=3.5, p100=4.0)
 
 
-def who_leaves_late_has_waited_too(part: Part) -> None:
-    """the load generator itself stood still for 2 s when it sent its first request:"""
+def being_sent_late_counts_as_latency(part: Part) -> None:
+    """the load generator itself was blocked for 2 s when it sent its first request:"""
 
     class Busy(Server):
         async def send(self, number: int) -> None:
             if number == 0:
                 loop: Any = asyncio.get_running_loop()
-                loop.now += 2.0  # as if something had computed all that time
+                loop.now += 2.0  # as if a computation had blocked the loop
             await super().send(number)
 
     server = Busy([0.1] * 4)
@@ -124,14 +129,14 @@ def who_leaves_late_has_waited_too(part: Part) -> None:
 
 
 def percentiles_are_by_nearest_rank(part: Part) -> None:
-    """ten answers, of 1 to 10 s, in no order:"""
+    """ten answers of 1 to 10 s, in random order:"""
     server = Server([7.0, 3, 10, 1, 5, 9, 2, 8, 4, 6])
     found = _run(part, server, [0.0] * 10, 10, 50, 51, 90, 91, 99, 100)
     _expect(found, p10=1, p50=5, p51=6, p90=9, p91=10, p99=10, p100=10)
 
 
 def percentiles_are_of_all_requests_together(part: Part) -> None:
-    """200 answers, the slow ones all in the last minute:"""
+    """200 answers, and the slow ones are all at the end:"""
     seconds, times = [0.1] * 180 + [5.0] * 19 + [6.0], [0.5 * number for number in range(200)]
     found = _run(part, Server(seconds), times, 50, 90, 95, 99.5, 100)
     _expect(found, p50=0.1, p90=0.1, p95=5.0, p99_5=5.0, p100=6.0)
@@ -149,25 +154,25 @@ EXERCISES = (
         "load_test",
         load_test,
         (
-            one_request_takes_what_it_takes,
-            requests_leave_at_their_times,
-            waiting_counts_from_the_intended_time,
-            who_leaves_late_has_waited_too,
+            one_request_has_its_own_latency,
+            requests_are_sent_at_their_times,
+            latency_counts_from_the_intended_time,
+            being_sent_late_counts_as_latency,
             percentiles_are_by_nearest_rank,
             percentiles_are_of_all_requests_together,
             a_failure_is_the_worst_latency,
         ),
         (
-            "A task for each request: it sleeps until its time, sends, and looks at the clock. "
-            "asyncio.gather runs them side by side.",
-            "asyncio.get_running_loop().time() is the clock. A request's latency begins at "
-            "begun + times[number], also if it could not be sent just then.",
-            "Nearest rank: of n sorted latencies, percent p is number ceil(p * n / 100), counted "
-            "from 1. A failure is math.inf, and stays among them.",
+            "Make one task per request: it sleeps until its time, sends, and reads the clock. "
+            "asyncio.gather runs the tasks concurrently.",
+            "asyncio.get_running_loop().time() is the clock. A request's latency starts at started "
+            "+ times[number], where started is the time of the call, even if it was sent later.",
+            "Nearest rank: of n sorted latencies, percentile p is number ceil(p * n / 100), "
+            "counted from 1. A failure is math.inf, and stays in the list.",
         ),
-        "Write the load test: each request is sent at its time, whatever became of those before "
-        "it; its latency counts from that time; a failure counts as infinitely late; percentiles "
-        "are by nearest rank, of all requests together.",
+        "Write the load test. Send each request at its time, independently of the requests before "
+        "it. Its latency counts from that time. A failure has infinite latency. Percentiles are by "
+        "nearest rank, over all requests together.",
         """import httpx
 
 from minigen_course import load_model
@@ -190,7 +195,8 @@ async def measure():
 found = run_apart(measure())
 server.close()
 print({percent: f"{1e3 * seconds:.0f} ms" for percent, seconds in found.items()})""",
-        "How sure is a p99 of 200 requests, of which two lie above it? Draw 200 of your latencies "
-        "again and again, with replacement, and say between which bounds 95 % of the p99 lie.",
+        "How certain is a p99 of 200 requests, of which only two lie above it? Draw 200 of your "
+        "latencies with replacement, many times, and report the bounds that contain 95 % of the "
+        "p99 values.",
     ),
 )

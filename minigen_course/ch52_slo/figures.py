@@ -1,8 +1,8 @@
-"""A dashboard of a running server, goodput against load, and where each request's time went.
+"""A dashboard of a running server, goodput by load, and where each request's time went.
 
-The dashboard reads /metrics, and its buttons send load. Percentiles are estimated from histograms
-as Prometheus does: linear within a bucket. Limits are those that guides give: TTFT 500 ms,
-inter-token 100 ms, KV cache 90 %.
+The dashboard scrapes /metrics as Prometheus does, and its buttons send load. Its dashed lines are
+commonly recommended limits: time to first token (TTFT) 500 ms, inter-token latency (ITL) 100 ms,
+KV cache 90 % used.
 """
 
 import threading
@@ -37,47 +37,55 @@ from minigen_course.figures.style import (
 from minigen_course.lab.load import put_load
 from minigen_course.lab.simulation import Run
 
-EVERY = 0.25  # seconds between two looks
-REST = 12.0  # times as long as a drawing took, until the next: it shares the cores with the server
-WINDOW = 2.0  # seconds over which rates and percentiles are taken
-SHOWN = 30.0  # seconds of history
+INTERVAL_SECONDS = 0.25  # between two scrapes
+PAUSE_PER_DRAWING = 12.0  # pause per second of drawing, because the server needs the same cores
+WINDOW_SECONDS = 2.0  # over which rates and percentiles are computed
+HISTORY_SECONDS = 30.0
 LIMITS = {"ttft": 500.0, "itl": 100.0, "kv": 0.9}  # milliseconds, milliseconds, share
 
-Bounds = tuple[tuple[float, float], ...]  # a bucket's upper bound, and how many are at or below
+Buckets = tuple[tuple[float, float], ...]  # (upper bound, cumulative count), in order of the bounds
 
 
 @dataclass(frozen=True)
-class Look:
-    """What /metrics said at one moment, of all models together, without names' prefixes."""
+class Scrape:
+    """The values of /metrics at the time `at` (seconds), summed over models.
+
+    `values` has the gauges and counters, `buckets` the histograms, by name without the prefix
+    ("minigen:" or "vllm:").
+    """
 
     at: float
     values: Mapping[str, float] = field(default_factory=dict)
-    buckets: Mapping[str, Bounds] = field(default_factory=dict)
+    buckets: Mapping[str, Buckets] = field(default_factory=dict)
 
 
-def look(url: str, now: float, api_key: str = "none") -> Look:
-    """Read a server's page. Raises `httpx.HTTPError` if it does not answer."""
+def scrape(url: str, now: float, api_key: str = "none") -> Scrape:
+    """Read a server's /metrics; `now` becomes the time of the scrape, in seconds.
+
+    Raises `httpx.HTTPError` if the server does not answer or answers with an error.
+    """
     headers = {"authorization": f"Bearer {api_key}"}
     page = httpx.get(f"{url}/metrics", headers=headers, timeout=10).raise_for_status().text
     values: dict[str, float] = {}
     buckets: dict[str, dict[float, float]] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
-            name = sample.name.partition(":")[2]
+            name = sample.name.partition(":")[2]  # empty for metrics of the process, without prefix
             if name.endswith("_bucket"):
-                each = buckets.setdefault(name.removesuffix("_bucket"), {})
+                counts = buckets.setdefault(name.removesuffix("_bucket"), {})
                 bound = float(sample.labels["le"])
-                each[bound] = each.get(bound, 0.0) + sample.value
+                counts[bound] = counts.get(bound, 0.0) + sample.value
             elif name:
                 values[name] = values.get(name, 0.0) + sample.value
-    ordered = {name: tuple(sorted(each.items())) for name, each in buckets.items()}
-    return Look(now, values, ordered)
+    ordered = {name: tuple(sorted(counts.items())) for name, counts in buckets.items()}
+    return Scrape(now, values, ordered)
 
 
-def estimate(before: Bounds, after: Bounds, percent: float) -> float | None:
-    """A percentile of what came between two looks; None if nothing did.
+def estimate_percentile(before: Buckets, after: Buckets, percent: float) -> float | None:
+    """Estimate a percentile of the values observed between two scrapes; None if there are none.
 
-    Linear within its bucket, and the last finite bound for what is above all, as Prometheus's
+    `percent` is above 0 and at most 100. The estimate interpolates linearly within a bucket; for
+    the last bucket, which has no upper bound, it is the largest finite bound. Source: Prometheus's
     `histogram_quantile`.
     """
     earlier = dict(before)
@@ -85,65 +93,71 @@ def estimate(before: Bounds, after: Bounds, percent: float) -> float | None:
     total = counts[-1][1] if counts else 0.0
     if total <= 0:
         return None
-    rank, low, below = percent / 100 * total, 0.0, 0.0
-    for bound, count in counts[:-1]:
+    rank, lower, num_below = percent / 100 * total, 0.0, 0.0
+    for upper, count in counts[:-1]:
         if count >= rank:
-            return low + (bound - low) * (rank - below) / (count - below)
-        low, below = bound, count
-    return low
+            return lower + (upper - lower) * (rank - num_below) / (count - num_below)
+        lower, num_below = upper, count
+    return lower
 
 
 @dataclass
 class History:
-    """Looks at a server, oldest first, and what follows from two of them."""
+    """Scrapes of a server, oldest first, and the rates and percentiles between them.
 
-    looks: list[Look] = field(default_factory=list)
+    Each rate, share and percentile covers the `WINDOW_SECONDS` before a scrape.
+    """
+
+    scrapes: list[Scrape] = field(default_factory=list)
 
     def times(self) -> list[float]:
-        """When each was, in seconds before the last."""
-        return [each.at - self.looks[-1].at for each in self.looks]
+        """Return the time of each scrape, in seconds relative to the last one (0 or negative)."""
+        return [each.at - self.scrapes[-1].at for each in self.scrapes]
 
     def gauge(self, name: str) -> list[float]:
-        """A value at each look."""
-        return [each.values.get(name, 0.0) for each in self.looks]
+        """Return a gauge's value at each scrape."""
+        return [each.values.get(name, 0.0) for each in self.scrapes]
 
     def rate(self, name: str) -> list[float]:
-        """How fast a counter grew before each look, a second."""
-        return [self._growth(place, name, 1.0) for place in range(len(self.looks))]
+        """Return a counter's increase per second before each scrape."""
+        rates = []
+        for index, after in enumerate(self.scrapes):
+            seconds = after.at - self._before(index).at
+            rates.append(self._increase(index, name) / seconds if seconds else 0.0)
+        return rates
 
     def share(self, part: str, whole: str) -> list[float]:
-        """What part of a counter's growth another's was; 0 where nothing grew."""
-        places = range(len(self.looks))
-        grown = [(self._growth(p, part, 0), self._growth(p, whole, 0)) for p in places]
-        return [some / of_all if of_all else 0.0 for some, of_all in grown]
+        """Return the increase of `part` divided by that of `whole`; 0 where there was none."""
+        indices = range(len(self.scrapes))
+        increases = [(self._increase(i, part), self._increase(i, whole)) for i in indices]
+        return [of_part / of_whole if of_whole else 0.0 for of_part, of_whole in increases]
 
     def percentile(self, name: str, percent: float) -> list[float]:
-        """A histogram's percentile before each look, in milliseconds; nan where nothing came."""
+        """Return a histogram's percentile before each scrape, in milliseconds; nan without data."""
         found = []
-        for place, each in enumerate(self.looks):
-            before = self._before(place).buckets.get(name, ())
-            seconds = estimate(before, each.buckets.get(name, ()), percent)
+        for index, after in enumerate(self.scrapes):
+            before = self._before(index).buckets.get(name, ())
+            seconds = estimate_percentile(before, after.buckets.get(name, ()), percent)
             found.append(float("nan") if seconds is None else 1e3 * seconds)
         return found
 
-    def _before(self, place: int) -> Look:
-        since = self.looks[place].at - WINDOW
-        return self.looks[bisect_left(self.looks, since, key=lambda each: each.at)]
+    def _before(self, index: int) -> Scrape:
+        """Return the first scrape in the window that ends at a scrape."""
+        start = self.scrapes[index].at - WINDOW_SECONDS
+        return self.scrapes[bisect_left(self.scrapes, start, key=lambda each: each.at)]
 
-    def _growth(self, place: int, name: str, a_second: float) -> float:
-        before, after = self._before(place), self.looks[place]
-        grown = after.values.get(name, 0.0) - before.values.get(name, 0.0)
-        seconds = after.at - before.at
-        return grown / seconds if a_second and seconds else grown if not a_second else 0.0
+    def _increase(self, index: int, name: str) -> float:
+        before, after = self._before(index), self.scrapes[index]
+        return after.values.get(name, 0.0) - before.values.get(name, 0.0)
 
 
 def panels(history: History) -> Figure:
-    """Six panels of a server's last half minute."""
+    """Draw six panels of a server's last `HISTORY_SECONDS`."""
     made, axes = figure(11, 4.8, nrows=2, ncols=3, sharex=True)
-    made.set_layout_engine(None)  # which would take longer than all of the drawing
+    made.set_layout_engine(None)  # the layout engine takes longer than the drawing itself
     made.subplots_adjust(0.045, 0.1, 0.985, 0.94, 0.17, 0.2)
     times = history.times()
-    requests, tokens, cache, first, between, hits = axes.flat
+    requests, tokens, cache, ttft, itl, hits = axes.flat
     _lines(
         requests,
         times,
@@ -156,74 +170,74 @@ def panels(history: History) -> Figure:
     _lines(
         tokens,
         times,
-        "tokens a second",
+        "tokens/s",
         {
-            "written": (BLUE, history.rate("generation_tokens_total")),
-            "read": (SKY, history.rate("prompt_tokens_total")),
+            "generated": (BLUE, history.rate("generation_tokens_total")),
+            "prompt": (SKY, history.rate("prompt_tokens_total")),
         },
     )
     _lines(cache, times, "KV cache used", {"": (PINK, history.gauge("kv_cache_usage_perc"))})
-    for each, name, key in (
-        (first, "time_to_first_token_seconds", "ttft"),
-        (between, "inter_token_latency_seconds", "itl"),
+    for each, name, label, limit in (
+        (ttft, "time_to_first_token_seconds", "TTFT, ms", LIMITS["ttft"]),
+        (itl, "inter_token_latency_seconds", "ITL, ms", LIMITS["itl"]),
     ):
-        words = {"ttft": "first token, ms", "itl": "between tokens, ms"}[key]
-        drawn = {
+        percentiles = {
             f"p{percent}": (colour, history.percentile(name, percent))
             for percent, colour in ((50, GREEN), (99, ORANGE))
         }
-        _lines(each, times, words, drawn)
-        each.axhline(LIMITS[key], color=INK, linestyle="--", linewidth=1)
-    share = history.share("prefix_cache_hits_total", "prefix_cache_queries_total")
-    _lines(hits, times, "prefix hit rate", {"": (GREEN, share)})
+        _lines(each, times, label, percentiles)
+        each.axhline(limit, color=INK, linestyle="--", linewidth=1)
+    hit_rate = history.share("prefix_cache_hits_total", "prefix_cache_queries_total")
+    _lines(hits, times, "prefix cache hit rate", {"": (GREEN, hit_rate)})
     cache.axhline(LIMITS["kv"], color=INK, linestyle="--", linewidth=1)
     for each in (cache, hits):
         each.set_ylim(0, 1.05)
         each.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     for each in axes[1]:
         each.xaxis.set_major_locator(MaxNLocator(5))
-        each.set(xlabel="seconds", xlim=(min(times[0], -WINDOW), 0))
+        each.set(xlabel="seconds", xlim=(min(times[0], -WINDOW_SECONDS), 0))
     return made
 
 
 def dashboard(url: str, loads: Mapping[str, Sequence[Planned]], caption: str) -> None:
-    """Show the panels, and a button for each load, which is sent while the panels move.
+    """Show the panels below one button per load, which sends it and redraws the panels meanwhile.
 
-    The first load is sent at once, so that there is something to be seen.
+    The first load is sent at once, so that the panels show something. `caption` describes the
+    figure to readers who cannot see it.
     """
-    history, pressed = History(), dict.fromkeys(loads, 0)
+    history, known_presses = History(), dict.fromkeys(loads, 0)
 
     def draw(**presses: int) -> Iterator[Figure]:
-        asked = [name for name in presses if presses[name] > pressed[name]]
-        pressed.update(presses)
-        yield from watch(url, history, loads[(asked or list(loads))[0]])
+        pressed = [name for name in presses if presses[name] > known_presses[name]]
+        known_presses.update(presses)
+        yield from watch(url, history, loads[(pressed or list(loads))[0]])
 
     explore(draw, caption, **dict.fromkeys(loads))
 
 
 def watch(url: str, history: History, load: Sequence[Planned]) -> Iterator[Figure]:
-    """Send a load, and draw the panels again and again until it has been answered."""
-    sending = threading.Thread(target=put_load, args=(url, load))
-    looking = threading.Thread(target=_look_on, args=(url, history, sending.is_alive))
-    sending.start()
-    looking.start()
-    took = EVERY
-    while looking.is_alive():
-        looking.join(REST * took)
+    """Send a load, scrape into `history`, and yield new panels until the load is answered."""
+    sender = threading.Thread(target=put_load, args=(url, load))
+    scraper = threading.Thread(target=_scrape_while, args=(url, history, sender.is_alive))
+    sender.start()
+    scraper.start()
+    drawing_seconds = INTERVAL_SECONDS
+    while scraper.is_alive():
+        scraper.join(PAUSE_PER_DRAWING * drawing_seconds)
         started = time.monotonic()
-        yield panels(History(list(history.looks)))
-        took = time.monotonic() - started
+        yield panels(History(list(history.scrapes)))
+        drawing_seconds = time.monotonic() - started
 
 
-def _look_on(url: str, history: History, goes_on: Callable[[], bool]) -> None:
-    """Look now, and again until it ends."""
+def _scrape_while(url: str, history: History, is_sending: Callable[[], bool]) -> None:
+    """Append scrapes while `is_sending()`, and one more for the final values."""
     last = False
     while not last:
-        last = not goes_on()
-        history.looks.append(look(url, time.monotonic()))
-        oldest = history.looks[-1].at - SHOWN
-        history.looks[:] = [each for each in history.looks if each.at >= oldest]
-        time.sleep(EVERY)
+        last = not is_sending()
+        history.scrapes.append(scrape(url, time.monotonic()))
+        oldest = history.scrapes[-1].at - HISTORY_SECONDS
+        history.scrapes[:] = [each for each in history.scrapes if each.at >= oldest]
+        time.sleep(INTERVAL_SECONDS)
 
 
 def _lines(
@@ -232,6 +246,7 @@ def _lines(
     name: str,
     lines: Mapping[str, tuple[str, Sequence[float]]],
 ) -> None:
+    """Draw a panel with the title `name`; `lines` has a colour and values by label."""
     for label, (colour, values) in lines.items():
         axes.plot(times, values, color=colour, linewidth=1.6, label=label)
     axes.set_ylim(0, None)
@@ -247,12 +262,12 @@ def _lines(
     title(axes, name)
 
 
-SECONDS = (0.1, 0.2, 0.5, 1, 2, 4)
-GAUGE_ROWS = ("requests", "KV cache used", "seconds to first token")
+TICKS_SECONDS = (0.1, 0.2, 0.5, 1, 2, 4)
+ROW_TITLES = ("requests", "KV cache used", "time to first token, s")
 
 
 def by_rate(outcomes: Mapping[float, Sequence[Outcome]], slos: Sequence[Slo]) -> Figure:
-    """Requests answered, and answered within the objectives, a second, for each rate offered."""
+    """Draw throughput and goodput by the offered rate, all in requests per second."""
     reports = {rate: report(each, slos) for rate, each in outcomes.items()}
     rates = list(reports)
     answered = [each.request_rate for each in reports.values()]
@@ -263,18 +278,22 @@ def by_rate(outcomes: Mapping[float, Sequence[Outcome]], slos: Sequence[Slo]) ->
     best = rates[int(np.argmax(good))]
     axes.axvline(best, color=FAINT, zorder=0)
     axes.set(
-        xlabel="requests offered a second",
-        ylabel="requests a second",
+        xlabel="offered requests per second",
+        ylabel="requests per second",
         ylim=(0, None),
         xlim=(0, None),
     )
     axes.legend(frameon=False, labelcolor=INK, loc="upper left")
-    title(axes, f"Goodput is largest, {max(good):.1f} a second, at {best:g} offered a second")
+    title(axes, f"Goodput is largest, {max(good):.1f} per second, at {best:g} offered per second")
     return made
 
 
 def spreads(latencies: Mapping[str, Sequence[float]], wait: float, requests: int) -> Figure:
-    """How latencies lie, and how many visits of so many requests meet one longer than `wait`."""
+    """Draw the latency distributions of up to three systems, and the share of slow visits.
+
+    A visit makes `requests` requests, and is slow if one of them takes longer than `wait`; the
+    requests' latencies are assumed to be independent. Latencies and `wait` are in seconds.
+    """
     made, (left, right) = figure(10, 3.2, ncols=2, width_ratios=(1.5, 1))
     shares = {}
     for (name, values), colour in zip(latencies.items(), (BLUE, ORANGE, GREEN), strict=False):
@@ -289,10 +308,10 @@ def spreads(latencies: Mapping[str, Sequence[float]], wait: float, requests: int
         shares[name] = 1 - float(np.mean(ordered <= wait)) ** requests
     left.axvline(wait, color=INK, linestyle="--", linewidth=1)
     left.set(xlabel="seconds", xscale="log", ylim=(0, 1.02), ylabel="share at or below")
-    left.set_xticks(SECONDS, [f"{each:g}" for each in SECONDS])
+    left.set_xticks(TICKS_SECONDS, [f"{each:g}" for each in TICKS_SECONDS])
     left.xaxis.set_minor_locator(NullLocator())
     left.legend(frameon=False, labelcolor=INK, loc="lower right")
-    title(left, "Latencies of two systems")
+    title(left, "Distribution of latency")
     bars = right.bar(
         list(shares), list(shares.values()), color=[BLUE, ORANGE, GREEN][: len(shares)]
     )
@@ -300,17 +319,19 @@ def spreads(latencies: Mapping[str, Sequence[float]], wait: float, requests: int
     right.set(ylim=(0, 1.12), yticks=[])
     right.spines["left"].set_visible(False)
     plural = "request" if requests == 1 else "requests"
-    title(right, f"Visits of {requests} {plural} that wait over {wait:g} s")
+    title(right, f"Visits of {requests} {plural} with one over {wait:g} s")
     return made
 
 
 def cost(price_per_hour: float, tokens: Mapping[str, float]) -> Figure:
-    """What a million tokens costs, by tokens a second; named points on the curve.
+    """Draw the price of a million tokens by tokens per second, with named points on the curve.
 
-    Dollars a million = price of an hour / (0.0036 x tokens a second).
+    `price_per_hour` is in dollars; `tokens` has each point's tokens per second. Dollars per million
+    tokens = price per hour / (0.0036 x tokens per second), because an hour has 3600 seconds. Raises
+    `ValueError` unless the price is above 0.
     """
     if price_per_hour <= 0:
-        raise ValueError("An hour must cost something.")
+        raise ValueError(f"price_per_hour is {price_per_hour:g}; it must be above 0.")
     made, axes = figure(9, 3.4)
     most = 1.3 * max(tokens.values())
     rates = np.geomspace(most / 60, most, 200)
@@ -325,34 +346,35 @@ def cost(price_per_hour: float, tokens: Mapping[str, float]) -> Figure:
             color=INK,
             textcoords="offset points",
         )
-    axes.set(xlabel="tokens a second", ylabel="dollars a million tokens", ylim=(0, None))
+    axes.set(xlabel="tokens per second", ylabel="dollars per million tokens")
     axes.set_ylim(0, 1.25 * max(price_per_hour / (0.0036 * each) for each in tokens.values()))
     axes.set_xlim(0, most)
-    title(axes, f"A machine for \\${price_per_hour:g} an hour")
+    title(axes, f"A machine for \\${price_per_hour:g} per hour")
     return made
 
 
 def run_in_time(run: Run, tenant: str | None = None) -> Figure:
-    """The gauges of a run, and each request's time to first token, by when it came."""
-    made, panels = figure(10, 5.2, nrows=3, sharex=True, height_ratios=(1.2, 0.8, 1.4))
+    """Draw the gauges of a run, and each request's time to first token by its arrival time.
+
+    With `tenant`, only the requests of that tenant are drawn; the gauges are of all requests.
+    """
+    made, rows = figure(10, 5.2, nrows=3, sharex=True, height_ratios=(1.2, 0.8, 1.4))
     times = [each.at for each in run.moments]
-    _stairs(panels[0], times, [each.running for each in run.moments], BLUE, "running")
-    _stairs(panels[0], times, [each.waiting for each in run.moments], AMBER, "waiting")
-    panels[0].legend(
-        frameon=False, labelcolor=INK, ncols=2, loc="lower right", bbox_to_anchor=(1, 1)
-    )
-    _stairs(panels[1], times, [each.kv_used for each in run.moments], PINK, "")
-    panels[1].set_ylim(0, 1.05)
-    panels[1].yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    _stairs(rows[0], times, [each.running for each in run.moments], BLUE, "running")
+    _stairs(rows[0], times, [each.waiting for each in run.moments], AMBER, "waiting")
+    rows[0].legend(frameon=False, labelcolor=INK, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
+    _stairs(rows[1], times, [each.kv_used for each in run.moments], PINK, "")
+    rows[1].set_ylim(0, 1.05)
+    rows[1].yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     outcomes = run.outcomes if tenant is None else run.of(tenant)
-    waits = [(each.arrived, each.ttft) for each in outcomes if each.ttft is not None]
-    panels[2].plot(*zip(*waits, strict=True), ".", color=GREEN)
+    first_tokens = [(each.arrived, each.ttft) for each in outcomes if each.ttft is not None]
+    rows[2].plot(*zip(*first_tokens, strict=True), ".", color=GREEN)
     refused = [each.arrived for each in outcomes if each.error is not None]
-    panels[2].plot(refused, [0.0] * len(refused), "x", color=ORANGE, label="refused")
+    rows[2].plot(refused, [0.0] * len(refused), "x", color=ORANGE, label="refused")
     if refused:
-        panels[2].legend(frameon=False, labelcolor=INK, loc="lower right", bbox_to_anchor=(1, 1))
-    panels[2].set(xlabel="seconds", ylim=(0, None), xlim=(0, None))
-    for axes, name in zip(panels, GAUGE_ROWS, strict=True):
+        rows[2].legend(frameon=False, labelcolor=INK, loc="lower right", bbox_to_anchor=(1, 1))
+    rows[2].set(xlabel="seconds", ylim=(0, None), xlim=(0, None))
+    for axes, name in zip(rows, ROW_TITLES, strict=True):
         title(axes, name)
     return made
 
@@ -360,11 +382,12 @@ def run_in_time(run: Run, tenant: str | None = None) -> Figure:
 def _stairs(
     axes: Axes, times: Sequence[float], values: Sequence[float], colour: str, label: str
 ) -> None:
+    """Draw a gauge, which keeps its value until the next step of the engine."""
     axes.step(times, values, where="post", color=colour, linewidth=1.4, label=label)
     axes.set_ylim(0, None)
 
 
-PARTS = (
+PHASES = (  # label, field of `RequestSummary`, colour
     ("queued", "queued_ms", FAINT),
     ("prefill", "prefill_ms", AMBER),
     ("decode", "decode_ms", BLUE),
@@ -372,21 +395,25 @@ PARTS = (
 
 
 def waits(summaries: Sequence[RequestSummary], names: Sequence[str]) -> Figure:
-    """A bar for each request: milliseconds queued, in prefill, in decode.
+    """Draw a bar per request: milliseconds queued, in prefill, and in decode.
 
-    Raises `ValueError` for a request that has not come to its end.
+    `names` labels the requests. Raises `ValueError` for a request that lacks one of these times,
+    because it has no token yet or its first events were not recorded.
     """
     made, axes = figure(10, 0.26 * len(summaries) + 1.3)
     for row, each in enumerate(summaries):
         started = 0.0
-        for label, key, colour in PARTS:
+        for label, key, colour in PHASES:
             took = getattr(each, key)
             if took is None:
-                raise ValueError(f"Request {each.sequence_id} has not come to its end.")
+                raise ValueError(
+                    f"Request {each.sequence_id} has no {key}: give only finished requests whose "
+                    "events were all recorded."
+                )
             axes.barh(row, took, left=started, color=colour, height=0.7, label="" if row else label)
             started += took
     axes.set_yticks(range(len(summaries)), names)
-    axes.set(xlabel="milliseconds after it came")
+    axes.set(xlabel="milliseconds after arrival")
     axes.invert_yaxis()
     axes.legend(
         frameon=False, ncols=3, labelcolor=INK, loc="lower right", bbox_to_anchor=(1, 1), fontsize=9

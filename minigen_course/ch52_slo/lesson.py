@@ -1,4 +1,4 @@
-"""Diagnosis as a method: vital signs of a run, before and after one change."""
+"""Diagnosis as a method: the vital signs of a run, before and after one change."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from minigen.bench.report import Report, Slo, report
 from minigen.trace.events import EventKind
 from minigen_course.lab.simulation import Run
 
-SLOS = (Slo("ttft", 0.5), Slo("itl", 0.1))  # what guides call good, and what people notice
+SLOS = (Slo("ttft", 0.5), Slo("itl", 0.1))  # what guides recommend, and what people notice
 
 
 @dataclass(frozen=True)
 class Vitals:
-    """What one looks at, of a run or of some of its requests; seconds, shares, counts."""
+    """The vital signs of a run, or of some of its requests: seconds, shares, counts."""
 
     running: float
     most_waiting: int
@@ -28,7 +28,7 @@ class Vitals:
 
     @classmethod
     def of(cls, run: Run, slos: Sequence[Slo] = SLOS, tenant: str | None = None) -> "Vitals":
-        """Of all requests, or the latencies and refusals of one tenant's."""
+        """Compute them for all requests; with `tenant`, latencies and refusals of that tenant."""
         outcomes = run.outcomes if tenant is None else run.of(tenant)
         times = [0.0, *(each.at for each in run.moments)]
         spans = [after - before for before, after in pairwise(times)]
@@ -50,7 +50,7 @@ class Vitals:
         )
 
     def rows(self) -> dict[str, str]:
-        """Each under the name by which one looks for it."""
+        """Return the signs as texts, by their names in the table."""
         found = self.found
         assert found.ttft is not None
         assert found.itl is not None
@@ -74,9 +74,10 @@ class Vitals:
 
 @dataclass(frozen=True)
 class Case:
-    """A symptom: where it shows, what owns it, which knob, and the runs before and after.
+    """A symptom, the saturated resource, the knob that cures it, and runs before and after.
 
-    `tenant` is whose latencies are looked at, None for everybody's.
+    `signs` are the vital signs that show it. `tenant` limits latencies to one tenant; None means
+    all.
     """
 
     symptom: str
@@ -88,13 +89,13 @@ class Case:
     tenant: str | None = None
 
     def vitals(self) -> tuple[Vitals, Vitals]:
-        """Before and after."""
+        """Return the vital signs before and after the change."""
         return Vitals.of(self.broken, tenant=self.tenant), Vitals.of(self.cured, tenant=self.tenant)
 
     def tell(self, is_cured: Callable[[Vitals, Vitals], bool]) -> "Case":
-        """Print the vital signs side by side, the telling ones marked; itself, once it is cured.
+        """Print the vital signs side by side, with `signs` marked, and return this case.
 
-        Raises `AssertionError` if `is_cured(before, after)` says that it is not.
+        Raises `AssertionError` if `is_cured(before, after)` is false.
         """
         before, after = self.vitals()
         print(f"{self.symptom}: {self.resource}; {self.knob}\n")
@@ -108,7 +109,7 @@ class Case:
 
 
 def table(cases: Sequence[Case]) -> None:
-    """Show all cases as one table: symptom, resource and its layer, knob, what it did."""
+    """Show all cases as one table: symptom, resource and its layer, knob, effect."""
     rows = ["| symptom | saturated, and where | knob | what it did |", "|---|---|---|---|"]
     for each in cases:
         left, right = (vitals.rows() for vitals in each.vitals())

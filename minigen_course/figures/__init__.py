@@ -1,1 +1,1 @@
-"""Pictures that several chapters use, each drawn from the data that is passed in."""
+"""Figures that several chapters use, each drawn from the data that is passed in."""

@@ -1,7 +1,7 @@
-"""The memory of keys and values, block by block, and beside it the sequences' block tables.
+"""A map of the KV cache, block by block, beside the sequences' block tables.
 
-A block has the colour of its first owner, as far up as it is filled; the pale rest is waste. Blocks
-of several owners are hatched. An arrow is a copy-on-write of this step.
+A block has the colour of its first owner, up to the level to which it is filled; the pale rest is
+waste. Blocks of several owners are hatched. An arrow is a copy-on-write of this step.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,11 +18,11 @@ from minigen_course.figures.style import CYCLE, FAINT, INK, QUIET, draw_labels, 
 from minigen_course.figures.trace_views import PoolState
 
 COLUMNS, MOST_ROWS, MOST_LABELS = (8, 16, 32), 12, 400
-WIDTH, ROW, LANE = 5.3, 0.32, 0.3  # inches of the pool, and of a row of 16 blocks or a table
-HALF = 0.6  # of a block is filled: so is its middle
-DARK = 1.7  # the sum of a dark colour's red, green and blue, at most
-SIZE, GAP = 0.88, 0.06  # of a block's side, and half of what is left between two
-KEPT = "#b3b3b3"
+WIDTH, ROW, LANE = 5.3, 0.32, 0.3  # inches: the pool, a row of 16 blocks, a table
+HALF = 0.6  # a block filled to more than this has a filled middle
+DARK = 1.7  # a dark colour's red, green and blue add up to less
+SIZE, GAP = 0.88, 0.06  # of a block's side, and half of the gap between two
+CACHED = "#b3b3b3"
 
 Colour = tuple[float, float, float]
 Name = Callable[[int], str]
@@ -36,20 +36,19 @@ def block_map(
     block_size: int,
     name: Name = "request {}".format,
 ) -> Figure:
-    """Blocks 1 to `num_blocks` and the block tables at the end of a step, and what happened in it.
+    """Draw blocks 1 to `num_blocks` and the block tables at the end of a step, and its events.
 
-    `name` says what a sequence of some id is called. Raises `ValueError` for a step that there is
-    not.
+    `name` returns the label of a sequence id. Raises `ValueError` for a step that does not exist.
     """
     if not 0 <= step < len(states):
         raise ValueError(f"There are {len(states)} steps: there is no step {step}.")
     num_lanes = max(max(state.lanes.values(), default=0) for state in states) + 1
     longest = max(max(map(len, state.tables.values()), default=1) for state in states)
-    room = max(ROW * min(-(-num_blocks // COLUMNS[1]), MOST_ROWS), LANE * num_lanes)
-    columns = min(COLUMNS, key=lambda each: abs(WIDTH / each - room / -(-num_blocks // each)))
-    num_rows, height = -(-num_blocks // columns), 1.0 + room
+    inner = max(ROW * min(-(-num_blocks // COLUMNS[1]), MOST_ROWS), LANE * num_lanes)
+    columns = min(COLUMNS, key=lambda each: abs(WIDTH / each - inner / -(-num_blocks // each)))
+    num_rows, height = -(-num_blocks // columns), 1.0 + inner
     made, (pool, tables) = figure(11, height, ncols=2, width_ratios=(1, 1))
-    made.set_layout_engine("none")  # which takes half of the time
+    made.set_layout_engine("none")  # a layout engine takes half of the time
     bottom, top = 0.4 / height, 1 - 0.3 / height
     pool.set_position((0.012, bottom, 0.485, top - bottom))
     tables.set_position((0.505, bottom, 0.485, top - bottom))
@@ -63,29 +62,29 @@ def block_map(
     owned = f"step {step}: {num_owned} of {num_blocks} blocks owned, "
     title(pool, f"{owned}{state.waste(block_size):.1%} of their slots empty", y=1.0)
     title(tables, "block tables", y=1.0)
-    made.text(0.012, 0.1 / height, news_of(state.news, name), fontsize=9, color=INK)
+    made.text(0.012, 0.1 / height, caption_of(state.events, name), fontsize=9, color=INK)
     _legend(made, look, height)
     return made
 
 
-def news_of(events: SequenceOf[Event], name: Name = "request {}".format, most: int = 3) -> str:
-    """What happened, in words; the first few of it if there is much."""
-    told = []
+def caption_of(events: SequenceOf[Event], name: Name = "request {}".format, most: int = 3) -> str:
+    """Describe events in words: the first `most`, and how many more there are."""
+    sentences = []
     for event in events:
-        who, counts = name(event.sequence_id or 0), event.counts
+        label, counts = name(event.sequence_id or 0), event.counts
         match event.kind:
             case EventKind.BLOCK_COPIED:
-                told.append(f"{who} copies block {counts['source']} to {counts['block']}")
+                sentences.append(f"{label} copies block {counts['source']} to {counts['block']}")
             case EventKind.FORKED:
-                told.append(f"{who} forks from {name(counts['parent'])}")
+                sentences.append(f"{label} forks from {name(counts['parent'])}")
             case EventKind.PREFIX_HIT:
-                told.append(f"{who} finds {counts['blocks']} blocks")
+                sentences.append(f"{label} finds {counts['blocks']} blocks")
             case EventKind.PREEMPTED:
-                told.append(f"{who} is preempted")
+                sentences.append(f"{label} is preempted")
             case _:
-                told.append(f"{who} ends")
-    more = f"; and {len(told) - most} more" if len(told) > most else ""
-    return "; ".join(told[:most]) + more
+                sentences.append(f"{label} ends")
+    more = f"; and {len(sentences) - most} more" if len(sentences) > most else ""
+    return "; ".join(sentences[:most]) + more
 
 
 class _Look:
@@ -102,21 +101,21 @@ class _Look:
         }
         self.shared = {block_id for block_id, those in owners.items() if len(those) > 1}
         self.colours = {block_id: self.colour_of(those[0]) for block_id, those in owners.items()}
-        self.kept_alone = state.kept - owners.keys()
+        self.cached_only = state.kept - owners.keys()
 
     def colour_of(self, sequence_id: int) -> Colour:
-        """A lane's colour; a lighter one for those beyond the palette."""
+        """Return the colour of a sequence's lane, a lighter one beyond the palette."""
         lane = self.state.lanes[sequence_id]
         colour = to_rgb(CYCLE[lane % len(CYCLE)])
         return _paler(colour, 0.35 * (lane // len(CYCLE) % 2))
 
     def draw(self, axes: Axes, places: Mapping[Place, int]) -> None:
-        """Blocks at the corners (x, y) of their squares: faces, fills, hatches, ids."""
+        """Draw blocks at the corners (x, y) of their squares: faces, fills, hatches, ids."""
         squares, faces, fills, inks, shared, plates, under = [], [], [], [], [], [], []
         for (x, y), block_id in places.items():
             squares.append(_box(x + GAP, y + GAP, SIZE, SIZE))
             colour = self.colours.get(block_id)
-            faces.append(_face(colour, block_id in self.kept_alone))
+            faces.append(_face(colour, block_id in self.cached_only))
             if colour is None:
                 continue
             fill = SIZE * self.fills[block_id]
@@ -124,7 +123,7 @@ class _Look:
             inks.append(colour)
             if block_id in self.shared:
                 shared.append(squares[-1])
-                plates.append(_box(x + 0.2, y + 0.28, 0.6, 0.44))  # on which the id can be read
+                plates.append(_box(x + 0.2, y + 0.28, 0.6, 0.44))  # a background for the id
                 under.append(colour if self.fills[block_id] > HALF else faces[-1])
         hatched = {"facecolor": "none", "edgecolor": "white", "hatch": "///", "linewidth": 0}
         for boxes, look in (
@@ -144,7 +143,7 @@ class _Look:
             )
 
     def _ink(self, block_id: int) -> str:
-        """What can be read on the block's middle."""
+        """Return a text colour that is readable on the block's middle."""
         colour = self.colours.get(block_id)
         if colour is None:
             return QUIET
@@ -158,7 +157,7 @@ def _draw_pool(axes: Axes, look: _Look, num_blocks: int, columns: int, num_rows:
     }
     look.draw(axes, places)
     corner = {block_id: place for place, block_id in places.items()}
-    for event in look.state.news:
+    for event in look.state.events:
         if event.kind is EventKind.BLOCK_COPIED:
             ends = (corner[event.counts[end]] for end in ("source", "block"))
             (x, y), (to_x, to_y) = ends
@@ -199,7 +198,7 @@ def _legend(made: Figure, look: _Look, height: float) -> None:
         Patch(facecolor="white", edgecolor=FAINT, label="free"),
     ]
     if look.state.kept:
-        handles.append(Patch(facecolor=KEPT, edgecolor=FAINT, label="kept, nobody's"))
+        handles.append(Patch(facecolor=CACHED, edgecolor=FAINT, label="cached, no owner"))
     made.legend(
         handles=handles,
         loc="lower right",
@@ -211,10 +210,10 @@ def _legend(made: Figure, look: _Look, height: float) -> None:
     )
 
 
-def _face(colour: Colour | None, kept_alone: bool) -> Colour:
+def _face(colour: Colour | None, cached_only: bool) -> Colour:
     if colour is not None:
         return _paler(colour, 0.75)
-    return to_rgb(KEPT if kept_alone else "white")
+    return to_rgb(CACHED if cached_only else "white")
 
 
 def _paler(colour: Colour, share: float) -> Colour:

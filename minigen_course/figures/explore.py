@@ -1,7 +1,7 @@
-"""Explorables: controls above a figure that is redrawn, and recorded or live runs played over time.
+"""Interactive figures: controls above a figure, and recorded or live runs played over time.
 
-One output holds the widget and a picture: front ends with a kernel show the controls, all others
-(GitHub, an exported page) the picture, drawn from the same data.
+One output holds the widget and a picture. Front ends with a kernel show the controls; all others
+(GitHub, an exported page) show the picture, drawn from the same data.
 """
 
 import asyncio
@@ -27,51 +27,53 @@ WIDE = "34em"
 
 
 def png(figure: Figure) -> bytes:
-    """A figure's picture; not by `savefig`, which lays the figure out twice."""
+    """Return a figure as PNG, without `savefig`, which computes the layout twice."""
     canvas, buffer = FigureCanvasAgg(figure), io.BytesIO()
     canvas.print_png(buffer)
     return buffer.getvalue()
 
 
 def picture(figure: Figure, caption: str) -> None:
-    """Show a figure; `caption` says what is to be seen to those who cannot see it."""
+    """Show a figure; `caption` describes it to readers who cannot see it."""
     display({"image/png": _base64(png(figure)), "text/plain": caption}, raw=True)
 
 
 class Canvas:
-    """An image that is painted again and again, and above it a sentence where that failed."""
+    """An image that is redrawn, below a sentence that is shown if drawing fails."""
 
     def __init__(self) -> None:
         self.image, self.sentence = ipywidgets.Image(format="png"), ipywidgets.HTML()
 
     def paint(self, draw: Callable[[], Figure | Iterable[Figure]]) -> None:
-        """Show what `draw` returns, or each that it yields as it comes; what it raises is said in a
-        sentence, and leaves the image."""
+        """Show the figure that `draw` returns, or each one that it yields as it comes.
+
+        An error of `draw` is shown as a sentence, and leaves the image unchanged.
+        """
         try:
             drawn = draw()
             for each in [drawn] if isinstance(drawn, Figure) else drawn:
                 self.image.value, self.sentence.value = png(each), ""
-        except Exception as error:  # whatever it is, a reader gets a sentence
+        except Exception as error:  # a reader gets a sentence for any error
             self.sentence.value = f"<b>⚠ {escape(str(error) or type(error).__name__)}</b>"
 
     def below(self, controls: Iterable[Any]) -> ipywidgets.VBox:
-        """The canvas under some controls, as one widget."""
+        """Return the canvas below some controls, as one widget."""
         return ipywidgets.VBox([*controls, self.sentence, self.image])
 
     def output(self, box: ipywidgets.VBox, caption: str) -> dict[str, Any]:
-        """What to display: the widget, and as its twin the picture as it is now."""
+        """Return what to display: the widget, and the current picture as its static twin."""
         view = {"model_id": box.model_id, "version_major": 2, "version_minor": 0}
         twin = {"image/png": _base64(self.image.value)} if self.image.value else {}
         return {WIDGET: view, **twin, "text/plain": caption}
 
 
 def explore(draw: Callable[..., Figure | Iterable[Figure]], caption: str, **controls: Any) -> None:
-    """Show `draw(**values)` under a control for each of its arguments, redrawn at every change.
+    """Show `draw(**values)` below a control for each of its arguments; redraw at every change.
 
-    A control is an ipywidget, or what stands for one: `(low, high, step, value)` a slider, a list
-    a choice, a bool a tick box, a str a line of text, None a button that only draws anew. What
-    `draw` raises is shown as one sentence, above the last figure that could be drawn. A `draw` that
-    yields figures has each shown as it comes.
+    A control is an ipywidget or a short form of one: `(low, high, step, value)` is a slider, a list
+    a choice, a bool a checkbox, a str a line of text, None a button that only redraws. An error of
+    `draw` is shown as one sentence above the last figure that could be drawn. If `draw` yields
+    figures, each is shown as it comes.
     """
     made = {name: _control(name, given) for name, given in controls.items()}
     canvas = Canvas()
@@ -100,10 +102,10 @@ def explore(draw: Callable[..., Figure | Iterable[Figure]], caption: str, **cont
 
 
 def _in_this_thread(redraw: Callable[[], None]) -> Callable[..., None]:
-    """`redraw`, to be called from any thread: elsewhere than here, it waits until here is free.
+    """Wrap `redraw` so that it runs in the current thread, whichever thread calls it.
 
-    JupyterLab has controls answered by a second thread, beside the cells, but an engine has its
-    callers in one. Calls that wait become one, since it is the last values that are drawn.
+    JupyterLab handles controls in a second thread, beside the cells, but an engine must be called
+    from one thread. Waiting calls become one call, because only the last values are drawn.
     """
     try:
         loop = asyncio.get_running_loop()
@@ -149,18 +151,19 @@ def _control(name: str, given: Any) -> Any:
             return ipywidgets.FloatSlider(
                 value, min=low, max=high, step=step, layout={"width": WIDE}, **label
             )
-    raise TypeError(f"{name}: {given!r} stands for no control.")
+    forms = "a widget, (low, high, step, value), a list, a bool, a str or None"
+    raise TypeError(f"{name}: {given!r} stands for no control; give {forms}.")
 
 
 INTERVAL_MS = 200
-MOST_OF_THE_TIME = 0.08  # that a live picture may take from the engine
+MOST_OF_THE_TIME = 0.08  # the share that a live figure may take from the engine
 
 
 class Player(ipywidgets.HBox):
-    """A play button and a slider over the steps, whose `value` is the step that is chosen.
+    """A play button and a slider over the steps; `value` is the chosen step.
 
-    Button and slider are linked in the browser, which sends a step on only when the one before is
-    drawn: playing leaves steps out rather than fall behind.
+    Button and slider are linked in the browser, which sends a step only when the one before is
+    drawn. So playing skips steps instead of falling behind.
     """
 
     value = traitlets.Int()
@@ -194,11 +197,11 @@ def replay(
     stride: int = 1,
     **controls: Any,
 ) -> None:
-    """Show `draw(step=step, **values)` under a play button, a slider over the steps, and controls.
+    """Show `draw(step=step, **values)` below a play button, a slider over the steps, and controls.
 
-    `at` is the step that is shown at first and in the static picture, the last one if None; the
-    button plays every `stride`-th step; `controls` are as `explore` has them. Keep a drawing under
-    100 ms, half of what a step is shown for. Raises `ValueError` for a step that there is not.
+    `at` is the step shown first and in the static picture, the last one if None. The button plays
+    every `stride`-th step. `controls` are those of `explore`. A drawing should take less than 100
+    ms, half the time that a step is shown. Raises `ValueError` for a step that does not exist.
     """
     if num_steps < 1:
         raise ValueError("There are no steps to play.")
@@ -212,25 +215,25 @@ def replay(
 def watch(
     trace: Trace, draw: Callable[[list[Event]], Figure], caption: str, every: float = 0.1
 ) -> Generator[list[Event], None, None]:
-    """Show `draw(events)` of what is traced while the block runs, and give those events.
+    """Show `draw(events)` of the events traced while the block runs, and yield these events.
 
-    Between two steps of the engine, by the thread that runs it, and at most every so many
-    seconds: after a drawing that took long, as much later as keeps drawing under
-    `MOST_OF_THE_TIME`. What `draw` raises is shown as a sentence, and stops nobody. At the end it
-    is drawn once more, and that picture stays where there is no widget.
+    The engine's thread draws between two steps, at most once per `every` seconds. After a slow
+    drawing the next one comes later, so that drawing takes at most `MOST_OF_THE_TIME` of the time.
+    An error of `draw` is shown as a sentence and does not stop the engine. At the end the figure is
+    drawn once more, and this picture remains where there is no widget.
     """
     events: list[Event] = []
     canvas, painting, due_ns = Canvas(), threading.Lock(), 0
 
     def paint() -> None:
         nonlocal due_ns
-        with painting:  # the engine may run in another thread, still, when the block ends
+        with painting:  # the engine may still run in another thread when the block ends
             started_ns = time.perf_counter_ns()
             canvas.paint(lambda: draw(events))
             ended_ns = time.perf_counter_ns()
         due_ns = ended_ns + max(int(1e9 * every), int((ended_ns - started_ns) / MOST_OF_THE_TIME))
 
-    def hear(event: Event) -> None:
+    def on_event(event: Event) -> None:
         events.append(event)
         if event.kind is EventKind.STEP and event.time_ns >= due_ns:
             paint()
@@ -239,7 +242,7 @@ def watch(
     box = canvas.below(())
     shown = display(canvas.output(box, caption), raw=True, display_id=True)
     try:
-        with trace.subscribed(hear):
+        with trace.subscribed(on_event):
             yield events
     finally:
         paint()

@@ -1,4 +1,4 @@
-"""Who waited, who ran, and what each step was made of: runs drawn over steps or over time."""
+"""Gantt charts of runs, over steps or time: the requests' states, and the steps' tokens."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -28,9 +28,9 @@ WORDS = {
     PREEMPTED: "preempted",
     PAUSED: "left out",
 }
-MOST_TICKS = 700  # of tokens; beyond them the bars alone are drawn
+MOST_TICKS = 700  # of tokens; if there are more, only the bars are drawn
 
-Span = tuple[float, float]  # where it begins, and how long it is
+Span = tuple[float, float]  # start and length
 
 
 def gantt(
@@ -42,30 +42,31 @@ def gantt(
     budget: int | None = None,
     num_blocks: int | None = None,
 ) -> Figure:
-    """A row for each request, below it the tokens of each step and the blocks that are held.
+    """Draw a row for each request, and below them the tokens of each step and the blocks in use.
 
-    A column for each run, by name, on the same scale, `by` "steps" or "seconds". They are drawn up
-    to `step`, in seconds up to the moment at which the first run ends that step, or to the end.
-    Ticks are tokens of answers, dots ends. `budget` and `num_blocks` are drawn as limits. Raises
-    `ValueError` if `by` is something else.
+    Each run has a column under its name, all on the same scale; `by` is "steps" or "seconds". Runs
+    are drawn up to `step` (in seconds: up to the moment at which the first run ends that step), or
+    to the end. Ticks are output tokens, dots are ends of requests. `budget` and `num_blocks` are
+    drawn as limits. Raises `ValueError` if `by` is something else.
     """
     if by not in ("steps", "seconds"):
         raise ValueError(f"by must be steps or seconds, not {by!r}.")
-    told = {name: run if isinstance(run, Story) else story(run) for name, run in runs.items()}
-    num_rows = max(1, *(len(each.requests) for each in told.values()))  # 1 if nobody has come
+    stories = {name: run if isinstance(run, Story) else story(run) for name, run in runs.items()}
+    num_rows = max(1, *(len(each.requests) for each in stories.values()))  # 1 if none arrived
     shown = names or [f"request {number + 1}" for number in range(num_rows)]
-    made, grid = _axes(len(told), 0.22 * num_rows + 0.3, 0.3 + 0.075 * max(map(len, shown)))
-    scales = [_Scale(each, by) for each in told.values()]
+    made, grid = _axes(len(stories), 0.22 * num_rows + 0.3, 0.3 + 0.075 * max(map(len, shown)))
+    scales = [_Scale(each, by) for each in stories.values()]
     end = max(scale.end for scale in scales)
     now = end if step is None else scales[0].after(step)
-    for (name, each), column, scale in zip(told.items(), grid.T, scales, strict=True):
+    for (name, each), column, scale in zip(stories.items(), grid.T, scales, strict=True):
         _draw_run(column, name, each, scale, scale.count(now))
     top = grid[0, 0]
     top.set_yticks(range(num_rows), shown[:num_rows])
     top.set_ylim(num_rows - 0.4, -0.6)
     top.set_xlim(0, end)
     _label(grid, by, budget, num_blocks)
-    kinds = sorted({kind for each in told.values() for kind in _kinds(each)}, key=list(WORDS).index)
+    found = {kind for each in stories.values() for kind in _kinds(each)}
+    kinds = sorted(found, key=list(WORDS).index)
     made.legend(
         handles=[Patch(color=COLOURS[kind], label=WORDS[kind]) for kind in kinds],
         loc="lower center",
@@ -78,7 +79,7 @@ def gantt(
 
 
 def _axes(num_columns: int, rows_height: float, left: float) -> tuple[Figure, Any]:
-    """Columns of three axes, placed by the inch: a layout that measures texts takes too long."""
+    """Return columns of three axes, placed in inches, because a layout engine takes too long."""
     above, below, between, low = 0.35, 0.85, 0.16, 0.7
     width = left + 4.6 * num_columns
     height = above + rows_height + 2 * (between + low) + below
@@ -104,42 +105,42 @@ def _axes(num_columns: int, rows_height: float, left: float) -> tuple[Figure, An
 
 
 class _Scale:
-    """Where steps and moments stand on the axis."""
+    """The positions of steps and moments on the axis."""
 
-    def __init__(self, told: Story, by: str):
-        self.steps, self.by = told.steps, by
-        moments = [ns for _, ns in told.arrived.values()]
+    def __init__(self, run: Story, by: str):
+        self.steps, self.by = run.steps, by
+        moments = [ns for _, ns in run.arrived.values()]
         self.origin = min(moments, default=0)
 
     def span(self, number: int) -> Span:
-        """Of a step."""
+        """Return the span of a step."""
         if self.by == "steps":
             return number, 1.0
         started, ended = self.steps[number].started_ns, self.steps[number].ended_ns
         return (started - self.origin) / 1e9, (ended - started) / 1e9
 
     def at(self, moment: tuple[int, int]) -> float:
-        """Of something that happened when so many steps were over, at such a time."""
+        """Return the position of a moment: (number of steps that had ended, time in ns)."""
         return moment[0] if self.by == "steps" else (moment[1] - self.origin) / 1e9
 
     def after(self, number: int) -> float:
-        """Of a step's end, or the last one's."""
+        """Return the position of a step's end, or of the last step's if there are fewer."""
         return sum(self.span(min(number, len(self.steps) - 1))) if self.steps else 1.0
 
     @property
     def end(self) -> float:
-        """Of the last step's; 1 if there is none."""
+        """The position of the last step's end; 1 if there is no step."""
         return self.after(len(self.steps))
 
     def count(self, now: float) -> int:
-        """Steps that have ended by then."""
+        """Return how many steps have ended by a position."""
         return sum(self.after(number) <= now + 1e-9 for number in range(len(self.steps)))
 
 
-def _draw_run(column: Any, name: str, told: Story, scale: _Scale, count: int) -> None:
+def _draw_run(column: Any, name: str, run: Story, scale: _Scale, count: int) -> None:
     now = scale.after(count - 1) if count else 0.0
-    _draw_rows(column[0], told, scale, count)
-    spans, seen = [scale.span(number) for number in range(count)], told.steps[:count]
+    _draw_rows(column[0], run, scale, count)
+    spans, seen = [scale.span(number) for number in range(count)], run.steps[:count]
     decodes = [each.num_decode for each in seen]
     tokens = [each.num_decode + each.num_prefill for each in seen]
     _fill(column[1], spans, tokens, AMBER)
@@ -151,18 +152,18 @@ def _draw_run(column: Any, name: str, told: Story, scale: _Scale, count: int) ->
     title(column[0], f"{name}: {count} steps{until}, {mean:.1f} run in each")
 
 
-def _draw_rows(axes: Axes, told: Story, scale: _Scale, count: int) -> None:
-    rows = {request: row for row, request in enumerate(told.requests)}
+def _draw_rows(axes: Axes, run: Story, scale: _Scale, count: int) -> None:
+    rows = {request: row for row, request in enumerate(run.requests)}
     spans: dict[tuple[int, str], list[Span]] = {}
     ticks: list[tuple[float, int]] = []
-    for number, seen in enumerate(told.steps[:count]):
+    for number, seen in enumerate(run.steps[:count]):
         begin, length = scale.span(number)
         for part in seen.parts:
             spans.setdefault((rows[part.request], part.kind), []).append((begin, length))
             if part.gives:
                 ticks.append((begin + length, rows[part.request]))
         for request, kind in seen.others.items():
-            came = scale.at(told.arrived[request])
+            came = scale.at(run.arrived[request])
             previous = sum(scale.span(number - 1)) if number else 0.0
             since = max(came, previous)
             spans.setdefault((rows[request], kind), []).append((since, begin + length - since))
@@ -173,7 +174,7 @@ def _draw_rows(axes: Axes, told: Story, scale: _Scale, count: int) -> None:
             for span in (found if kind == PREFILL else _joined(found))
             if each == kind
         ]
-        edge = "white" if kind == PREFILL else "none"  # its chunks are seen apart
+        edge = "white" if kind == PREFILL else "none"  # so that its chunks can be distinguished
         axes.add_collection(
             PolyCollection(bars, facecolors=colour, edgecolors=edge, linewidths=0.6), autolim=False
         )
@@ -181,9 +182,9 @@ def _draw_rows(axes: Axes, told: Story, scale: _Scale, count: int) -> None:
         x, y = zip(*ticks, strict=True)
         axes.plot(x, y, "|", color="white", markersize=4.5, markeredgewidth=0.7)
     ends = [
-        (scale.at((told.ended[request][0] + 1, told.ended[request][1])), rows[request])
-        for request in told.ended
-        if told.ended[request][0] < count
+        (scale.at((run.ended[request][0] + 1, run.ended[request][1])), rows[request])
+        for request in run.ended
+        if run.ended[request][0] < count
     ]
     if ends:
         x, y = zip(*ends, strict=True)
@@ -197,7 +198,7 @@ def _bar(row: int, half: float, span: Span) -> list[tuple[float, float]]:
 
 
 def _joined(spans: list[Span]) -> list[Span]:
-    """Spans that touch, as one."""
+    """Join spans that touch."""
     joined: list[Span] = []
     for begin, length in spans:
         if joined and abs(sum(joined[-1]) - begin) < 1e-9:
@@ -208,10 +209,10 @@ def _joined(spans: list[Span]) -> list[Span]:
 
 
 def _fill(axes: Axes, spans: list[Span], heights: list[int], colour: str) -> None:
-    """A bar for each span, as one shape."""
+    """Draw a bar for each span, all as one shape."""
     xs, tops = [0.0], [0]
     for (begin, length), height in zip(spans, heights, strict=True):
-        if begin > xs[-1]:  # nothing runs meanwhile
+        if begin > xs[-1]:  # nothing runs in between
             xs += [xs[-1], begin]
             tops += [0, 0]
         xs += [begin, begin + length]
@@ -230,6 +231,6 @@ def _label(grid: Any, by: str, budget: int | None, num_blocks: int | None) -> No
         axes.set_xlabel("step of the engine" if by == "steps" else "seconds")
 
 
-def _kinds(told: Story) -> set[str]:
-    parts = {part.kind for seen in told.steps for part in seen.parts}
-    return parts | {kind for seen in told.steps for kind in seen.others.values()}
+def _kinds(run: Story) -> set[str]:
+    parts = {part.kind for seen in run.steps for part in seen.parts}
+    return parts | {kind for seen in run.steps for kind in seen.others.values()}

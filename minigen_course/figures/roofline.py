@@ -1,4 +1,4 @@
-"""The roofline of a machine, the steps that were measured under it, and the time of a step."""
+"""The roofline of a machine with measured steps below it, and the predicted time of a step."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,10 +15,10 @@ GIGA = 1e9
 def roofline(
     machine: Machine, placed: Mapping[str, tuple[Step, float]], unit: str = "GFLOP/s"
 ) -> Figure:
-    """A machine's two ceilings, and steps with the seconds that they took, as points below them.
+    """Draw a machine's two limits, and measured steps (with their seconds) as points below them.
 
-    To the left of the ridge a step waits for memory, to its right for arithmetic. Names of
-    `placed` are written beside the points; `unit` is what a billion operations a second are called.
+    Left of the ridge memory limits a step, right of it arithmetic. The names of `placed` are
+    written beside the points; `unit` is the name of 10^9 operations per second.
     """
     made, axes = figure(9, 4.2)
     points = {
@@ -56,7 +56,7 @@ def step_time(
     batch: int,
     overhead_ms: float = 0.0,
 ) -> Figure:
-    """The predicted time of one decode step: reading weights and keys beside the arithmetic.
+    """Draw the predicted time of one decode step: reading memory beside the arithmetic.
 
     The longer bar decides. Raises `ValueError` for a batch or context below 1.
     """

@@ -1,6 +1,6 @@
-"""What a notebook shows as text: a package's source, measured values, and verdicts on claims.
+"""Text in a notebook: source code of the package, measured values, and verdicts on claims.
 
-A comparison of outputs skips the values that are marked as measured.
+A comparison of notebook outputs skips the values that are marked as measured.
 """
 
 import inspect
@@ -14,13 +14,13 @@ from typing import Any
 
 from IPython.display import Code, display
 
-MONOSPACE = '<pre style="font-family: monospace">'  # which exported pages forget
+MONOSPACE = '<pre style="font-family: monospace">'  # exported pages lose the font
 
 
 def show(*objects: Any) -> None:
     """Show the source of functions, classes or modules of the package, one after another.
 
-    Raises `TypeError` for what has no Python source.
+    Raises `TypeError` for an object without Python source.
     """
     for each in objects:
         where = inspect.getmodule(each)
@@ -32,9 +32,9 @@ def show(*objects: Any) -> None:
 
 
 def measured(name: str, value: float, unit: str = "", digits: int = 3) -> None:
-    """Print a measured value, marked as one, with so many significant digits.
+    """Print a measured value, marked as one, with `digits` significant digits.
 
-    `notebooks/nbval_sanitize.cfg` knows the mark: what stands in it differs on every machine.
+    `notebooks/nbval_sanitize.cfg` knows the mark, because the value differs on every machine.
 
     >>> measured("decode", 28.1234, "tokens/s")
     decode: ⟨28.1 tokens/s⟩
@@ -43,7 +43,7 @@ def measured(name: str, value: float, unit: str = "", digits: int = 3) -> None:
 
 
 def mark(value: float, unit: str = "", digits: int = 3) -> str:
-    """A measured value as text, in the marks.
+    """Return a measured value as text, inside the marks.
 
     >>> mark(0.5, "s")
     '⟨0.500 s⟩'
@@ -52,7 +52,7 @@ def mark(value: float, unit: str = "", digits: int = 3) -> str:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """A number with so many significant digits, thousands parted by commas, no exponent.
+    """Return a number with `digits` significant digits, commas at thousands, no exponent.
 
     >>> [significant(each) for each in (0.0012345, 3.14159, 1234567.0)]
     ['0.00123', '3.14', '1,230,000']
@@ -67,7 +67,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def best_seconds(run: Callable[[], object], repeats: int = 7) -> float:
-    """What `run` takes when nothing disturbs it: the least of so many times, after one for free."""
+    """Return the least seconds that `run` takes in `repeats` calls, after one warm-up call."""
     run()
     found = []
     for _ in range(repeats):
@@ -83,12 +83,12 @@ KEY = "minigen_claims"
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim as it is told, what was measured, its outcome (one of `OUTCOMES`), and why.
+    """A common claim, what was measured, the outcome (one of `OUTCOMES`), and why.
 
-    Write a measured value as `mark(value, unit)` does, so that another machine's may differ.
+    Write a measured value with `mark(value, unit)`, so that it may differ on another machine.
     """
 
-    told: str
+    statement: str
     found: str
     outcome: str
     because: str
@@ -100,28 +100,35 @@ class Claim:
 
 def verdicts(chapter: str, *claims: Claim) -> None:
     """Show a chapter's verdicts as a table; `minigen claims` gathers those of all chapters."""
-    told = {KEY: {"chapter": chapter, "claims": [asdict(each) for each in claims]}}
-    text = "\n".join(f"{each.outcome}: {each.told} ({each.found})" for each in claims)
-    display({"text/plain": text, "text/html": _html(claims)}, metadata=told, raw=True)
+    metadata = {KEY: {"chapter": chapter, "claims": [asdict(each) for each in claims]}}
+    text = "\n".join(f"{each.outcome}: {each.statement} ({each.found})" for each in claims)
+    display({"text/plain": text, "text/html": _html(claims)}, metadata=metadata, raw=True)
 
 
 def gathered(folder: Path) -> Iterator[tuple[str, Claim]]:
-    """The (chapter, claim) pairs in the outputs of a folder's notebooks, in order."""
+    """Yield the (chapter, claim) pairs in the outputs of a folder's notebooks, in order."""
     for path in sorted(folder.glob("[0-9]*.ipynb")):
         notebook = json.loads(path.read_text(encoding="utf-8"))
         for output in (each for cell in notebook["cells"] for each in cell.get("outputs", ())):
             found = output.get("metadata", {}).get(KEY)
             if found is not None:
-                yield from ((found["chapter"], Claim(**each)) for each in found["claims"])
+                yield from ((found["chapter"], _read_claim(each)) for each in found["claims"])
+
+
+def _read_claim(stored: dict[str, str]) -> Claim:
+    """Return a stored claim; notebooks from before have another key for its statement."""
+    others = {name: stored[name] for name in ("found", "outcome", "because")}
+    (statement,) = (text for name, text in stored.items() if name not in others)
+    return Claim(statement, **others)
 
 
 def _html(claims: tuple[Claim, ...]) -> str:
-    names = ("as it is told", "found here", "verdict", "why")
+    names = ("claim", "found here", "verdict", "why")
     head = "".join(f'<th style="text-align:left">{each}</th>' for each in names)
     rows = "".join(f"<tr>{_cells(each)}</tr>" for each in claims)
     return f"<table><tr>{head}</tr>{rows}</table>"
 
 
 def _cells(each: Claim) -> str:
-    texts = (each.told, each.found, each.outcome, each.because)
+    texts = (each.statement, each.found, each.outcome, each.because)
     return "".join(f'<td style="text-align:left">{escape(text)}</td>' for text in texts)

@@ -1,4 +1,4 @@
-"""How every figure looks: a palette that the colour-blind can tell apart, sizes, axes, labels.
+"""The look of every figure: a palette that suits colour-blind readers, sizes, axes, labels.
 
 Source of the palette: Okabe and Ito 2008, "Color Universal Design".
 """
@@ -19,15 +19,15 @@ INK, QUIET, FAINT = "#222222", "#595959", "#d9d9d9"
 BLUE, ORANGE, GREEN, PINK = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
 SKY, AMBER, YELLOW = "#56b4e9", "#e69f00", "#f0e442"
 CYCLE = (BLUE, ORANGE, GREEN, PINK, SKY, AMBER, YELLOW)
-HEAT = "cividis"  # readable in grey and by the colour-blind
+HEAT = "cividis"  # readable in grey, and for colour-blind readers
 
 SEEN = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "$": r"\$"})
 
 
 def figure(width: float = 8.0, height: float = 3.2, **grid: Any) -> tuple[Figure, Any]:
-    """An empty figure of so many inches, and its axes (an array if `grid` asks for several).
+    """Return an empty figure, sized in inches, and its axes (an array if `grid` asks for several).
 
-    Not by pyplot, which keeps figures and shows them when it likes. `grid` is for `subplots`.
+    pyplot is not used, because it stores figures and shows them itself. `grid` is for `subplots`.
     """
     made = Figure(figsize=(width, height), layout="constrained", facecolor="white", dpi=100)
     FigureCanvasAgg(made)
@@ -38,7 +38,7 @@ def figure(width: float = 8.0, height: float = 3.2, **grid: Any) -> tuple[Figure
 
 
 def quieten(axes: Axes) -> None:
-    """Leave only what is needed of an axes' frame."""
+    """Remove the parts of an axes' frame that are not needed."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
@@ -50,24 +50,24 @@ def quieten(axes: Axes) -> None:
 
 
 def title(axes: Axes, text: str, y: float | None = None) -> None:
-    """A title that says what is to be seen, on the left; where it is not given, `y` is found."""
+    """Set a title on the left that says what the figure shows; `y` is its height, found if None."""
     axes.set_title(text, loc="left", fontsize=11, color=INK, y=y)
 
 
 def printable(tokens: Iterable[str]) -> list[str]:
-    """Tokens as labels: a space is seen as one, a line end too; dollars are no formulas."""
+    """Return tokens as labels, with visible spaces, tabs and line ends, and escaped dollars."""
     return [each.translate(SEEN) for each in tokens]
 
 
 POINTS_AN_INCH = 72
 FONT_SIZE = 8
 
-Label = tuple[float, float, str, str]  # x and y of its middle, in the axes' data; text; colour
+Label = tuple[float, float, str, str]  # x and y of its middle, in data coordinates; text; colour
 
 
 @lru_cache(maxsize=4096)
 def outline(text: str) -> Path:
-    """The text's outline in points, its middle at the origin."""
+    """Return the text's outline in points, with its middle at the origin."""
     path = TextPath((0, 0), text, size=FONT_SIZE)
     box = path.get_extents()
     middle = ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2)
@@ -75,7 +75,7 @@ def outline(text: str) -> Path:
 
 
 def draw_labels(axes: Axes, labels: Iterable[Label]) -> None:
-    """Draw labels, a hundred of them in a few milliseconds."""
+    """Draw labels fast: a hundred in a few milliseconds."""
     drawn = list(labels)
     collection = PathCollection(
         [outline(text) for _, _, text, _ in drawn],

@@ -1,6 +1,6 @@
-"""What an engine's events tell, step by step: requests, tokens, blocks; and pictures of steps.
+"""An engine's events, step by step: requests, tokens and blocks; and figures of a step.
 
-Record from the engine's start: of sequences that began before, nothing is known.
+Record from the engine's start, because sequences that started earlier are unknown.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,10 +30,10 @@ _ENDS = (EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED)
 
 @dataclass(frozen=True)
 class Part:
-    """What a step computes of one request: tokens from position `first` to before `end`.
+    """The tokens that a step computes for one request: positions from `first` up to before `end`.
 
-    `kind` is `PREFILL` (a chunk of a prompt, or of what is computed again) or `DECODE`; `gives`
-    says whether it leads to a token. `blocks` are the ids of the request's blocks, in order.
+    `kind` is `PREFILL` (a chunk of a prompt, or of recomputed tokens) or `DECODE`; `gives` says
+    whether it leads to a new token. `blocks` are the ids of the request's blocks, in order.
     """
 
     request: int
@@ -46,10 +46,11 @@ class Part:
 
 @dataclass(frozen=True)
 class StepSeen:
-    """A step: when it began and ended, in nanoseconds, what it was made of, and who stood by.
+    """A step: its start and end in nanoseconds, its parts, and the requests that are not in it.
 
-    `others` says what those do who have arrived and are not in it: `QUEUED`, `PREEMPTED`, or
-    `PAUSED`, who hold blocks and got no tokens. `num_blocks` are held by requests in this step.
+    `others` has the states of requests that have arrived and are not in the step: `QUEUED`,
+    `PREEMPTED`, or `PAUSED` (it holds blocks and got no tokens). `num_blocks` is the number of
+    blocks that requests hold in this step.
     """
 
     started_ns: int
@@ -60,18 +61,18 @@ class StepSeen:
 
     @property
     def num_prefill(self) -> int:
-        """Tokens of prompts."""
+        """The number of prefill tokens."""
         return sum(part.end - part.first for part in self.parts if part.kind == PREFILL)
 
     @property
     def num_decode(self) -> int:
-        """Sequences that get one token further."""
+        """The number of decode tokens, one per sequence."""
         return sum(part.end - part.first for part in self.parts if part.kind == DECODE)
 
 
 @dataclass
 class _Request:
-    """A request so far."""
+    """The state of a request so far."""
 
     num_tokens: int
     state: str = QUEUED
@@ -80,9 +81,10 @@ class _Request:
 
 @dataclass
 class Story:
-    """All that happened: requests in the order of their arrival, and steps in theirs.
+    """The history of a run: requests in the order of arrival, and steps in order.
 
-    `arrived` is the number of steps that had begun, and when; `ended` likewise, for those who have.
+    `arrived` has, per request, the number of steps that had ended by then, and the time in
+    nanoseconds; `ended` likewise, for requests that have ended.
     """
 
     requests: list[int] = field(default_factory=list)
@@ -95,32 +97,32 @@ class Story:
 
 
 def story(events: Iterable[Event]) -> Story:
-    """Read events, oldest first. Requests whose arrival they do not tell of are left out."""
+    """Build a story from events, oldest first, without requests whose arrival is missing."""
     reader = _Reader()
     for event in events:
-        reader.hear(event)
-    return reader.told
+        reader.read(event)
+    return reader.story
 
 
 class _Reader:
-    """Takes events in, and keeps what is needed to tell of the next step."""
+    """Reads events, and builds the story step by step."""
 
     def __init__(self) -> None:
-        self.told = Story()
+        self.story = Story()
         self._live: dict[int, _Request] = {}
         self._parts: list[Part] = []
         self._started_ns = 0
 
-    def hear(self, event: Event) -> None:
-        """Take in the next event."""
+    def read(self, event: Event) -> None:
+        """Process the next event."""
         if event.kind is EventKind.STEP:
             self._end_step(event)
         elif event.sequence_id is None:
             return
         elif event.kind is EventKind.QUEUED:
             self._live[event.sequence_id] = _Request(event.counts["prompt_tokens"])
-            self.told.requests.append(event.sequence_id)
-            self.told.arrived[event.sequence_id] = (len(self.told), event.time_ns)
+            self.story.requests.append(event.sequence_id)
+            self.story.arrived[event.sequence_id] = (len(self.story), event.time_ns)
         elif event.sequence_id in self._live:
             self._go_on(event, event.sequence_id, self._live[event.sequence_id])
 
@@ -140,7 +142,7 @@ class _Reader:
         elif event.kind is EventKind.NEW_TOKEN:
             request.num_tokens += 1
         elif event.kind in _ENDS:
-            self.told.ended[number] = (len(self.told), event.time_ns)
+            self.story.ended[number] = (len(self.story), event.time_ns)
             del self._live[number]
 
     def _begin_part(self, event: Event, number: int, request: _Request) -> None:
@@ -161,7 +163,7 @@ class _Reader:
             held.update(request.table)
             if number not in in_it:
                 others[number] = request.state
-        self.told.steps.append(
+        self.story.steps.append(
             StepSeen(self._started_ns, event.time_ns, tuple(self._parts), others, len(held))
         )
         self._parts = []
@@ -173,25 +175,26 @@ NEWS = (*ENDED, EventKind.FORKED, EventKind.BLOCK_COPIED, EventKind.PREFIX_HIT)
 
 @dataclass(frozen=True)
 class PoolState:
-    """The pool at the end of a step.
+    """The pool of blocks at the end of a step.
 
-    `tables` are the blocks of each sequence in order, `held` the tokens in them, `lanes` a small
-    number for each that no other has at the same time. `kept` are blocks of the prefix cache,
-    whoever else owns them. `news` are the events of this step that change who owns what.
+    `tables` are the block tables of the sequences, `held` the tokens in them, `lanes` a small
+    number per sequence that no other has at the same time. `kept` are the blocks of the prefix
+    cache, with or without other owners. `events` are the step's events that change the owners of
+    blocks.
     """
 
     tables: Mapping[int, tuple[int, ...]]
     held: Mapping[int, int]
     lanes: Mapping[int, int]
     kept: frozenset[int]
-    news: tuple[Event, ...]
+    events: tuple[Event, ...]
 
     def owners(self, block_id: int) -> list[int]:
-        """The sequences that own a block, in the order in which they came."""
+        """Return the sequences that own a block, in the order of their arrival."""
         return [each for each, table in self.tables.items() if block_id in table]
 
     def fills(self, block_size: int) -> dict[int, int]:
-        """Tokens in each block that a sequence owns; shared blocks once."""
+        """Return the tokens in each block that a sequence owns; shared blocks count once."""
         found: dict[int, int] = {}
         for sequence_id, table in self.tables.items():
             for index, block_id in enumerate(table):
@@ -201,12 +204,12 @@ class PoolState:
         return found
 
     def waste(self, block_size: int) -> float:
-        """The share of the slots of owned blocks that hold no token; 0 where none is owned."""
+        """Return the share of empty slots in owned blocks; 0 if no block is owned."""
         fills = self.fills(block_size)
         return 1 - sum(fills.values()) / (len(fills) * block_size) if fills else 0.0
 
     def num_references(self, block_id: int) -> int:
-        """Owners of a block, the prefix cache among them: its reference count."""
+        """Return a block's reference count: its owners, including the prefix cache."""
         return len(self.owners(block_id)) + (block_id in self.kept)
 
 
@@ -217,12 +220,12 @@ class _Fold:
     lanes: dict[int, int] = field(default_factory=dict)
     kept: set[int] = field(default_factory=set)
     forks: set[int] = field(default_factory=set)
-    news: list[Event] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
 
     def take(self, event: Event) -> None:
         sequence_id, counts = event.sequence_id, event.counts
         if event.kind in NEWS:
-            self.news.append(event)
+            self.events.append(event)
         if event.kind is EventKind.BLOCK_EVICTED:
             self.kept.discard(counts["block"])
         elif sequence_id is not None:
@@ -261,13 +264,13 @@ class _Fold:
         self.tables[sequence_id] = (*self.tables.get(sequence_id, ()), block_id)
 
     def state(self) -> PoolState:
-        news, self.news = tuple(self.news), []
+        events, self.events = tuple(self.events), []
         held = {each: self.held.get(each, 0) for each in self.tables}
-        return PoolState(dict(self.tables), held, dict(self.lanes), frozenset(self.kept), news)
+        return PoolState(dict(self.tables), held, dict(self.lanes), frozenset(self.kept), events)
 
 
 def pool_states(events: Iterable[Event]) -> list[PoolState]:
-    """The state at the end of each step that the events tell of."""
+    """Return the pool's state at the end of each recorded step."""
     fold, states = _Fold(), []
     for event in events:
         fold.take(event)
@@ -276,7 +279,7 @@ def pool_states(events: Iterable[Event]) -> list[PoolState]:
     return states
 
 
-MOST_CELLS = 14  # of a chunk; of a longer one the middle is left out
+MOST_CELLS = 14  # per chunk; the middle of a longer one is left out
 SHADES = {DECODE: SKY, PREFILL: YELLOW}
 _ROW = 0.62
 
@@ -289,18 +292,18 @@ def step_view(
     budget: int,
     texts: Mapping[int, Sequence[str]] | None = None,
 ) -> Figure:
-    """A row for each sequence of a step: its tokens, their positions, the slots that they go to.
+    """Draw a row for each sequence of a step: its tokens, their positions and their slots.
 
-    A token whose row of logits is needed, since a token of the answer comes of it, stands in a
-    frame. The last row is the budget. `texts` has the tokens of requests, as text, by the request's
-    id. Raises `ValueError` for a step that there is not.
+    A token is framed if its row of logits is needed to sample the next token. The last row is the
+    budget. `texts` has the tokens of each request as text, by the request's id. Raises `ValueError`
+    for a step that does not exist.
     """
-    told = run if isinstance(run, Story) else story(run)
-    if not 0 <= step < len(told):
-        raise ValueError(f"Steps are 0 to {len(told) - 1}: there is no step {step}.")
-    seen = told.steps[step]
-    numbers = {request: number for number, request in enumerate(told.requests, 1)}
-    most = max(len(each.parts) for each in told.steps)  # so that a replay keeps its size
+    history = run if isinstance(run, Story) else story(run)
+    if not 0 <= step < len(history):
+        raise ValueError(f"Steps are 0 to {len(history) - 1}: there is no step {step}.")
+    seen = history.steps[step]
+    numbers = {request: number for number, request in enumerate(history.requests, 1)}
+    most = max(len(each.parts) for each in history.steps)  # so that a replay keeps its size
     made, axes = figure(10.5, _ROW * (most + 1) + 0.9)
     for row, part in enumerate(seen.parts):
         known = (texts or {}).get(part.request, ())
@@ -321,7 +324,7 @@ def step_view(
 
 
 def shown_places(part: Part) -> list[int | None]:
-    """The positions of a part that are drawn; None stands for a middle that is left out."""
+    """Return the positions of a part that are drawn; None stands for the omitted middle."""
     places = list(range(part.first, part.end))
     if len(places) <= MOST_CELLS:
         return list(places)
@@ -330,7 +333,7 @@ def shown_places(part: Part) -> list[int | None]:
 
 
 def slot_of(part: Part, position: int, block_size: int) -> int | None:
-    """Where the keys and values of a position go; None where the blocks are not known."""
+    """Return the slot of a position's keys and values; None if its block is unknown."""
     block = position // block_size
     if block >= len(part.blocks):
         return None
@@ -362,7 +365,7 @@ def _draw_part(axes: Axes, row: int, part: Part, known: list[str], block_size: i
 
 
 def _draw_budget(axes: Axes, row: int, decode: int, prefill: int, budget: int) -> None:
-    """How much of the budget is used, on the scale of the row's width."""
+    """Draw how much of the budget is used; the whole budget is as wide as the row."""
     axes.text(-0.2, row, "budget", ha="right", va="center")
     scale, left = MOST_CELLS / budget, 0.0
     for count, colour in ((decode, BLUE), (prefill, AMBER), (budget - decode - prefill, FAINT)):

@@ -1,4 +1,4 @@
-"""A function that computes attention of one sequence, made into the attention of a whole engine."""
+"""Attention backends made from a function that computes the attention of one sequence."""
 
 from collections.abc import Callable, Generator
 from collections.abc import Sequence as SequenceOf
@@ -21,17 +21,17 @@ Attention = Callable[[Tensor, Tensor, Tensor, int | None], Tensor]
 
 @contextmanager
 def attending(llm: LLM, attend: AttentionBackend) -> Generator[None, None, None]:
-    """While the block runs, an engine attends by what `LLM.load(attention_backend=...)` takes.
+    """Use another attention backend in a loaded engine while the block runs.
 
-    So its weights need not be loaded again. It should keep no prefixes: what they hold is not
-    computed anew. Raises `OptionError` for what is no attention, and for an engine whose runner has
-    its own.
+    `attend` is what `LLM.load(attention_backend=...)` takes; the weights are not loaded again. Load
+    the engine with `enable_prefix_caching=False`, because a cached prefix is not recomputed. Raises
+    `OptionError` for what is no attention backend, and for an engine whose runner has its own.
     """
     runner = llm.engine.runner
     if not isinstance(runner, PagedRunner):
         runs = llm.describe()["runner"]
         raise OptionError(
-            f"This engine's step is {runs}, whose attention cannot be exchanged: load the model "
+            f"This engine's step is {runs}, and its attention cannot be exchanged: load the model "
             "with weights='float32'."
         )
     own, runner.attend = runner.attend, checked_attend(build_part("attention_backend", attend))
@@ -42,11 +42,11 @@ def attending(llm: LLM, attend: AttentionBackend) -> Generator[None, None, None]
 
 
 def attend_by(prefill: Attention, decode: Attention = attention) -> AttentionBackend:
-    """An attention for `LLM.load(attention_backend=...)` that has every prompt computed by `prefill`.
+    """Return an attention backend that computes every prompt with `prefill`.
 
-    That is called with (q, k, v, window) for each sequence of more than one new token, as chapter
-    14's `attention` is, and `decode` for each that has one. Keys and values are of the whole
-    context, gathered from the pool.
+    `prefill` is called with (q, k, v, window), as chapter 14's `attention` is, for each sequence
+    with more than one new token, and `decode` for each sequence with one. Keys and values are those
+    of the whole context, gathered from the pool.
     """
 
     def make(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:

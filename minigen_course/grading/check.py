@@ -1,7 +1,7 @@
-"""`check`: a learner's part against a chapter's checks, in a process of its own.
+"""Run a chapter's checks on a learner's part, in a separate process.
 
-A part that loops for ever, eats memory or kills Python takes only that process down, and never
-counts as a pass.
+A part that loops forever, uses up the memory or kills Python ends only that process, and never
+counts as passed.
 """
 
 import inspect
@@ -26,12 +26,12 @@ from minigen_course.grading.stub import STILL_EMPTY, is_stub
 
 SECONDS = 30.0  # of processor time
 _WATCHED_EVERY = 0.1
-_WAITING_SHARE = 0.01  # of the processor: a process that gets less computes nothing
+_WAITING_SHARE = 0.01  # of a core: a process that uses less is waiting
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one part; `message` says what is wrong, or what passed."""
+    """The result of checking one part; `message` says what is wrong, or what passed."""
 
     name: str
     passed: bool
@@ -42,16 +42,16 @@ class Result:
 
 
 def check(chapter: int | str, *, hint: int = 0, seconds: float = SECONDS, **parts: Any) -> Any:
-    """Check your own parts against a chapter's: `mine = check(16, keep_top_p=my_keep_top_p)`.
+    """Check your own parts of a chapter: `mine = check(16, keep_top_p=my_keep_top_p)`.
 
-    `hint=1` adds a hint, `hint=2` a clearer one, and so on. Prints what passed, or the first thing
-    that is wrong. Returns each part that passed, and in the place of one that did not the
-    package's own (one part alone, several as a tuple), so that what follows runs either way.
-    Raises `ValueError` for a name that the chapter does not have.
+    Prints what passed, or the first thing that is wrong; `hint=1` adds a hint to it, `hint=2` a
+    second and clearer one, and so on. Returns your part if it passed, otherwise the package's own,
+    so that the next cells run either way (several parts are returned as a tuple). Raises
+    `ValueError` for a name that the chapter does not have.
     """
     known = exercises(f"{int(chapter):02}")
     if not parts:
-        raise ValueError(f"Name what is to be checked, as in {next(iter(known))}=mine.")
+        raise ValueError(f"Name the part to check, for example {next(iter(known))}=mine.")
     for name in parts:
         if name not in known:
             raise ValueError(f"Chapter {chapter} has no {name}; it has {', '.join(known)}.")
@@ -66,16 +66,16 @@ def check(chapter: int | str, *, hint: int = 0, seconds: float = SECONDS, **part
 
 
 def judge(chapter: str, exercise: Exercise, part: Any, seconds: float = SECONDS) -> Result:
-    """Run an exercise's checks on `part` in another process, for at most this processor time."""
-    if is_stub(part):  # nothing to be run
+    """Run an exercise's checks on `part` in another process, for at most `seconds` of CPU time."""
+    if is_stub(part):  # there is nothing to run
         return Result(exercise.name, False, STILL_EMPTY)
-    word = secrets.token_hex()  # who does not know it cannot have passed
+    word = secrets.token_hex()  # a part that does not know it cannot forge a pass
     with tempfile.TemporaryDirectory() as folder:
         verdict = Path(folder) / "verdict.json"
         try:
             pickled = _pickled(part)
         except Exception as error:
-            return Result(exercise.name, False, f"could not be sent to be checked: {error}")
+            return Result(exercise.name, False, f"cannot be sent to the checking process: {error}")
         given, said = Path(folder) / "part.pickle", Path(folder) / "stderr.txt"
         given.write_bytes(pickled)
         command = [sys.executable, "-m", "minigen_course.grading.judge", chapter, exercise.name]
@@ -88,7 +88,7 @@ def judge(chapter: str, exercise: Exercise, part: Any, seconds: float = SECONDS)
             )
             finished = _finishes(process, seconds)
         if not finished:
-            message = f"did not finish within {seconds:g} s; does a loop never end?"
+            message = f"did not finish within {seconds:g} s; is there a loop that never ends?"
             return Result(exercise.name, False, message)
         found = _read(verdict)
         if found.get("word") != word:
@@ -99,9 +99,10 @@ def judge(chapter: str, exercise: Exercise, part: Any, seconds: float = SECONDS)
 
 
 def _finishes(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
-    """Wait for a process; kill it once it has computed, or waited without computing, so long.
+    """Wait for a process, and return whether it ended by itself.
 
-    Time in which other programs have the processor counts for neither.
+    It is killed once it has computed for `seconds`, or has waited for `seconds` without computing.
+    Time in which other programs use the processor counts for neither.
     """
     used, used_since = 0.0, time.monotonic()
     try:
@@ -120,7 +121,7 @@ def _finishes(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
 
 
 def _cpu_seconds(process_id: int) -> float:
-    """Return the processor time of a process and of those that it has started."""
+    """Return the processor time of a process and its children, in seconds."""
     try:
         process = psutil.Process(process_id)
         times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
@@ -131,12 +132,12 @@ def _cpu_seconds(process_id: int) -> float:
 
 
 class _Unwrapping(cloudpickle.Pickler):
-    """Sends functions as they were written: no checks of shapes around them, no `triton.jit`."""
+    """Pickles functions as they were written, without shape checks or `triton.jit` around them."""
 
     def reducer_override(self, found: Any) -> Any:
         if isinstance(found, FunctionType) and hasattr(found, "__wrapped__"):
             found = inspect.unwrap(found)
-        elif type(found).__module__.startswith("triton.runtime"):  # a kernel is its function
+        elif type(found).__module__.startswith("triton.runtime"):  # a kernel
             found = found.fn
         return super().reducer_override(found)
 
@@ -160,4 +161,4 @@ def print_hints(exercise: Exercise, level: int) -> None:
     for number, text in enumerate(exercise.hints[:level], 1):
         print(f"  hint {number}: {text}")
     if level < len(exercise.hints):
-        print(f"  (hint={level + 1} tells more)")
+        print(f"  (hint={level + 1} shows the next hint)")

@@ -1,4 +1,4 @@
-"""What an exercise is: a part of the package to build oneself, and how it is checked."""
+"""Exercises: a part of the package that the learner builds, and how it is checked."""
 
 import importlib
 from collections.abc import Callable
@@ -33,11 +33,12 @@ CHAPTERS = {  # chapter number -> the module of its checks
 
 @dataclass(frozen=True)
 class Exercise:
-    """A part that a learner writes: the package's own, its checks in order, hints in levels.
+    """A part that the learner writes, with its solution, checks in order, and hints in levels.
 
-    `solution` is the package's object. Each check takes the learner's, and raises `Wrong` (with a
-    sentence) or whatever the learner's code raises. `statement` (Markdown) says what to build,
-    `use` is a cell that runs the part, called `mine`, in the engine; `harder` asks for more.
+    `solution` is the package's own object. Each check takes the learner's object, and raises
+    `Wrong` (with a sentence) or any error of the learner's code. `statement` (Markdown) says what
+    to build. `use` is a cell that runs the part, named `mine`, in the engine. `harder` is a harder
+    task.
     """
 
     name: str
@@ -50,9 +51,9 @@ class Exercise:
 
 
 def exercises(chapter: str) -> dict[str, Exercise]:
-    """A chapter's exercises by name. Raises `ValueError` for a chapter that has none."""
+    """Return a chapter's exercises by name. Raises `ValueError` for a chapter that has none."""
     if chapter not in CHAPTERS:
         known = ", ".join(sorted(CHAPTERS))
-        raise ValueError(f"Chapter {chapter} has no exercises; these have some: {known}.")
+        raise ValueError(f"Chapter {chapter} has no exercises; choose one of {known}.")
     found: tuple[Exercise, ...] = importlib.import_module(CHAPTERS[chapter]).EXERCISES
     return {each.name: each for each in found}

@@ -1,7 +1,7 @@
-"""Bug hunts: a part that looks right and is not. Find the mistake, pin it by a test, mend it.
+"""Bug hunts: find the mistake in a part, catch it with a test, and mend the part.
 
-The test is judged as carefully as the mended part: it must fail on the part that was handed out and
-on others with a related mistake, and pass on parts that are right, however they are written.
+The test is judged as carefully as the mended part. It must fail on the part that was handed out and
+on parts with a related mistake, and pass on correct parts, however they are written.
 """
 
 import ast
@@ -27,7 +27,7 @@ HUNTS = {  # chapter number -> the module of its hunt
 
 
 class Caught(NamedTuple):
-    """What a learner hands in: a test, and the part mended (None as long as it is not)."""
+    """What a learner hands in: a test, and the mended part (None until it is mended)."""
 
     test: Any
     mended: Any
@@ -35,12 +35,12 @@ class Caught(NamedTuple):
 
 @dataclass(frozen=True)
 class Hunt:
-    """A part with a mistake, and what judges who hunts it.
+    """A part with a mistake, and what is needed to judge a learner's test and mended part.
 
-    `handed` is the part as it is handed out, `test` a test that pins its mistake, of the signature
-    that the learner's has; `mended` is right, and so are `right`, written otherwise. `variants`
-    have related mistakes, by what is wrong in them. `checks` are of the mended part alone. `story`
-    (Markdown) tells of the symptom, and where it happened.
+    `handed` is the part as it is handed out, and `test` a test that catches its mistake, with the
+    signature of the learner's test. `mended` is correct, and `right` are correct parts that are
+    written differently. `variants` have related mistakes, by what is wrong in them. `checks` apply
+    to the mended part alone. `story` (Markdown) describes the symptom and where it appeared.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Hunt:
     story: str
 
     def as_exercise(self) -> Exercise:
-        """The hunt as an exercise, whose checks take what was `Caught`."""
+        """Return the hunt as an exercise whose checks take a `Caught`."""
         return Exercise(
             self.name,
             Caught(self.test, self.mended),
@@ -74,7 +74,7 @@ class Hunt:
 
 
 def hunt_of(chapter: str) -> Hunt:
-    """A chapter's hunt. Raises `ValueError` for a chapter that has none."""
+    """Return a chapter's hunt. Raises `ValueError` for a chapter that has none."""
     if chapter not in HUNTS:
         raise ValueError(f"Chapter {chapter} has no hunt; these have one: {', '.join(HUNTS)}.")
     found: Hunt = importlib.import_module(HUNTS[chapter]).HUNT
@@ -89,11 +89,11 @@ def hunt(
     hint: int = 0,
     seconds: float = SECONDS,
 ) -> Any:
-    """Hand in a hunt's test, and the part once you have mended it: `hunt(23, test=mine)`.
+    """Hand in your test, and the part once you have mended it: `hunt(23, test=mine)`.
 
-    Prints what passed, or the first thing that is wrong. Returns your part if all is right, and the
-    package's mended one otherwise, so that what follows runs either way. Raises `ValueError` for a
-    chapter without a hunt.
+    Prints what passed, or the first thing that is wrong. Returns your part if everything passed,
+    otherwise the package's mended part, so that the next cells run either way. Raises `ValueError`
+    for a chapter without a hunt.
     """
     number = f"{int(chapter):02}"
     found = hunt_of(number)
@@ -105,7 +105,7 @@ def hunt(
 
 
 def cell_of(dotted: str) -> str:
-    """A hunt's cell: the part as it is handed out, and the test to be written, still empty."""
+    """Return a hunt's cell: the part as it is handed out, and an empty test to fill in."""
     module = importlib.import_module(dotted)
     found: Hunt = module.HUNT
     handed, test = source_of(found.handed), source_of(found.test)
@@ -120,7 +120,7 @@ def fails_on_what_was_handed_out(hunted: Hunt, caught: Caught) -> None:
     expect(callable(caught.test), f"is {caught.test!r}; it should be a function that takes a part.")
     expect(
         _failure(caught.test, hunted.handed) is not None,
-        "it passes, and should fail: do what the story tells of, and assert what should be.",
+        "it passes, and should fail: repeat what the story describes, and assert the right result.",
     )
 
 
@@ -128,7 +128,7 @@ def passes_on_what_is_right(hunted: Hunt, caught: Caught) -> None:
     """your test, on parts that are right:"""
     for name, part in {"the mended one": hunted.mended, **hunted.right}.items():
         failure = _failure(caught.test, part)
-        expect(failure is None, f"it should pass on {name}, and fails: {failure}.")
+        expect(failure is None, f"it should pass on {name}, but fails: {failure}.")
 
 
 def fails_on_related_mistakes(hunted: Hunt, caught: Caught) -> None:
@@ -144,18 +144,18 @@ def is_mended(caught: Caught) -> None:
     """the mended part:"""
     expect(
         caught.mended is not None,
-        "your test is right. Mend the part, which should then pass it, and add mended=... here.",
+        "your test is right. Mend the part so that it passes the test, and add mended=... here.",
     )
 
 
 def passes_on_its_own(caught: Caught) -> None:
     """your test, on the part that you mended:"""
     failure = _failure(caught.test, caught.mended)
-    expect(failure is None, f"it should pass, and fails: {failure}.")
+    expect(failure is None, f"it should pass, but fails: {failure}.")
 
 
 def partial_check(check: Callable[[Hunt, Caught], None], hunted: Hunt) -> Check:
-    """A check that knows its hunt, and still says what it is about."""
+    """Bind a check to its hunt, and keep the check's docstring."""
     made = partial(check, hunted)
     made.__doc__ = check.__doc__
     return made
@@ -170,7 +170,7 @@ def _of_mended(check: Check) -> Check:
 
 
 def _failure(test: Test, part: Any) -> str | None:
-    """How a test fails on a part; None if it passes. An empty test is told as one."""
+    """Return how a test fails on a part, None if it passes; an empty test raises."""
     try:
         returned = test(part)
     except NotImplementedError:
@@ -178,5 +178,5 @@ def _failure(test: Test, part: Any) -> str | None:
     except Exception as error:
         return " ".join(f"{type(error).__name__} {error}".split())
     if returned is not None:
-        raise Wrong(f"it returned {returned!r}; a test says what must hold by `assert`.")
+        raise Wrong(f"it returned {returned!r}; a test states what must hold with `assert`.")
     return None

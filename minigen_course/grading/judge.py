@@ -1,7 +1,7 @@
-"""Runs checks on a part that comes pickled through stdin: `python -m minigen_course.grading.judge`.
+"""Run checks on a part that is pickled on stdin: `python -m minigen_course.grading.judge`.
 
-Arguments: chapter, exercise or hunt, the file to write the verdict to, and the word that must
-stand in it.
+Arguments: the chapter, the exercise or hunt, the file for the verdict, and the secret word that
+the verdict must contain.
 """
 
 import json
@@ -20,13 +20,13 @@ from minigen_course.grading.stub import STILL_EMPTY
 
 
 def verdict_on(exercise: Exercise, part: Any) -> tuple[bool, str]:
-    """Whether the part passes all checks, and a sentence that says so or what is wrong."""
+    """Return whether the part passes all checks, and a sentence that says so or what is wrong."""
     for number, each in enumerate(exercise.checks, 1):
-        aim = (each.__doc__ or each.__name__).strip().splitlines()[0]
+        aim = (each.__doc__ or each.__name__).strip().splitlines()[0].rstrip(":.")
         try:
             each(part)
         except Wrong as error:
-            return False, f"check {number} of {len(exercise.checks)} ({aim}) {error}"
+            return False, f"check {number} of {len(exercise.checks)} ({aim}): {error}"
         except NotImplementedError:
             return False, STILL_EMPTY
         except Exception as error:
@@ -45,7 +45,7 @@ def _found(chapter: str, name: str) -> Exercise:
 
 
 def main() -> None:
-    """Judge what stdin brings."""
+    """Judge the part on stdin."""
     chapter, name, file, word = sys.argv[1:]
     torch.set_num_threads(1)
     part = pickle.load(sys.stdin.buffer)

@@ -1,4 +1,4 @@
-"""Comparisons for checks, whose failures say where two things part and what was expected."""
+"""Comparisons for checks; a failure says where two values differ and what was expected."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Wrong(AssertionError):
-    """A learner's part does not do what it should; the message says where, and what would be."""
+    """A learner's part is wrong; the message says where, and what would be right."""
 
 
 def expect(condition: object, message: str) -> None:
@@ -18,32 +18,37 @@ def expect(condition: object, message: str) -> None:
 
 
 def expect_equal(found: Any, expected: Any, what: str) -> None:
-    """Two plain values or sequences must be equal; names the first element that is not."""
+    """Raise `Wrong` unless two plain values or sequences are equal; name the first difference.
+
+    `what` describes the value in the message. A list may equal a tuple and an int a float, but True
+    does not equal 1 (except as elements of sequences).
+    """
     if isinstance(expected, list | tuple) and isinstance(found, list | tuple):
         if len(found) != len(expected):
-            raise Wrong(f"{what}: is {_shown(found)}; it should be {_shown(expected)}.")
+            raise Wrong(f"{what}: got {_shown(found)}; it should be {_shown(expected)}.")
         for index, (mine, right) in enumerate(zip(found, expected, strict=True)):
             if mine != right:
                 raise Wrong(f"{what}: element {index} is {mine!r}; it should be {right!r}.")
         return
-    if type(found) is not type(expected) and not _both_numbers(found, expected):
-        raise Wrong(f"{what}: is {_shown(found)}; it should be {_shown(expected)}.")
-    if found != expected:
-        raise Wrong(f"{what}: is {_shown(found)}; it should be {_shown(expected)}.")
+    comparable = type(found) is type(expected) or _both_numbers(found, expected)
+    if not comparable or found != expected:
+        raise Wrong(f"{what}: got {_shown(found)}; it should be {_shown(expected)}.")
 
 
 def expect_close(
     found: Any, expected: Tensor, what: str, axes: Sequence[str], tolerance: float = 1e-4
 ) -> None:
-    """Two tensors must have the same shape and numbers; names the first place where they differ.
+    """Raise `Wrong` unless two tensors have equal shapes and close numbers.
 
-    `axes` are the words for the axes, as in `("token", "head", "dimension")`.
+    The message names the first difference; `axes` are its words for the axes, as in `("token",
+    "head", "dimension")`. `tolerance` is relative and absolute. nan equals nan, and dtypes are not
+    compared.
     """
     if not isinstance(found, Tensor):
-        raise Wrong(f"{what}: is {_shown(found)}; it should be a tensor.")
+        raise Wrong(f"{what}: got {_shown(found)}; it should be a tensor.")
     if found.shape != expected.shape:
         raise Wrong(
-            f"{what}: has the shape {list(found.shape)}; it should be {list(expected.shape)} "
+            f"{what}: got the shape {list(found.shape)}; it should be {list(expected.shape)} "
             f"({', '.join(axes)})."
         )
     mine, right = found.double(), expected.double()

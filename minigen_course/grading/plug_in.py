@@ -1,4 +1,4 @@
-"""A learner's own part, for a while, in the place of the package's: the running engine calls it."""
+"""Replace a part of the package by the learner's own, so that the running engine calls it."""
 
 import sys
 from collections.abc import Callable, Generator
@@ -8,15 +8,15 @@ from typing import Any
 
 from minigen_course.grading.exercise import exercises
 
-RUN_PARTS = {"figures", "flash", "kernels", "reference"}  # what else of the course uses parts
+RUN_PARTS = {"figures", "flash", "kernels", "reference"}  # modules of the course that use parts
 
 
 @contextmanager
 def using(chapter: int | str, **parts: Any) -> Generator[None, None, None]:
-    """While the block runs, the whole package uses your parts: `with using(16, keep_top_p=mine):`.
+    """Let the whole package use your parts in a block: `with using(16, keep_top_p=mine):`.
 
-    Every module that holds the package's own object is given yours, and its own again at the end,
-    when it says how often the engine called them. Raises `ValueError` for a name that the chapter
+    Every module that holds the package's own object gets yours, and its own again at the end, when
+    the number of calls of each function is printed. Raises `ValueError` for a name that the chapter
     does not have.
     """
     known = exercises(f"{int(chapter):02}")

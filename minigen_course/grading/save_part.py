@@ -1,4 +1,4 @@
-"""A part that was written in a notebook, as a file that `minigen serve` can load."""
+"""Write a part from a notebook to a file that `minigen serve` can load."""
 
 import ast
 import builtins
@@ -11,11 +11,11 @@ from typing import Any
 
 
 def save_part(part: Any, path: str | Path) -> str:
-    """Write a class or function of a notebook, and all that it uses, to a file; returns its name.
+    """Write a class or function of a notebook, and all it uses, to a file; return its name.
 
-    The name is what `minigen serve --scheduler` takes: `file.py:Name`. What the notebook defines
-    (functions, classes, plain values) is written down, all else is imported from its module.
-    Raises `ValueError` for what can be neither.
+    The name is what `minigen serve --scheduler` takes: `file.py:Name`. Functions, classes and plain
+    values that the notebook defines are written to the file; everything else is imported from its
+    module. Raises `ValueError` for a value that can be neither written nor imported.
     """
     writer = _Writer(vars(sys.modules["__main__"]))
     writer.write(part.__name__, part)
@@ -33,12 +33,12 @@ class _Writer:
         self.definitions: dict[str, str] = {}
 
     def text(self) -> str:
-        """All of them as a module."""
+        """Return the imports and definitions as the text of a module."""
         parts = ["\n".join(sorted(self.imports)), *self.definitions.values()]
         return "\n\n\n".join(part for part in parts if part) + "\n"
 
     def write(self, name: str, found: Any) -> None:
-        """Add what a name stands for, as its name."""
+        """Add the object that a name stands for, under this name."""
         if name in self.definitions:
             return
         if isinstance(found, ModuleType):
@@ -56,7 +56,7 @@ class _Writer:
 
     def _define(self, name: str, found: type | FunctionType) -> None:
         source = _source(found)
-        self.definitions[name] = ""  # so that one that uses itself is not written twice
+        self.definitions[name] = ""  # so that a recursive one is not written twice
         for used in _used(source):
             if used in self.names and used != name and not hasattr(builtins, used):
                 self.write(used, self.names[used])
@@ -69,14 +69,14 @@ class _Writer:
             ast.literal_eval(text)
         except (ValueError, SyntaxError):
             raise ValueError(
-                f"{name} is {text[:60]}, which cannot be written to a file; hand it in as an "
-                "argument, or make it inside."
+                f"{name} is {text[:60]}, which cannot be written to a file; pass it as an "
+                "argument, or create it inside the part."
             ) from None
         self.definitions[name] = f"{name} = {text}"
 
 
 def _source(found: type | FunctionType) -> str:
-    """Its text, found by the code of a function, which knows its cell."""
+    """Return the source, found through a function's code, which names its cell."""
     functions = [found] if isinstance(found, FunctionType) else vars(found).values()
     for each in functions:
         function = inspect.unwrap(each) if isinstance(each, FunctionType) else each
@@ -88,15 +88,15 @@ def _source(found: type | FunctionType) -> str:
             if isinstance(node, kinds) and node.name == found.__name__:
                 first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
                 return "".join(lines[first - 1 : node.end_lineno]).rstrip()
-    raise ValueError(f"{found.__name__} has no source that could be written to a file.")
+    raise ValueError(f"{found.__name__} has no source to write to a file; define it in a cell.")
 
 
 def _without_magics(lines: list[str]) -> str:
-    """The lines, those of IPython's own (%, !) emptied."""
+    """Join the lines, and empty those of IPython's own commands (%, !)."""
     return "".join("\n" if line.lstrip().startswith(("%", "!")) else line for line in lines)
 
 
 def _used(source: str) -> list[str]:
-    """Names that a definition reads, in order."""
+    """Return the names that a definition reads, in order."""
     nodes = ast.walk(ast.parse(source))
     return list(dict.fromkeys(node.id for node in nodes if isinstance(node, ast.Name)))

@@ -1,6 +1,6 @@
-"""Exercise stubs and mirrored cells, made of the package's own source.
+"""Exercise stubs and mirrored cells, made from the package's own source.
 
-The package is the solution: a stub is its signature and docstring, with the body left to write.
+The package is the solution: a stub is its signature and docstring, with an empty body.
 """
 
 import ast
@@ -18,26 +18,26 @@ STILL_EMPTY = "is still empty: replace the line that raises NotImplementedError.
 
 
 def find_object(dotted: str) -> Any:
-    """A function or class by its full name, as `minigen.sampling.sampler.keep_top_p`.
+    """Return a function or class by its full name, like `minigen.sampling.sampler.keep_top_p`.
 
-    Raises `AttributeError` or `ModuleNotFoundError` where there is none.
+    Raises `AttributeError` or `ModuleNotFoundError` if there is none.
     """
     module, _, name = dotted.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 
 def dotted_name(part: Any) -> str:
-    """The full name that `find_object` finds it by."""
+    """Return the full name by which `find_object` finds a part."""
     return f"{part.__module__}.{part.__qualname__}"
 
 
 def mirror(dotted: str) -> str:
-    """The package's source, to stand in a notebook's cell."""
+    """Return a notebook cell that repeats the package's source."""
     return f"# = {dotted}\n{source_of(find_object(dotted))}"
 
 
 def stub(dotted: str) -> str:
-    """An exercise's cell: what its signature needs imported, the signature, no body."""
+    """Return an exercise's cell: the imports for the signature, the signature, no body."""
     part = find_object(dotted)
     source = source_of(part)
     lines, tree = source.splitlines(), ast.parse(source).body[0]
@@ -58,7 +58,7 @@ def stub(dotted: str) -> str:
 
 
 def is_stub(part: Any) -> bool:
-    """Whether a function, or every one of a class, has no body but the line that says it is empty.
+    """Return whether a function, or every method of a class, is still an empty stub.
 
     >>> def mine(x):
     ...     raise NotImplementedError  # your turn
@@ -74,7 +74,7 @@ def is_stub(part: Any) -> bool:
 
 
 def _function_of(member: Any) -> Any:
-    """What a property, a static or a class method is made of."""
+    """Return the function behind a property, a static method or a class method."""
     return getattr(member, "fget", getattr(member, "__func__", member))
 
 
@@ -88,12 +88,12 @@ def _empty() -> None:
 
 
 def source_of(part: Any) -> str:
-    """A function's or class's source, from the left margin on."""
+    """Return the source of a function or class, without indentation."""
     return textwrap.dedent(inspect.getsource(part)).rstrip()
 
 
 def emptied(lines: list[str], function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    """The function's lines down to its docstring's end, and then the line that says it is empty."""
+    """Return the function's lines up to the end of its docstring, then `EMPTY`."""
     begin = min([function.lineno, *(each.lineno for each in function.decorator_list)]) - 1
     body = function.body[0]
     has_docstring = ast.get_docstring(function) is not None
@@ -103,7 +103,7 @@ def emptied(lines: list[str], function: ast.FunctionDef | ast.AsyncFunctionDef) 
 
 
 def imports_of(module: Any, code: ast.Module) -> list[str]:
-    """Import statements for the names that `code` takes from the package's module, in its order."""
+    """Return import statements for the names that `code` takes from `module`, sorted."""
     used = {node.id for node in ast.walk(code) if isinstance(node, ast.Name)}
     tree = ast.parse(inspect.getsource(module))
     found = []
@@ -126,7 +126,7 @@ def imports_of(module: Any, code: ast.Module) -> list[str]:
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """A module's statements, and those that it tries."""
+    """Yield a module's statements, including those inside its `try` blocks."""
     for node in tree.body:
         yield from node.body if isinstance(node, ast.Try) else [node]
 

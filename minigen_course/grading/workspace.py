@@ -1,4 +1,4 @@
-"""The course's notebooks: where they are, a folder of the learner's own, and what passes there."""
+"""The course's notebooks: their folder, the learner's workspace, and what passes in it."""
 
 import ast
 import importlib.metadata
@@ -19,14 +19,14 @@ from minigen_course.grading.stub import STILL_EMPTY, dotted_name, stub
 
 EXERCISES = "exercises"
 HUNT_RULES = (
-    "Find the mistake in the part below. Pin it by a test that fails on this part and passes on "
-    "every right one. Then mend the part, in the same cell."
+    "Find the mistake in the part below. Catch it with a test that fails on this part and passes "
+    "on every correct one. Then mend the part in the same cell."
 )
 MARK, HUNT_MARK = "# exercise: ", "# hunt: "
 
 
 def notebooks_folder() -> Path:
-    """The notebooks that came with this minigen: those of a clone, or of an installed wheel."""
+    """Return the folder of minigen's notebooks, in a clone or in an installed wheel."""
     clone = Path(__file__).resolve().parents[2] / "notebooks"
     if (clone / "chapters.toml").exists():
         return clone
@@ -37,9 +37,9 @@ def notebooks_folder() -> Path:
 
 
 def make_workspace(folder: Path) -> list[Path]:
-    """Copy notebooks and exercises to `folder`, except what is there; returns what is new.
+    """Copy notebooks and exercises to `folder` unless they exist there; return the new paths.
 
-    So it can be repeated after an upgrade: new chapters come, and nobody's work is touched.
+    It can be repeated after an upgrade: it adds new chapters and never changes the learner's files.
     """
     wanted = {Path(each.name): each for each in sorted(notebooks_folder().glob("[0-9]*.ipynb"))}
     new = [folder / name for name in wanted if not (folder / name).exists()]
@@ -57,7 +57,7 @@ def make_workspace(folder: Path) -> list[Path]:
 
 
 def exercise_notebook(chapter: str) -> dict[str, Any]:
-    """A chapter's exercises as a notebook: what is asked, a stub, its check, its place at work."""
+    """Return a chapter's exercises as a notebook: statement, stub, check, and use in the engine."""
     cells = [_markdown(f"# Exercises of chapter {chapter}")]
     cells.append(
         _code("%load_ext minigen_course\nimport torch\n\nfrom minigen_course import check, using")
@@ -91,7 +91,7 @@ def _hunt_cells(chapter: str, hunt: Hunt) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where an exercise stands in a workspace; `message` is what its check says."""
+    """The state of an exercise in a workspace; `message` is the result of its check."""
 
     chapter: str
     name: str
@@ -100,12 +100,13 @@ class Standing:
 
 
 def progress(folder: Path) -> Iterator[Standing]:
-    """Check every exercise of a workspace, in order; an answer in the chapter's notebook counts.
+    """Check every exercise of a workspace, in order.
 
-    Raises `OptionError` for a folder that is no workspace.
+    An answer in the chapter's own notebook counts as well. Raises `OptionError` for a folder that
+    is not a workspace.
     """
     if not (folder / EXERCISES).is_dir():
-        raise OptionError(f"{folder} is no workspace; `minigen workspace {folder}` makes one.")
+        raise OptionError(f"{folder} is not a workspace; `minigen workspace {folder}` creates one.")
     for chapter in sorted(CHAPTERS):
         paths = [*folder.glob(f"{EXERCISES}/{chapter}*.ipynb"), *folder.glob(f"{chapter}*.ipynb")]
         for exercise in exercises(chapter).values():
@@ -144,14 +145,15 @@ def _standing(
             return Standing(chapter, exercise.name, True, result.message)
         messages.append(result.message)
     started = [each for each in messages if each != STILL_EMPTY]
-    told = next(iter(started or messages), "has no cell in this workspace")
-    return Standing(chapter, exercise.name, False, told)
+    message = next(iter(started or messages), "has no cell in this workspace")
+    return Standing(chapter, exercise.name, False, message)
 
 
 def _answers(path: Path, mark: str) -> Mapping[str, Any] | str | None:
-    """What a notebook defines that has a cell so marked; a str if that cell cannot be run.
+    """Return what a notebook defines; None if no cell starts with `mark`.
 
-    Only imports, functions, classes and names given to plain values are run: no loops, no prints.
+    A str says why the notebook cannot be read or the marked cell cannot be run. Only imports,
+    functions, classes and assignments of plain values are run: no loops, no prints.
     """
     try:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
@@ -160,7 +162,7 @@ def _answers(path: Path, mark: str) -> Mapping[str, Any] | str | None:
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     if not any(source.startswith(mark) for source in sources):
         return None
-    module = ModuleType("__main__")  # pickled by value, as what a notebook defines is
+    module = ModuleType("__main__")  # pickled by value, like a notebook's own objects
     for source in sources:
         try:
             statements = _definitions(source)

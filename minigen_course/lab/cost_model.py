@@ -1,7 +1,7 @@
-"""What a model costs, from its configuration alone: parameters, memory, FLOPs, time of a step.
+"""The cost of a model, from its configuration alone: parameters, memory, FLOPs, step time.
 
-The configurations are those that the models' publishers give (config.json on the Hugging Face hub).
-GB are 10^9 bytes. Source: Williams, Waterman and Patterson 2009, "Roofline".
+The configurations are those of the models' publishers (config.json on the Hugging Face hub). A GB
+is 10^9 bytes. Source: Williams, Waterman and Patterson 2009, "Roofline".
 """
 
 import json
@@ -18,7 +18,7 @@ from minigen_course.figures.show import best_seconds
 
 GB = 1e9
 
-# Bits a weight takes, its share of the scales included.
+# Bits per weight, including its share of the scales.
 BITS = {
     "float32": 32.0,
     "bfloat16": 16.0,
@@ -91,9 +91,9 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def config_of(name_or_json: str) -> ModelConfig:
-    """The configuration of a model of `MODELS`, or of the text of a config.json.
+    """Return the configuration of a model in `MODELS`, or of the text of a config.json.
 
-    Raises `ValueError` for what is neither, and `ConfigError` for a model of another family.
+    Raises `ValueError` for any other text, and `ConfigError` for a model of another family.
     """
     if name_or_json in MODELS:
         return read_config(MODELS[name_or_json], name_or_json)
@@ -106,18 +106,18 @@ def config_of(name_or_json: str) -> ModelConfig:
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Numbers in all weights; tied embeddings count once."""
+    """Return the number of parameters; tied embeddings count once."""
     return sum(math.prod(shape) for shape in expected_tensors(config).values())
 
 
 def kv_bytes_per_token(config: ModelConfig, kv_bits: float = 16) -> float:
-    """Bytes of keys and values that one token keeps in all layers."""
+    """Return the bytes of one token's keys and values in the KV cache of all layers."""
     return config.kv_bytes_per_token * kv_bits / 16
 
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """Bytes of weights, of the KV cache of all sequences, and of what the steps work in."""
+    """Bytes of the weights, of the KV cache of all sequences, and of a step's working memory."""
 
     weights: float
     kv: float
@@ -125,14 +125,14 @@ class MemoryBudget:
 
     @property
     def total(self) -> float:
-        """All together."""
+        """The sum of all three."""
         return self.weights + self.kv + self.working
 
 
 def memory_needed(
     config: ModelConfig, bits: float, sequences: int, context: int, working: float = GB
 ) -> MemoryBudget:
-    """What so many sequences of so many tokens need, with KV at 2 bytes a number."""
+    """Return the memory for `sequences` of `context` tokens each, with a 16-bit KV cache."""
     weights = num_parameters(config) * bits / 8
     return MemoryBudget(weights, kv_bytes_per_token(config) * sequences * context, working)
 
@@ -140,14 +140,17 @@ def memory_needed(
 def most_sequences(
     config: ModelConfig, bits: float, memory: float, context: int, working: float = GB
 ) -> int:
-    """How many sequences of so many tokens fit: (memory - weights - working) / KV of one; or 0."""
+    """Return how many sequences of `context` tokens fit into `memory` bytes, at least 0.
+
+    That is (memory - weights - working) / (KV cache of one sequence), rounded down.
+    """
     free = memory - working - num_parameters(config) * bits / 8
     return max(0, int(free // (kv_bytes_per_token(config) * context)))
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a Llama-type model that decide its parameters, its work and its memory."""
+    """The sizes of a Llama-type model that determine its parameters, FLOPs and memory."""
 
     hidden: int
     layers: int
@@ -160,7 +163,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: ModelConfig) -> "ModelShape":
-        """A loaded model's shape."""
+        """Return the shape that a configuration describes."""
         return cls(
             hidden=config.hidden,
             layers=config.num_layers,
@@ -174,28 +177,28 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """All numbers that the model learned."""
+        """The number of parameters."""
         return sum(part.parameters for part in parameter_budget(self, 1))
 
     @property
     def multiplied(self) -> int:
-        """Parameters that every token is multiplied with: all but norms and embedding look-up."""
+        """Parameters that every token is multiplied with: all but norms and embedding lookup."""
         head = self.vocab * self.hidden
         linears = (part.parameters for part in parameter_budget(self, 1) if part.name in LINEARS)
         return head + sum(linears)
 
     def flops(self, context: int) -> int:
-        """Floating-point operations of one token that looks at `context` tokens, itself one."""
+        """Return the FLOPs of one token that attends to `context` tokens, including itself."""
         return sum(part.flops for part in parameter_budget(self, context))
 
     def kv_numbers(self, context: int) -> int:
-        """Numbers of keys and values that so many tokens keep."""
+        """Return how many numbers the keys and values of `context` tokens have."""
         return 2 * self.layers * self.kv_heads * self.head_dim * context
 
 
 @dataclass(frozen=True)
 class Part:
-    """A kind of tensor or work: its parameters, and operations (FLOPs) for one token."""
+    """A kind of tensor or work: its parameters, and its FLOPs for one token."""
 
     name: str
     parameters: int
@@ -208,11 +211,11 @@ SHAPES = {name: ModelShape.of(config_of(name)) for name in MODELS}
 
 
 def parameter_budget(shape: ModelShape, context: int) -> tuple[Part, ...]:
-    """A model's parts, from the embedding to the head, for a token that looks at `context` tokens.
+    """Return a model's parts, from embedding to head, for a token that attends to `context` tokens.
 
-    Counted are products of matrices; norms, rotations and softmax are some thousandths of them.
-    A head that is the embedding itself has no parameters of its own. Biases, and norms of single
-    heads, are left out.
+    FLOPs count the matrix products; norms, rotations and softmax would add a few thousandths. A
+    head that shares the embedding's weights has no parameters of its own. Biases and per-head norms
+    are left out.
     """
     width, kv_width = shape.q_heads * shape.head_dim, shape.kv_heads * shape.head_dim
     products = shape.layers * shape.hidden * (2 * width + 2 * kv_width)
@@ -228,14 +231,14 @@ def parameter_budget(shape: ModelShape, context: int) -> tuple[Part, ...]:
     )
 
 
-REPEATS = 20  # so many that other programs leave at least one alone
+REPEATS = 20  # enough that other programs do not disturb all of them
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A processor's ceilings: bytes a second out of its memory, operations a second.
+    """A processor's limits: memory bandwidth in bytes per second, and FLOPs per second.
 
-    `memory` is in bytes, where it is known.
+    `memory` is its size in bytes, None if unknown.
     """
 
     name: str
@@ -245,11 +248,11 @@ class Machine:
 
     @property
     def ridge(self) -> float:
-        """Operations for each byte at which memory and arithmetic take the same time."""
+        """The intensity (FLOPs per byte) at which memory and arithmetic take the same time."""
         return self.flops / self.bandwidth
 
 
-MACHINES: dict[str, Machine] = {  # dense bfloat16, as the makers' data sheets say
+MACHINES: dict[str, Machine] = {  # dense bfloat16, from the makers' data sheets
     each.name: each
     for each in (
         Machine("H100 SXM", 3350e9, 989e12, 80e9),
@@ -263,7 +266,7 @@ MACHINES: dict[str, Machine] = {  # dense bfloat16, as the makers' data sheets s
 
 @dataclass(frozen=True)
 class Step:
-    """What one pass through a model reads, in bytes, and computes, in operations."""
+    """The bytes that one forward pass reads, and the FLOPs that it computes."""
 
     weight_bytes: float
     kv_bytes: float
@@ -271,27 +274,27 @@ class Step:
 
     @property
     def num_bytes(self) -> float:
-        """All that must come out of memory."""
+        """All bytes that are read from memory."""
         return self.weight_bytes + self.kv_bytes
 
     @property
     def intensity(self) -> float:
-        """Operations for each byte that is read."""
+        """The arithmetic intensity: FLOPs per byte read."""
         return self.flops / self.num_bytes
 
     def seconds(self, machine: Machine, overhead: float = 0.0) -> float:
-        """max(bytes / bandwidth, operations / peak) + overhead: the step-time model."""
+        """Return max(bytes / bandwidth, FLOPs / peak) + overhead in seconds (step-time model)."""
         return max(self.num_bytes / machine.bandwidth, self.flops / machine.flops) + overhead
 
     def share_of_compute(self, machine: Machine) -> float:
-        """How much of the machine's arithmetic the step uses, from 0 to 1."""
+        """Return the share of the machine's arithmetic that the step uses, from 0 to 1."""
         return self.flops / machine.flops / self.seconds(machine)
 
 
 def decode_step(
     shape: ModelShape, batch: int, context: int, weight_bits: float, kv_bits: float = 16
 ) -> Step:
-    """One new token for each of `batch` sequences, each of which has `context` tokens."""
+    """Return the cost of one new token for each of `batch` sequences of `context` tokens."""
     return Step(
         weight_bytes=shape.multiplied * weight_bits / 8,
         kv_bytes=batch * shape.kv_numbers(context) * kv_bits / 8,
@@ -302,7 +305,7 @@ def decode_step(
 def prefill_step(
     shape: ModelShape, num_tokens: int, weight_bits: float, kv_bits: float = 16
 ) -> Step:
-    """A whole prompt at once, of which only the last token is given scores."""
+    """Return the cost of a whole prompt in one step, with logits for its last token only."""
     head = 2 * shape.vocab * shape.hidden
     attention = sum(shape.flops(seen) - shape.flops(0) for seen in range(1, num_tokens + 1))
     return Step(
@@ -315,9 +318,9 @@ def prefill_step(
 def measure_machine(
     dtype: torch.dtype = torch.float32, megabytes: int = 256, size: int = 1024
 ) -> Machine:
-    """This machine's ceilings, as torch reaches them: the best of twenty tries each.
+    """Measure this machine's limits as torch reaches them: the best of twenty tries each.
 
-    Bandwidth is that of summing so many megabytes, which no cache holds; arithmetic that of a
+    Bandwidth is that of summing `megabytes`, more than a cache holds; arithmetic is that of a
     product of two square matrices of `size`.
     """
     numbers = torch.ones(megabytes * 2**20 // 4)

@@ -1,4 +1,4 @@
-"""Look into a loaded model: its states, queries and keys in a forward pass, its logits by token."""
+"""Inspect a loaded model: hidden states, queries and keys of a forward pass, and logits."""
 
 import math
 import time
@@ -23,23 +23,23 @@ from minigen.sequence import ScheduledChunk, Sequence
 
 
 def load_model(name: str = hub.DEFAULT_MODEL, **options: Any) -> LLM:
-    """`LLM.load`, with bars while a model that is not on this machine yet is pulled."""
+    """Load a model with `LLM.load`; pull it first, with progress bars, if it is missing."""
     if hub.find(name) is None:
-        print(f"{name} is not on this machine yet: it is pulled now, once.")
+        print(f"{name} is not on this machine yet. It is pulled now, once.")
         with shown_progress() as progress:
             hub.pull(name, progress=progress)
     return LLM.load(name, **options)
 
 
 def transformer_of(llm: LLM) -> Transformer:
-    """The model that a loaded engine runs."""
+    """Return the model that a loaded engine runs."""
     model: Transformer = llm.engine.runner.model  # type: ignore[attr-defined]
     return model
 
 
 @torch.inference_mode()
 def next_logits(llm: LLM, text: str) -> Float[Tensor, " vocab"]:
-    """What the model says of the token after `text`, computed at once and without a cache."""
+    """Return the logits of the token after `text`, computed in one pass without a cache."""
     model = transformer_of(llm)
     token_ids = llm.tokenizer.encode(text)
     attend = attend_packed([len(token_ids)], llm.config.sliding_windows)
@@ -47,24 +47,24 @@ def next_logits(llm: LLM, text: str) -> Float[Tensor, " vocab"]:
     return model.logits(hidden[-1:])[0].float()
 
 
-_salts = count()  # nothing is taken from texts that were read before
+_salts = count()  # a salt per reading, so that no cached prefix is shared
 
 
 @dataclass(frozen=True)
 class Reading:
     """The logits after each token of each text, and the seconds of each step."""
 
-    logits: tuple[Float[Tensor, "tokens vocab"], ...]
+    logits: tuple[Float[Tensor, "_ vocab"], ...]  # each text has its own number of tokens
     seconds: tuple[float, ...]
 
     @property
     def step_seconds(self) -> float:
-        """Of a step that nothing disturbed: one in ten takes less."""
+        """The time of an undisturbed step: the 10th percentile."""
         return sorted(self.seconds)[len(self.seconds) // 10]
 
 
 def read_along(llm: LLM, *texts: SequenceOf[int]) -> Reading:
-    """Give the engine's runner one token of every text a step, whatever it would say itself."""
+    """Run one token of every text per step, whatever the model would choose (teacher forcing)."""
     runner = llm.engine.runner
     manager = runner.manager  # type: ignore[attr-defined]
     greedy, salt = SamplingParams(temperature=0.0), f"reading {next(_salts)}"
@@ -96,16 +96,16 @@ def read_along(llm: LLM, *texts: SequenceOf[int]) -> Reading:
 
 
 def agreement(one: SequenceOf[Tensor], other: SequenceOf[Tensor]) -> float:
-    """Share of the places where both readings find the same token the likeliest.
+    """Return the share of positions at which both readings have the same likeliest token.
 
-    Each is the logits of the same texts, [tokens, vocab] for each text.
+    Both are logits of the same texts, [tokens, vocab] per text.
     """
     likeliest, others = (torch.cat([text.argmax(-1) for text in each]) for each in (one, other))
     return float((likeliest == others).float().mean())
 
 
 def perplexity_of(logits: SequenceOf[Tensor], texts: SequenceOf[SequenceOf[int]]) -> float:
-    """Among how many equally likely tokens one might as well have chosen, over these texts."""
+    """Return the perplexity of these texts: among how many equally likely tokens one chooses."""
     found = [
         scores[:-1].double().log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])
         for scores, ids in zip(logits, texts, strict=True)
@@ -115,7 +115,7 @@ def perplexity_of(logits: SequenceOf[Tensor], texts: SequenceOf[SequenceOf[int]]
 
 @dataclass(frozen=True)
 class HeadInputs:
-    """What one layer's attention is given: queries and keys already turned, and values."""
+    """The inputs of one layer's attention: rotated queries and keys, and values."""
 
     q: Float[Tensor, "tokens q_heads head_dim"]
     k: Float[Tensor, "tokens kv_heads head_dim"]
@@ -129,9 +129,9 @@ def log_probabilities(
     positions: Int64[Tensor, " tokens"] | None = None,
     frequencies: Float[Tensor, " half"] | None = None,
 ) -> Float[Tensor, " followers"]:
-    """How likely the model finds each token after the first, given those before it.
+    """Return the log-probability of each token after the first, given the tokens before it.
 
-    `positions` are 0, 1, 2, ... and `frequencies` the model's own, unless others are given.
+    `positions` default to 0, 1, 2, ..., and `frequencies` to the model's own.
     """
     model = transformer_of(llm)
     if frequencies is not None:
@@ -144,13 +144,13 @@ def log_probabilities(
 
 
 def perplexity(log_probabilities: Float[Tensor, " followers"]) -> float:
-    """Among how many equally likely tokens the model might as well have chosen, in the mean."""
+    """Return the perplexity: among how many equally likely tokens the model chooses on average."""
     return math.exp(-float(log_probabilities.double().mean()))
 
 
 @torch.inference_mode()
 def recorded_states(llm: LLM, token_ids: SequenceOf[int]) -> Float[Tensor, "states tokens hidden"]:
-    """The hidden states before the first layer, and after each one."""
+    """Return the hidden states before the first layer and after each layer."""
     model, ids = transformer_of(llm), torch.tensor(token_ids)
     attend = attend_packed([len(ids)], llm.config.sliding_windows)
     rotation = model.rotation(torch.arange(len(ids)))
@@ -165,26 +165,26 @@ def recorded_states(llm: LLM, token_ids: SequenceOf[int]) -> Float[Tensor, "stat
 
 @torch.inference_mode()
 def recorded_heads(llm: LLM, token_ids: SequenceOf[int]) -> tuple[HeadInputs, ...]:
-    """Every layer's queries, keys and values, taken on the way by an `attend` that listens."""
+    """Return every layer's queries, keys and values, recorded by a wrapped `attend`."""
     heads: list[HeadInputs] = []
     usual = attend_packed([len(token_ids)], llm.config.sliding_windows)
 
-    def listening(layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def recording(layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         heads.append(HeadInputs(q, k, v))
         return usual(layer_id, q, k, v)
 
-    transformer_of(llm)(torch.tensor(token_ids), torch.arange(len(token_ids)), listening)
+    transformer_of(llm)(torch.tensor(token_ids), torch.arange(len(token_ids)), recording)
     return tuple(heads)
 
 
 def turned_back(llm: LLM, heads: HeadInputs) -> HeadInputs:
-    """The same queries and keys as they were before the rotation by their positions."""
+    """Return the queries and keys as they were before the rotation by their positions."""
     cos, sin = transformer_of(llm).rotation(torch.arange(len(heads.q)))
     return HeadInputs(apply_rotary(heads.q, cos, -sin), apply_rotary(heads.k, cos, -sin), heads.v)
 
 
 def head_scores(heads: HeadInputs) -> Float[Tensor, "q_heads tokens tokens"]:
-    """q k^T / sqrt(head_dim) of every head, minus infinity where a key is later than the query."""
+    """Return q k^T / sqrt(head_dim) per head, minus infinity where a key is after its query."""
     keys = heads.k.repeat_interleave(heads.q.shape[1] // heads.k.shape[1], dim=1)
     scores = torch.einsum("qhd,khd->hqk", heads.q, keys) / math.sqrt(heads.q.shape[-1])
     return scores.masked_fill(~causal_mask(len(keys), len(keys)), -math.inf)

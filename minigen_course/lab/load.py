@@ -1,4 +1,4 @@
-"""A load on a running server from a notebook's cell: `minigen bench serve`'s, as a function."""
+"""Send load to a running server from a notebook's cell, as `minigen bench serve` does."""
 
 import asyncio
 import math
@@ -15,15 +15,15 @@ T = TypeVar("T")
 
 
 def put_load(url: str, load: Sequence[Planned], **target: Any) -> list[Outcome]:
-    """Send each request at its time, whatever became of those before; what became of each.
+    """Send each request at its time, even if earlier ones still run; return all outcomes.
 
-    `target` is further said of `Target`: endpoint, api_key, ignore_eos.
+    `target` are further fields of `Target`: endpoint, api_key, ignore_eos.
     """
     return run_apart(_put(Target(url, **target), load))
 
 
 def run_apart(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in a thread with an event loop of its own; a notebook's cells are in one."""
+    """Run a coroutine in a thread with its own event loop, because notebook cells run in one."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, main).result()
 
@@ -37,13 +37,13 @@ async def _put(target: Target, load: Sequence[Planned]) -> list[Outcome]:
 async def load_test(
     send: Callable[[int], Awaitable[object]], times: Sequence[float], percents: Sequence[float]
 ) -> dict[float, float]:
-    """Percentiles of latency, in seconds, under a load that waits for nobody.
+    """Return percentiles of latency, in seconds, under an open-loop load.
 
-    `send(number)` is begun for each request at its time, in seconds after the call, whatever has
-    become of the others. Its latency is from that time, late or not, until it returns; if it
-    raises, the latency is infinite. A percentile is by nearest rank: the smallest latency that at
-    least so many percent of all requests kept. Source: Schroeder et al. 2006, "Open Versus Closed:
-    A Cautionary Tale".
+    `send(number)` is started for each request at its time in `times` (seconds after the call), even
+    if earlier requests still run. Its latency lasts from that time, even if the start was late,
+    until it returns; the latency is infinite if it raises. A percentile is by nearest rank: the
+    smallest latency that at least that percentage of all requests did not exceed. Source:
+    Schroeder et al. 2006, "Open Versus Closed: A Cautionary Tale".
     """
     clock = asyncio.get_running_loop().time
     started = clock()

@@ -22,26 +22,26 @@ from minigen_course.lab.triton_interpreter import Access, record
 
 
 def watched(run: Callable[[], object], **tensors: Tensor) -> list[Access]:
-    """What the kernel that `run` launches loads and stores.
+    """Return the loads and stores of the kernel that `run` launches.
 
-    Raises `Wrong` where it reaches outside of its tensors, before it does, or cannot be run here.
+    Raises `Wrong` before an access outside its tensors, and if the kernel cannot be run here.
     """
     try:
-        with np.errstate(all="ignore"):  # a GPU says nothing of overflows either
+        with np.errstate(all="ignore"):  # a GPU does not report overflows either
             return record(run, **tensors)
     except (IndexError, OptionError) as error:
         raise Wrong(str(error)) from None
 
 
 def expect_numbers(found: Tensor, what: str, axes: Sequence[str]) -> None:
-    """What was all nan before a kernel ran must be numbers after it."""
+    """Raise `Wrong` if a result that was all nan before a kernel ran still has nan in it."""
     missing = found.isnan().nonzero()
     if len(missing):
         place = zip(axes, missing[0].tolist(), strict=True)
         where = ", ".join(f"{axis} {index}" for axis, index in place)
         raise Wrong(
-            f"{what}: {len(missing)} of {found.numel()} numbers are nan, first at {where}; each "
-            "should be stored. (nan comes of lanes that a mask left out, too, and of infinities.)"
+            f"{what}: {len(missing)} of {found.numel()} numbers are nan, first at {where}; the "
+            "kernel should store each. (Masked lanes and infinities lead to nan, too.)"
         )
 
 
@@ -59,15 +59,15 @@ class Operator:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that it moves."""
+        """The bytes that it moves."""
         return self.bytes_read + self.bytes_written
 
 
 @torch.no_grad()
 def record_operators(run: Callable[[], object]) -> list[Operator]:
-    """What `run` starts, in order; views, which move nothing, are left out.
+    """Return the operators of `run` in order, without views, which move nothing.
 
-    Where an index picks rows, those rows are counted, not the table.
+    If an operator picks rows by index, these rows are counted, not the whole table.
     """
     watching = _Watching()
     with watching:
@@ -97,7 +97,7 @@ def _returns_view(function: Any) -> bool:
 
 
 def _moved(name: str, given: list[Tensor], made: list[Tensor]) -> tuple[int, int]:
-    """Bytes read and written."""
+    """Return the bytes read and written."""
     read, written = sum(map(_num_bytes, given)), sum(map(_num_bytes, made))
     if name in _GATHERS:
         return read - _num_bytes(given[0]) + written, written
@@ -107,7 +107,7 @@ def _moved(name: str, given: list[Tensor], made: list[Tensor]) -> tuple[int, int
 
 
 def _num_bytes(tensor: Tensor) -> int:
-    """Bytes of a tensor's own numbers: what an axis only repeats lies there once."""
+    """Return the bytes of a tensor's numbers in memory; an expanded axis counts once."""
     axes = zip(tensor.shape, tensor.stride(), strict=True)
     return tensor.itemsize * prod(size for size, stride in axes if stride != 0)
 
@@ -118,10 +118,10 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a run took, in bytes: `peak` at once, `largest` of one tensor, `moved` altogether.
+    """The memory of a run, in bytes: `peak` at one time, `largest` tensor, `moved` in total.
 
-    `moved` is what its operators were given and made, each as often as an operator read or wrote
-    it; views move nothing. What an operator takes inside of itself is not seen.
+    `moved` counts each input and result of an operator as often as operators read or wrote it;
+    views move nothing. Memory that an operator uses internally is not seen.
     """
 
     peak: int
@@ -130,14 +130,14 @@ class Memory:
 
 
 def count_memory(run: Callable[[], object]) -> Memory:
-    """Count the tensors that `run` makes; those that were there before count as moved alone."""
+    """Count the tensors that `run` creates; tensors that existed before count only as moved."""
     with _Watch() as watch:
         run()
     return Memory(watch.peak, watch.largest, watch.moved)
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every operator; what was given to one before any had made it was there already."""
+    """Sees every operator; an input that no operator has created existed before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class _Watch(TorchDispatchMode):
 
 
 def _is_view(func: Any, given: list[Tensor], made: list[Tensor]) -> bool:
-    """Whether the operator only looks at what it was given in another way."""
+    """Return whether the operator only returns views of its inputs."""
     old = {each.untyped_storage()._cdata for each in given}
     return not func._schema.is_mutable and all(
         each.untyped_storage()._cdata in old for each in made

@@ -1,4 +1,4 @@
-"""What each program instance of a kernel loads and stores, recorded from Triton's interpreter.
+"""The loads and stores of each program instance of a kernel, from Triton's interpreter.
 
 Needs tensors on the CPU.
 """
@@ -19,12 +19,12 @@ _MAKERS = ("empty", "empty_like", "zeros", "zeros_like", "full", "full_like")
 
 
 def record_programs(launch: Callable[[], object], **tensors: Tensor) -> list[Access]:
-    """Run `launch` in the interpreter; returns its accesses in order.
+    """Run `launch` in the interpreter; return its accesses in order.
 
-    All tensors that the kernel touches are named; one that `launch` makes is "result", the next
-    one "result 2". Raises `IndexError`, before anything is touched, where a program reaches outside
-    of them: on a GPU that would be somebody else's memory. A lane that a load's mask leaves out,
-    and for which it names no `other`, holds NaN or -1, since on a GPU it may hold anything.
+    `tensors` names all tensors that the kernel touches; a tensor that `launch` creates is "result",
+    the next one "result 2". Raises `IndexError` before a program accesses anything outside of them,
+    which on a GPU would be the memory of other data. If a load has a mask but no `other`, its
+    masked lanes hold NaN or -1, because on a GPU they may hold anything.
     """
     accesses: list[Access] = []
     known = dict(tensors)
@@ -34,7 +34,7 @@ def record_programs(launch: Callable[[], object], **tensors: Tensor) -> list[Acc
 
 
 class _Naming(TorchDispatchMode):
-    """Names the tensors that are made."""
+    """Names the tensors that are created."""
 
     def __init__(self, known: dict[str, Tensor]):
         super().__init__()
@@ -57,7 +57,7 @@ def _watching(accesses: list[Access], tensors: dict[str, Tensor]) -> Iterator[No
     def watched_load(ptrs: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
         accesses.extend(_accesses(ptrs, mask, False, tensors))
         loaded = load(ptrs, mask, other, *rest, **named)
-        if other is None and loaded.data.size > 1:  # of one lane Triton hands on no 0 either
+        if other is None and loaded.data.size > 1:  # one lane gets no 0 in Triton either
             loaded.data = _with_anything(loaded.data, mask.data)
         return loaded
 
@@ -73,13 +73,13 @@ def _watching(accesses: list[Access], tensors: dict[str, Tensor]) -> Iterator[No
 
 
 def _with_anything(data: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """What was loaded, with NaN or -1 where the mask left it out."""
+    """Return the loaded data, with NaN or -1 where the mask left it out."""
     missing = np.nan if np.issubdtype(data.dtype, np.floating) else -1
     return np.where(mask.astype(bool), data, np.array(missing).astype(data.dtype))
 
 
 def _accesses(ptrs: Any, mask: Any, is_store: bool, tensors: dict[str, Tensor]) -> list[Access]:
-    """One access for each tensor that the addresses, where the mask lets them, lie in."""
+    """Return one access for each tensor that contains some of the unmasked addresses."""
     wanted = np.broadcast_to(mask.data.astype(bool), ptrs.data.shape)
     addresses = ptrs.data[wanted].astype(np.int64)
     program, found, num_known = tuple(interpreter_builder.grid_idx), [], 0
@@ -100,7 +100,7 @@ def _accesses(ptrs: Any, mask: Any, is_store: bool, tensors: dict[str, Tensor]) 
 
 
 def _num_bytes(tensor: Tensor) -> int:
-    """Bytes from a tensor's first element to its last one's end, what lies between included."""
+    """Return the bytes from a tensor's first element to the end of its last, gaps included."""
     if tensor.numel() == 0:
         return 0
     last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))

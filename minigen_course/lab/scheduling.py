@@ -1,7 +1,7 @@
-"""An engine without a model, in which checks put a scheduler: who runs is written down.
+"""An engine without a model, for checks of a scheduler; it records the batch of each step.
 
-The next token depends on all tokens before it, so that what is computed anew must come out the
-same, and a token that went to somebody else is seen.
+The next token depends on all tokens before it. So recomputed tokens must come out the same, and a
+token that goes to the wrong sequence is noticed.
 """
 
 from typing import Any
@@ -15,11 +15,11 @@ from minigen.sockets.checks_scheduler import CheckedScheduler
 from minigen.trace.events import Trace
 from minigen_course.grading.messages import Wrong, expect
 
-Batch = dict[int, int]  # request -> tokens
+Batch = dict[int, int]  # request -> number of tokens
 
 
 class Hall:
-    """A scheduler at work: `batches` has a dictionary for each step, tokens by request.
+    """A scheduler at work; `batches` has the number of tokens of each request, step by step.
 
     Requests are numbered from 1 in the order of their arrival.
     """
@@ -27,23 +27,23 @@ class Hall:
     def __init__(
         self,
         part: Any,
-        seats: int = 4,
+        max_num_seqs: int = 4,
         budget: int = 16,
         num_blocks: int = 64,
         block_size: int = 4,
     ):
-        rows = seats + 4  # more than seats, so that a scheduler must count them itself
+        rows = max_num_seqs + 4  # more, so that the scheduler must keep the limit
         self.manager = BlockManager(
             BlockAllocator(num_blocks), None, block_size, rows, num_blocks, Trace()
         )
-        self.num_blocks, self.seats = num_blocks, seats
-        made = part(self.manager, seats, budget)
+        self.num_blocks, self.max_num_seqs = num_blocks, max_num_seqs
+        made = part(self.manager, max_num_seqs, budget)
         self.scheduler = CheckedScheduler(made, self.manager, budget, patience=float("inf"))
         self.sequences: list[Sequence] = []
         self.batches: list[Batch] = []
 
     def arrive(self, prompt: int, output: int, logprobs: bool = False) -> int:
-        """A request of so many tokens comes, perhaps for logprobs; returns its number."""
+        """Add a request of `prompt` and `output` tokens, and return its number."""
         number = len(self.sequences) + 1
         prompt_ids = tuple((7 * number + place) % 50 for place in range(prompt))
         self.sequences.append(_sequence(number, prompt_ids, output, logprobs))
@@ -51,10 +51,10 @@ class Hall:
         return number
 
     def step(self) -> Batch:
-        """One step of the engine."""
+        """Run one step, and return its batch."""
         try:
             chunks = self.scheduler.schedule()
-            self._expect_seats()
+            self._expect_limit()
             tokens = [SampledToken(next_token(each)) for each in samples_of(chunks)]
             found = {chunk.sequence.sequence_id: chunk.num_tokens for chunk in chunks}
             for chunk in chunks:
@@ -66,15 +66,15 @@ class Hall:
         return found
 
     def abort(self, number: int) -> None:
-        """Somebody gives a request up."""
+        """Abort a request."""
         self.scheduler.abort(self.sequences[number - 1])
 
     def live(self) -> list[Sequence]:
-        """Who is unfinished."""
+        """Return the unfinished sequences."""
         return [each for each in self.sequences if each.finish_reason is None]
 
     def drain(self, most: int) -> None:
-        """Step until all are answered, in so many steps at most; then nothing is kept."""
+        """Run at most `most` steps; expect all requests to finish and all blocks to be free."""
         for _ in range(most):
             if not self.live():
                 break
@@ -82,16 +82,14 @@ class Hall:
                 waiting = [each.sequence_id for each in self.live()]
                 raise Wrong(
                     f"step {len(self.batches) - 1} is empty, though requests {waiting} are "
-                    "unfinished and there is room; somebody should run."
+                    "unfinished and blocks are free; one of them should run."
                 )
         left = [each.sequence_id for each in self.live()]
-        expect(
-            not left, f"after {len(self.batches)} steps requests {left} should have been answered."
-        )
+        expect(not left, f"after {len(self.batches)} steps requests {left} should have finished.")
         self.expect_whole()
 
     def expect_whole(self) -> None:
-        """All answers are as if alone, and all blocks are free."""
+        """Expect every answer to be as if its request ran alone, and all blocks to be free."""
         for sequence in self.sequences:
             right = _answer_alone(sequence)[: len(sequence.output_ids)]
             if sequence.output_ids != right:
@@ -102,29 +100,29 @@ class Hall:
                 )
                 raise Wrong(
                     f"request {sequence.sequence_id}: token {place} of its answer is "
-                    f"{sequence.output_ids[place]}; alone it should be {right[place]}."
+                    f"{sequence.output_ids[place]}; as if alone, it should be {right[place]}."
                 )
         lost = self.num_blocks - self.manager.num_available
         expect(
-            not lost, f"{lost} blocks were never given back; all should be free when all are done."
+            not lost, f"{lost} blocks were never freed; all should be free when all requests end."
         )
 
-    def _expect_seats(self) -> None:
+    def _expect_limit(self) -> None:
         holders = sorted(each.sequence_id for each in self.manager.rows)
-        if len(holders) > self.seats:
-            raise Wrong(f"requests {holders} run; there should be {self.seats} at most.")
+        if len(holders) > self.max_num_seqs:
+            raise Wrong(f"requests {holders} run; there should be at most {self.max_num_seqs}.")
 
 
 def expect_batches(hall: Hall, expected: list[Batch]) -> None:
-    """Step as often as there are batches, each of which must be as expected."""
+    """Run one step per expected batch, and expect each step to compute it."""
     for right in expected:
         number, found = len(hall.batches), hall.step()
         if found != right:
-            raise Wrong(f"step {number} computed {told(found)}; it should be {told(right)}.")
+            raise Wrong(f"step {number} computed {shown(found)}; it should be {shown(right)}.")
 
 
-def told(batch: Batch) -> str:
-    """A batch in words."""
+def shown(batch: Batch) -> str:
+    """Describe a batch in words."""
     if not batch:
         return "nothing"
     return ", ".join(
@@ -134,7 +132,7 @@ def told(batch: Batch) -> str:
 
 
 def next_token(sequence: Sequence) -> int:
-    """What comes next, by all that was there before."""
+    """Return the next token, which depends on all tokens before it."""
     return (sum(sequence.token_ids) * 7 + len(sequence)) % 50
 
 

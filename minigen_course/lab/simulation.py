@@ -1,8 +1,8 @@
-"""An engine whose steps take the time that a model of a card says: minutes of traffic in a second.
+"""A simulated engine whose steps take the time that a cost model of a GPU predicts.
 
-Scheduler, block manager, allocator and prefix cache are the engine's own, with their own events;
-only the model is missing, and the clock is one that the steps move on. So what is seen is exact,
-and the same on every machine.
+Scheduler, block manager, allocator and prefix cache are the engine's own, with their own events.
+Only the model is missing, and the steps advance a simulated clock. So minutes of traffic take a
+second, and the results are exact and the same on every machine.
 """
 
 from collections import Counter
@@ -29,14 +29,14 @@ BLOCK, LONGEST = 16, 32_768
 
 @dataclass(frozen=True)
 class Card:
-    """A model in bfloat16 on a machine; a step costs `overhead` seconds besides (chapter 17)."""
+    """A model in bfloat16 on a machine; `overhead` is added per step, in seconds (chapter 17)."""
 
     shape: ModelShape = SHAPES["Llama-3-8B"]
     machine: Machine = MACHINES["L4"]
     overhead: float = 2e-3
 
     def seconds(self, chunks: Sequence[ScheduledChunk]) -> float:
-        """How long a step takes: its bytes or its operations, whichever takes longer."""
+        """Return a step's seconds: the longer of its bytes and its FLOPs, plus the overhead."""
         shape = self.shape
         a_token, kv_bytes = shape.flops(0), 2 * shape.kv_numbers(1)
         a_pair = shape.flops(1) - a_token
@@ -50,7 +50,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Ask:
-    """A request: it comes `at` so many seconds, and wants so many tokens."""
+    """A request: its arrival `at` in seconds, its prompt, and the length of its output."""
 
     at: float
     prompt_ids: tuple[int, ...]
@@ -68,9 +68,9 @@ def asks(
     tenant: str = "",
     priority: int = 0,
 ) -> list[Ask]:
-    """Requests at these times, with lengths between these bounds, all equally likely.
+    """Return requests at these times, with lengths drawn uniformly between the bounds.
 
-    Every prompt is `shared`, and then tokens of its own, whose number `prompt` bounds.
+    Every prompt is `shared` followed by tokens of its own, whose number `prompt` bounds.
     """
     rng = np.random.default_rng(seed)
     made = []
@@ -83,12 +83,12 @@ def asks(
 
 @dataclass(frozen=True)
 class Knobs:
-    """What can be set: `LLM.load`'s and the server's limits, under their names."""
+    """The settings of a run: options of `LLM.load` and of the server, under the same names."""
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     num_blocks: int = 3800  # what 24 GB leave beside 8 billion weights in bfloat16
-    prefix_cache: bool = True
+    enable_prefix_caching: bool = True
     scheduler: Callable[..., ContinuousScheduler] = ContinuousScheduler
     max_queue: int | None = None
     max_in_flight_per_key: int | None = None
@@ -107,7 +107,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Run:
-    """What became of the requests, and what the metrics said; `events` are the engine's own."""
+    """The outcomes of the requests, the gauges and the metrics; `events` are the engine's own."""
 
     asks: list[Ask]
     outcomes: list[Outcome]
@@ -116,14 +116,14 @@ class Run:
     events: list[Event]
 
     def of(self, tenant: str) -> list[Outcome]:
-        """The outcomes of one tenant."""
+        """Return the outcomes of one tenant."""
         pairs = zip(self.asks, self.outcomes, strict=True)
         return [outcome for ask, outcome in pairs if ask.tenant == tenant]
 
 
 @dataclass(eq=False)
 class _Clocked(Trace):
-    """A trace by the simulation's clock, in seconds."""
+    """A trace whose times come from the simulated clock, in seconds."""
 
     now: float = 0.0
 
@@ -135,7 +135,7 @@ class _Clocked(Trace):
 
 @dataclass(eq=False)
 class _Engine:
-    """The engine's parts around a clock; `answers` are those under way, with their text's times."""
+    """The engine's parts around a clock; `answers` are unfinished, with their tokens' times."""
 
     knobs: Knobs
     card: Card
@@ -145,7 +145,8 @@ class _Engine:
 
     def __post_init__(self) -> None:
         knobs, allocator = self.knobs, BlockAllocator(self.knobs.num_blocks)
-        prefix_cache = RadixPrefixCache(allocator, BLOCK) if knobs.prefix_cache else None
+        caching = knobs.enable_prefix_caching
+        prefix_cache = RadixPrefixCache(allocator, BLOCK) if caching else None
         self.manager = BlockManager(
             *(allocator, prefix_cache, BLOCK, knobs.max_num_seqs),
             *(min(knobs.num_blocks, LONGEST // BLOCK), self.trace),
@@ -159,7 +160,7 @@ class _Engine:
         return 1 - self.manager.num_available / self.knobs.num_blocks
 
     def refusal(self, ask: Ask) -> str | None:
-        """As the server's door has it: whether a queue is full, or a key has too many."""
+        """Return the server's error if the queue is full or the key has too many requests."""
         waiting = sum(answer.num_cached is None for answer in self.answers)
         most, of_key = self.knobs.max_queue, self.knobs.max_in_flight_per_key
         too_many = of_key is not None and self.keys[ask.tenant] >= of_key
@@ -178,7 +179,7 @@ class _Engine:
         self.scheduler.add(answer)
 
     def step(self) -> tuple[int, list[Answer]]:
-        """Compute a batch: how many tokens it was, and who has finished."""
+        """Compute a batch; return its number of tokens and the finished sequences."""
         started, chunks = self.trace.now, self.scheduler.schedule()
         for chunk in chunks:
             counts = {"tokens": chunk.num_tokens, "computed": chunk.sequence.num_computed}
@@ -199,7 +200,7 @@ class _Engine:
         return num_tokens, ended
 
 
-Stall = tuple[float, float]  # from when, and for how many seconds, the machine stands still
+Stall = tuple[float, float]  # start and length, in seconds, of a time in which no step runs
 
 
 def simulate(
@@ -209,7 +210,7 @@ def simulate(
     then: Callable[[Ask, float], Ask | None] = lambda ask, now: None,
     stall: Stall | None = None,
 ) -> Run:
-    """Serve the requests; `then(ask, now)` may send another when one has been answered."""
+    """Serve the requests; `then(ask, now)` may return another one when a request has ended."""
     engine = _Engine(knobs, card)
     metrics, events = Metrics("simulated", lambda: engine.kv_used), list[Event]()
     engine.trace.subscribe(metrics)

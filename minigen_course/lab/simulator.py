@@ -1,8 +1,8 @@
-"""Requests that arrive while others run, under a clock that says what a step takes.
+"""Requests that arrive while others run, under a simulated clock.
 
-The same arrivals come at the same moments whatever the machine does besides, so that policies can
-be compared, and everybody sees the same. The engine, its scheduler and its blocks are the real
-ones; the model is too, or there is none, and then a second of traffic takes a millisecond.
+The same arrivals come at the same times whatever else the machine does, so policies can be compared
+and every reader sees the same result. The engine, its scheduler and its blocks are the real ones.
+The model is real as well, or there is none, and then a second of traffic takes a millisecond.
 """
 
 import itertools
@@ -31,14 +31,14 @@ from minigen.sockets.checks_scheduler import CheckedScheduler
 from minigen.trace.events import Event, EventKind, Trace
 
 MakeScheduler = Callable[[BlockManager, int, int], Scheduler]
-TICK = 1e-3  # seconds that pass while a scheduler chooses nobody
+TICK = 1e-3  # seconds that pass in a step without a batch
 _OWN: dict[str, type] = {"static": StaticScheduler, "continuous": ContinuousScheduler}
 _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request: when it comes, in seconds, and how many tokens its prompt and its answer have."""
+    """A request: its arrival in seconds, and the lengths of its prompt and output in tokens."""
 
     seconds: float
     prompt: int
@@ -47,9 +47,9 @@ class Arrival:
 
 @dataclass(frozen=True)
 class StepTime:
-    """What a step takes, in seconds: max(read, tokens x token) + overhead, as in chapter 17.
+    """The time of a step in seconds: max(read, tokens x token) + overhead, as in chapter 17.
 
-    `read` is for what every step reads, the weights; `token` for the arithmetic of one token.
+    `read` is the time to read the weights; `token` is the time of one token's arithmetic.
     """
 
     read: float
@@ -57,12 +57,12 @@ class StepTime:
     overhead: float = 0.0
 
     def __call__(self, num_tokens: int) -> float:
-        """Seconds of a step of so many tokens."""
+        """Return the seconds of a step of `num_tokens`."""
         return max(self.read, num_tokens * self.token) + self.overhead
 
 
 class Clock:
-    """A time that goes on when it is told to; calling it tells the seconds."""
+    """A simulated clock; call it to read the time in seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -73,7 +73,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Run:
-    """What an engine did with arrivals; its events have the clock's times.
+    """The result of serving arrivals; its events have the simulated clock's times.
 
     `ids` are the sequences' ids, `prompts` and `outputs` their tokens, in the arrivals' order.
     """
@@ -86,43 +86,43 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """When the last answer was whole."""
+        """The time at which the last answer was complete."""
         return max(event.time_ns for event in self.events) / 1e9
 
     @property
     def num_steps(self) -> int:
-        """How often the model was run."""
+        """The number of steps."""
         return sum(event.kind is EventKind.STEP for event in self.events)
 
     @property
     def num_computed(self) -> int:
-        """Tokens that went through the model, those that were computed again included."""
+        """Tokens that went through the model, including recomputed ones."""
         steps = (event for event in self.events if event.kind is EventKind.STEP)
         return sum(event.counts["tokens"] for event in steps)
 
     @property
     def num_preempted(self) -> int:
-        """How often a request gave its blocks back and waited again."""
+        """How often a request was preempted: it freed its blocks and waited again."""
         return sum(event.kind is EventKind.PREEMPTED for event in self.events)
 
     @property
     def throughput(self) -> float:
-        """Tokens of answers a second."""
+        """Output tokens per second."""
         return sum(len(each) for each in self.outputs) / self.seconds
 
     def token_times(self) -> list[list[float]]:
-        """For each request the seconds at which its tokens came."""
+        """Return the times of each request's tokens, in seconds."""
         return token_times(self.events, self.ids)
 
     def first_tokens(self) -> list[float]:
-        """For each request the seconds from its arrival to its first token (TTFT)."""
+        """Return each request's time to first token (TTFT), in seconds from its arrival."""
         return [
             times[0] - arrival.seconds
             for times, arrival in zip(self.token_times(), self.arrivals, strict=True)
         ]
 
     def gaps(self) -> list[list[float]]:
-        """For each request the seconds between one token and the next (inter-token latency)."""
+        """Return each request's times between tokens (inter-token latency), in seconds."""
         return [
             [late - early for early, late in itertools.pairwise(times)]
             for times in self.token_times()
@@ -130,7 +130,7 @@ class Run:
 
 
 def token_times(events: Iterable[Event], ids: Iterable[int]) -> list[list[float]]:
-    """For each of these requests the seconds at which its tokens came, by the events' own times."""
+    """Return the times of the tokens of each of these requests, in seconds, from the events."""
     found: dict[int | None, list[float]] = {each: [] for each in ids}
     for event in events:
         if event.kind is EventKind.NEW_TOKEN and event.sequence_id in found:
@@ -145,9 +145,10 @@ def random_arrivals(
     outputs: tuple[int, int],
     seed: int = 24,
 ) -> list[Arrival]:
-    """So many requests that come independently of each other, and whose lengths lie between two.
+    """Return `count` requests that arrive independently, with lengths within the bounds.
 
-    The moments are a Poisson process of `a_second` requests; the same seed gives the same traffic.
+    Arrivals are a Poisson process of `a_second` requests per second; lengths are equally likely.
+    The same seed gives the same traffic.
     """
     rng, now, found = random.Random(seed), 0.0, []
     for _ in range(count):
@@ -157,16 +158,16 @@ def random_arrivals(
 
 
 class ClockedRunner:
-    """A runner under a clock: each step takes what `step_time` says, whatever it really takes.
+    """A runner under a simulated clock, on which each step takes its `step_time`.
 
-    Without a `runner` nothing is computed, and all logits are zero.
+    If `runner` is None, nothing is computed and all logits are zero.
     """
 
     def __init__(self, runner: Runner | None, clock: Clock, step_time: StepTime):
         self.runner, self.clock, self.step_time = runner, clock, step_time
 
     def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Float[Tensor, "rows vocab"]:
-        """The runner's logits, once their time has passed."""
+        """Advance the clock by the step's time, and return the runner's logits."""
         self.clock.now += self.step_time(sum(chunk.num_tokens for chunk in chunks))
         if self.runner is None:
             return torch.zeros(len(samples_of(chunks)), 1)
@@ -186,13 +187,13 @@ def simulate(
 ) -> Run:
     """Serve arrivals without a model, by "static", "dynamic", "continuous", or a scheduler class.
 
-    `seats` sequences run at once at most, and a step has `budget` tokens at most; `max_wait` is the
-    dynamic scheduler's. Raises `RequestError` for an arrival that could never run.
+    At most `seats` sequences run at once, and a step has at most `budget` tokens; `max_wait` is for
+    the dynamic scheduler. Raises `RequestError` for an arrival that is too long to run.
     """
     arrivals, clock, trace = tuple(arrivals), Clock(), Trace()
-    room = num_blocks * block_size
+    num_slots = num_blocks * block_size
     for each in arrivals:
-        if each.prompt + each.output > room:
+        if each.prompt + each.output > num_slots:
             raise RequestError(f"{each} does not fit into {num_blocks} blocks of {block_size}.")
     manager = BlockManager(BlockAllocator(num_blocks), None, block_size, seats, num_blocks, trace)
     own: dict[str, Any] = {
@@ -211,9 +212,9 @@ def simulate(
 def serve(
     llm: LLM, arrivals: Iterable[Arrival], text_ids: SequenceOf[int], step_time: StepTime
 ) -> Run:
-    """The same with a loaded model: its scheduler, blocks and weights; only time is the clock's.
+    """Serve arrivals with a loaded model, its scheduler and its blocks; only the time is simulated.
 
-    Prompts are pieces of a text, greedy answers of as many tokens as each arrival says.
+    Prompts are pieces of a text; greedy answers have as many tokens as each arrival states.
     """
     arrivals, clock = tuple(arrivals), Clock()
     runner = ClockedRunner(llm.engine.runner, clock, step_time)
@@ -230,7 +231,7 @@ def drive(
     arrivals: tuple[Arrival, ...],
     prompts: SequenceOf[tuple[int, ...]],
 ) -> Run:
-    """Step an engine until all arrivals are answered, each added when the clock says so."""
+    """Step an engine until all arrivals are answered; each is added at its time on the clock."""
     sequences = [
         _sequence(prompt, each.output) for prompt, each in zip(prompts, arrivals, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""A model so small that a check runs it in a millisecond, of random weights that never change."""
+"""A model so small that a check runs it in a millisecond; its random weights never change."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,13 +12,13 @@ from minigen.model.transformer import Layer, Transformer
 from minigen.protocols import Attend
 
 HIDDEN, Q_HEADS, KV_HEADS, HEAD_DIM, FFN = 12, 4, 2, 6, 20
-EPS = 0.05  # large, so that another one would be seen
+EPS = 0.05  # large, so that a wrong one is noticed
 VOCAB = 29
 
 
 @dataclass(frozen=True)
 class Product:
-    """A linear layer that can only be called and asked for its parts, as a packed one."""
+    """A linear layer that has only a call and its `parts`, like a packed one."""
 
     matrix: Tensor
     parts: tuple[int, ...]
@@ -28,7 +28,7 @@ class Product:
 
 
 def random_layer(head_norms: bool = False) -> Layer:
-    """A small layer of random weights, the same every time."""
+    """Return a small layer of random weights, the same every time."""
     generator = torch.Generator().manual_seed(15)
 
     def drawn(*shape: int) -> Tensor:
@@ -52,7 +52,7 @@ def random_layer(head_norms: bool = False) -> Layer:
 
 @dataclass(frozen=True)
 class RecordingModel(Transformer):
-    """A small model that writes down which tokens it is asked to compute, at which positions."""
+    """A small model that records the tokens that it computes, and their positions."""
 
     windows: Sequence[int | None]
     steps: list[tuple[list[int], list[int]]] = field(default_factory=list)
@@ -62,14 +62,14 @@ class RecordingModel(Transformer):
         return Transformer.__call__(self, token_ids, positions, attend)
 
     def whole(self, ids: list[int]) -> Tensor:
-        """The logits after a text, computed at once."""
+        """Return the logits after a text, computed in one pass."""
         attend = attend_packed([len(ids)], self.windows)
         hidden = Transformer.__call__(self, torch.tensor(ids), torch.arange(len(ids)), attend)
         return self.logits(hidden[-1:])[0]
 
 
 def recording_model(windows: Sequence[int | None]) -> RecordingModel:
-    """A model of as many layers as there are windows."""
+    """Return a model with one layer per window."""
     embedding, head = torch.randn(2, VOCAB, HIDDEN, generator=torch.Generator().manual_seed(17))
     return RecordingModel(
         embedding=embedding,

@@ -1,4 +1,4 @@
-"""The parts that a loop puts together, in which each call is written down; for chapter 25."""
+"""The parts around an engine's loop, which record how they are called; for chapter 25."""
 
 from collections.abc import Sequence as SequenceOf
 from typing import Any
@@ -19,10 +19,9 @@ VOCAB = 50
 
 
 class Stage:
-    """The parts that a loop puts together, each of which writes down how it was called.
+    """Scheduler, runner and sampler in one object, which records how a loop calls them.
 
-    `delivered` has (request, token, finish reason at that moment) in order; the stage is scheduler,
-    runner and sampler in one.
+    `delivered` has (request, token, finish reason at that moment) in order.
     """
 
     def __init__(self, part: Any, budget: int = 16, num_blocks: int = 64):
@@ -38,7 +37,7 @@ class Stage:
         self.loop = part(self, self, self.sample, self.deliver)
 
     def arrive(self, prompt: int, output: int, n: int = 1, number: int | None = None) -> Sequence:
-        """A request of so many tokens, and answers, comes; its first answer's sequence."""
+        """Add a request with `n` answers, and return the sequence of its first answer."""
         first = len(self.sequences) + 1 if number is None else number
         prompt_ids = tuple((7 * first + place) % VOCAB for place in range(prompt))
         family = [
@@ -51,7 +50,7 @@ class Stage:
         return family[0]
 
     def step(self) -> int:
-        """One step of the loop: the calls of the parts come in order, each once."""
+        """Run one step of the loop; expect it to call the parts in order, each once."""
         self.calls = []
         found = self.loop.step()
         calls = ["schedule", "logits", "sample", "commit"]
@@ -69,22 +68,22 @@ class Stage:
         return int(found)
 
     def drain(self, most: int = 60) -> None:
-        """Step until all are answered; then every token was delivered once, to its own."""
+        """Step until all sequences are finished; expect every token to be delivered once."""
         for _ in range(most):
             if all(each.finish_reason for each in self.sequences):
                 break
-            expect(self.step() > 0, "a step returned 0, though somebody should run.")
+            expect(self.step() > 0, "a step returned 0; it should run an unfinished request.")
         left = [each.sequence_id for each in self.sequences if not each.finish_reason]
-        expect(not left, f"after {most} steps requests {left} should have been answered.")
+        expect(not left, f"after {most} steps requests {left} should have finished.")
         self.expect_whole()
 
     def expect_whole(self) -> None:
-        """Deliveries are the sequences' outputs, and nothing is kept of who has finished."""
+        """Expect deliveries to be the sequences' outputs, and no state of finished sequences."""
         for sequence in self.sequences:
             number = sequence.sequence_id
             found = [(token, reason) for each, token, reason in self.delivered if each == number]
             tokens = [token for token, _ in found]
-            expect_equal(tokens, sequence.output_ids, f"tokens delivered of request {number}")
+            expect_equal(tokens, sequence.output_ids, f"tokens delivered for request {number}")
             reasons: list[str | None] = [None] * len(found)
             if sequence.finish_reason in ("stop", "length") and found:
                 reasons[-1] = sequence.finish_reason
@@ -94,21 +93,21 @@ class Stage:
             )
         expect_equal(sorted(self.loop.live), [], "ids in live when all have finished")
         lost = self.num_blocks - self.manager.num_available
-        expect(not lost, f"{lost} blocks should have been given back.")
+        expect(not lost, f"{lost} blocks should have been freed.")
 
     def add(self, sequence: Sequence) -> None:
-        """The scheduler's: queue it."""
+        """Queue a sequence, as the scheduler."""
         self.scheduler.add(sequence)
 
     def schedule(self) -> list[ScheduledChunk]:
-        """The scheduler's: who runs."""
+        """Choose the chunks of a step, as the scheduler."""
         self.calls.append("schedule")
         self.chunks = self.scheduler.schedule()
         self.samples = samples_of(self.chunks)
         return list(self.chunks)
 
     def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Tensor:
-        """The runner's: a row for each sample, whose greatest number is the right token's."""
+        """Return a row for each sample, largest at the right token, as the runner."""
         self.calls.append("logits")
         expect(len(chunks) > 0, "the runner was given an empty batch; it should not be called.")
         expect(list(chunks) == self.chunks, "the runner should be given the chunks of schedule.")
@@ -118,35 +117,35 @@ class Stage:
         return self.rows
 
     def sample(self, logits: Tensor, sequences: SequenceOf[Sequence]) -> list[SampledToken]:
-        """The sampler's: the greatest of each row."""
+        """Return the token with the largest logit of each row, as the sampler."""
         self.calls.append("sample")
-        expect(len(self.samples) > 0, "nobody gets a token; the sampler should not be called.")
+        expect(len(self.samples) > 0, "no sequence gets a token; the sampler should not be called.")
         expect(logits is self.rows, "the sampler should be given the runner's logits, all of them.")
         found = [each.sequence_id for each in sequences]
         right = [each.sequence_id for each in self.samples]
-        expect_equal(found, right, "requests that the sampler is given, a row of logits for each")
+        expect_equal(found, right, "the requests given to the sampler, one per row of logits")
         return [SampledToken(int(row.argmax())) for row in logits]
 
     def commit(
         self, chunks: SequenceOf[ScheduledChunk], tokens: SequenceOf[SampledToken]
     ) -> list[tuple[Sequence, SampledToken]]:
-        """The scheduler's: count, append."""
+        """Count the computed tokens and append the new ones, as the scheduler."""
         if "commit" in self.calls:
             raise Wrong("commit was called twice in one step; each step should be counted once.")
         self.calls.append("commit")
         if not chunks:
             return []
         expect(list(chunks) == self.chunks, "commit should be given the chunks of schedule.")
-        expect_equal(len(tokens), len(self.samples), "the number of tokens that commit is given")
+        expect_equal(len(tokens), len(self.samples), "the number of tokens given to commit")
         right = [(next_token(each) + each.choice) % VOCAB for each in self.samples]
-        expect_equal([each.token_id for each in tokens], right, "tokens that commit is given")
+        expect_equal([each.token_id for each in tokens], right, "the tokens given to commit")
         return self.scheduler.commit(chunks, tokens)
 
     def abort(self, sequence: Sequence) -> None:
-        """The scheduler's: let it go."""
+        """Abort a sequence, as the scheduler."""
         self.calls.append("abort")
         self.scheduler.abort(sequence)
 
     def deliver(self, sequence: Sequence, token: SampledToken) -> None:
-        """Whoever asked for the sequence gets a token."""
+        """Deliver a token to the client of the sequence."""
         self.delivered.append((sequence.sequence_id, token.token_id, sequence.finish_reason))

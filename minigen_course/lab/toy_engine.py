@@ -1,7 +1,7 @@
 """The real engine around a toy model, which shows at once when keys and values are mixed up.
 
-A slot of its cache holds a token; the next token follows from all tokens that a sequence's slots
-hold, in their order. So whoever writes into a wrong slot, or forgets a token, changes an answer.
+A slot of its KV cache holds a token. The next token follows from all tokens in a sequence's slots,
+in order. So a part that writes into a wrong slot, or forgets a token, changes an answer.
 """
 
 from collections.abc import Callable
@@ -29,20 +29,20 @@ SlotsOf = Callable[[list[int], int, int, int], list[int]]
 def right_slots(
     block_ids: list[int], num_computed: int, num_new: int, block_size: int
 ) -> list[int]:
-    """The slots of a sequence's next `num_new` tokens, where `num_computed` stand before them."""
+    """Return the slots of a sequence's next `num_new` tokens, after `num_computed` earlier ones."""
     return paged.slots_of(block_ids, range(num_computed, num_computed + num_new), block_size)
 
 
 @dataclass(frozen=True)
 class Served:
-    """What became of some prompts: the answers, what clients were told as it came, and the work.
+    """The result of serving prompts: the answers, what clients received, and the work.
 
-    `answers` are token ids by prompt, as the finished sequences hold them; `told` are the tokens
-    that were streamed to each client.
+    `answers` are token ids per prompt, as the finished sequences hold them; `streamed` are the
+    tokens that each client received.
     """
 
     answers: list[list[int]]
-    told: list[list[int]]
+    streamed: list[list[int]]
     num_steps: int = field(compare=False)
     num_preempted: int = field(compare=False)
 
@@ -56,7 +56,7 @@ class ToyRunner:
         self.pool = [0] * (size * (manager.tables.shape[1] + 1))
 
     def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Tensor:
-        """One row for each chunk whose sequence is computed to its end."""
+        """Return one row of logits for each chunk that gets a token."""
         self._copy_blocks()
         for chunk in chunks:
             self._store(chunk)
@@ -90,7 +90,7 @@ class ToyRunner:
 
 
 def likeliest(logits: Tensor, sequences: SequenceOf[Sequence]) -> list[SampledToken]:
-    """Greedy choice."""
+    """Return the token with the largest logit of each row."""
     return [SampledToken(int(row.argmax())) for row in logits]
 
 
@@ -106,10 +106,10 @@ def serve_toy(
     max_num_seqs: int = 8,
     max_num_batched_tokens: int = 64,
 ) -> Served:
-    """Serve all prompts at once, `max_tokens` to each; fewer `num_blocks` make memory short.
+    """Serve all prompts at once, with `max_tokens` each; few `num_blocks` lead to preemption.
 
-    Parts are classes, made as `LLM.load` makes them. Raises `RuntimeError` if the engine comes to
-    no end, and whatever a part raises.
+    Parts are classes, which are built as in `LLM.load`. Raises `RuntimeError` if requests are
+    unfinished after `MOST_STEPS` steps, and any error of a part.
     """
     allocator, trace, preempted = BlockAllocator(num_blocks), Trace(), 0
     cache = None if prefix_cache is None else prefix_cache(allocator, block_size)
@@ -121,7 +121,7 @@ def serve_toy(
         Sequence(number, tuple(prompt), greedy, 0, max_tokens, frozenset())
         for number, prompt in enumerate(prompts)
     ]
-    told: list[list[int]] = [[] for _ in sequences]
+    streamed: list[list[int]] = [[] for _ in sequences]
 
     def count(event: Event) -> None:
         nonlocal preempted
@@ -134,7 +134,7 @@ def serve_toy(
         while engine.has_work():
             num_steps += 1
             if num_steps > MOST_STEPS:
-                raise RuntimeError(f"after {MOST_STEPS} steps there are requests without an end")
+                raise RuntimeError(f"after {MOST_STEPS} steps some requests are unfinished")
             for sequence, token in engine.step():
-                told[sequence.sequence_id].append(token.token_id)
-    return Served([each.output_ids for each in sequences], told, num_steps, preempted)
+                streamed[sequence.sequence_id].append(token.token_id)
+    return Served([each.output_ids for each in sequences], streamed, num_steps, preempted)

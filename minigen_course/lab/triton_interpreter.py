@@ -1,9 +1,8 @@
-"""Triton's interpreter for a while: kernels run on the CPU, and can be compiled before and after.
+"""Run Triton kernels on the CPU in Triton's interpreter, and compile them before and after.
 
 Triton decides when it is imported: under TRITON_INTERPRET=1 it interprets every kernel, otherwise
-none. Here a process has both. What the interpreter changes in Triton's language is put back. Where
-Triton is not installed this can be imported all the same, and each function says so when it is
-used.
+none. Here one process can do both, because the interpreter's changes to Triton's language are
+undone. This module can be imported without Triton; its functions then raise `OptionError`.
 """
 
 import inspect
@@ -25,17 +24,17 @@ from minigen.errors import OptionError
 
 
 def need_triton() -> None:
-    """Raises `OptionError`, which says what to do, where Triton is not installed."""
+    """Raise `OptionError`, which says what to do, if Triton is not installed."""
     if find_spec("triton") is None:
         raise OptionError(
-            "This needs Triton, which is there for Linux alone: pip install 'minigen[gpu]' (on "
-            "Windows inside WSL), or open the notebook on Colab. No GPU is needed. Until then, "
-            "read on: the pages hold every output."
+            "This needs Triton, which exists for Linux only: pip install 'minigen[gpu]' (on "
+            "Windows inside WSL), or open the notebook on Colab. No GPU is needed. You can also "
+            "just read on: the pages show every output."
         )
 
 
 def triton_part(module: str) -> Any:
-    """A module that imports Triton at once; raises `OptionError` where that cannot be."""
+    """Import a module that needs Triton; raise `OptionError` if it is not installed."""
     need_triton()
     return import_module(module)
 
@@ -51,9 +50,9 @@ __all__ = ["tl"]
 
 @dataclass(frozen=True)
 class Access:
-    """One load or store of one program: which elements of which tensor, masked ones left out.
+    """One load or store of one program: the elements of a tensor, without masked ones.
 
-    `offsets` count from the tensor's first element, as it lies in memory.
+    `offsets` count elements in memory from the tensor's first one.
     """
 
     program: tuple[int, int, int]
@@ -64,17 +63,17 @@ class Access:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that it moves."""
+        """The bytes that it moves."""
         return len(self.offsets) * self.itemsize
 
 
 def bytes_moved(accesses: list[Access]) -> int:
-    """Bytes of all loads and stores."""
+    """Return the bytes of all loads and stores."""
     return sum(access.num_bytes for access in accesses)
 
 
 def bytes_required(accesses: list[Access]) -> int:
-    """Bytes if each element were loaded at most once, and stored at most once."""
+    """Return the bytes if each element were loaded at most once and stored at most once."""
     once: dict[tuple[str, bool], set[int]] = {}
     sizes = {access.tensor: access.itemsize for access in accesses}
     for access in accesses:
@@ -93,10 +92,10 @@ if HAS_TRITON:
 
 @contextmanager
 def interpreted() -> Generator[None, None, None]:
-    """While the block runs, kernels that are launched run in the interpreter, program by program.
+    """Run kernels in the interpreter, program by program, while the block runs.
 
-    Their tensors are on the CPU. What a kernel raises is raised as it is. Raises `OptionError`
-    where there is no Triton.
+    Their tensors must be on the CPU. An error of a kernel is raised as it is. Raises `OptionError`
+    if Triton is not installed.
     """
     need_triton()
     if JITFunction.run is _run:  # within another such block
@@ -117,10 +116,10 @@ def interpreted() -> Generator[None, None, None]:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Start a kernel's programs: interpreted where its tensors are on a CPU, else on their GPU.
+    """Launch a kernel: interpreted if its tensors are on a CPU, otherwise on their GPU.
 
-    `kernel` may be a plain function, of which `triton.jit` would make a kernel. Raises what the
-    kernel raises, `TypeError` for what is no kernel, and `OptionError` where there is no Triton.
+    `kernel` may be a plain function, without `triton.jit`. Raises any error of the kernel,
+    `TypeError` for what is no kernel, and `OptionError` if Triton is not installed.
     """
     kernel = inspect.unwrap(kernel)
     if not inspect.isfunction(getattr(kernel, "fn", kernel)):
@@ -134,7 +133,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
 
 
 def record(run: Callable[[], object], **tensors: Tensor) -> list[Access]:
-    """Call `lab.programs.record_programs`; raises `OptionError` where there is no Triton."""
+    """Call `lab.programs.record_programs`; raise `OptionError` if Triton is missing."""
     need_triton()
     found: list[Access] = import_module("minigen_course.lab.programs").record_programs(
         run, **tensors
@@ -143,13 +142,13 @@ def record(run: Callable[[], object], **tensors: Tensor) -> list[Access]:
 
 
 def _places() -> tuple[Any, ...]:
-    """Whatever the interpreter changes attributes of."""
+    """Return the objects whose attributes the interpreter changes."""
     core = tl.core
     return tl, core, tl.math, tl.tensor, tl.dtype, tl.condition, core.tensor_descriptor_base
 
 
 def _run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
-    """Stands in for `JITFunction.run`, which would look for a GPU."""
+    """Replace `JITFunction.run`, which would look for a GPU."""
     function = kernel if inspect.isfunction(kernel) else kernel.fn
     try:
         _interpretable(function).run(*arguments, grid=grid, warmup=warmup, **named)
@@ -158,7 +157,7 @@ def _run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) ->
 
 
 def _call(function: Any, *arguments: Any, **named: Any) -> Any:
-    """Stands in for the call of one jit function by another."""
+    """Replace the call of one jit function by another."""
     return _interpretable(function.fn).rewrite()(*arguments, **named)
 
 
@@ -173,15 +172,15 @@ def _interpretable(function: Callable[..., Any]) -> Any:
 
 
 def _with_its_source(function: Any) -> Any:
-    """The function; where its source cannot be had, a copy that does not say where it is from.
+    """Return the function, or a copy without a file name if its source is not available.
 
-    The interpreter rewrites the source that it finds, and of a function that came from another
-    process, or out of a text, it would find another one's.
+    The interpreter rewrites the source that it finds. For a function from another process, or from
+    a text, it would find the source of another function.
     """
     if _has_source(function):
         return function
     code = function.__code__.replace(co_filename="<kernel>")
-    names = {"tl": tl, **function.__globals__}  # an empty one came without it
+    names = {"tl": tl, **function.__globals__}  # an empty kernel arrives without it
     own = function.__name__, function.__defaults__, function.__closure__
     alone = FunctionType(code, names, *own)
     alone.__annotations__, alone.__module__ = function.__annotations__, ""
@@ -189,7 +188,7 @@ def _with_its_source(function: Any) -> Any:
 
 
 def _has_source(function: FunctionType) -> bool:
-    """Whether what Python takes for the function's source compiles to its code."""
+    """Return whether the source that Python finds for the function compiles to its code."""
     try:
         found = compile(textwrap.dedent(inspect.getsource(function)), "source", "exec")
     except (OSError, SyntaxError, TokenError):

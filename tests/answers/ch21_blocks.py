@@ -10,7 +10,7 @@ from tests.answers import Answers
 
 
 class CountedAllocator:
-    """Right: owners in a counter, and what nobody owns is found by looking."""
+    """Right: owners in a counter; free blocks are found by a search."""
 
     def __init__(self, num_blocks: int):
         self.blocks, self.owners = range(1, num_blocks + 1), Counter[int]()
@@ -46,7 +46,7 @@ class CountedAllocator:
 
 
 class LowestFirst:
-    """Right: the free ones in a heap, owners only of those that have some."""
+    """Right: free blocks in a heap; reference counts only for owned blocks."""
 
     def __init__(self, num_blocks: int):
         self.free, self.owners = list(range(1, num_blocks + 1)), dict[int, int]()
@@ -81,17 +81,17 @@ class LowestFirst:
         return self.owners.get(block_id, 0)
 
 
-EVERYBODYS: deque[int] = deque([1, 2, 3, 4, 5])
+SHARED_FREE_LIST: deque[int] = deque([1, 2, 3, 4, 5])
 
 
 def wrong_allocator(name: str) -> type:
     class Allocator:
         def __init__(self, num_blocks: int):
-            first = 0 if name == "hands out block 0" else 1
+            first = 0 if name == "allocates block 0" else 1
             end = num_blocks if name == "one block too few" else num_blocks + 1
             self.free = deque(range(first, end + (name == "one block too many")))
             if name == "one pool for all":
-                self.free = EVERYBODYS
+                self.free = SHARED_FREE_LIST
             self.owners = [0] * (num_blocks + 2)
             self.taken: list[int] = []
 
@@ -102,15 +102,17 @@ def wrong_allocator(name: str) -> type:
             return len(self.free)
 
         def allocate(self, count: int) -> Any:
-            enough = count < len(self.free) if name == "keeps one back" else count <= self.num_free
+            enough = (
+                count < len(self.free) if name == "never the last one" else count <= self.num_free
+            )
             if not enough and name == "returns None":
                 return None
             if not enough and name == "ValueError":
                 raise ValueError("too many")
-            if not enough and name not in ("gives what there is", "takes, then raises"):
+            if not enough and name not in ("allocates fewer blocks", "allocates, then raises"):
                 raise OutOfBlocksError("too many")
             taken = [self.free.popleft() for _ in range(min(count, len(self.free)))]
-            if not enough and name == "takes, then raises":
+            if not enough and name == "allocates, then raises":
                 raise OutOfBlocksError("too many")
             for each in taken:
                 self.owners[each] = 0 if name == "no owner at first" else 1
@@ -140,7 +142,7 @@ def wrong_allocator(name: str) -> type:
                 self.owners[each] -= 1
                 if name == "frees at once":
                     self.owners[each] = 0
-                if self.owners[each] == 0 or name == "tells all":
+                if self.owners[each] == 0 or name == "returns all":
                     freed.append(each)
             if name == "frees what is shared":
                 self.free.extend(block_ids)
@@ -159,17 +161,18 @@ def wrong_allocator(name: str) -> type:
 
 
 WRONG_ALLOCATORS = [
-    *("hands out block 0", "one block too few", "one block too many", "one pool for all"),
-    *("counts owned blocks", "keeps one back", "returns None", "ValueError", "gives what there is"),
-    *("takes, then raises", "no owner at first", "owners add up", "returns a tuple"),
+    *("allocates block 0", "one block too few", "one block too many", "one pool for all"),
+    *("counts owned blocks", "never the last one", "returns None", "ValueError"),
+    *("allocates fewer blocks", "allocates, then raises", "no owner at first", "owners add up"),
+    "returns a tuple",
     *("shares free blocks", "share does nothing", "share adds two", "releases the first only"),
-    *("releases free blocks", "frees at once", "tells all", "frees what is shared", "leaks"),
+    *("releases free blocks", "frees at once", "returns all", "frees what is shared", "leaks"),
     *("release returns None", "owned or not", "the same list again"),
 ]
 
 
 def checks_the_pool_first(allocator: Any, table: list[int], index: int) -> Any:
-    """Right, and raises by itself."""
+    """Right: raises the error itself."""
     old = table[index]
     if allocator.num_owners(old) <= 1:
         return None
@@ -182,7 +185,7 @@ def checks_the_pool_first(allocator: Any, table: list[int], index: int) -> Any:
 
 
 def takes_first(allocator: Any, table: list[int], index: int) -> Any:
-    """Right, with the cases the other way round."""
+    """Right: the two cases in the opposite order."""
     shared = allocator.num_owners(table[index]) != 1
     if shared:
         pair = table[index], allocator.allocate(1)[0]
@@ -216,12 +219,12 @@ def wrong_copy(name: str) -> Any:
         if name == "new block at the end":
             table[place] = source
             table.append(target)
-        if name == "old block kept":
+        if name == "old block leaked":
             return source, target
         allocator.release([target] if name == "releases the new one" else [source])
         if name == "shares the new one":
             allocator.share([target])
-        if name == "pair the wrong way round":
+        if name == "pair in the wrong order":
             return target, source
         if name == "returns the new block":
             return target
@@ -233,15 +236,15 @@ def wrong_copy(name: str) -> Any:
 WRONG_COPIES = [
     *("always the last block", "changes first", "releases first", "copies from three owners on"),
     *("always copies", "returns False", "writes in place when full", "table forgotten"),
-    *("new block at the end", "old block kept", "releases the new one", "shares the new one"),
-    *("pair the wrong way round", "returns the new block", "returns None"),
+    *("new block at the end", "old block leaked", "releases the new one", "shares the new one"),
+    *("pair in the wrong order", "returns the new block", "returns None"),
 ]
 
 ANSWERS = {
     "BlockAllocator": Answers(
         right=(CountedAllocator, LowestFirst, wrong_allocator("nothing")),
         wrong={name: wrong_allocator(name) for name in WRONG_ALLOCATORS},
-        equivalent={"1 -> 2 #4": "a count more than there are blocks, which nobody looks at"},
+        equivalent={"1 -> 2 #4": "one count more than there are blocks; it is never read"},
     ),
     "copy_on_write": Answers(
         right=(checks_the_pool_first, takes_first, wrong_copy("nothing")),

@@ -20,7 +20,7 @@ def by_divmod(block_ids: Sequence[int], positions: Iterable[int], block_size: in
 
 
 def by_all_slots(block_ids: Sequence[int], positions: Iterable[int], block_size: int) -> list[int]:
-    """Right: all slots of the table, of which the positions are chosen."""
+    """Right: lists all slots of the table and picks the positions."""
     starts = np.array(block_ids) * block_size
     slots = (starts[:, None] + np.arange(block_size)).flatten()
     return slots[list(positions)].tolist()
@@ -41,7 +41,7 @@ def wrong_slots(name: str) -> Any:
                 return block_ids[position // size] * size + position
             case "always blocks of 4":
                 return block_ids[position // 4] * 4 + position % 4
-            case "index and offset exchanged":
+            case "index and offset swapped":
                 return block_ids[position % size % len(block_ids)] * size + position // size
             case "block not multiplied":
                 return block_ids[position // size] + position % size
@@ -62,14 +62,14 @@ def wrong_slots(name: str) -> Any:
 
 WRONG_SLOTS = [
     *("one slot too far", "blocks counted from one", "as if contiguous", "offset forgotten"),
-    *("position for offset", "always blocks of 4", "index and offset exchanged"),
+    *("position for offset", "always blocks of 4", "index and offset swapped"),
     *("block not multiplied", "last block for all", "positions from zero", "only the last"),
     "returns None",
 ]
 
 
 class ListOfBlocks:
-    """Right: a tensor for each layer and half, token by token."""
+    """Right: separate tensors for keys and values of each layer, token by token."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class ListOfBlocks:
 
 
 class BySlots:
-    """Right: one long axis of slots, and no blocks but in numbers."""
+    """Right: one long axis of slots; blocks exist only as numbers."""
 
     def __init__(self, layers: int, num_blocks: int, kv_heads: int, *sizes: Any):
         self.block_size, head_dim, dtype = sizes
@@ -146,7 +146,7 @@ def wrong_pool(name: str) -> type:
                 slots = slots[0] + torch.arange(len(slots))
             if name == "sorted slots":
                 slots = slots.sort().values
-            if name == "keys and values exchanged":
+            if name == "keys and values swapped":
                 k, v = v, k
             for half, new in zip(self.kv[layer_id], (k, v), strict=True):
                 flat = half.flatten(0, 1)
@@ -168,11 +168,11 @@ def wrong_pool(name: str) -> type:
                 block_table = block_table.flatten()
             if name == "first block only":
                 block_table = block_table[..., :1]
-            if name == "neighbours":
+            if name == "as if adjacent":
                 first = block_table[..., :1]
                 block_table = (first + torch.arange(block_table.shape[-1])) % self.kv.shape[2]
             keys, values = (half[block_table % len(half)] for half in self.kv[layer_id])
-            if name == "blocks left apart":
+            if name == "blocks not joined":
                 return keys, values
             if name == "a view":
                 keys, values = (half[int(block_table.flatten()[0])] for half in self.kv[layer_id])
@@ -186,7 +186,7 @@ def wrong_pool(name: str) -> type:
 
         def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
             for source, target in pairs:
-                if name == "copies the wrong way round":
+                if name == "copies backwards":
                     source, target = target, source
                 if name == "copies the first layer":
                     self.kv[0, :, target] = self.kv[0, :, source]
@@ -206,10 +206,11 @@ def wrong_pool(name: str) -> type:
 
 WRONG_POOLS = [
     *("no block 0", "not cleared", "always float32", "always blocks of 16", "one layer for all"),
-    *("one slot too far", "from the first slot on", "sorted slots", "keys and values exchanged"),
+    *("one slot too far", "from the first slot on", "sorted slots", "keys and values swapped"),
     *("slots as blocks", "values forgotten", "sorted table", "one table only", "all rows in one"),
-    *("first block only", "neighbours", "blocks left apart", "a view", "keys only", "heads first"),
-    *("returns None", "copies the wrong way round", "copies the first layer", "copies keys only"),
+    *("first block only", "as if adjacent", "blocks not joined", "a view", "keys only"),
+    *("heads first", "returns None", "copies backwards", "copies the first layer"),
+    "copies keys only",
     *("copies one slot", "copies nothing", "moves", "copies the first pair"),
 ]
 
@@ -223,8 +224,8 @@ ANSWERS = {
         right=(ListOfBlocks, BySlots, wrong_pool("nothing")),
         wrong={name: wrong_pool(name) for name in WRONG_POOLS},
         equivalent={
-            "1 -> 2": "a block more than there are, which nobody asks for",
-            "True -> False": "zip's strict: keys and values are two, as the halves are",
+            "1 -> 2": "one block more than there are; it is never used",
+            "True -> False": "zip's strict: there are two halves, for keys and for values",
             "True -> False #2": "zip's strict: every pair has a source and a target",
         },
     ),

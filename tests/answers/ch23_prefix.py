@@ -8,7 +8,7 @@ from tests.answers import Answers
 
 
 def chain_cache(name: str) -> type:
-    """Right if it is wrong in nothing: a dict from all tokens so far to a block, a hash chain."""
+    """A hash chain: a dict from all tokens so far to a block; right if `name` names no mistake."""
 
     class ChainCache:
         def __init__(self, allocator: Any, block_size: int):
@@ -25,7 +25,7 @@ def chain_cache(name: str) -> type:
             return len(self.idle)
 
         def match(self, token_ids: Any, salt: Any = None) -> list[int]:
-            left = 0 if name == "nothing left over" else 1
+            left = 0 if name == "leaves no token" else 1
             found = []
             for index in range(max(len(token_ids) - left, 0) // self.size):
                 block = self.blocks.get(self._path(token_ids, index, salt))
@@ -59,67 +59,67 @@ def chain_cache(name: str) -> type:
                     self._use([known])
                 else:
                     self._use([known])
-                if name == "keeps one block at a time":
+                if name == "caches one block at a time":
                     break
-            return [] if name == "tells of no exchange" else exchanged
+            return [] if name == "returns no exchange" else exchanged
 
         def acquire(self, block_ids: Any) -> None:
-            if name == "join shares too":
+            if name == "acquire shares too":
                 self.allocator.share(block_ids)
-            if name != "join forgets the fork":
+            if name != "acquire counts nothing":
                 self._use(block_ids)
 
         def release(self, block_ids: Any) -> None:
-            in_order = block_ids if name == "first block leaves first" else reversed(block_ids)
+            in_order = block_ids if name == "first block released first" else reversed(block_ids)
             for block in list(in_order):
                 self.users[block] -= 1
-                if self.users[block] == 0 or name == "idle at the first leave":
+                if self.users[block] == 0 or name == "idle at the first release":
                     self.idle[block] = None
-            if name == "leave releases too":
+            if name == "release releases the owners":
                 self.allocator.release(block_ids)
 
         def evict(self, count: int) -> list[int]:
             order = list(self.idle)
-            if name == "the newest goes first":
+            if name == "evicts the newest first":
                 order.reverse()
             gone = order[: count + 1 if name == "evicts one too many" else count]
             for block in gone:
                 del self.idle[block]
                 path = self.paths.pop(block)
-                if name != "evicted is still found":
+                if name != "evicted blocks are still found":
                     del self.blocks[path]
             if name != "evict releases nothing":
                 self.allocator.release(gone)
-            return [] if name == "evict tells of nothing" else gone
+            return [] if name == "evict returns nothing" else gone
 
         def _use(self, block_ids: Any) -> None:
             for block in block_ids:
                 self.users[block] = self.users.get(block, 0) + 1
-                if name != "used ones stay idle":
+                if name != "used blocks stay idle":
                     self.idle.pop(block, None)
 
         def _path(self, token_ids: Any, index: int, salt: Any) -> Any:
             begin = index * self.size if name == "looks at one block only" else 0
             tokens = tuple(token_ids[begin : (index + 1) * self.size])
-            return tokens if name == "salts forgotten" else (salt, tokens)
+            return tokens if name == "salts ignored" else (salt, tokens)
 
     return ChainCache
 
 
 WRONG = [
-    *("everything counts as evictable", "nothing left over"),
+    *("everything counts as evictable", "leaves no token"),
     *("leaves the last block out", "match shares nothing", "match counts no users"),
     *("the newer block wins", "insert shares nothing", "the own block is not released"),
-    *("keeps one block at a time", "tells of no exchange", "join shares too"),
-    *("join forgets the fork", "first block leaves first", "idle at the first leave"),
-    *("leave releases too", "the newest goes first", "evicts one too many"),
-    *("evicted is still found", "evict releases nothing", "evict tells of nothing"),
-    *("used ones stay idle", "looks at one block only", "salts forgotten"),
+    *("caches one block at a time", "returns no exchange", "acquire shares too"),
+    *("acquire counts nothing", "first block released first", "idle at the first release"),
+    *("release releases the owners", "evicts the newest first", "evicts one too many"),
+    *("evicted blocks are still found", "evict releases nothing", "evict returns nothing"),
+    *("used blocks stay idle", "looks at one block only", "salts ignored"),
 ]
 
 
 class StampedTree:
-    """Right, and a tree of dicts whose blocks carry the time of their last use."""
+    """Right: a tree of dicts; each block has the time of its last use."""
 
     def __init__(self, allocator: Any, block_size: int):
         self.allocator, self.size = allocator, block_size
@@ -202,6 +202,6 @@ ANSWERS = {
     "RadixPrefixCache": Answers(
         right=(chain_cache("nothing"), StampedTree),
         wrong={name: chain_cache(name) for name in WRONG},
-        equivalent={"1 -> 2 #4": "a root's block id, which nobody reads"},
+        equivalent={"1 -> 2 #4": "a root's block id; it is never read"},
     ),
 }

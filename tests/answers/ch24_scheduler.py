@@ -15,29 +15,29 @@ from tests.answers import Answers
 
 
 class OneList:
-    """Right, with one list for all, pairs in place of chunks, and a commit that returns nothing."""
+    """Right: one list for all sequences, pairs instead of chunks, and commit returns None."""
 
     def __init__(self, manager: Any, max_num_seqs: int, max_num_batched_tokens: int):
-        self.manager, self.seats, self.most = manager, max_num_seqs, max_num_batched_tokens
-        self.everybody: list[Any] = []
+        self.manager, self.limit, self.most = manager, max_num_seqs, max_num_batched_tokens
+        self.sequences: list[Any] = []
 
     def add(self, sequence: Any) -> None:
-        self.everybody = [*self.everybody, sequence]
+        self.sequences = [*self.sequences, sequence]
 
     def schedule(self) -> Any:
-        batch, room = [], self.most
-        for place, sequence in enumerate(self.everybody):
+        batch, left = [], self.most
+        for place, sequence in enumerate(self.sequences):
             if sequence.block_ids:
                 batch.append((sequence, 1))
-                room -= 1
-            elif place >= self.seats or room < len(sequence) or not self._begin(sequence):
+                left -= 1
+            elif place >= self.limit or left < len(sequence) or not self._start(sequence):
                 break
             else:
                 batch.append((sequence, len(sequence)))
-                room -= len(sequence)
+                left -= len(sequence)
         return batch
 
-    def _begin(self, sequence: Any) -> bool:
+    def _start(self, sequence: Any) -> bool:
         total = len(sequence) + sequence.max_output
         free = self.manager.num_available
         if blocks_needed(total, self.manager.block_size) > free:
@@ -57,27 +57,27 @@ class OneList:
 
     def abort(self, sequence: Any) -> None:
         self.manager.free(sequence)
-        self.everybody = [each for each in self.everybody if each is not sequence]
+        self.sequences = [each for each in self.sequences if each is not sequence]
 
 
 class OneListInChunks(OneList):
-    """Right, chunks from the same list."""
+    """Right: chunks from the same list."""
 
     def schedule(self) -> Any:
-        batch, room = [], self.most
-        for place, sequence in enumerate(self.everybody):
-            if not sequence.block_ids and (place >= self.seats or room == 0):
+        batch, left = [], self.most
+        for place, sequence in enumerate(self.sequences):
+            if not sequence.block_ids and (place >= self.limit or left == 0):
                 break
-            if not sequence.block_ids and not self._begin(sequence):
+            if not sequence.block_ids and not self._start(sequence):
                 break
-            num_tokens = min(len(sequence) - sequence.num_computed, room)
+            num_tokens = min(len(sequence) - sequence.num_computed, left)
             batch.append(ScheduledChunk(sequence, num_tokens))
-            room -= num_tokens
+            left -= num_tokens
         return batch
 
 
-class SeatsByHand(SlotScheduler):
-    """Right, the reservation written out, and seats counted down."""
+class CountsBatchSlots(SlotScheduler):
+    """Right: a loop over the free batch slots."""
 
     def schedule(self) -> list[ScheduledChunk]:
         batch = dict.fromkeys(self.running, 1)
@@ -94,7 +94,7 @@ class SeatsByHand(SlotScheduler):
 
 
 class PreemptsFirst(PreemptingScheduler):
-    """Right, in two passes: make room for all, then hand out."""
+    """Right, in two passes: first preempt until all fit, then build the chunks."""
 
     def schedule(self) -> list[ScheduledChunk]:
         place = 0
@@ -121,17 +121,17 @@ class PreemptsFirst(PreemptingScheduler):
         return [ScheduledChunk(*each) for each in wanted.items()]
 
 
-EVERYBODY: list[Any] = []
+SHARED_LIST: list[Any] = []
 
 
-def wrong_seats(name: str) -> type:
+def wrong_slot_scheduler(name: str) -> type:
     class Wrong(SlotScheduler):
         def __init__(self, manager: Any, max_num_seqs: int, max_num_batched_tokens: int):
             super().__init__(manager, max_num_seqs, max_num_batched_tokens)
             if name == "one list for all schedulers":
-                self.running = EVERYBODY
-                EVERYBODY.clear()
-            if name == "a seat too many":
+                self.running = SHARED_LIST
+                SHARED_LIST.clear()
+            if name == "one batch slot too many":
                 self.max_num_seqs += 1
 
         def add(self, sequence: Any) -> None:
@@ -149,21 +149,21 @@ def wrong_seats(name: str) -> type:
             if name == "waits for the last of the batch" and self.running:
                 return [ScheduledChunk(each, 1) for each in self.running]
             if name == "prompts in steps of their own" and self.waiting:
-                kept, self.running = self.running, []
-                before, self.max_num_seqs = self.max_num_seqs, self.max_num_seqs - len(kept)
+                others, self.running = self.running, []
+                before, self.max_num_seqs = self.max_num_seqs, self.max_num_seqs - len(others)
                 new = super().schedule()
-                self.running, self.max_num_seqs = kept + self.running, before
+                self.running, self.max_num_seqs = others + self.running, before
                 return new or [ScheduledChunk(each, 1) for each in self.running]
-            if name == "budget forgotten":
+            if name == "budget ignored":
                 most, self.max_num_batched_tokens = self.max_num_batched_tokens, 10**6
                 found = super().schedule()
                 self.max_num_batched_tokens = most
                 return found
-            if name == "who is small overtakes" and self.waiting:
+            if name == "a short prompt overtakes" and self.waiting:
                 left = self.max_num_batched_tokens - len(self.running)
                 if len(self.waiting[0]) > left:
                     self.waiting.rotate(-1)
-            if name == "room for the prompt only":
+            if name == "blocks for the prompt only":
                 chunks = [ScheduledChunk(each, 1) for each in self.running]
                 while self.waiting and len(self.running) < self.max_num_seqs:
                     if not self.manager.allocate(self.waiting[0], len(self.waiting[0])):
@@ -171,7 +171,7 @@ def wrong_seats(name: str) -> type:
                     self.running.append(self.waiting.popleft())
                     chunks.append(ScheduledChunk(self.running[-1], len(self.running[-1])))
                 return chunks
-            if name == "one newcomer a step":
+            if name == "one new sequence per step":
                 waiting = list(self.waiting)[1:]
                 for each in waiting:
                     self.waiting.remove(each)
@@ -182,13 +182,13 @@ def wrong_seats(name: str) -> type:
             return found[:1] if name == "one at a time" else found
 
         def commit(self, chunks: Any, tokens: Any) -> Any:
-            if name == "samples asked for after advance":
+            if name == "samples read after mark_computed":
                 for chunk in chunks:
                     self.manager.mark_computed(chunk.sequence, chunk.num_tokens)
                 for sequence, token in zip(samples_of(chunks), tokens, strict=True):
                     sequence.append(token.token_id)
                 return None
-            if name == "tokens exchanged":
+            if name == "tokens swapped":
                 tokens = tokens[::-1]
             if name == "commits twice":
                 super().commit(chunks, tokens)
@@ -204,13 +204,13 @@ def wrong_seats(name: str) -> type:
             return super().commit(chunks, tokens)
 
         def abort(self, sequence: Any) -> None:
-            if name == "blocks never given back":
+            if name == "blocks never freed":
                 queue = self.running if sequence in self.running else self.waiting
                 queue.remove(sequence)
-            elif name == "abort fails for those who wait":
+            elif name == "abort fails for waiting sequences":
                 self.running.remove(sequence)
                 self.manager.free(sequence)
-            elif name == "abort forgets those who wait":
+            elif name == "abort ignores waiting sequences":
                 self.manager.free(sequence)
                 if sequence in self.running:
                     self.running.remove(sequence)
@@ -220,14 +220,14 @@ def wrong_seats(name: str) -> type:
     return Wrong
 
 
-WRONG_SEATS = [
-    *("one list for all schedulers", "a seat too many", "last come first served"),
+WRONG_SLOT_SCHEDULERS = [
+    *("one list for all schedulers", "one batch slot too many", "last come first served"),
     *("the shortest prompt first", "waits for the last of the batch"),
-    *("prompts in steps of their own", "budget forgotten", "who is small overtakes"),
-    *("room for the prompt only", "one newcomer a step", "one at a time"),
-    *("samples asked for after advance", "tokens exchanged", "commits twice", "never counts"),
-    *("the finished stay", "blocks never given back", "abort fails for those who wait"),
-    *("abort forgets those who wait",),
+    *("prompts in steps of their own", "budget ignored", "a short prompt overtakes"),
+    *("blocks for the prompt only", "one new sequence per step", "one at a time"),
+    *("samples read after mark_computed", "tokens swapped", "commits twice", "never counts"),
+    *("the finished stay", "blocks never freed", "abort fails for waiting sequences"),
+    *("abort ignores waiting sequences",),
 ]
 
 
@@ -243,12 +243,12 @@ def wrong_chunks(name: str) -> type:
                 running.reverse()
             for sequence in running:
                 wanted = sequence.num_wanted
-                if name == "whole text again" and wanted > 1:
+                if name == "all tokens again" and wanted > 1:
                     wanted = len(sequence)
                 if name == "a prompt at a time" and wanted > 1 and chunks:
                     continue
-                num_tokens = wanted if name == "budget for newcomers only" else min(wanted, most)
-                if name == "half of what is left for a prompt" and wanted > 1:
+                num_tokens = wanted if name == "budget for new ones only" else min(wanted, most)
+                if name == "half of the budget for a prompt" and wanted > 1:
                     num_tokens = max(1, num_tokens // 2)
                 if num_tokens or name == "empty chunks":
                     chunks.append(ScheduledChunk(sequence, num_tokens))
@@ -257,13 +257,13 @@ def wrong_chunks(name: str) -> type:
                 most -= 1 if name == "a prompt counts as one" else num_tokens
             if name == "decodes are free":
                 most = self.max_num_batched_tokens
-            if name == "newcomers wait for prompts" and any(c.num_tokens > 1 for c in chunks):
+            if name == "new sequences wait for prompts" and any(c.num_tokens > 1 for c in chunks):
                 return chunks
             while self.waiting and most > 0 and len(self.running) < self.max_num_seqs:
                 first = self.waiting[0]
                 if name == "whole prompts only" and len(first) > most:
                     break
-                if name == "begins before it looks at seats" and most < 2:
+                if name == "allocates before it checks the budget" and most < 2:
                     self.manager.allocate(first, 1)
                 num_tokens = begin_with_room(self.manager, first, most)
                 if num_tokens == 0:
@@ -272,7 +272,7 @@ def wrong_chunks(name: str) -> type:
                 if name != "the first chunk is lost":
                     chunks.append(ScheduledChunk(self.running[-1], num_tokens))
                 most -= num_tokens
-                if name == "one newcomer a step":
+                if name == "one new sequence per step":
                     break
             return chunks
 
@@ -280,11 +280,11 @@ def wrong_chunks(name: str) -> type:
 
 
 WRONG_CHUNKS = [
-    *("prompts before decodes", "youngest first", "whole text again", "a prompt at a time"),
-    *("budget for newcomers only", "half of what is left for a prompt", "a prompt counts as one"),
-    *("budget not counted down", "decodes are free", "newcomers wait for prompts"),
-    *("whole prompts only", "begins before it looks at seats", "the first chunk is lost"),
-    *("one newcomer a step",),
+    *("prompts before decodes", "youngest first", "all tokens again", "a prompt at a time"),
+    *("budget for new ones only", "half of the budget for a prompt", "a prompt counts as one"),
+    *("budget not counted down", "decodes are free", "new sequences wait for prompts"),
+    *("whole prompts only", "allocates before it checks the budget", "the first chunk is lost"),
+    *("one new sequence per step",),
 ]
 
 
@@ -303,18 +303,18 @@ def wrong_preemption(name: str) -> type:
                     if self.manager.allocate_slots(sequence, num_tokens):
                         batch[sequence] = num_tokens
                         break
-                    if name == "gives up where blocks lack":
+                    if name == "skips a sequence without blocks":
                         break
                     if name == "runs without slots":
                         batch[sequence] = num_tokens
                         break
-                    self._give_way(batch)
+                    self._preempt(batch)
                     if name == "tries once":
                         break
             budget = self.max_num_batched_tokens - sum(batch.values())
             while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
-                begin = begin_with_room if name == "room for the longest" else _begin
-                num_tokens = begin(self.manager, self.waiting[0], budget)
+                start = begin_with_room if name == "blocks for the longest answer" else _start
+                num_tokens = start(self.manager, self.waiting[0], budget)
                 if num_tokens == 0:
                     break
                 self.running.append(self.waiting.popleft())
@@ -322,29 +322,29 @@ def wrong_preemption(name: str) -> type:
                 budget -= num_tokens
             return [ScheduledChunk(*each) for each in batch.items()]
 
-        def _give_way(self, batch: dict[Any, int]) -> None:
-            first = name == "the first gives way"
+        def _preempt(self, batch: dict[Any, int]) -> None:
+            first = name == "preempts the first"
             victim = self.running.pop(0 if first else -1)
-            if name == "the longest gives way":
+            if name == "preempts the longest":
                 self.running.append(victim)
                 victim = max(self.running, key=len)
                 self.running.remove(victim)
-            if name == "everybody gives way":
+            if name == "preempts all":
                 while self.running:
-                    self._send_away(self.running.pop(), batch)
-            self._send_away(victim, batch)
+                    self._requeue(self.running.pop(), batch)
+            self._requeue(victim, batch)
 
-        def _send_away(self, victim: Any, batch: dict[Any, int]) -> None:
+        def _requeue(self, victim: Any, batch: dict[Any, int]) -> None:
             if name != "keeps its blocks":
                 self.manager.free(victim)
-            if name == "forgets what it wrote":
+            if name == "drops the generated tokens":
                 del victim.output_ids[:]
                 del victim.token_ids[len(victim.prompt_ids) :]
             if name == "counts as computed":
                 victim.num_computed = len(victim) - 1
             if name == "goes to the end of the queue":
                 self.waiting.append(victim)
-            elif name != "is forgotten":
+            elif name != "is lost":
                 self.waiting.appendleft(victim)
             if name != "stays in the batch":
                 batch.pop(victim, None)
@@ -352,22 +352,23 @@ def wrong_preemption(name: str) -> type:
     return Wrong
 
 
-def _begin(manager: Any, sequence: Any, budget: int) -> int:
+def _start(manager: Any, sequence: Any, budget: int) -> int:
     found: int = manager.allocate(sequence, budget)
     return found
 
 
 WRONG_PREEMPTIONS = [
-    *("gives up where blocks lack", "runs without slots", "tries once", "room for the longest"),
-    *("the first gives way", "the longest gives way", "everybody gives way", "keeps its blocks"),
-    *("forgets what it wrote", "counts as computed", "goes to the end of the queue"),
-    *("is forgotten", "stays in the batch"),
+    *("skips a sequence without blocks", "runs without slots", "tries once"),
+    *("blocks for the longest answer",),
+    *("preempts the first", "preempts the longest", "preempts all", "keeps its blocks"),
+    *("drops the generated tokens", "counts as computed", "goes to the end of the queue"),
+    *("is lost", "stays in the batch"),
 ]
 
 ANSWERS = {
     "SlotScheduler": Answers(
-        right=(OneList, SeatsByHand, wrong_seats("nothing")),
-        wrong={name: wrong_seats(name) for name in WRONG_SEATS},
+        right=(OneList, CountsBatchSlots, wrong_slot_scheduler("nothing")),
+        wrong={name: wrong_slot_scheduler(name) for name in WRONG_SLOT_SCHEDULERS},
         equivalent={"True -> False": "zip's strict: there is a token for each sample"},
     ),
     "ChunkingScheduler": Answers(
@@ -375,7 +376,7 @@ ANSWERS = {
         wrong={
             **{name: wrong_chunks(name) for name in WRONG_CHUNKS},
             "prompts are not cut": SlotScheduler,
-            "room for now only": PreemptingScheduler,
+            "blocks for now only": PreemptingScheduler,
         },
         equivalent={},
     ),
@@ -383,7 +384,7 @@ ANSWERS = {
         right=(ContinuousScheduler, PreemptsFirst, wrong_preemption("decodes first")),
         wrong={
             **{name: wrong_preemption(name) for name in WRONG_PREEMPTIONS},
-            "nobody gives way": ChunkingScheduler,
+            "preempts none": ChunkingScheduler,
         },
         equivalent={},
     ),

@@ -9,7 +9,7 @@ from tests.answers import Answers
 
 
 class InTwoLists:
-    """Right, with a list of pairs, and who has finished swept out at the end of a step."""
+    """Right: a list of sequences, from which each step removes the finished ones."""
 
     def __init__(self, scheduler: Any, runner: Any, sampler: Any, deliver: Any):
         self.parts, self.deliver = (scheduler, runner, sampler), deliver
@@ -65,7 +65,7 @@ def wrong_loop(name: str) -> type:
                 self.scheduler.add(sequence)
                 return
             super().add(sequence)
-            if name == "adds siblings, too":
+            if name == "adds siblings too":
                 for each in sequence.siblings:
                     self.scheduler.add(each)
 
@@ -81,7 +81,7 @@ def wrong_loop(name: str) -> type:
             logits = self.runner.logits(chunks)
             if name == "computes twice":
                 logits = self.runner.logits(chunks)
-            if name == "rows the other way round":
+            if name == "rows in reverse order":
                 samples = samples[::-1]
             if name == "drops the first row":
                 logits, samples = logits[1:], samples[1:]
@@ -91,7 +91,7 @@ def wrong_loop(name: str) -> type:
                 tokens = self.sampler(logits, samples)
             else:
                 tokens = []
-            if name == "tokens mixed":
+            if name == "tokens rotated":
                 tokens = tokens[1:] + tokens[:1]
             if name == "delivers before it commits":
                 for sequence, token in zip(samples, tokens, strict=True):
@@ -106,9 +106,9 @@ def wrong_loop(name: str) -> type:
                 progress = list(zip(samples_of(chunks), tokens, strict=False))
             for sequence, token in progress:
                 if sequence.finish_reason is not None:
-                    if name != "forgets nobody":
+                    if name != "keeps finished sequences":
                         self.live.pop(sequence.sequence_id, None)
-                    if name == "aborts who has finished":
+                    if name == "aborts finished sequences":
                         self.scheduler.abort(sequence)
                     if name == "the last token is lost":
                         continue
@@ -116,16 +116,16 @@ def wrong_loop(name: str) -> type:
                     self.deliver(sequence, token)
                 if name != "delivers before it commits":
                     self.deliver(sequence, token)
-            if name == "forgets everybody":
+            if name == "empties live":
                 self.live.clear()
             if name == "returns the number of sequences":
                 return len(chunks)
             return sum(chunk.num_tokens for chunk in chunks)
 
         def abort(self, sequence_id: int) -> None:
-            if name == "abort of anybody":
+            if name == "abort of any id":
                 self.live.pop(sequence_id, None)
-            elif name == "abort forgets the scheduler":
+            elif name == "abort skips the scheduler":
                 if sequence_id not in self.live:
                     raise RequestError("gone")
                 del self.live[sequence_id]
@@ -142,14 +142,14 @@ def wrong_loop(name: str) -> type:
 
 
 WRONG = [
-    *("takes an id twice", "siblings are not live", "adds siblings, too", "two steps at once"),
+    *("takes an id twice", "siblings are not live", "adds siblings too", "two steps at once"),
     *("runs an empty batch", "a sample for each chunk", "computes twice"),
-    *("rows the other way round", "drops the first row"),
-    *("a chunk without tokens is not committed", "samples without rows", "tokens mixed"),
+    *("rows in reverse order", "drops the first row"),
+    *("a chunk without tokens is not committed", "samples without rows", "tokens rotated"),
     *("delivers before it commits", "appends by itself", "commits twice"),
-    *("samples asked after commit", "forgets nobody", "the last token is lost"),
-    *("aborts who has finished", "delivers twice", "forgets everybody"),
-    *("returns the number of sequences", "abort of anybody", "abort forgets the scheduler"),
+    *("samples asked after commit", "keeps finished sequences", "the last token is lost"),
+    *("aborts finished sequences", "delivers twice", "empties live"),
+    *("returns the number of sequences", "abort of any id", "abort skips the scheduler"),
     *("abort leaves it live", "abort raises KeyError"),
 ]
 

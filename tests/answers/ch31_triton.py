@@ -1,4 +1,4 @@
-"""Answers to the exercises of chapter 31: other right ones, and the package's own, each changed."""
+"""Answers to the exercises of chapter 31: other right ones, and changed copies of the solution."""
 
 import inspect
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from tests.answers import Answers
 
 
 def changed(part: Callable[..., Any], *changes: tuple[str, str]) -> Any:
-    """A kernel whose text is changed, as by somebody who wrote it so."""
+    """Return a kernel with its source text changed."""
     source = inspect.getsource(part)
     for old, new in changes:
         assert old in source, old
@@ -22,7 +22,7 @@ def changed(part: Callable[..., Any], *changes: tuple[str, str]) -> Any:
 
 
 def add_by_pointers(x_ptr, y_ptr, sum_ptr, num, factor, BLOCK: tl.constexpr):
-    """Right, with a pointer of each block, and what is left of it."""
+    """Right, with block pointers, and a mask from the number of elements left."""
     start = tl.program_id(axis=0) * BLOCK
     left = num - start
     lanes = tl.arange(0, BLOCK)
@@ -74,7 +74,7 @@ def silu_by_exponential(gate_ptr, up_ptr, mixed_ptr, num_columns, row_stride, BL
 
 
 def silu_up_first(gate_ptr, up_ptr, mixed_ptr, num_columns, row_stride, BLOCK: tl.constexpr):
-    """Right, in another order, with the row's pointers moved."""
+    """Right, in another order, with the row offset in the pointers."""
     row, block = tl.program_id(0), tl.program_id(1)
     lanes = tl.arange(0, BLOCK)
     mask = lanes < num_columns - block * BLOCK
@@ -119,7 +119,7 @@ def rms_norm_by_root(x_ptr, weight_ptr, normalised_ptr, num_columns, eps, BLOCK:
 
 
 def rms_norm_by_where(x_ptr, weight_ptr, normalised_ptr, num_columns, eps, BLOCK: tl.constexpr):
-    """Right, with what is missing put to 0 after the load."""
+    """Right, with masked lanes set to 0 after the load."""
     lanes = tl.arange(0, BLOCK)
     there = lanes < num_columns
     at = tl.program_id(0) * num_columns + lanes
@@ -130,8 +130,8 @@ def rms_norm_by_where(x_ptr, weight_ptr, normalised_ptr, num_columns, eps, BLOCK
 
 
 WRONG_NORM = {
-    "whatever is behind a row": [(", other=0.0", "")],
-    "ones behind a row": [("other=0.0", "other=1.0")],
+    "no value for masked lanes": [(", other=0.0", "")],
+    "masked lanes hold 1": [("other=0.0", "other=1.0")],
     "mean over the block": [("/ num_columns", "/ BLOCK")],
     "no mean": [("/ num_columns", "")],
     "no mask": [("mask=inside, other=0.0", ""), (", mask=inside", "")],

@@ -17,7 +17,7 @@ from tests.answers import Answers
 
 
 def merge_by_stacking(one: Partial, other: Partial) -> Partial:
-    """Right: both parts side by side on an axis of their own."""
+    """Right: both parts stacked on a new axis."""
     maxima, totals = (
         torch.stack([getattr(each, name) for each in (one, other)]) for name in ("maximum", "total")
     )
@@ -28,7 +28,7 @@ def merge_by_stacking(one: Partial, other: Partial) -> Partial:
 
 
 def merge_by_the_difference(one: Partial, other: Partial) -> Partial:
-    """Right: only the smaller one shrinks, by the difference."""
+    """Right: only the part with the smaller maximum shrinks, by the difference."""
     is_larger = one.maximum >= other.maximum
     gap = (one.maximum - other.maximum).abs()
     shrink = torch.where(gap.isnan(), 1.0, (-gap).exp())
@@ -69,7 +69,7 @@ def wrong_merge(name: str) -> Callable[[Partial, Partial], Any]:
         mixed = one.mixed * rows[0][..., None] + other.mixed * rows[1][..., None]
         if name == "divided already":
             mixed = mixed / total[..., None]
-        if name == "changes what it is given":
+        if name == "changes its arguments":
             one.total.copy_(total)
         return (maximum, total, mixed) if name == "a tuple" else Partial(maximum, total, mixed)
 
@@ -80,7 +80,7 @@ WRONG_MERGES = [
     *("the smaller maximum", "one maximum for all queries", "nothing less nothing"),
     *("nothing shrinks", "upside down", "maxima are raised", "only the first shrinks"),
     *("exchanged", "powers of two", "sums do not shrink", "values do not shrink"),
-    *("divided already", "changes what it is given", "a tuple"),
+    *("divided already", "changes its arguments", "a tuple"),
 ]
 
 
@@ -118,7 +118,7 @@ def flash_by_head(
 def flash_backwards(
     q: Tensor, k: Tensor, v: Tensor, window: int | None = None, tile: int = 64
 ) -> Tensor:
-    """Right: tiles of keys from the diagonal to the left, each weighed by torch's own softmax."""
+    """Right: tiles of keys from the diagonal to the left."""
     mixed = []
     for begin in range(0, len(q), tile):
         own = q[begin : begin + tile]
@@ -181,14 +181,14 @@ def wrong_flash(name: str) -> Callable[..., Tensor]:
 def whole_matrix(
     q: Tensor, k: Tensor, v: Tensor, window: int | None = None, tile: int = 64
 ) -> Tensor:
-    """Right numbers, and all scores at once."""
+    """Right values, but all scores at once."""
     return attention_naive(q, k, v, window)
 
 
 def rows_of_the_matrix(
     q: Tensor, k: Tensor, v: Tensor, window: int | None = None, tile: int = 64
 ) -> Tensor:
-    """Tiles of queries, and for each of them all of its keys in one."""
+    """Tiles of queries, but all keys of each in one tile."""
     mixed = []
     for begin in range(0, len(q), tile):
         end = len(k) - len(q) + min(begin + tile, len(q))
@@ -220,7 +220,7 @@ def kernel_of_powers_of_two(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Right: scaled queries, powers of two, a large negative number for what is not seen."""
+    """Right: scaled queries, exp2, and a large negative score for masked keys."""
     head, lanes = tl.program_id(1), tl.arange(0, HEAD_DIM)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     places = row[:, None] * (Q_HEADS * HEAD_DIM) + head * HEAD_DIM + lanes[None, :]
@@ -262,7 +262,7 @@ def kernel_of_two_loops(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Right: without a mask before the diagonal, and with it from there on."""
+    """Right: no mask before the diagonal, and a mask from there on."""
     first, head = tl.program_id(0) * BLOCK_M, tl.program_id(1)
     rows, dims = first + tl.arange(0, BLOCK_M), tl.arange(0, HEAD_DIM)
     q_at = (rows * Q_HEADS + head)[:, None] * HEAD_DIM + dims[None, :]
@@ -304,7 +304,7 @@ def kernel_of_two_loops(
 
 
 def changed(old: str, new: str) -> Any:
-    """The package's kernel with one piece of its text exchanged."""
+    """Return the package's kernel with one piece of its source replaced."""
     source = inspect.getsource(flash_kernel)
     assert old in source, old
     names: dict[str, Any] = {"tl": tl}
@@ -363,7 +363,7 @@ ANSWERS = {
     "merge": Answers(
         right=(merge_by_stacking, merge_by_the_difference, wrong_merge("nothing")),
         wrong={name: wrong_merge(name) for name in WRONG_MERGES},
-        equivalent={"0 -> 1": "of -inf any finite number may be taken"},
+        equivalent={"0 -> 1": "any finite number may be subtracted from -inf"},
     ),
     "flash_attention": Answers(
         right=(flash_by_head, flash_backwards, wrong_flash("nothing")),
@@ -373,17 +373,17 @@ ANSWERS = {
             "rows of the matrix": rows_of_the_matrix,
         },
         equivalent={
-            "64 -> 65": "whatever the size of tiles, it is attention",
-            "position + 1 -> position - 1": "two keys more, which the mask hides",
+            "64 -> 65": "the result does not depend on the tile size",
+            "position + 1 -> position - 1": "two more keys, which are masked",
         },
     ),
     "flash_kernel": Answers(
         right=(kernel_of_powers_of_two, kernel_of_two_loops),
         wrong=WRONG_KERNELS,
         equivalent={
-            "0.0 -> 1.0": "rows that are not there are not stored",
-            "0.0 -> 1.0 #2": "keys that are not there are masked",
-            "0.0 -> 1.0 #3": "their values have the weight 0",
+            "0.0 -> 1.0": "rows past the end are not stored",
+            "0.0 -> 1.0 #2": "scores of keys past the end are masked",
+            "0.0 -> 1.0 #3": "their values have weight 0",
         },
     ),
 }

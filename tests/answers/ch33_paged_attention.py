@@ -9,7 +9,7 @@ from tests.answers import Answers
 
 
 def changed(part: Any, *changes: tuple[str, str]) -> Any:
-    """A kernel with some of its text replaced."""
+    """Return a kernel with some of its source replaced."""
     source = inspect.getsource(part)
     for old, new in changes:
         assert old in source, f"{part.__name__} has no {old!r} any more"
@@ -60,7 +60,7 @@ def gather_by_numbers(
     BLOCK_N: tl.constexpr,
     BLOCK_W: tl.constexpr,
 ):
-    """Right, a tile as one long row of numbers."""
+    """Right, a tile as one long row of elements."""
     numbers = tl.arange(0, BLOCK_N * BLOCK_W)
     position, column = tl.program_id(0) * BLOCK_N + numbers // BLOCK_W, numbers % BLOCK_W
     wanted = (position < length) & (column < WIDTH)
@@ -100,7 +100,7 @@ WRONG_GATHERS: dict[str, Any] = {
         "gathered_ptr + positions[:, None] * WIDTH",
         "gathered_ptr + at[:, None]",
     ),
-    "twice, the second time for nothing": (
+    "every row loaded twice": (
         "    tl.store(",
         "    rows = tl.load(half_ptr + at[:, None] + columns[None, :], mask=wanted)\n    tl.store(",
     ),
@@ -122,7 +122,7 @@ def join_in_a_loop(
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Right, a split after another, as chapter 32 merges."""
+    """Right, one split after another, merged as in chapter 32."""
     row, dims = tl.program_id(0), tl.arange(0, BLOCK_D)
     inside = dims < HEAD_DIM
     maximum = tl.load(maxima_ptr + row * SPLITS)
@@ -150,7 +150,7 @@ def join_by_shares(
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Right, each split's share first, and natural exponents."""
+    """Right, with each split's share first, and natural exponents."""
     row = tl.program_id(0)
     splits, dims = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
     places, there = row * SPLITS + splits, splits < SPLITS
@@ -166,7 +166,7 @@ def join_by_shares(
 
 
 WRONG_JOINS: dict[str, Any] = {
-    "no maximum taken away": (" - tl.max(maxima, axis=0)", ""),
+    "no maximum subtracted": (" - tl.max(maxima, axis=0)", ""),
     "maxima forgotten": ("tl.exp2(maxima - tl.max(maxima, axis=0))", "tl.exp2(maxima * 0)"),
     "the sums are not shrunk": ("tl.sum(sums * shrink, axis=0)", "tl.sum(sums, axis=0)"),
     "the parts are not shrunk": ("parts * shrink[:, None]", "parts"),
@@ -221,7 +221,7 @@ def decode_block_by_block(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Right, a block at a time, whatever the tile; splits take whole blocks."""
+    """Right, a block at a time, for any tile size; splits take whole blocks."""
     head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     members, dims = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
     slots, inside = tl.arange(0, BLOCK_SIZE), (dims < HEAD_DIM)[None, :]
@@ -278,7 +278,7 @@ WRONG_DECODES: dict[str, Any] = {
         "sequence * KV_HEADS * GROUP + members * KV_HEADS + kv_head",
     ),
     "a padded group": ("kv_head) * GROUP + members", "kv_head) * BLOCK_G + members"),
-    "what is masked scores 0": (
+    "masked scores are 0": (
         'scores, float("-inf"))\n        higher',
         "scores, 0.0)\n        higher",
     ),
@@ -293,7 +293,7 @@ WRONG_DECODES: dict[str, Any] = {
     "scale forgotten": (' input_precision="ieee") * scale', ' input_precision="ieee")'),
     "natural exponents": ("tl.exp2(", "tl.exp("),
     "keys for values": ("tl.load(values_ptr", "tl.load(keys_ptr"),
-    "nobody's slots loaded": ("there = seen[:, None] &", "there = (blocks >= 0)[:, None] &"),
+    "unused slots loaded": ("there = seen[:, None] &", "there = (blocks >= 0)[:, None] &"),
     "the last token is left out": (
         "begin + tiles * BLOCK_N, length)",
         "begin + tiles * BLOCK_N, length - 1)",
@@ -337,8 +337,8 @@ ANSWERS = {
         right=(join_in_a_loop, join_by_shares),
         wrong=variants(join_kernel, WRONG_JOINS),
         equivalent={
-            "0.0 -> 1.0": "the sum of a split that is not there counts 2^-inf times",
-            "0.0 -> 1.0 #2": "and so does its part; dimensions that are not there are not stored",
+            "0.0 -> 1.0": "the sum of a masked split is multiplied by 2^-inf",
+            "0.0 -> 1.0 #2": "and so is its part; masked dimensions are not stored",
         },
     ),
     "decode_kernel": Answers(
@@ -349,10 +349,10 @@ ANSWERS = {
         ),
         wrong=variants(decode_kernel, WRONG_DECODES),
         equivalent={
-            "0 -> 1 #5": "the block of a token that is not there: nothing of it is loaded",
-            "0.0 -> 1.0": "queries behind the group are not stored; behind the width keys are 0",
-            "0.0 -> 1.0 #2": "keys that are not there score -inf; behind the width queries are 0",
-            "0.0 -> 1.0 #3": "values that are not there weigh 0; behind the width none is stored",
+            "0 -> 1 #5": "the block of a masked token: nothing of it is loaded",
+            "0.0 -> 1.0": "queries past the group are not stored; past head_dim keys are 0",
+            "0.0 -> 1.0 #2": "masked keys score -inf; past head_dim queries are 0",
+            "0.0 -> 1.0 #3": "masked values have weight 0; past head_dim nothing is stored",
         },
     ),
 }

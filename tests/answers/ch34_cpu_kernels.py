@@ -73,7 +73,7 @@ WRONG_PANELS = [
 
 
 def quantise_by_loops(rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Right, in plain numbers."""
+    """Right, with plain Python numbers."""
     num_groups = rows.shape[1] // size
     codes = np.zeros((len(rows), num_groups, size), np.int8)
     scales = np.zeros((len(rows), num_groups), np.float32)
@@ -157,7 +157,7 @@ WRONG_QUANTISE = [
 
 
 def multiply_by_loops(weights: CodeRows, inputs: ByteRows) -> np.ndarray:
-    """Right, in plain numbers."""
+    """Right, with plain Python numbers."""
     tokens, rows = len(inputs.numbers), len(weights.codes)
     made = np.zeros((tokens, rows), np.float32)
     for token, row in np.ndindex(tokens, rows):
@@ -175,7 +175,7 @@ def multiply_by_loops(weights: CodeRows, inputs: ByteRows) -> np.ndarray:
 
 
 def multiply_by_groups(weights: CodeRows, inputs: ByteRows) -> np.ndarray:
-    """Right, a product of matrices for each group, in float32."""
+    """Right, one matrix product per group, in float32."""
     made = np.zeros((len(inputs.numbers), len(weights.codes)), np.float32)
     for group in range(weights.codes.shape[1]):
         codes = weights.codes[:, group].astype(np.int32)
@@ -266,12 +266,12 @@ ANSWERS = {
     "by_panels": Answers(
         right=(panels_by_loops, panels_one_by_one, wrong_panels("none of them")),
         wrong={name: wrong_panels(name) for name in WRONG_PANELS},
-        equivalent={"1 -> 2": "NumPy finds the size that is negative, be it -1 or -2"},
+        equivalent={"1 -> 2": "NumPy infers a negative size, be it -1 or -2"},
     ),
     "quantise_groups": Answers(
         right=(quantise_by_loops, quantise_with_ones, wrong_quantise("none of them")),
         wrong={name: wrong_quantise(name) for name in WRONG_QUANTISE},
-        equivalent={"1 -> 2": "NumPy finds the size that is negative, be it -1 or -2"},
+        equivalent={"1 -> 2": "NumPy infers a negative size, be it -1 or -2"},
     ),
     "multiply_codes": Answers(
         right=(multiply_by_loops, multiply_by_groups, wrong_multiply("none of them")),

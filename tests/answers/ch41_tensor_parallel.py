@@ -13,7 +13,7 @@ from tests.answers import Answers
 
 
 def shares_module_by_module(tensors: Any, config: Any, rank: int, num_ranks: int) -> Any:
-    """Right, and without a look at PLAN's splits."""
+    """Right, without PLAN."""
     rows = {"embed_tokens": "vocab", "lm_head": "vocab", "q_proj": "q_heads"}
     rows |= {"k_proj": "kv_heads", "v_proj": "kv_heads", "gate_proj": "ffn", "up_proj": "ffn"}
     columns = {"o_proj": "q_heads", "down_proj": "ffn"}
@@ -112,7 +112,7 @@ WRONG_SHARES = [
 def layer_with_x_from_rank_0(
     layer: Any, x: Any, rotation: Any, attend: Any, head_dim: int, eps: float, comm: Any
 ) -> torch.Tensor:
-    """Right: one rank adds x, and the sum brings it to all."""
+    """Right: one rank adds x, and the all-reduce sends it to all ranks."""
 
     def once(y: torch.Tensor) -> torch.Tensor:
         return y if comm.rank == 0 else torch.zeros_like(y)
@@ -146,7 +146,7 @@ def wrong_split(name: str) -> Callable[..., Any]:
                 out = comm.all_reduce(out) / comm.num_ranks
             elif name == "x summed too":
                 out = comm.all_reduce(x + out) - x
-            elif name == "asked of the other only":
+            elif name == "one rank alone sends":
                 out = comm.all_reduce(out) if comm.rank == 0 else out
             elif name == "the sum thrown away":
                 comm.all_reduce(out.clone())
@@ -176,7 +176,7 @@ def wrong_split(name: str) -> Callable[..., Any]:
 WRONG_SPLITS = [
     *("a message more", "heads summed before out", "only the feed-forward summed", "no message"),
     *("attention gathered", "rank 0's attention", "the mean", "x summed too"),
-    *("asked of the other only", "the sum thrown away", "one message at the end", "in place"),
+    *("one rank alone sends", "the sum thrown away", "one message at the end", "in place"),
     *("gate and up summed", "only attention summed", "the residual forgotten"),
 ]
 

@@ -9,7 +9,7 @@ from tests.answers import Answers
 
 
 class ByHand:
-    """Right, as a class with the methods of an async generator's own."""
+    """Right, as a class with the methods of an async generator."""
 
     def __init__(self, tokens: Any, head: Any, give_up: Any):
         self.tokens, self.head, self.give_up = tokens, head, give_up
@@ -57,7 +57,7 @@ class ByHand:
 
 
 async def with_except(tokens: Any, head: Any, give_up: Any) -> Any:
-    """Right, with `except` where the package has `finally`, and characters as they are."""
+    """Right, with `except` instead of `finally`, and without ASCII escapes."""
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def chunk(delta: Any, reason: Any) -> bytes:
@@ -78,7 +78,7 @@ async def with_except(tokens: Any, head: Any, give_up: Any) -> Any:
 
 
 def wrong(name: str) -> Any:
-    """The answer with one mistake in it."""
+    """Return the answer with one mistake."""
 
     def chunk(head: Any, delta: Any, reason: Any = None) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": reason}
@@ -88,14 +88,14 @@ def wrong(name: str) -> Any:
             choice["message"] = choice.pop("delta")
         if name == "index from one":
             choice["index"] = 1
-        told = {**({} if name == "head forgotten" else head), "choices": [choice]}
+        data = {**({} if name == "head forgotten" else head), "choices": [choice]}
         if name == "a choice that is no list":
-            told["choices"] = choice
-        text = json.dumps(told)
+            data["choices"] = choice
+        text = json.dumps(data)
         if name == "JSON by hand":
             text = text.replace("\\n", "\n").replace('\\"', '"')
         if name == "Python's own words":
-            text = repr(told)
+            text = repr(data)
         begin = "" if name == "no data:" else "data: "
         return (begin + text + ("\n" if name == "one line end" else "\n\n")).encode()
 
@@ -129,9 +129,9 @@ def wrong(name: str) -> Any:
                 delta = {"content": text}
                 if name == "role in each" or (name == "role with the first text" and not given):
                     delta["role"], given = "assistant", True
-                told = reason if name == "finish_reason with the text" else None
+                early = reason if name == "finish_reason with the text" else None
                 if text or name == "empty chunks":
-                    yield chunk(head, delta, told)
+                    yield chunk(head, delta, early)
             if name == "finish_reason always stop":
                 yield chunk(head, {}, "stop")
             elif name not in ("finish_reason lost", "finish_reason with the text"):
@@ -145,15 +145,15 @@ def wrong(name: str) -> Any:
             if name == "gives up when all is well":
                 give_up()
         except asyncio.CancelledError:
-            if name != "deaf to cancelling":
+            if name != "ignores cancellation":
                 give_up()
             raise
         except GeneratorExit:
-            if name not in ("deaf to closing", "only failures count"):
+            if name not in ("ignores closing", "only failures count"):
                 give_up()
             raise
         except RuntimeError:
-            if name != "deaf to failures":
+            if name != "ignores failures":
                 give_up()
             if name != "swallows failures":
                 raise
@@ -161,7 +161,7 @@ def wrong(name: str) -> Any:
             if name == "always gives up" or (name == "gives up twice" and reason is None):
                 give_up()
 
-    async def nobody(tokens: Any, head: Any, give_up: Any) -> Any:
+    async def never_aborted(tokens: Any, head: Any, give_up: Any) -> Any:
         async for each in events(tokens, head, lambda: None):
             yield each
 
@@ -178,7 +178,7 @@ def wrong(name: str) -> Any:
         await asyncio.Event().wait()
 
     whole = {
-        "never gives up": nobody,
+        "never gives up": never_aborted,
         "returns a list": returned,
         "yields text": as_text,
         "waits for ever": for_ever,
@@ -195,7 +195,7 @@ WRONG = [
     *("a byte is a character", "tail forgotten", "last token forgotten", "all at the end"),
     *("one token late", "empty chunks", "finish_reason with the text", "finish_reason lost"),
     *("finish_reason always stop", "[DONE] as JSON", "[DONE] missing", "[DONE] twice"),
-    *("gives up when all is well", "deaf to cancelling", "deaf to closing", "deaf to failures"),
+    *("gives up when all is well", "ignores cancellation", "ignores closing", "ignores failures"),
     *("only failures count", "swallows failures", "always gives up", "gives up twice"),
     *("never gives up", "returns a list", "yields text", "waits for ever", "returns nothing"),
 ]

@@ -10,7 +10,7 @@ from tests.answers import Answers
 
 
 async def with_tasks(send: Any, times: Any, percents: Any) -> dict[float, float]:
-    """Right, with tasks that are begun one by one, and numpy's name for the nearest rank."""
+    """Right, with tasks that are started one by one, and numpy's nearest-rank method."""
     loop = asyncio.get_running_loop()
     start, found = loop.time(), [math.inf] * len(times)
 
@@ -30,7 +30,7 @@ async def with_tasks(send: Any, times: Any, percents: Any) -> dict[float, float]
 
 
 async def with_timers(send: Any, times: Any, percents: Any) -> dict[float, float]:
-    """Right, with the loop's own timers, and percentiles by counting."""
+    """Right, with the loop's timers, and percentiles by counting."""
     loop = asyncio.get_running_loop()
     start, latencies, done = loop.time(), [], asyncio.Event()
 
@@ -58,7 +58,7 @@ async def with_timers(send: Any, times: Any, percents: Any) -> dict[float, float
 
 
 def wrong(name: str) -> Any:
-    """The answer with one mistake in it."""
+    """Return the answer with one mistake."""
 
     def percentile(values: list[float], p: float) -> float:
         n = len(values)

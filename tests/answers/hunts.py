@@ -1,4 +1,4 @@
-"""What learners might hand in for the bug hunts: tests and mended parts, good and bad."""
+"""What learners might submit for the bug hunts: tests and mended parts, good and bad."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Test = Callable[[Any], object]
 
 @dataclass(frozen=True)
 class Catches:
-    """Good tests; bad ones, with words of what they are told; good parts, and bad ones."""
+    """Good tests; bad tests, each with words of its message; good parts; bad parts."""
 
     tests: tuple[Test, ...]
     bad_tests: Mapping[str, tuple[Test, str]]
@@ -44,7 +44,7 @@ def always_fails(part: Any) -> None:
 COMMON = {
     "empty": (empty, "still empty"),
     "asserts nothing": (nothing, "it passes, and should fail"),
-    "returns a verdict": (says_no, "says what must hold by `assert`"),
+    "returns a verdict": (says_no, "states what must hold with `assert`"),
     "always fails": (always_fails, "should pass on the mended one"),
     "no function": (7, "should be a function"),
 }
@@ -80,7 +80,7 @@ def only_decode(slots_of: Any) -> None:
         assert slots_of([7, 2, 9], position, 1, 4) == [expected]
 
 
-def only_neighbours(slots_of: Any) -> None:
+def only_adjacent_blocks(slots_of: Any) -> None:
     for first in range(8):
         for count in range(1, 9 - first):
             assert slots_of([1, 2], first, count, 4) == list(range(4 + first, 4 + first + count))
@@ -91,7 +91,7 @@ def only_whole_prompts(slots_of: Any) -> None:
     assert slots_of([7, 2, 9], 0, 6, 4) == [28, 29, 30, 31, 8, 9]
 
 
-def wants_strangers(slots_of: Any) -> None:
+def wants_other_slots(slots_of: Any) -> None:
     only_decode(slots_of)
     assert slots_of([7, 2], 0, 2, 4) == [29, 30]
 
@@ -173,7 +173,7 @@ def wants_nothing_found(Cache: Any) -> None:
 
 
 class Shortened(hunt_23.ChainedPrefixCache):
-    """Right: the ends of blocks are those before the last token."""
+    """Right: looks only at blocks that end before the last token."""
 
     def match(self, token_ids: Any, salt: Any = None) -> list[int]:
         return super().match(token_ids[: max(len(token_ids) - 1, 0)], salt)
@@ -184,7 +184,7 @@ class NeverTheLastBlock(hunt_23.ChainedPrefixCache):
         return super().match(token_ids[: -self.block_size], salt)
 
 
-class PopsWithoutLeaving(hunt_23.ChainedPrefixCache):
+class PopsWithoutReleasing(hunt_23.ChainedPrefixCache):
     def match(self, token_ids: Any, salt: Any = None) -> list[int]:
         matched = super().match(token_ids, salt)
         if len(matched) * self.block_size == len(token_ids) and matched:
@@ -200,7 +200,7 @@ class NothingForWholeBlocks(hunt_23.ChainedPrefixCache):
 
 
 class ForgetsToInsert(hunt_23.ChainedPrefixCache):
-    """Lets `ends` stop early for all, and so never keeps the last full block."""
+    """Changes `ends` for `insert` too, so the last full block is never cached."""
 
     def ends(self, token_ids: Any) -> range:
         return range(self.block_size, len(token_ids), self.block_size)
@@ -212,18 +212,18 @@ PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [9, 9], [3, 1, 4, 1, 5, 9]]
 
 
 def whole_results(Scheduler: Any) -> None:
-    calm = serve_toy(PROMPTS, scheduler=Scheduler)
+    undisturbed = serve_toy(PROMPTS, scheduler=Scheduler)
     short = serve_toy(PROMPTS, scheduler=Scheduler, num_blocks=6)
     assert short.num_preempted > 0
-    assert short == calm
+    assert short == undisturbed
 
 
 def with_one_at_a_time(Scheduler: Any) -> None:
     for number, prompt in enumerate(PROMPTS):
-        (alone,) = serve_toy([prompt], scheduler=Scheduler).told
+        (alone,) = serve_toy([prompt], scheduler=Scheduler).streamed
         for num_blocks in range(5, 12):
             short = serve_toy(PROMPTS, scheduler=Scheduler, num_blocks=num_blocks)
-            assert short.told[number] == alone == short.answers[number]
+            assert short.streamed[number] == alone == short.answers[number]
 
 
 def plenty_of_memory(Scheduler: Any) -> None:
@@ -250,7 +250,7 @@ def same_number_of_steps(Scheduler: Any) -> None:
 
 
 class TokensFromBoth(hunt_24.PlainScheduler):
-    """Right: the text is put together again of the prompt and what was written."""
+    """Right: the prompt and the output are joined again."""
 
     def preempt(self, victim: Any) -> None:
         super().preempt(victim)
@@ -263,7 +263,7 @@ class OneByOne(hunt_24.PlainScheduler):
 
 
 class OutputIntoPrompt(hunt_24.PlainScheduler):
-    """What was written becomes part of the prompt, and is forgotten as output."""
+    """The output becomes part of the prompt and is deleted as output."""
 
     def preempt(self, victim: Any) -> None:
         victim.prompt_ids = tuple(victim.token_ids)
@@ -272,7 +272,7 @@ class OutputIntoPrompt(hunt_24.PlainScheduler):
 
 
 class KeepsItsBlocks(hunt_24.PlainScheduler):
-    """Takes the victim out, and never gives its blocks back."""
+    """Removes the victim from the batch, but never frees its blocks."""
 
     def preempt(self, victim: Any) -> None:
         self.running.remove(victim)
@@ -286,15 +286,15 @@ CATCHES = {
         | {
             "looks at the first block only": (only_the_first_block, "it passes, and should fail"),
             "looks at decode steps only": (only_decode, "in the middle of a chunk"),
-            "takes blocks that are neighbours": (only_neighbours, "it passes, and should fail"),
-            "lets no chunk begin within a block": (only_whole_prompts, "begin of its block"),
-            "wants what is wrong": (wants_strangers, "should pass on the mended one"),
+            "has adjacent blocks only": (only_adjacent_blocks, "it passes, and should fail"),
+            "no chunk starts inside a block": (only_whole_prompts, "start of its block"),
+            "expects a wrong result": (wants_other_slots, "should pass on the mended one"),
         },
         (mended_by_size, *hunt_22.HUNT.right.values()),
         {
             "unchanged": hunt_22.next_slots,
             "the last block, whichever it is": mended_one_block_early,
-            "takes the block after the last": mended_by_the_next_block,
+            "uses the block after the last": mended_by_the_next_block,
             "returns nothing": returns_nothing,
         },
     ),
@@ -302,51 +302,51 @@ CATCHES = {
         (asks_twice, in_the_toy_engine),
         COMMON
         | {
-            "has a token more": (never_whole_blocks, "it passes, and should fail"),
+            "has one token more": (never_whole_blocks, "it passes, and should fail"),
             "asks for one block only": (one_block_only, "several blocks long"),
             "asks for several blocks only": (many_blocks_only, "if it is one block long"),
-            "wants nothing to be found": (wants_nothing_found, "should pass on the mended one"),
+            "expects no match": (wants_nothing_found, "should pass on the mended one"),
         },
         (Shortened, *hunt_23.HUNT.right.values()),
         {
             "unchanged": hunt_23.ChainedPrefixCache,
             "never finds the last block": NeverTheLastBlock,
-            "keeps an owner of what it does not return": PopsWithoutLeaving,
-            "finds nothing of whole blocks": NothingForWholeBlocks,
-            "never keeps the last block": ForgetsToInsert,
+            "stays an owner of a block that it does not return": PopsWithoutReleasing,
+            "finds nothing for whole blocks": NothingForWholeBlocks,
+            "never caches the last block": ForgetsToInsert,
         },
     ),
     "24": Catches(
         (whole_results, with_one_at_a_time),
         COMMON
         | {
-            "has memory enough": (plenty_of_memory, "it passes, and should fail"),
-            "looks at the answers only": (answers_only, "told the same tokens again"),
+            "has enough memory": (plenty_of_memory, "it passes, and should fail"),
+            "looks at the answers only": (answers_only, "gets the same tokens twice"),
             "counts tokens only": (lengths_only, "it passes, and should fail"),
             "forbids preemption": (forbids_preemption, "should pass on the mended one"),
-            "wants as many steps": (same_number_of_steps, "should pass on the mended one"),
+            "expects as many steps": (same_number_of_steps, "should pass on the mended one"),
         },
         (TokensFromBoth, *hunt_24.HUNT.right.values()),
         {
             "unchanged": hunt_24.PlainScheduler,
             "runs one at a time": OneByOne,
-            "makes output a prompt": OutputIntoPrompt,
-            "keeps the victim's blocks": KeepsItsBlocks,
+            "turns output into a prompt": OutputIntoPrompt,
+            "does not free the victim's blocks": KeepsItsBlocks,
         },
     ),
     "41": Catches(
         (rank_hunt.least_of_all, rank_hunt.agrees_and_fits),
         COMMON
         | {
-            "ranks are alike": (rank_hunt.ranks_alike, "it passes, and should fail"),
-            "wants agreement only": (rank_hunt.only_agreement, "takes what fits rank 0"),
+            "ranks are equal": (rank_hunt.ranks_alike, "it passes, and should fail"),
+            "checks only that ranks agree": (rank_hunt.only_agreement, "takes what fits rank 0"),
             "rank 0 is the small one": (rank_hunt.only_rank_0_is_small, "takes what fits rank 0"),
             "has two ranks only": (rank_hunt.two_ranks_only, "first two ranks only"),
-            "looks at answers, where all are alike": (
+            "looks at answers of equal ranks": (
                 rank_hunt.only_answers,
                 "it passes, and should fail",
             ),
-            "wants what is wrong": (rank_hunt.wants_own_numbers, "should pass on the mended one"),
+            "expects own numbers": (rank_hunt.wants_own_numbers, "should pass on the mended one"),
         },
         (hunt_41.HUNT.mended, *hunt_41.HUNT.right.values()),
         {

@@ -1,4 +1,4 @@
-"""What learners might hand in for chapter 41's hunt."""
+"""Tests and parts that learners might hand in for chapter 41's hunt."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ def wants_own_numbers(agreed_blocks: Any) -> None:
 
 
 def least_and_most(comm: Any, free_bytes: int, working_bytes: int, block_bytes: int) -> int:
-    """Wasteful: the least memory, less the most that anybody works in."""
+    """Wasteful: the minimum of free memory minus the maximum of working memory."""
     both = comm.all_gather(torch.tensor([free_bytes, working_bytes])).unflatten(0, (-1, 2))
     return (int(both[:, 0].min()) - int(both[:, 1].max())) // block_bytes
 

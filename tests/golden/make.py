@@ -1,6 +1,6 @@
-"""Write what the default model answers in float32: `python -m tests.golden.make`.
+"""Write the default model's answers in float32: `python -m tests.golden.make`.
 
-Run it only when the answers are meant to change, and read them before they are committed.
+Run it only when the answers are meant to change, and read them before you commit them.
 """
 
 import json
@@ -25,7 +25,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=40)
 
 
 def answer_all(llm: LLM) -> list[dict[str, object]]:
-    """Each question with its answer's tokens and text."""
+    """Return each question with the tokens and text of its answer."""
     prompts = [llm.chat_prompt([{"role": "user", "content": each}]) for each in QUESTIONS]
     return [
         {"question": question, "token_ids": output.token_ids, "text": output.text}

@@ -1,4 +1,4 @@
-"""Compile every kernel for chips and widths of heads, and print what each takes as JSON.
+"""Compile every kernel for several chips and head widths, and print the resources as JSON.
 
 `python -m tests.gpu.compile_all CHIP,... HEAD_DIM,...`
 """
@@ -18,7 +18,7 @@ from tests.gpu.launches import head_launches, small_launches
 
 
 def main(chips: list[str], head_dims: list[int]) -> None:
-    """One line of JSON for each kernel and chip."""
+    """Print one line of JSON for each kernel and chip."""
     for chip in chips:
         launches = small_launches()
         for head_dim in head_dims:
@@ -26,9 +26,9 @@ def main(chips: list[str], head_dims: list[int]) -> None:
             launches |= {f"{name}, {head_dim}": each for name, each in own.items()}
         for name, launch in launches.items():
             for code in machine_code(chip, launch):
-                told = {"launch": name, **asdict(code)}
-                told["texts"] = sorted(code.texts)
-                print(json.dumps(told), flush=True)
+                line = {"launch": name, **asdict(code)}
+                line["texts"] = sorted(code.texts)
+                print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,6 @@ import benchmarks.gpu  # noqa: F401  # its folder of stand-ins is on the path th
 
 
 def pytest_configure() -> None:
-    """Say at once what is missing, instead of in every test."""
+    """Report missing packages once, instead of in every test."""
     if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.exit("No CUDA device here: set TRITON_INTERPRET=1 for Triton's interpreter.", 1)

@@ -1,4 +1,4 @@
-"""Sequences of keys and values in scattered blocks, on whatever device kernels run on here."""
+"""Sequences of keys and values in scattered blocks, on the device that runs the kernels."""
 
 from itertools import product
 from typing import NamedTuple
@@ -7,25 +7,26 @@ import torch
 from torch import Tensor
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# The interpreter's arithmetic in bfloat16 is wrong; a GPU is asked in what it will serve in.
+# The interpreter's arithmetic in bfloat16 is wrong, so it uses float32; a GPU uses its serving
+# dtype.
 DTYPES = (torch.float16, torch.bfloat16) if DEVICE == "cuda" else (torch.float32, torch.float16)
-# Widths of heads with the dtypes that they are asked in: all of them where that takes no time.
+# Head widths with their dtypes: all combinations where that takes no time.
 HEADS = (
     list(product((64, 80, 96, 128), DTYPES))
     if DEVICE == "cuda"
     else list(zip((64, 80, 96, 128), 2 * DTYPES, strict=True))
 )
-LEAKED = 1e3  # what no sequence owns, so that it would show wherever it leaked
+LEAKED = 1e3  # the value of unowned slots, so that a leak shows
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
 def randn(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Random numbers on the device."""
+    """Return random numbers on the device."""
     return torch.randn(*shape, dtype=torch.float32).to(DEVICE, dtype)
 
 
 def assert_near(ours: Tensor, expected: Tensor) -> None:
-    """Equal to within what the dtype rounds."""
+    """Assert equality within the rounding of the dtype."""
     near = TOLERANCES[expected.dtype]
     torch.testing.assert_close(ours, expected, atol=near, rtol=near)
 
@@ -46,7 +47,7 @@ def make_contexts(
     dtype: torch.dtype,
     block_size: int = 16,
 ) -> Contexts:
-    """Blocks in random order, one more than is needed; what nobody owns holds `LEAKED`."""
+    """Return blocks in random order, one more than needed; slots without an owner hold `LEAKED`."""
     counts = [-(-length // block_size) for length in lengths]
     shape = (sum(counts) + 1, block_size, kv_heads, head_dim)
     keys, values = (torch.full(shape, LEAKED, dtype=dtype, device=DEVICE) for _ in range(2))

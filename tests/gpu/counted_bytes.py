@@ -1,4 +1,4 @@
-"""The bytes that kernels move, counted in the interpreter, are those that their docstrings say."""
+"""The bytes that kernels move, counted in the interpreter, match their docstrings."""
 
 import pytest
 import torch
@@ -26,14 +26,14 @@ def test_each_program_loads_and_stores_its_own_elements() -> None:
         source=source,
         target=target,
     )
-    told = [(each.program[0], each.tensor, each.is_store, each.offsets) for each in found]
-    assert told[:2] == [(0, "source", False, (0, 1, 2, 3)), (0, "target", True, (0, 1, 2, 3))]
-    assert told[-1] == (2, "target", True, (8, 9))
+    seen = [(each.program[0], each.tensor, each.is_store, each.offsets) for each in found]
+    assert seen[:2] == [(0, "source", False, (0, 1, 2, 3)), (0, "target", True, (0, 1, 2, 3))]
+    assert seen[-1] == (2, "target", True, (8, 9))
     assert bytes_moved(found) == bytes_required(found) == 2 * 10 * 4
     assert target.tolist() == source.tolist()
 
 
-def test_a_forgotten_mask_is_told_with_the_program_before_memory_is_touched() -> None:
+def test_a_missing_mask_is_reported_with_the_program_before_memory_is_touched() -> None:
     source, target = torch.arange(10.0), torch.zeros(10)
     with pytest.raises(Exception, match=r"Program \(2, 0, 0\) loads 2 elements outside of source"):
         record_programs(

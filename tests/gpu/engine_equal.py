@@ -32,7 +32,7 @@ def load(directory: Path, **options: object) -> LLM:
 
 
 def test_attention_in_triton_gives_the_tokens_of_torch(tmp_path: Path) -> None:
-    directory = saved("qwen2-window", tmp_path)  # its first layer sees everything
+    directory = saved("qwen2-window", tmp_path)  # its first layer has no window
     expected = load(directory).generate(PROMPTS, GREEDY)
     with_kernels = load(directory, attention_backend="triton")
     assert with_kernels.config.sliding_windows == (None, 7)
@@ -57,10 +57,10 @@ def test_the_runner_of_kernels_gives_the_logits_of_the_plain_one(
 
     def both(chunks: list[ScheduledChunk]) -> torch.Tensor:
         copies = plain.manager.pop_pending_copies()
-        plain.manager.pop_pending_copies = lambda: copies  # both runners make them
+        plain.manager.pop_pending_copies = lambda: copies  # both runners create them
         theirs = PLAIN(chunks)
         seen.append(runner.logits(chunks) - theirs)
-        if all(chunk.num_tokens == 1 for chunk in chunks):  # as a captured step would be filled
+        if all(chunk.num_tokens == 1 for chunk in chunks):  # padded like a captured step
             fill(fixed, runner.packer.pack(chunks))
             seen.append(runner.run(fixed)[: len(chunks)] - theirs)
         del plain.manager.pop_pending_copies
@@ -69,10 +69,10 @@ def test_the_runner_of_kernels_gives_the_logits_of_the_plain_one(
     PLAIN = plain.logits
     plain.logits = both
     outputs = llm.generate(PROMPTS, GREEDY)
-    assert len(seen) >= GREEDY.max_tokens + 2, "some steps were decodes alone"
+    assert len(seen) >= GREEDY.max_tokens + 2, "some steps were only decodes"
     assert max(float(each.abs().max()) for each in seen) < 1e-4
-    told = [each.token_ids for each in expected.generate(PROMPTS, GREEDY)]
-    assert [each.token_ids for each in outputs] == told
+    plain_tokens = [each.token_ids for each in expected.generate(PROMPTS, GREEDY)]
+    assert [each.token_ids for each in outputs] == plain_tokens
 
 
 def test_plain_draws_are_the_devices_and_others_torchs(tiny_sequences: list) -> None:

@@ -1,4 +1,4 @@
-"""Paged decode gives what gathering each context and attending to it gives."""
+"""Paged decode gives the result of gathering each context and attending to it."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def test_paged_decode_equals_its_twin(
 @each_dtype
 @pytest.mark.parametrize("splits", [2, 8])
 @pytest.mark.parametrize("window", [None, 1, 40])
-def test_a_split_context_is_joined_and_a_window_heeded(
+def test_a_split_context_is_joined_and_a_window_is_respected(
     splits: int, window: int | None, dtype: torch.dtype
 ) -> None:
     contexts = make_contexts([1, 33, 200, 64], 2, 64, dtype)

@@ -1,4 +1,4 @@
-"""The engine of the GPU gives what plain torch gives; on a GPU its decodes are captured."""
+"""The GPU's engine gives the results of plain torch; on a GPU its decodes are captured."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ TINY = Shape(97, 64, 2, 4, 2, 16, 96, tied=True, head_norms=True)
 
 
 @pytest.mark.parametrize("budget", [8, 40])
-def test_tokens_prefilled_in_pieces_and_beside_others_are_those_of_one_pass(budget: int) -> None:
+def test_tokens_prefilled_in_chunks_and_beside_others_are_those_of_one_pass(budget: int) -> None:
     model = random_model(TINY, 128, HERE, DTYPE)
     assert float(margins(model, TINY, (1, 17, 33), budget).max()) < MOST_MARGIN
 
@@ -44,7 +44,7 @@ def test_copied_blocks_are_whole_in_every_layer_and_no_others_change() -> None:
     assert torch.equal(pool.kv, expected)
 
 
-def test_who_has_left_is_not_written_for_by_the_steps_of_the_others() -> None:
+def test_the_slots_of_a_finished_sequence_are_not_written_by_later_steps() -> None:
     model = random_model(TINY, 128, HERE, DTYPE)
     engine = make_engine(model, TINY, 64, 4, 20)
     sequences = [greedy(i, [5 + i] * 20, 6) for i in range(4)]
@@ -85,7 +85,7 @@ CONFIG = ModelConfig(
 )
 
 
-def test_a_checkpoint_is_read_onto_the_device_and_goes_on_as_in_plain_torch(
+def test_a_checkpoint_on_the_device_continues_as_in_plain_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda, "DTYPE", DTYPE)

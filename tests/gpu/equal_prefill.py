@@ -1,4 +1,4 @@
-"""FlashAttention gives what a whole matrix of scores gives."""
+"""FlashAttention gives the result of a whole matrix of scores."""
 
 import pytest
 import torch

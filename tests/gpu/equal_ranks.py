@@ -18,7 +18,7 @@ BACKEND = "nccl" if DEVICE == "cuda" else "gloo"
 
 @pytest.fixture(scope="module")
 def comm() -> Iterator[GroupComm]:
-    """A group of one, as `torchrun --nproc-per-node 1` would start it."""
+    """A group of one rank, as `torchrun --nproc-per-node 1` would start it."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     os.environ |= alone
     yield joined_comm(BACKEND)

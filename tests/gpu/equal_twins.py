@@ -1,4 +1,4 @@
-"""Every kernel but attention gives what its plain-torch twin gives, on shapes that fit no tile."""
+"""Every kernel except attention equals its plain-torch twin, on shapes that fit no tile."""
 
 import math
 
@@ -119,7 +119,7 @@ def test_of_equally_likely_tokens_the_first_is_chosen() -> None:
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_rows_that_are_not_finite_choose_nothing(broken: float) -> None:
+def test_rows_that_are_not_finite_give_no_token(broken: float) -> None:
     logits = torch.zeros(3, 50, device=DEVICE)
     logits[0, 30], logits[1] = broken, -math.inf
     cold, seeds = torch.zeros(3, device=DEVICE), torch.zeros(3, dtype=torch.int64, device=DEVICE)
@@ -127,7 +127,7 @@ def test_rows_that_are_not_finite_choose_nothing(broken: float) -> None:
         assert choose(logits, cold, seeds).tolist() == [-1, -1, 0]
 
 
-def test_draws_fall_as_often_as_softmax_says() -> None:
+def test_tokens_are_drawn_with_the_probabilities_of_softmax() -> None:
     probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])
     num_draws = 4000
     logits = probabilities.log().expand(num_draws, -1)

@@ -1,4 +1,4 @@
-"""Every kernel as the engine starts it, at the sizes of real models, on tensors without memory."""
+"""Every kernel as the engine launches it, at sizes of real models, on tensors without memory."""
 
 from collections.abc import Callable
 
@@ -19,17 +19,17 @@ TOKENS, SEQUENCES, BLOCKS, BLOCK_SIZE = 512, 16, 64, 16
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """A tensor that has a shape and a type, and nothing else."""
+    """Return a tensor that has a shape and a dtype, but no memory."""
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
 def ids(*shape: int) -> Tensor:
-    """The same, of whole numbers."""
+    """Return such a tensor of integers."""
     return empty(*shape, dtype=torch.int64)
 
 
 def small_launches() -> dict[str, Callable[[], object]]:
-    """The kernels that know nothing of heads."""
+    """Return the launches of the kernels that do not depend on heads."""
     hidden, ffn, vocab = 4096, 14336, 128256
     x, weight, wide = empty(TOKENS, hidden), empty(hidden), empty(TOKENS, 2 * ffn)
     logits = empty(SEQUENCES, vocab, dtype=torch.float32)
@@ -44,7 +44,7 @@ def small_launches() -> dict[str, Callable[[], object]]:
 
 
 def head_launches(head_dim: int, wide_tiles: bool) -> dict[str, Callable[[], object]]:
-    """The kernels of attention, for heads of this width, four to a KV head."""
+    """Return the launches of the attention kernels, for heads of this width, four per KV head."""
     q_heads, kv_heads = 32, 8
     qkv = empty(TOKENS, (q_heads + 2 * kv_heads) * head_dim)
     halves = [empty(BLOCKS, BLOCK_SIZE, kv_heads, head_dim) for _ in range(2)]

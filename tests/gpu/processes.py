@@ -1,4 +1,4 @@
-"""Pythons of their own: Triton's interpreter is chosen before Triton is imported."""
+"""Separate Python processes: Triton's interpreter must be chosen before Triton is imported."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_python(*arguments: str, **environment: str) -> str:
-    """Standard output of another Python in this repository; fails with its words if it fails."""
+    """Return the standard output of another Python in this repository; fail with its stderr."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
     run = subprocess.run(
         [sys.executable, *arguments],
@@ -23,14 +23,14 @@ def run_python(*arguments: str, **environment: str) -> str:
 
 
 def assert_passes_interpreted(*files: str) -> None:
-    """All checks of these files pass in the interpreter, none skipped."""
+    """Assert that all checks of these files pass in the interpreter and none is skipped."""
     command = ("-m", "pytest", "-q", "-c", "tests/gpu/pytest.ini")
-    told = run_python(
+    output = run_python(
         *command,
         *(f"tests/gpu/{file}" for file in files),
         TRITON_INTERPRET="1",
         CUDA_VISIBLE_DEVICES="",
-        PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",  # they need none, and some take seconds to import
+        PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",  # none is needed, and some take seconds to import
     )
-    assert " passed" in told
-    assert "skipped" not in told
+    assert " passed" in output
+    assert "skipped" not in output

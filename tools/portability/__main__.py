@@ -1,13 +1,13 @@
 """Try environments and parts, one cell after the other: `python -m tools.portability`.
 
     python -m tools.portability                      try all cells that have no result yet
-    python -m tools.portability --list               show all cells, with what became of them
+    python -m tools.portability --list               show all cells and their results
     python -m tools.portability --cell space/tests   try one
     python -m tools.portability --environments long space --parts tests notebooks 13
 
-Clones are of HEAD. Each result is kept at once, by commit, in build/portability: Ctrl-C, and the
-same command goes on. The whole takes hours, a cell minutes. When all cells have a result,
-docs/portability.md and benchmarks/results/portability.json are written.
+Clones are of HEAD. Each result is stored immediately, by commit, in build/portability: after
+Ctrl-C, the same command continues. All cells take hours, one cell takes minutes. When all cells
+have a result, docs/portability.md and benchmarks/results/portability.json are written.
 """
 
 import argparse
@@ -31,7 +31,7 @@ FOLDER = Path(tempfile.gettempdir()) / f"minigen-portability-{USER}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Try the cells that are asked for; exit with 1 if any is red."""
+    """Try the chosen cells; exit with 1 if any is red."""
     options = _parser().parse_args(arguments)
     commit = commit_of(ROOT)
     folder = options.folder.expanduser().resolve() / commit[:12]
@@ -40,13 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     store = Store(STATE, commit)
     if options.again:
         store.forget(cells)
-    _tell_others(store)
+    _print_other_commits(store)
     if options.list:
         for cell in cells:
             print(f"{cell.name:<32} {store.get(cell) or table.NOT_RUN}")
         return
     if has_changes(ROOT):
-        print("Changes that no commit holds are not tried: clones are of HEAD.", flush=True)
+        print("Uncommitted changes are not tried: clones are of HEAD.", flush=True)
     places = Places(folder, commit, shlex.split(options.pytest))
     named = {each.name: each for each in every}
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         results = run_cells(cells, None if options.pytest else store, run)
     except KeyboardInterrupt:
-        print("\nStopped. What is finished is kept; the same command goes on.", flush=True)
+        print("\nStopped. Finished results are stored; the same command continues.", flush=True)
         sys.exit(130)
     if not options.keep:
         _remove_green(places, cells, results, named)
@@ -67,13 +67,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         table.write(commit, every, kept)
         print(f"written: {table.PAGE}, {table.DATA}")
     if red:
-        sys.exit(f"red: {', '.join(red)} (all that was printed is in {store.log(cells[0]).parent})")
+        sys.exit(f"red: {', '.join(red)} (the full output is in {store.log(cells[0]).parent})")
 
 
 def run_cells(
     cells: Sequence[Cell], store: Store | None, run: Callable[[Cell], Result]
 ) -> dict[Cell, Result]:
-    """Results of cells: those that `store` has, and the others by running and keeping them."""
+    """Return the results of the cells; run those that `store` does not have yet, and store them."""
     results: dict[Cell, Result] = {}
     for number, cell in enumerate(cells, 1):
         print(f"{number:>{len(str(len(cells)))}}/{len(cells)} {cell.name} ", end="", flush=True)
@@ -81,7 +81,7 @@ def run_cells(
         results[cell] = known or run(cell)
         if store and known is None:
             store.put(cell, results[cell])
-        taken = "from before" if known else f"{results[cell].seconds:.0f} s"
+        taken = "stored earlier" if known else f"{results[cell].seconds:.0f} s"
         print(f"{results[cell]}, {taken}", flush=True)
     return results
 
@@ -92,28 +92,30 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--list", action="store_true", help="show cells and results, run none")
-    parser.add_argument("--cell", nargs="+", default=[], metavar="NAME", help="as in long/tests")
+    parser.add_argument("--list", action="store_true", help="show cells and results, run nothing")
+    parser.add_argument("--cell", nargs="+", default=[], metavar="NAME", help="such as long/tests")
     parser.add_argument("--environments", nargs="+", default=[], metavar="NAME")
     parser.add_argument(
         *("--parts",),
         nargs="+",
         default=[],
         metavar="NAME",
-        help=f"{', '.join(PARTS)}, notebooks, or a notebook as in 13",
+        help=f"{', '.join(PARTS)}, notebooks, or one notebook, for example 13",
     )
-    parser.add_argument("--again", action="store_true", help="forget the results of these cells")
-    parser.add_argument("--keep", action="store_true", help="keep clones of green cells too")
-    parser.add_argument("--write", action="store_true", help="write the table though cells lack")
+    parser.add_argument("--again", action="store_true", help="drop the results of these cells")
+    parser.add_argument("--keep", action="store_true", help="keep the clones of green cells too")
     parser.add_argument(
-        "--pytest", default="", metavar="ARGS", help="for the tests; such results are not kept"
+        "--write", action="store_true", help="write the table though results are missing"
     )
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where clones go")
+    parser.add_argument(
+        "--pytest", default="", metavar="ARGS", help="for the tests; such results are not stored"
+    )
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the clones")
     return parser
 
 
 def _chosen(every: Sequence[Environment], options: argparse.Namespace) -> list[Cell]:
-    """The cells that the options name, in the table's order."""
+    """Return the cells that the options name, in the order of the table."""
     cells = [cell for each in every for cell in each.cells]
     _refuse("cell", options.cell, [cell.name for cell in cells])
     _refuse("environment", options.environments, [each.name for each in every])
@@ -137,14 +139,16 @@ def _is_part(part: str, wanted: Sequence[str]) -> bool:
 def _refuse(what: str, named: Sequence[str], known: Sequence[str]) -> None:
     unknown = [name for name in named if name not in known]
     if unknown:
-        shown = "--list shows all" if what == "cell" else f"there are {', '.join(known)}"
+        shown = "--list shows all" if what == "cell" else f"choose from {', '.join(known)}"
         sys.exit(f"There is no {what} {', '.join(unknown)}; {shown}.")
 
 
-def _tell_others(store: Store) -> None:
+def _print_other_commits(store: Store) -> None:
     others = ", ".join(commit[:12] for commit in store.others())
     if others:
-        print(f"Results of other commits ({others}) are kept apart, and not shown.", flush=True)
+        print(
+            f"Results of other commits ({others}) are stored separately, and not shown.", flush=True
+        )
 
 
 def _remove_green(
@@ -153,7 +157,7 @@ def _remove_green(
     results: dict[Cell, Result],
     named: dict[str, Environment],
 ) -> None:
-    """Remove the clones of which no cell is red, and say where the others are."""
+    """Remove the clones that have no red cell, and print where the others are."""
     for place in dict.fromkeys(named[cell.environment].place for cell in cells):
         here = [cell for cell in cells if named[cell.environment].place == place]
         if any(results[cell].verdict == RED for cell in here):

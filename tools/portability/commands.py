@@ -1,4 +1,4 @@
-"""Run a command with all that it starts, to its end or its limit, and say why it failed."""
+"""Run a command and everything it starts, to its end or its time limit, and say why it failed."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ while os.getppid() == int(sys.argv[1]):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended: `status` is None after its limit, negative after a signal."""
+    """How a command ended: `status` is None if it hit its time limit, negative after a signal."""
 
     status: int | None
     said: str
@@ -37,14 +37,14 @@ class Ended:
 
     @property
     def passed(self) -> str:
-        """What pytest counted."""
+        """The counts that pytest printed."""
         found: list[str] = PASSED.findall(self.said)
         return found[-1] if found else ""
 
     def why(self) -> str:
-        """Why this is no success: what failed, or how it ended. It holds no path of a machine."""
+        """Return why the command failed, without any path of this machine."""
         if self.status is None:
-            return "it had not ended when its time was over"
+            return "it did not end within its time limit"
         if self.status < 0:
             return f"ended by {signal.Signals(-self.status).name}"
         if self.failed:
@@ -62,7 +62,7 @@ def run(
     limit: float,
     umask: int = -1,
 ) -> Ended:
-    """Run a command in a process group of its own, of which nothing is left afterwards."""
+    """Run a command in its own process group, and end all processes that are left of it."""
     with open(log, "ab") as out:
         begin = out.tell()
         process = subprocess.Popen(
@@ -88,7 +88,7 @@ def run(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of a process group, first politely."""
+    """End what is left of a process group: SIGTERM first, then SIGKILL."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -100,7 +100,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
-    """Have `count` processes compute without a pause; they end with this process at the latest."""
+    """Keep `count` processes busy; they end with the block, or with this process at the latest."""
     loop_of_this = [sys.executable, "-c", BUSY, str(os.getpid())]
     loops = [subprocess.Popen(loop_of_this) for _ in range(count)]
     try:
@@ -112,10 +112,10 @@ def busy(count: int) -> Iterator[None]:
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def timed(started: float) -> float:
-    """Seconds since then."""
+    """Return the seconds since `started`."""
     return round(time.monotonic() - started, 1)

@@ -1,4 +1,4 @@
-"""The environments: what each changes, where its clone is, which parts it tries."""
+"""The environments: what each one changes, where its clone is, which parts it tries."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ from tools.portability.store import Cell
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SHARED = "shared"
-LONG = 190  # characters of a path
+LONG = 190  # characters in a path
 NOTEBOOKS = tuple(sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9]*.py")))
 PARTS = ("setup", "checks", "tests", "golden", "demo")
 FRESH = ("setup", "checks", "tests", "golden", *NOTEBOOKS)
@@ -74,7 +74,7 @@ class Environment:
     parts: tuple[str, ...] = RUN
     place: str = SHARED
     inside: tuple[str, ...] = ("minigen",)  # the clone's path inside the place's folder
-    kept: Mapping[str, str] = field(default_factory=dict)  # for its set-up too
+    kept: Mapping[str, str] = field(default_factory=dict)  # also during its set-up
     variables: Mapping[str, str] = field(default_factory=dict)
     prefix: tuple[str, ...] = ()
     umask: int = -1
@@ -85,12 +85,15 @@ class Environment:
 
     @property
     def cells(self) -> list[Cell]:
-        """Its cells, in order."""
+        """The cells of this environment, in order."""
         return [Cell(self.name, part) for part in self.parts]
 
 
 def environments(folder: Path) -> list[Environment]:
-    """All environments, for clones below `folder`, as far as this machine has them."""
+    """Return all environments for clones below `folder`.
+
+    `lacking` says why this machine cannot try one.
+    """
     missing = [tool for tool in ("git", "make") if shutil.which(tool) is None]
     lacking = f"there is no {' and no '.join(missing)} here" if missing else ""
     padding = "a-folder-with-a-long-name-in-which-a-minigen-lies"
@@ -188,7 +191,7 @@ def environments(folder: Path) -> list[Environment]:
 
 
 def read_only(tree: Path) -> tuple[str, ...]:
-    """The beginning of a command for which alone `tree` is mounted read-only."""
+    """Return a command prefix that mounts `tree` read-only for that command alone."""
     return (*_unshare("--mount"), "sh", "-c", READ_ONLY, str(tree))
 
 
@@ -197,7 +200,7 @@ def _instructions(torch: str, onednn: str, numba: str) -> dict[str, str]:
         "ATEN_CPU_CAPABILITY": torch,
         "ONEDNN_MAX_CPU_ISA": onednn,
         "NUMBA_CPU_NAME": numba,
-        "NUMBA_CPU_FEATURES": "",  # those of the processor that is named, not of this one
+        "NUMBA_CPU_FEATURES": "",  # use the named processor's features, not this one's
     }
 
 
@@ -215,7 +218,7 @@ def _works(command: tuple[str, ...]) -> bool:
 def _no_read_only_mount() -> str:
     with tempfile.TemporaryDirectory() as folder:
         command = (*read_only(Path(folder)), "sh", "-c", "! touch written")
-        return "" if _works(command) else "this machine allows no read-only mount"
+        return "" if _works(command) else "this machine does not allow a read-only mount"
 
 
 def _without_network() -> tuple[str, ...]:
@@ -237,10 +240,10 @@ def _locale() -> str:
 
 
 def _no_instructions(name: str) -> str:
-    """Why instructions cannot be tried here, or nothing."""
+    """Return why these instructions cannot be tried here, or an empty string."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
-        return f"whether {platform.machine()} has {name} is not known"
+        return f"/proc/cpuinfo is missing, so it is unknown whether {platform.machine()} has {name}"
     lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     flags = next((line.split() for line in lines if line.startswith("flags")), [])
     return "" if name in flags else f"this processor has no {name}"

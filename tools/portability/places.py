@@ -1,4 +1,4 @@
-"""Clones: made and set up when the first cell needs them, removed when their cells are green."""
+"""Clones: created for their first cell, and removed when all their cells are green."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tools.portability.commands import Ended, busy, num_cores, run, timed
 from tools.portability.environments import NOTEBOOKS, ROOT, Environment, read_only
 from tools.portability.store import GREEN, NOT_TRIED, RED, Cell, Result
 
-PYTHON = getattr(sys, "_base_executable", sys.executable)  # .venv's own, or that which made it
+PYTHON = getattr(sys, "_base_executable", sys.executable)  # .venv's own, or the one that created it
 NOT_INHERITED = (
     *("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"),
     *(
@@ -33,7 +33,7 @@ HAS_RANDOM_ORDER = (
     "import importlib.util, sys; sys.exit(importlib.util.find_spec('random_order') is None)"
 )
 SETUP_SECONDS, CELL_SECONDS = 3600.0, 3 * 3600.0
-NOTEBOOK_CELL_SECONDS = 1200  # what counts is whether outputs are equal: no budget of time
+NOTEBOOK_CELL_SECONDS = 1200  # only equal outputs count here, not the time
 NBVAL = f"""
 import os, sys
 from tools.notebook_checks import NBVAL
@@ -44,7 +44,7 @@ os.execv(sys.executable, [sys.executable, "-m", "pytest", *NBVAL, limit, *sys.ar
 
 @dataclass
 class Places:
-    """The clones of one commit below a folder, and what was found out of each."""
+    """The clones of one commit below a folder, and which of them could not be set up."""
 
     folder: Path
     commit: str
@@ -52,7 +52,7 @@ class Places:
     _failed: dict[str, str] = field(default_factory=dict)
 
     def run(self, environment: Environment, cell: Cell, log: Path) -> Result:
-        """Try one cell, setting its environment up before if need be."""
+        """Try one cell; set its environment up first if necessary."""
         started = time.monotonic()
         if environment.lacking:
             return Result(NOT_TRIED, environment.lacking)
@@ -72,7 +72,7 @@ class Places:
         return Result(GREEN, ended.passed, timed(started), (), machine)
 
     def remove(self, place: str) -> None:
-        """Remove a place's clone and all beside it."""
+        """Remove a place: its clone and the folder beside the clone."""
         shutil.rmtree(self.folder / place, ignore_errors=True)
 
     def _commands(self, environment: Environment, part: str) -> list[list[str]]:
@@ -92,7 +92,7 @@ class Places:
         return [[python, "-m", "pytest", "-q", "-n", "2", *order, *self.pytest]]
 
     def _set_up(self, environment: Environment, log: Path) -> str:
-        """Why a place cannot be used, or nothing once it can."""
+        """Set a place up if necessary; return why it cannot be used, or an empty string."""
         if self._facts(environment).exists():
             return ""
         if environment.place not in self._failed:
@@ -128,7 +128,7 @@ class Places:
         command = [str(self._python(environment)), "-c", FACTS]
         ended = self._run(environment, command, log, SETUP_SECONDS, plain=True)
         if ended.status != 0:
-            return f"the machine's name is not known: {ended.why()}"
+            return f"the machine's facts could not be read: {ended.why()}"
         self._facts(environment).write_text(ended.said.strip().rpartition("\n")[2], "utf-8")
         return ""
 
@@ -144,7 +144,7 @@ class Places:
         limit: float = CELL_SECONDS,
         plain: bool = False,
     ) -> Ended:
-        """Run a command in the clone; `plain` is without what the environment makes hard."""
+        """Run a command in the clone; with `plain`, without the restrictions of the environment."""
         elsewhere, tree = self._elsewhere(environment), self._tree(environment)
         changed = environment.kept if plain else {**environment.kept, **environment.variables}
         variables = {name: os.environ[name] for name in os.environ if name not in NOT_INHERITED}
@@ -168,24 +168,24 @@ class Places:
         return self._tree(environment) / (named or ".venv") / "bin" / "python"
 
     def _facts(self, environment: Environment) -> Path:
-        """Written when an environment is set up: the machine and the versions there."""
+        """Return the file with the machine and the versions, written when a place is set up."""
         return self._elsewhere(environment) / f"{environment.name}.json"
 
 
 def commit_of(tree: Path) -> str:
-    """The commit that is checked out in a tree, or the end of the program with a reason."""
+    """Return the commit that is checked out in a tree, or exit with the reason."""
     try:
         found = subprocess.run(
             ["git", "-C", str(tree), "rev-parse", "HEAD"], capture_output=True, encoding="utf-8"
         )
     except FileNotFoundError:
-        sys.exit("There is no git here, which makes the clones to try.")
+        sys.exit("git is not installed; it is needed to clone the tree.")
     if found.returncode:
-        sys.exit(f"{tree} is no git repository, so that it has no commit to clone and to try.")
+        sys.exit(f"{tree} is not a git repository, so there is no commit to clone.")
     return found.stdout.strip()
 
 
 def has_changes(tree: Path) -> bool:
-    """Whether a tree has changes that no commit holds."""
+    """Return whether a tree has uncommitted changes."""
     command = ["git", "-C", str(tree), "status", "--porcelain", "--untracked-files=no"]
     return bool(subprocess.run(command, capture_output=True).stdout.strip())

@@ -1,4 +1,4 @@
-"""Results of cells, kept by commit: a run that was stopped goes on where it was."""
+"""Results of cells, stored by commit, so that an interrupted run can continue."""
 
 import json
 import os
@@ -19,13 +19,13 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """How the command line names it."""
+        """The name of the cell on the command line."""
         return f"{self.environment}/{self.part}"
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a cell. `detail` is a count if it is green, and the reason otherwise."""
+    """The result of a cell. `detail` is a count if the cell is green, and the reason otherwise."""
 
     verdict: str
     detail: str = ""
@@ -40,14 +40,14 @@ class Result:
 
 
 class Store:
-    """Results of one commit, one file per cell, each written at once and whole."""
+    """The results of one commit: one file per cell, each written atomically."""
 
     def __init__(self, folder: Path, commit: str):
         self._root, self._commit = folder, commit
         self._folder = folder / commit
 
     def get(self, cell: Cell) -> Result | None:
-        """The result of a cell at this commit, or None."""
+        """Return the result of a cell at this commit, or None."""
         path = self._path(cell)
         if not path.exists():
             return None
@@ -55,7 +55,7 @@ class Store:
         return Result(**values | {"failed": tuple(values["failed"])})
 
     def put(self, cell: Cell, result: Result) -> None:
-        """Keep a result."""
+        """Store a result."""
         path = self._path(cell)
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".unfinished")
@@ -68,13 +68,13 @@ class Store:
             self._path(cell).unlink(missing_ok=True)
 
     def log(self, cell: Cell) -> Path:
-        """Where all that a cell prints goes."""
+        """Return the file for everything that a cell prints."""
         path = self._folder / "logs" / f"{cell.environment}.{cell.part}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
     def others(self) -> list[str]:
-        """Other commits that have results here."""
+        """Return the other commits that have results here."""
         if not self._root.exists():
             return []
         folders = (path.parent.name for path in self._root.glob("*/*.json"))

@@ -1,4 +1,4 @@
-"""The table of results: docs/portability.md, and its raw data."""
+"""The table of results in docs/portability.md, and its raw data."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ Results = Mapping[Cell, Result]
 
 
 def page(commit: str, environments: Sequence[Environment], results: Results) -> str:
-    """The results of one commit as a Markdown page."""
+    """Return the results of one commit as a Markdown page."""
     rows = [
         f"| {each.name} | " + " | ".join(_shown(each, column, results) for column in COLUMNS) + " |"
         for each in environments
@@ -64,11 +64,11 @@ def _shown(environment: Environment, column: str, results: Results) -> str:
 
 
 def _many(cells: Sequence[Cell], found: Sequence[Result | None]) -> str:
-    """Several cells in one."""
+    """Return several cells as one."""
     green = sum(result is not None and result.verdict == GREEN for result in found)
     if green == len(cells):
         return f"{GREEN} ({green})"
-    told = [f"{green} of {len(cells)} {GREEN}"] if green else []
+    shown = [f"{green} of {len(cells)} {GREEN}"] if green else []
     for verdict in (RED, NOT_TRIED):
         reasons: dict[str, None] = {}
         for cell, result in zip(cells, found, strict=True):
@@ -77,9 +77,9 @@ def _many(cells: Sequence[Cell], found: Sequence[Result | None]) -> str:
                     None
                 )
         if reasons:
-            told.append(f"{verdict}: {', '.join(reasons)}")
+            shown.append(f"{verdict}: {', '.join(reasons)}")
     missing = sum(result is None for result in found)
-    return "; ".join([*told, *([f"{missing} {NOT_RUN}"] if missing else [])])
+    return "; ".join([*shown, *([f"{missing} {NOT_RUN}"] if missing else [])])
 
 
 def _machine(facts: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
-"""What minigen's annotations need where jaxtyping is not installed: names that say nothing.
+"""Stand-ins for minigen's annotations where jaxtyping is not installed; they check nothing.
 
-On a machine without a package index only; the folder stands last on the path.
+They serve machines without a package index; this folder is last on the path.
 """
 
 from typing import Any

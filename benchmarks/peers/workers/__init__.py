@@ -1,1 +1,1 @@
-"""One small program for each engine, run by that engine's own Python."""
+"""One small program per engine, run by that engine's own Python."""

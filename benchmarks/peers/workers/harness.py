@@ -1,7 +1,7 @@
-"""How every engine is measured: the same code in each engine's process. Standard library only.
+"""Measure an engine with the same code in every engine's process. Standard library only.
 
 A worker is started as `python -m benchmarks.peers.workers.NAME JOB.json`, and prints one JSON
-object a line: `versions`, then `sample`s, `memory` and `answers`; or `refused`, with a sentence.
+object per line: `versions`, then `sample`s, `memory` and `answers`; or `refused`, with a sentence.
 """
 
 import json
@@ -17,20 +17,20 @@ from benchmarks.peers.processes import Moment, peak_memory
 
 
 class Engine(Protocol):
-    """What a worker makes of its engine: greedy answers of exactly so many tokens."""
+    """What a worker implements for its engine: greedy answers of an exact length."""
 
     def versions(self) -> dict[str, str]:
-        """The packages that matter, and how they were set."""
+        """Return the packages that matter, and their settings."""
 
     def stream(self, prompt: list[int], num_tokens: int) -> Iterator[int]:
-        """The answer to one prompt, each token as soon as it is known."""
+        """Yield the tokens of the answer to one prompt, each as soon as it is known."""
 
     def together(self, requests: list[Request]) -> list[list[int]]:
-        """The answers to all requests, handed over at once."""
+        """Return the answers to all requests at once."""
 
 
 class Refused(Exception):
-    """An engine cannot do what it is asked; the message is a sentence that says why."""
+    """An engine cannot do what a job asks; the message is a sentence that says why."""
 
 
 def serve(open_engine: Callable[[dict[str, Any]], Engine]) -> None:
@@ -38,27 +38,27 @@ def serve(open_engine: Callable[[dict[str, Any]], Engine]) -> None:
     output = _private_stdout()
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
 
-    def tell(**result: Any) -> None:
+    def report(**result: Any) -> None:
         print(json.dumps(result), file=output, flush=True)
 
     try:
         engine = open_engine(job)
     except Refused as refused:
-        tell(refused=str(refused))
+        report(refused=str(refused))
         return
     first_prompt = job["answers"][0]["prompt"]
     next(iter(engine.stream(first_prompt, 1)))
-    started = Moment(**json.loads(os.environ["PEERS_BEGUN"]))
+    started = Moment(**json.loads(os.environ["PEERS_STARTED"]))
     seconds = time.monotonic() - started.clock
-    tell(sample=START, seconds=seconds, foreign=started.foreign_since())
-    tell(versions=engine.versions())
+    report(sample=START, seconds=seconds, foreign=started.foreign_since())
+    report(versions=engine.versions())
     for index, load in enumerate(job["loads"]):
         for sample in samples(engine, load):
-            tell(sample=load["name"], **sample)
+            report(sample=load["name"], **sample)
         if index == 0:
-            tell(memory=MEMORY_ALONE, bytes=peak_memory())
-    tell(memory=MEMORY_ALL, bytes=peak_memory())
-    tell(answers=answers(engine, job["answers"]))
+            report(memory=MEMORY_ALONE, bytes=peak_memory())
+    report(memory=MEMORY_ALL, bytes=peak_memory())
+    report(answers=answers(engine, job["answers"]))
 
 
 def samples(engine: Engine, load: Load) -> Iterator[dict[str, float]]:
@@ -73,7 +73,7 @@ def samples(engine: Engine, load: Load) -> Iterator[dict[str, float]]:
 
 
 def decode(engine: Engine, requests: list[Request]) -> tuple[float, int]:
-    """Seconds from the first token to the last, and tokens after the first."""
+    """Return seconds from the first token to the last, and the number of tokens after the first."""
     seconds, tokens = 0.0, 0
     for request in requests:
         times = [time.monotonic() for _ in engine.stream(**request)]
@@ -84,7 +84,7 @@ def decode(engine: Engine, requests: list[Request]) -> tuple[float, int]:
 
 
 def prefill(engine: Engine, requests: list[Request]) -> tuple[float, int]:
-    """Seconds to the first token of each request in turn, and tokens of their prompts."""
+    """Return seconds to the first token of each request in turn, and the sum of prompt tokens."""
     started = time.monotonic()
     for request in requests:
         _check(len(list(engine.stream(**request))), request)
@@ -105,20 +105,18 @@ WAYS = {"decode": decode, "prefill": prefill, "together": together}
 
 
 def answers(engine: Engine, asked: list[dict[str, Any]]) -> list[list[int]]:
-    """What the engine says to the prompts that have sure answers: one by one, then together."""
+    """Return the engine's answers to the sure prompts: one by one, then together."""
     requests = [{"prompt": each["prompt"], "num_tokens": len(each["tokens"])} for each in asked]
     return [list(engine.stream(**each)) for each in requests] + engine.together(requests)
 
 
 def _check(num_tokens: int, request: Request) -> None:
     if num_tokens != request["num_tokens"]:
-        raise SystemExit(
-            f"it answered with {num_tokens} tokens where {request['num_tokens']} were asked for"
-        )
+        raise SystemExit(f"it answered with {num_tokens} tokens instead of {request['num_tokens']}")
 
 
 def _private_stdout() -> TextIO:
-    """The process's stdout for results alone; what else is printed goes to stderr."""
+    """Keep the process's stdout for results alone; all other output goes to stderr."""
     private = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return private

@@ -1,9 +1,9 @@
-"""llama.cpp through its C interface, with continuous batching as llama-server has it.
+"""llama.cpp through its C interface, with continuous batching as in llama-server.
 
-Its settings were the best of those tried on two cores of a Zen 4: with flash attention and without,
-128, 512 and 2,048 tokens computed at once, 16 and 32 sequences, a cache for each sequence and one
-for all. Greedy choice is numpy's argmax over the logits, which is faster than llama.cpp's sampler
-chain.
+Its settings were the best of those tried on two cores of a Zen 4: with and without flash attention,
+with 128, 512 and 2,048 tokens computed at once, with 16 and 32 sequences, with a cache per sequence
+and with one for all. Greedy choice is numpy's argmax over the logits, which is faster than
+llama.cpp's sampler chain.
 """
 
 import ctypes
@@ -19,18 +19,18 @@ from benchmarks.peers.loads import Request
 from benchmarks.peers.workers.harness import serve
 
 BATCH_TOKENS, TOKENS_AT_ONCE = 2048, 512  # n_batch and n_ubatch
-LONGEST = 1152  # tokens of a prompt with its answer when one runs alone
+LONGEST = 1152  # tokens of prompt and answer of a single request
 LONGEST_TOGETHER = 640
 
 
 @llama.llama_log_callback
 def be_silent(_level: int, _text: bytes, _data: ctypes.c_void_p) -> None:
-    """llama.cpp tells much."""
+    """Drop llama.cpp's log messages."""
 
 
 @dataclass
 class Running:
-    """A request that has a sequence of its own: the next position, and the answer so far."""
+    """A request with its own sequence: the next position, and the answer so far."""
 
     request: Request
     position: int = 0
@@ -54,12 +54,12 @@ class LlamaCpp:
         self.batch = llama.llama_batch_init(BATCH_TOKENS, 0, 1)
 
     def versions(self) -> dict[str, str]:
-        """What it was compiled for, and how it is set."""
+        """Return the build features and the settings."""
         built = llama.llama_print_system_info().decode().strip(" |")
         return {"built with": built, "flash attention": "on", "n_ubatch": str(TOKENS_AT_ONCE)}
 
     def stream(self, prompt: list[int], num_tokens: int) -> Iterator[int]:
-        """Token ids as they come."""
+        """Yield token ids as they are computed."""
         llama.llama_memory_clear(llama.llama_get_memory(self.alone), False)
         token = self._begin(prompt)
         yield token
@@ -78,7 +78,10 @@ class LlamaCpp:
         return self._likeliest(self.alone, len(prompt) - 1)
 
     def together(self, requests: list[Request]) -> list[list[int]]:
-        """Continuous batching: each step takes all that run, and as many new prompts as fit."""
+        """Answer with continuous batching: each step takes all running requests.
+
+        As many new prompts as fit into the batch join them.
+        """
         if self.many is None:
             self.many = self._context(self.at_once, LONGEST_TOGETHER)
         memory = llama.llama_get_memory(self.many)
@@ -101,9 +104,9 @@ class LlamaCpp:
     def _fill(
         self, running: dict[int, Running], waiting: deque[Running], free: list[int]
     ) -> list[tuple[int, int]]:
-        """Fill the batch; sequences, and where in the batch the logits of each will be.
+        """Fill the batch; return sequences and the batch positions of their logits.
 
-        In the order of their ids: llama.cpp computes only neighbours together.
+        Sequences go in the order of their ids, because llama.cpp computes only neighbours together.
         """
         num_tokens = len(running)
         while waiting and free:
@@ -129,7 +132,7 @@ class LlamaCpp:
         params.n_batch, params.n_ubatch = BATCH_TOKENS, TOKENS_AT_ONCE
         params.n_threads = params.n_threads_batch = self.threads
         params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        params.kv_unified = False  # a cache of its own for each sequence
+        params.kv_unified = False  # a separate cache per sequence
         return llama.llama_init_from_model(self.model, params)
 
     def _add(self, token: int, position: int, sequence_id: int, wants_logits: bool) -> None:

@@ -1,4 +1,4 @@
-"""minigen, through `LLM` as its users have it."""
+"""minigen, through `LLM` as users call it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from minigen import LLM, MinigenError, SamplingParams
 
 
 class Minigen:
-    """An `LLM` with as many sequences at once as the job says."""
+    """An `LLM` with the maximum number of sequences that the job gives."""
 
     def __init__(self, job: dict[str, Any]):
         try:
@@ -24,23 +24,23 @@ class Minigen:
             raise Refused(str(error)) from None
 
     def versions(self) -> dict[str, str]:
-        """What was chosen for each part."""
+        """Return the choice for each part."""
         shown = ("weights", "runner", "linear", "attention", "threads")
         return {name: text for name, text in self.llm.describe().items() if name in shown}
 
     def stream(self, prompt: list[int], num_tokens: int) -> Iterator[int]:
-        """Token ids as they come."""
+        """Yield token ids as they are computed."""
         return (each.token_id for each in self.llm.stream_deltas([prompt], exactly(num_tokens)))
 
     def together(self, requests: list[Request]) -> list[list[int]]:
-        """Continuous batching of all."""
+        """Answer all requests with continuous batching."""
         params = [exactly(each["num_tokens"]) for each in requests]
         outputs = self.llm.generate([each["prompt"] for each in requests], params, progress=False)
         return [output.token_ids for output in outputs]
 
 
 def exactly(num_tokens: int) -> SamplingParams:
-    """Greedy, so many tokens, whatever the model would like to stop at."""
+    """Return greedy params for exactly `num_tokens` tokens; the model's own end is ignored."""
     return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 
 

@@ -1,7 +1,8 @@
-"""onnxruntime-genai: one generator a batch; batches are static.
+"""onnxruntime-genai: one generator per batch; batches are static.
 
-Its own engine of requests needs a paged cache, which the builder's CPU models have not. So many
-requests run in batches of like prompts, and a batch goes on to its longest answer.
+Its own engine of requests needs a paged cache, which the builder's CPU models do not have.
+Therefore requests run in batches of prompts with similar lengths, and a batch runs until its
+longest answer ends.
 """
 
 import json
@@ -15,11 +16,11 @@ from benchmarks.peers.loads import Request
 from benchmarks.peers.workers.harness import serve
 from benchmarks.peers.workers.static import in_batches
 
-PAD = 0  # no prompt holds it
+PAD = 0  # no prompt contains it
 
 
 class OnnxruntimeGenai:
-    """A model on the CPU with so many threads."""
+    """A model on the CPU with a fixed number of threads."""
 
     def __init__(self, job: dict[str, Any]):
         self.at_once = job["at_once"]
@@ -29,16 +30,16 @@ class OnnxruntimeGenai:
         self.model = og.Model(config)
 
     def versions(self) -> dict[str, str]:
-        """How batches are made."""
+        """Return how batches are made."""
         return {"batches": f"static, at most {self.at_once}"}
 
     def stream(self, prompt: list[int], num_tokens: int) -> Iterator[int]:
-        """Token ids as they come."""
+        """Yield token ids as they are computed."""
         for tokens in self._steps([prompt], num_tokens):
             yield tokens[0]
 
     def together(self, requests: list[Request]) -> list[list[int]]:
-        """Static batches."""
+        """Answer in static batches."""
         return in_batches(requests, self.at_once, self._batch)
 
     def _batch(self, requests: list[Request]) -> list[list[int]]:
@@ -47,7 +48,7 @@ class OnnxruntimeGenai:
         return [list(row[: each["num_tokens"]]) for row, each in zip(rows, requests, strict=True)]
 
     def _steps(self, prompts: list[list[int]], num_tokens: int) -> Iterator[list[int]]:
-        """The next token of every prompt, step by step, past the model's end."""
+        """Yield the next token of every prompt, step by step, past the model's end."""
         longest = max(map(len, prompts))
         rows = [prompt + [PAD] * (longest - len(prompt)) for prompt in prompts]
         params = og.GeneratorParams(self.model)

@@ -12,7 +12,7 @@ from benchmarks.peers.workers.harness import serve
 
 
 class OpenVINO:
-    """A pipeline whose steps are taken by hand, so that tokens are seen as they come."""
+    """A pipeline that is stepped explicitly, so that tokens are seen as they are computed."""
 
     def __init__(self, job: dict[str, Any]):
         config = openvino_genai.SchedulerConfig()
@@ -26,18 +26,18 @@ class OpenVINO:
         self.num_requests = 0
 
     def versions(self) -> dict[str, str]:
-        """OpenVINO's own version, and how it is set."""
+        """Return OpenVINO's own version, and its settings."""
         return {"openvino": openvino.__version__, "prefix cache": "off"}
 
     def stream(self, prompt: list[int], num_tokens: int) -> Iterator[int]:
-        """Token ids as they come."""
+        """Yield token ids as they are computed."""
         handle = self._add({"prompt": prompt, "num_tokens": num_tokens})
         while self.pipeline.has_non_finished_requests():
             self.pipeline.step()
             yield from self._read(handle)
 
     def together(self, requests: list[Request]) -> list[list[int]]:
-        """Continuous batching of all."""
+        """Answer all requests with continuous batching."""
         handles = [self._add(each) for each in requests]
         answers: list[list[int]] = [[] for _ in handles]
         while self.pipeline.has_non_finished_requests():

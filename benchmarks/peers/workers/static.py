@@ -1,4 +1,4 @@
-"""Static batches, for engines that have no continuous batching. Standard library only."""
+"""Static batches, for engines without continuous batching. Standard library only."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ Answers = list[list[int]]
 def in_batches(
     requests: list[Request], at_once: int, answer: Callable[[list[Request]], Answers]
 ) -> Answers:
-    """The answers to all requests, in batches of prompts that are nearly as long as each other."""
+    """Return the answers to all requests, in batches of prompts with similar lengths."""
     order = sorted(range(len(requests)), key=lambda index: len(requests[index]["prompt"]))
     answers: Answers = [[] for _ in requests]
     for begin in range(0, len(order), at_once):

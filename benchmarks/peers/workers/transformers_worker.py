@@ -17,17 +17,17 @@ PAD = 0
 
 
 class Tokens(BaseStreamer):
-    """Hands tokens on from the thread that generates; first comes the prompt."""
+    """Passes tokens on from the thread that generates; the prompt comes first."""
 
     def __init__(self) -> None:
         self.queue: queue.Queue[torch.Tensor] = queue.Queue()
 
     def put(self, value: torch.Tensor) -> None:
-        """Take what was generated."""
+        """Take generated tokens."""
         self.queue.put(value)
 
     def end(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
 
 class Transformers:
@@ -41,11 +41,11 @@ class Transformers:
         )
 
     def versions(self) -> dict[str, str]:
-        """How batches are made."""
+        """Return how batches are made."""
         return {"batches": f"static, at most {self.at_once}", "attention": "sdpa"}
 
     def stream(self, prompt: list[int], num_tokens: int) -> Iterator[int]:
-        """Token ids as they come."""
+        """Yield token ids as they are computed."""
         tokens = Tokens()
         arguments = ([prompt], num_tokens, tokens)
         thread = threading.Thread(target=self._generate, args=arguments)
@@ -56,7 +56,7 @@ class Transformers:
         thread.join()
 
     def together(self, requests: list[Request]) -> list[list[int]]:
-        """Static batches."""
+        """Answer in static batches."""
         return in_batches(requests, self.at_once, self._batch)
 
     def _batch(self, requests: list[Request]) -> list[list[int]]:

@@ -1,7 +1,8 @@
-"""vLLM on a CPU, through its engine's own steps, so that tokens are seen as they come.
+"""vLLM on a CPU, through its engine's own steps, so that tokens are seen as they are computed.
 
-One process: with the engine in a process of its own vLLM would compete with itself for two cores.
-Its start takes long because it compiles the model; it keeps what it compiled for the next start.
+It uses one process: with the engine in a separate process vLLM would compete with itself for two
+cores. Its start takes long because it compiles the model; it caches the compiled code for the next
+start.
 """
 
 import os
@@ -43,17 +44,17 @@ class VLLM:
         self.num_requests = 0
 
     def versions(self) -> dict[str, str]:
-        """How it runs."""
+        """Return its settings."""
         return {"mode": "compiled", "prefix cache": "off", "cache": "1 GiB"}
 
     def stream(self, prompt: list[int], num_tokens: int) -> Iterator[int]:
-        """Token ids as they come."""
+        """Yield token ids as they are computed."""
         self._add({"prompt": prompt, "num_tokens": num_tokens})
         for _, token_ids in self._steps():
             yield from token_ids
 
     def together(self, requests: list[Request]) -> list[list[int]]:
-        """Continuous batching of all."""
+        """Answer all requests with continuous batching."""
         answers: dict[str, list[int]] = {self._add(each): [] for each in requests}
         for request_id, token_ids in self._steps():
             answers[request_id] += token_ids

@@ -1,1 +1,1 @@
-"""Kernels for CPUs, compiled by Numba; the rest of minigen works without them."""
+"""CPU kernels, compiled by Numba; the rest of minigen works without them."""

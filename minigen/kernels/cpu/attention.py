@@ -1,12 +1,13 @@
-"""Attention over a paged cache in place, and the way into the cache: biases, head norms, rotation.
+"""Attention that reads a paged KV cache in place, and the step before: biases, norms, rotation.
 
-A query's scores are products with tiles of keys, a lane per token; what comes out are products of
-their softmax with groups of values. No copy of the cache is gathered. The type of the cache
-(bfloat16 or int8) chooses `write_query`, `write_key` and `write_value`, which take numbers in, and
-`score`, `round_shares` and `mix`, the parts of attention that read them.
+A query's scores are dot products with tiles of keys, one token per lane; the output is the product
+of the softmax's probabilities with groups of values. The cache is never gathered into a copy. The
+cache's type (bfloat16 or int8) selects `write_query`, `write_key` and `write_value`, which store
+numbers, and `score`, `quantize_probs` and `accumulate_values`, which read them.
 
-Bytes read by a query: 2 x head_dim x context numbers, of two bytes or of one and a part of a scale,
-for each KV head, once for the query heads that share it. Source: PagedAttention, Kwon et al. 2023.
+Bytes read by a query per KV head: 2 x head_dim x context numbers, of two bytes each, or of one byte
+and a part of a scale. The query heads of a group share these reads. Source: PagedAttention, Kwon et
+al. 2023.
 """
 
 from collections.abc import Callable
@@ -30,11 +31,11 @@ from minigen.kernels.cpu.simd import (
     store,
     sum_of_lanes,
 )
-from minigen.kernels.cpu.thread_pool import begin, finish, portion, take
+from minigen.kernels.cpu.thread_pool import barrier, next_phase, take, task_size
 
 
-def _of_form(name: str) -> Callable[..., Any]:
-    """The functions of that name as one: what it is depends on its first argument, a cache."""
+def _by_cache_type(name: str) -> Callable[..., Any]:
+    """Return one function that dispatches on the type of its first argument, a cache."""
     in_bytes, in_pairs = getattr(kv_int8, name), getattr(kv_bf16, name)
 
     def chosen(*args: Any) -> Any:
@@ -47,16 +48,16 @@ def _of_form(name: str) -> Callable[..., Any]:
     return chosen
 
 
-write_query = _of_form("write_query")
-write_key = _of_form("write_key")
-write_value = _of_form("write_value")
-score = _of_form("score")
-round_shares = _of_form("round_shares")
-mix = _of_form("mix")
+write_query = _by_cache_type("write_query")
+write_key = _by_cache_type("write_key")
+write_value = _by_cache_type("write_value")
+score = _by_cache_type("score")
+quantize_probs = _by_cache_type("quantize_probs")
+accumulate_values = _by_cache_type("accumulate_values")
 
 
 @njit
-def _normalise_head(x, at, width, weight, eps):
+def _normalize_head(x, at, width, weight, eps):
     factor = all_lanes(root_mean_square_factor(x, at, width, eps))
     for column in range(0, width, 16):
         numbers = load(x, at + column) * factor * load(weight, column)
@@ -65,7 +66,7 @@ def _normalise_head(x, at, width, weight, eps):
 
 @njit
 def _rotate_head(x, at, half, cos, sin, angles):
-    """Turn the pairs (i, i + half) of a head."""
+    """Apply the rotary embedding: rotate the pairs (i, i + half) of a head."""
     for column in range(0, half, 16):
         first, second = load(x, at + column), load(x, at + half + column)
         c, s = load(cos, angles + column), load(sin, angles + column)
@@ -74,7 +75,7 @@ def _rotate_head(x, at, half, cos, sin, angles):
 
 
 @njit
-def _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, room):
+def _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, buffer):
     head_dim, group = shape.head_dim, shape.q_heads // shape.kv_heads
     width = (shape.q_heads + 2 * shape.kv_heads) * head_dim
     row, half = token * width, head_dim // 2
@@ -85,7 +86,7 @@ def _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, room):
     if heads.q_norm.shape[1] > 0:
         for head in range(shape.q_heads + shape.kv_heads):
             weight = heads.q_norm[layer] if head < shape.q_heads else heads.k_norm[layer]
-            _normalise_head(qkv, row + head * head_dim, head_dim, weight, shape.norm_eps)
+            _normalize_head(qkv, row + head * head_dim, head_dim, weight, shape.norm_eps)
     angles = packed.positions[token] * half
     for head in range(shape.q_heads + shape.kv_heads):
         _rotate_head(qkv, row + head * head_dim, half, heads.cos, heads.sin, angles)
@@ -99,25 +100,25 @@ def _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, room):
     for head in range(shape.kv_heads):
         at = row + (shape.q_heads + head) * head_dim
         keys = tile_at(shape, layer, 0, block, head, tile)
-        write_key(cache, keys, lane, qkv, at, head_dim, room)
+        write_key(cache, keys, lane, qkv, at, head_dim, buffer)
         values = tile_at(shape, layer, 1, block, head, tile)
         at += shape.kv_heads * head_dim
-        write_value(cache, values, lane, qkv, at, head_dim, room, alone)
+        write_value(cache, values, lane, qkv, at, head_dim, buffer, alone)
 
 
 @njit
-def rotate_and_store(crew, shape, layer, heads, packed, num_tokens, qkv, cache, scratch):
-    """Biases, head norms and rotation; queries to `scratch`, keys and values to their slots."""
-    room = np.empty(shape.head_dim, np.uint16)
-    size = portion(crew, num_tokens)
+def rotate_and_store(pool, shape, layer, heads, packed, num_tokens, qkv, cache, scratch):
+    """Apply biases, norms and rotation; write queries to `scratch`, keys and values to slots."""
+    buffer = np.empty(shape.head_dim, np.uint16)
+    size = task_size(pool, num_tokens)
     num_tasks = -(-num_tokens // size)
-    begin(crew)
-    taken = take(crew, num_tasks)
+    next_phase(pool)
+    taken = take(pool, num_tasks)
     while taken < num_tasks:
         for token in range(taken * size, min(num_tokens, taken * size + size)):
-            _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, room)
-        taken = take(crew, num_tasks)
-    finish(crew, num_tasks)
+            _store_token(shape, layer, heads, packed, token, qkv, cache, scratch, buffer)
+        taken = take(pool, num_tasks)
+    barrier(pool, num_tasks)
 
 
 LOWEST = np.float32(-3.0e38)
@@ -125,10 +126,11 @@ LOWEST = np.float32(-3.0e38)
 
 @njit
 def _softmax(scores, at, begin, end, low, high, row, sums, peaks):
-    """Shares e^(score - peak) of a chunk's keys from `low` to `high`, and 0 beside them, in place.
+    """Replace a chunk's scores by e^(score - peak) for keys from `low` to `high`, 0 elsewhere.
 
-    The peak is the largest score so far. Returns e^(peak before - peak): whatever was added up
-    before is to be multiplied with it. Source: online softmax, Milakov and Gimelshein 2018.
+    These are probabilities before their division by the sum. The peak is the largest score so far.
+    Returns e^(old peak - peak), the factor that rescales everything summed up before. Source:
+    online softmax, Milakov and Gimelshein 2018.
     """
     largest = all_lanes(LOWEST)
     for tile in range(begin, end):
@@ -143,11 +145,11 @@ def _softmax(scores, at, begin, end, low, high, row, sums, peaks):
     total = all_lanes(np.float32(0.0))
     for tile in range(begin, end):
         key, own = tile * TILE, at + (tile - begin) * TILE
-        share = exponential(load(scores, own) - all_lanes(peak))
+        prob = exponential(load(scores, own) - all_lanes(peak))
         if key < low or key + TILE > high:
-            share = keep_between(share, key, low, high, np.float32(0.0))
-        total = total + share
-        store(scores, own, share)
+            prob = keep_between(prob, key, low, high, np.float32(0.0))
+        total = total + prob
+        store(scores, own, prob)
     factor = largest_lane(exponential(all_lanes(before - peak)))
     sums[row] = sums[row] * factor + sum_of_lanes(total)
     peaks[row] = peak
@@ -155,16 +157,16 @@ def _softmax(scores, at, begin, end, low, high, row, sums, peaks):
 
 
 @njit
-def _scale(mixed, at, width, factor):
+def _scale(acc, at, width, factor):
     for column in range(at, at + width, 16):
-        store(mixed, column, load(mixed, column) * all_lanes(factor))
+        store(acc, column, load(acc, column) * all_lanes(factor))
 
 
 class Rows(NamedTuple):
     """A task: up to eight query rows of one sequence and one KV head.
 
-    Row r is query head r % group of the sequence's new token r // group; `token` is the packed
-    number of its first new token, `context` its length with all of them.
+    Row r is query head r % group of the sequence's new token r // group. `token` is the index of
+    its first new token in the batch, and `context` is its length including all new tokens.
     """
 
     first: int
@@ -177,23 +179,23 @@ class Rows(NamedTuple):
 
 
 @njit
-def _attend_tile(tokens, rows, shape, layer, window, cache, scratch, worker, mixed, out):
-    """A chunk of keys and values after the other, each begun at a multiple of `CHUNK`.
+def _attend_tile(tokens, rows, shape, layer, window, cache, scratch, worker, acc, out):
+    """Process keys and values chunk by chunk; chunks start at multiples of `CHUNK`.
 
-    So every row's sums are made in the same order, whatever rows are beside it.
+    So every row's sums are computed in the same order, whatever the other rows are.
     """
     head_dim, group = shape.head_dim, shape.q_heads // shape.kv_heads
     table, head = rows.table, rows.head
     before = rows.context - rows.num_tokens
-    earliest = before + rows.first // group + 1  # tokens that the first row sees, itself included
+    earliest = before + rows.first // group + 1  # tokens that the first row attends to, with itself
     num_keys = before + (rows.first + rows.num_rows - 1) // group + 1
     first_tile = max(0, earliest - window) // TILE
     num_tiles = (num_keys + TILE - 1) // TILE
     at = worker * 8 * CHUNK
     query = head * scratch.query_rows + rows.token * group + rows.first
-    sums, peaks = mixed[8 * head_dim :], mixed[8 * head_dim + 8 :]
+    sums, peaks = acc[8 * head_dim :], acc[8 * head_dim + 8 :]
     for column in range(0, 8 * head_dim, 16):
-        store(mixed, column, all_lanes(np.float32(0.0)))
+        store(acc, column, all_lanes(np.float32(0.0)))
     for row in range(8):
         sums[row], peaks[row] = np.float32(0.0), LOWEST
     per_chunk = CHUNK // TILE
@@ -207,33 +209,35 @@ def _attend_tile(tokens, rows, shape, layer, window, cache, scratch, worker, mix
             low = max(0, seen - window)
             factor = _softmax(scratch.scores, own, begin, end, low, seen, row, sums, peaks)
             if factor != np.float32(1.0):
-                _scale(mixed, row * head_dim, head_dim, factor)
-            round_shares(cache, begin, end, low, seen, scratch, own)
-        mix(cache, tokens, shape, begin, end, num_keys, table, layer, head, scratch, at, mixed)
+                _scale(acc, row * head_dim, head_dim, factor)
+            quantize_probs(cache, begin, end, low, seen, scratch, own)
+        accumulate_values(
+            cache, tokens, shape, begin, end, num_keys, table, layer, head, scratch, at, acc
+        )
     for row in range(rows.num_rows):
         token = rows.token + (rows.first + row) // group
         to = (token * shape.q_heads + head * group + (rows.first + row) % group) * head_dim
-        share = all_lanes(np.float32(1.0) / sums[row])
+        prob = all_lanes(np.float32(1.0) / sums[row])
         for column in range(0, head_dim, 16):
-            store(out, to + column, load(mixed, row * head_dim + column) * share)
+            store(out, to + column, load(acc, row * head_dim + column) * prob)
 
 
 @njit
-def _attend_rows(rows, shape, layer, window, cache, scratch, worker, mixed, out):
-    """The rows by the smallest tile that holds them."""
+def _attend_rows(rows, shape, layer, window, cache, scratch, worker, acc, out):
+    """Run the task with the smallest tile that holds its rows."""
     if rows.num_rows > 4:
-        _attend_tile(EIGHT, rows, shape, layer, window, cache, scratch, worker, mixed, out)
+        _attend_tile(EIGHT, rows, shape, layer, window, cache, scratch, worker, acc, out)
     elif rows.num_rows > 2:
-        _attend_tile(FOUR, rows, shape, layer, window, cache, scratch, worker, mixed, out)
+        _attend_tile(FOUR, rows, shape, layer, window, cache, scratch, worker, acc, out)
     elif rows.num_rows == 2:
-        _attend_tile(TWO, rows, shape, layer, window, cache, scratch, worker, mixed, out)
+        _attend_tile(TWO, rows, shape, layer, window, cache, scratch, worker, acc, out)
     else:
-        _attend_tile(ONE, rows, shape, layer, window, cache, scratch, worker, mixed, out)
+        _attend_tile(ONE, rows, shape, layer, window, cache, scratch, worker, acc, out)
 
 
 @njit
 def _num_tiles(shape, packed, sequence):
-    """How many tasks a sequence's queries of one KV head make, eight rows in each."""
+    """Return the number of tasks of a sequence's queries for one KV head, eight rows per task."""
     num_tokens = packed.query_starts[sequence + 1] - packed.query_starts[sequence]
     return (num_tokens * (shape.q_heads // shape.kv_heads) + 7) // 8
 
@@ -248,23 +252,23 @@ def _rows_of(shape, packed, sequence, head, tile):
 
 
 @njit
-def attend(crew, shape, layer, window, packed, cache, scratch, out):
-    """out[tokens, q_heads x head_dim] = attention of the queries in `scratch` over the cache."""
-    mixed = np.empty(8 * shape.head_dim + 16, np.float32)  # and their sums and peaks
+def attend(pool, shape, layer, window, packed, cache, scratch, out):
+    """Write attention of the queries in `scratch` to out[tokens, q_heads x head_dim]."""
+    acc = np.empty(8 * shape.head_dim + 16, np.float32)  # eight rows, their sums and peaks
     num_tasks = 0
     for sequence in range(len(packed.query_starts) - 1):
         num_tasks += shape.kv_heads * _num_tiles(shape, packed, sequence)
-    begin(crew)
-    task, sequence, before = take(crew, num_tasks), 0, 0
+    next_phase(pool)
+    task, sequence, before = take(pool, num_tasks), 0, 0
     while task < num_tasks:
-        if task < before:  # one of somebody else's
+        if task < before:  # a stolen task: search from the start
             sequence, before = 0, 0
         tiles = _num_tiles(shape, packed, sequence)
         if task < before + shape.kv_heads * tiles:
             head, tile = divmod(task - before, tiles)
             rows = _rows_of(shape, packed, sequence, head, tile)
-            _attend_rows(rows, shape, layer, window, cache, scratch, crew.worker, mixed, out)
-            task = take(crew, num_tasks)
+            _attend_rows(rows, shape, layer, window, cache, scratch, pool.worker, acc, out)
+            task = take(pool, num_tasks)
         else:
             sequence, before = sequence + 1, before + shape.kv_heads * tiles
-    finish(crew, num_tasks)
+    barrier(pool, num_tasks)

@@ -1,7 +1,7 @@
-"""Compile the whole step ahead of time, and see how fast it is here.
+"""Compile the whole step ahead of time, and measure its speed on this machine.
 
-Only types count for compiling: the model is one tiny layer. What `auto` wants to know is measured
-on layers that no cache holds, beside torch's own products.
+Compiling depends only on types, so the model is one tiny layer. The speeds that `auto` compares are
+measured with layers too large for the caches, next to torch's own matrix products.
 """
 
 import statistics
@@ -16,14 +16,14 @@ from minigen.checkpoint.model_config import ModelConfig
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.engine.model_runner import Packed
 from minigen.hardware import torch_threads
-from minigen.kernels.cpu.kv_layout import PanelPool, make_scratch
+from minigen.kernels.cpu.kv_layout import PackedKVPool, make_scratch
 from minigen.kernels.cpu.runner import (
     EVERYTHING,
     KernelChooser,
     is_compiled,
     make_workspace,
+    report_compiled,
     run_step,
-    tell_compiled,
 )
 from minigen.kernels.cpu.step import kernel_shape, kernel_weights, num_phases
 from minigen.kernels.cpu.thread_pool import available_threads, team_of
@@ -68,19 +68,19 @@ _TIMED = replace(
 
 
 def compile_step(form: str, kv_dtype: str = "bfloat16") -> None:
-    """Have the step for weights of this form compiled, and kept on disk: seconds, once.
+    """Compile the step for weights of this form and store it on disk; takes seconds, once.
 
-    `kv_dtype`, "bfloat16" or "int8", is the form of keys and values; each is a step of its own.
+    `kv_dtype`, "bfloat16" or "int8", is the type of keys and values; each has its own machine code.
     """
     if is_compiled(form, kv_dtype):
         return
     _one_token_step(_TINY, form, kv_dtype, 1)()
     _choose_once()
-    tell_compiled(form, kv_dtype, _measure(form, kv_dtype))
+    report_compiled(form, kv_dtype, _measure(form, kv_dtype))
 
 
 def _choose_once() -> None:
-    """A token by each of the sampling kernels."""
+    """Compile the sampling kernels by choosing one token with each."""
     logits, choose = torch.zeros(1, _TINY.vocab_size), KernelChooser(_TINY.vocab_size, 1)
     for temperature in (0.0, 1.0):
         params = SamplingParams(temperature=temperature)
@@ -88,7 +88,7 @@ def _choose_once() -> None:
 
 
 def _measure(form: str, kv_dtype: str) -> dict[str, float]:
-    """Weights a second, by the compiled step and by torch in bfloat16 and float32."""
+    """Measure weights per second of the compiled step, and of torch in bfloat16 and float32."""
     num_threads = torch_threads()
     num_weights = sum(
         shape[0] * shape[1] for shape in expected_tensors(_TIMED).values() if len(shape) == 2
@@ -116,11 +116,11 @@ def _median_seconds(run: Callable[[], object], times: int = 9) -> float:
 def _one_token_step(
     config: ModelConfig, form: str, kv_dtype: str, num_threads: int
 ) -> Callable[[], None]:
-    """A step of one token of a model of zeros."""
+    """Return a function that runs a step of one token of a model whose weights are 0."""
     tensors = {name: _zeros(name, shape) for name, shape in expected_tensors(config).items()}
     shape = kernel_shape(config, _BLOCK_SIZE, 1, kv_dtype)
     weights = kernel_weights(config, tensors, form)
-    pool = PanelPool(shape, kv_dtype)
+    pool = PackedKVPool(shape, kv_dtype)
     none = np.zeros(1, np.int64)
     packed = Packed(none, none, none, np.arange(2), none + 1, none.reshape(1, 1), none)
     windows = np.full(config.num_layers, EVERYTHING, np.int64)

@@ -1,7 +1,7 @@
-"""What is done to each token by itself: normalising, rotating, and getting ready for a product.
+"""Elementwise kernels, token by token: RMSNorm, SiLU, and the inputs of a matrix product.
 
-A product wants its inputs in the form that its weights call for: bytes with a scale for every 32
-(`Quantised`), or bfloat16 pairs (`Rounded`). They are written in that form by whoever makes them.
+The form of a product's inputs depends on its weights: bytes with one scale per 32 numbers
+(`Quantized`), or bfloat16 pairs (`Rounded`). The kernel before the product writes that form.
 """
 
 from typing import Any, NamedTuple
@@ -25,21 +25,22 @@ from minigen.kernels.cpu.simd import (
     sum_of_lanes,
     zeros,
 )
-from minigen.kernels.cpu.thread_pool import begin, finish, portion, take
+from minigen.kernels.cpu.thread_pool import barrier, next_phase, take, task_size
 
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 LOG2_E = np.float32(1.4426950408889634)
-TINY = np.float32(1e-30)  # a group of smaller numbers is zeros: one over its steps is infinite
+TINY = np.float32(1e-30)  # smaller scales count as 0: 1 / scale could overflow
 
 
-class Quantised(NamedTuple):
-    """Inputs in bytes: number = (byte + zero) x scale, scale and zero being those of 32 numbers.
+class Quantized(NamedTuple):
+    """Inputs as bytes: number = (byte + zero) x scale, scale and zero point per 32 numbers.
 
-    With a zero of their own, the 256 steps of a group reach from its smallest number to its
-    largest: where one number is large they are half as wide as steps to both sides.
-    `words` and `numbers` are the same memory, by four bytes and by one. What a group of weights is
-    multiplied with is in `pairs`, 16 bits each: the zero, and the sum of byte + zero; `sums` has
-    that sum times the scale. A NaN or infinity makes its group's scale NaN: bytes cannot tell.
+    Because of the zero point, the 256 steps of a group span from its smallest number to its
+    largest. With one large number they are half as wide as steps of a symmetric range.
+    `words` and `numbers` are the same memory, as words of four bytes and as bytes. `pairs` holds
+    two 16-bit numbers per group, which are multiplied with the weights' pair: the zero point, and
+    the sum of byte + zero. `sums` is that sum times the scale. A byte cannot represent NaN or
+    infinity, so either makes the scale of its group NaN.
     """
 
     words: np.ndarray
@@ -50,34 +51,34 @@ class Quantised(NamedTuple):
 
 
 class Rounded(NamedTuple):
-    """Inputs in bfloat16; `words` and `halves` are the same memory, by pairs and one by one."""
+    """Inputs as bfloat16; `words` and `halves` are the same memory, as pairs and as numbers."""
 
     words: np.ndarray
     halves: np.ndarray
 
 
-def quantised(num_numbers: int) -> Quantised:
-    """SamplingScratch for so many numbers, in bytes."""
+def quantized(num_numbers: int) -> Quantized:
+    """Allocate inputs of `num_numbers` bytes, with their scales and sums."""
     words = zeros(num_numbers // 4, np.int32)
     scales, sums = (zeros(num_numbers // 32, np.float32) for _ in range(2))
     pairs = zeros(num_numbers // 32, np.int32)
-    return Quantised(words, words.view(np.int8), scales, pairs, sums)
+    return Quantized(words, words.view(np.int8), scales, pairs, sums)
 
 
 def rounded(num_numbers: int) -> Rounded:
-    """SamplingScratch for so many numbers, in bfloat16."""
+    """Allocate inputs of `num_numbers` bfloat16 numbers."""
     words = zeros(num_numbers // 2, np.int32)
     return Rounded(words, words.view(np.uint16))
 
 
 def write_group(inputs: Any, group: int, low: Any, high: Any) -> None:
-    """Write 32 numbers, in two vectors, as the inputs' group of that number."""
+    """Write 32 numbers, given as two vectors, as group `group` of the inputs."""
     raise OutsideKernelError
 
 
 @overload(write_group)
 def _write_group(inputs, group, low, high):
-    if inputs.instance_class is Quantised:
+    if inputs.instance_class is Quantized:
         return _write_bytes
     return _write_halves
 
@@ -106,9 +107,9 @@ def _write_halves(inputs, group, low, high):
 
 @njit(inline="always")
 def exponential(x):
-    """e^x, to a float32's precision: 2^n e^r with |r| < 0.35, e^r by a polynomial (Cephes).
+    """Return e^x in float32 precision: 2^n e^r with |r| < 0.35, e^r by a polynomial (Cephes).
 
-    Beyond -87 and 88 it stays at e^-87 and e^88, which float32 just holds.
+    x is clamped to [-87, 88], because float32 can just represent e^-87 and e^88.
     """
     x = smaller(all_lanes(np.float32(88.0)), larger(all_lanes(np.float32(-87.0)), x))
     n = nearest(x * all_lanes(LOG2_E))
@@ -126,14 +127,14 @@ def exponential(x):
 
 @njit(inline="always")
 def silu(x):
-    """x / (1 + e^-x)."""
+    """Return SiLU(x) = x / (1 + e^-x)."""
     one = all_lanes(np.float32(1.0))
     return x / (one + exponential(all_lanes(np.float32(0.0)) - x))
 
 
 @njit
 def root_mean_square_factor(x, start, width, eps):
-    """1 / sqrt(mean square + eps), for RMSNorm of `width` numbers from `start` on."""
+    """Return 1 / sqrt(mean square + eps), RMSNorm's factor for `width` numbers from `start` on."""
     total = all_lanes(np.float32(0.0))
     for column in range(0, width, 16):
         numbers = load(x, start + column)
@@ -142,7 +143,7 @@ def root_mean_square_factor(x, start, width, eps):
 
 
 @njit
-def _normalise_row(x, row, width, weight, eps, inputs):
+def _normalize_row(x, row, width, weight, eps, inputs):
     factor = all_lanes(root_mean_square_factor(x, row * width, width, eps))
     for group in range(width // 32):
         at = group * 32
@@ -152,17 +153,17 @@ def _normalise_row(x, row, width, weight, eps, inputs):
 
 
 @njit
-def normalise(crew, x, num_rows, width, weight, eps, inputs):
-    """RMSNorm of the first rows of `x`, written as inputs of a product."""
-    size = portion(crew, num_rows)
+def normalize(pool, x, num_rows, width, weight, eps, inputs):
+    """Apply RMSNorm to the first rows of `x`, and write them as inputs of a product."""
+    size = task_size(pool, num_rows)
     num_tasks = -(-num_rows // size)
-    begin(crew)
-    taken = take(crew, num_tasks)
+    next_phase(pool)
+    taken = take(pool, num_tasks)
     while taken < num_tasks:
         for row in range(taken * size, min(num_rows, taken * size + size)):
-            _normalise_row(x, row, width, weight, eps, inputs)
-        taken = take(crew, num_tasks)
-    finish(crew, num_tasks)
+            _normalize_row(x, row, width, weight, eps, inputs)
+        taken = take(pool, num_tasks)
+    barrier(pool, num_tasks)
 
 
 @njit
@@ -172,14 +173,14 @@ def _prepare_row(x, row, width, inputs):
 
 
 @njit
-def prepare(crew, x, num_rows, width, inputs):
-    """The first rows of `x` as inputs of a product."""
-    size = portion(crew, num_rows)
+def prepare(pool, x, num_rows, width, inputs):
+    """Write the first rows of `x` as inputs of a product."""
+    size = task_size(pool, num_rows)
     num_tasks = -(-num_rows // size)
-    begin(crew)
-    taken = take(crew, num_tasks)
+    next_phase(pool)
+    taken = take(pool, num_tasks)
     while taken < num_tasks:
         for row in range(taken * size, min(num_rows, taken * size + size)):
             _prepare_row(x, row, width, inputs)
-        taken = take(crew, num_tasks)
-    finish(crew, num_tasks)
+        taken = take(pool, num_tasks)
+    barrier(pool, num_tasks)

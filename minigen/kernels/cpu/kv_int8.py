@@ -1,15 +1,15 @@
-"""Keys and values in bytes: how they are written, and their two products with a query's tile.
+"""A KV cache in int8: how keys and values are quantised, and attention's two products.
 
-Both products are `add_byte_dots` of what lies in the cache, where it lies; scales come after. So
-queries and shares are bytes, too. A share is two of them, since it may be a thousandth of another
-that counts no more than it and all its like together.
+Both products are `add_byte_dots` on the cache in place; scales are applied afterwards. So queries
+and probabilities are bytes, too. A probability takes two bytes (16 bits), because a small one can
+be a thousandth of the largest, while many small ones together count as much as it does.
 
-Keys have single large numbers, and a head's step is as wide as its largest number wants. So keys
-and queries are spread out first (`spread`), which leaves their products what they were. What is
-lost is measured in benchmarks/34_cpu_kernels.py.
+Keys have outliers, and the quantisation step of a head is as wide as its largest number needs. So
+keys and queries are transformed first (`hadamard`), which keeps their dot products. The loss is
+measured in benchmarks/34_cpu_kernels.py.
 
-Whole numbers are summed up exactly, whatever the order. A NaN or infinity makes its head's scale
-NaN: bytes cannot tell.
+Integers are summed up exactly, in any order. A byte cannot represent NaN or infinity, so either
+makes the scale of its head NaN.
 """
 
 import numpy as np
@@ -27,27 +27,27 @@ from minigen.kernels.cpu.microkernels import (
 )
 from minigen.kernels.cpu.simd import (
     all_lanes,
+    hadamard,
     keep_between,
     larger,
     largest_lane,
     load,
     nearest,
     prefetch,
-    spread_out,
     store,
     store_bytes,
     store_two_bytes,
     sum_of_lanes,
 )
 
-ABOVE = 128  # what the cache's bytes are above their numbers: `add_byte_dots` wants them unsigned
+ABOVE = 128  # added to the cache's bytes, because `add_byte_dots` needs them unsigned
 _MOST, _MOST_OF_TWO = np.float32(127.0), np.float32(127.0 * 256.0)
 _ZERO = np.zeros(1, np.int32)
 
 
 @njit
 def _scale_and_steps(largest, most):
-    """The scale by which numbers up to `largest` are whole ones up to `most`, and one over it."""
+    """Return the scale of integers up to `most` for numbers up to `largest`, and its inverse."""
     scale, steps = largest / most, np.float32(0.0)
     if scale > TINY:
         steps = np.float32(1.0) / scale
@@ -56,7 +56,7 @@ def _scale_and_steps(largest, most):
 
 @njit
 def _write_codes(x, at, width, above, codes, to):
-    """Write numbers as bytes, `above` added; returns their scale and the bytes' sum without it."""
+    """Quantise numbers to bytes plus `above`; return their scale, and the bytes' sum without it."""
     nothing = all_lanes(np.float32(0.0))
     largest, total = nothing, nothing
     for column in range(0, width, 16):
@@ -72,26 +72,26 @@ def _write_codes(x, at, width, above, codes, to):
 
 
 def write_query(cache, scratch, query, x, at, head_dim, scale):
-    """Keep a head's query, times `scale`, as row `query` of the scratch."""
-    spread_out(x, at, head_dim)
+    """Quantise a head's query, times `scale`, and write it to row `query` of the scratch."""
+    hadamard(x, at, head_dim)
     own, total = _write_codes(x, at, head_dim, 0, scratch.query_codes, query * head_dim)
     scratch.query_scales[query] = own * scale
     scratch.query_starts[query] = np.int32(total) * np.int32(-ABOVE)
 
 
-def write_key(cache, start, lane, x, at, head_dim, room):
-    """Keep a head's key as token `lane` of the tile at word `start`."""
-    spread_out(x, at, head_dim)
-    scale, _ = _write_codes(x, at, head_dim, ABOVE, room.view(np.uint8), 0)
-    words = room.view(np.int32)
+def write_key(cache, start, lane, x, at, head_dim, buffer):
+    """Quantise a head's key and write it as token `lane` of the tile at word `start`."""
+    hadamard(x, at, head_dim)
+    scale, _ = _write_codes(x, at, head_dim, ABOVE, buffer.view(np.uint8), 0)
+    words = buffer.view(np.int32)
     for word in range(head_dim // 4):
         cache.words[start + word * 16 + lane] = words[word]
     cache.scales[start + 4 * head_dim + lane] = scale
 
 
-def write_value(cache, start, lane, x, at, head_dim, room, alone):
-    """Keep a head's value as token `lane` of the tile at word `start`."""
-    codes = room.view(np.uint8)
+def write_value(cache, start, lane, x, at, head_dim, buffer, alone):
+    """Quantise a head's value and write it as token `lane` of the tile at word `start`."""
+    codes = buffer.view(np.uint8)
     scale, _ = _write_codes(x, at, head_dim, ABOVE, codes, 0)
     values = 4 * start + (lane // 4) * 4 * head_dim + lane % 4
     for number in range(head_dim):
@@ -100,9 +100,10 @@ def write_value(cache, start, lane, x, at, head_dim, room, alone):
 
 
 def score(cache, tokens, shape, begin, end, last, table, layer, head, scratch, query, at):
-    """Scores of the tile's queries against a chunk's keys; row t from `at + t * CHUNK` on.
+    """Write the scores of the tile's queries for a chunk's keys; row t from `at + t * CHUNK` on.
 
-    On its way it asks for what comes next, as its twin does, and gathers the scales of the values.
+    The kernel also prefetches what is read next, as `kv_bf16.score` does, and gathers the scales of
+    the chunk's values.
     """
     words, gathered = shape.head_dim // 4, at // 8
     for tile in range(begin, end):
@@ -124,55 +125,59 @@ def score(cache, tokens, shape, begin, end, last, table, layer, head, scratch, q
         store(scratch.value_scales, gathered + (tile - begin) * TILE, value_scales)
 
 
-def round_shares(cache, begin, end, low, high, scratch, at):
-    """Write a row's shares, which stand in its scores' place, times the values' scales, as bytes.
+def quantize_probs(cache, begin, end, low, high, scratch, at):
+    """Quantise a row's probabilities, which have replaced its scores, times the values' scales.
 
-    The largest of the chunk is 127 x 256 steps; no share is moved by more than half a step. Scales
-    of values that the row does not see may be anything.
+    The largest of the chunk becomes 127 x 256 steps, and rounding moves none by more than half a
+    step. The scales of values that the row does not attend to are arbitrary, so they are masked.
     """
     nothing, row = all_lanes(np.float32(0.0)), at // CHUNK
     gathered, largest, total = row // 8 * CHUNK, nothing, nothing
     for tile in range(begin, end):
         key, place = tile * TILE, (tile - begin) * TILE
-        share = load(scratch.scores, at + place) * load(scratch.value_scales, gathered + place)
+        prob = load(scratch.scores, at + place) * load(scratch.value_scales, gathered + place)
         if key < low or key + TILE > high:
-            share = keep_between(share, key, low, high, np.float32(0.0))
-        store(scratch.scores, at + place, share)
-        largest = larger(largest, share)
+            prob = keep_between(prob, key, low, high, np.float32(0.0))
+        store(scratch.scores, at + place, prob)
+        largest = larger(largest, prob)
     scale, steps = _scale_and_steps(largest_lane(largest), _MOST_OF_TWO)
     for own in range(at, at + (end - begin) * TILE, 16):
         whole = nearest(load(scratch.scores, own) * all_lanes(steps))
         total = total + whole
-        store_two_bytes(scratch.share_codes, own + at, own + at + CHUNK, whole)
+        store_two_bytes(scratch.prob_codes, own + at, own + at + CHUNK, whole)
     found = sum_of_lanes(total)
     scale += found - found  # 0, or NaN
-    scratch.share_scales[3 * row] = scale * np.float32(256.0)
-    scratch.share_scales[3 * row + 1] = scale
-    scratch.share_scales[3 * row + 2] = scale * found * np.float32(-ABOVE)
+    scratch.prob_scales[3 * row] = scale * np.float32(256.0)
+    scratch.prob_scales[3 * row + 1] = scale
+    scratch.prob_scales[3 * row + 2] = scale * found * np.float32(-ABOVE)
 
 
 @njit
-def _mix_columns(cache, tokens, shape, begin, end, table, layer, head, scratch, at, column, mixed):
+def _accumulate_columns(
+    cache, tokens, shape, begin, end, table, layer, head, scratch, at, column, acc
+):
     head_dim, row = shape.head_dim, at // CHUNK * 3
     uppers, lowers = spread_numbers(tokens, _ZERO, 0, 0), spread_numbers(tokens, _ZERO, 0, 0)
     for tile in range(begin, end):
         values = tile_start(shape, layer, 1, table, head, tile) + column
-        share = at // 2 + (tile - begin) * 4
+        prob = at // 2 + (tile - begin) * 4
         for four in range(4):
             codes = load(cache.words, values + four * head_dim)
-            uppers = add_byte_dots(uppers, codes, scratch.shares, share + four, CHUNK // 2)
-            lower = share + four + CHUNK // 4
-            lowers = add_byte_dots(lowers, codes, scratch.shares, lower, CHUNK // 2)
-    one, scales = all_lanes(np.float32(1.0)), scratch.share_scales
+            uppers = add_byte_dots(uppers, codes, scratch.probs, prob + four, CHUNK // 2)
+            lower = prob + four + CHUNK // 4
+            lowers = add_byte_dots(lowers, codes, scratch.probs, lower, CHUNK // 2)
+    one, scales = all_lanes(np.float32(1.0)), scratch.prob_scales
     total = spread_numbers(tokens, scales, row + 2, 3)
     total = add_scaled(total, uppers, one, scales, row, 3)
     total = add_scaled(total, lowers, one, scales, row + 1, 3)
-    store_tile(mixed, column, head_dim, add_stored(total, mixed, column, head_dim))
+    store_tile(acc, column, head_dim, add_stored(total, acc, column, head_dim))
 
 
-def mix(cache, tokens, shape, begin, end, num_keys, table, layer, head, scratch, at, mixed):
-    """Add a chunk's values, mixed by the tile's shares, to `mixed`: sixteen columns a pass."""
+def accumulate_values(
+    cache, tokens, shape, begin, end, num_keys, table, layer, head, scratch, at, acc
+):
+    """Add a chunk's values, weighted by the tile's probabilities, to `acc`; 16 columns per pass."""
     for column in range(0, shape.head_dim, 16):
-        _mix_columns(
-            cache, tokens, shape, begin, end, table, layer, head, scratch, at, column, mixed
+        _accumulate_columns(
+            cache, tokens, shape, begin, end, table, layer, head, scratch, at, column, acc
         )

@@ -1,9 +1,9 @@
-"""Products of a few or of many tokens with packed weights.
+"""Matrix products of tokens with packed weights, for one token or for hundreds.
 
-A task is a panel of sixteen output columns, or a few. Their weights come from memory once, and stay
-in the cache while all tokens, a tile of them at a time, are multiplied with them: a step of one
-token is bound by the bytes of the weights, one of hundreds by the dot products. `PanelLinear` is
-the same product for the layer-by-layer runner.
+A task is one or several panels of sixteen output columns. Their weights are read from memory once,
+and stay in the cache while all tokens are multiplied with them, one tile of tokens at a time. A
+step of one token is bound by the bytes of the weights, a step of hundreds by the dot products.
+`PanelLinear` is the same product for the layer-by-layer runner.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.errors import OptionError
-from minigen.kernels.cpu.elementwise import prepare, quantised, rounded, silu, write_group
+from minigen.kernels.cpu.elementwise import prepare, quantized, rounded, silu, write_group
 from minigen.kernels.cpu.microkernels import (
     FOUR,
     ONE,
@@ -33,26 +33,26 @@ from minigen.kernels.cpu.microkernels import (
     widest_tile,
     write_pairs,
 )
-from minigen.kernels.cpu.packed_weights import GROUP, Pairs, Panels, stack_panels
+from minigen.kernels.cpu.packed_weights import GROUP, PackedWeights, Pairs, pack_layers
 from minigen.kernels.cpu.simd import NUM_LANES, OutsideKernelError, load
 from minigen.kernels.cpu.thread_pool import (
     available_threads,
-    begin,
-    enter,
-    finish,
-    leave,
-    portion,
+    barrier,
+    join_step,
+    leave_step,
+    next_phase,
     take,
+    task_size,
     team_of,
 )
 from minigen.model.transformer import MakeLinear
 from minigen.protocols import Linear
 
-FEW = 4  # tokens: so many make a panel's pairs while its codes come from memory, once
+FEW = 4  # tokens: up to here a panel's pairs are computed while its codes are read, once
 
 
 class Product(NamedTuple):
-    """A task whose panel's products are written to `out` [tokens, width], or added to it."""
+    """A task that writes one panel's products to `out` [tokens, width], or adds them to it."""
 
     panel: int
     out: Any
@@ -61,7 +61,7 @@ class Product(NamedTuple):
 
 
 class Gate(NamedTuple):
-    """A task whose four panels are two of the gate's and two of up's: inputs of what follows."""
+    """A task of two gate and two up panels, whose result is an input of the next product."""
 
     pair: int
     hidden: Any
@@ -102,7 +102,7 @@ def _gate(tokens, task, weights, layer, inputs, first, groups, pairs):
 
 @njit
 def _run_task(task, weights, layer, inputs, num_tokens, groups, pairs):
-    """All tokens, by the widest tiles, and by those of four, two and one for what remains."""
+    """Run a task for all tokens: the widest tiles first, then tiles of four, two and one."""
     if num_tokens == 1:
         _run_tile(ONLY_ONE, task, weights, layer, inputs, 0, groups, pairs)
         return
@@ -131,36 +131,36 @@ def _run_task(task, weights, layer, inputs, num_tokens, groups, pairs):
 
 
 @njit
-def multiply(crew, weights, layer, inputs, num_tokens, groups, out, width, add):
-    """out[tokens, width] = inputs x weights[layer]^T, or, where `add`, out += it."""
+def multiply(pool, weights, layer, inputs, num_tokens, groups, out, width, add):
+    """Compute out[tokens, width] = inputs x weights[layer]^T; if `add`, add it to `out`."""
     pairs = np.empty(groups * 16, np.int32)
     num_panels = width // 16
-    size = portion(crew, num_panels)
+    size = task_size(pool, num_panels)
     num_tasks = -(-num_panels // size)
-    begin(crew)
-    taken = take(crew, num_tasks)
+    next_phase(pool)
+    taken = take(pool, num_tasks)
     while taken < num_tasks:
         for panel in range(taken * size, min(num_panels, taken * size + size)):
             if num_tokens > FEW:
                 write_pairs(weights, layer, panel, groups, pairs, 0)
             task = Product(panel, out, width, add)
             _run_task(task, weights, layer, inputs, num_tokens, groups, pairs)
-        taken = take(crew, num_tasks)
-    finish(crew, num_tasks)
+        taken = take(pool, num_tasks)
+    barrier(pool, num_tasks)
 
 
 @njit
-def multiply_and_gate(crew, weights, layer, inputs, num_tokens, groups, ffn, hidden):
-    """hidden[tokens, ffn] = SiLU(inputs x gate^T) x (inputs x up^T), ready for the next product.
+def multiply_and_gate(pool, weights, layer, inputs, num_tokens, groups, ffn, hidden):
+    """Compute hidden[tokens, ffn] = SiLU(inputs x gate^T) x (inputs x up^T), as product inputs.
 
-    The weights are two panels of gate's rows, two of up's, and so on.
+    The weights alternate: two panels of gate's rows, two of up's, and so on.
     """
     pairs, products = np.empty(4 * groups * 16, np.int32), np.empty(8 * 64, np.float32)
     num_pairs = ffn // 32
-    size = portion(crew, num_pairs)
+    size = task_size(pool, num_pairs)
     num_tasks = -(-num_pairs // size)
-    begin(crew)
-    taken = take(crew, num_tasks)
+    next_phase(pool)
+    taken = take(pool, num_tasks)
     while taken < num_tasks:
         for pair in range(taken * size, min(num_pairs, taken * size + size)):
             if num_tokens > FEW:
@@ -168,15 +168,15 @@ def multiply_and_gate(crew, weights, layer, inputs, num_tokens, groups, ffn, hid
                     write_pairs(weights, layer, 4 * pair + part, groups, pairs, part * groups * 16)
             task = Gate(pair, hidden, ffn, products)
             _run_task(task, weights, layer, inputs, num_tokens, groups, pairs)
-        taken = take(crew, num_tasks)
-    finish(crew, num_tasks)
+        taken = take(pool, num_tasks)
+    barrier(pool, num_tasks)
 
 
 @dataclass(frozen=True)
 class PanelLinear:
-    """y = x W^T + b with W in panels; x is rounded to what the panels are multiplied with."""
+    """y = x W^T + b with packed W; x is rounded to the input type that the weights need."""
 
-    panels: Panels
+    weights: PackedWeights
     in_features: int
     bias: Float[Tensor, " out_features"] | None
     parts: tuple[int, ...]
@@ -187,36 +187,40 @@ class PanelLinear:
     ) -> Float[Tensor, "tokens out_features"]:
         num_tokens, width = len(x), sum(self.parts)
         flat = x.float().contiguous().numpy().reshape(-1)
-        inputs = (rounded if isinstance(self.panels, Pairs) else quantised)(flat.size)
+        inputs = (rounded if isinstance(self.weights, Pairs) else quantized)(flat.size)
         out = np.empty(num_tokens * width, np.float32)
         groups = self.in_features // GROUP
         team_of(self.num_threads).run(
-            2, _prepare_and_multiply, self.panels, flat, inputs, num_tokens, groups, out, width
+            2, _prepare_and_multiply, self.weights, flat, inputs, num_tokens, groups, out, width
         )
         made = torch.from_numpy(out).unflatten(0, (num_tokens, width))
         return (made if self.bias is None else made + self.bias).to(x.dtype)
 
 
 @njit(nogil=True)
-def _prepare_and_multiply(crew, step, panels, x, inputs, num_tokens, groups, out, width):
-    if enter(crew, step):
-        prepare(crew, x, num_tokens, groups * GROUP, inputs)
-        multiply(crew, panels, 0, inputs, num_tokens, groups, out, width, False)
-        leave(crew)
+def _prepare_and_multiply(pool, step, weights, x, inputs, num_tokens, groups, out, width):
+    if join_step(pool, step):
+        prepare(pool, x, num_tokens, groups * GROUP, inputs)
+        multiply(pool, weights, 0, inputs, num_tokens, groups, out, width, False)
+        leave_step(pool)
 
 
 def panel_linear(form: str, num_threads: int) -> MakeLinear:
-    """Linear layers in the form "int8" or "int4"; raises `OptionError` for odd widths."""
+    """Return a factory of linear layers in the form "int8" or "int4".
+
+    It raises `OptionError` if the width is no multiple of 32, or a matrix's rows none of 16.
+    """
 
     def make(weights: Sequence[StoredTensor], biases: Sequence[StoredTensor]) -> Linear:
         parts, width = tuple(each.shape[0] for each in weights), weights[0].shape[1]
         if width % GROUP or any(part % NUM_LANES for part in parts):
             raise OptionError(
-                f"weights={form!r} needs rows of a multiple of {GROUP} numbers, by {NUM_LANES} "
-                f"rows; {weights[0].name} is {weights[0].shape}. Use weights='bfloat16'."
+                f"weights={form!r} needs a multiple of {GROUP} columns and a multiple of "
+                f"{NUM_LANES} rows, but {weights[0].name} is {weights[0].shape}. Use "
+                f"weights='bfloat16'."
             )
         bias = torch.cat([each.dequantize(torch.float32) for each in biases]) if biases else None
-        panels = stack_panels([weights], form)
-        return PanelLinear(panels, width, bias, parts, available_threads(num_threads))
+        packed = pack_layers([weights], form)
+        return PanelLinear(packed, width, bias, parts, available_threads(num_threads))
 
     return make

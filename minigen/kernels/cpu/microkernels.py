@@ -1,13 +1,13 @@
-"""Matrix products of a tile of tokens with a panel of sixteen rows of weights, in each stored form.
+"""Microkernels: a tile of tokens times a panel of sixteen rows of weights, for each stored form.
 
-A tile is a tuple of SIMD vectors, row t for token t; the number of rows is the length of the tuple
-`tokens`, known when a kernel is compiled, so that a whole tile stays in registers. A number loaded
-into the lanes once is multiplied with every token's, which makes a product of many rows cheaper
-than as many products of one row. Every token's sum has the same order whatever its neighbours are,
-so that batching changes no bit of it.
+A tile is a tuple of SIMD vectors, row t for token t. The number of rows is the length of the tuple
+`tokens`, which is known at compile time, so that a whole tile stays in registers (register
+blocking). A vector of weights is loaded once and multiplied with every token's number, so one
+product of many rows is cheaper than many products of one row. Each token's sum is computed in the
+same order whatever the other tokens are, so batching does not change a single bit of it.
 
 Sources: Intel's Intrinsics Guide for `vpdpbusd` (AVX512-VNNI), `vpmaddwd` (AVX512-BW) and
-`vdpbf16ps` (AVX512-BF16); a processor that lacks them computes the same sums by plainer
+`vdpbf16ps` (AVX512-BF16). A processor without them computes the same sums with simpler
 instructions.
 """
 
@@ -27,6 +27,7 @@ from minigen.kernels.cpu.simd import (
     WORDS,
     BFloat,
     OutsideKernelError,
+    broadcast,
     call,
     high_nibbles,
     load,
@@ -35,13 +36,12 @@ from minigen.kernels.cpu.simd import (
     multiply_add,
     prefetch,
     same,
-    spread,
     store,
     target_features,
 )
 
-ONE, TWO, FOUR, EIGHT = (0,), (0,) * 2, (0,) * 4, (0,) * 8  # the tuples `tokens` that are used
-ONLY_ONE, ONLY_TWO, ONLY_FOUR = (0.0,), (0.0,) * 2, (0.0,) * 4  # of another type: a tile for all
+ONE, TWO, FOUR, EIGHT = (0,), (0,) * 2, (0,) * 4, (0,) * 8  # the tuples that `tokens` can be
+ONLY_ONE, ONLY_TWO, ONLY_FOUR = (0.0,), (0.0,) * 2, (0.0,) * 4  # one tile holds all tokens
 
 _FEATURES = target_features().split(",")
 HAS_BYTE_DOTS = "+avx512vnni" in _FEATURES
@@ -58,18 +58,18 @@ def _rows(builder: Any, tile: Any, tile_type: Any) -> list[Any]:
 
 
 def _numbers(context: Any, builder: Any, sig: Any, args: Any, position: int, count: int) -> Any:
-    """array[index + t * stride], in all lanes, for each row t; the three are args[position:]."""
+    """Yield array[index + t * stride] in all lanes, per row t; the three are args[position:]."""
     array, index, stride = args[position : position + 3]
     data = context.make_array(sig.args[position])(context, builder, array).data
     pointer = builder.gep(data, [index])
     for _ in range(count):
-        yield spread(builder, builder.load(pointer))
+        yield broadcast(builder, builder.load(pointer))
         pointer = builder.gep(pointer, [stride])
 
 
 @intrinsic
 def zeros(typingctx: Any, tokens: Any) -> Any:
-    """A tile of float32 zeros, a row for each member of the tuple `tokens`."""
+    """Return a tile of float32 zeros, one row per element of the tuple `tokens`."""
     tile = types.UniTuple(FLOAT_LANES, tokens.count)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -80,7 +80,7 @@ def zeros(typingctx: Any, tokens: Any) -> Any:
 
 @intrinsic
 def spread_numbers(typingctx: Any, tokens: Any, array: Any, index: Any, stride: Any) -> Any:
-    """A tile whose row t holds `array[index + t * stride]` in all lanes."""
+    """Return a tile whose row t holds `array[index + t * stride]` in all lanes (a broadcast)."""
     lanes = FLOAT_LANES if array.dtype == types.float32 else WORD_LANES
     tile = types.UniTuple(lanes, tokens.count)
 
@@ -95,9 +95,9 @@ def spread_numbers(typingctx: Any, tokens: Any, array: Any, index: Any, stride: 
 def pair_products(
     typingctx: Any, tokens: Any, pairs: Any, array: Any, index: Any, stride: Any
 ) -> Any:
-    """A tile whose row t is, lane by lane, the dot product of two pairs of 16-bit numbers.
+    """Return a tile whose row t is, lane by lane, the dot product of two pairs of 16-bit numbers.
 
-    One pair is the lane's of `pairs`, the other the int32 `array[index + t * stride]`.
+    One pair comes from the lane of `pairs`, the other is the int32 `array[index + t * stride]`.
     """
     tile = types.UniTuple(WORD_LANES, tokens.count)
 
@@ -125,7 +125,7 @@ def add_byte_dots(
 ) -> Any:
     """Add to row t, lane by lane, the dot product of four unsigned bytes and four signed ones.
 
-    The unsigned bytes are the lane's of `codes`, the signed ones those of the int32
+    The unsigned bytes come from the lane of `codes`, the signed bytes from the int32
     `array[index + t * stride]`.
     """
 
@@ -154,9 +154,9 @@ def _byte_dot(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
 def add_bfloat_dots(
     typingctx: Any, tile: Any, pairs: Any, array: Any, index: Any, stride: Any
 ) -> Any:
-    """Add to row t, lane by lane, the dot product of two bfloat16 numbers and two others.
+    """Add to row t, lane by lane, the dot product of two pairs of bfloat16 numbers.
 
-    One pair is the lane's of `pairs`, the other the int32 `array[index + t * stride]`.
+    One pair comes from the lane of `pairs`, the other is the int32 `array[index + t * stride]`.
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -175,7 +175,7 @@ def _bfloat_dot(builder: Any, total: Any, a: Any, b: Any) -> Any:
         pairs = ir.VectorType(BFloat(), 2 * NUM_LANES)
         a, b = builder.bitcast(a, pairs), builder.bitcast(b, pairs)
         return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, [total, a, b])
-    for halves in (  # the upper ones first, as the instruction does: the same to the last bit
+    for halves in (  # upper halves first, as the instruction does: bit-equal
         [builder.and_(each, same(-65536)) for each in (a, b)],
         [builder.shl(each, same(16)) for each in (a, b)],
     ):
@@ -188,8 +188,10 @@ def _bfloat_dot(builder: Any, total: Any, a: Any, b: Any) -> Any:
 def add_scaled(
     typingctx: Any, total: Any, dots: Any, scales: Any, array: Any, index: Any, stride: Any
 ) -> Any:
-    """Add to row t of `total` the whole numbers of `dots`, times the lanes of `scales`, times
-    `array[index + t * stride]`."""
+    """Add to row t of `total`: the integers of `dots` x the lanes of `scales` x a number.
+
+    The number is `array[index + t * stride]`.
+    """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         numbers = _numbers(context, builder, sig, args, 3, total.count)
@@ -207,7 +209,7 @@ def add_scaled(
 def add_products(
     typingctx: Any, total: Any, lanes: Any, array: Any, index: Any, stride: Any
 ) -> Any:
-    """Add to row t of `total` the lanes times `array[index + t * stride]`."""
+    """Add `lanes` x `array[index + t * stride]` to row t of `total`."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         numbers = _numbers(context, builder, sig, args, 2, total.count)
@@ -222,7 +224,7 @@ def add_products(
 
 @intrinsic
 def add_stored(typingctx: Any, tile: Any, array: Any, index: Any, stride: Any) -> Any:
-    """Add to row t the sixteen numbers of `array` from `index + t * stride` on."""
+    """Add the sixteen numbers of `array` from `index + t * stride` on to row t."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         data = context.make_array(sig.args[1])(context, builder, args[1]).data
@@ -239,7 +241,7 @@ def add_stored(typingctx: Any, tile: Any, array: Any, index: Any, stride: Any) -
 
 @intrinsic
 def store_tile(typingctx: Any, array: Any, index: Any, stride: Any, tile: Any) -> Any:
-    """Write row t of the tile to `array`, from `index + t * stride` on."""
+    """Store row t of the tile to `array`, from `index + t * stride` on."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         data = context.make_array(sig.args[0])(context, builder, args[0]).data
@@ -252,18 +254,19 @@ def store_tile(typingctx: Any, array: Any, index: Any, stride: Any, tile: Any) -
     return types.void(array, types.intp, types.intp, tile), codegen
 
 
-# Bytes of inputs have a zero of their own, and it meets every code of a group:
+# Input bytes have a zero point, which is multiplied with every code of a group:
 #   sum of (byte + zero) x (code - offset)
 #     = sum of byte x code + zero x (sum of codes) - offset x (sum of byte + zero)
-# The last two are the dot product of a pair that the inputs bring with a pair of the weights: the
-# sum of codes below, minus the offset above. A sum of codes starts with that upper half.
+# The last two terms are one dot product of two pairs: (zero, sum of byte + zero) of the inputs and
+# (sum of codes, -offset) of the weights. In the weights' pair the sum is the lower 16 bits and
+# -offset the upper 16, so summing up the codes starts from a word that holds -offset already.
 _ONES = np.full(1, 0x01010101, np.int32)
 _NO_OFFSET, _OFFSET_128 = np.zeros(1, np.int32), np.full(1, -128 << 16, np.int32)
 
 
 @njit(inline="always")
 def _pair_of_codes4(words, at):
-    """A group's pair of each lane: the sum of its 32 codes, and 0."""
+    """Return a group's pair for each lane: the sum of its 32 codes, and 0."""
     pair = spread_numbers(ONE, _NO_OFFSET, 0, 0)
     for word in range(4):
         both = load(words, at * 80 + word * 16)
@@ -274,7 +277,7 @@ def _pair_of_codes4(words, at):
 
 @njit(inline="always")
 def _pair_of_codes8(words, at):
-    """A group's pair of each lane: the sum of its 32 codes, and -128."""
+    """Return a group's pair for each lane: the sum of its 32 codes, and -128."""
     pair = spread_numbers(ONE, _OFFSET_128, 0, 0)
     for word in range(8):
         pair = add_byte_dots(pair, load(words, at * 136 + word * 16), _ONES, 0, 0)
@@ -282,7 +285,7 @@ def _pair_of_codes8(words, at):
 
 
 def write_pairs(weights: Any, layer: int, panel: int, groups: int, pairs: Any, first: int) -> None:
-    """Write a panel's pairs, sixteen words a group, from `first` on: what all its tiles need."""
+    """Write a panel's pairs, sixteen words per group, from `first` on; all its tiles read them."""
     raise OutsideKernelError
 
 
@@ -301,23 +304,26 @@ def _write_pairs(weights, layer, panel, groups, pairs, first):
 
 
 def _source_of_pairs(tokens, make):
-    """A group's pair of each lane: as written or, in a tile for all, made as the codes come by."""
+    """Return the function for a group's pairs: it loads them, or computes them from the codes.
+
+    A tile that holds all tokens (`ONLY_TWO`) computes them, because each panel is read only once.
+    """
     if tokens.dtype is types.float64:
         return njit(inline="always")(lambda words, at, pairs, written: make(words, at))
     return njit(inline="always")(lambda words, at, pairs, written: load(pairs, written))
 
 
-def ask_for(tokens: Any, words: Any, index: int) -> None:
-    """Ask memory for the line of sixteen words at `index`, if there are several tokens.
+def prefetch_line(tokens: Any, words: Any, index: int) -> None:
+    """Prefetch the cache line of sixteen words at `index`, if there are several tokens.
 
-    While they are multiplied with a panel, the next one comes. A token alone is done as soon as
-    its weights are there, and memory's own guess, straight on, is right.
+    The next panel is loaded while several tokens are multiplied with this one. A single token is
+    done as soon as its weights have arrived, and for it the hardware prefetcher is sufficient.
     """
     raise OutsideKernelError
 
 
-@overload(ask_for)
-def _ask_for(tokens, words, index):
+@overload(prefetch_line)
+def _prefetch_line(tokens, words, index):
     if tokens.count == 1:
         return lambda tokens, words, index: None
     return lambda tokens, words, index: prefetch(words, index)
@@ -335,13 +341,13 @@ def product_tile(
     own_pairs: int,
     ahead: int,
 ) -> Any:
-    """The products of tokens `first`, `first` + 1, ... with a panel: a tile, a row a token.
+    """Return the tile of products of tokens `first`, `first` + 1, ... with a panel.
 
-    `write_pairs` has written the panel's pairs to `pairs` from `own_pairs` on, unless the tile is
-    for all of a step's tokens (`ONLY_TWO`). Meanwhile memory is asked for the panel that is `ahead`
-    panels on: for 8-bit codes two lines a group and tile, since more at once would only wait. Tiles
-    of 4-bit codes do not ask: they have no instructions to spare, a long prompt's would take a
-    tenth longer.
+    `write_pairs` has written the panel's pairs to `pairs` from `own_pairs` on, unless one tile
+    holds all tokens of the step (`ONLY_TWO`). The kernel also prefetches the panel that is `ahead`
+    panels further: for 8-bit codes two cache lines per group and tile, because more loads at once
+    would only queue. Tiles of 4-bit codes do not prefetch: they are bound by their instructions,
+    and a long prompt would take a tenth longer.
     """
     raise OutsideKernelError
 
@@ -388,8 +394,8 @@ def _product_of_codes8(pair_of):
             pair = pair_of(words, at, pairs, own_pairs + group * 16)
             dots = pair_products(tokens, pair, inputs.pairs, own, groups)
             soon = (at + ahead * groups) * 136 + first // 4 % 4 * 32
-            ask_for(tokens, words, soon)
-            ask_for(tokens, words, soon + 16)
+            prefetch_line(tokens, words, soon)
+            prefetch_line(tokens, words, soon + 16)
             for word in range(8):
                 eight_bit = load(words, at * 136 + word * 16)
                 dots = add_byte_dots(dots, eight_bit, inputs.words, own * 8 + word, groups * 8)
@@ -407,20 +413,23 @@ def _product_of_pairs(
     num_words = groups * 16
     total = zeros(tokens)
     for word in range(num_words):
-        ask_for(tokens, words, ((panel + ahead) * num_words + word) * 16)
+        prefetch_line(tokens, words, ((panel + ahead) * num_words + word) * 16)
         two = load(words, (panel * num_words + word) * 16)
         total = add_bfloat_dots(total, two, inputs.words, first * num_words + word, num_words)
     return total
 
 
 def widest_tile(weights: Any) -> Any:
-    """The tuple `tokens` of the tiles that most tokens are multiplied by."""
+    """Return the tuple `tokens` of the widest tile, which most tokens use."""
     raise OutsideKernelError
 
 
 @overload(widest_tile)
 def _widest_tile(weights):
-    """Bytes keep two vectors a token, words and their total: eight tokens would be a fifth slower,
-    since LLVM then runs out of registers."""
+    """Choose eight tokens for bfloat16 and four for codes.
+
+    Codes need two vectors per token, the integer dots and the total. Eight tokens would be a fifth
+    slower, because LLVM then runs out of registers.
+    """
     widest = EIGHT if weights.instance_class is Pairs else FOUR
     return lambda weights: widest

@@ -1,10 +1,11 @@
-"""Weights in the order in which CPU kernels read them: panels of sixteen rows, a lane per row.
+"""Packed weights: the order in which CPU kernels read them, panels of sixteen rows, a lane per row.
 
-A vector register takes sixteen rows at the same columns, so that a product needs no sum across
-lanes, and so that a group's sixteen scales are a vector, too. What a weight is does not change:
-a GGUF's 4-bit numbers stay the same 4 bits, in another order.
+A vector register holds the same columns of sixteen rows, so a dot product needs no sum across
+lanes, and the sixteen scales of a group are a vector, too. Packing does not change the weights: a
+GGUF's 4-bit numbers stay the same 4 bits, in another order.
 
-Axes, of all layers at once: [layers, panels, groups (of 32 columns), words of a group, lanes].
+Axes, with all layers in one array: [layers, panels, groups (of 32 columns), words of a group,
+lanes].
 """
 
 from collections.abc import Callable, Sequence
@@ -18,56 +19,56 @@ from torch import Tensor
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.kernels.cpu.simd import NUM_LANES, zeros
 
-PACKERS = 2  # layers that are packed at a time: more want more memory while they are
-GROUP = 32  # columns that share a scale, as in GGUF's Q4_0, Q4_1 and Q8_0
+PACKERS = 2  # layers that are packed at a time; more of them need more temporary memory
+GROUP = 32  # columns per scale, as in GGUF's Q4_0, Q4_1 and Q8_0
 
 
 class Codes4(NamedTuple):
-    """4-bit codes: a weight is code x scale + minimum. 5 bits a weight, all told.
+    """4-bit codes: weight = code x scale + minimum; 5 bits per weight in total.
 
-    All that belongs to a group stands together, so that memory is read in one stream: four vectors
-    of codes, sixteen scales and sixteen minima in float16 bits. A word of codes holds those of
-    columns 4w..4w+3 in its low nibbles, of 16 columns on in its high ones.
+    The data of a group is contiguous, so that memory is read in one stream: four vectors of codes,
+    then sixteen scales and sixteen minima as float16 bits. Word w of the codes holds columns
+    4w..4w+3 in its low nibbles, and the columns 16 further on in its high nibbles.
     """
 
     words: np.ndarray  # [layers, panels x groups x 80]
 
 
 class Codes8(NamedTuple):
-    """8-bit codes: a weight is (code - 128) x scale. 8.5 bits a weight.
+    """8-bit codes: weight = (code - 128) x scale; 8.5 bits per weight.
 
-    A group is eight vectors of codes and sixteen scales in float16 bits. The 128 makes codes that
-    are stored with a sign unsigned, as dot products want one side to be.
+    A group is eight vectors of codes and sixteen scales as float16 bits. Adding 128 makes signed
+    codes unsigned, because the dot product instruction needs one unsigned operand.
     """
 
     words: np.ndarray  # [layers, panels x groups x 136]
 
 
 class Pairs(NamedTuple):
-    """bfloat16 weights, those of two neighbouring columns in a word."""
+    """bfloat16 weights, two neighbouring columns per 32-bit word."""
 
     words: np.ndarray
 
 
-Panels = Codes4 | Codes8 | Pairs
+PackedWeights = Codes4 | Codes8 | Pairs
 
 
 def by_panels(rows: np.ndarray) -> np.ndarray:
-    """[rows, groups, words] -> flat [panels, groups, words, lanes]."""
+    """Pack [rows, groups, words] into panels, a flat array of [panels, groups, words, lanes]."""
     num_rows, groups, words = rows.shape
     panels = rows.reshape(num_rows // NUM_LANES, NUM_LANES, groups, words)
     return np.ascontiguousarray(panels.transpose(0, 2, 3, 1)).reshape(-1)
 
 
 def _raw_blocks(weight: StoredTensor) -> np.ndarray:
-    """The stored bytes, [rows, groups, bytes of a block], rows in the model's order."""
+    """Return the stored bytes, [rows, groups, bytes of a block], rows in the model's order."""
     data = weight.data if weight.row_order is None else weight.data[weight.row_order]
     raw = data.numpy()
     return raw.reshape(len(raw), -1, weight.format.block_bytes)
 
 
 def _together(*parts: np.ndarray) -> np.ndarray:
-    """Flat words of each group's codes, scales, ...: parts with as many groups times lanes."""
+    """Join each group's codes, scales, ... into one flat array of words, group after group."""
     num_groups = parts[-1].size // NUM_LANES
     words = [each.view(np.int32).reshape(num_groups, -1) for each in parts]
     return np.concatenate(words, axis=1).reshape(-1)
@@ -96,8 +97,8 @@ def _codes4_of_q4_0(weight: StoredTensor) -> Codes4:
 
 
 def _codes4_by_rounding(weight: StoredTensor) -> Codes4:
-    """Sixteen even steps from each group's smallest number to its largest."""
-    groups = _dequantised_groups(weight)
+    """Quantise with sixteen equal steps from each group's smallest number to its largest."""
+    groups = _dequantized_groups(weight)
     low, high = groups.min(axis=-1), groups.max(axis=-1)
     minima = low.astype(np.float16)
     scales = ((high - minima) / 15).astype(np.float16)
@@ -115,8 +116,8 @@ def _codes8_of_q8_0(weight: StoredTensor) -> Codes8:
 
 
 def _codes8_by_rounding(weight: StoredTensor) -> Codes8:
-    """254 even steps, from minus each group's largest number to plus."""
-    groups = _dequantised_groups(weight)
+    """Quantise with 254 equal steps, from -max to max of each group's absolute values."""
+    groups = _dequantized_groups(weight)
     scales = (np.abs(groups).max(axis=-1) / 127).astype(np.float16)
     steps = np.maximum(scales.astype(np.float32), np.finfo(np.float16).tiny)[..., None]
     codes = np.nan_to_num(np.rint(groups / steps)).clip(-127, 127).astype(np.int8)
@@ -124,7 +125,7 @@ def _codes8_by_rounding(weight: StoredTensor) -> Codes8:
     return Codes8(_together(words, by_panels(scales[..., None])))
 
 
-def _dequantised_groups(weight: StoredTensor) -> np.ndarray:
+def _dequantized_groups(weight: StoredTensor) -> np.ndarray:
     return weight.dequantize(torch.float32).numpy().reshape(weight.shape[0], -1, GROUP)
 
 
@@ -133,14 +134,14 @@ def _pairs(weight: StoredTensor) -> Pairs:
     return Pairs(_words(bits.numpy().reshape(weight.shape[0], -1, GROUP)))
 
 
-def pack_weight(weight: StoredTensor, form: str) -> Panels:
-    """One stored matrix in the form "int4", "int8" or "bfloat16"."""
-    exact: dict[tuple[str, str], Callable[[StoredTensor], Panels]] = {
+def pack_weight(weight: StoredTensor, form: str) -> PackedWeights:
+    """Pack one stored matrix in the form "int4", "int8" or "bfloat16"."""
+    exact: dict[tuple[str, str], Callable[[StoredTensor], PackedWeights]] = {
         ("int4", "Q4_1"): _codes4_of_q4_1,
         ("int4", "Q4_0"): _codes4_of_q4_0,
         ("int8", "Q8_0"): _codes8_of_q8_0,
     }
-    by_rounding: dict[str, Callable[[StoredTensor], Panels]] = {
+    by_rounding: dict[str, Callable[[StoredTensor], PackedWeights]] = {
         "int4": _codes4_by_rounding,
         "int8": _codes8_by_rounding,
         "bfloat16": _pairs,
@@ -150,22 +151,22 @@ def pack_weight(weight: StoredTensor, form: str) -> Panels:
     return packed
 
 
-def stack_panels(
-    matrices: Sequence[Sequence[StoredTensor]], form: str, in_turn: int | None = None
-) -> Panels:
-    """The matrices of all layers; those of one layer are fused, one below the other.
+def pack_layers(
+    matrices: Sequence[Sequence[StoredTensor]], form: str, interleave: int | None = None
+) -> PackedWeights:
+    """Pack the matrices of all layers; the matrices of one layer are fused, one below the other.
 
-    Or, with `in_turn`, so many panels of the first, as many of the second, and so on: whoever
-    needs them together then reads memory in one stream.
+    With `interleave`, panels alternate instead: `interleave` panels of the first matrix, as many of
+    the second, and so on. A kernel that needs them together then reads memory in one stream.
     """
-    num_turns = 1 if in_turn is None else matrices[0][0].shape[0] // (NUM_LANES * in_turn)
+    num_rounds = 1 if interleave is None else matrices[0][0].shape[0] // (NUM_LANES * interleave)
     packed = [pack_weight(each, form) for each in matrices[0]]
     kind, num_words = type(packed[0]), sum(each.words.size for each in packed)
-    stacked = zeros((len(matrices), num_turns, num_words // num_turns), np.int32)
+    stacked = zeros((len(matrices), num_rounds, num_words // num_rounds), np.int32)
 
     def pack_layer(layer: int) -> None:
         parts = packed if layer == 0 else [pack_weight(each, form) for each in matrices[layer]]
-        words = [each.words.reshape(num_turns, -1) for each in parts]
+        words = [each.words.reshape(num_rounds, -1) for each in parts]
         np.concatenate(words, axis=1, out=stacked[layer])
 
     with ThreadPoolExecutor(PACKERS) as packers:

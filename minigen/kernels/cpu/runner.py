@@ -1,8 +1,8 @@
-"""The compiled step as a `Runner`, the sampling kernel as a sampler, and their compiled code.
+"""The compiled step as a `Runner`, the sampling kernel as a sampler, and their code on disk.
 
-A process starts with what an earlier one compiled. Numba's own cache asks where the file of the
-outermost function is and whether it changed; here the folder's name is a hash of all sources, the
-versions, and the processor.
+A process reuses the machine code that an earlier one compiled. Numba's own cache only checks the
+path and the age of the outermost function's file. Here the folder's name is a hash of all sources,
+the versions, and the processor.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ from torch import Tensor
 from minigen.engine.model_runner import Packed, Packer
 from minigen.hub import cache_folder
 from minigen.kernels.cpu import sampling, step
-from minigen.kernels.cpu.elementwise import quantised, rounded
-from minigen.kernels.cpu.kv_layout import PanelPool, Shape, make_scratch
+from minigen.kernels.cpu.elementwise import quantized, rounded
+from minigen.kernels.cpu.kv_layout import PackedKVPool, Shape, make_scratch
 from minigen.kernels.cpu.packed_weights import Pairs
-from minigen.kernels.cpu.sampling import SamplingBatch, make_room
+from minigen.kernels.cpu.sampling import SamplingBatch, make_sampling_scratch
 from minigen.kernels.cpu.simd import target_features, zeros
 from minigen.kernels.cpu.step import Weights, Workspace, num_phases
 from minigen.kernels.cpu.thread_pool import available_threads, team_of
@@ -35,7 +35,7 @@ from minigen.sampling.sampler import uniform_draws
 from minigen.sequence import ScheduledChunk, Sequence
 
 
-def _state() -> str:
+def _fingerprint() -> str:
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
@@ -45,11 +45,11 @@ def _state() -> str:
     return digest.hexdigest()[:16]
 
 
-FOLDER = cache_folder() / "kernels" / _state()
+FOLDER = cache_folder() / "kernels" / _fingerprint()
 
 
 def _compiled_once(function: Callable[..., Any]) -> Any:
-    """`numba.njit` that keeps its machine code in `FOLDER` and lets go of Python's lock."""
+    """Apply `numba.njit`, with the machine code cached in `FOLDER` and without Python's lock."""
     settings: Any = numba.config
     before = settings.CACHE_DIR
     settings.CACHE_DIR = str(FOLDER)
@@ -65,14 +65,15 @@ likeliest_rows = _compiled_once(sampling.likeliest_rows)
 
 
 def is_compiled(form: str, kv_dtype: str = "bfloat16") -> bool:
-    """Whether the step for weights of this form, and for such a cache, starts without compiling."""
+    """Return whether the step for this form of weights and of KV cache is already compiled."""
     return _mark(form, kv_dtype).exists()
 
 
 def speeds(form: str) -> dict[str, float]:
-    """Weights a second that one token was multiplied with, when the step was compiled here.
+    """Return the weights per second measured with one token when the step was compiled here.
 
-    By "compiled", this form, and by torch's "bfloat16" and "float32"; empty before that.
+    The keys are "compiled" for this form, and "bfloat16" and "float32" for torch; the dictionary is
+    empty if the step is not compiled yet.
     """
     if not is_compiled(form):
         return {}
@@ -80,9 +81,9 @@ def speeds(form: str) -> dict[str, float]:
     return found
 
 
-def tell_compiled(form: str, kv_dtype: str, measured: Mapping[str, float]) -> None:
-    """Remember that the step for these forms lies in `FOLDER`, and how fast it is."""
-    if FOLDER.exists():  # it does not where nothing can be written
+def report_compiled(form: str, kv_dtype: str, measured: Mapping[str, float]) -> None:
+    """Record in `FOLDER` that the step for these forms is compiled, and its measured speeds."""
+    if FOLDER.exists():  # it does not exist if the cache is not writable
         _mark(form, kv_dtype).write_text(json.dumps(measured), encoding="utf-8")
 
 
@@ -95,17 +96,17 @@ EVERYTHING = 2**40  # the window of a layer that has none
 
 
 class CompiledRunner:
-    """Runs the model over chunks in one compiled function, keys and values in a `PanelPool`.
+    """Runs the model over chunks in one compiled function, with a `PackedKVPool` as KV cache.
 
-    The logits are good until the next step. A token's logits are the same, bit for bit, whatever
-    else is in its batch and however its prompt was cut into chunks.
+    The logits are valid until the next step. A token's logits are bit-equal whatever else is in
+    its batch and however its prompt was cut into chunks.
     """
 
     def __init__(
         self,
         shape: Shape,
         weights: Weights,
-        pool: PanelPool,
+        pool: PackedKVPool,
         manager: BlockManager,
         windows: SequenceOf[int | None],
         max_num_batched_tokens: int,
@@ -120,25 +121,25 @@ class CompiledRunner:
         self._logits = zeros(len(manager.tables) * shape.vocab, np.float32)
 
     def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Float[Tensor, "rows vocab"]:
-        """The raw logits of each chunk's `prompt_logprob_rows`, then of its samples."""
+        """Return the raw logits of each chunk's `prompt_logprob_rows`, then of its samples."""
         packed = self.packer.pack(chunks)
         self.pool.copy_blocks(self.manager.pop_pending_copies())
         rows = packed.logits_rows
         if len(rows) < 2 or (rows[1:] > rows[:-1]).all():
             return self._logits_of(packed)
-        distinct, wanted = np.unique(rows, return_inverse=True)  # siblings begin with one row
+        distinct, wanted = np.unique(rows, return_inverse=True)  # one prompt's samples share a row
         return self._logits_of(packed._replace(logits_rows=distinct))[torch.from_numpy(wanted)]
 
     def _logits_of(self, packed: Packed) -> Float[Tensor, "rows vocab"]:
         shape = (len(packed.logits_rows), self.shape.vocab)
         logits = self._logits[: shape[0] * shape[1]]
-        if len(logits) < shape[0] * shape[1]:  # the prompt's own logprobs are asked for
+        if len(logits) < shape[0] * shape[1]:  # prompt logprobs
             logits = np.empty(shape[0] * shape[1], np.float32)
         self.run(packed, logits)
         return torch.from_numpy(logits.reshape(shape))
 
     def run(self, packed: Packed, logits: np.ndarray) -> None:
-        """One step; writes the logits of `packed.logits_rows`, ascending, one after another."""
+        """Run one step and write the logits of `packed.logits_rows` (ascending), row after row."""
         team_of(self.num_threads).run(
             num_phases(self.shape),
             run_step,
@@ -154,45 +155,45 @@ class CompiledRunner:
 
 
 def make_workspace(shape: Shape, max_tokens: int, in_bfloat16: bool) -> Workspace:
-    """What a step of at most so many tokens writes on its way."""
+    """Allocate the intermediate arrays of a step of at most `max_tokens` tokens."""
     heads_width = shape.q_heads * shape.head_dim
     widest = max(shape.hidden, heads_width)
-    room = rounded if in_bfloat16 else quantised
+    make_inputs = rounded if in_bfloat16 else quantized
     return Workspace(
         x=zeros(max_tokens * shape.hidden, np.float32),
         qkv=zeros(max_tokens * (heads_width + 2 * shape.kv_heads * shape.head_dim), np.float32),
-        mixed=zeros(max_tokens * heads_width, np.float32),
-        inputs=room(max_tokens * widest),
-        ffn_inputs=room(max_tokens * shape.ffn),
+        attention_out=zeros(max_tokens * heads_width, np.float32),
+        inputs=make_inputs(max_tokens * widest),
+        ffn_inputs=make_inputs(max_tokens * shape.ffn),
     )
 
 
 class KernelChooser:
-    """Chooses tokens as `minigen.sampling.sampler.choose_tokens` does, a thread for each row."""
+    """Chooses tokens as `minigen.sampling.sampler.choose_tokens` does, rows in parallel."""
 
     def __init__(self, vocab: int, num_threads: int):
         self.vocab = vocab
         self.num_threads = available_threads(num_threads)
-        self._room = make_room(self.num_threads, vocab)
+        self._scratch = make_sampling_scratch(self.num_threads, vocab)
 
     def __call__(
         self, logits: Float[Tensor, "rows vocab"], sequences: SequenceOf[Sequence]
     ) -> list[int]:
-        """A token for each row; -1 where its logits are not finite."""
+        """Return a token per row; -1 where its logits are not finite."""
         flat, out = logits.numpy().reshape(-1), np.empty(len(sequences), np.int64)
         plain = all(sequence.params.plainly_greedy for sequence in sequences)
         team = team_of(min(self.num_threads, len(out)))
         if plain:
             team.run(1, likeliest_rows, flat, self.vocab, out)
         else:
-            asked = asked_of(sequences, self.vocab)
-            team.run(1, choose_rows, flat, self.vocab, asked, self._room, out)
+            batch = sampling_batch(sequences, self.vocab)
+            team.run(1, choose_rows, flat, self.vocab, batch, self._scratch, out)
         found: list[int] = out.tolist()
         return found
 
 
-def asked_of(sequences: SequenceOf[Sequence], vocab: int) -> SamplingBatch:
-    """What the sequences ask for, a row each."""
+def sampling_batch(sequences: SequenceOf[Sequence], vocab: int) -> SamplingBatch:
+    """Return the sampling settings of the sequences as arrays, one row per sequence."""
     params = [sequence.params for sequence in sequences]
     seen = [each.token_ids if each.params.has_penalties else [] for each in sequences]
     banned = [sequence.banned_ids for sequence in sequences]
@@ -227,12 +228,12 @@ def asked_of(sequences: SequenceOf[Sequence], vocab: int) -> SamplingBatch:
 
 
 def _temperature(params: SamplingParams) -> float:
-    """0 for greedy alone: what is above 0 stays so in float32."""
+    """Return 0 for greedy only; a temperature above 0 stays above 0 in float32."""
     return 0.0 if params.greedy else max(params.temperature, float(np.finfo(np.float32).tiny))
 
 
 def _starts(lists: Iterable[Any]) -> np.ndarray:
-    """Where each list begins in all of them laid end to end, and where the last ends."""
+    """Return the offset of each list in their concatenation, and the total length."""
     return np.cumsum([0, *(len(each) for each in lists)])
 
 

@@ -1,11 +1,12 @@
-"""From rows of logits to tokens, one row at a time: the kernel twin of `minigen.sampling.sampler`.
+"""Sampling kernels, from rows of logits to tokens: the compiled twin of `minigen.sampling.sampler`.
 
-A row is read once to find its maximum, and once more, only where a token is drawn, to write a
-weight e^((logit - maximum) / temperature) per token. Top-k and top-p do not sort the vocabulary:
-tokens are counted by the upper bits of their weights, which for positive numbers have the numbers'
-order, and only those in the bin at the limit are sorted.
+A row is read once to find its maximum. If a token is drawn at random, the row is read again, to
+write a weight e^((logit - maximum) / temperature) per token (softmax without its division). Top-k
+and top-p do not sort the vocabulary: tokens are counted in bins by the upper bits of their weights,
+which have the same order as the weights because they are positive, and only the bin at the limit is
+sorted.
 
-Bytes: 4 x vocab read for a greedy row; a drawn one writes and reads 4 x vocab more.
+Bytes: a greedy row reads 4 x vocab; a random draw writes and reads 4 x vocab more.
 """
 
 from typing import NamedTuple
@@ -24,16 +25,16 @@ from minigen.kernels.cpu.simd import (
     store,
     sum_of_lanes,
 )
-from minigen.kernels.cpu.thread_pool import begin, enter, finish, leave, take
+from minigen.kernels.cpu.thread_pool import barrier, join_step, leave_step, next_phase, take
 
-BLOCK = 512  # tokens whose sum and largest weight are known, so that most need not be visited
-BIN_SHIFT = 20  # of a weight's 32 bits, the upper 12 choose its bin: eight bins to a factor of two
-NUM_BINS = (0x3F800000 >> BIN_SHIFT) + 1  # up to the weight 1.0, the peak's
+BLOCK = 512  # tokens per block; its sum and largest weight let a search skip most blocks
+BIN_SHIFT = 20  # the upper 12 bits of a weight are its bin: eight bins per factor of two
+NUM_BINS = (0x3F800000 >> BIN_SHIFT) + 1  # up to the weight 1.0, that of the peak
 
 
 @njit
 def heavy_ids(weights, peaks, vocab, floor, ids):
-    """Write the tokens that weigh at least `floor`, and something; returns how many."""
+    """Write the tokens whose weight is positive and at least `floor`; return their number."""
     num = 0
     for block in range(len(peaks)):
         if peaks[block] >= floor:
@@ -45,9 +46,9 @@ def heavy_ids(weights, peaks, vocab, floor, ids):
 
 @njit
 def keep_heaviest(weights, ids, num, most, mass, counts, masses):
-    """Keep the fewest heaviest of the ids that are `most` or weigh `mass`; returns how many.
+    """Keep the heaviest ids until they are `most` or weigh `mass` together; return their number.
 
-    Of equally heavy ones those of lower ids; the ids stay in order.
+    Among equal weights, lower ids are kept. The ids stay in ascending order.
     """
     counts[:] = 0
     masses[:] = 0.0
@@ -65,7 +66,7 @@ def keep_heaviest(weights, ids, num, most, mass, counts, masses):
             inside[found] = weights[ids[index]]
             found += 1
     inside.sort()
-    lightest, equals, position = np.float32(2.0), 0, found  # the least that is kept
+    lightest, equals, position = np.float32(2.0), 0, found  # the smallest weight that is kept
     while position > 0 and kept < most and held < mass:
         position -= 1
         equals = equals + 1 if inside[position] == lightest else 1
@@ -95,14 +96,14 @@ LOWEST = np.float32(-3.0e38)
 
 
 class SamplingBatch(NamedTuple):
-    """How each row wants its token; what differs in length lies flat, `starts` saying where.
+    """Sampling settings of each row; lists of different lengths are flat, with their offsets.
 
-    `seen` are the tokens of prompt and output of rows with penalties, `num_prompt` of them the
-    prompt's; `banned` must not be chosen.
+    `seen` holds the tokens of prompt and output of rows with penalties; the first `num_prompt` of a
+    row are the prompt's. The tokens in `banned` must not be chosen.
     """
 
-    temperature: np.ndarray  # float32; 0 takes the likeliest
-    top_k: np.ndarray  # int64; the vocabulary's size for all
+    temperature: np.ndarray  # float32; 0 is greedy
+    top_k: np.ndarray  # int64; the vocabulary's size means no top-k
     top_p: np.ndarray  # float64
     min_p: np.ndarray  # float32
     uniform: np.ndarray  # float64, in [0, 1)
@@ -118,11 +119,11 @@ class SamplingBatch(NamedTuple):
 
 
 class SamplingScratch(NamedTuple):
-    """What workers write on their way, [workers, ...]."""
+    """Scratch memory of the sampling kernels, [workers, ...]."""
 
-    logits: np.ndarray  # [vocab], changed as the row asks
+    logits: np.ndarray  # [vocab], after penalties, biases and bans
     weights: np.ndarray  # [vocab]
-    ids: np.ndarray  # [vocab], tokens that are still in the draw
+    ids: np.ndarray  # [vocab], candidates that remain
     seen: np.ndarray  # [vocab], zeros between rows
     sums: np.ndarray  # [blocks], of weights
     peaks: np.ndarray  # [blocks], the heaviest weight of each
@@ -130,8 +131,8 @@ class SamplingScratch(NamedTuple):
     masses: np.ndarray  # [bins]
 
 
-def make_room(num_workers: int, vocab: int) -> SamplingScratch:
-    """SamplingScratch for so many workers; nothing is written before it is needed."""
+def make_sampling_scratch(num_workers: int, vocab: int) -> SamplingScratch:
+    """Allocate scratch memory for `num_workers` workers; the system maps pages when first used."""
     return SamplingScratch(
         np.empty((num_workers, vocab), np.float32),
         np.empty((num_workers, vocab), np.float32),
@@ -146,9 +147,9 @@ def make_room(num_workers: int, vocab: int) -> SamplingScratch:
 
 @njit
 def _likeliest(numbers, at, vocab, may_be_banned):
-    """The index of the largest number from `at` on, the lowest of equals; -1 if none is finite.
+    """Return the index of the largest number from `at` on; the lowest of equals.
 
-    Without bans a NaN or infinity anywhere is -1, too.
+    It is -1 if no number is finite, or, without bans, if any number is NaN or infinite.
     """
     zero, check = all_lanes(np.float32(0.0)), all_lanes(np.float32(0.0))
     best, best_start = LOWEST, -1
@@ -170,31 +171,31 @@ def _likeliest(numbers, at, vocab, may_be_banned):
     return index - at
 
 
-def likeliest_rows(crew, step, logits, vocab, out):
-    """The likeliest token of each row of flat `logits`; -1 where they are not finite."""
-    if enter(crew, step):
-        begin(crew)
-        row = take(crew, len(out))
+def likeliest_rows(pool, step, logits, vocab, out):
+    """Write the most likely token of each row of flat `logits`; -1 where they are not finite."""
+    if join_step(pool, step):
+        next_phase(pool)
+        row = take(pool, len(out))
         while row < len(out):
             out[row] = _likeliest(logits, row * vocab, vocab, False)
-            row = take(crew, len(out))
-        finish(crew, len(out))
-        leave(crew)
+            row = take(pool, len(out))
+        barrier(pool, len(out))
+        leave_step(pool)
 
 
 @njit
-def _change(row, asked, numbers, seen):
-    """Add biases, take penalties off, and ban, in the order of `minigen.sampling.sampler`."""
-    for entry in range(asked.biased_starts[row], asked.biased_starts[row + 1]):
-        numbers[asked.biased[entry]] += asked.biases[entry]
-    first, end = asked.seen_starts[row], asked.seen_starts[row + 1]
-    repetition, presence = asked.penalties[row, 0], asked.penalties[row, 1]
-    frequency = asked.penalties[row, 2]
-    for entry in range(first, end):  # 1 for the prompt, 2 for each time in the output
-        token = asked.seen[entry]
-        seen[token] = seen[token] | 1 if entry - first < asked.num_prompt[row] else seen[token] + 2
+def _adjust_logits(row, batch, numbers, seen):
+    """Apply biases, penalties and bans, in the order of `minigen.sampling.sampler`."""
+    for entry in range(batch.biased_starts[row], batch.biased_starts[row + 1]):
+        numbers[batch.biased[entry]] += batch.biases[entry]
+    first, end = batch.seen_starts[row], batch.seen_starts[row + 1]
+    repetition, presence = batch.penalties[row, 0], batch.penalties[row, 1]
+    frequency = batch.penalties[row, 2]
+    for entry in range(first, end):  # bit 0: in the prompt; above it: times in the output
+        token = batch.seen[entry]
+        seen[token] = seen[token] | 1 if entry - first < batch.num_prompt[row] else seen[token] + 2
     for entry in range(first, end):
-        token = asked.seen[entry]
+        token = batch.seen[entry]
         if seen[token] > 0:
             times = np.float32(seen[token] >> 1)
             number = numbers[token]
@@ -202,15 +203,15 @@ def _change(row, asked, numbers, seen):
             number = number - frequency * times
             numbers[token] = number - presence * np.float32(times > 0)
             seen[token] = 0
-    for entry in range(asked.banned_starts[row], asked.banned_starts[row + 1]):
-        numbers[asked.banned[entry]] = -np.inf
+    for entry in range(batch.banned_starts[row], batch.banned_starts[row + 1]):
+        numbers[batch.banned[entry]] = -np.inf
 
 
 @njit
-def _weigh(numbers, at, vocab, peak, temperature, weights, sums, peaks):
-    """Write e^((number - peak) / temperature), each block's sum and its largest.
+def _exp_weights(numbers, at, vocab, peak, temperature, weights, sums, peaks):
+    """Write weights e^((number - peak) / temperature), and each block's sum and maximum.
 
-    Returns the sum of all.
+    Returns the sum of all weights.
     """
     sharpness = all_lanes(np.float32(1.0) / temperature)
     lowest, top, total = all_lanes(np.float32(-87.0)), all_lanes(peak), 0.0
@@ -229,7 +230,7 @@ def _weigh(numbers, at, vocab, peak, temperature, weights, sums, peaks):
 
 @njit
 def _draw_from_all(weights, sums, vocab, wanted):
-    """The token at which the cumulated weight passes `wanted`; never one of no weight."""
+    """Return the token at which the cumulative weight passes `wanted`; its weight is never 0."""
     block, last = 0, 0
     while block < (vocab - 1) // BLOCK and wanted >= sums[block]:
         wanted -= sums[block]
@@ -240,28 +241,28 @@ def _draw_from_all(weights, sums, vocab, wanted):
                 return token
             wanted -= weights[token]
             last = token
-    return last  # what rounding left over
+    return last  # rounding left a remainder
 
 
 @njit
-def _draw_from_some(row, asked, vocab, total, weights, peaks, ids, counts, masses):
-    """Draw among what min-p, top-k and top-p leave."""
-    top_k, top_p = asked.top_k[row], asked.top_p[row]
-    floor = asked.min_p[row]
-    if top_k <= len(peaks):  # so many tokens are as heavy as so many blocks' heaviest
+def _draw_from_some(row, batch, vocab, total, weights, peaks, ids, counts, masses):
+    """Draw among the tokens that min-p, top-k and top-p keep."""
+    top_k, top_p = batch.top_k[row], batch.top_p[row]
+    floor = batch.min_p[row]
+    if top_k <= len(peaks):  # at least top_k tokens weigh as much as the top_k-th largest peak
         floor = max(floor, np.sort(peaks)[len(peaks) - top_k])
     elif top_k >= vocab and floor == 0:
-        # All lighter tokens together weigh less than what top-p may leave out.
+        # All tokens below this floor together weigh less than what top-p removes.
         floor = np.float32(total * (1.0 - top_p) / (2.0 * vocab))
     num = heavy_ids(weights, peaks, vocab, floor, ids)
-    if asked.min_p[row] > 0 or top_k < vocab:
+    if batch.min_p[row] > 0 or top_k < vocab:
         if top_k < num:
             num = keep_heaviest(weights, ids, num, top_k, np.inf, counts, masses)
         total = sum_of(weights, ids, num)
     if top_p < 1:
         num = keep_heaviest(weights, ids, num, num, top_p * total, counts, masses)
         total = sum_of(weights, ids, num)
-    wanted = asked.uniform[row] * total
+    wanted = batch.uniform[row] * total
     for index in range(num):
         wanted -= weights[ids[index]]
         if wanted < 0:
@@ -270,44 +271,44 @@ def _draw_from_some(row, asked, vocab, total, weights, peaks, ids, counts, masse
 
 
 @njit
-def _choose(row, logits, vocab, asked, room, worker):
+def _choose(row, logits, vocab, batch, scratch, worker):
     numbers, at = logits, row * vocab
     if _likeliest(logits, at, vocab, False) < 0:
         return -1
     changed = (
-        asked.seen_starts[row + 1] > asked.seen_starts[row]
-        or asked.biased_starts[row + 1] > asked.biased_starts[row]
-        or asked.banned_starts[row + 1] > asked.banned_starts[row]
+        batch.seen_starts[row + 1] > batch.seen_starts[row]
+        or batch.biased_starts[row + 1] > batch.biased_starts[row]
+        or batch.banned_starts[row + 1] > batch.banned_starts[row]
     )
     if changed:
-        numbers, at = room.logits[worker], 0
+        numbers, at = scratch.logits[worker], 0
         for index in range(0, vocab, 16):
             store(numbers, index, load(logits, row * vocab + index))
-        _change(row, asked, numbers, room.seen[worker])
+        _adjust_logits(row, batch, numbers, scratch.seen[worker])
     likeliest = _likeliest(numbers, at, vocab, True)
-    if asked.temperature[row] == 0 or likeliest < 0:
+    if batch.temperature[row] == 0 or likeliest < 0:
         return likeliest
-    weights, sums, peaks = room.weights[worker], room.sums[worker], room.peaks[worker]
+    weights, sums, peaks = scratch.weights[worker], scratch.sums[worker], scratch.peaks[worker]
     peak = numbers[at + likeliest]
-    total = _weigh(numbers, at, vocab, peak, asked.temperature[row], weights, sums, peaks)
-    if asked.top_k[row] >= vocab and asked.top_p[row] >= 1 and asked.min_p[row] == 0:
-        return _draw_from_all(weights, sums, vocab, asked.uniform[row] * total)
+    total = _exp_weights(numbers, at, vocab, peak, batch.temperature[row], weights, sums, peaks)
+    if batch.top_k[row] >= vocab and batch.top_p[row] >= 1 and batch.min_p[row] == 0:
+        return _draw_from_all(weights, sums, vocab, batch.uniform[row] * total)
     return _draw_from_some(
-        row, asked, vocab, total, weights, peaks, room.ids[worker], room.counts[worker],
-        room.masses[worker],
+        row, batch, vocab, total, weights, peaks, scratch.ids[worker], scratch.counts[worker],
+        scratch.masses[worker],
     )  # fmt: skip
 
 
-def choose_rows(crew, step, logits, vocab, asked, room, out):
-    """Each row's next token, as its settings ask; -1 where its logits are not finite.
+def choose_rows(pool, step, logits, vocab, batch, scratch, out):
+    """Write each row's next token according to its settings; -1 where its logits are not finite.
 
-    `logits` is flat, [rows x vocab]; vocab is a multiple of 16. No row depends on another.
+    `logits` is flat, [rows x vocab]; vocab is a multiple of 16. Rows are independent.
     """
-    if enter(crew, step):
-        begin(crew)
-        row = take(crew, len(out))
+    if join_step(pool, step):
+        next_phase(pool)
+        row = take(pool, len(out))
         while row < len(out):
-            out[row] = _choose(row, logits, vocab, asked, room, crew.worker)
-            row = take(crew, len(out))
-        finish(crew, len(out))
-        leave(crew)
+            out[row] = _choose(row, logits, vocab, batch, scratch, pool.worker)
+            row = take(pool, len(out))
+        barrier(pool, len(out))
+        leave_step(pool)

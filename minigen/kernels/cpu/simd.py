@@ -1,13 +1,13 @@
-"""SIMD vectors of sixteen numbers for Numba: what a kernel may say to one vector register.
+"""SIMD vectors of sixteen lanes for Numba: the operations of one vector register.
 
-Numba compiles Python for one number at a time, and hopes that LLVM finds the vectors. Here a vector
-is a value of its own: `load` fills sixteen lanes, `+ - *` and the functions below work on all of
-them at once, and `store` writes them back. Each is one or a few instructions of LLVM. `zeros` makes
-arrays whose first number begins a cache line, so that no register is filled from two.
+Numba compiles Python code for one number at a time, and relies on LLVM to vectorise it. Here a
+vector is a type of its own: `load` fills sixteen lanes, `+ - *` and the functions below work on all
+lanes at once, and `store` writes them back. Each operation is one or a few LLVM instructions.
+`zeros` allocates arrays that start at a cache line, so that no vector is loaded from two lines.
 
-`spread_out` is the Walsh-Hadamard transform: it spreads one large number over all of its group, so
-that the group's scale need not grow. It is orthogonal: products of two vectors that were both
-transformed are those of the vectors.
+`hadamard` is the Walsh-Hadamard transform. It spreads one large number over its whole group, so
+that the group's quantisation scale need not grow. It is orthogonal: the dot product of two
+transformed vectors equals that of the original vectors.
 
 Sources: LLVM's Language Reference; QuaRot, Ashkboos et al. 2024, for the transform.
 """
@@ -29,11 +29,11 @@ CACHE_LINE = 64
 
 
 def zeros(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
-    """As `np.zeros`, whose numbers begin anywhere: mostly 16 bytes behind a line's begin."""
+    """Return zeros that start at a cache line; `np.zeros` mostly starts 16 bytes after one."""
     num_bytes = math.prod(np.atleast_1d(shape).tolist()) * np.dtype(dtype).itemsize
-    room = np.zeros(num_bytes + CACHE_LINE, np.uint8)
-    first = -room.ctypes.data % CACHE_LINE
-    return room[first : first + num_bytes].view(dtype).reshape(shape)
+    buffer = np.zeros(num_bytes + CACHE_LINE, np.uint8)
+    first = -buffer.ctypes.data % CACHE_LINE
+    return buffer[first : first + num_bytes].view(dtype).reshape(shape)
 
 
 NUM_LANES = 16
@@ -44,11 +44,11 @@ FLOATS, WORDS = ir.VectorType(F32, NUM_LANES), ir.VectorType(I32, NUM_LANES)
 def target_features() -> str:
     """Return the instruction sets that Numba compiles for, as LLVM writes them: "+avx2,-sse4a".
 
-    They are this processor's, unless NUMBA_CPU_FEATURES, NUMBA_CPU_NAME=generic or
-    NUMBA_ENABLE_AVX=0 asks Numba for others: LLVM ends the process at an instruction beyond them.
+    They are those of this processor, unless NUMBA_CPU_FEATURES, NUMBA_CPU_NAME=generic or
+    NUMBA_ENABLE_AVX=0 asks Numba for others. LLVM aborts the process at any other instruction.
     """
-    asked: str | None = config.CPU_FEATURES  # type: ignore[attr-defined]
-    return str(get_host_cpu_features()) if asked is None else asked
+    requested: str | None = config.CPU_FEATURES  # type: ignore[attr-defined]
+    return str(get_host_cpu_features()) if requested is None else requested
 
 
 HAS_FLOAT16 = "x86" not in machine() or "+f16c" in target_features().split(",")
@@ -56,7 +56,7 @@ HAS_BFLOAT16 = "+avx512bf16" in target_features().split(",")
 
 
 class BFloat(ir.Type):
-    """LLVM's bfloat, which llvmlite does not name."""
+    """LLVM's `bfloat` type, which llvmlite does not have."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -69,37 +69,39 @@ class BFloat(ir.Type):
 
 
 class OutsideKernelError(TypeError):
-    """What only compiled kernels may call was called from Python."""
+    """A function that only compiled kernels can call was called from Python."""
 
     def __init__(self) -> None:
-        super().__init__("this works on vectors, which only functions under numba.njit have")
+        super().__init__(
+            "This function works on SIMD vectors; call it from a function that numba.njit compiles."
+        )
 
 
-class Lanes(types.Type):
-    """Sixteen float32 numbers, or sixteen words of 32 bits, in a register."""
+class SimdVector(types.Type):
+    """The Numba type of a vector register: sixteen float32 numbers or sixteen 32-bit words."""
 
     def __init__(self, kind: str):
         self.kind = kind
-        super().__init__(name=f"Lanes({kind})")
+        super().__init__(name=f"SimdVector({kind})")
 
 
-FLOAT_LANES, WORD_LANES = Lanes("float32"), Lanes("int32")
+FLOAT_LANES, WORD_LANES = SimdVector("float32"), SimdVector("int32")
 
 
-@register_model(Lanes)
-class _LanesModel(models.PrimitiveModel):
-    def __init__(self, dmm: Any, fe_type: Lanes):
+@register_model(SimdVector)
+class _SimdVectorModel(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: SimdVector):
         super().__init__(dmm, fe_type, FLOATS if fe_type.kind == "float32" else WORDS)
 
 
 def address(context: Any, builder: Any, sig: Any, args: Any, position: int, to: Any) -> Any:
-    """A pointer to `args[position][args[position + 1]]`, as a pointer to type `to`."""
+    """Return the address of `args[position][args[position + 1]]` as a pointer to type `to`."""
     data = context.make_array(sig.args[position])(context, builder, args[position]).data
     return builder.bitcast(builder.gep(data, [args[position + 1]]), to.as_pointer())
 
 
-def spread(builder: Any, scalar: Any) -> Any:
-    """The number in all lanes."""
+def broadcast(builder: Any, scalar: Any) -> Any:
+    """Return a vector with the scalar in all lanes."""
     vector = ir.VectorType(scalar.type, NUM_LANES)
     nothing = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(nothing, scalar, I32(0))
@@ -107,25 +109,26 @@ def spread(builder: Any, scalar: Any) -> Any:
 
 
 def same(value: float) -> Any:
-    """The constant in all lanes; a float makes float32 lanes, an int words."""
+    """Return a vector constant: float32 lanes for a float, 32-bit words for an int."""
     return ir.Constant(FLOATS if isinstance(value, float) else WORDS, [value] * NUM_LANES)
 
 
 def call(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
-    """Call one of LLVM's own functions."""
+    """Emit a call of an LLVM intrinsic or of another function by its name."""
     function_type = ir.FunctionType(result, [arg.type for arg in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), args)
 
 
 def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c, rounded once."""
+    """Emit a fused multiply-add: a * b + c, rounded once."""
     return call(builder, "llvm.fma.v16f32", FLOATS, [a, b, c])
 
 
 def from_float16(builder: Any, bits: Any) -> Any:
-    """Sixteen float16 numbers, given as 16-bit words, as float32.
+    """Convert sixteen float16 numbers, given as 16-bit words, to float32.
 
-    Without the instruction LLVM would call a function that no library of the process has.
+    Without the instruction, LLVM would call a library function that the process does not have, so
+    the conversion is written out here.
     """
     if HAS_FLOAT16:
         return builder.fpext(builder.bitcast(bits, ir.VectorType(ir.HalfType(), NUM_LANES)), FLOATS)
@@ -139,11 +142,10 @@ def from_float16(builder: Any, bits: Any) -> Any:
 
 
 def to_bfloat16(builder: Any, lanes: Any) -> Any:
-    """Sixteen float32 numbers rounded to bfloat16, to even where two are as near, as 16-bit words.
+    """Round sixteen float32 numbers to bfloat16, ties to even; return them as 16-bit words.
 
-    Numbers below 2^-126 become 0, and all is as the instruction `vcvtneps2bf16` has it.
-
-    Without the instruction LLVM would call a function that no library of the process has.
+    Numbers below 2^-126 become 0, as with the instruction `vcvtneps2bf16`. Without it, LLVM would
+    call a library function that the process does not have, so the rounding is written out here.
     """
     halves = ir.VectorType(ir.IntType(16), NUM_LANES)
     if HAS_BFLOAT16:
@@ -160,7 +162,7 @@ def to_bfloat16(builder: Any, lanes: Any) -> Any:
 
 @intrinsic
 def load(typingctx: Any, array: Any, index: Any) -> Any:
-    """Sixteen numbers of a flat float32 or int32 array, from `index` on."""
+    """Load sixteen numbers of a flat float32 or int32 array, from `index` on."""
     lanes = FLOAT_LANES if array.dtype == types.float32 else WORD_LANES
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -172,7 +174,7 @@ def load(typingctx: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
-    """Ask for the 64 bytes around `array[index]` into L2; L1 lets few be on their way at a time."""
+    """Prefetch the cache line of `array[index]` into L2; L1 allows only a few loads in flight."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         pointer = address(context, builder, sig, args, 0, ir.IntType(8))
@@ -184,7 +186,7 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def load_float16(typingctx: Any, array: Any, index: Any) -> Any:
-    """Sixteen float16 numbers, kept in a flat uint16 array, as float32."""
+    """Load sixteen float16 numbers, stored in a flat uint16 array, as float32."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         to = ir.VectorType(ir.IntType(16), NUM_LANES)
@@ -196,11 +198,11 @@ def load_float16(typingctx: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def float16_at(typingctx: Any, array: Any, index: Any) -> Any:
-    """One float16 number of a flat uint16 array, as float32."""
+    """Load one float16 number of a flat uint16 array as float32."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         pointer = address(context, builder, sig, args, 0, ir.IntType(16))
-        bits = spread(builder, builder.load(pointer, align=2))
+        bits = broadcast(builder, builder.load(pointer, align=2))
         return builder.extract_element(from_float16(builder, bits), I32(0))
 
     return types.float32(array, types.intp), codegen
@@ -208,7 +210,7 @@ def float16_at(typingctx: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def store(typingctx: Any, array: Any, index: Any, lanes: Any) -> Any:
-    """Write sixteen numbers to a flat array, from `index` on."""
+    """Store sixteen numbers to a flat array, from `index` on."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         pointer = address(context, builder, sig, args, 0, args[2].type)
@@ -220,7 +222,7 @@ def store(typingctx: Any, array: Any, index: Any, lanes: Any) -> Any:
 
 @intrinsic
 def store_bytes(typingctx: Any, array: Any, index: Any, lanes: Any) -> Any:
-    """Write sixteen float32 numbers, rounded, to a flat array of bytes, signed or unsigned."""
+    """Round sixteen float32 numbers and store them to a flat array of signed or unsigned bytes."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         rounded = call(builder, "llvm.rint.v16f32", FLOATS, [args[2]])
@@ -234,7 +236,7 @@ def store_bytes(typingctx: Any, array: Any, index: Any, lanes: Any) -> Any:
 
 @intrinsic
 def store_two_bytes(typingctx: Any, array: Any, upper: Any, lower: Any, lanes: Any) -> Any:
-    """Write sixteen whole numbers as 256 times a signed byte, from `upper` on, and one to add."""
+    """Store sixteen integers as 256 x a signed byte (at `upper`) + a signed byte (at `lower`)."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         to = ir.VectorType(ir.IntType(8), NUM_LANES)
@@ -250,7 +252,7 @@ def store_two_bytes(typingctx: Any, array: Any, upper: Any, lower: Any, lanes: A
 
 @intrinsic
 def store_bfloat16(typingctx: Any, array: Any, index: Any, lanes: Any) -> Any:
-    """Write sixteen float32 numbers, rounded to bfloat16, to a flat uint16 array."""
+    """Round sixteen float32 numbers to bfloat16 and store them to a flat uint16 array."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         rounded = to_bfloat16(builder, args[2])
@@ -262,10 +264,10 @@ def store_bfloat16(typingctx: Any, array: Any, index: Any, lanes: Any) -> Any:
 
 @intrinsic
 def all_lanes(typingctx: Any, number: Any) -> Any:
-    """The number, as float32, in every lane."""
+    """Return a vector with the float32 number in every lane."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return spread(builder, args[0])
+        return broadcast(builder, args[0])
 
     return FLOAT_LANES(types.float32), codegen
 
@@ -274,17 +276,17 @@ def all_lanes(typingctx: Any, number: Any) -> Any:
 def keep_between(
     typingctx: Any, lanes: Any, first: Any, low: Any, high: Any, otherwise: Any
 ) -> Any:
-    """Lane i stays where low <= first + i < high, and becomes `otherwise` elsewhere."""
+    """Keep lane i if low <= first + i < high; set the other lanes to `otherwise`."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         count = ir.Constant(WORDS, list(range(NUM_LANES)))
         index, low, high = (
-            spread(builder, builder.trunc(each, I32)) for each in (args[1], args[2], args[3])
+            broadcast(builder, builder.trunc(each, I32)) for each in (args[1], args[2], args[3])
         )
         index = builder.add(index, count)
         above = builder.icmp_signed(">=", index, low)
         inside = builder.and_(above, builder.icmp_signed("<", index, high))
-        return builder.select(inside, args[0], spread(builder, args[4]))
+        return builder.select(inside, args[0], broadcast(builder, args[4]))
 
     integer = types.intp
     return FLOAT_LANES(lanes, integer, integer, integer, types.float32), codegen
@@ -334,14 +336,15 @@ def _float_operation(operate: Callable[[Any, Any], Any], num_args: int = 2) -> A
     return operation
 
 
-# The second where they cannot be compared, as `vmaxps` and `vminps` have it: a NaN there stays one.
+# With a NaN in either argument the result is the second one, as with `vmaxps` and `vminps`: a NaN
+# in the second argument stays.
 larger = _float_operation(
     lambda builder, args: builder.select(builder.fcmp_ordered(">", *args), *args)
 )
 smaller = _float_operation(
     lambda builder, args: builder.select(builder.fcmp_ordered("<", *args), *args)
 )
-# The first where the second is above the third, and 0 elsewhere.
+# The first argument where the second is greater than the third, and 0 elsewhere.
 keep_above = _float_operation(
     lambda builder, args: builder.select(
         builder.fcmp_ordered(">", args[1], args[2]), args[0], same(0.0)
@@ -355,7 +358,7 @@ nearest = _float_operation(
 
 
 def _means(python_operator: Any, operation: Any) -> None:
-    """Let Python's own sign, between lanes, mean the operation."""
+    """Overload a Python operator for vectors of float32 lanes."""
 
     @overload(python_operator)
     def chosen(a, b):
@@ -369,7 +372,7 @@ _means(operator.truediv, _float_operation(lambda builder, args: builder.fdiv(*ar
 
 
 def _power_of_two(builder: Any, args: Any) -> Any:
-    """2^n for whole n from -126 to 127, by writing the exponent's bits."""
+    """Return 2^n for integers n from -126 to 127, by setting the exponent bits."""
     whole = builder.fptosi(args[0], WORDS)
     return builder.bitcast(builder.shl(builder.add(whole, same(127)), same(23)), FLOATS)
 
@@ -378,7 +381,7 @@ power_of_two = _float_operation(_power_of_two, 1)
 
 
 def _across(name: str) -> Any:
-    """One number of sixteen, halving again and again: the order never changes."""
+    """Make a reduction over the sixteen lanes, by halves, in an order that never changes."""
 
     @intrinsic
     def operation(typingctx: Any, lanes: Any) -> Any:
@@ -411,8 +414,8 @@ _ONE_OVER_ROOT_32 = np.float32(1.0 / np.sqrt(32.0))
 
 
 @intrinsic
-def hadamard(typingctx: Any, lanes: Any) -> Any:
-    """Four rounds of sums and differences: of neighbours first, of lanes i and i + 8 last."""
+def hadamard_lanes(typingctx: Any, lanes: Any) -> Any:
+    """Return four butterfly rounds: sums and differences of lanes 1, 2, 4 and then 8 apart."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         found = args[0]
@@ -427,10 +430,10 @@ def hadamard(typingctx: Any, lanes: Any) -> Any:
 
 
 @njit
-def spread_out(x, at, width):
-    """Replace each 32 numbers of x[at : at + width] by their Walsh-Hadamard transform."""
+def hadamard(x, at, width):
+    """Replace each group of 32 numbers in x[at : at + width] by its Walsh-Hadamard transform."""
     factor = all_lanes(_ONE_OVER_ROOT_32)
     for column in range(at, at + width, 32):
         low, high = load(x, column), load(x, column + 16)
-        store(x, column, hadamard(low + high) * factor)
-        store(x, column + 16, hadamard(low - high) * factor)
+        store(x, column, hadamard_lanes(low + high) * factor)
+        store(x, column + 16, hadamard_lanes(low - high) * factor)

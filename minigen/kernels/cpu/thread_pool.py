@@ -1,19 +1,18 @@
-"""A thread pool whose workers go through a step together, without a parallel region per product.
+"""A work-stealing thread pool that runs a whole step, not one parallel region per matrix product.
 
-A step is a list of phases, and every worker goes through all of them. A phase is a number of tasks;
-each worker has a range of its own, since memory is read fastest in one stream. A worker takes one
-task after the other, then tasks that others have not taken yet (work stealing), and then waits at a
-barrier. So a worker that is late, or that gets no processor for a while, delays the others by one
-task at most. On a processor whose cores are shared this is what counts, and on a quiet one a phase
-costs a few hundred nanoseconds, where waking threads costs microseconds. Source: Blumofe and
-Leiserson 1999.
+A step is a list of phases, and every worker goes through all of them. A phase is a number of tasks.
+Each worker owns a contiguous range of them, because memory is read fastest in one stream. A worker
+takes the tasks of its range, then steals tasks that other workers have not taken yet, and then
+waits at a barrier. So a worker that is late or descheduled delays the others by one task at most,
+which matters on a machine whose cores are shared. On an idle machine a phase costs a few hundred
+nanoseconds, while waking up threads costs microseconds. Source: Blumofe and Leiserson 1999.
 
-Numbers that several workers change are changed by atomic instructions, each in a cache line of its
-own. Which worker does a task changes nothing of what it computes.
+Counters that several workers change are atomic, and each has a cache line of its own to avoid false
+sharing. Which worker runs a task does not change the result.
 
-torch's own threads spin for a while when their work is done, and on few cores the next one would
-wait for them. So while kernels compute, torch keeps to one thread, until a runner that computes
-with torch sets its own number at its next step.
+torch's own threads spin for a while after their work is done, and on a few cores the pool would
+wait for them. So while kernels run, torch is limited to one thread, until a runner that computes
+with torch sets its own number of threads at its next step.
 """
 
 import atexit
@@ -36,67 +35,69 @@ from numba.extending import intrinsic
 
 from minigen.kernels.cpu.simd import I32, address, call
 
-LINE = 16  # words of a cache line
-TASKS_A_WORKER = 6  # so many at least, where there are so many items: none is waited for long
-PATIENCE = 5000  # looks at a number that others change, 0.1 ms, before giving the processor away
-LINGER = 50_000  # looks for the next step, a millisecond, before a worker goes to sleep
+LINE = 16  # 32-bit words per cache line
+TASKS_PER_WORKER = 6  # at least, if there are enough items: then no worker is waited for long
+SPINS_BEFORE_YIELD = 5000  # reads of a counter, 0.1 ms, before a worker yields the processor
+SPIN_WAIT = 50_000  # reads of the gate, 1 ms, before a worker without a step goes to sleep
 
 
 IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
-class Crew(NamedTuple):
-    """What workers share: flat int32 arrays, a line of sixteen for each number; and who this is."""
+class ThreadPool(NamedTuple):
+    """A thread pool as one worker sees it: int32 counters, one per cache line, and its own id."""
 
-    counters: np.ndarray  # [phases, 1 + workers lines]: tasks done; taken of each worker's range
-    places: np.ndarray  # [workers, line]: a worker's phase, tasks done in it, whose range it is at
-    gate: np.ndarray  # [2 lines]: the step that is open (0: none), workers inside
+    counters: np.ndarray  # [phases, 1 + workers] lines: tasks done; tasks taken from each range
+    progress: np.ndarray  # [workers] lines: phase, tasks done in it, offset of the range
+    gate: np.ndarray  # [2] lines: the open step (0: none), workers inside it
     worker: int
     num_workers: int
 
 
-def make_crew(num_workers: int, num_phases: int, gate: np.ndarray | None = None) -> list[Crew]:
-    """The crew of a step of at most so many phases, as each of its workers sees it.
+def make_pool(
+    num_workers: int, num_phases: int, gate: np.ndarray | None = None
+) -> list[ThreadPool]:
+    """Return each worker's view of a new pool for steps of at most `num_phases` phases.
 
-    `gate` is that of a crew before, in whose steps workers may still be.
+    `gate` is the gate of an earlier pool, whose workers may still be inside a step.
     """
     counters = np.zeros((num_phases + 1) * (num_workers + 1) * LINE, np.int32)
-    places = np.zeros(num_workers * LINE, np.int32)
+    progress = np.zeros(num_workers * LINE, np.int32)
     gate = np.zeros(2 * LINE, np.int32) if gate is None else gate
-    return [Crew(counters, places, gate, each, num_workers) for each in range(num_workers)]
+    return [ThreadPool(counters, progress, gate, each, num_workers) for each in range(num_workers)]
 
 
-def has_room(crew: Crew, num_phases: int) -> bool:
-    """Whether the crew can go through so many phases."""
-    return len(crew.counters) >= (num_phases + 1) * (crew.num_workers + 1) * LINE
+def has_counters(pool: ThreadPool, num_phases: int) -> bool:
+    """Return whether the pool has enough counters for a step of `num_phases` phases."""
+    return len(pool.counters) >= (num_phases + 1) * (pool.num_workers + 1) * LINE
 
 
-def alone(num_phases: int = 8) -> Crew:
-    """A crew of one, for so many phases in all."""
-    return make_crew(1, num_phases)[0]
+def pool_of_one(num_phases: int = 8) -> ThreadPool:
+    """Return a pool of one worker, for `num_phases` phases in total."""
+    return make_pool(1, num_phases)[0]
 
 
 if os.name == "nt":
-    _NAP, _NAP_LENGTH = ctypes.windll.kernel32.Sleep, 0  # type: ignore[attr-defined]
+    _SLEEP, _SLEEP_LENGTH = ctypes.windll.kernel32.Sleep, 0  # type: ignore[attr-defined]
 else:
-    _NAP, _NAP_LENGTH = ctypes.CDLL(None).usleep, 20  # microseconds
-llvmlite.binding.add_symbol("minigen_nap", ctypes.cast(_NAP, ctypes.c_void_p).value)
+    _SLEEP, _SLEEP_LENGTH = ctypes.CDLL(None).usleep, 20  # microseconds
+llvmlite.binding.add_symbol("minigen_sleep", ctypes.cast(_SLEEP, ctypes.c_void_p).value)
 
 
 @intrinsic
-def _nap(typingctx: Any) -> Any:
-    """Let somebody else have this processor."""
+def _yield_processor(typingctx: Any) -> Any:
+    """Sleep for a moment, so that the operating system can run another thread."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        call(builder, "minigen_nap", I32, [I32(_NAP_LENGTH)])
+        call(builder, "minigen_sleep", I32, [I32(_SLEEP_LENGTH)])
         return context.get_dummy_value()
 
     return types.void(), codegen
 
 
 @intrinsic
-def _add(typingctx: Any, array: Any, index: Any, number: Any) -> Any:
-    """Add to `array[index]` at once, whoever else does; returns what was there before."""
+def _atomic_add(typingctx: Any, array: Any, index: Any, number: Any) -> Any:
+    """Add to `array[index]` atomically and return the old value (fetch-and-add)."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         pointer = address(context, builder, sig, args, 0, I32)
@@ -106,11 +107,11 @@ def _add(typingctx: Any, array: Any, index: Any, number: Any) -> Any:
 
 
 @intrinsic
-def _look(typingctx: Any, array: Any, index: Any) -> Any:
-    """`array[index]` as it is now, and all that was written before it became so."""
+def _atomic_load(typingctx: Any, array: Any, index: Any) -> Any:
+    """Load `array[index]` atomically; all writes before its store are visible then."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        if IS_X86:  # tell the processor that this is a loop that waits
+        if IS_X86:  # a hint to the processor that this is a spin loop
             call(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
         return builder.load_atomic(address(context, builder, sig, args, 0, I32), "seq_cst", 4)
 
@@ -118,8 +119,8 @@ def _look(typingctx: Any, array: Any, index: Any) -> Any:
 
 
 @intrinsic
-def _put(typingctx: Any, array: Any, index: Any, number: Any) -> Any:
-    """Set `array[index]`, after all that was written before."""
+def _atomic_store(typingctx: Any, array: Any, index: Any, number: Any) -> Any:
+    """Store to `array[index]` atomically, after all earlier writes."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         pointer = address(context, builder, sig, args, 0, I32)
@@ -129,157 +130,158 @@ def _put(typingctx: Any, array: Any, index: Any, number: Any) -> Any:
     return types.void(array, types.intp, types.int32), codegen
 
 
-@njit(cache=True)  # Python calls it: a process starts 0.2 s sooner than where it is compiled anew
-def open_step(crew, step):
-    """Let workers into the step of this number, which nobody is in yet."""
-    crew.counters[:] = 0
-    crew.places[:] = 0
-    _put(crew.gate, 0, step)
+@njit(cache=True)  # called from Python: without the cache a process starts 0.2 s later
+def open_step(pool, step):
+    """Open the step with this number, so that workers can join it."""
+    pool.counters[:] = 0
+    pool.progress[:] = 0
+    _atomic_store(pool.gate, 0, step)
 
 
 @njit
-def enter(crew, step):
-    """Whether the step is still open; if so, this worker is in it until it leaves."""
-    _add(crew.gate, LINE, np.int32(1))
-    if _look(crew.gate, 0) == step:
+def join_step(pool, step):
+    """Join the step and return True, or return False if the step is closed."""
+    _atomic_add(pool.gate, LINE, np.int32(1))
+    if _atomic_load(pool.gate, 0) == step:
         return True
-    _add(crew.gate, LINE, np.int32(-1))
+    _atomic_add(pool.gate, LINE, np.int32(-1))
     return False
 
 
 @njit(nogil=True, cache=True)
-def linger(crew, step):
-    """Wait a little for another step than this to open: to wake up takes longer."""
-    looks = 0
-    while looks < LINGER:
-        looks += 1
-        opened = _look(crew.gate, 0)
+def spin_wait(pool, step):
+    """Spin until another step opens or `SPIN_WAIT` reads are over; waking a thread takes longer."""
+    spins = 0
+    while spins < SPIN_WAIT:
+        spins += 1
+        opened = _atomic_load(pool.gate, 0)
         if opened != 0 and opened != step:
             return
 
 
 @njit
-def leave(crew):
-    """Be out. The first worker closes the step, and waits until all who came are out."""
-    if crew.worker == 0:
-        _put(crew.gate, 0, np.int32(0))
-    _add(crew.gate, LINE, np.int32(-1))
-    if crew.worker == 0:
-        looks = 0
-        while _look(crew.gate, LINE) > 0:
-            looks += 1
-            if looks > PATIENCE:
-                _nap()
+def leave_step(pool):
+    """Leave the step; worker 0 closes it first, and waits until all other workers have left."""
+    if pool.worker == 0:
+        _atomic_store(pool.gate, 0, np.int32(0))
+    _atomic_add(pool.gate, LINE, np.int32(-1))
+    if pool.worker == 0:
+        spins = 0
+        while _atomic_load(pool.gate, LINE) > 0:
+            spins += 1
+            if spins > SPINS_BEFORE_YIELD:
+                _yield_processor()
 
 
 @njit
-def begin(crew):
-    """Go on to the next phase."""
-    place = crew.worker * LINE
-    crew.places[place] += 1
-    crew.places[place + 1] = -1
-    crew.places[place + 2] = 0
+def next_phase(pool):
+    """Move this worker to the next phase."""
+    at = pool.worker * LINE
+    pool.progress[at] += 1
+    pool.progress[at + 1] = -1
+    pool.progress[at + 2] = 0
 
 
 @njit
-def take(crew, num_tasks):
-    """The number of this worker's next task of so many; `num_tasks` when all are taken.
+def take(pool, num_tasks):
+    """Return the next task of this worker, or `num_tasks` when all tasks are taken.
 
-    To ask for another says that the last one is done.
+    The call also marks the worker's previous task as done.
     """
-    place = crew.worker * LINE
-    crew.places[place + 1] += 1
-    line = crew.places[place] * (crew.num_workers + 1) + 1
-    while crew.places[place + 2] < crew.num_workers:
-        owner = (crew.worker + crew.places[place + 2]) % crew.num_workers
+    at = pool.worker * LINE
+    pool.progress[at + 1] += 1
+    line = pool.progress[at] * (pool.num_workers + 1) + 1
+    while pool.progress[at + 2] < pool.num_workers:
+        owner = (pool.worker + pool.progress[at + 2]) % pool.num_workers
         first, end = (
-            owner * num_tasks // crew.num_workers,
-            (owner + 1) * num_tasks // crew.num_workers,
+            owner * num_tasks // pool.num_workers,
+            (owner + 1) * num_tasks // pool.num_workers,
         )
-        task = first + _add(crew.counters, (line + owner) * LINE, np.int32(1))
+        task = first + _atomic_add(pool.counters, (line + owner) * LINE, np.int32(1))
         if task < end:
             return task
-        crew.places[place + 2] += 1
+        pool.progress[at + 2] += 1
     return num_tasks
 
 
 @njit
-def finish(crew, num_tasks):
-    """Wait until all tasks of the phase are done; all that this worker took must be by now."""
-    place = crew.worker * LINE
-    index = crew.places[place] * (crew.num_workers + 1) * LINE
-    _add(crew.counters, index, crew.places[place + 1])
-    looks = 0
-    while _look(crew.counters, index) < num_tasks:
-        looks += 1
-        if looks > PATIENCE:
-            _nap()
+def barrier(pool, num_tasks):
+    """Wait until all tasks of the phase are done; this worker must have finished its own."""
+    at = pool.worker * LINE
+    index = pool.progress[at] * (pool.num_workers + 1) * LINE
+    _atomic_add(pool.counters, index, pool.progress[at + 1])
+    spins = 0
+    while _atomic_load(pool.counters, index) < num_tasks:
+        spins += 1
+        if spins > SPINS_BEFORE_YIELD:
+            _yield_processor()
 
 
 @njit
-def portion(crew, num_items):
-    """How many of so many equal items make a task: one or more, so that nobody waits long."""
-    return max(1, num_items // (crew.num_workers * TASKS_A_WORKER))
+def task_size(pool, num_items):
+    """Return how many of `num_items` equal items make one task: at least one."""
+    return max(1, num_items // (pool.num_workers * TASKS_PER_WORKER))
 
 
-_ENTERED = threading.Lock()
-Job = tuple[Callable[..., None], Crew, int, tuple[Any, ...]]
+_RUN_LOCK = threading.Lock()
+Job = tuple[Callable[..., None], ThreadPool, int, tuple[Any, ...]]
 
 
 def available_threads(wanted: int) -> int:
-    """As many threads as wanted, or as there are processors."""
+    """Return the number of threads to use: `wanted`, but no more than there are processors."""
     return min(wanted, os.cpu_count() or 1)
 
 
 @contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Compute with kernels, and nobody else in this process with kernels or torch's threads."""
-    with _ENTERED:
+    """Hold the process-wide kernel lock, with torch limited to one thread."""
+    with _RUN_LOCK:
         torch.set_num_threads(1)
         yield
 
 
 class Team:
-    """The calling thread, and others that help it through functions of a `Crew`.
+    """The team of threads behind a `ThreadPool`: the calling thread and its helper threads.
 
-    The others sleep where there is no step for a while. Use `team_of`: one team serves a process,
-    since two would be in each other's way.
+    Helper threads sleep when there has been no step for a while. Use `team_of`, which returns one
+    team per process and size, because teams that run at the same time would slow each other down.
     """
 
     def __init__(self, num_threads: int):
         self.num_threads = num_threads
-        self._crew = make_crew(num_threads, 0)
+        self._pools = make_pool(num_threads, 0)
         self._step = 0
         self._jobs: list[SimpleQueue[Job | None]] = [SimpleQueue() for _ in range(num_threads - 1)]
         self._threads = [
-            threading.Thread(target=_help, args=(jobs,), name="minigen-kernels", daemon=True)
+            threading.Thread(target=_run_jobs, args=(jobs,), name="minigen-kernels", daemon=True)
             for jobs in self._jobs
         ]
         for thread in self._threads:
             thread.start()
-        atexit.register(self.close)  # no thread may be in machine code when Python goes
+        atexit.register(self.close)  # no thread may run machine code when Python exits
 
     def run(self, num_phases: int, function: Callable[..., None], *args: Any) -> None:
-        """Call `function(crew, step, *args)` here and in the others, until its work is done.
+        """Run `function(pool, step, *args)` on all threads and return when its work is done.
 
-        It must begin with `enter` and end with `leave`, give Python's lock away, and have at most
-        `num_phases` phases. Who comes late finds the step closed.
+        The function must begin with `join_step` and end with `leave_step`, release Python's global
+        lock (`nogil=True`), and have at most `num_phases` phases. A thread that is late finds the
+        step closed and skips it.
         """
         with one_at_a_time():
             self._step = self._step % 2**30 + 1
-            if not has_room(self._crew[0], num_phases):
-                self._crew = make_crew(self.num_threads, num_phases, self._crew[0].gate)
-            open_step(self._crew[0], self._step)
-            for jobs, member in zip(self._jobs, self._crew[1:], strict=True):
-                jobs.put((function, member, self._step, args))
+            if not has_counters(self._pools[0], num_phases):
+                self._pools = make_pool(self.num_threads, num_phases, self._pools[0].gate)
+            open_step(self._pools[0], self._step)
+            for jobs, pool in zip(self._jobs, self._pools[1:], strict=True):
+                jobs.put((function, pool, self._step, args))
             try:
-                function(self._crew[0], self._step, *args)
-            except BaseException:  # whoever is in that step is alone with it
-                self._crew = make_crew(self.num_threads, 0)
+                function(self._pools[0], self._step, *args)
+            except BaseException:  # workers still inside keep the old pool
+                self._pools = make_pool(self.num_threads, 0)
                 raise
 
     def close(self) -> None:
-        """End the other threads."""
+        """Stop the helper threads."""
         for jobs in self._jobs:
             jobs.put(None)
         for thread in self._threads:
@@ -288,13 +290,13 @@ class Team:
 
 @cache
 def team_of(num_threads: int) -> Team:
-    """The process's team of so many threads."""
+    """Return the process's team of `num_threads` threads."""
     return Team(num_threads)
 
 
-def _help(all_jobs: "SimpleQueue[Job | None]") -> None:
+def _run_jobs(all_jobs: "SimpleQueue[Job | None]") -> None:
     while (job := all_jobs.get()) is not None:
-        function, member, step, args = job
-        function(member, step, *args)
-        linger(member, step)
-        del job, function, args  # what they hold may be needed no more
+        function, pool, step, args = job
+        function(pool, step, *args)
+        spin_wait(pool, step)
+        del job, function, args  # frees the arrays that they refer to

@@ -1,1 +1,1 @@
-"""Kernels in Triton, each beside its twin in plain PyTorch."""
+"""Triton kernels, each next to its twin in plain PyTorch."""

@@ -1,4 +1,4 @@
-"""`attention_backend="triton"`: a step's attention by the kernels, decodes and prefills each in one launch."""
+"""`attention_backend="triton"`: one kernel launch for a step's decodes, one for its prefills."""
 
 from collections.abc import Sequence as SequenceOf
 from itertools import pairwise
@@ -13,17 +13,17 @@ from minigen.protocols import Attend
 
 
 def num_processors(device: torch.device) -> int:
-    """Multiprocessors that run programs at the same time; a few where there is no GPU."""
+    """Return the number of streaming multiprocessors (SMs) of the GPU; 4 without a GPU."""
     if device.type != "cuda":
         return 4
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
     return count
 
 
-def sent(numbers: Tensor, device: torch.device) -> Tensor:
-    """Numbers of the processor's on the device, behind all that is queued there: nobody waits.
+def to_device(numbers: Tensor, device: torch.device) -> Tensor:
+    """Copy a CPU tensor to the device asynchronously, after the work that is queued there.
 
-    A GPU fetches them by itself, out of memory that stays in its place.
+    The copy goes through pinned memory, so the CPU does not wait for it.
     """
     if device.type != "cuda":
         return numbers
@@ -31,7 +31,7 @@ def sent(numbers: Tensor, device: torch.device) -> Tensor:
 
 
 def attend_triton(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:
-    """`minigen.kv_cache.paged.attend_paged` by kernels that read the pool through block tables."""
+    """Do what `minigen.kv_cache.paged.attend_paged` does, by kernels that read block tables."""
     attention = PagedAttention(pool, batch, windows)
 
     def attend(layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def attend_triton(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -
 
 
 class DevicePool:
-    """`minigen.kv_cache.paged.KVPool` in a device's memory; kernels store into it themselves."""
+    """A `minigen.kv_cache.paged.KVPool` in device memory; kernels write keys and values to it."""
 
     def __init__(
         self,
@@ -61,35 +61,35 @@ class DevicePool:
     def copy_blocks(self, pairs: SequenceOf[tuple[int, int]]) -> None:
         """Copy whole blocks, each (source, target), in all layers."""
         if pairs:
-            sources, targets = sent(torch.tensor(pairs), self.kv.device).unbind(1)
+            sources, targets = to_device(torch.tensor(pairs), self.kv.device).unbind(1)
             self.kv[:, :, targets] = self.kv[:, :, sources]
 
 
 class PagedAttention:
-    """Attention of one batch, in any layer; the batch's tensors are where the pool is."""
+    """Attention of one batch in every layer; the batch's tensors are on the pool's device."""
 
     def __init__(self, pool: KVPool | DevicePool, batch: Batch, windows: SequenceOf[int | None]):
         self.pool, self.batch, self.windows = pool, batch, windows
         starts = batch.query_starts[batch.num_decodes :]
         self.most_new = max((end - begin for begin, end in pairwise(starts)), default=0)
-        # Decodes alone need no copy to the device here, which a captured step must not make.
+        # Decodes only: nothing is copied here, because a captured step must not copy from the CPU.
         self.starts = batch.slots[:0]
         if self.most_new:
-            self.starts = sent(torch.tensor(starts), batch.slots.device)
+            self.starts = to_device(torch.tensor(starts), batch.slots.device)
         num_programs = batch.num_decodes * pool.kv.shape[4]
         longest = batch.block_tables.shape[1] * pool.block_size
         self.splits = num_splits(num_programs, longest, num_processors(batch.slots.device))
 
     def read(self, layer_id: int, q: Tensor) -> Tensor:
-        """Attention of `q`, contiguous, over what is in the pool, its own keys and values too."""
+        """Return attention of `q` (contiguous) over the pool, which has its new keys and values."""
         batch, window, decodes = self.batch, self.windows[layer_id], self.batch.num_decodes
         keys, values = self.pool.kv[layer_id]
         tables, lengths = batch.block_tables, batch.context_lens
-        mixed = []
+        outputs = []
         if decodes:
             one = (q[:decodes], keys, values, tables[:decodes], lengths[:decodes])
-            mixed.append(paged_decode_triton(*one, window, self.splits))
+            outputs.append(paged_decode_triton(*one, window, self.splits))
         if self.most_new:
             many = (q, keys, values, tables[decodes:], self.starts, lengths[decodes:])
-            mixed.append(flash_prefill_triton(*many, self.most_new, window)[decodes:])
-        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+            outputs.append(flash_prefill_triton(*many, self.most_new, window)[decodes:])
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

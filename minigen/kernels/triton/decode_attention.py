@@ -1,4 +1,4 @@
-"""Attention of one new token a sequence over its blocks, the context split where need be.
+"""Decode attention: one new token per sequence over its blocks, with the context split if needed.
 
 Sources: PagedAttention, Kwon et al. 2023; the split over the context and its second pass are
 Flash-Decoding's, Dao et al. 2023; the running maximum is online softmax, Milakov and Gimelshein
@@ -25,7 +25,7 @@ def paged_decode_kernel(
     values_ptr,
     tables_ptr,
     lengths_ptr,
-    mixed_ptr,
+    out_ptr,
     parts_ptr,
     maxima_ptr,
     sums_ptr,
@@ -44,11 +44,12 @@ def paged_decode_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One program a KV head, sequence and split: all query heads of the group share its loads.
+    """One program per KV head, sequence and split; the query heads of a group share its loads.
 
-    Reads every key and value of the context once, 4 x head_dim bytes a token and KV head at 2 bytes
-    a number, and a table entry of 8 bytes a block; 4 x GROUP x head_dim FLOPs a token: GROUP FLOPs
-    a byte, far below any GPU's ridge, so bandwidth decides. `scale` is log2(e) / sqrt(head_dim).
+    It reads every key and value of the context once: 4 x head_dim bytes per token and KV head with
+    2 bytes per number, and a block table entry of 8 bytes per block. It computes 4 x GROUP x
+    head_dim FLOPs per token. The arithmetic intensity is GROUP FLOPs per byte, far below any GPU's
+    ridge point, so the kernel is memory-bound. `scale` is log2(e) / sqrt(head_dim).
     """
     kv_head, sequence, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     members, dims = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
@@ -60,13 +61,13 @@ def paged_decode_kernel(
     length = tl.load(lengths_ptr + sequence).to(tl.int32)
     first = tl.maximum(length - window, 0)
     first_tile = first // BLOCK_N
-    tiles_a_split = tl.cdiv(tl.cdiv(length, BLOCK_N) - first_tile, SPLITS)
-    begin = (first_tile + split * tiles_a_split) * BLOCK_N
-    end = tl.minimum(begin + tiles_a_split * BLOCK_N, length)
+    tiles_per_split = tl.cdiv(tl.cdiv(length, BLOCK_N) - first_tile, SPLITS)
+    begin = (first_tile + split * tiles_per_split) * BLOCK_N
+    end = tl.minimum(begin + tiles_per_split * BLOCK_N, length)
 
     maximum = tl.full((BLOCK_G,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_G,), tl.float32)
-    mixed = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
+    acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
     table_ptr = tables_ptr + sequence.to(tl.int64) * table_stride
     for start in range(begin, end, BLOCK_N):
         positions = start + tl.arange(0, BLOCK_N)
@@ -83,16 +84,16 @@ def paged_decode_kernel(
         weights = tl.exp2(scores - higher[:, None])
         shrink = tl.exp2(maximum - higher)
         total = total * shrink + tl.sum(weights, axis=1)
-        mixed = mixed * shrink[:, None]
-        mixed = tl.dot(weights.to(values.dtype), values, mixed, input_precision="ieee")
+        acc = acc * shrink[:, None]
+        acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
         maximum = higher
 
     if SPLITS == 1:
-        mixed_ptrs = mixed_ptr + rows[:, None] * HEAD_DIM + dims[None, :]
-        tl.store(mixed_ptrs, (mixed / total[:, None]).to(q.dtype), mask=wanted)
+        out_ptrs = out_ptr + rows[:, None] * HEAD_DIM + dims[None, :]
+        tl.store(out_ptrs, (acc / total[:, None]).to(q.dtype), mask=wanted)
     else:
         parts = rows * SPLITS + split
-        tl.store(parts_ptr + parts[:, None] * HEAD_DIM + dims[None, :], mixed, mask=wanted)
+        tl.store(parts_ptr + parts[:, None] * HEAD_DIM + dims[None, :], acc, mask=wanted)
         tl.store(maxima_ptr + parts, maximum, mask=members < GROUP)
         tl.store(sums_ptr + parts, total, mask=members < GROUP)
 
@@ -102,15 +103,15 @@ def join_splits_kernel(
     parts_ptr,
     maxima_ptr,
     sums_ptr,
-    mixed_ptr,
+    out_ptr,
     HEAD_DIM: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """One program a query head: brings all splits to one maximum, and adds them up.
+    """One program per query head: rescale all splits to one maximum and add them up.
 
-    Reads 4 x SPLITS x (head_dim + 2) bytes: small beside the keys and values of a long context.
+    It reads 4 x SPLITS x (head_dim + 2) bytes, few compared with a long context's keys and values.
     """
     row = tl.program_id(0).to(tl.int64)
     splits, dims = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
@@ -120,15 +121,15 @@ def join_splits_kernel(
     shrink = tl.exp2(maxima - tl.max(maxima, axis=0))
     parts_ptrs = parts_ptr + (row * SPLITS + splits)[:, None] * HEAD_DIM + dims[None, :]
     parts = tl.load(parts_ptrs, mask=there[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
-    mixed = tl.sum(parts * shrink[:, None], axis=0) / tl.sum(sums * shrink, axis=0)
-    mixed = mixed.to(mixed_ptr.dtype.element_ty)
-    tl.store(mixed_ptr + row * HEAD_DIM + dims, mixed, mask=dims < HEAD_DIM)
+    out = tl.sum(parts * shrink[:, None], axis=0) / tl.sum(sums * shrink, axis=0)
+    out = out.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * HEAD_DIM + dims, out, mask=dims < HEAD_DIM)
 
 
 def num_splits(num_programs: int, longest: int, num_processors: int) -> int:
-    """Into how many parts to cut contexts of at most `longest` tokens, a power of two.
+    """Return the number of splits for contexts of at most `longest` tokens, a power of two.
 
-    Enough for about four programs a multiprocessor, and none of fewer than 128 tokens.
+    It gives about four programs per multiprocessor, and at least 128 tokens per split.
 
     >>> num_splits(num_programs=512, longest=4096, num_processors=132)
     1
@@ -149,15 +150,15 @@ def paged_decode_triton(
     window: int | None = None,
     splits: int = 1,
 ) -> Tensor:
-    """`q` (sequences x q_heads x head_dim, contiguous), each over its own context.
+    """Return attention of each query `q` over its sequence's context.
 
-    `keys` and `values` are a layer's halves of the pool, blocks x block_size x kv_heads x head_dim;
-    row i of `tables` lists sequence i's blocks, of whose slots the first `lengths[i]` count: at
-    least one.
+    `q` is sequences x q_heads x head_dim, contiguous. `keys` and `values` are a layer's halves of
+    the pool, blocks x block_size x kv_heads x head_dim. Row i of `tables` lists the blocks of
+    sequence i, whose first `lengths[i]` slots (at least one) hold its context.
     """
     num_sequences, q_heads, head_dim = q.shape
     _, block_size, kv_heads, _ = keys.shape
-    mixed = torch.empty_like(q)
+    out = torch.empty_like(q)
     num_parts = num_sequences * q_heads * splits if splits > 1 else 0
     parts, maxima, sums = (
         torch.empty(num_parts * width, dtype=torch.float32, device=q.device)
@@ -171,7 +172,7 @@ def paged_decode_triton(
         values,
         tables,
         lengths,
-        mixed,
+        out,
         parts,
         maxima,
         sums,
@@ -195,14 +196,14 @@ def paged_decode_triton(
             parts,
             maxima,
             sums,
-            mixed,
+            out,
             HEAD_DIM=head_dim,
             SPLITS=splits,
             BLOCK_S=triton.next_power_of_2(splits),
             BLOCK_D=block_d,
             num_warps=4,
         )
-    return mixed
+    return out
 
 
 def paged_decode_torch(
@@ -213,11 +214,11 @@ def paged_decode_torch(
     lengths: Tensor,
     window: int | None = None,
 ) -> Tensor:
-    """The twin of `paged_decode_triton`: gathers each context, then calls `attention`."""
-    mixed = []
+    """Compute `paged_decode_triton` in plain PyTorch: gather each context, then attend to it."""
+    outputs = []
     for query, table, length in zip(q, tables, lengths.tolist(), strict=True):
         k, v = (half[table].flatten(0, 1)[:length] for half in (keys, values))
         k, v = (each[max(length - window, 0) :] for each in (k, v)) if window else (k, v)
         with q.device:
-            mixed.append(attention_naive(query.unsqueeze(0), k, v))
-    return torch.cat(mixed)
+            outputs.append(attention_naive(query.unsqueeze(0), k, v))
+    return torch.cat(outputs)

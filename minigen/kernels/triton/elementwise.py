@@ -1,7 +1,7 @@
-"""RMSNorm with its residual sum, SiLU(gate) x up, and rotation into the KV cache, each in one pass.
+"""Fused elementwise kernels: RMSNorm with residual, SiLU(gate) x up, rotation into the KV cache.
 
-Sources: Zhang and Sennrich 2019, and for the fusion Triton's layer-norm tutorial; SwiGLU, Shazeer
-2020; rotary embedding, Su et al. 2021; the pool's layout is `minigen.kv_cache.paged.POOL_AXES`.
+Sources: RMSNorm, Zhang and Sennrich 2019; its fusion, Triton's layer-norm tutorial; SwiGLU, Shazeer
+2020; rotary embedding, Su et al. 2021. The pool's layout is `minigen.kv_cache.paged.POOL_AXES`.
 """
 
 import torch
@@ -17,16 +17,17 @@ def rms_norm_kernel(
     x_ptr,
     residual_ptr,
     weight_ptr,
-    normalised_ptr,
+    out_ptr,
     num_columns,
     eps,
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program a row: reads it once, and keeps it in registers for both passes over it.
+    """One program per row: load the row once and keep it in registers for both passes.
 
-    Of `hidden` numbers of 2 bytes it reads x and writes the result, 4 bytes a number; with a
-    residual it reads that too and writes the sum, 8 bytes. 4 FLOPs a number: bandwidth decides.
+    With 2 bytes per number it reads x and writes the result: 4 bytes per number. With a residual it
+    also reads that and writes the sum: 8 bytes per number. At 4 FLOPs per number the kernel is
+    memory-bound.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -40,37 +41,37 @@ def rms_norm_kernel(
     wide = x.to(tl.float32)
     factor = tl.rsqrt(tl.sum(wide * wide, axis=0) / num_columns + eps)
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    scaled = (wide * factor).to(normalised_ptr.dtype.element_ty).to(tl.float32)
-    normalised = (scaled * weight).to(normalised_ptr.dtype.element_ty)
-    tl.store(normalised_ptr + offsets, normalised, mask=inside)
+    scaled = (wide * factor).to(out_ptr.dtype.element_ty).to(tl.float32)
+    out = (scaled * weight).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + offsets, out, mask=inside)
 
 
 def rms_norm_triton(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
 ) -> Tensor:
-    """`minigen.model.layers.rms_norm` of contiguous rows, of `x + residual` where that is given.
+    """Apply `minigen.model.layers.rms_norm` to contiguous rows of `x`, or of `x + residual`.
 
-    The sum is written over `residual`, for the next layer to add to.
+    The sum overwrites `residual`, which is the residual stream for the next layer.
     """
     hidden = x.shape[-1]
-    normalised = torch.empty_like(x)
+    out = torch.empty_like(x)
     block = triton.next_power_of_2(hidden)
     rms_norm_kernel[(x.numel() // hidden,)](
         x,
         x if residual is None else residual,
         weight,
-        normalised,
+        out,
         hidden,
         eps,
         HAS_RESIDUAL=residual is not None,
         BLOCK=block,
         num_warps=min(max(block // 512, 1), 8),
     )
-    return normalised
+    return out
 
 
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
-    """The twin of `rms_norm_triton`: the sum and the norm as torch does them, one by one."""
+    """Compute `rms_norm_triton` in plain PyTorch: first the sum, then the norm."""
     if residual is None:
         return rms_norm(x, weight, eps)
     residual += x
@@ -81,11 +82,11 @@ BLOCK = 1024
 
 
 @triton.jit
-def silu_multiply_kernel(gate_up_ptr, mixed_ptr, num_columns, BLOCK: tl.constexpr):
-    """One program for `BLOCK` columns of a row; gate and up stand side by side in a row.
+def silu_multiply_kernel(gate_up_ptr, out_ptr, num_columns, BLOCK: tl.constexpr):
+    """One program per `BLOCK` columns of a row; gate and up are the two halves of a row.
 
-    Reads 4 bytes and writes 2 for each number of the result, where torch's two operators read 8
-    and write 4. About 5 FLOPs a number: bandwidth decides.
+    It reads 4 bytes and writes 2 per number of the result, while torch's two operators read 8 and
+    write 4. At about 5 FLOPs per number the kernel is memory-bound.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -93,22 +94,22 @@ def silu_multiply_kernel(gate_up_ptr, mixed_ptr, num_columns, BLOCK: tl.constexp
     gate_ptrs = gate_up_ptr + row * 2 * num_columns + columns
     gate = tl.load(gate_ptrs, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_ptrs + num_columns, mask=inside, other=0.0).to(tl.float32)
-    opened = (gate * tl.sigmoid(gate)).to(mixed_ptr.dtype.element_ty).to(tl.float32)
-    mixed = (opened * up).to(mixed_ptr.dtype.element_ty)
-    tl.store(mixed_ptr + row * num_columns + columns, mixed, mask=inside)
+    activated = (gate * tl.sigmoid(gate)).to(out_ptr.dtype.element_ty).to(tl.float32)
+    out = (activated * up).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * num_columns + columns, out, mask=inside)
 
 
 def silu_multiply_triton(gate_up: Tensor) -> Tensor:
-    """`swiglu` of the two halves of each contiguous row: tokens x 2 ffn to tokens x ffn."""
+    """Apply `swiglu` to the two halves of each contiguous row: tokens x 2 ffn to tokens x ffn."""
     num_tokens, ffn = gate_up.shape[0], gate_up.shape[1] // 2
-    mixed = torch.empty(num_tokens, ffn, dtype=gate_up.dtype, device=gate_up.device)
+    out = torch.empty(num_tokens, ffn, dtype=gate_up.dtype, device=gate_up.device)
     grid = (num_tokens, triton.cdiv(ffn, BLOCK))
-    silu_multiply_kernel[grid](gate_up, mixed, ffn, BLOCK=BLOCK)
-    return mixed
+    silu_multiply_kernel[grid](gate_up, out, ffn, BLOCK=BLOCK)
+    return out
 
 
 def silu_multiply_torch(gate_up: Tensor) -> Tensor:
-    """The twin of `silu_multiply_triton`."""
+    """Compute `silu_multiply_triton` in plain PyTorch."""
     gate, up = gate_up.chunk(2, dim=-1)
     return swiglu(gate, up)
 
@@ -136,11 +137,12 @@ def rotary_store_kernel(
     HAS_NORM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program a head of a token: queries go to `q_ptr`, keys and values into the pool.
+    """One program per head of a token: queries go to `q_ptr`, keys and values into the pool.
 
-    Reads 2 bytes and writes 2 for each number of the product, and reads the token's cosines and
-    sines, 4 x head_dim bytes, which its other heads find in the cache. Apart, rotation of q and k,
-    joining and storing move three times as much. About 3 FLOPs a number.
+    It reads 2 bytes and writes 2 per number of the product. It also reads the token's cosines and
+    sines, 4 x head_dim bytes, which the token's other heads find in the GPU's cache. As separate
+    operators, rotating q and k, concatenating and storing move three times as many bytes. About 3
+    FLOPs per number.
     """
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pairs = tl.arange(0, BLOCK)
@@ -192,10 +194,10 @@ def rotary_store_triton(
     keys: Tensor,
     values: Tensor,
 ) -> Tensor:
-    """Rotated queries, tokens x q_heads x head_dim; keys and values are in their slots then.
+    """Return rotated queries, tokens x q_heads x head_dim; store keys and values in their slots.
 
-    `qkv` is tokens x (q_heads + 2 kv_heads) head_dim, contiguous; `norms` are the weights of the
-    head norms of queries and keys; `tables` hold cosines and sines of every position, float32;
+    `qkv` is tokens x (q_heads + 2 kv_heads) head_dim, contiguous. `norms` are the weights of the
+    head norms of queries and keys. `tables` hold the cosines and sines of every position, float32.
     `keys` and `values` are a layer's halves of the pool, blocks x block_size x kv_heads x head_dim.
     """
     _, block_size, kv_heads, head_dim = keys.shape
@@ -235,7 +237,7 @@ def rotary_store_torch(
     keys: Tensor,
     values: Tensor,
 ) -> Tensor:
-    """The twin of `rotary_store_triton`, an operator at a time."""
+    """Compute `rotary_store_triton` in plain PyTorch, one operator at a time."""
     _, block_size, kv_heads, head_dim = keys.shape
     heads = qkv.unflatten(1, (-1, head_dim))
     q, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)

@@ -1,7 +1,7 @@
-"""Attention of many new tokens a sequence, tile by tile, with no matrix of scores in memory.
+"""Prefill attention: many new tokens per sequence, tile by tile, without a score matrix in memory.
 
 Sources: FlashAttention, Dao et al. 2022, and FlashAttention-2, Dao 2023; Triton's fused-attention
-tutorial for the two loops, before the diagonal and on it.
+tutorial for the two loops, one before the diagonal and one on it.
 """
 
 import math
@@ -16,8 +16,11 @@ from minigen.model.attention import attention_naive
 
 
 def has_wide_products() -> bool:
-    """Whether tiles of 64 keys fit: Hopper's and Blackwell's large chips multiply from shared
-    memory, all others from registers, of which 128 queries then take too many."""
+    """Return whether tiles of 64 keys are fast on this GPU.
+
+    The tensor cores of Hopper's and Blackwell's large chips read their operands from shared memory.
+    Other chips read them from registers, and 128 queries with 64 keys would need too many.
+    """
     nvidia = torch.cuda.is_available() and torch.version.hip is None
     return nvidia and torch.cuda.get_device_capability()[0] in (9, 10)
 
@@ -30,7 +33,7 @@ def _fold_tiles(
     q,
     maximum,
     total,
-    mixed,
+    acc,
     begin,
     end,
     query_positions,
@@ -48,7 +51,7 @@ def _fold_tiles(
     MASKED: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
-    """Online softmax over the keys from `begin` to `end`; masked where not all queries see all."""
+    """Run online softmax over keys `begin` to `end`; `MASKED` if a query does not see all."""
     dims = tl.arange(0, BLOCK_D)
     for start in range(begin, end, BLOCK_N):
         positions = start + tl.arange(0, BLOCK_N)
@@ -67,20 +70,20 @@ def _fold_tiles(
                 seen = seen & (positions[None, :] > query_positions[:, None] - window)
             scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(maximum, tl.max(scores, axis=1))
-        if WINDOWED:  # a query may have seen nothing yet
+        if WINDOWED:  # a query may not have seen any key yet
             base = tl.where(higher == float("-inf"), 0.0, higher)
         else:
             base = higher
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(maximum - base)
         total = total * shrink + tl.sum(weights, axis=1)
-        mixed = mixed * shrink[:, None]
-        mixed = tl.dot(weights.to(values.dtype), values, mixed, input_precision="ieee")
+        acc = acc * shrink[:, None]
+        acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
         maximum = higher
-    return maximum, total, mixed
+    return maximum, total, acc
 
 
-# A batch's prefills begin anywhere in its tables and lengths: no kernel anew for that.
+# A batch's prefills start at any row of its tables and lengths: do not recompile for alignment.
 @triton.jit(
     do_not_specialize=["table_stride"],
     do_not_specialize_on_alignment=["tables_ptr", "lengths_ptr"],
@@ -92,7 +95,7 @@ def flash_prefill_kernel(
     tables_ptr,
     starts_ptr,
     lengths_ptr,
-    mixed_ptr,
+    out_ptr,
     block_stride,
     slot_stride,
     head_stride,
@@ -108,12 +111,13 @@ def flash_prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One program `BLOCK_M` queries of a head; its scores never leave the chip.
+    """One program per `BLOCK_M` queries of a head; its scores never leave the chip.
 
-    4 x head_dim FLOPs for each pair of a query and a key that it sees. Reads the queries and writes
-    the result once, and all keys and values up to its last query, 4 x head_dim bytes a token: the
-    scores, 2 to 4 bytes a pair, are written nowhere. At BLOCK_M FLOPs a byte, less what L2 saves,
-    arithmetic decides. `scale` is log2(e) / sqrt(head_dim).
+    It computes 4 x head_dim FLOPs per pair of a query and a key that the query sees. It reads its
+    queries and writes their result once, and reads all keys and values up to its last query, 4 x
+    head_dim bytes per token. The scores, 2 to 4 bytes per pair, are not written to memory. At
+    BLOCK_M FLOPs per byte, or more with hits in L2, the kernel is compute-bound. `scale` is
+    log2(e) / sqrt(head_dim).
     """
     tile, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(starts_ptr + sequence)
@@ -130,19 +134,19 @@ def flash_prefill_kernel(
         begin = 0
         if WINDOWED:
             begin = tl.maximum(first - window + 1, 0) // BLOCK_N * BLOCK_N
-        diagonal = tl.maximum((first + 1) // BLOCK_N * BLOCK_N, begin)  # all queries see all before
+        diagonal = tl.maximum((first + 1) // BLOCK_N * BLOCK_N, begin)  # before: no mask
         end = tl.minimum(first + BLOCK_M, length)
         maximum = tl.full((BLOCK_M,), float("-inf"), tl.float32)
         total = tl.zeros((BLOCK_M,), tl.float32)
-        mixed = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+        acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
         table_ptr = tables_ptr + sequence.to(tl.int64) * table_stride
         keys_ptr += head // GROUP * head_stride
         values_ptr += head // GROUP * head_stride
-        maximum, total, mixed = _fold_tiles(
+        maximum, total, acc = _fold_tiles(
             q,
             maximum,
             total,
-            mixed,
+            acc,
             begin,
             diagonal,
             query_positions,
@@ -160,11 +164,11 @@ def flash_prefill_kernel(
             WINDOWED,
             WINDOWED,
         )
-        maximum, total, mixed = _fold_tiles(
+        maximum, total, acc = _fold_tiles(
             q,
             maximum,
             total,
-            mixed,
+            acc,
             diagonal,
             end,
             query_positions,
@@ -182,9 +186,9 @@ def flash_prefill_kernel(
             True,
             WINDOWED,
         )
-        total = tl.where(total > 0, total, 1.0)  # rows past the last query saw nothing
-        mixed = (mixed / total[:, None]).to(q.dtype)
-        tl.store(mixed_ptr + row_offsets[:, None] + dims[None, :], mixed, mask=wanted)
+        total = tl.where(total > 0, total, 1.0)  # rows past the last query saw no key
+        acc = (acc / total[:, None]).to(q.dtype)
+        tl.store(out_ptr + row_offsets[:, None] + dims[None, :], acc, mask=wanted)
 
 
 def flash_prefill_triton(
@@ -198,16 +202,17 @@ def flash_prefill_triton(
     window: int | None = None,
     wide_tiles: bool = WIDE_TILES,
 ) -> Tensor:
-    """`q` (tokens x q_heads x head_dim, contiguous), packed, each sequence over its own context.
+    """Return attention of packed queries `q`, each over the context of its sequence.
 
-    Sequence i's queries are rows `starts[i]` to `starts[i + 1]`, at most `most_new`, and the last
-    of its `lengths[i]` positions; their own keys and values are in the pool already. The rest is as
-    in `paged_decode_triton`. Rows before `starts[0]` are left unwritten. `wide_tiles` are
-    of 64 keys instead of 32, where the chip has room for them.
+    `q` is tokens x q_heads x head_dim, contiguous. The queries of sequence i are rows `starts[i]`
+    to `starts[i + 1]`, at most `most_new` of them, and the last of its `lengths[i]` positions.
+    Their own keys and values are in the pool already. The other arguments are as in
+    `paged_decode_triton`. Rows before `starts[0]` are not written. `wide_tiles` have 64 keys
+    instead of 32, for GPUs where these are fast (`has_wide_products`).
     """
     q_heads, head_dim = q.shape[1:]
     _, block_size, kv_heads, _ = keys.shape
-    mixed = torch.empty_like(q)
+    out = torch.empty_like(q)
     block_d = max(triton.next_power_of_2(head_dim), 16)
     narrow = keys.dtype.itemsize > 2 or block_d > 128
     block_m = 128 if most_new > 64 and not narrow else 64
@@ -218,7 +223,7 @@ def flash_prefill_triton(
         tables,
         starts,
         lengths,
-        mixed,
+        out,
         *keys.stride()[:3],
         tables.stride(0),
         0 if window is None else window,
@@ -234,7 +239,7 @@ def flash_prefill_triton(
         num_warps=8 if block_m == 128 else 4,
         num_stages=2,
     )
-    return mixed
+    return out
 
 
 def flash_prefill_torch(
@@ -246,11 +251,11 @@ def flash_prefill_torch(
     lengths: Tensor,
     window: int | None = None,
 ) -> Tensor:
-    """The twin of `flash_prefill_triton`: gathers each context, then calls `attention`."""
-    mixed = []
+    """Compute `flash_prefill_triton` in plain PyTorch: gather each context, then attend to it."""
+    outputs = []
     bounds = pairwise(starts.tolist())
     for (begin, end), table, length in zip(bounds, tables, lengths.tolist(), strict=True):
         k, v = (half[table].flatten(0, 1)[:length] for half in (keys, values))
         with q.device:
-            mixed.append(attention_naive(q[begin:end], k, v, window))
-    return torch.cat(mixed)
+            outputs.append(attention_naive(q[begin:end], k, v, window))
+    return torch.cat(outputs)

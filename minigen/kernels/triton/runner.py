@@ -1,9 +1,9 @@
-"""The model on a GPU as a `Runner`: kernels between the products, and decode steps as CUDA graphs.
+"""The model on a GPU as a `Runner`: fused kernels, and decode steps as CUDA graphs.
 
-A layer is four products and five kernels, where plain torch starts about thirty. A step of decodes
-alone is padded to a captured size, by rows that write to block 0, and then costs one launch. What
-the sampling kernel does not know is chosen on the CPU.
-Source: CUDA C++ Programming Guide, "CUDA Graphs"; torch.cuda.CUDAGraph.
+A layer is four matrix products and five kernels, where plain torch launches about thirty kernels. A
+step of decodes only is padded to a captured batch size, with rows that write to block 0, and then
+costs one launch. Sampling settings that the sampling kernel does not support are handled on the
+CPU. Source: CUDA C++ Programming Guide, "CUDA Graphs"; torch.cuda.CUDAGraph.
 """
 
 from bisect import bisect_left
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.engine.model_runner import Packed, Packer
-from minigen.kernels.triton.attention import DevicePool, PagedAttention, sent
+from minigen.kernels.triton.attention import DevicePool, PagedAttention, to_device
 from minigen.kernels.triton.elementwise import (
     rms_norm_triton,
     rotary_store_triton,
@@ -32,12 +32,12 @@ from minigen.sampling.params import SamplingParams
 from minigen.sampling.sampler import choose_tokens, uniform_draws
 from minigen.sequence import ScheduledChunk, Sequence
 
-ReadLayer = Callable[[int, Tensor], Tensor]  # attention over what is in the pool
+ReadLayer = Callable[[int, Tensor], Tensor]  # attention over the pool, by layer id and queries
 
 
 @dataclass(frozen=True)
 class KernelModel:
-    """A `Transformer` on one device, with the cosines and sines of every position."""
+    """A `Transformer` on one device, with the cosines and sines of all positions."""
 
     model: Transformer
     tables: tuple[Tensor, Tensor]
@@ -45,9 +45,9 @@ class KernelModel:
     def hidden(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, kv: Tensor, read: ReadLayer
     ) -> Tensor:
-        """The last layer's hidden states, normalised; new keys and values are in `kv` then.
+        """Return the last layer's hidden states, normalised, and store new keys and values in `kv`.
 
-        `kv` is the pool, by `minigen.kv_cache.paged.POOL_AXES`.
+        `kv` is the pool, with the axes `minigen.kv_cache.paged.POOL_AXES`.
         """
         model = self.model
         residual = model.embed(token_ids)
@@ -65,23 +65,20 @@ class KernelModel:
                 keys,
                 values,
             )
-            mixed = layer.out(read(layer_id, q).flatten(-2))
-            x = rms_norm_triton(mixed, layer.ffn_norm, model.norm_eps, residual)
-            mixed = layer.down(silu_multiply_triton(layer.gate_up(x)))
-            x = rms_norm_triton(mixed, next_norm, model.norm_eps, residual)
+            out = layer.out(read(layer_id, q).flatten(-2))
+            x = rms_norm_triton(out, layer.ffn_norm, model.norm_eps, residual)
+            out = layer.down(silu_multiply_triton(layer.gate_up(x)))
+            x = rms_norm_triton(out, next_norm, model.norm_eps, residual)
         return x
 
-    def logits(self, hidden: Tensor, told: Tensor | None = None) -> Tensor:
-        """Scores of every token as the next one, float32, of normalised hidden states.
-
-        They are written over `told` if that is given.
-        """
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return the logits of normalised hidden states, float32, written to `out` if given."""
         scores = self.model.head(hidden)
-        return scores.float() if told is None else told.copy_(scores)
+        return scores.float() if out is None else out.copy_(scores)
 
 
 def kernel_model(model: Transformer, max_positions: int, device: torch.device) -> KernelModel:
-    """The model with everything on `device`; linear layers that are there already stay."""
+    """Move the model to `device`, except its linear layers, which must be there already."""
     embedding = model.embedding.to(device)
     head = model.head
     if isinstance(head, DenseLinear) and head.weight is model.embedding:
@@ -100,7 +97,7 @@ def kernel_model(model: Transformer, max_positions: int, device: torch.device) -
 
 
 def device_linear(dtype: torch.dtype, device: torch.device) -> MakeLinear:
-    """Linear layers dequantized, in pieces, straight into the device's memory."""
+    """Return a factory of linear layers that dequantizes weights piecewise into device memory."""
 
     def make(weights: SequenceOf[StoredTensor], biases: SequenceOf[StoredTensor]) -> DenseLinear:
         parts = tuple(weight.shape[0] for weight in weights)
@@ -134,7 +131,7 @@ CAPTURED = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
 def captured_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """Batch sizes to capture: those below, and `max_num_seqs` itself where it is no larger.
+    """Return the batch sizes to capture, up to `max_num_seqs` (which is included up to 256).
 
     >>> captured_sizes(20)
     (1, 2, 4, 8, 16, 20)
@@ -145,16 +142,16 @@ def captured_sizes(max_num_seqs: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class CapturedStep:
-    """A step of decodes, recorded: fill `batch`, replay `graph`."""
+    """A captured step of decodes: fill `batch`, then replay `graph`."""
 
     graph: torch.cuda.CUDAGraph
     batch: Batch
 
 
 class GpuRunner:
-    """Runs the model over chunks; logits stay on the device, and are good until the next step.
+    """Runs the model over chunks; logits stay on the device and are valid until the next step.
 
-    `sizes` are the batch sizes of decodes that are captured now, ascending; none without CUDA.
+    `sizes` are the batch sizes of decodes to capture as CUDA graphs, ascending; empty without CUDA.
     """
 
     def __init__(
@@ -170,15 +167,15 @@ class GpuRunner:
         self.device = pool.kv.device
         self.packer = Packer(manager, pool.block_size, max_num_batched_tokens)
         self._captured: dict[int, CapturedStep] = {}
-        # All captured steps leave their logits here: each in its own would be three times as much.
+        # All captured steps share this buffer; one each would take three times the memory.
         shape = (max(sizes, default=0), len(model.model.embedding))
-        self._told = torch.empty(shape, dtype=torch.float32, device=self.device)
+        self._logits = torch.empty(shape, dtype=torch.float32, device=self.device)
         self._capture_all(sizes)
         self._sizes = sizes
 
     @torch.inference_mode()
     def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Tensor:
-        """The raw logits of each chunk's `prompt_logprob_rows`, then of its samples."""
+        """Return the raw logits of each chunk's `prompt_logprob_rows`, then of its samples."""
         self.pool.copy_blocks(self.manager.pop_pending_copies())
         packed = self.packer.pack(chunks)
         num_decodes = _num_leading_ones(chunks)
@@ -193,45 +190,45 @@ class GpuRunner:
     def _largest(self) -> int:
         return self._sizes[-1] if self._sizes else 0
 
-    def run(self, batch: Batch, told: Tensor | None = None) -> Tensor:
-        """The logits of `batch.logits_rows`, in `told` if given; the batch is on the device."""
+    def run(self, batch: Batch, out: Tensor | None = None) -> Tensor:
+        """Return the logits of `batch.logits_rows`, in `out` if given; `batch` is on the device."""
         attention = PagedAttention(self.pool, batch, self.windows)
         hidden = self.model.hidden(
             batch.token_ids, batch.positions, batch.slots, self.pool.kv, attention.read
         )
-        return self.model.logits(hidden[batch.logits_rows], told)
+        return self.model.logits(hidden[batch.logits_rows], out)
 
     def _replay(self, packed: Packed, count: int) -> Tensor:
         step = self._captured[self._sizes[bisect_left(self._sizes, count)]]
         fill(step.batch, packed)
         step.graph.replay()
-        return self._told[:count]
+        return self._logits[:count]
 
     @torch.inference_mode()
     def _capture_all(self, sizes: tuple[int, ...]) -> None:
         if not sizes:
             return
-        # A stream of this runner's own: cuBLAS has a workspace for each, which graphs remember and
-        # torch may take away with any graph that was captured on the same one.
+        # This runner needs its own stream: cuBLAS has one workspace per stream. Graphs refer to it,
+        # and torch may free it with any graph that was captured on the same stream.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        for size in reversed(sizes):  # the largest first: the others find its memory
+        for size in reversed(sizes):  # largest first: the others reuse its memory
             self._captured[size] = self._capture(size, stream)
         torch.cuda.current_stream().wait_stream(stream)
 
     def _capture(self, size: int, stream: torch.cuda.Stream) -> CapturedStep:
-        with torch.cuda.stream(stream):  # kernels are compiled, and libraries made ready
+        with torch.cuda.stream(stream):  # warm-up: compile kernels, load libraries
             batch = padding_batch(size, self.manager.tables.shape[1], self.device)
             self.run(batch)
         graph = torch.cuda.CUDAGraph()
         shared = next(iter(self._captured.values())).graph.pool() if self._captured else None
         with torch.cuda.graph(graph, pool=shared, stream=stream):
-            self.run(batch, self._told[:size])
+            self.run(batch, self._logits[:size])
         return CapturedStep(graph, batch)
 
 
 def padding_batch(size: int, max_blocks: int, device: torch.device) -> Batch:
-    """A batch of decodes that all read and write block 0 alone."""
+    """Return a batch of decodes that read and write only block 0."""
 
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int64, device=device)
@@ -249,18 +246,18 @@ def padding_batch(size: int, max_blocks: int, device: torch.device) -> Batch:
 
 
 def fill(batch: Batch, packed: Packed) -> None:
-    """Write packed decodes into a batch of fixed size, by one copy to the device.
+    """Write packed decodes into a batch of fixed size, with one copy to the device.
 
-    What is left over computes one token in block 0, as `padding_batch` has it.
+    The remaining rows are padding: each computes one token in block 0, as in `padding_batch`.
     """
     count, width = packed.block_tables.shape
     numbers = np.zeros((4 + width, len(batch.slots)), np.int64)
     numbers[3] = 1
-    told = (packed.token_ids, packed.positions, packed.slots, packed.context_lens)
-    for row, each in enumerate(told):
+    sources = (packed.token_ids, packed.positions, packed.slots, packed.context_lens)
+    for row, each in enumerate(sources):
         numbers[row, :count] = each
     numbers[4:, :count] = packed.block_tables.T
-    there = sent(torch.from_numpy(numbers), batch.slots.device)
+    there = to_device(torch.from_numpy(numbers), batch.slots.device)
     fixed = (batch.token_ids, batch.positions, batch.slots, batch.context_lens)
     for row, part in enumerate(fixed):
         part.copy_(there[row])
@@ -268,13 +265,13 @@ def fill(batch: Batch, packed: Packed) -> None:
 
 
 def uploaded(packed: Packed, num_decodes: int, device: torch.device) -> Batch:
-    """The packed numbers on the device, by one copy."""
+    """Copy a packed batch to the device, with one copy."""
     arrays = {name: each for name, each in packed._asdict().items() if name != "query_starts"}
-    even = [each.size + each.size % 2 for each in arrays.values()]  # each begins at 16 bytes
+    even = [each.size + each.size % 2 for each in arrays.values()]  # 16-byte alignment
     flat = torch.zeros(sum(even), dtype=torch.int64)
     for part, each in zip(flat.split(even), arrays.values(), strict=True):
         part[: each.size] = torch.from_numpy(each.reshape(-1))
-    parts = sent(flat, device).split(even)
+    parts = to_device(flat, device).split(even)
     tensors = {
         name: part[: each.size].view(each.shape)
         for (name, each), part in zip(arrays.items(), parts, strict=True)
@@ -288,10 +285,10 @@ def _num_leading_ones(chunks: SequenceOf[ScheduledChunk]) -> int:
 
 
 def choose_on_device(logits: Tensor, sequences: SequenceOf[Sequence]) -> list[int]:
-    """A token for each row; -1 where its logits are not finite.
+    """Return a token per row; -1 where its logits are not finite.
 
-    Rows that want the likeliest token or a plain draw take one pass on the device. Where one row
-    wants more (top-k, penalties, bans, ...), all go to the CPU.
+    Greedy rows and plain random draws need one pass on the device. If any row needs more (top-k,
+    penalties, bans, ...), all rows are sampled on the CPU.
     """
     if not all(_is_plain(each.params) for each in sequences):
         return choose_tokens(logits.cpu(), sequences)
@@ -299,15 +296,15 @@ def choose_on_device(logits: Tensor, sequences: SequenceOf[Sequence]) -> list[in
         temperatures = torch.zeros(len(sequences), device=logits.device)
         seeds = torch.zeros(len(sequences), dtype=torch.int64, device=logits.device)
     else:
-        wanted = [float(each.params.temperature) for each in sequences]  # some say 1
-        temperatures = sent(torch.tensor(wanted), logits.device)
-        seeds = sent(_seeds(sequences), logits.device)
+        wanted = [float(each.params.temperature) for each in sequences]  # some are the integer 1
+        temperatures = to_device(torch.tensor(wanted), logits.device)
+        seeds = to_device(_seeds(sequences), logits.device)
     found: list[int] = choose_triton(logits, temperatures, seeds).tolist()
     return found
 
 
 def _seeds(sequences: SequenceOf[Sequence]) -> Tensor:
-    """A number from 0 to 2^32 - 1 for each sequence's next draw."""
+    """Return a seed from 0 to 2^32 - 1 for each sequence's next draw."""
     uniform = uniform_draws(
         [sequence.seed for sequence in sequences],
         [sequence.choice for sequence in sequences],

@@ -1,7 +1,8 @@
-"""The next token of each row in one pass over its logits: the likeliest, or a fair draw.
+"""Sampling in one pass over a row's logits: the most likely token, or a random draw.
 
-A draw needs no softmax: the largest of logits / temperature + Gumbel noise falls on each token as
-often as softmax says (Gumbel 1954). Source of the hash: Wellons 2018, lowbias32.
+A draw needs no softmax: the argmax of logits / temperature + Gumbel noise is distributed as the
+softmax's probabilities (the Gumbel-max trick, Gumbel 1954). Source of the hash: Wellons 2018,
+lowbias32.
 """
 
 import torch
@@ -24,11 +25,11 @@ def _mixed_bits(x):
 def choose_kernel(
     logits_ptr, temperatures_ptr, seeds_ptr, tokens_ptr, vocab, row_stride, BLOCK: tl.constexpr
 ):
-    """One program a row: each lane keeps its own largest number, and the lanes are compared once.
+    """One program per row: each lane tracks its own maximum, and the lanes are reduced once.
 
-    Reads 4 bytes a token and writes one number; softmax, cumulated sum and search read the row
-    four times and write it twice. Greedy where the temperature is 0. Writes -1 where no largest
-    number is finite.
+    It reads 4 bytes per token and writes one number, while softmax, cumulative sum and search read
+    the row four times and write it twice. A temperature of 0 is greedy. It writes -1 if a number is
+    NaN or +infinity, or if none is finite.
     """
     row = tl.program_id(0)
     temperature = tl.load(temperatures_ptr + row)
@@ -56,10 +57,10 @@ def choose_kernel(
 
 
 def choose_triton(logits: Tensor, temperatures: Tensor, seeds: Tensor) -> Tensor:
-    """A token for each row, int64; -1 where a row holds NaN, infinity, or nothing finite.
+    """Return a token per row, int64; -1 if a row holds NaN or +infinity, or no finite number.
 
-    Greedy where the row's temperature (float32) is 0, of equals the first. `seeds`, int64 from 0 to
-    2^32 - 1, decide the draw.
+    A row is greedy if its temperature (float32) is 0; among equal maxima the first token is chosen.
+    `seeds`, int64 from 0 to 2^32 - 1, determine the random draws.
     """
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     choose_kernel[(len(logits),)](
@@ -76,7 +77,7 @@ def choose_triton(logits: Tensor, temperatures: Tensor, seeds: Tensor) -> Tensor
 
 
 def choose_torch(logits: Tensor, temperatures: Tensor, seeds: Tensor) -> Tensor:
-    """The twin of `choose_triton`, with the same noise."""
+    """Compute `choose_triton` in plain PyTorch, with the same noise."""
     columns = torch.arange(logits.shape[1], device=logits.device)
     bits = _mixed_bits_torch(_mixed_bits_torch(columns) ^ seeds.unsqueeze(-1))
     uniform = ((bits >> 9).float() + 0.5) * 2.0**-23

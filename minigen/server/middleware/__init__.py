@@ -1,1 +1,1 @@
-"""ASGI middleware: access log, authentication, admission, time limits."""
+"""ASGI middleware: access log, authentication, admission control, timeouts."""

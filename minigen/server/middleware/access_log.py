@@ -1,4 +1,4 @@
-"""A request id for every request, and a JSON line for every request that has ended."""
+"""Give every request an id, and log a JSON line when it has ended."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ access_logger = logging.getLogger("minigen.access")
 
 
 def write_access_log(stream: IO[str] | None = None) -> logging.Handler:
-    """Have the lines written to a stream (stderr if None), and nowhere else; the handler."""
+    """Write the access log to a stream only (stderr if None); return the handler."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     access_logger.addHandler(handler)
@@ -31,19 +31,20 @@ def write_access_log(stream: IO[str] | None = None) -> logging.Handler:
 
 
 class RequestLog:
-    """ASGI middleware: `X-Request-Id` is the client's if sane, else new, and in every answer.
+    """ASGI middleware: adds `X-Request-Id` to every response, and logs every request.
 
-    A line has the time at which the request ended (UTC), its id, method, path without the query,
-    status (null if none was sent), bytes of the answer's body, seconds until its end and until its
-    first byte, the client's address, the key's short hash, the model and counts of tokens where
-    the route says so, and whether it was aborted: the client went away, or the answer broke off.
+    The id is the client's if it is valid, else a new one. A line has the time at which the request
+    ended (UTC), its id, method, path without the query, status (null if none was sent), bytes of
+    the response body, seconds until its end and until its first byte, the client's address, the
+    key's short hash, the model and token counts if the route recorded them, and whether the request
+    was aborted: the client disconnected, or the response is incomplete.
     """
 
     def __init__(self, app: ASGIApp, logger: logging.Logger = access_logger):
         self.app, self.logger = app, logger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request."""
+        """Handle one HTTP request."""
         record = record_of(scope)
         record.request_id = _request_id(scope)
         watch = Watch(receive, send, record.request_id.encode())
@@ -58,7 +59,7 @@ class RequestLog:
 
 
 class Watch:
-    """Looks on while an answer is sent."""
+    """Observes the messages of one request and its response."""
 
     def __init__(self, receive: Receive, send: Send, request_id: bytes):
         self._receive, self._send = receive, send
@@ -70,14 +71,14 @@ class Watch:
         self.complete = self.left = self.broke = False
 
     async def receive(self) -> Message:
-        """What the client sends; notes when it goes away before it has its answer."""
+        """Receive a message; record a disconnect before the response is complete."""
         message = await self._receive()
         if message["type"] == "http.disconnect" and not self.complete:
             self.left = True
         return message
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Pass a message on at once. No coroutine of its own: this runs for every chunk."""
+        """Forward a message without a coroutine in between, because this runs for every chunk."""
         body = message.get("body")
         if body:
             if self.first_byte is None:

@@ -1,4 +1,4 @@
-"""Who is let in: as many at once as there are seats, and nobody new once the server is to end."""
+"""Admission control: limit the requests in flight, and reject all once the server shuts down."""
 
 import time
 from collections import Counter, deque
@@ -9,17 +9,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from minigen.server.errors import ApiError
 from minigen.server.middleware.limits import Limits, makes_work, record_of
 
-REMEMBERED = 32  # requests whose durations count
-FIRST_GUESS = 5.0  # seconds that a request takes, before any has ended
-LONGEST_WAIT = 60.0  # seconds; OpenAI's clients heed no longer one
+REMEMBERED = 32  # number of latest requests whose durations are averaged
+FIRST_GUESS = 5.0  # assumed seconds of a request, before any has ended
+LONGEST_WAIT = 60.0  # seconds; OpenAI's clients ignore longer ones
 
 
 class Turns:
-    """Estimates when a seat comes free, from how long requests took of late.
+    """Estimates when a rejected client should retry, from the durations of recent requests.
 
-    By Little's law, `num_running` requests of `d` seconds each end one every `d / num_running`
-    seconds. Each who asks is told the next seat that was not promised to another, so that those
-    who were refused together do not come again together.
+    By Little's law, of `num_running` requests that take `d` seconds each, one ends every
+    `d / num_running` seconds. Each rejected client gets the time of the next free slot that no
+    other client has got, so that clients rejected together do not retry together.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -29,14 +29,14 @@ class Turns:
         self._promised = 0.0
 
     def ended(self, seconds: float) -> None:
-        """A request has ended that took so long."""
+        """Record the duration of a request that has ended."""
         if not self._measured:
             self._seconds.clear()
             self._measured = True
         self._seconds.append(seconds)
 
     def next(self, num_running: int) -> float:
-        """Seconds until a seat for one more; at most `LONGEST_WAIT`."""
+        """Return the estimated seconds until the next free slot, at most `LONGEST_WAIT`."""
         now = self._clock()
         interval = sum(self._seconds) / len(self._seconds) / max(1, num_running)
         self._promised = min(max(self._promised, now) + interval, now + LONGEST_WAIT)
@@ -44,11 +44,11 @@ class Turns:
 
 
 class Admission:
-    """ASGI middleware: 503 for work once the server is to end, 429 where it has too much.
+    """ASGI middleware: rejects work with 503 during shutdown, and with 429 above a limit.
 
-    Both say with `Retry-After` when to come again. Only requests that make work are counted, so
-    health and metrics answer also when all is full. `draining` says whether the server is to end,
-    `num_queued` how many sequences wait in the engines.
+    Both responses have a `Retry-After` header. Only requests that make work count, so health checks
+    and metrics respond under full load, too. `draining` returns whether the server is shutting
+    down, `num_queued` the number of sequences that wait in the engines.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Admission:
         self.num_in_flight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request."""
+        """Handle one HTTP request."""
         if not makes_work(scope):
             return await self.app(scope, receive, send)
         key = record_of(scope).key
@@ -86,12 +86,12 @@ class Admission:
         if self._draining():
             return self._drained()
         if limits.max_in_flight is not None and self.num_in_flight >= limits.max_in_flight:
-            return self._full(f"{self.num_in_flight} requests are under way, the most allowed.")
+            return self._full(f"{self.num_in_flight} requests are in flight, the maximum.")
         of_key, most = self._of_key[key], limits.max_in_flight_per_key
         if most is not None and of_key >= most:
-            return self._full(f"{of_key} requests of this key are under way, the most allowed.")
+            return self._full(f"{of_key} requests with this key are in flight, the maximum.")
         if limits.max_queue is not None and self._num_queued() >= limits.max_queue:
-            return self._full("As many requests wait for the model as may.")
+            return self._full("The queue of waiting requests is full.")
         return None
 
     def _full(self, why: str) -> ApiError:
@@ -105,11 +105,11 @@ class Admission:
 
     def _drained(self) -> ApiError:
         return ApiError(
-            "The server is about to end: it finishes what runs, and takes nothing new.",
+            "The server is shutting down: running requests finish, new ones are rejected.",
             status=503,
             kind="server_error",
             code="server_draining",
-            retry_after=self.limits.drain_timeout,  # when it has ended at the latest
+            retry_after=self.limits.drain_timeout,  # by then it has shut down
         )
 
     def _count(self, key: str | None, change: int) -> None:

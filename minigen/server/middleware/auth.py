@@ -1,4 +1,4 @@
-"""API keys: who may ask. Only digests are kept, and a comparison tells nothing by its time."""
+"""API keys. Only their digests are stored, and they are compared in constant time."""
 
 import hashlib
 import hmac
@@ -13,16 +13,16 @@ from minigen.errors import OptionError
 from minigen.server.errors import ApiError
 from minigen.server.middleware.limits import OPEN, header, record_of
 
-KEY = re.compile(r"[!-~]{1,512}")  # visible ASCII: what a header can carry
+KEY = re.compile(r"[!-~]{1,512}")  # visible ASCII, which is what a header can contain
 BEARER = re.compile(rb"bearer +([!-~]+)", re.IGNORECASE)
-MISSING = "This server wants an API key: send it as the header 'Authorization: Bearer KEY'."
+MISSING = "This server requires an API key: send it in the header 'Authorization: Bearer KEY'."
 WRONG = "The API key is not valid."
 
 
 class ApiKeys:
-    """A set of keys, of which SHA-256 digests are kept and the text is not.
+    """A set of API keys, stored as SHA-256 digests.
 
-    Raises `OptionError` for a key that is no visible ASCII, without quoting it.
+    Raises `OptionError`, without quoting the key, for a key that is not visible ASCII.
     """
 
     def __init__(self, keys: Iterable[str] = ()):
@@ -33,10 +33,10 @@ class ApiKeys:
         return bool(self._digests)
 
     def name_of(self, key: bytes) -> str | None:
-        """The short hash by which logs know a valid key: 8 hex digits; None if it is not valid.
+        """Return the short hash of a valid key for the logs, 8 hex digits; None for an invalid key.
 
-        Every key is compared, in constant time, so the time says neither which key was near nor
-        how long any is.
+        All keys are compared, each in constant time, so the response time reveals neither which
+        key is similar nor how long any key is.
         """
         digest = hashlib.sha256(key).digest()
         valid = False
@@ -46,7 +46,7 @@ class ApiKeys:
 
 
 def read_keys(path: Path) -> list[str]:
-    """The keys of a file: one a line; empty lines and lines that begin with # are passed over.
+    """Read API keys from a file, one per line; empty lines and lines that start with # are skipped.
 
     Raises `OptionError` for a file that cannot be read or has no key.
     """
@@ -56,18 +56,18 @@ def read_keys(path: Path) -> list[str]:
         raise OptionError(f"The API keys cannot be read from {path}: {error}.") from None
     keys = {place: line for place, line in enumerate(lines, start=1) if line and line[0] != "#"}
     if not keys:
-        raise OptionError(f"{path} has no API key: write one a line.")
+        raise OptionError(f"{path} has no API key: write one key per line.")
     return [_checked(key, f"{path}, line {place}: the key") for place, key in keys.items()]
 
 
 class RequireKey:
-    """ASGI middleware: 401 for whoever has no valid key, except on `open_paths`."""
+    """ASGI middleware: rejects requests without a valid key with 401, except on `open_paths`."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys, open_paths: frozenset[str] = OPEN):
         self.app, self.keys, self.open_paths = app, keys, open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request."""
+        """Handle one HTTP request."""
         if scope["path"] in self.open_paths:
             return await self.app(scope, receive, send)
         given = header(scope, b"authorization")

@@ -1,7 +1,7 @@
 """What middleware and routes share: open paths, the record of a request, and the server's limits.
 
-Limits are checked once, when the server starts. Middleware and routes write the record; the access
-log reads it.
+The limits are checked once, when the server starts. Middleware and routes write the record; the
+access log reads it.
 """
 
 import math
@@ -23,12 +23,12 @@ WORK = frozenset(
 
 
 def makes_work(scope: Scope) -> bool:
-    """Whether a request asks for more than a look at what the server knows already."""
+    """Return whether a request needs a model or tokenizer, rather than stored information."""
     return scope["method"] == "POST" and scope["path"] in WORK
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
-    """The first header of this (lower-case) name; None if there is none."""
+    """Return the first header with this (lower-case) name; None if there is none."""
     for key, value in scope["headers"]:
         if key == name:
             return bytes(value)
@@ -40,7 +40,7 @@ PLACE = "minigen.record"
 
 @dataclass
 class RequestRecord:
-    """One request. Routes fill in `model` and the counts of tokens; prompts have no place here."""
+    """The log record of one request, without its prompt; routes set `model` and token counts."""
 
     request_id: str = ""
     key: str | None = None
@@ -51,27 +51,28 @@ class RequestRecord:
 
 
 def record_of(scope: Scope) -> RequestRecord:
-    """The record of the request of an ASGI scope, which begins with the first who asks for it."""
+    """Return the record of a request's ASGI scope; the first call creates it."""
     state: dict[str, RequestRecord] = scope.setdefault("state", {})
     return state.setdefault(PLACE, RequestRecord())
 
 
 SECONDS = ("body_timeout", "request_timeout", "send_timeout", "drain_timeout")
-MOST_SECONDS = 365 * 24 * 3600  # far beyond use; a timer takes no infinite time
+MOST_SECONDS = 365 * 24 * 3600  # far more than is useful; a timer accepts no infinite time
 MOST = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The server's limits; None is no limit. Raises `OptionError` for what is impossible.
+    """The server's limits; None means no limit. Raises `OptionError` for an invalid value.
 
-    The defaults suit a laptop. A body has at most `max_body_bytes`, and must be whole after
-    `body_timeout` seconds. At most `max_in_flight` requests that make work are under way, of one
-    API key at most `max_in_flight_per_key`, and none is let in while `max_queue` wait in the
-    engine. A request takes at most `request_timeout` seconds in all. A client that leaves what it
-    was sent unread for `send_timeout` seconds is cut off. A server that is told to end has
-    `drain_timeout` seconds for what runs. Routes call `check`. Pages of `cors_origins` ("*" for
-    all) may call from a browser, and `/metrics` asks for a key unless `open_metrics`.
+    The defaults suit a laptop. A body has at most `max_body_bytes`, and must arrive completely
+    within `body_timeout` seconds. At most `max_in_flight` requests that make work are in flight, at
+    most `max_in_flight_per_key` with one API key, and new ones are rejected while `max_queue`
+    sequences wait in the engine. A request takes at most `request_timeout` seconds in total. A
+    client that does not read for `send_timeout` seconds is disconnected. At shutdown, running
+    requests get `drain_timeout` seconds. Routes call `check`, which applies `max_prompt_tokens` and
+    `max_n`. Web pages of `cors_origins` ("*" for all) may call the server from a browser, and
+    `/metrics` requires a key unless `open_metrics` is set.
     """
 
     max_body_bytes: int = 8 * 2**20
@@ -101,23 +102,23 @@ class Limits:
             _origin(origin)
 
     def check(self, answers: Iterable[RequestState]) -> None:
-        """Raise a `MinigenError` if one of the answers that a request asks for is too much."""
+        """Raise a `MinigenError` if one of a request's answers exceeds a limit."""
         for answer in answers:
             self.check_prompt(len(answer.sequence.prompt_ids))
             self.check_n(answer.sequence.params.n)
 
     def check_prompt(self, num_tokens: int) -> None:
-        """Raise `ContextLengthError` for a prompt that is longer than this server takes."""
+        """Raise `ContextLengthError` for a prompt of more than `max_prompt_tokens`."""
         if self.max_prompt_tokens is not None and num_tokens > self.max_prompt_tokens:
             raise ContextLengthError(
-                f"The prompt has {num_tokens} tokens; this server takes at most "
+                f"The prompt has {num_tokens} tokens; this server accepts at most "
                 f"{self.max_prompt_tokens}."
             )
 
     def check_n(self, n: int) -> None:
-        """Raise `ParamsError` for more answers to a prompt than this server gives."""
+        """Raise `ParamsError` for more than `max_n` answers to a prompt."""
         if self.max_n is not None and n > self.max_n:
-            raise ParamsError(f"n is {n}; this server gives at most {self.max_n} answers.")
+            raise ParamsError(f"n is {n}; this server allows at most {self.max_n} answers.")
 
 
 def _whole(name: str, value: object, least: int) -> None:
@@ -136,5 +137,6 @@ def _origin(origin: object) -> None:
     whole = scheme.isalpha() and host and not set(host) & set("/?#*, ") and host.isascii()
     if origin != "*" and not whole:
         raise OptionError(
-            f'An origin is "*", or as in "http://localhost:3000" with no path, not {origin!r}.'
+            f'An origin must be "*", or like "http://localhost:3000" without a path, not '
+            f"{origin!r}."
         )

@@ -1,16 +1,17 @@
-"""The middleware between the network and the app, in one order, and the limits that it checks.
+"""The middleware between the network and the app, and the reasons for its order.
 
 From the outside in:
-1. `RequestLog`: every answer has an id and a line in the log, also a refusal.
-2. CORS: a browser shows a page only answers with these headers, so refusals need them, too; and
-   its preflight request (OPTIONS) carries no key.
-3. `RequireKey`: a client without a key causes no further cost, and learns nothing of the load.
-4. `Admission`: before the body is read, so that memory is bounded by requests in flight times the
-   largest body.
-5. `Deadline`: bounds everything that a request does once it is admitted.
-6. `WholeBody`: an app never holds anything for a client that has not sent its request yet.
+1. `RequestLog`: every response has an id and a line in the log, including rejections.
+2. CORS: a browser gives a web page only responses with these headers, so rejections need them, too;
+   and the browser's preflight request (OPTIONS) has no key.
+3. `RequireKey`: a client without a key causes no further cost, and learns nothing about the load.
+4. `Admission`: it comes before the body is read, so that memory is bounded by the number of
+   requests in flight times the largest body.
+5. `Deadline`: limits the time of everything that a request does after its admission.
+6. `WholeBody`: the app allocates nothing for a client that has not sent its whole request.
 
-All are plain ASGI: a chunk of a stream passes as it is made. Only 1, 2 and 5 look at chunks.
+All are plain ASGI, so each chunk of a stream passes without buffering. Only 1, 2 and 5 inspect
+chunks.
 """
 
 import logging
@@ -31,10 +32,10 @@ SEEN_BY_PAGES = ("x-request-id", "retry-after")
 
 
 class MiddlewareStack:
-    """An ASGI app behind its guards; whatever is not HTTP (its life span) goes straight to it.
+    """An ASGI app behind the middleware; messages other than HTTP (lifespan) bypass the middleware.
 
-    `draining` and `num_queued` are as `Admission` has them. Raises `OptionError` for a limit per
-    key without keys.
+    `Admission` documents `draining` and `num_queued`. Raises `OptionError` for a limit per key
+    without keys.
     """
 
     def __init__(
@@ -47,7 +48,9 @@ class MiddlewareStack:
         logger: logging.Logger = access_logger,
     ):
         if limits.max_in_flight_per_key is not None and not keys:
-            raise OptionError("max_in_flight_per_key needs API keys: give some, or leave it out.")
+            raise OptionError(
+                "max_in_flight_per_key needs API keys: give at least one, or leave it out."
+            )
         self.app = app
         guarded: ASGIApp = WholeBody(app, limits.max_body_bytes, limits.body_timeout)
         if limits.request_timeout is not None:
@@ -67,6 +70,6 @@ class MiddlewareStack:
         self._guarded = RequestLog(guarded, logger)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or run the app's life span."""
+        """Handle one request, or the app's lifespan."""
         app = self._guarded if scope["type"] == "http" else self.app
         await app(scope, receive, send)

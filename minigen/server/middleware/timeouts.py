@@ -1,4 +1,4 @@
-"""Time limits of a request: for its whole body, which also has a size limit, and for its answer."""
+"""The timeouts of a request: for its body, which also has a size limit, and for its response."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -10,28 +10,28 @@ from minigen.server.middleware.limits import header
 
 
 class Deadline:
-    """ASGI middleware: cancels the app after `seconds`, so that its `finally` frees what it holds.
+    """ASGI middleware: cancels the app after `seconds`; its `finally` blocks free its resources.
 
-    An answer that has not begun is a 504: the fault is the server's slowness, and not, as 408
-    would say, that the client was slow to ask. It tells OpenAI's client not to try again by
-    itself, since the same request would take as long. A stream ends with an event that has the
-    error: its status was sent long ago.
+    If the response has not started, it becomes a 504: the server was slow, whereas 408 would mean
+    that the client was slow to send its request. A header stops OpenAI's client from retrying
+    automatically, because the same request would take as long again. A stream ends with an event
+    that contains the error, because its status has already been sent.
     """
 
     def __init__(self, app: ASGIApp, seconds: float):
         self.app, self.seconds = app, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request."""
+        """Handle one HTTP request."""
         progress = Progress(send)
         try:
             async with asyncio.timeout(self.seconds) as deadline:
                 await self.app(scope, receive, progress.send)
         except TimeoutError:
-            if not deadline.expired():  # a time limit of the app's own
+            if not deadline.expired():  # a timeout inside the app
                 raise
             error = ApiError(
-                f"The request took longer than the {self.seconds:g} seconds that are allowed here.",
+                f"The request took longer than {self.seconds:g} seconds, the limit of this server.",
                 status=504,
                 kind="server_error",
                 code="request_timeout",
@@ -48,19 +48,19 @@ class Deadline:
             await send(_last(b"data: " + error + b"\n\n"))
         elif progress.content_type.startswith(b"application/x-ndjson"):
             await send(_last(error + b"\n"))
-        # Any other answer stays cut short; the server closes the connection, so the client knows.
+        # Any other response stays incomplete; the server closes the connection to signal that.
 
 
 class Progress:
-    """How far an answer has come."""
+    """Tracks whether a response has started, and whether it is complete."""
 
     def __init__(self, send: Send):
         self._send = send
-        self.content_type: bytes | None = None  # none before the answer begins
+        self.content_type: bytes | None = None  # None before the response starts
         self.complete = False
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Pass a message on at once. No coroutine of its own: this runs for every chunk."""
+        """Forward a message without a coroutine in between, because this runs for every chunk."""
         if message["type"] == "http.response.start":
             headers = dict(message.get("headers", ()))
             self.content_type = headers.get(b"content-type", b"")
@@ -76,16 +76,16 @@ def _last(body: bytes) -> Message:
 class WholeBody:
     """ASGI middleware: reads the body, at most `max_bytes` within `seconds`, then calls the app.
 
-    413 for a body that is said to be larger, before it is read, or turns out to be; 408 for one
-    that is not whole in time, after which the connection is closed. If the client goes away
-    before, the app is never called. So an app gets all of a body with its first `receive`.
+    It responds with 413 to a body that is larger, according to its header or while it is read, and
+    with 408 to a body that is not complete in time; it then closes the connection. If the client
+    disconnects first, the app is not called. The app gets the whole body with its first `receive`.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, seconds: float):
         self.app, self.max_bytes, self.seconds = app, max_bytes, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request."""
+        """Handle one HTTP request."""
         length = _content_length(scope)
         if length == 0:
             return await self.app(scope, receive, send)
@@ -105,7 +105,7 @@ class WholeBody:
                 return await self._gather(receive)
         except TimeoutError:
             raise ApiError(
-                f"The body was not whole after {self.seconds:g} seconds.",
+                f"The body was not complete after {self.seconds:g} seconds.",
                 status=408,
                 code="request_timeout",
                 headers={"connection": "close"},
@@ -126,21 +126,21 @@ class WholeBody:
 
     def _too_large(self) -> ApiError:
         return ApiError(
-            f"The body is larger than the {self.max_bytes} bytes that this server takes.",
+            f"The body is larger than the {self.max_bytes} bytes that this server accepts.",
             status=413,
             code="request_too_large",
         )
 
 
 class Replay:
-    """A body that was read already, as an app receives it; then whatever comes after it."""
+    """A `receive` that returns a body which was read before, then forwards to the real one."""
 
     def __init__(self, body: bytes, receive: Receive):
         self._body: bytes | None = body
         self._receive = receive
 
     async def receive(self) -> Message:
-        """The body in one message, the first time."""
+        """Return the body in one message at the first call, later messages after it."""
         if self._body is None:
             return await self._receive()
         body, self._body = self._body, None
@@ -148,7 +148,7 @@ class Replay:
 
 
 def _content_length(scope: Scope) -> int | None:
-    """Bytes that the headers promise: 0 if there is no body, None if they leave it open."""
+    """Return the body's length by the headers: 0 without a body, None if they do not contain it."""
     if header(scope, b"transfer-encoding") is not None:
         return None
     length = header(scope, b"content-length")

@@ -1,1 +1,1 @@
-"""The Ollama API: schema, routes, and conversion to the engine's requests."""
+"""The Ollama API: schema, routes, and conversion to and from the engine's requests."""

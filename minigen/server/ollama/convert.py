@@ -1,4 +1,4 @@
-"""Convert Ollama's requests to the engine's, and answers to Ollama's JSON: one object per line."""
+"""Convert Ollama's requests to the engine's, and answers to Ollama's JSON, one object per line."""
 
 import json
 import time
@@ -22,7 +22,7 @@ from minigen.server.ollama.schema import (
     OllamaRequest,
     Options,
 )
-from minigen.server.openai.responses import Told, chat_entry
+from minigen.server.openai.responses import TokenLogprobs, chat_entry
 from minigen.server.streaming import Growth
 
 DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repeat_penalty": 1.1}
@@ -32,13 +32,13 @@ ROLES = ("system", "user", "assistant")
 
 
 def generate_answers(llm: LLM, request: GenerateRequest) -> list[RequestState]:
-    """The answer that a prompt asks for, to be made. Raises a `MinigenError` saying what is wrong.
+    """Create the state of the answer to a prompt. Raises a `MinigenError` for an invalid request.
 
-    As Ollama does, it makes the prompt a message of the model's chat template, unless `raw`.
+    As in Ollama, the prompt becomes a message in the model's chat template, unless `raw` is set.
     """
     prompt: str | list[int] = request.prompt or ""
     if request.raw and request.system:
-        raise ApiError("system is a message, which a raw prompt has none of.", param="system")
+        raise ApiError("system needs a chat template, which raw turns off.", param="system")
     if not request.raw and (llm.chat_template is not None or request.system):
         system = [{"role": "system", "content": request.system}] if request.system else []
         prompt = llm.chat_prompt([*system, {"role": "user", "content": prompt}])
@@ -46,7 +46,7 @@ def generate_answers(llm: LLM, request: GenerateRequest) -> list[RequestState]:
 
 
 def chat_answers(llm: LLM, request: OllamaChatRequest) -> list[RequestState]:
-    """The answer that a conversation asks for; as `generate_answers`."""
+    """Create the state of the answer to a conversation; see `generate_answers`."""
     messages = [_plain(message) for message in request.messages or ()]
     thinks = {} if request.think is None else {"enable_thinking": False}
     return _answers(llm, llm.chat_prompt(messages, **thinks), request)
@@ -54,18 +54,18 @@ def chat_answers(llm: LLM, request: OllamaChatRequest) -> list[RequestState]:
 
 def _answers(llm: LLM, prompt: str | list[int], request: OllamaRequest) -> list[RequestState]:
     if request.top_logprobs is not None and not request.logprobs:
-        raise ApiError("top_logprobs is told only with logprobs: true.", param="top_logprobs")
+        raise ApiError("top_logprobs needs logprobs: true.", param="top_logprobs")
     options = request.options or Options.model_validate({})
     prompt_ids = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
     params = SamplingParams(
-        **_choosing(options),
+        **_sampling_fields(options),
         max_tokens=_max_tokens(options, len(prompt_ids), llm.config.max_positions),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
     return llm.process_requests([prompt_ids], params)
 
 
-def _choosing(options: Options) -> dict[str, Any]:
+def _sampling_fields(options: Options) -> dict[str, Any]:
     given = {name: getattr(options, name) for name in (*SAME, "repeat_penalty", "stop")}
     named = DEFAULTS | {name: value for name, value in given.items() if value is not None}
     if named["top_k"] in (0, -1):
@@ -76,15 +76,15 @@ def _choosing(options: Options) -> dict[str, Any]:
 
 
 def _max_tokens(options: Options, num_prompt: int, max_positions: int) -> int | None:
-    """The least of num_predict and what num_ctx leaves; None where neither is a limit."""
+    """Return the smaller limit of `num_predict` and the rest of `num_ctx`; None without a limit."""
     limits = set[int]()
     if options.num_predict is not None and options.num_predict not in NO_LIMITS:
         limits.add(options.num_predict)
     if options.num_ctx is not None and options.num_ctx < max_positions:
         if num_prompt >= options.num_ctx:
             raise ContextLengthError(
-                f"The prompt has {num_prompt} tokens, which leaves no room for an answer: num_ctx "
-                f"is {options.num_ctx}. minigen cuts no prompt."
+                f"The prompt has {num_prompt} tokens, which leaves no space for an answer: num_ctx "
+                f"is {options.num_ctx}. minigen does not truncate prompts."
             )
         limits.add(options.num_ctx - num_prompt)
     return min(limits, default=None)
@@ -93,7 +93,7 @@ def _max_tokens(options: Options, num_prompt: int, max_positions: int) -> int | 
 def _plain(message: OllamaMessage) -> dict[str, Any]:
     if message.role not in ROLES:
         raise ApiError(
-            f"A message's role is one of {', '.join(ROLES)}, not {message.role!r}.",
+            f"A message's role must be one of {', '.join(ROLES)}, not {message.role!r}.",
             param="messages",
         )
     return {"role": message.role, "content": message.content}
@@ -103,41 +103,42 @@ Put = Callable[[str], dict[str, Any]]
 
 
 def as_response(text: str) -> dict[str, Any]:
-    """A piece of an answer of `/api/generate`."""
+    """Return a piece of an answer in the format of `/api/generate`."""
     return {"response": text}
 
 
 def as_message(text: str) -> dict[str, Any]:
-    """A piece of an answer of `/api/chat`."""
+    """Return a piece of an answer in the format of `/api/chat`."""
     return {"message": {"role": "assistant", "content": text}}
 
 
 def facts_now(model: str) -> dict[str, Any]:
-    """What every object begins with."""
+    """Return the fields at the start of every object."""
     return {"model": model, "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
 
 
 @dataclass
 class TimedRequestState(RequestState):
-    """An answer that knows when it was asked for, begun and ended, in seconds of one clock."""
+    """A `RequestState` with the times of the request, the first and the last token, in seconds."""
 
-    asked_at: float = field(default_factory=time.perf_counter)
+    requested_at: float = field(default_factory=time.perf_counter)
     started_at: float | None = None
     ended_at: float | None = None
 
     def push(self, token: SampledToken) -> TokenDelta:
-        """Take a token, as `RequestState` does."""
+        """Add a token, as `RequestState.push` does, and record its time."""
         now = time.perf_counter()
         self.started_at = self.started_at or now
         self.ended_at = now
         return super().push(token)
 
 
-class OllamaWording:
-    """An answer of `/api/generate` or `/api/chat`, which differ in where the text is put.
+class OllamaResponseWriter:
+    """Writes the response of `/api/generate` or `/api/chat`; `put` formats the text for either.
 
-    `asked_at` is when the request came; what `answer` took from then on, waiting included, counts
-    as reading the prompt until its first token, and what was before as loading.
+    `requested_at` is the time when the request came. The time from there to `answer.requested_at`
+    counts as loading. The time from then to the first token, including waiting, counts as prompt
+    evaluation.
     """
 
     media_type = "application/x-ndjson"
@@ -149,74 +150,74 @@ class OllamaWording:
         put: Put,
         model: str,
         num_top: int,
-        asked_at: float,
+        requested_at: float,
     ):
         self._answer, self._put, self._num_top = answer, put, num_top
         self._tokenizer = served.llm.tokenizer
         self._facts = facts_now(model)
-        self._asked_at = asked_at
+        self._requested_at = requested_at
 
     def whole(self) -> bytes:
-        """The JSON of the answer."""
+        """Return the JSON of the answer."""
         choice = self._answer.choice
-        told = choice.logprobs
-        entries = None if told is None else list(zip(choice.token_ids, told, strict=True))
+        logprobs = choice.logprobs
+        entries = None if logprobs is None else list(zip(choice.token_ids, logprobs, strict=True))
         return self._line({**self._put(choice.text), **self._logprobs(entries), **self._summary()})
 
-    def begin(self) -> bytes:
-        """Nothing: the first token is the first line."""
+    def on_start(self) -> bytes:
+        """Return nothing, because the first line contains the first token."""
         return b""
 
-    def grown(self, growth: Growth) -> bytes:
-        """A token's text, once it is certain, and its log probability."""
-        _, delta, told = growth
-        if not delta.text and told is None:
+    def on_token(self, growth: Growth) -> bytes:
+        """Return a line with the final text and the log probabilities."""
+        _, delta, logprobs = growth
+        if not delta.text and logprobs is None:
             return b""
-        entries = None if told is None else [(delta.token_id, told)]
+        entries = None if logprobs is None else [(delta.token_id, logprobs)]
         piece = {**self._put(delta.text), **self._logprobs(entries), "done": False}
         return self._line(piece)
 
     def end(self) -> bytes:
-        """Why it ended, and how long what took."""
+        """Return the last line: the finish reason and the durations."""
         return self._line({**self._put(""), **self._summary()})
 
     def failure(self, error: ApiError) -> bytes:
-        """An error in mid-stream, as Ollama's client expects it."""
+        """Return an error in the middle of a stream, in the format that Ollama's client expects."""
         return json.dumps({"error": error.message}).encode() + b"\n"
 
     def _line(self, piece: dict[str, Any]) -> bytes:
         return json.dumps({**self._facts, **piece}).encode() + b"\n"
 
-    def _logprobs(self, entries: list[tuple[int, Told]] | None) -> dict[str, Any]:
+    def _logprobs(self, entries: list[tuple[int, TokenLogprobs]] | None) -> dict[str, Any]:
         if entries is None:
             return {}
-        told = [
+        logprobs = [
             chat_entry(self._tokenizer, token_id, each, self._num_top) for token_id, each in entries
         ]
-        return {"logprobs": told}
+        return {"logprobs": logprobs}
 
     def _summary(self) -> dict[str, Any]:
         answer = self._answer
-        asked, started, ended = answer.asked_at, answer.started_at, answer.ended_at
-        assert started is not None, "an answer that has ended has begun"
+        requested, started, ended = answer.requested_at, answer.started_at, answer.ended_at
+        assert started is not None, "a finished answer has a first token"
         assert ended is not None
         return {
             "done": True,
             "done_reason": answer.choice.finish_reason,
-            "total_duration": nanoseconds(time.perf_counter() - self._asked_at),
-            "load_duration": nanoseconds(asked - self._asked_at),
+            "total_duration": nanoseconds(time.perf_counter() - self._requested_at),
+            "load_duration": nanoseconds(requested - self._requested_at),
             "prompt_eval_count": len(answer.sequence.prompt_ids),
-            "prompt_eval_duration": nanoseconds(started - asked),
+            "prompt_eval_duration": nanoseconds(started - requested),
             "eval_count": len(answer.choice.token_ids),
             "eval_duration": nanoseconds(ended - started),
         }
 
 
 def timed(answer: RequestState) -> TimedRequestState:
-    """The same answer, from now on with its times."""
+    """Return the same answer as a `TimedRequestState`, with the current time as `requested_at`."""
     return TimedRequestState(**vars(answer))
 
 
 def nanoseconds(seconds: float) -> int:
-    """Seconds as Ollama counts them."""
+    """Convert seconds to Ollama's unit of time."""
     return round(seconds * 1e9)

@@ -1,4 +1,4 @@
-"""Ollama's API over the same models, since many local tools speak it."""
+"""The routes of Ollama's API for the same models, because many local tools use it."""
 
 import time
 from collections.abc import Callable, Coroutine
@@ -20,7 +20,7 @@ from minigen.outputs import RequestState
 from minigen.server.middleware.limits import header
 from minigen.server.models import HostedModel, ModelHost, Served
 from minigen.server.ollama.convert import (
-    OllamaWording,
+    OllamaResponseWriter,
     Put,
     as_message,
     as_response,
@@ -44,12 +44,12 @@ FOR_EVER = datetime(9999, 12, 31, tzinfo=UTC)
 
 
 def find_model(host: ModelHost, name: str) -> HostedModel:
-    """The model of a name, with or without ":latest". Raises `ApiError` (404) for others."""
+    """Return a model by name, with or without ":latest". Raises `ApiError` (404) if unknown."""
     return host.find(name if name in host.models else name.removesuffix(LATEST))
 
 
 def listed(host: ModelHost, model: HostedModel) -> dict[str, Any]:
-    """A model as `/api/tags` has it; sizes and details once it has been loaded."""
+    """Return a model in the format of `/api/tags`; with size and details once it is loaded."""
     name = tagged(model.name)
     facts = {"name": name, "model": name, "modified_at": _date(host.created), "digest": ""}
     if model.served is None:
@@ -59,7 +59,7 @@ def listed(host: ModelHost, model: HostedModel) -> dict[str, Any]:
 
 
 def running(host: ModelHost, model: HostedModel, served: Served) -> dict[str, Any]:
-    """A loaded model as `/api/ps` has it, with when it will be unloaded if nobody asks again."""
+    """Return a loaded model in the format of `/api/ps`, with the time at which it will expire."""
     return {
         **listed(host, model),
         "size_vram": 0,
@@ -69,7 +69,7 @@ def running(host: ModelHost, model: HostedModel, served: Served) -> dict[str, An
 
 
 def shown(host: ModelHost, served: Served) -> dict[str, Any]:
-    """A loaded model as `/api/show` has it."""
+    """Return a loaded model in the format of `/api/show`."""
     return {
         "modified_at": _date(host.created),
         "details": details(served),
@@ -79,7 +79,7 @@ def shown(host: ModelHost, served: Served) -> dict[str, Any]:
 
 
 def details(served: Served) -> dict[str, Any]:
-    """The family of a model, how large it is, and the form of its weights."""
+    """Return a model's family, number of parameters and quantization."""
     config = served.llm.config
     return {
         "parent_model": "",
@@ -91,7 +91,7 @@ def details(served: Served) -> dict[str, Any]:
 
 
 def tagged(name: str) -> str:
-    """A name with a tag, as Ollama's clients expect it: ":latest" where it has none.
+    """Add ":latest" to a name without a tag, because Ollama's clients expect a tag.
 
     >>> tagged("smollm2-135m"), tagged("org/repo:q8")
     ('smollm2-135m:latest', 'org/repo:q8')
@@ -100,7 +100,7 @@ def tagged(name: str) -> str:
 
 
 def _model_info(config: ModelConfig) -> dict[str, Any]:
-    """GGUF's names for the configuration."""
+    """Return the model's configuration with GGUF's names."""
     family = config.family
     return {
         "general.architecture": family,
@@ -132,24 +132,24 @@ def _date(timestamp: float) -> str:
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "A line of JSON for each step, or one for all.",
+        "description": "One JSON object per line for each step, or a single object.",
         "content": {"application/x-ndjson": {}, "application/json": {}},
     },
-    400: {"description": "A field that is unknown, wrong, or asks for what cannot be done."},
-    404: {"description": "There is no such model."},
-    503: {"description": "The server is about to end, or the model could not be loaded."},
+    400: {"description": "A field is unknown or wrong, or its value is not supported."},
+    404: {"description": "The model does not exist."},
+    503: {"description": "The server is shutting down, or the model could not be loaded."},
 }
 
 
 class AnyContentType(APIRoute):
-    """Takes a body for JSON whatever its header says, since Ollama's own curl examples send none.
+    """Reads a body as JSON whatever its content type, since Ollama's curl examples send none.
 
-    Not from a web page (those say their `Origin`): which types it may send decides whether it must
-    ask first, by CORS.
+    It does not do so for web pages (which send `Origin`): their content type decides whether the
+    browser must first ask with a CORS preflight request.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """What answers a request."""
+        """Return the handler of a request."""
         handle = super().get_route_handler()
 
         async def as_json(request: Request) -> Response:
@@ -163,43 +163,43 @@ class AnyContentType(APIRoute):
 
 
 def ollama_router(host: ModelHost, check: Check) -> APIRouter:
-    """The routes under /api for the models of a host; `check(answers)` may refuse a request."""
+    """Create the routes under /api for the models of a host; `check` may refuse a request."""
     router = APIRouter(prefix="/api", tags=["Ollama"], route_class=AnyContentType)
 
     @router.post("/generate", response_class=Response, responses=RESPONSES)
     async def generate(request: GenerateRequest) -> Response:
-        """Continue a prompt; an empty one loads the model, or unloads it for `keep_alive` 0."""
+        """Continue a prompt; an empty one loads or (with `keep_alive` 0) unloads the model."""
         if not request.prompt:
             return await _only_load(host, request, as_response)
         return _reply(host, check, request, as_response, lambda llm: generate_answers(llm, request))
 
     @router.post("/chat", response_class=Response, responses=RESPONSES)
     async def chat(request: OllamaChatRequest) -> Response:
-        """Answer a conversation; an empty one loads the model, or unloads it."""
+        """Answer a conversation; an empty one loads or (with `keep_alive` 0) unloads the model."""
         if not request.messages:
             return await _only_load(host, request, as_message)
         return _reply(host, check, request, as_message, lambda llm: chat_answers(llm, request))
 
     @router.post("/show", responses={404: RESPONSES[404]})
     async def show(request: ShowRequest) -> dict[str, Any]:
-        """What is known of a model, which is loaded to know it."""
+        """Return information about a model, and load it if necessary."""
         async with host.lease(find_model(host, request.model).name) as served:
             return shown(host, served)
 
     @router.get("/tags")
     async def tags() -> dict[str, Any]:
-        """The models that may be asked."""
+        """List the available models."""
         return {"models": [listed(host, model) for model in host.models.values()]}
 
     @router.get("/ps")
     async def ps() -> dict[str, Any]:
-        """The models that are loaded."""
+        """List the loaded models."""
         models = host.models.values()
         return {"models": [running(host, model, model.served) for model in models if model.served]}
 
     @router.get("/version")
     async def version() -> dict[str, str]:
-        """minigen's version."""
+        """Return the version of minigen."""
         return {"version": __version__}
 
     return router
@@ -212,7 +212,7 @@ def _reply(
     put: Put,
     answers_of: Callable[[LLM], SequenceOf[RequestState]],
 ) -> Reply:
-    asked_at = time.perf_counter()
+    requested_at = time.perf_counter()
     model = find_model(host, request.model)
 
     def read(served: Served) -> ReadRequest:
@@ -220,14 +220,14 @@ def _reply(
         (answer,) = (timed(each) for each in answers_of(served.llm))
         check([answer])
         num_top = request.top_logprobs or 0
-        wording = OllamaWording(served, answer, put, request.model, num_top, asked_at)
-        return ReadRequest([answer], wording)
+        writer = OllamaResponseWriter(served, answer, put, request.model, num_top, requested_at)
+        return ReadRequest([answer], writer)
 
     return Reply(host, model.name, request.stream is not False, read)
 
 
 async def _only_load(host: ModelHost, request: OllamaRequest, put: Put) -> Response:
-    asked_at = time.perf_counter()
+    requested_at = time.perf_counter()
     model = find_model(host, request.model)
     if request.keep_alive == 0:
         model.keep_for(0)
@@ -236,14 +236,14 @@ async def _only_load(host: ModelHost, request: OllamaRequest, put: Put) -> Respo
         async with host.lease(model.name):
             _keep(model, request)
         reason = "load"
-    took = nanoseconds(time.perf_counter() - asked_at)
+    took = nanoseconds(time.perf_counter() - requested_at)
     durations = {"total_duration": took, "load_duration": took}
     end = {"done": True, "done_reason": reason, **durations}
     return JSONResponse({**facts_now(request.model), **put(""), **end})
 
 
 def _keep(model: HostedModel, request: OllamaRequest) -> None:
-    """How long it stays when idle, as of this request: as it says, or as usual."""
+    """Set how long the idle model stays loaded, by this request's `keep_alive` or the default."""
     if request.keep_alive is None:
         model.keep_for(model.usual_keep_alive)
     else:

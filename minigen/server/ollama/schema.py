@@ -1,7 +1,7 @@
-"""What may be asked in Ollama's words, field by field, with Ollama's own defaults.
+"""The request schema of Ollama's API, with Ollama's own defaults.
 
-A field or an option that is not here, or asks for what minigen does not do, is an error that names
-it. Source: Ollama's API reference, and its client's types.
+An unknown field or option, or an unsupported value, is an error that names the field. Source:
+Ollama's API reference, and its client's types.
 """
 
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ from minigen.server.openai.schema import (
     Strict,
 )
 
-NO_LIMITS = (-1, -2)  # of num_predict: until the model ends, or until the context is full
+NO_LIMITS = (-1, -2)  # num_predict: until the model stops, or until the context is full
 
 
 def _checked_num_predict(value: int | None) -> int | None:
@@ -28,40 +28,47 @@ def _checked_num_predict(value: int | None) -> int | None:
 
 
 def _checked_keep_alive(value: Any) -> Any:
-    """Seconds, or text such as "5m"; below 0 is for ever."""
+    """Return seconds for a number or a text like "5m"; a negative value means forever."""
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
         return value
     if not isinstance(value, str):
-        raise ValueError('should be seconds, or a time such as "5m" or "-1"')
+        raise ValueError('should be seconds, or a time like "5m" or "-1"')
     sign, text = (-1, value[1:]) if value.startswith("-") else (1, value)
     return sign * parse_seconds("it", text)
 
 
 KeepAlive = Annotated[
-    Any,  # and afterwards a number or None
+    Any,  # a number or None after validation
     AfterValidator(_checked_keep_alive),
     WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}, {"type": "null"}]}),
 ]
-_KEEP_ALIVE = 'How long the model stays loaded when idle: seconds or "10m"; 0 ends it, -1 never.'
+_KEEP_ALIVE = 'How long an idle model stays loaded: seconds or "10m"; 0 unloads it, -1 never does.'
 
 
 class Options(Strict):
-    """How tokens are chosen. What says only where or how fast Ollama computes is ignored."""
+    """The sampling options. Options that only affect where or how fast Ollama runs are ignored."""
 
     temperature: float | None = Field(None, ge=0, le=10**6, description="0.8 if absent.")
-    top_k: int | None = Field(None, ge=-1, description="40 if absent; 0 or -1 for all.")
+    top_k: int | None = Field(None, ge=-1, description="40 if absent; 0 or -1 means all.")
     top_p: float | None = Field(None, gt=0, le=1, description="0.9 if absent.")
     min_p: float | None = Field(None, ge=0, le=1)
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="Below 0 is none.")
+    seed: int | None = Field(
+        None, ge=-(2**63), le=2**63 - 1, description="A negative value means no seed."
+    )
     num_predict: Annotated[int | None, AfterValidator(_checked_num_predict)] = Field(
-        None, le=2**31 - 1, description="Tokens at most; -1, as if absent: what the context leaves."
+        None, le=2**31 - 1, description="Maximum tokens; -1 or absent: the rest of the context."
     )
     num_ctx: int | None = Field(
-        None, ge=1, description="Prompt and answer at most; the model's context if absent or less."
+        None,
+        ge=1,
+        description="Maximum tokens of prompt and answer; at most the model's context (default).",
     )
-    stop: Stop = Field(None, description="Texts that end an answer, and are not part of it.")
+    stop: Stop = Field(None, description="Texts that end an answer; they are not part of it.")
     repeat_penalty: float | None = Field(
-        None, gt=0, le=10**6, description="1.1 if absent; for all tokens so far, not the last 64."
+        None,
+        gt=0,
+        le=10**6,
+        description="1.1 if absent; it applies to all tokens so far, not to the last 64.",
     )
     repeat_last_n: Annotated[Any, OnlyDefault(-1)] = None
     presence_penalty: float | None = Field(None, ge=-(10**6), le=10**6)
@@ -73,7 +80,7 @@ class Options(Strict):
     mirostat_tau: Annotated[Any, Ignored("number")] = None
     mirostat_eta: Annotated[Any, Ignored("number")] = None
     penalize_newline: Annotated[Any, OnlyDefault(True)] = None
-    num_keep: Annotated[Any, Ignored("number")] = None  # of a prompt that is cut, as none is here
+    num_keep: Annotated[Any, Ignored("number")] = None  # for truncation, which minigen never does
     num_batch: Annotated[Any, Ignored("number")] = None
     num_gpu: Annotated[Any, Ignored("number")] = None
     main_gpu: Annotated[Any, Ignored("number")] = None
@@ -86,13 +93,13 @@ class Options(Strict):
 
 
 class OllamaRequest(Strict):
-    """What both endpoints have."""
+    """The fields of both endpoints."""
 
     model: str = Field(min_length=1, description="With or without ':latest'.")
-    stream: bool | None = Field(None, description="A line of JSON a step; true if absent.")
+    stream: bool | None = Field(None, description="One JSON line per step; true if absent.")
     options: Options | None = None
     keep_alive: KeepAlive = Field(None, description=_KEEP_ALIVE)
-    logprobs: bool | None = Field(None, description="Tell each token's log probability.")
+    logprobs: bool | None = Field(None, description="Return each token's log probability.")
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
 
     format: Annotated[Any, OnlyDefault("")] = None
@@ -110,9 +117,9 @@ class GenerateRequest(OllamaRequest):
         }
     )
 
-    prompt: str | None = Field(None, description="Empty: only load the model.")
-    system: str | None = Field(None, description="The first message of the model's chat template.")
-    raw: bool | None = Field(None, description="The prompt as it is, without a chat template.")
+    prompt: str | None = Field(None, description="If empty, only load the model.")
+    system: str | None = Field(None, description="The system message before the prompt.")
+    raw: bool | None = Field(None, description="Use the prompt unchanged, without a chat template.")
 
     suffix: Annotated[Any, OnlyDefault("")] = None
     images: Annotated[Any, OnlyDefault([])] = None
@@ -121,7 +128,7 @@ class GenerateRequest(OllamaRequest):
 
 
 class OllamaMessage(Strict):
-    """One turn of a conversation."""
+    """One message of a conversation."""
 
     role: str = Field(description='"system", "user" or "assistant".')
     content: str = ""
@@ -144,7 +151,9 @@ class OllamaChatRequest(OllamaRequest):
         }
     )
 
-    messages: list[OllamaMessage] | None = Field(None, description="None: only load the model.")
+    messages: list[OllamaMessage] | None = Field(
+        None, description="If absent, only load the model."
+    )
     tools: Annotated[Any, OnlyDefault([])] = None
 
 

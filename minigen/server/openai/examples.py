@@ -1,9 +1,9 @@
-"""What answers look like, for the OpenAPI page."""
+"""Example responses for the OpenAPI page."""
 
 from typing import Any
 
 _ERROR = {
-    "message": "'temperature': Input should be greater than or equal to 0, not -1.",
+    "message": "'temperature': should be greater than or equal to 0, not -1.",
     "type": "invalid_request_error",
     "param": "temperature",
     "code": None,
@@ -42,11 +42,11 @@ def _failing(description: str) -> dict[str, Any]:
 def _giving(example: dict[str, Any], **other_content: Any) -> dict[int | str, dict[str, Any]]:
     content = {"application/json": {"schema": {"type": "object"}, "example": example}}
     return {
-        200: {"description": "The answer.", "content": {**content, **other_content}},
-        400: _failing("A field that is unknown, of another type, or asks for what cannot be done."),
-        404: _failing("There is no such model."),
-        500: _failing("The model or the server failed at this request."),
-        503: _failing("The server is about to end, or the model could not be loaded."),
+        200: {"description": "The response.", "content": {**content, **other_content}},
+        400: _failing("A field is unknown, has the wrong type, or its value is not supported."),
+        404: _failing("The model does not exist."),
+        500: _failing("The model or the server failed on this request."),
+        503: _failing("The server is shutting down, or the model could not be loaded."),
     }
 
 

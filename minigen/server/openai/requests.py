@@ -1,4 +1,4 @@
-"""From a request's fields to what a model is asked: prompts, and `SamplingParams` for them."""
+"""Convert the fields of OpenAI requests to prompts and `SamplingParams`."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -18,20 +18,21 @@ from minigen.server.openai.schema import (
 )
 from minigen.tokenizer.chat_template import ChatTemplate
 
-MOST_ANSWERS = 1024  # of one request: prompts times n
+MOST_ANSWERS = 1024  # answers to one request: prompts times n
 
 
 def chat_answers(llm: LLM, request: ChatRequest) -> list[RequestState]:
-    """The answers that a chat asks for, to be made. Raises a `MinigenError` saying what is wrong.
+    """Create the states of the answers that a chat request asks for.
 
-    Without a limit of tokens they go on to what the context leaves.
+    Without a token limit, an answer may fill the rest of the context. Raises a `MinigenError` if
+    the request is invalid.
     """
     if request.top_logprobs is not None and not request.logprobs:
-        raise ApiError("top_logprobs is told only with logprobs: true.", param="top_logprobs")
+        raise ApiError("top_logprobs needs logprobs: true.", param="top_logprobs")
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
         raise ApiError(
-            "max_tokens and max_completion_tokens say the same thing, and differ; give one.",
+            "max_tokens and max_completion_tokens set the same limit; give only one of them.",
             param="max_completion_tokens",
         )
     params = _params(
@@ -44,16 +45,16 @@ def chat_answers(llm: LLM, request: ChatRequest) -> list[RequestState]:
 
 
 def completion_answers(llm: LLM, request: CompletionRequest) -> list[RequestState]:
-    """The answers that a completion asks for, to be made; as `chat_answers`.
+    """Create the states of the answers that a completion request asks for; see `chat_answers`.
 
-    For `max_tokens` 0 they are of one token, which nobody is to be shown.
+    For `max_tokens` 0 each answer has one token, which the response must not show.
     """
     if request.max_tokens == 0 and not request.echo:
-        raise ApiError("max_tokens is 0, which leaves nothing without echo.", param="max_tokens")
+        raise ApiError("max_tokens must be at least 1, or 0 with echo: true.", param="max_tokens")
     if len(request.prompt) * (request.n or 1) > MOST_ANSWERS:
         raise ApiError(
-            f"{len(request.prompt)} prompts with {request.n or 1} answers each are more than "
-            f"{MOST_ANSWERS} answers; ask for them in several requests.",
+            f"{len(request.prompt)} prompts with {request.n or 1} answers each exceed the maximum "
+            f"of {MOST_ANSWERS} answers; split them into several requests.",
             param="prompt",
         )
     params = _params(
@@ -66,20 +67,20 @@ def completion_answers(llm: LLM, request: CompletionRequest) -> list[RequestStat
 
 
 def chat_prompt(llm: LLM, request: ChatRequest | TokenizeRequest) -> list[int]:
-    """The token ids of a conversation, by the model's chat template."""
-    goes_on = bool(request.continue_final_message)
-    if goes_on and request.add_generation_prompt:
+    """Return the token ids of a conversation in the model's chat template."""
+    continues = bool(request.continue_final_message)
+    if continues and request.add_generation_prompt:
         raise ApiError(
-            "continue_final_message and add_generation_prompt exclude each other.",
+            "continue_final_message and add_generation_prompt exclude each other; set only one.",
             param="continue_final_message",
         )
-    begins = request.add_generation_prompt
+    add_prompt = request.add_generation_prompt
     variables = request.chat_template_kwargs or {}
     _check_settable(variables, llm.chat_template)
     return llm.chat_prompt(
         [_plain(message) for message in request.messages or ()],
-        add_generation_prompt=not goes_on if begins is None else begins,
-        continue_final_message=goes_on,
+        add_generation_prompt=not continues if add_prompt is None else add_prompt,
+        continue_final_message=continues,
         **variables,
     )
 
@@ -90,8 +91,8 @@ def _check_settable(variables: Mapping[str, Any], template: ChatTemplate | None)
     if surplus:
         settable = f"only {', '.join(sorted(names))}" if names else "none"
         raise ApiError(
-            f"chat_template_kwargs cannot set {surplus[0]!r}: of this model's chat template a "
-            f"client may set {settable}.",
+            f"chat_template_kwargs cannot set {surplus[0]!r}: clients may set {settable} of the "
+            "variables in this model's chat template.",
             param="chat_template_kwargs",
         )
 
@@ -99,25 +100,25 @@ def _check_settable(variables: Mapping[str, Any], template: ChatTemplate | None)
 def _plain(message: Message) -> dict[str, Any]:
     plain = message.model_dump(exclude_none=True)
     if message.role == "developer":
-        plain["role"] = "system"  # which templates know
+        plain["role"] = "system"  # the role that chat templates support
     return plain
 
 
 def _params(request: Generation, max_tokens: int | None, **own: Any) -> SamplingParams:
-    """The fields of the same names, and these; a field that is null has the engine's default."""
+    """Build `SamplingParams` from the fields with the same names and `own`; null is the default."""
     if request.best_of not in (None, request.n or 1):
         raise ApiError(
-            f"best_of is {request.best_of}, but minigen shows all that it makes: leave it out, or "
-            "let it be n.",
+            f"best_of is {request.best_of}, but minigen returns all answers that it generates: "
+            "leave best_of out, or set it to n.",
             param="best_of",
         )
     if request.stream_options is not None and not request.stream:
-        raise ApiError("stream_options is only for stream: true.", param="stream_options")
+        raise ApiError("stream_options needs stream: true.", param="stream_options")
     given = {each.name: getattr(request, each.name, None) for each in fields(SamplingParams)} | own
     given["logit_bias"] = _biases(request.logit_bias)
     if given["top_k"] in (0, -1):
         given["top_k"] = None
-    del given["max_tokens"]  # of which None means something
+    del given["max_tokens"]  # for which None has a meaning: no limit
     known = {name: value for name, value in given.items() if value is not None}
     return SamplingParams(max_tokens=max_tokens, **known)
 
@@ -127,5 +128,7 @@ def _biases(biases: dict[str, float] | None) -> dict[int, float] | None:
         return None
     for token_id in biases:
         if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 10):
-            raise ParamsError(f"logit_bias is by token id, as in '42', and not by {token_id!r}.")
+            raise ParamsError(
+                f"A key of logit_bias must be a token id like '42', not {token_id!r}."
+            )
     return {int(token_id): bias for token_id, bias in biases.items()}

@@ -1,7 +1,6 @@
-"""Answers in OpenAI's format, whole or in chunks: chats, completions, and their log probabilities.
+"""Responses in OpenAI's format, complete or in chunks: chats, completions, log probabilities.
 
-A chunk is made for every token, so its constant parts are made once, and only what is new goes
-through `json`.
+There is a chunk for every token, so the constant parts of a chunk are serialized only once.
 """
 
 import json
@@ -20,48 +19,50 @@ from minigen.server.openai.schema import ChatRequest, CompletionRequest, Generat
 from minigen.server.streaming import Growth
 from minigen.tokenizer.tokenizer import StreamDecoder, Tokenizer
 
-LEAST = -9999.0  # what OpenAI writes for a probability of 0, since JSON has no infinity
+LEAST = -9999.0  # OpenAI's value for a probability of 0, since JSON has no infinity
 
-Told = Mapping[int, Logprob]
+TokenLogprobs = Mapping[int, Logprob]  # of one position, by token id
 
 
-def chat_entry(tokenizer: Tokenizer, token_id: int, told: Told, num_top: int) -> dict[str, Any]:
-    """A chosen token, and the `num_top` likeliest, each with its bytes."""
+def chat_entry(
+    tokenizer: Tokenizer, token_id: int, logprobs: TokenLogprobs, num_top: int
+) -> dict[str, Any]:
+    """Return the entries of a sampled token and of the `num_top` most likely ones, with bytes."""
     return {
-        **_entry(tokenizer, token_id, told[token_id]),
-        "top_logprobs": [_entry(tokenizer, *each) for each in _likeliest(told)[:num_top]],
+        **_entry(tokenizer, token_id, logprobs[token_id]),
+        "top_logprobs": [_entry(tokenizer, *each) for each in _likeliest(logprobs)[:num_top]],
     }
 
 
 class Columns:
-    """A completion's log probabilities, token by token: where each begins in the text, too.
+    """The log probabilities of a completion as lists with an entry per token, with text offsets.
 
-    A token that is part of a character begins where the character does. `offset` is where the
-    first token begins.
+    A token that is part of a character has the offset of that character. `offset` is the offset of
+    the first token.
     """
 
     def __init__(self, tokenizer: Tokenizer, decoder: StreamDecoder, offset: int = 0):
         self._tokenizer, self._decoder, self._offset = tokenizer, decoder, offset
 
-    def of(self, tokens: Iterable[tuple[int, Told | None]]) -> dict[str, list[Any]]:
-        """The columns of the next tokens; None for a prompt's first, of which nothing is told."""
+    def of(self, tokens: Iterable[tuple[int, TokenLogprobs | None]]) -> dict[str, list[Any]]:
+        """Return the lists for the next tokens; a prompt's first token has no log probabilities."""
         columns: dict[str, list[Any]] = {
             "text_offset": [],
             "token_logprobs": [],
             "tokens": [],
             "top_logprobs": [],
         }
-        for token_id, told in tokens:
+        for token_id, logprobs in tokens:
             columns["text_offset"].append(self._offset)
             columns["tokens"].append(_text(self._tokenizer.token_bytes(token_id), "bytes:"))
-            columns["token_logprobs"].append(told and _number(told[token_id]))
-            columns["top_logprobs"].append(told and self._top(told))
+            columns["token_logprobs"].append(logprobs and _number(logprobs[token_id]))
+            columns["top_logprobs"].append(logprobs and self._top(logprobs))
             self._offset += len(self._decoder.push(token_id))
         return columns
 
-    def _top(self, told: Told) -> dict[str, float]:
+    def _top(self, logprobs: TokenLogprobs) -> dict[str, float]:
         top: dict[str, float] = {}
-        for token_id, logprob in _likeliest(told):  # of equal texts the likeliest stays
+        for token_id, logprob in _likeliest(logprobs):  # of equal texts, the most likely one wins
             text = _text(self._tokenizer.token_bytes(token_id), "bytes:")
             top.setdefault(text, _number(logprob))
         return top
@@ -72,12 +73,12 @@ def _entry(tokenizer: Tokenizer, token_id: int, logprob: Logprob) -> dict[str, A
     return {"token": _text(raw), "logprob": _number(logprob), "bytes": list(raw)}
 
 
-def _likeliest(told: Told) -> list[tuple[int, Logprob]]:
-    return sorted(told.items(), key=lambda each: -each[1].logprob)
+def _likeliest(logprobs: TokenLogprobs) -> list[tuple[int, Logprob]]:
+    return sorted(logprobs.items(), key=lambda each: -each[1].logprob)
 
 
 def _text(raw: bytes, prefix: str = "") -> str:
-    """The token's text; part of a character as its bytes, as in `\\xe2\\x80`.
+    """Return the token's text; part of a character is written as its bytes, like `\\xe2\\x80`.
 
     >>> _text(b" caf"), _text("é".encode()[:1], "bytes:")
     (' caf', 'bytes:\\\\xc3')
@@ -97,16 +98,16 @@ DONE = b"data: [DONE]\n\n"
 FINGERPRINT = f"minigen-{__version__}"
 
 
-class Wording(Protocol):
-    """How an API writes answers: all at once, or as a stream of bytes."""
+class ResponseWriter(Protocol):
+    """Writes the response in the format of one API, complete or as a stream of bytes."""
 
     media_type: str
 
     def whole(self) -> bytes: ...
 
-    def begin(self) -> bytes: ...
+    def on_start(self) -> bytes: ...
 
-    def grown(self, growth: Growth) -> bytes: ...
+    def on_token(self, growth: Growth) -> bytes: ...
 
     def end(self) -> bytes: ...
 
@@ -114,7 +115,7 @@ class Wording(Protocol):
 
 
 class Head:
-    """What all chunks of an answer begin with: `{"id": ..., ..., "model": ...`, left open."""
+    """The fields that all chunks of a response share: its id, its time, the model."""
 
     def __init__(self, prefix: str, model: str, request: Generation):
         self.facts = {
@@ -124,36 +125,36 @@ class Head:
             "system_fingerprint": FINGERPRINT,
         }
         options = request.stream_options
-        self.tells_usage = options is not None and bool(options.include_usage)
+        self.includes_usage = options is not None and bool(options.include_usage)
 
     def opened(self, kind: str) -> str:
-        """The beginning of a chunk, up to its choices."""
-        usage = {"usage": None} if self.tells_usage else {}
+        """Return the start of a chunk, up to its choices."""
+        usage = {"usage": None} if self.includes_usage else {}
         text = json.dumps({"object": kind, **self.facts, **usage}, separators=(",", ":"))
         return f'data: {text[:-1]},"choices":'
 
     def whole(self, kind: str, choices: list[dict[str, Any]], usage: dict[str, Any]) -> bytes:
-        """A whole answer, or a chunk's body."""
+        """Return the JSON of a complete response, or of a chunk."""
         return json.dumps(
             {"object": kind, **self.facts, "choices": choices, "usage": usage}
         ).encode()
 
     def end(self, kind: str, usage: dict[str, Any]) -> bytes:
-        """The last chunks of a stream."""
-        if not self.tells_usage:
+        """Return the last chunks of a stream."""
+        if not self.includes_usage:
             return DONE
         return b"data: " + self.whole(kind, [], usage) + b"\n\n" + DONE
 
 
 def usage_of(answers: SequenceOf[RequestState], without_output: bool = False) -> dict[str, Any]:
-    """How many tokens were read, found in the prefix cache, and made; each prompt counts once."""
+    """Count the prompt tokens, cached prompt tokens and output tokens; each prompt counts once."""
     firsts = [answer.sequence for answer in answers if answer.choice.index == 0]
     prompt = sum(len(sequence.prompt_ids) for sequence in firsts)
-    made = 0 if without_output else sum(len(answer.choice.token_ids) for answer in answers)
+    output = 0 if without_output else sum(len(answer.choice.token_ids) for answer in answers)
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": made,
-        "total_tokens": prompt + made,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
         "prompt_tokens_details": {
             "cached_tokens": sum(sequence.num_cached or 0 for sequence in firsts)
         },
@@ -161,12 +162,12 @@ def usage_of(answers: SequenceOf[RequestState], without_output: bool = False) ->
 
 
 def failed_event(error: ApiError) -> bytes:
-    """An error in mid-stream, as OpenAI's client expects it."""
+    """Return an error in the middle of a stream, in the format that OpenAI's client expects."""
     return b"data: " + error.body() + b"\n\n"
 
 
-class ChatWording:
-    """`chat.completion` and its chunks."""
+class ChatResponseWriter:
+    """Writes `chat.completion` objects and their chunks."""
 
     media_type = EVENT_STREAM
 
@@ -177,7 +178,7 @@ class ChatWording:
         self._opened = self._head.opened("chat.completion.chunk")
 
     def whole(self) -> bytes:
-        """The JSON of all choices."""
+        """Return the JSON of all choices."""
         choices = [
             {
                 "index": answer.choice.index,
@@ -189,13 +190,13 @@ class ChatWording:
         ]
         return self._head.whole("chat.completion", choices, usage_of(self._answers))
 
-    def begin(self) -> bytes:
-        """Each choice's role."""
+    def on_start(self) -> bytes:
+        """Return a chunk with the role of each choice."""
         role = '{"role":"assistant","content":"","refusal":null}'
         return b"".join(self._chunk(each.choice.index, role) for each in self._answers)
 
-    def grown(self, growth: Growth) -> bytes:
-        """A token's text, once it is certain, and its log probability; or why that was the last."""
+    def on_token(self, growth: Growth) -> bytes:
+        """Return a chunk with the final text and log probabilities, and one for a finish reason."""
         index, delta, chunk = growth.answer.choice.index, growth.delta, b""
         logprobs = "null"
         if growth.logprobs is not None:
@@ -208,11 +209,11 @@ class ChatWording:
         return chunk
 
     def end(self) -> bytes:
-        """The usage, if asked for, and the mark of the end."""
+        """Return the usage, if requested, and the end mark."""
         return self._head.end("chat.completion.chunk", usage_of(self._answers))
 
     def failure(self, error: ApiError) -> bytes:
-        """An error in mid-stream."""
+        """Return an error in the middle of a stream."""
         return failed_event(error)
 
     def _chunk(self, index: int, delta: str, logprobs: str = "null", finish: str = "null") -> bytes:
@@ -226,14 +227,14 @@ class ChatWording:
         if choice.logprobs is None:
             return None
         entries = [
-            chat_entry(self._tokenizer, token_id, told, self._num_top)
-            for token_id, told in zip(choice.token_ids, choice.logprobs, strict=True)
+            chat_entry(self._tokenizer, token_id, logprobs, self._num_top)
+            for token_id, logprobs in zip(choice.token_ids, choice.logprobs, strict=True)
         ]
         return {"content": entries, "refusal": None}
 
 
-class CompletionWording:
-    """`text_completion` and its chunks; with echo, the prompt comes first."""
+class CompletionResponseWriter:
+    """Writes `text_completion` objects and their chunks; with echo, the prompt comes first."""
 
     media_type = EVENT_STREAM
 
@@ -247,15 +248,15 @@ class CompletionWording:
         self._only_echo = request.max_tokens == 0
         self._head = Head("cmpl", served.name, request)
         self._opened = self._head.opened("text_completion")
-        self._columns: dict[int, Columns] = {}  # by choice, of those who ask for logprobs
+        self._columns: dict[int, Columns] = {}  # by choice, if log probabilities are requested
 
     @property
     def needs_engine(self) -> bool:
-        """Whether there is more to tell than the prompt's text."""
+        """Whether the response needs more than the prompt's text."""
         return not self._only_echo or self._answers[0].choice.logprobs is not None
 
     def whole(self) -> bytes:
-        """The JSON of all choices."""
+        """Return the JSON of all choices."""
         choices = [
             {
                 "index": self._index(answer),
@@ -267,8 +268,8 @@ class CompletionWording:
         ]
         return self._head.whole("text_completion", choices, self._usage())
 
-    def begin(self) -> bytes:
-        """The prompts, where they are echoed."""
+    def on_start(self) -> bytes:
+        """Return the echoed prompts; nothing without echo."""
         if not self._echo:
             return b""
         finish = '"length"' if self._only_echo else "null"
@@ -277,23 +278,23 @@ class CompletionWording:
             for answer in self._answers
         )
 
-    def grown(self, growth: Growth) -> bytes:
-        """A token's text, once it is certain, its log probability, and why that was the last."""
-        answer, delta, told = growth
-        if self._only_echo or not (delta.text or delta.finish_reason or told):
+    def on_token(self, growth: Growth) -> bytes:
+        """Return a chunk with the final text, the log probabilities and the finish reason."""
+        answer, delta, logprobs = growth
+        if self._only_echo or not (delta.text or delta.finish_reason or logprobs):
             return b""
         columns = None
-        if told is not None:
-            columns = self._columns_of(answer).of([(delta.token_id, told)])
+        if logprobs is not None:
+            columns = self._columns_of(answer).of([(delta.token_id, logprobs)])
         finish = "null" if delta.finish_reason is None else f'"{delta.finish_reason}"'
         return self._chunk(answer, delta.text, columns, finish)
 
     def end(self) -> bytes:
-        """The usage, if asked for, and the mark of the end."""
+        """Return the usage, if requested, and the end mark."""
         return self._head.end("text_completion", self._usage())
 
     def failure(self, error: ApiError) -> bytes:
-        """An error in mid-stream."""
+        """Return an error in the middle of a stream."""
         return failed_event(error)
 
     def _usage(self) -> dict[str, Any]:
@@ -303,7 +304,7 @@ class CompletionWording:
         return answer.prompt * self._n + answer.choice.index
 
     def _echoed(self, answer: RequestState) -> str:
-        """The prompt as it was given, or as its tokens are written."""
+        """Return the prompt to echo: the given text, or the decoded tokens; "" without echo."""
         prompt = self._prompts[answer.prompt]
         if not self._echo:
             return ""
@@ -331,7 +332,7 @@ class CompletionWording:
     def _prompt_columns(self, answer: RequestState) -> dict[str, list[Any]] | None:
         if not self._echo or answer.choice.logprobs is None:
             return None
-        first = self._answers[answer.prompt * self._n].sequence  # which knows for all n
+        first = self._answers[answer.prompt * self._n].sequence  # stores them for all n answers
         decoder = self._tokenizer.stream(self._skips, continues=False)
         columns = Columns(self._tokenizer, decoder)
         return columns.of(zip(first.prompt_ids, first.prompt_logprobs, strict=True))

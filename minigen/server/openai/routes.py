@@ -1,4 +1,4 @@
-"""OpenAI's endpoints: chat, completions, models."""
+"""The routes of OpenAI's API: chat, completions, models."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
@@ -10,57 +10,57 @@ from minigen.outputs import RequestState
 from minigen.server.models import HostedModel, ModelHost, Served
 from minigen.server.openai import examples
 from minigen.server.openai.requests import chat_answers, completion_answers
-from minigen.server.openai.responses import ChatWording, CompletionWording
+from minigen.server.openai.responses import ChatResponseWriter, CompletionResponseWriter
 from minigen.server.openai.schema import ChatRequest, CompletionRequest
 from minigen.server.replies import ReadRequest, Reply
 
-# Called with what a request asks for, before any work; raises a `MinigenError` to refuse it.
+# Called with a request's answers before they are generated; raises a `MinigenError` to refuse it.
 Check = Callable[[SequenceOf[RequestState]], None]
 
 
 def openai_router(host: ModelHost, check: Check) -> APIRouter:
-    """The routes under /v1 for the models of a host."""
+    """Create the routes under /v1 for the models of a host."""
     router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
     @router.post("/chat/completions", responses=examples.CHAT)
     async def chat(request: ChatRequest) -> Reply:
-        """Answer a conversation, at once or as a stream of server-sent events."""
+        """Answer a conversation, as one response or as a stream of server-sent events."""
 
         def read(served: Served) -> ReadRequest:
             answers = chat_answers(served.llm, request)
             check(answers)
-            return ReadRequest(answers, ChatWording(served, answers, request))
+            return ReadRequest(answers, ChatResponseWriter(served, answers, request))
 
         return Reply(host, request.model, bool(request.stream), read)
 
     @router.post("/completions", responses=examples.COMPLETION)
     async def complete(request: CompletionRequest) -> Reply:
-        """Continue one or several prompts, at once or as a stream of server-sent events."""
+        """Continue one or more prompts, as one response or as a stream of server-sent events."""
 
         def read(served: Served) -> ReadRequest:
             answers = completion_answers(served.llm, request)
             check(answers)
-            wording = CompletionWording(served, answers, request)
-            return ReadRequest(answers if wording.needs_engine else [], wording)
+            writer = CompletionResponseWriter(served, answers, request)
+            return ReadRequest(answers if writer.needs_engine else [], writer)
 
         return Reply(host, request.model, bool(request.stream), read)
 
     @router.get("/models", responses=examples.MODELS)
     async def models() -> dict[str, Any]:
-        """The models that may be asked."""
+        """List the available models."""
         data = [_listed(host, model) for model in host.models.values()]
         return {"object": "list", "data": data}
 
     @router.get("/models/{name:path}", responses=examples.MODEL)
     async def model(name: str) -> dict[str, Any]:
-        """One of the models that may be asked."""
+        """Return one of the available models."""
         return _listed(host, host.find(name))
 
     return router
 
 
 def _listed(host: ModelHost, model: HostedModel) -> dict[str, Any]:
-    """A model as OpenAI lists it; its context's length is known once it has been loaded."""
+    """Return a model in OpenAI's format; its context length is included once it is loaded."""
     listed = {"id": model.name, "object": "model", "created": host.created, "owned_by": "minigen"}
     if model.served is None:
         return listed

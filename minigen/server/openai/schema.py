@@ -1,9 +1,8 @@
-"""The fields of requests: OpenAI's two endpoints, and vLLM's for tokens.
+"""The request schema of OpenAI's two endpoints, and of vLLM's tokenizer endpoints.
 
-A field that is not here, or a value that asks for what minigen does not do, is an error that names
-it. `null` is the same as a field left out. Fields that common clients always send are accepted with
-the values that change nothing. Sources: OpenAI's API reference; vLLM's, for the extras from `top_k`
-on.
+An unknown field or an unsupported value is an error that names the field. `null` means the same as
+a missing field. Fields that common clients always send are accepted with values that change
+nothing. Sources: OpenAI's API reference; vLLM's, for the additional fields from `top_k` on.
 """
 
 import json
@@ -29,44 +28,44 @@ TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 class OnlyDefault:
-    """Marks a field that may be null or one of `values`, each of which asks for nothing."""
+    """Marks a field that accepts only null or `values`, which all mean the default behaviour."""
 
     def __init__(self, *values: Any):
         self.values = (None, *values)
 
     def __get_pydantic_core_schema__(self, _: Any, __: GetCoreSchemaHandler) -> CoreSchema:
-        """How pydantic is to check it."""
+        """Return the check for pydantic."""
         return core_schema.no_info_plain_validator_function(self._check)
 
     def __get_pydantic_json_schema__(
         self, _: CoreSchema, __: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """How it shows on the OpenAPI page."""
-        description = "Accepted only with a value that asks for nothing."
+        """Return the schema for the OpenAPI page."""
+        description = "Accepted only with a value that changes nothing."
         return {"enum": list(self.values), "description": description}
 
     def _check(self, value: Any) -> None:
-        # By type too, since 0 equals false; and any of them is as good as absent from here on.
+        # Compare the types, too, since 0 == False. An accepted value becomes None, as if absent.
         if not any(type(value) is type(each) and value == each for each in self.values):
             allowed = " or ".join(json.dumps(each) for each in self.values)
-            raise ValueError(f"asks for what minigen does not do; leave it out, or send {allowed}")
+            raise ValueError(f"minigen does not support this value; leave it out or send {allowed}")
 
 
 class Ignored:
-    """Marks a field that may hold anything of a JSON type: a note that changes no answer."""
+    """Marks a field that accepts any value of a JSON type and does not affect the response."""
 
     def __init__(self, json_type: str):
         self.json_type = json_type
 
     def __get_pydantic_core_schema__(self, _: Any, __: GetCoreSchemaHandler) -> CoreSchema:
-        """How pydantic is to check it."""
+        """Return the check for pydantic."""
         return core_schema.no_info_plain_validator_function(self._check)
 
     def __get_pydantic_json_schema__(
         self, _: CoreSchema, __: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """How it shows on the OpenAPI page."""
-        description = "Accepted; it changes no answer."
+        """Return the schema for the OpenAPI page."""
+        description = "Accepted and ignored."
         return {"anyOf": [{"type": self.json_type}, {"type": "null"}], "description": description}
 
     def _check(self, value: Any) -> None:
@@ -75,7 +74,7 @@ class Ignored:
 
 
 MOST_STOPS = 64
-MOST_TOP_LOGPROBS = 20  # as OpenAI has it; more would be a large part of the vocabulary a token
+MOST_TOP_LOGPROBS = 20  # OpenAI's limit, which bounds the size of a response
 WHOLE_MODELS = 2**31 - 1
 EXAMPLE_MODEL = "smollm2-135m"
 
@@ -89,14 +88,14 @@ def _checked_stop(value: Any) -> Any:
         raise ValueError(
             f"must be text or a list of at most {MOST_STOPS} texts of at most 1000 characters"
         )
-    return [each for each in stops if each]  # an empty text stops nothing; some clients send it
+    return [each for each in stops if each]  # some clients send "", which must stop nothing
 
 
 def _checked_prompt(value: Any) -> list[Any]:
-    """A list of prompts; what is in each is the tokenizer's and the model's to check."""
+    """Return a list of prompts; the tokenizer and the model check the content of each."""
     prompts = [value] if isinstance(value, str) else value
     if not isinstance(prompts, list) or not prompts:
-        raise ValueError("must be text, token ids, or a list of one of the two, not empty")
+        raise ValueError("must be text, token ids, or a list of either, and not empty")
     if isinstance(prompts[0], str | list):
         return prompts
     return [prompts]
@@ -142,7 +141,7 @@ Content = Annotated[
 
 
 class Strict(BaseModel):
-    """Refuses fields that it does not know, and values of another type."""
+    """A schema that rejects unknown fields, and does not convert values of another type."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
@@ -150,34 +149,40 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
-    """How a stream is told."""
+    """The options of a stream."""
 
-    include_usage: bool | None = Field(None, description="A last chunk counts the tokens.")
+    include_usage: bool | None = Field(None, description="Send a last chunk with token counts.")
     include_obfuscation: Annotated[Any, OnlyDefault(False)] = None
     continuous_usage_stats: Annotated[Any, OnlyDefault(False)] = None
 
 
 class Generation(Strict):
-    """What both endpoints have: which model, how its tokens are chosen, and how it is told."""
+    """The fields of both endpoints: the model, its sampling parameters, and streaming."""
 
     model: str | None = Field(
         None, description="A model of /v1/models; the server's first if absent."
     )
     n: int | None = Field(None, ge=1, le=128, description="Answers to each prompt.")
-    temperature: float | None = Field(None, ge=0, le=10**6, description="0 is greedy; else 1.")
+    temperature: float | None = Field(None, ge=0, le=10**6, description="0 is greedy; 1 if absent.")
     top_p: float | None = Field(None, gt=0, le=1)
-    stop: Stop = Field(None, description="Texts that end an answer, and are not part of it.")
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="Draws the same again.")
-    stream: bool | None = Field(None, description="Server-sent events, as tokens come.")
+    stop: Stop = Field(None, description="Texts that end an answer; they are not part of it.")
+    seed: int | None = Field(
+        None, ge=-(2**63), le=2**63 - 1, description="The same seed samples the same tokens."
+    )
+    stream: bool | None = Field(
+        None, description="Send server-sent events while tokens are generated."
+    )
     stream_options: StreamOptions | None = None
     presence_penalty: float | None = Field(None, ge=-(10**6), le=10**6)
     frequency_penalty: float | None = Field(None, ge=-(10**6), le=10**6)
     logit_bias: dict[str, float] | None = Field(
-        None, max_length=1024, description="By token id: what is added to its logit."
+        None, max_length=1024, description="By token id: a value that is added to its logit."
     )
     user: Annotated[Any, Ignored("string")] = None
 
-    top_k: int | None = Field(None, ge=-1, description="Likeliest tokens to draw from; 0 or -1 all")
+    top_k: int | None = Field(
+        None, ge=-1, description="Sample from the most likely k tokens; 0 or -1 means all."
+    )
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=10**6)
     min_tokens: int | None = Field(None, ge=0)
@@ -186,13 +191,13 @@ class Generation(Strict):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     priority: int | None = Field(
-        None, ge=-(2**31), le=2**31, description="Lower goes first; 0 if absent."
+        None, ge=-(2**31), le=2**31, description="Lower values run first; 0 if absent."
     )
     cache_salt: str | None = Field(
-        None, max_length=512, description="Only equal ones share a computed beginning."
+        None, max_length=512, description="Only requests with the same salt share cached prefixes."
     )
 
-    best_of: int | None = Field(None, description="Accepted only as large as n.")
+    best_of: int | None = Field(None, description="Accepted only if equal to n.")
     length_penalty: Annotated[Any, OnlyDefault(1, 1.0)] = None
     use_beam_search: Annotated[Any, OnlyDefault(False)] = None
     spaces_between_special_tokens: Annotated[Any, OnlyDefault(True)] = None
@@ -214,10 +219,10 @@ class Generation(Strict):
 
 
 class Message(Strict):
-    """One turn of a conversation."""
+    """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"] = Field(
-        description='"developer" is another word for "system".'
+        description='"developer" means the same as "system".'
     )
     content: Content
     name: str | None = Field(None, description="Passed to the chat template.")
@@ -234,7 +239,7 @@ class Conversation(Strict):
     messages: list[Message] = Field(min_length=1)
     add_generation_prompt: bool | None = Field(None, description="True if absent.")
     continue_final_message: bool | None = Field(
-        None, description="Go on within the last message; then add_generation_prompt is false."
+        None, description="Continue the last message; add_generation_prompt is then false."
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Variables for the chat template, such as enable_thinking."
@@ -258,12 +263,12 @@ class ChatRequest(Generation, Conversation):
     )
 
     max_completion_tokens: int | None = Field(
-        None, ge=1, description="Tokens of an answer at most; what the context leaves if absent."
+        None, ge=1, description="Maximum tokens of an answer; the rest of the context if absent."
     )
-    max_tokens: int | None = Field(None, ge=1, description="An older name of the same.")
-    logprobs: bool | None = Field(None, description="Tell each token's log probability.")
+    max_tokens: int | None = Field(None, ge=1, description="Older name of max_completion_tokens.")
+    logprobs: bool | None = Field(None, description="Return each token's log probability.")
     top_logprobs: int | None = Field(
-        None, ge=0, le=MOST_TOP_LOGPROBS, description="And those of the likeliest."
+        None, ge=0, le=MOST_TOP_LOGPROBS, description="Also return those of the most likely tokens."
     )
 
     echo: Annotated[Any, OnlyDefault(False)] = None
@@ -297,12 +302,12 @@ class CompletionRequest(Generation):
 
     prompt: Prompts
     max_tokens: int | None = Field(
-        None, ge=0, description="What the context leaves if absent; 0 only with echo."
+        None, ge=0, description="The rest of the context if absent; 0 only with echo."
     )
     logprobs: int | None = Field(
-        None, ge=0, le=MOST_TOP_LOGPROBS, description="How many of the likeliest are told."
+        None, ge=0, le=MOST_TOP_LOGPROBS, description="Number of most likely tokens to return."
     )
-    echo: bool | None = Field(None, description="The answer begins with the prompt.")
+    echo: bool | None = Field(None, description="Start the answer with the prompt.")
 
     suffix: Annotated[Any, OnlyDefault("")] = None
     add_special_tokens: Annotated[Any, OnlyDefault(True)] = None

@@ -1,4 +1,7 @@
-"""Workers of a crew do every task once, whoever is late; and a team ends with its process."""
+"""Workers of a thread pool run every task once, even if some are late.
+
+A pool ends with its process.
+"""
 
 import subprocess
 import sys
@@ -11,36 +14,36 @@ from numba import njit
 
 from minigen.kernels.cpu.thread_pool import (
     Team,
-    alone,
-    begin,
-    enter,
-    finish,
-    leave,
-    make_crew,
+    barrier,
+    join_step,
+    leave_step,
+    make_pool,
+    next_phase,
     open_step,
-    portion,
+    pool_of_one,
     take,
+    task_size,
     team_of,
 )
 
 
 @njit(nogil=True)
-def count_tasks(crew, step, sizes, done, sums, late):
-    """Each task of the phases adds one to its place, and looks at what the phase before wrote."""
-    if enter(crew, step):
+def count_tasks(pool, step, sizes, done, sums, late):
+    """Each task of a phase adds one to its place, and checks what the phase before wrote."""
+    if join_step(pool, step):
         for phase in range(len(sizes)):
-            begin(crew)
-            task = take(crew, sizes[phase])
+            next_phase(pool)
+            task = take(pool, sizes[phase])
             while task < sizes[phase]:
-                if crew.worker == late:
+                if pool.worker == late:
                     for _ in range(20_000):
-                        sums[0] += 1.0  # takes long, and is nobody else's
+                        sums[0] += 1.0  # takes long, and no other task writes it
                 done[phase, task] += 1
                 if phase > 0:
                     done[phase, task] += 10 * (done[phase - 1, : sizes[phase - 1]] % 10 != 1).sum()
-                task = take(crew, sizes[phase])
-            finish(crew, sizes[phase])
-        leave(crew)
+                task = take(pool, sizes[phase])
+            barrier(pool, sizes[phase])
+        leave_step(pool)
 
 
 SIZES = np.array([1, 7, 0, 64, 2, 3, 1, 0, 500, 5])
@@ -62,16 +65,16 @@ def test_every_task_is_done_once_and_after_the_phase_before(num_threads: int, la
     team.close()
 
 
-def test_who_never_comes_is_not_waited_for() -> None:
-    first, *_ = make_crew(4, len(SIZES))
+def test_the_step_does_not_wait_for_a_missing_worker() -> None:
+    first, *_ = make_pool(4, len(SIZES))
     done = np.zeros((len(SIZES), SIZES.max()), np.int64)
     open_step(first, 1)
     count_tasks(first, 1, SIZES, done, np.zeros(16), -1)
     assert done.sum() == SIZES.sum()
 
 
-def test_who_comes_too_late_finds_the_step_closed() -> None:
-    first, second = make_crew(2, len(SIZES))
+def test_a_late_worker_finds_the_step_closed() -> None:
+    first, second = make_pool(2, len(SIZES))
     done = np.zeros((len(SIZES), SIZES.max()), np.int64)
     open_step(first, 1)
     count_tasks(first, 1, SIZES, done, np.zeros(16), -1)
@@ -79,25 +82,25 @@ def test_who_comes_too_late_finds_the_step_closed() -> None:
     count_tasks(second, 1, SIZES, done, np.zeros(16), -1)
     np.testing.assert_array_equal(done, before)
     open_step(first, 2)
-    assert not enter(second, 1)
-    assert enter(second, 2)
+    assert not join_step(second, 1)
+    assert join_step(second, 2)
 
 
-def test_tasks_of_a_range_come_in_order_and_then_those_of_others() -> None:
-    first, second = make_crew(2, 1)
-    begin(first)
-    begin(second)
+def test_a_worker_takes_its_range_in_order_and_then_tasks_of_others() -> None:
+    first, second = make_pool(2, 1)
+    next_phase(first)
+    next_phase(second)
     assert [take(first, 6) for _ in range(2)] == [0, 1]
     assert take(second, 6) == 3
     assert [take(first, 6) for _ in range(4)] == [2, 4, 5, 6]
     assert take(second, 6) == 6
 
 
-def test_portions_are_neither_nothing_nor_everything() -> None:
-    crew = make_crew(2, 1)[0]
-    assert portion(crew, 1) == 1
-    assert 1 <= portion(crew, 100) <= 50
-    assert portion(alone(), 0) == 1
+def test_portions_are_neither_empty_nor_all_tasks() -> None:
+    pool = make_pool(2, 1)[0]
+    assert task_size(pool, 1) == 1
+    assert 1 <= task_size(pool, 100) <= 50
+    assert task_size(pool_of_one(), 0) == 1
 
 
 def test_callers_in_several_threads_take_turns() -> None:
@@ -122,9 +125,10 @@ def test_threads_sleep_when_there_is_no_step_for_a_while() -> None:
     assert time.process_time() - started < 0.1
 
 
-def test_a_process_ends_quietly_with_its_team() -> None:
+def test_a_process_ends_quietly_with_its_pool() -> None:
     program = (
-        "from tests.test_34_crew import run; from minigen.kernels.cpu.thread_pool import team_of; "
+        "from tests.test_34_thread_pool import run; "
+        "from minigen.kernels.cpu.thread_pool import team_of; "
         "[run(team_of(3)) for _ in range(5)]"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8")
@@ -132,11 +136,11 @@ def test_a_process_ends_quietly_with_its_team() -> None:
 
 
 @njit(nogil=True)
-def fail(crew, step, divisor):
-    if enter(crew, step):
-        begin(crew)
-        take(crew, 1 // divisor)
-        leave(crew)
+def fail(pool, step, divisor):
+    if join_step(pool, step):
+        next_phase(pool)
+        take(pool, 1 // divisor)
+        leave_step(pool)
 
 
 def test_after_a_step_that_failed_the_next_one_runs() -> None:
