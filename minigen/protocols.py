@@ -64,8 +64,8 @@ class Sampler(Protocol):
     ) -> list[SampledToken]:
         """Return one token per row of raw logits, as each sequence's `params` ask.
 
-        It must not append to the sequences. A sampler of your own may return token ids, unless
-        `params.logprobs` is set, which only a `SampledToken` can carry.
+        It must not append to the sequences. A sampler of your own may return token ids. For a
+        sequence with `params.logprobs` it must return a `SampledToken`, which can carry them.
         """
 
 
@@ -87,7 +87,7 @@ class BlockAllocator(Protocol):
         """
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Add one owner to each block; none of them is free."""
+        """Add one owner to each block, which must already have an owner."""
 
     def release(self, block_ids: Iterable[int]) -> list[int]:
         """Remove one owner from each block; return the blocks that are free now."""
@@ -102,7 +102,8 @@ class PrefixCache(Protocol):
 
     It is built with `allocator` and `block_size`. The cache itself is one owner of each block that
     it stores, from the `insert` that stores it to the `evict` that frees it, so a block can stay
-    when no sequence uses it. It must share no block between sequences of different `salt`.
+    when no sequence uses it. A user is a sequence whose block table has the block. The cache must
+    share no block between sequences of different `salt`.
     """
 
     @property
@@ -110,8 +111,9 @@ class PrefixCache(Protocol):
         """The number of stored blocks that no sequence uses, so that `evict` can free them."""
 
     def match(self, token_ids: SequenceOf[int], salt: str | None = None) -> list[int]:
-        """Return the stored blocks of the longest known prefix, each with one more owner.
+        """Return the stored blocks of the longest known prefix, each with one more owner and user.
 
+        It adds the owners with `allocator.share`, and counts the users itself.
         It must leave at least one token without a block, because a step must compute a token to
         have logits.
         """
@@ -125,18 +127,22 @@ class PrefixCache(Protocol):
     ) -> list[tuple[int, int]]:
         """Store a sequence's full, computed blocks, from index `first` of its block table on.
 
-        `token_ids` are the tokens of all its full blocks; `block_ids` is the block table. If a
-        block with the same prefix is stored already, the sequence gets that one: share it, release
-        the sequence's own, and return the pair (index, stored block) for each of these.
+        `token_ids` are the tokens of all its full blocks; `block_ids` is the block table. The
+        sequence becomes a user of all these blocks. If an equal block is stored already, call
+        `allocator.share` on the stored block and `allocator.release` on the sequence's own, and
+        return the pair (index, stored block).
         """
 
     def acquire(self, block_ids: SequenceOf[int]) -> None:
-        """Count one more user of these blocks: a fork. Its owners are already counted."""
+        """Count one more user of each block, because a sequence was forked.
+
+        The caller has already added the owner.
+        """
 
     def release(self, block_ids: SequenceOf[int]) -> None:
-        """Count one user less of these blocks, given in the order of the block table.
+        """Count one user fewer of each block, given in the order of the block table.
 
-        The caller then releases the sequence's ownership itself.
+        The caller then calls `allocator.release` for the sequence.
         """
 
     def evict(self, count: int) -> list[int]:
@@ -164,17 +170,18 @@ class Scheduler(Protocol):
     def schedule(self) -> list[ScheduledChunk]:
         """Return what this step computes; empty if nothing can run now.
 
-        At most one chunk per sequence, at most `max_num_batched_tokens` tokens in all, each with a
-        slot. Put chunks of one token first, because attention computes those together. A scheduler
-        of your own may return pairs (sequence, num_tokens).
+        Return at most one chunk per sequence, and at most `max_num_batched_tokens` tokens in all.
+        Every token must have a slot. Put chunks of one token first, because attention computes
+        those together. A scheduler of your own may return pairs (sequence, num_tokens).
         """
 
     def commit(
         self, chunks: SequenceOf[ScheduledChunk], tokens: SequenceOf[SampledToken]
     ) -> list[tuple[Sequence, SampledToken]]:
-        """Mark the chunks as computed, and append to each of their samples its token.
+        """Mark the chunks as computed, and append each sampled token to its sequence.
 
-        `tokens` has one token per sample, in the order of `samples_of(chunks)`. Append it with
+        `tokens` has one token per sample, in the order of `samples_of(chunks)`; read that before
+        `manager.mark_computed`, which changes it. Append it with
         `sequence.append`, and free the blocks of a sequence that then has a `finish_reason`.
         Returns the samples with their tokens; a scheduler of your own may return nothing.
         """
@@ -190,5 +197,6 @@ class Runner(Protocol):
     def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Float[Tensor, "rows vocab"]:
         """Return the raw logits of each chunk's rows, chunk by chunk.
 
-        These are its `prompt_logprob_rows`, which few requests need, and then one per sample.
+        A chunk has one row per entry of `prompt_logprob_rows` (usually none), and then one row per
+        sample.
         """

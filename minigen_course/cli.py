@@ -54,8 +54,9 @@ def migrate(
 ) -> None:
     """Rewrite notebooks and saved parts that use the names of an earlier minigen.
 
-    Only names change: modules, options and methods that are called otherwise now. The original of
-    each changed file stays beside it, as NAME.before.
+    Only the names of modules, options and methods change that have a new name.
+
+    The original of each changed file stays beside it, as NAME.before.
 
     minigen migrate ~/minigen-course
 

@@ -347,7 +347,7 @@ def test_an_option_of_the_summary_before_a_command_is_refused(
 ) -> None:
     code, _, err = bench(monkeypatch, capsys, "--requests", "3", "serve")
     assert code == 1
-    assert "--requests must come after 'serve'" in err
+    assert "--requests cannot stand before 'serve'" in err
 
 
 def test_a_load_is_measured_without_matplotlib() -> None:

@@ -117,7 +117,7 @@ def test_no_module_exceeds_the_line_limit() -> None:
 def test_the_readme_has_the_table_of_chapters() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = readme.split(BEGIN)[1].split(END)[0].strip()
-    assert shown == table(), "run python -m tools.chapters"
+    assert shown == table(), "run python -m tools.chapters --write"
 
 
 def test_links_in_documents_exist() -> None:

@@ -1,7 +1,7 @@
 """The chapters, read from notebooks/chapters.toml, and their table in README.md.
 
-`python -m tools.chapters` writes the table into README.md; `python -m tools.chapters 24` prints
-where everything of chapter 24 is.
+`python -m tools.chapters 24` prints where everything of chapter 24 is; `python -m tools.chapters
+--write` writes the table into README.md.
 """
 
 import os
@@ -64,7 +64,7 @@ class Chapter:
             "exercises": [f"{self.course}/exercises.py"],
             "tests": self.tests,
             "benchmarks": self.benchmarks,
-            "engine": self.paths,
+            "modules": self.paths,
         }
 
     @property
@@ -94,7 +94,8 @@ def table() -> str:
         has_notebook = (ROOT / chapter.notebook).exists()
         shown = _modules(chapter) if chapter.built else "" if has_notebook else "to come"
         name = f"{chapter.number} {chapter.stem}"
-        places = [("course", chapter.course), ("tests", chapter.tests[0])]
+        more = f" (1 of {len(chapter.tests)})" if len(chapter.tests) > 1 else ""
+        places = [("course", chapter.course), (f"tests{more}", chapter.tests[0])]
         places += [("benchmark", path) for path in chapter.benchmarks[:1]]
         rows.append(
             f"| {'' if part == before else part} "
@@ -121,14 +122,15 @@ def _read() -> dict[str, Any]:
 
 
 def main(numbers: list[str]) -> None:
-    """Print where everything of some chapters is; without numbers, write README.md's table."""
-    if not numbers:
+    """Print where everything of some chapters is, or of all; --write writes README.md's table."""
+    if numbers == ["--write"]:
         readme = ROOT / "README.md"
         text = readme.read_text(encoding="utf-8")
         head, tail = text.split(BEGIN)[0], text.split(END)[1]
         readme.write_text(f"{head}{BEGIN}\n{table()}\n{END}{tail}", encoding="utf-8")
+        return
     known = {chapter.number: chapter for chapter in read_chapters()}
-    for number in numbers:
+    for number in numbers or known:
         if number not in known:
             sys.exit(f"There is no chapter {number}; there are {', '.join(known)}.")
         print(f"{number} {known[number].title}")

@@ -15,6 +15,7 @@ import minigen
 import minigen_course
 from minigen import errors, protocols
 from minigen.cli.main import add_commands_of_other_packages, app
+from minigen.cli.serve import MAX_SEQUENCES
 from minigen.config import EngineConfig
 from minigen.sampling.params import SamplingParams
 from minigen.trace.events import EventKind
@@ -37,7 +38,10 @@ def page() -> str:
     sections = {
         "`minigen`": [_signature(name, getattr(minigen, name)) for name in minigen.__all__],
         "`minigen.LLM`": _members(minigen.LLM),
-        "Options of `LLM.load` and of the commands": _fields(EngineConfig),
+        "Options of `LLM.load` and of the commands": [
+            *_fields(EngineConfig),
+            f"`max_num_seqs = {MAX_SEQUENCES}` for `minigen serve`",
+        ],
         "`minigen.SamplingParams`": _fields(SamplingParams),
         "`minigen.protocols`": [
             line
@@ -107,7 +111,7 @@ def _options(name: str, command: Any) -> Iterable[str]:
         for each in command.params
         if each.name not in ("help", "install_completion", "show_completion")
     ]
-    engine = {f"--{each.name.replace('_', '-')}" for each in fields(EngineConfig)}
+    engine = {f"--{each.name.replace('_', '-')}" for each in fields(EngineConfig) if each.init}
     all_of_them = engine <= {word.split(" / ")[0] for word in words}
     own = [word for word in words if not all_of_them or word.split(" / ")[0] not in engine]
     more = " and the options above" if all_of_them else ""

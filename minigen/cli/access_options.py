@@ -54,7 +54,7 @@ def access_options(
     open_metrics: Annotated[
         bool, _option("Access", "Allow requests for /metrics without a key.")
     ] = False,
-    max_body: Annotated[str, _option("Limits", "Largest request body, in bytes.")] = "8MiB",
+    max_body: Annotated[str, _option("Limits", "Largest request body, such as 8MiB.")] = "8MiB",
     body_timeout: Annotated[
         str, _option("Limits", "Time limit for receiving a request body.")
     ] = "30s",

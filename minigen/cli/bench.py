@@ -195,4 +195,8 @@ def _refuse_options(context: typer.Context) -> None:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             shown = name.replace("_file", "").replace("_", "-")
-            raise OptionError(f"--{shown} must come after {context.invoked_subcommand!r}.")
+            command = context.invoked_subcommand
+            raise OptionError(
+                f"--{shown} cannot stand before {command!r}; see "
+                f"`minigen bench {command} --help` for the options of that command."
+            )

@@ -34,7 +34,12 @@ def serve(
     ] = None,
     models: Annotated[
         list[str] | None,
-        _option("A further model, loaded at its first request; repeatable.", "--model", "-m"),
+        _option(
+            "A model to serve; repeatable. The first one is loaded at start, the others at their "
+            "first request.",
+            "--model",
+            "-m",
+        ),
     ] = None,
     served_names: Annotated[
         list[str] | None,
@@ -49,7 +54,8 @@ def serve(
         _option("Unload a model after this time without requests, such as 10m; default: never."),
     ] = None,
     metrics_prefix: Annotated[
-        str, _option("Prefix of the metric names at /metrics: minigen, or vllm for its dashboards.")
+        str,
+        _option("Prefix of the metric names at /metrics: minigen, or vllm for vLLM's dashboards."),
     ] = "minigen",
 ) -> None:
     """Serve models over HTTP with OpenAI's API, for any OpenAI client.
