@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from minigen import SamplingParams
-from minigen.cli.main import app
+from minigen.cli.main import add_commands_of_other_packages, app
 from minigen.errors import OptionError
 from minigen_course import load_model
 from minigen_course.figures.show import Claim, gathered
@@ -169,6 +169,7 @@ def test_without_the_notebooks_extra_the_commands_name_what_to_install() -> None
 
 
 def test_claims_are_one_table(tmp_path: Path) -> None:
+    add_commands_of_other_packages()
     printed = CliRunner().invoke(app, ["claims"])
     assert printed.exit_code == 0
     found = list(gathered(notebooks_folder()))
