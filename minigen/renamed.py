@@ -3,7 +3,7 @@
 There are no aliases: one idea has one name.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -16,14 +16,7 @@ OPTIONS = {
     "tensor_parallel": "tensor_parallel_size",
     "attend": "attention_backend",
 }
-METHODS = {
-    "next_batch": "schedule",
-    "join": "acquire",
-    "leave": "release",
-    "begin": "allocate",
-    "reserve": "allocate_slots",
-    "advance": "mark_computed",
-}
+METHODS = {"next_batch": "schedule", "join": "acquire", "leave": "release"}  # of a user's own part
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -52,17 +45,19 @@ def refuse_old_flags(words: Iterable[str]) -> None:
             raise OptionError(f"The option {flag} is called {flags[flag]} now.")
 
 
-def renamed_methods(part: object, lacking: Iterable[str]) -> str:
+def renamed_methods(part: object, lacking: Collection[str]) -> str:
     """Say what to rename in `part`, which has some of its missing methods by their old names.
 
     >>> class Scheduler:
     ...     def next_batch(self): ...
     >>> renamed_methods(Scheduler(), ["schedule", "commit"])
-    'next_batch is called schedule now'
+    'next_batch is called schedule now (`minigen migrate FILE` renames what has changed)'
     """
-    old_names: Mapping[str, str] = {new: old for old, new in METHODS.items()}
-    found = [name for name in lacking if name in old_names and hasattr(part, old_names[name])]
-    return ", ".join(f"{old_names[name]} is called {name} now" for name in found)
+    found = [old for old, new in METHODS.items() if new in lacking and hasattr(part, old)]
+    if not found:
+        return ""
+    said = ", ".join(f"{old} is called {METHODS[old]} now" for old in found)
+    return f"{said} (`minigen migrate FILE` renames what has changed)"
 
 
 def _flag(option: str) -> str:

@@ -1,6 +1,7 @@
 """The middleware on a wire: a real uvicorn, and misbehaving clients."""
 
 import asyncio
+import socket
 import time
 from typing import Any
 
@@ -9,13 +10,14 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
+import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from minigen.server.local import LocalServer
 from minigen.server.middleware.auth import ApiKeys
 from minigen.server.middleware.limits import Limits
 from minigen.server.middleware.stack import MiddlewareStack
-from minigen.server.run import IDLE_TIMEOUT, cutting_off
+from minigen.server.run import IDLE_TIMEOUT, cutting_off, run
 from tests.waiting import wait_until
 from tests.wire import connect, listening
 
@@ -127,8 +129,24 @@ def test_a_request_that_takes_too_long_frees_its_block() -> None:
         assert app.num_blocks == 0
 
 
-def test_an_idle_connection_stays_open_longer_than_clients_keep_it() -> None:
+def test_an_idle_connection_stays_open_longer_than_clients_keep_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Or a client may send on a connection that the server is just closing."""
     assert httpx.Limits().keepalive_expiry < IDLE_TIMEOUT
-    with LocalServer(Endless()) as server:
-        assert server._server.config.timeout_keep_alive == IDLE_TIMEOUT
+    with LocalServer(Endless()) as local:
+        assert local._server.config.timeout_keep_alive == IDLE_TIMEOUT
+    served: list[uvicorn.Config] = []
+
+    class Recorded:
+        failure = None
+
+        def __init__(self, config: uvicorn.Config, *_: object):
+            served.append(config)
+
+        def run(self, sockets: list[socket.socket]) -> None:
+            sockets[0].close()
+
+    monkeypatch.setattr("minigen.server.run.Server", Recorded)
+    run(Endless(), Any, port=0)
+    assert [each.timeout_keep_alive for each in served] == [IDLE_TIMEOUT]

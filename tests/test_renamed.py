@@ -172,7 +172,38 @@ def test_what_cannot_be_migrated_is_named(tmp_path: Path, name: str) -> None:
         migrate(tmp_path / name)
 
 
-def test_a_broken_notebook_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.ipynb").write_text("{", encoding="utf-8")
-    with pytest.raises(OptionError, match=r"a\.ipynb cannot be read as a notebook"):
+@pytest.mark.parametrize(("name", "content"), [("a.ipynb", b"{"), ("a.py", b"\xff\xfe")])
+def test_a_file_that_cannot_be_read_is_named_and_nothing_changes(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    part = tmp_path / "part.py"
+    part.write_text(OLD_PART, encoding="utf-8")
+    with pytest.raises(OptionError, match=rf"{name} cannot be read as "):
         migrate(tmp_path)
+    assert part.read_text(encoding="utf-8") == OLD_PART
+    assert outdated(tmp_path) == [part], "a hint at what is old skips it"
+
+
+def test_only_the_files_of_a_workspace_are_looked_at(tmp_path: Path) -> None:
+    other = tmp_path / "environment" / "lib"
+    other.mkdir(parents=True)
+    (other / "theirs.py").write_text(OLD_PART, encoding="utf-8")
+    assert outdated(tmp_path) == []
+    assert migrate(tmp_path) == []
+
+
+def test_an_original_that_was_kept_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "part.py"
+    for text in (OLD_PART, f"{OLD_PART}\n# again"):
+        path.write_text(text, encoding="utf-8")
+        assert migrate(path) == [path]
+    assert (tmp_path / "part.py.before").read_text(encoding="utf-8") == OLD_PART
+    assert (tmp_path / "part.py.before1").read_text(encoding="utf-8").endswith("# again")
+
+
+def test_methods_with_common_names_are_renamed_only_in_a_prefix_cache() -> None:
+    thread = "class Clock(Thread):\n    def stop(self):\n        self.join()\n"
+    assert migrated(thread) == thread
+    cache = "def {0}(self, block_ids):\n    self.{1}(block_ids)\ndef {1}(self, block_ids): ..."
+    assert migrated(cache.format("join", "leave")) == cache.format("acquire", "release")

@@ -97,8 +97,7 @@ def _default(field: "Field[Any]") -> Any:
 
 
 def _commands() -> list[str]:
-    if not any(each.name == "workspace" for each in app.registered_commands):
-        add_commands_of_other_packages()
+    add_commands_of_other_packages()
     return list(_options("minigen", typer.main.get_command(app)))
 
 

@@ -264,8 +264,10 @@ def add_commands_of_other_packages() -> None:
     """Add the commands that installed packages offer by entry points; finding them takes 60 ms."""
     from importlib.metadata import entry_points
 
+    known = {each.name for each in app.registered_commands}
     for entry_point in entry_points(group=COMMANDS):
-        app.command(entry_point.name)(entry_point.load())
+        if entry_point.name not in known:
+            app.command(entry_point.name)(entry_point.load())
 
 
 def _is_own(words: list[str]) -> bool:

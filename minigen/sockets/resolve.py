@@ -136,7 +136,7 @@ def _misfit(socket: str, part: Any) -> str:
     if lacking:
         needed = ", ".join((*methods, *properties))
         hint = renamed_methods(part, lacking)
-        return f"has no {', '.join(lacking)}; a {socket} needs {needed}" + (hint and f" ({hint})")
+        return f"has no {', '.join(lacking)}; a {socket} needs {needed}" + (hint and f"; {hint}")
     for name in properties:
         if not isinstance(getattr(part, name), int):
             return f"must have {name} as a whole number: a property, read without a call"

@@ -4,14 +4,21 @@ import json
 import re
 import tomllib
 from collections import defaultdict
+from contextlib import suppress
+from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from minigen.errors import OptionError
-from minigen.renamed import OPTIONS
+from minigen.renamed import METHODS, OPTIONS
 
-HUNTS = {"slots": "ch22_paged", "full_hit": "ch23_prefix", "preempted": "ch24_scheduler"}
-HUNTS["ranks"] = "ch41_tensor_parallel"
+HUNTS = {
+    "slots": "ch22_paged",
+    "full_hit": "ch23_prefix",
+    "preempted": "ch24_scheduler",
+    "ranks": "ch41_tensor_parallel",
+}
 IMPORT = re.compile(r"^( *)from (minigen[\w.]*) import (\([^)]*\)|[^\n#(]*)", re.MULTILINE)
 MARK = re.compile(r"^# (exercise:|hunt:|=) (minigen\.[\w.]+)$", re.MULTILINE)
 CALLS = {  # methods whose old names are common words: only calls of a block manager are renamed
@@ -21,44 +28,59 @@ CALLS = {  # methods whose old names are common words: only calls of a block man
     "release": "free",
     "take_copies": "pop_pending_copies",
 }
-WORDS = {**OPTIONS, "next_batch": "schedule"}
+WORDS = OPTIONS | {"next_batch": METHODS["next_batch"]}
 del WORDS["attend"]  # also a name of functions: only the keyword is renamed
+USERS = (
+    "join",
+    "leave",
+)  # methods of a prefix cache, and of threads: renamed where they are defined
 PATTERNS = [
     (re.compile(r"^%load_ext minigen$", re.MULTILINE), "%load_ext minigen_course"),
     (re.compile(r"\battend=(?=\S)"), "attention_backend="),
     (re.compile(r"\bprefix_cache=(True|False)\b"), r"enable_prefix_caching=\1"),
-    (re.compile(r"(?<=def )join(?=\(self, block_ids)"), "acquire"),
-    (re.compile(r"(?<=def )leave(?=\(self, block_ids)"), "release"),
-    (re.compile(r"(?<=self\.)join(?=\()"), "acquire"),
-    (re.compile(r"(?<=self\.)leave(?=\()"), "release"),
 ]
 KEPT = ".before"
 
 
 def migrate(path: Path) -> list[Path]:
-    """Rewrite a file, or those of a workspace that need it; returns what has changed.
+    """Rewrite a file, or those of a workspace that need it; return what has changed.
 
-    The original of `name` stays beside it as `name.before`. Raises `OptionError` for a path that
-    is no notebook, Python file or folder of them.
+    The original of `name` stays beside it as `name.before`, which is never overwritten. Raises
+    `OptionError`, and changes nothing, for a path that is not a notebook, a Python file or a folder
+    of them, or for a file that cannot be read.
     """
     if not path.is_dir() and (path.suffix not in (".ipynb", ".py") or not path.is_file()):
         raise OptionError(f"{path} is no notebook, no Python file and no folder of them.")
-    changed = outdated(path)
-    for each in changed:
-        text = each.read_text(encoding="utf-8")
-        each.with_name(each.name + KEPT).write_text(text, encoding="utf-8")
-        each.write_text(_rewritten(each, text), encoding="utf-8")
-    return changed
+    found = {each: _before_and_after(each) for each in _files(path)}
+    changed = {each: texts for each, texts in found.items() if texts[0] != texts[1]}
+    for each, (before, after) in changed.items():
+        _unused(each).write_text(before, encoding="utf-8")
+        each.write_text(after, encoding="utf-8")
+    return list(changed)
 
 
-def outdated(path: Path) -> list[Path]:
-    """Return the file, or the files of a folder, whose code has names of an earlier minigen."""
-    files = [path]
-    if path.is_dir():
-        found = [each for kind in ("*.ipynb", "*.py") for each in sorted(path.rglob(kind))]
-        files = [each for each in found if ".ipynb_checkpoints" not in each.parts]
-    texts = ((each, each.read_text(encoding="utf-8")) for each in files)
-    return [each for each, text in texts if _rewritten(each, text) != text]
+def outdated(folder: Path) -> list[Path]:
+    """Return the files of a workspace with names of an earlier minigen; skip unreadable files."""
+    found = []
+    for each in _files(folder):
+        with suppress(OptionError):
+            before, after = _before_and_after(each)
+            found += [each] * (before != after)
+    return found
+
+
+def _files(path: Path) -> list[Path]:
+    """Return a file, or a workspace's notebooks, exercises and saved parts."""
+    patterns = ("*.ipynb", "exercises/*.ipynb", "*.py")
+    return (
+        [each for kind in patterns for each in sorted(path.glob(kind))] if path.is_dir() else [path]
+    )
+
+
+def _unused(path: Path) -> Path:
+    """Return a name for the original of `path` that no file has."""
+    names = (f"{path.name}{KEPT}{number or ''}" for number in count())
+    return next(each for each in map(path.with_name, names) if not each.exists())
 
 
 def migrated(code: str) -> str:
@@ -77,13 +99,17 @@ def migrated(code: str) -> str:
     code = re.sub(
         r"(?<=manager\.)(" + "|".join(CALLS) + r")\b", lambda found: CALLS[found[1]], code
     )
+    for name in USERS:
+        if re.search(rf"def {name}\(self, block_ids", code):
+            code = re.sub(rf"(?:(?<=def )|(?<=self\.)){name}(?=\()", METHODS[name], code)
     for pattern, new in PATTERNS:
         code = pattern.sub(new, code)
     return code
 
 
+@cache
 def _names() -> dict[str, dict[str, tuple[str, str]]]:
-    """By old module and old name: where that is now, and what it is called."""
+    """Return, by old module and old name, the module of today and the name there."""
     text = (Path(__file__).parent / "renamed.toml").read_text(encoding="utf-8")
     found: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)
     for old_module, modules in tomllib.loads(text).items():
@@ -95,7 +121,7 @@ def _names() -> dict[str, dict[str, tuple[str, str]]]:
 
 
 def _import(found: "re.Match[str]", names: dict[str, dict[str, tuple[str, str]]]) -> str:
-    """One `from old import a, b as c` as imports of the modules that have those names now."""
+    """Return `from old import a, b as c` as imports of the modules that have those names now."""
     indent, old_module, listed = found.groups()
     known = names.get(old_module)
     if known is None:
@@ -118,17 +144,24 @@ def _dotted(old: str, names: dict[str, dict[str, tuple[str, str]]]) -> str:
     return ".".join(names.get(module, {}).get(name, (module, name)))
 
 
-def _rewritten(path: Path, text: str) -> str:
-    if path.suffix == ".py":
-        return migrated(text)
+def _before_and_after(path: Path) -> tuple[str, str]:
+    """Return a file's text as it is, and with today's names."""
+    what = "a notebook" if path.suffix == ".ipynb" else "Python code"
     try:
-        notebook: dict[str, Any] = json.loads(text)
-        cells = [each for each in notebook["cells"] if each["cell_type"] == "code"]
-        changed = False
-        for cell in cells:
+        text = path.read_text(encoding="utf-8")
+        return text, _notebook(text) if path.suffix == ".ipynb" else migrated(text)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OptionError(f"{path} cannot be read as {what} ({error}).") from error
+
+
+def _notebook(text: str) -> str:
+    """Return a notebook's text with today's names in its code; the same text if none is old."""
+    notebook: dict[str, Any] = json.loads(text)
+    changed = False
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
             source = "".join(cell["source"])
-            if migrated(source) != source:
-                cell["source"], changed = migrated(source), True
-    except (ValueError, KeyError, TypeError) as error:
-        raise OptionError(f"{path} cannot be read as a notebook ({error}).") from error
+            new = migrated(source)
+            if new != source:
+                cell["source"], changed = new, True
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n" if changed else text
