@@ -15,6 +15,7 @@ from tools.chapters import ROOT
 
 PACKAGES = ("minigen", "minigen_course")
 SHORT = 50  # lines; a module with fewer is a fragment
+SHAPE = r"\b(Float|Float32|Int16|Int32|Int64|UInt8|UInt16|UInt64|Bool|Shaped)\[[\w.]+, "
 TOKEN_LOOP = """minigen.engine.engine minigen.engine.scheduler minigen.engine.model_runner
 minigen.sequence minigen.kv_cache.block_allocator minigen.kv_cache.block_manager
 minigen.kv_cache.paged minigen.kv_cache.radix_cache minigen.model.attention minigen.model.layers
@@ -90,16 +91,28 @@ def type_ignores() -> int:
 
 
 def shaped_functions() -> int:
-    """Return the number of functions with a jaxtyping annotation in their signature."""
-    shapes = re.compile(r"\b(Float|Int|Int64|Int32|UInt8|Bool|Num|Shaped)\[")
+    """Return the number of functions with a shape in their signature, written there or by name."""
     count = 0
     for path in files().values():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        shapes = re.compile("|".join([SHAPE, *(rf"\b{name}\b" for name in _named_shapes(tree))]))
+        for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef):
                 parts = [each.annotation for each in (*node.args.args, *node.args.kwonlyargs)]
                 written = [ast.unparse(each) for each in (*parts, node.returns) if each]
                 count += any(shapes.search(each) for each in written)
     return count
+
+
+def _named_shapes(tree: ast.Module) -> list[str]:
+    """Return the names that a module gives to shapes, such as `Logits = Float[Tensor, ...]`."""
+    return [
+        node.targets[0].id
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and re.search(SHAPE, ast.unparse(node.value))
+    ]
 
 
 def measures() -> dict[str, str]:

@@ -13,7 +13,7 @@ from itertools import count
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from minigen.assembly.cpu import linears
@@ -109,7 +109,7 @@ def _torch_stages(
     model = build_transformer(_LAYER, tensors, dtype, make_linear, finish_head)
     layer, heads, size = model.layers[0], (_LAYER.q_heads, _LAYER.kv_heads), _LAYER.head_dim
 
-    def inputs(*shape: int) -> Tensor:
+    def inputs(*shape: int) -> Float[Tensor, "..."]:
         return pattern(shape, next(seeds)).to(dtype)
 
     yield "inputs", inputs(NUM_TOKENS, _LAYER.hidden)
@@ -176,7 +176,7 @@ def _compiled_stages(
     }
 
 
-def _token_ids() -> np.ndarray:
+def _token_ids() -> Int64[np.ndarray, " tokens"]:
     return np.arange(NUM_TOKENS, dtype=np.int64) * 389 % _LAYER.vocab_size
 
 

@@ -208,11 +208,11 @@ def _build_layer(
         biases = [tensors.get(f"{prefix}{name}.bias") for name in names]
         return make_linear(weights, [bias for bias in biases if bias is not None])
 
-    def norm(name: str) -> Tensor | None:
+    def norm(name: str) -> Float[Tensor, " size"] | None:
         stored = tensors.get(f"{prefix}{name}.weight")
         return None if stored is None else stored.dequantize(dtype)
 
-    def needed_norm(name: str) -> Tensor:
+    def needed_norm(name: str) -> Float[Tensor, " size"]:
         return tensors[f"{prefix}{name}.weight"].dequantize(dtype)
 
     return Layer(

@@ -16,11 +16,15 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Shaped
 from torch import Tensor
 
 from minigen.errors import WorkerError
 from minigen.trace.events import Event, EventKind, Trace
 
+Numbers = Shaped[Tensor, "*axes"]
+Part = Shaped[Tensor, "*axes part"]
+Whole = Shaped[Tensor, "*axes whole"]
 Result = TypeVar("Result")
 MESSAGES = (EventKind.ALL_REDUCED, EventKind.ALL_GATHERED, EventKind.BROADCAST)
 TIMEOUT = timedelta(days=1)  # of waiting for other ranks; a rank that ends is noticed at once
@@ -36,15 +40,15 @@ class Comm(Protocol):
     @property
     def num_ranks(self) -> int: ...
 
-    def all_reduce(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Numbers) -> Numbers:
         """Return the sum of all ranks' tensors, on every rank."""
         ...
 
-    def all_gather(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Part) -> Whole:
         """Return all ranks' tensors, concatenated in order along the last axis, on every rank."""
         ...
 
-    def broadcast(self, x: Tensor) -> Tensor:
+    def broadcast(self, x: Numbers) -> Numbers:
         """Return the tensor of rank 0, on every rank."""
         ...
 
@@ -56,13 +60,13 @@ class SoloComm:
     rank: int = 0
     num_ranks: int = 1
 
-    def all_reduce(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Numbers) -> Numbers:
         return x
 
-    def all_gather(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Part) -> Whole:
         return x
 
-    def broadcast(self, x: Tensor) -> Tensor:
+    def broadcast(self, x: Numbers) -> Numbers:
         return x
 
 
@@ -85,20 +89,20 @@ class ThreadComm:
     num_ranks: int
     _shared: _Exchange
 
-    def all_reduce(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Numbers) -> Numbers:
         return torch.stack(self._all_tensors(x)).sum(dim=0, dtype=x.dtype)
 
-    def all_gather(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Part) -> Whole:
         return torch.cat(self._all_tensors(x), dim=-1)
 
-    def broadcast(self, x: Tensor) -> Tensor:
+    def broadcast(self, x: Numbers) -> Numbers:
         return self._all_tensors(x)[0]
 
     def abort(self) -> None:
         """Break the barrier, so that ranks waiting for this one raise an error."""
         self._shared.barrier.abort()
 
-    def _all_tensors(self, x: Tensor) -> list[Tensor]:
+    def _all_tensors(self, x: Numbers) -> list[Numbers]:
         """Publish `x`, and return a copy of every rank's tensor."""
         try:
             self._shared.tensors[self.rank] = x
@@ -162,18 +166,18 @@ class GroupComm:
     def num_ranks(self) -> int:
         return int(self.group.size())
 
-    def all_reduce(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Numbers) -> Numbers:
         x = x.contiguous()
         self._wait(lambda: self.group.allreduce([x]))
         return x
 
-    def all_gather(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Part) -> Whole:
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.num_ranks)]
         self._wait(lambda: self.group.allgather([parts], [x]))
         return torch.cat(parts, dim=-1)
 
-    def broadcast(self, x: Tensor) -> Tensor:
+    def broadcast(self, x: Numbers) -> Numbers:
         x = x.contiguous()
         self._wait(lambda: self.group.broadcast(x, 0))
         return x
@@ -225,13 +229,13 @@ class TracedComm:
     def num_ranks(self) -> int:
         return self.comm.num_ranks
 
-    def all_reduce(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Numbers) -> Numbers:
         return self._traced(EventKind.ALL_REDUCED, self.comm.all_reduce, x)
 
-    def all_gather(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Part) -> Whole:
         return self._traced(EventKind.ALL_GATHERED, self.comm.all_gather, x)
 
-    def broadcast(self, x: Tensor) -> Tensor:
+    def broadcast(self, x: Numbers) -> Numbers:
         return self._traced(EventKind.BROADCAST, self.comm.broadcast, x)
 
     def _traced(self, kind: EventKind, operation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

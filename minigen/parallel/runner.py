@@ -145,7 +145,7 @@ class DriverRunner:
         return logits
 
 
-def _run_on_all_ranks(runner: RankRunner, step: Step, comm: Comm) -> Tensor:
+def _run_on_all_ranks(runner: RankRunner, step: Step, comm: Comm) -> Float[Tensor, "rows vocab"]:
     send_step(comm, step)
     try:
         return runner.run(step)

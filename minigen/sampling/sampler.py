@@ -12,7 +12,7 @@ from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, UInt64
 from torch import Tensor
 
 from minigen.errors import MinigenError
@@ -109,7 +109,7 @@ def uniform_draws(
     return torch.from_numpy((state >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
-def _splitmix(state: np.ndarray) -> np.ndarray:
+def _splitmix(state: UInt64[np.ndarray, " rows"]) -> UInt64[np.ndarray, " rows"]:
     state = state + np.uint64(0x9E3779B97F4A7C15)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

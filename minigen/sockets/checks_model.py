@@ -5,6 +5,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from minigen.engine.model_runner import AttentionBackend
@@ -12,6 +13,9 @@ from minigen.kv_cache.paged import Batch, KVPool
 from minigen.protocols import Attend, Sampler
 from minigen.sequence import SampledToken, Sequence
 from minigen.sockets.resolve import items_of, name_of, part_error, whole_number
+
+Heads = Float[Tensor, "tokens q_heads head_dim"]
+KVHeads = Float[Tensor, "tokens kv_heads head_dim"]
 
 
 class CheckedSampler:
@@ -21,7 +25,9 @@ class CheckedSampler:
         self.sampler = sampler
         self.__name__ = name_of(sampler)
 
-    def __call__(self, logits: Tensor, sequences: SequenceOf[Sequence]) -> list[SampledToken]:
+    def __call__(
+        self, logits: Float[Tensor, "sequences vocab"], sequences: SequenceOf[Sequence]
+    ) -> list[SampledToken]:
         """Return the sampler's tokens. Raises `PartError` if it is not one token per row."""
         lengths = [len(sequence) for sequence in sequences]
         returned: Any = self.sampler(logits.clone(), sequences)
@@ -77,10 +83,10 @@ def checked_attend(factory: AttentionBackend) -> AttentionBackend:
 
         blocks, offsets = batch.slots // pool.block_size, batch.slots % pool.block_size
 
-        def stored(layer_id: int) -> Tensor:
+        def stored(layer_id: int) -> Float[Tensor, "tokens 2 kv_heads head_dim"]:
             return pool.kv[layer_id][:, blocks, offsets].transpose(0, 1)
 
-        def attend(layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend(layer_id: int, q: Heads, k: KVHeads, v: KVHeads) -> Heads:
             wanted, before = torch.stack([k, v], dim=1), stored(layer_id)
             mixed: Any = own(layer_id, q, k, v)
             if torch.equal(before, stored(layer_id)) and not torch.equal(before, wanted):

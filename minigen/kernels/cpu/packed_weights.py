@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float32, Int16, Int32, Shaped, UInt8, UInt16
 from torch import Tensor
 
 from minigen.checkpoint.safetensors import StoredTensor
@@ -21,6 +22,10 @@ from minigen.kernels.cpu.simd import NUM_LANES, zeros
 
 PACKERS = 2  # layers that are packed at a time; more of them need more temporary memory
 GROUP = 32  # columns per scale, as in GGUF's Q4_0, Q4_1 and Q8_0
+
+
+Words = Int32[np.ndarray, "*layers words"]  # of one layer, or of all
+Blocks = UInt8[np.ndarray, "rows groups block_bytes"]
 
 
 class Codes4(NamedTuple):
@@ -31,7 +36,7 @@ class Codes4(NamedTuple):
     4w..4w+3 in its low nibbles, and the columns 16 further on in its high nibbles.
     """
 
-    words: np.ndarray  # [layers, panels x groups x 80]
+    words: Words  # [layers, panels x groups x 80]
 
 
 class Codes8(NamedTuple):
@@ -41,13 +46,13 @@ class Codes8(NamedTuple):
     codes unsigned, because the dot product instruction needs one unsigned operand.
     """
 
-    words: np.ndarray  # [layers, panels x groups x 136]
+    words: Words  # [layers, panels x groups x 136]
 
 
 class Pairs(NamedTuple):
     """bfloat16 weights, two neighbouring columns per 32-bit word."""
 
-    words: np.ndarray
+    words: Words
 
 
 PackedWeights = Codes4 | Codes8 | Pairs
@@ -60,26 +65,26 @@ def by_panels(rows: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(panels.transpose(0, 2, 3, 1)).reshape(-1)
 
 
-def _raw_blocks(weight: StoredTensor) -> np.ndarray:
+def _raw_blocks(weight: StoredTensor) -> Blocks:
     """Return the stored bytes, [rows, groups, bytes of a block], rows in the model's order."""
     data = weight.data if weight.row_order is None else weight.data[weight.row_order]
     raw = data.numpy()
     return raw.reshape(len(raw), -1, weight.format.block_bytes)
 
 
-def _together(*parts: np.ndarray) -> np.ndarray:
+def _together(*parts: Shaped[np.ndarray, " _"]) -> Int32[np.ndarray, " words"]:
     """Join each group's codes, scales, ... into one flat array of words, group after group."""
     num_groups = parts[-1].size // NUM_LANES
     words = [each.view(np.int32).reshape(num_groups, -1) for each in parts]
     return np.concatenate(words, axis=1).reshape(-1)
 
 
-def _float16_bits(blocks: np.ndarray, first: int) -> np.ndarray:
+def _float16_bits(blocks: Blocks, first: int) -> UInt16[np.ndarray, " rows*groups"]:
     bits = np.ascontiguousarray(blocks[..., first : first + 2]).view(np.uint16)
     return by_panels(bits)
 
 
-def _words(numbers: np.ndarray) -> np.ndarray:
+def _words(numbers: Shaped[np.ndarray, "rows groups numbers"]) -> Int32[np.ndarray, " words"]:
     return by_panels(np.ascontiguousarray(numbers).view(np.int32))
 
 
@@ -125,12 +130,12 @@ def _codes8_by_rounding(weight: StoredTensor) -> Codes8:
     return Codes8(_together(words, by_panels(scales[..., None])))
 
 
-def _dequantized_groups(weight: StoredTensor) -> np.ndarray:
+def _dequantized_groups(weight: StoredTensor) -> Float32[np.ndarray, f"rows groups {GROUP}"]:
     return weight.dequantize(torch.float32).numpy().reshape(weight.shape[0], -1, GROUP)
 
 
 def _pairs(weight: StoredTensor) -> Pairs:
-    bits: Tensor = weight.dequantize(torch.bfloat16).view(torch.int16)
+    bits: Int16[Tensor, "rows columns"] = weight.dequantize(torch.bfloat16).view(torch.int16)
     return Pairs(_words(bits.numpy().reshape(weight.shape[0], -1, GROUP)))
 
 

@@ -4,12 +4,16 @@ from collections.abc import Sequence as SequenceOf
 from itertools import pairwise
 
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from minigen.kernels.triton.decode_attention import num_splits, paged_decode_triton
 from minigen.kernels.triton.prefill_attention import flash_prefill_triton
 from minigen.kv_cache.paged import Batch, KVPool
 from minigen.protocols import Attend
+
+Heads = Float[Tensor, "tokens q_heads head_dim"]
+KVHeads = Float[Tensor, "tokens kv_heads head_dim"]
 
 
 def num_processors(device: torch.device) -> int:
@@ -20,7 +24,7 @@ def num_processors(device: torch.device) -> int:
     return count
 
 
-def to_device(numbers: Tensor, device: torch.device) -> Tensor:
+def to_device(numbers: Shaped[Tensor, "*axes"], device: torch.device) -> Shaped[Tensor, "*axes"]:
     """Copy a CPU tensor to the device asynchronously, after the work that is queued there.
 
     The copy goes through pinned memory, so the CPU does not wait for it.
@@ -34,7 +38,7 @@ def attend_triton(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -
     """Do what `minigen.kv_cache.paged.attend_paged` does, by kernels that read block tables."""
     attention = PagedAttention(pool, batch, windows)
 
-    def attend(layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(layer_id: int, q: Heads, k: KVHeads, v: KVHeads) -> Heads:
         pool.store(layer_id, k, v, batch.slots)
         return attention.read(layer_id, q.contiguous())
 
@@ -80,7 +84,7 @@ class PagedAttention:
         longest = batch.block_tables.shape[1] * pool.block_size
         self.splits = num_splits(num_programs, longest, num_processors(batch.slots.device))
 
-    def read(self, layer_id: int, q: Tensor) -> Tensor:
+    def read(self, layer_id: int, q: Heads) -> Heads:
         """Return attention of `q` (contiguous) over the pool, which has its new keys and values."""
         batch, window, decodes = self.batch, self.windows[layer_id], self.batch.num_decodes
         keys, values = self.pool.kv[layer_id]

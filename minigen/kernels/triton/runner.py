@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from minigen.checkpoint.safetensors import StoredTensor
@@ -33,6 +34,7 @@ from minigen.sampling.sampler import choose_tokens, uniform_draws
 from minigen.sequence import ScheduledChunk, Sequence
 
 ReadLayer = Callable[[int, Tensor], Tensor]  # attention over the pool, by layer id and queries
+Logits = Float[Tensor, "rows vocab"]
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,13 @@ class KernelModel:
     tables: tuple[Tensor, Tensor]
 
     def hidden(
-        self, token_ids: Tensor, positions: Tensor, slots: Tensor, kv: Tensor, read: ReadLayer
-    ) -> Tensor:
+        self,
+        token_ids: Int64[Tensor, " tokens"],
+        positions: Int64[Tensor, " tokens"],
+        slots: Int64[Tensor, " tokens"],
+        kv: Float[Tensor, "layers 2 blocks block_size kv_heads head_dim"],
+        read: ReadLayer,
+    ) -> Float[Tensor, "tokens hidden"]:
         """Return the last layer's hidden states, normalised, and store new keys and values in `kv`.
 
         `kv` is the pool, with the axes `minigen.kv_cache.paged.POOL_AXES`.
@@ -71,7 +78,7 @@ class KernelModel:
             x = rms_norm_triton(out, next_norm, model.norm_eps, residual)
         return x
 
-    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+    def logits(self, hidden: Float[Tensor, "rows hidden"], out: Logits | None = None) -> Logits:
         """Return the logits of normalised hidden states, float32, written to `out` if given."""
         scores = self.model.head(hidden)
         return scores.float() if out is None else out.copy_(scores)
@@ -121,7 +128,9 @@ def _layer_on(layer: Layer, device: torch.device) -> Layer:
     )
 
 
-def _head_norms(layer: Layer) -> tuple[Tensor, Tensor] | None:
+def _head_norms(
+    layer: Layer,
+) -> tuple[Float[Tensor, " head_dim"], Float[Tensor, " head_dim"]] | None:
     if layer.q_norm is None or layer.k_norm is None:
         return None
     return layer.q_norm, layer.k_norm
@@ -174,7 +183,7 @@ class GpuRunner:
         self._sizes = sizes
 
     @torch.inference_mode()
-    def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Tensor:
+    def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Logits:
         """Return the raw logits of each chunk's `prompt_logprob_rows`, then of its samples."""
         self.pool.copy_blocks(self.manager.pop_pending_copies())
         packed = self.packer.pack(chunks)
@@ -190,7 +199,7 @@ class GpuRunner:
     def _largest(self) -> int:
         return self._sizes[-1] if self._sizes else 0
 
-    def run(self, batch: Batch, out: Tensor | None = None) -> Tensor:
+    def run(self, batch: Batch, out: Logits | None = None) -> Logits:
         """Return the logits of `batch.logits_rows`, in `out` if given; `batch` is on the device."""
         attention = PagedAttention(self.pool, batch, self.windows)
         hidden = self.model.hidden(
@@ -198,7 +207,7 @@ class GpuRunner:
         )
         return self.model.logits(hidden[batch.logits_rows], out)
 
-    def _replay(self, packed: Packed, count: int) -> Tensor:
+    def _replay(self, packed: Packed, count: int) -> Logits:
         step = self._captured[self._sizes[bisect_left(self._sizes, count)]]
         fill(step.batch, packed)
         step.graph.replay()
@@ -230,7 +239,7 @@ class GpuRunner:
 def padding_batch(size: int, max_blocks: int, device: torch.device) -> Batch:
     """Return a batch of decodes that read and write only block 0."""
 
-    def zeros(*shape: int) -> Tensor:
+    def zeros(*shape: int) -> Int64[Tensor, "..."]:
         return torch.zeros(shape, dtype=torch.int64, device=device)
 
     return Batch(
@@ -284,7 +293,9 @@ def _num_leading_ones(chunks: SequenceOf[ScheduledChunk]) -> int:
     return next((i for i, chunk in enumerate(chunks) if chunk.num_tokens != 1), len(chunks))
 
 
-def choose_on_device(logits: Tensor, sequences: SequenceOf[Sequence]) -> list[int]:
+def choose_on_device(
+    logits: Float[Tensor, "sequences vocab"], sequences: SequenceOf[Sequence]
+) -> list[int]:
     """Return a token per row; -1 where its logits are not finite.
 
     Greedy rows and plain random draws need one pass on the device. If any row needs more (top-k,
@@ -303,7 +314,7 @@ def choose_on_device(logits: Tensor, sequences: SequenceOf[Sequence]) -> list[in
     return found
 
 
-def _seeds(sequences: SequenceOf[Sequence]) -> Tensor:
+def _seeds(sequences: SequenceOf[Sequence]) -> Int64[Tensor, " sequences"]:
     """Return a seed from 0 to 2^32 - 1 for each sequence's next draw."""
     uniform = uniform_draws(
         [sequence.seed for sequence in sequences],
