@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -116,14 +117,12 @@ def two_tokens(
     return made
 
 
-def _ring(axes: object, radius: float) -> None:
+def _ring(axes: Axes, radius: float) -> None:
     """Draw a circle, and hide the axes."""
     angles = torch.linspace(0, 2 * math.pi, 200)
-    axes.plot(  # type: ignore[attr-defined]
-        radius * angles.cos(), radius * angles.sin(), color=FAINT, linewidth=1, zorder=0
-    )
-    axes.set_aspect("equal", adjustable="datalim")  # type: ignore[attr-defined]
-    axes.axis("off")  # type: ignore[attr-defined]
+    axes.plot(radius * angles.cos(), radius * angles.sin(), color=FAINT, linewidth=1, zorder=0)
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.axis("off")
 
 
 def found_likely(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -78,9 +79,9 @@ def next_token(
     return made
 
 
-def _mark(axes: object, order: Sequence[int], drawn: int, height: float) -> None:
+def _mark(axes: Axes, order: Sequence[int], drawn: int, height: float) -> None:
     if drawn in order:
-        axes.plot(order.index(drawn), height, "v", color=ORANGE, markersize=11)  # type: ignore[attr-defined]
+        axes.plot(order.index(drawn), height, "v", color=ORANGE, markersize=11)
 
 
 def tail_mass(rows: dict[str, Logits], marks: Sequence[int] = (1, 10, 100, 1000)) -> Figure:
