@@ -25,7 +25,7 @@ _CLASSES: dict[str, tuple[Any, Any]] = {
     "mistral": (MistralConfig, MistralForCausalLM),
 }
 
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": 211,
     "hidden_size": 48,
     "intermediate_size": 80,
@@ -80,7 +80,7 @@ def make_model(variant: str, **changes: Any) -> PreTrainedModel:
     family, own = VARIANTS[variant]
     config_class, model_class = _CLASSES[family]
     torch.manual_seed(7)
-    model = model_class(config_class(**{**_SIZES, **own, **changes})).eval()
+    model = model_class(config_class(**{**SIZES, **own, **changes})).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):

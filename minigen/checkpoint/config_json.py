@@ -9,9 +9,9 @@ meaning for inference are listed here and ignored.
 import json
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from minigen.checkpoint.model_config import ModelConfig, RopeScaling
 from minigen.errors import ConfigError, FileFormatError, UnsupportedError
@@ -107,14 +107,26 @@ class Values:
         return tuple(ids)
 
 
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+@dataclass(frozen=True)
+class Family:
+    """What distinguishes an architecture from Llama's, and is not in its configuration.
 
-# The values of keys that a family's configuration omits (transformers' defaults).
-_FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "qwen2": {"max_window_layers": 28},
-    "qwen3": {"head_dim": 128, "max_window_layers": 28},
-    "mistral": {"sliding_window": 4096},
+    `defaults` are the values of keys that a configuration may omit (transformers' defaults).
+    `windows` says when `sliding_window` holds: "never", "always", or, as in Qwen's models, only
+    where `use_sliding_window` is true.
+    """
+
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    windows: Literal["never", "always", "by flag"] = "never"
+    qkv_bias: bool = False
+    qk_norm: bool = False
+
+
+FAMILIES = {
+    "llama": Family(),
+    "qwen2": Family({"max_window_layers": 28}, "by flag", qkv_bias=True),
+    "qwen3": Family({"head_dim": 128, "max_window_layers": 28}, "by flag", qk_norm=True),
+    "mistral": Family({"sliding_window": 4096}, "always"),
 }
 
 _READ_KEYS = frozenset(
@@ -176,10 +188,15 @@ class _Reader:
     @property
     def values(self) -> Values:
         """The keys' values, with the family's defaults for absent keys."""
-        return Values(self.raw, self.where, _FAMILY_DEFAULTS[self.raw["model_type"]])
+        return Values(self.raw, self.where, self.family.defaults)
+
+    @property
+    def family(self) -> Family:
+        """The entry of this configuration's architecture."""
+        return FAMILIES[self.raw["model_type"]]
 
     def config(self) -> ModelConfig:
-        family = self._family()
+        name = self._family_name()
         self._refuse_unknown()
         self._refuse_unsupported()
         hidden = self.values.count("hidden_size")
@@ -190,7 +207,7 @@ class _Reader:
         rope = self._rope()
         attention_bias = self.values.flag("attention_bias")
         config = ModelConfig(
-            family=family,
+            family=name,
             vocab_size=vocab_size,
             hidden=hidden,
             num_layers=num_layers,
@@ -204,10 +221,10 @@ class _Reader:
             rope_linear_factor=self._linear_factor(rope),
             rope_scaling=self._rope_scaling(rope),
             tied_embeddings=self.values.flag("tie_word_embeddings"),
-            qkv_bias=attention_bias or family == "qwen2",
+            qkv_bias=attention_bias or self.family.qkv_bias,
             out_bias=attention_bias,
             mlp_bias=self.values.flag("mlp_bias"),
-            qk_norm=family == "qwen3",
+            qk_norm=self.family.qk_norm,
             sliding_windows=self._sliding_windows(num_layers),
             bos_token_id=self._bos_id(vocab_size),
             eos_token_ids=self.values.token_ids("eos_token_id", vocab_size),
@@ -219,16 +236,16 @@ class _Reader:
             )
         return config
 
-    def _family(self) -> str:
-        family = self.raw.get("model_type")
-        if family is None:
+    def _family_name(self) -> str:
+        name = self.raw.get("model_type")
+        if name is None:
             raise ConfigError(f"{self.where}: model_type is missing; it names the architecture.")
-        if family not in FAMILIES:
+        if name not in tuple(FAMILIES):  # a tuple, because a wrong value may be unhashable
             raise UnsupportedError(
-                f"{self.where}: the architecture {reprlib.repr(family)} is not one that minigen "
+                f"{self.where}: the architecture {reprlib.repr(name)} is not one that minigen "
                 f"runs ({', '.join(FAMILIES)})."
             )
-        return str(family)
+        return str(name)
 
     def _refuse_unknown(self) -> None:
         unknown = sorted(set(self.raw) - _READ_KEYS - _MEANINGLESS_KEYS)
@@ -333,12 +350,12 @@ class _Reader:
     def _sliding_windows(self, num_layers: int) -> tuple[int | None, ...]:
         """Return each layer's sliding window in tokens; None for full attention."""
         window = self.values.get("sliding_window")
-        if self.raw["model_type"].startswith("qwen") and not self.values.flag("use_sliding_window"):
+        if self.family.windows == "by flag" and not self.values.flag("use_sliding_window"):
             window = None
-        if window is not None and self.raw["model_type"] == "llama":
+        if window is not None and self.family.windows == "never":
             raise UnsupportedError(
                 f"{self.where}: sliding_window is {reprlib.repr(window)}, but the architecture "
-                "'llama' has no windows; 'mistral' has."
+                f"{self.raw['model_type']!r} has no windows; 'mistral' has."
             )
         kinds = self.values.get("layer_types")
         if kinds is None:

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from minigen.checkpoint.config_json import FAMILIES
 from minigen.checkpoint.gguf import GGUFFile
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.errors import ConfigError, UnsupportedError, WeightsError
@@ -99,7 +100,8 @@ def config_dict(file: GGUFFile) -> dict[str, Any]:
         **_rope_parameters(file.path, own),
         **({"use_sliding_window": True, "max_window_layers": 0} if has_window else {}),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "attention_bias": architecture != "qwen2" and "blk.0.attn_q.bias" in file.tensors,
+        "attention_bias": not FAMILIES[architecture].qkv_bias
+        and "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "bos_token_id": _plain(file, "tokenizer.ggml.bos_token_id"),
         "eos_token_id": _end_ids(file),
