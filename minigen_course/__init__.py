@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from minigen_course.figures.show import verdicts as verdicts
     from minigen_course.grading.check import check as check
     from minigen_course.grading.plug_in import using as using
+    from minigen_course.grading.predict import predict as predict
+    from minigen_course.grading.task import reveal as reveal
+    from minigen_course.grading.task import task as task
     from minigen_course.lab.inspect_model import load_model as load_model
 
 _HOMES = {
@@ -19,11 +22,17 @@ _HOMES = {
     "load_model": "minigen_course.lab.inspect_model",
     "mark": "minigen_course.figures.show",
     "measured": "minigen_course.figures.show",
+    "predict": "minigen_course.grading.predict",
+    "reveal": "minigen_course.grading.task",
     "show": "minigen_course.figures.show",
+    "task": "minigen_course.grading.task",
     "using": "minigen_course.grading.plug_in",
     "verdicts": "minigen_course.figures.show",
 }
-__all__ = ["Claim", "check", "load_model", "mark", "measured", "show", "using", "verdicts"]
+__all__ = [
+    *("Claim", "check", "load_model", "mark", "measured"),
+    *("predict", "reveal", "show", "task", "using", "verdicts"),
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -68,5 +68,5 @@ def test_a_learners_slots_and_pool_run_in_the_engine(
         llm = LLM.load(tiny_directory, weights="float32", num_blocks=40)
     with using(22, slots_of=lambda *given: slots_of(*given)):
         assert llm.generate("a beginning", GREEDY).text == expected
-    assert "your slots_of was called 9 times" in capsys.readouterr().out
+    assert "in place of slots_of, was called 9 times" in capsys.readouterr().out
     assert len(stored) == 9 * llm.config.num_layers

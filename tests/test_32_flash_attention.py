@@ -163,7 +163,7 @@ def test_a_learners_merge_is_called_for_every_tile(
     with using(32, merge=mine):
         llm.generate("of seventeen such", SamplingParams(temperature=0, max_tokens=2))
     layers = llm.config.num_layers
-    assert capsys.readouterr().out == f"your merge was called {layers} times\n"
+    assert capsys.readouterr().out == f"mine, in place of merge, was called {layers} times\n"
 
 
 @needs_triton

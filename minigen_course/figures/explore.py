@@ -33,9 +33,19 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def picture(figure: Figure, caption: str) -> None:
-    """Show a figure; `caption` describes it to readers who cannot see it."""
+def picture(figure: Figure, caption: str, *, number: str = "") -> None:
+    """Show a figure; `caption` describes it to readers who cannot see it.
+
+    With a `number`, such as "14.2", the caption also stands below the figure.
+    """
     display({"image/png": _base64(png(figure)), "text/plain": caption}, raw=True)
+    _show_caption(caption, number)
+
+
+def _show_caption(caption: str, number: str) -> None:
+    if number:
+        html = f"<p><b>Figure {escape(number)}.</b> {escape(caption)}</p>"
+        display({"text/plain": f"Figure {number}. {caption}", "text/html": html}, raw=True)
 
 
 class Canvas:
@@ -67,13 +77,19 @@ class Canvas:
         return {WIDGET: view, **twin, "text/plain": caption}
 
 
-def explore(draw: Callable[..., Figure | Iterable[Figure]], caption: str, **controls: Any) -> None:
+def explore(
+    draw: Callable[..., Figure | Iterable[Figure]],
+    caption: str,
+    number: str = "",
+    /,
+    **controls: Any,
+) -> None:
     """Show `draw(**values)` below a control for each of its arguments; redraw at every change.
 
     A control is an ipywidget or a short form of one: `(low, high, step, value)` is a slider, a list
     a choice, a bool a checkbox, a str a line of text, None a button that only redraws. An error of
     `draw` is shown as one sentence above the last figure that could be drawn. If `draw` yields
-    figures, each is shown as it comes.
+    figures, each is shown as it comes. With a `number`, the caption also stands below.
     """
     made = {name: _control(name, given) for name, given in controls.items()}
     canvas = Canvas()
@@ -99,6 +115,7 @@ def explore(draw: Callable[..., Figure | Iterable[Figure]], caption: str, **cont
             control.observe(changed, names="value")
     redraw()
     display(canvas.output(canvas.below(made.values()), caption), raw=True)
+    _show_caption(caption, number)
 
 
 def _in_this_thread(redraw: Callable[[], None]) -> Callable[..., None]:

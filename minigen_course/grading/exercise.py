@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 Check = Callable[[Any], None]
 
@@ -38,7 +38,7 @@ class Exercise:
     `solution` is the package's own object. Each check takes the learner's object, and raises
     `Wrong` (with a sentence) or any error of the learner's code. `statement` (Markdown) says what
     to build. `use` is a cell that runs the part, named `mine`, in the engine. `harder` is a harder
-    task.
+    task. `level` says how much the exercise asks for.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Exercise:
     statement: str
     use: str
     harder: str
+    level: Literal["warm-up", "core", "stretch"] = "core"
 
 
 def exercises(chapter: str) -> dict[str, Exercise]:
