@@ -18,13 +18,20 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/minigen/minigen/blob/main/notebooks/14_attention.ipynb)
 # [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=notebooks/14_attention.ipynb)
 #
-# Chapter 13 turned queries and keys by their positions. Now they meet. Attention is the only place
-# in the model where one token learns of another; all else treats each token alone. It is also
-# what must be kept of each token for as long as the text goes on, and so what fills a server's
-# memory.
+# Consider the sentence *The old lighthouse keeper lost his lamp, so the young sailor gave the keeper
+# a lamp.* To continue it after the second *keeper*, a model must know who this keeper is, and that
+# this person lost a lamp. All of that stands in other words. **Attention** is how a token fetches
+# information from other tokens. It is the only place in the model where tokens exchange anything:
+# embeddings, norms and feed-forward networks (chapter 13) treat each token alone.
 #
-# **Afterwards you can** write attention with grouped heads, a mask and a window, say why softmax
-# subtracts a maximum, read a head's heat map, and compute what a token's keys and values weigh.
+# **Afterwards you can** compute attention by hand, write it with grouped heads, a causal mask and a
+# window, read a heat map of a head, and say how many bytes each token adds to a server's memory.
+#
+# **You need** chapter 13 (RMSNorm and rotary embedding), matrix multiplication, and softmax, which
+# this chapter repeats. **Time:** about 50 minutes to read and try, about 40 for the exercises.
+#
+# **Where we are:** token ids → embedding → 30 × ( norm → **attention** → add → norm → feed-forward
+# → add ) → norm → output head → next token.
 
 # %%
 import importlib.util
@@ -42,7 +49,17 @@ import torch
 
 from minigen import SamplingParams
 from minigen.model import attention as package
-from minigen_course import Claim, check, load_model, measured, show, using, verdicts
+from minigen.model.layers import apply_rotary, rms_norm
+from minigen_course import (
+    Claim,
+    check,
+    load_model,
+    predict,
+    reveal,
+    task,
+    using,
+    verdicts,
+)
 from minigen_course.ch14_attention import figures as draw_heads
 from minigen_course.figures.explore import explore, picture
 from minigen_course.lab.inspect_model import (
@@ -51,71 +68,95 @@ from minigen_course.lab.inspect_model import (
     perplexity,
     recorded_heads,
     recorded_states,
+    transformer_of,
 )
 
-# Nothing is kept from run to run, and prompts go in pieces of 16 tokens.
+# No prefix is kept from run to run, and a prompt is computed in chunks of 16 tokens.
 llm = load_model(weights="float32", enable_prefix_caching=False, max_num_batched_tokens=16)
 
 # %% [markdown]
-# ## A number that hurts
+# ## A number that hurts: the model without attention
 #
-# Attention makes *scores* of queries and keys, and softmax makes weights of scores: exp of each,
-# divided by the sum of all. Here is every row of scores that the model computes for one
-# sentence, by its largest score. Of a score beyond the logarithm of the largest float16, float16
-# cannot hold the exponential. Write your own sentence, if you like.
+# **Perplexity** is the effective number of tokens among which the model hesitates (chapter 13): 1
+# means certain. This model knows 49,152 tokens, so blind guessing has a perplexity of 49,152. Here
+# is the model's perplexity on the sentence. Then attention is switched off: each token receives
+# only its own value, as if it stood alone.
+#
+# Predict first: what is the perplexity without attention? Replace `None` by a number.
+
+# %%
+guess_alone = predict("Perplexity without attention?", None, within=3)
 
 # %%
 sentence = "The old lighthouse keeper lost his lamp, so the young sailor gave the keeper a lamp."
 ids = llm.tokenizer.encode(sentence)
 tokens = [llm.tokenizer.decode([token]) for token in ids]
-recorded = recorded_heads(llm, ids)  # q, k and v of each layer
-scores = torch.stack([head_scores(layer) for layer in recorded])
-largest = scores.amax(-1).flatten()
-limit = math.log(torch.finfo(torch.float16).max)
-beyond = int((largest > limit).sum())
-print("{} layers x {} heads x {} tokens".format(*scores.shape[:3]))
-print(f"the limit of float16: {limit:.1f}; the largest score: {largest.max():.1f}")
-print(f"rows of which float16 cannot hold the exponential: {beyond} of {len(largest):,}")
-picture(
-    draw_heads.overflow(largest, llm.config.head_dim),
-    "Histogram of each row's largest score, and where its exponential is infinite.",
-)
+
+
+def alone(q, k, v, window=None):
+    """No attention: each token gets its own value and nothing of the others."""
+    return v[-len(q) :].repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+
+
+with_attention = perplexity(log_probabilities(llm, ids))
+with using(14, attention=alone):
+    without_attention = perplexity(log_probabilities(llm, ids))
+print(f"perplexity of the {len(ids)} tokens with attention: {with_attention:.1f}")
+guess_alone.compare(int(round(without_attention, -3)))
+assert without_attention > llm.config.vocab_size  # worse than blind guessing
 
 # %% [markdown]
-# They are few, and so are those that overflow float32 where the division of scores (more of it
-# below) is left out. Infinity divided by infinity is nan, though, and nan spreads to all that
-# follows it. The same model with a softmax that is computed in float16 as the formula says:
-
-
-# %%
-def attention_with(softmax, scale=None, mask=True):
-    """Attention written out, with the softmax, the scale and the mask of your choice."""
-
-    def part(q, k, v, window=None):
-        k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for each in (k, v))
-        found = torch.einsum("qhd,khd->hqk", q, k) * (scale or q.shape[-1] ** -0.5)
-        if mask:
-            found = found.masked_fill(~package.causal_mask(len(q), len(k), window), -torch.inf)
-        return torch.einsum("hqk,khd->qhd", softmax(found), v)
-
-    return part
-
-
-def softmax_half(scores: torch.Tensor) -> torch.Tensor:
-    powers = scores.half().exp()
-    return (powers / powers.sum(-1, keepdim=True)).float()
-
-
-scaled = perplexity(log_probabilities(llm, ids))
-print(f"perplexity of the sentence: {scaled:.1f}")
-with using(14, attention=attention_with(softmax_half)):
-    print(f"with this softmax: {perplexity(log_probabilities(llm, ids))}")
-
-# %% [markdown]
-# ## The smallest version that works
+# Without attention the model does worse than blind guessing, although every other part of it still
+# works. What did the tokens fetch from each other?
 #
-# One head, one token that looks back: a score for every key, weights that sum to one, and the mean
-# of the values under these weights. In plain Python:
+# ## Query, key and value
+#
+# Think of a library. You come with a question, the **query**. Every book has a label on its spine,
+# the **key**, and a content, the **value**. You compare your question with all labels, and you take
+# home a mixture of contents: much of the books whose labels fit, little of the others.
+#
+# Each token plays all three roles at once. It asks with its query, and it answers others with its
+# key and its value. All three are vectors of numbers:
+#
+# | vector | says | in this model |
+# |---|---|---|
+# | query $q$ | what I look for | 64 numbers |
+# | key $k$ | what I can be found by | 64 numbers |
+# | value $v$ | what I hand over | 64 numbers |
+#
+# ### Three tokens by hand
+#
+# Take the tokens *the cat sat*, vectors of four numbers, and let *sat* look back:
+#
+# $$q_{sat} = (2, 0, 1, 0), \qquad k_{the} = (0, 1, 0, 0), \quad k_{cat} = (2, 0, 0, 0), \quad
+# k_{sat} = (1, 0, 0, 0)$$
+#
+# 1. **Scores.** The dot product of the query with each key says how well they fit:
+#    $q_{sat} \cdot k_{the} = 0$, $\; q_{sat} \cdot k_{cat} = 4$, $\; q_{sat} \cdot k_{sat} = 2$.
+# 2. **Scale.** Divide by the square root of the number of dimensions, $\sqrt 4 = 2$: 0, 2, 1.
+# 3. **Softmax** turns scores into weights that are positive and sum to one: the exponential of each
+#    score, divided by the sum of all exponentials. $e^0 = 1.00,\; e^2 = 7.39,\; e^1 = 2.72$, the sum
+#    is 11.11, so the weights are **0.09, 0.67, 0.24**.
+# 4. **Mix.** The result is the sum of the values, each times its weight:
+#    $o_{sat} = 0.09\, v_{the} + 0.67\, v_{cat} + 0.24\, v_{sat}$.
+#
+# So *sat* fetched mostly what *cat* hands over. As a formula, for the token at position $t$ and head
+# dimension $d$:
+#
+# $$o_t = \sum_{s \le t} a_{ts}\, v_s, \qquad
+# a_{ts} = \frac{\exp(q_t \cdot k_s / \sqrt d)}{\sum_{u \le t} \exp(q_t \cdot k_u / \sqrt d)}$$
+#
+# | symbol | meaning | in the code |
+# |---|---|---|
+# | $q_t, k_s, v_s$ | query, key and value of the tokens at positions $t$ and $s$ | `q[t]`, `k[s]`, `v[s]` |
+# | $d$ | head dimension | `head_dim`, 64 |
+# | $a_{ts}$ | weight that token $t$ gives to token $s$ | `weights` |
+# | $o_t$ | result of token $t$ | `out` |
+#
+# The sum runs over $s \le t$ only: a token looks at itself and back, never ahead. More of that soon.
+# (In the papers, the matrices of all queries, keys and values are called $Q$, $K$ and $V$.)
+#
+# The same four steps in plain Python:
 
 
 # %%
@@ -127,115 +168,225 @@ def softmax_naive(scores: list[float]) -> list[float]:
 def look_back(
     query: list[float], keys: list[list[float]], values: list[list[float]]
 ) -> tuple[list[float], list[float]]:
-    """The weights of all keys, and the values mixed by them."""
-    scores = [
-        sum(q * k for q, k in zip(query, key, strict=True)) / math.sqrt(len(query)) for key in keys
-    ]
+    """Return the weights of all keys, and the sum of the values under these weights."""
+    root = math.sqrt(len(query))
+    scores = [sum(q * k for q, k in zip(query, key, strict=True)) / root for key in keys]
     weights = softmax_naive(scores)
-    mixed = [
-        sum(weight * value[i] for weight, value in zip(weights, values, strict=True))
-        for i in range(len(values[0]))
-    ]
-    return weights, mixed
+    columns = zip(*values, strict=True)  # one for each dimension of a value
+    out = [sum(w * v for w, v in zip(weights, each, strict=True)) for each in columns]
+    return weights, out
 
 
-LAYER, HEAD, TOKEN = 16, 0, len(ids) - 4
-one = recorded[LAYER]
-query = one.q[TOKEN, HEAD].tolist()
-keys, values = one.k[: TOKEN + 1, 0].tolist(), one.v[: TOKEN + 1, 0].tolist()
-weights, mixed = look_back(query, keys, values)
+keys = [[0, 1, 0, 0], [2, 0, 0, 0], [1, 0, 0, 0]]
+values = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]]  # so that the result shows the weights
+weights, out = look_back([2, 0, 1, 0], keys, values)
+print("weights of the, cat, sat:", [round(each, 2) for each in weights])
+print("result:", [round(each, 2) for each in out])
+
+# %% [markdown]
+# `softmax_naive` subtracts the largest score from all scores before it takes exponentials. The
+# weights stay the same, because $e^{s-m} = e^s / e^m$ and the factor $e^m$ cancels. But no
+# exponential is larger than 1 any more, so none can overflow: $e^{12}$ is already infinite in
+# float16, and $e^{89}$ in float32.
+#
+# ## Where queries, keys and values come from
+#
+# The model keeps one vector $x$ of 576 numbers per token, the **residual stream**: it starts as the
+# token's embedding, and every layer adds to it. In each layer, three learned matrices turn the
+# normalised $x$ into queries, keys and values:
+#
+# $$q_t = W_q x_t, \qquad k_t = W_k x_t, \qquad v_t = W_v x_t$$
+#
+# A layer does not look back once but nine times at once, with nine different questions. Each of
+# these **heads** has its own 64 of the 576 query dimensions. The results of the nine heads are put
+# side by side again, and a fourth matrix $W_o$ mixes them into what is added to $x$:
+#
+# $$y_t = W_o\, [\,o_t^{1};\, o_t^{2};\, \dots;\, o_t^{9}\,]$$
+#
+# Queries have nine heads but keys and values have only three, because three query heads share one
+# key and value head. The section on grouped heads says why. Here is the way of one sentence through
+# one layer's attention, with the shapes of this model:
+
+# %%
+picture(
+    draw_heads.flow(len(ids), llm.config.q_heads, llm.config.kv_heads, llm.config.head_dim),
+    "Attention in one layer. The residual stream x becomes queries, keys and values; each head "
+    "compares, weighs and mixes; the heads' results are joined and added to x.",
+    number="14.1",
+)
+
+# %% [markdown]
+# And the same in code, for layer 8 of the model and your sentence. Rotary embedding (chapter 13)
+# rotates queries and keys by their positions, so that a score depends on the distance of two tokens.
+
+# %%
+LAYER = 8
+model = transformer_of(llm)
+layer, x = model.layers[LAYER], recorded_states(llm, ids)[LAYER]
+normalized = rms_norm(x, layer.attention_norm, model.norm_eps)
+q, k, v = layer.qkv(normalized).split(layer.qkv.parts, dim=-1)  # W_q, W_k, W_v in one product
+print(f"x {list(x.shape)}: W_q makes {list(q.shape)}, W_k {list(k.shape)}, W_v {list(v.shape)}")
+q, k, v = (each.unflatten(-1, (-1, llm.config.head_dim)) for each in (q, k, v))  # cut into heads
+rotation = model.rotation(torch.arange(len(ids)))
+q, k = apply_rotary(q, *rotation), apply_rotary(k, *rotation)
+print(f"by head: q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}")
+
+recorded = recorded_heads(llm, ids)  # q, k and v of each layer, as the engine computed them
+torch.testing.assert_close(q, recorded[LAYER].q, atol=1e-4, rtol=1e-4)
+torch.testing.assert_close(v, recorded[LAYER].v, atol=1e-4, rtol=1e-4)
+
+# %% [markdown]
+# Now the real thing. Head 0 of layer 8, at the second *keeper*: which earlier word does it look at
+# most? (Write a word with its leading space, such as `" lamp"`.)
+
+# %%
+guess_word = predict("The second keeper looks mostly at", None)
+
+# %%
+HEAD, TOKEN = 0, 14
+weights, out = look_back(
+    q[TOKEN, HEAD].tolist(), k[: TOKEN + 1, 0].tolist(), v[: TOKEN + 1, 0].tolist()
+)
 ranked = sorted(zip(weights, range(TOKEN + 1), strict=True), reverse=True)[:3]
 print(f"token {TOKEN}, {tokens[TOKEN]!r}, looks at")
 for weight, place in ranked:
     print(f"  {weight:.2f}  token {place}, {tokens[place]!r}")
+guess_word.compare(tokens[ranked[0][1]])
 
 # %% [markdown]
-# **The maximum is subtracted first.** exp(s - m) / sum of exp(s - m) is the same number for any m,
-# since exp(-m) stands above and below the line. With m the largest score no power is above 1.
+# It looks at the first *keeper*, eleven tokens back. The position did not tell it where to look:
+# the query of a second *keeper* fits the key of a first one. What this token hands over, its value,
+# contains what the model has learned about that keeper so far.
 #
-# **The division by the square root of head_dim** keeps scores of long heads from growing: a sum
-# of 64 products is about 8 times as large as one. Leave it out, and softmax all but picks one key.
+# ## Why divide by the square root of d?
 #
-# One worked example is passed from guide to guide: scores .8, .9 and .3 are said to give weights
-# .35, .55 and .10.
+# A dot product of two vectors is a sum of $d$ products. If the numbers are independent with mean 0
+# and variance 1, each product has variance 1, the sum has variance $d$, and a standard deviation of
+# $\sqrt d$. Scores would grow with the size of a head. Large scores make softmax pick one key and
+# ignore all others, and then training cannot improve the others: their gradient is nearly zero.
 
 # %%
-found = softmax_naive([0.8, 0.9, 0.3])
-print("softmax:", [round(each, 2) for each in found])
-told = (0.35, 0.55, 0.10)
-first_step = math.log(told[1] / told[0]) / (0.9 - 0.8)
-second_step = math.log(told[0] / told[2]) / (0.8 - 0.3)
-print(f"the told weights would need scores times {first_step:.1f}, and times {second_step:.1f}")
-
-stable = lambda scores: scores.softmax(-1)  # noqa: E731
-with using(14, attention=attention_with(stable, scale=1.0)):
-    unscaled = perplexity(log_probabilities(llm, ids))
-print(f"perplexity without the division: about {round(unscaled, -2):,.0f}")
+generator = torch.Generator().manual_seed(0)
+print("   d   deviation of scores   largest of 16 weights, undivided   divided")
+for d in (4, 16, 64, 256):
+    many_q = torch.randn(4000, 1, d, generator=generator)
+    many_k = torch.randn(4000, 16, d, generator=generator)
+    products = (many_q * many_k).sum(-1)
+    largest = [products.softmax(-1), (products / math.sqrt(d)).softmax(-1)]
+    shown = [f"{each.amax(-1).mean():.1f}" for each in largest]
+    print(f"{d:>4}{products.std():>22.0f}{shown[0]:>35}{shown[1]:>10}")
 
 # %% [markdown]
-# No single scale gives these weights; they are no softmax of these scores.
+# ## All tokens at once
 #
+# A prompt has many tokens, and nothing forces us to compute them one by one. Put all queries into a
+# matrix $Q$ with a row per token, and keys and values into $K$ and $V$. Then one matrix product
+# computes all scores of a head:
+#
+# $$O = \mathrm{softmax}\Big(\frac{Q K^\top}{\sqrt d} + M\Big)\, V$$
+#
+# Softmax works on each row. $M$ is the mask, which comes next. The matrix of scores has a row and a
+# column per token, so its size grows with the **square** of the text's length:
+
+# %%
+for length in (len(ids), 1024, 8192, 131_072):
+    scores_bytes = length * length * 4
+    print(
+        f"{length:>8,} tokens: {length * length:>15,} scores per head, {scores_bytes / 1e6:,.3f} MB"
+    )
+
+# %% [markdown]
 # ## Why it is wrong: the future leaks
 #
-# A token must not look at later ones: when the model writes, they are not there yet. `look_back`
-# was given only the keys up to its token. Computed for all tokens at once, a *mask* must say so.
-# First without: one token at the end is exchanged. What do the tokens before it notice?
+# `look_back` was given only the keys up to its own token. A product of whole matrices computes the
+# scores of later tokens, too. Nothing stops a token from looking ahead at the very word that it is
+# asked to predict. `attention_with` computes all tokens at once, with or without a mask:
+
+
+# %%
+def attention_with(mask: bool):
+    """Return attention as a matrix product, with the causal mask or without."""
+
+    def matrix_attention(q, k, v, window=None):
+        k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for each in (k, v))
+        found = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(q.shape[-1])
+        if mask:
+            found = found.masked_fill(~package.causal_mask(len(q), len(k), window), -torch.inf)
+        return torch.einsum("hqk,khd->qhd", found.softmax(-1), v)
+
+    return matrix_attention
+
+
+guess_leak = predict("Perplexity without the mask?", None, within=2)
+
+# %% [markdown]
+# The last word of the sentence is exchanged, *lamp* for *hat*. Do the tokens *before* it notice?
 
 # %%
 other = [*ids[:-2], llm.tokenizer.encode(" hat")[0], ids[-1]]
+found = {}
 for name, masked in {"with the mask": True, "without": False}.items():
-    with using(14, attention=attention_with(stable, mask=masked)):
+    with using(14, attention=attention_with(masked)):
         before, after = recorded_states(llm, ids)[-1], recorded_states(llm, other)[-1]
-        likely = perplexity(log_probabilities(llm, ids))
+        found[name] = perplexity(log_probabilities(llm, ids))
     leaks = not torch.allclose(before[:-2], after[:-2], atol=1e-2)
     assert leaks is not masked
-    print(f"{name}: earlier states changed: {leaks}; perplexity {likely:.1f}\n")
-    if not masked:
-        cheated = likely
+    print(f"{name}: states before the word changed: {leaks}; perplexity {found[name]:.1f}\n")
+guess_leak.compare(found["without"])
 
 # %% [markdown]
-# Look at the perplexity without the mask. It is not a better model: it reads the answers. What it
-# writes shows it, for when it writes there is nothing to read:
+# The perplexity without the mask is far lower. The model is not better: it reads the answers before
+# it gives them. And it has lost the ability to write:
 
 # %%
 opening = "Once upon a time there was a"
 greedy = SamplingParams(temperature=0, max_tokens=16)
 print("with the mask:", repr(llm.generate(opening, greedy).text))
-with using(14, attention=attention_with(stable, mask=False)):
+with using(14, attention=attention_with(mask=False)):
     print("without:      ", repr(llm.generate(opening, greedy).text))
 
 # %% [markdown]
+# The last token of the prompt sees the same tokens in both cases. But the states of the tokens
+# before it were computed while looking ahead. This model was trained with the mask, so such states,
+# and the keys and values made of them, are strange to it.
+#
 # ## The idea: a triangle
 #
-# The scores of later keys become minus infinity, of which exp is 0. The same function serves a
-# whole prompt, a piece of it, one new token, and models whose tokens see only a *window*.
+# A **causal mask** removes the scores of later tokens: they become minus infinity, whose exponential
+# is 0. The same rule, *a query sees the keys at its own position and before*, gives a triangle for a
+# whole prompt. It gives a rectangle with a slanted end for a **chunk** of a prompt, whose queries
+# are the last positions of the context, and a full row for one new token. Some models also limit
+# how far a token can look back, to a **sliding window**.
 
 # %%
 picture(
     draw_heads.masks(
         {
             "a prompt": package.causal_mask(6, 6),
-            "its last piece": package.causal_mask(2, 6),
+            "its last chunk": package.causal_mask(2, 6),
             "one new token": package.causal_mask(1, 6),
             "a window of 3": package.causal_mask(6, 6, window=3),
         }
     ),
-    "Four masks as tables of queries and keys: blue may be seen, grey may not.",
+    "Four causal masks. A row is a query, a column is a key; blue means that the query sees the key.",
+    number="14.2",
 )
 
 # %% [markdown]
 # ## What real heads look at
 #
-# Four of the model's heads on your sentence: found by their numbers, not by hand. One looks at
-# the token before, as its angles said in chapter 13. One looks at the first token always.
+# The model has 30 layers with 9 heads each, so 270 heads. No programmer chose what a head looks for: it
+# learned that. Four habits can be measured on any sentence. For each habit, the head that has it
+# most:
 
 # %%
-looks = scores.softmax(-1)  # layers, heads, queries, keys
+scores = torch.stack([head_scores(each) for each in recorded])  # layers, heads, queries, keys
+looks = scores.softmax(-1)
 habits = {
     "the token before": looks.diagonal(-1, -2, -1).mean(-1),
     "the first token": looks[..., 1:, 0].mean(-1),
     "itself": looks.diagonal(0, -2, -1)[..., 1:].mean(-1),
-    "far and wide": -(looks * looks.clamp(min=1e-9).log()).sum(-1).mean(-1),  # entropy
+    "many tokens": -(looks * looks.clamp(min=1e-9).log()).sum(-1).mean(-1),  # entropy
 }
 chosen = {}
 for name, habit in habits.items():
@@ -243,21 +394,26 @@ for name, habit in habits.items():
     chosen[f"{name}\nlayer {layer_id}, head {head}"] = looks[layer_id, head]
 picture(
     draw_heads.head_maps(chosen, tokens),
-    "Weights of four heads as heat maps: to the token before, to the first, to itself, to many.",
+    "Weights of four heads. A row is a token that looks, a column is a token that is looked at, and "
+    "yellow means much weight. Each row sums to one.",
+    number="14.3",
 )
 sink = float(looks[..., 1:, 0].mean())
 print(f"weight on the first token, mean of all heads and tokens: {sink:.0%}")
 
 # %% [markdown]
-# Softmax must spend its weight on something, even where a head has nothing to say. The model
-# has learned to park it on the first token: an *attention sink*. It was this token that chapter 13
-# lost to float16.
+# Softmax must spend its whole weight, even where a head finds nothing that fits. The model has
+# learned to leave the rest on the first token, which every later token can see. Such a resting place
+# is called an **attention sink** ([Xiao et al. 2023](https://arxiv.org/abs/2309.17453)). In chapter
+# 13 a float16 overflow destroyed exactly this token, and with it the model.
 #
 # ## Drag it
 #
-# Choose a layer and a head, and write a sentence of your own. In layer 18, head 6 rests on the
-# first token until something comes back: then it looks at what *followed* it the first time. This
-# is how the model of chapter 13 read its story again with so little doubt.
+# Choose a layer and a head, and write a sentence of your own. Layer 18, head 6 rests on the first
+# token until a word comes back. Then it looks at the token that *followed* this word the first time,
+# and so the model can repeat it: after the second *Marla Venn*, it looks at *sold*. This is an
+# **induction head**, and it is how models copy from their context
+# ([Olsson et al. 2022](https://transformer-circuits.pub/2022/in-context-learning-and-induction-heads/index.html)).
 
 
 # %%
@@ -266,32 +422,57 @@ def heat(sentence, layer, head):
     weights = head_scores(recorded_heads(llm, ids)[layer])[head].softmax(-1)
     words = [llm.tokenizer.decode([token]) for token in ids]
     kv_head = head // (llm.config.q_heads // llm.config.kv_heads)
-    said = f"layer {layer}, query head {head}, which looks through KV head {kv_head}"
+    said = f"layer {layer}, query head {head}, which uses KV head {kv_head}"
     return draw_heads.head_map(weights, words, said)
 
 
 explore(
     heat,
-    "One head's weights on a sentence, as a heat map.",
+    "One head's weights on a sentence. Layer 18, head 6 is an induction head: each token of the "
+    "second Marla Venn looks at the token after the first.",
+    "14.4",
     sentence="Marla Venn sold three geese to Otto Quill, and Marla Venn",
     layer=(0, llm.config.num_layers - 1, 1, 18),
     head=(0, llm.config.q_heads - 1, 1, 6),
 )
 
 # %% [markdown]
-# ## Grouped heads: what a token keeps
+# ## Grouped heads: what each token leaves in memory
 #
-# Queries are needed once. Keys and values are needed by every later token, so they are kept, of
-# every token, in every layer. *Multi-query* attention keeps one KV head for all query heads,
-# *grouped-query* attention a few: query head h looks through KV head h // (q_heads / kv_heads).
+# When the model writes its next token, it needs that token's queries once and never again. Keys and
+# values are different: every later token looks at them. An engine therefore stores the keys and
+# values of every token, in every layer. This store is the **KV cache** (chapter 17), and it is what
+# fills a server's memory. Its size depends on the number of key and value heads:
+#
+# - **Multi-head attention** (MHA) has a KV head for each query head.
+# - **Multi-query attention** (MQA, [Shazeer 2019](https://arxiv.org/abs/1911.02150)) has a single KV
+#   head for all query heads.
+# - **Grouped-query attention** (GQA, [Ainslie et al. 2023](https://arxiv.org/abs/2305.13245)) lies
+#   between: query head $h$ uses KV head $\lfloor h \,/\, (H_q / H_{kv}) \rfloor$.
+#
+# Fewer KV heads cost quality, since several questions must share one set of labels. Ainslie et al.
+# measured that a model with one KV head loses some quality and trains less stably, and that eight
+# KV heads come close to full multi-head attention. That is why most models of today use groups.
 
 # %%
 picture(
     draw_heads.sharing(
         {"multi-head": (9, 9), "grouped, as here": (9, 3), "multi-query": (9, 1)},
     ),
-    "Nine query heads above the KV heads that they share: nine, three and one.",
+    "Nine query heads (circles) and the KV heads that they share (squares): nine, three and one.",
+    number="14.5",
 )
+
+# %% [markdown]
+# Per token, the cache holds a key and a value of $d$ numbers for each layer and each KV head:
+#
+# $$\text{bytes per token} = 2 \cdot L \cdot H_{kv} \cdot d \cdot \text{bytes per number}$$
+#
+# Predict: Llama-3-70B has 80 layers, 64 query heads, 8 KV heads and a head dimension of 128, and it
+# stores 2 bytes per number. How many kilobytes (1 kB is 1,000 bytes) does one token take?
+
+# %%
+guess_bytes = predict("kB per token of Llama-3-70B?", None)
 
 # %%
 models = {  # layers, query heads, KV heads, head_dim
@@ -301,79 +482,30 @@ models = {  # layers, query heads, KV heads, head_dim
 }
 kept, saved = {}, {}
 for name, (num_layers, q_heads, kv_heads, head_dim) in models.items():
-    each_head = 2 * num_layers * head_dim * 2  # K and V, 2 bytes a number
-    kept[name] = {"multi-head": each_head * q_heads, "its own": each_head * kv_heads}
-    saved[name] = kept[name]["multi-head"] / kept[name]["its own"]
+    per_head = 2 * num_layers * head_dim * 2  # a key and a value, 2 bytes per number
+    kept[name] = {"multi-head": per_head * q_heads, "its own heads": per_head * kv_heads}
+    saved[name] = kept[name]["multi-head"] / kept[name]["its own heads"]
+    own, full = kept[name]["its own heads"], kept[name]["multi-head"]
     print(
-        f"{name:<14}{kept[name]['its own']:>10,} bytes a token, {saved[name]:.0f}x less than with"
+        f"{name:<14} {own:>9,} bytes per token; multi-head would take {full:>9,}, {saved[name]:.0f}x"
     )
-    print(f"{'':<14}{kept[name]['multi-head']:>10,} bytes of as many KV heads as query heads")
-assert kept["SmolLM2-135M"]["its own"] == llm.config.kv_bytes_per_token
-picture(draw_heads.kv_bars(kept), "Bytes that one token keeps, with full and with grouped heads.")
-
-# %% [markdown]
-# ## The package's version
-#
-# Twice: once written out, as the oracle of all that comes later, and once through torch's fused
-# function, which never makes the matrix of scores (chapter 32 shows how).
-
-# %%
-show(package.attention_naive, package.attention)
-
-# %%
-ours = package.attention(one.q, one.k, one.v)
-torch.testing.assert_close(ours, package.attention_naive(one.q, one.k, one.v), atol=1e-5, rtol=1e-5)
-torch.testing.assert_close(ours[TOKEN, HEAD], torch.tensor(mixed), atol=1e-5, rtol=1e-5)
-query_first, key_first, value_first = (
-    each.transpose(0, 1)
-    for each in (one.q, one.k.repeat_interleave(3, dim=1), one.v.repeat_interleave(3, dim=1))
+assert kept["SmolLM2-135M"]["its own heads"] == llm.config.kv_bytes_per_token
+guess_bytes.compare(round(kept["Llama-3-70B"]["its own heads"] / 1e3, 1), "kB")
+picture(
+    draw_heads.kv_bars(kept),
+    "Bytes that one token adds to the KV cache, with the model's own KV heads and with as many KV "
+    "heads as query heads. Each panel has its own scale.",
+    number="14.6",
 )
-theirs = torch.nn.functional.scaled_dot_product_attention(
-    query_first, key_first, value_first, is_causal=True
-)
-torch.testing.assert_close(ours, theirs.transpose(0, 1), atol=1e-5, rtol=1e-5)
-big = package.attention(100 * one.q, one.k, one.v)
-print("package, plain Python and torch agree; at 100 times the scores all is finite:", end=" ")
-print(bool(big.isfinite().all()))
-
-# %% [markdown]
-# ## The measurement again
-#
-# At the top it was nan. Here are the same rows in float16 with the maximum subtracted. And what
-# tensors buy over plain Python, for the tokens and heads of one layer:
-
-# %%
-import time
-
-
-def by_hand(layer) -> None:
-    for head in range(layer.q.shape[1]):
-        keys, values = layer.k[:, head // 3].tolist(), layer.v[:, head // 3].tolist()
-        for token in range(len(layer.q)):
-            look_back(layer.q[token, head].tolist(), keys[: token + 1], values[: token + 1])
-
-
-def seconds(work, times: int) -> float:
-    work()
-    started = time.perf_counter()
-    for _ in range(times):
-        work()
-    return (time.perf_counter() - started) / times
-
-
-slow = seconds(lambda: by_hand(one), 1)
-fast = seconds(lambda: package.attention(one.q, one.k, one.v), 50)
-measured("the same attention, times faster", slow / fast)
-for name, softmax in {"as the formula says": softmax_half, "stable": torch.nn.Softmax(-1)}.items():
-    spoilt = softmax(scores.half()).isnan().any(-1).sum()
-    print(f"{name}: {spoilt} of {len(largest):,} rows are nan")
 
 # %% [markdown]
 # ## Your turn
 #
-# Twice. First the mask, then all of attention with grouped heads and a window: for one token, for
-# a prompt, and for a piece of one. Begin with a repeated K and V; `package.causal_mask` is there
-# to be used. `hint=1` in `check` helps.
+# Two exercises. Write them before you look at the package's version: it opens below, once yours has
+# passed.
+
+# %%
+task(14, "causal_mask")
 
 # %%
 # exercise: minigen.model.attention.causal_mask
@@ -399,6 +531,9 @@ def causal_mask(
 my_mask = check(14, causal_mask=causal_mask)
 
 # %%
+task(14, "attention")
+
+# %%
 # exercise: minigen.model.attention.attention
 from jaxtyping import Float
 from torch import Tensor
@@ -410,7 +545,12 @@ def attention(
     v: Float[Tensor, "context kv_heads head_dim"],
     window: int | None = None,
 ) -> Float[Tensor, "tokens q_heads head_dim"]:
-    """Compute the same as `attention_naive` with torch's scaled_dot_product_attention."""
+    """Return softmax(q k^T / sqrt(head_dim)) v of each query over the keys that it may attend to.
+
+    The queries are the last `tokens` positions of the context. Query head h uses KV head
+    h // (q_heads / kv_heads). With a window, a query attends to at most `window` positions,
+    including its own. Torch computes this without storing the matrix of scores.
+    """
     raise NotImplementedError  # your turn
 
 
@@ -418,9 +558,10 @@ def attention(
 my_attention = check(14, attention=attention)
 
 # %% [markdown]
-# One line puts each into the running engine. (Until they pass, they are the package's own.) The
-# sentence goes through your function in pieces, and the second one needs the mask; every new
-# token then looks back alone, in a function that chapter 22 builds.
+# One line puts a part into the running engine. As long as yours has not passed, the package's own
+# runs, and the line below says so. The sentence passes through in chunks of 16 tokens, so the second
+# chunk needs the mask's slanted end. New tokens are computed by another function, which chapter 22
+# builds.
 
 # %%
 with using(14, causal_mask=my_mask):
@@ -429,53 +570,141 @@ with using(14, attention=my_attention):
     print(llm.generate(sentence, greedy).text)
 
 # %% [markdown]
-# ## What the production engines do beyond this
+# ## The package's version
 #
-# - **vLLM**, **SGLang** and **TGI** call FlashAttention or FlashInfer, which go through the keys in
-#   tiles and keep a running maximum and sum, so that scores never reach the GPU's main memory.
-# - **TensorRT-LLM** has kernels of its own, among them one (XQA) for one new token with grouped
-#   heads, which reads a KV head once for all its query heads.
-# - **llama.cpp** (and **Ollama** above it) and **ExLlamaV2** can keep K and V in 8 or 4 bits.
-# - **MLC-LLM** compiles its attention kernels for the device at hand, phones and browsers too.
-# - **DeepSpeed** can split one long sequence's attention by heads over several GPUs (Ulysses).
-# - DeepSeek's models keep one short vector a token, of which all heads' K and V are made again
-#   (multi-head latent attention). StreamingLLM keeps the sink and a window, and forgets the rest.
+# The package has attention twice: `attention_naive`, written out step by step, as a reference for all
+# faster versions, and `attention`, which calls torch's fused function. That function never stores the
+# matrix of scores; chapter 32 shows how this is possible.
 
 # %%
+reveal(14, causal_mask=my_mask, attention=my_attention)
+
+# %%
+ours = package.attention(q, k, v)
+torch.testing.assert_close(ours, package.attention_naive(q, k, v), atol=1e-5, rtol=1e-5)
+torch.testing.assert_close(ours[TOKEN, HEAD], torch.tensor(out), atol=1e-4, rtol=1e-4)
+group = q.shape[1] // k.shape[1]
+theirs = torch.nn.functional.scaled_dot_product_attention(
+    q.transpose(0, 1),
+    k.repeat_interleave(group, dim=1).transpose(0, 1),
+    v.repeat_interleave(group, dim=1).transpose(0, 1),
+    is_causal=True,
+)
+torch.testing.assert_close(ours, theirs.transpose(0, 1), atol=1e-5, rtol=1e-5)
+big = package.attention(100 * q, k, v)
+print("The package, plain Python and torch agree.")
+print("With scores 100 times as large, all results are finite:", bool(big.isfinite().all()))
+
+# %% [markdown]
+# ## The measurement again
+#
+# The number from the top, now with attention built up step by step: switched off, as matrix products
+# without a mask, and with the attention that stands in `my_attention`.
+
+# %%
+with using(14, attention=my_attention):
+    again = perplexity(log_probabilities(llm, ids))
+print(f"no attention:       about {round(without_attention, -3):,.0f}")
+print(f"without a mask:     {found['without']:.1f} (it reads the answers)")
+print(f"causal attention:   {again:.1f}")
+assert math.isclose(again, with_attention, rel_tol=1e-3)
+
+# %% [markdown]
+# ## Claims
+#
+# Statements that one often hears or reads about attention, beside what this notebook computed.
+
+# %%
+claimed = (0.35, 0.55, 0.10)
+right = softmax_naive([0.8, 0.9, 0.3])
+steps = (
+    math.log(claimed[1] / claimed[0]) / (0.9 - 0.8),
+    math.log(claimed[0] / claimed[2]) / (0.8 - 0.3),
+)
 verdicts(
     "14",
     Claim(
-        "Scores .8, .9, .3 give attention weights .35, .55, .10",
-        "softmax gives " + ", ".join(f"{each:.2f}" for each in found),
+        "Scores .8, .9 and .3 give attention weights .35, .55 and .10",
+        "softmax gives " + ", ".join(f"{each:.2f}" for each in right),
         "did not hold",
-        "no scale gives the told weights either, and the division by sqrt(head_dim) is missing",
+        f"no common scale can give them: one pair of weights needs scores {steps[0]:.1f} times as "
+        f"large, another {steps[1]:.1f} times",
     ),
     Claim(
-        "Grouped heads cut KV memory by q_heads / kv_heads, 16 heads to 1 by 16",
+        "Grouped heads divide the KV cache by query heads / KV heads",
         ", ".join(f"{name}: {times:.0f}x" for name, times in saved.items()),
         "held",
-        "K and V are all that is kept, and their size follows the number of KV heads",
+        "only keys and values are stored, and their size follows the number of KV heads",
     ),
     Claim(
-        "The division by sqrt(head_dim) is a detail",
-        f"perplexity {scaled:.0f} with it, about {round(unscaled, -2):,.0f} without",
+        "Most of the attention goes to the words that matter",
+        f"{sink:.0%} of the weight rests on the first token of the sentence",
         "did not hold",
-        "scores 8 times as large make softmax pick one key; the model was trained otherwise",
+        "softmax must spend all its weight, and heads leave what they do not need on a sink",
     ),
     Claim(
-        "A lower perplexity is a better model",
-        f"{cheated:.1f} without the causal mask",
+        "Attention needs memory that grows with the square of the text",
+        f"{8192 * 8192 * 4 / 1e6:,.0f} MB of scores per head at 8,192 tokens",
         "held within bounds",
-        "only if no token can see what it is asked for",
-    ),
-    Claim(
-        "Attention weights show what a word refers to",
-        f"{sink:.0%} of the weight rests on the first token",
-        "held within bounds",
-        "some heads do; most of the weight is parked where it does no harm",
+        "if the matrix of scores is stored; fused kernels store none of it (chapter 32)",
     ),
 )
 
 # %% [markdown]
+# ## Summary
+#
+# - Attention is the only place where tokens exchange information. Switched off, the model does worse
+#   than blind guessing.
+# - Each token makes a query, a key and a value: $q = W_q x$, $k = W_k x$, $v = W_v x$. The score of
+#   two tokens is $q \cdot k / \sqrt d$, softmax turns a row of scores into weights, and the result is
+#   the weighted sum of the values.
+# - Several heads look back at once. Their results are joined, and $W_o$ mixes them into the residual
+#   stream.
+# - The causal mask hides later tokens. Without it the model reads the answers.
+# - Keys and values of all tokens must be stored, queries need not. Grouped heads shrink this store by
+#   the number of query heads per KV head.
+#
+# **Check yourself** (click to see the answer).
+#
+# <details><summary>1. A prompt of 100 tokens is computed in two chunks of 50. What shape has the mask
+# of the second chunk, and how many keys does its first query see?</summary>
+# The mask is 50 × 100: 50 queries, and all 100 keys so far. The first query has position 50 (counted
+# from 0), so it sees 51 keys, positions 0 to 50.</details>
+#
+# <details><summary>2. Why can an engine throw a token's query away, but not its key and value?</summary>
+# The query is used only to compute the token's own result. Later tokens compare their queries with
+# this token's key, and mix in its value.</details>
+#
+# <details><summary>3. All scores of a row grow by 5. What happens to the weights? And if they are all
+# multiplied by 5?</summary>
+# Adding 5 changes nothing, because the factor e⁵ cancels in softmax. Multiplying by 5 makes the
+# weights sharper: the largest one grows, all others shrink.</details>
+#
+# ## What the production engines do beyond this
+#
+# - **[vLLM](https://github.com/vllm-project/vllm)**, **[SGLang](https://github.com/sgl-project/sglang)**
+#   and **TGI** call [FlashAttention](https://arxiv.org/abs/2205.14135) or
+#   [FlashInfer](https://github.com/flashinfer-ai/flashinfer). These kernels visit the keys in tiles
+#   and carry a running maximum and sum, so scores never reach the GPU's main memory.
+# - **TensorRT-LLM** has its own kernels. One of them (XQA) computes one new token with grouped heads,
+#   and reads a KV head once for all query heads that share it.
+# - **llama.cpp** (and **Ollama**, which is built on it) and **ExLlamaV2** can store keys and values in
+#   8 or 4 bits.
+# - **MLC-LLM** compiles attention kernels for the device at hand, also for phones and browsers.
+# - **DeepSpeed** can distribute the heads of one long sequence over several GPUs
+#   ([Ulysses](https://arxiv.org/abs/2309.14509)).
+# - DeepSeek's models store one short vector per token, and compute the keys and values of all heads
+#   from it ([multi-head latent attention](https://arxiv.org/abs/2405.04434)).
+#
+# ## Further reading
+#
+# - [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani et al. 2017: section 3.2 is
+#   this chapter.
+# - [Attention in transformers, step by step](https://www.3blue1brown.com/lessons/attention), 3Blue1Brown:
+#   the same in moving pictures.
+# - [A Mathematical Framework for Transformer Circuits](https://transformer-circuits.pub/2021/framework/index.html),
+#   Elhage et al. 2021: heads as readers and writers of the residual stream.
+# - [Mistral 7B](https://arxiv.org/abs/2310.06825), Jiang et al. 2023: a model with a sliding window.
+#
 # **Next:** [15 · The whole forward pass](15_transformer.ipynb), where everything so far is put
 # together.

@@ -1,7 +1,5 @@
 """Figures of chapter 14 show the given weights, masks, heads and bytes."""
 
-import math
-
 import pytest
 import torch
 from matplotlib.patches import Circle, Rectangle
@@ -29,8 +27,10 @@ def test_a_sentence_of_one_token_or_of_too_many_is_refused() -> None:
 
 def test_several_heads_are_drawn_side_by_side_with_their_names() -> None:
     drawn = figures.head_maps({"first": WEIGHTS, "second": WEIGHTS}, ["a", "b", "c"])
-    assert [axes.get_title(loc="left") for axes in drawn.axes] == ["first", "second"]
-    assert not drawn.axes[1].get_yticklabels()
+    panels = drawn.axes[:2]
+    assert [axes.get_title(loc="left") for axes in panels] == ["first", "second"]
+    assert not panels[1].get_yticklabels()
+    assert drawn.axes[2].get_ylabel() == "weight"
 
 
 def test_a_mask_is_blue_where_a_query_may_attend() -> None:
@@ -57,9 +57,13 @@ def test_bars_are_as_long_as_a_token_is_large() -> None:
     assert [text.get_text() for text in axes.texts] == ["full: 8 kB", "own: 2 kB"]
 
 
-def test_limits_of_the_exponential_are_where_it_overflows() -> None:
-    axes = figures.overflow(torch.tensor([1.0, 12.0]), 64).axes[0]
-    half, single = (float(torch.as_tensor(line.get_xdata())[0]) for line in axes.lines)
-    assert half == pytest.approx(math.log(65504))
-    assert torch.tensor(single - 0.01).exp().isfinite()
-    assert torch.tensor(single + 0.01).exp().isinf()
+def test_each_box_of_the_flow_names_the_shape_that_leaves_it() -> None:
+    axes = figures.flow(5, 6, 2, 8).axes[0]
+    texts = [text.get_text() for text in axes.texts]
+    assert texts.count("[5, 48]") == 4  # the residual stream, the norm, W_o, the sum
+    assert texts.count("[5, 6, 8]") == 2  # queries and mixed values
+    assert texts.count("[5, 2, 8]") == 2  # keys and values
+    assert texts.count("[6, 5, 5]") == 2  # scores and weights
+    boxes = [patch.get_bbox() for patch in axes.patches if isinstance(patch, Rectangle)]
+    overlaps = [(a, b) for a in boxes for b in boxes if a is not b and a.overlaps(b)]
+    assert overlaps == []

@@ -17,7 +17,7 @@ from tools.notebooks import refilled
 
 FOLDER = ROOT / "notebooks"
 SOURCES = sorted(FOLDER.glob("[0-9]*.py"))
-MOST_CELLS, MOST_IGNORED, MOST_BYTES = 40, 2, 1_000_000
+MOST_CODE_CELLS, MOST_IGNORED, MOST_BYTES = 40, 2, 1_000_000
 PERCENT = {"extension": ".py", "format_name": "percent"}
 
 
@@ -66,7 +66,7 @@ def test_a_notebook_was_run_from_top_to_bottom_without_an_error(notebook: dict[s
 
 
 def test_a_notebook_keeps_to_its_budgets(source: Path, notebook: dict[str, Any]) -> None:
-    assert len(notebook["cells"]) <= MOST_CELLS
+    assert len(code_cells(notebook)) <= MOST_CODE_CELLS  # prose may be as long as it needs to be
     ignored = [
         cell
         for cell in code_cells(notebook)

@@ -62,7 +62,12 @@ def attention(
     v: Float[Tensor, "context kv_heads head_dim"],
     window: int | None = None,
 ) -> Float[Tensor, "tokens q_heads head_dim"]:
-    """Compute the same as `attention_naive` with torch's scaled_dot_product_attention."""
+    """Return softmax(q k^T / sqrt(head_dim)) v of each query over the keys that it may attend to.
+
+    The queries are the last `tokens` positions of the context. Query head h uses KV head
+    h // (q_heads / kv_heads). With a window, a query attends to at most `window` positions,
+    including its own. Torch computes this without storing the matrix of scores.
+    """
     num_tokens, context = len(q), len(k)
     if window is not None and num_tokens == 1:
         k, v = k[-window:], v[-window:]

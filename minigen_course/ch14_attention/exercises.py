@@ -192,6 +192,7 @@ prompt = "The old lighthouse keeper lost his lamp, so the young sailor gave him 
 with using(14, causal_mask=mine):
     print(llm.generate(prompt, SamplingParams(temperature=0, max_tokens=24)).text)""",
         "Write the mask for two texts packed into one sequence, so that neither sees the other.",
+        "warm-up",
     ),
     Exercise(
         "attention",

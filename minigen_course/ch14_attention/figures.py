@@ -1,4 +1,4 @@
-"""Figures of attention: weights on a sentence, masks, shared KV heads, overflow of exp."""
+"""Figures of attention: the way through one layer, weights on a sentence, masks, KV heads."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,9 @@ from minigen_course.figures.style import (
     HEAT,
     INK,
     ORANGE,
+    PALE,
     QUIET,
+    SKY,
     figure,
     printable,
     title,
@@ -47,13 +49,19 @@ def head_map(weights: Weights, tokens: Sequence[str], said: str) -> Figure:
 
 
 def head_maps(heads: Mapping[str, Weights], tokens: Sequence[str]) -> Figure:
-    """Draw several heads' weights side by side, each under its name."""
-    made, axes = figure(10, 3.5, ncols=len(heads), squeeze=False)
-    for panel, (name, weights) in zip(axes[0], heads.items(), strict=True):
-        _heat(panel, weights, tokens, size=7)
-        if panel is not axes[0][0]:
+    """Draw several heads' weights, two in a row, each under its name."""
+    rows = -(-len(heads) // 2)
+    made, axes = figure(9.8, 4.7 * rows, nrows=rows, ncols=2, squeeze=False)
+    drawn = None
+    for panel, (name, weights) in zip(axes.flat, heads.items(), strict=False):
+        drawn = _heat(panel, weights, tokens, size=8)
+        if panel not in axes[:, 0]:
             panel.set_yticks([])
         title(panel, name)
+    for panel in axes.flat[len(heads) :]:
+        panel.axis("off")
+    if drawn is not None:
+        made.colorbar(drawn, ax=axes, label="weight", shrink=0.5)
     return made
 
 
@@ -110,44 +118,59 @@ def sharing(cases: Mapping[str, tuple[int, int]]) -> Figure:
 
 
 def kv_bars(models: Mapping[str, Mapping[str, int]]) -> Figure:
-    """Draw the KV cache's bytes per token, for each model with several numbers of KV heads."""
-    made, axes = figure(8, 2.9)
-    kinds = list(next(iter(models.values())))
-    for number, (kind, colour) in enumerate(zip(kinds, (FAINT, BLUE, ORANGE), strict=False)):
-        for row, sizes in enumerate(models.values()):
-            height = row + (number - (len(kinds) - 1) / 2) * 0.26
-            axes.barh(height, sizes[kind] / 1e3, height=0.24, color=colour)
-            said = f"{kind}: {sizes[kind] / 1e3:,.0f} kB"
-            axes.text(sizes[kind] / 1e3 * 1.06, height, said, va="center", fontsize=8)
-    axes.set_yticks(range(len(models)), list(models))
-    axes.invert_yaxis()
-    largest = max(max(sizes.values()) for sizes in models.values())
-    axes.set(xscale="log", xlabel="kB a token (log scale)")
-    axes.set_xlim(1, largest / 1e3 * 12)
-    title(axes, "What one token keeps")
+    """Draw the KV cache's bytes per token, a panel for each model and a bar for each kind."""
+    made, axes = figure(9, 1.9, ncols=len(models), squeeze=False)
+    for panel, (name, sizes) in zip(axes[0], models.items(), strict=True):
+        largest = max(sizes.values()) / 1e3
+        for row, (kind, colour) in enumerate(zip(sizes, (FAINT, SKY, AMBER), strict=False)):
+            panel.barh(row, sizes[kind] / 1e3, height=0.6, color=colour)
+            panel.text(largest * 0.03, row, f"{kind}: {sizes[kind] / 1e3:,.0f} kB", va="center")
+        panel.set(xlim=(0, largest * 1.05), xlabel="kB per token")
+        panel.set_yticks([])
+        panel.invert_yaxis()
+        title(panel, name)
     return made
 
 
-def overflow(scores: Float[Tensor, " rows"], head_dim: int) -> Figure:
-    """Draw each row's largest score after and before the division, and where exp is infinite."""
-    made, axes = figure(8, 2.9)
-    raw = scores * math.sqrt(head_dim)
-    bins = torch.linspace(-20, 125, 146).tolist()
-    axes.hist(raw, bins=bins, color=AMBER, label="before the division by √head_dim")
-    axes.hist(scores, bins=bins, color=BLUE, label="score")
-    for dtype, name in ((torch.float16, "float16"), (torch.float32, "float32")):
-        limit = math.log(torch.finfo(dtype).max)
-        axes.axvline(limit, color=INK, linewidth=1.5, linestyle="--")
-        axes.text(
-            limit + 1.5,
-            0.95,
-            f"exp is infinite\nin {name}",
-            fontsize=9,
-            color=INK,
-            va="top",
-            transform=axes.get_xaxis_transform(),
+def flow(num_tokens: int, q_heads: int, kv_heads: int, head_dim: int) -> Figure:
+    """Draw one layer's attention as boxes with the shapes that pass between them."""
+    made, axes = figure(10, 4.2)
+    wide, per_head = [num_tokens, q_heads * head_dim], [num_tokens, q_heads, head_dim]
+    shared, square = [num_tokens, kv_heads, head_dim], [q_heads, num_tokens, num_tokens]
+    boxes = {  # name: (x, y, text, shape of what leaves it)
+        "x": (0.0, 2, "residual\nstream x", wide),
+        "norm": (1.5, 2, "RMSNorm", wide),
+        "q": (3.1, 3.5, "queries\n$W_q$, rotate", per_head),
+        "k": (3.1, 2, "keys\n$W_k$, rotate", shared),
+        "v": (3.1, 0.5, "values\n$W_v$", shared),
+        "scores": (5.1, 2.75, "scores\n$q \\cdot k \\,/\\, \\sqrt{d}$", square),
+        "weights": (6.8, 2.75, "mask,\nsoftmax", square),
+        "mix": (8.5, 2, "mix values\nby weights", per_head),
+        "out": (10.2, 2, "join heads,\n$W_o$", wide),
+        "add": (11.8, 2, "add to x", wide),
+    }
+    arrows = "x>norm norm>q norm>k norm>v q>scores k>scores scores>weights weights>mix v>mix"
+    for pair in f"{arrows} mix>out out>add".split():
+        (x, y, *_), (to_x, to_y, *_) = (boxes[name] for name in pair.split(">"))
+        axes.annotate(
+            "",
+            (to_x - 0.62, to_y),
+            (x + 0.62, y),
+            arrowprops={"arrowstyle": "-|>", "color": QUIET, "linewidth": 1.2},
         )
-    axes.set(yscale="log", xlabel="largest score of a row", ylabel="rows (log scale)")
-    axes.set_ylim(top=axes.get_ylim()[1] * 6)
-    axes.legend(frameon=False, labelcolor=INK, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
+    axes.plot([0, 0, 11.8], [1.55, -0.35, -0.35], color=QUIET, linewidth=1.2)
+    axes.annotate(
+        "",
+        (11.8, 1.5),
+        (11.8, -0.4),
+        arrowprops={"arrowstyle": "-|>", "color": QUIET, "linewidth": 1.2},
+    )
+    axes.text(5.9, -0.28, "x passes by unchanged", ha="center", va="bottom", color=QUIET)
+    for name, (x, y, text, shape) in boxes.items():
+        colour = FAINT if name in ("x", "norm", "add") else PALE
+        axes.add_patch(Rectangle((x - 0.62, y - 0.42), 1.24, 0.84, color=colour, zorder=2))
+        axes.text(x, y, text, ha="center", va="center", fontsize=9, color=INK, zorder=3)
+        axes.text(x, y + 0.5, str(shape), ha="center", va="bottom", fontsize=8, color=INK)
+    axes.set(xlim=(-0.75, 12.55), ylim=(-0.6, 4.6))
+    axes.axis("off")
     return made

@@ -18,6 +18,7 @@ from matplotlib.transforms import Affine2D
 INK, QUIET, FAINT = "#222222", "#595959", "#d9d9d9"
 BLUE, ORANGE, GREEN, PINK = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
 SKY, AMBER, YELLOW = "#56b4e9", "#e69f00", "#f0e442"
+PALE = "#d6e9f5"  # the ground of text in a box
 CYCLE = (BLUE, ORANGE, GREEN, PINK, SKY, AMBER, YELLOW)
 HEAT = "cividis"  # readable in grey, and for colour-blind readers
 

@@ -24,14 +24,14 @@ class Prediction:
 
         Raises `TypeError` if one is a number and the other is a word.
         """
-        told = _text(found, unit, measured)
+        shown = _text(found, unit, measured)
         if self.value is None:
-            print(f"{self.question} {told}. (You made no prediction.)")
+            print(f"{self.question} {shown}. (You made no prediction.)")
             return
         if isinstance(self.value, str) is not isinstance(found, str):
             kind = "a word" if isinstance(found, str) else "a number"
             raise TypeError(f"The answer is {kind}, but the prediction is {self.value!r}.")
-        print(f"{self.question} You predicted {_text(self.value, unit)}; it is {told}: ", end="")
+        print(f"{self.question} You predicted {_text(self.value, unit)}; it is {shown}: ", end="")
         print(_verdict(self.value, found, self.within))
 
 
