@@ -217,16 +217,17 @@ def _answers(run: Run, questions: tuple[str, ...], clock: _Clock) -> list[str]:
 def wrapped(pieces: Iterable[tuple[int, str]]) -> list[list[tuple[int, str]]]:
     """Return an answer in lines, each as pieces (step, text); what does not fit is left out.
 
-    Line ends become spaces, and several spaces become one.
+    Line ends and control characters become spaces, and several spaces become one.
 
     >>> wrapped([(3, "Two"), (4, " words\\n")])
     [[(3, 'Two'), (4, ' words')]]
     """
     letters: list[tuple[int, str]] = []
     for step, piece in pieces:
-        for letter in piece.replace("\n", " "):
-            if letter != " " or (letters and letters[-1][1] != " "):
-                letters.append((step, letter))
+        for letter in piece:
+            seen = letter if letter.isprintable() else " "
+            if seen != " " or (letters and letters[-1][1] != " "):
+                letters.append((step, seen))
     text, place, lines = "".join(letter for _, letter in letters), 0, []
     for line in textwrap.wrap(text, LINE)[:MOST_LINES]:
         place = text.index(line, place)
