@@ -32,7 +32,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Rewrite the links of a page, and its nested lists."""
-    return for_the_site(markdown, page.file.src_uri, config["repo_url"])
+    return for_the_site(markdown, page.file.src_uri, config["extra"]["repository"])
 
 
 def for_the_site(markdown: str, page: str, repository: str) -> str:
