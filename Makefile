@@ -72,7 +72,8 @@ book: ## write all chapters as one static site that needs no server
 
 docs: ## build the documentation as one site that works offline, in build/site
 	@$(ENVIRONMENT) docs
-	@NO_MKDOCS_2_WARNING=1 $(VENV) -m mkdocs build --site-dir "$(or $(BUILD_DIR),build)/site"
+	@$(VENV) -m mkdocs build --site-dir "$(or $(BUILD_DIR),build)/site"
+docs: export NO_MKDOCS_2_WARNING = 1
 
 bench: ## run every benchmark, and write benchmarks/results/
 	@$(ENVIRONMENT) cpu test

@@ -18,9 +18,10 @@ import yaml
 import minigen
 import minigen_course
 from minigen import protocols
-from tools import gallery, reference, results
+from tools import gallery, layout, reference, results
 from tools.chapters import BEGIN, END, ROOT, links, read_chapters, table
 from tools.commit_subject import complaint
+from tools.sequence_diagram import sequence_svg
 from tools.site_pages import FROM_ROOT, for_the_site, linked
 
 DOCS = ROOT / "docs"
@@ -86,6 +87,12 @@ def test_the_readme_says_of_other_engines_what_was_measured() -> None:
     generating = [ratio for load, ratio in best.items() if "decode" in load or "mixed" in load]
     assert generating
     assert min(generating) > 1
+
+
+def test_the_readme_says_how_long_the_core_is() -> None:
+    assert "about 2,000 lines" in text_of("README.md")
+    lines = sum(layout.num_lines(layout.files()[name]) for name in layout.TOKEN_LOOP)
+    assert round(lines, -3) == 2000
 
 
 def test_the_results_are_those_that_were_measured() -> None:
@@ -160,6 +167,18 @@ def test_the_command_line_page_has_every_command_and_option() -> None:
                 assert f"`{word.split(' / ')[0]}`" in page or not word.startswith("-"), (name, word)
 
 
+def test_the_architecture_page_names_only_classes_that_exist() -> None:
+    text = text_of("docs/architecture.md")
+    assert (
+        text.count("<!-- request path: begin -->") == text.count("<!-- request path: end -->") == 1
+    )
+    source = "\n".join(path.read_text("utf-8") for path in (ROOT / "minigen").rglob("*.py"))
+    named = set(re.findall(r"\b[A-Z][a-z]+(?:[A-Z][a-z]*)+\b", text)) - {"SGLang", "PyTorch"}
+    missing = [name for name in named if not re.search(rf"\b(?:class )?{name}\b", source)]
+    assert len(named) > 8
+    assert not missing
+
+
 def test_every_term_of_the_glossary_has_its_names() -> None:
     rows = [line.strip("| ").split(" | ") for line in text_of("docs/glossary.md").splitlines()]
     terms = [row for row in rows if len(row) == 5 and row[0] not in ("term", "---|---|---|---|---")]
@@ -219,6 +238,21 @@ def test_links_are_rewritten_for_the_site() -> None:
     assert linked("docs/gallery/README.md", "gallery/README.md", notebook, "https://here") == place
     assert linked("docs/course.md", "course.md", "../README.md", "x") == "index.md"
     assert linked("docs/course.md", "course.md", "../minigen", "x") == "x/tree/main/minigen"
+
+
+def test_a_diagram_is_drawn_for_the_site() -> None:
+    text = (
+        "sequenceDiagram\n participant a as 1 a.b\n participant c\n Note over a: in\n a->>c: f<g\n"
+    )
+    page = for_the_site(f"# T\n\n```mermaid\n{text}```\n", "index.md", "x")
+    (drawn,) = re.findall(r'<div class="diagram">(.*)</div>', page)
+    root = ElementTree.fromstring(drawn)
+    texts = ["".join(each.itertext()) for each in root.iter() if each.tag.endswith("}text")]
+    assert texts == ["1 a.", "b", "c", "in", "f<g"]
+    assert drawn.count("marker-end") == 1
+    for wrong in ("graph TD", "sequenceDiagram\n a-->b: c"):
+        with pytest.raises(ValueError, match="not known"):
+            sequence_svg(wrong)
 
 
 @pytest.mark.long

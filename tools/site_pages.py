@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 from tools.chapters import ROOT
+from tools.sequence_diagram import sequence_svg
 
 # Pages of the site that are documents at the root of the repository.
 FROM_ROOT = {
@@ -18,6 +19,7 @@ FROM_ROOT = {
 }
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 CODE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+DIAGRAM = "```mermaid\n"
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -39,17 +41,24 @@ def for_the_site(markdown: str, page: str, repository: str) -> str:
     """Return a document as the page `page` of the site.
 
     Links are rewritten, except in blocks of code. Nested lists get four spaces a level, which
-    Python's Markdown needs, instead of two.
+    Python's Markdown needs, instead of two. Diagrams are drawn.
     """
     document = FROM_ROOT.get(page, f"docs/{page}")
     pieces = CODE.split(markdown)
-    for number in range(0, len(pieces), 2):
-        prose = LINK.sub(
-            lambda found: found[1] + linked(document, page, found[2], repository) + found[3],
-            pieces[number],
-        )
-        pieces[number] = re.sub(r"(?m)^((?:  )+)(?=- )", lambda found: found[1] * 2, prose)
+    for number, piece in enumerate(pieces):
+        if number % 2 == 0:
+            pieces[number] = _prose(piece, document, page, repository)
+        elif piece.startswith(DIAGRAM):
+            drawn = sequence_svg(piece.removeprefix(DIAGRAM).removesuffix("```"))
+            pieces[number] = f'<div class="diagram">{drawn}</div>'
     return "".join(pieces)
+
+
+def _prose(text: str, document: str, page: str, repository: str) -> str:
+    def rewritten(found: re.Match[str]) -> str:
+        return f"{found[1]}{linked(document, page, found[2], repository)}{found[3]}"
+
+    return re.sub(r"(?m)^((?:  )+)(?=- )", lambda found: found[1] * 2, LINK.sub(rewritten, text))
 
 
 def linked(document: str, page: str, target: str, repository: str) -> str:
