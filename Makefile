@@ -13,7 +13,7 @@ ENVIRONMENT := $(PYTHON) -m tools.environment
 export TORCH_INDEX VENV_DIR
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve setup test test-long test-browser test-gpu check notebooks lab book bench bench-gpu bench-peers clean
+.PHONY: help demo serve setup test test-long test-browser test-gpu check notebooks lab book docs bench bench-gpu bench-peers clean
 
 help: ## list the targets
 	@$(PYTHON) -m tools.targets
@@ -37,7 +37,7 @@ test: ## run every check, test and notebook, and print one summary (about 20 min
 	@$(VENV) -m tools.test
 
 test-long: ## run the long tests too, in random order (SEED=... repeats one), then other environments
-	@$(ENVIRONMENT) cpu server notebooks test
+	@$(ENVIRONMENT) cpu server notebooks test docs
 	@$(VENV) -m minigen pull
 	@failed=0; \
 	$(VENV) -m pytest -m "not browser" --random-order $(if $(SEED),--random-order-seed=$(SEED)) || failed=1; \
@@ -69,6 +69,11 @@ lab: ## open JupyterLab at the map
 book: ## write all chapters as one static site that needs no server
 	@$(ENVIRONMENT) cpu notebooks
 	@$(VENV) -m tools.book
+
+docs: ## build the documentation as one site that works offline, in build/site
+	@$(ENVIRONMENT) docs
+	@$(VENV) -m mkdocs build --site-dir "$(or $(BUILD_DIR),build)/site"
+docs: export NO_MKDOCS_2_WARNING = 1
 
 bench: ## run every benchmark, and write benchmarks/results/
 	@$(ENVIRONMENT) cpu test

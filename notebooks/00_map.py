@@ -123,7 +123,7 @@ for seats in (1, 2, 4, 8):
 
 explore(
     lambda seats: timeline(recordings[seats].events, topics),
-    "Lanes of eight requests that share four seats: four wait at first.",
+    "Timelines of eight requests of which four may run at once: four wait at first.",
     seats=[4, 1, 2, 8],
 )
 

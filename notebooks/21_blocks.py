@@ -167,7 +167,7 @@ def strip_at(step, way):
 replay(
     strip_at,
     max(len(run.moments) for run in runs.values()),
-    "A memory over time: pale triangles above full ones are reserved, white gaps are nobody's.",
+    "A memory over time: pale triangles above full ones are reserved, white gaps have no owner.",
     at=150,
     stride=10,
     way=["exact, first fit", "exact, best fit", "longest, first fit"],

@@ -386,7 +386,7 @@ replay(
     after,
     len(states),
     "A tree of blocks above six prompts: shared beginnings once, branches behind them, grey blocks "
-    "that nobody uses, dashed ones that were evicted.",
+    "that no sequence uses, dashed ones that were evicted.",
     at=max(range(len(states)), key=lambda step: len(states[step].evicted)),
 )
 

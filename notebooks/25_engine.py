@@ -273,7 +273,7 @@ def together(requests):
     return gantt({f"{rate:.0f} tokens a second": recorder.events}, by="seconds")
 
 
-explore(together, "A timeline of so many requests; its title has the rate.", requests=(1, 16, 1, 8))
+explore(together, "A timeline of the requests; its title has the rate.", requests=(1, 16, 1, 8))
 
 # %% [markdown]
 # ## Where a step's time goes

@@ -127,11 +127,11 @@ def test_parts_come_from_a_learners_file(
     assert described["attention"] == "plain_attention"
 
 
-def test_the_readmes_scheduler_gives_the_tokens_of_minigens_own(
+def test_the_documents_scheduler_gives_the_tokens_of_minigens_own(
     tiny_directory: Path, tmp_path: Path
 ) -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(class OneAtATime:.*?)```", readme, re.DOTALL)
+    page = (Path(__file__).parent.parent / "docs" / "engine.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(class OneAtATime:.*?)```", page, re.DOTALL)
     (tmp_path / "mine.py").write_text(code, encoding="utf-8")
     llm = LLM.load(
         tiny_directory, weights="float32", scheduler=f"{tmp_path / 'mine.py'}:OneAtATime"

@@ -24,7 +24,7 @@ from benchmarks.peers.running import Turn, gathered, last_words
 from benchmarks.peers.summary import best_peer, figures, ratios, summary, values
 from benchmarks.peers.table import peers_table
 from benchmarks.peers.workers.static import in_batches
-from tools import results as readme
+from tools import results
 from tools.chapters import ROOT
 
 SURE = [{"prompt": [5, 6], "tokens": [6, 6]}, {"prompt": [7], "tokens": [7]}]
@@ -387,10 +387,10 @@ def test_a_wheels_requirements_are_read_without_its_extras(tmp_path: Path) -> No
     assert requirements_of(wheel) == ["numpy>=1"]
 
 
-def test_the_readme_shows_what_was_measured() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = text.split(readme.PEERS_BEGIN)[1].split(readme.PEERS_END)[0].strip()
-    assert shown == readme.peers(), "run python -m tools.results"
+def test_the_page_of_results_shows_what_was_measured() -> None:
+    text = results.PAGE.read_text(encoding="utf-8")
+    shown = text.split(results.PEERS_BEGIN)[1].split(results.PEERS_END)[0].strip()
+    assert shown == results.peers(), "run python -m tools.results"
 
 
 def test_the_table_has_a_row_for_each_engine_its_ratios_and_who_is_left_out() -> None:

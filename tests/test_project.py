@@ -1,4 +1,4 @@
-"""The project agrees with itself: chapters, modules, tests, documents, and imports."""
+"""The project agrees with itself: chapters, modules, tests, and imports."""
 
 import ast
 import re
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import results
-from tools.chapters import BEGIN, END, ROOT, read_chapters, table
+from tools.chapters import ROOT, read_chapters
 
 PACKAGES = ("minigen", "minigen_course")
 VOCABULARY = {
@@ -103,34 +102,9 @@ def test_chapters_are_in_order_and_named_once() -> None:
     assert len(stems) == len(set(stems))
 
 
-def test_the_readmes_figures_are_those_that_were_measured() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = readme.split(results.BEGIN)[1].split(results.END)[0].strip()
-    assert shown == results.lines(), "run python -m tools.results"
-
-
 def test_no_module_exceeds_the_line_limit() -> None:
     lengths = {name: len(path.read_text("utf-8").splitlines()) for name, path in modules().items()}
     assert not {name: lines for name, lines in lengths.items() if lines > MAX_LINES}
-
-
-def test_the_readme_has_the_table_of_chapters() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = readme.split(BEGIN)[1].split(END)[0].strip()
-    assert shown == table(), "run python -m tools.chapters --write"
-
-
-def test_links_in_documents_exist() -> None:
-    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", document.read_text("utf-8")):
-            if not target.startswith("http"):
-                assert (document.parent / target).exists(), f"{document.name}: {target}"
-
-
-def test_the_readme_names_only_targets_that_exist() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    assert set(re.findall(r"^make ([a-z-]+)", readme, re.MULTILINE)) <= targets
 
 
 def test_every_text_has_an_encoding_and_no_test_reads_ps() -> None:

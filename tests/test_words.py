@@ -20,8 +20,8 @@ FORBIDDEN = re.compile(
 PLACES = {
     **{folder: ["**/*.py"] for folder in ("minigen", "minigen_course", "tools", "benchmarks")},
     "tests": ["**/*.py"],
-    "docs": ["*.md"],
-    ".": ["README.md", "Makefile", "pyproject.toml"],
+    "docs": ["**/*.md"],
+    ".": ["*.md", "Makefile", "pyproject.toml", "mkdocs.yml", ".pre-commit-config.yaml"],
 }
 LEFT_OUT = ("tests/test_words.py", "minigen_course/lab/texts")  # this list, and quoted texts
 COPIED = "a prompt whose answers were measured; another text would need new measurements"

@@ -1,7 +1,7 @@
-"""The chapters, read from notebooks/chapters.toml, and their table in README.md.
+"""The chapters, read from notebooks/chapters.toml, with their list and their table in documents.
 
 `python -m tools.chapters 24` prints where everything of chapter 24 is; `python -m tools.chapters
---write` writes the table into README.md.
+--write` writes the list into README.md and the table into docs/course.md.
 """
 
 import os
@@ -86,8 +86,19 @@ def read_chapters() -> list[Chapter]:
     ]
 
 
+def links() -> str:
+    """Return one line per chapter for README.md: a link to its notebook, and what it builds."""
+    lines = []
+    for chapter in read_chapters():
+        name = f"{chapter.number} {chapter.stem}"
+        has_notebook = (ROOT / chapter.notebook).exists()
+        shown = f"[{name}]({chapter.notebook})" if has_notebook else f"{name} (to come)"
+        lines.append(f"- {shown}: {chapter.title}")
+    return "\n".join(lines)
+
+
 def table() -> str:
-    """Return the chapters and their modules as a Markdown table."""
+    """Return the chapters and their modules as a Markdown table for docs/course.md."""
     parts, rows, before = read_parts(), [], ""
     for chapter in read_chapters():
         part = parts[chapter.number[0]]
@@ -99,8 +110,8 @@ def table() -> str:
         places += [("benchmark", path) for path in chapter.benchmarks[:1]]
         rows.append(
             f"| {'' if part == before else part} "
-            f"| {f'[{name}]({chapter.notebook})' if has_notebook else name} "
-            f"| {chapter.title} | {' '.join(f'[{what}]({path})' for what, path in places)} "
+            f"| {f'[{name}](../{chapter.notebook})' if has_notebook else name} "
+            f"| {chapter.title} | {' '.join(f'[{what}](../{path})' for what, path in places)} "
             f"| {shown} |"
         )
         before = part
@@ -112,9 +123,16 @@ def _modules(chapter: Chapter) -> str:
     """Return links to a chapter's modules; to their folders where the modules are many."""
     paths = chapter.paths
     if len(paths) <= MOST_LINKS:
-        return " ".join(f"[{path.split('/')[-1]}]({path})" for path in paths)
+        return " ".join(f"[{path.split('/')[-1]}](../{path})" for path in paths)
     folders = dict.fromkeys(path.rpartition("/")[0] for path in paths)
-    return " ".join(f"[{folder}]({folder})" for folder in folders)
+    return " ".join(f"[{folder}](../{folder})" for folder in folders)
+
+
+def replaced(text: str, begin: str, end: str, content: str) -> str:
+    """Return a document with the text between two markers replaced."""
+    head, tail = text.split(begin)[0], text.split(end)[1]
+    inside = f"{content}\n" if content else ""
+    return f"{head}{begin}\n{inside}{end}{tail}"
 
 
 def _read() -> dict[str, Any]:
@@ -122,12 +140,14 @@ def _read() -> dict[str, Any]:
 
 
 def main(numbers: list[str]) -> None:
-    """Print where everything of some chapters is, or of all; --write writes README.md's table."""
+    """Print where everything of some chapters is, or of all; --write writes list and table."""
     if numbers == ["--write"]:
-        readme = ROOT / "README.md"
-        text = readme.read_text(encoding="utf-8")
-        head, tail = text.split(BEGIN)[0], text.split(END)[1]
-        readme.write_text(f"{head}{BEGIN}\n{table()}\n{END}{tail}", encoding="utf-8")
+        for page, content in (
+            (ROOT / "README.md", links()),
+            (ROOT / "docs" / "course.md", table()),
+        ):
+            text = page.read_text(encoding="utf-8")
+            page.write_text(replaced(text, BEGIN, END, content), encoding="utf-8")
         return
     known = {chapter.number: chapter for chapter in read_chapters()}
     for number in numbers or known:

@@ -1,9 +1,9 @@
 """Check the tree without running it: `python -m tools.check`. Print the verdict of each check.
 
 The checks are ruff (lint and format), mypy, the agreement of chapters, modules, tests and documents
-(`tests/test_project.py`, `tests/test_layout.py`), and the agreement of notebooks: pairs, stubs,
-mirrors, budgets (`tests/test_notebooks.py`). `python -m tools.check lint types` runs only these
-checks; `make test` skips the last two, because it runs all of tests/.
+(`tests/test_project.py`, `tests/test_layout.py`, `tests/test_docs.py`), and the agreement of
+notebooks: pairs, stubs, mirrors, budgets (`tests/test_notebooks.py`). `python -m tools.check lint
+types` runs only these checks; `make test` skips the last two, because it runs all of tests/.
 """
 
 import subprocess
@@ -21,7 +21,7 @@ CHECKS: dict[str, list[str]] = {
     "lint": ["ruff", "check", "--quiet"],
     "format": ["ruff", "format", "--quiet", "--check"],
     "types": ["mypy", "--no-error-summary"],
-    "agreement": [*PYTEST, "tests/test_project.py", "tests/test_layout.py"],
+    "agreement": [*PYTEST, *(f"tests/test_{each}.py" for each in ("project", "layout", "docs"))],
     "notebooks": [*PYTEST, "tests/test_notebooks.py"],
 }
 

@@ -1,15 +1,16 @@
-"""Write README's lines about measurements from benchmarks/results/: `python -m tools.results`."""
+"""Write docs/results.md from benchmarks/results/: `python -m tools.results`."""
 
 import json
 from collections.abc import Callable
 from typing import Any
 
 from benchmarks.peers.table import peers_table
-from tools.chapters import ROOT
+from tools.chapters import ROOT, replaced
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 PEERS_BEGIN, PEERS_END = "<!-- peers -->", "<!-- /peers -->"
 FOLDER = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "results.md"
 
 
 def lines() -> str:
@@ -118,18 +119,9 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def _link(name: str) -> str:
-    return f"[{name}](benchmarks/results/{name}.json)"
-
-
-def replaced(text: str, begin: str, end: str, content: str) -> str:
-    """Return a document with the text between two markers replaced."""
-    head, tail = text.split(begin)[0], text.split(end)[1]
-    inside = f"{content}\n" if content else ""
-    return f"{head}{begin}\n{inside}{end}{tail}"
+    return f"[{name}](../benchmarks/results/{name}.json)"
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    text = replaced(text, BEGIN, END, lines())
-    readme.write_text(replaced(text, PEERS_BEGIN, PEERS_END, peers()), encoding="utf-8")
+    text = replaced(PAGE.read_text(encoding="utf-8"), BEGIN, END, lines())
+    PAGE.write_text(replaced(text, PEERS_BEGIN, PEERS_END, peers()), encoding="utf-8")

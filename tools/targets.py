@@ -9,4 +9,4 @@ if __name__ == "__main__":
     for name, text in re.findall(
         r"^([\w-]+):.*?## (.*)$", MAKEFILE.read_text("utf-8"), re.MULTILINE
     ):
-        print(f"  make {name:<10} {text}")
+        print(f"  make {name:<12} {text}")

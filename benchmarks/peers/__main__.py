@@ -10,7 +10,7 @@ turn, so a run may be interrupted at any time, and a later run adds rounds to it
   python -m benchmarks.peers --resume --rounds 3    three more
   python -m benchmarks.peers --resume --rounds 0    only the summary again, and the table
   python -m benchmarks.peers --engines minigen,vLLM --rounds 1 --json FILE    some engines only
-  python -m tools.results                           the table into README.md
+  python -m tools.results                           the table into docs/results.md
 
 Linux only.
 """

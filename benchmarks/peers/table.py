@@ -65,8 +65,8 @@ def _heading(measured: dict[str, Any]) -> list[str]:
         "to the first token, with compiled code already cached on disk. Memory: peak with one "
         "stream; vLLM and OpenVINO reserve",
         "1 GB for many. Sure answers: of the answers that float32 is sure of, the share that the "
-        "engine also gives. [peers.json](benchmarks/results/peers.json)",
-        f"has all samples, [loads.py](benchmarks/peers/loads.py) has the loads.{tried}",
+        "engine also gives. [peers.json](../benchmarks/results/peers.json)",
+        f"has all samples, [loads.py](../benchmarks/peers/loads.py) has the loads.{tried}",
     ]
 
 
