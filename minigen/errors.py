@@ -17,6 +17,10 @@ class DownloadError(MinigenError):
     """A download failed: no connection, no disk space, or bytes that do not match the expected."""
 
 
+class DiskError(DownloadError):
+    """The disk is full or not writable, so the download cannot be stored."""
+
+
 class FileFormatError(MinigenError):
     """A file does not follow its format."""
 

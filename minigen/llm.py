@@ -74,6 +74,7 @@ class LLM:
     ) -> "LLM":
         """Load a model by short name, directory, GGUF file or Hugging Face id; pull it if needed.
 
+        `org/repo@revision` takes the model of a branch, a tag or a commit of the hub's `org/repo`.
         `weights` is the format in which weights are stored and multiplied: "float32", "bfloat16",
         "int8" or "int4" (one scale per 32 values), or "auto" for the fastest format on this
         processor that loses nothing of the file's precision. `threads` is the number of threads of

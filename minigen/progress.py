@@ -19,7 +19,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as RichProgress
 
-from minigen.hub.download import Lines, Progress
+from minigen.hub import Lines, Progress
 from minigen.outputs import TokenDelta
 
 

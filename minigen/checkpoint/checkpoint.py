@@ -71,24 +71,26 @@ class Checkpoint:
         return ChatTemplate.from_gguf(self.gguf_metadata)
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, sizes: Mapping[str, int] | None = None) -> Checkpoint:
     """Open a model's directory or GGUF file: read headers and configuration, map the rest.
 
-    Raises a `MinigenError` that states what is wrong with the files, and where.
+    If the files with weights end after their headers, `sizes` are the bytes of the whole files by
+    name; the tensors then have a shape and no bytes (torch's meta device). Raises a `MinigenError`
+    that states what is wrong with the files, and where.
     """
     try:
         if path.is_dir():
-            return _open_directory(path)
-        return _open_gguf(path)
+            return _open_directory(path, sizes)
+        return _open_gguf(path, sizes)
     except FileNotFoundError:
         raise ModelNotFoundError(f"{path} does not exist.") from None
     except OSError as error:
         raise FileFormatError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
-def _open_directory(path: Path) -> Checkpoint:
+def _open_directory(path: Path, sizes: Mapping[str, int] | None) -> Checkpoint:
     config = read_config_of(path)
-    tensors = read_safetensors(path)
+    tensors = read_safetensors(path, sizes)
     kept = {name: each for name, each in tensors.items() if not _is_leftover(name, config)}
     check_tensors(kept, expected_tensors(config), str(path))
     return Checkpoint(path, config, kept, None)
@@ -101,8 +103,8 @@ def _is_leftover(name: str, config: ModelConfig) -> bool:
     )
 
 
-def _open_gguf(path: Path) -> Checkpoint:
-    file = read_gguf(path)
+def _open_gguf(path: Path, sizes: Mapping[str, int] | None) -> Checkpoint:
+    file = read_gguf(path, None if sizes is None else sizes[path.name])
     config = read_config(config_dict(file), where=str(path))
     tensors = named_tensors(file, config.q_heads, config.kv_heads)
     expected = expected_tensors(config)

@@ -177,11 +177,13 @@ class _Description:
     num_bytes: int
 
 
-def read_gguf(path: Path) -> GGUFFile:
+def read_gguf(path: Path, num_bytes: int | None = None) -> GGUFFile:
     """Read a GGUF file's header and map its tensors, without copying weights.
 
-    Raises `FileFormatError` for a file that is not valid GGUF, `UnsupportedError` for a version,
-    a byte order or a tensor type that minigen does not read.
+    If only the beginning of a file is at `path`, `num_bytes` is the size of the whole file; the
+    tensors then have a shape and no bytes (torch's meta device). Raises `FileFormatError` for a
+    file that is not valid GGUF, `UnsupportedError` for a version, a byte order or a tensor type
+    that minigen does not read.
     """
     size = path.stat().st_size
     if not path.is_file():
@@ -201,6 +203,8 @@ def read_gguf(path: Path) -> GGUFFile:
             f"{path}: general.alignment must be a multiple of 8, not {reprlib.repr(alignment)}."
         )
     data_offset = math.ceil(values.position / alignment) * alignment
+    if num_bytes is not None:
+        mapped, size = torch.empty(num_bytes, dtype=torch.uint8, device="meta"), num_bytes
     _check_extents(path, descriptions, alignment, size - data_offset)
     tensors = {
         each.name: StoredTensor(each.name, each.kind, each.shape, _rows(mapped, data_offset, each))

@@ -5,9 +5,11 @@ reads only the rows and columns that the tensor was cut to. Source: the safetens
 header, then bytes), read by the `safetensors` library. GGUF is in `minigen.checkpoint.gguf`.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64, UInt8
@@ -20,6 +22,8 @@ from minigen.errors import FileFormatError, UnsupportedError, WeightsError
 from minigen.hardware import page_out
 
 _KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_DTYPES = {kind: dtype for dtype, kind in _KINDS.items()}
+_MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
 _CHUNK_ROWS = 1024  # bounds the memory that dequantizing needs in addition to its result
 _MAX_LISTED = 8  # tensors in one error message
 
@@ -96,17 +100,18 @@ class StoredTensor:
             page_out(self.data)
 
 
-def read_safetensors(path: Path) -> dict[str, StoredTensor]:
+def read_safetensors(path: Path, sizes: Mapping[str, int] | None = None) -> dict[str, StoredTensor]:
     """Read the tensors of one file or, for a directory, of `model.safetensors` or of all shards.
 
-    Raises `FileFormatError` for a broken file or index, `UnsupportedError` for a dtype other than
-    F32, F16 and BF16.
+    If the files end after their headers, `sizes` are the bytes of the whole files by name; the
+    tensors then have a shape and no bytes (torch's meta device). Raises `FileFormatError` for a
+    broken file or index, `UnsupportedError` for a dtype other than F32, F16 and BF16.
     """
     if path.is_file():
-        return dict(_tensors_of_file(path))
+        return dict(_tensors_of_file(path, sizes))
     index = path / "model.safetensors.index.json"
     if (path / "model.safetensors").exists() or not index.exists():
-        return _only_file(path)
+        return _only_file(path, sizes)
     shard_of = read_json(index).get("weight_map")
     if not isinstance(shard_of, dict) or not all(isinstance(s, str) for s in shard_of.values()):
         raise FileFormatError(f"{index} must have a weight_map from tensors to shards.")
@@ -116,7 +121,7 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
             raise FileFormatError(
                 f"{index}: the shard {shard!r} must be a file in the same directory."
             )
-        tensors = dict(_tensors_of_file(path / shard))
+        tensors = dict(_tensors_of_file(path / shard, sizes))
         strays = sorted(name for name in tensors if shard_of.get(name) != shard)
         if strays:
             raise FileFormatError(
@@ -131,7 +136,7 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     return stored
 
 
-def _only_file(directory: Path) -> dict[str, StoredTensor]:
+def _only_file(directory: Path, sizes: Mapping[str, int] | None) -> dict[str, StoredTensor]:
     """Read `model.safetensors`, the name that transformers uses, or else the only other file."""
     usual = directory / "model.safetensors"
     files = [usual] if usual.exists() else sorted(directory.glob("*.safetensors"))
@@ -140,11 +145,37 @@ def _only_file(directory: Path) -> dict[str, StoredTensor]:
         raise FileFormatError(
             f"{directory} must hold model.safetensors or an index; it has {found}."
         )
-    return dict(_tensors_of_file(files[0]))
+    return dict(_tensors_of_file(files[0], sizes))
 
 
-def _tensors_of_file(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+def read_header(path: Path) -> dict[str, dict[str, Any]]:
+    """Return each tensor's `dtype`, `shape` and `data_offsets`; the file may end after its header.
+
+    Raises `OSError` or `ValueError` for a file without a valid header.
+    """
+    with path.open("rb") as file:
+        length = header_bytes(file.read(8)) - 8
+        header = json.loads(file.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
+    return {name: each for name, each in header.items() if name != "__metadata__"}
+
+
+def header_bytes(beginning: bytes) -> int:
+    """Return the size of a file's header, its 8-byte length included, from the first 8 bytes."""
+    length = int.from_bytes(beginning[:8], "little")
+    if len(beginning) < 8 or length > _MAX_HEADER_BYTES:
+        raise ValueError(f"its header claims {length} bytes")
+    return 8 + length
+
+
+def _tensors_of_file(
+    path: Path, sizes: Mapping[str, int] | None
+) -> Iterator[tuple[str, StoredTensor]]:
     try:
+        if sizes is not None:
+            yield from _described_tensors(path, sizes[path.name])
+            return
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
                 yield name, _stored(path, name, file.get_tensor(name))
@@ -155,11 +186,28 @@ def _tensors_of_file(path: Path) -> Iterator[tuple[str, StoredTensor]]:
         raise FileFormatError(f"{path} is not a valid safetensors file: {reason}.") from None
 
 
+def _described_tensors(path: Path, num_bytes: int) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield the tensors that the header describes, on the meta device."""
+    end = path.stat().st_size
+    for name, each in read_header(path).items():
+        if each["dtype"] not in _DTYPES:
+            raise _unreadable(path, name, each["dtype"])
+        tensor = torch.empty(each["shape"], dtype=_DTYPES[each["dtype"]], device="meta")
+        yield name, _stored(path, name, tensor)
+        end += tensor.nbytes
+    if end != num_bytes:
+        raise ValueError(f"its tensors end at byte {end}, but it has {num_bytes} bytes")
+
+
+def _unreadable(path: Path, name: str, dtype: object) -> UnsupportedError:
+    return UnsupportedError(
+        f"{path}: {name} is stored as {dtype}; minigen reads F32, F16 and BF16."
+    )
+
+
 def _stored(path: Path, name: str, tensor: Tensor) -> StoredTensor:
     if tensor.dtype not in _KINDS:
-        raise UnsupportedError(
-            f"{path}: {name} is stored as {tensor.dtype}; minigen reads F32, F16 and BF16."
-        )
+        raise _unreadable(path, name, tensor.dtype)
     if tensor.dim() not in (1, 2) or tensor.numel() == 0:
         raise UnsupportedError(f"{path}: {name} has the shape {tuple(tensor.shape)}.")
     rows = tensor.unsqueeze(0) if tensor.dim() == 1 else tensor

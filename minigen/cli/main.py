@@ -198,11 +198,13 @@ def pull(
         ),
     ] = None,
 ) -> None:
-    """Download a model, or resume a broken download, and print its path.
+    """Download a model, or what is missing of it, and print its path.
 
     minigen pull smollm2-135m
 
     minigen pull Qwen/Qwen3-0.6B
+
+    minigen pull org/repo@revision  (a branch, a tag or a commit; so for every command)
     """
     from minigen import hub
 
@@ -215,14 +217,15 @@ def pull(
 def info(
     name: Annotated[str, typer.Argument(help="The model's name.")] = DEFAULT_MODEL,
 ) -> None:
-    """Print a model's architecture, number of parameters, and memory needs."""
-    from minigen import hub
-    from minigen.checkpoint.checkpoint import open_checkpoint
+    """Print a model's architecture, parameters, size and memory needs, and whether it runs here.
+
+    A model of the Hugging Face hub is not downloaded for that: its headers are enough.
+
+    minigen info Qwen/Qwen3-0.6B
+    """
     from minigen.cli.info import print_info
 
-    with _progress() as progress:
-        path = hub.resolve(name, progress=progress)
-    print_info(name, open_checkpoint(path))
+    print_info(name)
 
 
 @app.command()

@@ -24,7 +24,7 @@ def engine_options(
         str,
         _option(
             "Model",
-            "A short name, a directory, a .gguf file, or a Hugging Face id (org/repo).",
+            "A short name, a directory, a .gguf file, or a hub id (org/repo, org/repo@revision).",
             "--model",
             "-m",
         ),

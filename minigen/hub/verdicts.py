@@ -8,14 +8,22 @@ change none of these, so `minigen pull` and `minigen doctor` always compute the 
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import time
 from pathlib import Path
 
-from minigen.hub.download import has_sha256
-
 CLOCK_STEP_SECONDS = 2.0  # coarsest time stamps of a file system; later changes may be invisible
+
+
+def has_sha256(path: Path, sha256: str) -> bool:
+    """Return whether `path` is a readable file whose content has this sha256 (in hexadecimal)."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+    except OSError:
+        return False
 
 
 def is_right(path: Path, sha256: str, memory: Path) -> bool:
