@@ -20,9 +20,9 @@ from torch import Tensor
 
 from minigen.errors import WorkerError
 from minigen.trace.events import Event, EventKind, Trace
+from minigen.trace.timeline import Timeline
 
 Result = TypeVar("Result")
-MESSAGES = (EventKind.ALL_REDUCED, EventKind.ALL_GATHERED, EventKind.BROADCAST)
 TIMEOUT = timedelta(days=1)  # of waiting for other ranks; a rank that ends is noticed at once
 
 
@@ -254,9 +254,13 @@ class MessageCounters:
     num_bytes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._timeline = Timeline(on_message=self._count)
+
     def __call__(self, event: Event) -> None:
-        if event.kind not in MESSAGES:
-            return
+        self._timeline(event)
+
+    def _count(self, event: Event) -> None:
         name = event.kind.value
         self.num_messages[name] = self.num_messages.get(name, 0) + 1
         self.num_bytes[name] = self.num_bytes.get(name, 0) + event.counts["bytes"]
