@@ -26,7 +26,7 @@ from minigen.trace.chrome import chrome_trace, write_chrome_trace
 from minigen.trace.counters import WorkCounters
 from minigen.trace.events import Event, EventKind, Recorder, Subscriber, Trace
 from minigen.trace.summary import RequestSummary, percentile, summarize, table
-from minigen.trace.timeline import Timeline
+from minigen.trace.timeline import Request, Timeline
 
 COUNTS: dict[EventKind, set[str]] = {
     EventKind.QUEUED: {"prompt_tokens", "waited_ns"},
@@ -640,6 +640,33 @@ def test_an_unsubscribed_listener_is_distinguished_from_equal_ones() -> None:
         assert [each is first for each in trace._subscribers] == [True]
         trace.unsubscribe(first)
         assert not trace.active
+
+
+@pytest.mark.parametrize("times_only", [False, True])
+@pytest.mark.parametrize("kind", EventKind)
+def test_a_timeline_handles_every_kind_of_event(kind: EventKind, times_only: bool) -> None:
+    known = at(0, EventKind.QUEUED, 1, prompt_tokens=4, waited_ns=0)
+    timeline = Timeline(times_only=times_only).replay([known])
+    for sequence_id in (None, 1, 2):
+        timeline(Event(kind, 0, sequence_id, dict.fromkeys(COUNTS[kind], 1)))
+    assert len(timeline.requests) <= 2
+
+
+@pytest.mark.parametrize("times_only", [False, True])
+def test_states_and_times_are_the_same_whether_or_not_blocks_are_followed(
+    run: Run, times_only: bool
+) -> None:
+    """The server's metrics follow times only."""
+    ended: list[Request] = []
+    Timeline(times_only=times_only, on_end=lambda each, _: ended.append(each)).replay(run.events)
+    found = {each.sequence_id: each for each in ended}
+    for each in summarize(run.events):
+        request = found[each.sequence_id]
+        assert request.queued_ns is not None
+        assert request.scheduled_ns is not None
+        assert (request.scheduled_ns - request.queued_ns) / 1e6 == each.queued_ms
+        assert (request.state.value, request.output_tokens) == (each.finish, each.output_tokens)
+        assert (request.parent, request.preemptions) == (each.parent, each.preemptions)
 
 
 MOVES = [EventKind.QUEUED, EventKind.SCHEDULED, EventKind.FORKED, EventKind.NEW_TOKEN]

@@ -176,5 +176,6 @@ class Engine:
         counts = {"output_tokens": len(sequence.output_ids)}
         kind = _UNFINISHED.get(sequence.finish_reason or "")
         if kind is None:
-            kind, counts["stopped"] = EventKind.FINISHED, int(sequence.finish_reason == "stop")
+            kind = EventKind.FINISHED
+            counts["stopped"] = int(sequence.finish_reason == "stop")
         self.trace.emit(kind, sequence.sequence_id, **counts)

@@ -110,7 +110,8 @@ class Metrics:
         self.model_name, self.kv_usage = model_name, kv_usage
         self._lock = Lock()
         self._timeline = Timeline(
-            on_chunk=self._on_chunk,
+            times_only=True,
+            on_running=self._on_running,
             on_token=self._on_token,
             on_end=self._on_end,
             on_step=self._on_step,
@@ -144,20 +145,20 @@ class Metrics:
     def _on_step(self, event: Event) -> None:
         self._kv_used = self.kv_usage()
 
-    def _on_chunk(self, request: Request, event: Event) -> None:
-        if request.num_steps == 1 and request.parent is None and request.prompt_tokens is not None:
+    def _on_running(self, request: Request, event: Event) -> None:
+        if request.preemptions == 0 and request.prompt_tokens is not None:
             self._counters["prefix_cache_queries"] += request.prompt_tokens
             self._counters["prefix_cache_hits"] += event.counts["computed"]
 
     def _on_token(self, request: Request, event: Event) -> None:
         self._counters["generation_tokens"] += 1
-        if request.arrived_ns is None or request.prompt_tokens is None:
+        if request.arrived_ns is None:
             return
         if request.gap_ns is not None:
             self._gaps.observe(request.gap_ns / 1e9)
             return
         self._observe("time_to_first_token_seconds", request.arrived_ns, event.time_ns)
-        if request.parent is None:
+        if request.parent is None and request.prompt_tokens is not None:
             self._counters["prompt_tokens"] += request.prompt_tokens
 
     def _on_end(self, request: Request, event: Event) -> None:

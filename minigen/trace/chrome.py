@@ -111,15 +111,13 @@ class _Drawing:
         self._engine = self.drawn.add_track("engine")
         self._origin_ns: int | None = None
         self._now_us = self._step_ended_us = 0
-        self._tracks: dict[int, _Track] = {}
+        self._tracks: dict[int | None, _Track] = {}
         self._in_step: dict[_Track, None] = {}  # in the order of their chunks
         self._timeline = Timeline(
             on_request=self._add_track,
             on_chunk=self._compute,
             on_fork=self._fork,
-            on_preempted=lambda request, event: self._begin(
-                self._tracks[request.sequence_id], "preempted", self._now_us, event.counts
-            ),
+            on_preempted=self._preempt,
             on_end=self._end_request,
             on_step=self._end_step,
         )
@@ -127,10 +125,10 @@ class _Drawing:
     def draw(self, event: Event) -> None:
         self._now_us = max(self._now_us, self._microseconds(event.time_ns))
         self._timeline(event)
-        name, track_id = MARKS.get(event.kind), self._engine
-        if event.sequence_id is not None:
-            track_id = self._tracks[event.sequence_id].track_id
+        name = MARKS.get(event.kind)
         if name is not None and name != "preempted":  # which is a slice
+            track = self._tracks.get(event.sequence_id)
+            track_id = self._engine if track is None else track.track_id
             self.drawn.add_instant(track_id, name, self._now_us, event.counts)
         self.drawn.set_level("running", self._now_us, len(self._timeline.running))
         self.drawn.set_level("blocks in use", self._now_us, len(self._timeline.blocks))
@@ -170,6 +168,9 @@ class _Drawing:
         since_us = max(self._microseconds(request.scheduled_ns), track.since_us)
         self._begin(track, f"prefill by request {request.parent}", since_us, {})
         self._in_step[track] = None
+
+    def _preempt(self, request: Request, event: Event) -> None:
+        self._begin(self._tracks[request.sequence_id], "preempted", self._now_us, event.counts)
 
     def _end_request(self, request: Request, event: Event) -> None:
         track = self._tracks[request.sequence_id]

@@ -13,6 +13,10 @@ _COLUMNS = {
     **{"queued ms": "queued_ms", "prefill ms": "prefill_ms", "TTFT ms": "ttft_ms"},
     **{"decode ms": "decode_ms"},
 }
+_COUNTS = (
+    *("num_steps", "prefix_hit_tokens", "recomputed_tokens", "preemptions"),
+    *("blocks_allocated", "blocks_shared", "blocks_copied"),
+)
 
 
 @dataclass(frozen=True)
@@ -113,13 +117,7 @@ def _summary(request: Request, gaps_ms: tuple[float, ...]) -> RequestSummary:
         ttft_ms=_milliseconds(request.queued_ns, first_ns),
         decode_ms=_milliseconds(first_ns, request.last_token_ns),
         inter_token_ms=gaps_ms,
-        num_steps=request.num_steps if known else None,
-        prefix_hit_tokens=request.prefix_hit_tokens if known else None,
-        recomputed_tokens=request.recomputed_tokens if known else None,
-        preemptions=request.preemptions if known else None,
-        blocks_allocated=request.blocks_allocated if known else None,
-        blocks_shared=request.blocks_shared if known else None,
-        blocks_copied=request.blocks_copied if known else None,
+        **{name: getattr(request, name) if known else None for name in _COUNTS},
     )
 
 

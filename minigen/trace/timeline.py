@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappop, heappush
-from typing import assert_never
 
 from minigen.trace.counters import WorkCounters
 from minigen.trace.events import Event, EventKind
@@ -25,6 +24,8 @@ MARKS = {
     EventKind.ABORTED: "aborted",
     EventKind.FAILED: "failed",
 }
+_ENDED = (EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED)
+_MESSAGES = (EventKind.ALL_REDUCED, EventKind.ALL_GATHERED, EventKind.BROADCAST)
 
 
 class State(Enum):
@@ -98,21 +99,25 @@ class Timeline:
     dropped, so the state is as large as the engine's own, and an event costs the same however many
     requests there are.
 
-    A view passes functions; each is called when the state has changed. `on_request` gets a new
-    request, the functions of type `Hook` the request and the event. Totals are added to `work`.
+    A view passes functions; each is called when the state has changed. `on_running` gets a request
+    that starts to run, also after a preemption, and `on_chunk` each of its chunks. Totals are added
+    to `work`. With `times_only`, tokens and blocks are not followed, only states, times and output
+    tokens, at the least cost per event.
     """
 
     work: WorkCounters = field(default_factory=WorkCounters)
+    times_only: bool = False
     on_request: Callable[[Request], None] = _ignore
+    on_running: Hook = _ignore
     on_chunk: Hook = _ignore
     on_fork: Hook = _ignore
     on_token: Hook = _ignore
     on_preempted: Hook = _ignore
     on_end: Hook = _ignore
     on_cached: Hook = _ignore
-    on_evicted: Callable[[Event], None] = _ignore
-    on_step: Callable[[Event], None] = _ignore
-    on_message: Callable[[Event], None] = _ignore
+    on_evicted: EngineHook = _ignore
+    on_step: EngineHook = _ignore
+    on_message: EngineHook = _ignore
 
     def __post_init__(self) -> None:
         self.requests: dict[int, Request] = {}
@@ -122,6 +127,32 @@ class Timeline:
         self.blocks: set[int] = set()
         self.cached: set[int] = set()
         self._free_rows: list[int] = []  # a heap
+        self._of_engine: dict[EventKind, EngineHook] = {
+            EventKind.STEP: self._step,
+            EventKind.QUEUED: self._queue,
+            **dict.fromkeys(_MESSAGES, self.on_message),
+        }
+        self._of_request: dict[EventKind, Hook] = {
+            EventKind.SCHEDULED: self._run if self.times_only else self._schedule,
+            EventKind.FORKED: self._fork,
+            EventKind.NEW_TOKEN: self._add_token,
+            EventKind.PREEMPTED: self._preempt,
+            **dict.fromkeys(_ENDED, self._end),
+        }
+        of_blocks: dict[EventKind, Hook] = {
+            EventKind.PREFIX_HIT: self._hit,
+            EventKind.BLOCK_ALLOCATED: self._allocate,
+            EventKind.BLOCK_SHARED: self._share,
+            EventKind.BLOCK_COPIED: self._copy,
+            EventKind.BLOCK_CACHED: self._cache,
+            EventKind.BLOCK_DEDUPLICATED: self._replace,
+            EventKind.BLOCK_FREED: self._free,
+        }
+        if self.times_only:
+            self._of_engine |= dict.fromkeys((*of_blocks, EventKind.BLOCK_EVICTED), _ignore)
+        else:
+            self._of_engine[EventKind.BLOCK_EVICTED] = self._evict
+            self._of_request |= of_blocks
 
     def replay(self, events: Iterable[Event]) -> "Timeline":
         """Apply recorded events, oldest first, and return the timeline."""
@@ -130,82 +161,41 @@ class Timeline:
         return self
 
     def __call__(self, event: Event) -> None:
-        """Apply the next event; one of a request that names no request changes nothing."""
-        kind, counts, request = event.kind, event.counts, self._request_of(event)
-        match kind:
-            case EventKind.STEP:
-                self.work.steps += 1
-                self.on_step(event)
-            case EventKind.ALL_REDUCED | EventKind.ALL_GATHERED | EventKind.BROADCAST:
-                self.on_message(event)
-            case EventKind.BLOCK_EVICTED:
-                self._evict(event)
-            case _ if request is None:
-                pass
-            case EventKind.NEW_TOKEN:
-                self._add_token(request, event)
-            case EventKind.SCHEDULED:
-                self._schedule(request, event)
-            case EventKind.QUEUED:
-                pass  # a new request
-            case EventKind.BLOCK_ALLOCATED:
-                self.work.blocks_allocated += 1
-                request.blocks_allocated += 1
-                self._extend(request, counts["block"])
-            case EventKind.BLOCK_SHARED:
-                self._share(request, counts["block"])
-            case EventKind.BLOCK_COPIED:
-                self.work.blocks_copied += 1
-                request.blocks_copied += 1
-                self._replace(request, counts["source"], counts["block"])
-            case EventKind.BLOCK_DEDUPLICATED:
-                self._replace(request, counts["source"], counts["block"])
-            case EventKind.BLOCK_CACHED:
-                self.blocks.add(counts["block"])
-                self.cached.add(counts["block"])
-                self.on_cached(request, event)
-            case EventKind.BLOCK_FREED:
-                self.blocks.discard(counts["block"])
-            case EventKind.PREFIX_HIT:
-                self.work.tokens_cached += counts["tokens"]
-                request.prefix_hit_tokens += counts["tokens"]
-            case EventKind.FORKED:
-                self._fork(request, event)
-            case EventKind.PREEMPTED:
-                self._preempt(request, event)
-            case EventKind.FINISHED | EventKind.ABORTED | EventKind.FAILED:
-                self._end(request, event)
-            case _:
-                assert_never(kind)
+        """Apply the next event. Ignores an event of a request that does not say of which."""
+        apply, sequence_id = self._of_request.get(event.kind), event.sequence_id
+        if apply is None:
+            self._of_engine[event.kind](event)
+        elif sequence_id is not None:
+            apply(self.requests.get(sequence_id) or self._stranger(sequence_id), event)
 
-    def _request_of(self, event: Event) -> Request | None:
-        """Return the request of an event; an id that is queued again is a new request."""
-        sequence_id = event.sequence_id
-        if sequence_id is None:
-            return None
-        known = self._find(sequence_id)
-        if event.kind is EventKind.QUEUED:
-            if known is not None:
-                self._drop(known)
-            return self._queue(sequence_id, event)
-        if known is None:
-            known = self.strangers[sequence_id] = Request(sequence_id)
-            self.on_request(known)
-        return known
+    def _stranger(self, sequence_id: int) -> Request:
+        if sequence_id not in self.strangers:
+            self.strangers[sequence_id] = Request(sequence_id)
+            self.on_request(self.strangers[sequence_id])
+        return self.strangers[sequence_id]
 
-    def _find(self, sequence_id: int) -> Request | None:
-        return self.requests.get(sequence_id) or self.strangers.get(sequence_id)
-
-    def _queue(self, sequence_id: int, event: Event) -> Request:
-        made = self.requests[sequence_id] = Request(
-            sequence_id,
+    def _queue(self, event: Event) -> None:
+        """Add a request; an id that is queued again is a new request."""
+        if event.sequence_id is None:
+            return
+        known = self._find(event.sequence_id)
+        if known is not None:
+            self._drop(known)
+        made = self.requests[event.sequence_id] = Request(
+            event.sequence_id,
             prompt_tokens=event.counts["prompt_tokens"],
             arrived_ns=event.time_ns - event.counts["waited_ns"],
             queued_ns=event.time_ns,
             reached=0,
         )
         self.on_request(made)
-        return made
+
+    def _find(self, sequence_id: int) -> Request | None:
+        return self.requests.get(sequence_id) or self.strangers.get(sequence_id)
+
+    def _step(self, event: Event) -> None:
+        self.work.steps += 1
+        self.on_step(event)
 
     def _schedule(self, request: Request, event: Event) -> None:
         computed, tokens = event.counts["computed"], event.counts["tokens"]
@@ -217,10 +207,15 @@ class Timeline:
         request.num_computed, request.reached = end, max(reached, end)
         request.chunk_recomputed = recomputed
         request.recomputed_tokens += recomputed
-        self._run(request, event.time_ns)
+        self._run(request, event)
         self.on_chunk(request, event)
 
-    def _run(self, request: Request, scheduled_ns: int | None) -> None:
+    def _run(self, request: Request, event: Event) -> None:
+        if request.state is not State.RUNNING:
+            self._set_running(request, event.time_ns)
+            self.on_running(request, event)
+
+    def _set_running(self, request: Request, scheduled_ns: int | None) -> None:
         """Set a request running; if it has a token, its first chunk was before the first event."""
         if request.scheduled_ns is None and request.first_token_ns is None:
             request.scheduled_ns = scheduled_ns
@@ -237,16 +232,16 @@ class Timeline:
                 scheduled_ns = max(parent.scheduled_ns, request.queued_ns or 0)
         self.work.tokens_shared += shared
         request.reached = max(request.reached or 0, shared)
-        self._run(request, scheduled_ns)
+        self._set_running(request, scheduled_ns)
         self.on_fork(request, event)
 
     def _add_token(self, request: Request, event: Event) -> None:
-        last_ns = request.last_token_ns
+        time_ns, last_ns = event.time_ns, request.last_token_ns
         if last_ns is None:
-            request.first_token_ns = event.time_ns
+            request.first_token_ns = time_ns
         else:
-            request.gap_ns = event.time_ns - last_ns
-        request.last_token_ns = event.time_ns
+            request.gap_ns = time_ns - last_ns
+        request.last_token_ns = time_ns
         request.output_tokens += 1
         self.on_token(request, event)
 
@@ -278,6 +273,23 @@ class Timeline:
         if row is not None:
             heappush(self._free_rows, row)
 
+    def _hit(self, request: Request, event: Event) -> None:
+        self.work.tokens_cached += event.counts["tokens"]
+        request.prefix_hit_tokens += event.counts["tokens"]
+
+    def _allocate(self, request: Request, event: Event) -> None:
+        self.work.blocks_allocated += 1
+        request.blocks_allocated += 1
+        self._extend(request, event.counts["block"])
+
+    def _share(self, request: Request, event: Event) -> None:
+        """Add a block of the parent, or one that was found in the prefix cache before it runs."""
+        self.work.blocks_shared += 1
+        request.blocks_shared += 1
+        self._extend(request, event.counts["block"])
+        if request.state is not State.RUNNING:
+            self.cached.add(event.counts["block"])
+
     def _extend(self, request: Request, block_id: int) -> None:
         if request not in self.rows:
             free = self._free_rows
@@ -285,21 +297,26 @@ class Timeline:
         request.table.append(block_id)
         self.blocks.add(block_id)
 
-    def _share(self, request: Request, block_id: int) -> None:
-        """Add a block of the parent, or one that was found in the prefix cache before it runs."""
-        self.work.blocks_shared += 1
-        request.blocks_shared += 1
-        self._extend(request, block_id)
-        if request not in self.running:
-            self.cached.add(block_id)
+    def _copy(self, request: Request, event: Event) -> None:
+        self.work.blocks_copied += 1
+        request.blocks_copied += 1
+        self._replace(request, event)
 
-    def _replace(self, request: Request, source: int, block_id: int) -> None:
+    def _replace(self, request: Request, event: Event) -> None:
         """Replace a block by an equal one; it is searched from the end, where new blocks are."""
-        self.blocks.add(block_id)
+        self.blocks.add(event.counts["block"])
         for index in reversed(range(len(request.table))):
-            if request.table[index] == source:
-                request.table[index] = block_id
+            if request.table[index] == event.counts["source"]:
+                request.table[index] = event.counts["block"]
                 return
+
+    def _cache(self, request: Request, event: Event) -> None:
+        self.blocks.add(event.counts["block"])
+        self.cached.add(event.counts["block"])
+        self.on_cached(request, event)
+
+    def _free(self, request: Request, event: Event) -> None:
+        self.blocks.discard(event.counts["block"])
 
     def _evict(self, event: Event) -> None:
         self.work.blocks_evicted += 1
