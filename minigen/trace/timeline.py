@@ -161,7 +161,7 @@ class Timeline:
         return self
 
     def __call__(self, event: Event) -> None:
-        """Apply the next event. Ignores an event of a request that does not say of which."""
+        """Apply the next event; ignore a request's event without the id of the request."""
         apply, sequence_id = self._of_request.get(event.kind), event.sequence_id
         if apply is None:
             self._of_engine[event.kind](event)

@@ -83,13 +83,13 @@ class Lane:
 
 def lanes(events: Iterable[Event]) -> dict[int, Lane]:
     """Return a lane for each request in the events, by its id; steps count from 0."""
-    told = story(events)
-    computed: dict[int, dict[int, int]] = {request: {} for request in told.requests}
-    for step, seen in enumerate(told.steps):
+    history = story(events)
+    computed: dict[int, dict[int, int]] = {request: {} for request in history.requests}
+    for step, seen in enumerate(history.steps):
         for part in seen.parts:
             computed[part.request][step] = part.end - part.first
     return {
-        request: Lane(told.arrived[request][0], told.ended.get(request, (None,))[0], steps)
+        request: Lane(history.arrived[request][0], history.ended.get(request, (None,))[0], steps)
         for request, steps in computed.items()
     }
 
