@@ -18,6 +18,7 @@ from common import json_option, random_prompts, write_results
 from minigen import LLM, SamplingParams
 from minigen.parallel.comm import MessageCounters
 from minigen.trace.events import Event, EventKind
+from minigen.trace.timeline import Timeline
 from minigen_course.ch41_tensor_parallel.lesson import fit_link
 from minigen_course.ch41_tensor_parallel.message_timing import time_all_reduces
 
@@ -49,7 +50,8 @@ def of_model(num_ranks: int, at_once: int) -> dict[str, Any]:
     prompts = random_prompts(at_once, 32, seed=41)
     params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True)
     counters = MessageCounters()
-    with llm.trace.subscribed(look), llm.trace.subscribed(counters):
+    timeline = Timeline(on_message=counters)
+    with llm.trace.subscribed(look), llm.trace.subscribed(timeline):
         llm.generate(prompts, params, progress=False)
     llm.close()
     return {

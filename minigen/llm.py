@@ -21,6 +21,7 @@ from minigen.tokenizer.chat_template import ChatTemplate
 from minigen.tokenizer.tokenizer import Tokenizer
 from minigen.trace.counters import WorkCounters
 from minigen.trace.events import Recorder, Trace
+from minigen.trace.timeline import Timeline
 
 
 class LLM:
@@ -157,7 +158,7 @@ class LLM:
     def count_work(self) -> Generator[WorkCounters, None, None]:
         """Count the tokens, blocks and bytes that the engine works on while the block runs."""
         counters = WorkCounters(self._kv_bytes, self.config.sliding_windows)
-        with self.trace.subscribed(counters):
+        with self.trace.subscribed(Timeline(counters)):
             yield counters
 
     @overload

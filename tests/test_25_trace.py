@@ -26,6 +26,7 @@ from minigen.trace.chrome import chrome_trace, write_chrome_trace
 from minigen.trace.counters import WorkCounters
 from minigen.trace.events import Event, EventKind, Recorder, Subscriber, Trace
 from minigen.trace.summary import RequestSummary, percentile, summarize, table
+from minigen.trace.timeline import Request, Timeline
 
 COUNTS: dict[EventKind, set[str]] = {
     EventKind.QUEUED: {"prompt_tokens", "waited_ns"},
@@ -106,10 +107,7 @@ FORK_AND_PREEMPTION = [
 
 
 def counted(events: Iterable[Event], windows: tuple[int | None, ...] = (None,)) -> WorkCounters:
-    counters = WorkCounters(kv_bytes=1, windows=windows)
-    for event in events:
-        counters(event)
-    return counters
+    return Timeline(WorkCounters(kv_bytes=1, windows=windows)).replay(events).work
 
 
 def records(trace: dict[str, Any], phase: str) -> list[dict[str, Any]]:
@@ -335,16 +333,19 @@ def test_bytes_read_are_those_that_the_causal_mask_shows(
     window: int | None, computed: int, tokens: int
 ) -> None:
     counters = WorkCounters(kv_bytes=10, windows=[None, window, window])
-    counters(at(0, EventKind.SCHEDULED, 1, tokens=tokens, computed=computed))
+    Timeline(counters)(at(0, EventKind.SCHEDULED, 1, tokens=tokens, computed=computed))
     context = computed + tokens
     seen = int(causal_mask(tokens, context, window).any(dim=0).sum())
     assert counters.kv_bytes_read == 10 * (context + 2 * seen)
 
 
-def test_counters_store_nothing_about_finished_sequences() -> None:
-    counters = counted(ONE_REQUEST)
-    empty = counted([])
-    assert counters._progress == {}
+def test_a_timeline_keeps_nothing_about_ended_requests() -> None:
+    timeline = Timeline().replay(ONE_REQUEST)
+    counters, empty = timeline.work, counted([])
+    assert not timeline.requests
+    assert not timeline.strangers
+    assert not timeline.running
+    assert not timeline.rows
     assert empty.as_dict().keys() == counters.as_dict().keys()
     assert set(empty.as_dict().values()) == {0}
     assert counters.as_dict()["tokens_cached"] == 4
@@ -433,13 +434,17 @@ class Run:
 
     llm: LLM
     recorder: Recorder
-    counters: WorkCounters
+    timeline: Timeline
     outputs: list[RequestOutput]
     blocks_in_use: list[int]
 
     @property
     def events(self) -> list[Event]:
         return self.recorder.events
+
+    @property
+    def counters(self) -> WorkCounters:
+        return self.timeline.work
 
     def count(self, kind: EventKind) -> int:
         return Counter(event.kind for event in self.events)[kind]
@@ -459,8 +464,8 @@ ENGINES: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module", params=ENGINES)
 def run(request: pytest.FixtureRequest, tiny_directory: Path) -> Run:
     llm = LLM.load(tiny_directory, weights="float32", **ENGINES[request.param])
-    counters = WorkCounters(kv_bytes=64, windows=llm.config.sliding_windows)
-    llm.trace.subscribe(counters)
+    timeline = Timeline(WorkCounters(kv_bytes=64, windows=llm.config.sliding_windows))
+    llm.trace.subscribe(timeline)
     allocator = llm.engine.scheduler.manager.allocator  # type: ignore[attr-defined]
     blocks_in_use: list[int] = []
 
@@ -477,7 +482,7 @@ def run(request: pytest.FixtureRequest, tiny_directory: Path) -> Run:
         given_up = llm.stream_deltas(["given up"], params)
         next(given_up)
         given_up.close()
-    return Run(llm, recorder, counters, outputs, blocks_in_use)
+    return Run(llm, recorder, timeline, outputs, blocks_in_use)
 
 
 def test_the_recording_contains_the_expected_events(
@@ -536,7 +541,8 @@ def test_every_token_of_a_step_is_counted_once(run: Run) -> None:
     steps = [event for event in run.events if event.kind is EventKind.STEP]
     assert computed == sum(event.counts["tokens"] for event in steps)
     assert counters.steps == len(steps)
-    assert counters._progress == {}
+    assert not run.timeline.requests
+    assert not run.timeline.strangers
 
 
 @pytest.mark.parametrize("run", ["roomy", "static", "in chunks"], indirect=True)
@@ -625,7 +631,7 @@ def test_an_unsubscribed_listener_is_distinguished_from_equal_ones() -> None:
     trace = Trace()
     pairs: list[tuple[Subscriber, Subscriber]] = [
         (Recorder(), Recorder()),
-        (WorkCounters(1, (None,)), WorkCounters(1, (None,))),
+        (Timeline(), Timeline()),
     ]
     for first, second in pairs:
         trace.subscribe(first)
@@ -634,6 +640,33 @@ def test_an_unsubscribed_listener_is_distinguished_from_equal_ones() -> None:
         assert [each is first for each in trace._subscribers] == [True]
         trace.unsubscribe(first)
         assert not trace.active
+
+
+@pytest.mark.parametrize("times_only", [False, True])
+@pytest.mark.parametrize("kind", EventKind)
+def test_a_timeline_handles_every_kind_of_event(kind: EventKind, times_only: bool) -> None:
+    known = at(0, EventKind.QUEUED, 1, prompt_tokens=4, waited_ns=0)
+    timeline = Timeline(times_only=times_only).replay([known])
+    for sequence_id in (None, 1, 2):
+        timeline(Event(kind, 0, sequence_id, dict.fromkeys(COUNTS[kind], 1)))
+    assert len(timeline.requests) <= 2
+
+
+@pytest.mark.parametrize("times_only", [False, True])
+def test_states_and_times_are_the_same_whether_or_not_blocks_are_followed(
+    run: Run, times_only: bool
+) -> None:
+    """The server's metrics follow times only."""
+    ended: list[Request] = []
+    Timeline(times_only=times_only, on_end=lambda each, _: ended.append(each)).replay(run.events)
+    found = {each.sequence_id: each for each in ended}
+    for each in summarize(run.events):
+        request = found[each.sequence_id]
+        assert request.queued_ns is not None
+        assert request.scheduled_ns is not None
+        assert (request.scheduled_ns - request.queued_ns) / 1e6 == each.queued_ms
+        assert (request.state.value, request.output_tokens) == (each.finish, each.output_tokens)
+        assert (request.parent, request.preemptions) == (each.parent, each.preemptions)
 
 
 MOVES = [EventKind.QUEUED, EventKind.SCHEDULED, EventKind.FORKED, EventKind.NEW_TOKEN]
@@ -665,7 +698,11 @@ def test_no_events_break_them(events: list[Event]) -> None:
     counters = counted(events, windows=(None, 3))
     assert all(total >= 0 for total in counters.as_dict().values())
     computed = counters.tokens_prefilled + counters.tokens_decoded + counters.tokens_recomputed
-    scheduled = [event for event in events if event.kind is EventKind.SCHEDULED]
+    scheduled = [
+        event
+        for event in events
+        if event.kind is EventKind.SCHEDULED and event.sequence_id is not None
+    ]
     assert computed == sum(event.counts["tokens"] for event in scheduled)
 
 

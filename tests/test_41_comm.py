@@ -22,6 +22,7 @@ from minigen.parallel.comm import (
 )
 from minigen.parallel.runner import CommThread
 from minigen.trace.events import Trace
+from minigen.trace.timeline import Timeline
 from tests.gpu.processes import assert_passes_interpreted
 
 # The program of one rank; the same text runs in threads and in processes.
@@ -100,7 +101,7 @@ def test_messages_are_emitted_with_their_bytes_to_subscribers() -> None:
     trace, counters = Trace(), MessageCounters()
     comm = TracedComm(SoloComm(), trace)
     exchange(comm)
-    with trace.subscribed(counters):
+    with trace.subscribed(Timeline(on_message=counters)):
         exchange(comm)
     assert counters.num_messages == {"all_reduced": 2, "all_gathered": 1, "broadcast": 1}
     assert counters.num_bytes == {"all_reduced": 24 + 12, "all_gathered": 24, "broadcast": 16}

@@ -14,6 +14,7 @@ from minigen import LLM, SamplingParams
 from minigen.errors import EngineStoppedError, OptionError
 from minigen.outputs import RequestOutput
 from minigen.parallel.comm import MessageCounters
+from minigen.trace.timeline import Timeline
 from tests.processes import workers_of
 from tests.ranks import GREEDY, answers, save_eight_heads, split
 
@@ -51,7 +52,7 @@ def test_answers_are_those_of_one_rank_with_preemptions_and_shared_prefixes(
 
 def count_messages(llm: LLM) -> dict[str, int]:
     counters = MessageCounters()
-    with llm.trace.subscribed(counters):
+    with llm.trace.subscribed(Timeline(on_message=counters)):
         llm.generate("abc", SamplingParams(max_tokens=1))
     return counters.num_messages
 

@@ -28,6 +28,7 @@ from minigen.parallel.sharding import (
     span,
 )
 from minigen.trace.events import Trace
+from minigen.trace.timeline import Timeline
 from tests.panels import root_mean_square, with_unrounded_inputs
 from tests.tiny import VARIANTS, save_model
 
@@ -208,7 +209,7 @@ def test_messages_are_two_per_layer_one_for_the_embedding_and_one_for_the_logits
     checkpoint = checkpoint_of(tmp_path, "llama", 2)
     config, tensors = checkpoint.config, checkpoint.tensors
     counters, trace = MessageCounters(), Trace()
-    trace.subscribe(counters)
+    trace.subscribe(Timeline(on_message=counters))
 
     def work(comm: Comm) -> None:
         traced = TracedComm(comm, trace) if comm.rank == 0 else comm

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import threading
 import tracemalloc
 from collections.abc import Iterable
@@ -335,6 +336,26 @@ def test_a_thousand_requests_leave_nothing_behind() -> None:
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert grown < 2000  # bytes: larger numbers, but not two bytes a request
+
+
+def test_an_event_costs_the_same_however_many_requests_there_are() -> None:
+    def calls(num_live: int) -> int:
+        metrics, count = Metrics("tiny", lambda: 0.0), 0
+        for number in range(10, 10 + num_live):
+            counts = {"prompt_tokens": 4, "waited_ns": 0}
+            metrics(Event(EventKind.QUEUED, 0, number, counts))
+
+        def look(frame: object, what: str, arg: object) -> None:
+            nonlocal count
+            count += 1
+
+        sys.setprofile(look)
+        one_request(metrics, 1)
+        metrics.read()
+        sys.setprofile(None)
+        return count
+
+    assert calls(0) == calls(1000)
 
 
 def test_a_page_read_while_the_engine_runs_is_of_one_moment() -> None:

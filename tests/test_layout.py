@@ -22,6 +22,7 @@ GERUNDS = {"sampling", "sharding", "streaming", "static_batching", "gguf_mapping
 MOST_IMPORTED = {"minigen": 9, "minigen_course": 12}  # modules, by one notebook
 TOOLKITS = {"grading", "lab", "figures"}
 SHAPES_WITHOUT_FUNCTIONS = {"minigen.protocols"}
+FOLDS = ["minigen.trace.timeline"]
 
 
 def test_no_folder_holds_more_modules_than_a_reader_can_survey() -> None:
@@ -128,6 +129,10 @@ def test_shapes_are_checked_wherever_they_are_written() -> None:
         and not re.search(r"\b(numba|triton|simd)\b", text)
     ]
     assert set(unchecked) <= SHAPES_WITHOUT_FUNCTIONS
+
+
+def test_one_module_folds_the_trace() -> None:
+    assert layout.trace_folds() == FOLDS, "make a view of the timeline instead"
 
 
 def test_the_measures_are_printed() -> None:

@@ -21,7 +21,7 @@ VOCABULARY = {
     *("minigen.sequence", "minigen.protocols", "minigen.sampling.params"),
     *("minigen.checkpoint.model_config", "minigen.checkpoint.config_json"),
     *("minigen.trace.events", "minigen.trace.counters", "minigen.trace.summary"),
-    "minigen.trace.chrome",
+    *("minigen.trace.timeline", "minigen.trace.chrome"),
 }
 ASSEMBLY = {
     *("minigen", "minigen.__main__", "minigen.llm", "minigen.outputs", "minigen.progress"),

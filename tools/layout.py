@@ -90,6 +90,31 @@ def type_ignores() -> int:
     return sum(marks)
 
 
+def trace_folds() -> list[str]:
+    """Return the modules that compare members of `EventKind`; one that only emits has none.
+
+    A comparison is an operand of `is`, `==` or `in`, a case of `match`, a key of a dictionary, or
+    an element of a list, a tuple or a set.
+    """
+    member = re.compile(r"\bEventKind\.[A-Z]")
+    found = []
+    for name, path in modules().items():
+        compared: list[ast.AST | None] = []
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Compare():
+                    compared += [node.left, *node.comparators]
+                case ast.MatchValue():
+                    compared.append(node.value)
+                case ast.Dict():
+                    compared += node.keys
+                case ast.List() | ast.Tuple() | ast.Set():
+                    compared += node.elts
+        if any(member.match(ast.unparse(each)) for each in compared if each is not None):
+            found.append(name)
+    return found
+
+
 def shaped_functions() -> int:
     """Return the number of functions with a shape in their signature, written there or by name."""
     count = 0
@@ -134,6 +159,7 @@ def measures() -> dict[str, str]:
         "closure of `from minigen import LLM`": f"{len(reached)} modules, "
         f"{sum(sizes[name] for name in reached):,} lines",
         "token loop": f"{sum(sizes[name] for name in TOKEN_LOOP):,} lines in {len(TOKEN_LOOP)}",
+        "folds over the trace": ", ".join(trace_folds()),
         "functions with shapes": str(shaped_functions()),
         "type: ignore": str(type_ignores()),
     }

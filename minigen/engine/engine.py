@@ -174,7 +174,8 @@ class Engine:
 
     def _emit_end(self, sequence: Sequence) -> None:
         counts = {"output_tokens": len(sequence.output_ids)}
-        kind = _UNFINISHED.get(sequence.finish_reason or "", EventKind.FINISHED)
-        if kind is EventKind.FINISHED:
+        kind = _UNFINISHED.get(sequence.finish_reason or "")
+        if kind is None:
+            kind = EventKind.FINISHED
             counts["stopped"] = int(sequence.finish_reason == "stop")
         self.trace.emit(kind, sequence.sequence_id, **counts)

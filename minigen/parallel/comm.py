@@ -26,7 +26,6 @@ Numbers = Shaped[Tensor, "*axes"]
 Part = Shaped[Tensor, "*axes part"]
 Whole = Shaped[Tensor, "*axes whole"]
 Result = TypeVar("Result")
-MESSAGES = (EventKind.ALL_REDUCED, EventKind.ALL_GATHERED, EventKind.BROADCAST)
 TIMEOUT = timedelta(days=1)  # of waiting for other ranks; a rank that ends is noticed at once
 
 
@@ -249,7 +248,7 @@ class TracedComm:
 
 @dataclass(eq=False)
 class MessageCounters:
-    """Number, bytes and seconds of the messages of each kind; subscribe it to a trace.
+    """Number, bytes and seconds of the messages of each kind: `Timeline(on_message=counters)`.
 
     Bytes are the size of this rank's input tensors, not the traffic on the network.
     """
@@ -258,10 +257,8 @@ class MessageCounters:
     num_bytes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def __call__(self, event: Event) -> None:
-        if event.kind not in MESSAGES:
-            return
-        name = event.kind.value
+    def __call__(self, message: Event) -> None:
+        name = message.kind.value
         self.num_messages[name] = self.num_messages.get(name, 0) + 1
-        self.num_bytes[name] = self.num_bytes.get(name, 0) + event.counts["bytes"]
-        self.seconds[name] = self.seconds.get(name, 0.0) + event.counts["duration_ns"] / 1e9
+        self.num_bytes[name] = self.num_bytes.get(name, 0) + message.counts["bytes"]
+        self.seconds[name] = self.seconds.get(name, 0.0) + message.counts["duration_ns"] / 1e9

@@ -27,7 +27,8 @@ from starlette.responses import PlainTextResponse, Response
 
 from minigen.errors import OptionError
 from minigen.server.models import Served, Watcher
-from minigen.trace.events import Event, EventKind, Trace
+from minigen.trace.events import Event, Trace
+from minigen.trace.timeline import Request, State, Timeline
 
 TTFT_SECONDS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
@@ -88,19 +89,6 @@ class Readings:
     histograms: dict[str, tuple[list[int], float]]
 
 
-@dataclass(eq=False, slots=True)
-class _LiveSequence:
-    """The times of an unfinished sequence: arrival, first schedule, first and last token."""
-
-    arrived_ns: int
-    prompt_tokens: int
-    scheduled_ns: int | None = None
-    first_ns: int | None = None
-    last_ns: int = 0
-    running: bool = False
-    forked: bool = False
-
-
 class Metrics:
     """Counts the events of one engine; subscribe it to the engine's trace before the first request.
 
@@ -121,8 +109,13 @@ class Metrics:
     def __init__(self, model_name: str, kv_usage: Callable[[], float]):
         self.model_name, self.kv_usage = model_name, kv_usage
         self._lock = Lock()
-        self._live: dict[int | None, _LiveSequence] = {}
-        self._num_running = 0
+        self._timeline = Timeline(
+            times_only=True,
+            on_running=self._on_running,
+            on_token=self._on_token,
+            on_end=self._on_end,
+            on_step=self._on_step,
+        )
         self._kv_used = 0.0
         self._counters = dict.fromkeys(COUNTERS, 0)
         self._ended = dict.fromkeys(REASONS, 0)
@@ -131,100 +124,64 @@ class Metrics:
 
     def __call__(self, event: Event) -> None:
         with self._lock:
-            match event.kind:  # the most frequent kind first
-                case EventKind.NEW_TOKEN:
-                    self._on_token(event)
-                case EventKind.SCHEDULED:
-                    self._on_scheduled(event)
-                case EventKind.STEP:
-                    self._kv_used = self.kv_usage()
-                case EventKind.QUEUED:
-                    arrived_ns = event.time_ns - event.counts["waited_ns"]
-                    live = _LiveSequence(arrived_ns, event.counts["prompt_tokens"])
-                    self._live[event.sequence_id] = live
-                case EventKind.FORKED:
-                    self._on_forked(event)
-                case EventKind.PREEMPTED:
-                    self._counters["num_preemptions"] += 1
-                    self._set_running(self._live.get(event.sequence_id), False)
-                case EventKind.FINISHED:
-                    self._end(event, "stop" if event.counts["stopped"] else "length")
-                case EventKind.ABORTED:
-                    self._end(event, "abort")
-                case EventKind.FAILED:
-                    self._end(event, "error")
+            self._timeline(event)
 
     def read(self) -> Readings:
         """Return a consistent snapshot of all metrics."""
         with self._lock:
+            timeline = self._timeline
+            num_running = sum(each.queued_ns is not None for each in timeline.running)
             gauges = {
-                "num_requests_running": self._num_running,
-                "num_requests_waiting": len(self._live) - self._num_running,
+                "num_requests_running": num_running,
+                "num_requests_waiting": len(timeline.requests) - num_running,
                 "kv_cache_usage_perc": self._kv_used,
             }
+            counters = self._counters | {"num_preemptions": timeline.work.preemptions}
             histograms = {
                 name: (each.counts.copy(), each.total) for name, each in self._histograms.items()
             }
-            return Readings(gauges, self._counters.copy(), self._ended.copy(), histograms)
+            return Readings(gauges, counters, self._ended.copy(), histograms)
 
-    def _on_token(self, event: Event) -> None:
-        self._counters["generation_tokens"] += 1
-        live = self._live.get(event.sequence_id)
-        if live is None:  # it was queued before this subscribed
-            return
-        if live.first_ns is None:
-            live.first_ns = event.time_ns
-            self._observe("time_to_first_token_seconds", live.arrived_ns, event.time_ns)
-            if not live.forked:
-                self._counters["prompt_tokens"] += live.prompt_tokens
-        else:
-            self._gaps.observe((event.time_ns - live.last_ns) / 1e9)
-        live.last_ns = event.time_ns
+    def _on_step(self, event: Event) -> None:
+        self._kv_used = self.kv_usage()
 
-    def _on_scheduled(self, event: Event) -> None:
-        live = self._live.get(event.sequence_id)
-        if live is None or live.running:
-            return
-        self._set_running(live, True)
-        if live.scheduled_ns is None:
-            live.scheduled_ns = event.time_ns
-            self._counters["prefix_cache_queries"] += live.prompt_tokens
+    def _on_running(self, request: Request, event: Event) -> None:
+        if request.preemptions == 0 and request.prompt_tokens is not None:
+            self._counters["prefix_cache_queries"] += request.prompt_tokens
             self._counters["prefix_cache_hits"] += event.counts["computed"]
 
-    def _on_forked(self, event: Event) -> None:
-        live, parent = self._live.get(event.sequence_id), self._live.get(event.counts["parent"])
-        if live is None:
+    def _on_token(self, request: Request, event: Event) -> None:
+        self._counters["generation_tokens"] += 1
+        if request.arrived_ns is None:
             return
-        live.forked = True
-        self._set_running(live, True)
-        if parent is not None and parent.scheduled_ns is not None:
-            live.scheduled_ns = max(parent.scheduled_ns, live.arrived_ns)
+        if request.gap_ns is not None:
+            self._gaps.observe(request.gap_ns / 1e9)
+            return
+        self._observe("time_to_first_token_seconds", request.arrived_ns, event.time_ns)
+        if request.parent is None and request.prompt_tokens is not None:
+            self._counters["prompt_tokens"] += request.prompt_tokens
 
-    def _set_running(self, live: _LiveSequence | None, running: bool) -> None:
-        if live is not None:
-            self._num_running += running - live.running
-            live.running = running
-
-    def _end(self, event: Event, reason: str) -> None:
+    def _on_end(self, request: Request, event: Event) -> None:
         self._kv_used = self.kv_usage()
-        self._ended[reason] += 1
-        live = self._live.pop(event.sequence_id, None)
-        if live is None:
+        if request.state is not State.FINISHED:
+            self._ended["abort" if request.state is State.ABORTED else "error"] += 1
             return
-        self._set_running(live, False)
-        if event.kind is EventKind.FINISHED:
-            self._observe_times(live, event)
+        self._ended["stop" if event.counts["stopped"] else "length"] += 1
+        if request.arrived_ns is not None:
+            self._observe("e2e_request_latency_seconds", request.arrived_ns, event.time_ns)
+            self._observe_times(request, request.arrived_ns)
 
-    def _observe_times(self, live: _LiveSequence, finished: Event) -> None:
-        self._observe("e2e_request_latency_seconds", live.arrived_ns, finished.time_ns)
-        if live.scheduled_ns is None or live.first_ns is None:
+    def _observe_times(self, request: Request, arrived_ns: int) -> None:
+        scheduled_ns, first_ns = request.scheduled_ns, request.first_token_ns
+        last_ns = request.last_token_ns
+        if scheduled_ns is None or first_ns is None or last_ns is None:
             return
-        self._observe("request_queue_time_seconds", live.arrived_ns, live.scheduled_ns)
-        self._observe("request_prefill_time_seconds", live.scheduled_ns, live.first_ns)
-        self._observe("request_decode_time_seconds", live.first_ns, live.last_ns)
-        num_gaps = finished.counts["output_tokens"] - 1
+        self._observe("request_queue_time_seconds", arrived_ns, scheduled_ns)
+        self._observe("request_prefill_time_seconds", scheduled_ns, first_ns)
+        self._observe("request_decode_time_seconds", first_ns, last_ns)
+        num_gaps = request.output_tokens - 1
         if num_gaps > 0:
-            seconds = (live.last_ns - live.first_ns) / num_gaps / 1e9
+            seconds = (last_ns - first_ns) / num_gaps / 1e9
             self._histograms["request_time_per_output_token_seconds"].observe(seconds)
 
     def _observe(self, name: str, started_ns: int, ended_ns: int) -> None:

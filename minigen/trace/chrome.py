@@ -11,7 +11,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from minigen.trace.events import Event, EventKind
+from minigen.trace.events import Event
+from minigen.trace.timeline import MARKS, Request, State, Timeline
 
 Record = dict[str, Any]
 
@@ -74,25 +75,6 @@ class ChromeRecords:
         self.records.append(record | {"args": dict(arguments)} | more)
 
 
-_INSTANTS = {
-    EventKind.NEW_TOKEN: "token",
-    EventKind.PREFIX_HIT: "prefix hit",
-    EventKind.FORKED: "forked",
-    EventKind.BLOCK_COPIED: "block copied",
-    EventKind.BLOCK_EVICTED: "block evicted",
-    EventKind.FINISHED: "finished",
-    EventKind.ABORTED: "aborted",
-    EventKind.FAILED: "failed",
-}
-_STARTS_RUNNING = {EventKind.SCHEDULED, EventKind.FORKED}
-_STOPS_RUNNING = {EventKind.PREEMPTED, EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED}
-_BLOCK_OWNED = {
-    *(EventKind.BLOCK_ALLOCATED, EventKind.BLOCK_COPIED, EventKind.BLOCK_SHARED),
-    *(EventKind.BLOCK_CACHED, EventKind.BLOCK_DEDUPLICATED),
-}
-_BLOCK_FREE = {EventKind.BLOCK_FREED, EventKind.BLOCK_EVICTED}
-
-
 def write_chrome_trace(events: Iterable[Event], path: str | Path) -> None:
     """Write the events to a file that ui.perfetto.dev and chrome://tracing can open."""
     with Path(path).open("w", encoding="utf-8") as file:
@@ -105,100 +87,95 @@ def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
     Times are whole microseconds since the first event. Slices of one track do not overlap. A slice
     that has not ended lasts until the last event.
     """
-    timeline = _Timeline()
+    drawing = _Drawing()
     for event in events:
-        timeline.on_event(event)
-    timeline.finish()
-    return timeline.drawn.as_object()
+        drawing.draw(event)
+    return drawing.finished()
 
 
 @dataclass(eq=False)
 class _Track:
-    """One request's track; `activity` is the name of its open slice, which began at `since_us`.
-
-    `reached` is the most tokens of the request ever computed; it was first scheduled at
-    `scheduled_us`.
-    """
+    """One request's track; `activity` is the name of its open slice, which began at `since_us`."""
 
     track_id: int
-    prompt_tokens: int = 0
-    reached: int = 0
-    scheduled_us: int | None = None
     activity: str | None = None
     since_us: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
 
 
-class _Timeline:
-    """Builds the records of a timeline, event by event."""
+class _Drawing:
+    """Draws slices when a timeline changes, moments for its marks, and the levels it has."""
 
     def __init__(self) -> None:
         self.drawn = ChromeRecords("minigen")
         self._engine = self.drawn.add_track("engine")
         self._origin_ns: int | None = None
         self._now_us = self._step_ended_us = 0
-        self._tracks: dict[int, _Track] = {}
+        self._tracks: dict[int | None, _Track] = {}
         self._in_step: dict[_Track, None] = {}  # in the order of their chunks
-        self._running: set[int | None] = set()
-        self._blocks: set[int] = set()
+        self._timeline = Timeline(
+            on_request=self._add_track,
+            on_chunk=self._compute,
+            on_fork=self._fork,
+            on_preempted=self._preempt,
+            on_end=self._end_request,
+            on_step=self._end_step,
+        )
 
-    def on_event(self, event: Event) -> None:
+    def draw(self, event: Event) -> None:
         self._now_us = max(self._now_us, self._microseconds(event.time_ns))
-        track_id = self._engine
-        if event.kind is EventKind.STEP:
-            self._end_step(event)
-        elif event.sequence_id is not None:
-            track = self._track_of(event, event.sequence_id)
-            track_id = track.track_id
-            self._update_slices(track, event)
-        if event.kind in _INSTANTS:
-            name = _INSTANTS[event.kind]
+        self._timeline(event)
+        name = MARKS.get(event.kind)
+        if name is not None and name != "preempted":  # which is a slice
+            track = self._tracks.get(event.sequence_id)
+            track_id = self._engine if track is None else track.track_id
             self.drawn.add_instant(track_id, name, self._now_us, event.counts)
-        self._count(event)
+        self.drawn.set_level("running", self._now_us, len(self._timeline.running))
+        self.drawn.set_level("blocks in use", self._now_us, len(self._timeline.blocks))
 
-    def finish(self) -> None:
-        """End all open slices."""
+    def finished(self) -> Record:
+        """End all open slices, and return all records."""
         for track in self._tracks.values():
             self._end(track, self._now_us)
+        return self.drawn.as_object()
 
-    def _update_slices(self, track: _Track, event: Event) -> None:
-        """Begin and end slices; a chunk's slice ends with its step, or when its request fails."""
-        match event.kind:
-            case EventKind.QUEUED:
-                track.prompt_tokens = event.counts["prompt_tokens"]
-                self._begin(track, "queued", self._now_us, {})
-            case EventKind.SCHEDULED:
-                self._compute(track, event.counts)
-            case EventKind.FORKED:
-                self._fork(track, event.counts["parent"])
-            case EventKind.PREEMPTED:
-                track.reached = max(track.reached, event.counts["computed"])
-                self._begin(track, "preempted", self._now_us, event.counts)
-            case EventKind.ABORTED | EventKind.FAILED:
-                self._end(track, self._now_us)
-            case EventKind.FINISHED if track not in self._in_step:
-                self._end(track, self._now_us)
+    def _add_track(self, request: Request) -> None:
+        """Begin a track; an id that is queued again is a new request."""
+        known = self._tracks.get(request.sequence_id)
+        if known is not None:
+            self._end(known, self._now_us)
+        track = _Track(self.drawn.add_track(f"request {request.sequence_id}"))
+        self._tracks[request.sequence_id] = track
+        if request.queued_ns is not None:
+            self._begin(track, "queued", self._now_us, {})
 
-    def _compute(self, track: _Track, counts: Mapping[str, int]) -> None:
+    def _compute(self, request: Request, event: Event) -> None:
+        """Begin a chunk's slice, which ends with its step, or when its request fails."""
         name = "decode"
-        if counts["computed"] < track.reached:
+        if request.chunk_recomputed:
             name = "recompute"
-        elif counts["computed"] < track.prompt_tokens or counts["tokens"] > 1:
+        elif event.counts["computed"] < (request.prompt_tokens or 0) or event.counts["tokens"] > 1:
             name = "prefill"
-        track.reached = max(track.reached, counts["computed"] + counts["tokens"])
-        if track.scheduled_us is None:
-            track.scheduled_us = self._now_us
-        self._begin(track, name, self._now_us, counts)
+        track = self._tracks[request.sequence_id]
+        self._begin(track, name, self._now_us, event.counts)
         self._in_step[track] = None
 
-    def _fork(self, track: _Track, parent_id: int) -> None:
+    def _fork(self, request: Request, event: Event) -> None:
         """Show a forked child as prefilling while its parent computed the prompt for both."""
-        parent = self._tracks.get(parent_id)
-        if parent is None or parent.scheduled_us is None or track.activity is None:
+        track = self._tracks[request.sequence_id]
+        if request.scheduled_ns is None or track.activity is None:
             return
-        track.scheduled_us = max(parent.scheduled_us, track.since_us)
-        self._begin(track, f"prefill by request {parent_id}", track.scheduled_us, {})
+        since_us = max(self._microseconds(request.scheduled_ns), track.since_us)
+        self._begin(track, f"prefill by request {request.parent}", since_us, {})
         self._in_step[track] = None
+
+    def _preempt(self, request: Request, event: Event) -> None:
+        self._begin(self._tracks[request.sequence_id], "preempted", self._now_us, event.counts)
+
+    def _end_request(self, request: Request, event: Event) -> None:
+        track = self._tracks[request.sequence_id]
+        if request.state is not State.FINISHED or track not in self._in_step:
+            self._end(track, self._now_us)
 
     def _end_step(self, event: Event) -> None:
         for track in list(self._in_step):
@@ -209,19 +186,6 @@ class _Timeline:
         self.drawn.set_level("tokens in batch", started_us, event.counts["tokens"])
         self.drawn.set_level("tokens in batch", self._now_us, 0)
         self._step_ended_us = self._now_us
-
-    def _count(self, event: Event) -> None:
-        """Count running sequences, and blocks that a sequence or the prefix cache owns."""
-        if event.kind in _STARTS_RUNNING:
-            self._running.add(event.sequence_id)
-        elif event.kind in _STOPS_RUNNING:
-            self._running.discard(event.sequence_id)
-        elif event.kind in _BLOCK_OWNED:
-            self._blocks.add(event.counts["block"])
-        elif event.kind in _BLOCK_FREE:
-            self._blocks.discard(event.counts["block"])
-        self.drawn.set_level("running", self._now_us, len(self._running))
-        self.drawn.set_level("blocks in use", self._now_us, len(self._blocks))
 
     def _begin(
         self, track: _Track, activity: str, since_us: int, counts: Mapping[str, int]
@@ -237,17 +201,6 @@ class _Timeline:
             )
         track.activity = None
         self._in_step.pop(track, None)
-
-    def _track_of(self, event: Event, sequence_id: int) -> _Track:
-        """Return the request's track; an id that is queued again is a new request."""
-        known = self._tracks.get(sequence_id)
-        if known is not None and event.kind is not EventKind.QUEUED:
-            return known
-        if known is not None:
-            self._end(known, self._now_us)
-        track = _Track(self.drawn.add_track(f"request {sequence_id}"))
-        self._tracks[sequence_id] = track
-        return track
 
     def _microseconds(self, time_ns: int) -> int:
         if self._origin_ns is None:

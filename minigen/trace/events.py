@@ -36,6 +36,8 @@ class EventKind(Enum):
     ALL_GATHERED = "all_gathered"  # bytes, duration_ns
     BROADCAST = "broadcast"  # bytes, duration_ns
 
+    __hash__ = object.__hash__  # members are unique, and Enum's own hash is a call in Python
+
 
 @dataclass(frozen=True, slots=True)
 class Event:

@@ -1,12 +1,11 @@
 """Summarize recorded events per request: its latencies, tokens, steps and blocks."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
 
-from minigen.trace.events import Event, EventKind
+from minigen.trace.events import Event
+from minigen.trace.timeline import ENDS, Request, Timeline
 
 _COLUMNS = {
     **{"request": "sequence_id", "prompt": "prompt_tokens", "cached": "prefix_hit_tokens"},
@@ -14,6 +13,10 @@ _COLUMNS = {
     **{"queued ms": "queued_ms", "prefill ms": "prefill_ms", "TTFT ms": "ttft_ms"},
     **{"decode ms": "decode_ms"},
 }
+_COUNTS = (
+    *("num_steps", "prefix_hit_tokens", "recomputed_tokens", "preemptions"),
+    *("blocks_allocated", "blocks_shared", "blocks_copied"),
+)
 
 
 @dataclass(frozen=True)
@@ -59,19 +62,14 @@ def summarize(events: Iterable[Event]) -> list[RequestSummary]:
 
     An id that is queued again is a new request.
     """
-    histories: list[_History] = []
-    latest: dict[int, _History] = {}
-    for event in events:
-        if event.sequence_id is None:
-            continue
-        history = latest.get(event.sequence_id)
-        if history is None or event.kind is EventKind.QUEUED:
-            history = latest[event.sequence_id] = _History(event.sequence_id)
-            histories.append(history)
-        history.on_event(event)
-        if event.kind is EventKind.FORKED and (parent := latest.get(event.counts["parent"])):
-            history.inherit(parent)
-    return [history.summary() for history in histories]
+    gaps: dict[Request, list[float]] = {}
+
+    def add_gap(request: Request, event: Event) -> None:
+        if request.gap_ns is not None:
+            gaps[request].append(request.gap_ns / 1e6)
+
+    Timeline(on_request=lambda each: gaps.update({each: []}), on_token=add_gap).replay(events)
+    return [_summary(request, tuple(of_it)) for request, of_it in gaps.items()]
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -105,81 +103,22 @@ def table(summaries: Sequence[RequestSummary]) -> str:
     return "\n".join(lines)
 
 
-@dataclass
-class _History:
-    """One request's events so far; `reached` is the most tokens of it ever computed."""
-
-    sequence_id: int
-    parent: int | None = None
-    queued_ns: int | None = None
-    scheduled_ns: int | None = None
-    token_times_ns: list[int] = field(default_factory=list)
-    prompt_tokens: int | None = None
-    reached: int = 0
-    recomputed_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    end: Event | None = None
-    num_events: Counter[EventKind] = field(default_factory=Counter)
-
-    def on_event(self, event: Event) -> None:
-        self.num_events[event.kind] += 1
-        match event.kind:
-            case EventKind.QUEUED:
-                self.queued_ns = event.time_ns
-                self.prompt_tokens = event.counts["prompt_tokens"]
-            case EventKind.SCHEDULED:
-                self._schedule(event.time_ns, event.counts["computed"], event.counts["tokens"])
-            case EventKind.FORKED:
-                self.parent = event.counts["parent"]
-            case EventKind.PREFIX_HIT:
-                self.prefix_hit_tokens += event.counts["tokens"]
-            case EventKind.NEW_TOKEN:
-                self.token_times_ns.append(event.time_ns)
-            case EventKind.FINISHED | EventKind.ABORTED | EventKind.FAILED:
-                self.end = event
-
-    def inherit(self, parent: "_History") -> None:
-        """Count the parent's prefill as this request's own, from when both were queued."""
-        self.reached = max(self.reached, parent.reached)
-        if parent.scheduled_ns is not None:
-            self._begin_prefill(max(parent.scheduled_ns, self.queued_ns or 0))
-
-    def summary(self) -> RequestSummary:
-        known = self.queued_ns is not None
-        times_ns = self.token_times_ns
-        first_ns, last_ns = (times_ns[0], times_ns[-1]) if times_ns and known else (None, None)
-        output_tokens = self.end.counts["output_tokens"] if self.end else len(times_ns)
-        return RequestSummary(
-            sequence_id=self.sequence_id,
-            parent=self.parent,
-            finish=self.end.kind.value if self.end else None,
-            prompt_tokens=self.prompt_tokens,
-            output_tokens=output_tokens if known or self.end else None,
-            queued_ms=_milliseconds(self.queued_ns, self.scheduled_ns),
-            prefill_ms=_milliseconds(self.scheduled_ns, first_ns),
-            ttft_ms=_milliseconds(self.queued_ns, first_ns),
-            decode_ms=_milliseconds(first_ns, last_ns),
-            inter_token_ms=tuple((b - a) / 1e6 for a, b in pairwise(times_ns)),
-            num_steps=self.num_events[EventKind.SCHEDULED] if known else None,
-            prefix_hit_tokens=self.prefix_hit_tokens if known else None,
-            recomputed_tokens=self.recomputed_tokens if known else None,
-            preemptions=self.num_events[EventKind.PREEMPTED] if known else None,
-            blocks_allocated=self.num_events[EventKind.BLOCK_ALLOCATED] if known else None,
-            blocks_shared=self.num_events[EventKind.BLOCK_SHARED] if known else None,
-            blocks_copied=self.num_events[EventKind.BLOCK_COPIED] if known else None,
-        )
-
-    def _schedule(self, time_ns: int, computed: int, tokens: int) -> None:
-        self._begin_prefill(time_ns)
-        end = computed + tokens
-        self.recomputed_tokens += max(min(self.reached, end) - computed, 0)
-        self.reached = max(self.reached, end)
-
-    def _begin_prefill(self, time_ns: int) -> None:
-        if (
-            self.scheduled_ns is None and not self.token_times_ns
-        ):  # otherwise its first events were not recorded
-            self.scheduled_ns = time_ns
+def _summary(request: Request, gaps_ms: tuple[float, ...]) -> RequestSummary:
+    known, ended = request.queued_ns is not None, request.state in ENDS
+    first_ns = request.first_token_ns if known else None
+    return RequestSummary(
+        sequence_id=request.sequence_id,
+        parent=request.parent,
+        finish=request.state.value if ended else None,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.output_tokens if known or ended else None,
+        queued_ms=_milliseconds(request.queued_ns, request.scheduled_ns),
+        prefill_ms=_milliseconds(request.scheduled_ns, first_ns),
+        ttft_ms=_milliseconds(request.queued_ns, first_ns),
+        decode_ms=_milliseconds(first_ns, request.last_token_ns),
+        inter_token_ms=gaps_ms,
+        **{name: getattr(request, name) if known else None for name in _COUNTS},
+    )
 
 
 def _milliseconds(started_ns: int | None, ended_ns: int | None) -> float | None:

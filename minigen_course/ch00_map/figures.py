@@ -1,12 +1,12 @@
 """A model's memory budget against the memory of a machine, and a timeline of requests."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
 from minigen.checkpoint.model_config import ModelConfig
-from minigen.trace.events import Event, EventKind
+from minigen.trace.events import Event
 from minigen_course.figures.style import (
     AMBER,
     BLUE,
@@ -18,6 +18,7 @@ from minigen_course.figures.style import (
     figure,
     title,
 )
+from minigen_course.figures.trace_views import story
 from minigen_course.lab.cost_model import GB, memory_needed, most_sequences, num_parameters
 
 CONTEXTS = [2**power for power in range(8, 18)]
@@ -71,34 +72,26 @@ def _gb(size: float) -> str:
     return f"{size / GB:,.1f} GB" if size >= GB else f"{size / 1e6:,.0f} MB"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Lane:
     """One request: the steps of its arrival and its end, and the tokens computed per step."""
 
     arrived: int
-    ended: int | None = None
-    computed: dict[int, int] = field(default_factory=dict)  # step -> tokens
+    ended: int | None
+    computed: dict[int, int]  # step -> tokens
 
 
 def lanes(events: Iterable[Event]) -> dict[int, Lane]:
     """Return a lane for each request in the events, by its id; steps count from 0."""
-    found: dict[int, Lane] = {}
-    step = 0
-    for event in events:
-        if event.kind is EventKind.STEP:
-            step += 1
-        if event.sequence_id is None:
-            continue
-        if event.kind is EventKind.QUEUED:
-            found[event.sequence_id] = Lane(step)
-        lane = found.get(event.sequence_id)
-        if lane is None:
-            continue
-        if event.kind is EventKind.SCHEDULED:
-            lane.computed[step] = event.counts["tokens"]
-        elif event.kind in (EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED):
-            lane.ended = step
-    return found
+    history = story(events)
+    computed: dict[int, dict[int, int]] = {request: {} for request in history.requests}
+    for step, seen in enumerate(history.steps):
+        for part in seen.parts:
+            computed[part.request][step] = part.end - part.first
+    return {
+        request: Lane(history.arrived[request][0], history.ended.get(request, (None,))[0], steps)
+        for request, steps in computed.items()
+    }
 
 
 def timeline(events: Iterable[Event], names: list[str] | None = None) -> Figure:

@@ -5,8 +5,8 @@ and no tree. So the block table of every request is tracked, and a cached block 
 block before it in the table.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -15,7 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from minigen.trace.events import Event, EventKind
+from minigen.trace import timeline
+from minigen.trace.events import Event
 from minigen_course.ch23_prefix.lesson import Visits
 from minigen_course.figures.style import (
     AMBER,
@@ -30,8 +31,6 @@ from minigen_course.figures.style import (
     printable,
     title,
 )
-
-_ENDS = {EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED, EventKind.PREEMPTED}
 
 
 @dataclass(frozen=True)
@@ -66,89 +65,69 @@ class TreeState:
     requests: dict[int, Request]
 
 
-@dataclass
-class _Replayer:
-    """Replays events, and holds the current tree and the block table of every request."""
+class _Tree:
+    """Follows a timeline, and keeps the current tree, the requests and their tokens."""
 
-    prompts: Iterator[Sequence[int]]
-    block_size: int
-    cached: dict[int, CachedBlock] = field(default_factory=dict)
-    requests: dict[int, Request] = field(default_factory=dict)
-    grown: set[int] = field(default_factory=set)
-    evicted: dict[int, CachedBlock] = field(default_factory=dict)
-    _texts: dict[int, list[int]] = field(default_factory=dict)
-    _tables: dict[int, list[int]] = field(default_factory=dict)
-    _node_of: dict[int, int] = field(default_factory=dict)
-    _numbers: Iterator[int] = field(default_factory=count)
-
-    def replay(self, event: Event) -> None:
-        counts, request_id = event.counts, event.sequence_id
-        if event.kind is EventKind.BLOCK_EVICTED and counts["block"] in self._node_of:
-            node = self._node_of.pop(counts["block"])
-            self.evicted[node] = self.cached.pop(node)
-        if request_id is None:
-            return
-        if event.kind is EventKind.QUEUED:
-            self._texts[request_id] = list(next(self.prompts))
-            self._tables[request_id] = []
-            self.requests[request_id] = Request(tuple(self._texts[request_id]))
-        if request_id not in self.requests:
-            return
-        table = self._tables[request_id]
-        match event.kind:
-            case EventKind.BLOCK_ALLOCATED | EventKind.BLOCK_SHARED:
-                table.append(counts["block"])
-                self._use(counts["block"], request_id)
-            case EventKind.BLOCK_COPIED | EventKind.BLOCK_DEDUPLICATED:
-                table[table.index(counts["source"])] = counts["block"]
-                self._use(counts["block"], request_id)
-            case EventKind.BLOCK_CACHED:
-                self._cache(counts["block"], request_id)
-            case EventKind.PREFIX_HIT:
-                self._start(request_id, counts["tokens"])
-            case EventKind.SCHEDULED:
-                self._start(request_id, 0)
-            case EventKind.NEW_TOKEN:
-                self._texts[request_id].append(counts["token"])
-        if event.kind in _ENDS:
-            self._end(request_id)
-
-    def state(self) -> TreeState:
-        """Return the state after a step, and clear what is recorded per step."""
-        made = TreeState(
-            dict(self.cached), frozenset(self.grown), dict(self.evicted), dict(self.requests)
+    def __init__(self, prompts: Iterable[Sequence[int]], block_size: int):
+        self.prompts, self.block_size, self.states = iter(prompts), block_size, list[TreeState]()
+        self.cached: dict[int, CachedBlock] = {}
+        self.requests: dict[int, Request] = {}
+        self.timeline = timeline.Timeline(
+            on_request=self._arrive,
+            on_chunk=self._start,
+            on_token=self._write,
+            on_cached=self._cache,
+            on_evicted=self._evict,
+            on_step=self._end_step,
         )
-        self.grown, self.evicted = set(), {}
-        return made
+        self._texts: dict[int, list[int]] = {}
+        self._node_of: dict[int, int] = {}  # by block
+        self._numbers = count()
+        self._grown, self._evicted = set[int](), dict[int, CachedBlock]()
 
-    def _start(self, request_id: int, num_found: int) -> None:
-        request = self.requests[request_id]
-        if request.num_found is None:
-            self.requests[request_id] = replace(request, num_found=num_found)
+    def _arrive(self, request: timeline.Request) -> None:
+        if request.queued_ns is not None:
+            self._texts[request.sequence_id] = list(next(self.prompts))
+            self.requests[request.sequence_id] = Request(tuple(self._texts[request.sequence_id]))
 
-    def _cache(self, block: int, request_id: int) -> None:
-        table = self._tables[request_id]
-        index, size = table.index(block), self.block_size
-        tokens = tuple(self._texts[request_id][index * size : (index + 1) * size])
-        above = self._node_of.get(table[index - 1]) if index else None
+    def _start(self, request: timeline.Request, event: Event) -> None:
+        known = self.requests.get(request.sequence_id)
+        if known is not None and known.num_found is None:
+            found = request.prefix_hit_tokens
+            self.requests[request.sequence_id] = replace(known, num_found=found)
+
+    def _write(self, request: timeline.Request, event: Event) -> None:
+        if request.sequence_id in self._texts:
+            self._texts[request.sequence_id].append(event.counts["token"])
+
+    def _cache(self, request: timeline.Request, event: Event) -> None:
+        if request.sequence_id not in self._texts:
+            return
+        block, size = event.counts["block"], self.block_size
+        index = request.table.index(block)
+        tokens = tuple(self._texts[request.sequence_id][index * size : (index + 1) * size])
+        above = self._node_of.get(request.table[index - 1]) if index else None
         node = self._node_of[block] = next(self._numbers)
         self.cached[node] = CachedBlock(block, tokens, above, frozenset())
-        self.grown.add(node)
-        self._use(block, request_id)
+        self._grown.add(node)
 
-    def _use(self, block: int, request_id: int) -> None:
-        if block in self._node_of:
-            node = self._node_of[block]
-            users = self.cached[node].users | {request_id}
-            self.cached[node] = replace(self.cached[node], users=users)
+    def _evict(self, event: Event) -> None:
+        node = self._node_of.pop(event.counts["block"], None)
+        if node is not None:
+            self._evicted[node] = self.cached.pop(node)
 
-    def _end(self, request_id: int) -> None:
-        for block in self._tables[request_id]:
-            if block in self._node_of:
-                node = self._node_of[block]
-                users = self.cached[node].users - {request_id}
-                self.cached[node] = replace(self.cached[node], users=users)
-        self._tables[request_id] = []
+    def _end_step(self, _: Event) -> None:
+        users: dict[int, set[int]] = {block: set() for block in self._node_of}
+        for request in self.timeline.rows:
+            for block in users.keys() & request.table:
+                users[block].add(request.sequence_id)
+        cached = {
+            node: replace(each, users=frozenset(users[each.block]))
+            for node, each in self.cached.items()
+        }
+        grown, evicted = frozenset(self._grown), self._evicted
+        self.states.append(TreeState(cached, grown, evicted, dict(self.requests)))
+        self._grown, self._evicted = set(), {}
 
 
 def tree_states(
@@ -160,21 +139,18 @@ def tree_states(
     requests were queued. Raises `ValueError` if the events have more requests than there are
     prompts, or no step.
     """
-    replayer, states = _Replayer(iter(prompts), block_size), []
-    for event in events:
-        try:
-            replayer.replay(event)
-        except StopIteration:
-            raise ValueError(
-                f"The events have more requests than the {len(prompts)} prompts; pass all prompts."
-            ) from None
-        if event.kind is EventKind.STEP:
-            states.append(replayer.state())
-    if not states:
+    tree = _Tree(prompts, block_size)
+    try:
+        tree.timeline.replay(events)
+    except StopIteration:
+        raise ValueError(
+            f"The events have more requests than the {len(prompts)} prompts; pass all prompts."
+        ) from None
+    if not tree.states:
         raise ValueError(
             "There is no step in these events; record at least one step of the engine."
         )
-    return states
+    return tree.states
 
 
 COLUMN, ROW, LETTER = 1.75, 0.3, 0.083  # inches

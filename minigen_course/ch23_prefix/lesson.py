@@ -9,7 +9,8 @@ from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.radix_cache import RadixPrefixCache
 from minigen.sampling.params import SamplingParams
 from minigen.sequence import Sequence
-from minigen.trace.events import Event, EventKind, Trace
+from minigen.trace.events import Trace
+from minigen.trace.timeline import Timeline
 
 BLOCK_SIZE = 16
 
@@ -61,13 +62,8 @@ def visit(
     Raises `ValueError` if a prompt does not fit.
     """
     visits, trace, rng = Visits(), Trace(), random.Random(23)
-    manager, num_evicted = make_manager(num_blocks, 1, trace), 0
-
-    def count(event: Event) -> None:
-        nonlocal num_evicted
-        num_evicted += event.kind is EventKind.BLOCK_EVICTED
-
-    with trace.subscribed(count):
+    manager, timeline = make_manager(num_blocks, 1, trace), Timeline()
+    with trace.subscribed(timeline):
         for _ in range(num_requests):
             first = shared_tokens + rng.randrange(num_users) * own_tokens
             prompt = [*range(shared_tokens), *range(first, first + own_tokens)]
@@ -75,6 +71,5 @@ def visit(
             manager.free(sequence)
             visits.asked.append(len(prompt))
             visits.found.append(sequence.num_cached or 0)
-            visits.evicted.append(num_evicted)
-            num_evicted = 0
+            visits.evicted.append(timeline.work.blocks_evicted - sum(visits.evicted))
     return visits

@@ -7,9 +7,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from minigen.checkpoint.model_config import ModelConfig
-from minigen.parallel.comm import MESSAGES
 from minigen.parallel.sharding import PLAN, Split, span
-from minigen.trace.events import Event, EventKind
+from minigen.trace.events import Event
+from minigen.trace.timeline import Timeline
 from minigen_course.ch41_tensor_parallel.lesson import (
     Batch,
     Link,
@@ -215,28 +215,27 @@ def _rows(
     axes.set_xticks(list(steps))
 
 
-_COLOURS = {
-    EventKind.BROADCAST: GREEN,
-    EventKind.ALL_REDUCED: ORANGE,
-    EventKind.ALL_GATHERED: BLUE,
-}
-_NAMES = {
-    EventKind.BROADCAST: "broadcast: what to do",
-    EventKind.ALL_REDUCED: "all-reduce: sums",
-    EventKind.ALL_GATHERED: "all-gather: logits",
+_LANES = {  # by the kind of message
+    "broadcast": ("broadcast: what to do", GREEN),
+    "all_reduced": ("all-reduce: sums", ORANGE),
+    "all_gathered": ("all-gather: logits", BLUE),
 }
 
 
 def messages_of_steps(events: Sequence[Event]) -> list[list[Event]]:
     """Return the messages of each step, in order; a step starts with rank 0's first broadcast."""
-    steps: list[list[Event]] = []
-    before = None
-    for event in (each for each in events if each.kind in MESSAGES):
-        if event.kind is EventKind.BROADCAST and before is not EventKind.BROADCAST:
+    steps, before = list[list[Event]](), ""
+
+    def add(message: Event) -> None:
+        nonlocal before
+        kind = message.kind.value
+        if kind == "broadcast" != before:
             steps.append([])
         if steps:
-            steps[-1].append(event)
-        before = event.kind
+            steps[-1].append(message)
+        before = kind
+
+    Timeline(on_message=add).replay(events)
     return steps
 
 
@@ -248,17 +247,17 @@ def messages_in_time(messages: Sequence[Event]) -> Figure:
     started = [each.time_ns - each.counts["duration_ns"] for each in messages]
     first = min(started)
     made, axes = figure(9, 2.4)
-    for lane, (kind, name) in enumerate(_NAMES.items()):
+    for lane, (kind, (name, colour)) in enumerate(_LANES.items()):
         pairs = zip(started, messages, strict=True)
-        own = [(start, each) for start, each in pairs if each.kind is kind]
+        own = [(start, each) for start, each in pairs if each.kind.value == kind]
         bars = [((start - first) / 1e6, each.counts["duration_ns"] / 1e6) for start, each in own]
         axes.axhline(lane, color=FAINT, linewidth=1, zorder=0)
-        axes.broken_barh(bars, (lane - 0.3, 0.6), color=_COLOURS[kind], linewidth=0.3)
+        axes.broken_barh(bars, (lane - 0.3, 0.6), color=colour, linewidth=0.3)
         num_bytes = sum(each.counts["bytes"] for _, each in own)
         text = f"{name}\n{len(own)} sent, {_bytes(num_bytes)}"
         left = axes.get_yaxis_transform()
         axes.text(-0.01, lane, text, color=INK, size=9, ha="right", va="center", transform=left)
-    axes.set(yticks=[], ylim=(len(_NAMES) - 0.5, -0.5))
+    axes.set(yticks=[], ylim=(len(_LANES) - 0.5, -0.5))
     axes.spines["left"].set_visible(False)
     axes.set_xlabel("ms since the step's first message", color=QUIET)
     title(axes, f"Rank 0's {len(messages)} messages of one step")

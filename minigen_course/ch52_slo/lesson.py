@@ -7,7 +7,7 @@ from itertools import pairwise
 from IPython.display import display
 
 from minigen.bench.report import Report, Slo, report
-from minigen.trace.events import EventKind
+from minigen.trace.timeline import Timeline
 from minigen_course.lab.simulation import Run
 
 SLOS = (Slo("ttft", 0.5), Slo("itl", 0.1))  # what guides recommend, and what people notice
@@ -33,17 +33,15 @@ class Vitals:
         times = [0.0, *(each.at for each in run.moments)]
         spans = [after - before for before, after in pairwise(times)]
         served = sum(each.running * span for each, span in zip(run.moments, spans, strict=True))
-        counters = run.readings.counters
+        counters, lost = run.readings.counters, list[int]()
+        timeline = Timeline(on_preempted=lambda _, event: lost.append(event.counts["computed"]))
+        timeline.replay(run.events)
         return cls(
             running=served / sum(spans),
             most_waiting=max(each.waiting for each in run.moments),
             most_kv=max(each.kv_used for each in run.moments),
             preemptions=counters["num_preemptions"],
-            given_up=sum(
-                event.counts["computed"]
-                for event in run.events
-                if event.kind is EventKind.PREEMPTED
-            ),
+            given_up=sum(lost),
             hit_rate=counters["prefix_cache_hits"] / max(counters["prefix_cache_queries"], 1),
             refused=sum(each.error is not None for each in outcomes),
             found=report(outcomes, slos),

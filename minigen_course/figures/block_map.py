@@ -13,7 +13,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from minigen.trace.events import Event, EventKind
+from minigen.trace.events import Event
+from minigen.trace.timeline import MARKS
 from minigen_course.figures.style import CYCLE, FAINT, INK, QUIET, draw_labels, figure, title
 from minigen_course.figures.trace_views import PoolState
 
@@ -72,14 +73,14 @@ def caption_of(events: SequenceOf[Event], name: Name = "request {}".format, most
     sentences = []
     for event in events:
         label, counts = name(event.sequence_id or 0), event.counts
-        match event.kind:
-            case EventKind.BLOCK_COPIED:
+        match MARKS[event.kind]:
+            case "block copied":
                 sentences.append(f"{label} copies block {counts['source']} to {counts['block']}")
-            case EventKind.FORKED:
+            case "forked":
                 sentences.append(f"{label} forks from {name(counts['parent'])}")
-            case EventKind.PREFIX_HIT:
+            case "prefix hit":
                 sentences.append(f"{label} finds {counts['blocks']} blocks")
-            case EventKind.PREEMPTED:
+            case "preempted":
                 sentences.append(f"{label} is preempted")
             case _:
                 sentences.append(f"{label} ends")
@@ -158,7 +159,7 @@ def _draw_pool(axes: Axes, look: _Look, num_blocks: int, columns: int, num_rows:
     look.draw(axes, places)
     corner = {block_id: place for place, block_id in places.items()}
     for event in look.state.events:
-        if event.kind is EventKind.BLOCK_COPIED:
+        if MARKS[event.kind] == "block copied":
             ends = (corner[event.counts[end]] for end in ("source", "block"))
             (x, y), (to_x, to_y) = ends
             axes.annotate(

@@ -20,7 +20,8 @@ from IPython.display import display
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from minigen.trace.events import Event, EventKind, Trace
+from minigen.trace.events import Event, Trace
+from minigen.trace.timeline import Timeline
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 WIDE = "34em"
@@ -250,16 +251,15 @@ def watch(
             ended_ns = time.perf_counter_ns()
         due_ns = ended_ns + max(int(1e9 * every), int((ended_ns - started_ns) / MOST_OF_THE_TIME))
 
-    def on_event(event: Event) -> None:
-        events.append(event)
-        if event.kind is EventKind.STEP and event.time_ns >= due_ns:
+    def on_step(event: Event) -> None:
+        if event.time_ns >= due_ns:
             paint()
 
     paint()
     box = canvas.below(())
     shown = display(canvas.output(box, caption), raw=True, display_id=True)
     try:
-        with trace.subscribed(on_event):
+        with trace.subscribed(events.append), trace.subscribed(Timeline(on_step=on_step)):
             yield events
     finally:
         paint()

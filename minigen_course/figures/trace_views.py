@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from minigen.trace.events import Event, EventKind
+from minigen.trace.events import Event
+from minigen.trace.timeline import MARKS, Request, State, Timeline
 from minigen_course.figures.style import (
     AMBER,
     BLUE,
@@ -25,7 +26,8 @@ from minigen_course.figures.style import (
 )
 
 QUEUED, PREFILL, DECODE, PREEMPTED, PAUSED = "queued", "prefill", "decode", "preempted", "paused"
-_ENDS = (EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED)
+NEWS = {"prefix hit", "forked", "preempted", "block copied", "finished", "aborted", "failed"}
+_OTHERS = {State.QUEUED: QUEUED, State.PREEMPTED: PREEMPTED, State.RUNNING: PAUSED}
 
 
 @dataclass(frozen=True)
@@ -71,15 +73,6 @@ class StepSeen:
 
 
 @dataclass
-class _Request:
-    """The state of a request so far."""
-
-    num_tokens: int
-    state: str = QUEUED
-    table: list[int] = field(default_factory=list)
-
-
-@dataclass
 class Story:
     """The history of a run: requests in the order of arrival, and steps in order.
 
@@ -98,79 +91,39 @@ class Story:
 
 def story(events: Iterable[Event]) -> Story:
     """Build a story from events, oldest first, without requests whose arrival is missing."""
-    reader = _Reader()
-    for event in events:
-        reader.read(event)
-    return reader.story
+    made, parts, started_ns = Story(), list[Part](), 0
 
+    def arrive(request: Request) -> None:
+        if request.queued_ns is not None:
+            made.requests.append(request.sequence_id)
+            made.arrived[request.sequence_id] = (len(made), request.queued_ns)
 
-class _Reader:
-    """Reads events, and builds the story step by step."""
+    def end(request: Request, event: Event) -> None:
+        if request.queued_ns is not None:
+            made.ended[request.sequence_id] = (len(made), event.time_ns)
 
-    def __init__(self) -> None:
-        self.story = Story()
-        self._live: dict[int, _Request] = {}
-        self._parts: list[Part] = []
-        self._started_ns = 0
-
-    def read(self, event: Event) -> None:
-        """Process the next event."""
-        if event.kind is EventKind.STEP:
-            self._end_step(event)
-        elif event.sequence_id is None:
+    def add_part(request: Request, event: Event) -> None:
+        if request.prompt_tokens is None:
             return
-        elif event.kind is EventKind.QUEUED:
-            self._live[event.sequence_id] = _Request(event.counts["prompt_tokens"])
-            self.story.requests.append(event.sequence_id)
-            self.story.arrived[event.sequence_id] = (len(self.story), event.time_ns)
-        elif event.sequence_id in self._live:
-            self._go_on(event, event.sequence_id, self._live[event.sequence_id])
-
-    def _go_on(self, event: Event, number: int, request: _Request) -> None:
-        table, counts = request.table, event.counts
-        if event.kind in (EventKind.BLOCK_ALLOCATED, EventKind.BLOCK_SHARED):
-            table.append(counts["block"])
-        elif event.kind in (EventKind.BLOCK_COPIED, EventKind.BLOCK_DEDUPLICATED):
-            table[table.index(counts["source"])] = counts["block"]
-        elif event.kind is EventKind.FORKED:
-            request.state = PAUSED
-        elif event.kind is EventKind.PREEMPTED:
-            request.state = PREEMPTED
-            table.clear()
-        elif event.kind is EventKind.SCHEDULED:
-            self._begin_part(event, number, request)
-        elif event.kind is EventKind.NEW_TOKEN:
-            request.num_tokens += 1
-        elif event.kind in _ENDS:
-            self.story.ended[number] = (len(self.story), event.time_ns)
-            del self._live[number]
-
-    def _begin_part(self, event: Event, number: int, request: _Request) -> None:
-        if not self._parts:
-            self._started_ns = event.time_ns
-        first = event.counts["computed"]
-        end = first + event.counts["tokens"]
-        gives = end == request.num_tokens
+        nonlocal started_ns
+        started_ns = started_ns if parts else event.time_ns
+        first, end = event.counts["computed"], request.num_computed
+        gives = end == request.prompt_tokens + request.output_tokens
         kind = DECODE if gives and end - first == 1 and first > 0 else PREFILL
-        request.state = PAUSED
-        self._parts.append(Part(number, kind, first, end, gives, tuple(request.table)))
+        parts.append(Part(request.sequence_id, kind, first, end, gives, tuple(request.table)))
 
-    def _end_step(self, event: Event) -> None:
-        held = {block for part in self._parts for block in part.blocks}
-        in_it = {part.request for part in self._parts}
-        others = {}
-        for number, request in self._live.items():
-            held.update(request.table)
-            if number not in in_it:
-                others[number] = request.state
-        self.story.steps.append(
-            StepSeen(self._started_ns, event.time_ns, tuple(self._parts), others, len(held))
-        )
-        self._parts = []
+    def end_step(event: Event) -> None:
+        held = {block for part in parts for block in part.blocks}
+        held.update(*(each.table for each in timeline.requests.values()))
+        others = {number: _OTHERS[each.state] for number, each in timeline.requests.items()}
+        for part in parts:
+            others.pop(part.request, None)
+        made.steps.append(StepSeen(started_ns, event.time_ns, tuple(parts), others, len(held)))
+        parts.clear()
 
-
-ENDED = (EventKind.FINISHED, EventKind.ABORTED, EventKind.FAILED, EventKind.PREEMPTED)
-NEWS = (*ENDED, EventKind.FORKED, EventKind.BLOCK_COPIED, EventKind.PREFIX_HIT)
+    timeline = Timeline(on_request=arrive, on_chunk=add_part, on_end=end, on_step=end_step)
+    timeline.replay(events)
+    return made
 
 
 @dataclass(frozen=True)
@@ -213,69 +166,22 @@ class PoolState:
         return len(self.owners(block_id)) + (block_id in self.kept)
 
 
-@dataclass
-class _Fold:
-    tables: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    held: dict[int, int] = field(default_factory=dict)
-    lanes: dict[int, int] = field(default_factory=dict)
-    kept: set[int] = field(default_factory=set)
-    forks: set[int] = field(default_factory=set)
-    events: list[Event] = field(default_factory=list)
-
-    def take(self, event: Event) -> None:
-        sequence_id, counts = event.sequence_id, event.counts
-        if event.kind in NEWS:
-            self.events.append(event)
-        if event.kind is EventKind.BLOCK_EVICTED:
-            self.kept.discard(counts["block"])
-        elif sequence_id is not None:
-            self._take_of(sequence_id, event.kind, counts)
-
-    def _take_of(self, sequence_id: int, kind: EventKind, counts: Mapping[str, int]) -> None:
-        match kind:
-            case EventKind.SCHEDULED:
-                self.held[sequence_id] = counts["computed"] + counts["tokens"]
-            case EventKind.FORKED:
-                self.forks.add(sequence_id)
-                self.held[sequence_id] = self.held.get(counts["parent"], 0)
-            case EventKind.BLOCK_ALLOCATED:
-                self._extend(sequence_id, counts["block"])
-            case EventKind.BLOCK_SHARED:
-                self._extend(sequence_id, counts["block"])
-                if sequence_id not in self.forks:  # then it was found in the prefix cache
-                    self.kept.add(counts["block"])
-            case EventKind.BLOCK_COPIED | EventKind.BLOCK_DEDUPLICATED:
-                table = self.tables.get(sequence_id, ())
-                changed = {counts["source"]: counts["block"]}
-                self.tables[sequence_id] = tuple(changed.get(each, each) for each in table)
-            case EventKind.BLOCK_CACHED:
-                self.kept.add(counts["block"])
-            case _ if kind in ENDED:
-                for known in (self.tables, self.held, self.lanes):
-                    known.pop(sequence_id, None)
-                self.forks.discard(sequence_id)
-
-    def _extend(self, sequence_id: int, block_id: int) -> None:
-        if sequence_id not in self.lanes:
-            taken = set(self.lanes.values())
-            self.lanes[sequence_id] = next(
-                lane for lane in range(len(taken) + 1) if lane not in taken
-            )
-        self.tables[sequence_id] = (*self.tables.get(sequence_id, ()), block_id)
-
-    def state(self) -> PoolState:
-        events, self.events = tuple(self.events), []
-        held = {each: self.held.get(each, 0) for each in self.tables}
-        return PoolState(dict(self.tables), held, dict(self.lanes), frozenset(self.kept), events)
-
-
 def pool_states(events: Iterable[Event]) -> list[PoolState]:
     """Return the pool's state at the end of each recorded step."""
-    fold, states = _Fold(), []
+    states, news = list[PoolState](), list[Event]()
+
+    def end_step(_: Event) -> None:
+        rows = {each.sequence_id: row for each, row in timeline.rows.items()}
+        tables = {each.sequence_id: tuple(each.table) for each in timeline.rows}
+        held = {each.sequence_id: each.num_computed for each in timeline.rows}
+        states.append(PoolState(tables, held, rows, frozenset(timeline.cached), tuple(news)))
+        news.clear()
+
+    timeline = Timeline(on_step=end_step)
     for event in events:
-        fold.take(event)
-        if event.kind is EventKind.STEP:
-            states.append(fold.state())
+        if MARKS.get(event.kind) in NEWS:
+            news.append(event)
+        timeline(event)
     return states
 
 

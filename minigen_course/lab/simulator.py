@@ -28,7 +28,9 @@ from minigen.protocols import Runner, Scheduler
 from minigen.sampling.params import SamplingParams
 from minigen.sequence import SampledToken, ScheduledChunk, Sequence, samples_of
 from minigen.sockets.checks_scheduler import CheckedScheduler
-from minigen.trace.events import Event, EventKind, Trace
+from minigen.trace.counters import WorkCounters
+from minigen.trace.events import Event, Trace
+from minigen.trace.timeline import Request, Timeline
 
 MakeScheduler = Callable[[BlockManager, int, int], Scheduler]
 TICK = 1e-3  # seconds that pass in a step without a batch
@@ -92,18 +94,21 @@ class Run:
     @property
     def num_steps(self) -> int:
         """The number of steps."""
-        return sum(event.kind is EventKind.STEP for event in self.events)
+        return self._work.steps
 
     @property
     def num_computed(self) -> int:
         """Tokens that went through the model, including recomputed ones."""
-        steps = (event for event in self.events if event.kind is EventKind.STEP)
-        return sum(event.counts["tokens"] for event in steps)
+        return self._work.tokens_computed
 
     @property
     def num_preempted(self) -> int:
         """How often a request was preempted: it freed its blocks and waited again."""
-        return sum(event.kind is EventKind.PREEMPTED for event in self.events)
+        return self._work.preemptions
+
+    @property
+    def _work(self) -> WorkCounters:
+        return Timeline().replay(self.events).work
 
     @property
     def throughput(self) -> float:
@@ -131,10 +136,13 @@ class Run:
 
 def token_times(events: Iterable[Event], ids: Iterable[int]) -> list[list[float]]:
     """Return the times of the tokens of each of these requests, in seconds, from the events."""
-    found: dict[int | None, list[float]] = {each: [] for each in ids}
-    for event in events:
-        if event.kind is EventKind.NEW_TOKEN and event.sequence_id in found:
-            found[event.sequence_id].append(event.time_ns / 1e9)
+    found: dict[int, list[float]] = {each: [] for each in ids}
+
+    def add(request: Request, event: Event) -> None:
+        if request.sequence_id in found:
+            found[request.sequence_id].append(event.time_ns / 1e9)
+
+    Timeline(on_token=add).replay(events)
     return list(found.values())
 
 

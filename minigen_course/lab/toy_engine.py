@@ -19,7 +19,8 @@ from minigen.kv_cache.block_allocator import BlockAllocator
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.sampling.params import SamplingParams
 from minigen.sequence import SampledToken, ScheduledChunk, Sequence
-from minigen.trace.events import Event, EventKind, Trace
+from minigen.trace.events import Trace
+from minigen.trace.timeline import Timeline
 
 VOCAB = 97
 MOST_STEPS = 500
@@ -111,7 +112,7 @@ def serve_toy(
     Parts are classes, which are built as in `LLM.load`. Raises `RuntimeError` if requests are
     unfinished after `MOST_STEPS` steps, and any error of a part.
     """
-    allocator, trace, preempted = BlockAllocator(num_blocks), Trace(), 0
+    allocator, trace, timeline = BlockAllocator(num_blocks), Trace(), Timeline()
     cache = None if prefix_cache is None else prefix_cache(allocator, block_size)
     manager = BlockManager(allocator, cache, block_size, max_num_seqs, num_blocks, trace)
     planner = scheduler(manager, max_num_seqs, max_num_batched_tokens)
@@ -122,19 +123,15 @@ def serve_toy(
         for number, prompt in enumerate(prompts)
     ]
     streamed: list[list[int]] = [[] for _ in sequences]
-
-    def count(event: Event) -> None:
-        nonlocal preempted
-        preempted += event.kind is EventKind.PREEMPTED
-
     for sequence in sequences:
         engine.add(sequence)
     num_steps = 0
-    with trace.subscribed(count):
+    with trace.subscribed(timeline):
         while engine.has_work():
             num_steps += 1
             if num_steps > MOST_STEPS:
                 raise RuntimeError(f"after {MOST_STEPS} steps some requests are unfinished")
             for sequence, token in engine.step():
                 streamed[sequence.sequence_id].append(token.token_id)
-    return Served([each.output_ids for each in sequences], streamed, num_steps, preempted)
+    answers = [each.output_ids for each in sequences]
+    return Served(answers, streamed, num_steps, timeline.work.preemptions)
