@@ -18,6 +18,7 @@ VOCABULARY = {
         "minigen.child_process",
         "minigen.hardware",
         "minigen.config",
+        "minigen.options",
     ),
     *("minigen.sequence", "minigen.protocols", "minigen.sampling.params"),
     *("minigen.checkpoint.model_config", "minigen.checkpoint.config_json"),

@@ -2,14 +2,13 @@
 
 import inspect
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from minigen.cli.options import Command, with_options
 from minigen.config import parse_bytes, parse_seconds
 from minigen.errors import OptionError
 
@@ -129,15 +128,10 @@ class AccessOptions:
         return level
 
 
-def takes_access_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of `access_options` to `command(options, access, ...)`."""
-    shared = list(inspect.signature(access_options).parameters.values())
-    first, _, *own = inspect.signature(command).parameters.values()
-
-    @wraps(command)
-    def wrapped(options: dict[str, Any], **arguments: Any) -> None:
-        access = AccessOptions({each.name: arguments.pop(each.name) for each in shared})
-        command(options, access, **arguments)
-
-    wrapped.__signature__ = inspect.Signature([first, *own, *shared])  # type: ignore[attr-defined]
-    return wrapped
+def takes_access_options(command: Command) -> Command:
+    """Add the options of `access_options` to `command(access, ...)`."""
+    shared = [
+        each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for each in inspect.signature(access_options).parameters.values()
+    ]
+    return with_options(command, shared, AccessOptions)

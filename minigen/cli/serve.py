@@ -13,21 +13,16 @@ from minigen.errors import OptionError
 
 NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
 
-# A running sequence slows the others down only a little, while a waiting one gets no tokens. 64
-# sequences fit into the default KV cache with about 350 tokens each; if they grow longer, the
-# scheduler preempts the newest one.
-MAX_SEQUENCES = 64
-
 
 def _option(text: str, *names: str) -> Any:
     return typer.Option(*names, help=text, rich_help_panel="Server")
 
 
-@partial(takes_engine_options, max_num_seqs=MAX_SEQUENCES)
+@takes_engine_options
 @takes_access_options
 def serve(
-    options: dict[str, Any],
     access: AccessOptions,
+    options: dict[str, Any],
     model: Annotated[
         str | None,
         typer.Argument(help="A short name, a directory, a .gguf file, or a Hugging Face id."),

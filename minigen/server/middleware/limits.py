@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from starlette.types import Scope
 
 from minigen.errors import ContextLengthError, OptionError, ParamsError
+from minigen.options import whole
 from minigen.outputs import RequestState
 
 OPEN = frozenset({"/health", "/ready", "/version"})
@@ -59,6 +60,7 @@ def record_of(scope: Scope) -> RequestRecord:
 SECONDS = ("body_timeout", "request_timeout", "send_timeout", "drain_timeout")
 MOST_SECONDS = 365 * 24 * 3600  # far more than is useful; a timer accepts no infinite time
 MOST = 2**31 - 1
+MOST_ANSWERS_PER_PROMPT = 128  # OpenAI's limit of n, also in the HTTP schema
 
 
 @dataclass(frozen=True)
@@ -84,15 +86,17 @@ class Limits:
     send_timeout: float = 60
     drain_timeout: float = 30
     max_prompt_tokens: int | None = None
-    max_n: int | None = 128
+    max_n: int | None = MOST_ANSWERS_PER_PROMPT
     cors_origins: tuple[str, ...] = ()
     open_metrics: bool = False
 
     def __post_init__(self) -> None:
         _whole("max_body_bytes", self.max_body_bytes, 1)
-        for name in ("max_in_flight", "max_in_flight_per_key", "max_prompt_tokens", "max_n"):
+        for name in ("max_in_flight", "max_in_flight_per_key", "max_prompt_tokens"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1)
+        if self.max_n is not None:
+            _whole("max_n", self.max_n, 1, MOST_ANSWERS_PER_PROMPT)
         if self.max_queue is not None:
             _whole("max_queue", self.max_queue, 0)
         for name in SECONDS:
@@ -121,9 +125,10 @@ class Limits:
             raise ParamsError(f"n is {n}; this server allows at most {self.max_n} answers.")
 
 
-def _whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
-        raise OptionError(f"{name} must be a whole number from {least} to {MOST}, not {value!r}.")
+def _whole(name: str, value: object, least: int, most: int = MOST) -> None:
+    allowed = whole(least, most)
+    if not allowed.allows(value):
+        raise OptionError(f"{name} must be {allowed.text}, not {value!r}.")
 
 
 def _seconds(name: str, value: object) -> None:
