@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from minigen.errors import OptionError
-from minigen.options import FLAG, Values, check, one_of, option, part, whole
+from minigen.fields import FLAG, Values, check, one_of, option, part, require, whole
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
-BYTES = whole(1, 2**62)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,7 @@ class EngineConfig:
         # A running sequence slows the others down only a little, while a waiting one gets no
         # tokens. 64 sequences fit into the default KV cache with about 350 tokens each; if they
         # grow longer, the scheduler preempts the newest one.
-        serve=64,
+        at={"serve": 64},
     )
     max_num_batched_tokens: int = option(
         2048, "Tokens that one step computes, at most.", whole(1, 2**24)
@@ -150,10 +149,9 @@ def parse_bytes(name: str, value: object) -> int:
     >>> parse_bytes("kv_cache_memory", "512 MiB")
     536870912
     """
-    if isinstance(value, int) and BYTES.allows(value):
-        return value
     if not isinstance(value, str):
-        raise OptionError(f"{name} must be {BYTES.text}, not {value!r}.")
+        require(name, value, whole(1, 2**62), OptionError)
+        return int(value)  # type: ignore[call-overload]  # checked a line above
     found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([KMG]I?)?B?\s*", value.upper())
     number = 0 if found is None else int(Fraction(found[1]) * UNITS[found[2] or ""])
     if number < 1:

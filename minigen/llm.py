@@ -14,7 +14,7 @@ from minigen.config import EngineConfig
 from minigen.engine.request_processor import Prompt, RequestProcessor, is_one_prompt
 from minigen.engine.shared_steps import SharedSteps
 from minigen.errors import ChatTemplateError, ParamsError, PromptError
-from minigen.options import declare
+from minigen.fields import declare
 from minigen.outputs import RequestOutput, RequestState, TokenDelta, gather
 from minigen.renamed import refuse_old_options
 from minigen.sampling.params import SamplingParams

@@ -16,7 +16,7 @@ import minigen_course
 from minigen import errors, protocols
 from minigen.cli.main import add_commands_of_other_packages, app
 from minigen.config import EngineConfig
-from minigen.options import default_of, option_of
+from minigen.fields import default_at, option_of
 from minigen.sampling.params import SamplingParams
 from minigen.trace.events import EventKind
 from tools.chapters import ROOT
@@ -41,9 +41,9 @@ def page() -> str:
         "Options of `LLM.load` and of the commands": [
             *_fields(EngineConfig),
             *(
-                f"`{each.name} = {default_of(each, place)!r}` for `minigen {place}`"
+                f"`{each.name} = {default_at(each, place)!r}` for `minigen {place}`"
                 for each in fields(EngineConfig)
-                for place in option_of(each).defaults
+                for place in option_of(each).at
             ),
         ],
         "`minigen.SamplingParams`": _fields(SamplingParams),

@@ -103,6 +103,7 @@ class CpuPlan:
         """Return what was chosen for each part, and why."""
         ranks = self.options.tensor_parallel_size
         linear = "torch"
+        attention = "paged, in the compiled step" if self.compiled else name_of(self.attention)
         if self.compiled or self.form in ("int8", "int4"):
             linear = "Numba, weights packed in panels of sixteen rows"
         elif can_pack(DTYPES[self.form]):
@@ -112,9 +113,7 @@ class CpuPlan:
             "runner": self.runner,
             **({"ranks": f"{ranks} processes, over gloo"} if ranks > 1 else {}),
             "linear": linear,
-            "attention": "paged, in the compiled step"
-            if self.compiled
-            else name_of(self.attention),
+            "attention": attention,
         }
 
     def chooser(self, num_threads: int) -> Choose:
@@ -132,32 +131,22 @@ class CpuPlan:
         if self.options.tensor_parallel_size > 1:
             return self._sharded(manager, num_blocks, num_threads, trace)
         build = self._compiled if self.compiled else self._by_layers
-        return build(manager, num_blocks, num_threads), _nothing_to_close
+        return build(manager, num_blocks, num_threads), lambda: None  # no other process to end
 
     def _by_layers(self, manager: BlockManager, num_blocks: int, num_threads: int) -> Runner:
-        config, dtype = self.checkpoint.config, DTYPES[self.form]
-        block_size, attention = self.options.block_size, self.attention
-        with memory_for(num_blocks, block_size):
-            sizes = (config.kv_heads, block_size, config.head_dim)
-            pool = KVPool(config.num_layers, num_blocks, *sizes, dtype)
-        if attention is not attend_paged and self.options.attention_backend != "triton":
+        config, options, attention = self.checkpoint.config, self.options, self.attention
+        sizes = (config.kv_heads, options.block_size, config.head_dim, DTYPES[self.form])
+        with memory_for(num_blocks, options.block_size):
+            pool = KVPool(config.num_layers, num_blocks, *sizes)
+        if attention is not attend_paged and options.attention_backend != "triton":
             from minigen.sockets.checks_model import CheckedAttention
 
             attention = CheckedAttention(attention, pool, config.sliding_windows)
-        make_linear, finish_head = linears(self.form, num_threads)
+        parts = (self.checkpoint.tensors, DTYPES[self.form], *linears(self.form, num_threads))
         with one_thread():
-            model = build_transformer(
-                config, self.checkpoint.tensors, dtype, make_linear, finish_head
-            )
-        return PagedRunner(
-            model,
-            pool,
-            manager,
-            config.sliding_windows,
-            self.options.max_num_batched_tokens,
-            num_threads,
-            attention,
-        )
+            model = build_transformer(config, *parts)
+        windows, most = config.sliding_windows, options.max_num_batched_tokens
+        return PagedRunner(model, pool, manager, windows, most, num_threads, attention)
 
     def _compiled(self, manager: BlockManager, num_blocks: int, num_threads: int) -> Runner:
         from minigen.kernels.cpu.compile import compile_step
@@ -172,15 +161,8 @@ class CpuPlan:
             pool = PackedKVPool(shape, self.kv_dtype)
         with one_thread():
             weights = kernel_weights(config, self.checkpoint.tensors, self.form)
-        return CompiledRunner(
-            shape,
-            weights,
-            pool,
-            manager,
-            config.sliding_windows,
-            self.options.max_num_batched_tokens,
-            num_threads,
-        )
+        windows, most = config.sliding_windows, self.options.max_num_batched_tokens
+        return CompiledRunner(shape, weights, pool, manager, windows, most, num_threads)
 
     def _sharded(
         self, manager: BlockManager, num_blocks: int, num_threads: int, trace: Trace
@@ -189,14 +171,9 @@ class CpuPlan:
         from minigen.parallel.launch import Settings, start_driver
 
         options, path = self.options, str(self.checkpoint.path.resolve())
-        driver = start_driver(
-            self.checkpoint,
-            Settings(path, self.form, options.block_size, num_blocks, num_threads),
-            options.tensor_parallel_size,
-            manager,
-            options.max_num_batched_tokens,
-            trace,
-        )
+        settings = Settings(path, self.form, options.block_size, num_blocks, num_threads)
+        ranks, most = options.tensor_parallel_size, options.max_num_batched_tokens
+        driver = start_driver(self.checkpoint, settings, ranks, manager, most, trace)
         return driver, driver.close
 
 
@@ -315,10 +292,6 @@ def _not_compiled(form: str) -> str | None:
 def has_numba() -> bool:
     """Return whether Numba is installed."""
     return find_spec("numba") is not None
-
-
-def _nothing_to_close() -> None:
-    """Do nothing: the engine runs in this process only."""
 
 
 def linears(form: str, num_threads: int) -> tuple[MakeLinear, Callable[[DenseLinear], Linear]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 import typer
 
 from minigen.config import EngineConfig
-from minigen.options import default_of, option_of
+from minigen.fields import default_at, offered_at, option_of
 from minigen.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -68,16 +68,12 @@ def engine_flags(config: Any, place: str) -> list[inspect.Parameter]:
 
 
 def sampling_flags(config: Any, place: str) -> list[inspect.Parameter]:
-    """Return the fields of a config that have a default for `place` as flags of that command."""
-    return [
-        _flag(each, place, "Sampling")
-        for each in fields(config)
-        if place in option_of(each).defaults
-    ]
+    """Return the fields of a config that have a default at `place` as flags of that command."""
+    return [_flag(each, place, "Sampling") for each in offered_at(place, config)]
 
 
 def _flag(each: "Field[Any]", place: str, panel: str) -> inspect.Parameter:
-    own, default = option_of(each), default_of(each, place)
+    own, default = option_of(each), default_at(each, place)
     names = [f"--{each.name}", f"-{each.name}"] if len(each.name) == 1 else []
     about = typer.Option(
         *names,

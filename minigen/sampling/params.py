@@ -6,13 +6,9 @@ from functools import cached_property
 from typing import Any
 
 from minigen.errors import ParamsError
-from minigen.options import FLAG, Values, check, option, real, whole
+from minigen.fields import FLAG, Values, check, option, real, require, whole
 
 _MOST = 2**31 - 1
-
-
-def _is_mapping(value: object) -> bool:
-    return isinstance(value, Mapping)
 
 
 def _is_list(value: object) -> bool:
@@ -24,9 +20,12 @@ def _are_texts(value: Any) -> bool:
     return _is_list(texts) and all(isinstance(each, str) and each for each in texts)
 
 
-def _check(name: str, value: object, values: Values) -> None:
-    if not values.allows(value):
-        raise ParamsError(f"{name} must be {values.text}, not {value!r}.")
+_COUNT, _PENALTY = whole(0, _MOST), real(-(10**6), 10**6)
+_TOKEN_IDS = Values("a list of token ids", _is_list)
+_BIASES = Values(
+    "a mapping of token ids to numbers, such as {42: -1.5}",
+    lambda value: isinstance(value, Mapping),
+)
 
 
 @dataclass(frozen=True)
@@ -40,109 +39,92 @@ class SamplingParams:
     tokens in the output and the prompt.
     """
 
-    n: int = option(1, "Answers per prompt.", whole(1, 1024), generate=1, openai=1)
+    n: int = option(1, "Answers per prompt.", whole(1, 1024), at={"generate": 1, "openai": 1})
     temperature: float = option(
         1.0,
         "Divides the logits: 0 picks the most likely token (greedy), 1 leaves the model's "
         "probabilities unchanged, larger values make the text more random.",
         real(0, 10**6),
-        generate=0.0,
-        chat=0.7,
-        ollama=0.8,
-        openai=1.0,
+        at={"generate": 0.0, "chat": 0.7, "openai": 1.0, "ollama": 0.8},
     )
     top_k: int | None = option(
         None,
         "Sample only from this number of most likely tokens.",
         whole(1, _MOST),
         hint="None means no limit",
-        generate=None,
-        chat=None,
-        ollama=40,
+        at={"generate": None, "chat": None, "openai": None, "ollama": 40},
     )
     top_p: float = option(
         1.0,
         "Sample only from the most likely tokens whose probabilities add up to this.",
         real(0, 1, above=True),
-        generate=1.0,
-        chat=0.9,
-        ollama=0.9,
-        openai=1.0,
+        at={"generate": 1.0, "chat": 0.9, "openai": 1.0, "ollama": 0.9},
     )
     min_p: float = option(
         0.0,
         "Drop tokens whose probability is below this fraction of the most likely token's.",
         real(0, 1),
-        generate=0.0,
-        chat=0.0,
-        ollama=0.0,
-        openai=0.0,
+        at={"generate": 0.0, "chat": 0.0, "openai": 0.0, "ollama": 0.0},
     )
     repetition_penalty: float = option(
         1.0,
         "Above 1 makes tokens of the prompt and the answer less likely.",
         real(1e-6, 10**6),
-        generate=1.0,
-        chat=1.05,
-        ollama=1.1,
-        openai=1.0,
+        at={"generate": 1.0, "chat": 1.05, "openai": 1.0, "ollama": 1.1},
     )
     presence_penalty: float = option(
         0.0,
         "Above 0 makes tokens of the answer less likely.",
-        real(-(10**6), 10**6),
-        ollama=0.0,
-        openai=0.0,
+        _PENALTY,
+        at={"openai": 0.0, "ollama": 0.0},
     )
     frequency_penalty: float = option(
         0.0,
-        "Above 0 makes tokens of the answer less likely with every occurrence.",
-        real(-(10**6), 10**6),
-        ollama=0.0,
-        openai=0.0,
+        "The same, once per occurrence in the answer.",
+        _PENALTY,
+        at={"openai": 0.0, "ollama": 0.0},
     )
     logit_bias: Mapping[int, float] = option(
         None,
         "By token id: a value that is added to its logit.",
-        Values("a mapping of token ids to numbers, such as {42: -1.5}", _is_mapping),
+        _BIASES,
         factory=dict,
+        at={"openai": None},
     )
     seed: int | None = option(
         None,
         "Random seed; equal seeds give the same text.",
         whole(-(2**63), 2**64 - 1),
-        generate=None,
-        chat=None,
-        ollama=None,
+        at={"generate": None, "chat": None, "openai": None, "ollama": None},
     )
     max_tokens: int | None = option(
-        256, "Tokens per answer, at most.", whole(1, _MOST), generate=128, chat=512, demo=80
+        256,
+        "Tokens per answer, at most.",
+        whole(1, _MOST),
+        at={"generate": 128, "chat": 512, "demo": 80},
     )
-    min_tokens: int = option(0, "Tokens per answer, at least: no earlier end.", whole(0, _MOST))
+    min_tokens: int = option(0, "Tokens per answer, at least.", _COUNT, at={"openai": 0})
     stop: str | Sequence[str] = option(
         (),
         "Stop string: generation ends where it appears; repeatable.",
         Values("text or a list of texts, and none may be empty", _are_texts),
-        generate=None,
-        ollama=(),
+        at={"generate": None, "openai": (), "ollama": ()},
     )
     stop_token_ids: Sequence[int] = option(
-        (), "Token ids at which generation ends.", Values("a list of token ids", _is_list)
+        (), "Token ids at which generation ends.", _TOKEN_IDS, at={"openai": ()}
     )
     include_stop_str_in_output: bool = option(
-        False, "Keep the stop string in the text.", FLAG, openai=False
+        False, "Keep the stop string in the text.", FLAG, at={"openai": False}
     )
     ignore_eos: bool = option(
-        False, "Generate beyond the model's end-of-sequence token.", FLAG, openai=False
+        False, "Generate beyond the end-of-sequence token.", FLAG, at={"openai": False}
     )
     logprobs: int | None = option(
-        None, "Return each token's logprob, and this number of most likely tokens.", whole(0, _MOST)
+        None, "Return each token's logprob, and this number of most likely tokens.", _COUNT
     )
-    prompt_logprobs: int | None = option(
-        None, "Return the same for the tokens of the prompt.", whole(0, _MOST)
-    )
+    prompt_logprobs: int | None = option(None, "The same for the prompt's tokens.", _COUNT)
     skip_special_tokens: bool = option(
-        True, "Leave special tokens out of the text.", FLAG, openai=True
+        True, "Leave special tokens out of the text.", FLAG, at={"openai": True}
     )
 
     def __post_init__(self) -> None:
@@ -152,10 +134,10 @@ class SamplingParams:
                 f"min_tokens {self.min_tokens} must be at most max_tokens {self.max_tokens}."
             )
         for token_id in self.stop_token_ids:
-            _check("stop_token_ids", token_id, whole(0, _MOST))
+            require("stop_token_ids", token_id, _COUNT, ParamsError)
         for token_id, bias in self.logit_bias.items():
-            _check("logit_bias's token ids", token_id, whole(0, _MOST))
-            _check("logit_bias", bias, real(-(10**6), 10**6))
+            require("logit_bias's token ids", token_id, _COUNT, ParamsError)
+            require("logit_bias", bias, _PENALTY, ParamsError)
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop
         object.__setattr__(self, "stop", tuple(stops))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))

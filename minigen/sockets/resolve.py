@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from minigen.errors import OptionError, PartError
+from minigen.protocols import BlockAllocator, PrefixCache, Sampler, Scheduler
 from minigen.renamed import renamed_methods
 
 
@@ -49,31 +50,31 @@ def whole_number(part: Any, method: str, value: Any, wanted: str) -> int:
         raise part_error(part, method, f"{wanted}; {reprlib.repr(value)} is none") from None
 
 
-# The methods of each socket and their arguments; a sampler and an attention backend are called.
-METHODS: dict[str, dict[str, tuple[str, ...]]] = {
-    "scheduler": {
-        "add": ("sequence",),
-        "schedule": (),
-        "commit": ("chunks", "tokens"),
-        "abort": ("sequence",),
-    },
-    "allocator": {
-        "allocate": ("count",),
-        "share": ("block_ids",),
-        "release": ("block_ids",),
-        "num_owners": ("block_id",),
-    },
-    "prefix_cache": {
-        "match": ("token_ids", "salt"),
-        "insert": ("token_ids", "block_ids", "first", "salt"),
-        "acquire": ("block_ids",),
-        "release": ("block_ids",),
-        "evict": ("count",),
-    },
-    "sampler": {"__call__": ("logits", "sequences")},
-    "attention_backend": {"__call__": ("pool", "batch", "windows")},
+SOCKETS: dict[str, type] = {
+    "scheduler": Scheduler,
+    "allocator": BlockAllocator,
+    "prefix_cache": PrefixCache,
+    "sampler": Sampler,
 }
-PROPERTIES = {"allocator": ("num_free",), "prefix_cache": ("num_evictable",)}
+
+
+def _methods(protocol: type) -> dict[str, tuple[str, ...]]:
+    """Return the methods of a protocol and the names of their arguments."""
+    return {
+        name: tuple(inspect.signature(member).parameters)[1:]
+        for name, member in vars(protocol).items()
+        if inspect.isfunction(member) and (name == "__call__" or not name.startswith("_"))
+    }
+
+
+# A sampler and an attention backend, for which there is no protocol, are called.
+METHODS = {socket: _methods(protocol) for socket, protocol in SOCKETS.items()} | {
+    "attention_backend": {"__call__": ("pool", "batch", "windows")}
+}
+PROPERTIES = {
+    socket: [name for name, member in vars(protocol).items() if isinstance(member, property)]
+    for socket, protocol in SOCKETS.items()
+}
 MADE_OF_OTHERS = ("scheduler", "prefix_cache")  # built by the engine, from its other parts
 
 
@@ -124,7 +125,7 @@ def build_part(socket: str, part: Any, **arguments: Any) -> Any:
 
 def _misfit(socket: str, part: Any) -> str:
     """Explain, as the end of a sentence, why `part` does not fit the socket; empty if it does."""
-    methods, properties = METHODS[socket], PROPERTIES.get(socket, ())
+    methods, properties = METHODS[socket], PROPERTIES.get(socket, [])
     if "__call__" in methods:
         fits = callable(part) and takes(part, methods["__call__"])
         return "" if fits else f"must be called with ({', '.join(methods['__call__'])})"

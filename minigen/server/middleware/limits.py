@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from starlette.types import Scope
 
 from minigen.errors import ContextLengthError, OptionError, ParamsError
-from minigen.options import whole
+from minigen.fields import require, whole
 from minigen.outputs import RequestState
 
 OPEN = frozenset({"/health", "/ready", "/version"})
@@ -57,10 +57,17 @@ def record_of(scope: Scope) -> RequestRecord:
     return state.setdefault(PLACE, RequestRecord())
 
 
-SECONDS = ("body_timeout", "request_timeout", "send_timeout", "drain_timeout")
-MOST_SECONDS = 365 * 24 * 3600  # far more than is useful; a timer accepts no infinite time
 MOST = 2**31 - 1
 MOST_ANSWERS_PER_PROMPT = 128  # OpenAI's limit of n, also in the HTTP schema
+COUNTS = {
+    "max_in_flight": whole(1, MOST),
+    "max_in_flight_per_key": whole(1, MOST),
+    "max_prompt_tokens": whole(1, MOST),
+    "max_n": whole(1, MOST_ANSWERS_PER_PROMPT),
+    "max_queue": whole(0, MOST),
+}
+SECONDS = ("body_timeout", "request_timeout", "send_timeout", "drain_timeout")
+MOST_SECONDS = 365 * 24 * 3600  # far more than is useful; a timer accepts no infinite time
 
 
 @dataclass(frozen=True)
@@ -91,14 +98,10 @@ class Limits:
     open_metrics: bool = False
 
     def __post_init__(self) -> None:
-        _whole("max_body_bytes", self.max_body_bytes, 1)
-        for name in ("max_in_flight", "max_in_flight_per_key", "max_prompt_tokens"):
+        require("max_body_bytes", self.max_body_bytes, whole(1, MOST), OptionError)
+        for name, allowed in COUNTS.items():
             if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 1)
-        if self.max_n is not None:
-            _whole("max_n", self.max_n, 1, MOST_ANSWERS_PER_PROMPT)
-        if self.max_queue is not None:
-            _whole("max_queue", self.max_queue, 0)
+                require(name, getattr(self, name), allowed, OptionError)
         for name in SECONDS:
             if name != "request_timeout" or self.request_timeout is not None:
                 _seconds(name, getattr(self, name))
@@ -123,12 +126,6 @@ class Limits:
         """Raise `ParamsError` for more than `max_n` answers to a prompt."""
         if self.max_n is not None and n > self.max_n:
             raise ParamsError(f"n is {n}; this server allows at most {self.max_n} answers.")
-
-
-def _whole(name: str, value: object, least: int, most: int = MOST) -> None:
-    allowed = whole(least, most)
-    if not allowed.allows(value):
-        raise OptionError(f"{name} must be {allowed.text}, not {value!r}.")
 
 
 def _seconds(name: str, value: object) -> None:

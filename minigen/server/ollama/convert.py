@@ -3,13 +3,13 @@
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from minigen.errors import ContextLengthError
+from minigen.fields import default_at, offered_at
 from minigen.llm import LLM
-from minigen.options import default_of, option_of
 from minigen.outputs import RequestState, TokenDelta
 from minigen.sampling.params import SamplingParams
 from minigen.sequence import SampledToken
@@ -66,10 +66,9 @@ def _answers(llm: LLM, prompt: str | list[int], request: OllamaRequest) -> list[
 
 def _sampling_fields(options: Options) -> dict[str, Any]:
     named: dict[str, Any] = {}
-    for each in fields(SamplingParams):
-        if "ollama" in option_of(each).defaults:
-            given = getattr(options, OWN_NAMES.get(each.name, each.name))
-            named[each.name] = default_of(each, "ollama") if given is None else given
+    for each in offered_at("ollama", SamplingParams):
+        given = getattr(options, OWN_NAMES.get(each.name, each.name))
+        named[each.name] = default_at(each, "ollama") if given is None else given
     if named["top_k"] in (0, -1):
         named["top_k"] = None
     if named["seed"] is not None and named["seed"] < 0:

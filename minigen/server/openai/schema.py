@@ -7,7 +7,6 @@ nothing. Sources: OpenAI's API reference; vLLM's, for the additional fields from
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -23,7 +22,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from minigen.options import option_of
+from minigen.fields import default_at, offered_at, option_of
 from minigen.sampling.params import SamplingParams
 from minigen.server.middleware.limits import MOST_ANSWERS_PER_PROMPT
 
@@ -174,13 +173,12 @@ def with_sampling(api: str, names: Mapping[str, str] = NO_NAMES) -> Callable[[ty
 
     def added(schema: type[T]) -> type[T]:
         new: dict[str, Any] = {}
-        for each in fields(SamplingParams):
-            name, own = names.get(each.name, each.name), option_of(each)
-            if api in own.defaults and name not in schema.model_fields:
-                default = own.defaults[api]
-                description = None if default == each.default else f"{default} if absent."
-                bounds: Any = own.values.bounds
-                new[name] = (each.type | None, Field(None, description=description, **bounds))
+        for each in offered_at(api, SamplingParams):
+            name, default = names.get(each.name, each.name), default_at(each, api)
+            if name not in schema.model_fields:
+                text = None if default == each.default else f"{default} if absent."
+                bounds: Any = option_of(each).values.bounds
+                new[name] = (each.type | None, Field(None, description=text, **bounds))
         about = {"__doc__": schema.__doc__, "__module__": schema.__module__}
         return create_model(schema.__name__, __base__=schema, **about, **new)
 

@@ -8,7 +8,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, get_args
 
 from minigen.errors import MinigenError
@@ -70,15 +70,15 @@ FLAG = Values("True or False", lambda value: isinstance(value, bool))
 class Option:
     """What a field of a config says about itself, besides its name, type and default.
 
-    `panel` is its heading in the command line's help, `hint` ends the sentence of a refusal, and
-    `defaults` has the defaults of commands and APIs, by their name.
+    `at` has the defaults at the commands and APIs where they may differ, by the name of the command
+    or API. `panel` is its heading in the command line's help; `hint` ends a refusal's sentence.
     """
 
     help: str
     values: Values
+    at: Mapping[str, Any]
     panel: str
     hint: str
-    defaults: Mapping[str, Any]
 
     @property
     def text(self) -> str:
@@ -91,14 +91,13 @@ def option(
     default: Any,
     help: str,
     values: Values,
-    *,
+    at: Mapping[str, Any] = MappingProxyType({}),
     panel: str = "",
     hint: str = "",
     factory: Callable[[], Any] | None = None,
-    **defaults: Any,
 ) -> Any:
     """Return a dataclass's field for an option; `factory` makes a default that is a container."""
-    metadata = {"option": Option(help, values, panel, hint, defaults)}
+    metadata = {"option": Option(help, values, at, panel, hint)}
     if factory is not None:
         return field(default_factory=factory, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -110,20 +109,30 @@ def option_of(each: "Field[Any]") -> Option:
     return found
 
 
-def default_of(each: "Field[Any]", place: str) -> Any:
+def default_at(each: "Field[Any]", place: str) -> Any:
     """Return the default of an option at a command or API: its own there, or the field's."""
-    return option_of(each).defaults.get(place, each.default)
+    return option_of(each).at.get(place, each.default)
+
+
+def offered_at(place: str, config: Any) -> "list[Field[Any]]":
+    """Return the fields of a config that have a default at a command or API."""
+    return [each for each in fields(config) if place in option_of(each).at]
+
+
+def require(
+    name: str, value: object, values: Values, error: type[MinigenError], hint: str = ""
+) -> None:
+    """Raise `error` if the value is not allowed."""
+    if not values.allows(value):
+        raise error(f"{name} must be {values.text}, not {value!r}{hint and f'; {hint}'}.")
 
 
 def check(config: Any, error: type[MinigenError]) -> None:
     """Raise `error` for the first value that is not allowed; None is if the field's type has it."""
     for each in fields(config):
         own, value = option_of(each), getattr(config, each.name)
-        if value is None and NoneType in get_args(each.type):
-            continue
-        if not own.values.allows(value):
-            hint = f"; {own.hint}" if own.hint else ""
-            raise error(f"{each.name} must be {own.values.text}, not {value!r}{hint}.")
+        if value is not None or NoneType not in get_args(each.type):
+            require(each.name, value, own.values, error, own.hint)
 
 
 def declare(function: Callable[..., Any], config: Any) -> Any:
