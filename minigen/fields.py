@@ -8,7 +8,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
-from types import MappingProxyType, NoneType
+from types import NoneType
 from typing import Any, get_args
 
 from minigen.errors import MinigenError
@@ -76,9 +76,9 @@ class Option:
 
     help: str
     values: Values
-    at: Mapping[str, Any]
-    panel: str
-    hint: str
+    at: Mapping[str, Any] = field(default_factory=dict)
+    panel: str = ""
+    hint: str = ""
 
     @property
     def text(self) -> str:
@@ -88,16 +88,10 @@ class Option:
 
 
 def option(
-    default: Any,
-    help: str,
-    values: Values,
-    at: Mapping[str, Any] = MappingProxyType({}),
-    panel: str = "",
-    hint: str = "",
-    factory: Callable[[], Any] | None = None,
+    default: Any, help: str, values: Values, factory: Callable[[], Any] | None = None, **more: Any
 ) -> Any:
-    """Return a dataclass's field for an option; `factory` makes a default that is a container."""
-    metadata = {"option": Option(help, values, at, panel, hint)}
+    """Return a dataclass's field for an `Option`; `factory` makes a default that can change."""
+    metadata = {"option": Option(help, values, **more)}
     if factory is not None:
         return field(default_factory=factory, metadata=metadata)
     return field(default=default, metadata=metadata)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -38,14 +38,6 @@ DTYPES: dict[str, torch.dtype] = {
 }
 _STORED_AS = {"Q4_0": "int4", "Q4_1": "int4"}
 _NO_NUMBA = "Numba is not installed: pip install 'minigen[cpu]'"
-
-
-class Choice(NamedTuple):
-    """A weight format, the reason for it, and why the compiled step cannot run, if it cannot."""
-
-    form: str
-    form_reason: str
-    obstacle: str | None
 
 
 @dataclass(frozen=True)
@@ -180,11 +172,8 @@ class CpuPlan:
 def plan(checkpoint: Checkpoint, options: EngineConfig) -> CpuPlan:
     """Choose the weight format and the runner for this model, these options and this processor."""
     attention = _attention(options)
-    own = attention is attend_paged
-    choose = _automatic if options.weights == "auto" else _as_requested
-    if options.kv_cache_dtype == "int8":
-        choose = _with_int8_cache
-    found = CpuPlan(checkpoint, options, attention, *choose(checkpoint, options, own))
+    chosen = _choose(checkpoint, options, own_attention=attention is attend_paged)
+    found = CpuPlan(checkpoint, options, attention, *chosen)
     if options.kv_cache_dtype not in ("auto", found.kv_dtype):
         raise OptionError(
             f"kv_cache_dtype={options.kv_cache_dtype!r} is not possible here: the runner would be "
@@ -210,36 +199,30 @@ def _attention(options: EngineConfig) -> AttentionBackend:
     return instance
 
 
-def _with_int8_cache(checkpoint: Checkpoint, options: EngineConfig, own_attention: bool) -> Choice:
-    """Choose the compiled step with an int8 KV cache, which is compiled if needed."""
+def _choose(
+    checkpoint: Checkpoint, options: EngineConfig, *, own_attention: bool
+) -> tuple[str, str, str | None]:
+    """Return the weight format, the reason for it, and why the compiled step cannot run, if so."""
     automatic = options.weights == "auto"
     form = stored_form(checkpoint) if automatic else options.weights
+    reason = "auto: as stored" if automatic else "as requested"
     obstacle = _obstacle(checkpoint, options, own_attention, form)
-    if obstacle is not None:
-        raise OptionError(f"kv_cache_dtype='int8' needs the compiled step, but {obstacle}.")
-    return Choice(form, "auto: as stored" if automatic else "as requested", None)
-
-
-def _as_requested(checkpoint: Checkpoint, options: EngineConfig, own_attention: bool) -> Choice:
-    form = options.weights
-    if form in ("int8", "int4") and not has_numba():
-        raise OptionError(f"weights={form!r} needs Numba's kernels. {_NO_NUMBA}.")
-    obstacle = _obstacle(checkpoint, options, own_attention, form)
-    if obstacle is None and form == "bfloat16":
-        obstacle = _not_compiled(form)
-    return Choice(form, "as requested", obstacle)
-
-
-def _automatic(checkpoint: Checkpoint, options: EngineConfig, own_attention: bool) -> Choice:
-    form = stored_form(checkpoint)
+    if options.kv_cache_dtype == "int8":  # the step is compiled if needed
+        if obstacle is not None:
+            raise OptionError(f"kv_cache_dtype='int8' needs the compiled step, but {obstacle}.")
+        return form, reason, None
+    if not automatic:
+        if form in ("int8", "int4") and not has_numba():
+            raise OptionError(f"weights={form!r} needs Numba's kernels. {_NO_NUMBA}.")
+        if form == "bfloat16":
+            obstacle = obstacle or _not_compiled(form)
+        return form, reason, obstacle
     torch_form = "bfloat16" if multiplies_bfloat16() else "float32"
-    obstacle = _obstacle(checkpoint, options, own_attention, form)
     obstacle = obstacle or _not_compiled(form) or _slower_than_torch(form, torch_form)
     if obstacle is None:
-        return Choice(form, "auto: as stored, the fastest on this processor", None)
-    if torch_form == "bfloat16":
-        return Choice("bfloat16", "auto: this processor has instructions for bfloat16", obstacle)
-    return Choice("float32", "auto: this processor has no instructions for bfloat16", obstacle)
+        return form, f"{reason}, the fastest on this processor", None
+    has = "has" if torch_form == "bfloat16" else "has no"
+    return torch_form, f"auto: this processor {has} instructions for bfloat16", obstacle
 
 
 def _slower_than_torch(form: str, torch_form: str) -> str | None:

@@ -36,6 +36,7 @@ class CudaPlan:
     default_kv_bytes: int
     kv_dtype: str = "bfloat16"
     tokens_by: str = "Triton"
+    device: str = "cuda"
 
     @property
     def kv_bytes(self) -> int:
@@ -61,8 +62,34 @@ class CudaPlan:
     def build(
         self, manager: BlockManager, num_blocks: int, num_threads: int, trace: Trace
     ) -> tuple[Runner, Callable[[], Any]]:
-        """Build the runner, and a function that ends nothing: there are no other processes."""
-        return gpu_runner(self.checkpoint, self.options, manager, num_blocks), lambda: None
+        """Build the runner, with CUDA graphs of decode steps; weights are read onto the device.
+
+        Nothing is to be ended. On the device "cpu", in Triton's interpreter, no graph is captured.
+        """
+        from minigen.kernels.triton import runner
+        from minigen.kernels.triton.attention import DevicePool
+
+        options, config = self.options, self.checkpoint.config
+        device = torch.device(self.device)
+        make_linear = runner.device_linear(DTYPE, device)
+        model = build_transformer(config, self.checkpoint.tensors, DTYPE, make_linear)
+        sizes = (config.kv_heads, options.block_size, config.head_dim)
+        try:
+            pool = DevicePool(config.num_layers, num_blocks, *sizes, DTYPE, device)
+        except torch.cuda.OutOfMemoryError as error:
+            raise OptionError(
+                f"num_blocks {num_blocks} of {options.block_size} tokens each need more memory "
+                "than the GPU has free."
+            ) from error
+        built = runner.GpuRunner(
+            runner.kernel_model(model, config.max_positions, device),
+            pool,
+            manager,
+            config.sliding_windows,
+            options.max_num_batched_tokens,
+            runner.captured_sizes(options.max_num_seqs) if device.type == "cuda" else (),
+        )
+        return built, lambda: None
 
 
 def plan(checkpoint: "Checkpoint", options: EngineConfig) -> CudaPlan:
@@ -115,41 +142,6 @@ def _free_for_cache(checkpoint: "Checkpoint", options: EngineConfig) -> int:
     tables = config.max_positions * config.head_dim * 4
     weights = checkpoint.num_parameters * DTYPE.itemsize
     return max(int((free - weights - step - logits - tables) * _SHARE_FOR_CACHE), 0)
-
-
-def gpu_runner(
-    checkpoint: "Checkpoint",
-    options: EngineConfig,
-    manager: BlockManager,
-    num_blocks: int,
-    device_name: str = "cuda",
-) -> Runner:
-    """Build the runner on the GPU, with CUDA graphs of decode steps; weights are read onto it.
-
-    On the device "cpu", in Triton's interpreter, no graph is captured.
-    """
-    from minigen.kernels.triton.attention import DevicePool
-    from minigen.kernels.triton.runner import GpuRunner, captured_sizes, device_linear, kernel_model
-
-    device, config = torch.device(device_name), checkpoint.config
-    make_linear = device_linear(DTYPE, device)
-    model = build_transformer(config, checkpoint.tensors, DTYPE, make_linear)
-    sizes = (config.kv_heads, options.block_size, config.head_dim)
-    try:
-        pool = DevicePool(config.num_layers, num_blocks, *sizes, DTYPE, device)
-    except torch.cuda.OutOfMemoryError as error:
-        raise OptionError(
-            f"num_blocks {num_blocks} of {options.block_size} tokens each need more memory than "
-            "the GPU has free."
-        ) from error
-    return GpuRunner(
-        kernel_model(model, config.max_positions, device),
-        pool,
-        manager,
-        config.sliding_windows,
-        options.max_num_batched_tokens,
-        captured_sizes(options.max_num_seqs) if device.type == "cuda" else (),
-    )
 
 
 def _need_triton(option: str) -> None:

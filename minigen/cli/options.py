@@ -64,17 +64,19 @@ def takes_sampling_options(command: Command) -> Command:
 
 def engine_flags(config: Any, place: str) -> list[inspect.Parameter]:
     """Return every field of a config as a flag of the command `place`."""
-    return [_flag(each, place, "Engine") for each in fields(config)]
+    return [flag(each, place, "Engine") for each in fields(config)]
 
 
 def sampling_flags(config: Any, place: str) -> list[inspect.Parameter]:
     """Return the fields of a config that have a default at `place` as flags of that command."""
-    return [_flag(each, place, "Sampling") for each in offered_at(place, config)]
+    return [flag(each, place, "Sampling") for each in offered_at(place, config)]
 
 
-def _flag(each: "Field[Any]", place: str, panel: str) -> inspect.Parameter:
+def flag(each: "Field[Any]", place: str, panel: str, *names: str) -> inspect.Parameter:
+    """Return a field of a config as a flag, by default with the field's name."""
     own, default = option_of(each), default_at(each, place)
-    names = [f"--{each.name}", f"-{each.name}"] if len(each.name) == 1 else []
+    if len(each.name) == 1:
+        names = (f"--{each.name}", f"-{each.name}")
     about = typer.Option(
         *names,
         help=own.text,
@@ -84,19 +86,19 @@ def _flag(each: "Field[Any]", place: str, panel: str) -> inspect.Parameter:
     return inspect.Parameter(
         each.name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=default,
+        default=None if default == () else default,
         annotation=Annotated[_typed(each.type, default), about],
     )
 
 
 def _typed(kind: Any, default: Any) -> Any:
     """Return the type on the command line, where a value that may be text is text."""
-    kinds = get_args(kind) or (kind,)
-    if any(get_origin(each) is Sequence for each in kinds):
+    if isinstance(default, str):
+        return str
+    kinds = get_args(kind)
+    if get_origin(kind) is Sequence or any(get_origin(each) is Sequence for each in kinds):
         return list[str] | None
-    if str in kinds or Any in kinds:
-        return str if isinstance(default, str) else str | None
-    return kind
+    return str | None if str in kinds or kind is Any else kind
 
 
 def with_options(

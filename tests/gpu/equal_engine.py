@@ -16,7 +16,6 @@ from minigen.config import EngineConfig
 from minigen.engine.engine import Engine
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.kernels.triton.attention import DevicePool
-from minigen.kernels.triton.runner import choose_on_device
 from minigen.kv_cache.block_allocator import BlockAllocator
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.model.transformer import build_transformer, dense_linear, expected_tensors
@@ -106,9 +105,10 @@ def test_a_checkpoint_on_the_device_continues_as_in_plain_torch(
         free, _ = torch.cuda.mem_get_info()
         assert free / 2 < cuda.plan(checkpoint, options).default_kv_bytes
     manager = BlockManager(BlockAllocator(40), None, options.block_size, 3, 8, Trace())
-    runner = cuda.gpu_runner(checkpoint, options, manager, 40, DEVICE)
+    plan = cuda.CudaPlan(checkpoint, options, default_kv_bytes=0, device=DEVICE)
+    runner, _ = plan.build(manager, 40, num_threads=1, trace=Trace())
     scheduler = ContinuousScheduler(manager, 3, options.max_num_batched_tokens)
-    engine = Engine(scheduler, runner, BatchSampler(choose_on_device), Trace())
+    engine = Engine(scheduler, runner, BatchSampler(plan.chooser(num_threads=1)), Trace())
     sequences = [greedy(i, [3 + i] * length, 5) for i, length in enumerate((1, 19, 30))]
     run(engine, sequences)
     plain = build_transformer(CONFIG, tensors, torch.float32, dense_linear(torch.float32))
