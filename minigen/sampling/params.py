@@ -89,7 +89,7 @@ class SamplingParams:
         "By token id: a value that is added to its logit.",
         _BIASES,
         factory=dict,
-        at={"openai": None},
+        at={"openai": {}},
     )
     seed: int | None = option(
         None,
@@ -108,7 +108,7 @@ class SamplingParams:
         (),
         "Stop string: generation ends where it appears; repeatable.",
         Values("text or a list of texts, and none may be empty", _are_texts),
-        at={"generate": None, "openai": (), "ollama": ()},
+        at={"generate": (), "openai": (), "ollama": ()},
     )
     stop_token_ids: Sequence[int] = option(
         (), "Token ids at which generation ends.", _TOKEN_IDS, at={"openai": ()}

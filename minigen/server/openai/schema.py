@@ -165,22 +165,24 @@ class StreamOptions(Strict):
     continuous_usage_stats: Annotated[Any, OnlyDefault(False)] = None
 
 
-def with_sampling(api: str, names: Mapping[str, str] = NO_NAMES) -> Callable[[type[T]], type[T]]:
-    """Add to a schema the sampling parameters that have a default for `api`.
+def with_sampling(
+    api: str, names: Mapping[str, str] = NO_NAMES, params: Any = SamplingParams
+) -> Callable[[type[T]], type[T]]:
+    """Add to a schema the fields of `params` that have a default at `api`.
 
     `names` has the API's own names. A parameter that the schema defines already stays as it is.
     """
 
     def added(schema: type[T]) -> type[T]:
         new: dict[str, Any] = {}
-        for each in offered_at(api, SamplingParams):
+        for each in offered_at(api, params):
             name, default = names.get(each.name, each.name), default_at(each, api)
             if name not in schema.model_fields:
                 text = None if default == each.default else f"{default} if absent."
                 bounds: Any = option_of(each).values.bounds
                 new[name] = (each.type | None, Field(None, description=text, **bounds))
-        about = {"__doc__": schema.__doc__, "__module__": schema.__module__}
-        return create_model(schema.__name__, __base__=schema, **about, **new)
+        doc, module = schema.__doc__, schema.__module__
+        return create_model(schema.__name__, __base__=schema, __doc__=doc, __module__=module, **new)
 
     return added
 
@@ -218,6 +220,7 @@ class Generation(Strict):
     repetition_penalty: float | None = Field(None, gt=0, le=10**6)
     min_tokens: int | None = Field(None, ge=0)
     stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, max_length=1024)
+    skip_special_tokens: bool | None = None
     priority: int | None = Field(
         None, ge=-(2**31), le=2**31, description="Lower values run first; 0 if absent."
     )
