@@ -106,7 +106,8 @@ def assemble(checkpoint: Checkpoint, options: EngineConfig) -> Assembly:
     sampler = _sampler(options, plan.chooser(num_threads))
     # Last, because it may start processes: errors of the other parts have been raised by now.
     runner, close = plan.build(manager, num_blocks, num_threads, trace)
-    by = f", tokens chosen by {plan.tokens_by}" if options.sampler in (None, "batch") else ""
+    own = options.sampler in (None, "batch", BatchSampler)
+    by = f", tokens chosen by {plan.tokens_by}" if own else ""
     choices = {
         "model": f"{checkpoint.config.family}, {checkpoint.form}, from {checkpoint.path}",
         **plan.describe(),

@@ -177,10 +177,11 @@ def with_sampling(
         new: dict[str, Any] = {}
         for each in offered_at(api, params):
             name, default = names.get(each.name, each.name), default_at(each, api)
+            kind: Any = each.type
             if name not in schema.model_fields:
                 text = None if default == each.default else f"{default} if absent."
                 bounds: Any = option_of(each).values.bounds
-                new[name] = (each.type | None, Field(None, description=text, **bounds))
+                new[name] = (kind | None, Field(None, description=text, **bounds))
         doc, module = schema.__doc__, schema.__module__
         return create_model(schema.__name__, __base__=schema, __doc__=doc, __module__=module, **new)
 
