@@ -33,7 +33,7 @@ class EngineConfig:
     )
     threads: int | None = option(
         None,
-        "Number of CPU threads of torch and Numba; torch's default if absent.",
+        "Threads of torch and Numba; torch's default if absent.",
         whole(1, 1024),
         panel="Model",
     )
@@ -66,10 +66,7 @@ class EngineConfig:
         one_of("auto", "bfloat16", "int8"),
     )
     enable_prefix_caching: bool = option(
-        True,
-        "Share the blocks of prompts that begin with the same tokens.",
-        FLAG,
-        panel="Prefix caching",
+        True, "Share the blocks of prompts that begin alike.", FLAG, panel="Prefix caching"
     )
     prefix_cache: Any = option(
         None, "The prefix cache, made by NAME(allocator, block_size).", part("radix")
@@ -90,14 +87,10 @@ class EngineConfig:
         part("auto", "torch", "triton"),
     )
     tensor_parallel_size: int = option(
-        1,
-        "Processes that hold one shard of the model each, and share threads and memory.",
-        whole(1, 64),
+        1, "Processes that hold a shard of the model each, and share threads.", whole(1, 64)
     )
     device: str = option(
-        "cpu",
-        "Device that computes; on cuda everything is bfloat16 and runs in Triton kernels.",
-        one_of("cpu", "cuda"),
+        "cpu", "Where to compute; cuda does so in bfloat16, in Triton.", one_of("cpu", "cuda")
     )
 
     def __post_init__(self) -> None:

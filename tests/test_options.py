@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from minigen import LLM, SamplingParams
 from minigen.assembly import build
-from minigen.cli.access_options import AccessOptions
 from minigen.cli.main import app
 from minigen.cli.options import engine_flags, sampling_flags, with_options
+from minigen.cli.serve import limits_of
 from minigen.config import EngineConfig
 from minigen.errors import OptionError, ParamsError
 from minigen.fields import declare, default_at, offered_at, option, option_of, real, whole
@@ -124,4 +124,4 @@ def test_the_defaults_of_a_place_are_allowed_values() -> None:
 
 def test_the_limits_of_serve_are_those_of_the_class_as_text() -> None:
     written = {each.name: default_at(each, "serve") for each in fields(Limits)}
-    assert AccessOptions(written).limits() == Limits()
+    assert limits_of(written) == Limits()
