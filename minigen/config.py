@@ -3,75 +3,109 @@
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from minigen.errors import OptionError
+from minigen.fields import FLAG, Values, check, one_of, option, part, require, whole
 
-WEIGHTS = ("auto", "float32", "bfloat16", "int8", "int4")
-DEVICES = ("cpu", "cuda")
-KV_CACHE_DTYPES = ("auto", "bfloat16", "int8")
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
 
-# Far beyond any use: larger values would make the operating system fail, or end the process.
-LARGEST = {
-    "threads": 1024,
-    "max_num_seqs": 2**16,
-    "max_num_batched_tokens": 2**24,
-    "block_size": 2**16,
-    "num_blocks": 2**24,
-    "tensor_parallel_size": 64,
-}
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """The options of `LLM.load` and of the command line; `LLM.load` documents each."""
+    """The options of an engine: the only place for their names, types, defaults and help texts.
 
-    weights: str = "auto"
-    threads: int | None = None
-    max_num_seqs: int = 16
-    max_num_batched_tokens: int = 2048
-    block_size: int = 16
-    num_blocks: int | None = None
-    kv_cache_memory: int | str | None = None
-    kv_cache_dtype: str = "auto"
-    enable_prefix_caching: bool = True
-    prefix_cache: Any = None
-    scheduler: Any = "continuous"
-    allocator: Any = None
-    sampler: Any = None
-    attention_backend: Any = "auto"
-    tensor_parallel_size: int = 1
-    device: str = "cpu"
-    kv_bytes: int | None = field(init=False, default=None)
+    The largest numbers are far beyond any use: larger ones would make the operating system fail, or
+    end the process.
+    """
+
+    weights: str = option(
+        "auto",
+        "Format in which weights are stored and multiplied; int4 has one scale per 32 values, and "
+        "auto is the fastest format on this processor that loses nothing of the file's precision.",
+        one_of("auto", "float32", "bfloat16", "int8", "int4"),
+        panel="Model",
+    )
+    threads: int | None = option(
+        None,
+        "Threads of torch and Numba; torch's default if absent.",
+        whole(1, 1024),
+        panel="Model",
+    )
+    max_num_seqs: int = option(
+        16,
+        "Sequences that run at once, at most.",
+        whole(1, 2**16),
+        # A running sequence slows the others down only a little, while a waiting one gets no
+        # tokens. 64 sequences fit into the default KV cache with about 350 tokens each; if they
+        # grow longer, the scheduler preempts the newest one.
+        at={"serve": 64},
+    )
+    max_num_batched_tokens: int = option(
+        2048, "Tokens that one step computes, at most.", whole(1, 2**24)
+    )
+    block_size: int = option(16, "Tokens per block of the KV cache.", whole(1, 2**16))
+    num_blocks: int | None = option(
+        None, "Blocks of the KV cache; as many as fit into its memory if absent.", whole(1, 2**24)
+    )
+    kv_cache_memory: int | str | None = option(
+        None,
+        "Memory of the KV cache in bytes, or such as 512M; if absent, 1GiB, or on a GPU what is "
+        "free.",
+        Values("a number of bytes, such as 1000000, 512M or 1.5GiB", lambda value: True),
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "Data type of keys and values; int8 takes about half the memory, is slightly less exact, "
+        "and needs the compiled step; auto is the type that the runner computes in.",
+        one_of("auto", "bfloat16", "int8"),
+    )
+    enable_prefix_caching: bool = option(
+        True, "Share the blocks of prompts that begin alike.", FLAG, panel="Prefix caching"
+    )
+    prefix_cache: Any = option(
+        None, "The prefix cache, made by NAME(allocator, block_size).", part("radix")
+    )
+    scheduler: Any = option(
+        "continuous",
+        "The scheduler, made by NAME(manager, max_num_seqs, max_num_batched_tokens).",
+        part("continuous", "static", "dynamic"),
+    )
+    allocator: Any = option(
+        None, "The block allocator, made by NAME(num_blocks).", part("free-list")
+    )
+    sampler: Any = option(None, "The sampler, called with (logits, sequences).", part("batch"))
+    attention_backend: Any = option(
+        "auto",
+        "The attention, called with (pool, batch, windows) in every step; auto is the device's "
+        "own.",
+        part("auto", "torch", "triton"),
+    )
+    tensor_parallel_size: int = option(
+        1, "Processes that hold a shard of the model each, and share threads.", whole(1, 64)
+    )
+    device: str = option(
+        "cpu", "Where to compute; cuda does so in bfloat16, in Triton.", one_of("cpu", "cuda")
+    )
 
     def __post_init__(self) -> None:
-        _known("weights", self.weights, WEIGHTS)
-        _known("device", self.device, DEVICES)
-        _known("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
-        for name, largest in LARGEST.items():
-            if getattr(self, name) is not None or name not in ("threads", "num_blocks"):
-                _whole(name, getattr(self, name), largest)
-        if self.num_blocks is not None and self.kv_cache_memory is not None:
-            raise OptionError(
-                "num_blocks and kv_cache_memory both set the size of the KV cache; give only one "
-                "of them."
-            )
-        if not isinstance(self.enable_prefix_caching, bool):
-            raise OptionError(
-                f"enable_prefix_caching must be True or False, not {self.enable_prefix_caching!r}."
-            )
         if isinstance(self.prefix_cache, bool) or self.prefix_cache in ("on", "off"):
             on = self.prefix_cache in (True, "on")
             raise OptionError(
                 "prefix_cache takes a prefix cache of your own; to switch sharing "
                 f"{'on' if on else 'off'}, set enable_prefix_caching to {on} (on the command line "
                 f"--{'' if on else 'no-'}enable-prefix-caching)."
+            )
+        check(self, OptionError)
+        if self.kv_bytes is not None and self.num_blocks is not None:
+            raise OptionError(
+                "num_blocks and kv_cache_memory both set the size of the KV cache; give only one "
+                "of them."
             )
         if self.prefix_cache is not None and not self.enable_prefix_caching:
             raise OptionError(
@@ -93,10 +127,13 @@ class EngineConfig:
                 "tensor_parallel_size above 1 needs minigen's own attention_backend: the other "
                 "processes do not have yours."
             )
-        if self.kv_cache_memory is not None:
-            object.__setattr__(
-                self, "kv_bytes", parse_bytes("kv_cache_memory", self.kv_cache_memory)
-            )
+
+    @property
+    def kv_bytes(self) -> int | None:
+        """The number of bytes of `kv_cache_memory`. Raises `OptionError` if it is none."""
+        if self.kv_cache_memory is None:
+            return None
+        return parse_bytes("kv_cache_memory", self.kv_cache_memory)
 
 
 def parse_bytes(name: str, value: object) -> int:
@@ -106,7 +143,7 @@ def parse_bytes(name: str, value: object) -> int:
     536870912
     """
     if not isinstance(value, str):
-        _whole(name, value, 2**62)
+        require(name, value, whole(1, 2**62), OptionError)
         return int(value)  # type: ignore[call-overload]  # checked a line above
     found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([KMG]I?)?B?\s*", value.upper())
     number = 0 if found is None else int(Fraction(found[1]) * UNITS[found[2] or ""])
@@ -130,16 +167,6 @@ def parse_seconds(name: str, value: str) -> float:
         raise OptionError(f"{name} must be a time, such as 30s, 10m or 1h, not {value!r}.")
     parts = re.findall(rf"({NUMBER})(ms|s|m|h)", text)
     return sum(float(number) * SECONDS[unit] for number, unit in parts)
-
-
-def _known(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise OptionError(f"{name} must be one of {', '.join(known)}, not {value!r}.")
-
-
-def _whole(name: str, value: object, largest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
-        raise OptionError(f"{name} must be a whole number from 1 to {largest}, not {value!r}.")
 
 
 @contextmanager

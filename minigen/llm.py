@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, ParamSpec, Protocol, overload
 
 from minigen import hub
 from minigen.assembly.build import Assembly, assemble
@@ -14,14 +14,34 @@ from minigen.config import EngineConfig
 from minigen.engine.request_processor import Prompt, RequestProcessor, is_one_prompt
 from minigen.engine.shared_steps import SharedSteps
 from minigen.errors import ChatTemplateError, ParamsError, PromptError
+from minigen.fields import declare
 from minigen.outputs import RequestOutput, RequestState, TokenDelta, gather
-from minigen.renamed import refuses_old_options
+from minigen.renamed import refuse_old_options
 from minigen.sampling.params import SamplingParams
 from minigen.tokenizer.chat_template import ChatTemplate
 from minigen.tokenizer.tokenizer import Tokenizer
 from minigen.trace.counters import WorkCounters
 from minigen.trace.events import Recorder, Trace
 from minigen.trace.timeline import Timeline
+
+P = ParamSpec("P")
+
+
+class _Load(Protocol[P]):
+    """The signature of `LLM.load`, to type checkers and editors: P are the engine's options."""
+
+    def __call__(
+        self,
+        name: str | Path = ...,
+        progress: hub.Progress | None = ...,
+        *args: P.args,
+        **options: P.kwargs,
+    ) -> "LLM": ...
+
+
+def _takes(config: Callable[P, EngineConfig]) -> Callable[[Callable[..., "LLM"]], _Load[P]]:
+    """Give a function the fields of `config` as its options; only `config` lists them."""
+    return lambda load: declare(load, config)
 
 
 class LLM:
@@ -50,81 +70,32 @@ class LLM:
         self._close = assembly.close
 
     @classmethod
-    @refuses_old_options
+    @_takes(EngineConfig)
     def load(
         cls,
         name: str | Path = hub.DEFAULT_MODEL,
         *,
-        weights: str = "auto",
-        threads: int | None = None,
-        max_num_seqs: int = 16,
-        max_num_batched_tokens: int = 2048,
-        block_size: int = 16,
-        num_blocks: int | None = None,
-        kv_cache_memory: int | str | None = None,
-        kv_cache_dtype: str = "auto",
-        enable_prefix_caching: bool = True,
-        prefix_cache: Any = None,
-        scheduler: Any = "continuous",
-        allocator: Any = None,
-        sampler: Any = None,
-        attention_backend: Any = "auto",
-        tensor_parallel_size: int = 1,
-        device: str = "cpu",
         progress: hub.Progress | None = None,
+        **options: Any,
     ) -> "LLM":
         """Load a model by short name, directory, GGUF file or Hugging Face id; pull it if needed.
 
         `org/repo@revision` takes the model of a branch, a tag or a commit of the hub's `org/repo`.
-        `weights` is the format in which weights are stored and multiplied: "float32", "bfloat16",
-        "int8" or "int4" (one scale per 32 values), or "auto" for the fastest format on this
-        processor that loses nothing of the file's precision. `threads` is the number of threads of
-        torch and Numba (torch's default if None). At most `max_num_seqs` sequences run at once, and
-        a step computes at most `max_num_batched_tokens` tokens.
-
-        The KV cache has `num_blocks` blocks of `block_size` tokens, or as many blocks as fit into
-        `kv_cache_memory` (bytes, or text such as "512M"; 1 GiB if neither is given). Its
-        `kv_cache_dtype` is "bfloat16", "int8" (about half the memory, slightly less exact, in the
-        compiled step only), or "auto" for the dtype that the runner computes in.
-        `enable_prefix_caching` shares the blocks of prompts that begin with the same tokens. On the
-        `device` "cuda" everything is bfloat16 and runs in Triton kernels, and the KV cache takes
-        the memory that is free.
-
-        The rest are sockets (`minigen.protocols`). A socket takes a known name, a class, an
-        instance, a function, or "file.py:Name"; `scheduler` and `prefix_cache` take no instance,
-        because the engine builds them from its other parts. The engine calls `scheduler` with
-        (manager, max_num_seqs, max_num_batched_tokens) (known names: "continuous", "static",
-        "dynamic"), `allocator` with (num_blocks), `prefix_cache` with (allocator, block_size),
-        `sampler` with (logits, sequences), and `attention_backend` with (pool, batch, windows) in
-        every step (known names: "torch", "triton", or "auto" for the device's own).
+        The options are the fields of `EngineConfig`. Some are sockets (`minigen.protocols`): they
+        take a known name, a class, an instance, a function, or "file.py:Name"; `scheduler` and
+        `prefix_cache` take no instance, because the engine builds them from its other parts.
 
         With `tensor_parallel_size` above 1, as many processes hold one shard of the model each;
         `threads` and `kv_cache_memory` are divided among them. They are started here and end with
         this process, or at `close`. Under `torchrun`, the ranks are the processes that it started,
         and only rank 0 returns from this function. Raises a `MinigenError` that says what to do.
         """
-        options = EngineConfig(
-            weights,
-            threads,
-            max_num_seqs,
-            max_num_batched_tokens,
-            block_size,
-            num_blocks,
-            kv_cache_memory,
-            kv_cache_dtype,
-            enable_prefix_caching,
-            prefix_cache,
-            scheduler,
-            allocator,
-            sampler,
-            attention_backend,
-            tensor_parallel_size,
-            device,
-        )
+        refuse_old_options(options)
+        config = EngineConfig(**options)
         checkpoint = open_checkpoint(hub.resolve(str(name), progress=progress))
         tokenizer = checkpoint.tokenizer()
         chat_template = checkpoint.chat_template()
-        return cls(checkpoint.config, tokenizer, chat_template, assemble(checkpoint, options))
+        return cls(checkpoint.config, tokenizer, chat_template, assemble(checkpoint, config))
 
     def close(self) -> None:
         """End the worker processes of a sharded model, which then generates no more text.

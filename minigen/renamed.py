@@ -3,9 +3,7 @@
 There are no aliases: one idea has one name.
 """
 
-from collections.abc import Callable, Collection, Iterable
-from functools import wraps
-from typing import ParamSpec, TypeVar
+from collections.abc import Collection, Iterable
 
 from minigen.errors import OptionError
 
@@ -18,20 +16,12 @@ OPTIONS = {
 }
 METHODS = {"next_batch": "schedule", "join": "acquire", "leave": "release"}  # of a user's own part
 
-P = ParamSpec("P")
-T = TypeVar("T")
 
-
-def refuses_old_options(function: Callable[P, T]) -> Callable[P, T]:
-    """Make `function` refuse a keyword that has another name now, with an `OptionError`."""
-
-    @wraps(function)
-    def checked(*arguments: P.args, **options: P.kwargs) -> T:
-        for name in options.keys() & OPTIONS.keys():
+def refuse_old_options(names: Iterable[str]) -> None:
+    """Raise `OptionError` for a keyword of `LLM.load` that has another name now."""
+    for name in names:
+        if name in OPTIONS:
             raise OptionError(f"The option {name} is called {OPTIONS[name]} now.")
-        return function(*arguments, **options)
-
-    return checked
 
 
 def refuse_old_flags(words: Iterable[str]) -> None:

@@ -91,7 +91,9 @@ def test_stop_token_ids_that_are_not_a_list_of_ids_are_refused(value: Any) -> No
 
 @pytest.mark.parametrize("value", [None, 5, "5", [5], [(5, 1.0)], {5}])
 def test_a_logit_bias_that_is_not_a_mapping_is_refused(value: Any) -> None:
-    assert refusal(logit_bias=value).startswith("logit_bias must map token ids to numbers")
+    assert refusal(logit_bias=value).startswith(
+        "logit_bias must be a mapping of token ids to numbers"
+    )
 
 
 @pytest.mark.parametrize("key", ["5", 5.0, True, None, -1, 2**31, (5,)])

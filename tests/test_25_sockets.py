@@ -8,7 +8,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -19,7 +19,9 @@ from minigen.engine.engine import Engine
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.errors import OptionError, PartError
 from minigen.kv_cache.block_allocator import BlockAllocator
+from minigen.kv_cache.paged import KVPool
 from minigen.kv_cache.radix_cache import RadixPrefixCache
+from minigen.model.attention import attention
 from minigen.sequence import SampledToken
 from minigen.sockets.checks_scheduler import CheckedScheduler
 from tests import foreign_parts
@@ -271,6 +273,17 @@ MISFITS: list[tuple[dict[str, Any], list[str]]] = [
         {"attention_backend": lambda q, k, v, mask: q},
         ["attention_backend <lambda>", "(pool, batch, windows)"],
     ),
+    *(
+        ({"attention_backend": wrong}, ["attention_backend", "attend(layer_id, q, k, v)", words])
+        for wrong, words in (
+            (attention, "attention must be called with (pool, batch, windows)"),
+            (lambda pool, batch, windows: batch.token_ids, "not tensor"),
+            (lambda pool, batch, windows: lambda q, k, v: q, "not <function"),
+            (lambda pool, batch, windows: 1 / 0, "ZeroDivisionError"),
+            (NamedTuple("Three", [("pool", Any), ("batch", Any), ("windows", Any)]), "not Three"),
+        )
+    ),
+    ({"attention_backend": KVPool}, ["made by KVPool()"]),
 ]
 
 
@@ -644,7 +657,8 @@ def attending(change: Callable[[Any], Any], store: bool = True) -> Callable[...,
 
 
 def no_function(pool: Any, batch: Any, windows: Any) -> Any:
-    return batch.token_ids
+    """Return attention for one token only, as for the batch with which a backend is tried."""
+    return batch.token_ids if len(batch.token_ids) > 1 else plain_attention(pool, batch, windows)
 
 
 BATCHES = "list of (sequence, number of tokens)"
@@ -869,7 +883,7 @@ def test_a_part_that_does_not_fit_is_refused_before_processes_are_started(
     tiny_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "minigen.assembly.build.start_driver", lambda *_: pytest.fail("they were started")
+        "minigen.parallel.launch.start_driver", lambda *_: pytest.fail("they were started")
     )
     for part in ({"sampler": "no-such"}, {"scheduler": "no-such"}, {"allocator": "no-such"}):
         with pytest.raises(OptionError, match=r"must be one of .* not 'no-such'"):

@@ -118,8 +118,8 @@ def test_the_cache_uses_the_memory_that_weights_and_a_step_leave_free(
     )
     checkpoint = SimpleNamespace(config=config, num_parameters=8 * 10**9)
     options = EngineConfig(max_num_seqs=16, max_num_batched_tokens=2048, device="cuda")
-    found = cuda.gpu_plan(checkpoint, options).default_kv_bytes
+    found = cuda.plan(checkpoint, options).default_kv_bytes
     assert emptied, "torch's cached memory counts as free, too"
     assert 0.8 * 8 * 10**9 < found < 8 * 10**9
     small = SimpleNamespace(config=config, num_parameters=13 * 10**9)
-    assert cuda.gpu_plan(small, options).default_kv_bytes == 0
+    assert cuda.plan(small, options).default_kv_bytes == 0

@@ -70,6 +70,7 @@ def guarded(app: ASGIApp, keys: ApiKeys = NO_KEYS, **limits: Any) -> MiddlewareS
         {"max_in_flight_per_key": -1},
         {"max_queue": -1},
         {"max_n": 1.5},
+        {"max_n": 129},  # more than the schema of a request accepts
         {"max_prompt_tokens": "many"},
         {"body_timeout": 0},
         {"body_timeout": None},

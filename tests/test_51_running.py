@@ -211,6 +211,7 @@ def test_keys_come_from_a_file_or_the_environment_and_requests_are_logged_as_jso
         (["--max-body", "much"], "max_body must be a number of bytes"),
         (["--request-timeout", "0"], "request_timeout must be a number of seconds above 0"),
         (["--max-in-flight", "0"], "max_in_flight must be a whole number"),
+        (["--max-n", "129"], "max_n must be a whole number from 1 to 128"),
         (["--max-in-flight-per-key", "2"], "max_in_flight_per_key needs API keys"),
         (["--cors-origin", "localhost"], 'An origin must be "*", or'),
         (["--api-key-file", "no-such-file"], "API keys cannot be read"),

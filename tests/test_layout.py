@@ -21,6 +21,7 @@ SAME_JOB = {  # names that two packages may share: one file per backend, API or 
 GERUNDS = {"sampling", "sharding", "streaming", "static_batching", "gguf_mapping"}
 MOST_IMPORTED = {"minigen": 9, "minigen_course": 12}  # modules, by one notebook
 TOOLKITS = {"grading", "lab", "figures"}
+MOST_HOMES, MOST_OF_SAMPLING = 1, 4  # of an engine option; modules of a sampling parameter
 SHAPES_WITHOUT_FUNCTIONS = {"minigen.protocols"}
 FOLDS = ["minigen.trace.timeline"]
 
@@ -103,6 +104,13 @@ def test_a_notebook_imports_few_modules() -> None:
     for package, most in MOST_IMPORTED.items():
         counts = layout.notebook_imports(package)
         assert {name: count for name, count in counts.items() if count > most} == {}
+
+
+def test_an_option_has_one_home_and_a_sampling_parameter_few_modules() -> None:
+    options = {name: layout.homes(name) for name in layout.OPTIONS}
+    assert {name: each for name, each in options.items() if len(each) != MOST_HOMES} == {}
+    sampling = {name: layout.mentions(name) for name in layout.SAMPLING}
+    assert {name: each for name, each in sampling.items() if len(each) > MOST_OF_SAMPLING} == {}
 
 
 @pytest.mark.parametrize("chapter", read_chapters(), ids=lambda each: each.number)

@@ -17,6 +17,7 @@ VOCABULARY = {
         "minigen.child_process",
         "minigen.hardware",
         "minigen.config",
+        "minigen.fields",
     ),
     *("minigen.sequence", "minigen.protocols", "minigen.sampling.params"),
     *("minigen.checkpoint.model_config", "minigen.checkpoint.config_json"),

@@ -8,6 +8,7 @@ import ast
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +21,10 @@ TOKEN_LOOP = """minigen.engine.engine minigen.engine.scheduler minigen.engine.mo
 minigen.sequence minigen.kv_cache.block_allocator minigen.kv_cache.block_manager
 minigen.kv_cache.paged minigen.kv_cache.radix_cache minigen.model.attention minigen.model.layers
 minigen.model.transformer minigen.sampling.sampler minigen.sampling.params""".split()
+
+OPTIONS = """max_num_seqs max_num_batched_tokens block_size num_blocks kv_cache_memory
+enable_prefix_caching attention_backend tensor_parallel_size""".split()
+SAMPLING = ("top_p", "min_p", "presence_penalty")
 
 
 @cache
@@ -82,6 +87,37 @@ def notebook_imports(package: str) -> dict[str, int]:
         path.stem: len([name for name in imported(path) if name.startswith(f"{package}.")])
         for path in sorted((ROOT / "notebooks").glob("[0-9]*.py"))
     }
+
+
+def homes(name: str) -> list[str]:
+    """Return the modules of minigen that give a field or an argument of this name a default."""
+    return [
+        module
+        for module, path in modules().items()
+        if module.startswith("minigen.")
+        and name in set(_with_default(ast.parse(path.read_text(encoding="utf-8"))))
+    ]
+
+
+def _with_default(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign) and node.value and isinstance(node.target, ast.Name):
+            yield node.target.id
+        elif isinstance(node, ast.arguments):
+            ordered = [*node.posonlyargs, *node.args]
+            yield from (each.arg for each in ordered[len(ordered) - len(node.defaults) :])
+            pairs = zip(node.kwonlyargs, node.kw_defaults, strict=True)
+            yield from (each.arg for each, default in pairs if default)
+
+
+def mentions(name: str) -> list[str]:
+    """Return the modules of minigen in which a name occurs as a word."""
+    word = re.compile(rf"\b{name}\b")
+    return [
+        module
+        for module, path in modules().items()
+        if module.startswith("minigen.") and word.search(path.read_text(encoding="utf-8"))
+    ]
 
 
 def type_ignores() -> int:
@@ -160,9 +196,17 @@ def measures() -> dict[str, str]:
         f"{sum(sizes[name] for name in reached):,} lines",
         "token loop": f"{sum(sizes[name] for name in TOKEN_LOOP):,} lines in {len(TOKEN_LOOP)}",
         "folds over the trace": ", ".join(trace_folds()),
+        "homes of an engine option": _most(homes, OPTIONS),
+        "modules of a sampling parameter": _most(mentions, SAMPLING),
         "functions with shapes": str(shaped_functions()),
         "type: ignore": str(type_ignores()),
     }
+
+
+def _most(found: Callable[[str], list[str]], names: Iterable[str]) -> str:
+    counts = {name: len(found(name)) for name in names}
+    name = max(counts, key=lambda each: counts[each])
+    return f"up to {counts[name]} ({name})"
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ import minigen
 import minigen_course
 from minigen import errors, protocols
 from minigen.cli.main import add_commands_of_other_packages, app
-from minigen.cli.serve import MAX_SEQUENCES
 from minigen.config import EngineConfig
+from minigen.fields import default_at, option_of
 from minigen.sampling.params import SamplingParams
 from minigen.trace.events import EventKind
 from tools.chapters import ROOT
@@ -40,7 +40,11 @@ def page() -> str:
         "`minigen.LLM`": _members(minigen.LLM),
         "Options of `LLM.load` and of the commands": [
             *_fields(EngineConfig),
-            f"`max_num_seqs = {MAX_SEQUENCES}` for `minigen serve`",
+            *(
+                f"`{each.name} = {default_at(each, place)!r}` for `minigen {place}`"
+                for each in fields(EngineConfig)
+                for place in option_of(each).at
+            ),
         ],
         "`minigen.SamplingParams`": _fields(SamplingParams),
         "`minigen.protocols`": [
@@ -87,7 +91,7 @@ def _members(kind: type) -> list[str]:
 
 
 def _fields(kind: Any) -> list[str]:
-    return [f"`{each.name} = {_default(each)!r}`" for each in fields(kind) if each.init]
+    return [f"`{each.name} = {_default(each)!r}`" for each in fields(kind)]
 
 
 def _default(field: "Field[Any]") -> Any:
@@ -110,7 +114,7 @@ def _options(name: str, command: Any) -> Iterable[str]:
         for each in command.params
         if each.name not in ("help", "install_completion", "show_completion")
     ]
-    engine = {f"--{each.name.replace('_', '-')}" for each in fields(EngineConfig) if each.init}
+    engine = {f"--{each.name.replace('_', '-')}" for each in fields(EngineConfig)}
     all_of_them = engine <= {word.split(" / ")[0] for word in words}
     own = [word for word in words if not all_of_them or word.split(" / ")[0] not in engine]
     more = " and the options above" if all_of_them else ""

@@ -1,41 +1,26 @@
 """Builds an engine from a checkpoint and options; all implementations are chosen here."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
-from minigen.assembly.cpu import Plan, make_chooser, make_runner, plan
-from minigen.assembly.cuda import (
-    GpuPlan,
-    attend_by_kernels,
-    gpu_chooser,
-    gpu_plan,
-    gpu_runner,
-    kernel_attention,
-)
+from minigen.assembly import cpu
 from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.checkpoint.model_config import ModelConfig
 from minigen.config import EngineConfig
 from minigen.engine.engine import Engine
-from minigen.engine.model_runner import AttentionBackend
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.engine.static_batching import DynamicScheduler, StaticScheduler
 from minigen.errors import OptionError
 from minigen.hardware import torch_threads
 from minigen.kv_cache.block_allocator import BlockAllocator, blocks_needed
 from minigen.kv_cache.block_manager import BlockManager
-from minigen.kv_cache.paged import attend_paged
 from minigen.kv_cache.radix_cache import RadixPrefixCache
-from minigen.parallel.launch import Settings, start_driver
-from minigen.parallel.sharding import check_ranks
 from minigen.protocols import BlockAllocator as AnyAllocator
 from minigen.protocols import PrefixCache, Runner, Sampler, Scheduler
-from minigen.sampling.sampler import BatchSampler, Choose, choose_tokens
-from minigen.sockets.checks_cache import CheckedAllocator, CheckedPrefixCache, TrackedAllocator
-from minigen.sockets.checks_model import CheckedSampler, checked_attend
-from minigen.sockets.checks_scheduler import CheckedScheduler
+from minigen.sampling.sampler import BatchSampler, Choose
 from minigen.sockets.resolve import build_part, find_part, name_of
 from minigen.trace.events import Trace
 
@@ -47,11 +32,46 @@ SCHEDULERS: dict[str, type] = {
 ALLOCATORS: dict[str, type] = {"free-list": BlockAllocator}
 PREFIX_CACHES = {"radix": RadixPrefixCache}
 SAMPLERS: dict[str, type] = {"batch": BatchSampler}
-ATTENTIONS: dict[str, AttentionBackend] = {
-    "auto": attend_paged,  # on a CPU
-    "torch": attend_paged,
-    "triton": attend_by_kernels,
-}
+
+
+class Plan(Protocol):
+    """How a model runs on one device: what was chosen for it, and how to build that."""
+
+    @property
+    def kv_dtype(self) -> str:
+        """The data type of keys and values."""
+
+    @property
+    def kv_bytes(self) -> int:
+        """The bytes of one token's key and value in one layer."""
+
+    @property
+    def default_kv_bytes(self) -> int:
+        """The bytes of the KV cache if no option sets them."""
+
+    @property
+    def tokens_by(self) -> str:
+        """What chooses the tokens, in a word."""
+
+    def describe(self) -> dict[str, str]:
+        """Return what was chosen for each part, and why."""
+
+    def chooser(self, num_threads: int) -> Choose:
+        """Return the function that chooses tokens from logits."""
+
+    def build(
+        self, manager: BlockManager, num_blocks: int, num_threads: int, trace: Trace
+    ) -> tuple[Runner, Callable[[], Any]]:
+        """Build the runner, with memory for `num_blocks` blocks, and what ends its processes."""
+
+
+def make_plan(checkpoint: Checkpoint, options: EngineConfig) -> Plan:
+    """Choose how the model runs. Only this function asks for the device."""
+    if options.device == "cuda":
+        from minigen.assembly import cuda
+
+        return cuda.plan(checkpoint, options)
+    return cpu.plan(checkpoint, options)
 
 
 @dataclass(frozen=True)
@@ -71,96 +91,44 @@ class Assembly:
 
 def assemble(checkpoint: Checkpoint, options: EngineConfig) -> Assembly:
     """Choose an implementation for each part, and build the engine from them."""
-    config = checkpoint.config
-    ranks = options.tensor_parallel_size
-    num_threads = max((options.threads or torch_threads()) // ranks, 1)
+    num_threads = max((options.threads or torch_threads()) // options.tensor_parallel_size, 1)
     torch.set_num_threads(num_threads)
-    attend = _attend(options)
-    chosen: Plan | GpuPlan
-    if options.device == "cuda":
-        chosen = gpu_plan(checkpoint, options)
-    else:
-        chosen = plan(checkpoint, options, own_attention=attend is attend_paged)
-    if ranks > 1:
-        check_ranks(config, checkpoint.tensors, chosen.form, ranks)
-    kv_bytes = chosen.kv_bytes(replace(config, kv_heads=max(config.kv_heads, ranks)))
-    num_blocks = _num_blocks(config, options, kv_bytes, chosen.default_kv_bytes)
+    plan = make_plan(checkpoint, options)
+    num_blocks = _num_blocks(checkpoint.config, options, plan)
     trace = Trace()
-    manager = _manager(config, options, num_blocks, trace)
+    manager = _manager(checkpoint.config, options, num_blocks, trace)
     if manager.num_tokens < 2:
         raise OptionError(
             f"A KV cache of {manager.num_tokens} token holds no request: the shortest has a prompt "
             "of one token and an output of one; raise num_blocks, kv_cache_memory or block_size."
         )
     scheduler = _scheduler(options, manager)
-    if isinstance(chosen, GpuPlan):
-        choose = gpu_chooser()
-    else:
-        choose = make_chooser(chosen, config.vocab_size, num_threads)
-    sampler = _sampler(options, choose)
+    sampler = _sampler(options, plan.chooser(num_threads))
     # Last, because it may start processes: errors of the other parts have been raised by now.
-    runner, close = _runner(
-        checkpoint, options, manager, chosen, num_blocks, attend, num_threads, trace
-    )
+    runner, close = plan.build(manager, num_blocks, num_threads, trace)
+    own = options.sampler in (None, "batch", BatchSampler)
+    by = f", tokens chosen by {plan.tokens_by}" if own else ""
     choices = {
-        "model": f"{config.family}, {checkpoint.form}, from {checkpoint.path}",
-        "weights": f"{chosen.form} ({chosen.form_reason})",
-        "runner": chosen.runner,
-        **({"ranks": f"{ranks} processes, over gloo"} if ranks > 1 else {}),
-        "linear": chosen.linear,
-        "attention": "paged, in the compiled step" if chosen.compiled else name_of(attend),
-        "kv cache": f"{num_blocks} blocks of {options.block_size} tokens, in {chosen.kv_dtype}",
+        "model": f"{checkpoint.config.family}, {checkpoint.form}, from {checkpoint.path}",
+        **plan.describe(),
+        "kv cache": f"{num_blocks} blocks of {options.block_size} tokens, in {plan.kv_dtype}",
         "allocator": name_of(manager.allocator),
         "prefix cache": "none" if manager.prefix_cache is None else name_of(manager.prefix_cache),
         "scheduler": name_of(scheduler),
-        "sampler": _describe_sampler(sampler, chosen.kernels),
+        "sampler": name_of(sampler) + by,
         "threads": str(num_threads),
     }
-    engine = Engine(scheduler, runner, sampler, trace)
     return Assembly(
-        engine,
+        Engine(scheduler, runner, sampler, trace),
         choices,
         manager,
         num_blocks,
         manager.num_tokens,
         options.max_num_seqs,
-        kv_bytes,
+        plan.kv_bytes,
         checkpoint.num_bytes,
         close,
     )
-
-
-def _runner(
-    checkpoint: Checkpoint,
-    options: EngineConfig,
-    manager: BlockManager,
-    chosen: Plan | GpuPlan,
-    num_blocks: int,
-    attend: AttentionBackend,
-    num_threads: int,
-    trace: Trace,
-) -> tuple[Runner, Callable[[], Any]]:
-    """Return the runner (of rank 0 if there are several ranks), and what ends the other ranks."""
-    if isinstance(chosen, GpuPlan):
-        return gpu_runner(checkpoint, options, manager, num_blocks), _nothing_to_close
-    if options.tensor_parallel_size == 1:
-        runner = make_runner(checkpoint, options, manager, chosen, num_blocks, attend, num_threads)
-        return runner, _nothing_to_close
-    path = str(checkpoint.path.resolve())
-    settings = Settings(path, chosen.form, options.block_size, num_blocks, num_threads)
-    driver = start_driver(
-        checkpoint,
-        settings,
-        options.tensor_parallel_size,
-        manager,
-        options.max_num_batched_tokens,
-        trace,
-    )
-    return driver, driver.close
-
-
-def _nothing_to_close() -> None:
-    """Do nothing: the engine runs in this process only."""
 
 
 def _manager(
@@ -187,7 +155,11 @@ def _allocator(options: EngineConfig, num_blocks: int) -> AnyAllocator:
             f"{num_blocks} blocks of this engine must be free at the start (num_blocks is their "
             "number)."
         )
-    return instance if _is_builtin(part, ALLOCATORS) else CheckedAllocator(instance, num_blocks)
+    if _is_builtin(part, ALLOCATORS):
+        return instance
+    from minigen.sockets.checks_cache import CheckedAllocator
+
+    return CheckedAllocator(instance, num_blocks)
 
 
 def _prefix_cache(options: EngineConfig, allocator: AnyAllocator) -> PrefixCache | None:
@@ -197,6 +169,8 @@ def _prefix_cache(options: EngineConfig, allocator: AnyAllocator) -> PrefixCache
     part = find_part("prefix_cache", wanted, PREFIX_CACHES)
     if _is_builtin(part, PREFIX_CACHES):
         return RadixPrefixCache(allocator, options.block_size)
+    from minigen.sockets.checks_cache import CheckedPrefixCache, TrackedAllocator
+
     tracked = TrackedAllocator(allocator, part)
     instance: PrefixCache = build_part(
         "prefix_cache", part, allocator=tracked, block_size=options.block_size
@@ -213,8 +187,11 @@ def _scheduler(options: EngineConfig, manager: BlockManager) -> Scheduler:
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
     )
-    own = _is_builtin(part, SCHEDULERS)
-    return instance if own else CheckedScheduler(instance, manager, options.max_num_batched_tokens)
+    if _is_builtin(part, SCHEDULERS):
+        return instance
+    from minigen.sockets.checks_scheduler import CheckedScheduler
+
+    return CheckedScheduler(instance, manager, options.max_num_batched_tokens)
 
 
 def _sampler(options: EngineConfig, choose: Choose) -> Sampler:
@@ -222,23 +199,10 @@ def _sampler(options: EngineConfig, choose: Choose) -> Sampler:
     part = find_part("sampler", wanted, SAMPLERS)
     if _is_builtin(part, SAMPLERS):
         return BatchSampler(choose)
+    from minigen.sockets.checks_model import CheckedSampler
+
     instance: Sampler = build_part("sampler", part)
     return CheckedSampler(instance)
-
-
-def _describe_sampler(sampler: Sampler, sampler_kernels: str) -> str:
-    if not isinstance(sampler, BatchSampler):
-        return name_of(sampler)
-    by = "torch" if sampler.choose is choose_tokens else sampler_kernels
-    return f"{name_of(sampler)}, tokens chosen by {by}"
-
-
-def _attend(options: EngineConfig) -> AttentionBackend:
-    part = find_part("attention_backend", options.attention_backend, ATTENTIONS)
-    if part is attend_by_kernels or options.device == "cuda":
-        return kernel_attention(options)
-    instance: AttentionBackend = build_part("attention_backend", part)
-    return instance if _is_builtin(part, ATTENTIONS) else checked_attend(instance)
 
 
 def _is_builtin(part: Any, known: Mapping[str, Any]) -> bool:
@@ -246,18 +210,13 @@ def _is_builtin(part: Any, known: Mapping[str, Any]) -> bool:
     return any(part is each for each in known.values())
 
 
-def _num_blocks(
-    config: ModelConfig, options: EngineConfig, token_bytes: int, default_kv_bytes: int
-) -> int:
-    """Return `num_blocks`, or as many blocks as fit into `kv_cache_memory` and can be used.
-
-    `token_bytes` is the size of one token's key and value in one layer.
-    """
+def _num_blocks(config: ModelConfig, options: EngineConfig, plan: Plan) -> int:
+    """Return `num_blocks`, or as many blocks as fit into `kv_cache_memory` and can be used."""
     if options.num_blocks is not None:
         return options.num_blocks
-    block_bytes = config.num_layers * options.block_size * token_bytes
+    block_bytes = config.num_layers * options.block_size * plan.kv_bytes
     usable = options.max_num_seqs * blocks_needed(config.max_positions, options.block_size)
-    kv_bytes = options.kv_bytes or default_kv_bytes
+    kv_bytes = options.kv_bytes or plan.default_kv_bytes
     if kv_bytes < block_bytes:
         raise OptionError(
             f"kv_cache_memory {kv_bytes} bytes holds no block: a block of {options.block_size} "

@@ -8,24 +8,26 @@ vectors.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
 from minigen.checkpoint.checkpoint import Checkpoint
-from minigen.checkpoint.model_config import ModelConfig
 from minigen.config import EngineConfig
 from minigen.engine.model_runner import AttentionBackend, PagedRunner
 from minigen.errors import OptionError
 from minigen.hardware import multiplies_bfloat16
 from minigen.kernels.onednn import can_pack, pack, packed_linear
 from minigen.kv_cache.block_manager import BlockManager
-from minigen.kv_cache.paged import KVPool
+from minigen.kv_cache.paged import KVPool, attend_paged
 from minigen.model.layers import DenseLinear
 from minigen.model.transformer import MakeLinear, build_transformer, dense_linear
 from minigen.protocols import Linear, Runner
 from minigen.sampling.sampler import Choose, choose_tokens
+from minigen.sockets.resolve import build_part, find_part, name_of
+from minigen.trace.events import Trace
 
 # The data type that the layer-by-layer runner computes in, also that of its KV cache.
 DTYPES: dict[str, torch.dtype] = {
@@ -39,80 +41,188 @@ _NO_NUMBA = "Numba is not installed: pip install 'minigen[cpu]'"
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The weight format and the runner, with the reasons."""
+class CpuPlan:
+    """A `minigen.assembly.build.Plan` on the CPU, in one process or several.
 
+    `attention` is the attention backend of the layer-by-layer runner.
+    """
+
+    checkpoint: Checkpoint
+    options: EngineConfig
+    attention: AttentionBackend
     form: str
     form_reason: str
-    compiled: bool
-    runner: str
-    kv_dtype: str
+    obstacle: str | None
     default_kv_bytes: int = 2**30
-    kernels: str = "Numba"
 
-    def kv_bytes(self, config: ModelConfig) -> int:
-        """Return the bytes of one token's key and value in one layer.
+    @property
+    def compiled(self) -> bool:
+        """Whether a step is one compiled function."""
+        return self.obstacle is None
 
-        In int8 each head's vector has a float32 scale.
+    @property
+    def runner(self) -> str:
+        """What runs the model."""
+        if self.compiled:
+            return "a whole step compiled by Numba"
+        return f"torch, layer by layer ({self.obstacle})"
+
+    @property
+    def kv_dtype(self) -> str:
+        """The data type of keys and values."""
+        if not self.compiled:
+            return str(DTYPES[self.form]).removeprefix("torch.")
+        return "int8" if self.options.kv_cache_dtype == "int8" else "bfloat16"
+
+    @property
+    def kv_bytes(self) -> int:
+        """The bytes of one token's key and value in one layer.
+
+        In int8 each head's vector has a float32 scale. Each rank has at least one head.
         """
+        config = self.checkpoint.config
         head_bytes = config.head_dim + 4
         if self.kv_dtype != "int8":
             head_bytes = config.head_dim * DTYPES[self.kv_dtype].itemsize
-        return 2 * config.kv_heads * head_bytes
+        return 2 * max(config.kv_heads, self.options.tensor_parallel_size) * head_bytes
 
     @property
-    def linear(self) -> str:
-        """The implementation of the linear layers."""
+    def tokens_by(self) -> str:
+        """What chooses the tokens."""
+        return "Numba" if self.compiled else "torch"
+
+    def describe(self) -> dict[str, str]:
+        """Return what was chosen for each part, and why."""
+        ranks = self.options.tensor_parallel_size
+        linear = "torch"
+        attention = "paged, in the compiled step" if self.compiled else name_of(self.attention)
         if self.compiled or self.form in ("int8", "int4"):
-            return "Numba, weights packed in panels of sixteen rows"
-        return "torch, weights packed for oneDNN" if can_pack(DTYPES[self.form]) else "torch"
+            linear = "Numba, weights packed in panels of sixteen rows"
+        elif can_pack(DTYPES[self.form]):
+            linear = "torch, weights packed for oneDNN"
+        return {
+            "weights": f"{self.form} ({self.form_reason})",
+            "runner": self.runner,
+            **({"ranks": f"{ranks} processes, over gloo"} if ranks > 1 else {}),
+            "linear": linear,
+            "attention": attention,
+        }
+
+    def chooser(self, num_threads: int) -> Choose:
+        """Return the function that chooses tokens: compiled kernels with the step, or torch."""
+        if not self.compiled:
+            return choose_tokens
+        from minigen.kernels.cpu.runner import KernelChooser
+
+        return KernelChooser(self.checkpoint.config.vocab_size, num_threads)
+
+    def build(
+        self, manager: BlockManager, num_blocks: int, num_threads: int, trace: Trace
+    ) -> tuple[Runner, Callable[[], Any]]:
+        """Build the runner, with memory for `num_blocks` blocks, and what ends its processes."""
+        if self.options.tensor_parallel_size > 1:
+            return self._sharded(manager, num_blocks, num_threads, trace)
+        build = self._compiled if self.compiled else self._by_layers
+        return build(manager, num_blocks, num_threads), lambda: None  # no other process to end
+
+    def _by_layers(self, manager: BlockManager, num_blocks: int, num_threads: int) -> Runner:
+        config, options, attention = self.checkpoint.config, self.options, self.attention
+        sizes = (config.kv_heads, options.block_size, config.head_dim, DTYPES[self.form])
+        with memory_for(num_blocks, options.block_size):
+            pool = KVPool(config.num_layers, num_blocks, *sizes)
+        if attention is not attend_paged and options.attention_backend != "triton":
+            from minigen.sockets.checks_model import CheckedAttention
+
+            attention = CheckedAttention(attention, pool, config.sliding_windows)
+        parts = (self.checkpoint.tensors, DTYPES[self.form], *linears(self.form, num_threads))
+        with one_thread():
+            model = build_transformer(config, *parts)
+        windows, most = config.sliding_windows, options.max_num_batched_tokens
+        return PagedRunner(model, pool, manager, windows, most, num_threads, attention)
+
+    def _compiled(self, manager: BlockManager, num_blocks: int, num_threads: int) -> Runner:
+        from minigen.kernels.cpu.compile import compile_step
+        from minigen.kernels.cpu.kv_layout import PackedKVPool
+        from minigen.kernels.cpu.runner import CompiledRunner
+        from minigen.kernels.cpu.step import kernel_shape, kernel_weights
+
+        compile_step(self.form, self.kv_dtype)
+        config, block_size = self.checkpoint.config, self.options.block_size
+        shape = kernel_shape(config, block_size, num_blocks, self.kv_dtype)
+        with memory_for(num_blocks, block_size):
+            pool = PackedKVPool(shape, self.kv_dtype)
+        with one_thread():
+            weights = kernel_weights(config, self.checkpoint.tensors, self.form)
+        windows, most = config.sliding_windows, self.options.max_num_batched_tokens
+        return CompiledRunner(shape, weights, pool, manager, windows, most, num_threads)
+
+    def _sharded(
+        self, manager: BlockManager, num_blocks: int, num_threads: int, trace: Trace
+    ) -> tuple[Runner, Callable[[], Any]]:
+        """Start the other ranks, and return rank 0's runner and what ends the others."""
+        from minigen.parallel.launch import Settings, start_driver
+
+        options, path = self.options, str(self.checkpoint.path.resolve())
+        settings = Settings(path, self.form, options.block_size, num_blocks, num_threads)
+        ranks, most = options.tensor_parallel_size, options.max_num_batched_tokens
+        driver = start_driver(self.checkpoint, settings, ranks, manager, most, trace)
+        return driver, driver.close
 
 
-def plan(checkpoint: Checkpoint, options: EngineConfig, own_attention: bool) -> Plan:
+def plan(checkpoint: Checkpoint, options: EngineConfig) -> CpuPlan:
     """Choose the weight format and the runner for this model, these options and this processor."""
-    if options.kv_cache_dtype == "int8":
-        return _with_int8_cache(checkpoint, options, own_attention)
-    chosen = _automatic if options.weights == "auto" else _as_requested
-    found = chosen(checkpoint, options, own_attention)
+    attention = _attention(options)
+    chosen = _choose(checkpoint, options, own_attention=attention is attend_paged)
+    found = CpuPlan(checkpoint, options, attention, *chosen)
     if options.kv_cache_dtype not in ("auto", found.kv_dtype):
         raise OptionError(
             f"kv_cache_dtype={options.kv_cache_dtype!r} is not possible here: the runner would be "
             f"{found.runner}, which stores keys and values in {found.kv_dtype}."
         )
+    if options.tensor_parallel_size > 1:
+        from minigen.parallel.sharding import check_ranks
+
+        ranks = options.tensor_parallel_size
+        check_ranks(checkpoint.config, checkpoint.tensors, found.form, ranks)
     return found
 
 
-def _with_int8_cache(checkpoint: Checkpoint, options: EngineConfig, own_attention: bool) -> Plan:
-    """Choose the compiled step with an int8 KV cache, which `make_runner` compiles if needed."""
+def _attention(options: EngineConfig) -> AttentionBackend:
+    """Return the attention backend: torch's, Triton's in its interpreter, or the user's."""
+    if options.attention_backend == "triton":
+        from minigen.assembly.cuda import interpreted_attention
+
+        return interpreted_attention(options.weights)
+    known = {"auto": attend_paged, "torch": attend_paged}
+    found = find_part("attention_backend", options.attention_backend, known)
+    instance: AttentionBackend = build_part("attention_backend", found)
+    return instance
+
+
+def _choose(
+    checkpoint: Checkpoint, options: EngineConfig, *, own_attention: bool
+) -> tuple[str, str, str | None]:
+    """Return the weight format, the reason for it, and why the compiled step cannot run, if so."""
     automatic = options.weights == "auto"
     form = stored_form(checkpoint) if automatic else options.weights
-    obstacle = _obstacle(checkpoint, options, own_attention, form)
-    if obstacle is not None:
-        raise OptionError(f"kv_cache_dtype='int8' needs the compiled step, but {obstacle}.")
     reason = "auto: as stored" if automatic else "as requested"
-    return replace(_plan(form, reason, None), kv_dtype="int8")
-
-
-def _as_requested(checkpoint: Checkpoint, options: EngineConfig, own_attention: bool) -> Plan:
-    form = options.weights
-    if form in ("int8", "int4") and not has_numba():
-        raise OptionError(f"weights={form!r} needs Numba's kernels. {_NO_NUMBA}.")
     obstacle = _obstacle(checkpoint, options, own_attention, form)
-    if obstacle is None and form == "bfloat16":
-        obstacle = _not_compiled(form)
-    return _plan(form, "as requested", obstacle)
-
-
-def _automatic(checkpoint: Checkpoint, options: EngineConfig, own_attention: bool) -> Plan:
-    form = stored_form(checkpoint)
+    if options.kv_cache_dtype == "int8":  # the step is compiled if needed
+        if obstacle is not None:
+            raise OptionError(f"kv_cache_dtype='int8' needs the compiled step, but {obstacle}.")
+        return form, reason, None
+    if not automatic:
+        if form in ("int8", "int4") and not has_numba():
+            raise OptionError(f"weights={form!r} needs Numba's kernels. {_NO_NUMBA}.")
+        if form == "bfloat16":
+            obstacle = obstacle or _not_compiled(form)
+        return form, reason, obstacle
     torch_form = "bfloat16" if multiplies_bfloat16() else "float32"
-    obstacle = _obstacle(checkpoint, options, own_attention, form)
     obstacle = obstacle or _not_compiled(form) or _slower_than_torch(form, torch_form)
     if obstacle is None:
-        return _plan(form, "auto: as stored, the fastest on this processor", None)
-    if torch_form == "bfloat16":
-        return _plan("bfloat16", "auto: this processor has instructions for bfloat16", obstacle)
-    return _plan("float32", "auto: this processor has no instructions for bfloat16", obstacle)
+        return form, f"{reason}, the fastest on this processor", None
+    has = "has" if torch_form == "bfloat16" else "has no"
+    return torch_form, f"auto: this processor {has} instructions for bfloat16", obstacle
 
 
 def _slower_than_torch(form: str, torch_form: str) -> str | None:
@@ -137,13 +247,6 @@ def stored_form(checkpoint: Checkpoint) -> str:
             form = _STORED_AS.get(tensor.kind, "int8")
             sizes[form] = sizes.get(form, 0) + tensor.num_bytes
     return "int4" if set(sizes) == {"int4"} else "int8"
-
-
-def _plan(form: str, form_reason: str, obstacle: str | None) -> Plan:
-    if obstacle is None:
-        return Plan(form, form_reason, True, "a whole step compiled by Numba", "bfloat16")
-    kv_dtype = str(DTYPES[form]).removeprefix("torch.")
-    return Plan(form, form_reason, False, f"torch, layer by layer ({obstacle})", kv_dtype)
 
 
 def _obstacle(
@@ -172,76 +275,6 @@ def _not_compiled(form: str) -> str | None:
 def has_numba() -> bool:
     """Return whether Numba is installed."""
     return find_spec("numba") is not None
-
-
-def make_runner(
-    checkpoint: Checkpoint,
-    options: EngineConfig,
-    manager: BlockManager,
-    chosen: Plan,
-    num_blocks: int,
-    attend: AttentionBackend,
-    num_threads: int,
-) -> Runner:
-    """Build the runner of the plan, with memory for `num_blocks` blocks of keys and values."""
-    if chosen.compiled:
-        return _compiled_runner(checkpoint, options, manager, chosen, num_blocks, num_threads)
-    config, dtype = checkpoint.config, DTYPES[chosen.form]
-    sizes = (config.kv_heads, options.block_size, config.head_dim)
-    with memory_for(num_blocks, options.block_size):
-        pool = KVPool(config.num_layers, num_blocks, *sizes, dtype)
-    make_linear, finish_head = linears(chosen.form, num_threads)
-    with one_thread():
-        model = build_transformer(config, checkpoint.tensors, dtype, make_linear, finish_head)
-    return PagedRunner(
-        model,
-        pool,
-        manager,
-        config.sliding_windows,
-        options.max_num_batched_tokens,
-        num_threads,
-        attend,
-    )
-
-
-def make_chooser(chosen: Plan, vocab: int, num_threads: int) -> Choose:
-    """Return the function that chooses tokens: compiled kernels if the plan has them, or torch."""
-    if not chosen.compiled:
-        return choose_tokens
-    from minigen.kernels.cpu.runner import KernelChooser
-
-    return KernelChooser(vocab, num_threads)
-
-
-def _compiled_runner(
-    checkpoint: Checkpoint,
-    options: EngineConfig,
-    manager: BlockManager,
-    chosen: Plan,
-    num_blocks: int,
-    num_threads: int,
-) -> Runner:
-    from minigen.kernels.cpu.compile import compile_step
-    from minigen.kernels.cpu.kv_layout import PackedKVPool
-    from minigen.kernels.cpu.runner import CompiledRunner
-    from minigen.kernels.cpu.step import kernel_shape, kernel_weights
-
-    compile_step(chosen.form, chosen.kv_dtype)
-    config = checkpoint.config
-    shape = kernel_shape(config, options.block_size, num_blocks, chosen.kv_dtype)
-    with memory_for(num_blocks, options.block_size):
-        pool = PackedKVPool(shape, chosen.kv_dtype)
-    with one_thread():
-        weights = kernel_weights(config, checkpoint.tensors, chosen.form)
-    return CompiledRunner(
-        shape,
-        weights,
-        pool,
-        manager,
-        config.sliding_windows,
-        options.max_num_batched_tokens,
-        num_threads,
-    )
 
 
 def linears(form: str, num_threads: int) -> tuple[MakeLinear, Callable[[DenseLinear], Linear]]:

@@ -4,22 +4,21 @@ Triton is imported only when one of these parts is built.
 """
 
 import os
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from minigen.checkpoint.model_config import ModelConfig
 from minigen.config import EngineConfig
 from minigen.engine.model_runner import AttentionBackend
 from minigen.errors import OptionError
 from minigen.kv_cache.block_manager import BlockManager
-from minigen.kv_cache.paged import Batch, KVPool
 from minigen.model.transformer import build_transformer
-from minigen.protocols import Attend, Runner
+from minigen.protocols import Runner
 from minigen.sampling.sampler import Choose
+from minigen.trace.events import Trace
 
 if TYPE_CHECKING:  # reading checkpoints needs packages that the kernels do not need
     from minigen.checkpoint.checkpoint import Checkpoint
@@ -29,53 +28,74 @@ _SHARE_FOR_CACHE = 0.9  # of the memory that weights and a step leave free
 
 
 @dataclass(frozen=True)
-class GpuPlan:
-    """The weight format and the runner on a GPU; the counterpart of `minigen.assembly.cpu.Plan`."""
+class CudaPlan:
+    """A `minigen.assembly.build.Plan` on a GPU."""
 
+    checkpoint: "Checkpoint"
+    options: EngineConfig
     default_kv_bytes: int
-    form: str = "bfloat16"
-    form_reason: str = "the data type of device='cuda'"
-    compiled: bool = False
-    runner: str = "Triton's kernels and torch's matrix products, decode steps as CUDA graphs"
     kv_dtype: str = "bfloat16"
-    linear: str = "torch, on the GPU"
-    kernels: str = "Triton"
+    tokens_by: str = "Triton"
+    device: str = "cuda"
 
-    def kv_bytes(self, config: ModelConfig) -> int:
-        """Return the bytes of one token's key and value in one layer."""
+    @property
+    def kv_bytes(self) -> int:
+        """The bytes of one token's key and value in one layer."""
+        config = self.checkpoint.config
         return 2 * config.kv_heads * config.head_dim * DTYPE.itemsize
 
+    def describe(self) -> dict[str, str]:
+        """Return what was chosen for each part, and why."""
+        return {
+            "weights": "bfloat16 (the data type of device='cuda')",
+            "runner": "Triton's kernels and torch's matrix products, decode steps as CUDA graphs",
+            "linear": "torch, on the GPU",
+            "attention": "attend_triton",
+        }
 
-def attend_by_kernels(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:
-    """Run `attention_backend="triton"`; `assemble` calls `kernel_attention` instead of this."""
-    return kernel_attention(EngineConfig(weights="float32"))(pool, batch, windows)
+    def chooser(self, num_threads: int) -> Choose:
+        """Return the function that chooses tokens from logits on the GPU."""
+        from minigen.kernels.triton.runner import choose_on_device
 
+        return choose_on_device
 
-def kernel_attention(options: EngineConfig) -> AttentionBackend:
-    """Return the attention in Triton, on a GPU, or on a CPU in Triton's interpreter.
+    def build(
+        self, manager: BlockManager, num_blocks: int, num_threads: int, trace: Trace
+    ) -> tuple[Runner, Callable[[], Any]]:
+        """Build the runner, with CUDA graphs of decode steps; weights are read onto the device.
 
-    Raises `OptionError` if it cannot run, or if another attention was requested on a GPU.
-    """
-    if options.device == "cuda" and options.attention_backend not in ("auto", "triton"):
-        raise OptionError("device='cuda' has its own attention: leave attention_backend at 'auto'.")
-    _need_triton("device='cuda'" if options.device == "cuda" else "attention_backend='triton'")
-    if options.device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        raise OptionError(
-            "attention_backend='triton' runs on a CPU only in Triton's interpreter, for tests and "
-            "learning: set TRITON_INTERPRET=1 before Python starts, or choose device='cuda'."
+        Nothing is to be ended. On the device "cpu", in Triton's interpreter, no graph is captured.
+        """
+        from minigen.kernels.triton import runner
+        from minigen.kernels.triton.attention import DevicePool
+
+        options, config = self.options, self.checkpoint.config
+        device = torch.device(self.device)
+        make_linear = runner.device_linear(DTYPE, device)
+        model = build_transformer(config, self.checkpoint.tensors, DTYPE, make_linear)
+        sizes = (config.kv_heads, options.block_size, config.head_dim)
+        try:
+            pool = DevicePool(config.num_layers, num_blocks, *sizes, DTYPE, device)
+        except torch.cuda.OutOfMemoryError as error:
+            raise OptionError(
+                f"num_blocks {num_blocks} of {options.block_size} tokens each need more memory "
+                "than the GPU has free."
+            ) from error
+        built = runner.GpuRunner(
+            runner.kernel_model(model, config.max_positions, device),
+            pool,
+            manager,
+            config.sliding_windows,
+            options.max_num_batched_tokens,
+            runner.captured_sizes(options.max_num_seqs) if device.type == "cuda" else (),
         )
-    if options.device == "cpu" and options.weights != "float32":
-        raise OptionError(
-            "attention_backend='triton' on a CPU needs weights='float32', because Triton's "
-            "interpreter gives wrong results in bfloat16."
-        )
-    from minigen.kernels.triton.attention import attend_triton
-
-    return attend_triton
+        return built, lambda: None
 
 
-def gpu_plan(checkpoint: "Checkpoint", options: EngineConfig) -> GpuPlan:
+def plan(checkpoint: "Checkpoint", options: EngineConfig) -> CudaPlan:
     """Choose how this model runs on this machine's GPU. Raises `OptionError` if it cannot."""
+    if options.attention_backend not in ("auto", "triton"):
+        raise OptionError("device='cuda' has its own attention: leave attention_backend at 'auto'.")
     _need_triton("device='cuda'")
     if not torch.cuda.is_available():
         raise OptionError(
@@ -88,7 +108,28 @@ def gpu_plan(checkpoint: "Checkpoint", options: EngineConfig) -> GpuPlan:
                 f"{name}={getattr(options, name)!r} does not work with device='cuda', which "
                 "computes in bfloat16 only: leave it at 'auto'."
             )
-    return GpuPlan(_free_for_cache(checkpoint, options))
+    return CudaPlan(checkpoint, options, _free_for_cache(checkpoint, options))
+
+
+def interpreted_attention(weights: str) -> AttentionBackend:
+    """Return the attention in Triton's interpreter on a CPU. Raises `OptionError` if it cannot run.
+
+    `weights` is the engine's option.
+    """
+    _need_triton("attention_backend='triton'")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        raise OptionError(
+            "attention_backend='triton' runs on a CPU only in Triton's interpreter, for tests and "
+            "learning: set TRITON_INTERPRET=1 before Python starts, or choose device='cuda'."
+        )
+    if weights != "float32":
+        raise OptionError(
+            "attention_backend='triton' on a CPU needs weights='float32', because Triton's "
+            "interpreter gives wrong results in bfloat16."
+        )
+    from minigen.kernels.triton.attention import attend_triton
+
+    return attend_triton
 
 
 def _free_for_cache(checkpoint: "Checkpoint", options: EngineConfig) -> int:
@@ -101,48 +142,6 @@ def _free_for_cache(checkpoint: "Checkpoint", options: EngineConfig) -> int:
     tables = config.max_positions * config.head_dim * 4
     weights = checkpoint.num_parameters * DTYPE.itemsize
     return max(int((free - weights - step - logits - tables) * _SHARE_FOR_CACHE), 0)
-
-
-def gpu_runner(
-    checkpoint: "Checkpoint",
-    options: EngineConfig,
-    manager: BlockManager,
-    num_blocks: int,
-    device_name: str = "cuda",
-) -> Runner:
-    """Build the runner on the GPU, with CUDA graphs of decode steps; weights are read onto it.
-
-    On the device "cpu", in Triton's interpreter, no graph is captured.
-    """
-    from minigen.kernels.triton.attention import DevicePool
-    from minigen.kernels.triton.runner import GpuRunner, captured_sizes, device_linear, kernel_model
-
-    device, config = torch.device(device_name), checkpoint.config
-    make_linear = device_linear(DTYPE, device)
-    model = build_transformer(config, checkpoint.tensors, DTYPE, make_linear)
-    sizes = (config.kv_heads, options.block_size, config.head_dim)
-    try:
-        pool = DevicePool(config.num_layers, num_blocks, *sizes, DTYPE, device)
-    except torch.cuda.OutOfMemoryError as error:
-        raise OptionError(
-            f"num_blocks {num_blocks} of {options.block_size} tokens each need more memory than "
-            "the GPU has free."
-        ) from error
-    return GpuRunner(
-        kernel_model(model, config.max_positions, device),
-        pool,
-        manager,
-        config.sliding_windows,
-        options.max_num_batched_tokens,
-        captured_sizes(options.max_num_seqs) if device.type == "cuda" else (),
-    )
-
-
-def gpu_chooser() -> Choose:
-    """Return the function that chooses tokens from logits on a GPU."""
-    from minigen.kernels.triton.runner import choose_on_device
-
-    return choose_on_device
 
 
 def _need_triton(option: str) -> None:

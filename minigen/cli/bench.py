@@ -17,6 +17,7 @@ InputTokens = Annotated[
 OutputTokens = Annotated[
     str, typer.Option(help="Tokens per answer: a number, or a range such as 32-256 to draw from.")
 ]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")]
 Seed = Annotated[int, typer.Option(help="Random seed; equal seeds give the same load.", min=0)]
 
 
@@ -31,9 +32,7 @@ def summary(
     turns: Annotated[
         int, typer.Option(help="Repetitions of the whole measurement; medians are shown.")
     ] = 3,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the numbers of every turn to this file.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure a model on this machine: TTFT, prefill, decode, and many requests together.
 
@@ -62,9 +61,7 @@ def throughput(
     input_tokens: InputTokens = "64",
     output_tokens: OutputTokens = "64",
     seed: Seed = 0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the numbers to this file.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure throughput without a server: requests and tokens per second of many requests.
 
@@ -89,9 +86,7 @@ def latency(
     input_tokens: InputTokens = "64",
     output_tokens: OutputTokens = "64",
     seed: Seed = 0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the numbers to this file.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure the latency of single requests without a server: TTFT and time between tokens.
 

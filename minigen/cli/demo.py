@@ -1,7 +1,7 @@
 """`minigen demo`: answers several questions in one batch, with a live display."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -74,11 +74,11 @@ class Board:
         return Group(table, Text(self.numbers(), style="bold"))
 
 
-def run_demo(llm: LLM, max_tokens: int, questions: tuple[str, ...] = QUESTIONS) -> None:
-    """Answer all questions at once; show them live on a terminal, or else whole at the end."""
+def run_demo(llm: LLM, params: SamplingParams, questions: tuple[str, ...] = QUESTIONS) -> None:
+    """Answer all questions greedily at once; show them live on a terminal, else at the end."""
     console = Console()
     prompts = [llm.chat_prompt([{"role": "user", "content": each}]) for each in questions]
-    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    params = replace(params, temperature=0)
     board = Board(questions)
     console.print(f"[dim]{llm.describe()['model']}[/dim]")
     console.print(

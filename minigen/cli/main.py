@@ -15,10 +15,11 @@ import typer
 from minigen import __version__
 from minigen.cli.bench import benches
 from minigen.cli.compile import compile_forms
-from minigen.cli.options import DEFAULT_MODEL, Load, loads_model
+from minigen.cli.options import DEFAULT_MODEL, Load, loads_model, takes_sampling_options
 from minigen.cli.serve import serve
 from minigen.errors import MinigenError, PromptError
 from minigen.renamed import refuse_old_flags
+from minigen.sampling.params import SamplingParams
 
 COMMANDS = "minigen.commands"  # the entry points by which other packages add commands
 
@@ -31,34 +32,6 @@ app = typer.Typer(
 app.command()(serve)
 app.command("compile")(compile_forms)
 app.add_typer(benches, name="bench")
-
-MaxTokens = Annotated[int, typer.Option(help="Tokens per answer, at most.")]
-Temperature = Annotated[
-    float,
-    typer.Option(
-        help="Divides the logits: 0 picks the most likely token (greedy), 1 leaves the model's "
-        "probabilities unchanged, larger values make the text more random."
-    ),
-]
-TopK = Annotated[
-    int | None, typer.Option(help="Sample only from this number of most likely tokens.")
-]
-TopP = Annotated[
-    float,
-    typer.Option(
-        help="Sample only from the most likely tokens whose probabilities add up to this."
-    ),
-]
-MinP = Annotated[
-    float,
-    typer.Option(
-        help="Drop tokens whose probability is below this fraction of the most likely token's."
-    ),
-]
-RepetitionPenalty = Annotated[
-    float, typer.Option(help="Above 1 makes tokens of the prompt and the answer less likely.")
-]
-Seed = Annotated[int | None, typer.Option(help="Random seed; equal seeds give the same text.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -81,24 +54,14 @@ def common(
 
 @app.command()
 @loads_model
+@takes_sampling_options
 def generate(
+    params: SamplingParams,
     load: Load,
     prompts: Annotated[
         list[str],
         typer.Argument(metavar="PROMPT...", help="Text to continue; - reads it from stdin."),
     ],
-    max_tokens: MaxTokens = 128,
-    temperature: Temperature = 0.0,
-    top_k: TopK = None,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
-    seed: Seed = None,
-    n: Annotated[int, typer.Option("--n", "-n", help="Answers per prompt.")] = 1,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(help="Stop string: generation ends where it appears; repeatable."),
-    ] = None,
     chat: Annotated[
         bool,
         typer.Option("--chat", help="Send each prompt as a chat message, with the chat template."),
@@ -117,19 +80,7 @@ def generate(
     minigen generate --chat "What is gravity?" "Why is the sky blue?"
     """
     from minigen.cli.generate import print_answers, save_trace
-    from minigen.sampling.params import SamplingParams
 
-    params = SamplingParams(
-        n=n,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        stop=tuple(stop or ()),
-    )
     texts = [_stdin() if prompt == "-" else prompt for prompt in prompts]
     llm = load()
     inputs = (
@@ -145,47 +96,28 @@ def generate(
 
 @app.command()
 @loads_model
+@takes_sampling_options
 def chat(
+    params: SamplingParams,
     load: Load,
     system: Annotated[
         str | None, typer.Option(help="The system message: how the model should behave.")
     ] = None,
-    max_tokens: MaxTokens = 512,
-    temperature: Temperature = 0.7,
-    top_k: TopK = None,
-    top_p: TopP = 0.9,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.05,
-    seed: Seed = None,
 ) -> None:
     """Chat with a model; Ctrl-C interrupts an answer, /help lists commands, Ctrl-D exits."""
     from minigen.cli.chat import converse
-    from minigen.sampling.params import SamplingParams
 
-    params = SamplingParams(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-    )
-    llm = load()
-    converse(llm, params, system)
+    converse(load(), params, system)
 
 
 @app.command()
 @loads_model
-def demo(
-    load: Load,
-    max_tokens: MaxTokens = 80,
-) -> None:
+@takes_sampling_options
+def demo(params: SamplingParams, load: Load) -> None:
     """Answer several questions in one batch, and show text and throughput live."""
     from minigen.cli.demo import run_demo
 
-    llm = load()
-    run_demo(llm, max_tokens)
+    run_demo(load(), params)
 
 
 @app.command()

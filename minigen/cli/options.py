@@ -1,11 +1,16 @@
-"""The options of every command that loads a model, defined once and added to each command."""
+"""The flags of the command line, made from the fields of `EngineConfig` and `SamplingParams`."""
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Sequence
+from dataclasses import Field, fields
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import typer
+
+from minigen.config import EngineConfig
+from minigen.fields import default_at, offered_at, option_of
+from minigen.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from minigen.llm import LLM
@@ -13,103 +18,101 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "smollm2-135m"  # hub.DEFAULT_MODEL, without its imports; a test compares them
 
 Load = Callable[[], "LLM"]
+Command = Callable[..., None]
 
-
-def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
-
-
-def engine_options(
-    model: Annotated[
+MODEL = inspect.Parameter(
+    "model",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=DEFAULT_MODEL,
+    annotation=Annotated[
         str,
-        _option(
-            "Model",
-            "A short name, a directory, a .gguf file, or a hub id (org/repo, org/repo@revision).",
+        typer.Option(
             "--model",
             "-m",
+            help="A short name, a directory, a .gguf file, or a hub id (org/repo, org/repo@main).",
+            rich_help_panel="Model",
         ),
-    ] = DEFAULT_MODEL,
-    weights: Annotated[
-        str, _option("Model", "Format of the weights: auto, float32, bfloat16, int8 or int4.")
-    ] = "auto",
-    threads: Annotated[
-        int | None, _option("Model", "Number of CPU threads; torch's default if absent.")
-    ] = None,
-    max_num_seqs: Annotated[int, _option("Engine", "Sequences that run at once, at most.")] = 16,
-    max_num_batched_tokens: Annotated[
-        int, _option("Engine", "Tokens that one step computes, at most.")
-    ] = 2048,
-    block_size: Annotated[int, _option("Engine", "Tokens per block of the KV cache.")] = 16,
-    num_blocks: Annotated[
-        int | None, _option("Engine", "Blocks of the KV cache, instead of --kv-cache-memory.")
-    ] = None,
-    kv_cache_memory: Annotated[
-        str | None, _option("Engine", "Memory of the KV cache, such as 512M; 1GiB if absent.")
-    ] = None,
-    kv_cache_dtype: Annotated[
-        str, _option("Engine", "Data type of keys and values: auto, bfloat16 or int8.")
-    ] = "auto",
-    enable_prefix_caching: Annotated[
-        bool,
-        _option("Prefix caching", "Share blocks of equal prefixes (on).", show_default=False),
-    ] = True,
-    prefix_cache: Annotated[
-        str | None, _option("Engine", "Your own prefix cache, as file.py:Name.")
-    ] = None,
-    scheduler: Annotated[
-        str, _option("Engine", "continuous, static, dynamic, or your own as file.py:Name.")
-    ] = "continuous",
-    allocator: Annotated[
-        str | None, _option("Engine", "Your own block allocator, as file.py:Name.")
-    ] = None,
-    sampler: Annotated[str | None, _option("Engine", "Your own sampler, as file.py:Name.")] = None,
-    attention_backend: Annotated[
-        str, _option("Engine", "auto, torch, triton, or your own as file.py:Name.")
-    ] = "auto",
-    tensor_parallel_size: Annotated[
-        int, _option("Engine", "Processes that hold one shard of the model each.")
-    ] = 1,
-    device: Annotated[str, _option("Engine", "cpu or cuda.")] = "cpu",
-) -> None:
-    """Declare the options of a command that loads a model; their names are those of `LLM.load`."""
+    ],
+)
 
 
-def loads_model(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of `engine_options` to `command(load, ...)`; `load()` applies them."""
+def loads_model(command: Command) -> Command:
+    """Add the options of an engine to `command(load, ...)`; `load()` applies them."""
+    return with_options(
+        command,
+        [MODEL, *engine_flags(EngineConfig, command.__name__)],
+        lambda typed: functools.partial(load_model, **typed),
+    )
 
-    def loading(options: dict[str, Any], **arguments: Any) -> None:
-        command(functools.partial(load_model, **options), **arguments)
 
-    return _with_options(loading, command, _shared())
+def takes_engine_options(command: Command) -> Command:
+    """Add the options of an engine, except the model, to `command(options, ...)`."""
+    return with_options(command, engine_flags(EngineConfig, command.__name__), lambda typed: typed)
 
 
-def takes_engine_options(command: Callable[..., None], **defaults: Any) -> Callable[..., None]:
-    """Add the options of `engine_options`, except the model, to `command(options, ...)`.
+def takes_sampling_options(command: Command) -> Command:
+    """Add the sampling parameters that have a default for this command to `command(params, ...)`.
 
-    `defaults` replace the default values of options by name.
+    Raises `ParamsError` for an invalid value, before the command runs.
     """
-    shared = [
-        each.replace(default=defaults.get(each.name, each.default))
-        for each in _shared()
-        if each.name != "model"
-    ]
-    return _with_options(command, command, shared)
+
+    def params(typed: dict[str, Any]) -> SamplingParams:
+        return SamplingParams(**{name: each for name, each in typed.items() if each is not None})
+
+    return with_options(command, sampling_flags(SamplingParams, command.__name__), params)
 
 
-def _shared() -> list[inspect.Parameter]:
-    return list(inspect.signature(engine_options).parameters.values())
+def engine_flags(config: Any, place: str) -> list[inspect.Parameter]:
+    """Return every field of a config as a flag of the command `place`."""
+    return [flag(each, place, "Engine") for each in fields(config)]
 
 
-def _with_options(
-    run: Callable[..., None], command: Callable[..., None], shared: list[inspect.Parameter]
-) -> Callable[..., None]:
-    """Return `run(options, ...)` with the signature of `command` plus the shared options."""
-    own = list(inspect.signature(command).parameters.values())[1:]
+def sampling_flags(config: Any, place: str) -> list[inspect.Parameter]:
+    """Return the fields of a config that have a default at `place` as flags of that command."""
+    return [flag(each, place, "Sampling") for each in offered_at(place, config)]
+
+
+def flag(each: "Field[Any]", place: str, panel: str, *names: str) -> inspect.Parameter:
+    """Return a field of a config as a flag, by default with the field's name."""
+    own, default = option_of(each), default_at(each, place)
+    if len(each.name) == 1:
+        names = (f"--{each.name}", f"-{each.name}")
+    about = typer.Option(
+        *names,
+        help=own.text,
+        rich_help_panel=own.panel or panel,
+        show_default=("on" if default else "off") if each.type is bool else True,
+    )
+    return inspect.Parameter(
+        each.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None if default == () else default,
+        annotation=Annotated[_typed(each.type, default), about],
+    )
+
+
+def _typed(kind: Any, default: Any) -> Any:
+    """Return the type on the command line, where a value that may be text is text."""
+    if isinstance(default, str):
+        return str
+    kinds = get_args(kind)
+    if get_origin(kind) is Sequence or any(get_origin(each) is Sequence for each in kinds):
+        return list[str] | None
+    return str | None if str in kinds or kind is Any else kind
+
+
+def with_options(
+    command: Command,
+    shared: list[inspect.Parameter],
+    made: Callable[[dict[str, Any]], Any],
+) -> Command:
+    """Return `command` with further options; its first argument is `made` of their values."""
+    _, *own = inspect.signature(command).parameters.values()
 
     @functools.wraps(command)
-    def wrapped(**arguments: Any) -> None:
-        options = {each.name: arguments.pop(each.name) for each in shared}
-        run(options, **arguments)
+    def wrapped(*given: Any, **arguments: Any) -> None:
+        typed = {each.name: arguments.pop(each.name) for each in shared}
+        command(made(typed), *given, **arguments)
 
     wrapped.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
     wrapped.__annotations__ = {each.name: each.annotation for each in [*own, *shared]}

@@ -1,33 +1,61 @@
 """`minigen serve`: serves models over OpenAI's API."""
 
+import logging
+from dataclasses import fields
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from minigen.cli.access_options import AccessOptions, takes_access_options
-from minigen.cli.options import DEFAULT_MODEL, load_model, takes_engine_options
-from minigen.config import EngineConfig, parse_seconds
+from minigen.cli.options import (
+    DEFAULT_MODEL,
+    Command,
+    flag,
+    load_model,
+    takes_engine_options,
+    with_options,
+)
+from minigen.config import EngineConfig, parse_bytes, parse_seconds
 from minigen.errors import OptionError
+from minigen.server.middleware.limits import Limits
 
 NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
-
-# A running sequence slows the others down only a little, while a waiting one gets no tokens. 64
-# sequences fit into the default KV cache with about 350 tokens each; if they grow longer, the
-# scheduler preempts the newest one.
-MAX_SEQUENCES = 64
-
-
-def _option(text: str, *names: str) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel="Server")
+LEVELS = ("debug", "info", "warning", "error", "critical")
+FLAGS = {
+    "max_body_bytes": ["--max-body"],
+    "max_prompt_tokens": ["--max-prompt"],
+    "cors_origins": ["--cors-origin"],
+}
 
 
-@partial(takes_engine_options, max_num_seqs=MAX_SEQUENCES)
-@takes_access_options
+def takes_limits(command: Command) -> Command:
+    """Add the server's limits to `command(limits, ...)`. Raises `OptionError` for a wrong value."""
+    flags = [flag(each, "serve", "Limits", *FLAGS.get(each.name, ())) for each in fields(Limits)]
+    return with_options(command, flags, limits_of)
+
+
+def limits_of(typed: dict[str, Any]) -> Limits:
+    """Return the limits from their values as typed on the command line."""
+    found = {"cors_origins": (), **{name: each for name, each in typed.items() if each is not None}}
+    for name, value in found.items():
+        if name == "max_body_bytes":
+            found[name] = parse_bytes("max_body", value)
+        elif isinstance(value, str):
+            found[name] = parse_seconds(name, value)
+    return Limits(**found)
+
+
+def _option(text: str, *names: str, panel: str = "Server", **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
+
+
+@takes_engine_options
+@takes_limits
 def serve(
+    limits: Limits,
     options: dict[str, Any],
-    access: AccessOptions,
     model: Annotated[
         str | None,
         typer.Argument(help="A short name, a directory, a .gguf file, org/repo or org/repo@rev."),
@@ -57,6 +85,27 @@ def serve(
         str,
         _option("Prefix of the metric names at /metrics: minigen, or vllm for vLLM's dashboards."),
     ] = "minigen",
+    api_keys: Annotated[
+        list[str] | None,
+        _option(
+            "An API key that clients must send; repeatable. It is visible in the list of "
+            "processes, so prefer the environment variable or --api-key-file.",
+            "--api-key",
+            panel="Access",
+            envvar="MINIGEN_API_KEY",
+            show_default=False,
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        _option("A file of API keys, one per line; a # starts a comment.", panel="Access"),
+    ] = None,
+    access_log: Annotated[
+        bool, _option("Write one line of JSON to stderr per request.", panel="Log")
+    ] = True,
+    log_level: Annotated[
+        str, _option(f"Level of other messages: {', '.join(LEVELS)}.", panel="Log")
+    ] = "warning",
 ) -> None:
     """Serve models over HTTP with OpenAI's API, for any OpenAI client.
 
@@ -71,21 +120,27 @@ def serve(
         raise OptionError(f"The server needs {missing[0]}: pip install 'minigen[server]'.")
     from minigen.server.app import create_service
     from minigen.server.metrics import MetricsPage, metrics_router, metrics_watcher
+    from minigen.server.middleware.access_log import write_access_log
+    from minigen.server.middleware.auth import ApiKeys, read_keys
     from minigen.server.models import ModelHost
     from minigen.server.run import run
 
     EngineConfig(**options)  # raises for invalid options before a model is loaded
     idle = None if keep_alive is None else parse_seconds("keep_alive", keep_alive)
-    limits = access.limits()
     sources = [*([] if model is None else [model]), *(models or ())] or [DEFAULT_MODEL]
     names = _names(sources, served_names or sources)
     joined = _join_ranks(sources, idle, options)
     loads = {name: partial(load_model, each, **options) for name, each in names.items()}
     page = MetricsPage(f"{metrics_prefix}:")
     hosted = ModelHost(loads, idle, [metrics_watcher(page)], stay=joined)
-    service = create_service(hosted, limits, access.keys(), [metrics_router(page)])
-    level = access.configure_logging()
-    run(service, hosted, host, port, limits.drain_timeout, limits.send_timeout, level)
+    keys = ApiKeys([*(api_keys or ()), *(read_keys(api_key_file) if api_key_file else ())])
+    service = create_service(hosted, limits, keys, [metrics_router(page)])
+    if log_level not in LEVELS:
+        raise OptionError(f"log_level must be one of {', '.join(LEVELS)}, not {log_level!r}.")
+    logging.basicConfig(level=log_level.upper())
+    if access_log:
+        write_access_log()
+    run(service, hosted, host, port, limits.drain_timeout, limits.send_timeout, log_level)
 
 
 def _join_ranks(models: list[str], keep_alive: float | None, options: dict[str, Any]) -> bool:

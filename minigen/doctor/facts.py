@@ -181,7 +181,7 @@ def _default_model() -> Model:
             return Model(name, "damaged", str(pulled), sha256, None)
         return Model(name, "missing", None, sha256, None)
     try:
-        chosen = plan(open_checkpoint(path), EngineConfig(), own_attention=True)
+        chosen = plan(open_checkpoint(path), EngineConfig())
     except MinigenError as error:
         return Model(name, "right", str(path), sha256, str(error))
     return Model(name, "right", str(path), sha256, f"{chosen.form}: {chosen.runner}")

@@ -1,10 +1,31 @@
 """The sampling parameters of a request, with vLLM's field names, checked at construction."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from minigen.errors import ParamsError
+from minigen.fields import FLAG, Values, check, option, real, require, whole
+
+_MOST = 2**31 - 1
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
+def _are_texts(value: Any) -> bool:
+    texts = [value] if isinstance(value, str) else value
+    return _is_list(texts) and all(isinstance(each, str) and each for each in texts)
+
+
+_COUNT, _PENALTY = whole(0, _MOST), real(-(10**6), 10**6)
+_TOKEN_IDS = Values("a list of token ids", _is_list)
+_BIASES = Values(
+    "a mapping of token ids to numbers, such as {42: -1.5}",
+    lambda value: isinstance(value, Mapping),
+)
 
 
 @dataclass(frozen=True)
@@ -18,72 +39,108 @@ class SamplingParams:
     tokens in the output and the prompt.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    max_tokens: int | None = 256
-    min_tokens: int = 0
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    skip_special_tokens: bool = True
+    n: int = option(1, "Answers per prompt.", whole(1, 1024), at={"generate": 1, "openai": 1})
+    temperature: float = option(
+        1.0,
+        "Divides the logits: 0 picks the most likely token (greedy), 1 leaves the model's "
+        "probabilities unchanged, larger values make the text more random.",
+        real(0, 10**6),
+        at={"generate": 0.0, "chat": 0.7, "openai": 1.0, "ollama": 0.8},
+    )
+    top_k: int | None = option(
+        None,
+        "Sample only from this number of most likely tokens.",
+        whole(1, _MOST),
+        hint="None means no limit",
+        at={"generate": None, "chat": None, "openai": None, "ollama": 40},
+    )
+    top_p: float = option(
+        1.0,
+        "Sample only from the most likely tokens whose probabilities add up to this.",
+        real(0, 1, above=True),
+        at={"generate": 1.0, "chat": 0.9, "openai": 1.0, "ollama": 0.9},
+    )
+    min_p: float = option(
+        0.0,
+        "Drop tokens whose probability is below this fraction of the most likely token's.",
+        real(0, 1),
+        at={"generate": 0.0, "chat": 0.0, "openai": 0.0, "ollama": 0.0},
+    )
+    repetition_penalty: float = option(
+        1.0,
+        "Above 1 makes tokens of the prompt and the answer less likely.",
+        real(1e-6, 10**6),
+        at={"generate": 1.0, "chat": 1.05, "openai": 1.0, "ollama": 1.1},
+    )
+    presence_penalty: float = option(
+        0.0,
+        "Above 0 makes tokens of the answer less likely.",
+        _PENALTY,
+        at={"openai": 0.0, "ollama": 0.0},
+    )
+    frequency_penalty: float = option(
+        0.0,
+        "The same, once per occurrence in the answer.",
+        _PENALTY,
+        at={"openai": 0.0, "ollama": 0.0},
+    )
+    logit_bias: Mapping[int, float] = option(
+        None,
+        "By token id: a value that is added to its logit.",
+        _BIASES,
+        factory=dict,
+        at={"openai": {}},
+    )
+    seed: int | None = option(
+        None,
+        "Random seed; equal seeds give the same text.",
+        whole(-(2**63), 2**64 - 1),
+        at={"generate": None, "chat": None, "openai": None, "ollama": None},
+    )
+    max_tokens: int | None = option(
+        256,
+        "Tokens per answer, at most.",
+        whole(1, _MOST),
+        at={"generate": 128, "chat": 512, "demo": 80},
+    )
+    min_tokens: int = option(0, "Tokens per answer, at least.", _COUNT, at={"openai": 0})
+    stop: str | Sequence[str] = option(
+        (),
+        "Stop string: generation ends where it appears; repeatable.",
+        Values("text or a list of texts, and none may be empty", _are_texts),
+        at={"generate": (), "openai": (), "ollama": ()},
+    )
+    stop_token_ids: Sequence[int] = option(
+        (), "Token ids at which generation ends.", _TOKEN_IDS, at={"openai": ()}
+    )
+    include_stop_str_in_output: bool = option(
+        False, "Keep the stop string in the text.", FLAG, at={"openai": False}
+    )
+    ignore_eos: bool = option(
+        False, "Generate beyond the end-of-sequence token.", FLAG, at={"openai": False}
+    )
+    logprobs: int | None = option(
+        None, "Return each token's logprob, and this number of most likely tokens.", _COUNT
+    )
+    prompt_logprobs: int | None = option(None, "The same for the prompt's tokens.", _COUNT)
+    skip_special_tokens: bool = option(
+        True, "Leave special tokens out of the text.", FLAG, at={"openai": True}
+    )
 
     def __post_init__(self) -> None:
-        _check_int("n", self.n, 1, 1024)
-        _check_float("temperature", self.temperature, 0, 10**6)
-        _check_float("top_p", self.top_p, 0, 1, open_below=True)
-        _check_float("min_p", self.min_p, 0, 1)
-        _check_float("repetition_penalty", self.repetition_penalty, 1e-6, 10**6)
-        _check_float("presence_penalty", self.presence_penalty, -(10**6), 10**6)
-        _check_float("frequency_penalty", self.frequency_penalty, -(10**6), 10**6)
-        for name, least, most in (
-            ("top_k", 1, 2**31 - 1),
-            ("seed", -(2**63), 2**64 - 1),
-            ("max_tokens", 1, 2**31 - 1),
-            ("logprobs", 0, 2**31 - 1),
-            ("prompt_logprobs", 0, 2**31 - 1),
-        ):
-            if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), least, most)
-        _check_int("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        check(self, ParamsError)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ParamsError(
                 f"min_tokens {self.min_tokens} must be at most max_tokens {self.max_tokens}."
             )
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
-            if not isinstance(getattr(self, name), bool):
-                raise ParamsError(f"{name} must be True or False, not {getattr(self, name)!r}.")
-        stops = (self.stop,) if isinstance(self.stop, str) else self.stop
-        if not _is_list(stops) or any(not isinstance(stop, str) or not stop for stop in stops):
-            raise ParamsError(
-                f"stop must be text or a list of texts, and none may be empty, not {stops!r}."
-            )
-        object.__setattr__(self, "stop", tuple(stops))
-        if not _is_list(self.stop_token_ids):
-            raise ParamsError(
-                f"stop_token_ids must be a list of token ids, not {self.stop_token_ids!r}."
-            )
         for token_id in self.stop_token_ids:
-            _check_int("stop_token_ids", token_id, 0, 2**31 - 1)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        if not isinstance(self.logit_bias, Mapping):
-            raise ParamsError(
-                f"logit_bias must map token ids to numbers, such as {{42: -1.5}}, not "
-                f"{self.logit_bias!r}."
-            )
+            require("stop_token_ids", token_id, _COUNT, ParamsError)
         for token_id, bias in self.logit_bias.items():
-            _check_int("logit_bias's token ids", token_id, 0, 2**31 - 1)
-            _check_float("logit_bias", bias, -(10**6), 10**6)
+            require("logit_bias's token ids", token_id, _COUNT, ParamsError)
+            require("logit_bias", bias, _PENALTY, ParamsError)
+        stops = (self.stop,) if isinstance(self.stop, str) else self.stop
+        object.__setattr__(self, "stop", tuple(stops))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
 
     @property
@@ -100,6 +157,11 @@ class SamplingParams:
             or self.frequency_penalty != 0
         )
 
+    @property
+    def has_filters(self) -> bool:
+        """Whether top-k, top-p or min-p drop tokens before the draw."""
+        return self.top_k is not None or self.top_p < 1 or self.min_p > 0
+
     @cached_property
     def plainly_greedy(self) -> bool:
         """Whether sampling is greedy on unchanged logits: no penalty, bias or banned tokens."""
@@ -110,29 +172,3 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether every step takes the most likely token."""
         return self.temperature == 0
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
-
-
-def _check_int(name: str, value: object, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        hint = "; None means no limit" if name == "top_k" else ""
-        raise ParamsError(
-            f"{name} must be a whole number from {least} to {most}, not {value!r}{hint}."
-        )
-
-
-def _check_float(
-    name: str, value: object, least: int | float, most: int, open_below: bool = False
-) -> None:
-    fits = (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and least <= value <= most  # False for NaN
-        and not (open_below and value == least)
-    )
-    if not fits:
-        span = f"above {least} and at most {most}" if open_below else f"from {least} to {most}"
-        raise ParamsError(f"{name} must be a number {span}, not {value!r}.")

@@ -2,17 +2,18 @@
 
 import reprlib
 from collections.abc import Sequence as SequenceOf
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from minigen.engine.model_runner import AttentionBackend
+from minigen.errors import OptionError
 from minigen.kv_cache.paged import Batch, KVPool
 from minigen.protocols import Attend, Sampler
 from minigen.sequence import SampledToken, Sequence
-from minigen.sockets.resolve import items_of, name_of, part_error, whole_number
+from minigen.sockets.resolve import items_of, name_of, part_error, takes, whole_number
 
 Heads = Float[Tensor, "tokens q_heads head_dim"]
 KVHeads = Float[Tensor, "tokens kv_heads head_dim"]
@@ -66,21 +67,36 @@ class CheckedSampler:
         return SampledToken(token_id, logprobs)
 
 
-def checked_attend(factory: AttentionBackend) -> AttentionBackend:
-    """Check a user's attention backend: its output must be finite, in the queries' shape and dtype.
+class CheckedAttention:
+    """Checks a user's attention backend: its output is finite, in the queries' shape and dtype.
 
-    It must also store the new keys and values, which it may round.
+    It must also store the new keys and values, which it may round. The backend is tried at once,
+    with a batch of one token; raises `OptionError` if it then returns no attention.
     """
 
-    def make(pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:
-        own = factory(pool, batch, windows)
-        if not callable(own):
-            raise part_error(
-                factory,
-                "",
-                f"must return a function attend(layer_id, q, k, v), not {reprlib.repr(own)}",
-            )
+    def __init__(self, backend: AttentionBackend, pool: KVPool, windows: SequenceOf[int | None]):
+        self.backend = backend
+        self.__name__ = name_of(backend)
+        wanted = (
+            f"attention_backend {name_of(backend)} must be called with (pool, batch, windows) and "
+            "return a function attend(layer_id, q, k, v)"
+        )
+        try:
+            found: Any = backend(pool, _one_token(), windows)
+        except Exception as error:
+            raise OptionError(
+                f"{wanted}, but it raised {type(error).__name__} ({str(error)[:100]})."
+            ) from error
+        if not callable(found) or not takes(found, ("layer_id", "q", "k", "v")):
+            raise OptionError(f"{wanted}, not {reprlib.repr(found)}.")
 
+    def __call__(self, pool: KVPool, batch: Batch, windows: SequenceOf[int | None]) -> Attend:
+        """Return the backend's attention of one step, checked in every layer."""
+        own: Any = self.backend(pool, batch, windows)
+        if not callable(own):
+            self._complain(
+                f"must return a function attend(layer_id, q, k, v), not {reprlib.repr(own)}"
+            )
         blocks, offsets = batch.slots // pool.block_size, batch.slots % pool.block_size
 
         def stored(layer_id: int) -> Float[Tensor, "tokens 2 kv_heads head_dim"]:
@@ -90,11 +106,9 @@ def checked_attend(factory: AttentionBackend) -> AttentionBackend:
             wanted, before = torch.stack([k, v], dim=1), stored(layer_id)
             mixed: Any = own(layer_id, q, k, v)
             if torch.equal(before, stored(layer_id)) and not torch.equal(before, wanted):
-                raise part_error(
-                    factory,
-                    "",
+                self._complain(
                     f"did not store the new keys and values in layer {layer_id}: call "
-                    "pool.store(layer_id, k, v, batch.slots) first",
+                    "pool.store(layer_id, k, v, batch.slots) first"
                 )
             if not isinstance(mixed, Tensor) or (mixed.shape, mixed.dtype) != (q.shape, q.dtype):
                 found = (
@@ -102,19 +116,21 @@ def checked_attend(factory: AttentionBackend) -> AttentionBackend:
                     if isinstance(mixed, Tensor)
                     else type(mixed).__name__
                 )
-                raise part_error(
-                    factory,
-                    "",
+                self._complain(
                     f"returned {found} in layer {layer_id}; it must return {list(q.shape)} of "
-                    f"{q.dtype}, like the queries",
+                    f"{q.dtype}, like the queries"
                 )
             if not mixed.isfinite().all():
-                raise part_error(
-                    factory, "", f"returned numbers that are not finite in layer {layer_id}"
-                )
+                self._complain(f"returned numbers that are not finite in layer {layer_id}")
             return mixed
 
         return attend
 
-    make.__name__ = name_of(factory)
-    return make
+    def _complain(self, what: str) -> NoReturn:
+        raise part_error(self.backend, "", what)
+
+
+def _one_token() -> Batch:
+    """Return a batch of one sequence with one token, in the padding block."""
+    zero = torch.zeros(1, dtype=torch.int64)
+    return Batch(zero, zero, zero, [0, 1], zero + 1, zero.unsqueeze(0), zero, num_decodes=1)

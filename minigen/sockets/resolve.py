@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from minigen.errors import OptionError, PartError
+from minigen.protocols import BlockAllocator, PrefixCache, Sampler, Scheduler
 from minigen.renamed import renamed_methods
 
 
@@ -49,47 +50,44 @@ def whole_number(part: Any, method: str, value: Any, wanted: str) -> int:
         raise part_error(part, method, f"{wanted}; {reprlib.repr(value)} is none") from None
 
 
-# The methods of each socket and their arguments; a sampler and an attention backend are called.
-METHODS: dict[str, dict[str, tuple[str, ...]]] = {
-    "scheduler": {
-        "add": ("sequence",),
-        "schedule": (),
-        "commit": ("chunks", "tokens"),
-        "abort": ("sequence",),
-    },
-    "allocator": {
-        "allocate": ("count",),
-        "share": ("block_ids",),
-        "release": ("block_ids",),
-        "num_owners": ("block_id",),
-    },
-    "prefix_cache": {
-        "match": ("token_ids", "salt"),
-        "insert": ("token_ids", "block_ids", "first", "salt"),
-        "acquire": ("block_ids",),
-        "release": ("block_ids",),
-        "evict": ("count",),
-    },
-    "sampler": {"__call__": ("logits", "sequences")},
-    "attention_backend": {"__call__": ("pool", "batch", "windows")},
+SOCKETS: dict[str, type] = {
+    "scheduler": Scheduler,
+    "allocator": BlockAllocator,
+    "prefix_cache": PrefixCache,
+    "sampler": Sampler,
 }
-PROPERTIES = {"allocator": ("num_free",), "prefix_cache": ("num_evictable",)}
+
+
+def _methods(protocol: type) -> dict[str, tuple[str, ...]]:
+    """Return the methods of a protocol and the names of their arguments."""
+    return {
+        name: tuple(inspect.signature(member).parameters)[1:]
+        for name, member in vars(protocol).items()
+        if inspect.isfunction(member) and (name == "__call__" or not name.startswith("_"))
+    }
+
+
+# A sampler and an attention backend, for which there is no protocol, are called.
+METHODS = {socket: _methods(protocol) for socket, protocol in SOCKETS.items()} | {
+    "attention_backend": {"__call__": ("pool", "batch", "windows")}
+}
+PROPERTIES = {
+    socket: [name for name, member in vars(protocol).items() if isinstance(member, property)]
+    for socket, protocol in SOCKETS.items()
+}
 MADE_OF_OTHERS = ("scheduler", "prefix_cache")  # built by the engine, from its other parts
 
 
 def find_part(socket: str, wanted: Any, known: Mapping[str, Any]) -> Any:
     """Find the part for a socket: by a known name, by `file.py:Name`, or `wanted` itself.
 
-    Raises `OptionError` for a name that does not exist.
+    Raises `OptionError` for a file or a name in it that does not exist.
     """
     if not isinstance(wanted, str):
         return wanted
     if wanted in known:
         return known[wanted]
-    file, colon, name = wanted.rpartition(":")
-    if not colon or not name or not file.endswith(".py"):
-        names = ", ".join(known)
-        raise OptionError(f"{socket} must be one of {names}, or file.py:Name, not {wanted!r}.")
+    file, _, name = wanted.rpartition(":")
     module = _import_file(socket, Path(file).expanduser())
     if not hasattr(module, name):
         raise OptionError(f"{socket} {wanted!r}: {file} defines no {name}.")
@@ -117,7 +115,7 @@ def build_part(socket: str, part: Any, **arguments: Any) -> Any:
             raise OptionError(f"{socket} {name} {misfit}.")
     elif socket == "attention_backend" and not _misfit(socket, part):
         return part  # each instance is one step's attention
-    if not _takes(part, tuple(arguments)):
+    if not takes(part, tuple(arguments)):
         raise OptionError(f"{socket} {name} must be made by {name}({given}).")
     made = part(*arguments.values())
     if misfit := _misfit(socket, made):
@@ -127,9 +125,9 @@ def build_part(socket: str, part: Any, **arguments: Any) -> Any:
 
 def _misfit(socket: str, part: Any) -> str:
     """Explain, as the end of a sentence, why `part` does not fit the socket; empty if it does."""
-    methods, properties = METHODS[socket], PROPERTIES.get(socket, ())
+    methods, properties = METHODS[socket], PROPERTIES.get(socket, [])
     if "__call__" in methods:
-        fits = callable(part) and _takes(part, methods["__call__"])
+        fits = callable(part) and takes(part, methods["__call__"])
         return "" if fits else f"must be called with ({', '.join(methods['__call__'])})"
     lacking = [name for name in methods if not callable(getattr(part, name, None))]
     lacking += [name for name in properties if not hasattr(part, name)]
@@ -141,12 +139,12 @@ def _misfit(socket: str, part: Any) -> str:
         if not isinstance(getattr(part, name), int):
             return f"must have {name} as a whole number: a property, read without a call"
     for name, arguments in methods.items():
-        if not _takes(getattr(part, name), arguments):
+        if not takes(getattr(part, name), arguments):
             return f"has a method {name} that does not take ({', '.join(arguments)})"
     return ""
 
 
-def _takes(function: Any, arguments: tuple[str, ...]) -> bool:
+def takes(function: Any, arguments: tuple[str, ...]) -> bool:
     """Whether a function can be called with these positional arguments."""
     try:
         inspect.signature(function).bind(*arguments)

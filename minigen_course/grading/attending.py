@@ -13,7 +13,7 @@ from minigen.kv_cache.paged import Batch, KVPool
 from minigen.llm import LLM
 from minigen.model.attention import attention
 from minigen.protocols import Attend
-from minigen.sockets.checks_model import checked_attend
+from minigen.sockets.checks_model import CheckedAttention
 from minigen.sockets.resolve import build_part
 
 Attention = Callable[[Tensor, Tensor, Tensor, int | None], Tensor]
@@ -34,7 +34,8 @@ def attending(llm: LLM, attend: AttentionBackend) -> Generator[None, None, None]
             f"This engine's step is {runs}, and its attention cannot be exchanged: load the model "
             "with weights='float32'."
         )
-    own, runner.attend = runner.attend, checked_attend(build_part("attention_backend", attend))
+    checked = CheckedAttention(build_part("attention_backend", attend), runner.pool, runner.windows)
+    own, runner.attend = runner.attend, checked
     try:
         yield
     finally:

@@ -103,11 +103,12 @@ def test_a_checkpoint_on_the_device_continues_as_in_plain_torch(
     options = EngineConfig(max_num_seqs=3, max_num_batched_tokens=24, device="cuda")
     if DEVICE == "cuda":
         free, _ = torch.cuda.mem_get_info()
-        assert free / 2 < cuda.gpu_plan(checkpoint, options).default_kv_bytes
+        assert free / 2 < cuda.plan(checkpoint, options).default_kv_bytes
     manager = BlockManager(BlockAllocator(40), None, options.block_size, 3, 8, Trace())
-    runner = cuda.gpu_runner(checkpoint, options, manager, 40, DEVICE)
+    plan = cuda.CudaPlan(checkpoint, options, default_kv_bytes=0, device=DEVICE)
+    runner, _ = plan.build(manager, 40, num_threads=1, trace=Trace())
     scheduler = ContinuousScheduler(manager, 3, options.max_num_batched_tokens)
-    engine = Engine(scheduler, runner, BatchSampler(cuda.gpu_chooser()), Trace())
+    engine = Engine(scheduler, runner, BatchSampler(plan.chooser(num_threads=1)), Trace())
     sequences = [greedy(i, [3 + i] * length, 5) for i, length in enumerate((1, 19, 30))]
     run(engine, sequences)
     plain = build_transformer(CONFIG, tensors, torch.float32, dense_linear(torch.float32))

@@ -328,5 +328,4 @@ def _is_plain(params: SamplingParams) -> bool:
     if params.greedy:
         return params.plainly_greedy
     changed = params.min_tokens > 0 or params.has_penalties or len(params.logit_bias) > 0
-    cut = params.top_k is not None or params.top_p < 1 or params.min_p > 0
-    return not changed and not cut
+    return not changed and not params.has_filters

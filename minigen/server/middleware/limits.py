@@ -5,13 +5,17 @@ access log reads it.
 """
 
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import cast
-
-from starlette.types import Scope
+from typing import TYPE_CHECKING
 
 from minigen.errors import ContextLengthError, OptionError, ParamsError
-from minigen.outputs import RequestState
+from minigen.fields import FLAG, Values, check, option, real, require, whole
+
+if TYPE_CHECKING:  # the command line shows the limits without the server's packages
+    from starlette.types import Scope
+
+    from minigen.outputs import RequestState
 
 OPEN = frozenset({"/health", "/ready", "/version"})
 WORK = frozenset(
@@ -22,12 +26,12 @@ WORK = frozenset(
 )
 
 
-def makes_work(scope: Scope) -> bool:
+def makes_work(scope: "Scope") -> bool:
     """Return whether a request needs a model or tokenizer, rather than stored information."""
     return scope["method"] == "POST" and scope["path"] in WORK
 
 
-def header(scope: Scope, name: bytes) -> bytes | None:
+def header(scope: "Scope", name: bytes) -> bytes | None:
     """Return the first header with this (lower-case) name; None if there is none."""
     for key, value in scope["headers"]:
         if key == name:
@@ -50,58 +54,84 @@ class RequestRecord:
     completion_tokens: int | None = None
 
 
-def record_of(scope: Scope) -> RequestRecord:
+def record_of(scope: "Scope") -> RequestRecord:
     """Return the record of a request's ASGI scope; the first call creates it."""
     state: dict[str, RequestRecord] = scope.setdefault("state", {})
     return state.setdefault(PLACE, RequestRecord())
 
 
-SECONDS = ("body_timeout", "request_timeout", "send_timeout", "drain_timeout")
+MOST_ANSWERS_PER_PROMPT = 128  # OpenAI's limit of n, also in the HTTP schema
 MOST_SECONDS = 365 * 24 * 3600  # far more than is useful; a timer accepts no infinite time
-MOST = 2**31 - 1
+COUNT = whole(1, 2**31 - 1)
+SECONDS = Values("a number of seconds above 0", real(0, MOST_SECONDS, above=True).allows)
+
+
+def _is_origin(value: object) -> bool:
+    scheme, _, host = value.partition("://") if isinstance(value, str) else ("", "", "")
+    is_whole = scheme.isalpha() and host and not set(host) & set("/?#*, ") and host.isascii()
+    return value == "*" or bool(is_whole)
+
+
+ORIGIN = Values('"*", or like "http://localhost:3000" without a path', _is_origin)
+ORIGINS = Values("a list of origins", lambda value: isinstance(value, list | tuple))
 
 
 @dataclass(frozen=True)
 class Limits:
     """The server's limits; None means no limit. Raises `OptionError` for an invalid value.
 
-    The defaults suit a laptop. A body has at most `max_body_bytes`, and must arrive completely
-    within `body_timeout` seconds. At most `max_in_flight` requests that make work are in flight, at
-    most `max_in_flight_per_key` with one API key, and new ones are rejected while `max_queue`
-    sequences wait in the engine. A request takes at most `request_timeout` seconds in total. A
-    client that does not read for `send_timeout` seconds is disconnected. At shutdown, running
-    requests get `drain_timeout` seconds. Routes call `check`, which applies `max_prompt_tokens` and
-    `max_n`. Web pages of `cors_origins` ("*" for all) may call the server from a browser, and
-    `/metrics` requires a key unless `open_metrics` is set.
+    The defaults suit a laptop; those at "serve" are the same as text. Routes call `check`, which
+    applies `max_prompt_tokens` and `max_n`; the middleware applies the others.
     """
 
-    max_body_bytes: int = 8 * 2**20
-    body_timeout: float = 30
-    max_in_flight: int | None = 256
-    max_in_flight_per_key: int | None = None
-    max_queue: int | None = None
-    request_timeout: float | None = 3600
-    send_timeout: float = 60
-    drain_timeout: float = 30
-    max_prompt_tokens: int | None = None
-    max_n: int | None = 128
-    cors_origins: tuple[str, ...] = ()
-    open_metrics: bool = False
+    max_body_bytes: int = option(
+        8 * 2**20, "Largest request body, such as 8MiB.", COUNT, at={"serve": "8MiB"}
+    )
+    body_timeout: float = option(
+        30, "Time limit for receiving a request body.", SECONDS, at={"serve": "30s"}
+    )
+    max_in_flight: int | None = option(
+        256, "Requests at once, at most; further ones get status 429.", COUNT
+    )
+    max_in_flight_per_key: int | None = option(
+        None, "Requests at once per API key, at most; else 429.", COUNT
+    )
+    max_queue: int | None = option(
+        None, "Sequences waiting for the engine, at most; else 429.", whole(0, 2**31 - 1)
+    )
+    max_prompt_tokens: int | None = option(
+        None, "Tokens per prompt, at most; the context length if absent.", COUNT
+    )
+    max_n: int | None = option(
+        MOST_ANSWERS_PER_PROMPT,
+        "Completions per prompt (n), at most.",
+        whole(1, MOST_ANSWERS_PER_PROMPT),
+    )
+    request_timeout: float | None = option(
+        3600, "Time limit for a whole request; else 504.", SECONDS, at={"serve": "1h"}
+    )
+    send_timeout: float = option(
+        60, "Disconnect a client that reads nothing for this time.", SECONDS, at={"serve": "60s"}
+    )
+    drain_timeout: float = option(
+        30, "Time that running requests get to finish at shutdown.", SECONDS, at={"serve": "30s"}
+    )
+    cors_origins: SequenceOf[str] = option(
+        (),
+        "An origin of web pages that may call the server (CORS), or '*'; repeatable.",
+        ORIGINS,
+        panel="Access",
+    )
+    open_metrics: bool = option(
+        False, "Allow requests for /metrics without a key.", FLAG, panel="Access"
+    )
 
     def __post_init__(self) -> None:
-        _whole("max_body_bytes", self.max_body_bytes, 1)
-        for name in ("max_in_flight", "max_in_flight_per_key", "max_prompt_tokens", "max_n"):
-            if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 1)
-        if self.max_queue is not None:
-            _whole("max_queue", self.max_queue, 0)
-        for name in SECONDS:
-            if name != "request_timeout" or self.request_timeout is not None:
-                _seconds(name, getattr(self, name))
+        check(self, OptionError)
         for origin in self.cors_origins:
-            _origin(origin)
+            require("An origin", origin, ORIGIN, OptionError)
 
-    def check(self, answers: Iterable[RequestState]) -> None:
+    def check(self, answers: "Iterable[RequestState]") -> None:
         """Raise a `MinigenError` if one of a request's answers exceeds a limit."""
         for answer in answers:
             self.check_prompt(len(answer.sequence.prompt_ids))
@@ -119,24 +149,3 @@ class Limits:
         """Raise `ParamsError` for more than `max_n` answers to a prompt."""
         if self.max_n is not None and n > self.max_n:
             raise ParamsError(f"n is {n}; this server allows at most {self.max_n} answers.")
-
-
-def _whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
-        raise OptionError(f"{name} must be a whole number from {least} to {MOST}, not {value!r}.")
-
-
-def _seconds(name: str, value: object) -> None:
-    real = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (real and 0 < cast(float, value) <= MOST_SECONDS):  # a NaN is not, either
-        raise OptionError(f"{name} must be a number of seconds above 0, not {value!r}.")
-
-
-def _origin(origin: object) -> None:
-    scheme, _, host = origin.partition("://") if isinstance(origin, str) else ("", "", "")
-    whole = scheme.isalpha() and host and not set(host) & set("/?#*, ") and host.isascii()
-    if origin != "*" and not whole:
-        raise OptionError(
-            f'An origin must be "*", or like "http://localhost:3000" without a path, not '
-            f"{origin!r}."
-        )

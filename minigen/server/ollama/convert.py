@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from minigen.errors import ContextLengthError
+from minigen.fields import default_at, offered_at
 from minigen.llm import LLM
 from minigen.outputs import RequestState, TokenDelta
 from minigen.sampling.params import SamplingParams
@@ -16,6 +17,7 @@ from minigen.server.errors import ApiError
 from minigen.server.models import Served
 from minigen.server.ollama.schema import (
     NO_LIMITS,
+    OWN_NAMES,
     GenerateRequest,
     OllamaChatRequest,
     OllamaMessage,
@@ -25,9 +27,6 @@ from minigen.server.ollama.schema import (
 from minigen.server.openai.responses import TokenLogprobs, chat_entry
 from minigen.server.streaming import Growth
 
-DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repeat_penalty": 1.1}
-OUR_NAMES = {"repeat_penalty": "repetition_penalty"}
-SAME = ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty")
 ROLES = ("system", "user", "assistant")
 
 
@@ -66,13 +65,15 @@ def _answers(llm: LLM, prompt: str | list[int], request: OllamaRequest) -> list[
 
 
 def _sampling_fields(options: Options) -> dict[str, Any]:
-    given = {name: getattr(options, name) for name in (*SAME, "repeat_penalty", "stop")}
-    named = DEFAULTS | {name: value for name, value in given.items() if value is not None}
+    named: dict[str, Any] = {}
+    for each in offered_at("ollama", SamplingParams):
+        given = getattr(options, OWN_NAMES.get(each.name, each.name))
+        named[each.name] = default_at(each, "ollama") if given is None else given
     if named["top_k"] in (0, -1):
         named["top_k"] = None
-    if named.get("seed", 0) < 0:
+    if named["seed"] is not None and named["seed"] < 0:
         named["seed"] = None
-    return {OUR_NAMES.get(name, name): value for name, value in named.items()}
+    return named
 
 
 def _max_tokens(options: Options, num_prompt: int, max_positions: int) -> int | None:

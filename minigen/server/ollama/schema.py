@@ -16,8 +16,10 @@ from minigen.server.openai.schema import (
     OnlyDefault,
     Stop,
     Strict,
+    with_sampling,
 )
 
+OWN_NAMES = {"repetition_penalty": "repeat_penalty"}  # Ollama's, by ours
 NO_LIMITS = (-1, -2)  # num_predict: until the model stops, or until the context is full
 
 
@@ -45,13 +47,11 @@ KeepAlive = Annotated[
 _KEEP_ALIVE = 'How long an idle model stays loaded: seconds or "10m"; 0 unloads it, -1 never does.'
 
 
+@with_sampling("ollama", OWN_NAMES)
 class Options(Strict):
     """The sampling options. Options that only affect where or how fast Ollama runs are ignored."""
 
-    temperature: float | None = Field(None, ge=0, le=10**6, description="0.8 if absent.")
     top_k: int | None = Field(None, ge=-1, description="40 if absent; 0 or -1 means all.")
-    top_p: float | None = Field(None, gt=0, le=1, description="0.9 if absent.")
-    min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(
         None, ge=-(2**63), le=2**63 - 1, description="A negative value means no seed."
     )
@@ -71,8 +71,6 @@ class Options(Strict):
         description="1.1 if absent; it applies to all tokens so far, not to the last 64.",
     )
     repeat_last_n: Annotated[Any, OnlyDefault(-1)] = None
-    presence_penalty: float | None = Field(None, ge=-(10**6), le=10**6)
-    frequency_penalty: float | None = Field(None, ge=-(10**6), le=10**6)
 
     typical_p: Annotated[Any, OnlyDefault(1, 1.0)] = None
     tfs_z: Annotated[Any, OnlyDefault(1, 1.0)] = None

@@ -6,7 +6,9 @@ nothing. Sources: OpenAI's API reference; vLLM's, for the additional fields from
 """
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -16,9 +18,16 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     WithJsonSchema,
+    create_model,
 )
 from pydantic_core import CoreSchema, core_schema
 
+from minigen.fields import default_at, offered_at, option_of
+from minigen.sampling.params import SamplingParams
+from minigen.server.middleware.limits import MOST_ANSWERS_PER_PROMPT
+
+T = TypeVar("T", bound=BaseModel)
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 TYPES: dict[str, type | tuple[type, ...]] = {
     "boolean": bool,
     "number": (int, float),
@@ -156,15 +165,43 @@ class StreamOptions(Strict):
     continuous_usage_stats: Annotated[Any, OnlyDefault(False)] = None
 
 
+def with_sampling(
+    api: str, names: Mapping[str, str] = NO_NAMES, params: Any = SamplingParams
+) -> Callable[[type[T]], type[T]]:
+    """Add to a schema the fields of `params` that have a default at `api`.
+
+    `names` has the API's own names. A parameter that the schema defines already stays as it is.
+    """
+
+    def added(schema: type[T]) -> type[T]:
+        new: dict[str, Any] = {}
+        for each in offered_at(api, params):
+            name, default = names.get(each.name, each.name), default_at(each, api)
+            kind: Any = each.type
+            if name not in schema.model_fields:
+                text = None if default == each.default else f"{default} if absent."
+                bounds: Any = option_of(each).values.bounds
+                new[name] = (kind | None, Field(None, description=text, **bounds))
+        doc, module = schema.__doc__, schema.__module__
+        return create_model(schema.__name__, __base__=schema, __doc__=doc, __module__=module, **new)
+
+    return added
+
+
+@with_sampling("openai")
 class Generation(Strict):
-    """The fields of both endpoints: the model, its sampling parameters, and streaming."""
+    """The fields of both endpoints: the model, its sampling parameters, and streaming.
+
+    Sampling parameters that accept what `SamplingParams` accepts are added by the decorator.
+    """
 
     model: str | None = Field(
         None, description="A model of /v1/models; the server's first if absent."
     )
-    n: int | None = Field(None, ge=1, le=128, description="Answers to each prompt.")
+    n: int | None = Field(
+        None, ge=1, le=MOST_ANSWERS_PER_PROMPT, description="Answers to each prompt."
+    )
     temperature: float | None = Field(None, ge=0, le=10**6, description="0 is greedy; 1 if absent.")
-    top_p: float | None = Field(None, gt=0, le=1)
     stop: Stop = Field(None, description="Texts that end an answer; they are not part of it.")
     seed: int | None = Field(
         None, ge=-(2**63), le=2**63 - 1, description="The same seed samples the same tokens."
@@ -173,8 +210,6 @@ class Generation(Strict):
         None, description="Send server-sent events while tokens are generated."
     )
     stream_options: StreamOptions | None = None
-    presence_penalty: float | None = Field(None, ge=-(10**6), le=10**6)
-    frequency_penalty: float | None = Field(None, ge=-(10**6), le=10**6)
     logit_bias: dict[str, float] | None = Field(
         None, max_length=1024, description="By token id: a value that is added to its logit."
     )
@@ -183,12 +218,9 @@ class Generation(Strict):
     top_k: int | None = Field(
         None, ge=-1, description="Sample from the most likely k tokens; 0 or -1 means all."
     )
-    min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=10**6)
     min_tokens: int | None = Field(None, ge=0)
-    ignore_eos: bool | None = None
     stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, max_length=1024)
-    include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     priority: int | None = Field(
         None, ge=-(2**31), le=2**31, description="Lower values run first; 0 if absent."
