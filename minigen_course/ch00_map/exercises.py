@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import expect, expect_equal
+from minigen_course.grading.exercise import Exercise, expect, expect_equal
 from minigen_course.lab.cost_model import (
     GB,
     config_of,

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from minigen.checkpoint.gguf_mapping import unpermuted_rows
 from minigen.checkpoint.quant_formats import unpack_q4_1
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import expect, expect_close, expect_equal
+from minigen_course.grading.exercise import Exercise, expect, expect_close, expect_equal
 
 UnpermutedRows = Callable[[int, int], Tensor]
 Unpack = Callable[[Tensor], Tensor]

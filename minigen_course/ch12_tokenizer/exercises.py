@@ -6,8 +6,7 @@ from typing import Any
 
 from minigen.tokenizer.stop_strings import StopWatcher
 from minigen.tokenizer.tokenizer import StreamDecoder
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import expect, expect_equal
+from minigen_course.grading.exercise import Exercise, expect, expect_equal
 from minigen_course.lab.texts import HARD_UNICODE
 
 SPECIAL = 999

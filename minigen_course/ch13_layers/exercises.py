@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from minigen.model.layers import apply_rotary, apply_rotary_interleaved, rms_norm, swiglu
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import expect, expect_close, expect_equal
+from minigen_course.grading.exercise import Exercise, expect, expect_close, expect_equal
 
 RmsNorm = Callable[[Tensor, Tensor, float], Tensor]
 Rotate = Callable[[Tensor, Tensor, Tensor], Tensor]

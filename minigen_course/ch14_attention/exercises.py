@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from minigen.model.attention import attention, causal_mask
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import expect, expect_close, expect_equal
+from minigen_course.grading.exercise import Exercise, expect, expect_close, expect_equal
 
 CausalMask = Callable[..., Tensor]
 Attention = Callable[..., Tensor]

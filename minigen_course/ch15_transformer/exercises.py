@@ -17,8 +17,7 @@ from minigen.model.layers import (
     swiglu,
 )
 from minigen.model.transformer import Layer, project_qkv, run_layer
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import Wrong, expect, expect_close, expect_equal
+from minigen_course.grading.exercise import Exercise, Wrong, expect, expect_close, expect_equal
 from minigen_course.lab.small_model import EPS, HEAD_DIM, HIDDEN, Product, random_layer
 
 RunLayer = Callable[..., Tensor]

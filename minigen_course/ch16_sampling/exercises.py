@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from minigen.sampling.sampler import apply_penalties, keep_top_p
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import expect, expect_close, expect_equal
+from minigen_course.grading.exercise import Exercise, expect, expect_close, expect_equal
 
 KeepTopP = Callable[[Tensor, Tensor], Tensor]
 ApplyPenalties = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -9,8 +9,7 @@ from torch import Tensor
 from minigen.sampling.params import SamplingParams
 from minigen.sequence import Sequence
 from minigen_course.ch17_dense_cache.reference import DenseCache, DenseRunner
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import Wrong, expect, expect_close, expect_equal
+from minigen_course.grading.exercise import Exercise, Wrong, expect, expect_close, expect_equal
 from minigen_course.lab.small_model import KV_HEADS, RecordingModel, recording_model
 
 CacheClass = type[Any]  # a learner's class need not inherit from the package's

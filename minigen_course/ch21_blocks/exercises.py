@@ -5,8 +5,7 @@ from typing import Any
 
 from minigen.errors import OutOfBlocksError
 from minigen.kv_cache.block_allocator import RESERVED_BLOCK, BlockAllocator, copy_on_write
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import Wrong, expect, expect_equal
+from minigen_course.grading.exercise import Exercise, Wrong, expect, expect_equal
 
 
 def _forked(num_blocks: int, num_owned: int, num_others: int) -> tuple[BlockAllocator, list[int]]:

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from minigen.kv_cache.paged import KVPool, slots_of
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import expect, expect_close, expect_equal
+from minigen_course.grading.exercise import Exercise, expect, expect_close, expect_equal
 
 AXES = ("slot", "head", "dimension")
 ROWS = ("row", "slot", "head", "dimension")

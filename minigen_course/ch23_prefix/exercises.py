@@ -11,8 +11,7 @@ from minigen.sampling.params import SamplingParams
 from minigen.sequence import Sequence
 from minigen.sockets.checks_cache import CheckedPrefixCache, TrackedAllocator
 from minigen.trace.events import Trace
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import expect, expect_equal
+from minigen_course.grading.exercise import Exercise, expect, expect_equal
 
 SIZE, NUM_BLOCKS = 4, 20
 Part = type[RadixPrefixCache]

@@ -7,8 +7,8 @@ from minigen.kv_cache.block_allocator import BlockAllocator
 from minigen.kv_cache.radix_cache import RadixPrefixCache
 from minigen.protocols import BlockAllocator as Allocator
 from minigen_course.ch23_prefix import exercises as prefix_checks
+from minigen_course.grading.exercise import expect_equal
 from minigen_course.grading.hunt import Hunt
-from minigen_course.grading.messages import expect_equal
 from minigen_course.lab.toy_engine import serve_toy
 
 Name = tuple[str | None, tuple[int, ...]]

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from minigen_course.ch31_triton.kernels import add_scaled, rms_norm_rows, silu_multiply
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import Wrong, expect, expect_close
+from minigen_course.grading.exercise import Exercise, Wrong, expect, expect_close
 from minigen_course.lab.memory_watch import watched
 from minigen_course.lab.triton_interpreter import Access, launch
 

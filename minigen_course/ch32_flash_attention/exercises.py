@@ -14,8 +14,7 @@ from torch import Tensor
 from minigen_course.ch32_flash_attention.flash import Partial, flash_attention, merge
 from minigen_course.ch32_flash_attention.kernels import flash_kernel
 from minigen_course.ch32_flash_attention.lesson import start_flash
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import expect, expect_close, expect_equal
+from minigen_course.grading.exercise import Exercise, expect, expect_close, expect_equal
 from minigen_course.lab.memory_watch import count_memory, expect_numbers, watched
 from minigen_course.lab.triton_interpreter import Access
 

@@ -21,8 +21,7 @@ from minigen_course.ch33_paged_attention.kernels import (
     launch_join,
     no_parts,
 )
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import Wrong, expect, expect_close
+from minigen_course.grading.exercise import Exercise, Wrong, expect, expect_close
 from minigen_course.lab.memory_watch import expect_numbers, watched
 from minigen_course.lab.triton_interpreter import Access
 

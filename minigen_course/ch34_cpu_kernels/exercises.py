@@ -8,8 +8,7 @@ import numpy as np
 from minigen.kernels.cpu.packed_weights import by_panels
 from minigen_course.ch34_cpu_kernels.lesson import Quantise, quantise_groups
 from minigen_course.ch34_cpu_kernels.reference import ByteRows, CodeRows, multiply_codes
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import Wrong, expect, expect_equal
+from minigen_course.grading.exercise import Exercise, Wrong, expect, expect_equal
 
 MultiplyCodes = Callable[[CodeRows, ByteRows], np.ndarray]
 

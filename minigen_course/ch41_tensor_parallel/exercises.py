@@ -16,8 +16,7 @@ from minigen.model.transformer import Layer, project_qkv, run_layer
 from minigen.parallel.comm import Comm, SoloComm, run_ranks
 from minigen.parallel.sharding import shard_tensors
 from minigen_course.ch41_tensor_parallel.lesson import run_split_layer
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import Wrong, expect, expect_close, expect_equal
+from minigen_course.grading.exercise import Exercise, Wrong, expect, expect_close, expect_equal
 from minigen_course.lab.small_model import (
     EPS,
     FFN,

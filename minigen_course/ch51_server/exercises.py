@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 from minigen_course.ch51_server.lesson import Events, chat_events
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import Wrong, expect, expect_equal
+from minigen_course.grading.exercise import Exercise, Wrong, expect, expect_equal
 
 HEAD = {"id": "chatcmpl-7", "object": "chat.completion.chunk", "created": 51, "model": "tiny"}
 SECONDS = 2.0

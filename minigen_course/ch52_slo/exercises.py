@@ -6,8 +6,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import Wrong, expect, expect_equal
+from minigen_course.grading.exercise import Exercise, Wrong, expect, expect_equal
 from minigen_course.lab.load import load_test
 
 Send = Callable[[int], Awaitable[object]]

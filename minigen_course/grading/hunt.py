@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from minigen_course.grading.check import SECONDS, judge, print_hints
-from minigen_course.grading.exercise import Check, Exercise
-from minigen_course.grading.messages import Wrong, expect
+from minigen_course.grading.exercise import Check, Exercise, Wrong, expect
 from minigen_course.grading.stub import emptied, imports_of, source_of
 
 Test = Callable[[Any], object]

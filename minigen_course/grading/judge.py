@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from minigen_course.grading.exercise import Exercise, exercises
+from minigen_course.grading.exercise import Exercise, Wrong, exercises
 from minigen_course.grading.hunt import HUNTS, hunt_of
-from minigen_course.grading.messages import Wrong
 from minigen_course.grading.stub import STILL_EMPTY
 
 

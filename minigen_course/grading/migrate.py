@@ -127,12 +127,16 @@ def _import(found: "re.Match[str]", names: dict[str, dict[str, tuple[str, str]]]
     if known is None:
         return found[0]
     modules: dict[str, list[str]] = defaultdict(list)
+    is_changed = False
     for item in re.sub(r"#[^\n]*", "", listed).strip("()\n ").split(","):
         if not item.strip():
             continue
         name, _, other = (word.strip() for word in item.partition(" as "))
         module, new = known.get(name, (old_module, name))
         modules[module].append(f"{new} as {other}" if other else new)
+        is_changed = is_changed or (module, new) != (old_module, name)
+    if not is_changed:
+        return found[0]
     lines = (f"{indent}from {module} import {', '.join(each)}" for module, each in modules.items())
     return "\n".join(lines)
 

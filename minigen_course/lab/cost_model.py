@@ -6,6 +6,7 @@ is 10^9 bytes. Source: Williams, Waterman and Patterson 2009, "Roofline".
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from minigen.checkpoint.config_json import read_config
 from minigen.checkpoint.model_config import ModelConfig
 from minigen.model.transformer import expected_tensors
+from minigen.sequence import ScheduledChunk
 from minigen_course.figures.show import best_seconds
 
 GB = 1e9
@@ -313,6 +315,48 @@ def prefill_step(
         kv_bytes=shape.kv_numbers(num_tokens) * kv_bits / 8,
         flops=num_tokens * (shape.flops(0) - head) + head + attention,
     )
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The time of a step in seconds: max(read, tokens x token) + overhead, as in chapter 17.
+
+    `read` is the time to read the weights; `token` is the time of one token's arithmetic.
+    """
+
+    read: float
+    token: float
+    overhead: float = 0.0
+
+    def __call__(self, num_tokens: int) -> float:
+        """Return the seconds of a step of `num_tokens`."""
+        return max(self.read, num_tokens * self.token) + self.overhead
+
+    def seconds(self, chunks: Sequence[ScheduledChunk]) -> float:
+        """Return the seconds of a step that computes these chunks."""
+        return self(sum(chunk.num_tokens for chunk in chunks))
+
+
+@dataclass(frozen=True)
+class Card:
+    """A model in bfloat16 on a machine; `overhead` is added per step, in seconds (chapter 17)."""
+
+    shape: ModelShape = SHAPES["Llama-3-8B"]
+    machine: Machine = MACHINES["L4"]
+    overhead: float = 2e-3
+
+    def seconds(self, chunks: Sequence[ScheduledChunk]) -> float:
+        """Return a step's seconds: the longer of its bytes and its FLOPs, plus the overhead."""
+        shape = self.shape
+        a_token, kv_bytes = shape.flops(0), 2 * shape.kv_numbers(1)
+        a_pair = shape.flops(1) - a_token
+        flops, context_tokens = 0, 0
+        for chunk in chunks:
+            context = chunk.sequence.num_computed + chunk.num_tokens
+            flops += chunk.num_tokens * (a_token + context * a_pair)
+            context_tokens += context
+        step = Step(2 * shape.multiplied, context_tokens * kv_bytes, flops)
+        return step.seconds(self.machine, self.overhead)
 
 
 def measure_machine(

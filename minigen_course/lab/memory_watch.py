@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from minigen.errors import OptionError
-from minigen_course.grading.messages import Wrong
+from minigen_course.grading.exercise import Wrong
 from minigen_course.lab.triton_interpreter import Access, record
 
 
