@@ -206,7 +206,7 @@ def test_without_triton_its_checks_name_the_remedy() -> None:
         "from minigen_course.grading.exercise import exercises\n"
         "from minigen_course.grading.judge import verdict_on\n"
         "kernel, loop = (exercises('32')[each] for each in ('flash_kernel', 'flash_attention'))\n"
-        "print(*(verdict_on(each, each.solution) for each in (kernel, loop)), sep='\\n')\n"
+        "print(*(verdict_on(each.checks, each.solution) for each in (kernel, loop)), sep='\\n')\n"
     )
     message, passed = run_python("-c", blocked).splitlines()
     assert "needs Triton" in message

@@ -163,7 +163,7 @@ HUNT = Hunt(
         "finds a whole prompt if it is several blocks long": _FullHitOfMany,
         "finds a whole prompt if it is the prefix of a longer, cached one": _FullHitOfAPrefix,
     },
-    (*prefix_checks.EXERCISES[0].checks, the_engine_serves_prompts_again),
+    (*prefix_checks.CHECKS["RadixPrefixCache"], the_engine_serves_prompts_again),
     (
         "Ask for the same prompt twice, with lengths around a whole number of blocks.",
         "How many tokens are left for the model to compute? Which token's logits choose the next "

@@ -8,7 +8,7 @@ from minigen_course.ch24_scheduler.lesson import (
     PreemptingScheduler,
     SlotScheduler,
 )
-from minigen_course.grading.exercise import Exercise, expect_equal
+from minigen_course.grading.exercise import expect_equal
 from minigen_course.lab.toy_engine import SchedulerBench
 
 
@@ -243,120 +243,37 @@ def forty_requests_in_too_little_memory(part: Any) -> None:
         random_requests(part, PreemptingScheduler, 10 + seed, **sizes)
 
 
-SCHEDULER_USE = """from minigen import LLM, SamplingParams
-
-llm = LLM.load(scheduler=mine, max_num_seqs=2{sizes})
-prompts = [f"A short story about {{topic}}:" for topic in ("rain", "tea", "owls", "salt")]
-for answer in llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12)):
-    print(repr(answer.text))
-print(llm.describe()["scheduler"])"""
-
-EXERCISES = (
-    Exercise(
-        "SlotScheduler",
-        SlotScheduler,
-        (
-            one_request_alone,
-            two_run_together,
-            a_free_batch_slot_is_taken_at_once,
-            no_batch_slot_is_used_twice,
-            a_prompt_waits_until_it_fits_into_a_step,
-            a_request_starts_with_blocks_for_its_longest_answer,
-            an_aborted_request_frees_its_batch_slot_and_blocks,
-            two_schedulers_share_no_state,
-            forty_requests_in_batch_slots,
-        ),
-        (
-            "Keep a queue of waiting sequences and a list of running ones. schedule gives each "
-            "running sequence one token, ScheduledChunk(sequence, 1). Then it tries to start the "
-            "first sequence of the queue, again and again, until that one cannot start.",
-            "To start a sequence, call begin_with_room(self.manager, sequence, budget) of "
-            "minigen_course.ch24_scheduler.lesson. It returns how many tokens to compute, or 0 if "
-            "there are not enough blocks. Check the batch slots and the budget before this call, "
-            "because a started sequence holds blocks.",
-            "In commit, call samples_of(chunks), which returns the sequences that get a token, "
-            "before self.manager.mark_computed counts the chunks as computed. "
-            "sequence.append(token.token_id) sets finish_reason when the answer is complete; then "
-            "call self.manager.free(sequence), and remove the sequence from the running ones.",
-        ),
-        "Write continuous batching. In each step, every running sequence gets one token. Waiting "
-        "sequences start in the order of arrival. A sequence starts as soon as a slot in the batch "
-        "is free, its whole prompt fits into the tokens that are left in the step, and there are "
-        "blocks for its longest answer (`begin_with_room` of "
-        "`minigen_course.ch24_scheduler.lesson` allocates the blocks). No sequence overtakes "
-        "another: if the first of the queue cannot start, all wait. `commit` removes finished "
-        "sequences from the batch and frees their blocks.",
-        SCHEDULER_USE.format(sizes=""),
-        "A prompt longer than `max_num_batched_tokens` never starts here, and blocks all requests "
-        "behind it. Run such a prompt alone in its step, or reject it in `add`: which of the two "
-        "would you want in a server?",
+CHECKS = {
+    "SlotScheduler": (
+        one_request_alone,
+        two_run_together,
+        a_free_batch_slot_is_taken_at_once,
+        no_batch_slot_is_used_twice,
+        a_prompt_waits_until_it_fits_into_a_step,
+        a_request_starts_with_blocks_for_its_longest_answer,
+        an_aborted_request_frees_its_batch_slot_and_blocks,
+        two_schedulers_share_no_state,
+        forty_requests_in_batch_slots,
     ),
-    Exercise(
-        "ChunkingScheduler",
-        ChunkingScheduler,
-        (
-            one_request_alone,
-            a_long_prompt_is_chunked_beside_decodes,
-            decodes_go_before_prompts,
-            the_rest_of_a_step_goes_to_the_next_prompt,
-            a_full_step_admits_no_request,
-            batch_slots_and_blocks_still_limit,
-            two_schedulers_share_no_state,
-            forty_requests_in_chunks,
-        ),
-        (
-            "sequence.num_wanted is how many tokens are still to be computed: 1 for a decode, more "
-            "for a partly computed prompt. Schedule min(num_wanted, budget) of them.",
-            "Go through the running sequences in the order of arrival. Then every decode gets its "
-            "token, because a prompt that takes all remaining tokens arrived after the decodes.",
-            "A new sequence gets begin_with_room(self.manager, sequence, budget) tokens, its first "
-            "chunk. Start no sequence when the budget is 0.",
-        ),
-        "Write `schedule` with chunked prefill. First, each decoding sequence gets its token. Then "
-        "partly computed prompts, in the order of arrival, get as many of the remaining tokens as "
-        "they need. Then new sequences start with the rest, while there are batch slots and "
-        "blocks. No step has more than `max_num_batched_tokens` tokens. The base class "
-        "`WholePromptScheduler` is the package's `SlotScheduler` under another name; build on "
-        "your own if you like.",
-        SCHEDULER_USE.format(sizes=", max_num_batched_tokens=8"),
-        "A short prompt behind a long one waits for all chunks of the long one. Share the "
-        "remaining tokens of a step among the prompts that are partly computed. What happens to "
-        "the long prompt's time to first token (TTFT)?",
+    "ChunkingScheduler": (
+        one_request_alone,
+        a_long_prompt_is_chunked_beside_decodes,
+        decodes_go_before_prompts,
+        the_rest_of_a_step_goes_to_the_next_prompt,
+        a_full_step_admits_no_request,
+        batch_slots_and_blocks_still_limit,
+        two_schedulers_share_no_state,
+        forty_requests_in_chunks,
     ),
-    Exercise(
-        "PreemptingScheduler",
-        PreemptingScheduler,
-        (
-            one_request_alone,
-            a_long_prompt_is_chunked_beside_decodes,
-            blocks_for_now_are_enough_to_start,
-            the_last_request_is_preempted,
-            a_preempted_request_is_recomputed_first,
-            the_last_request_preempts_itself,
-            a_preempted_request_leaves_the_step,
-            two_schedulers_share_no_state,
-            forty_requests_in_too_little_memory,
-        ),
-        (
-            "Now self.manager.allocate(sequence, budget) starts a sequence with blocks for its "
-            "tokens so far, and self.manager.allocate_slots(sequence, num_tokens) makes KV-cache "
-            "slots before each step. It returns False if there are not enough blocks.",
-            "To preempt: remove the last of the running sequences, call self.manager.free on it, "
-            "and put it at the front of the queue. free also sets its num_computed to 0, so that "
-            "its prompt and the tokens generated so far are computed again when it starts. Then "
-            "call allocate_slots again.",
-            "The last sequence may be the one that asks for slots; then it is not in the step. And "
-            "if you do not go in the order of arrival, the last sequence may already have a chunk "
-            "in this step; remove that chunk.",
-        ),
-        "Write `schedule` with preemption. A sequence starts with blocks for its tokens so far "
-        "only. Each step allocates KV-cache slots for the next tokens of each running sequence. If "
-        "there are not enough blocks, the last sequence to arrive is preempted, and then the next "
-        "to last, until there are enough. A preempted sequence frees its blocks, and waits again "
-        "in front of all that arrived later. It is not in the step.",
-        SCHEDULER_USE.format(sizes=", num_blocks=4, block_size=8"),
-        "Recomputation costs arithmetic. vLLM could also copy the victim's blocks to the host's "
-        "memory and back. From how many tokens on would that be faster, given a bus of 25 GB/s, "
-        "23 KB of keys and values per token, and a prefill of 5,000 tokens per second?",
+    "PreemptingScheduler": (
+        one_request_alone,
+        a_long_prompt_is_chunked_beside_decodes,
+        blocks_for_now_are_enough_to_start,
+        the_last_request_is_preempted,
+        a_preempted_request_is_recomputed_first,
+        the_last_request_preempts_itself,
+        a_preempted_request_leaves_the_step,
+        two_schedulers_share_no_state,
+        forty_requests_in_too_little_memory,
     ),
-)
+}

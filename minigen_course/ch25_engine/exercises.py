@@ -3,8 +3,7 @@
 from typing import Any
 
 from minigen.errors import RequestError
-from minigen_course.ch25_engine.lesson import StepLoop
-from minigen_course.grading.exercise import Exercise, Wrong, expect_equal
+from minigen_course.grading.exercise import Wrong, expect_equal
 from minigen_course.lab.toy_engine import LoopBench
 
 
@@ -110,49 +109,15 @@ def an_aborted_request_gets_no_more_tokens(part: Any) -> None:
     bench.drain()
 
 
-EXERCISES = (
-    Exercise(
-        "StepLoop",
-        StepLoop,
-        (
-            one_answer_is_delivered_token_by_token,
-            a_step_without_work_does_nothing,
-            a_chunk_of_a_prompt_gives_no_token,
-            each_row_goes_to_its_own_sequence,
-            several_answers_to_one_prompt,
-            a_preempted_request_repeats_no_token,
-            an_id_is_free_again_when_its_request_has_finished,
-            an_aborted_request_gets_no_more_tokens,
-        ),
-        (
-            "A step is four calls: scheduler.schedule(), runner.logits(chunks), "
-            "sampler(logits, samples), scheduler.commit(chunks, tokens). Without chunks the step "
-            "ends after the first call.",
-            "samples_of(chunks) returns the sequence of each row of the logits. Call it before "
-            "commit, which counts the chunks as computed. If it is empty, do not call the sampler, "
-            "but still commit the chunks.",
-            "commit returns (sequence, token) pairs. Deliver every pair, and remove the sequences "
-            "whose finish_reason is set from live. Siblings (sequence.siblings) are in live from "
-            "the start, each under its own id, but only the first sequence is added to the "
-            "scheduler.",
-        ),
-        "Write the engine's loop. `add` queues a sequence. `step` gets the chunks from the "
-        "scheduler, computes the logits with the runner, chooses tokens with the sampler, commits "
-        "them, and delivers each token once. It returns how many tokens went through the model. "
-        "Finished sequences leave `live`, so that their ids are free again. `abort` removes an "
-        "unfinished sequence. `add` raises `RequestError` if an id is in use, and `abort` raises "
-        "it if the id is not live. `samples_of` is in `minigen.sequence`, `RequestError` in "
-        "`minigen.errors`.",
-        """from minigen import SamplingParams
-from minigen_course import load_model
-from minigen_course.ch25_engine.lesson import answers_by_loop
-
-llm = load_model()
-prompts = [f"A short story about {topic}:" for topic in ("rain", "tea", "owls")]
-for text in answers_by_loop(llm, mine, prompts, SamplingParams(temperature=0, max_tokens=12)):
-    print(repr(text))""",
-        "A client may disconnect while its token is delivered. Then `deliver` calls `abort`, "
-        "perhaps for another request whose token was chosen in the same step. What must `step` "
-        "check before each delivery?",
+CHECKS = {
+    "StepLoop": (
+        one_answer_is_delivered_token_by_token,
+        a_step_without_work_does_nothing,
+        a_chunk_of_a_prompt_gives_no_token,
+        each_row_goes_to_its_own_sequence,
+        several_answers_to_one_prompt,
+        a_preempted_request_repeats_no_token,
+        an_id_is_free_again_when_its_request_has_finished,
+        an_aborted_request_gets_no_more_tokens,
     ),
-)
+}
