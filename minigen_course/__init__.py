@@ -10,12 +10,14 @@ if TYPE_CHECKING:
     from minigen_course.figures.show import show as show
     from minigen_course.figures.show import verdicts as verdicts
     from minigen_course.grading.check import check as check
+    from minigen_course.grading.hunt import hunt as hunt
     from minigen_course.grading.plug_in import using as using
     from minigen_course.lab.inspect_model import load_model as load_model
 
 _HOMES = {
     "Claim": "minigen_course.figures.show",
     "check": "minigen_course.grading.check",
+    "hunt": "minigen_course.grading.hunt",
     "load_model": "minigen_course.lab.inspect_model",
     "mark": "minigen_course.figures.show",
     "measured": "minigen_course.figures.show",
@@ -23,7 +25,7 @@ _HOMES = {
     "using": "minigen_course.grading.plug_in",
     "verdicts": "minigen_course.figures.show",
 }
-__all__ = ["Claim", "check", "load_model", "mark", "measured", "show", "using", "verdicts"]
+__all__ = ["Claim", "check", "hunt", "load_model", "mark", "measured", "show", "using", "verdicts"]
 
 
 def __getattr__(name: str) -> Any:

@@ -42,13 +42,12 @@ import torch
 from minigen import SamplingParams
 from minigen.model.attention import attention
 from minigen.trace.events import EventKind
-from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
+from minigen_course import Claim, check, hunt, load_model, mark, measured, show, using, verdicts
 from minigen_course.ch22_paged.lesson import ReservingScheduler
 from minigen_course.figures.block_map import block_map
 from minigen_course.figures.explore import replay, watch
 from minigen_course.figures.show import best_seconds
 from minigen_course.figures.trace_views import pool_states
-from minigen_course.grading.hunt import hunt
 from minigen_course.lab.texts import QUESTIONS
 from minigen_course.lab.toy_engine import serve_toy
 
@@ -182,7 +181,7 @@ show(attend_paged)
 # in the dense one:
 
 # %%
-from minigen_course.ch17_dense_cache.lesson import continue_dense
+from minigen_course.ch17_dense_cache.reference import continue_dense
 
 exact = load_model(weights="float32", num_blocks=64)
 texts = ["The sea is", "Once upon a time there was a king who", "1, 2, 3, 4, 5, 6, 7, 8, 9,"]

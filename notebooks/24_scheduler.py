@@ -46,12 +46,11 @@ from statistics import mean, median
 from tempfile import mkdtemp
 
 from minigen import SamplingParams
-from minigen_course import Claim, check, load_model, mark, measured, show, verdicts
+from minigen_course import Claim, check, hunt, load_model, mark, measured, show, verdicts
 from minigen_course.ch24_scheduler.figures import gain, gains, spread, stutter
 from minigen_course.figures.explore import explore, picture, replay
 from minigen_course.figures.gantt import gantt
 from minigen_course.figures.trace_views import story
-from minigen_course.grading.hunt import hunt
 from minigen_course.grading.save_part import save_part
 from minigen_course.lab.cost_model import MACHINES, SHAPES, StepTime, decode_step
 from minigen_course.lab.inspect_model import read_along
@@ -444,8 +443,8 @@ for name, kind in (("in order", lesson.SlotScheduler), ("shortest first", Shorte
 #
 # ## Drag it: all knobs on the same arrivals
 #
-# Policy, `max_num_seqs` (the seats), budget and blocks. Find the setting with the fewest steps. Then find one that has
-# nearly as few with half of the blocks.
+# Policy, `max_num_seqs` (the seats), budget, blocks. Find the setting with the fewest steps. Then
+# find one that has nearly as few with half of the blocks.
 
 # %%
 traffic = random_arrivals(14, a_second=40, prompts=(10, 120), outputs=(5, 80), seed=7)
@@ -517,7 +516,7 @@ measured("static over continuous", static_seconds / continuous_seconds)
 # run; add `hint=1` for a hint.
 #
 # 1. **Seats**: continuous batching of whole prompts. Blocks for the longest answer are reserved by
-#    `begin_with_room` of `minigen_course.ch24_scheduler.lesson`.
+#    `allocate_longest` of `minigen.engine.static_batching`.
 # 2. **Chunks**: no step has more tokens than its budget. (`WholePromptScheduler` is the package's
 #    answer to the first; build on your own if you like.)
 # 3. **Preemption**: blocks for the next tokens only, by `self.manager.allocate` and

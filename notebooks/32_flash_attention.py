@@ -58,7 +58,7 @@ from minigen_course.ch32_flash_attention.lesson import (
 )
 from minigen_course.figures.explore import explore, picture, replay
 from minigen_course.figures.show import best_seconds
-from minigen_course.grading.attending import attend_by, attending
+from minigen_course.grading.plug_in import attend_by, attending
 from minigen_course.lab.cost_model import MACHINES
 from minigen_course.lab.inspect_model import head_scores, recorded_heads
 from minigen_course.lab.memory_watch import count_memory

@@ -19,8 +19,7 @@ from minigen_course.ch32_flash_attention.flash import (
 )
 from minigen_course.ch32_flash_attention.kernels import flash_kernel
 from minigen_course.ch32_flash_attention.lesson import flash_by, numbers_moved, record_flash
-from minigen_course.grading.attending import attend_by, attending
-from minigen_course.grading.plug_in import using
+from minigen_course.grading.plug_in import attend_by, attending, using
 from minigen_course.lab.memory_watch import count_memory
 from tests.gpu.processes import assert_passes_interpreted, run_python
 from tests.tiny import TINY_VOCAB, save_model, save_tokenizer

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from minigen_course.grading.exercise import Wrong, expect, expect_close
-from minigen_course.lab.memory_watch import watched
-from minigen_course.lab.triton_interpreter import Access, launch
+from minigen_course.lab.triton_interpreter import Access, launch, watched
 
 Kernel = Callable[..., None]
 UNTOUCHED = 99.0  # in the output before the kernel runs

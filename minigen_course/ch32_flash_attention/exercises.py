@@ -14,8 +14,8 @@ from torch import Tensor
 from minigen_course.ch32_flash_attention.flash import Partial
 from minigen_course.ch32_flash_attention.lesson import start_flash
 from minigen_course.grading.exercise import expect, expect_close, expect_equal
-from minigen_course.lab.memory_watch import count_memory, expect_numbers, watched
-from minigen_course.lab.triton_interpreter import Access
+from minigen_course.lab.memory_watch import count_memory
+from minigen_course.lab.triton_interpreter import Access, expect_numbers, watched
 
 
 def _random(*shape: int, seed: int) -> Tensor:

@@ -19,8 +19,7 @@ from minigen_course.ch33_paged_attention.kernels import (
     no_parts,
 )
 from minigen_course.grading.exercise import Wrong, expect, expect_close
-from minigen_course.lab.memory_watch import expect_numbers, watched
-from minigen_course.lab.triton_interpreter import Access
+from minigen_course.lab.triton_interpreter import Access, expect_numbers, watched
 
 UNOWNED = 1e3  # in slots that no sequence owns, so that a leak shows in the result
 NO_BLOCK = 10**6  # in table entries past the end: its slots are outside the pool

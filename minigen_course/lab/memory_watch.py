@@ -1,48 +1,50 @@
-"""Count the bytes that kernels and torch's operators read, write and allocate while they run.
+"""Memory: a process's resident bytes, and the bytes that torch's operators read, write, allocate.
 
 Each operator is a kernel of its own: it reads its inputs from memory and writes its results there,
 and the next one reads them again.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+import psutil
 import torch
 from torch import Tensor, UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from minigen.errors import OptionError
-from minigen_course.grading.exercise import Wrong
-from minigen_course.lab.triton_interpreter import Access, record
+
+def resident_bytes() -> int:
+    """Return this process's resident memory in bytes, including mapped pages of files."""
+    return int(psutil.Process().memory_info().rss)
 
 
-def watched(run: Callable[[], object], **tensors: Tensor) -> list[Access]:
-    """Return the loads and stores of the kernel that `run` launches.
+def cost_of(work: Callable[[], Any]) -> tuple[Any, float, float]:
+    """Run `work`; return its result, its seconds, and the megabytes that became resident."""
+    gc.collect()  # or memory that is freed meanwhile would hide what `work` takes
+    before, started = resident_bytes(), time.perf_counter()
+    made = work()
+    seconds = time.perf_counter() - started
+    return made, seconds, max(0, resident_bytes() - before) / 1e6
 
-    Raises `Wrong` before an access outside its tensors, and if the kernel cannot be run here.
+
+def forget_pages(path: Path) -> bool:
+    """Ask the system to drop a file from its page cache, so that the disk is read again.
+
+    Returns whether this system supports the request; pages that a process has mapped stay.
     """
-    try:
-        with np.errstate(all="ignore"):  # a GPU does not report overflows either
-            return record(run, **tensors)
-    except (IndexError, OptionError) as error:
-        raise Wrong(str(error)) from None
-
-
-def expect_numbers(found: Tensor, what: str, axes: Sequence[str]) -> None:
-    """Raise `Wrong` if a result that was all nan before a kernel ran still has nan in it."""
-    missing = found.isnan().nonzero()
-    if len(missing):
-        place = zip(axes, missing[0].tolist(), strict=True)
-        where = ", ".join(f"{axis} {index}" for axis, index in place)
-        raise Wrong(
-            f"{what}: {len(missing)} of {found.numel()} numbers are nan, first at {where}; the "
-            "kernel should store each. (Masked lanes and infinities lead to nan, too.)"
-        )
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return True
 
 
 _GATHERS = ("index", "index_select", "embedding", "gather")
