@@ -71,25 +71,31 @@ def record_operators(run: Callable[[], object]) -> list[Operator]:
 
     If an operator picks rows by index, these rows are counted, not the whole table.
     """
-    watching = _Watching()
-    with watching:
+    found = []
+
+    def see(function: Any, given: list[Tensor], made: list[Tensor]) -> None:
+        if not _returns_view(function):
+            name = function.overloadpacket.__name__
+            found.append(Operator(name, *_moved(name, given, made)))
+
+    with EachOperator(see):
         run()
-    return watching.found
+    return found
 
 
-class _Watching(TorchDispatchMode):
-    def __init__(self) -> None:
+class EachOperator(TorchDispatchMode):
+    """Calls `see(operator, input tensors, result tensors)` after each of torch's operators."""
+
+    def __init__(self, see: Callable[[Any, list[Tensor], list[Tensor]], None]) -> None:
         super().__init__()
-        self.found: list[Operator] = []
+        self.see = see
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        given = list(_tensors((args, kwargs)))
         result = function(*args, **(kwargs or {}))
-        if not _returns_view(function):
-            name = function.overloadpacket.__name__
-            given, made = list(_tensors((args, kwargs))), list(_tensors(result))
-            self.found.append(Operator(name, *_moved(name, given, made)))
+        self.see(function, given, list(_tensors(result)))
         return result
 
 
@@ -133,35 +139,30 @@ class Memory:
 
 def count_memory(run: Callable[[], object]) -> Memory:
     """Count the tensors that `run` creates; tensors that existed before count only as moved."""
-    with _Watch() as watch:
+    watch = _Watch()
+    with EachOperator(watch.see):
         run()
     return Memory(watch.peak, watch.largest, watch.moved)
 
 
-class _Watch(TorchDispatchMode):
+class _Watch:
     """Sees every operator; an input that no operator has created existed before."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.peak = self.largest = self.moved = 0
         self.given: dict[int, UntypedStorage] = {}
         self.made: dict[int, tuple[StorageWeakRef, int]] = {}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def see(self, function: Any, given: list[Tensor], made: list[Tensor]) -> None:
+        """Count an operator's inputs and results."""
         self.made = {at: each for at, each in self.made.items() if not each[0].expired()}
-        given = list(_tensors((args, kwargs)))
         for storage in map(Tensor.untyped_storage, given):
             if storage._cdata not in self.made:
                 self.given[storage._cdata] = storage
-        result = func(*args, **(kwargs or {}))
-        made = list(_tensors(result))
-        if not (_is_view(func, given, made) or "empty" in str(func)):
+        if not (_is_view(function, given, made) or "empty" in str(function)):
             self.moved += sum(each.numel() * each.itemsize for each in (*given, *made))
         for storage in map(Tensor.untyped_storage, made):
             self._count(storage)
-        return result
 
     def _count(self, storage: UntypedStorage) -> None:
         if storage._cdata in self.given or storage._cdata in self.made:
@@ -171,9 +172,9 @@ class _Watch(TorchDispatchMode):
         self.peak = max(self.peak, sum(num_bytes for _, num_bytes in self.made.values()))
 
 
-def _is_view(func: Any, given: list[Tensor], made: list[Tensor]) -> bool:
+def _is_view(function: Any, given: list[Tensor], made: list[Tensor]) -> bool:
     """Return whether the operator only returns views of its inputs."""
     old = {each.untyped_storage()._cdata for each in given}
-    return not func._schema.is_mutable and all(
+    return not function._schema.is_mutable and all(
         each.untyped_storage()._cdata in old for each in made
     )
