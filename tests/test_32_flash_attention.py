@@ -12,10 +12,10 @@ from minigen.errors import OptionError
 from minigen.model.attention import attention, attention_naive, causal_mask
 from minigen_course.ch32_flash_attention.flash import (
     Partial,
+    attend_tile,
     flash_attention,
     merge,
     nothing_seen,
-    weigh,
 )
 from minigen_course.ch32_flash_attention.kernels import flash_kernel
 from minigen_course.ch32_flash_attention.lesson import flash_by, numbers_moved, record_flash
@@ -50,7 +50,7 @@ def test_parts_may_be_merged_in_any_order() -> None:
     q, k, v = inputs(3, 9)
     seen = causal_mask(3, 9)
     one, two, three = (
-        weigh(q, k[at : at + 3], v[at : at + 3], seen[:, at : at + 3]) for at in (0, 3, 6)
+        attend_tile(q, k[at : at + 3], v[at : at + 3], seen[:, at : at + 3]) for at in (0, 3, 6)
     )
     ways = [
         merge(merge(one, two), three),
