@@ -248,7 +248,8 @@ for n in (100, 200, 400, 800):
 # as the sequence may ever need, and writes into it.
 
 # %%
-from minigen_course.ch17_dense_cache.reference import DenseCache, attend_dense, continue_dense
+from minigen_course.ch17_dense_cache.lesson import continue_dense
+from minigen_course.ch17_dense_cache.reference import DenseCache, attend_dense
 
 show(DenseCache, attend_dense)
 

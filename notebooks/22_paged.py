@@ -181,7 +181,7 @@ show(attend_paged)
 # in the dense one:
 
 # %%
-from minigen_course.ch17_dense_cache.reference import continue_dense
+from minigen_course.ch17_dense_cache.lesson import continue_dense
 
 exact = load_model(weights="float32", num_blocks=64)
 texts = ["The sea is", "Once upon a time there was a king who", "1, 2, 3, 4, 5, 6, 7, 8, 9,"]

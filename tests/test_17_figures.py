@@ -13,7 +13,8 @@ from minigen_course.ch17_dense_cache.figures import (
     states,
     work_by_step,
 )
-from minigen_course.ch17_dense_cache.reference import DenseCache, continue_dense
+from minigen_course.ch17_dense_cache.lesson import continue_dense
+from minigen_course.ch17_dense_cache.reference import DenseCache
 from minigen_course.figures.roofline import roofline, step_time
 from minigen_course.grading.plug_in import using
 from minigen_course.lab.cost_model import (

@@ -10,13 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minigen.llm import LLM
 from minigen.model.attention import attention
 from minigen.model.transformer import Transformer
 from minigen.protocols import Attend
-from minigen.sampling.params import SamplingParams
 from minigen.sequence import Sequence
-from minigen_course.lab.inspect_model import transformer_of
 
 
 class DenseCache:
@@ -108,26 +105,3 @@ class DenseRunner:
                 len(self.model.layers), max_tokens, self.kv_heads, self.model.head_dim, self.dtype
             )
         return self.caches[sequence.sequence_id]
-
-
-def continue_dense(llm: LLM, prompt: str, num_tokens: int) -> list[int]:
-    """Return the ids of the `num_tokens` tokens with which `DenseRunner` continues a prompt.
-
-    There is no engine. Decoding is greedy, and does not stop at an end token.
-    """
-    model, config = transformer_of(llm), llm.config
-    runner = DenseRunner(model, config.kv_heads, config.sliding_windows, model.embedding.dtype)
-    prompt_ids = tuple(llm.tokenizer.encode(prompt))
-    sequence = Sequence(
-        sequence_id=0,
-        prompt_ids=prompt_ids,
-        params=SamplingParams(temperature=0.0),
-        seed=0,
-        max_output=num_tokens,
-        end_ids=frozenset(),
-    )
-    while len(sequence.output_ids) < num_tokens:
-        next_id = int(torch.argmax(runner.logits([sequence])[0]))
-        sequence.num_computed = len(sequence)
-        sequence.append(next_id)
-    return sequence.output_ids
