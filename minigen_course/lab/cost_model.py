@@ -32,8 +32,10 @@ BITS = {
 
 def _raw(sizes: tuple[int, int, int, int, int, int, bool], **more: Any) -> dict[str, Any]:
     """Return the content of a config.json."""
-    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
-    names += ("num_key_value_heads", "intermediate_size", "tie_word_embeddings")
+    names = (
+        *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+        *("num_key_value_heads", "intermediate_size", "tie_word_embeddings"),
+    )
     common = {"model_type": "llama", "rms_norm_eps": 1e-5, "max_position_embeddings": 8192}
     return common | dict(zip(names, sizes, strict=True)) | more
 
