@@ -95,7 +95,10 @@ def migrated(code: str) -> str:
     words = WORDS | {
         old: new for known in names.values() for old, (_, new) in known.items() if old != new
     }
-    code = re.sub(r"\b(" + "|".join(words) + r")\b", lambda found: words[found[1]], code)
+    called = {old for old in words if old not in WORDS and old.islower()}  # may be English words
+    kinds = ("|".join(words.keys() - called), r"\b"), ("|".join(called), r"(?=\()")
+    for olds, end in kinds:
+        code = re.sub(rf"\b({olds}){end}", lambda found: words[found[1]], code)
     code = re.sub(
         r"(?<=manager\.)(" + "|".join(CALLS) + r")\b", lambda found: CALLS[found[1]], code
     )
