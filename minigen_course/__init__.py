@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from minigen_course.figures.show import show as show
     from minigen_course.figures.show import verdicts as verdicts
     from minigen_course.grading.check import check as check
+    from minigen_course.grading.hunt import hunt as hunt
     from minigen_course.grading.plug_in import using as using
     from minigen_course.grading.predict import predict as predict
     from minigen_course.grading.task import reveal as reveal
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Claim": "minigen_course.figures.show",
     "check": "minigen_course.grading.check",
+    "hunt": "minigen_course.grading.hunt",
     "load_model": "minigen_course.lab.inspect_model",
     "mark": "minigen_course.figures.show",
     "measured": "minigen_course.figures.show",
@@ -30,7 +32,7 @@ _HOMES = {
     "verdicts": "minigen_course.figures.show",
 }
 __all__ = [
-    *("Claim", "check", "load_model", "mark", "measured"),
+    *("Claim", "check", "hunt", "load_model", "mark", "measured"),
     *("predict", "reveal", "show", "task", "using", "verdicts"),
 ]
 

@@ -52,8 +52,8 @@ from minigen.checkpoint.gguf import read_gguf
 from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
 from minigen_course.ch11_weights import figures as draw_files
 from minigen_course.ch11_weights.figures import hover_map
-from minigen_course.ch11_weights.lesson import cost_of, forget_pages
 from minigen_course.figures.explore import explore, picture
+from minigen_course.lab.memory_watch import cost_of, forget_pages
 
 path = hub.resolve(hub.DEFAULT_MODEL)
 scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)

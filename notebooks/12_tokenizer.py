@@ -53,9 +53,9 @@ from minigen.tokenizer import tokenizer as package
 from minigen.tokenizer.gguf import FAMILIES
 from minigen.tokenizer.tokenizer import StreamDecoder, Tokenizer, bytes_of_letters
 from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
-from minigen_course.ch11_weights.lesson import cost_of
 from minigen_course.ch12_tokenizer import figures as draw_tokens
 from minigen_course.figures.explore import explore, picture
+from minigen_course.lab.memory_watch import cost_of
 from minigen_course.lab.texts import ALICE, HARD_UNICODE
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # so that the library does not ask

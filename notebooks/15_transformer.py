@@ -189,8 +189,7 @@ picture(
 # any layer: what would the model say if it had to stop there? This is the *logit lens*.
 
 # %%
-from minigen_course.ch15_transformer.figures import SHOWN, lens_grid
-from minigen_course.ch15_transformer.lesson import look
+from minigen_course.ch15_transformer.figures import SHOWN, lens_grid, look
 from minigen_course.lab.inspect_model import recorded_states
 
 model = transformer_of(llm)

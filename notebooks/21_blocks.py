@@ -39,7 +39,7 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
 from minigen import SamplingParams
 from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
 from minigen_course.ch21_blocks.figures import answer_bars, shares_bars, strip_map
-from minigen_course.ch21_blocks.lesson import Wish, run_through
+from minigen_course.ch21_blocks.lesson import RequestLengths, run_through
 from minigen_course.figures.explore import picture, replay
 from minigen_course.lab.texts import QUESTIONS
 
@@ -122,7 +122,9 @@ def best(holes):
 
 
 NUM_SLOTS = 2048
-wishes = [Wish(*each) for each in zip(prompts, lengths, strict=True)] * 2  # everybody asks twice
+wishes = [
+    RequestLengths(*each) for each in zip(prompts, lengths, strict=True)
+] * 2  # everybody asks twice
 longest = [wish.prompt + ALLOWED for wish in wishes]
 runs = {"longest, first fit": run_through(Strip(NUM_SLOTS, min), NUM_SLOTS, wishes, longest)}
 used, owned_empty, free = runs["longest, first fit"].shares()

@@ -42,13 +42,12 @@ import torch
 from minigen import SamplingParams
 from minigen.model.attention import attention
 from minigen.trace.events import EventKind
-from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
+from minigen_course import Claim, check, hunt, load_model, mark, measured, show, using, verdicts
 from minigen_course.ch22_paged.lesson import ReservingScheduler
 from minigen_course.figures.block_map import block_map
 from minigen_course.figures.explore import replay, watch
 from minigen_course.figures.show import best_seconds
 from minigen_course.figures.trace_views import pool_states
-from minigen_course.grading.hunt import hunt
 from minigen_course.lab.texts import QUESTIONS
 from minigen_course.lab.toy_engine import serve_toy
 

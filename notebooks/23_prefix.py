@@ -43,7 +43,7 @@ import torch
 
 from minigen import LLM, SamplingParams
 from minigen.errors import RequestError
-from minigen_course import Claim, check, load_model, mark, measured, show, verdicts
+from minigen_course import Claim, check, hunt, load_model, mark, measured, show, verdicts
 from minigen_course.ch23_prefix.figures import (
     by_share,
     by_turn,
@@ -53,7 +53,6 @@ from minigen_course.ch23_prefix.figures import (
 )
 from minigen_course.ch23_prefix.lesson import enter, make_manager, visit
 from minigen_course.figures.explore import explore, picture, replay
-from minigen_course.grading.hunt import hunt
 from minigen_course.lab.inspect_model import recorded_heads
 from minigen_course.lab.toy_engine import serve_toy
 

@@ -46,18 +46,17 @@ from statistics import mean, median
 from tempfile import mkdtemp
 
 from minigen import SamplingParams
-from minigen_course import Claim, check, load_model, mark, measured, show, verdicts
+from minigen_course import Claim, check, hunt, load_model, mark, measured, show, verdicts
 from minigen_course.ch24_scheduler.figures import gain, gains, spread, stutter
 from minigen_course.figures.explore import explore, picture, replay
 from minigen_course.figures.gantt import gantt
 from minigen_course.figures.trace_views import story
-from minigen_course.grading.hunt import hunt
 from minigen_course.grading.save_part import save_part
-from minigen_course.lab.cost_model import MACHINES, SHAPES, decode_step
+from minigen_course.lab.cost_model import MACHINES, SHAPES, StepTime, decode_step
 from minigen_course.lab.inspect_model import read_along
 from minigen_course.lab.simulator import (
-    Arrival,
-    StepTime,
+    Ask,
+    Knobs,
     random_arrivals,
     serve,
     simulate,
@@ -86,7 +85,7 @@ _ = llm.generate(text_ids[:8], SamplingParams(max_tokens=2))  # the first steps 
 step_time = StepTime(read=0.004, token=0.0005, overhead=0.001)  # seconds; see below
 seats = 4
 answers = (90, 8, 14, 22, 76, 9, 30, 12, 64, 18, 10, 24)
-twelve = [Arrival(seconds=0.0, prompt=12, output=count) for count in answers]
+twelve = [Ask.of_lengths(0.0, prompt=12, output=count) for count in answers]
 
 
 def timed(engine):
@@ -215,8 +214,9 @@ measured("the same answers as in batches", same, f"of {len(twelve)}", 2)
 
 # %%
 requests = random_arrivals(12, a_second=30, prompts=(8, 60), outputs=(4, 80))
+settings = partial(Knobs, max_num_seqs=8, max_num_batched_tokens=256, enable_prefix_caching=False)
 policies = {
-    name: simulate(requests, name, step_time=step_time, seats=seats, budget=256)
+    name: simulate(requests, settings(name, max_num_seqs=seats), step_time)
     for name in ("static", "dynamic", "continuous")
 }
 stories = {name: story(each.events) for name, each in policies.items()}
@@ -234,7 +234,7 @@ replay(
 # figures, with time to first token (TTFT), what each request waited for its answer to begin:
 
 # %%
-policies["one at a time"] = simulate(requests, "static", step_time=step_time, seats=1)
+policies["one at a time"] = simulate(requests, settings("static", max_num_seqs=1), step_time)
 print("                steps   seconds   tokens/s   mean TTFT   longest TTFT")
 for name in ("one at a time", "static", "dynamic", "continuous"):
     each = policies[name]
@@ -256,9 +256,9 @@ for name in ("one at a time", "static", "dynamic", "continuous"):
 # %%
 def one_spread(outputs: list[int]) -> tuple[float, float]:
     """(longest of a static batch over the mean, static steps over continuous ones)."""
-    arrivals = [Arrival(0.0, 4, output) for output in outputs]
+    arrivals = [Ask.of_lengths(0.0, 4, output) for output in outputs]
     steps = {
-        name: simulate(arrivals, name, step_time=step_time, seats=8).num_steps
+        name: simulate(arrivals, settings(name), step_time).num_steps
         for name in ("static", "continuous")
     }
     longest = mean(max(outputs[first : first + 8]) for first in range(0, len(outputs), 8))
@@ -298,10 +298,10 @@ print(f"continuous batching is {min(ratios):.1f} to {max(ratios):.1f} times as f
 # prompt gets what is left: a **chunk**. It is read over several steps, and all others go on.
 
 # %%
-readers = [Arrival(0.01 * place, prompt=12, output=90) for place in range(4)]
-with_long = [*readers, Arrival(0.2, prompt=600, output=20)]
+readers = [Ask.of_lengths(0.01 * place, prompt=12, output=90) for place in range(4)]
+with_long = [*readers, Ask.of_lengths(0.2, prompt=600, output=20)]
 budgets = {
-    budget: simulate(with_long, step_time=step_time, budget=budget)
+    budget: simulate(with_long, settings(max_num_batched_tokens=budget), step_time)
     for budget in (1024, 256, 64, 32, 16)
 }
 drawn = {f"budget {budget}": budgets[budget].token_times()[:4] for budget in (1024, 64, 16)}
@@ -325,7 +325,7 @@ for budget in (1024, 64):
     chunked = load(max_num_seqs=8, max_num_batched_tokens=budget)
     with chunked.record() as recorder:
         real = serve(chunked, with_long, text_ids, step_time)
-    assert [len(each) for each in real.outputs] == [each.output for each in with_long]
+    assert [len(each) for each in real.outputs] == [each.output_tokens for each in with_long]
     assert real.token_times() == budgets[budget].token_times(), "the clock sees no difference"
     times = token_times(recorder.events, real.ids)[:4]
     real_gaps[budget] = max(late - early for each in times for early, late in pairwise(each))
@@ -351,11 +351,12 @@ for budget in (1024, 64):
 from minigen_course.figures.trace_views import step_view
 
 mixed = load(max_num_seqs=4, max_num_batched_tokens=16)
-short = [Arrival(0.0, 5, 8), Arrival(0.0, 7, 9), Arrival(0.011, 40, 4), Arrival(0.012, 6, 5)]
+lengths = ((0.0, 5, 8), (0.0, 7, 9), (0.011, 40, 4), (0.012, 6, 5))  # seconds, prompt, output
+short = [Ask.of_lengths(*each) for each in lengths]
 few = serve(mixed, short, text_ids, step_time)
 spelled = {
-    request: [mixed.tokenizer.decode([token]) for token in (*prompt, *output)]
-    for request, prompt, output in zip(few.ids, few.prompts, few.outputs, strict=True)
+    request: [mixed.tokenizer.decode([token]) for token in (*ask.prompt_ids, *output)]
+    for request, ask, output in zip(few.ids, few.asks, few.outputs, strict=True)
 }
 steps = story(few.events)
 replay(
@@ -385,7 +386,7 @@ memory = {
 }
 short_of_blocks = {
     (name, blocks): simulate(
-        crowd, kind, step_time=step_time, budget=128, num_blocks=blocks, block_size=16
+        crowd, settings(kind, max_num_batched_tokens=128, num_blocks=blocks), step_time
     )
     for blocks in (16, 24, 60)
     for name, kind in memory.items()
@@ -428,10 +429,10 @@ class ShortestFirst(lesson.SlotScheduler):
 
 
 stream = random_arrivals(40, a_second=21, prompts=(10, 30), outputs=(10, 60), seed=9)
-stream[4] = Arrival(stream[4].seconds, prompt=200, output=20)
+stream[4] = Ask.of_lengths(stream[4].at, prompt=200, output=20)
 waits = {}
 for name, kind in (("in order", lesson.SlotScheduler), ("shortest first", ShortestFirst)):
-    waits[name] = simulate(stream, kind, step_time=step_time, seats=3, budget=256).first_tokens()
+    waits[name] = simulate(stream, settings(kind, max_num_seqs=3), step_time).first_tokens()
     print(
         f"{name:<15} mean TTFT {mean(waits[name]):.2f} s, the long prompt's {waits[name][4]:.2f} s"
     )
@@ -442,17 +443,18 @@ for name, kind in (("in order", lesson.SlotScheduler), ("shortest first", Shorte
 #
 # ## Drag it: all knobs on the same arrivals
 #
-# Policy, seats, budget and blocks. Find the setting with the fewest steps. Then find one that has
-# nearly as few with half of the blocks.
+# Policy, `max_num_seqs` (the seats), budget, blocks. Find the setting with the fewest steps. Then
+# find one that has nearly as few with half of the blocks.
 
 # %%
 traffic = random_arrivals(14, a_second=40, prompts=(10, 120), outputs=(5, 80), seed=7)
 
 
-def timeline_of(policy, seats, budget, blocks):
-    found = simulate(
-        traffic, policy, step_time=step_time, seats=seats, budget=budget, num_blocks=blocks
+def timeline_of(policy, max_num_seqs, budget, blocks):
+    knobs = settings(
+        policy, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, num_blocks=blocks
     )
+    found = simulate(traffic, knobs, step_time)
     return gantt({policy: found.events}, by="seconds", budget=budget, num_blocks=blocks)
 
 
@@ -460,7 +462,7 @@ explore(
     timeline_of,
     "A timeline of fourteen requests, with the tokens of each step and the blocks in use.",
     policy=["continuous", "static", "dynamic"],
-    seats=(1, 14, 1, 6),
+    max_num_seqs=(1, 14, 1, 6),
     budget=(14, 256, 2, 64),
     blocks=(13, 80, 1, 60),
 )
@@ -482,7 +484,8 @@ show(
     ContinuousScheduler.commit,
 )
 for blocks in (16, 24, 60):
-    own = simulate(crowd, ContinuousScheduler, step_time=step_time, budget=128, num_blocks=blocks)
+    knobs = settings(ContinuousScheduler, max_num_batched_tokens=128, num_blocks=blocks)
+    own = simulate(crowd, knobs, step_time)
     small = short_of_blocks["room for now", blocks]
     assert own.token_times() == small.token_times()
 print("the small preempting scheduler and the engine's own make the same steps")
@@ -513,7 +516,7 @@ measured("static over continuous", static_seconds / continuous_seconds)
 # run; add `hint=1` for a hint.
 #
 # 1. **Seats**: continuous batching of whole prompts. Blocks for the longest answer are reserved by
-#    `begin_with_room` of `minigen_course.ch24_scheduler.lesson`.
+#    `allocate_longest` of `minigen.engine.static_batching`.
 # 2. **Chunks**: no step has more tokens than its budget. (`WholePromptScheduler` is the package's
 #    answer to the first; build on your own if you like.)
 # 3. **Preemption**: blocks for the next tokens only, by `self.manager.allocate` and

@@ -58,7 +58,7 @@ from minigen_course.ch32_flash_attention.lesson import (
 )
 from minigen_course.figures.explore import explore, picture, replay
 from minigen_course.figures.show import best_seconds
-from minigen_course.grading.attending import attend_by, attending
+from minigen_course.grading.plug_in import attend_by, attending
 from minigen_course.lab.cost_model import MACHINES
 from minigen_course.lab.inspect_model import head_scores, recorded_heads
 from minigen_course.lab.memory_watch import count_memory
@@ -215,12 +215,17 @@ def merge(one: Partial, other: Partial) -> Partial:
 
 
 # %%
-from minigen_course.ch32_flash_attention.flash import Partial, flash_attention, nothing_seen, weigh
+from minigen_course.ch32_flash_attention.flash import (
+    Partial,
+    attend_tile,
+    flash_attention,
+    nothing_seen,
+)
 
 my_merge = check(32, merge=merge)
 with using(32, merge=my_merge), attending(llm, attend_by(partial(flash_attention, tile=16))):
     print(llm.generate(text, greedy).text)
-show(nothing_seen, weigh, causal_mask)
+show(nothing_seen, attend_tile, causal_mask)
 
 # %% [markdown]
 # ## Tiles on the matrix that is not there
@@ -260,8 +265,8 @@ for block in (16, 64, 256):
 # ## Your turn: the loop over tiles
 #
 # The parts of it are given, and shown above: what queries remember before the first tile
-# (`nothing_seen`), what they remember of one (`weigh`), and chapter 14's `causal_mask`; `my_merge`
-# joins. You write the two loops, and their bounds.
+# (`nothing_seen`), what they remember of one (`attend_tile`), and chapter 14's `causal_mask`;
+# `my_merge` joins. You write the two loops, and their bounds.
 
 # %%
 # exercise: minigen_course.ch32_flash_attention.flash.flash_attention

@@ -67,7 +67,7 @@ from minigen_course.ch33_paged_attention.lesson import (
 )
 from minigen_course.figures.explore import explore, picture
 from minigen_course.figures.show import best_seconds
-from minigen_course.grading.attending import attending
+from minigen_course.grading.plug_in import attending
 from minigen_course.lab.cost_model import MACHINES, config_of, num_parameters
 from minigen_course.lab.triton_interpreter import need_triton
 

@@ -42,7 +42,7 @@ import torch
 
 from minigen import SamplingParams, hub
 from minigen.checkpoint.checkpoint import open_checkpoint
-from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
+from minigen_course import Claim, check, hunt, load_model, mark, measured, show, using, verdicts
 from minigen_course.ch41_tensor_parallel.figures import (
     allowed,
     message_times,
@@ -61,7 +61,6 @@ from minigen_course.ch41_tensor_parallel.lesson import (
 )
 from minigen_course.ch41_tensor_parallel.message_timing import time_all_reduces
 from minigen_course.figures.explore import explore, picture
-from minigen_course.grading.hunt import hunt
 from minigen_course.lab.cost_model import (
     MACHINES,
     MODELS,

@@ -42,7 +42,6 @@ import numpy as np
 
 from minigen.bench.report import Slo, report
 from minigen.bench.workload import Planned, burst, constant, draw_words, poisson
-from minigen.engine.static_batching import StaticScheduler
 from minigen.server.local import serving
 from minigen.server.models import warm_up
 from minigen.trace.summary import summarize
@@ -50,8 +49,9 @@ from minigen_course import Claim, check, load_model, measured, show, verdicts
 from minigen_course.ch52_slo.figures import by_rate, cost, dashboard, run_in_time, spreads, waits
 from minigen_course.ch52_slo.lesson import Case, Vitals, table
 from minigen_course.figures.explore import explore, picture
+from minigen_course.lab.cost_model import Card
 from minigen_course.lab.load import put_load, run_apart
-from minigen_course.lab.simulation import Ask, Card, Knobs, asks, simulate
+from minigen_course.lab.simulator import Ask, Knobs, asks, simulate
 
 llm = load_model(weights="int4", max_num_seqs=4)
 warm_up(llm)
@@ -351,7 +351,7 @@ idle = Case(
     "throughput low, machine idle",
     "nothing: seats stay empty (batching)",
     "`--scheduler` static to continuous",
-    simulate(load, Knobs(scheduler=StaticScheduler, max_num_seqs=16)),
+    simulate(load, Knobs("static", max_num_seqs=16)),
     simulate(load, Knobs(max_num_seqs=16)),
     ("tokens a second", "running, on average"),
 ).tell(lambda before, after: after.found.output_rate > 1.5 * before.found.output_rate)

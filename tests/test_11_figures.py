@@ -7,9 +7,9 @@ import pytest
 
 from minigen.checkpoint.gguf import read_gguf
 from minigen_course.ch11_weights import figures
-from minigen_course.ch11_weights.lesson import cost_of, forget_pages
 from minigen_course.figures.explore import png
 from minigen_course.figures.style import INK
+from minigen_course.lab.memory_watch import cost_of, forget_pages
 from tests.gguf_files import write_gguf
 
 

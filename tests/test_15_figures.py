@@ -7,12 +7,13 @@ from matplotlib.figure import Figure
 from minigen import hub
 from minigen_course.ch15_transformer.figures import (
     SHOWN,
+    Lens,
     amount,
     budget_bars,
     flops_by_context,
     lens_grid,
+    look,
 )
-from minigen_course.ch15_transformer.lesson import Lens, look
 from minigen_course.lab.cost_model import SHAPES, ModelShape, parameter_budget
 from minigen_course.lab.inspect_model import load_model, next_logits, recorded_states
 

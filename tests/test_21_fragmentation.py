@@ -7,7 +7,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from minigen_course.ch21_blocks.figures import answer_bars, pixels_of, shares_bars, strip_map
-from minigen_course.ch21_blocks.lesson import Moment, Piece, Run, Wish, run_through
+from minigen_course.ch21_blocks.lesson import Moment, Piece, RequestLengths, Run, run_through
 from minigen_course.figures.style import CYCLE
 from minigen_course.lab.texts import QUESTIONS
 
@@ -40,14 +40,14 @@ def tokens_of(moment: Moment) -> dict[int, int]:
 
 
 def test_one_request_grows_by_a_token_a_step_and_leaves() -> None:
-    run = run_through(Blocks(8, 2), 8, [Wish(prompt=3, answer=2)])
+    run = run_through(Blocks(8, 2), 8, [RequestLengths(prompt=3, answer=2)])
     assert [tokens_of(each) for each in run.moments] == [{0: 4}, {0: 5}, {}]
     assert run.moments[1].pieces == (Piece(6, 2, 2, 0), Piece(4, 2, 2, 0), Piece(2, 2, 1, 0))
     assert [each.refused for each in run.moments] == [None] * 3
 
 
 def test_the_first_request_continues_and_the_last_waits_and_holds_its_slots() -> None:
-    run = run_through(Blocks(8, 1), 8, [Wish(2, 4), Wish(2, 4)])
+    run = run_through(Blocks(8, 1), 8, [RequestLengths(2, 4), RequestLengths(2, 4)])
     assert [tokens_of(each) for each in run.moments] == [
         *({0: 3, 1: 3}, {0: 4, 1: 4}, {0: 5}, {0: 6}, {1: 5}, {1: 6}, {})
     ]
@@ -57,9 +57,9 @@ def test_the_first_request_continues_and_the_last_waits_and_holds_its_slots() ->
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 def test_every_request_gets_all_its_tokens_once_and_in_order(block_size: int) -> None:
     rng = random.Random(block_size)
-    wishes = [Wish(rng.randrange(1, 20), rng.randrange(1, 30)) for _ in range(25)]
-    run = run_through(Blocks(96, block_size), 96, wishes)
-    reached = [wish.prompt for wish in wishes]
+    requests = [RequestLengths(rng.randrange(1, 20), rng.randrange(1, 30)) for _ in range(25)]
+    run = run_through(Blocks(96, block_size), 96, requests)
+    reached = [wish.prompt for wish in requests]
     for moment in run.moments:
         slots = [
             slot for each in moment.pieces for slot in range(each.first, each.first + each.size)
@@ -68,12 +68,12 @@ def test_every_request_gets_all_its_tokens_once_and_in_order(block_size: int) ->
         for request_id, tokens in tokens_of(moment).items():
             assert tokens == reached[request_id] + 1
             reached[request_id] = tokens
-    assert reached == [wish.total for wish in wishes]
+    assert reached == [wish.total for wish in requests]
 
 
 def test_requests_too_large_for_the_memory_are_refused_in_one_sentence() -> None:
     with pytest.raises(ValueError, match="Request 0 asks for 13 slots, but there are only 8;"):
-        run_through(Blocks(8, 2), 8, [Wish(2, 2)], asks=[13])
+        run_through(Blocks(8, 2), 8, [RequestLengths(2, 2)], asks=[13])
 
 
 TWO = Run(

@@ -34,15 +34,17 @@ from minigen_course.figures.trace_views import (
     story,
 )
 from minigen_course.grading.save_part import save_part
-from minigen_course.lab.simulator import Arrival, Run, StepTime, random_arrivals, serve, simulate
+from minigen_course.lab.cost_model import StepTime
+from minigen_course.lab.simulator import Ask, Knobs, Run, random_arrivals, serve, simulate
 
 STEP = StepTime(read=0.004, token=0.0005, overhead=0.001)
 CROWD = random_arrivals(12, 40, (20, 60), (20, 100), seed=5)
-TWO = [Arrival(0.0, 4, 3), Arrival(0.005, 6, 2)]
+TWO = [Ask.of_lengths(0.0, 4, 3), Ask.of_lengths(0.005, 6, 2)]
 
 
-def run_of(*arrivals: Arrival, scheduler: Any = "continuous", **sizes: int) -> Run:
-    return simulate(arrivals, scheduler, step_time=STEP, **sizes)
+def run_of(*load: Ask, **knobs: Any) -> Run:
+    sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "enable_prefix_caching": False}
+    return simulate(load, Knobs(**sizes | knobs), STEP)
 
 
 def test_a_step_takes_the_longer_of_reading_and_computing_and_the_overhead() -> None:
@@ -55,9 +57,9 @@ def test_traffic_is_the_same_for_the_same_seed_and_within_its_bounds() -> None:
     assert random_arrivals(5, 10, (1, 3), (4, 6)) == random_arrivals(5, 10, (1, 3), (4, 6))
     assert random_arrivals(5, 10, (1, 3), (4, 6), seed=1) != random_arrivals(5, 10, (1, 3), (4, 6))
     found = random_arrivals(200, 10, (1, 3), (4, 6))
-    assert {each.prompt for each in found} == {1, 2, 3}
-    assert {each.output for each in found} == {4, 5, 6}
-    assert found[-1].seconds == pytest.approx(20, rel=0.25)
+    assert {len(each.prompt_ids) for each in found} == {1, 2, 3}
+    assert {each.output_tokens for each in found} == {4, 5, 6}
+    assert found[-1].at == pytest.approx(20, rel=0.25)
 
 
 def test_a_run_reports_when_tokens_came_by_the_clock() -> None:
@@ -72,12 +74,12 @@ def test_a_run_reports_when_tokens_came_by_the_clock() -> None:
 
 
 def test_without_requests_the_clock_advances_to_the_next_arrival() -> None:
-    run = run_of(Arrival(0.0, 2, 1), Arrival(3.0, 2, 1))
+    run = run_of(Ask.of_lengths(0.0, 2, 1), Ask.of_lengths(3.0, 2, 1))
     assert run.token_times() == [[pytest.approx(0.005)], [pytest.approx(3.005)]]
 
 
 def test_a_dynamic_batch_waits_by_the_clock() -> None:
-    run = run_of(Arrival(0.0, 2, 1), Arrival(0.02, 2, 1), scheduler="dynamic")
+    run = run_of(Ask.of_lengths(0.0, 2, 1), Ask.of_lengths(0.02, 2, 1), scheduler="dynamic")
     assert run.num_steps == 1
     assert run.token_times()[0][0] == pytest.approx(0.055, abs=0.002)
 
@@ -90,13 +92,13 @@ def test_a_foreign_schedulers_mistake_is_named_and_a_request_too_large_is_refuse
     with pytest.raises(PartError, match="Greedy"):
         run_of(*TWO, scheduler=Greedy)
     with pytest.raises(RequestError, match="does not fit into 2 blocks"):
-        run_of(Arrival(0.0, 30, 9), num_blocks=2)
+        run_of(Ask.of_lengths(0.0, 30, 9), num_blocks=2)
 
 
 def test_the_small_preempting_scheduler_makes_the_steps_of_the_engines_own() -> None:
     for num_blocks in (16, 24, 60):
         own, small = (
-            run_of(*CROWD, scheduler=kind, budget=128, num_blocks=num_blocks)
+            run_of(*CROWD, scheduler=kind, max_num_batched_tokens=128, num_blocks=num_blocks)
             for kind in (ContinuousScheduler, PreemptingScheduler)
         )
         assert own.token_times() == small.token_times()
@@ -109,10 +111,10 @@ def test_a_loaded_model_makes_the_steps_of_the_simulation(tiny_directory: Path) 
         tiny_directory, max_num_seqs=3, max_num_batched_tokens=12, enable_prefix_caching=False
     )
     real = serve(llm, arrivals, range(5, 60), STEP)
-    run = run_of(*arrivals, seats=3, budget=12)
+    run = run_of(*arrivals, max_num_seqs=3, max_num_batched_tokens=12)
     assert real.token_times() == run.token_times()
-    assert [len(each) for each in real.outputs] == [each.output for each in arrivals]
-    assert real.prompts[0] == tuple(range(5, 5 + arrivals[0].prompt))
+    assert [len(each) for each in real.outputs] == [each.output_tokens for each in arrivals]
+    assert real.asks[0].prompt_ids == tuple(range(5, 5 + len(arrivals[0].prompt_ids)))
 
 
 def kinds_of(timeline: Story, request: int) -> list[str | None]:
@@ -125,7 +127,14 @@ def kinds_of(timeline: Story, request: int) -> list[str | None]:
 
 
 def test_a_story_records_what_each_request_did_in_each_step() -> None:
-    timeline = story(run_of(Arrival(0, 4, 3), Arrival(0.001, 9, 2), budget=8, seats=2).events)
+    timeline = story(
+        run_of(
+            Ask.of_lengths(0, 4, 3),
+            Ask.of_lengths(0.001, 9, 2),
+            max_num_batched_tokens=8,
+            max_num_seqs=2,
+        ).events
+    )
     assert kinds_of(timeline, 0) == [PREFILL, DECODE, DECODE, None]
     assert kinds_of(timeline, 1) == [None, PREFILL, PREFILL, DECODE]
     assert [(seen.num_prefill, seen.num_decode) for seen in timeline.steps] == [
@@ -137,12 +146,12 @@ def test_a_story_records_what_each_request_did_in_each_step() -> None:
 
 
 def test_a_story_records_waiting_requests_and_blocks() -> None:
-    run = run_of(*[Arrival(0, 4, 5)] * 3, seats=3, num_blocks=6, block_size=2)
+    run = run_of(*[Ask.of_lengths(0, 4, 5)] * 3, max_num_seqs=3, num_blocks=6, block_size=2)
     timeline = story(run.events)
     assert kinds_of(timeline, 2)[:3] == [PREFILL, PREEMPTED, PREEMPTED]
     assert [seen.num_blocks for seen in timeline.steps[:2]] == [6, 6]
     assert PREFILL in kinds_of(timeline, 2)[3:], "it is recomputed"
-    waiting = story(run_of(*[Arrival(0, 4, 2)] * 2, seats=1).events)
+    waiting = story(run_of(*[Ask.of_lengths(0, 4, 2)] * 2, max_num_seqs=1).events)
     assert kinds_of(waiting, 1) == [QUEUED, QUEUED, PREFILL, DECODE]
 
 
@@ -189,7 +198,14 @@ def test_a_gantt_has_a_row_for_each_request_and_limits_below() -> None:
 
 
 def test_a_gantts_bars_are_the_steps_of_the_story() -> None:
-    timeline = story(run_of(Arrival(0, 4, 3), Arrival(0, 9, 2), budget=8, seats=2).events)
+    timeline = story(
+        run_of(
+            Ask.of_lengths(0, 4, 3),
+            Ask.of_lengths(0, 9, 2),
+            max_num_batched_tokens=8,
+            max_num_seqs=2,
+        ).events
+    )
     rows, tokens, _ = gantt({"run": timeline}).axes
     bars = dict(zip(COLOURS, rows.collections, strict=True))
     corners = {
@@ -205,7 +221,7 @@ def test_a_gantts_bars_are_the_steps_of_the_story() -> None:
 
 def test_a_gantt_up_to_a_step_shows_all_runs_up_to_the_same_moment() -> None:
     runs = {
-        name: story(run_of(*CROWD, scheduler=name, seats=2).events)
+        name: story(run_of(*CROWD, scheduler=name, max_num_seqs=2).events)
         for name in ("static", "continuous")
     }
     left, right = gantt(runs, 20, by="seconds").axes[:2]
@@ -228,7 +244,14 @@ def test_a_run_without_steps_is_drawn() -> None:
 
 
 def test_the_step_view_shows_tokens_positions_slots_and_what_is_left() -> None:
-    timeline = story(run_of(Arrival(0, 4, 3), Arrival(0.001, 9, 2), budget=8, seats=2).events)
+    timeline = story(
+        run_of(
+            Ask.of_lengths(0, 4, 3),
+            Ask.of_lengths(0.001, 9, 2),
+            max_num_batched_tokens=8,
+            max_num_seqs=2,
+        ).events
+    )
     texts = {timeline.requests[0]: list("abcdefg")}
     (axes,) = step_view(timeline, 1, block_size=16, budget=8, texts=texts).axes
     shown = [each.get_text() for each in axes.texts]

@@ -12,15 +12,14 @@ from minigen.errors import OptionError
 from minigen.model.attention import attention, attention_naive, causal_mask
 from minigen_course.ch32_flash_attention.flash import (
     Partial,
+    attend_tile,
     flash_attention,
     merge,
     nothing_seen,
-    weigh,
 )
 from minigen_course.ch32_flash_attention.kernels import flash_kernel
 from minigen_course.ch32_flash_attention.lesson import flash_by, numbers_moved, record_flash
-from minigen_course.grading.attending import attend_by, attending
-from minigen_course.grading.plug_in import using
+from minigen_course.grading.plug_in import attend_by, attending, using
 from minigen_course.lab.memory_watch import count_memory
 from tests.gpu.processes import assert_passes_interpreted, run_python
 from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
@@ -51,7 +50,7 @@ def test_parts_may_be_merged_in_any_order() -> None:
     q, k, v = inputs(3, 9)
     seen = causal_mask(3, 9)
     one, two, three = (
-        weigh(q, k[at : at + 3], v[at : at + 3], seen[:, at : at + 3]) for at in (0, 3, 6)
+        attend_tile(q, k[at : at + 3], v[at : at + 3], seen[:, at : at + 3]) for at in (0, 3, 6)
     )
     ways = [
         merge(merge(one, two), three),
@@ -206,7 +205,7 @@ def test_without_triton_its_checks_name_the_remedy() -> None:
         "from minigen_course.grading.exercise import exercises\n"
         "from minigen_course.grading.judge import verdict_on\n"
         "kernel, loop = (exercises('32')[each] for each in ('flash_kernel', 'flash_attention'))\n"
-        "print(*(verdict_on(each, each.solution) for each in (kernel, loop)), sep='\\n')\n"
+        "print(*(verdict_on(each.checks, each.solution) for each in (kernel, loop)), sep='\\n')\n"
     )
     message, passed = run_python("-c", blocked).splitlines()
     assert "needs Triton" in message

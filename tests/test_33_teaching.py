@@ -126,11 +126,11 @@ def test_an_answer_from_a_notebook_is_checked_in_a_separate_process() -> None:
     exercise = exercises("33")["join_kernel"]
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(stub("minigen_course.ch33_paged_attention.kernels.join_kernel"), names)
-    result = judge("33", exercise, names["join_kernel"])
+    result = judge("33", exercise.name, names["join_kernel"])
     assert "still empty" in result.message
     mine = changed(join_kernel, ("other=0.0", "other=0.00"))
     mine.__module__ = "__main__"
-    assert str(judge("33", exercise, mine)) == "✓ join_kernel: all 7 checks passed."
+    assert str(judge("33", exercise.name, mine)) == "✓ join_kernel: all 7 checks passed."
 
 
 def test_an_exception_in_a_kernel_is_raised() -> None:

@@ -26,7 +26,7 @@ from minigen_course.ch52_slo.figures import (
     waits,
     watch,
 )
-from minigen_course.lab.simulation import Knobs, asks, simulate
+from minigen_course.lab.simulator import Knobs, asks, simulate
 from tests.serving import load_tiny, save_tiny
 
 LOAD = [Planned(number / 40, f"request {number}", 6) for number in range(8)]

@@ -6,8 +6,8 @@ from minigen.bench.report import Slo, report
 from minigen.bench.workload import burst, constant
 from minigen.trace.events import EventKind
 from minigen_course.ch52_slo.lesson import Case, Vitals, table
-from minigen_course.lab.cost_model import decode_step, prefill_step
-from minigen_course.lab.simulation import Ask, Card, Knobs, Run, asks, simulate
+from minigen_course.lab.cost_model import Card, decode_step, prefill_step
+from minigen_course.lab.simulator import Ask, Knobs, Run, asks, simulate
 
 CARD = Card()
 FEW = asks(constant(2, 12), prompt=(20, 300), output=(5, 30), seed=4)

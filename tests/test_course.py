@@ -62,6 +62,33 @@ def keep_only(folder: Path, chapter: str) -> None:
             path.unlink()
 
 
+@pytest.mark.parametrize(
+    ("command", "unneeded"),
+    [
+        (["workspace", "new"], {"triton", "numba"}),
+        (["migrate", "."], {"triton", "numba", "torch"}),
+        (["claims"], {"triton", "numba"}),
+        (["info"], {"triton", "numba"}),
+        (["doctor"], {"triton"}),
+    ],
+    ids=lambda each: each[0] if isinstance(each, list) else "",
+)
+def test_a_command_imports_no_compiler_that_it_does_not_need(
+    tmp_path: Path, command: list[str], unneeded: set[str]
+) -> None:
+    script = (
+        "import atexit, runpy, sys\n"
+        f"atexit.register(lambda: print('imported:', {unneeded!r} & set(sys.modules)))\n"
+        f"sys.argv = ['minigen', *{command!r}]\n"
+        "runpy.run_module('minigen', run_name='__main__')"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, encoding="utf-8"
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.endswith("imported: set()\n")
+
+
 def test_a_workspace_has_all_notebooks_and_exercises(tmp_path: Path) -> None:
     new = {str(path.relative_to(tmp_path)) for path in make_workspace(tmp_path)}
     assert {path.name for path in notebooks_folder().glob("[0-9]*.ipynb")} <= new

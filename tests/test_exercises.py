@@ -11,7 +11,7 @@ import pytest
 
 from minigen_course.grading.exercise import CHAPTERS, Exercise, exercises
 from minigen_course.grading.judge import verdict_on
-from minigen_course.grading.stub import dotted_name, find_object, stub
+from minigen_course.grading.stub import dotted_name, stub
 from minigen_course.lab.triton_interpreter import HAS_TRITON
 from tests.answers import Answers
 from tests.mutants import mutants
@@ -61,7 +61,7 @@ def time_limit(seconds: float) -> Generator[None, None, None]:
 def passes_in_time(exercise: Exercise, part: Any, seconds: float) -> bool:
     try:
         with time_limit(seconds):
-            return verdict_on(exercise, part)[0]
+            return verdict_on(exercise.checks, part)[0]
     except TimeoutError:  # between two checks
         return False
 
@@ -77,7 +77,7 @@ def test_every_exercise_has_enough_answers() -> None:
 def test_the_packages_own_and_other_right_answers_pass(key: tuple[str, str]) -> None:
     exercise = exercise_of(key)
     for part in (exercise.solution, *ANSWERS[key].right):
-        passed, message = verdict_on(exercise, part)
+        passed, message = verdict_on(exercise.checks, part)
         assert passed, f"{part}: {message}"
 
 
@@ -87,7 +87,7 @@ def test_the_packages_own_and_other_right_answers_pass(key: tuple[str, str]) -> 
     ids=lambda each: each.replace(" ", "_") if isinstance(each, str) else "-".join(each),
 )
 def test_wrong_answers_get_a_message_with_the_mistake(key: tuple[str, str], wrong: str) -> None:
-    passed, message = verdict_on(exercise_of(key), ANSWERS[key].wrong[wrong])
+    passed, message = verdict_on(exercise_of(key).checks, ANSWERS[key].wrong[wrong])
     assert not passed, "this wrong answer passes"
     assert message.startswith("check ")
     assert any(word in message for word in ("should", "return", "must", "raised")), message
@@ -100,7 +100,7 @@ def test_mutants_of_the_packages_own_are_caught(key: tuple[str, str]) -> None:
     assert found, "nothing to change"
     assert set(equivalent) <= {name for name, _ in found}, "an equivalent mutant is no longer there"
     started = time.process_time()
-    assert verdict_on(exercise, exercise.solution)[0]
+    assert verdict_on(exercise.checks, exercise.solution)[0]
     patience = 1 + 10 * (time.process_time() - started)  # a passing one takes as long
     survivors = [
         name
@@ -115,10 +115,10 @@ def test_an_untouched_stub_has_the_packages_signature_and_a_helpful_failure(
     key: tuple[str, str],
 ) -> None:
     exercise = exercise_of(key)
-    assert find_object(dotted_name(exercise.solution)) is exercise.solution
+    assert dotted_name(exercise.solution) == exercise.dotted
     names: dict[str, Any] = {}
-    exec(stub(dotted_name(exercise.solution)), names)
-    passed, message = verdict_on(exercise, names[exercise.name])
+    exec(stub(exercise.dotted), names)
+    passed, message = verdict_on(exercise.checks, names[exercise.name])
     assert not passed
     assert "still empty" in message
 

@@ -42,7 +42,7 @@ def catches(chapter: str) -> Catches:
 
 
 def judged(hunted: Hunt, test: Any, mended: Any) -> tuple[bool, str]:
-    return verdict_on(hunted.as_exercise(), Caught(test, mended))
+    return verdict_on(hunted.all_checks(), Caught(test, mended))
 
 
 def test_a_hunts_own_solution_fixes_it(hunted: Hunt) -> None:

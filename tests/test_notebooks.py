@@ -11,7 +11,6 @@ from jupytext.compare import compare_notebooks
 
 from minigen_course.figures.show import gathered
 from minigen_course.grading.exercise import CHAPTERS, exercises
-from minigen_course.grading.stub import dotted_name
 from tools.chapters import ROOT, read_chapters
 from tools.notebooks import refilled
 
@@ -104,10 +103,7 @@ def test_a_chapter_contains_its_exercises_and_their_verdicts(
     chapter = source.stem[:2]
     text = source.read_text(encoding="utf-8")
     if chapter in CHAPTERS:
-        assert any(
-            f"# exercise: {dotted_name(each.solution)}" in text
-            for each in exercises(chapter).values()
-        )
+        assert any(f"# exercise: {each.dotted}" in text for each in exercises(chapter).values())
     assert any(
         "minigen_claims" in output.get("metadata", {})
         for cell in code_cells(notebook)

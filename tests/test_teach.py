@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minigen_course.figures.show import measured, significant
-from minigen_course.grading.messages import Wrong, expect, expect_close, expect_equal
+from minigen_course.grading.exercise import Wrong, expect, expect_close, expect_equal
 
 
 @pytest.mark.parametrize(

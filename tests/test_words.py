@@ -18,7 +18,8 @@ FORBIDDEN = re.compile(
     rf"\b(?:(?:{'|'.join(WORDS)}){ENDINGS}|{'|'.join(PHRASES).replace(' ', ' +')})\b", re.I
 )
 PLACES = {
-    **{folder: ["**/*.py"] for folder in ("minigen", "minigen_course", "tools", "benchmarks")},
+    **{folder: ["**/*.py"] for folder in ("minigen", "tools", "benchmarks")},
+    "minigen_course": ["**/*.py", "*/exercises.toml"],
     "tests": ["**/*.py"],
     "docs": ["**/*.md"],
     ".": ["*.md", "Makefile", "pyproject.toml", "mkdocs.yml", ".pre-commit-config.yaml"],

@@ -61,7 +61,7 @@ class Chapter:
         return {
             "notebook": [self.notebook],
             "course": [self.course],
-            "exercises": [f"{self.course}/exercises.py"],
+            "exercises": [f"{self.course}/exercises.toml", f"{self.course}/exercises.py"],
             "tests": self.tests,
             "benchmarks": self.benchmarks,
             "modules": self.paths,

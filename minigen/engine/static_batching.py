@@ -15,6 +15,26 @@ from minigen.kv_cache.block_manager import BlockManager
 from minigen.sequence import SampledToken, ScheduledChunk, Sequence, samples_of
 
 
+def allocate_longest(manager: BlockManager, sequence: Sequence, max_tokens: int) -> int:
+    """Start a sequence with blocks for its longest answer, so that it never runs out of blocks.
+
+    Return how many tokens it may compute now: all that are not cached, at most `max_tokens`.
+    Return 0 and change nothing if there are not enough free blocks.
+    """
+    if blocks_needed(_longest(sequence), manager.block_size) > manager.num_available:
+        return 0
+    num_tokens = manager.allocate(sequence, max_tokens)
+    if num_tokens > 0:
+        reserved = manager.allocate_slots(sequence, _longest(sequence) - sequence.num_computed)
+        assert reserved, "the blocks for the longest answer are free"
+    return num_tokens
+
+
+def _longest(sequence: Sequence) -> int:
+    """Return the number of tokens of the sequence with its longest answer."""
+    return len(sequence.prompt_ids) + sequence.max_output
+
+
 class StaticScheduler:
     """Runs up to `max_num_seqs` waiting sequences until all of them are finished, then the next."""
 
@@ -66,12 +86,9 @@ class StaticScheduler:
         num_available = self.manager.num_available
         while self.waiting and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[0]
-            longest = len(sequence.prompt_ids) + sequence.max_output
-            num_available -= blocks_needed(longest, self.manager.block_size)
-            if num_available < 0 or not self.manager.allocate(sequence, len(sequence)):
+            num_available -= blocks_needed(_longest(sequence), self.manager.block_size)
+            if num_available < 0 or not allocate_longest(self.manager, sequence, len(sequence)):
                 return
-            reserved = self.manager.allocate_slots(sequence, longest - sequence.num_computed)
-            assert reserved, "there are blocks for the longest answer"
             self.running.append(self.waiting.popleft())
 
 

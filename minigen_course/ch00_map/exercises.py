@@ -3,13 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import expect, expect_equal
+from minigen_course.grading.exercise import expect, expect_equal
 from minigen_course.lab.cost_model import (
     GB,
     config_of,
     kv_bytes_per_token,
-    most_sequences,
     num_parameters,
 )
 
@@ -69,36 +67,12 @@ def working_memory_is_a_gigabyte_by_default(part: MostSequences) -> None:
     expect_equal(part(config, 16, memory, 2048), 5, "the number of sequences that fit")
 
 
-EXERCISES = (
-    Exercise(
-        "most_sequences",
-        most_sequences,
-        (
-            whole_sequences_are_counted,
-            longer_ones_take_more,
-            kv_heads_are_counted,
-            the_count_is_never_negative,
-            working_memory_is_a_gigabyte_by_default,
-        ),
-        (
-            "The KV cache gets the memory that is left after the weights and the working memory. "
-            "Bits are not bytes.",
-            "The weights take `num_parameters(config) * bits / 8` bytes, and one sequence takes "
-            "`kv_bytes_per_token(config) * context` bytes.",
-            "Divide with `//`, convert the result to an int, and return at least 0.",
-        ),
-        "Return how many sequences of `context` tokens fit into `memory` bytes. First subtract the "
-        "weights (`bits` bits each) and the `working` memory (bytes). The rest is for the KV "
-        "cache. `num_parameters` and `kv_bytes_per_token` in `minigen_course.lab.cost_model` "
-        "compute the sizes from the configuration.",
-        """from minigen_course.lab.cost_model import config_of
-from minigen_course.figures.explore import picture
-from minigen_course.ch00_map.figures import memory_budget
-
-with using(0, most_sequences=mine):
-    drawn = memory_budget(config_of("Llama-3-8B"), 16, 24, sequences=8, context=4096)
-picture(drawn, "The budget of Llama-3-8B, its curve computed by your function.")""",
-        "Requests rarely have equal lengths. Given a list of lengths in the order of arrival, how "
-        "many of the first requests fit?",
+CHECKS = {
+    "most_sequences": (
+        whole_sequences_are_counted,
+        longer_ones_take_more,
+        kv_heads_are_counted,
+        the_count_is_never_negative,
+        working_memory_is_a_gigabyte_by_default,
     ),
-)
+}

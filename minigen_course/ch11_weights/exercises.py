@@ -6,10 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from minigen.checkpoint.gguf_mapping import unpermuted_rows
-from minigen.checkpoint.quant_formats import unpack_q4_1
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import expect, expect_close, expect_equal
+from minigen_course.grading.exercise import expect, expect_close, expect_equal
 
 UnpermutedRows = Callable[[int, int], Tensor]
 Unpack = Callable[[Tensor], Tensor]
@@ -113,66 +110,16 @@ def numbers_are_float32_and_exact(part: Unpack) -> None:
     expect_close(found, right, "the numbers", AXES, tolerance=1e-6)
 
 
-EXERCISES = (
-    Exercise(
-        "unpermuted_rows",
-        unpermuted_rows,
-        (
-            one_heads_evens_come_before_its_odds,
-            rows_stay_in_their_head,
-            it_undoes_what_the_converter_did,
-        ),
-        (
-            "Write down the order for one head of eight rows: 0 2 4 6 1 3 5 7. Then do the same in "
-            "each head, counting from the head's first row.",
-            "View the row numbers as (heads, pairs, 2): the last axis says which half of its pair "
-            "a row is.",
-            "Swap the last two axes of that view, and flatten.",
-        ),
-        "llama.cpp stores the rows of Q and K so that the two rows of each rotated pair are "
-        "neighbours: row 0, row 32, row 1, row 33, ... of a head of 64. Return the order that "
-        "undoes this: element i of the result is the index of the stored row that is row i of the "
-        "model.",
-        """from minigen import SamplingParams
-from minigen_course import load_model
-
-with using(11, unpermuted_rows=mine):
-    llm = load_model(weights="float32")
-print(llm.generate("1, 2, 3, 4, 5, 6,", SamplingParams(temperature=0, max_tokens=20)).text)""",
-        "Write the converter's direction as well: from the model's order to llama.cpp's. How can "
-        "you test both without a file?",
+CHECKS = {
+    "unpermuted_rows": (
+        one_heads_evens_come_before_its_odds,
+        rows_stay_in_their_head,
+        it_undoes_what_the_converter_did,
     ),
-    Exercise(
-        "unpack_q4_1",
-        unpack_q4_1,
-        (
-            steps_are_halves_of_bytes,
-            scale_multiplies_and_minimum_is_added,
-            each_block_has_its_own_scale_and_minimum,
-            numbers_are_float32_and_exact,
-        ),
-        (
-            "`blocks[..., :4]` are two float16 numbers: make them contiguous, view them as "
-            "torch.float16, and turn them into float32 before you compute.",
-            "byte & 15 is the low half, byte >> 4 the high half. The 16 low halves are numbers 0 "
-            "to 15, the 16 high halves are numbers 16 to 31.",
-            "One scale per block has the shape (rows, blocks, 1), and broadcasts over 32 numbers.",
-        ),
-        "Decode blocks of the format Q4_1. A block is 20 bytes: a scale and a minimum (float16), "
-        "then 16 bytes with 32 steps of 4 bits, first all low halves, then all high halves. A "
-        "number is step × scale + minimum. `blocks` has the shape (rows, blocks, 20); return "
-        "float32 of the shape (rows, blocks, 32).",
-        """from unittest.mock import patch
-
-from minigen import SamplingParams
-from minigen.checkpoint.quant_formats import FORMATS, Format
-from minigen_course import load_model
-
-with patch.dict(FORMATS, {"Q4_1": Format(32, 20, mine)}):  # the table of readers
-    llm = load_model(weights="float32")
-params = SamplingParams(temperature=0, max_tokens=8)
-print(llm.generate("The capital of France is", params).text)""",
-        "Write the other direction, from 32 numbers to a block. Which scale and minimum lose "
-        "least, and what is the largest error that remains?",
+    "unpack_q4_1": (
+        steps_are_halves_of_bytes,
+        scale_multiplies_and_minimum_is_added,
+        each_block_has_its_own_scale_and_minimum,
+        numbers_are_float32_and_exact,
     ),
-)
+}

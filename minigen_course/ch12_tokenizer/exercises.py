@@ -4,10 +4,7 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
-from minigen.tokenizer.stop_strings import StopWatcher
-from minigen.tokenizer.tokenizer import StreamDecoder
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import expect, expect_equal
+from minigen_course.grading.exercise import expect, expect_equal
 from minigen_course.lab.texts import HARD_UNICODE
 
 SPECIAL = 999
@@ -191,76 +188,25 @@ def two_watchers_do_not_share_what_they_hold(part: Any) -> None:
     expect(two.stopped is False, "the second should not be stopped: its text has no END.")
 
 
-EXERCISES = (
-    Exercise(
-        "StreamDecoder",
-        StreamDecoder,
-        (
-            whole_characters_are_given_at_once,
-            half_a_character_is_held_back,
-            pieces_add_up_to_the_text,
-            broken_bytes_become_the_replacement_character,
-            finish_gives_what_stayed_incomplete,
-            skipped_ids_give_no_text,
-            one_leading_space_is_dropped_if_asked,
-            two_decoders_do_not_share_what_they_hold,
-        ),
-        (
-            "Store the bytes that are not yet a whole character, and append the next token's bytes "
-            "to them.",
-            "The first byte of a character says how many bytes it has: 0xxxxxxx one, 110xxxxx two, "
-            "1110xxxx three, 11110xxx four. A byte 10xxxxxx continues a character.",
-            'codecs.getincrementaldecoder("utf-8")(errors="replace") returns an object that does '
-            "all of this: decode(data), and decode(b'', final=True) at the end.",
-        ),
-        "Write a decoder for token ids that come one at a time. `token_bytes(token_id)` returns "
-        "the bytes of an id. `push(token_id)` returns the text that this id completes, and "
-        '"" while a character is incomplete. `finish()` returns an incomplete rest as U+FFFD. '
-        "Bytes that are not valid UTF-8 become U+FFFD at once. Ids in `skipped` give no text. With "
-        "`drop_space`, the text loses one leading space.",
-        """from minigen import SamplingParams
-from minigen_course import load_model
-
-llm = load_model()
-with using(12, StreamDecoder=mine):
-    for piece in llm.stream("1. 🍎 2. 🍌 3.", SamplingParams(temperature=0, max_tokens=24)):
-        print(piece, end="|")""",
-        "One visible character may consist of several code points (a flag, a letter with an "
-        "accent). Hold these back, too. Which text can then no longer be shown at once?",
+CHECKS = {
+    "StreamDecoder": (
+        whole_characters_are_given_at_once,
+        half_a_character_is_held_back,
+        pieces_add_up_to_the_text,
+        broken_bytes_become_the_replacement_character,
+        finish_gives_what_stayed_incomplete,
+        skipped_ids_give_no_text,
+        one_leading_space_is_dropped_if_asked,
+        two_decoders_do_not_share_what_they_hold,
     ),
-    Exercise(
-        "StopWatcher",
-        StopWatcher,
-        (
-            text_without_a_stop_passes_at_once,
-            text_ends_before_the_stop,
-            what_may_become_a_stop_is_held_back,
-            finish_gives_what_was_held,
-            the_stop_that_is_complete_first_counts,
-            with_include_the_stop_is_shown_and_nothing_held,
-            the_size_of_the_pieces_does_not_matter,
-            two_watchers_do_not_share_what_they_hold,
-        ),
-        (
-            "Hold back the longest suffix of the text that is a prefix of a stop string. All text "
-            "before it can be shown.",
-            "Join the held text and the new text, and search the result for stop strings. The one "
-            "that ends first is complete first; if two end at the same place, take the longer one.",
-            "With include, the held text has been shown already: cut off as many characters.",
-        ),
-        "Write a watcher that ends an answer at a stop string. `push(text)` returns the text that "
-        "can be shown now: it holds back text that could still become a stop string, and shows "
-        "only the text before a complete stop string. `stopped` says whether a stop string was "
-        "found. `finish()` returns the text that is still held. With `include`, the stop string "
-        "is shown as well, so nothing needs to be held.",
-        """from minigen import SamplingParams
-from minigen_course import load_model
-
-llm = load_model()
-with using(12, StopWatcher=mine):
-    params = SamplingParams(temperature=0, stop=["10"], max_tokens=40)
-    print(llm.generate("1, 2, 3, 4, 5, 6,", params).text)""",
-        "With a thousand stop strings, how do you avoid searching for each of them in every piece? "
-        "Aho and Corasick (1975) have an answer.",
+    "StopWatcher": (
+        text_without_a_stop_passes_at_once,
+        text_ends_before_the_stop,
+        what_may_become_a_stop_is_held_back,
+        finish_gives_what_was_held,
+        the_stop_that_is_complete_first_counts,
+        with_include_the_stop_is_shown_and_nothing_held,
+        the_size_of_the_pieces_does_not_matter,
+        two_watchers_do_not_share_what_they_hold,
     ),
-)
+}

@@ -5,9 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from minigen.model.layers import apply_rotary, apply_rotary_interleaved, rms_norm, swiglu
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import expect, expect_close, expect_equal
+from minigen.model.layers import apply_rotary_interleaved
+from minigen_course.grading.exercise import expect, expect_close, expect_equal
 
 RmsNorm = Callable[[Tensor, Tensor, float], Tensor]
 Rotate = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -174,77 +173,25 @@ def gates_keep_their_type(part: Swiglu) -> None:
     expect_close(found, right, "the result", UNITS, tolerance=3e-2)
 
 
-_USE = """from minigen import SamplingParams
-from minigen_course import load_model
-
-llm = load_model(enable_prefix_caching=False)
-with using(13, {name}=mine):
-    print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=24)).text)"""
-
-EXERCISES = (
-    Exercise(
-        "rms_norm",
-        rms_norm,
-        (
-            a_row_is_divided_by_its_root_mean_square,
-            every_row_has_its_own_size,
-            the_mean_stays,
-            the_weight_scales_each_number,
-            eps_is_added_to_the_mean_square,
-            squares_do_not_overflow_in_sixteen_bits,
-        ),
-        (
-            "Read the name from its end: square first, then the mean, then the root.",
-            "mean(dim=-1, keepdim=True) keeps an axis of length 1, which broadcasts over the row.",
-            "Start from x.float(), and return `.to(x.dtype)`: 1000 squared overflows in float16.",
-        ),
-        "Write RMSNorm: divide each row (the last axis) by sqrt(mean square + `eps`), then "
-        "multiply it by `weight`. Compute in float32, whatever the dtype of `x`, and return the "
-        "dtype of `x`.",
-        _USE.format(name="rms_norm"),
-        "Write the backward pass: given the gradient of the result, what is the gradient of `x`? "
-        "Compare with autograd.",
+CHECKS = {
+    "rms_norm": (
+        a_row_is_divided_by_its_root_mean_square,
+        every_row_has_its_own_size,
+        the_mean_stays,
+        the_weight_scales_each_number,
+        eps_is_added_to_the_mean_square,
+        squares_do_not_overflow_in_sixteen_bits,
     ),
-    Exercise(
-        "apply_rotary",
-        apply_rotary,
-        (
-            at_position_0_nothing_turns,
-            a_quarter_turn_swaps_a_pair,
-            every_pair_and_token_has_its_own_angle,
-            sixteen_bits_are_turned_in_float32,
-        ),
-        (
-            "A point (a, b), rotated by an angle, becomes (a cos - b sin, b cos + a sin).",
-            "x.chunk(2, dim=-1) returns all a and all b; cos and sin lack the axis of the heads.",
-            "cos.unsqueeze(-2) adds this axis; torch.cat([...], dim=-1) joins the halves, and "
-            ".to(x.dtype) restores the dtype.",
-        ),
-        "Write the rotary embedding. Numbers i and i + head_dim/2 of a head are the coordinates "
-        "of a point. Rotate this point by the angle whose cosine and sine are given for its token "
-        "and pair. All heads of a token use the same angles. Compute in float32, and return the "
-        "dtype of `x`.",
-        _USE.format(name="apply_rotary"),
-        "Rotate only the first quarter of each head's numbers and leave the others unchanged, as "
-        "GPT-NeoX-20B does. Which numbers form pairs then?",
+    "apply_rotary": (
+        at_position_0_nothing_turns,
+        a_quarter_turn_swaps_a_pair,
+        every_pair_and_token_has_its_own_angle,
+        sixteen_bits_are_turned_in_float32,
     ),
-    Exercise(
-        "swiglu",
-        swiglu,
-        (
-            a_gate_of_0_lets_nothing_through,
-            an_open_gate_lets_gate_times_up_through,
-            between_them_silu_decides,
-            gates_keep_their_type,
-        ),
-        (
-            "SiLU(z) = z x sigmoid(z); only the gate goes through it.",
-            "exp of 200 is infinite in float32, and infinity / infinity is nan; torch.sigmoid "
-            "avoids this.",
-        ),
-        "Write the middle of SwiGLU: SiLU of `gate`, times `up`, element by element. It must be "
-        "correct for gates of any size.",
-        _USE.format(name="swiglu"),
-        "Allocate no tensor except the result. Which of torch's functions take `out`?",
+    "swiglu": (
+        a_gate_of_0_lets_nothing_through,
+        an_open_gate_lets_gate_times_up_through,
+        between_them_silu_decides,
+        gates_keep_their_type,
     ),
-)
+}

@@ -6,9 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from minigen.model.attention import attention, causal_mask
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import expect, expect_close, expect_equal
+from minigen_course.grading.exercise import expect, expect_close, expect_equal
 
 CausalMask = Callable[..., Tensor]
 Attention = Callable[..., Tensor]
@@ -163,70 +161,21 @@ def bfloat16_stays_bfloat16(part: Attention) -> None:
     expect_close(found, _reference(q, k, v, None), "the result", AXES, tolerance=5e-2)
 
 
-EXERCISES = (
-    Exercise(
-        "causal_mask",
-        causal_mask,
-        (
-            a_prompts_mask_is_a_triangle,
-            queries_are_the_last_positions,
-            a_window_counts_the_token_itself,
-            a_window_moves_with_the_positions,
-        ),
-        (
-            "Give every query and every key its position in the text, and compare the positions.",
-            "The queries' positions start at num_keys - num_queries. A query sees a key whose "
-            "position is at most its own, and greater than its own minus window.",
-            "torch.arange(...)[:, None] compared with torch.arange(...) compares all pairs, "
-            "because both are broadcast to a matrix.",
-        ),
-        "Write the causal mask: True where a query may attend to a key. The keys are at positions "
-        "0 to `num_keys` - 1, and the queries are at the last `num_queries` of them. A query sees "
-        "its own position and those before it; with a window, it sees at most `window` positions, "
-        "including its own.",
-        """from minigen import SamplingParams
-from minigen_course import load_model
-
-llm = load_model(enable_prefix_caching=False, max_num_batched_tokens=16)  # small chunks
-prompt = "The old lighthouse keeper lost his lamp, so the young sailor gave him a lamp. The keeper"
-with using(14, causal_mask=mine):
-    print(llm.generate(prompt, SamplingParams(temperature=0, max_tokens=24)).text)""",
-        "Write the mask for two texts packed into one sequence, so that neither sees the other.",
-        "warm-up",
+CHECKS = {
+    "causal_mask": (
+        a_prompts_mask_is_a_triangle,
+        queries_are_the_last_positions,
+        a_window_counts_the_token_itself,
+        a_window_moves_with_the_positions,
     ),
-    Exercise(
-        "attention",
-        attention,
-        (
-            a_lone_token_takes_its_own_value,
-            without_a_preference_values_are_averaged,
-            scores_are_divided_by_the_root_of_head_dim,
-            neighbouring_query_heads_share_a_kv_head,
-            prompts_chunks_and_single_tokens_agree_with_the_formula,
-            no_token_sees_beyond_its_window,
-            large_scores_do_not_overflow,
-            bfloat16_stays_bfloat16,
-        ),
-        (
-            "First give K and V as many heads as Q, by repeat_interleave (not repeat). Then "
-            "compute scores of shape (heads, queries, keys).",
-            'torch.einsum("qhd,khd->hqk", q, k) computes the scores, and "hqk,khd->qhd" the sums '
-            "of weighted values; between them come division, mask and softmax.",
-            "masked_fill(~causal_mask(len(q), len(k), window), -math.inf), then softmax(-1), which "
-            "subtracts the maximum itself. Compute in float32, and return q's dtype.",
-        ),
-        "Write causal attention: softmax(q k^T / sqrt(head_dim)) v for every head, where query "
-        "head h uses KV head h // (q_heads / kv_heads). The queries are at the last `tokens` "
-        "positions of the context. A query sees its own position and those before it; with a "
-        "window, it sees at most `window` positions, including its own.",
-        """from minigen import SamplingParams
-from minigen_course import load_model
-
-llm = load_model(enable_prefix_caching=False)
-with using(14, attention=mine):
-    print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=24)).text)""",
-        "Write it without repeating K and V, and take the keys in tiles of 16, so that no whole "
-        "row of scores is ever stored. Besides the sum of weighted values, which two numbers per "
-        "query must be carried from tile to tile?",
+    "attention": (
+        a_lone_token_takes_its_own_value,
+        without_a_preference_values_are_averaged,
+        scores_are_divided_by_the_root_of_head_dim,
+        neighbouring_query_heads_share_a_kv_head,
+        prompts_chunks_and_single_tokens_agree_with_the_formula,
+        no_token_sees_beyond_its_window,
+        large_scores_do_not_overflow,
+        bfloat16_stays_bfloat16,
     ),
-)
+}

@@ -17,8 +17,7 @@ from minigen.model.layers import (
     swiglu,
 )
 from minigen.model.transformer import Layer, project_qkv, run_layer
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import Wrong, expect, expect_close, expect_equal
+from minigen_course.grading.exercise import Wrong, expect, expect_close, expect_equal
 from minigen_course.lab.small_model import EPS, HEAD_DIM, HIDDEN, Product, random_layer
 
 RunLayer = Callable[..., Tensor]
@@ -201,63 +200,19 @@ def norms_act_on_each_head_before_the_rotation(part: ProjectQKV) -> None:
     _compare(part, random_layer(head_norms=True), "qkv")
 
 
-RUN_USE = """from minigen import SamplingParams
-from minigen_course import load_model
-
-llm = load_model()
-with using(15, {name}=mine):
-    greedy = SamplingParams(temperature=0, max_tokens=8)
-    print(llm.generate("The capital of France is", greedy).text)"""
-
-EXERCISES = (
-    Exercise(
-        "run_layer",
-        run_layer,
-        (
-            where_both_halves_give_nothing_x_is_left,
-            attention_gets_normalised_rotated_heads,
-            attention_adds_to_x,
-            the_feed_forward_adds_to_x,
-            the_feed_forward_reads_what_attention_added,
-            a_layer_with_norms_for_queries_and_keys_runs_too,
-        ),
-        (
-            "Both halves do the same: normalise x, compute something from it, and add that to the "
-            "x before the norm. The second half starts from the sum of the first half.",
-            "attend returns [tokens, q_heads, head_dim]; layer.out takes [tokens, q_heads x "
-            "head_dim], so use flatten(-2).",
-            "layer.gate_up returns gate and up side by side, the gate first; "
-            "split(layer.gate_up.parts, dim=-1) separates them.",
-        ),
-        "Write the forward pass of one layer: attention, then the feed-forward, each with its norm "
-        "before it and a residual connection around it. `layer` has the weights; `attend(q, k, v)` "
-        "computes attention over each query's context. `rms_norm` and `swiglu` are in "
-        "`minigen.model.layers`; `project_qkv` in `minigen.model.transformer` returns the rotated "
-        "heads of a normalised x.",
-        RUN_USE.format(name="run_layer"),
-        "GPT-J and PaLM compute both halves in parallel, from the same normalised x. Write that "
-        "layer. What does it gain, and why can SmolLM2 not run this way?",
+CHECKS = {
+    "run_layer": (
+        where_both_halves_give_nothing_x_is_left,
+        attention_gets_normalised_rotated_heads,
+        attention_adds_to_x,
+        the_feed_forward_adds_to_x,
+        the_feed_forward_reads_what_attention_added,
+        a_layer_with_norms_for_queries_and_keys_runs_too,
     ),
-    Exercise(
-        "project_qkv",
-        project_qkv,
-        (
-            each_part_has_its_own_heads,
-            values_are_not_rotated,
-            queries_and_keys_are_rotated_by_position,
-            norms_act_on_each_head_before_the_rotation,
-        ),
-        (
-            "layer.qkv is one product for all three; layer.qkv.parts are their widths, in order.",
-            "part.unflatten(-1, (-1, head_dim)) makes heads; apply_rotary(q, *rotation) rotates.",
-            "rms_norm works on the last axis, so one weight of head_dim numbers serves every head.",
-        ),
-        "Compute queries, keys and values from a normalised x: one product `layer.qkv`, split by "
-        "`layer.qkv.parts`, and each part split into heads of `head_dim` numbers. If the layer has "
-        "`q_norm` and `k_norm`, normalise each head of the queries and keys with them. Then rotate "
-        "queries and keys. `rms_norm` and `apply_rotary` are in `minigen.model.layers`.",
-        RUN_USE.format(name="project_qkv"),
-        "Rotate queries and keys in one call, with their heads side by side. Is it faster for one "
-        "token, and for a thousand?",
+    "project_qkv": (
+        each_part_has_its_own_heads,
+        values_are_not_rotated,
+        queries_and_keys_are_rotated_by_position,
+        norms_act_on_each_head_before_the_rotation,
     ),
-)
+}

@@ -1,14 +1,20 @@
-"""Figures of a whole model: parameters and FLOPs by part, and the logit lens."""
+"""Figures of a whole model: parameters and FLOPs by part, and the logit lens.
+
+The logit lens shows what each layer would predict if it were the last. Source: nostalgebraist 2020,
+"interpreting GPT: the logit lens".
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int64
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from minigen_course.ch15_transformer.lesson import Lens
+from minigen.llm import LLM
 from minigen_course.figures.style import (
     BLUE,
     CYCLE,
@@ -22,6 +28,7 @@ from minigen_course.figures.style import (
     title,
 )
 from minigen_course.lab.cost_model import ModelShape, parameter_budget
+from minigen_course.lab.inspect_model import recorded_states, transformer_of
 
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 MOST = 2**17
@@ -90,6 +97,52 @@ def _bars(axes: Any, values: list[int], color: str) -> None:
     axes.spines["bottom"].set_visible(False)
     axes.tick_params(length=0)
     axes.axvline(0, color=FAINT)
+
+
+FOLLOWED = 5  # likeliest tokens of the last layer that are followed, per position
+
+
+@dataclass(frozen=True)
+class Lens:
+    """Each layer's prediction of the next token at each position; row 0 is the embedding alone.
+
+    `token_ids` is the text; `likeliest` is each layer's likeliest token, and `probability` its
+    probability; `entropy` is in bits. `final` are the last layer's likeliest tokens, in order, and
+    `final_probability` are the probabilities that each layer gives to them.
+    """
+
+    token_ids: Int64[Tensor, " tokens"]
+    likeliest: Int64[Tensor, "states tokens"]
+    probability: Float[Tensor, "states tokens"]
+    entropy: Float[Tensor, "states tokens"]
+    final: Int64[Tensor, "tokens followed"]
+    final_probability: Float[Tensor, "states tokens followed"]
+
+
+@torch.inference_mode()
+def look(llm: LLM, text: str, max_tokens: int = 12) -> Lens:
+    """Apply the final norm and the head to every layer's hidden states of `text`.
+
+    Raises `ValueError` for a text of no tokens, or of more than `max_tokens`.
+    """
+    token_ids = llm.tokenizer.encode(text)
+    if not token_ids:
+        raise ValueError("Write at least one word.")
+    if len(token_ids) > max_tokens:
+        raise ValueError(f"That is {len(token_ids)} tokens; at most {max_tokens} can be drawn.")
+    states = recorded_states(llm, token_ids)
+    model = transformer_of(llm)
+    final = model.logits(states[-1]).topk(FOLLOWED).indices
+    rows = []
+    for state in states:  # a layer at a time: all of them would take much memory
+        logs = model.logits(state).log_softmax(-1)
+        top = logs.max(-1)
+        entropy = -(logs.exp() * logs).sum(-1) / torch.log(torch.tensor(2.0))
+        rows.append((top.indices, top.values.exp(), entropy, logs.gather(-1, final).exp()))
+    likeliest, probability, entropy, followed = (
+        torch.stack(each) for each in zip(*rows, strict=True)
+    )
+    return Lens(torch.tensor(token_ids), likeliest, probability, entropy, final, followed)
 
 
 SHOWN = ("its likeliest token", "the chance of the final token", "how unsure it is")

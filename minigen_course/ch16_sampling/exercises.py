@@ -6,9 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from minigen.sampling.sampler import apply_penalties, keep_top_p
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import expect, expect_close, expect_equal
+from minigen_course.grading.exercise import expect, expect_close, expect_equal
 
 KeepTopP = Callable[[Tensor, Tensor], Tensor]
 ApplyPenalties = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -150,66 +148,20 @@ def each_row_has_its_own_penalties_and_repetition_comes_first(part: ApplyPenalti
     expect_close(found, right, "the logits", AXES)
 
 
-EXERCISES = (
-    Exercise(
-        "keep_top_p",
-        keep_top_p,
-        (
-            the_fewest_tokens_that_reach_top_p_are_kept,
-            the_order_of_the_tokens_does_not_matter,
-            the_token_that_reaches_top_p_is_kept,
-            every_row_has_its_own_top_p,
-            of_equally_likely_tokens_the_lower_ids_are_kept,
-            a_large_vocabulary_is_filtered_like_a_small_one,
-        ),
-        (
-            "Sort each row's probabilities in descending order, and compute their cumulative sum.",
-            "Keep a token if the sum of the probabilities before it is below top_p; so the first "
-            "one is always kept.",
-            "sort(descending=True, stable=True) keeps equal probabilities in the order of the "
-            "token ids; scatter puts the result back in the order of the vocabulary.",
-        ),
-        "Write the filter of top-p (nucleus) sampling for a whole batch. Each row of `logits` "
-        "keeps its most likely tokens: as few as are needed for the sum of their probabilities to "
-        "reach the row's own `top_p`. Of equally likely tokens, those with lower ids come first. "
-        "All other logits become minus infinity. Return new logits, and leave the given ones "
-        "unchanged.",
-        """from minigen import SamplingParams
-from minigen_course import load_model
-
-llm = load_model()
-with using(16, keep_top_p=mine):
-    params = SamplingParams(temperature=1, top_p=0.9, seed=7, max_tokens=24)
-    print(llm.generate("The old lighthouse", params).text)""",
-        "Do it without sorting all 49,152 tokens. Which tokens can be left out before sorting, "
-        "and how do you know that none of them would be kept?",
+CHECKS = {
+    "keep_top_p": (
+        the_fewest_tokens_that_reach_top_p_are_kept,
+        the_order_of_the_tokens_does_not_matter,
+        the_token_that_reaches_top_p_is_kept,
+        every_row_has_its_own_top_p,
+        of_equally_likely_tokens_the_lower_ids_are_kept,
+        a_large_vocabulary_is_filtered_like_a_small_one,
     ),
-    Exercise(
-        "apply_penalties",
-        apply_penalties,
-        (
-            neutral_values_change_nothing,
-            repetition_makes_earlier_tokens_less_likely,
-            presence_is_subtracted_once,
-            frequency_is_subtracted_per_occurrence,
-            each_row_has_its_own_penalties_and_repetition_comes_first,
-        ),
-        (
-            "Dividing a negative logit by 2 makes its token more likely, not less.",
-            "torch.where(logits > 0, logits / factor, logits * factor), with a factor of 1 for "
-            "tokens that were in neither prompt nor output.",
-        ),
-        "Write the three penalties. First, *repetition* divides a positive logit and multiplies a "
-        "negative one, for tokens of the prompt or the output. Then, for tokens of the output, "
-        "*presence* is subtracted once, and *frequency* once per occurrence. Each row has its own "
-        "three values. Return new logits, and leave the given ones unchanged.",
-        """from minigen import SamplingParams
-from minigen_course import load_model
-
-llm = load_model()
-with using(16, apply_penalties=mine):
-    params = SamplingParams(temperature=0, frequency_penalty=0.8, max_tokens=40)
-    print(llm.generate("I like tea. I like tea. I", params).text)""",
-        "Write a penalty that decays: a token's count is halved every 32 tokens of output.",
+    "apply_penalties": (
+        neutral_values_change_nothing,
+        repetition_makes_earlier_tokens_less_likely,
+        presence_is_subtracted_once,
+        frequency_is_subtracted_per_occurrence,
+        each_row_has_its_own_penalties_and_repetition_comes_first,
     ),
-)
+}

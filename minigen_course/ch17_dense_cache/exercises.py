@@ -8,9 +8,7 @@ from torch import Tensor
 
 from minigen.sampling.params import SamplingParams
 from minigen.sequence import Sequence
-from minigen_course.ch17_dense_cache.reference import DenseCache, DenseRunner
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import Wrong, expect, expect_close, expect_equal
+from minigen_course.grading.exercise import Wrong, expect, expect_close, expect_equal
 from minigen_course.lab.small_model import KV_HEADS, RecordingModel, recording_model
 
 CacheClass = type[Any]  # a learner's class need not inherit from the package's
@@ -186,66 +184,20 @@ def what_is_released_is_forgotten(part: RunnerClass) -> None:
     _step(runner, model, [other, _sequence(1, 6)])
 
 
-CACHE_USE = """from minigen_course import load_model
-from minigen_course.ch17_dense_cache.lesson import continue_dense
-
-llm = load_model(weights="float32")
-with using(17, {name}=mine):
-    token_ids = continue_dense(llm, "The history of the sea begins", 12)
-print(llm.tokenizer.decode(token_ids))"""
-
-EXERCISES = (
-    Exercise(
-        "DenseCache",
-        DenseCache,
-        (
-            what_is_stored_comes_back,
-            new_tokens_stand_behind_the_old,
-            it_can_be_filled_to_its_last_place,
-            every_layer_has_its_own,
-            tokens_stay_once_they_are_counted,
-            the_cache_stores_a_copy_in_its_own_dtype,
-            caches_share_nothing,
-        ),
-        (
-            "Allocate the memory once, in __init__, for max_tokens; num_tokens says how much of it "
-            "is used.",
-            "store writes at the positions from num_tokens on, in its layer only, and returns this "
-            "layer's positions up to the end of the new ones.",
-            "All layers store the same tokens before advance counts them: store must not count.",
-        ),
-        "Write the KV cache of one sequence. `store` appends a layer's new keys and values to the "
-        "old ones, and returns all keys and values of that layer. `advance` adds the new tokens to "
-        "`num_tokens`, once all layers have stored theirs. The cache stores copies, in its own "
-        "`dtype`.",
-        CACHE_USE.format(name="DenseCache"),
-        "A layer with a sliding window of w tokens never attends to older ones. Store only w "
-        "tokens for it, in a ring buffer. What must then change in the order of the keys, and what "
-        "need not?",
+CHECKS = {
+    "DenseCache": (
+        what_is_stored_comes_back,
+        new_tokens_stand_behind_the_old,
+        it_can_be_filled_to_its_last_place,
+        every_layer_has_its_own,
+        tokens_stay_once_they_are_counted,
+        the_cache_stores_a_copy_in_its_own_dtype,
+        caches_share_nothing,
     ),
-    Exercise(
-        "DenseRunner",
-        DenseRunner,
-        (
-            prefill_gives_the_first_token,
-            every_token_is_computed_once,
-            sequences_do_not_see_each_other,
-            what_is_released_is_forgotten,
-        ),
-        (
-            "sequence.new_ids are the tokens that are not computed yet: the prompt at first, then "
-            "the last token. Their positions start where the cache ends.",
-            "Pack the new tokens of all sequences one after another; attend_dense takes the "
-            "caches and the number of new tokens of each.",
-            "Advance every cache after the model has run, and take the logits of each sequence's "
-            "last row only: torch.tensor(lengths).cumsum(0) - 1.",
-        ),
-        "Write the runner. `logits` runs the model on the new tokens of each sequence "
-        "(`new_ids`), with one `DenseCache` per sequence, and returns the logits of each "
-        "sequence's next token. `release` frees a sequence's cache. `DenseCache` and "
-        "`attend_dense` are in `minigen_course.ch17_dense_cache.reference`.",
-        CACHE_USE.format(name="DenseRunner"),
-        "Two prompts have the same first 100 tokens. Let the second sequence start with a copy of "
-        "the first one's cache. What if the whole prompts are equal?",
+    "DenseRunner": (
+        prefill_gives_the_first_token,
+        every_token_is_computed_once,
+        sequences_do_not_see_each_other,
+        what_is_released_is_forgotten,
     ),
-)
+}

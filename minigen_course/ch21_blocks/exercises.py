@@ -4,9 +4,8 @@ import random
 from typing import Any
 
 from minigen.errors import OutOfBlocksError
-from minigen.kv_cache.block_allocator import RESERVED_BLOCK, BlockAllocator, copy_on_write
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import Wrong, expect, expect_equal
+from minigen.kv_cache.block_allocator import RESERVED_BLOCK, BlockAllocator
+from minigen_course.grading.exercise import Wrong, expect, expect_equal
 
 
 def _forked(num_blocks: int, num_owned: int, num_others: int) -> tuple[BlockAllocator, list[int]]:
@@ -261,79 +260,24 @@ def random_calls_match_reference_counts(part: type[BlockAllocator]) -> None:
         expect_equal(allocator.num_free, owners[1:].count(0), f"num_free after call {number}")
 
 
-ALLOCATOR_USE = """from minigen import LLM, SamplingParams
-
-llm = LLM.load(num_blocks=64, allocator=mine)
-print("allocator:", llm.describe()["allocator"])
-print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).text)"""
-
-COPY_USE = """from minigen import LLM, SamplingParams
-
-llm = LLM.load(num_blocks=64)
-with using(21, copy_on_write=mine):
-    params = SamplingParams(n=3, seed=1, max_tokens=12)
-    answer = llm.generate("The sea is", params, progress=False)
-for choice in answer.choices:
-    print(choice.text)"""
-
-EXERCISES = (
-    Exercise(
-        "BlockAllocator",
-        BlockAllocator,
-        (
-            every_block_is_allocated_once,
-            free_blocks_are_counted,
-            allocation_is_all_or_nothing,
-            an_allocated_block_has_one_owner,
-            released_blocks_are_returned_and_reused,
-            a_shared_block_is_freed_by_its_last_owner,
-            a_reused_block_has_one_owner,
-            free_blocks_cannot_be_shared_or_released,
-            returned_lists_are_independent,
-            random_calls_match_reference_counts,
-        ),
-        (
-            "Store two things: a list of the free block ids, and a reference count (the number of "
-            "owners) for each id.",
-            "allocate: first compare `count` with the number of free blocks, and raise before you "
-            "change anything. Each allocated block has one owner.",
-            "release: subtract one owner from each block. Blocks whose count reaches 0 go back to "
-            "the free list, and release returns them.",
-        ),
-        "Write the block allocator. Its blocks are 1 to `num_blocks`; block 0 is never allocated. "
-        "`allocate` returns `count` blocks with one owner each, or raises `OutOfBlocksError` and "
-        "changes nothing. `share` adds an owner to each block. `release` takes an owner from each "
-        "block, and returns the blocks that are now free. Sharing or releasing a free block is an "
-        "error.",
-        ALLOCATOR_USE,
-        "Allocate adjacent blocks where you can, so that a sequence's blocks lie in long runs. "
-        "Count the runs of each block table over the chapter's requests, and compare with the "
-        "free list as a stack.",
+CHECKS = {
+    "BlockAllocator": (
+        every_block_is_allocated_once,
+        free_blocks_are_counted,
+        allocation_is_all_or_nothing,
+        an_allocated_block_has_one_owner,
+        released_blocks_are_returned_and_reused,
+        a_shared_block_is_freed_by_its_last_owner,
+        a_reused_block_has_one_owner,
+        free_blocks_cannot_be_shared_or_released,
+        returned_lists_are_independent,
+        random_calls_match_reference_counts,
     ),
-    Exercise(
-        "copy_on_write",
-        copy_on_write,
-        (
-            a_block_with_one_owner_is_written_in_place,
-            a_shared_block_is_replaced_by_a_new_one,
-            any_block_may_be_written,
-            the_last_owner_needs_no_copy,
-            without_a_free_block_nothing_changes,
-        ),
-        (
-            "allocator.num_owners tells you whether the block has other owners.",
-            "Allocate the new block first: if none is free, allocate raises, and nothing has "
-            "changed.",
-            "Then put the new block into the table and release the old one. The old block loses "
-            "one owner, and the other sequences still own it.",
-        ),
-        "Write copy-on-write: what happens before a sequence writes into block `index` of its "
-        "table. If the sequence is the only owner, nothing changes; return None. If the block has "
-        "other owners, a new block replaces it in the table; return (source, target), so that the "
-        "engine copies the contents. If no block is free, raise `OutOfBlocksError` and change "
-        "nothing.",
-        COPY_USE,
-        "Fork a sequence whose last block is full. How many copies are made, and when? Predict it "
-        "before you count them with `llm.count_work()`.",
+    "copy_on_write": (
+        a_block_with_one_owner_is_written_in_place,
+        a_shared_block_is_replaced_by_a_new_one,
+        any_block_may_be_written,
+        the_last_owner_needs_no_copy,
+        without_a_free_block_nothing_changes,
     ),
-)
+}

@@ -27,7 +27,7 @@ class Memory(Protocol):
 
 
 @dataclass(frozen=True)
-class Wish:
+class RequestLengths:
     """The size of one request: the number of tokens in its prompt and in its answer."""
 
     prompt: int
@@ -95,7 +95,10 @@ class Run:
 
 
 def run_through(
-    memory: Memory, num_slots: int, requests: Sequence[Wish], asks: Sequence[int] | None = None
+    memory: Memory,
+    num_slots: int,
+    requests: Sequence[RequestLengths],
+    asks: Sequence[int] | None = None,
 ) -> Run:
     """Run all requests, first come, first served; each running request gets one token per step.
 
@@ -120,7 +123,7 @@ def run_through(
 
 
 class _Simulation:
-    def __init__(self, memory: Memory, requests: Sequence[Wish], asks: Sequence[int]):
+    def __init__(self, memory: Memory, requests: Sequence[RequestLengths], asks: Sequence[int]):
         self.memory, self.requests, self.asks = memory, requests, asks
         self.tokens = [request.prompt for request in requests]
         self.waiting, self.running = deque(range(len(requests))), list[int]()

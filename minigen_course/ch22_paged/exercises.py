@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from minigen.kv_cache.paged import KVPool, slots_of
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import expect, expect_close, expect_equal
+from minigen_course.grading.exercise import expect, expect_close, expect_equal
 
 AXES = ("slot", "head", "dimension")
 ROWS = ("row", "slot", "head", "dimension")
@@ -175,69 +174,22 @@ def whole_blocks_are_copied_in_all_layers(part: type[KVPool]) -> None:
     _expect_gathered(pool, 1, [4], stored[1], "block 4, a copy of block 2")
 
 
-SLOTS_USE = """from minigen import LLM, SamplingParams
-
-llm = LLM.load(num_blocks=64)
-with using(22, slots_of=mine):
-    print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).text)"""
-
-POOL_USE = """from minigen import LLM, SamplingParams
-
-with using(22, KVPool=mine):  # the runner that works layer by layer stores keys and values in it
-    llm = LLM.load(weights="float32", num_blocks=64)
-print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).text)"""
-
-EXERCISES = (
-    Exercise(
-        "slots_of",
-        slots_of,
-        (
-            one_block_gives_its_offsets,
-            blocks_need_not_be_adjacent,
-            positions_may_start_anywhere,
-            every_block_size_works,
-        ),
-        (
-            "position // block_size is the index into the block table, and position % block_size "
-            "is the offset in that block.",
-            "Block b starts at slot b * block_size.",
-        ),
-        "Write the slot mapping: for each position of a sequence, return the slot that holds its "
-        "key and value. `block_ids` is the sequence's block table.",
-        SLOTS_USE,
-        "In every decode step the engine calls it for each sequence, with one position. Write it "
-        "for a whole batch of decodes at once, with NumPy and without a loop. From what batch size "
-        "on is it faster?",
+CHECKS = {
+    "slots_of": (
+        one_block_gives_its_offsets,
+        blocks_need_not_be_adjacent,
+        positions_may_start_anywhere,
+        every_block_size_works,
     ),
-    Exercise(
-        "KVPool",
-        KVPool,
-        (
-            tokens_are_gathered_in_the_order_of_the_table,
-            the_last_block_and_block_0_exist,
-            tokens_can_be_stored_one_by_one,
-            a_batch_is_stored_at_once_in_any_order,
-            several_tables_are_gathered_at_once,
-            layers_are_separate,
-            a_new_pool_holds_zeros,
-            gather_returns_a_copy,
-            whole_blocks_are_copied_in_all_layers,
-        ),
-        (
-            "One tensor of zeros is enough: [layers, 2, num_blocks + 1, block_size, kv_heads, "
-            "head_dim], with the keys at index 0 of the second axis and the values at index 1.",
-            "store: view a layer's keys as [blocks * block_size, kv_heads, head_dim]; then the "
-            "first axis is indexed by slot.",
-            "gather: index the blocks by the table, then flatten the axes of blocks and "
-            "block_size into one. The table may have several rows.",
-        ),
-        "Write the KV pool. `store` writes each token's key and value into its slot. `gather` "
-        "returns the keys and values of the blocks in a block table, in the order of the table, "
-        "as if they were contiguous. `copy_blocks` copies whole blocks, in all layers. The pool "
-        "also has block 0, for padding.",
-        POOL_USE,
-        "Attention over a gathered copy reads every key twice and writes it once. Write attention "
-        "that goes through the table block by block without a copy. Which values must it carry "
-        "from block to block so that the softmax is correct?",
+    "KVPool": (
+        tokens_are_gathered_in_the_order_of_the_table,
+        the_last_block_and_block_0_exist,
+        tokens_can_be_stored_one_by_one,
+        a_batch_is_stored_at_once_in_any_order,
+        several_tables_are_gathered_at_once,
+        layers_are_separate,
+        a_new_pool_holds_zeros,
+        gather_returns_a_copy,
+        whole_blocks_are_copied_in_all_layers,
     ),
-)
+}

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from minigen_course.grading.exercise import expect_equal
 from minigen_course.grading.hunt import Hunt
-from minigen_course.grading.messages import expect_equal
 from minigen_course.lab.toy_engine import SlotsOf, right_slots, serve_toy
 
 

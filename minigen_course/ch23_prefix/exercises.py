@@ -11,8 +11,7 @@ from minigen.sampling.params import SamplingParams
 from minigen.sequence import Sequence
 from minigen.sockets.checks_cache import CheckedPrefixCache, TrackedAllocator
 from minigen.trace.events import Trace
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import expect, expect_equal
+from minigen_course.grading.exercise import expect, expect_equal
 
 SIZE, NUM_BLOCKS = 4, 20
 Part = type[RadixPrefixCache]
@@ -271,49 +270,18 @@ def the_engine_can_rely_on_it(part: Part) -> None:
         serve_random_requests(part, 12, seed)
 
 
-EXERCISES = (
-    Exercise(
-        "RadixPrefixCache",
-        RadixPrefixCache,
-        (
-            cached_blocks_are_found,
-            match_leaves_one_token,
-            a_block_matches_only_after_its_own_prefix,
-            salts_do_not_share,
-            a_sequence_can_extend_its_cached_prefix,
-            equal_blocks_are_stored_once,
-            unused_blocks_can_be_evicted,
-            a_chain_is_evicted_from_its_end,
-            least_recently_used_blocks_are_evicted_first,
-            branches_and_salts_survive_each_others_eviction,
-            the_engine_can_rely_on_it,
-        ),
-        (
-            "Identify a block by its salt and all tokens up to its end: as a path in a tree, or "
-            "as a hash that includes the hash of the block before. Count the users of each block.",
-            "The cache is one owner of each block that it stores, from insert to evict. So insert "
-            "shares each block that it stores, match shares the blocks that it returns, and evict "
-            "releases the blocks that it returns. acquire and release only count users; the engine "
-            "itself shares and releases those blocks.",
-            "A dict remembers the order of insertion. When the last user of a block leaves, put "
-            "the block into such a dict, the last block of the sequence first; evict from its "
-            "front.",
-        ),
-        "Write a prefix cache, in blocks of `block_size` tokens, over an `allocator` that counts "
-        "the owners of each block. `match` finds the longest cached prefix and leaves at least one "
-        "token to compute. `insert` stores full blocks; if an equal block is already cached, the "
-        "sequence gets that one instead. `acquire` and `release` count users. `evict` frees unused "
-        "blocks, the least recently used first. You do not need `num_blocks`.",
-        """from minigen import LLM, SamplingParams
-
-llm = LLM.load(prefix_cache=mine)
-rules = "You are a librarian. Answer in one short sentence, and be kind to everybody who asks. "
-with llm.count_work() as work:
-    for question in ("Where are the maps?", "Where are the poems?"):
-        answer = llm.generate(rules + question, SamplingParams(temperature=0, max_tokens=12))
-print(f"{work.tokens_cached} tokens found, {work.tokens_prefilled} computed")""",
-        "Every request starts with the same system prompt, which ends in the middle of a block. "
-        "How many of its tokens does each request compute again? Share the equal part of that "
-        "block by copying it (copy-on-write), and count the tokens that this saves.",
+CHECKS = {
+    "RadixPrefixCache": (
+        cached_blocks_are_found,
+        match_leaves_one_token,
+        a_block_matches_only_after_its_own_prefix,
+        salts_do_not_share,
+        a_sequence_can_extend_its_cached_prefix,
+        equal_blocks_are_stored_once,
+        unused_blocks_can_be_evicted,
+        a_chain_is_evicted_from_its_end,
+        least_recently_used_blocks_are_evicted_first,
+        branches_and_salts_survive_each_others_eviction,
+        the_engine_can_rely_on_it,
     ),
-)
+}

@@ -7,8 +7,8 @@ from minigen.kv_cache.block_allocator import BlockAllocator
 from minigen.kv_cache.radix_cache import RadixPrefixCache
 from minigen.protocols import BlockAllocator as Allocator
 from minigen_course.ch23_prefix import exercises as prefix_checks
+from minigen_course.grading.exercise import expect_equal
 from minigen_course.grading.hunt import Hunt
-from minigen_course.grading.messages import expect_equal
 from minigen_course.lab.toy_engine import serve_toy
 
 Name = tuple[str | None, tuple[int, ...]]
@@ -163,7 +163,7 @@ HUNT = Hunt(
         "finds a whole prompt if it is several blocks long": _FullHitOfMany,
         "finds a whole prompt if it is the prefix of a longer, cached one": _FullHitOfAPrefix,
     },
-    (*prefix_checks.EXERCISES[0].checks, the_engine_serves_prompts_again),
+    (*prefix_checks.CHECKS["RadixPrefixCache"], the_engine_serves_prompts_again),
     (
         "Ask for the same prompt twice, with lengths around a whole number of blocks.",
         "How many tokens are left for the model to compute? Which token's logits choose the next "

@@ -4,13 +4,12 @@ import random
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from minigen.kv_cache.block_allocator import BlockAllocator
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.radix_cache import RadixPrefixCache
-from minigen.sampling.params import SamplingParams
 from minigen.sequence import Sequence
 from minigen.trace.events import Trace
 from minigen.trace.timeline import Timeline
+from minigen_course.lab.toy_engine import toy_family, toy_manager
 
 BLOCK_SIZE = 16
 
@@ -31,10 +30,7 @@ class Visits:
 
 def make_manager(num_blocks: int, num_sequences: int, trace: Trace | None = None) -> BlockManager:
     """Create a block manager over an empty radix tree."""
-    allocator = BlockAllocator(num_blocks)
-    cache = RadixPrefixCache(allocator, BLOCK_SIZE)
-    trace = Trace() if trace is None else trace
-    return BlockManager(allocator, cache, BLOCK_SIZE, num_sequences, num_blocks, trace)
+    return toy_manager(num_blocks, BLOCK_SIZE, num_sequences, RadixPrefixCache, trace)
 
 
 def enter(manager: BlockManager, prompt: SequenceOf[int]) -> Sequence:
@@ -42,7 +38,7 @@ def enter(manager: BlockManager, prompt: SequenceOf[int]) -> Sequence:
 
     Raises `ValueError` if its blocks do not fit.
     """
-    sequence = Sequence(0, tuple(prompt), SamplingParams(), 0, 1, frozenset())
+    (sequence,) = toy_family(0, prompt, output=1)
     if not manager.allocate(sequence, len(sequence)):
         raise ValueError(
             f"A prompt of {len(prompt)} tokens does not fit into the "

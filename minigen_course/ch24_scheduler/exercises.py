@@ -8,98 +8,97 @@ from minigen_course.ch24_scheduler.lesson import (
     PreemptingScheduler,
     SlotScheduler,
 )
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import expect_equal
-from minigen_course.lab.scheduling import Hall, expect_batches
+from minigen_course.grading.exercise import expect_equal
+from minigen_course.lab.toy_engine import SchedulerBench
 
 
 def one_request_alone(part: Any) -> None:
     """a prompt of 5 tokens and an answer of 3:"""
-    hall = Hall(part)
-    hall.arrive(5, 3)
-    expect_batches(hall, [{1: 5}, {1: 1}, {1: 1}, {}])
-    hall.expect_whole()
+    bench = SchedulerBench(part)
+    bench.arrive(5, 3)
+    bench.expect_batches([{1: 5}, {1: 1}, {1: 1}, {}])
+    bench.expect_whole()
 
 
 def two_run_together(part: Any) -> None:
     """two requests that arrive together and one that arrives later, with batch slots for all:"""
-    hall = Hall(part)
-    hall.arrive(3, 4)
-    hall.arrive(4, 3)
-    expect_batches(hall, [{1: 3, 2: 4}, {1: 1, 2: 1}])
-    hall.arrive(2, 2)
-    expect_batches(hall, [{1: 1, 2: 1, 3: 2}, {1: 1, 3: 1}, {}])
-    hall.expect_whole()
+    bench = SchedulerBench(part)
+    bench.arrive(3, 4)
+    bench.arrive(4, 3)
+    bench.expect_batches([{1: 3, 2: 4}, {1: 1, 2: 1}])
+    bench.arrive(2, 2)
+    bench.expect_batches([{1: 1, 2: 1, 3: 2}, {1: 1, 3: 1}, {}])
+    bench.expect_whole()
 
 
 def a_free_batch_slot_is_taken_at_once(part: Any) -> None:
     """two batch slots and three requests, the first of which has a short answer:"""
-    hall = Hall(part, max_num_seqs=2)
+    bench = SchedulerBench(part, max_num_seqs=2)
     for output in (1, 4, 2):
-        hall.arrive(3, output)
-    expect_batches(hall, [{1: 3, 2: 3}, {2: 1, 3: 3}, {2: 1, 3: 1}, {2: 1}])
-    hall.expect_whole()
+        bench.arrive(3, output)
+    bench.expect_batches([{1: 3, 2: 3}, {2: 1, 3: 3}, {2: 1, 3: 1}, {2: 1}])
+    bench.expect_whole()
 
 
 def no_batch_slot_is_used_twice(part: Any) -> None:
     """three batch slots and five requests:"""
-    hall = Hall(part, max_num_seqs=3)
+    bench = SchedulerBench(part, max_num_seqs=3)
     for _ in range(5):
-        hall.arrive(2, 2)
-    expect_batches(hall, [{1: 2, 2: 2, 3: 2}, {1: 1, 2: 1, 3: 1}, {4: 2, 5: 2}, {4: 1, 5: 1}])
-    hall.expect_whole()
+        bench.arrive(2, 2)
+    bench.expect_batches([{1: 2, 2: 2, 3: 2}, {1: 1, 2: 1, 3: 1}, {4: 2, 5: 2}, {4: 1, 5: 1}])
+    bench.expect_whole()
 
 
 def a_prompt_waits_until_it_fits_into_a_step(part: Any) -> None:
     """8 tokens per step: prompts of 6, 7 and 1 tokens, then prompts of 6, 8 and 1:"""
-    hall = Hall(part, budget=8)
+    bench = SchedulerBench(part, budget=8)
     for prompt, output in ((6, 3), (7, 2), (1, 1)):
-        hall.arrive(prompt, output)
-    expect_batches(hall, [{1: 6}, {1: 1, 2: 7}, {1: 1, 2: 1, 3: 1}, {}])
-    hall.expect_whole()
-    hall = Hall(part, budget=8)
+        bench.arrive(prompt, output)
+    bench.expect_batches([{1: 6}, {1: 1, 2: 7}, {1: 1, 2: 1, 3: 1}, {}])
+    bench.expect_whole()
+    bench = SchedulerBench(part, budget=8)
     for prompt, output in ((6, 3), (8, 1), (1, 1)):  # the second prompt fills a step alone
-        hall.arrive(prompt, output)
-    expect_batches(hall, [{1: 6}, {1: 1}, {1: 1}, {2: 8}, {3: 1}, {}])
+        bench.arrive(prompt, output)
+    bench.expect_batches([{1: 6}, {1: 1}, {1: 1}, {2: 8}, {3: 1}, {}])
 
 
 def a_request_starts_with_blocks_for_its_longest_answer(part: Any) -> None:
     """6 blocks of 4 tokens: requests that need at most 4, 3 and 1 blocks, in this order:"""
-    hall = Hall(part, num_blocks=6)
+    bench = SchedulerBench(part, num_blocks=6)
     for prompt, output in ((4, 9), (5, 7), (3, 1)):
-        hall.arrive(prompt, output)
-    expect_batches(hall, [{1: 4}, *[{1: 1}] * 8, {2: 5, 3: 3}])
-    hall.drain(6)
+        bench.arrive(prompt, output)
+    bench.expect_batches([{1: 4}, *[{1: 1}] * 8, {2: 5, 3: 3}])
+    bench.drain(6)
 
 
 def an_aborted_request_frees_its_batch_slot_and_blocks(part: Any) -> None:
     """two batch slots: a running, a waiting and a finished request are aborted:"""
-    hall = Hall(part, max_num_seqs=2)
+    bench = SchedulerBench(part, max_num_seqs=2)
     for _ in range(5):
-        hall.arrive(3, 4)
-    expect_batches(hall, [{1: 3, 2: 3}])
+        bench.arrive(3, 4)
+    bench.expect_batches([{1: 3, 2: 3}])
     for number in (1, 4):
-        hall.sequences[number - 1].finish_reason = "abort"
-        hall.abort(number)
-    expect_batches(hall, [{2: 1, 3: 3}, {2: 1, 3: 1}, {2: 1, 3: 1}, {3: 1, 5: 3}])
-    hall.abort(2)
-    hall.drain(3)
+        bench.sequences[number - 1].finish_reason = "abort"
+        bench.abort(number)
+    bench.expect_batches([{2: 1, 3: 3}, {2: 1, 3: 1}, {2: 1, 3: 1}, {3: 1, 5: 3}])
+    bench.abort(2)
+    bench.drain(3)
 
 
 def two_schedulers_share_no_state(part: Any) -> None:
     """two engines, each with its own scheduler:"""
-    first, second = Hall(part), Hall(part)
+    first, second = SchedulerBench(part), SchedulerBench(part)
     first.arrive(3, 2)
-    expect_batches(second, [{}])
+    second.expect_batches([{}])
     second.arrive(4, 2)
-    for hall, batches in ((first, [{1: 3}]), (second, [{1: 4}]), (first, [{1: 1}, {}])):
-        expect_batches(hall, batches)
-    expect_batches(second, [{1: 1}, {}])
+    for bench, batches in ((first, [{1: 3}]), (second, [{1: 4}]), (first, [{1: 1}, {}])):
+        bench.expect_batches(batches)
+    second.expect_batches([{1: 1}, {}])
 
 
 def random_requests(part: Any, solution: Any, seed: int, **sizes: int) -> None:
     """Serve forty requests that arrive at random; expect each step to be the solution's step."""
-    mine, right = Hall(part, **sizes), Hall(solution, **sizes)
+    mine, right = SchedulerBench(part, **sizes), SchedulerBench(solution, **sizes)
     longest = sizes["num_blocks"] * sizes["block_size"]
     rng = random.Random(seed)
     left = 40
@@ -110,7 +109,7 @@ def random_requests(part: Any, solution: Any, seed: int, **sizes: int) -> None:
             mine.arrive(prompt, output)
             right.arrive(prompt, output)
             left -= 1
-        expect_batches(mine, [right.step()])
+        mine.expect_batches([right.step()])
     mine.expect_whole()
 
 
@@ -121,55 +120,55 @@ def forty_requests_in_batch_slots(part: Any) -> None:
 
 def a_long_prompt_is_chunked_beside_decodes(part: Any) -> None:
     """8 tokens per step: a prompt of 17 tokens while another request decodes:"""
-    hall = Hall(part, budget=8)
-    hall.arrive(4, 6)
-    expect_batches(hall, [{1: 4}])
-    hall.arrive(17, 2)
-    expect_batches(hall, [{1: 1, 2: 7}, {1: 1, 2: 7}, {1: 1, 2: 3}, {1: 1, 2: 1}, {1: 1}, {}])
-    hall.expect_whole()
+    bench = SchedulerBench(part, budget=8)
+    bench.arrive(4, 6)
+    bench.expect_batches([{1: 4}])
+    bench.arrive(17, 2)
+    bench.expect_batches([{1: 1, 2: 7}, {1: 1, 2: 7}, {1: 1, 2: 3}, {1: 1, 2: 1}, {1: 1}, {}])
+    bench.expect_whole()
 
 
 def decodes_go_before_prompts(part: Any) -> None:
     """a prompt of 30 tokens that arrives between two requests that decode:"""
-    hall = Hall(part, budget=8, max_num_seqs=3)
-    hall.arrive(5, 9)
-    hall.arrive(30, 2)
-    expect_batches(hall, [{1: 5, 2: 3}, {1: 1, 2: 7}])
-    hall.arrive(2, 5)
-    expect_batches(hall, [{1: 1, 2: 7}, {1: 1, 2: 7}, {1: 1, 2: 6, 3: 1}, {1: 1, 2: 1, 3: 1}])
-    hall.drain(8)
+    bench = SchedulerBench(part, budget=8, max_num_seqs=3)
+    bench.arrive(5, 9)
+    bench.arrive(30, 2)
+    bench.expect_batches([{1: 5, 2: 3}, {1: 1, 2: 7}])
+    bench.arrive(2, 5)
+    bench.expect_batches([{1: 1, 2: 7}, {1: 1, 2: 7}, {1: 1, 2: 6, 3: 1}, {1: 1, 2: 1, 3: 1}])
+    bench.drain(8)
 
 
 def the_rest_of_a_step_goes_to_the_next_prompt(part: Any) -> None:
     """10 tokens per step, and prompts of 12, 5 and 6 tokens that arrive together:"""
-    hall = Hall(part, budget=10)
+    bench = SchedulerBench(part, budget=10)
     for prompt in (12, 5, 6):
-        hall.arrive(prompt, 3)
-    expect_batches(hall, [{1: 10}, {1: 2, 2: 5, 3: 3}, {1: 1, 2: 1, 3: 3}])
-    hall.drain(4)
+        bench.arrive(prompt, 3)
+    bench.expect_batches([{1: 10}, {1: 2, 2: 5, 3: 3}, {1: 1, 2: 1, 3: 3}])
+    bench.drain(4)
 
 
 def a_full_step_admits_no_request(part: Any) -> None:
     """8 tokens per step, prompts of 8 tokens: none starts in a step without tokens left:"""
-    hall = Hall(part, budget=8, max_num_seqs=2)
-    hall.arrive(8, 2)
-    hall.arrive(8, 2)
-    hall.arrive(3, 1)
-    expect_batches(hall, [{1: 8}])
-    hall.sequences[1].finish_reason = "abort"
-    hall.abort(2)
-    expect_batches(hall, [{1: 1, 3: 3}, {}])
-    hall.expect_whole()
+    bench = SchedulerBench(part, budget=8, max_num_seqs=2)
+    bench.arrive(8, 2)
+    bench.arrive(8, 2)
+    bench.arrive(3, 1)
+    bench.expect_batches([{1: 8}])
+    bench.sequences[1].finish_reason = "abort"
+    bench.abort(2)
+    bench.expect_batches([{1: 1, 3: 3}, {}])
+    bench.expect_whole()
 
 
 def batch_slots_and_blocks_still_limit(part: Any) -> None:
     """two batch slots, and blocks for the longest answers of two requests:"""
-    hall = Hall(part, budget=8, max_num_seqs=2, num_blocks=7)
+    bench = SchedulerBench(part, budget=8, max_num_seqs=2, num_blocks=7)
     for prompt, output in ((4, 4), (13, 5), (9, 3), (2, 2)):
-        hall.arrive(prompt, output)
-    expect_batches(hall, [{1: 4, 2: 4}, {1: 1, 2: 7}, {1: 1, 2: 2}, {1: 1, 2: 1}, {2: 1}])
-    expect_batches(hall, [{2: 1}, {2: 1}, {3: 8}, {3: 1, 4: 2}, {3: 1, 4: 1}, {3: 1}, {}])
-    hall.expect_whole()
+        bench.arrive(prompt, output)
+    bench.expect_batches([{1: 4, 2: 4}, {1: 1, 2: 7}, {1: 1, 2: 2}, {1: 1, 2: 1}, {2: 1}])
+    bench.expect_batches([{2: 1}, {2: 1}, {3: 8}, {3: 1, 4: 2}, {3: 1, 4: 1}, {3: 1}, {}])
+    bench.expect_whole()
 
 
 def forty_requests_in_chunks(part: Any) -> None:
@@ -184,52 +183,52 @@ def forty_requests_in_chunks(part: Any) -> None:
 
 def blocks_for_now_are_enough_to_start(part: Any) -> None:
     """6 blocks of 4 tokens: three requests that need 1 block now and at most 3 later:"""
-    hall = Hall(part, num_blocks=6)
+    bench = SchedulerBench(part, num_blocks=6)
     for _ in range(3):
-        hall.arrive(4, 8)
-    expect_batches(hall, [{1: 4, 2: 4, 3: 4}, {1: 1, 2: 1, 3: 1}])
-    hall.drain(30)
+        bench.arrive(4, 8)
+    bench.expect_batches([{1: 4, 2: 4, 3: 4}, {1: 1, 2: 1, 3: 1}])
+    bench.drain(30)
 
 
 def the_last_request_is_preempted(part: Any) -> None:
     """6 blocks of 2 tokens, three prompts of 4: no block is free when the first needs one more:"""
-    hall = Hall(part, num_blocks=6, block_size=2, max_num_seqs=3)
+    bench = SchedulerBench(part, num_blocks=6, block_size=2, max_num_seqs=3)
     for _ in range(3):
-        hall.arrive(4, 5)
-    expect_batches(hall, [{1: 4, 2: 4, 3: 4}, {1: 1, 2: 1}, {1: 1, 2: 1}])
-    computed = hall.sequences[2].num_computed
+        bench.arrive(4, 5)
+    bench.expect_batches([{1: 4, 2: 4, 3: 4}, {1: 1, 2: 1}, {1: 1, 2: 1}])
+    computed = bench.sequences[2].num_computed
     expect_equal(computed, 0, "num_computed of request 3 after its preemption")
-    hall.drain(30)
+    bench.drain(30)
 
 
 def a_preempted_request_is_recomputed_first(part: Any) -> None:
     """6 blocks of 2 tokens: a fourth request waits when the third of three is preempted:"""
-    hall = Hall(part, num_blocks=6, block_size=2, max_num_seqs=3)
+    bench = SchedulerBench(part, num_blocks=6, block_size=2, max_num_seqs=3)
     for _ in range(3):
-        hall.arrive(4, 3)
-    expect_batches(hall, [{1: 4, 2: 4, 3: 4}])
-    hall.arrive(1, 1)
-    expect_batches(hall, [{1: 1, 2: 1}, {1: 1, 2: 1}, {3: 5, 4: 1}, {3: 1}, {}])
-    hall.expect_whole()
+        bench.arrive(4, 3)
+    bench.expect_batches([{1: 4, 2: 4, 3: 4}])
+    bench.arrive(1, 1)
+    bench.expect_batches([{1: 1, 2: 1}, {1: 1, 2: 1}, {3: 5, 4: 1}, {3: 1}, {}])
+    bench.expect_whole()
 
 
 def a_preempted_request_leaves_the_step(part: Any) -> None:
     """a prompt with prompt_logprobs (at most 32 tokens per step), and three that decode:"""
-    hall = Hall(part, num_blocks=6, block_size=16, budget=64)
-    hall.arrive(80, 2, logprobs=True)
+    bench = SchedulerBench(part, num_blocks=6, block_size=16, budget=64)
+    bench.arrive(80, 2, logprobs=True)
     for _ in range(3):
-        hall.arrive(10, 5)
-    expect_batches(hall, [{1: 32, 2: 10, 3: 10, 4: 10}, {1: 32, 2: 1, 3: 1}, {1: 16, 2: 1}])
-    hall.drain(20)
+        bench.arrive(10, 5)
+    bench.expect_batches([{1: 32, 2: 10, 3: 10, 4: 10}, {1: 32, 2: 1, 3: 1}, {1: 16, 2: 1}])
+    bench.drain(20)
 
 
 def the_last_request_preempts_itself(part: Any) -> None:
     """4 blocks of 2 tokens: the second of two requests needs a block, and is itself the last:"""
-    hall = Hall(part, num_blocks=4, block_size=2, max_num_seqs=2)
-    hall.arrive(3, 5)
-    hall.arrive(4, 2)
-    expect_batches(hall, [{1: 3, 2: 4}, {1: 1}, {1: 1}, {1: 1}, {1: 1}, {2: 5}, {}])
-    hall.expect_whole()
+    bench = SchedulerBench(part, num_blocks=4, block_size=2, max_num_seqs=2)
+    bench.arrive(3, 5)
+    bench.arrive(4, 2)
+    bench.expect_batches([{1: 3, 2: 4}, {1: 1}, {1: 1}, {1: 1}, {1: 1}, {2: 5}, {}])
+    bench.expect_whole()
 
 
 def forty_requests_in_too_little_memory(part: Any) -> None:
@@ -244,120 +243,37 @@ def forty_requests_in_too_little_memory(part: Any) -> None:
         random_requests(part, PreemptingScheduler, 10 + seed, **sizes)
 
 
-SCHEDULER_USE = """from minigen import LLM, SamplingParams
-
-llm = LLM.load(scheduler=mine, max_num_seqs=2{sizes})
-prompts = [f"A short story about {{topic}}:" for topic in ("rain", "tea", "owls", "salt")]
-for answer in llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12)):
-    print(repr(answer.text))
-print(llm.describe()["scheduler"])"""
-
-EXERCISES = (
-    Exercise(
-        "SlotScheduler",
-        SlotScheduler,
-        (
-            one_request_alone,
-            two_run_together,
-            a_free_batch_slot_is_taken_at_once,
-            no_batch_slot_is_used_twice,
-            a_prompt_waits_until_it_fits_into_a_step,
-            a_request_starts_with_blocks_for_its_longest_answer,
-            an_aborted_request_frees_its_batch_slot_and_blocks,
-            two_schedulers_share_no_state,
-            forty_requests_in_batch_slots,
-        ),
-        (
-            "Keep a queue of waiting sequences and a list of running ones. schedule gives each "
-            "running sequence one token, ScheduledChunk(sequence, 1). Then it tries to start the "
-            "first sequence of the queue, again and again, until that one cannot start.",
-            "To start a sequence, call begin_with_room(self.manager, sequence, budget) of "
-            "minigen_course.ch24_scheduler.lesson. It returns how many tokens to compute, or 0 if "
-            "there are not enough blocks. Check the batch slots and the budget before this call, "
-            "because a started sequence holds blocks.",
-            "In commit, call samples_of(chunks), which returns the sequences that get a token, "
-            "before self.manager.mark_computed counts the chunks as computed. "
-            "sequence.append(token.token_id) sets finish_reason when the answer is complete; then "
-            "call self.manager.free(sequence), and remove the sequence from the running ones.",
-        ),
-        "Write continuous batching. In each step, every running sequence gets one token. Waiting "
-        "sequences start in the order of arrival. A sequence starts as soon as a slot in the batch "
-        "is free, its whole prompt fits into the tokens that are left in the step, and there are "
-        "blocks for its longest answer (`begin_with_room` of "
-        "`minigen_course.ch24_scheduler.lesson` allocates the blocks). No sequence overtakes "
-        "another: if the first of the queue cannot start, all wait. `commit` removes finished "
-        "sequences from the batch and frees their blocks.",
-        SCHEDULER_USE.format(sizes=""),
-        "A prompt longer than `max_num_batched_tokens` never starts here, and blocks all requests "
-        "behind it. Run such a prompt alone in its step, or reject it in `add`: which of the two "
-        "would you want in a server?",
+CHECKS = {
+    "SlotScheduler": (
+        one_request_alone,
+        two_run_together,
+        a_free_batch_slot_is_taken_at_once,
+        no_batch_slot_is_used_twice,
+        a_prompt_waits_until_it_fits_into_a_step,
+        a_request_starts_with_blocks_for_its_longest_answer,
+        an_aborted_request_frees_its_batch_slot_and_blocks,
+        two_schedulers_share_no_state,
+        forty_requests_in_batch_slots,
     ),
-    Exercise(
-        "ChunkingScheduler",
-        ChunkingScheduler,
-        (
-            one_request_alone,
-            a_long_prompt_is_chunked_beside_decodes,
-            decodes_go_before_prompts,
-            the_rest_of_a_step_goes_to_the_next_prompt,
-            a_full_step_admits_no_request,
-            batch_slots_and_blocks_still_limit,
-            two_schedulers_share_no_state,
-            forty_requests_in_chunks,
-        ),
-        (
-            "sequence.num_wanted is how many tokens are still to be computed: 1 for a decode, more "
-            "for a partly computed prompt. Schedule min(num_wanted, budget) of them.",
-            "Go through the running sequences in the order of arrival. Then every decode gets its "
-            "token, because a prompt that takes all remaining tokens arrived after the decodes.",
-            "A new sequence gets begin_with_room(self.manager, sequence, budget) tokens, its first "
-            "chunk. Start no sequence when the budget is 0.",
-        ),
-        "Write `schedule` with chunked prefill. First, each decoding sequence gets its token. Then "
-        "partly computed prompts, in the order of arrival, get as many of the remaining tokens as "
-        "they need. Then new sequences start with the rest, while there are batch slots and "
-        "blocks. No step has more than `max_num_batched_tokens` tokens. The base class "
-        "`WholePromptScheduler` is the package's `SlotScheduler` under another name; build on "
-        "your own if you like.",
-        SCHEDULER_USE.format(sizes=", max_num_batched_tokens=8"),
-        "A short prompt behind a long one waits for all chunks of the long one. Share the "
-        "remaining tokens of a step among the prompts that are partly computed. What happens to "
-        "the long prompt's time to first token (TTFT)?",
+    "ChunkingScheduler": (
+        one_request_alone,
+        a_long_prompt_is_chunked_beside_decodes,
+        decodes_go_before_prompts,
+        the_rest_of_a_step_goes_to_the_next_prompt,
+        a_full_step_admits_no_request,
+        batch_slots_and_blocks_still_limit,
+        two_schedulers_share_no_state,
+        forty_requests_in_chunks,
     ),
-    Exercise(
-        "PreemptingScheduler",
-        PreemptingScheduler,
-        (
-            one_request_alone,
-            a_long_prompt_is_chunked_beside_decodes,
-            blocks_for_now_are_enough_to_start,
-            the_last_request_is_preempted,
-            a_preempted_request_is_recomputed_first,
-            the_last_request_preempts_itself,
-            a_preempted_request_leaves_the_step,
-            two_schedulers_share_no_state,
-            forty_requests_in_too_little_memory,
-        ),
-        (
-            "Now self.manager.allocate(sequence, budget) starts a sequence with blocks for its "
-            "tokens so far, and self.manager.allocate_slots(sequence, num_tokens) makes KV-cache "
-            "slots before each step. It returns False if there are not enough blocks.",
-            "To preempt: remove the last of the running sequences, call self.manager.free on it, "
-            "and put it at the front of the queue. free also sets its num_computed to 0, so that "
-            "its prompt and the tokens generated so far are computed again when it starts. Then "
-            "call allocate_slots again.",
-            "The last sequence may be the one that asks for slots; then it is not in the step. And "
-            "if you do not go in the order of arrival, the last sequence may already have a chunk "
-            "in this step; remove that chunk.",
-        ),
-        "Write `schedule` with preemption. A sequence starts with blocks for its tokens so far "
-        "only. Each step allocates KV-cache slots for the next tokens of each running sequence. If "
-        "there are not enough blocks, the last sequence to arrive is preempted, and then the next "
-        "to last, until there are enough. A preempted sequence frees its blocks, and waits again "
-        "in front of all that arrived later. It is not in the step.",
-        SCHEDULER_USE.format(sizes=", num_blocks=4, block_size=8"),
-        "Recomputation costs arithmetic. vLLM could also copy the victim's blocks to the host's "
-        "memory and back. From how many tokens on would that be faster, given a bus of 25 GB/s, "
-        "23 KB of keys and values per token, and a prefill of 5,000 tokens per second?",
+    "PreemptingScheduler": (
+        one_request_alone,
+        a_long_prompt_is_chunked_beside_decodes,
+        blocks_for_now_are_enough_to_start,
+        the_last_request_is_preempted,
+        a_preempted_request_is_recomputed_first,
+        the_last_request_preempts_itself,
+        a_preempted_request_leaves_the_step,
+        two_schedulers_share_no_state,
+        forty_requests_in_too_little_memory,
     ),
-)
+}

@@ -7,8 +7,8 @@ from typing import Any
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.sequence import SampledToken, ScheduledChunk, Sequence, samples_of
+from minigen_course.grading.exercise import expect, expect_equal
 from minigen_course.grading.hunt import Hunt
-from minigen_course.grading.messages import expect, expect_equal
 from minigen_course.lab.toy_engine import serve_toy
 
 

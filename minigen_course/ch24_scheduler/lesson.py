@@ -9,25 +9,9 @@ Kwon et al. 2023 (vLLM).
 from collections import deque
 from collections.abc import Sequence as SequenceOf
 
-from minigen.kv_cache.block_allocator import blocks_needed
+from minigen.engine.static_batching import allocate_longest
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.sequence import SampledToken, ScheduledChunk, Sequence, samples_of
-
-
-def begin_with_room(manager: BlockManager, sequence: Sequence, max_tokens: int) -> int:
-    """Start a sequence with blocks for its longest answer, so that it never runs out of blocks.
-
-    Return how many tokens it may compute now: all that are not cached, at most `max_tokens`.
-    Return 0 and change nothing if there are not enough free blocks.
-    """
-    longest = len(sequence.prompt_ids) + sequence.max_output
-    if blocks_needed(longest, manager.block_size) > manager.num_available:
-        return 0
-    num_tokens = manager.allocate(sequence, max_tokens)
-    if num_tokens > 0:
-        reserved = manager.allocate_slots(sequence, longest - sequence.num_computed)
-        assert reserved, "the blocks for the longest answer are free"
-    return num_tokens
 
 
 class SlotScheduler:
@@ -56,7 +40,7 @@ class SlotScheduler:
             sequence = self.waiting[0]
             if len(sequence) > budget:
                 break
-            num_tokens = begin_with_room(self.manager, sequence, budget)
+            num_tokens = allocate_longest(self.manager, sequence, budget)
             if num_tokens == 0:
                 break
             self.running.append(self.waiting.popleft())
@@ -100,7 +84,7 @@ class ChunkingScheduler(WholePromptScheduler):
             chunks.append(ScheduledChunk(sequence, num_tokens))
             budget -= num_tokens
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
-            num_tokens = begin_with_room(self.manager, self.waiting[0], budget)
+            num_tokens = allocate_longest(self.manager, self.waiting[0], budget)
             if num_tokens == 0:
                 break
             self.running.append(self.waiting.popleft())

@@ -8,83 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minigen_course.ch31_triton.kernels import add_scaled, rms_norm_rows, silu_multiply
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import Wrong, expect, expect_close
-from minigen_course.lab.memory_watch import watched
-from minigen_course.lab.triton_interpreter import Access, launch
-
-ADD_SCALED: dict[str, Any] = {
-    "hints": (
-        "tl.program_id(0) is the number of this program; tl.arange(0, BLOCK) is 0 to BLOCK - 1.",
-        "Block i starts at element i * BLOCK. A pointer plus a block of offsets is a block of "
-        "pointers, which tl.load and tl.store accept.",
-        "offsets < num is true for the elements that exist. Pass it as mask= to both loads and to "
-        "the store.",
-    ),
-    "statement": "Write your first kernel. It computes the first `num` elements of "
-    "`x + factor * y`, in blocks of `BLOCK`. Each program loads its block of x and its block of y, "
-    "and stores its block of the sum. The last block may reach past the end: mask the elements "
-    "from `num` on, because they belong to other data.",
-    "use": """from minigen_course import load_model
-from minigen_course.lab.triton_interpreter import launch
-from minigen_course.lab.inspect_model import recorded_states
-
-import torch
-
-states = recorded_states(load_model(weights="float32"), [1, 2, 3])[:, -1]  # of one token
-before, added = states[-2], states[-1] - states[-2]  # the last layer's input, what it adds
-after = torch.empty_like(before)
-launch(mine, (3,), before, added, after, len(before), 1.0, BLOCK=256)
-print("equal to the model's own sum:", torch.allclose(after, states[-1]))""",
-    "harder": "Let each program add two blocks: block i, and block i + the number of programs. "
-    "What changes in the bytes moved, and in the number of programs?",
-}
-
-_ENGINE_USE = """from minigen import SamplingParams
-from minigen_course import load_model
-from minigen_course.lab.triton_interpreter import interpreted
-from minigen_course.ch31_triton.lesson import {by}
-
-llm = load_model(weights="float32", enable_prefix_caching=False)
-with interpreted(), using(13, {layer}={by}(mine)):
-    print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=4)).text)"""
-
-SILU_MULTIPLY: dict[str, Any] = {
-    "hints": (
-        "The grid has two axes: tl.program_id(0) is the row, tl.program_id(1) is the block within "
-        "the row.",
-        "A row of gate is at gate_ptr + row * row_stride + columns, and up likewise. The output "
-        "has another stride: its rows start num_columns apart.",
-        "Convert what you load with .to(tl.float32), because tl.sigmoid needs it. tl.store "
-        "rounds back to the output's type by itself.",
-    ),
-    "statement": "Write the activation of SwiGLU as one kernel: SiLU(gate) x up, element by "
-    "element, where SiLU(z) = z x sigmoid(z). Gate and up are the two halves of each row of one "
-    "matrix product, so their rows start `row_stride` elements apart. The rows of the result are "
-    "contiguous: they start `num_columns` elements apart. Compute in float32.",
-    "use": _ENGINE_USE.format(by="swiglu_by", layer="swiglu"),
-    "harder": "row * row_stride is a 32-bit integer. With an ffn of 14,336, from how many tokens "
-    "on does it overflow, and what does the package's kernel do about it?",
-}
-
-RMS_NORM_ROWS: dict[str, Any] = {
-    "hints": (
-        "Each program has one row: its columns are those of tl.arange(0, BLOCK) that are below "
-        "num_columns.",
-        "tl.sum(x * x, axis=0) / num_columns is the mean square if the masked lanes hold 0: pass "
-        "other=0.0 to the load of x.",
-        "tl.rsqrt(z) is 1 / sqrt(z). The product can use the x that is already loaded.",
-    ),
-    "statement": "Write RMSNorm as one kernel. Divide each row of x by the root of its mean square "
-    "plus `eps`, and multiply it by `weight`, column by column. Each program has one whole row, "
-    "and loads it once. Compute in float32.",
-    "use": _ENGINE_USE.format(by="rms_norm_by", layer="rms_norm"),
-    "harder": "Fuse the residual addition: load a second row, store the sum over it, and normalise "
-    "the sum. How many bytes does that save compared with a separate kernel for the addition? "
-    "Compare with minigen.kernels.triton.elementwise.",
-}
-
+from minigen_course.grading.exercise import Wrong, expect, expect_close
+from minigen_course.lab.triton_interpreter import Access, launch, watched
 
 Kernel = Callable[..., None]
 UNTOUCHED = 99.0  # in the output before the kernel runs
@@ -278,43 +203,28 @@ def squares_do_not_overflow_in_sixteen_bits(part: Kernel) -> None:
     _normalised(part, x, torch.ones(4).half(), 1e-5, 4, tolerance=2e-3)
 
 
-EXERCISES = (
-    Exercise(
-        "add_scaled",
-        add_scaled,
-        (
-            one_program_adds_a_whole_block,
-            each_program_adds_its_own_block,
-            the_last_block_is_not_full,
-            elements_past_the_end_are_left_alone,
-            a_block_may_be_larger_than_the_tensor,
-        ),
-        **ADD_SCALED,
+CHECKS = {
+    "add_scaled": (
+        one_program_adds_a_whole_block,
+        each_program_adds_its_own_block,
+        the_last_block_is_not_full,
+        elements_past_the_end_are_left_alone,
+        a_block_may_be_larger_than_the_tensor,
     ),
-    Exercise(
-        "silu_multiply",
-        silu_multiply,
-        (
-            one_row_is_mixed,
-            rows_start_a_stride_apart,
-            programs_share_a_row,
-            the_end_of_a_row_is_not_the_next,
-            gates_may_be_of_any_size,
-            sixteen_bits_are_mixed_in_float32,
-        ),
-        **SILU_MULTIPLY,
+    "silu_multiply": (
+        one_row_is_mixed,
+        rows_start_a_stride_apart,
+        programs_share_a_row,
+        the_end_of_a_row_is_not_the_next,
+        gates_may_be_of_any_size,
+        sixteen_bits_are_mixed_in_float32,
     ),
-    Exercise(
-        "rms_norm_rows",
-        rms_norm_rows,
-        (
-            a_row_is_divided_by_its_root_mean_square,
-            each_program_has_its_row,
-            each_column_has_its_weight,
-            a_row_may_be_shorter_than_its_block,
-            eps_is_added_to_the_mean_square,
-            squares_do_not_overflow_in_sixteen_bits,
-        ),
-        **RMS_NORM_ROWS,
+    "rms_norm_rows": (
+        a_row_is_divided_by_its_root_mean_square,
+        each_program_has_its_row,
+        each_column_has_its_weight,
+        a_row_may_be_shorter_than_its_block,
+        eps_is_added_to_the_mean_square,
+        squares_do_not_overflow_in_sixteen_bits,
     ),
-)
+}

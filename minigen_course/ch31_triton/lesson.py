@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from minigen.model.layers import rotary_tables
@@ -27,7 +26,7 @@ def swiglu_by(kernel: Any) -> Callable[[Tensor, Tensor], Tensor]:
     def swiglu(gate: Tensor, up: Tensor) -> Tensor:
         num_tokens, ffn = gate.shape
         mixed = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-        grid = (num_tokens, triton.cdiv(ffn, BLOCK))
+        grid = (num_tokens, -(-ffn // BLOCK))
         launch(kernel, grid, gate, up, mixed, ffn, gate.stride(0), BLOCK=BLOCK)
         return mixed
 
@@ -43,7 +42,7 @@ def rms_norm_by(kernel: Any) -> Callable[[Tensor, Tensor, float], Tensor]:
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         hidden = x.shape[-1]
         normalised, grid = torch.empty_like(x), (x.numel() // hidden,)
-        block = triton.next_power_of_2(hidden)
+        block = 1 << (hidden - 1).bit_length()
         launch(kernel, grid, x, weight, normalised, hidden, eps, BLOCK=block)
         return normalised
 

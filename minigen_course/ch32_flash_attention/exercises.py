@@ -11,13 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minigen_course.ch32_flash_attention.flash import Partial, flash_attention, merge
-from minigen_course.ch32_flash_attention.kernels import flash_kernel
+from minigen_course.ch32_flash_attention.flash import Partial
 from minigen_course.ch32_flash_attention.lesson import start_flash
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import expect, expect_close, expect_equal
-from minigen_course.lab.memory_watch import count_memory, expect_numbers, watched
-from minigen_course.lab.triton_interpreter import Access
+from minigen_course.grading.exercise import expect, expect_close, expect_equal
+from minigen_course.lab.memory_watch import count_memory
+from minigen_course.lab.triton_interpreter import Access, expect_numbers, watched
 
 
 def _random(*shape: int, seed: int) -> Tensor:
@@ -129,41 +127,6 @@ def parts_give_softmax_over_all_keys(part: Merge) -> None:
         right, what = scores.softmax(-1) @ values, f"mixed / total of keys in parts of {size}"
         axes = ("query", "head", "dimension")
         expect_close(whole.mixed / whole.total.unsqueeze(-1), right, what, axes)
-
-
-MERGE = Exercise(
-    "merge",
-    merge,
-    (
-        parts_with_equal_maxima_are_added,
-        the_part_with_the_smaller_maximum_shrinks,
-        every_query_has_its_own_maximum,
-        large_scores_do_not_overflow,
-        a_part_without_keys_adds_nothing,
-        parts_give_softmax_over_all_keys,
-    ),
-    (
-        "The new maximum is the larger of the two, for each query: torch.maximum.",
-        "Each part was computed relative to its own maximum. To rescale it to the new one, "
-        "multiply its total and its mixed by exp(its maximum - the new maximum).",
-        "If both maxima are -inf, their difference is nan. Subtract 0 there instead, as in "
-        "maximum.where(maximum.isfinite(), 0).",
-    ),
-    "Write `merge`. It combines the partial results of two sets of keys into one, as if all keys "
-    "had been in one set. A part has, for each query, its maximum score (`maximum`), the sum of "
-    "its weights (`total`) and its weighted sum of values (`mixed`). A part in which a query saw "
-    "no key adds nothing.",
-    """from minigen import SamplingParams
-from minigen_course.ch32_flash_attention.flash import flash_attention
-from minigen_course import load_model
-from minigen_course.grading.attending import attend_by
-
-llm = load_model(weights="float32", attention_backend=attend_by(flash_attention))
-with using(32, merge=mine):  # flash_attention calls it once per tile
-    print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=24)).text)""",
-    "Chapter 33 cuts a long context into parts that are computed in parallel, and merges them all "
-    "at once. Write merge for a list of parts, with one exp for each part.",
-)
 
 
 HEADS = ("token", "head", "dimension")
@@ -385,10 +348,16 @@ def no_matrix_of_scores_is_made(part: Attention) -> None:
     )
 
 
-FLASH = Exercise(
-    "flash_attention",
-    flash_attention,
-    (
+CHECKS = {
+    "merge": (
+        parts_with_equal_maxima_are_added,
+        the_part_with_the_smaller_maximum_shrinks,
+        every_query_has_its_own_maximum,
+        large_scores_do_not_overflow,
+        a_part_without_keys_adds_nothing,
+        parts_give_softmax_over_all_keys,
+    ),
+    "flash_attention": (
         one_tile_is_enough,
         tiles_of_keys_are_merged,
         queries_are_the_last_positions,
@@ -398,55 +367,5 @@ FLASH = Exercise(
         later_tiles_are_not_read,
         no_matrix_of_scores_is_made,
     ),
-    (
-        "Write two loops: the outer one over tiles of queries, the inner one over tiles of keys. "
-        "Start each tile of queries with nothing_seen(queries).",
-        "weigh(queries, keys, values, seen) returns the Partial of one tile; merge adds it to the "
-        "tiles before. The keys of a tile of queries end at the position of its last query + 1.",
-        "seen = causal_mask(len(queries), end - start, window)[:, :len(keys)], where start is the "
-        "tile's first key, and end is the end of all keys that the queries see.",
-    ),
-    "Write attention as a loop over tiles. Take `tile` queries at a time, and for them take `tile` "
-    "keys at a time, from the first key that one of these queries sees to the position of the last "
-    "query. Import `weigh`, `merge` and `nothing_seen` from "
-    "`minigen_course.ch32_flash_attention.flash`, and chapter 14's `causal_mask` from "
-    "`minigen.model.attention`.",
-    """from minigen import SamplingParams
-from minigen_course import load_model
-from minigen_course.grading.attending import attend_by
-
-llm = load_model(weights="float32", attention_backend=attend_by(mine))
-print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=24)).text)""",
-    "Exchange the two loops: keys outside, queries inside. What must you then store for every "
-    "query, and why do GPU kernels have the queries outside?",
-)
-
-KERNEL = Exercise(
-    "flash_kernel",
-    flash_kernel,
-    KERNEL_CHECKS,
-    (
-        "Start with one tile of keys: load q, keys and values, each with a mask for its rows; "
-        "scores = tl.dot(q, tl.trans(keys), input_precision='ieee') * scale.",
-        "Three variables go from tile to tile: maximum and total (BLOCK_M elements) and mixed "
-        "(BLOCK_M x HEAD_DIM), all float32. If the maximum grows to higher, multiply total and "
-        "mixed by tl.exp(maximum - higher).",
-        "The last query of program (i, h) is at position context - num_new + (i + 1) * BLOCK_M - "
-        "1, or at context - 1 if that is smaller; end is one more. A kernel may loop: for start in "
-        "range(0, end, BLOCK_N).",
-    ),
-    "Write the loop over tiles of keys as a kernel. A program computes `BLOCK_M` queries of one "
-    "head, and stores nothing but their result. Write a plain function: the launch adds "
-    "`@triton.jit`.",
-    """from minigen import SamplingParams
-from minigen_course import load_model
-from minigen_course.grading.attending import attend_by
-from minigen_course.ch32_flash_attention.lesson import flash_by
-
-llm = load_model(weights="float32", attention_backend=attend_by(flash_by(mine)))
-print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=4)).text)""",
-    "Only the tiles on the diagonal need the causal mask. Split the loop into two, the first "
-    "without the mask, and count the comparisons that are left.",
-)
-
-EXERCISES = (MERGE, FLASH, KERNEL)
+    "flash_kernel": KERNEL_CHECKS,
+}

@@ -47,7 +47,7 @@ def merge(one: Partial, other: Partial) -> Partial:
     )
 
 
-def weigh(
+def attend_tile(
     queries: Float[Tensor, "queries q_heads head_dim"],
     keys: Float[Tensor, "keys kv_heads head_dim"],
     values: Float[Tensor, "keys kv_heads head_dim"],
@@ -97,6 +97,6 @@ def flash_attention(
         for start in range(first, end, tile):
             stop = min(start + tile, end)
             seen = causal_mask(len(queries), end - start, window)[:, : stop - start]
-            so_far = merge(so_far, weigh(queries, k[start:stop], v[start:stop], seen))
+            so_far = merge(so_far, attend_tile(queries, k[start:stop], v[start:stop], seen))
         mixed[begin : begin + tile] = so_far.mixed / so_far.total.unsqueeze(-1)
     return mixed

@@ -13,18 +13,13 @@ from torch import Tensor
 from minigen.model.attention import attention_naive
 from minigen_course.ch33_paged_attention.kernels import (
     Parts,
-    decode_kernel,
-    gather_kernel,
-    join_kernel,
     launch_decode,
     launch_gather,
     launch_join,
     no_parts,
 )
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import Wrong, expect, expect_close
-from minigen_course.lab.memory_watch import expect_numbers, watched
-from minigen_course.lab.triton_interpreter import Access
+from minigen_course.grading.exercise import Wrong, expect, expect_close
+from minigen_course.lab.triton_interpreter import Access, expect_numbers, watched
 
 UNOWNED = 1e3  # in slots that no sequence owns, so that a leak shows in the result
 NO_BLOCK = 10**6  # in table entries past the end: its slots are outside the pool
@@ -348,92 +343,23 @@ def every_part_is_loaded_once(part: Any) -> None:
         expect_loaded_once(accesses, name, count)
 
 
-USE = """from minigen import SamplingParams
-from minigen_course import load_model
-from minigen_course.ch33_paged_attention.kernels import {place}
-
-llm = load_model(weights="float32", num_blocks=2, attention_backend={place}(mine))
-print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=4)).text)"""
-
-EXERCISES = (
-    Exercise(
-        "gather_kernel",
-        gather_kernel,
-        (
-            a_block_is_copied,
-            blocks_come_in_the_order_of_the_table,
-            the_last_block_need_not_be_full,
-            each_program_has_its_own_tile,
-            rows_have_any_width,
-            nothing_is_loaded_twice,
-        ),
-        (
-            "A program's positions start at tl.program_id(0) * BLOCK_N. Mask the positions from "
-            "length on in every load and store.",
-            "Position p is in slot p % BLOCK_SIZE of block table[p // BLOCK_SIZE]. One load gives "
-            "you the blocks of all positions of the tile.",
-            "If at has the offset of each row, at[:, None] + columns[None, :] are the offsets of "
-            "BLOCK_N rows of BLOCK_W elements. Mask the columns from WIDTH on: they belong to "
-            "other data.",
-        ),
-        "Write a kernel that gathers a sequence's keys (or values) through its block table. Each "
-        "program has a tile of `BLOCK_N` positions: it finds their slots, loads their rows, and "
-        "stores the rows one after another. Load each element of the sequence once, and no other "
-        "elements. Write a plain function: the launch adds `@triton.jit`.",
-        USE.format(place="gathering"),
-        "If BLOCK_N equals BLOCK_SIZE, a program needs only one entry of the table, instead of one "
-        "per position. How many bytes does that save, and when are small blocks a bad idea?",
+CHECKS = {
+    "gather_kernel": (
+        a_block_is_copied,
+        blocks_come_in_the_order_of_the_table,
+        the_last_block_need_not_be_full,
+        each_program_has_its_own_tile,
+        rows_have_any_width,
+        nothing_is_loaded_twice,
     ),
-    Exercise(
-        "join_kernel",
-        join_kernel,
-        (
-            one_split_is_divided_by_its_sum,
-            two_splits_are_rescaled_to_one_maximum,
-            every_row_has_its_own_splits,
-            sizes_need_not_be_powers_of_two,
-            a_split_of_no_tokens_counts_nothing,
-            large_scores_do_not_overflow,
-            every_part_is_loaded_once,
-        ),
-        (
-            "Load all maxima of the row at once. Masked ones must be -inf, so that they are never "
-            "the largest.",
-            "Rescale each split to the largest maximum of all: multiply its sum and its part by "
-            "2^(its maximum - the largest).",
-            "The result is the sum of the parts divided by the sum of the sums: use tl.sum(..., "
-            "axis=0), and divide once, at the end.",
-        ),
-        "Write the second pass, which joins the splits. Each program has one row, that is, one "
-        "query head of one sequence. It loads the partial results of the row's splits, rescales "
-        "them to one maximum, adds them up, divides, and stores the row's attention. A split "
-        "without tokens has the maximum -inf.",
-        USE.format(place="joining"),
-        "The parts are float32, and each row has SPLITS of them. Let the first pass divide each "
-        "part by its sum, and store it in 16 bits. What else must it store, and how does the join "
-        "change?",
+    "join_kernel": (
+        one_split_is_divided_by_its_sum,
+        two_splits_are_rescaled_to_one_maximum,
+        every_row_has_its_own_splits,
+        sizes_need_not_be_powers_of_two,
+        a_split_of_no_tokens_counts_nothing,
+        large_scores_do_not_overflow,
+        every_part_is_loaded_once,
     ),
-    Exercise(
-        "decode_kernel",
-        decode_kernel,
-        DECODE_CHECKS,
-        (
-            "Start with SPLITS and GROUP of 1: load the query, loop over the tiles of the context, "
-            "find the slots as in gather_kernel, and update maximum, total and mixed as in chapter "
-            "32.",
-            "Load the group's query heads as rows of a block of BLOCK_G x BLOCK_D, with 0 where it "
-            "is masked: tl.dot(q, tl.trans(keys)) gives BLOCK_G x BLOCK_N scores. Scores of tokens "
-            "past the end must be -inf.",
-            "With n = cdiv(cdiv(length, BLOCK_N), SPLITS), split s has the n tiles from tile s * n "
-            "on, up to the end of the context. A split without tokens is no special case: its loop "
-            "runs zero times, and it stores -inf and zeros.",
-        ),
-        "Write paged attention for decode. Each program has one KV head of one sequence, and one "
-        "split of its context. It loads keys and values in place, through the block table. For "
-        "each query head of the group it stores its maximum, its sum of weights and its weighted "
-        "sum of values, which `join_kernel` joins. No key or value is loaded twice.",
-        USE.format(place="decoding"),
-        "A layer with a sliding window attends to the last `window` tokens only. Take `window` as "
-        "an argument: where do the splits start then, and which tiles must not be loaded at all?",
-    ),
-)
+    "decode_kernel": DECODE_CHECKS,
+}

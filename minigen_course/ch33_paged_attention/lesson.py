@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from minigen_course.ch31_triton.lesson import instructions, operation
 from minigen_course.ch33_paged_attention.kernels import (
     Parts,
     decode_kernel,
@@ -144,8 +145,7 @@ def best_splits(work: Decoding, chip: Chip, resident: int) -> int:
 
 
 SEQUENCES, BLOCKS, BLOCK_SIZE, KV_HEADS, Q_HEADS = 16, 64, 16, 8, 32
-LOAD_OR_PRODUCT = r"(cp\.async\.c[ag]|ld\.global|mma\.sync|wgmma\.mma)"
-INSTRUCTION = re.compile(rf"^\s*(?:@!?%p\d+ )?{LOAD_OR_PRODUCT}", re.MULTILINE)
+LOAD_OR_PRODUCT = re.compile(r"(cp\.async)\.c[ag]|(ld\.global|mma\.sync|wgmma\.mma)")
 
 
 @dataclass(frozen=True)
@@ -188,8 +188,8 @@ def instructions_of(ptx: str) -> dict[str, int]:
     >>> instructions_of("  ld.global.v4.b32 { %r1 }, [ %rd1 ];")
     {'ld.global': 1}
     """
-    found = INSTRUCTION.findall(ptx)
-    return dict(Counter("cp.async" if each.startswith("cp") else each for each in found))
+    found = (LOAD_OR_PRODUCT.match(operation(each)) for each in instructions(ptx))
+    return dict(Counter(each[1] or each[2] for each in found if each))
 
 
 def _launch(head_dim: int) -> Callable[[], Any]:

@@ -5,11 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from minigen.kernels.cpu.packed_weights import by_panels
-from minigen_course.ch34_cpu_kernels.lesson import Quantise, quantise_groups
-from minigen_course.ch34_cpu_kernels.reference import ByteRows, CodeRows, multiply_codes
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import Wrong, expect, expect_equal
+from minigen_course.ch34_cpu_kernels.lesson import Quantise
+from minigen_course.ch34_cpu_kernels.reference import ByteRows, CodeRows
+from minigen_course.grading.exercise import Wrong, expect, expect_equal
 
 MultiplyCodes = Callable[[CodeRows, ByteRows], np.ndarray]
 
@@ -326,91 +324,21 @@ def scales_are_words_of_sixteen_bits(part: ByPanels) -> None:
     _expect_order(part, 32, 5, 1, np.uint16)
 
 
-EXERCISES = (
-    Exercise(
-        "by_panels",
-        by_panels,
-        (
-            one_word_of_sixteen_rows,
-            the_words_of_a_row_are_sixteen_apart,
-            groups_come_before_their_words,
-            panels_follow_each_other,
-            scales_are_words_of_sixteen_bits,
-        ),
-        (
-            "First reshape [rows, groups, words] to [panels, 16 lanes, groups, words]; this moves "
-            "nothing in memory.",
-            "Now the lanes are the second axis. They must become the last one: transpose.",
-            "reshape(-1) of a transposed array copies it in the new order; "
-            "np.ascontiguousarray makes the copy explicit.",
-        ),
-        "Pack weights into panels. `rows` is [rows, groups, words], and the number of rows is a "
-        "multiple of 16. Sixteen rows make a panel. Within a panel, order the words by group, then "
-        "by word; the same word of all sixteen rows is contiguous, one lane per row. Return a flat "
-        "array. Words have any dtype, and keep it.",
-        """from minigen import SamplingParams
-from minigen_course import load_model
-
-with using(34, by_panels=mine):
-    llm = load_model(weights="int4")
-print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=24)).text)""",
-        "A processor with AVX2 has registers of eight 32-bit lanes. Take the number of lanes as an "
-        "argument. Which constants of the kernels must change with it?",
+CHECKS = {
+    "by_panels": (
+        one_word_of_sixteen_rows,
+        the_words_of_a_row_are_sixteen_apart,
+        groups_come_before_their_words,
+        panels_follow_each_other,
+        scales_are_words_of_sixteen_bits,
     ),
-    Exercise(
-        "quantise_groups",
-        quantise_groups,
-        (
-            numbers_on_the_steps_come_back,
-            other_numbers_go_to_the_nearest_step,
-            the_largest_may_be_negative,
-            an_outlier_affects_only_its_group,
-            zeros_stay_zeros,
-            errors_are_at_most_half_a_step,
-        ),
-        (
-            "Reshape to [rows, groups, size]. The scale is the largest magnitude along the last "
-            "axis, divided by 127.",
-            "A byte is the nearest whole number of steps. Use np.rint, because astype truncates.",
-            "Divide only where the largest magnitude is above 0: np.divide has `where` and `out`.",
-        ),
-        "Quantise numbers to bytes. Every `size` numbers of a row form a group with one scale, "
-        "chosen so that the number with the largest magnitude becomes 127 or -127. A group of "
-        "zeros has the scale 0. Return the bytes (int8, [rows, groups, size]) and the scales "
-        "(float32, [rows, groups]).",
-        """from minigen_course import load_model
-from minigen_course.ch34_cpu_kernels.lesson import continue_rounded
-
-llm = load_model(weights="float32")
-print(continue_rounded(llm, "The history of the sea begins", 12, mine))""",
-        "A byte has 256 values, and this uses 255 of them, symmetric around 0. If all numbers of a "
-        "group are positive, half of these values are wasted. Add a minimum per group, as the "
-        "4-bit weights have. What else does the product need to know then?",
+    "quantise_groups": (
+        numbers_on_the_steps_come_back,
+        other_numbers_go_to_the_nearest_step,
+        the_largest_may_be_negative,
+        an_outlier_affects_only_its_group,
+        zeros_stay_zeros,
+        errors_are_at_most_half_a_step,
     ),
-    Exercise(
-        "multiply_codes",
-        multiply_codes,
-        PRODUCT_CHECKS,
-        (
-            "Expand (byte + zero) x (code x scale + minimum) into four products. Which of their "
-            "factors are the same in all 32 columns of a group?",
-            "Bytes x codes, the sum of codes and the sum of bytes are integers. Convert to int32 "
-            "first, because 8 bits overflow. Use np.einsum, or @ for one group after another.",
-            "With d = the sum of bytes x codes: ((d + zero x sum of codes) x scale + (sum of bytes "
-            "+ 32 x zero) x minimum) x the input's scale, summed over the groups.",
-        ),
-        "Multiply bytes by 4-bit codes, as the package's kernels do. An input is (byte + zero) x "
-        "scale, and a weight is code x scale + minimum; scales, zeros and minima belong to groups "
-        "of 32 columns. Along the columns, multiply and add only integers, because the processor "
-        "does that fast. Account for zero and minimum with the sums of the codes and of the "
-        "bytes. Return float32, [tokens, rows].",
-        """from minigen_course import load_model
-from minigen_course.ch34_cpu_kernels.lesson import continue_in_codes
-
-llm = load_model(weights="float32")
-print(continue_in_codes(llm, "The capital of France is", 3, mine))""",
-        "The sum of a group's codes is the same for all tokens, and the sum of a group's bytes is "
-        "the same for all rows. When can you compute each of them, and what does that save if "
-        "there is only one token?",
-    ),
-)
+    "multiply_codes": PRODUCT_CHECKS,
+}

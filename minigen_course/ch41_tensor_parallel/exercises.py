@@ -14,10 +14,8 @@ from minigen.model.attention import attention
 from minigen.model.layers import rms_norm, rotary_frequencies, rotary_tables, swiglu
 from minigen.model.transformer import Layer, project_qkv, run_layer
 from minigen.parallel.comm import Comm, SoloComm, run_ranks
-from minigen.parallel.sharding import shard_tensors
 from minigen_course.ch41_tensor_parallel.lesson import run_split_layer
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import Wrong, expect, expect_close, expect_equal
+from minigen_course.grading.exercise import Wrong, expect, expect_close, expect_equal
 from minigen_course.lab.small_model import (
     EPS,
     FFN,
@@ -323,64 +321,16 @@ def nothing_is_copied(part: Any) -> None:
         expect(own == file, f"{name} was copied; it should be a view of the file's data.")
 
 
-EXERCISES = (
-    Exercise(
-        "shard_tensors",
-        shard_tensors,
-        (
-            a_single_rank_has_everything,
-            a_column_split_cuts_stored_rows,
-            a_row_split_cuts_stored_columns,
-            a_bias_after_a_sum_is_added_once,
-            modules_that_are_not_in_the_plan_stay_whole,
-            the_vocabulary_is_split,
-            a_kv_head_may_be_on_several_ranks,
-            nothing_is_copied,
-        ),
-        (
-            "`PLAN[module_of(name)]` is (split, axis), and `span(config, axis, rank, num_ranks)` "
-            "is the range of that axis that this rank has. A module without an entry stays whole.",
-            "`tensor.rows(start, stop)` and `tensor.columns(start, stop)` cut without reading. "
-            "Checkpoints store [outputs, inputs], so a column split cuts stored rows.",
-            "A bias has one axis, the outputs. A column split cuts it like its matrix. After a row "
-            "split it must be added once, so only rank 0 keeps it.",
-        ),
-        "Shard a checkpoint: return the rank's part of every tensor, by name. `PLAN`, `Split`, "
-        "`module_of` and `span` of `minigen.parallel.sharding` say how each module is split, and "
-        "where. The methods `rows` and `columns` of a `StoredTensor` cut it without reading it.",
-        """from minigen import LLM, SamplingParams
-
-with using(41, shard_tensors=mine):  # in rank 0; the other ranks are other processes
-    llm = LLM.load(weights="float32", tensor_parallel_size=3)
-print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).text)
-llm.close()""",
-        "Some checkpoints store gate and up as one matrix, with the rows of gate first. Which of "
-        "its rows does a rank need, and what goes wrong if it is cut like any other matrix?",
+CHECKS = {
+    "shard_tensors": (
+        a_single_rank_has_everything,
+        a_column_split_cuts_stored_rows,
+        a_row_split_cuts_stored_columns,
+        a_bias_after_a_sum_is_added_once,
+        modules_that_are_not_in_the_plan_stay_whole,
+        the_vocabulary_is_split,
+        a_kv_head_may_be_on_several_ranks,
+        nothing_is_copied,
     ),
-    Exercise(
-        "run_split_layer",
-        run_split_layer,
-        SPLIT_LAYER_CHECKS,
-        (
-            "Start from `run_layer` of chapter 15. Which of its lines need data from other ranks?",
-            "`out` and `down` are split by inputs, so on one rank their result is a partial sum. "
-            "Everything else needs only data that this rank has.",
-            "Sum before you add the result to x: x is the same on all ranks, and must not be "
-            "summed. Sum before the next norm, which needs the complete x.",
-        ),
-        "Write a layer as one rank runs it. `layer` has this rank's heads and its slice of the "
-        "ffn; x and the norms are the same on all ranks, and so must be your result. "
-        "`comm.all_reduce(y)` returns the sum of all ranks' y. `rms_norm` and `swiglu` are in "
-        "`minigen.model.layers`, `project_qkv` in `minigen.model.transformer`.",
-        """from minigen import hub
-from minigen.checkpoint.checkpoint import open_checkpoint
-from minigen_course.ch41_tensor_parallel.lesson import continue_split
-
-checkpoint = open_checkpoint(hub.resolve(hub.DEFAULT_MODEL))
-tokenizer = checkpoint.tokenizer()
-made = continue_split(checkpoint, 3, tokenizer.encode("The sea is"), 8, run_layer=mine)
-print(tokenizer.decode(made))""",
-        "Some models run attention and feed-forward in parallel, on the same normalised x, and add "
-        "both to x. How many messages does such a layer need?",
-    ),
-)
+    "run_split_layer": SPLIT_LAYER_CHECKS,
+}

@@ -10,8 +10,8 @@ from minigen_course.ch41_tensor_parallel.lesson import (
     on_ranks,
     serve_on_ranks,
 )
+from minigen_course.grading.exercise import expect, expect_equal
 from minigen_course.grading.hunt import Hunt
-from minigen_course.grading.messages import expect, expect_equal
 
 
 def agreed_blocks(comm: Comm, free_bytes: int, working_bytes: int, block_bytes: int) -> int:

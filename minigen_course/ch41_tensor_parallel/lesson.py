@@ -24,19 +24,15 @@ from torch import Tensor
 
 from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.engine.scheduler import ContinuousScheduler
-from minigen.kv_cache.block_allocator import BlockAllocator
-from minigen.kv_cache.block_manager import BlockManager
 from minigen.model.attention import attend_packed
 from minigen.model.layers import rms_norm, swiglu
 from minigen.model.transformer import AttendInLayer, Layer, Rotation, dense_linear, project_qkv
 from minigen.parallel.comm import Comm, run_ranks
 from minigen.parallel.sharding import ShardedTransformer, SummedLinear, build_share
 from minigen.protocols import Linear
-from minigen.sampling.params import SamplingParams
-from minigen.sequence import SampledToken, ScheduledChunk, Sequence
-from minigen.trace.events import Trace
+from minigen.sequence import SampledToken
 from minigen_course.lab.cost_model import Machine, ModelShape, Step, decode_step
-from minigen_course.lab.toy_engine import MOST_STEPS, VOCAB, right_slots
+from minigen_course.lab.toy_engine import MOST_STEPS, VOCAB, TokenMemory, toy_family, toy_manager
 
 
 def run_split_layer(
@@ -210,15 +206,12 @@ class _Rank:
     def __init__(
         self, rank: int, num_blocks: int, prompts: SequenceOf[SequenceOf[int]], max_tokens: int
     ):
-        self.factor = 31 + 2 * rank
-        blocks, max_num_seqs = BlockAllocator(num_blocks), len(prompts)
-        self.manager = BlockManager(blocks, None, BLOCK_SIZE, max_num_seqs, num_blocks, Trace())
-        self.scheduler = ContinuousScheduler(self.manager, max_num_seqs, 64)
-        self.pool = [0] * (BLOCK_SIZE * (num_blocks + 1))
-        greedy = SamplingParams(temperature=0.0)
+        max_num_seqs = len(prompts)
+        manager = toy_manager(num_blocks, BLOCK_SIZE, max_num_seqs)
+        self.memory = TokenMemory(manager, factor=31 + 2 * rank)
+        self.scheduler = ContinuousScheduler(manager, max_num_seqs, 64)
         self.sequences = [
-            Sequence(number, tuple(prompt), greedy, 0, max_tokens, frozenset())
-            for number, prompt in enumerate(prompts)
+            toy_family(number, prompt, max_tokens)[0] for number, prompt in enumerate(prompts)
         ]
         for sequence in self.sequences:
             self.scheduler.add(sequence)
@@ -226,23 +219,6 @@ class _Rank:
     @property
     def has_work(self) -> bool:
         return any(each.finish_reason is None for each in self.sequences)
-
-    def rows(self, chunks: SequenceOf[ScheduledChunk]) -> list[int]:
-        """Store the new tokens; return this rank's part of the sum for each next token."""
-        self.manager.pop_pending_copies()
-        for chunk in chunks:
-            sequence, first = chunk.sequence, chunk.sequence.num_computed
-            slots = right_slots(sequence.block_ids, first, chunk.num_tokens, BLOCK_SIZE)
-            for slot, token in zip(slots, sequence.new_ids, strict=False):
-                self.pool[slot] = token
-        return [self._partial_sum(chunk) for chunk in chunks if chunk.samples]
-
-    def _partial_sum(self, chunk: ScheduledChunk) -> int:
-        length = chunk.sequence.num_computed + chunk.num_tokens
-        total = length
-        for slot in right_slots(chunk.sequence.block_ids, 0, length, BLOCK_SIZE):
-            total = (total * self.factor + self.pool[slot]) % 1_000_003
-        return total
 
 
 def serve_on_ranks(
@@ -260,7 +236,7 @@ def serve_on_ranks(
         stuck = len({message_size(each) for each in batches[-1]}) > 1
         if stuck:
             break
-        rows = [rank.rows(own) for rank, own in zip(ranks, chunks, strict=True)]
+        rows = [rank.memory.digests(own) for rank, own in zip(ranks, chunks, strict=True)]
         sums = [sum(each) % VOCAB for each in zip_longest(*rows, fillvalue=0)]
         for rank, own, mine in zip(ranks, chunks, rows, strict=True):
             rank.scheduler.commit(own, [SampledToken(each) for each in sums[: len(mine)]])

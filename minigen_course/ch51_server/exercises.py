@@ -6,9 +6,8 @@ import json
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
-from minigen_course.ch51_server.lesson import Events, chat_events
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import Wrong, expect, expect_equal
+from minigen_course.ch51_server.lesson import Events
+from minigen_course.grading.exercise import Wrong, expect, expect_equal
 
 HEAD = {"id": "chatcmpl-7", "object": "chat.completion.chunk", "created": 51, "model": "tiny"}
 SECONDS = 2.0
@@ -270,48 +269,15 @@ def a_complete_answer_is_not_aborted(part: Events) -> None:
     run(play())
 
 
-EXERCISES = (
-    Exercise(
-        "chat_events",
-        chat_events,
-        (
-            the_role_comes_first,
-            text_is_sent_at_once,
-            it_ends_with_the_finish_reason_and_done,
-            no_character_is_split,
-            an_incomplete_character_is_replaced,
-            a_disconnect_is_noticed,
-            a_failure_is_noticed,
-            a_complete_answer_is_not_aborted,
-        ),
-        (
-            "An event is `data: `, a line of JSON, and an empty line, so it ends with two line "
-            "ends. Start with the role, then loop: `async for piece, finish_reason in tokens`.",
-            'codecs.getincrementaldecoder("utf-8")(errors="replace") holds back an incomplete '
-            "character; with final=True it returns what is left.",
-            "If the client disconnects, your generator is closed, or its task is cancelled. Either "
-            "arrives as an exception at a yield or an await, and `finally` runs in both cases.",
-        ),
-        "Write the async generator that turns an answer's tokens into server-sent events: a chunk "
-        "with the role, a chunk for each text as soon as its characters are complete, a chunk with "
-        "the finish reason and an empty delta, and [DONE]. If the stream ends before the answer "
-        "does, call `give_up()`, which aborts the request in the engine.",
-        """from openai import OpenAI
-
-from minigen.engine.engine_thread import EngineThread
-from minigen_course import load_model
-from minigen.server.local import LocalServer
-from minigen_course.ch51_server.lesson import small_app
-
-llm = load_model(weights="int4")
-owls = [{"role": "user", "content": "Tell me about owls."}]
-with EngineThread(llm.engine) as thread, LocalServer(small_app(llm, thread, mine)) as server:
-    client = OpenAI(base_url=f"{server.url}/v1", api_key="none")
-    asked = {"model": "m", "messages": owls, "max_tokens": 24}
-    for chunk in client.chat.completions.create(**asked, stream=True):
-        print(chunk.choices[0].delta.content or "", end="")""",
-        "A client may ask for `stream_options: {include_usage: true}`. Then a last chunk before "
-        "[DONE] has no choices, and `usage`. And what if the engine fails after the first event, "
-        "when status 200 has already been sent? Send an event that has an `error`.",
+CHECKS = {
+    "chat_events": (
+        the_role_comes_first,
+        text_is_sent_at_once,
+        it_ends_with_the_finish_reason_and_done,
+        no_character_is_split,
+        an_incomplete_character_is_replaced,
+        a_disconnect_is_noticed,
+        a_failure_is_noticed,
+        a_complete_answer_is_not_aborted,
     ),
-)
+}

@@ -6,9 +6,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from minigen_course.grading.exercise import Exercise
-from minigen_course.grading.messages import Wrong, expect, expect_equal
-from minigen_course.lab.load import load_test
+from minigen_course.grading.exercise import Wrong, expect, expect_equal
 
 Send = Callable[[int], Awaitable[object]]
 Part = Callable[[Send, Sequence[float], Sequence[float]], Awaitable[dict[float, float]]]
@@ -149,54 +147,14 @@ def a_failure_is_the_worst_latency(part: Part) -> None:
     _expect(found, p50=1.0, p80=1.0, p90=math.inf, p99=math.inf)
 
 
-EXERCISES = (
-    Exercise(
-        "load_test",
-        load_test,
-        (
-            one_request_has_its_own_latency,
-            requests_are_sent_at_their_times,
-            latency_counts_from_the_intended_time,
-            being_sent_late_counts_as_latency,
-            percentiles_are_by_nearest_rank,
-            percentiles_are_of_all_requests_together,
-            a_failure_is_the_worst_latency,
-        ),
-        (
-            "Make one task per request: it sleeps until its time, sends, and reads the clock. "
-            "asyncio.gather runs the tasks concurrently.",
-            "asyncio.get_running_loop().time() is the clock. A request's latency starts at started "
-            "+ times[number], where started is the time of the call, even if it was sent later.",
-            "Nearest rank: of n sorted latencies, percentile p is number ceil(p * n / 100), "
-            "counted from 1. A failure is math.inf, and stays in the list.",
-        ),
-        "Write the load test. Send each request at its time, independently of the requests before "
-        "it. Its latency counts from that time. A failure has infinite latency. Percentiles are by "
-        "nearest rank, over all requests together.",
-        """import httpx
-
-from minigen_course import load_model
-from minigen_course.lab.load import run_apart
-from minigen.server.local import serving
-
-server = serving(load_model(weights="int4"))
-
-
-async def measure():
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-
-        async def send(number):
-            asked = {"prompt": f"Tea number {number} is", "max_tokens": 16}
-            (await client.post("/v1/completions", json=asked)).raise_for_status()
-
-        return await mine(send, [0.1 * number for number in range(20)], (50, 90, 99))
-
-
-found = run_apart(measure())
-server.close()
-print({percent: f"{1e3 * seconds:.0f} ms" for percent, seconds in found.items()})""",
-        "How certain is a p99 of 200 requests, of which only two lie above it? Draw 200 of your "
-        "latencies with replacement, many times, and report the bounds that contain 95 % of the "
-        "p99 values.",
+CHECKS = {
+    "load_test": (
+        one_request_has_its_own_latency,
+        requests_are_sent_at_their_times,
+        latency_counts_from_the_intended_time,
+        being_sent_late_counts_as_latency,
+        percentiles_are_by_nearest_rank,
+        percentiles_are_of_all_requests_together,
+        a_failure_is_the_worst_latency,
     ),
-)
+}

@@ -35,7 +35,7 @@ from minigen_course.figures.style import (
     title,
 )
 from minigen_course.lab.load import put_load
-from minigen_course.lab.simulation import Run
+from minigen_course.lab.simulator import Run
 
 INTERVAL_SECONDS = 0.25  # between two scrapes
 PAUSE_PER_DRAWING = 12.0  # pause per second of drawing, because the server needs the same cores

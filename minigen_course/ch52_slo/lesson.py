@@ -8,7 +8,7 @@ from IPython.display import display
 
 from minigen.bench.report import Report, Slo, report
 from minigen.trace.timeline import Timeline
-from minigen_course.lab.simulation import Run
+from minigen_course.lab.simulator import Run
 
 SLOS = (Slo("ttft", 0.5), Slo("itl", 0.1))  # what guides recommend, and what people notice
 

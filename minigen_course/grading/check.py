@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 import cloudpickle
 import psutil
 
-from minigen_course.grading.exercise import Exercise, exercises
+from minigen_course.grading.exercise import exercises
 from minigen_course.grading.stub import STILL_EMPTY, is_stub
 
 SECONDS = 30.0  # of processor time
@@ -57,28 +58,31 @@ def check(chapter: int | str, *, hint: int = 0, seconds: float = SECONDS, **part
             raise ValueError(f"Chapter {chapter} has no {name}; it has {', '.join(known)}.")
     usable = []
     for name, part in parts.items():
-        result = judge(f"{int(chapter):02}", known[name], part, seconds)
+        result = judge(f"{int(chapter):02}", name, part, seconds)
         print(result)
         if not result.passed:
-            print_hints(known[name], hint)
+            print_hints(known[name].hints, hint)
         usable.append(part if result.passed else known[name].solution)
     return usable[0] if len(usable) == 1 else tuple(usable)
 
 
-def judge(chapter: str, exercise: Exercise, part: Any, seconds: float = SECONDS) -> Result:
-    """Run an exercise's checks on `part` in another process, for at most `seconds` of CPU time."""
+def judge(chapter: str, name: str, part: Any, seconds: float = SECONDS) -> Result:
+    """Run an exercise's checks on `part` in another process, for at most `seconds` of CPU time.
+
+    `name` is that of an exercise of the chapter, or of its hunt.
+    """
     if is_stub(part):  # there is nothing to run
-        return Result(exercise.name, False, STILL_EMPTY)
+        return Result(name, False, STILL_EMPTY)
     word = secrets.token_hex()  # a part that does not know it cannot forge a pass
     with tempfile.TemporaryDirectory() as folder:
         verdict = Path(folder) / "verdict.json"
         try:
             pickled = _pickled(part)
         except Exception as error:
-            return Result(exercise.name, False, f"cannot be sent to the checking process: {error}")
+            return Result(name, False, f"cannot be sent to the checking process: {error}")
         given, said = Path(folder) / "part.pickle", Path(folder) / "stderr.txt"
         given.write_bytes(pickled)
-        command = [sys.executable, "-m", "minigen_course.grading.judge", chapter, exercise.name]
+        command = [sys.executable, "-m", "minigen_course.grading.judge", chapter, name]
         with given.open("rb") as stdin, said.open("wb") as stderr:
             process = subprocess.Popen(
                 [*command, str(verdict), word],
@@ -89,13 +93,13 @@ def judge(chapter: str, exercise: Exercise, part: Any, seconds: float = SECONDS)
             finished = _finishes(process, seconds)
         if not finished:
             message = f"did not finish within {seconds:g} s; is there a loop that never ends?"
-            return Result(exercise.name, False, message)
+            return Result(name, False, message)
         found = _read(verdict)
         if found.get("word") != word:
             tail = said.read_text("utf-8", errors="replace").strip().splitlines()[-1:]
             message = f"ended Python (exit status {process.returncode}) {' '.join(tail)}".rstrip()
-            return Result(exercise.name, False, message)
-    return Result(exercise.name, found["passed"] is True, found["message"])
+            return Result(name, False, message)
+    return Result(name, found["passed"] is True, found["message"])
 
 
 def _finishes(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
@@ -156,9 +160,9 @@ def _read(verdict: Path) -> dict[str, Any]:
     return found
 
 
-def print_hints(exercise: Exercise, level: int) -> None:
-    """Print an exercise's hints up to a level, and say whether there are more."""
-    for number, text in enumerate(exercise.hints[:level], 1):
+def print_hints(hints: Sequence[str], level: int) -> None:
+    """Print hints up to a level, and say whether there are more."""
+    for number, text in enumerate(hints[:level], 1):
         print(f"  hint {number}: {text}")
-    if level < len(exercise.hints):
+    if level < len(hints):
         print(f"  (hint={level + 1} shows the next hint)")

@@ -12,17 +12,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from minigen_course.grading.check import SECONDS, judge, print_hints
-from minigen_course.grading.exercise import Check, Exercise
-from minigen_course.grading.messages import Wrong, expect
-from minigen_course.grading.stub import emptied, imports_of, source_of
+from minigen_course.grading.exercise import FOLDERS, Check, Wrong, expect
+from minigen_course.grading.stub import dotted_name, emptied, imports_of, source_of
 
 Test = Callable[[Any], object]
 
 HUNTS = {  # chapter number -> the module of its hunt
-    "22": "minigen_course.ch22_paged.hunt",
-    "23": "minigen_course.ch23_prefix.hunt",
-    "24": "minigen_course.ch24_scheduler.hunt",
-    "41": "minigen_course.ch41_tensor_parallel.hunt",
+    folder.name[2:4]: f"minigen_course.{folder.name}.hunt"
+    for folder in FOLDERS
+    if (folder / "hunt.py").exists()
 }
 
 
@@ -53,23 +51,15 @@ class Hunt:
     hints: tuple[str, ...]
     story: str
 
-    def as_exercise(self) -> Exercise:
-        """Return the hunt as an exercise whose checks take a `Caught`."""
-        return Exercise(
-            self.name,
-            Caught(self.test, self.mended),
-            (
-                partial_check(fails_on_what_was_handed_out, self),
-                partial_check(passes_on_what_is_right, self),
-                partial_check(fails_on_related_mistakes, self),
-                is_mended,
-                *(_of_mended(each) for each in self.checks),
-                passes_on_its_own,
-            ),
-            self.hints,
-            self.story,
-            "",
-            "",
+    def all_checks(self) -> tuple[Check, ...]:
+        """Return the checks of what a learner hands in, a `Caught`."""
+        return (
+            partial_check(fails_on_what_was_handed_out, self),
+            partial_check(passes_on_what_is_right, self),
+            partial_check(fails_on_related_mistakes, self),
+            is_mended,
+            *(_of_mended(each) for each in self.checks),
+            passes_on_its_own,
         )
 
 
@@ -97,21 +87,20 @@ def hunt(
     """
     number = f"{int(chapter):02}"
     found = hunt_of(number)
-    result = judge(number, found.as_exercise(), Caught(test, mended), seconds)
+    result = judge(number, found.name, Caught(test, mended), seconds)
     print(result)
     if not result.passed:
-        print_hints(found.as_exercise(), hint)
+        print_hints(found.hints, hint)
     return mended if result.passed else found.mended
 
 
 def cell_of(dotted: str) -> str:
     """Return a hunt's cell: the part as it is handed out, and an empty test to fill in."""
-    module = importlib.import_module(dotted)
-    found: Hunt = module.HUNT
-    handed, test = source_of(found.handed), source_of(found.test)
+    found: Hunt = importlib.import_module(dotted).HUNT
+    handed, test = (source_of(dotted_name(each)) for each in (found.handed, found.test))
     (function,) = (each for each in ast.parse(test).body if isinstance(each, ast.FunctionDef))
     code = f"{handed}\n\n\n" + "\n".join(emptied(test.splitlines(), function))
-    imports = "\n".join(imports_of(module, ast.parse(code)))
+    imports = "\n".join(imports_of(dotted, ast.parse(code)))
     return f"# hunt: {dotted}\n{imports}\n\n\n{code}"
 
 

@@ -95,7 +95,10 @@ def migrated(code: str) -> str:
     words = WORDS | {
         old: new for known in names.values() for old, (_, new) in known.items() if old != new
     }
-    code = re.sub(r"\b(" + "|".join(words) + r")\b", lambda found: words[found[1]], code)
+    called = {old for old in words if old not in WORDS and old.islower()}  # may be English words
+    kinds = ("|".join(words.keys() - called), r"\b"), ("|".join(called), r"(?=\()")
+    for olds, end in kinds:
+        code = re.sub(rf"\b({olds}){end}", lambda found: words[found[1]], code)
     code = re.sub(
         r"(?<=manager\.)(" + "|".join(CALLS) + r")\b", lambda found: CALLS[found[1]], code
     )
@@ -127,12 +130,16 @@ def _import(found: "re.Match[str]", names: dict[str, dict[str, tuple[str, str]]]
     if known is None:
         return found[0]
     modules: dict[str, list[str]] = defaultdict(list)
+    is_changed = False
     for item in re.sub(r"#[^\n]*", "", listed).strip("()\n ").split(","):
         if not item.strip():
             continue
         name, _, other = (word.strip() for word in item.partition(" as "))
         module, new = known.get(name, (old_module, name))
         modules[module].append(f"{new} as {other}" if other else new)
+        is_changed = is_changed or (module, new) != (old_module, name)
+    if not is_changed:
+        return found[0]
     lines = (f"{indent}from {module} import {', '.join(each)}" for module, each in modules.items())
     return "\n".join(lines)
 

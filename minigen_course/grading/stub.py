@@ -7,8 +7,9 @@ import ast
 import importlib
 import inspect
 import sys
-import textwrap
 from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -33,13 +34,12 @@ def dotted_name(part: Any) -> str:
 
 def mirror(dotted: str) -> str:
     """Return a notebook cell that repeats the package's source."""
-    return f"# = {dotted}\n{source_of(find_object(dotted))}"
+    return f"# = {dotted}\n{source_of(dotted)}"
 
 
 def stub(dotted: str) -> str:
     """Return an exercise's cell: the imports for the signature, the signature, no body."""
-    part = find_object(dotted)
-    source = source_of(part)
+    source = source_of(dotted)
     lines, tree = source.splitlines(), ast.parse(source).body[0]
     if isinstance(tree, ast.ClassDef):
         methods = [each for each in tree.body if isinstance(each, ast.FunctionDef)]
@@ -52,7 +52,7 @@ def stub(dotted: str) -> str:
     else:
         assert isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef), "a function or a class"
         code = "\n".join(emptied(lines, tree))
-    imports = "\n".join(imports_of(inspect.getmodule(part), ast.parse(code)))
+    imports = "\n".join(imports_of(dotted.rpartition(".")[0], ast.parse(code)))
     between = "\n\n\n" if imports else ""
     return f"# exercise: {dotted}\n{imports}{between}{code}".replace("\n\n\n\n", "\n\n\n")
 
@@ -87,9 +87,23 @@ def _empty() -> None:
     raise NotImplementedError
 
 
-def source_of(part: Any) -> str:
-    """Return the source of a function or class, without indentation."""
-    return textwrap.dedent(inspect.getsource(part)).rstrip()
+def source_of(dotted: str) -> str:
+    """Return the source of a module's function or class, without importing the module."""
+    module, _, name = dotted.rpartition(".")
+    text = _text_of(module)
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    for node in ast.parse(text).body:
+        if isinstance(node, kinds) and node.name == name:
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
+    raise AttributeError(f"The module {module} defines no {name}.")
+
+
+def _text_of(module: str) -> str:
+    found = find_spec(module)
+    assert found is not None, f"there is no module {module}"
+    assert found.origin is not None, f"{module} has no file"
+    return Path(found.origin).read_text(encoding="utf-8")
 
 
 def emptied(lines: list[str], function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
@@ -102,10 +116,10 @@ def emptied(lines: list[str], function: ast.FunctionDef | ast.AsyncFunctionDef) 
     return [*lines[begin:end], indent + EMPTY]
 
 
-def imports_of(module: Any, code: ast.Module) -> list[str]:
+def imports_of(module: str, code: ast.Module) -> list[str]:
     """Return import statements for the names that `code` takes from `module`, sorted."""
     used = {node.id for node in ast.walk(code) if isinstance(node, ast.Name)}
-    tree = ast.parse(inspect.getsource(module))
+    tree = ast.parse(_text_of(module))
     found = []
     for node in _statements(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -116,7 +130,7 @@ def imports_of(module: Any, code: ast.Module) -> list[str]:
                 found.append(ast.unparse(node))
     own = sorted((used & set(_defined(tree))) - set(_defined(code)))
     if own:
-        found.append(f"from {module.__name__} import {', '.join(own)}")
+        found.append(f"from {module} import {', '.join(own)}")
     found.sort(key=lambda each: (each.startswith("from "), each))  # the order that linters ask for
     groups: list[list[str]] = [[], [], []]  # Python's own, others', minigen's
     for statement in found:

@@ -13,9 +13,9 @@ from typing import Any
 
 from minigen.errors import OptionError
 from minigen_course.grading.check import judge
-from minigen_course.grading.exercise import CHAPTERS, Exercise, exercises
+from minigen_course.grading.exercise import CHAPTERS, exercises
 from minigen_course.grading.hunt import HUNTS, Caught, Hunt, cell_of, hunt_of
-from minigen_course.grading.stub import STILL_EMPTY, dotted_name, stub
+from minigen_course.grading.stub import STILL_EMPTY, stub
 
 EXERCISES = "exercises"
 HUNT_RULES = (
@@ -65,7 +65,7 @@ def exercise_notebook(chapter: str) -> dict[str, Any]:
     for each in exercises(chapter).values():
         cells += [
             _markdown(f"## {each.name}\n\n{each.statement}"),
-            _code(stub(dotted_name(each.solution))),
+            _code(stub(each.dotted)),
             _code(f"mine = check({int(chapter)}, {each.name}={each.name})"),
             _markdown("In the running engine:"),
             _code(each.use),
@@ -109,12 +109,11 @@ def progress(folder: Path) -> Iterator[Standing]:
         raise OptionError(f"{folder} is not a workspace; `minigen workspace {folder}` creates one.")
     for chapter in sorted(CHAPTERS):
         paths = [*folder.glob(f"{EXERCISES}/{chapter}*.ipynb"), *folder.glob(f"{chapter}*.ipynb")]
-        for exercise in exercises(chapter).values():
-            mark = MARK + dotted_name(exercise.solution)
-            yield _standing(chapter, exercise, mark, partial(_one, exercise.name), paths)
+        for name, exercise in exercises(chapter).items():
+            yield _standing(chapter, name, MARK + exercise.dotted, partial(_one, name), paths)
         if chapter in HUNTS:
             hunt, mark = hunt_of(chapter), HUNT_MARK + HUNTS[chapter]
-            yield _standing(chapter, hunt.as_exercise(), mark, partial(_caught, hunt), paths)
+            yield _standing(chapter, hunt.name, mark, partial(_caught, hunt), paths)
 
 
 def _one(name: str, names: Mapping[str, Any]) -> Any:
@@ -127,7 +126,7 @@ def _caught(hunt: Hunt, names: Mapping[str, Any]) -> Caught:
 
 def _standing(
     chapter: str,
-    exercise: Exercise,
+    name: str,
     mark: str,
     take: Callable[[Mapping[str, Any]], Any],
     paths: list[Path],
@@ -140,13 +139,13 @@ def _standing(
         if isinstance(names, str):
             messages.append(f"{path.name}: {names}")
             continue
-        result = judge(chapter, exercise, take(names))
+        result = judge(chapter, name, take(names))
         if result.passed:
-            return Standing(chapter, exercise.name, True, result.message)
+            return Standing(chapter, name, True, result.message)
         messages.append(result.message)
     started = [each for each in messages if each != STILL_EMPTY]
     message = next(iter(started or messages), "has no cell in this workspace")
-    return Standing(chapter, exercise.name, False, message)
+    return Standing(chapter, name, False, message)
 
 
 def _answers(path: Path, mark: str) -> Mapping[str, Any] | str | None:

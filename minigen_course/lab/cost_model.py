@@ -6,6 +6,7 @@ is 10^9 bytes. Source: Williams, Waterman and Patterson 2009, "Roofline".
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from minigen.checkpoint.config_json import read_config
 from minigen.checkpoint.model_config import ModelConfig
 from minigen.model.transformer import expected_tensors
+from minigen.sequence import ScheduledChunk
 from minigen_course.figures.show import best_seconds
 
 GB = 1e9
@@ -28,65 +30,24 @@ BITS = {
 }
 
 
-def _llama(**own: Any) -> dict[str, Any]:
+def _raw(sizes: tuple[int, int, int, int, int, int, bool], **more: Any) -> dict[str, Any]:
+    """Return the content of a config.json."""
+    names = (
+        *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+        *("num_key_value_heads", "intermediate_size", "tie_word_embeddings"),
+    )
     common = {"model_type": "llama", "rms_norm_eps": 1e-5, "max_position_embeddings": 8192}
-    return common | {"tie_word_embeddings": False} | own
+    return common | dict(zip(names, sizes, strict=True)) | more
 
 
 MODELS: dict[str, dict[str, Any]] = {
-    "SmolLM2-135M": _llama(
-        vocab_size=49152,
-        hidden_size=576,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        intermediate_size=1536,
-        tie_word_embeddings=True,
-    ),
-    "SmolLM2-1.7B": _llama(
-        vocab_size=49152,
-        hidden_size=2048,
-        num_hidden_layers=24,
-        num_attention_heads=32,
-        num_key_value_heads=32,
-        intermediate_size=8192,
-        tie_word_embeddings=True,
-    ),
-    "Qwen3-0.6B": _llama(
-        model_type="qwen3",
-        vocab_size=151936,
-        hidden_size=1024,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        intermediate_size=3072,
-        tie_word_embeddings=True,
-    ),
-    "Llama-2-7B": _llama(
-        vocab_size=32000,
-        hidden_size=4096,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=32,
-        intermediate_size=11008,
-    ),
-    "Llama-3-8B": _llama(
-        vocab_size=128256,
-        hidden_size=4096,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        intermediate_size=14336,
-    ),
-    "Llama-3-70B": _llama(
-        vocab_size=128256,
-        hidden_size=8192,
-        num_hidden_layers=80,
-        num_attention_heads=64,
-        num_key_value_heads=8,
-        intermediate_size=28672,
-    ),
+    # vocabulary, hidden, layers, query heads, KV heads, ffn, tied embeddings
+    "SmolLM2-135M": _raw((49152, 576, 30, 9, 3, 1536, True)),
+    "SmolLM2-1.7B": _raw((49152, 2048, 24, 32, 32, 8192, True)),
+    "Qwen3-0.6B": _raw((151936, 1024, 28, 16, 8, 3072, True), model_type="qwen3", head_dim=128),
+    "Llama-2-7B": _raw((32000, 4096, 32, 32, 32, 11008, False)),
+    "Llama-3-8B": _raw((128256, 4096, 32, 32, 8, 14336, False)),
+    "Llama-3-70B": _raw((128256, 8192, 80, 64, 8, 28672, False)),
 }
 
 
@@ -313,6 +274,48 @@ def prefill_step(
         kv_bytes=shape.kv_numbers(num_tokens) * kv_bits / 8,
         flops=num_tokens * (shape.flops(0) - head) + head + attention,
     )
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The time of a step in seconds: max(read, tokens x token) + overhead, as in chapter 17.
+
+    `read` is the time to read the weights; `token` is the time of one token's arithmetic.
+    """
+
+    read: float
+    token: float
+    overhead: float = 0.0
+
+    def __call__(self, num_tokens: int) -> float:
+        """Return the seconds of a step of `num_tokens`."""
+        return max(self.read, num_tokens * self.token) + self.overhead
+
+    def seconds(self, chunks: Sequence[ScheduledChunk]) -> float:
+        """Return the seconds of a step that computes these chunks."""
+        return self(sum(chunk.num_tokens for chunk in chunks))
+
+
+@dataclass(frozen=True)
+class Card:
+    """A model in bfloat16 on a machine; `overhead` is added per step, in seconds (chapter 17)."""
+
+    shape: ModelShape = SHAPES["Llama-3-8B"]
+    machine: Machine = MACHINES["L4"]
+    overhead: float = 2e-3
+
+    def seconds(self, chunks: Sequence[ScheduledChunk]) -> float:
+        """Return a step's seconds: the longer of its bytes and its FLOPs, plus the overhead."""
+        shape = self.shape
+        a_token, kv_bytes = shape.flops(0), 2 * shape.kv_numbers(1)
+        a_pair = shape.flops(1) - a_token
+        flops, context_tokens = 0, 0
+        for chunk in chunks:
+            context = chunk.sequence.num_computed + chunk.num_tokens
+            flops += chunk.num_tokens * (a_token + context * a_pair)
+            context_tokens += context
+        step = Step(2 * shape.multiplied, context_tokens * kv_bytes, flops)
+        return step.seconds(self.machine, self.overhead)
 
 
 def measure_machine(

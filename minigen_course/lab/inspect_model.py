@@ -13,6 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from minigen import hub
+from minigen.kv_cache.block_manager import BlockManager
 from minigen.llm import LLM
 from minigen.model.attention import attend_packed, causal_mask
 from minigen.model.layers import apply_rotary
@@ -35,6 +36,12 @@ def transformer_of(llm: LLM) -> Transformer:
     """Return the model that a loaded engine runs."""
     model: Transformer = llm.engine.runner.model  # type: ignore[attr-defined]
     return model
+
+
+def manager_of(llm: LLM) -> BlockManager:
+    """Return the block manager of a loaded engine."""
+    manager: BlockManager = llm.engine.runner.manager  # type: ignore[attr-defined]
+    return manager
 
 
 @torch.inference_mode()
@@ -65,8 +72,7 @@ class Reading:
 
 def read_along(llm: LLM, *texts: SequenceOf[int]) -> Reading:
     """Run one token of every text per step, whatever the model would choose (teacher forcing)."""
-    runner = llm.engine.runner
-    manager = runner.manager  # type: ignore[attr-defined]
+    runner, manager = llm.engine.runner, manager_of(llm)
     greedy, salt = SamplingParams(temperature=0.0), f"reading {next(_salts)}"
     sequences = [
         Sequence(-1 - number, (ids[0],), greedy, 0, len(ids), frozenset(), cache_salt=salt)

@@ -1,48 +1,50 @@
-"""Count the bytes that kernels and torch's operators read, write and allocate while they run.
+"""Memory: a process's resident bytes, and the bytes that torch's operators read, write, allocate.
 
 Each operator is a kernel of its own: it reads its inputs from memory and writes its results there,
 and the next one reads them again.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+import psutil
 import torch
 from torch import Tensor, UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from minigen.errors import OptionError
-from minigen_course.grading.messages import Wrong
-from minigen_course.lab.triton_interpreter import Access, record
+
+def resident_bytes() -> int:
+    """Return this process's resident memory in bytes, including mapped pages of files."""
+    return int(psutil.Process().memory_info().rss)
 
 
-def watched(run: Callable[[], object], **tensors: Tensor) -> list[Access]:
-    """Return the loads and stores of the kernel that `run` launches.
+def cost_of(work: Callable[[], Any]) -> tuple[Any, float, float]:
+    """Run `work`; return its result, its seconds, and the megabytes that became resident."""
+    gc.collect()  # or memory that is freed meanwhile would hide what `work` takes
+    before, started = resident_bytes(), time.perf_counter()
+    made = work()
+    seconds = time.perf_counter() - started
+    return made, seconds, max(0, resident_bytes() - before) / 1e6
 
-    Raises `Wrong` before an access outside its tensors, and if the kernel cannot be run here.
+
+def forget_pages(path: Path) -> bool:
+    """Ask the system to drop a file from its page cache, so that the disk is read again.
+
+    Returns whether this system supports the request; pages that a process has mapped stay.
     """
-    try:
-        with np.errstate(all="ignore"):  # a GPU does not report overflows either
-            return record(run, **tensors)
-    except (IndexError, OptionError) as error:
-        raise Wrong(str(error)) from None
-
-
-def expect_numbers(found: Tensor, what: str, axes: Sequence[str]) -> None:
-    """Raise `Wrong` if a result that was all nan before a kernel ran still has nan in it."""
-    missing = found.isnan().nonzero()
-    if len(missing):
-        place = zip(axes, missing[0].tolist(), strict=True)
-        where = ", ".join(f"{axis} {index}" for axis, index in place)
-        raise Wrong(
-            f"{what}: {len(missing)} of {found.numel()} numbers are nan, first at {where}; the "
-            "kernel should store each. (Masked lanes and infinities lead to nan, too.)"
-        )
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return True
 
 
 _GATHERS = ("index", "index_select", "embedding", "gather")
@@ -69,25 +71,31 @@ def record_operators(run: Callable[[], object]) -> list[Operator]:
 
     If an operator picks rows by index, these rows are counted, not the whole table.
     """
-    watching = _Watching()
-    with watching:
+    found = []
+
+    def see(function: Any, given: list[Tensor], made: list[Tensor]) -> None:
+        if not _returns_view(function):
+            name = function.overloadpacket.__name__
+            found.append(Operator(name, *_moved(name, given, made)))
+
+    with EachOperator(see):
         run()
-    return watching.found
+    return found
 
 
-class _Watching(TorchDispatchMode):
-    def __init__(self) -> None:
+class EachOperator(TorchDispatchMode):
+    """Calls `see(operator, input tensors, result tensors)` after each of torch's operators."""
+
+    def __init__(self, see: Callable[[Any, list[Tensor], list[Tensor]], None]) -> None:
         super().__init__()
-        self.found: list[Operator] = []
+        self.see = see
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        given = list(_tensors((args, kwargs)))
         result = function(*args, **(kwargs or {}))
-        if not _returns_view(function):
-            name = function.overloadpacket.__name__
-            given, made = list(_tensors((args, kwargs))), list(_tensors(result))
-            self.found.append(Operator(name, *_moved(name, given, made)))
+        self.see(function, given, list(_tensors(result)))
         return result
 
 
@@ -131,35 +139,30 @@ class Memory:
 
 def count_memory(run: Callable[[], object]) -> Memory:
     """Count the tensors that `run` creates; tensors that existed before count only as moved."""
-    with _Watch() as watch:
+    watch = _Watch()
+    with EachOperator(watch.see):
         run()
     return Memory(watch.peak, watch.largest, watch.moved)
 
 
-class _Watch(TorchDispatchMode):
+class _Watch:
     """Sees every operator; an input that no operator has created existed before."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.peak = self.largest = self.moved = 0
         self.given: dict[int, UntypedStorage] = {}
         self.made: dict[int, tuple[StorageWeakRef, int]] = {}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def see(self, function: Any, given: list[Tensor], made: list[Tensor]) -> None:
+        """Count an operator's inputs and results."""
         self.made = {at: each for at, each in self.made.items() if not each[0].expired()}
-        given = list(_tensors((args, kwargs)))
         for storage in map(Tensor.untyped_storage, given):
             if storage._cdata not in self.made:
                 self.given[storage._cdata] = storage
-        result = func(*args, **(kwargs or {}))
-        made = list(_tensors(result))
-        if not (_is_view(func, given, made) or "empty" in str(func)):
+        if not (_is_view(function, given, made) or "empty" in str(function)):
             self.moved += sum(each.numel() * each.itemsize for each in (*given, *made))
         for storage in map(Tensor.untyped_storage, made):
             self._count(storage)
-        return result
 
     def _count(self, storage: UntypedStorage) -> None:
         if storage._cdata in self.given or storage._cdata in self.made:
@@ -169,9 +172,9 @@ class _Watch(TorchDispatchMode):
         self.peak = max(self.peak, sum(num_bytes for _, num_bytes in self.made.values()))
 
 
-def _is_view(func: Any, given: list[Tensor], made: list[Tensor]) -> bool:
+def _is_view(function: Any, given: list[Tensor], made: list[Tensor]) -> bool:
     """Return whether the operator only returns views of its inputs."""
     old = {each.untyped_storage()._cdata for each in given}
-    return not func._schema.is_mutable and all(
+    return not function._schema.is_mutable and all(
         each.untyped_storage()._cdata in old for each in made
     )

@@ -5,14 +5,15 @@ Needs tensors on the CPU.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import interpreter_builder
 
+from minigen_course.lab.memory_watch import EachOperator
 from minigen_course.lab.triton_interpreter import Access, interpreted
 
 _MAKERS = ("empty", "empty_like", "zeros", "zeros_like", "full", "full_like")
@@ -27,27 +28,16 @@ def record_programs(launch: Callable[[], object], **tensors: Tensor) -> list[Acc
     masked lanes hold NaN or -1, because on a GPU they may hold anything.
     """
     accesses: list[Access] = []
-    known = dict(tensors)
-    with interpreted(), _watching(accesses, known), _Naming(known):
+    known, num_made = dict(tensors), count(1)
+
+    def name(function: Any, given: list[Tensor], made: list[Tensor]) -> None:
+        if function.overloadpacket.__name__ in _MAKERS:
+            number = next(num_made)
+            known["result" if number == 1 else f"result {number}"] = made[0]
+
+    with interpreted(), _watching(accesses, known), EachOperator(name):
         launch()
     return accesses
-
-
-class _Naming(TorchDispatchMode):
-    """Names the tensors that are created."""
-
-    def __init__(self, known: dict[str, Tensor]):
-        super().__init__()
-        self.known, self.num_made = known, 0
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        made = function(*args, **(kwargs or {}))
-        if function.overloadpacket.__name__ in _MAKERS:
-            self.num_made += 1
-            self.known["result" if self.num_made == 1 else f"result {self.num_made}"] = made
-        return made
 
 
 @contextmanager

@@ -1,89 +1,148 @@
-"""Requests that arrive while others run, under a simulated clock.
+"""A simulator of serving: requests that arrive while others run, under a simulated clock.
 
-The same arrivals come at the same times whatever else the machine does, so policies can be compared
-and every reader sees the same result. The engine, its scheduler and its blocks are the real ones.
-The model is real as well, or there is none, and then a second of traffic takes a millisecond.
+The engine, its scheduler, block manager and prefix cache are the real ones. Only the time is
+simulated: a step takes as long as a cost model predicts. So the results are the same on every
+machine. The model is a loaded one, or there is none, and then minutes of traffic take a second.
 """
 
-import itertools
 import random
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from heapq import heapify, heappop, heappush
+from itertools import cycle, islice
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from minigen.bench.report import Outcome
 from minigen.engine.engine import Engine
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.engine.static_batching import DynamicScheduler, StaticScheduler
 from minigen.errors import RequestError
-from minigen.kv_cache.block_allocator import BlockAllocator
+from minigen.kv_cache.block_allocator import BlockAllocator, blocks_needed
 from minigen.kv_cache.block_manager import BlockManager
+from minigen.kv_cache.radix_cache import RadixPrefixCache
 from minigen.llm import LLM
 from minigen.protocols import Runner, Scheduler
 from minigen.sampling.params import SamplingParams
 from minigen.sequence import SampledToken, ScheduledChunk, Sequence, samples_of
+from minigen.server.metrics import Metrics, Readings
 from minigen.sockets.checks_scheduler import CheckedScheduler
 from minigen.trace.counters import WorkCounters
 from minigen.trace.events import Event, Trace
 from minigen.trace.timeline import Request, Timeline
+from minigen_course.lab.cost_model import Card
+from minigen_course.lab.inspect_model import manager_of
 
 MakeScheduler = Callable[[BlockManager, int, int], Scheduler]
+CARD = Card()
 TICK = 1e-3  # seconds that pass in a step without a batch
-_OWN: dict[str, type] = {"static": StaticScheduler, "continuous": ContinuousScheduler}
-_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
-class Arrival:
-    """A request: its arrival in seconds, and the lengths of its prompt and output in tokens."""
+class Ask:
+    """A request: its arrival `at` in seconds, its prompt, and the length of its output."""
 
-    seconds: float
-    prompt: int
-    output: int
+    at: float
+    prompt_ids: tuple[int, ...]
+    output_tokens: int
+    tenant: str = ""
+    priority: int = 0
+
+    @classmethod
+    def of_lengths(cls, at: float, prompt: int, output: int) -> "Ask":
+        """Return a request whose prompt has this many tokens, all of them equal."""
+        return cls(at, (1,) * prompt, output)
+
+
+def asks(
+    times: Iterable[float],
+    prompt: tuple[int, int],
+    output: tuple[int, int],
+    seed: int = 0,
+    shared: SequenceOf[int] = (),
+    tenant: str = "",
+    priority: int = 0,
+) -> list[Ask]:
+    """Return requests at these times, with lengths drawn uniformly between the bounds.
+
+    Every prompt is `shared` followed by tokens of its own, whose number `prompt` bounds.
+    """
+    rng = np.random.default_rng(seed)
+    made = []
+    for at in times:
+        own = rng.integers(1000, 100_000, rng.integers(*prompt, endpoint=True)).tolist()
+        num_output = int(rng.integers(*output, endpoint=True))
+        made.append(Ask(at, (*shared, *own), num_output, tenant, priority))
+    return made
+
+
+def random_arrivals(
+    count: int,
+    a_second: float,
+    prompts: tuple[int, int],
+    outputs: tuple[int, int],
+    seed: int = 24,
+) -> list[Ask]:
+    """Return `count` requests that arrive independently, with lengths within the bounds.
+
+    Arrivals are a Poisson process of `a_second` requests per second; lengths are equally likely,
+    and prompts are as in `Ask.of_lengths`. The same seed gives the same requests.
+    """
+    rng, now, found = random.Random(seed), 0.0, []
+    for _ in range(count):
+        found.append(Ask.of_lengths(now, rng.randint(*prompts), rng.randint(*outputs)))
+        now += rng.expovariate(a_second)
+    return found
 
 
 @dataclass(frozen=True)
-class StepTime:
-    """The time of a step in seconds: max(read, tokens x token) + overhead, as in chapter 17.
+class Knobs:
+    """The settings of a run: options of `LLM.load` and of the server, under the same names.
 
-    `read` is the time to read the weights; `token` is the time of one token's arithmetic.
+    `scheduler` is "static", "dynamic" (which waits `max_wait` seconds), "continuous", or a class.
     """
 
-    read: float
-    token: float
-    overhead: float = 0.0
+    scheduler: str | MakeScheduler = "continuous"
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    num_blocks: int = 3800  # what 24 GB leave beside 8 billion weights in bfloat16
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    max_wait: float = 0.05
+    max_queue: int | None = None
+    max_in_flight_per_key: int | None = None
 
-    def __call__(self, num_tokens: int) -> float:
-        """Return the seconds of a step of `num_tokens`."""
-        return max(self.read, num_tokens * self.token) + self.overhead
 
+@dataclass(frozen=True)
+class Moment:
+    """The gauges after a step."""
 
-class Clock:
-    """A simulated clock; call it to read the time in seconds."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+    at: float
+    running: int
+    waiting: int
+    kv_used: float
+    tokens: int
 
 
 @dataclass(frozen=True)
 class Run:
-    """The result of serving arrivals; its events have the simulated clock's times.
+    """The result of serving requests; all times are those of the simulated clock.
 
-    `ids` are the sequences' ids, `prompts` and `outputs` their tokens, in the arrivals' order.
+    `outcomes`, `ids` (of the sequences) and `outputs` (token ids) are in the order of `asks`;
+    `moments` has an element for each step.
     """
 
-    arrivals: tuple[Arrival, ...]
+    asks: tuple[Ask, ...]
     ids: tuple[int, ...]
-    prompts: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
+    outcomes: tuple[Outcome, ...]
+    moments: tuple[Moment, ...]
     events: tuple[Event, ...]
 
     @property
@@ -115,23 +174,30 @@ class Run:
         """Output tokens per second."""
         return sum(len(each) for each in self.outputs) / self.seconds
 
+    @property
+    def readings(self) -> Readings:
+        """The server's metrics after these events."""
+        metrics = Metrics("simulated", lambda: 0.0)
+        for event in self.events:
+            metrics(event)
+        return metrics.read()
+
+    def of(self, tenant: str) -> list[Outcome]:
+        """Return the outcomes of one tenant."""
+        pairs = zip(self.asks, self.outcomes, strict=True)
+        return [outcome for ask, outcome in pairs if ask.tenant == tenant]
+
     def token_times(self) -> list[list[float]]:
         """Return the times of each request's tokens, in seconds."""
         return token_times(self.events, self.ids)
 
     def first_tokens(self) -> list[float]:
         """Return each request's time to first token (TTFT), in seconds from its arrival."""
-        return [
-            times[0] - arrival.seconds
-            for times, arrival in zip(self.token_times(), self.arrivals, strict=True)
-        ]
+        return [each.ttft for each in self.outcomes if each.ttft is not None]
 
     def gaps(self) -> list[list[float]]:
         """Return each request's times between tokens (inter-token latency), in seconds."""
-        return [
-            [late - early for early, late in itertools.pairwise(times)]
-            for times in self.token_times()
-        ]
+        return [each.gaps for each in self.outcomes]
 
 
 def token_times(events: Iterable[Event], ids: Iterable[int]) -> list[list[float]]:
@@ -146,128 +212,191 @@ def token_times(events: Iterable[Event], ids: Iterable[int]) -> list[list[float]
     return list(found.values())
 
 
-def random_arrivals(
-    count: int,
-    a_second: float,
-    prompts: tuple[int, int],
-    outputs: tuple[int, int],
-    seed: int = 24,
-) -> list[Arrival]:
-    """Return `count` requests that arrive independently, with lengths within the bounds.
+@runtime_checkable
+class StepCost(Protocol):
+    """A cost model of a step: its `seconds`, before the chunks are counted as computed."""
 
-    Arrivals are a Poisson process of `a_second` requests per second; lengths are equally likely.
-    The same seed gives the same traffic.
-    """
-    rng, now, found = random.Random(seed), 0.0, []
-    for _ in range(count):
-        found.append(Arrival(now, rng.randint(*prompts), rng.randint(*outputs)))
-        now += rng.expovariate(a_second)
-    return found
+    def seconds(self, chunks: SequenceOf[ScheduledChunk]) -> float: ...
 
 
+@dataclass
+class Clock:
+    """A simulated clock: the time `now`, in seconds."""
+
+    now: float = 0.0
+
+
+@dataclass(frozen=True)
 class ClockedRunner:
-    """A runner under a simulated clock, on which each step takes its `step_time`.
+    """A runner under a simulated clock; each step takes the seconds of `step_cost`.
 
     If `runner` is None, nothing is computed and all logits are zero.
     """
 
-    def __init__(self, runner: Runner | None, clock: Clock, step_time: StepTime):
-        self.runner, self.clock, self.step_time = runner, clock, step_time
+    runner: Runner | None
+    clock: Clock
+    step_cost: StepCost
 
     def logits(self, chunks: SequenceOf[ScheduledChunk]) -> Float[Tensor, "rows vocab"]:
         """Advance the clock by the step's time, and return the runner's logits."""
-        self.clock.now += self.step_time(sum(chunk.num_tokens for chunk in chunks))
+        self.clock.now += self.step_cost.seconds(chunks)
         if self.runner is None:
             return torch.zeros(len(samples_of(chunks)), 1)
         return self.runner.logits(chunks)
 
 
+Stall = tuple[float, float]  # start and length, in seconds, of a time in which no step runs
+Then = Callable[[Ask, float], Ask | None]
+
+
 def simulate(
-    arrivals: Iterable[Arrival],
-    scheduler: str | MakeScheduler = "continuous",
-    *,
-    step_time: StepTime,
-    seats: int = 8,
-    budget: int = 256,
-    num_blocks: int = 4096,
-    block_size: int = 16,
-    max_wait: float = 0.05,
+    load: Iterable[Ask],
+    knobs: Knobs = Knobs(),  # frozen
+    step_cost: StepCost = CARD,
+    then: Then = lambda ask, now: None,
+    stall: Stall | None = None,
 ) -> Run:
-    """Serve arrivals without a model, by "static", "dynamic", "continuous", or a scheduler class.
+    """Serve requests without a model; `then(ask, now)` may add one when a request has ended.
 
-    At most `seats` sequences run at once, and a step has at most `budget` tokens; `max_wait` is for
-    the dynamic scheduler. Raises `RequestError` for an arrival that is too long to run.
+    Raises `RequestError` for a request that is too long to run.
     """
-    arrivals, clock, trace = tuple(arrivals), Clock(), Trace()
-    num_slots = num_blocks * block_size
-    for each in arrivals:
-        if each.prompt + each.output > num_slots:
-            raise RequestError(f"{each} does not fit into {num_blocks} blocks of {block_size}.")
-    manager = BlockManager(BlockAllocator(num_blocks), None, block_size, seats, num_blocks, trace)
-    own: dict[str, Any] = {
-        **_OWN,
-        "dynamic": partial(DynamicScheduler, max_wait=max_wait, clock=clock),
-    }
-    if isinstance(scheduler, str):
-        made = own[scheduler](manager, seats, budget)
-    else:
-        made = CheckedScheduler(scheduler(manager, seats, budget), manager, budget)
-    runner = ClockedRunner(None, clock, step_time)
-    engine = Engine(made, runner, _any_token, trace)
-    return drive(engine, clock, arrivals, [(1,) * each.prompt for each in arrivals])
+    load, clock, trace = tuple(load), Clock(), Trace()
+    for number, each in enumerate(load):
+        longest = len(each.prompt_ids) + each.output_tokens
+        if blocks_needed(longest, knobs.block_size) > knobs.num_blocks:
+            raise RequestError(
+                f"Request {number} ({longest} tokens) does not fit into {knobs.num_blocks} blocks "
+                f"of {knobs.block_size}."
+            )
+    allocator, size = BlockAllocator(knobs.num_blocks), knobs.block_size
+    cache = RadixPrefixCache(allocator, size) if knobs.enable_prefix_caching else None
+    manager = BlockManager(allocator, cache, size, knobs.max_num_seqs, knobs.num_blocks, trace)
+    runner = ClockedRunner(None, clock, step_cost)
+    engine = Engine(_scheduler(knobs, manager, clock), runner, _any_token, trace)
+    return _drive(engine, manager, clock, load, knobs, then, stall)
 
 
-def serve(
-    llm: LLM, arrivals: Iterable[Arrival], text_ids: SequenceOf[int], step_time: StepTime
-) -> Run:
-    """Serve arrivals with a loaded model, its scheduler and its blocks; only the time is simulated.
+def serve(llm: LLM, load: Iterable[Ask], text_ids: SequenceOf[int], step_cost: StepCost) -> Run:
+    """Serve requests with a loaded model, its scheduler and its blocks; only the time is simulated.
 
-    Prompts are pieces of a text; greedy answers have as many tokens as each arrival states.
+    Prompts are pieces of a text, of the requests' lengths; greedy answers have as many tokens as
+    each request states.
     """
-    arrivals, clock = tuple(arrivals), Clock()
-    runner = ClockedRunner(llm.engine.runner, clock, step_time)
+    clock, endless = Clock(), cycle(text_ids)
+    load = [replace(each, prompt_ids=tuple(islice(endless, len(each.prompt_ids)))) for each in load]
+    runner = ClockedRunner(llm.engine.runner, clock, step_cost)
     engine = Engine(llm.engine.scheduler, runner, llm.engine.sampler, llm.trace)
-    prompts, endless = [], itertools.cycle(text_ids)
-    for each in arrivals:
-        prompts.append(tuple(itertools.islice(endless, each.prompt)))
-    return drive(engine, clock, arrivals, prompts)
+    return _drive(engine, manager_of(llm), clock, load, Knobs(), lambda ask, now: None, None)
 
 
-def drive(
+def _scheduler(knobs: Knobs, manager: BlockManager, clock: Clock) -> Scheduler:
+    limits = (manager, knobs.max_num_seqs, knobs.max_num_batched_tokens)
+    if not isinstance(knobs.scheduler, str):
+        return CheckedScheduler(knobs.scheduler(*limits), manager, knobs.max_num_batched_tokens)
+    own: dict[str, Any] = {
+        "static": StaticScheduler,
+        "dynamic": partial(DynamicScheduler, max_wait=knobs.max_wait, clock=lambda: clock.now),
+        "continuous": ContinuousScheduler,
+    }
+    made: Scheduler = own[knobs.scheduler](*limits)
+    return made
+
+
+def _drive(
     engine: Engine,
+    manager: BlockManager,
     clock: Clock,
-    arrivals: tuple[Arrival, ...],
-    prompts: SequenceOf[tuple[int, ...]],
+    load: Iterable[Ask],
+    knobs: Knobs,
+    then: Then,
+    stall: Stall | None,
 ) -> Run:
-    """Step an engine until all arrivals are answered; each is added at its time on the clock."""
-    sequences = [
-        _sequence(prompt, each.output) for prompt, each in zip(prompts, arrivals, strict=True)
-    ]
-    due = sorted(zip(arrivals, sequences, strict=True), key=lambda pair: pair[0].seconds)
-    events: list[Event] = []
-    with engine.trace.subscribed(lambda event: events.append(_stamped(event, clock))):
-        while due or engine.has_work():
+    """Step an engine until all requests are answered; each is added at its time on the clock."""
+    asks, sequences, moments = list(load), dict[int, Sequence](), list[Moment]()
+    times, outcomes, events = dict[int, list[float]](), dict[int, Outcome](), list[Event]()
+    coming = [(ask.at, number) for number, ask in enumerate(asks)]
+    heapify(coming)
+    started, num_blocks = 0.0, manager.num_available  # of an idle engine
+    timeline = Timeline()
+
+    def record(event: Event) -> None:
+        """Keep an event; its time and its durations become those of the simulated clock."""
+        since = {"duration_ns": started}
+        if event.sequence_id is not None:
+            since["waited_ns"] = asks[_number(event.sequence_id)].at
+        counts = dict(event.counts)
+        for name in counts.keys() & since.keys():
+            counts[name] = round(1e9 * (clock.now - since[name]))
+        events.append(replace(event, time_ns=round(1e9 * clock.now), counts=counts))
+
+    def conclude(number: int, error: str | None = None) -> None:
+        ask, text_times = asks[number], tuple(times.pop(number, ()))
+        outcomes[number] = Outcome(
+            *(ask.at, ask.at, clock.now, text_times, len(text_times), len(ask.prompt_ids)),
+            *(True, error),
+        )
+        another = then(ask, clock.now)
+        if another is not None:
+            heappush(coming, (another.at, len(asks)))
+            asks.append(another)
+
+    with engine.trace.subscribed(record), engine.trace.subscribed(timeline):
+        while coming or engine.has_work():
             if not engine.has_work():
-                clock.now = max(clock.now, due[0][0].seconds)
-            while due and due[0][0].seconds <= clock.now:
-                engine.add(due.pop(0)[1])
-            before = clock.now
-            engine.step()
-            if clock.now == before:
-                clock.now += TICK
-    ids = tuple(each.sequence_id for each in sequences)
-    outputs = tuple(tuple(each.output_ids) for each in sequences)
-    return Run(arrivals, ids, tuple(prompts), outputs, tuple(events))
+                clock.now = max(clock.now, coming[0][0])
+            if stall is not None and clock.now >= stall[0]:
+                clock.now, stall = clock.now + stall[1], None
+            while coming and coming[0][0] <= clock.now:
+                number = heappop(coming)[1]
+                if _is_refused(asks[number].tenant, engine, asks, knobs):
+                    conclude(number, "HTTP 429")
+                    continue
+                sequences[number], times[number] = _sequence(number, asks[number]), []
+                engine.add(sequences[number])
+            if not engine.has_work():
+                continue
+            started, num_before = clock.now, timeline.work.tokens_computed
+            progress = engine.step()
+            clock.now += TICK if clock.now == started else 0.0
+            for sequence, _ in progress:
+                number = _number(sequence.sequence_id)
+                times[number].append(clock.now)
+                if sequence.finish_reason is not None:
+                    conclude(number)
+            computed = timeline.work.tokens_computed - num_before
+            running = len(manager.rows)
+            kv_used = 1 - manager.num_available / num_blocks
+            gauges = (running, len(engine.live) - running, kv_used, computed)
+            moments.append(Moment(clock.now, *gauges))
+    numbers = range(len(asks))
+    ids = tuple(-1 - number for number in numbers)
+    outputs = tuple(
+        tuple(sequences[each].output_ids) if each in sequences else () for each in numbers
+    )
+    in_order = tuple(outcomes[each] for each in numbers)
+    return Run(tuple(asks), ids, outputs, in_order, tuple(moments), tuple(events))
 
 
-def _sequence(prompt_ids: tuple[int, ...], output: int) -> Sequence:
-    greedy = SamplingParams(temperature=0.0, ignore_eos=True)
-    return Sequence(-next(_numbers), prompt_ids, greedy, 0, output, frozenset())
+def _is_refused(tenant: str, engine: Engine, asks: SequenceOf[Ask], knobs: Knobs) -> bool:
+    """Return whether the queue is full, or the tenant's key has too many requests."""
+    waiting = sum(each.num_cached is None for each in engine.live.values())
+    of_key = sum(asks[_number(each)].tenant == tenant for each in engine.live)
+    is_full = knobs.max_queue is not None and waiting >= knobs.max_queue
+    return is_full or (
+        knobs.max_in_flight_per_key is not None and of_key >= knobs.max_in_flight_per_key
+    )
 
 
-def _stamped(event: Event, clock: Clock) -> Event:
-    return replace(event, time_ns=round(1e9 * clock.now))
+def _sequence(number: int, ask: Ask) -> Sequence:
+    params = SamplingParams(temperature=0.0, max_tokens=ask.output_tokens, ignore_eos=True)
+    given = (ask.prompt_ids, params, 0, ask.output_tokens, frozenset[int]())
+    return Sequence(-1 - number, *given, priority=ask.priority)
+
+
+def _number(sequence_id: int) -> int:
+    """Return the number of the request with this id; ids are negative, unlike a model's own."""
+    return -1 - sequence_id
 
 
 def _any_token(logits: Tensor, sequences: SequenceOf[Sequence]) -> list[SampledToken]:
-    return [SampledToken(0) for _ in sequences]
+    return [SampledToken(1) for _ in sequences]

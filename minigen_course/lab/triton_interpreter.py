@@ -7,7 +7,7 @@ undone. This module can be imported without Triton; its functions then raise `Op
 
 import inspect
 import textwrap
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -18,9 +18,11 @@ from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 from torch import Tensor
 
 from minigen.errors import OptionError
+from minigen_course.grading.exercise import Wrong
 
 
 def need_triton() -> None:
@@ -139,6 +141,30 @@ def record(run: Callable[[], object], **tensors: Tensor) -> list[Access]:
         run, **tensors
     )
     return found
+
+
+def watched(run: Callable[[], object], **tensors: Tensor) -> list[Access]:
+    """Return the loads and stores of the kernel that `run` launches.
+
+    Raises `Wrong` before an access outside its tensors, and if the kernel cannot be run here.
+    """
+    try:
+        with np.errstate(all="ignore"):  # a GPU does not report overflows either
+            return record(run, **tensors)
+    except (IndexError, OptionError) as error:
+        raise Wrong(str(error)) from None
+
+
+def expect_numbers(found: Tensor, what: str, axes: Sequence[str]) -> None:
+    """Raise `Wrong` if a result that was all nan before a kernel ran still has nan in it."""
+    missing = found.isnan().nonzero()
+    if len(missing):
+        place = zip(axes, missing[0].tolist(), strict=True)
+        where = ", ".join(f"{axis} {index}" for axis, index in place)
+        raise Wrong(
+            f"{what}: {len(missing)} of {found.numel()} numbers are nan, first at {where}; the "
+            "kernel should store each. (Masked lanes and infinities lead to nan, too.)"
+        )
 
 
 def _places() -> tuple[Any, ...]:

@@ -3,13 +3,13 @@
 from typing import Any
 
 from minigen.engine.scheduler import ContinuousScheduler
+from minigen.engine.static_batching import allocate_longest
 from minigen.kv_cache.block_allocator import blocks_needed
 from minigen.sequence import ScheduledChunk, samples_of
 from minigen_course.ch24_scheduler.lesson import (
     ChunkingScheduler,
     PreemptingScheduler,
     SlotScheduler,
-    begin_with_room,
 )
 from tests.answers import Answers
 
@@ -85,7 +85,7 @@ class CountsBatchSlots(SlotScheduler):
             left = self.max_num_batched_tokens - sum(batch.values())
             if not self.waiting or len(self.waiting[0]) > left:
                 break
-            num_tokens = begin_with_room(self.manager, self.waiting[0], left)
+            num_tokens = allocate_longest(self.manager, self.waiting[0], left)
             if not num_tokens:
                 break
             batch[self.waiting[0]] = num_tokens
@@ -265,7 +265,7 @@ def wrong_chunks(name: str) -> type:
                     break
                 if name == "allocates before it checks the budget" and most < 2:
                     self.manager.allocate(first, 1)
-                num_tokens = begin_with_room(self.manager, first, most)
+                num_tokens = allocate_longest(self.manager, first, most)
                 if num_tokens == 0:
                     break
                 self.running.append(self.waiting.popleft())
@@ -313,7 +313,7 @@ def wrong_preemption(name: str) -> type:
                         break
             budget = self.max_num_batched_tokens - sum(batch.values())
             while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
-                start = begin_with_room if name == "blocks for the longest answer" else _start
+                start = allocate_longest if name == "blocks for the longest answer" else _start
                 num_tokens = start(self.manager, self.waiting[0], budget)
                 if num_tokens == 0:
                     break

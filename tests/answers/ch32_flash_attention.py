@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from minigen.model.attention import attention_naive, causal_mask
-from minigen_course.ch32_flash_attention.flash import Partial, merge, nothing_seen, weigh
+from minigen_course.ch32_flash_attention.flash import Partial, attend_tile, merge, nothing_seen
 from minigen_course.ch32_flash_attention.kernels import flash_kernel, tl
 from tests.answers import Answers
 
@@ -129,7 +129,7 @@ def flash_backwards(
         while end > least:
             start = max(end - tile, least)
             seen = causal_mask(len(own), stop - start, window)[:, : end - start]
-            found = merge(weigh(own, k[start:end], v[start:end], seen), found)
+            found = merge(attend_tile(own, k[start:end], v[start:end], seen), found)
             end = start
         mixed.append((found.mixed / found.total[..., None]).to(q.dtype))
     return torch.cat(mixed)
@@ -166,7 +166,7 @@ def wrong_flash(name: str) -> Callable[..., Tensor]:
                     seen = functional.pad(seen, (0, stop - start - seen.shape[1]))
                 if name == "no mask":
                     seen = torch.ones_like(seen)
-                found = weigh(own, k[start:stop], v[start:stop], seen)
+                found = attend_tile(own, k[start:stop], v[start:stop], seen)
                 so_far = found if name == "the last tile alone" else join(so_far, found)
             out[begin : begin + tile] = (
                 so_far.mixed if name == "not divided" else so_far.mixed / so_far.total.unsqueeze(-1)
