@@ -40,11 +40,9 @@ class Stage:
         """Add a request with `n` answers, and return the sequence of its first answer."""
         first = len(self.sequences) + 1 if number is None else number
         prompt_ids = tuple((7 * first + place) % VOCAB for place in range(prompt))
-        family = [
-            Sequence(first + choice, prompt_ids, SamplingParams(), 0, output, frozenset(), choice)
-            for choice in range(n)
-        ]
-        family[0].siblings = family[1:]
+        given = (prompt_ids, SamplingParams(), 0, output, frozenset[int]())
+        others = [Sequence(first + choice, *given, choice) for choice in range(1, n)]
+        family = [Sequence(first, *given, siblings=tuple(others)), *others]
         self.loop.add(family[0])
         self.sequences += family
         return family[0]
