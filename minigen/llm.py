@@ -11,8 +11,8 @@ from minigen.assembly.build import Assembly, assemble
 from minigen.checkpoint.checkpoint import open_checkpoint
 from minigen.checkpoint.model_config import ModelConfig
 from minigen.config import EngineConfig
+from minigen.engine.dispatcher import SharedSteps
 from minigen.engine.request_processor import Prompt, RequestProcessor, is_one_prompt
-from minigen.engine.shared_steps import SharedSteps
 from minigen.errors import ChatTemplateError, ParamsError, PromptError
 from minigen.outputs import RequestOutput, RequestState, TokenDelta, gather
 from minigen.renamed import refuses_old_options

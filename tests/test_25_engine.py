@@ -356,7 +356,7 @@ def test_a_stream_collected_during_a_step_does_not_affect_others(
     next(runner.forgotten)
     assert llm.generate("abc", GREEDY).token_ids == expected
     assert is_whole(llm)
-    assert not llm._steps._unfinished
+    assert not llm._steps.dispatcher._subscriptions
 
 
 class BrokenScheduler:
@@ -390,10 +390,10 @@ def test_an_abort_of_an_unknown_id_and_an_id_in_use_are_refused(tiny_directory: 
     for end in (llm.engine.abort, llm.engine.finish):
         with pytest.raises(RequestError, match="No request with id"):
             end(sequence.sequence_id)
-    twin.siblings = sequences_of(llm, ["abc"], SamplingParams(max_tokens=1))
-    twin.siblings[0].sequence_id = twin.sequence_id
+    first, second = sequences_of(llm, ["abc"], SamplingParams(max_tokens=1, n=2))
+    second.sequence_id = first.sequence_id
     with pytest.raises(RequestError, match="give each live sequence its own id"):
-        llm.engine.add(twin)
+        llm.engine.add(first)
     assert is_whole(llm)
 
 

@@ -757,7 +757,7 @@ def test_a_part_that_breaks_its_contract_is_named(
         provoke(llm)
     assert_one_sentence(str(caught.value), words)
     assert not llm.engine.live
-    assert not llm._steps._unfinished
+    assert not llm._steps.dispatcher._subscriptions
     assert not manager_of(llm).rows
     if not any(name in options for name in BEYOND_REPAIR):
         assert is_whole(llm)
@@ -831,7 +831,7 @@ def test_a_scheduler_that_refuses_a_request_leaves_nothing_behind(tiny_directory
     with pytest.raises(ValueError, match="too long for me"):
         llm.generate(["a", "b" * 30, "c"], GREEDY)
     assert is_whole(llm)
-    assert not llm._steps._unfinished
+    assert not llm._steps.dispatcher._subscriptions
     assert llm.generate("a", GREEDY).token_ids == before
 
 
@@ -856,7 +856,7 @@ def test_an_error_reaches_the_stepping_stream_though_another_streams_error_is_pe
     first, second = (llm.stream_deltas([prompt], GREEDY) for prompt in ("a", "b"))
     next(first), next(second)
     scheduler.scheduler.mood = "one"
-    llm._steps._step()
+    llm._steps.dispatcher.step()
     scheduler.scheduler.mood = "raises"
     with pytest.raises(ZeroDivisionError):
         list(second)

@@ -27,7 +27,7 @@ VOCABULARY = {
 ASSEMBLY = {
     *("minigen", "minigen.__main__", "minigen.llm", "minigen.outputs", "minigen.progress"),
     *("minigen.checkpoint.checkpoint", "minigen.engine.request_processor"),
-    "minigen.engine.shared_steps",
+    "minigen.engine.dispatcher",
     *("minigen.kernels.cpu.compile", "minigen.kernels.cpu.runner", "minigen.kernels.triton.runner"),
     *("minigen.parallel.launch", "minigen.parallel.worker"),
 }

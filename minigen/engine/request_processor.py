@@ -72,7 +72,9 @@ class RequestProcessor:
                     sequence,
                     self.tokenizer.stream(own.skip_special_tokens),
                     StopWatcher(own.stops, own.include_stop_str_in_output),
-                    CompletionOutput(sequence.choice, logprobs=None if own.logprobs is None else []),
+                    CompletionOutput(
+                        sequence.choice, logprobs=None if own.logprobs is None else []
+                    ),
                 )
                 for sequence in self._sequences(prompt_ids, own, priority, cache_salt)
             ]
