@@ -7,6 +7,7 @@ Python's global interpreter lock (GIL) to the loop.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -117,20 +118,30 @@ async def submitted(
     disconnects, which `receive` reports, `ModelFailedError` if a step fails, `EngineStoppedError`
     if the engine's thread ends.
     """
-    inbox: asyncio.Queue[Event] = asyncio.Queue()
-    gone = asyncio.create_task(_report_disconnect(receive, inbox))
+    inbox, filled = deque[Event](), asyncio.Event()
+
+    def deliver(event: Event) -> None:
+        inbox.append(event)
+        filled.set()
+
+    gone = asyncio.create_task(_report_disconnect(receive, deliver))
     try:
-        dispatcher.submit(answers, inbox.put_nowait, every_token)
-        yield _arrivals(inbox, answers)
+        dispatcher.submit(answers, deliver, every_token)
+        yield _arrivals(inbox, filled, answers)
     finally:
         gone.cancel()
         dispatcher.abort(answers)
 
 
-async def _arrivals(inbox: "asyncio.Queue[Event]", answers: SequenceOf[RequestState]) -> Deltas:
+async def _arrivals(
+    inbox: deque[Event], filled: asyncio.Event, answers: SequenceOf[RequestState]
+) -> Deltas:
     num_unfinished = len(answers)
     while num_unfinished:
-        events = [await inbox.get(), *(inbox.get_nowait() for _ in range(inbox.qsize()))]
+        await filled.wait()
+        filled.clear()
+        events = list(inbox)
+        inbox.clear()
         arrived = [event for event in events if isinstance(event, TokenDelta)]
         num_unfinished -= sum(delta.finish_reason is not None for delta in arrived)
         if arrived:
@@ -151,12 +162,12 @@ def _problem(error: Exception, answers: SequenceOf[RequestState]) -> Exception:
     return problem
 
 
-async def _report_disconnect(receive: Receive, inbox: "asyncio.Queue[Event]") -> None:
-    """Put a `ClientGoneError` into the inbox when the client has disconnected."""
+async def _report_disconnect(receive: Receive, deliver: Callable[[Event], None]) -> None:
+    """Deliver a `ClientGoneError` when the client has disconnected."""
     with suppress(Exception):  # a connection that cannot be read is gone, too
         while (await receive())["type"] != "http.disconnect":
             pass
-    inbox.put_nowait(ClientGoneError())
+    deliver(ClientGoneError())
 
 
 @contextmanager
