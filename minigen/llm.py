@@ -244,10 +244,9 @@ class LLM:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> list[RequestState]:
-        """Check requests and return their states, whose sequences can be added to an engine.
+        """Check requests and return their states, which an `EngineThread`'s dispatcher accepts.
 
-        Meant for an `EngineThread` of `engine`; safe to call in any thread. Raises `PromptError` or
-        `ParamsError`.
+        Safe to call in any thread. Raises `PromptError` or `ParamsError`.
         """
         return self._requests.process(prompts, params, priority, cache_salt)
 

@@ -397,6 +397,26 @@ def test_an_abort_of_an_unknown_id_and_an_id_in_use_are_refused(tiny_directory: 
     assert is_whole(llm)
 
 
+def test_the_answers_of_one_request_are_whole_when_they_are_built(tiny_directory: Path) -> None:
+    llm = LLM.load(tiny_directory, weights="float32", max_num_seqs=3)
+    three, four = (
+        [
+            each.sequence
+            for each in llm.process_requests(
+                ["abc"], SamplingParams(n=n), priority=7, cache_salt="mine"
+            )
+        ]
+        for n in (3, 4)
+    )
+    assert [each.siblings for each in three] == [tuple(three[1:]), (), ()]
+    assert [each.siblings for each in four] == [()] * 4, "more than run at once"
+    ids = [each.sequence_id for each in three + four]
+    assert ids == sorted(set(ids))
+    assert [each.choice for each in three + four] == [0, 1, 2, 0, 1, 2, 3]
+    assert {(each.priority, each.cache_salt) for each in three + four} == {(7, "mine")}
+    assert len({each.seed for each in three}) == 1
+
+
 def test_a_lower_priority_is_answered_first(tiny_directory: Path) -> None:
     llm = LLM.load(tiny_directory, weights="float32", max_num_seqs=1)
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
