@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from minigen import LLM, SamplingParams
+from minigen.engine.dispatcher import Dispatcher
 from minigen.engine.engine import Engine
 from minigen.engine.engine_thread import EngineThread
 from minigen.errors import EngineStoppedError, RequestError
@@ -552,6 +553,23 @@ def test_events_that_wait_for_a_busy_loop_are_handed_over_by_one_call(llm: LLM) 
         calls.get(timeout=PATIENCE)()
         assert inbox.events.qsize() == 20
     assert calls.empty()
+
+
+def test_an_interrupted_hand_over_loses_no_event(llm: LLM) -> None:
+    interrupts = [KeyboardInterrupt()]
+
+    def hand_over(deliver_all: Callable[[], None]) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        deliver_all()
+
+    dispatcher, inbox, answers = Dispatcher(llm.engine, hand_over), Inbox(), ask(llm, "abc")
+    dispatcher.submit(answers, inbox)
+    with pytest.raises(KeyboardInterrupt):
+        dispatcher.step()
+    while llm.engine.has_work():
+        dispatcher.step()
+    assert inbox.events.qsize() == 10
 
 
 def test_a_side_that_is_closed_does_not_end_the_thread(llm: LLM) -> None:

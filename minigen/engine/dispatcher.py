@@ -150,6 +150,9 @@ class Dispatcher:
                 self._hand_over(self._hand_out)
             except Exception:  # the other side is closed; it is not called again
                 logger.exception("events could not be handed over")
+            except BaseException:  # Ctrl-C in the caller's own thread
+                self._handing_over = False
+                raise
 
     def _hand_out(self) -> None:
         self._handing_over = False  # before reading, so that a later event causes another call

@@ -136,14 +136,14 @@ class ContinuousScheduler:
         self.manager.free(sequence)
         self.running.pop(sequence, None)
         del self._ranks[sequence]
-        leader = self._leaders.pop(sequence, None)
-        if leader is not None:
+        if sequence in self._leaders:
+            leader = self._leaders.pop(sequence)
             left = tuple(each for each in self._siblings[leader] if each is not sequence)
             self._siblings[leader] = left
-        first, *rest = self._siblings.pop(sequence, ()) or (None,)
-        if first is not None:  # the next leader; no other sequence has a rank between them
-            del self._leaders[first]
-            self._lead(first, tuple(rest))
+        siblings = self._siblings.pop(sequence, ())
+        if siblings:  # the first one leads now; no other sequence has a rank between them
+            del self._leaders[siblings[0]]
+            self._lead(siblings[0], siblings[1:])
 
     def _lead(self, leader: Sequence, siblings: tuple[Sequence, ...]) -> None:
         """Queue a sequence; its siblings fork from it."""
