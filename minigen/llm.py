@@ -11,8 +11,8 @@ from minigen.assembly.build import Assembly, assemble
 from minigen.checkpoint.checkpoint import open_checkpoint
 from minigen.checkpoint.model_config import ModelConfig
 from minigen.config import EngineConfig
+from minigen.engine.dispatcher import SharedSteps
 from minigen.engine.request_processor import Prompt, RequestProcessor, is_one_prompt
-from minigen.engine.shared_steps import SharedSteps
 from minigen.errors import ChatTemplateError, ParamsError, PromptError
 from minigen.fields import declare
 from minigen.outputs import RequestOutput, RequestState, TokenDelta, gather
@@ -217,10 +217,9 @@ class LLM:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> list[RequestState]:
-        """Check requests and return their states, whose sequences can be added to an engine.
+        """Check requests and return their states, which an `EngineThread`'s dispatcher accepts.
 
-        Meant for an `EngineThread` of `engine`; safe to call in any thread. Raises `PromptError` or
-        `ParamsError`.
+        Safe to call in any thread. Raises `PromptError` or `ParamsError`.
         """
         return self._requests.process(prompts, params, priority, cache_salt)
 

@@ -1,5 +1,6 @@
 """What a caller receives: the deltas of a streamed answer, and complete answers."""
 
+import time
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ class TokenDelta:
 
     `prompt` and `choice` are the indices of the answer. `text` may be empty, for a token can end
     inside a character or a possible stop string. `finish_reason` is set in an answer's last delta.
+    `logprobs`, if requested, are those of the token, as in `CompletionOutput`.
     """
 
     prompt: int
@@ -22,6 +24,7 @@ class TokenDelta:
     text: str
     token_id: int
     finish_reason: str | None = None
+    logprobs: Mapping[int, Logprob] | None = None
 
 
 @dataclass
@@ -84,16 +87,23 @@ class RequestOutput:
 
 @dataclass
 class RequestState:
-    """The state of one unfinished answer: its sequence, and how its tokens become text."""
+    """The state of one unfinished answer: its sequence, and how its tokens become text.
+
+    The times of its first and last token are in nanoseconds of `time.perf_counter_ns`.
+    """
 
     prompt: int
     sequence: Sequence
     stream: StreamDecoder
     stops: StopWatcher
     choice: CompletionOutput
+    first_token_ns: int | None = None
+    last_token_ns: int | None = None
 
     def push(self, token: SampledToken) -> TokenDelta:
         """Add a token to the answer; return it with the text that is final now."""
+        self.last_token_ns = time.perf_counter_ns()
+        self.first_token_ns = self.first_token_ns or self.last_token_ns
         params, reason = self.sequence.params, self.sequence.finish_reason
         self.choice.token_ids.append(token.token_id)
         if self.choice.logprobs is not None and token.logprobs is not None:
@@ -110,7 +120,9 @@ class RequestState:
             text += self.stops.finish()
         self.choice.text += text
         self.choice.finish_reason = reason
-        return TokenDelta(self.prompt, self.choice.index, text, token.token_id, reason)
+        return TokenDelta(
+            self.prompt, self.choice.index, text, token.token_id, reason, token.logprobs
+        )
 
 
 def gather(answers: SequenceOf[RequestState]) -> list[RequestOutput]:

@@ -164,7 +164,8 @@ class Scheduler(Protocol):
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence and its siblings, which fork from it once its prompt is computed.
 
-        A scheduler of your own gets the siblings one by one, each as a sequence without siblings.
+        A scheduler of your own gets the siblings one by one, after this sequence, and may treat
+        them like any other sequence.
         """
 
     def schedule(self) -> list[ScheduledChunk]:

@@ -45,8 +45,8 @@ class Sequence:
     its first `num_cached_blocks` blocks are stored in the prefix cache. `num_cached` is how many
     prompt tokens were cached when the sequence first ran (None before that). `prompt_logprobs`, if
     requested, grows to one entry per prompt token, of which the first is None; only the first of
-    the `n` answers has them. `siblings` are the answers that fork from this one once its prompt is
-    computed. `arrival_ns` is when the request arrived, by `time.perf_counter_ns`.
+    the `n` answers has them. `siblings` are the other answers to the prompt if they fork from this
+    one once it is computed. `arrival_ns` is when the request arrived, by `time.perf_counter_ns`.
     """
 
     sequence_id: int
@@ -66,7 +66,7 @@ class Sequence:
     num_cached_blocks: int = 0
     num_cached: int | None = None
     prompt_logprobs: list[Mapping[int, Logprob] | None] = field(default_factory=list)
-    siblings: list["Sequence"] = field(default_factory=list)
+    siblings: tuple["Sequence", ...] = ()
     arrival_ns: int = field(default_factory=time.perf_counter_ns)
 
     def __post_init__(self) -> None:
@@ -118,10 +118,14 @@ class Sequence:
 
 @dataclass(frozen=True)
 class ScheduledChunk:
-    """The next `num_tokens` tokens of one sequence, which one step computes."""
+    """The next `num_tokens` tokens of one sequence, which one step computes.
+
+    `siblings` are those that have not forked from the sequence yet.
+    """
 
     sequence: Sequence
     num_tokens: int
+    siblings: tuple[Sequence, ...] = ()
 
     @property
     def prompt_logprob_rows(self) -> range:
@@ -142,7 +146,7 @@ class ScheduledChunk:
         sequence = self.sequence
         if sequence.num_computed + self.num_tokens < len(sequence):
             return []
-        return [sequence, *sequence.siblings]
+        return [sequence, *self.siblings]
 
 
 def samples_of(chunks: Iterable[ScheduledChunk]) -> list[Sequence]:

@@ -417,9 +417,7 @@ from minigen.engine.engine_thread import EngineThread
 with EngineThread(llm.engine) as thread, ThreadPoolExecutor(8) as callers:
     asked = llm.process_requests(prompts[:8], params[:8])
     found = list(
-        callers.map(
-            lambda answer: [token.token_id for _, token in thread.tokens(answer.sequence)], asked
-        )
+        callers.map(lambda answer: [delta.token_id for delta in thread.run([answer])], asked)
     )
 print([len(each) for each in found], "tokens for eight callers")
 same_again = sum(one == other for one, other in zip(found, expected, strict=True))
@@ -436,7 +434,7 @@ measured("the same answers as before", same_again, "of 8", 1)
 # %%
 from minigen.engine.engine import Engine
 
-show(Engine.step, Engine._run, Engine._fail_only, Engine._finish_step)
+show(Engine.step, Engine._fail_only, Engine._finish_step)
 
 # %% [markdown]
 # ## Your turn

@@ -51,12 +51,12 @@ from openai import OpenAI
 
 from minigen import SamplingParams
 from minigen.bench.workload import Planned
+from minigen.engine.dispatcher import Dispatcher
 from minigen.engine.engine_thread import EngineThread
 from minigen.server.local import LocalServer, serve_command, serving
 from minigen.server.middleware import stack
 from minigen.server.middleware.limits import Limits
 from minigen.server.models import warm_up
-from minigen.server.streaming import Bridge
 from minigen.trace.events import EventKind
 from minigen_course import Claim, check, load_model, mark, measured, show, verdicts
 from minigen_course.ch51_server.figures import arrivals, tokens_after_disconnect
@@ -139,28 +139,28 @@ measured("health, while one answer is written", 1e3 * busy, "ms")
 
 
 # %%
-async def my_tokens_of(llm, thread, sequence):
+async def my_tokens_of(llm, thread, answer):
     loop, inbox = asyncio.get_running_loop(), asyncio.Queue()
 
-    def deliver(sequence, token):  # called in the engine's thread
-        piece = llm.tokenizer.token_bytes(token.token_id)
-        loop.call_soon_threadsafe(inbox.put_nowait, (piece, sequence.finish_reason))
+    def deliver(delta):  # called in the engine's thread
+        piece = llm.tokenizer.token_bytes(delta.token_id)
+        loop.call_soon_threadsafe(inbox.put_nowait, (piece, delta.finish_reason))
 
-    thread.submit(sequence, deliver)
+    thread.dispatcher.submit([answer], deliver)
     finish_reason = None
     while finish_reason is None:
         piece, finish_reason = await inbox.get()  # meanwhile the loop serves others
         yield piece, finish_reason
 
 
-def sequence_of(prompt, **params):
-    (answer,) = llm.process_requests([prompt], SamplingParams(temperature=0, **params))
-    return answer.sequence
+def answers_of(prompts, max_tokens):
+    return llm.process_requests(prompts, SamplingParams(temperature=0, max_tokens=max_tokens))
 
 
 with EngineThread(llm.engine) as thread:
-    told = [each async for each in my_tokens_of(llm, thread, sequence_of(question, max_tokens=6))]
-print(*told, sep="\n")
+    (answer,) = answers_of([question], max_tokens=6)
+    pieces = [each async for each in my_tokens_of(llm, thread, answer)]
+print(*pieces, sep="\n")
 
 # %% [markdown]
 # Bytes, and not text: a character may be spread over several tokens, and only whole ones may be
@@ -235,40 +235,42 @@ explore(
 #
 # So when a step ends, there are tokens for all. Must the loop be woken for each of them? Each time
 # costs system calls, and Python goes to the other thread while the engine waits to tell the next
-# one. The package's `Bridge` keeps a box for all streams together, and rings once all of a step's
-# tokens are in it. Both for eight streams of 24 tokens; how often does each ring?
+# one. The package's `Dispatcher` keeps a box for all streams together, and hands it over once all
+# of a step's tokens are in it; give `EngineThread` the loop's function that does that. Both for
+# eight streams of 24 tokens; how often is the loop woken?
 
 
 # %%
 async def each_by_itself():
-    async def one(sequence):
-        return [piece async for piece, _ in tokens_of(llm, thread, sequence)]
+    async def one(answer):
+        return [piece async for piece, _ in tokens_of(llm, thread, answer)]
 
-    await asyncio.gather(*(one(sequence_of(question, max_tokens=24)) for _ in range(8)))
+    await asyncio.gather(*(one(each) for each in answers_of([question] * 8, max_tokens=24)))
 
 
-async def over_a_bridge():
-    bridge = Bridge(thread)
+async def step_by_step():
+    loop = asyncio.get_running_loop()
 
-    async def one():
-        answers = llm.process_requests([question], SamplingParams(temperature=0, max_tokens=24))
-        async with bridge.ask(answers, asyncio.Event().wait, every_token=True) as pending:
-            async for _ in pending.growths():
-                pass
+    async def one(answer):
+        inbox = asyncio.Queue()
+        thread.dispatcher.submit([answer], inbox.put_nowait)
+        while (await inbox.get()).finish_reason is None:
+            pass
 
-    await asyncio.gather(*(one() for _ in range(8)))
+    with EngineThread(llm.engine, loop.call_soon_threadsafe) as thread:
+        await asyncio.gather(*(one(each) for each in answers_of([question] * 8, max_tokens=24)))
 
 
 with EngineThread(llm.engine) as thread:
-    _, rings_alone = count_wakeups(each_by_itself)
-    with llm.record() as recorder:
-        _, rings_bridged = count_wakeups(over_a_bridge)
+    _, woken_alone = count_wakeups(each_by_itself)
+with llm.record() as recorder:
+    _, woken_together = count_wakeups(step_by_step)
 num_steps = sum(event.kind is EventKind.STEP for event in recorder.events)
-print(f"{8 * 24} tokens: the loop is woken {rings_alone} times, if for each")
-measured("over a bridge, times", rings_bridged)
-measured("steps of the engine over the bridge", num_steps)
-assert rings_bridged <= num_steps
-show(Bridge.tell, Bridge._wake, Bridge._hand_out)
+print(f"{8 * 24} tokens: the loop is woken {woken_alone} times, if for each")
+measured("handed over together, times", woken_together)
+measured("steps of the engine meanwhile", num_steps)
+assert woken_together <= num_steps
+show(Dispatcher._flush, Dispatcher._hand_out)
 
 # %% [markdown]
 # ## The package's server
@@ -543,9 +545,9 @@ verdicts(
     ),
     Claim(
         "Each token costs a wake-up of the loop",
-        f"{rings_alone} for {8 * 24} tokens if each rings, {mark(rings_bridged)} over a bridge",
+        f"{woken_alone} for {8 * 24} tokens if each does, {mark(woken_together)} together",
         "did not hold",
-        "a step brings tokens for all streams, and one ring is enough for them",
+        "a step brings tokens for all streams, and one wake-up is enough for them",
     ),
 )
 

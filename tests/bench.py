@@ -7,6 +7,7 @@ or reused wrongly is detected by its content.
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -41,21 +42,17 @@ def build(
     end_ids: frozenset[int] = frozenset(),
 ) -> list[Sequence]:
     """Return the n choices of one prompt; the first leads its siblings."""
-    family = [
-        Sequence(
-            sequence_id=sequence_id + choice,
-            prompt_ids=tuple(prompt_ids),
-            params=SamplingParams(),
-            seed=0,
-            max_output=max_output,
-            end_ids=end_ids,
-            choice=choice,
-            priority=priority,
-        )
-        for choice in range(n)
-    ]
-    family[0].siblings = family[1:]
-    return family
+    create = partial(
+        Sequence,
+        prompt_ids=tuple(prompt_ids),
+        params=SamplingParams(),
+        seed=0,
+        max_output=max_output,
+        end_ids=end_ids,
+        priority=priority,
+    )
+    others = [create(sequence_id + choice, choice=choice) for choice in range(1, n)]
+    return [create(sequence_id, siblings=tuple(others)), *others]
 
 
 def alone(sequence: Sequence) -> tuple[list[int], str | None]:
@@ -126,6 +123,11 @@ class Bench:
         own = self.scheduler
         return list((own.batches if isinstance(own, DynamicScheduler) else own).running)
 
+    def waiting_siblings(self, sequence: Sequence) -> tuple[Sequence, ...]:
+        """Return the siblings that have not forked from a sequence yet."""
+        own = self.scheduler
+        return own._siblings.get(sequence, ()) if isinstance(own, ContinuousScheduler) else ()
+
     def add(self, family: list[Sequence]) -> None:
         self.engine.add(family[0])
 
@@ -195,7 +197,7 @@ class Bench:
 
     def _check_limits(self, chunks: list[ScheduledChunk]) -> None:
         assert sum(chunk.num_tokens for chunk in chunks) <= self.max_num_batched_tokens
-        seats = sum(1 + len(sequence.siblings) for sequence in self.running)
+        seats = sum(1 + len(self.waiting_siblings(sequence)) for sequence in self.running)
         assert seats <= self.max_num_seqs
         assert len({chunk.sequence for chunk in chunks}) == len(chunks)
         for chunk in chunks:

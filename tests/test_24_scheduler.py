@@ -84,7 +84,7 @@ class CrowdMachine(RuleBasedStateMachine):
     def abort(self, index: int) -> None:
         live = self.live()
         sequence = live[index % len(live)]
-        self.started |= {sibling.sequence_id for sibling in sequence.siblings}
+        self.started |= {each.sequence_id for each in self.bench.waiting_siblings(sequence)}
         self.bench.abort(sequence)
         assert sequence.finish_reason == "abort"
         assert not sequence.block_ids
@@ -283,7 +283,7 @@ def test_a_wrong_number_of_tokens_is_refused_before_anything_changes() -> None:
     with pytest.raises(ValueError, match="zip"):
         bench.scheduler.commit(chunks, [SampledToken(1)])
     assert family[0].num_computed == 0
-    assert family[0].siblings == family[1:]
+    assert bench.waiting_siblings(family[0]) == (family[1],)
     for sequence in family:
         bench.abort(sequence)
     bench.check_idle()

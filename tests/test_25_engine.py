@@ -356,7 +356,7 @@ def test_a_stream_collected_during_a_step_does_not_affect_others(
     next(runner.forgotten)
     assert llm.generate("abc", GREEDY).token_ids == expected
     assert is_whole(llm)
-    assert not llm._steps._unfinished
+    assert not llm._steps.dispatcher._subscriptions
 
 
 class BrokenScheduler:
@@ -390,11 +390,31 @@ def test_an_abort_of_an_unknown_id_and_an_id_in_use_are_refused(tiny_directory: 
     for end in (llm.engine.abort, llm.engine.finish):
         with pytest.raises(RequestError, match="No request with id"):
             end(sequence.sequence_id)
-    twin.siblings = sequences_of(llm, ["abc"], SamplingParams(max_tokens=1))
-    twin.siblings[0].sequence_id = twin.sequence_id
+    first, second = sequences_of(llm, ["abc"], SamplingParams(max_tokens=1, n=2))
+    second.sequence_id = first.sequence_id
     with pytest.raises(RequestError, match="give each live sequence its own id"):
-        llm.engine.add(twin)
+        llm.engine.add(first)
     assert is_whole(llm)
+
+
+def test_the_answers_of_one_request_are_whole_when_they_are_built(tiny_directory: Path) -> None:
+    llm = LLM.load(tiny_directory, weights="float32", max_num_seqs=3)
+    three, four = (
+        [
+            each.sequence
+            for each in llm.process_requests(
+                ["abc"], SamplingParams(n=n), priority=7, cache_salt="mine"
+            )
+        ]
+        for n in (3, 4)
+    )
+    assert [each.siblings for each in three] == [tuple(three[1:]), (), ()]
+    assert [each.siblings for each in four] == [()] * 4, "more than run at once"
+    ids = [each.sequence_id for each in three + four]
+    assert ids == sorted(set(ids))
+    assert [each.choice for each in three + four] == [0, 1, 2, 0, 1, 2, 3]
+    assert {(each.priority, each.cache_salt) for each in three + four} == {(7, "mine")}
+    assert len({each.seed for each in three}) == 1
 
 
 def test_a_lower_priority_is_answered_first(tiny_directory: Path) -> None:

@@ -17,6 +17,7 @@ from minigen import LLM, SamplingParams
 from minigen.config import EngineConfig, parse_bytes
 from minigen.engine.engine import Engine
 from minigen.engine.scheduler import ContinuousScheduler
+from minigen.engine.static_batching import DynamicScheduler, StaticScheduler
 from minigen.errors import OptionError, PartError
 from minigen.kv_cache.block_allocator import BlockAllocator
 from minigen.kv_cache.paged import KVPool
@@ -771,7 +772,7 @@ def test_a_part_that_breaks_its_contract_is_named(
         provoke(llm)
     assert_one_sentence(str(caught.value), words)
     assert not llm.engine.live
-    assert not llm._steps._unfinished
+    assert not llm._steps.dispatcher._subscriptions
     assert not manager_of(llm).rows
     if not any(name in options for name in BEYOND_REPAIR):
         assert is_whole(llm)
@@ -845,8 +846,21 @@ def test_a_scheduler_that_refuses_a_request_leaves_nothing_behind(tiny_directory
     with pytest.raises(ValueError, match="too long for me"):
         llm.generate(["a", "b" * 30, "c"], GREEDY)
     assert is_whole(llm)
-    assert not llm._steps._unfinished
+    assert not llm._steps.dispatcher._subscriptions
     assert llm.generate("a", GREEDY).token_ids == before
+
+
+@pytest.mark.parametrize("kind", [ContinuousScheduler, StaticScheduler, DynamicScheduler])
+def test_a_scheduler_derived_from_one_of_minigens_runs_siblings_once(
+    tiny_directory: Path, kind: type
+) -> None:
+    params = SamplingParams(n=3, seed=5, max_tokens=9, ignore_eos=True)
+    expected = [each.token_ids for each in load(tiny_directory).generate("abcdef", params).choices]
+    llm = load(tiny_directory, scheduler=type("Mine", (kind,), {}))
+    for _ in range(2):
+        choices = llm.generate("abcdef", params).choices
+        assert [each.token_ids for each in choices] == expected
+        assert is_whole(llm)
 
 
 def test_an_error_reaches_the_stepping_stream_though_another_streams_error_is_pending(
@@ -870,7 +884,7 @@ def test_an_error_reaches_the_stepping_stream_though_another_streams_error_is_pe
     first, second = (llm.stream_deltas([prompt], GREEDY) for prompt in ("a", "b"))
     next(first), next(second)
     scheduler.scheduler.mood = "one"
-    llm._steps._step()
+    llm._steps.dispatcher.step()
     scheduler.scheduler.mood = "raises"
     with pytest.raises(ZeroDivisionError):
         list(second)

@@ -12,14 +12,17 @@ from typing import Any
 import pytest
 
 from minigen import LLM, SamplingParams
+from minigen.engine.dispatcher import Dispatcher
 from minigen.engine.engine import Engine
 from minigen.engine.engine_thread import EngineThread
 from minigen.errors import EngineStoppedError, RequestError
-from minigen.sequence import SampledToken, Sequence
+from minigen.outputs import RequestState, TokenDelta
+from minigen.sequence import Sequence
 from tests.waiting import PATIENCE, wait_until
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 
 
 @pytest.fixture
@@ -34,8 +37,8 @@ def thread(llm: LLM) -> Iterator[EngineThread]:
     assert not running._thread.is_alive()
 
 
-def ask(llm: LLM, prompt: str, params: SamplingParams = GREEDY) -> Sequence:
-    return llm._requests.process([prompt], params)[0].sequence
+def ask(llm: LLM, *prompts: str, params: SamplingParams = GREEDY) -> list[RequestState]:
+    return llm.process_requests(prompts, params)
 
 
 def is_whole(llm: LLM) -> bool:
@@ -63,27 +66,27 @@ def side_by_side(jobs: list[Callable[[], Any]]) -> None:
         raise errors[0]
 
 
-def take(thread: EngineThread, sequence: Sequence) -> list[int]:
-    return [token.token_id for _, token in thread.tokens(sequence)]
+def take(thread: EngineThread, answers: list[RequestState]) -> list[int]:
+    return [delta.token_id for delta in thread.run(answers)]
 
 
 class Inbox:
-    """A `deliver` that stores its events, with the finish reason of that moment."""
+    """A `deliver` that stores its events."""
 
     def __init__(self) -> None:
-        self.events: Queue[tuple[int, Any, str | None]] = Queue()
+        self.events: Queue[TokenDelta | Exception] = Queue()
 
-    def __call__(self, sequence: Sequence, event: Any) -> None:
-        self.events.put((sequence.sequence_id, event, sequence.finish_reason))
+    def __call__(self, event: TokenDelta | Exception) -> None:
+        self.events.put(event)
 
-    def next(self) -> tuple[int, Any, str | None]:
+    def next(self) -> TokenDelta | Exception:
         return self.events.get(timeout=PATIENCE)
 
-    def last(self) -> Any:
-        """Return the last event: a finishing token, None, or an exception."""
+    def last(self) -> TokenDelta | Exception:
+        """Return the last event: a finishing delta, or an exception."""
         while True:
-            _, event, reason = self.next()
-            if not isinstance(event, SampledToken) or reason is not None:
+            event = self.next()
+            if isinstance(event, Exception) or event.finish_reason is not None:
                 return event
 
 
@@ -94,8 +97,8 @@ def test_callers_at_once_get_each_their_own_tokens(llm: LLM) -> None:
     with EngineThread(llm.engine) as thread:
 
         def job(number: int) -> Callable[[], None]:
-            sequence = ask(llm, prompts[number])
-            return lambda: found.update({number: take(thread, sequence)})
+            answers = ask(llm, prompts[number])
+            return lambda: found.update({number: take(thread, answers)})
 
         side_by_side([job(number) for number in range(12)])
     assert [found[number] for number in range(12)] == expected
@@ -103,10 +106,11 @@ def test_callers_at_once_get_each_their_own_tokens(llm: LLM) -> None:
 
 
 def test_a_slow_reader_loses_no_token(llm: LLM, thread: EngineThread) -> None:
-    sequence = ask(llm, "slow")
-    tokens = thread.tokens(sequence)
+    (answer,) = answers = ask(llm, "slow")
+    deltas = thread.run(answers)
+    sequence = answer.sequence
     wait_until(lambda: sequence.finish_reason is not None)  # all tokens exist before any is read
-    assert [token.token_id for _, token in tokens] == sequence.output_ids
+    assert [delta.token_id for delta in deltas] == sequence.output_ids
     assert len(sequence.output_ids) == 10
 
 
@@ -115,64 +119,68 @@ def test_one_iterator_yields_the_tokens_of_all_siblings(llm: LLM) -> None:
     expected = [choice.token_ids for choice in llm.generate("abc", params).choices]
     with EngineThread(llm.engine) as thread:
         found: dict[int, list[int]] = {0: [], 1: [], 2: []}
-        for sequence, token in thread.tokens(ask(llm, "abc", params)):
-            found[sequence.choice].append(token.token_id)
+        for delta in thread.run(ask(llm, "abc", params=params)):
+            found[delta.choice].append(delta.token_id)
     assert list(found.values()) == expected
 
 
 def test_closing_the_iterator_frees_the_blocks(llm: LLM, thread: EngineThread) -> None:
-    sequence = ask(llm, "abc", SamplingParams(n=3, max_tokens=100, ignore_eos=True))
-    family = [sequence, *sequence.siblings]
-    tokens = thread.tokens(sequence)
-    next(tokens)
-    tokens.close()
+    answers = ask(llm, "abc", params=SamplingParams(n=3, max_tokens=100, ignore_eos=True))
+    deltas = thread.run(answers)
+    next(deltas)
+    deltas.close()
     wait_until(lambda: not llm.engine.live)
-    assert {each.finish_reason for each in family} == {"abort"}
+    assert [each.sequence.finish_reason for each in answers] == ["abort"] * 3
     wait_until(lambda: is_whole(llm))
 
 
 def test_closing_an_unread_iterator_aborts_the_request(llm: LLM, thread: EngineThread) -> None:
-    sequence = ask(llm, "abc", LONG)
-    thread.tokens(sequence).close()
-    wait_until(lambda: sequence.finish_reason == "abort")
+    (answer,) = answers = ask(llm, "abc", params=LONG)
+    thread.run(answers).close()
+    wait_until(lambda: answer.sequence.finish_reason == "abort")
 
 
 def test_collecting_an_iterator_aborts_its_request(llm: LLM, thread: EngineThread) -> None:
-    sequence = ask(llm, "abc", LONG)
-    for _ in thread.tokens(sequence):
+    (answer,) = answers = ask(llm, "abc", params=LONG)
+    for _ in thread.run(answers):
         break
-    wait_until(lambda: sequence.finish_reason == "abort")
+    wait_until(lambda: answer.sequence.finish_reason == "abort")
 
 
-def test_an_abort_is_delivered_as_none(llm: LLM, thread: EngineThread) -> None:
-    sequence, inbox = ask(llm, "abc", LONG), Inbox()
-    thread.submit(sequence, inbox)
+def test_an_aborted_request_gets_no_more_events(llm: LLM, thread: EngineThread) -> None:
+    (answer,) = answers = ask(llm, "abc", params=LONG)
+    inbox = Inbox()
+    thread.dispatcher.submit(answers, inbox)
     inbox.next()
-    thread.abort(sequence.sequence_id)
-    assert inbox.last() is None
-    assert sequence.finish_reason == "abort"
+    thread.dispatcher.abort(answers)
+    wait_until(lambda: answer.sequence.finish_reason == "abort")
+    assert len(take(thread, ask(llm, "abd"))) == 10
+    assert inbox.events.qsize() == len(answer.sequence.output_ids) - 1
+    assert not thread.dispatcher._subscriptions
 
 
-def test_an_id_that_is_not_live_cannot_be_aborted(llm: LLM, thread: EngineThread) -> None:
-    with pytest.raises(RequestError, match="No request with id 12345"):
-        thread.abort(12345)
-    sequence = ask(llm, "abc")
-    take(thread, sequence)
-    with pytest.raises(RequestError, match="waiting or running"):
-        thread.abort(sequence.sequence_id)
+def test_an_abort_of_finished_or_unknown_answers_does_nothing(
+    llm: LLM, thread: EngineThread
+) -> None:
+    answers = ask(llm, "abc")
+    thread.dispatcher.abort(answers)
+    take(thread, answers)
+    thread.dispatcher.abort(answers)
+    assert answers[0].sequence.finish_reason == "length"
+    assert thread.dispatcher.commands.empty()
 
 
 def test_an_id_is_used_once(llm: LLM, thread: EngineThread) -> None:
-    first, second = ask(llm, "abc", LONG), ask(llm, "abc")
-    second.sequence_id = first.sequence_id
-    tokens = thread.tokens(first)
+    first, second = ask(llm, "abc", params=LONG), ask(llm, "abc")
+    second[0].sequence.sequence_id = first[0].sequence.sequence_id
+    deltas = thread.run(first)
     with pytest.raises(RequestError, match=r"ids \[1\] are in use"):
-        thread.submit(second, Inbox())
-    family = ask(llm, "abc", SamplingParams(n=3))
-    family.siblings[1].sequence_id = family.sequence_id
+        list(thread.run(second))
+    family = ask(llm, "abc", params=SamplingParams(n=3))
+    family[2].sequence.sequence_id = family[0].sequence.sequence_id
     with pytest.raises(RequestError, match="repeated"):
-        thread.submit(family, Inbox())
-    assert len(list(tokens)) == 100, "the first continues unchanged"
+        list(thread.run(family))
+    assert len(list(deltas)) == 100, "the first continues unchanged"
 
 
 def test_an_engine_with_unfinished_requests_gets_no_thread(llm: LLM) -> None:
@@ -203,20 +211,20 @@ def test_an_error_in_a_step_fails_only_the_sequences_in_it(tiny_directory: Path)
     engine = Engine(llm.engine.scheduler, runner, llm.engine.sampler, llm.engine.trace)
     with EngineThread(engine) as thread:
         inboxes = [Inbox(), Inbox(), Inbox()]
-        sequences = [ask(llm, letter) for letter in "abc"]
-        runner.doomed = {sequences[0].sequence_id}
+        requests = [ask(llm, letter) for letter in "abc"]
+        runner.doomed = {requests[0][0].sequence.sequence_id}
 
-        def submit_all(_: Engine) -> None:  # between two steps, so that a and b share a batch
-            for sequence, inbox in zip(sequences, inboxes, strict=True):
-                thread.submit(sequence, inbox)
+        def submit_all(event: Any) -> None:  # between two steps, so that a and b share a batch
+            for answers, inbox in zip(requests, inboxes, strict=True):
+                thread.dispatcher.submit(answers, inbox)
 
-        thread.call(submit_all)
+        thread.dispatcher.submit(ask(llm, "x", params=ONE), submit_all)
         for inbox in inboxes[:2]:
             assert isinstance(inbox.last(), ZeroDivisionError)
-        assert isinstance(inboxes[2].last(), SampledToken)
-        assert sequences[2].output_ids == expected
-        doomed = ask(llm, "d")
-        runner.doomed.add(doomed.sequence_id)
+        assert isinstance(inboxes[2].last(), TokenDelta)
+        assert requests[2][0].sequence.output_ids == expected
+        doomed = ask(llm, "d", "e")
+        runner.doomed.add(doomed[1].sequence.sequence_id)
         with pytest.raises(ZeroDivisionError, match="the runner's"):
             take(thread, doomed)
         assert take(thread, ask(llm, "c")) == expected, "the thread still runs"
@@ -249,31 +257,29 @@ def test_a_schedulers_error_ends_the_thread_and_reaches_all_waiting_callers(llm:
     scheduler = Mood(llm.engine.scheduler)
     engine = Engine(scheduler, llm.engine.runner, llm.engine.sampler, llm.engine.trace)
     thread = EngineThread(engine)
-    sequences = [ask(llm, letter * 5, LONG) for letter in "abcdef"]  # some run, some wait
-    started = threading.Barrier(len(sequences) + 1)
+    requests = [ask(llm, letter * 5, params=LONG) for letter in "abcdef"]  # some run, some wait
+    started = threading.Barrier(len(requests) + 1)
     causes: list[BaseException | None] = []
 
-    def wait(sequence: Sequence) -> None:
-        tokens = thread.tokens(sequence)
+    def wait(answers: list[RequestState]) -> None:
+        deltas = thread.run(answers)
         started.wait(PATIENCE)
         with pytest.raises(EngineStoppedError, match="thread has ended") as caught:
-            list(tokens)
+            list(deltas)
         causes.append(caught.value.__cause__)
 
     def spoil() -> None:
-        thread.call(lambda _: setattr(scheduler, "raises", True))
+        scheduler.raises = True
         started.wait(PATIENCE)
 
-    thread.submit(ask(llm, "x"), raising)  # its `deliver` also fails when it gets the end
-    side_by_side([*(lambda each=each: wait(each) for each in sequences), spoil])
-    assert len(causes) == len(sequences)
+    thread.dispatcher.submit(ask(llm, "x"), raising)  # its `deliver` also fails at the end
+    side_by_side([*(lambda each=each: wait(each) for each in requests), spoil])
+    assert len(causes) == len(requests)
     assert all(isinstance(cause, ArithmeticError) for cause in causes)
     wait_until(lambda: not thread.is_alive)
     for refused in (
-        lambda: thread.submit(ask(llm, "a"), Inbox()),
-        lambda: thread.tokens(ask(llm, "a")),
-        lambda: thread.abort(1),
-        lambda: thread.call(print),
+        lambda: thread.dispatcher.submit(ask(llm, "a"), Inbox()),
+        lambda: thread.run(ask(llm, "a")),
     ):
         with pytest.raises(EngineStoppedError) as caught:
             refused()
@@ -297,73 +303,82 @@ def test_a_request_that_the_scheduler_refuses_does_not_affect_others(llm: LLM) -
     scheduler = Picky(llm.engine.scheduler)
     engine = Engine(scheduler, llm.engine.runner, llm.engine.sampler, llm.engine.trace)
     with EngineThread(engine) as thread:
-        patient = thread.tokens(ask(llm, "a", LONG))
-        family = llm._requests.process(["b" * 30], SamplingParams(n=2, max_tokens=3))
+        patient = thread.run(ask(llm, "a", params=LONG))
+        family = ask(llm, "c", "b" * 30, params=SamplingParams(n=2, max_tokens=3))
         with pytest.raises(ValueError, match="too long for me"):
-            list(thread.tokens(family[0].sequence))
-        assert [each.sequence.finish_reason for each in family] == ["error"] * 2
-        assert [token.token_id for _, token in patient] == list(expected)
+            list(thread.run(family))
+        assert [each.sequence.finish_reason for each in family] == ["abort"] * 2 + ["error"] * 2
+        assert [delta.token_id for delta in patient] == list(expected)
         assert thread.is_alive
-        assert not thread._deliver
+        assert not thread.dispatcher._subscriptions
     assert is_whole(llm)
 
 
-def raising(sequence: Sequence, event: Any) -> None:
+def raising(event: Any) -> None:
     raise OSError("the client has gone")
 
 
 def test_a_caller_whose_deliver_fails_loses_only_its_own_request(
     llm: LLM, thread: EngineThread
 ) -> None:
-    gone, inbox = ask(llm, "abc", LONG), Inbox()
-    other = ask(llm, "abd", LONG)
-    thread.submit(gone, raising)
-    thread.submit(other, inbox)
-    assert isinstance(inbox.last(), SampledToken)
-    assert other.finish_reason == "length"
-    assert gone.finish_reason == "abort"
-    one_token = ask(llm, "abc", SamplingParams(max_tokens=1))
-    thread.submit(one_token, raising)  # fails after it has finished
+    gone, other, inbox = ask(llm, "abc", params=LONG), ask(llm, "abd", params=LONG), Inbox()
+    thread.dispatcher.submit(gone, raising)
+    thread.dispatcher.submit(other, inbox)
+    assert isinstance(inbox.last(), TokenDelta)
+    assert other[0].sequence.finish_reason == "length"
+    assert gone[0].sequence.finish_reason == "abort"
+    assert len(gone[0].sequence.output_ids) < 3
+    one_token = ask(llm, "abc", params=ONE)
+    thread.dispatcher.submit(one_token, raising)  # fails after it has finished
     assert len(take(thread, ask(llm, "z"))) == 10
-    assert one_token.finish_reason == "length"
+    assert one_token[0].sequence.finish_reason == "length"
     wait_until(lambda: is_whole(llm))
+
+
+def test_tokens_that_cannot_be_decoded_end_only_their_own_request(
+    llm: LLM, thread: EngineThread
+) -> None:
+    class Broken:
+        def push(self, token_id: int) -> str:
+            raise LookupError("no such token")
+
+    answers, other = ask(llm, "abc", params=LONG), thread.run(ask(llm, "abd", params=LONG))
+    answers[0].stream = Broken()  # type: ignore[assignment]
+    with pytest.raises(LookupError, match="no such token"):
+        list(thread.run(answers))
+    assert answers[0].sequence.finish_reason == "abort"
+    assert len(list(other)) == 100
 
 
 def test_a_deliver_function_may_submit_and_abort(llm: LLM, thread: EngineThread) -> None:
     """`deliver` is therefore called without holding a lock."""
-    first, second, inbox = ask(llm, "abc", LONG), ask(llm, "abd"), Inbox()
+    first, second, inbox = ask(llm, "abc", params=LONG), ask(llm, "abd"), Inbox()
 
-    def deliver(sequence: Sequence, event: Any) -> None:
-        if len(sequence.output_ids) == 3 and event is not None:
-            thread.submit(second, inbox)
-            thread.abort(sequence.sequence_id)
+    def deliver(event: Any) -> None:
+        if len(first[0].sequence.output_ids) == 3:
+            thread.dispatcher.submit(second, inbox)
+            thread.dispatcher.abort(first)
 
-    thread.submit(first, deliver)
-    assert isinstance(inbox.last(), SampledToken)
-    assert first.finish_reason == "abort"
+    thread.dispatcher.submit(first, deliver)
+    assert isinstance(inbox.last(), TokenDelta)
+    assert first[0].sequence.finish_reason == "abort"
+    assert len(first[0].sequence.output_ids) == 3
 
 
 def test_a_deliver_function_may_close_the_thread(llm: LLM) -> None:
     thread, inbox = EngineThread(llm.engine), Inbox()
-    thread.submit(ask(llm, "abc", LONG), lambda *_: thread.close())
-    thread.submit(ask(llm, "abd", LONG), inbox)
+    thread.dispatcher.submit(ask(llm, "abc", params=LONG), lambda _: thread.close())
+    with suppress(EngineStoppedError):
+        thread.dispatcher.submit(ask(llm, "abd", params=LONG), inbox)
     assert isinstance(inbox.last(), EngineStoppedError)
     thread.close()
     assert not thread._thread.is_alive()
 
 
-def test_a_function_that_is_called_between_steps_may_fail(llm: LLM, thread: EngineThread) -> None:
-    seen: Queue[Engine] = Queue()
-    thread.call(lambda engine: 1 / 0)  # type: ignore[arg-type, return-value]
-    thread.call(seen.put)
-    assert seen.get(timeout=PATIENCE) is llm.engine
-    assert len(take(thread, ask(llm, "a"))) == 10
-
-
 def test_closing_reaches_all_waiting_callers_and_frees_the_engine(llm: LLM) -> None:
     expected = llm.generate("abc", GREEDY).token_ids
     thread = EngineThread(llm.engine)
-    streams = [thread.tokens(ask(llm, letter, LONG)) for letter in "abcdefgh"]
+    streams = [thread.run(ask(llm, letter, params=LONG)) for letter in "abcdefgh"]
     next(streams[0])
     thread.close()
     thread.close()
@@ -375,7 +390,7 @@ def test_closing_reaches_all_waiting_callers_and_frees_the_engine(llm: LLM) -> N
         assert caught.value.__cause__ is None
     assert is_whole(llm)
     with pytest.raises(EngineStoppedError):
-        thread.submit(ask(llm, "a"), Inbox())
+        thread.dispatcher.submit(ask(llm, "a"), Inbox())
     with EngineThread(llm.engine) as another:
         assert take(another, ask(llm, "abc")) == expected
     assert llm.generate("abc", GREEDY).token_ids == expected
@@ -383,13 +398,10 @@ def test_closing_reaches_all_waiting_callers_and_frees_the_engine(llm: LLM) -> N
 
 def test_a_request_during_closing_always_gets_an_error(llm: LLM) -> None:
     """Either at once or later."""
-    asking = threading.Lock()  # protects the ids that `ask` counts
 
     def keep_asking(thread: EngineThread) -> None:
         while True:
-            with asking:
-                sequence = ask(llm, "a", SamplingParams(max_tokens=2, ignore_eos=True))
-            take(thread, sequence)
+            take(thread, ask(llm, "a", params=SamplingParams(max_tokens=2, ignore_eos=True)))
 
     def come(thread: EngineThread) -> None:
         with pytest.raises(EngineStoppedError):
@@ -402,23 +414,21 @@ def test_a_request_during_closing_always_gets_an_error(llm: LLM) -> None:
 
 
 def test_an_abort_that_follows_at_once_is_never_lost(llm: LLM, thread: EngineThread) -> None:
-    def abort(sequence: Sequence) -> None:
-        while not sequence.finish_reason:
-            with suppress(RequestError):  # not submitted yet, or aborted already
-                thread.abort(sequence.sequence_id)
+    def abort(answers: list[RequestState]) -> None:
+        while not answers[0].sequence.finish_reason:
+            thread.dispatcher.abort(answers)  # not submitted yet, or aborted already
 
     for _ in range(20):
-        sequence, inbox = ask(llm, "abc", LONG), Inbox()
-        side_by_side([partial(abort, sequence), partial(thread.submit, sequence, inbox)])
-        assert inbox.last() is None
-        assert len(sequence.output_ids) < 100
+        answers = ask(llm, "abc", params=LONG)
+        submit = partial(thread.dispatcher.submit, answers, Inbox())
+        side_by_side([partial(abort, answers), submit])
+        assert answers[0].sequence.finish_reason == "abort"
+        assert len(answers[0].sequence.output_ids) < 100
 
 
 def test_after_any_submits_and_aborts_all_blocks_are_free_in_the_end(
     llm: LLM, thread: EngineThread
 ) -> None:
-    asking = threading.Lock()  # RequestProcessor counts ids, and is not thread-safe
-
     def caller(number: int) -> Callable[[], None]:
         chance = random.Random(number)
 
@@ -430,45 +440,53 @@ def test_after_any_submits_and_aborts_all_blocks_are_free_in_the_end(
                     max_tokens=chance.randint(1, 12),
                     ignore_eos=True,
                 )
-                with asking:
-                    sequence = ask(llm, "p" * chance.randint(1, 20), params)
-                tokens = thread.tokens(sequence)
+                deltas = thread.run(ask(llm, "p" * chance.randint(1, 20), params=params))
                 if chance.random() < 0.5:
                     for _ in range(chance.randint(0, 5)):
-                        next(tokens, None)
-                    tokens.close()
+                        next(deltas, None)
+                    deltas.close()
                     continue
-                num_answers = params.n if params.n <= 4 else 1  # more than 4 run one by one
-                assert len(list(tokens)) == num_answers * (params.max_tokens or 0)
+                assert len(list(deltas)) == params.n * (params.max_tokens or 0)
 
         return job
 
     side_by_side([caller(number) for number in range(8)])
     wait_until(lambda: not llm.engine.live)
     wait_until(lambda: is_whole(llm))
-    assert not thread._deliver
+    assert not thread.dispatcher._subscriptions
 
 
-def test_a_sequence_that_a_deliver_finishes_gets_no_further_token(
+def test_a_stop_string_ends_an_answer_in_its_own_step(llm: LLM, thread: EngineThread) -> None:
+    """Its blocks are free before the next step, while another request continues."""
+    whole = "".join(delta.text for delta in thread.run(ask(llm, "abc", params=LONG)))
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True, stop=whole[3:5])
+    other = thread.run(ask(llm, "xyz", params=LONG))
+    stopped, blocks = ask(llm, "abc", params=params), list[int]()
+
+    def deliver(event: Any) -> None:
+        if event.finish_reason is not None:
+            blocks.append(len(stopped[0].sequence.block_ids))
+
+    thread.dispatcher.submit(stopped, deliver)
+    assert len(list(other)) == 100
+    wait_until(lambda: bool(blocks))
+    assert blocks == [0]
+    sequence = stopped[0].sequence
+    assert (sequence.finish_reason, stopped[0].choice.finish_reason) == ("stop", "stop")
+    assert len(sequence.output_ids) == len(stopped[0].choice.token_ids) < 100
+    assert stopped[0].choice.text == whole[: whole.index(whole[3:5])]
+    wait_until(lambda: is_whole(llm))
+
+
+def test_without_every_token_only_each_answers_last_delta_is_delivered(
     llm: LLM, thread: EngineThread
 ) -> None:
-    """A stop string ends an answer in this way: in that step, with free blocks before the next."""
-    ended: Queue[list[int]] = Queue()
-    other, inbox = ask(llm, "xyz", LONG), Inbox()
-    thread.submit(other, inbox)
-
-    def third_is_enough(sequence: Sequence, event: Any) -> None:
-        if len(sequence.output_ids) == 3:
-            thread.finish(sequence.sequence_id)
-            ended.put(sequence.output_ids)
-
-    sequence = ask(llm, "abc", LONG)
-    thread.submit(sequence, third_is_enough)
-    assert ended.get(timeout=PATIENCE) is sequence.output_ids
-    assert inbox.last() is not None
-    assert (len(sequence.output_ids), sequence.finish_reason) == (3, "stop")
-    assert not thread._deliver
-    wait_until(lambda: is_whole(llm))
+    answers, inbox = ask(llm, "abc", "xyz"), Inbox()
+    thread.dispatcher.submit(answers, inbox, every_token=False)
+    events = [inbox.next(), inbox.next()]
+    assert {(each.prompt, each.finish_reason) for each in events} == {(0, "length"), (1, "length")}  # type: ignore[union-attr]
+    assert take(thread, ask(llm, "abc")) == answers[0].choice.token_ids
+    assert inbox.events.empty()
 
 
 def test_an_engine_has_one_owner_at_a_time(llm: LLM) -> None:
@@ -509,23 +527,63 @@ def test_threads_that_share_generate_are_each_answered_as_if_alone(llm: LLM) -> 
         assert take(thread, ask(llm, "abc"))
 
 
-def test_on_step_end_is_called_after_all_events_of_a_step(llm: LLM) -> None:
-    calls: list[object] = []
+def test_the_events_of_a_step_are_handed_over_together(llm: LLM) -> None:
+    steps: list[list[int]] = []
+    arrived: list[int] = []
 
-    def deliver(sequence: Sequence, event: object) -> None:
-        calls.append(event)
+    def hand_over(deliver_all: Callable[[], None]) -> None:
+        arrived.clear()
+        deliver_all()
+        steps.append(list(arrived))
 
-    def fail() -> None:
-        calls.append("failed")
-        raise RuntimeError("the other side is closed")
+    with EngineThread(llm.engine, hand_over) as thread:
+        answers = ask(llm, "abc", "de", "f")
+        thread.dispatcher.submit(answers, lambda event: arrived.append(event.prompt))  # type: ignore[union-attr]
+        wait_until(lambda: all(each.sequence.finish_reason for each in answers))
+    assert steps == [[0, 1, 2]] * 10
 
-    with EngineThread(llm.engine) as thread:
-        thread.on_step_end(fail)
-        thread.on_step_end(lambda: calls.append("all"))
-        sequences = [ask(llm, prompt) for prompt in ("abc", "de", "f")]
-        thread.call(lambda _: [thread.submit(each, deliver) for each in sequences])  # together
-        wait_until(lambda: all(each.finish_reason for each in sequences))
-    assert calls.count("failed") == 1, "a function that failed is not called again"
-    words = ["token" if isinstance(each, SampledToken) else each for each in calls]
-    steps = " ".join(map(str, words)).split("all")
-    assert [each.count("token") for each in steps if "token" in each] == [3] * 10
+
+def test_events_that_wait_for_a_busy_loop_are_handed_over_by_one_call(llm: LLM) -> None:
+    calls: Queue[Callable[[], None]] = Queue()
+    inbox = Inbox()
+    with EngineThread(llm.engine, calls.put) as thread:
+        answers = ask(llm, "abc", "de")
+        thread.dispatcher.submit(answers, inbox)
+        wait_until(lambda: len(thread.dispatcher._outbox) == 20)
+        calls.get(timeout=PATIENCE)()
+        assert inbox.events.qsize() == 20
+    assert calls.empty()
+
+
+def test_an_interrupted_hand_over_loses_no_event(llm: LLM) -> None:
+    interrupts = [KeyboardInterrupt()]
+
+    def hand_over(deliver_all: Callable[[], None]) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        deliver_all()
+
+    dispatcher, inbox, answers = Dispatcher(llm.engine, hand_over), Inbox(), ask(llm, "abc")
+    dispatcher.submit(answers, inbox)
+    with pytest.raises(KeyboardInterrupt):
+        dispatcher.step()
+    while llm.engine.has_work():
+        dispatcher.step()
+    assert inbox.events.qsize() == 10
+
+
+def test_a_side_that_is_closed_does_not_end_the_thread(llm: LLM) -> None:
+    num_calls = 0
+
+    def fail(deliver_all: Callable[[], None]) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        raise RuntimeError("the event loop is closed")
+
+    with EngineThread(llm.engine, fail) as thread:
+        for prompt in ("abc", "de"):
+            answers = ask(llm, prompt)
+            thread.dispatcher.submit(answers, Inbox())
+            wait_until(lambda: answers[0].sequence.finish_reason is not None)  # noqa: B023
+        assert thread.is_alive
+    assert num_calls == 1, "it is not called again"

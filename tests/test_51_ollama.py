@@ -269,7 +269,7 @@ def test_num_ctx_bounds_prompt_and_answer_together(client: ollama.Client, llm: L
 
 
 def test_ollamas_defaults_are_its_own(llm: LLM) -> None:
-    from minigen.server.ollama.convert import generate_answers
+    from minigen.server.ollama.routes import generate_answers
 
     def params_of(**options: Any) -> SamplingParams:
         request = GenerateRequest.model_validate(

@@ -247,6 +247,7 @@ def test_a_server_whose_model_lost_a_process_fails_the_next_request_and_ends(mod
         lost = httpx.post(f"{url}/v1/completions", json=asked, timeout=PATIENCE)
         assert lost.status_code == 503
         assert lost.json()["error"]["code"] == "engine_stopped"
+        assert "A process with a shard of the model has ended" in lost.text
     assert process.returncode == 1
     (why,) = (line for line in said if "SIGKILL" in line)
     assert why.startswith(f"minigen: Rank 1 of 2 (process {worker}) was killed by SIGKILL")

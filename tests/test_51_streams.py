@@ -164,8 +164,8 @@ def test_a_client_that_disconnects_frees_its_blocks_within_one_step(
         wait_until(lambda: held.num_started == 6)
         assert len(served.engine.live) == 3
         connection.close()
-        commands = host.first.served.thread._commands  # type: ignore[union-attr]
-        wait_until(lambda: commands.qsize() == 3)  # three answers are to be aborted
+        commands = host.first.served.thread.dispatcher.commands  # type: ignore[union-attr]
+        wait_until(lambda: commands.qsize() == 1)  # the request is to be aborted
         held.let(1)
         wait_until(lambda: is_empty(served))
         assert held.num_started == 6

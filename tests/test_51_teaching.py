@@ -15,7 +15,7 @@ from minigen.errors import MinigenError, OptionError, RequestError
 from minigen.outputs import RequestState
 from minigen.server.local import LocalServer, serve_command, serving
 from minigen.server.middleware.limits import Limits
-from minigen.server.streaming import Bridge
+from minigen.server.replies import submitted
 from minigen.trace.events import EventKind
 from minigen_course.ch51_server.lesson import count_wakeups, small_app
 from minigen_course.lab.load import put_load
@@ -104,16 +104,17 @@ def test_a_custom_app_is_served_too(llm: LLM) -> None:
 
 def test_a_step_wakes_the_loop_once_for_all_its_streams(llm: LLM) -> None:
     async def eight() -> None:
-        bridge = Bridge(thread)
-
-        async def one(answer: RequestState) -> None:
-            async with bridge.ask([answer], asyncio.Event().wait, every_token=True) as pending:  # type: ignore[arg-type]
-                async for _ in pending.growths():
+        async def one(thread: EngineThread, answer: RequestState) -> None:
+            stays: Any = asyncio.Event().wait
+            async with submitted(thread.dispatcher, [answer], stays, every_token=True) as deltas:
+                async for _ in deltas:
                     pass
 
-        await asyncio.gather(*(one(each) for each in llm.process_requests(["abc"] * 8, GREEDY)))
+        loop, answers = asyncio.get_running_loop(), llm.process_requests(["abc"] * 8, GREEDY)
+        with EngineThread(llm.engine, loop.call_soon_threadsafe) as thread:
+            await asyncio.gather(*(one(thread, each) for each in answers))
 
-    with EngineThread(llm.engine) as thread, llm.record() as recorder:
+    with llm.record() as recorder:
         _, num_woken = count_wakeups(eight)
     num_steps = sum(event.kind is EventKind.STEP for event in recorder.events)
     assert num_steps >= GREEDY.max_tokens  # type: ignore[operator]

@@ -248,6 +248,24 @@ def test_chat_remembers_the_conversation_and_supports_its_commands(tiny_director
     assert "Traceback" not in done.stderr
 
 
+def test_chat_refuses_bytes_that_are_not_text_in_one_sentence(tiny_directory: Path) -> None:
+    command = [sys.executable, "-m", "minigen", "chat", "--model", str(tiny_directory)]
+    environment = {**os.environ, "PYTHONUTF8": "1"}
+    done = subprocess.run(
+        [*command, "--max-tokens", "2"],
+        input=b"hi\nab\xff\n",
+        capture_output=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 1
+    errors = done.stderr.decode().splitlines()
+    assert (
+        errors[-1] == "minigen: stdin is not valid utf-8: the byte 0xff is an invalid start byte."
+    )
+    assert "Traceback" not in done.stderr.decode()
+
+
 def test_chat_drops_the_oldest_turn_when_the_context_is_full(tiny_directory: Path) -> None:
     options = ["--model", str(tiny_directory), "--max-tokens", "3", "--seed", "1"]
     done = run("chat", *options, input="a" * 60 + "\n" + "b" * 60 + "\n" + "c" * 200 + "\n")

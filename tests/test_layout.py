@@ -15,10 +15,10 @@ MOST_SIBLINGS, MOST_AT_THE_TOP, MOST_IN_A_CHAPTER = 14, 12, 5
 MOST_LINES, MOST_SHORT = 500, 12
 SAME_JOB = {  # names that two packages may share: one file per backend, API or format owner
     *("runner", "attention", "sampling", "elementwise"),  # kernels.cpu and kernels.triton
-    *("schema", "routes", "errors", "gguf"),
+    *("schema", "routes", "responses", "errors", "gguf"),
     *("serve", "report", "compile"),
 }
-GERUNDS = {"sampling", "sharding", "streaming", "static_batching", "gguf_mapping"}
+GERUNDS = {"sampling", "sharding", "static_batching", "gguf_mapping"}
 MOST_IMPORTED = {"minigen": 9, "minigen_course": 12}  # modules, by one notebook
 TOOLKITS = {"grading", "lab", "figures"}
 MOST_HOMES, MOST_OF_SAMPLING = 1, 4  # of an engine option; modules of a sampling parameter

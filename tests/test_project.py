@@ -25,9 +25,8 @@ VOCABULARY = {
     *("minigen.trace.timeline", "minigen.trace.chrome"),
 }
 ASSEMBLY = {
-    *("minigen", "minigen.__main__", "minigen.llm", "minigen.outputs", "minigen.progress"),
+    *("minigen", "minigen.__main__", "minigen.llm", "minigen.progress"),
     *("minigen.checkpoint.checkpoint", "minigen.engine.request_processor"),
-    "minigen.engine.shared_steps",
     *("minigen.kernels.cpu.compile", "minigen.kernels.cpu.runner", "minigen.kernels.triton.runner"),
     *("minigen.parallel.launch", "minigen.parallel.worker"),
 }

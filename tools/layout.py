@@ -178,6 +178,9 @@ def _named_shapes(tree: ast.Module) -> list[str]:
 
 def measures() -> dict[str, str]:
     """Return each measure of the layout as text."""
+    from tools.request_path import record  # noqa: PLC0415 - it imports torch
+
+    rooms = list(record().rooms)
     sizes = {name: num_lines(path) for name, path in modules().items()}
     folders = siblings()
     reached = closure("minigen.llm")
@@ -194,6 +197,7 @@ def measures() -> dict[str, str]:
         "longest module": f"{max(sizes.values())} lines",
         "closure of `from minigen import LLM`": f"{len(reached)} modules, "
         f"{sum(sizes[name] for name in reached):,} lines",
+        "modules from LLM.generate to the token": f"{len(rooms)} ({', '.join(rooms)})",
         "token loop": f"{sum(sizes[name] for name in TOKEN_LOOP):,} lines in {len(TOKEN_LOOP)}",
         "folds over the trace": ", ".join(trace_folds()),
         "homes of an engine option": _most(homes, OPTIONS),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from minigen.errors import CapacityError, ContextLengthError
+from minigen.errors import CapacityError, ContextLengthError, PromptError
 from minigen.llm import LLM
 from minigen.sampling.params import SamplingParams
 
@@ -58,7 +58,10 @@ def converse(llm: LLM, params: SamplingParams, system: str | None) -> None:
 
 
 def _read(console: Console) -> str | None:
-    """Read a question; None at the end of the input. A trailing backslash continues the line."""
+    """Read a question; None at the end of the input. A trailing backslash continues the line.
+
+    Raises `PromptError` for bytes that are not text.
+    """
     prompt = "\n> " if sys.stdin.isatty() else ""
     lines: list[str] = []
     try:
@@ -70,6 +73,11 @@ def _read(console: Console) -> str | None:
             prompt = "  " if prompt else ""
     except EOFError:
         return "\n".join(lines) if lines else None
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise PromptError(
+            f"stdin is not valid {error.encoding}: the byte 0x{byte:02x} is an {error.reason}."
+        ) from None
     except KeyboardInterrupt:
         console.print()
         return ""

@@ -76,8 +76,15 @@ class Engine:
         """
         started_ns = time.perf_counter_ns()
         chunks = self.scheduler.schedule()
+        if not chunks:
+            return []
         with self._fail_only(chunks):
-            tokens = self._run(chunks)
+            self._emit_scheduled(chunks)
+            samples = samples_of(chunks)
+            logits = self.runner.logits(chunks)
+            if len(logits) > len(samples):
+                logits = record_prompt_logprobs(logits, chunks)
+            tokens = self.sampler(logits, samples) if samples else []
             progress = self.scheduler.commit(chunks, tokens)
         self._finish_step(chunks, progress, started_ns)
         return progress
@@ -101,22 +108,10 @@ class Engine:
             raise RequestError(f"No request with id {sequence_id} is waiting or running.")
         return self.live[sequence_id]
 
-    def _run(self, chunks: list[ScheduledChunk]) -> list[SampledToken]:
-        """Run the model once, and sample a token for each sequence that needs one."""
-        if not chunks:
-            return []
-        if self.trace.active:
-            self._emit_scheduled(chunks)
-        samples = samples_of(chunks)
-        logits = self.runner.logits(chunks)
-        if len(logits) > len(samples):
-            logits = record_prompt_logprobs(logits, chunks)
-        return self.sampler(logits, samples) if samples else []
-
     @contextmanager
     def _fail_only(self, chunks: SequenceOf[ScheduledChunk]) -> Generator[None, None, None]:
         """On an error, fail only the sequences in these chunks."""
-        affected = [each for chunk in chunks for each in (chunk.sequence, *chunk.sequence.siblings)]
+        affected = [each for chunk in chunks for each in (chunk.sequence, *chunk.siblings)]
         try:
             yield
         except Exception as error:
@@ -155,7 +150,7 @@ class Engine:
                 del self.live[sequence.sequence_id]
                 if active:
                     self._emit_end(sequence)
-        if active and chunks:
+        if active:
             self.trace.emit(
                 EventKind.STEP,
                 sequences=len(chunks),
@@ -164,7 +159,7 @@ class Engine:
             )
 
     def _emit_scheduled(self, chunks: SequenceOf[ScheduledChunk]) -> None:
-        for chunk in chunks:
+        for chunk in chunks if self.trace.active else ():
             self.trace.emit(
                 EventKind.SCHEDULED,
                 chunk.sequence.sequence_id,

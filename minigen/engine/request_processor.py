@@ -4,8 +4,8 @@ import operator
 import reprlib
 import secrets
 from collections.abc import Sequence as SequenceOf
+from functools import partial
 from itertools import count
-from typing import Any
 
 from minigen.errors import CapacityError, ContextLengthError, ParamsError, PromptError
 from minigen.outputs import CompletionOutput, RequestState
@@ -66,26 +66,45 @@ class RequestProcessor:
                 prompt, f"prompt {index}" if len(prompts) > 1 else "prompt"
             )
             self._check_ids(own)
-            seed = secrets.randbits(63) if own.seed is None else own.seed
-            first = len(answers)
-            for choice in range(own.n):
-                sequence = self._sequence(prompt_ids, own, seed, choice)
-                sequence.priority, sequence.cache_salt = priority, cache_salt
-                stream = self.tokenizer.stream(own.skip_special_tokens)
-                stops = StopWatcher(own.stops, own.include_stop_str_in_output)
-                logprobs: list[Any] | None = None if own.logprobs is None else []
-                answers.append(
-                    RequestState(
-                        index, sequence, stream, stops, CompletionOutput(choice, logprobs=logprobs)
-                    )
+            answers += [
+                RequestState(
+                    index,
+                    sequence,
+                    self.tokenizer.stream(own.skip_special_tokens),
+                    StopWatcher(own.stops, own.include_stop_str_in_output),
+                    CompletionOutput(
+                        sequence.choice, logprobs=None if own.logprobs is None else []
+                    ),
                 )
-            if own.n <= self.max_num_seqs:  # otherwise each computes the prompt itself
-                answers[first].sequence.siblings = [each.sequence for each in answers[first + 1 :]]
+                for sequence in self._sequences(prompt_ids, own, priority, cache_salt)
+            ]
         return answers
 
-    def _sequence(
-        self, prompt_ids: tuple[int, ...], params: SamplingParams, seed: int, choice: int
-    ) -> Sequence:
+    def _sequences(
+        self,
+        prompt_ids: tuple[int, ...],
+        params: SamplingParams,
+        priority: int,
+        cache_salt: str | None,
+    ) -> list[Sequence]:
+        """Return the sequences of the `n` answers; the others are siblings of the first."""
+        first_id, *other_ids = (next(self._sequence_ids) for _ in range(params.n))
+        create = partial(
+            Sequence,
+            prompt_ids=prompt_ids,
+            params=params,
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            max_output=self._max_output(prompt_ids, params),
+            end_ids=self.end_ids,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        others = [create(each, choice=choice) for choice, each in enumerate(other_ids, start=1)]
+        fork = params.n <= self.max_num_seqs  # otherwise each computes the prompt itself
+        return [create(first_id, siblings=tuple(others) if fork else ()), *others]
+
+    def _max_output(self, prompt_ids: tuple[int, ...], params: SamplingParams) -> int:
+        """Return the most tokens of an answer. Raises `CapacityError` if the pool is too small."""
         num_left = self.max_positions - len(prompt_ids)
         max_output = num_left if params.max_tokens is None else min(params.max_tokens, num_left)
         if params.max_tokens is None:
@@ -96,15 +115,7 @@ class RequestProcessor:
                 f"not fit into the KV cache, which holds {self.pool_tokens} tokens; load the model "
                 "with more kv_cache_memory or num_blocks, or send a shorter request."
             )
-        return Sequence(
-            sequence_id=next(self._sequence_ids),
-            prompt_ids=prompt_ids,
-            params=params,
-            seed=seed,
-            choice=choice,
-            max_output=max_output,
-            end_ids=self.end_ids,
-        )
+        return max_output
 
     def _prompt_ids(self, prompt: Prompt, which: str) -> tuple[int, ...]:
         if isinstance(prompt, str):

@@ -30,7 +30,9 @@ class ContinuousScheduler:
         self.running: dict[Sequence, Rank] = {}
         self._waiting: list[tuple[Rank, Sequence]] = []
         self._ranks: dict[Sequence, Rank] = {}
-        self._leaders: dict[Sequence, Sequence] = {}  # of siblings that have not forked yet
+        # Siblings that have not forked yet, by their leader; and the leader of each.
+        self._siblings: dict[Sequence, tuple[Sequence, ...]] = {}
+        self._leaders: dict[Sequence, Sequence] = {}
         self._arrivals = count()
 
     @property
@@ -43,19 +45,25 @@ class ContinuousScheduler:
         return bool(self._ranks)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence behind all others of its priority, together with its siblings."""
-        self._ranks[sequence] = rank = (sequence.priority, next(self._arrivals))
-        for sibling in sequence.siblings:
-            self._ranks[sibling] = (sequence.priority, next(self._arrivals))
-            self._leaders[sibling] = sequence
-        heapq.heappush(self._waiting, (rank, sequence))
+        """Queue a sequence behind all others of its priority, together with its siblings.
+
+        Does nothing for a sibling that is queued already.
+        """
+        if sequence in self._ranks:
+            return
+        for each in (sequence, *sequence.siblings):
+            self._ranks[each] = (sequence.priority, next(self._arrivals))
+        self._lead(sequence, sequence.siblings)
 
     def schedule(self) -> list[ScheduledChunk]:
         """Return chunks with slots allocated, decodes first; empty if no sequence can run."""
         batch: dict[Sequence, int] = {}
         budget = self._continue_running(batch)
         self._admit(batch, budget)
-        return [ScheduledChunk(sequence, num_tokens) for sequence, num_tokens in batch.items()]
+        return [
+            ScheduledChunk(sequence, num_tokens, self._siblings.get(sequence, ()))
+            for sequence, num_tokens in batch.items()
+        ]
 
     def commit(
         self, chunks: SequenceOf[ScheduledChunk], tokens: SequenceOf[SampledToken]
@@ -98,13 +106,13 @@ class ContinuousScheduler:
 
     def _admit(self, batch: dict[Sequence, int], budget: int) -> None:
         """Start waiting sequences in order, while there are free slots, budget and blocks."""
-        num_free_seqs = self.max_num_seqs - sum(1 + len(each.siblings) for each in self.running)
+        num_free_seqs = self.max_num_seqs - sum(map(self._num_seqs, self.running))
         while self._waiting and budget > 0:
             rank, sequence = self._waiting[0]
             if self._ranks.get(sequence) != rank:  # aborted while it waited
                 heapq.heappop(self._waiting)
                 continue
-            num_free_seqs -= 1 + len(sequence.siblings)
+            num_free_seqs -= self._num_seqs(sequence)
             num_tokens = self.manager.allocate(sequence, budget) if num_free_seqs >= 0 else 0
             if num_tokens == 0:
                 return
@@ -118,11 +126,10 @@ class ContinuousScheduler:
         sequence, samples = chunk.sequence, chunk.samples
         self.manager.mark_computed(sequence, chunk.num_tokens)
         if samples:
-            for sibling in sequence.siblings:
+            for sibling in self._siblings.pop(sequence, ()):
                 self.manager.fork(sequence, sibling)
                 self.running[sibling] = self._ranks[sibling]
                 del self._leaders[sibling]
-            sequence.siblings = []
 
     def _remove(self, sequence: Sequence) -> None:
         """Free the sequence's blocks; siblings that have not forked yet continue without it."""
@@ -130,17 +137,23 @@ class ContinuousScheduler:
         self.running.pop(sequence, None)
         del self._ranks[sequence]
         if sequence in self._leaders:
-            self._leaders.pop(sequence).siblings.remove(sequence)
-        if sequence.siblings:
-            self._promote_sibling(sequence)
+            leader = self._leaders.pop(sequence)
+            left = tuple(each for each in self._siblings[leader] if each is not sequence)
+            self._siblings[leader] = left
+        siblings = self._siblings.pop(sequence, ())
+        if siblings:  # the first one leads now; no other sequence has a rank between them
+            del self._leaders[siblings[0]]
+            self._lead(siblings[0], siblings[1:])
 
-    def _promote_sibling(self, leader: Sequence) -> None:
-        """Queue the next sibling as the new leader; no other sequence has a rank between them."""
-        first, *rest = leader.siblings
-        leader.siblings, first.siblings = [], rest
-        del self._leaders[first]
-        self._leaders.update(dict.fromkeys(rest, first))
-        heapq.heappush(self._waiting, (self._ranks[first], first))
+    def _lead(self, leader: Sequence, siblings: tuple[Sequence, ...]) -> None:
+        """Queue a sequence; its siblings fork from it."""
+        if siblings:
+            self._siblings[leader] = siblings
+            self._leaders.update(dict.fromkeys(siblings, leader))
+        heapq.heappush(self._waiting, (self._ranks[leader], leader))
+
+    def _num_seqs(self, sequence: Sequence) -> int:
+        return 1 + len(self._siblings.get(sequence, ()))
 
 
 def _is_prefilling(sequence: Sequence) -> bool:

@@ -45,9 +45,9 @@ class StaticScheduler:
         self.running: list[Sequence] = []
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence behind all others; its siblings run as separate sequences."""
-        self.waiting += [sequence, *sequence.siblings]
-        sequence.siblings = []
+        """Queue a sequence and its siblings, which run as separate sequences, behind all others."""
+        if sequence.choice == 0 or sequence not in self.waiting:  # its leader may have brought it
+            self.waiting += [sequence, *sequence.siblings]
 
     def schedule(self) -> list[ScheduledChunk]:
         """Return the next tokens of the running sequences, decodes (the fewest tokens) first."""
@@ -111,16 +111,16 @@ class DynamicScheduler:
         self._arrivals: dict[Sequence, float] = {}  # of waiting sequences, in order
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence behind all others; its siblings run as separate sequences."""
-        self._arrivals.update(dict.fromkeys([sequence, *sequence.siblings], self.clock()))
-        sequence.siblings = []
+        """Queue a sequence and its siblings, which run as separate sequences, behind all others."""
+        for each in (sequence, *sequence.siblings):
+            self._arrivals.setdefault(each, self.clock())
 
     def schedule(self) -> list[ScheduledChunk]:
         """Return the next tokens of the running batch; empty while the next batch is collected."""
         if not self.batches.running and self._is_due():
             for sequence in list(self._arrivals)[: self.batches.max_num_seqs]:
                 del self._arrivals[sequence]
-                self.batches.add(sequence)
+                self.batches.waiting.append(sequence)
         return self.batches.schedule()
 
     def commit(

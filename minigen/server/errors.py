@@ -103,7 +103,7 @@ def explain(error: Exception) -> ApiError:
 
 
 def _stop_message(error: EngineStoppedError) -> str:
-    if isinstance(error.__cause__, WorkerError):
+    if any(isinstance(each, WorkerError) for each in (error, error.__cause__)):
         return (
             "A process with a shard of the model has ended, so the server shuts down; try again "
             "when it has been restarted."

@@ -15,17 +15,15 @@ from minigen.errors import CapacityError, EngineStoppedError, OptionError, Worke
 from minigen.llm import LLM
 from minigen.sampling.params import SamplingParams
 from minigen.server.errors import ApiError
-from minigen.server.streaming import Bridge
 
 
 @dataclass(frozen=True)
 class Served:
-    """A loaded model with its engine thread, and the bridge from there to the event loop."""
+    """A loaded model with its engine's thread, which delivers events in the event loop."""
 
     name: str
     llm: LLM
     thread: EngineThread
-    bridge: Bridge
     loaded_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
@@ -84,20 +82,10 @@ class HostedModel:
         self._timer: asyncio.TimerHandle | None = None
         self._forget: list[Callable[[], None]] = []
 
-    @asynccontextmanager
-    async def used(self) -> AsyncIterator[Served]:
-        """Load the model if necessary, and keep it loaded while the block runs.
-
-        Concurrent callers share one load. Raises `ApiError` (503) if the model cannot be loaded;
-        the next request tries again. Raises `EngineStoppedError` if it is `broken`.
-        """
-        self.num_users += 1
-        self._stop_timer()
-        try:
-            yield await self._loaded()
-        finally:
-            self.num_users -= 1
-            self._rest()
+    def count_user(self, change: int) -> None:
+        """Count a user more or less. A model stays loaded while it has any."""
+        self.num_users += change
+        self._rest()
 
     @property
     def broken(self) -> WorkerError | None:
@@ -116,7 +104,12 @@ class HostedModel:
         if self._unloading is not None:
             await asyncio.shield(self._unloading)
 
-    async def _loaded(self) -> Served:
+    async def loaded(self) -> Served:
+        """Load the model if necessary; concurrent callers share one load.
+
+        Raises `ApiError` (503) if the model cannot be loaded; the next call tries again. Raises
+        `EngineStoppedError` if it is `broken`.
+        """
         if self.served is not None and self.served.thread.is_alive:
             return self.served
         if self.broken is not None:
@@ -141,8 +134,8 @@ class HostedModel:
                 code="model_not_loaded",
             ) from error
         self.keep_alive = self.usual_keep_alive
-        thread = EngineThread(llm.engine)
-        self.served = Served(self.name, llm, thread, Bridge(thread))
+        loop = asyncio.get_running_loop()
+        self.served = Served(self.name, llm, EngineThread(llm.engine, loop.call_soon_threadsafe))
         self._forget = [watch(self.served) for watch in self.watchers]
         return self.served
 
@@ -220,8 +213,8 @@ class ModelHost:
     async def load_first(self) -> None:
         """Load the first model and set `is_ready`, or store the error in `first_error`."""
         try:
-            async with self.first.used():
-                self.is_ready = True
+            async with self.lease(None):
+                pass
         except Exception as error:
             self.first_error = error
 
@@ -254,9 +247,13 @@ class ModelHost:
                 code="server_draining",
                 retry_after=5,
             )
-        async with model.used() as served:
+        model.count_user(1)
+        try:
+            served = await model.loaded()
             self.is_ready = True
             yield served
+        finally:
+            model.count_user(-1)
 
     @property
     def failure(self) -> Exception | None:

@@ -1,37 +1,36 @@
 """The HTTP response of a generation request: it submits the request and sends tokens as they come.
 
-It is plain ASGI: all available tokens go out in one `send`, directly to the server.
+It is plain ASGI: all available tokens go out in one `send`, directly to the server. The engine's
+thread decodes tokens to text, so that a stop string ends its sequence before the next step. It
+wakes the event loop once per step, not once per token or stream, because each wake-up hands
+Python's global interpreter lock (GIL) to the loop.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Sequence as SequenceOf
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from minigen.engine.dispatcher import Dispatcher, Event
 from minigen.errors import EngineStoppedError
-from minigen.outputs import RequestState
+from minigen.outputs import RequestState, TokenDelta
 from minigen.server.errors import ClientGoneError, ModelFailedError, explain
 from minigen.server.middleware.limits import RequestRecord, record_of
 from minigen.server.models import ModelHost, Served
 from minigen.server.openai.responses import ResponseWriter, usage_of
-from minigen.server.streaming import Pending
 
 LONG_BODY = 20_000  # bytes; encoding a longer prompt would block the event loop for too long
 
 
-@dataclass(frozen=True)
-class ReadRequest:
-    """A parsed request: the answers that the engine must generate, and the response writer.
-
-    `answers` is empty if the response needs no generated tokens.
-    """
-
-    answers: list[RequestState]
-    writer: ResponseWriter
+# A parsed request: the answers that the engine must generate (none if the response needs no
+# generated tokens), and the response writer.
+ReadRequest = tuple[list[RequestState], ResponseWriter]
+Deltas = AsyncIterator[list[TokenDelta]]
 
 
 class Reply(Response):
@@ -54,38 +53,36 @@ class Reply(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request; stop silently if the client disconnects."""
-        try:
+        respond = self._stream if self._streams else self._send_whole
+        with suppress(ClientGoneError):
             async with self._host.lease(self._model) as served:
-                request = await self._read_in_time(scope, served)
-                with _recorded(record_of(scope), served.name, request.answers):
-                    async with served.bridge.ask(
-                        request.answers, receive, self._streams
-                    ) as pending:
-                        respond = self._stream if self._streams else self._send_whole
-                        await respond(pending, request.writer, send)
-        except ClientGoneError:
-            return
+                answers, writer = await self._read_in_time(scope, served)
+                with _recorded(record_of(scope), served.name, answers):
+                    async with submitted(
+                        served.thread.dispatcher, answers, receive, self._streams
+                    ) as deltas:
+                        await respond(deltas, writer, send)
 
     async def _read_in_time(self, scope: Scope, served: Served) -> ReadRequest:
         if _body_length(scope) < LONG_BODY:
             return self._read(served)
         return await asyncio.to_thread(self._read, served)
 
-    async def _send_whole(self, pending: Pending, writer: ResponseWriter, send: Send) -> None:
-        async for _ in pending.growths():
+    async def _send_whole(self, deltas: Deltas, writer: ResponseWriter, send: Send) -> None:
+        async for _ in deltas:
             pass
         body = writer.whole()
         await send(_start("application/json", (b"content-length", str(len(body)).encode())))
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _stream(self, pending: Pending, writer: ResponseWriter, send: Send) -> None:
+    async def _stream(self, deltas: Deltas, writer: ResponseWriter, send: Send) -> None:
         started = False
         try:
-            async for growths in pending.growths():
+            async for arrived in deltas:
                 if not started:
                     await self._start_stream(writer, send)
                     started = True
-                chunk = b"".join([writer.on_token(growth) for growth in growths])
+                chunk = b"".join([writer.on_token(delta) for delta in arrived])
                 if chunk:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             if not started:  # there were no tokens to generate
@@ -108,6 +105,69 @@ class Reply(Response):
         first = writer.on_start()
         if first:
             await send({"type": "http.response.body", "body": first, "more_body": True})
+
+
+@asynccontextmanager
+async def submitted(
+    dispatcher: Dispatcher, answers: SequenceOf[RequestState], receive: Receive, every_token: bool
+) -> AsyncIterator[Deltas]:
+    """Generate answers while the block runs; abort the unfinished ones when it ends.
+
+    Yields an iterator of the deltas that have arrived since the last time, until all answers have
+    ended: every token's, or only each answer's last one. It raises `ClientGoneError` if the client
+    disconnects, which `receive` reports, `ModelFailedError` if a step fails, `EngineStoppedError`
+    if the engine's thread ends.
+    """
+    inbox, filled = deque[Event](), asyncio.Event()
+
+    def deliver(event: Event) -> None:
+        inbox.append(event)
+        filled.set()
+
+    gone = asyncio.create_task(_report_disconnect(receive, deliver))
+    try:
+        dispatcher.submit(answers, deliver, every_token)
+        yield _arrivals(inbox, filled, answers)
+    finally:
+        gone.cancel()
+        dispatcher.abort(answers)
+
+
+async def _arrivals(
+    inbox: deque[Event], filled: asyncio.Event, answers: SequenceOf[RequestState]
+) -> Deltas:
+    num_unfinished = len(answers)
+    while num_unfinished:
+        await filled.wait()
+        filled.clear()
+        events = list(inbox)
+        inbox.clear()
+        arrived = [event for event in events if isinstance(event, TokenDelta)]
+        num_unfinished -= sum(delta.finish_reason is not None for delta in arrived)
+        if arrived:
+            yield arrived
+        for event in events:
+            if isinstance(event, Exception):
+                raise _problem(event, answers)
+
+
+def _problem(error: Exception, answers: SequenceOf[RequestState]) -> Exception:
+    if isinstance(error, EngineStoppedError | ClientGoneError):
+        return error
+    in_step = any(answer.sequence.error is error for answer in answers)
+    problem = ModelFailedError(
+        f"{type(error).__name__}: {error}" if in_step else "its tokens could not be processed"
+    )
+    problem.__cause__ = error
+    return problem
+
+
+async def _report_disconnect(receive: Receive, deliver: Callable[[Event], None]) -> None:
+    """Deliver a `ClientGoneError` when the client has disconnected."""
+    with suppress(Exception):  # a connection that cannot be read is gone, too
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    deliver(ClientGoneError())
 
 
 @contextmanager

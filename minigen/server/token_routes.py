@@ -10,7 +10,7 @@ from minigen.llm import LLM
 from minigen.server.errors import ApiError
 from minigen.server.models import ModelHost
 from minigen.server.openai import examples
-from minigen.server.openai.requests import chat_prompt
+from minigen.server.openai.routes import chat_prompt
 from minigen.server.openai.schema import DetokenizeRequest, TokenizeRequest
 
 

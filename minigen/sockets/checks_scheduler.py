@@ -24,8 +24,8 @@ PATIENCE = 5.0  # seconds without a batch while sequences are unfinished
 class CheckedScheduler:
     """Checks a user's scheduler: its batches respect the limits, and its commits are complete.
 
-    Siblings are added as independent sequences, so the scheduler need not support forks. It may
-    schedule nothing for at most `patience` seconds while any sequence is unfinished.
+    Siblings are added after their leader, one by one, so the scheduler need not support forks. It
+    may schedule nothing for at most `patience` seconds while any sequence is unfinished.
     """
 
     def __init__(
@@ -43,9 +43,8 @@ class CheckedScheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence and its siblings, one by one."""
-        family, sequence.siblings = [sequence, *sequence.siblings], []
         self._idle_since = None
-        for each in family:
+        for each in (sequence, *sequence.siblings):
             self.scheduler.add(each)
             self._live.add(each)
 
@@ -114,6 +113,7 @@ class CheckedScheduler:
             self.manager.free(sequence)
 
     def _chunk(self, item: Any) -> ScheduledChunk:
+        siblings = item.siblings if isinstance(item, ScheduledChunk) else ()
         try:
             pair = (item.sequence, item.num_tokens) if isinstance(item, ScheduledChunk) else item
             sequence, num_tokens = pair[0], operator.index(pair[1])
@@ -141,7 +141,7 @@ class CheckedScheduler:
                 "manager.allocate(sequence, max_tokens) once, then "
                 "manager.allocate_slots(sequence, num_tokens) before each step",
             )
-        return ScheduledChunk(sequence, num_tokens)
+        return ScheduledChunk(sequence, num_tokens, siblings)
 
     def _check_idle(self, chunks: SequenceOf[ScheduledChunk]) -> None:
         now = time.monotonic()

@@ -1,7 +1,7 @@
 """A minimal chat endpoint: from the engine's thread to server-sent events on the wire.
 
 The server's own code, for every API, several choices and every error, is in
-`minigen.server.streaming` and `minigen.server.openai.responses`.
+`minigen.server.replies` and `minigen.server.openai.responses`.
 """
 
 import asyncio
@@ -9,18 +9,17 @@ import codecs
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from contextvars import Context
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.responses import StreamingResponse
 
-from minigen.engine.engine_thread import EngineThread, TokenEvent
-from minigen.errors import RequestError
+from minigen.engine.dispatcher import Event
+from minigen.engine.engine_thread import EngineThread
 from minigen.llm import LLM
+from minigen.outputs import RequestState, TokenDelta
 from minigen.sampling.params import SamplingParams
-from minigen.sequence import SampledToken, Sequence
 
 Tokens = AsyncIterator[tuple[bytes, str | None]]  # a token's bytes; the last's finish reason
 Events = Callable[[Tokens, dict[str, Any], Callable[[], None]], AsyncIterator[bytes]]
@@ -59,20 +58,20 @@ async def chat_events(
             give_up()
 
 
-async def tokens_of(llm: LLM, thread: EngineThread, sequence: Sequence) -> Tokens:
-    """Submit a sequence, and yield the bytes of each token, and the finish reason with the last.
+async def tokens_of(llm: LLM, thread: EngineThread, answer: RequestState) -> Tokens:
+    """Submit an answer, and yield the bytes of each token, and the finish reason with the last.
 
     The event loop is woken once per token.
     """
     loop, inbox = asyncio.get_running_loop(), asyncio.Queue[tuple[bytes, str | None]]()
 
-    def deliver(sequence: Sequence, event: TokenEvent) -> None:  # called in the engine's thread
-        piece = b""  # a stop token has no text
-        if isinstance(event, SampledToken) and sequence.finish_reason != "stop":
+    def deliver(event: Event) -> None:  # called in the engine's thread
+        piece, reason = b"", event.finish_reason if isinstance(event, TokenDelta) else "error"
+        if isinstance(event, TokenDelta) and reason != "stop":  # a stop token has no text
             piece = llm.tokenizer.token_bytes(event.token_id)
-        loop.call_soon_threadsafe(inbox.put_nowait, (piece, sequence.finish_reason))
+        loop.call_soon_threadsafe(inbox.put_nowait, (piece, reason))
 
-    thread.submit(sequence, deliver)
+    thread.dispatcher.submit([answer], deliver)
     finish_reason = None
     while finish_reason is None:
         piece, finish_reason = await inbox.get()
@@ -90,14 +89,13 @@ def small_app(llm: LLM, thread: EngineThread, events: Events = chat_events) -> F
     @app.post("/v1/chat/completions")
     async def chat(asked: dict[str, Any]) -> StreamingResponse:
         params = SamplingParams(temperature=0, max_tokens=asked["max_tokens"])
-        (answer,) = llm.process_requests([llm.chat_prompt(asked["messages"])], params)
+        answers = llm.process_requests([llm.chat_prompt(asked["messages"])], params)
         head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 0, "model": "m"}
 
         def give_up() -> None:
-            with suppress(RequestError):  # it has ended in the meantime
-                thread.abort(answer.sequence.sequence_id)
+            thread.dispatcher.abort(answers)
 
-        stream = events(tokens_of(llm, thread, answer.sequence), head, give_up)
+        stream = events(tokens_of(llm, thread, answers[0]), head, give_up)
         return StreamingResponse(stream, media_type="text/event-stream")
 
     return app

@@ -149,9 +149,8 @@ def toy_family(
     """Return the `n` sequences of a request, with ids from `number` on; the first leads them."""
     params = SamplingParams(temperature=0.0, prompt_logprobs=0 if logprobs else None)
     given = (tuple(prompt_ids), params, 0, output, frozenset[int]())
-    family = [Sequence(number + choice, *given, choice) for choice in range(n)]
-    family[0].siblings = family[1:]
-    return family
+    others = [Sequence(number + choice, *given, choice) for choice in range(1, n)]
+    return [Sequence(number, *given, siblings=tuple(others)), *others]
 
 
 def _greedy(logits: Tensor, sequences: SequenceOf[Sequence]) -> list[SampledToken]:

@@ -1,8 +1,10 @@
-"""The routes of Ollama's API for the same models, because many local tools use it."""
+"""The routes of Ollama's API for the same models, because many local tools use it.
+
+Their requests become prompts and `SamplingParams` here.
+"""
 
 import time
 from collections.abc import Callable, Coroutine
-from collections.abc import Sequence as SequenceOf
 from datetime import UTC, datetime, timedelta
 from math import prod
 from typing import Any
@@ -14,26 +16,30 @@ from starlette.responses import JSONResponse, Response
 
 from minigen import __version__
 from minigen.checkpoint.model_config import ModelConfig
+from minigen.errors import ContextLengthError
+from minigen.fields import default_at, offered_at
 from minigen.llm import LLM
 from minigen.model.transformer import expected_tensors
 from minigen.outputs import RequestState
+from minigen.sampling.params import SamplingParams
+from minigen.server.errors import ApiError
 from minigen.server.middleware.limits import header
 from minigen.server.models import HostedModel, ModelHost, Served
-from minigen.server.ollama.convert import (
+from minigen.server.ollama.responses import (
     OllamaResponseWriter,
     Put,
     as_message,
     as_response,
-    chat_answers,
     facts_now,
-    generate_answers,
-    nanoseconds,
-    timed,
 )
 from minigen.server.ollama.schema import (
+    NO_LIMITS,
+    OWN_NAMES,
     GenerateRequest,
     OllamaChatRequest,
+    OllamaMessage,
     OllamaRequest,
+    Options,
     ShowRequest,
 )
 from minigen.server.openai.routes import Check
@@ -210,24 +216,24 @@ def _reply(
     check: Check,
     request: OllamaRequest,
     put: Put,
-    answers_of: Callable[[LLM], SequenceOf[RequestState]],
+    answers_of: Callable[[LLM], list[RequestState]],
 ) -> Reply:
-    requested_at = time.perf_counter()
+    requested_ns = time.perf_counter_ns()
     model = find_model(host, request.model)
 
     def read(served: Served) -> ReadRequest:
         _keep(model, request)
-        (answer,) = (timed(each) for each in answers_of(served.llm))
-        check([answer])
+        (answer,) = answers = answers_of(served.llm)
+        check(answers)
         num_top = request.top_logprobs or 0
-        writer = OllamaResponseWriter(served, answer, put, request.model, num_top, requested_at)
-        return ReadRequest([answer], writer)
+        writer = OllamaResponseWriter(served, answer, put, request.model, num_top, requested_ns)
+        return answers, writer
 
     return Reply(host, model.name, request.stream is not False, read)
 
 
 async def _only_load(host: ModelHost, request: OllamaRequest, put: Put) -> Response:
-    requested_at = time.perf_counter()
+    requested_ns = time.perf_counter_ns()
     model = find_model(host, request.model)
     if request.keep_alive == 0:
         model.keep_for(0)
@@ -236,7 +242,7 @@ async def _only_load(host: ModelHost, request: OllamaRequest, put: Put) -> Respo
         async with host.lease(model.name):
             _keep(model, request)
         reason = "load"
-    took = nanoseconds(time.perf_counter() - requested_at)
+    took = time.perf_counter_ns() - requested_ns
     durations = {"total_duration": took, "load_duration": took}
     end = {"done": True, "done_reason": reason, **durations}
     return JSONResponse({**facts_now(request.model), **put(""), **end})
@@ -248,3 +254,76 @@ def _keep(model: HostedModel, request: OllamaRequest) -> None:
         model.keep_for(model.usual_keep_alive)
     else:
         model.keep_for(request.keep_alive if request.keep_alive >= 0 else None)
+
+
+ROLES = ("system", "user", "assistant")
+
+
+def generate_answers(llm: LLM, request: GenerateRequest) -> list[RequestState]:
+    """Create the state of the answer to a prompt. Raises a `MinigenError` for an invalid request.
+
+    As in Ollama, the prompt becomes a message in the model's chat template, unless `raw` is set.
+    """
+    prompt: str | list[int] = request.prompt or ""
+    if request.raw and request.system:
+        raise ApiError("system needs a chat template, which raw turns off.", param="system")
+    if not request.raw and (llm.chat_template is not None or request.system):
+        system = [{"role": "system", "content": request.system}] if request.system else []
+        prompt = llm.chat_prompt([*system, {"role": "user", "content": prompt}])
+    return _answers(llm, prompt, request)
+
+
+def chat_answers(llm: LLM, request: OllamaChatRequest) -> list[RequestState]:
+    """Create the state of the answer to a conversation; see `generate_answers`."""
+    messages = [_plain(message) for message in request.messages or ()]
+    thinks = {} if request.think is None else {"enable_thinking": False}
+    return _answers(llm, llm.chat_prompt(messages, **thinks), request)
+
+
+def _answers(llm: LLM, prompt: str | list[int], request: OllamaRequest) -> list[RequestState]:
+    if request.top_logprobs is not None and not request.logprobs:
+        raise ApiError("top_logprobs needs logprobs: true.", param="top_logprobs")
+    options = request.options or Options.model_validate({})
+    prompt_ids = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    params = SamplingParams(
+        **_sampling_fields(options),
+        max_tokens=_max_tokens(options, len(prompt_ids), llm.config.max_positions),
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+    )
+    return llm.process_requests([prompt_ids], params)
+
+
+def _sampling_fields(options: Options) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    for each in offered_at("ollama", SamplingParams):
+        given = getattr(options, OWN_NAMES.get(each.name, each.name))
+        named[each.name] = default_at(each, "ollama") if given is None else given
+    if named["top_k"] in (0, -1):
+        named["top_k"] = None
+    if named["seed"] is not None and named["seed"] < 0:
+        named["seed"] = None
+    return named
+
+
+def _max_tokens(options: Options, num_prompt: int, max_positions: int) -> int | None:
+    """Return the smaller limit of `num_predict` and the rest of `num_ctx`; None without a limit."""
+    limits = set[int]()
+    if options.num_predict is not None and options.num_predict not in NO_LIMITS:
+        limits.add(options.num_predict)
+    if options.num_ctx is not None and options.num_ctx < max_positions:
+        if num_prompt >= options.num_ctx:
+            raise ContextLengthError(
+                f"The prompt has {num_prompt} tokens, which leaves no space for an answer: num_ctx "
+                f"is {options.num_ctx}. minigen does not truncate prompts."
+            )
+        limits.add(options.num_ctx - num_prompt)
+    return min(limits, default=None)
+
+
+def _plain(message: OllamaMessage) -> dict[str, Any]:
+    if message.role not in ROLES:
+        raise ApiError(
+            f"A message's role must be one of {', '.join(ROLES)}, not {message.role!r}.",
+            param="messages",
+        )
+    return {"role": message.role, "content": message.content}

@@ -11,12 +11,11 @@ from collections.abc import Sequence as SequenceOf
 from typing import Any, Protocol
 
 from minigen import __version__
-from minigen.outputs import RequestState
+from minigen.outputs import RequestState, TokenDelta
 from minigen.sequence import Logprob
 from minigen.server.errors import ApiError
 from minigen.server.models import Served
 from minigen.server.openai.schema import ChatRequest, CompletionRequest, Generation
-from minigen.server.streaming import Growth
 from minigen.tokenizer.tokenizer import StreamDecoder, Tokenizer
 
 LEAST = -9999.0  # OpenAI's value for a probability of 0, since JSON has no infinity
@@ -107,7 +106,7 @@ class ResponseWriter(Protocol):
 
     def on_start(self) -> bytes: ...
 
-    def on_token(self, growth: Growth) -> bytes: ...
+    def on_token(self, delta: TokenDelta) -> bytes: ...
 
     def end(self) -> bytes: ...
 
@@ -195,17 +194,16 @@ class ChatResponseWriter:
         role = '{"role":"assistant","content":"","refusal":null}'
         return b"".join(self._chunk(each.choice.index, role) for each in self._answers)
 
-    def on_token(self, growth: Growth) -> bytes:
+    def on_token(self, delta: TokenDelta) -> bytes:
         """Return a chunk with the final text and log probabilities, and one for a finish reason."""
-        index, delta, chunk = growth.answer.choice.index, growth.delta, b""
-        logprobs = "null"
-        if growth.logprobs is not None:
-            entry = chat_entry(self._tokenizer, delta.token_id, growth.logprobs, self._num_top)
+        chunk, logprobs = b"", "null"
+        if delta.logprobs is not None:
+            entry = chat_entry(self._tokenizer, delta.token_id, delta.logprobs, self._num_top)
             logprobs = json.dumps({"content": [entry], "refusal": None})
-        if delta.text or growth.logprobs is not None:
-            chunk = self._chunk(index, f'{{"content":{json.dumps(delta.text)}}}', logprobs)
+        if delta.text or delta.logprobs is not None:
+            chunk = self._chunk(delta.choice, f'{{"content":{json.dumps(delta.text)}}}', logprobs)
         if delta.finish_reason is not None:
-            chunk += self._chunk(index, "{}", finish=f'"{delta.finish_reason}"')
+            chunk += self._chunk(delta.choice, "{}", finish=f'"{delta.finish_reason}"')
         return chunk
 
     def end(self) -> bytes:
@@ -278,14 +276,13 @@ class CompletionResponseWriter:
             for answer in self._answers
         )
 
-    def on_token(self, growth: Growth) -> bytes:
+    def on_token(self, delta: TokenDelta) -> bytes:
         """Return a chunk with the final text, the log probabilities and the finish reason."""
-        answer, delta, logprobs = growth
-        if self._only_echo or not (delta.text or delta.finish_reason or logprobs):
+        if self._only_echo or not (delta.text or delta.finish_reason or delta.logprobs):
             return b""
-        columns = None
-        if logprobs is not None:
-            columns = self._columns_of(answer).of([(delta.token_id, logprobs)])
+        answer, columns = self._answers[delta.prompt * self._n + delta.choice], None
+        if delta.logprobs is not None:
+            columns = self._columns_of(answer).of([(delta.token_id, delta.logprobs)])
         finish = "null" if delta.finish_reason is None else f'"{delta.finish_reason}"'
         return self._chunk(answer, delta.text, columns, finish)
 
