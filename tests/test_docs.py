@@ -169,9 +169,6 @@ def test_the_command_line_page_has_every_command_and_option() -> None:
 
 def test_the_architecture_page_names_only_classes_that_exist() -> None:
     text = text_of("docs/architecture.md")
-    assert (
-        text.count("<!-- request path: begin -->") == text.count("<!-- request path: end -->") == 1
-    )
     source = "\n".join(path.read_text("utf-8") for path in (ROOT / "minigen").rglob("*.py"))
     named = set(re.findall(r"\b[A-Z][a-z]+(?:[A-Z][a-z]*)+\b", text)) - {"SGLang", "PyTorch"}
     missing = [name for name in named if not re.search(rf"\b(?:class )?{name}\b", source)]

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tools.request_path import MARKS, PAGE
+
 ROOMS = [
     *("llm", "engine.request_processor", "engine.dispatcher", "engine.engine"),
     "engine.model_runner",
@@ -30,6 +32,13 @@ def arrows(drawing: str) -> list[tuple[str, str]]:
 def test_a_request_passes_five_modules_on_the_way_to_its_token(drawing: str) -> None:
     numbered = [each for each in participants(drawing).values() if each[0].isdigit()]
     assert numbered == [f"{number} {name}" for number, name in enumerate(ROOMS, start=1)]
+
+
+def test_the_architecture_page_shows_the_drawing(drawing: str) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert f"{MARKS[0]}\n```mermaid\n{drawing}```\n{MARKS[1]}" in page, (
+        "run python -m tools.request_path --write"
+    )
 
 
 def test_no_call_leads_back_to_an_earlier_room(drawing: str) -> None:

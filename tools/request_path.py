@@ -1,5 +1,7 @@
 """Draw the way of a request through the modules: `python -m tools.request_path`.
 
+`--write` puts the drawing into docs/architecture.md; a test compares.
+
 It records the Python calls of one short `LLM.generate` on a tiny random model, and draws them as a
 Mermaid sequence diagram, with one participant per module, or per package that computes (`WORK`).
 
@@ -13,6 +15,7 @@ shows these, too.
 import json
 import sys
 from collections.abc import Generator
+from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -27,7 +30,10 @@ from torch import randn
 from minigen import LLM, SamplingParams
 from minigen.checkpoint.config_json import read_config
 from minigen.model.transformer import expected_tensors
+from tools.chapters import ROOT, replaced
 
+PAGE = ROOT / "docs" / "architecture.md"
+MARKS = ("<!-- request path -->", "<!-- /request path -->")
 WORK = ("tokenizer", "sampling", "kv_cache", "model", "kernels", "trace")
 MOST_NAMED = 3  # functions at one arrow
 PHASES = {"in": "in", "step": "a step", "out": "out"}
@@ -154,5 +160,15 @@ def _id(name: str) -> str:
     return name.replace(".", "_")
 
 
+def main(arguments: SequenceOf[str]) -> None:
+    """Print the drawing, or with `--write` put it into docs/architecture.md."""
+    if "--write" not in arguments:
+        sys.stdout.write(drawing())
+        return
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(replaced(text, *MARKS, f"```mermaid\n{drawing()}```"), encoding="utf-8")
+    print(f"written: {PAGE.relative_to(ROOT)}")
+
+
 if __name__ == "__main__":
-    sys.stdout.write(drawing())
+    main(sys.argv[1:])
