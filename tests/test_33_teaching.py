@@ -53,9 +53,8 @@ def test_the_engine_gives_the_same_tokens_with_the_plain_kernels(
 def test_a_model_with_windows_is_refused(tmp_path: Path) -> None:
     save_model(tmp_path, "mistral-window", vocab_size=TINY_VOCAB, num_hidden_layers=1)
     save_tokenizer(tmp_path)
-    llm = LLM.load(tmp_path, weights="float32", attention_backend=decoding(decode_kernel))
-    with pytest.raises(ValueError, match="not support sliding windows"):
-        llm.generate(PROMPTS, GREEDY)
+    with pytest.raises(OptionError, match="not support sliding windows"):
+        LLM.load(tmp_path, weights="float32", attention_backend=decoding(decode_kernel))
 
 
 @pytest.mark.parametrize("splits", [1, 3])

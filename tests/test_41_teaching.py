@@ -65,7 +65,7 @@ def test_a_learners_shares_are_loaded_by_rank_0(
         assert llm.generate("a beginning", GREEDY).token_ids == expected
     finally:
         llm.close()
-    assert "your shard_tensors was called 1 time" in capsys.readouterr().out
+    assert "in place of shard_tensors, was called 1 time" in capsys.readouterr().out
 
 
 def test_ranks_with_equal_memory_run_the_same_batches_however_small_it_is() -> None:
