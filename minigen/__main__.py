@@ -2,8 +2,6 @@
 
 import gc
 
-from minigen.cli.main import main
-
 # New objects that trigger a garbage collection. Imports create many, which all stay in use.
 GC_THRESHOLD = 100_000
 
@@ -11,6 +9,8 @@ GC_THRESHOLD = 100_000
 def run() -> None:
     """Run the command line as the whole process."""
     gc.set_threshold(GC_THRESHOLD)
+    from minigen.cli.main import main  # noqa: PLC0415 - imports create most of the objects
+
     try:
         main()
     finally:
