@@ -80,8 +80,8 @@ def test_a_solution_stays_folded_until_the_learners_part_has_passed(
     reveal(14, attention=lambda q: q)
     assert len(shown) == 3
     assert all("def attention(" in each["text/plain"] for each in shown[1:])
-    with pytest.raises(ValueError, match="Chapter 14 has no atention; it has causal_mask"):
-        reveal(14, "atention")
+    with pytest.raises(ValueError, match="Chapter 14 has no attend; it has causal_mask"):
+        reveal(14, "attend")
 
 
 def test_a_part_is_called_yours_only_if_it_is(capsys: pytest.CaptureFixture[str]) -> None:
