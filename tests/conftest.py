@@ -28,6 +28,9 @@ ABSENT = {
     *("MKL_NUM_THREADS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("TRITON_INTERPRET", "NUMBA_DISABLE_JIT", "NUMBA_NUM_THREADS"),
 }
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background jobs so
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 ABSENT_FAMILIES = ("MINIGEN_", "HF_", "HUGGING", "TRANSFORMERS_", "OPENAI_", "OLLAMA_", "PIP_")
 KEPT = {"MINIGEN_HOME", "MINIGEN_CHROMIUM"}  # where the default model is, and a browser
 
