@@ -240,7 +240,7 @@ torch.testing.assert_close(v, recorded[LAYER].v, atol=1e-4, rtol=1e-4)
 # most? (Write a word with its leading space, such as `" lamp"`.)
 
 # %%
-guess_word = predict("The second keeper looks mostly at", None)
+guess_word = predict("Which word does the second keeper look at most?", None)
 
 # %%
 HEAD, TOKEN = 0, 14
