@@ -11,6 +11,7 @@ from typing import Any
 from minigen.errors import OptionError
 from minigen.fields import FLAG, Values, check, one_of, option, part, require, whole
 
+DEFAULT_MODEL = "smollm2-135m"  # a short name that `minigen.hub` knows
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 NUMBER = r"\d{1,9}(?:\.\d{1,9})?"

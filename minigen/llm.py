@@ -4,13 +4,12 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, overload
 
-from minigen import hub
 from minigen.assembly.build import Assembly, assemble
 from minigen.checkpoint.checkpoint import open_checkpoint
 from minigen.checkpoint.model_config import ModelConfig
-from minigen.config import EngineConfig
+from minigen.config import DEFAULT_MODEL, EngineConfig
 from minigen.engine.dispatcher import SharedSteps
 from minigen.engine.request_processor import Prompt, RequestProcessor, is_one_prompt
 from minigen.errors import ChatTemplateError, ParamsError, PromptError
@@ -18,11 +17,13 @@ from minigen.fields import declare
 from minigen.outputs import RequestOutput, RequestState, TokenDelta, gather
 from minigen.renamed import refuse_old_options
 from minigen.sampling.params import SamplingParams
-from minigen.tokenizer.chat_template import ChatTemplate
 from minigen.tokenizer.tokenizer import Tokenizer
-from minigen.trace.counters import WorkCounters
 from minigen.trace.events import Recorder, Trace
-from minigen.trace.timeline import Timeline
+
+if TYPE_CHECKING:
+    from minigen.hub import Progress
+    from minigen.tokenizer.chat_template import ChatTemplate
+    from minigen.trace.counters import WorkCounters
 
 P = ParamSpec("P")
 
@@ -33,7 +34,7 @@ class _Load(Protocol[P]):
     def __call__(
         self,
         name: str | Path = ...,
-        progress: hub.Progress | None = ...,
+        progress: "Progress | None" = ...,
         *args: P.args,
         **options: P.kwargs,
     ) -> "LLM": ...
@@ -51,7 +52,7 @@ class LLM:
         self,
         config: ModelConfig,
         tokenizer: Tokenizer,
-        chat_template: ChatTemplate | None,
+        chat_template: "ChatTemplate | None",
         assembly: Assembly,
     ):
         self.config, self.tokenizer, self.chat_template = config, tokenizer, chat_template
@@ -73,9 +74,9 @@ class LLM:
     @_takes(EngineConfig)
     def load(
         cls,
-        name: str | Path = hub.DEFAULT_MODEL,
+        name: str | Path = DEFAULT_MODEL,
         *,
-        progress: hub.Progress | None = None,
+        progress: "Progress | None" = None,
         **options: Any,
     ) -> "LLM":
         """Load a model by short name, directory, GGUF file or Hugging Face id; pull it if needed.
@@ -90,6 +91,8 @@ class LLM:
         this process, or at `close`. Under `torchrun`, the ranks are the processes that it started,
         and only rank 0 returns from this function. Raises a `MinigenError` that says what to do.
         """
+        from minigen import hub
+
         refuse_old_options(options)
         config = EngineConfig(**options)
         checkpoint = open_checkpoint(hub.resolve(str(name), progress=progress))
@@ -126,8 +129,11 @@ class LLM:
             yield recorder
 
     @contextmanager
-    def count_work(self) -> Generator[WorkCounters, None, None]:
+    def count_work(self) -> Generator["WorkCounters", None, None]:
         """Count the tokens, blocks and bytes that the engine works on while the block runs."""
+        from minigen.trace.counters import WorkCounters
+        from minigen.trace.timeline import Timeline
+
         counters = WorkCounters(self._kv_bytes, self.config.sliding_windows)
         with self.trace.subscribed(Timeline(counters)):
             yield counters

@@ -1,6 +1,11 @@
 """The recipes of CONTRIBUTING.md, each shown by a small real example."""
 
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +16,12 @@ from minigen import LLM, SamplingParams
 from minigen.checkpoint import config_json
 from minigen.checkpoint.config_json import Family
 from tests import tiny
+from tests.recipe.chapter import FILES as CHAPTER
+from tools.chapters import ROOT
 
+HOLD_THE_ORDER = [
+    f"tests/test_{name}.py" for name in ("notebooks", "course_arc", "exercises", "layout")
+]
 WITHOUT_MEANING = frozenset({"attention_out_bias", "residual_dropout"})
 
 
@@ -42,3 +52,35 @@ def test_a_family_with_llamas_layers_is_one_entry(
     )
     assert found.token_ids == expected[0, len(prompt) :].tolist()
     assert len(set(found.token_ids)) > 5  # a text that a wrong layer would change
+
+
+def test_a_chapter_is_five_files(tmp_path: Path) -> None:
+    """The tools write the rest: the card, the stub, the executed notebook."""
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, encoding="utf-8", check=True
+    )
+    for name in filter(None, tracked.stdout.split("\0")):
+        if (ROOT / name).exists():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / name)
+    assert len(CHAPTER) == 5
+    for name, text in CHAPTER.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        with (tmp_path / name).open("a", encoding="utf-8") as file:
+            file.write(text)
+    for command in (
+        ["tools.chapters", "--write"],
+        ["tools.notebooks", "18"],
+        ["pytest", "-q", "-p", "no:cacheprovider", *HOLD_THE_ORDER, "-k", "18"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            encoding="utf-8",
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    held = re.search(r"(\d+) passed", done.stdout)
+    assert held is not None
+    assert int(held[1]) > 25, done.stdout

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tools.chapters import ROOT
 from tools.request_path import MARKS, PAGE
 
 ROOMS = [
@@ -55,3 +56,22 @@ def test_the_drawing_shows_all_four_calls_of_a_step_and_only_known_modules(drawi
     step = drawing[drawing.index("llm: a step") : drawing.index("llm: out")]
     for call in ("engine_scheduler: schedule, commit", "engine_model_runner: logits", "sampling: "):
         assert f"engine_engine->>{call}" in step
+
+
+LONGER = """
+import types
+from minigen.engine.engine import Engine
+from tools.request_path import record
+
+room = types.ModuleType("minigen.engine.detour")
+exec("step = lambda engine: real(engine)", vars(room))
+room.real, Engine.step = Engine.step, room.step
+print(*record().rooms)
+"""
+
+
+def test_a_module_more_on_the_way_is_a_room_more() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LONGER], cwd=ROOT, capture_output=True, encoding="utf-8", check=True
+    )
+    assert set(done.stdout.split()) == {*ROOMS, "engine.detour"}

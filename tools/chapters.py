@@ -58,10 +58,16 @@ class Chapter:
 
     @property
     def tests(self) -> list[str]:
-        """The paths of its tests, the one with the chapter's own name first."""
+        """The paths of its tests, the one with the chapter's own name first.
+
+        A chapter that has only exercises is tested by its answers.
+        """
         own = f"test_{self.number}_{self.stem}.py"
         found = [path.name for path in (ROOT / "tests").glob(f"test_{self.number}_*.py")]
-        return [f"tests/{name}" for name in sorted(found, key=lambda name: (name != own, name))]
+        names = sorted(found, key=lambda name: (name != own, name))
+        return [f"tests/{name}" for name in names] or [
+            f"tests/answers/ch{self.number}_{self.stem}.py"
+        ]
 
     @property
     def benchmarks(self) -> list[str]:

@@ -12,7 +12,6 @@ from minigen.checkpoint.model_config import ModelConfig
 from minigen.config import EngineConfig
 from minigen.engine.engine import Engine
 from minigen.engine.scheduler import ContinuousScheduler
-from minigen.engine.static_batching import DynamicScheduler, StaticScheduler
 from minigen.errors import OptionError
 from minigen.hardware import torch_threads
 from minigen.kv_cache.block_allocator import BlockAllocator, blocks_needed
@@ -24,10 +23,23 @@ from minigen.sampling.sampler import BatchSampler, Choose
 from minigen.sockets.resolve import build_part, find_part, name_of
 from minigen.trace.events import Trace
 
-SCHEDULERS: dict[str, type] = {
+
+def _static(manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int) -> Scheduler:
+    from minigen.engine.static_batching import StaticScheduler
+
+    return StaticScheduler(manager, max_num_seqs, max_num_batched_tokens)
+
+
+def _dynamic(manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int) -> Scheduler:
+    from minigen.engine.static_batching import DynamicScheduler
+
+    return DynamicScheduler(manager, max_num_seqs, max_num_batched_tokens)
+
+
+SCHEDULERS: dict[str, Callable[..., Scheduler]] = {
     "continuous": ContinuousScheduler,
-    "static": StaticScheduler,
-    "dynamic": DynamicScheduler,
+    "static": _static,
+    "dynamic": _dynamic,
 }
 ALLOCATORS: dict[str, type] = {"free-list": BlockAllocator}
 PREFIX_CACHES = {"radix": RadixPrefixCache}

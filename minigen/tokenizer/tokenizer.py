@@ -21,7 +21,6 @@ from typing import Any
 import tokenizers
 
 from minigen.errors import PromptError, TokenizerError, UnsupportedError
-from minigen.tokenizer.gguf import read_vocabulary
 
 
 @dataclass(frozen=True)
@@ -155,6 +154,8 @@ class Tokenizer:
 
         Raises `TokenizerError` and `UnsupportedError` as `gguf.read_vocabulary` does.
         """
+        from minigen.tokenizer.gguf import read_vocabulary  # noqa: PLC0415 - most files are no GGUF
+
         vocabulary = read_vocabulary(metadata)
         return cls(vocabulary.backend, vocabulary.bos_token_id, vocabulary.eos_token_ids)
 
