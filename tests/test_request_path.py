@@ -75,3 +75,16 @@ def test_a_module_more_on_the_way_is_a_room_more() -> None:
         [sys.executable, "-c", LONGER], cwd=ROOT, capture_output=True, encoding="utf-8", check=True
     )
     assert set(done.stdout.split()) == {*ROOMS, "engine.detour"}
+
+
+HTTP_IN = [
+    *("server.replies", "server.openai.routes", "llm", "engine.request_processor"),
+    *("engine.dispatcher", "engine.engine"),
+]
+HTTP_BACK = ["engine.dispatcher", "outputs", "server.replies"]
+
+
+def test_a_request_over_http_passes_six_modules_and_its_token_three() -> None:
+    command = [sys.executable, "-m", "tools.http_path"]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
+    assert done.stdout == f"in: {', '.join(HTTP_IN)}\nback: {', '.join(HTTP_BACK)}\n"

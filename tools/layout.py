@@ -178,9 +178,10 @@ def _named_shapes(tree: ast.Module) -> list[str]:
 
 def measures() -> dict[str, str]:
     """Return each measure of the layout as text."""
-    from tools.request_path import record  # noqa: PLC0415 - it imports torch
+    from tools import http_path, request_path  # noqa: PLC0415 - they import torch
 
-    rooms = list(record().rooms)
+    rooms = list(request_path.record().rooms)
+    served = http_path.record()
     sizes = {name: num_lines(path) for name, path in modules().items()}
     folders = siblings()
     reached = closure("minigen.llm")
@@ -198,6 +199,8 @@ def measures() -> dict[str, str]:
         "closure of `from minigen import LLM`": f"{len(reached)} modules, "
         f"{sum(sizes[name] for name in reached):,} lines",
         "modules from LLM.generate to the token": f"{len(rooms)} ({', '.join(rooms)})",
+        "modules from HTTP to the token / back": f"{len(served.inward)} / {len(served.back)} "
+        f"({', '.join(served.inward)} / {', '.join(served.back)})",
         "token loop": f"{sum(sizes[name] for name in TOKEN_LOOP):,} lines in {len(TOKEN_LOOP)}",
         "folds over the trace": ", ".join(trace_folds()),
         "homes of an engine option": _most(homes, OPTIONS),

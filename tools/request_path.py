@@ -74,7 +74,7 @@ class Recording:
             sys.setprofile(None)
 
     def _on_event(self, frame: FrameType, event: str, _: Any) -> None:
-        name, function = _module(frame), frame.f_code.co_name
+        name, function = module_of(frame), frame.f_code.co_name
         if name is None or function.startswith("<") or event not in ("call", "return"):
             return
         is_step = (name, function) == ("engine.engine", "step")
@@ -82,29 +82,29 @@ class Recording:
             self._phase = "out" if is_step else self._phase
             return
         self._phase = "step" if is_step else self._phase
-        callers = _callers(frame)
-        caller = callers[0] if callers else name
+        above = callers(frame)
+        caller = above[0] if above else name
         if caller != name and (caller, name, function) not in self._known:
             self._known.add((caller, name, function))
             self.calls[self._phase].setdefault((caller, name), []).append(function)
         if (name, function) in ARRIVALS:
-            rooms = [each for each in reversed(callers) if each not in (*WORK, name)]
+            rooms = [each for each in reversed(above) if each not in (*WORK, name)]
             self.rooms |= dict.fromkeys(rooms)
 
 
-def _module(frame: FrameType | None) -> str | None:
+def module_of(frame: FrameType | None) -> str | None:
     """Return the module of a frame without its package's name, or the package if it is work."""
-    package, _, name = ("" if frame is None else frame.f_globals["__name__"]).partition(".")
+    package, _, name = ("" if frame is None else frame.f_globals.get("__name__", "")).partition(".")
     if package != "minigen" or not name:
         return None
     return name.partition(".")[0] if name.startswith(WORK) else name
 
 
-def _callers(frame: FrameType) -> list[str]:
+def callers(frame: FrameType) -> list[str]:
     """Return the modules of the frames above this one, from the inside out."""
     found, caller = list[str](), frame.f_back
     while caller is not None:
-        name = _module(caller)
+        name = module_of(caller)
         found += [] if name is None else [name]
         caller = caller.f_back
     return found
@@ -116,7 +116,7 @@ def record() -> Recording:
     recording = Recording()
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
     with TemporaryDirectory() as folder:
-        _save_model(Path(folder))
+        save_model(Path(folder))
         llm = LLM.load(folder, weights="float32")
         llm.generate("abc", params)
         with recording.recorded():
@@ -124,7 +124,7 @@ def record() -> Recording:
     return recording
 
 
-def _save_model(folder: Path) -> None:
+def save_model(folder: Path) -> None:
     """Save a random Llama of bytes."""
     shapes = expected_tensors(read_config(CONFIG))
     save_file({name: randn(shape) for name, shape in shapes.items()}, folder / "model.safetensors")
