@@ -14,8 +14,6 @@ from matplotlib.ticker import MaxNLocator
 
 from minigen.checkpoint.model_config import ModelConfig
 from minigen.trace.events import Event
-from minigen_course.ch00_map import lesson
-from minigen_course.ch00_map.lesson import first_that_fit
 from minigen_course.figures.style import (
     AMBER,
     BLUE,
@@ -31,6 +29,7 @@ from minigen_course.figures.trace_views import PREFILL, Story, story
 from minigen_course.lab import cost_model
 from minigen_course.lab.cost_model import (
     GB,
+    first_that_fit,
     kv_bytes_per_token,
     memory_needed,
     most_sequences,
@@ -78,7 +77,7 @@ def capacity(
         title(curve, "How many fit, by your function")
     else:
         said = "The curve of how many fit\nappears here once your\nmost_sequences has passed."
-        curve.text(*(0.5, 0.24, said), transform=curve.transAxes, ha="center", color=QUIET)
+        curve.text(*(0.5, 0.72, said), transform=curve.transAxes, ha="center", color=QUIET)
         title(curve, "What is asked for")
     curve.plot(context, sequences, "o", color=BLUE if fits else ORANGE)
     curve.annotate(
@@ -173,7 +172,7 @@ def queue(
     """
     if not lengths:
         raise ValueError("There are no requests; give the tokens of each.")
-    learners = _is_learners(first_that_fit, lesson.first_that_fit)
+    learners = _is_learners(first_that_fit, cost_model.first_that_fit)
     memory, working = memory_gb * GB, working_gb * GB
     fit = first_that_fit(config, bits, memory, lengths, working) if learners else 0
     made, axes = figure(10, 1.9)
@@ -186,17 +185,14 @@ def queue(
         size = kv_bytes_per_token(config) * length / GB
         colour = AMBER if number < fit else "white"
         axes.barh(0, size, left=begin, color=colour, edgecolor=QUIET, height=0.5)
-        axes.text(
-            *(begin + size / 2, 0, f"{length / 1000:.0f}k"),
-            ha="center",
-            va="center",
-            color=INK,
-            fontsize=8,
-        )
+        label = f"{length / 1000:.0f}k"
+        axes.text(begin + size / 2, 0, label, ha="center", va="center", color=INK, fontsize=8)
         begin += size
     axes.axvline(memory_gb, color=ORANGE, linewidth=2)
     axes.text(memory_gb, 0.31, f"{memory_gb:g} GB", color=ORANGE, ha="center", va="bottom")
-    axes.set(yticks=[], ylim=(-0.32, 0.45), xlabel="GB, requests in the order of arrival")
+    axes.set(
+        yticks=[], ylim=(-0.32, 0.45), xlabel="GB; tokens of each request, in the order of arrival"
+    )
     axes.set_xlim(0, 1.04 * max(begin, memory_gb))
     said = f"{fit} of {len(lengths)} requests run (filled), by your function; the others wait"
     title(axes, said if learners else f"{len(lengths)} requests: how many of the first fit?")
