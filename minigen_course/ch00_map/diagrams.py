@@ -60,8 +60,8 @@ def journey(config: ModelConfig, text: str, ids: Sequence[int], next_id: int, pi
         Stop(13.8, "detokenizer", "12", ""),
         Stop(15.5, f"text\n“{printable([piece])[0]}”", "", "", FAINT),
     )
-    made, axes = figure(10.6, 3.6)
-    axes.set(xlim=(-1.15, 16.25), ylim=(-2.3, 2.35))
+    made, axes = figure(10.6, 3.2)
+    axes.set(xlim=(-1.15, 16.25), ylim=(-2.25, 1.75))
     axes.axis("off")
     for stop, after in pairwise(stops):
         start, end = stop.x + _half(stop), after.x - _half(after)

@@ -23,6 +23,7 @@ from minigen_course.figures.style import (
     ORANGE,
     QUIET,
     figure,
+    printable,
     title,
 )
 from minigen_course.figures.trace_views import PREFILL, Story, story
@@ -36,6 +37,7 @@ from minigen_course.lab.cost_model import (
     num_parameters,
 )
 
+MostSequences = Callable[..., int]
 CONTEXTS = [2**power for power in range(8, 18)]
 GIB = 2**30
 
@@ -47,32 +49,23 @@ def memory_budget(
     sequences: int,
     context: int,
     working_gb: float = 1.0,
+    most: MostSequences | None = None,
 ) -> Figure:
-    """Draw the memory needed against the memory there is, in GB (below) and in GiB (above)."""
-    made, axes = figure(10, 2.7)
-    _draw_budget(made, axes, config, bits, memory_gb, sequences, context, working_gb)
-    return made
+    """Draw the memory needed against the memory there is, and how many sequences would fit.
 
-
-def capacity(
-    config: ModelConfig,
-    bits: float,
-    memory_gb: float,
-    sequences: int,
-    context: int,
-    working_gb: float = 1.0,
-) -> Figure:
-    """Draw the budget, and beside it how many sequences fit, as the learner's part counts them."""
+    The curve of what fits is drawn only by a learner's part: `most`, or the one in use.
+    """
+    counting = most or most_sequences
     made, (bars, curve) = figure(10.5, 3.2, ncols=2, width_ratios=(3, 2))
     fits = _draw_budget(made, bars, config, bits, memory_gb, sequences, context, working_gb)
-    if _is_learners(most_sequences, cost_model.most_sequences):
-        memory, working = memory_gb * GB, working_gb * GB
-        counts = [most_sequences(config, bits, memory, each, working) for each in CONTEXTS]
+    memory, working = memory_gb * GB, working_gb * GB
+    counts = [counting(config, bits, memory, each, working) for each in CONTEXTS]
+    if _is_learners(counting, cost_model.most_sequences):
         fitting = [(length, count) for length, count in zip(CONTEXTS, counts, strict=True) if count]
         if fitting:
-            lengths, most = zip(*fitting, strict=True)
-            curve.plot(lengths, most, color=AMBER, linewidth=2)
-            curve.fill_between(lengths, most, 0.7, color=AMBER, alpha=0.2, linewidth=0)
+            lengths, highest = zip(*fitting, strict=True)
+            curve.plot(lengths, highest, color=AMBER, linewidth=2)
+            curve.fill_between(lengths, highest, 0.7, color=AMBER, alpha=0.2, linewidth=0)
             curve.text(*(0.06, 0.08, "fits"), transform=curve.transAxes, color=INK)
         title(curve, "How many fit, by your function")
     else:
@@ -83,7 +76,7 @@ def capacity(
     curve.annotate(
         f"{sequences:,} × {context:,} tokens",
         (context, sequences),
-        xytext=(0, 7),
+        xytext=(0, -14),
         textcoords="offset points",
         ha="center",
         color=INK,
@@ -174,7 +167,8 @@ def queue(
         raise ValueError("There are no requests; give the tokens of each.")
     learners = _is_learners(first_that_fit, cost_model.first_that_fit)
     memory, working = memory_gb * GB, working_gb * GB
-    fit = first_that_fit(config, bits, memory, lengths, working) if learners else 0
+    found = first_that_fit(config, bits, memory, lengths, working)
+    fit = found if learners else 0
     made, axes = figure(10, 1.9)
     begin = (num_parameters(config) * bits / 8 + working) / GB
     axes.barh(0, begin, color=BLUE, height=0.5)
@@ -188,7 +182,7 @@ def queue(
         label = f"{length / 1000:.0f}k"
         axes.text(begin + size / 2, 0, label, ha="center", va="center", color=INK, fontsize=8)
         begin += size
-    axes.axvline(memory_gb, color=ORANGE, linewidth=2)
+    axes.plot([memory_gb] * 2, [-0.32, 0.3], color=ORANGE, linewidth=2)
     axes.text(memory_gb, 0.31, f"{memory_gb:g} GB", color=ORANGE, ha="center", va="bottom")
     axes.set(
         yticks=[], ylim=(-0.32, 0.45), xlabel="GB; tokens of each request, in the order of arrival"
@@ -295,6 +289,11 @@ def num_steps(events: Iterable[Event]) -> int:
     return len(story(events))
 
 
+def step_seconds(events: Iterable[Event]) -> list[float]:
+    """Return the seconds that each step took."""
+    return [(step.ended_ns - step.started_ns) / 1e9 for step in story(events).steps]
+
+
 def one_request(events: Iterable[Event], tokens: Sequence[str]) -> Figure:
     """Draw the steps of a single request as long as they took, with the token that each gave."""
     history = story(events)
@@ -303,7 +302,8 @@ def one_request(events: Iterable[Event], tokens: Sequence[str]) -> Figure:
     origin = history.arrived[history.requests[0]][1]
     begins = [(step.started_ns - origin) / 1e6 for step in history.steps]
     ends = [(step.ended_ns - origin) / 1e6 for step in history.steps]
-    made, axes = figure(10, 2.5)
+    shown = printable(tokens)
+    made, axes = figure(10, 2.3)
     for number, (step, begin, end) in enumerate(zip(history.steps, begins, ends, strict=True)):
         is_prefill = bool(step.num_prefill)
         axes.barh(
@@ -311,7 +311,7 @@ def one_request(events: Iterable[Event], tokens: Sequence[str]) -> Figure:
         )
         said = f"prefill: {step.num_prefill} tokens at once" if is_prefill else ""
         axes.text((begin + end) / 2, 0, said, ha="center", va="center", color=INK)
-        axes.text(end, 0.6, tokens[number], ha="center", va="bottom", fontsize=8, color=INK)
+        axes.text(end, 0.6, shown[number], ha="center", va="bottom", fontsize=8, color=INK)
         axes.plot([end, end], [0.5, 0.6], color=QUIET, linewidth=0.8)
     for first, last, said in (
         (0.0, ends[0], "time to first token (TTFT)"),
@@ -322,7 +322,7 @@ def one_request(events: Iterable[Event], tokens: Sequence[str]) -> Figure:
         near = {"ha": "center"} if first == 0 else {"ha": "right"}
         middle = (first + last) / 2 if first == 0 else last
         axes.text(middle, -0.92, said, va="top", color=INK, fontsize=9, **near)
-    axes.set(xlim=(0, ends[-1] * 1.01), ylim=(-1.5, 1.15), yticks=[], xlabel="milliseconds")
+    axes.set(xlim=(0, ends[-1] * 1.01), ylim=(-1.3, 1.15), yticks=[], xlabel="milliseconds")
     axes.spines["left"].set_visible(False)
     several = (ends[-1] - ends[0]) / (len(ends) - 1)
     title(axes, f"The first token took {ends[0] / several:.1f} times as long as each later one")
