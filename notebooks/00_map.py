@@ -139,7 +139,8 @@ measured("time to compute it", (time.perf_counter() - started) * 1e3, "ms")
 # level says how much an exercise asks for: **warm-up**, **core** or **stretch**. `using(...)` then
 # puts your function into the running package, and `reveal(...)` opens the package's version once
 # yours has passed. You may skip exercises: later cells then run with the package's own part, and say
-# so.
+# so. On a command line, `minigen workspace FOLDER` copies all notebooks to a folder of your own, and
+# `minigen progress FOLDER` says which exercises pass there.
 #
 # **Claims** at the end of each chapter are statements that guides make. The notebook tests them and
 # says which held. **Standard terms** are bold where they first occur, and linked to the
@@ -210,18 +211,18 @@ for part in ("model", "weights", "attention", "kv cache", "allocator", "prefix c
 #
 # Eight people ask at the same time. Each wants a short story about another topic, with 4 to 11
 # tokens. The simplest server has one **slot**: it answers one request, and all others wait in a
-# queue. Here is the whole queue, measured. (`ignore_eos=True` makes each answer exactly as long as
-# it is asked to be. Otherwise the model ends its answer when it wants to.)
+# queue. Here is the whole queue, measured. (`sampling` says how each answer is to be written:
+# `ignore_eos=True` makes it exactly `max_tokens` long, although the model may want to end it before.)
 
 # %%
 topics = ["rain", "tea", "the moon", "bread", "owls", "trains", "salt", "dreams"]
 prompts = [f"Here is a short story about {topic}." for topic in topics]
-lengths = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in range(4, 12)]
+sampling = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in range(4, 12)]
 
 one_slot = load_model(weights="float32", max_num_seqs=1)
 started = time.perf_counter()
 with one_slot.record() as recorded_alone:
-    apart = [answer.text for answer in one_slot.generate(prompts, lengths, progress=False)]
+    apart = [answer.text for answer in one_slot.generate(prompts, sampling, progress=False)]
 seconds_apart = time.perf_counter() - started
 steps_apart = figures.num_steps(recorded_alone.events)
 measured("eight requests, one by one", seconds_apart, "s")
@@ -236,9 +237,9 @@ picture(
 )
 
 # %% [markdown]
-# An engine works in [steps](../docs/glossary.md#step). In each step it runs the model once. One step
-# gives one new token to each request that takes part. To run the model, the processor must read all
-# of its weights from memory, whether the step works for one request or for eight.
+# An engine works in [steps](../docs/glossary.md#step). In each step it runs the model once, and each
+# request that takes part gets one new token. To run the model, the processor must read all of its
+# weights from memory, whether the step works for one request or for eight.
 #
 # Now let all eight share each step. The longest answer has 11 tokens, and all eight together have
 # 60. Predict: how many times are the weights read now?
@@ -249,7 +250,7 @@ guess_steps = predict("Readings of the weights, side by side?", None)
 # %%
 started = time.perf_counter()
 with llm.record() as recorded_together:
-    together = [answer.text for answer in llm.generate(prompts, lengths, progress=False)]
+    together = [answer.text for answer in llm.generate(prompts, sampling, progress=False)]
 seconds_together = time.perf_counter() - started
 steps_together = figures.num_steps(recorded_together.events)
 guess_steps.compare(steps_together)
@@ -260,10 +261,11 @@ print("the eight answers are the same")
 
 # %% [markdown]
 # Reading the weights once for eight requests instead of once for each is the most important idea of
-# this course. It is called **batching**. The answers do not change: each request still gets exactly
-# the tokens that it would get alone. But a step for eight takes longer than a step for one, so the
-# gain in time is smaller than the gain in readings. By how much, and when it stops to pay, is the
-# subject of chapters 17 and 24.
+# this course. It is called **batching**. The answers do not change: each request still gets the
+# tokens that it would get alone. (With numbers of fewer bits, two tokens with nearly equal scores can
+# change places; chapter 15.) But a step for eight takes longer than a step for one, so the gain in
+# time is smaller than the gain in readings. By how much, and when it stops to pay, is the subject of
+# chapters 17 and 24.
 #
 # ## What inference is
 #
@@ -306,8 +308,7 @@ picture(
 #    Each token id is replaced by its row, so $x$ has the shape [5, 576].
 # 3. **30 layers** follow. Each has two parts. **Attention** (chapter 14) lets every token fetch
 #    information from the tokens before it. The **feed-forward network** (chapter 13) works on each
-#    token alone. Both add their
-#    result to $x$, which is therefore called the **residual stream**. Its shape stays [5, 576].
+#    token alone. Both add their result to $x$, the **residual stream**, so its shape stays [5, 576].
 # 4. The **output head** compares the last token's 576 numbers with every token of the vocabulary.
 #    The result is 49,152 scores, the [logits](../docs/glossary.md#logits) (chapter 15).
 # 5. The [sampler](../docs/glossary.md#sampler) chooses one token id by its scores (chapter 16).
@@ -345,7 +346,8 @@ print("The engine writes the same three tokens.")
 # With the KV cache, the life of a request has two phases:
 #
 # - [Prefill](../docs/glossary.md#prefill): the whole prompt is computed in one step, all of its tokens
-#   at once. It fills the cache and gives the first new token.
+#   at once (a very long one in a few steps; chapter 24). It fills the cache and gives the first new
+#   token.
 # - [Decode](../docs/glossary.md#decode): each further step computes a single token, the one that came
 #   last, and gives the next one.
 #
@@ -386,8 +388,10 @@ picture(
 
 # %% [markdown]
 # A token of the prompt costs far less than a token of the answer. The reason is the same as for the
-# eight requests: the prefill reads the weights once for 70 tokens, a decode step reads them once for
-# one token. So a prefill keeps the processor's arithmetic busy, and a decode step mostly waits for
+# eight requests: every step has costs that do not depend on its number of tokens. It reads all
+# weights, and it starts hundreds of operations. The prefill pays these costs once for 70 tokens, a
+# decode step pays them for a single token. With a large model, the weights are the larger cost by
+# far: a prefill then keeps the processor's arithmetic busy, and a decode step mostly waits for
 # memory. Chapter 17 measures both limits, and predicts both times.
 #
 # ## Watch them share the machine
@@ -416,7 +420,7 @@ guess_four = predict("Steps with four slots?", None, within=1.2)
 # %%
 four_slots = load_model(weights="float32", max_num_seqs=4)
 with four_slots.record() as recorded_four:
-    four_slots.generate(prompts, lengths, progress=False)
+    four_slots.generate(prompts, sampling, progress=False)
 guess_four.compare(figures.num_steps(recorded_four.events))
 recordings = {1: recorded_alone, 4: recorded_four, 8: recorded_together}
 
@@ -455,15 +459,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 def ask(prompt, params):
-    limits = {"max_tokens": params.max_tokens, "extra_body": {"ignore_eos": True}}
+    options = {"max_tokens": params.max_tokens, "extra_body": {"ignore_eos": True}}
     with OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
-        answer = client.completions.create(model="m", prompt=prompt, temperature=0, **limits)
+        answer = client.completions.create(model="m", prompt=prompt, temperature=0, **options)
     return answer.choices[0].text
 
 
 with serving(llm, "m") as server, llm.record() as served, ThreadPoolExecutor(8) as pool:
     started = time.perf_counter()
-    over_http = list(pool.map(ask, prompts, lengths))
+    over_http = list(pool.map(ask, prompts, sampling))
     seconds_served = time.perf_counter() - started
 assert over_http == together
 print("over HTTP, the same eight answers")
@@ -501,7 +505,7 @@ picture(
 #
 # A second order is by layers, from the chip to the user. When something is slow or fails, the first
 # question is which layer owns the problem. A fix belongs to that layer; elsewhere it only hides the
-# symptom. Each card names its layer, and chapter 52 uses the layers to diagnose broken systems.
+# symptom. Each card names its layer. Keep the stack in mind for the broken systems of chapter 52.
 #
 # <!-- stack -->
 # | layer | what it is | what goes wrong there | chapters |
@@ -619,10 +623,10 @@ print(f"{'together':<36} {sum(parts.values()) / 1e6:6,.0f} MB")
 # %% [markdown]
 # ### GB is not GiB
 #
-# A **GB** is $10^9$ bytes, a **GiB** is $2^{30}$ bytes, 7 % more. Files on a hub and disks are sold in
-# GB. Tools such as `nvidia-smi` count in MiB ($2^{20}$ bytes), and a card of "24 GB" shows about 24,564
-# of them. An estimate that mixes the two is wrong by a whole request or two. This course computes in
-# GB.
+# A **GB** is $10^9$ bytes, a **GiB** is $2^{30}$ bytes, 7 % more. The sizes of files on a hub, and of
+# disks, are given in GB. Tools such as `nvidia-smi` count in MiB ($2^{20}$ bytes), and an RTX 4090 of
+# "24 GB" shows 24,564 of them, which is nearly 24 GiB. An estimate that mixes the two is wrong by
+# several requests. This course computes in GB.
 
 # %%
 GIB = 2**30
@@ -634,6 +638,8 @@ for said, size in {
     "13 billion weights with 4 bits": 13e9 / 2,
 }.items():
     print(f"{said:<34} {size / 1e9:6.2f} GB = {size / GIB:6.2f} GiB")
+chats = 24 * (GIB - 1e9) / (kv_of_a_token * 4096)
+print(f"24 GiB hold {chats:.1f} chats of 4,096 tokens with Llama-3-8B more than 24 GB")
 
 # %% [markdown]
 # ### Training needs far more
@@ -935,17 +941,17 @@ verdicts(
 # |  | [14 attention](14_attention.ipynb) | Attention: causal, with grouped heads | compute | 50 min | 40 min |
 # |  | [15 transformer](15_transformer.ipynb) | The whole forward pass | compute | 55 min | 45 min |
 # |  | [16 sampling](16_sampling.ipynb) | Choosing the next token | serving | 50 min | 50 min |
-# |  | [17 dense_cache](17_dense_cache.ipynb) | Prefill, decode, and the memory wall | memory | 60 min | 60 min |
+# |  | [17 dense cache](17_dense_cache.ipynb) | Prefill, decode, and the memory wall | memory | 60 min | 60 min |
 # | 2 many requests | [21 blocks](21_blocks.ipynb) | Memory in blocks | memory | 45 min | 40 min |
 # |  | [22 paged](22_paged.ipynb) | Paged attention | memory | 50 min | 50 min |
 # |  | [23 prefix](23_prefix.ipynb) | Sharing prefixes | memory | 50 min | 60 min |
 # |  | [24 scheduler](24_scheduler.ipynb) | Continuous batching | concurrency | 60 min | 60 min |
 # |  | [25 engine](25_engine.ipynb) | The engine, put together | concurrency | 45 min | 45 min |
 # | 3 fast | [31 triton](31_triton.ipynb) | First kernels in Triton | compute | 60 min | 60 min |
-# |  | [32 flash_attention](32_flash_attention.ipynb) | FlashAttention | compute | 60 min | 70 min |
-# |  | [33 paged_attention](33_paged_attention.ipynb) | Paged attention on a GPU | memory | 50 min | 60 min |
-# |  | [34 cpu_kernels](34_cpu_kernels.ipynb) | The same race on a CPU | compute | 60 min | 60 min |
-# | 4 many devices | [41 tensor_parallel](41_tensor_parallel.ipynb) | One model on several devices | memory | 50 min | 60 min |
+# |  | [32 flash attention](32_flash_attention.ipynb) | FlashAttention | compute | 60 min | 70 min |
+# |  | [33 paged attention](33_paged_attention.ipynb) | Paged attention on a GPU | memory | 50 min | 60 min |
+# |  | [34 cpu kernels](34_cpu_kernels.ipynb) | The same race on a CPU | compute | 60 min | 60 min |
+# | 4 many devices | [41 tensor parallel](41_tensor_parallel.ipynb) | One model on several devices | memory | 50 min | 60 min |
 # | 5 serving | [51 server](51_server.ipynb) | A server that OpenAI clients can use | serving | 50 min | 45 min |
 # |  | [52 slo](52_slo.ipynb) | Latency, goodput, and what to do about them | serving | 60 min | 60 min |
 # | | all 20 | | | 18 h | 17 h |
@@ -954,6 +960,13 @@ verdicts(
 #
 # **If you have little time.** To understand serving, read 14, 17, 21, 22 and 24. To program kernels,
 # read 14, 17, 31, 32, 33 and 34. To run a server, read 17, 23, 24, 51 and 52.
+#
+# **What this course leaves out.** Training and **distillation** (a small model learns to imitate a large
+# one) make models; this course takes them as they are. TPUs and other accelerators run the same steps
+# with other kernels. **Prompt compression** shortens what is sent, and a **semantic cache** answers a
+# question that resembles an earlier one without running the model at all. Both stand in front of an
+# engine, and both can change the answer. Production engines are written in Python, C++, Rust and CUDA;
+# here everything is Python, with kernels in Triton and Numba.
 #
 # ## Summary
 #
@@ -999,7 +1012,7 @@ verdicts(
 # | [vLLM](https://github.com/vllm-project/vllm) | many users on GPUs | takes a share of the card (`gpu_memory_utilization`), measures the working memory by a trial step, and cuts what is left into blocks | you serve many models, on many kinds of hardware |
 # | [SGLang](https://github.com/sgl-project/sglang) | many users, shared prompts | weights and cache get a fixed share (`mem_fraction_static`), the rest is working memory; a radix tree shares prefixes | requests share long beginnings, or call tools |
 # | [TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM) | NVIDIA's GPUs | the cache gets a share of what is free after loading (`free_gpu_memory_fraction`) | you use NVIDIA cards only and want their last per cent |
-# | [TGI](https://huggingface.co/docs/text-generation-inference) | serving from the Hugging Face hub | a warm-up run finds how many tokens fit | it is in maintenance mode; you already run it |
+# | [TGI](https://huggingface.co/docs/text-generation-inference) | serving from the Hugging Face hub | a warm-up run finds how many tokens fit | you already run it; it has been in maintenance mode since December 2025 |
 # | [llama.cpp](https://github.com/ggml-org/llama.cpp) | one user, any computer | maps the file, reserves the context of all slots at the start, leaves layers that do not fit on the card in main memory | you have a laptop, or little memory |
 # | [Ollama](https://github.com/ollama/ollama) | the same, with one command | estimates the budget and chooses the layers for the card; unloads an idle model after a while | you want it to run today |
 # | [ExLlamaV2](https://github.com/turboderp-org/exllamav2) | one consumer card | weights and cache with few bits each | a model hardly fits your card |

@@ -165,7 +165,8 @@ def map_table() -> str:
     ]
     for chapter in chapters:
         part = f"{chapter.number[0]} {parts[chapter.number[0]]}"
-        name = f"[{chapter.number} {chapter.stem}]({Path(chapter.notebook).name})"
+        stem = chapter.stem.replace("_", " ")
+        name = f"[{chapter.number} {stem}]({Path(chapter.notebook).name})"
         reading, doing = chapter.minutes
         rows.append(
             f"| {'' if part == before else part} | {name} | {chapter.title} "
