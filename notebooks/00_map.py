@@ -596,7 +596,8 @@ for name in cost_model.MODELS:
 assert cost_model.kv_bytes_per_token(cost_model.config_of("Llama-3-8B")) == kv_of_a_token
 
 # %% [markdown]
-# Weights and KV cache follow from `config.json` alone. **The working memory does not.** It consists of
+# The number of weights and the KV bytes per token follow from `config.json` alone. **The working memory
+# does not.** It consists of
 #
 # - the **activations**: the tensors of the step that runs now, which grow with its number of tokens;
 # - the **logits** of all sequences of the step;
@@ -666,8 +667,8 @@ print(f"the weights alone, in 16 bits: {cost_model.num_parameters(large) * 2 / 1
 # Choose a model, the bits per weight, the memory of your machine, the requests that should run
 # together, and how much working memory you assume. You can also paste the text of any `config.json`
 # of the Llama, Qwen or Mistral families. What happens to 24 GB if the 8 requests have 8,192 tokens
-# instead of 4,096? And what if the weights have 4.5 bits instead of 16? (4.5
-# is 4 bits for each weight, and one **scale** of 16 bits for each 32 weights; chapter 11.) The right panel shows what is
+# instead of 4,096? And what if the weights have 4.5 bits instead of 16? (4.5 bits are 4 bits for each
+# weight, and one **scale** of 16 bits for each 32 weights; chapter 11.) The right panel shows what is
 # asked for, as a dot. How many *would* fit is your first exercise, so its curve is still missing.
 
 # %%
@@ -698,13 +699,14 @@ explore(
 # ### Where the memory may lie
 #
 # What does not fit on the card can lie elsewhere: in the computer's main memory, or on the disk.
-# These are **tiers** of memory, and each is larger and slower than the one before. Since every decode
-# step reads all weights once, the bandwidth of the tier in which they lie bounds the speed of a chat.
-# The next cell divides the weights of Llama-3-8B in bfloat16 by the bandwidth of each tier, as data
-# sheets give it. With one token per step, no chat can be faster than this.
+# These are **tiers** of memory, and each is larger and slower than the one before. Every decode step
+# reads all weights once (of the embedding table only the rows of its tokens), so the bandwidth of the
+# tier in which they lie bounds the speed of a chat. The next cell divides the weights that a step of
+# Llama-3-8B reads, in bfloat16, by the bandwidth of each tier, as data sheets give it. With one token
+# per step, no chat can be faster than this.
 
 # %%
-weight_bytes = cost_model.num_parameters(llama) * 2
+weight_bytes = cost_model.SHAPES["Llama-3-8B"].multiplied * 2
 tiers = {  # bytes per second
     "memory of an H100": cost_model.MACHINES["H100 SXM"].bandwidth,
     "memory of an RTX 4090": cost_model.MACHINES["RTX 4090"].bandwidth,
@@ -871,6 +873,12 @@ verdicts(
         "two bytes per weight; the name rounds the number of weights",
     ),
     Claim(
+        "A model with 70 billion weights takes 140 GB in bfloat16",
+        f"{params[large] * 2 / 1e9:.1f} GB ({params[large] * 2 / GIB:.1f} GiB)",
+        within(params[large] * 2 / 1e9, 138, 142),
+        "the same; that is more than one card of 80 GB, so two cards must share it (chapter 41)",
+    ),
+    Claim(
         "At 4 bits, a model with 70 billion weights takes 35 GB",
         f"{params[large] / 2 / 1e9:.1f} GB of bare numbers, {q4_gb:.1f} GB in Q4_0",
         within(q4_gb, 34, 36),
@@ -910,7 +918,7 @@ verdicts(
         "Training a model with 70 billion weights needs about 420 GB",
         f"{training_gb:,.0f} GB, without activations",
         within(training_gb, 380, 460),
-        "Adam in mixed precision keeps 16 bytes per weight; 420 GB would be 6",
+        "Adam in mixed precision keeps 16 bytes per weight; 420 GB would be 6 bytes",
     ),
     Claim(
         "Requests that share each step are served faster than one after the other",
@@ -980,7 +988,7 @@ verdicts(
 # - Requests that share a step share its reading of the weights, and get the same answers as alone.
 # - An engine solves five problems: loading, compute, memory, concurrency and serving.
 # - Weights + KV cache + working memory must fit into the memory. The first two follow from
-#   `config.json`; the third is an assumption or a measurement.
+#   `config.json` and the bits of a number; the third is an assumption or a measurement.
 # - Bits per weight include the scales, a GB is not a GiB, and KV heads, not query heads, count for the
 #   cache.
 #
@@ -1020,9 +1028,9 @@ verdicts(
 # | [DeepSpeed](https://github.com/deepspeedai/DeepSpeed) | training, and inference on many cards | weights can stay in main memory or on disk and stream to the card ([ZeRO-Inference](https://www.deepspeed.ai/2022/09/09/zero-inference.html)) | the model is far larger than the card, and time matters little |
 #
 # Most of them can also split one model over several cards when one is too small. As a rule, each card
-# then holds a part of the weights and of the KV heads. The activations inside attention and feed-forward are divided
-# as well, but every card holds the whole $x$, the residual stream. The logits are divided or whole,
-# depending on the engine. Chapter 41 builds this.
+# then holds a part of the weights and of the KV heads. The activations inside attention and
+# feed-forward are divided as well, but every card holds the whole $x$, the residual stream. The logits
+# are divided or whole, depending on the engine. Chapter 41 builds this.
 #
 # ## Further reading
 #
