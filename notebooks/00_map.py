@@ -138,9 +138,9 @@ measured("time to compute it", (time.perf_counter() - started) * 1e3, "ms")
 # has hints in three levels: `hint=1` nudges, `hint=2` says how, `hint=3` says nearly everything. A
 # level says how much an exercise asks for: **warm-up**, **core** or **stretch**. `using(...)` then
 # puts your function into the running package, and `reveal(...)` opens the package's version once
-# yours has passed. You may skip exercises: later cells then run with the package's own part, and say
-# so. On a command line, `minigen workspace FOLDER` copies all notebooks to a folder of your own, and
-# `minigen progress FOLDER` says which exercises pass there.
+# yours has passed. You may skip exercises: later cells then use the package's own part, and name
+# it. On a command line, `minigen workspace FOLDER` copies all notebooks to a folder of your own,
+# and `minigen progress FOLDER` says which exercises pass there.
 #
 # **Claims** at the end of each chapter are statements that guides make. The notebook tests them and
 # says which held. **Standard terms** are bold where they first occur, and linked to the
@@ -149,9 +149,10 @@ measured("time to compute it", (time.perf_counter() - started) * 1e3, "ms")
 #
 # ## Before you begin: seven questions
 #
-# Guess now. You are not expected to know any of this. Each question has four answers; write the
-# letter of the one that you find most likely. No solution stands in this chapter: chapter 52, the
-# last one, asks the same questions again, and then shows both of your answers beside the best one.
+# Guess now, before you read on. You are not expected to know any of this. Each question has four
+# answers; write the letter of the one that you find most likely. This chapter already gives you some
+# of the reasons, later ones give the others. Chapter 52, the last one, asks the same questions again,
+# and then shows both of your answers beside the best one.
 
 # %%
 opening_test.ask()
@@ -185,9 +186,10 @@ for piece in llm.stream(question, SamplingParams(temperature=0, max_tokens=32)):
     print(piece, end="", flush=True)
 
 # %% [markdown]
-# The answer stops in the middle of a sentence because `max_tokens` allowed 32 tokens. `temperature=0`
-# means that the engine always takes the most likely next token, so the answer is the same each time
-# (chapter 16). A **token** is a piece of text: a word, a part of a word, or a character (chapter 12).
+# The answer stops in the middle of a sentence because `max_tokens` allowed 32 tokens.
+# `temperature=0` means that the engine always takes the most likely next token
+# ([greedy](../docs/glossary.md#greedy)), so the answer is the same each time (chapter 16). A
+# **token** is a piece of text: a word, a part of a word, or a character (chapter 12).
 #
 # Behind these four lines stand the parts that this course builds. The engine can say what it is made
 # of:
@@ -209,10 +211,13 @@ for part in ("model", "weights", "attention", "kv cache", "allocator", "prefix c
 #
 # ## A number that hurts: one at a time
 #
-# Eight people ask at the same time. Each wants a short story about another topic, with 4 to 11
-# tokens. The simplest server has one **slot**: it answers one request, and all others wait in a
-# queue. Here is the whole queue, measured. (`sampling` says how each answer is to be written:
-# `ignore_eos=True` makes it exactly `max_tokens` long, although the model may want to end it before.)
+# Eight people ask at the same time. Each [request](../docs/glossary.md#request) is for a short
+# story about another topic, with 4 to 11 tokens. The simplest server has one **slot**, a place for
+# a request that runs: it answers one request, and all others wait in a queue. (The number of slots
+# is called `max_num_seqs` here and in vLLM. Chapter 22 uses the word slot for something smaller,
+# the place of one token in the cache.) Here is the whole queue, measured. (`sampling` says how each
+# answer is to be written: `ignore_eos=True` makes it exactly `max_tokens` long, although the model
+# may want to end it before.)
 
 # %%
 topics = ["rain", "tea", "the moon", "bread", "owls", "trains", "salt", "dreams"]
@@ -312,7 +317,8 @@ picture(
 # 4. The **output head** compares the last token's 576 numbers with every token of the vocabulary.
 #    The result is 49,152 scores, the [logits](../docs/glossary.md#logits) (chapter 15).
 # 5. The [sampler](../docs/glossary.md#sampler) chooses one token id by its scores (chapter 16).
-# 6. The **detokenizer** turns the id into text again, here *␣Paris* (the sign ␣ stands for a space).
+# 6. The [detokenizer](../docs/glossary.md#detokenization) turns the id into text again, here
+#    *␣Paris* (the sign ␣ stands for a space).
 # 7. The new token is appended, and the way begins again with one token more.
 #
 # The same in code, with the model that the engine runs. This loop is the smallest engine that works:
@@ -345,9 +351,9 @@ print("The engine writes the same three tokens.")
 #
 # With the KV cache, the life of a request has two phases:
 #
-# - [Prefill](../docs/glossary.md#prefill): the whole prompt is computed in one step, all of its tokens
-#   at once (a very long one in a few steps; chapter 24). It fills the cache and gives the first new
-#   token.
+# - [Prefill](../docs/glossary.md#prefill): the whole prompt is computed in one step, all of its
+#   tokens at once (a very long one in a few steps; chapter 24). It fills the cache and gives the
+#   first new token.
 # - [Decode](../docs/glossary.md#decode): each further step computes a single token, the one that came
 #   last, and gives the next one.
 #
@@ -573,8 +579,10 @@ print(json.dumps(cost_model.MODELS["Llama-3-8B"], indent=1))
 # | $W$ | working memory, in bytes | `working` | 1 GB, assumed |
 # | $M$ | the machine's memory, in bytes | `memory` | |
 #
-# The 2 stands for a key *and* a value. The product $2\,L\,H_{kv}\,d\,b_{kv}/8$ is what one token
-# takes, the **KV bytes per token**. In papers, $T$ is often called $n$ and $d$ is $d_{head}$.
+# In papers, $T$ is often called $n$ and $d$ is $d_{head}$. What a single token takes has a name of
+# its own. The 2 stands for a key *and* a value:
+#
+# $$\text{KV bytes per token} = 2 \, L \, H_{kv} \, d \cdot \frac{b_{kv}}{8}$$
 #
 # By hand, for Llama-3-8B in **bfloat16**, the 16-bit format in which most models are published
 # (chapter 11):
@@ -596,8 +604,8 @@ for name in cost_model.MODELS:
 assert cost_model.kv_bytes_per_token(cost_model.config_of("Llama-3-8B")) == kv_of_a_token
 
 # %% [markdown]
-# The number of weights and the KV bytes per token follow from `config.json` alone. **The working memory
-# does not.** It consists of
+# The number of weights and the KV bytes per token follow from `config.json` alone. **The working
+# memory does not.** It consists of
 #
 # - the **activations**: the tensors of the step that runs now, which grow with its number of tokens;
 # - the **logits** of all sequences of the step;
@@ -645,10 +653,14 @@ print(f"24 GiB hold {chats:.1f} chats of 4,096 tokens with Llama-3-8B more than 
 # %% [markdown]
 # ### Training needs far more
 #
-# Inference keeps the weights and a cache. Training with the usual optimizer (Adam) and mixed precision
-# keeps, for each weight, a 16-bit copy, its 16-bit gradient, and three 32-bit numbers: the weight
-# itself and two running averages of the gradient
-# ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054)). Predict: how many GB is that for
+# Inference keeps the weights and a cache. Training with the usual optimizer (Adam) and mixed
+# precision keeps, for each weight, a 16-bit copy, its 16-bit gradient, and three 32-bit numbers:
+# the weight itself and two running averages of the gradient ([Rajbhandari et al.
+# 2020](https://arxiv.org/abs/1910.02054)). In bytes:
+#
+# $$\text{training memory} \ge N \cdot (2 + 2 + 4 + 4 + 4)$$
+#
+# Predict: how many GB is that for
 # Llama-3-70B, without any activations?
 
 # %%
@@ -699,11 +711,12 @@ explore(
 # ### Where the memory may lie
 #
 # What does not fit on the card can lie elsewhere: in the computer's main memory, or on the disk.
-# These are **tiers** of memory, and each is larger and slower than the one before. Every decode step
-# reads all weights once (of the embedding table only the rows of its tokens), so the bandwidth of the
-# tier in which they lie bounds the speed of a chat. The next cell divides the weights that a step of
-# Llama-3-8B reads, in bfloat16, by the bandwidth of each tier, as data sheets give it. With one token
-# per step, no chat can be faster than this.
+# These are **tiers** of memory, and each is larger and slower than the one before. Every decode
+# step reads all weights once (of the embedding table only the rows of its tokens). So the speed of
+# the tier in which they lie, its [memory bandwidth](../docs/glossary.md#memory-bandwidth), bounds
+# the speed of a chat. The next cell divides the weights that a step of Llama-3-8B reads, in
+# bfloat16, by the bandwidth of each tier, as data sheets give it. With one token per step, no chat
+# can be faster than this.
 
 # %%
 weight_bytes = cost_model.SHAPES["Llama-3-8B"].multiplied * 2
@@ -969,12 +982,12 @@ verdicts(
 # **If you have little time.** To understand serving, read 14, 17, 21, 22 and 24. To program kernels,
 # read 14, 17, 31, 32, 33 and 34. To run a server, read 17, 23, 24, 51 and 52.
 #
-# **What this course leaves out.** Training and **distillation** (a small model learns to imitate a large
-# one) make models; this course takes them as they are. TPUs and other accelerators run the same steps
-# with other kernels. **Prompt compression** shortens what is sent, and a **semantic cache** answers a
-# question that resembles an earlier one without running the model at all. Both stand in front of an
-# engine, and both can change the answer. Production engines are written in Python, C++, Rust and CUDA;
-# here everything is Python, with kernels in Triton and Numba.
+# **What this course leaves out.** Training and **distillation** (a small model learns to imitate a
+# large one) make models; this course takes them as they are. TPUs and other accelerators run the
+# same steps with other kernels. **Prompt compression** shortens what is sent, and a **semantic
+# cache** answers a question that resembles an earlier one without running the model at all. Both
+# stand in front of an engine, and both can change the answer. Production engines are written in
+# Python, C++, Rust and CUDA; here everything is Python, with kernels in Triton and Numba.
 #
 # ## Summary
 #
@@ -982,15 +995,15 @@ verdicts(
 #   autoregressive: each new token is the input of the next step.
 # - A token's journey: text, token ids, embedding, layers, logits, one token id, text. The shapes are
 #   [5], [5, 576], [5, 576], [49,152] and one number, for five tokens of this model.
-# - The prefill computes the whole prompt in one step and gives the first token; each decode step gives
-#   one more. Every step reads all weights once, so a token of the prompt is much cheaper than a token
-#   of the answer.
+# - The prefill computes the whole prompt in one step and gives the first token; each decode step
+#   gives one more. Every step reads all weights once, so a token of the prompt is much cheaper than
+#   a token of the answer.
 # - Requests that share a step share its reading of the weights, and get the same answers as alone.
 # - An engine solves five problems: loading, compute, memory, concurrency and serving.
 # - Weights + KV cache + working memory must fit into the memory. The first two follow from
 #   `config.json` and the bits of a number; the third is an assumption or a measurement.
-# - Bits per weight include the scales, a GB is not a GiB, and KV heads, not query heads, count for the
-#   cache.
+# - Bits per weight include the scales, a GB is not a GiB, and KV heads, not query heads, count for
+#   the cache.
 #
 # **Check yourself** (click to see the answer).
 #
@@ -1012,8 +1025,8 @@ verdicts(
 #
 # ## What the production engines do beyond this
 #
-# All of these engines solve the same five problems. They differ in what they were made for, and in how
-# they divide the memory:
+# All of these engines solve the same five problems. They differ in what they were made for, and in
+# how they divide the memory:
 #
 # | engine | made for | how it divides the memory | choose it when |
 # |---|---|---|---|
@@ -1027,23 +1040,27 @@ verdicts(
 # | [MLC-LLM](https://github.com/mlc-ai/mlc-llm) | phones, browsers | plans the working memory when it compiles the model | there is no Python where it must run |
 # | [DeepSpeed](https://github.com/deepspeedai/DeepSpeed) | training, and inference on many cards | weights can stay in main memory or on disk and stream to the card ([ZeRO-Inference](https://www.deepspeed.ai/2022/09/09/zero-inference.html)) | the model is far larger than the card, and time matters little |
 #
-# Most of them can also split one model over several cards when one is too small. As a rule, each card
-# then holds a part of the weights and of the KV heads. The activations inside attention and
-# feed-forward are divided as well, but every card holds the whole $x$, the residual stream. The logits
-# are divided or whole, depending on the engine. Chapter 41 builds this.
+# Most of them can also split one model over several cards when one is too small ([tensor
+# parallelism](../docs/glossary.md#tensor-parallelism)). As a rule, each card then holds a part of
+# the weights and of the KV heads. The activations inside attention and feed-forward are divided as
+# well, but every card holds the whole $x$, the residual stream. The logits are divided or whole,
+# depending on the engine. Chapter 41 builds this.
 #
 # ## Further reading
 #
-# - [Efficient Memory Management for Large Language Model Serving with PagedAttention](https://arxiv.org/abs/2309.06180),
-#   Kwon et al. 2023: the paper behind vLLM, and behind part 2 of this course.
-# - [Orca](https://www.usenix.org/conference/osdi22/presentation/yu), Yu et al. 2022: requests that join
-#   and leave at every step.
+# - [Efficient Memory Management for Large Language Model Serving with
+#   PagedAttention](https://arxiv.org/abs/2309.06180), Kwon et al. 2023: the paper behind vLLM, and
+#   behind part 2 of this course.
+# - [Orca](https://www.usenix.org/conference/osdi22/presentation/yu), Yu et al. 2022: requests that
+#   join and leave at every step.
 # - [Transformer Inference Arithmetic](https://kipp.ly/transformer-inference-arithmetic/), Carol Chen
 #   2022: memory and time of a model from its configuration.
-# - [Efficiently Scaling Transformer Inference](https://arxiv.org/abs/2211.05102), Pope et al. 2022: the
-#   same for models on many devices.
-# - [ZeRO](https://arxiv.org/abs/1910.02054), Rajbhandari et al. 2020: where the memory of training goes.
-# - [`vllm/v1/worker/gpu_worker.py`](https://github.com/vllm-project/vllm/blob/main/vllm/v1/worker/gpu_worker.py):
+# - [Efficiently Scaling Transformer Inference](https://arxiv.org/abs/2211.05102), Pope et al. 2022:
+#   the same for models on many devices.
+# - [ZeRO](https://arxiv.org/abs/1910.02054), Rajbhandari et al. 2020: where the memory of training
+#   goes.
+# -
+#   [`vllm/v1/worker/gpu_worker.py`](https://github.com/vllm-project/vllm/blob/main/vllm/v1/worker/gpu_worker.py):
 #   look for `determine_available_memory`, which is this chapter's formula in a production engine.
 #
 # **Next:** [11 · Weights on disk](11_weights.ipynb), where the engine begins: with a file of bytes.
