@@ -302,7 +302,7 @@ next_id = llm.generate(text, SamplingParams(temperature=0, max_tokens=1)).token_
 picture(
     diagrams.journey(llm.config, text, ids, next_id, llm.tokenizer.decode([next_id])),
     "The journey of one token. Above each part stands the shape of what leaves it, below it the "
-    "chapter that builds it. The blue way is taken once for every further token.",
+    "chapter that builds it. The blue arrow leads back, once for every further token.",
     number="00.2",
 )
 
