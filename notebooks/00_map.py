@@ -18,13 +18,31 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/minigen/minigen/blob/main/notebooks/00_map.ipynb)
 # [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=notebooks/00_map.ipynb)
 #
-# This course builds an engine that runs language models: it reads a model's file, turns text into
-# numbers and back, computes, remembers what it has computed, and lets many requests share one
-# machine. This chapter shows the finished engine from outside, and the one sum that decides what
-# it can hold. Every later chapter opens one of its parts.
+# You type a question, and a machine writes the answer, word by word. Between the two works an
+# **inference engine**: a program that loads a model's file, turns text into numbers and back,
+# computes, remembers what it has computed, and lets many people share one machine. This course
+# builds such an engine, and this chapter is its map. You see the finished engine from outside, you
+# follow one token through it, and you learn the formula that decides how many people it can serve.
+# Every later chapter opens one part of it.
 #
-# **Afterwards you can** run the engine, read a timeline of requests that share it, and say from a
-# model's configuration alone how much memory it needs and how many requests fit.
+# **Afterwards you can** run the engine, draw the way from a text to its next token with all shapes,
+# read a timeline of requests that share a machine, compute from a model's configuration how much
+# memory it needs and how many chats fit, and find the chapter for any problem of an engine.
+#
+# **You need** Python, and the basics of PyTorch: what a tensor and its shape are. Nothing about
+# language models is assumed. A laptop is enough; no chapter needs a GPU. **Time:** about 60 minutes
+# to read and try, about 30 for the exercises.
+#
+# **Where we are:** at the beginning. The map below stands at the head of every chapter, with the
+# chapter's own part lit. Here all of it is lit.
+#
+# <!-- card -->
+#
+# | problem | phase | what saturates | layer | knob | metric |
+# |---|---|---|---|---|---|
+# | all five | prefill, decode | memory capacity | L0 to L6 | `LLM.load(...)` | tokens/s, memory |
+#
+# <!-- /card -->
 
 # %%
 import importlib.util
@@ -34,198 +52,703 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
         "pip", "install -q 'minigen[server,notebooks] @ git+https://github.com/minigen/minigen'"
     )
 
-# %% [markdown]
-# ## Ten lines
-#
-# A model with 135 million weights, small enough for any laptop, answers a question. Each word is
-# printed as soon as it is computed.
-
 # %%
 # %load_ext minigen_course
+import json
 import time
 
-from minigen import SamplingParams
-from minigen.trace.events import EventKind
-from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
+import torch
+from jaxtyping import Float
+from openai import OpenAI
+from torch import Tensor
 
-llm = load_model(weights="float32")
+from minigen import SamplingParams, hub
+from minigen.checkpoint.checkpoint import open_checkpoint
+from minigen.model.attention import attend_packed
+from minigen.server.local import serving
+from minigen_course import (
+    Claim,
+    chapter_map,
+    check,
+    holds,
+    load_model,
+    mark,
+    measured,
+    predict,
+    reveal,
+    task,
+    using,
+    verdicts,
+    within,
+)
+from minigen_course.ch00_map import diagrams, figures, opening_test
+from minigen_course.figures.claims import NOT_TESTED
+from minigen_course.figures.explore import explore, picture
+from minigen_course.lab import cost_model
+from minigen_course.lab.inspect_model import transformer_of
+
+# %%
+chapter_map("serving", "engine", "model", "memory", "machine")
+
+# %% [markdown]
+# ## How to read this course
+#
+# **Run the cells from top to bottom**, with Shift-Enter. Each chapter is one notebook. It starts with
+# a number that hurts, builds the smallest thing that works, shows why that is slow or wrong, and
+# ends with what production engines do.
+#
+# **Predict first.** Before a surprising result, a cell asks for your prediction: replace `None` by a
+# number or a word, and run it. A few cells later your prediction stands beside what came out. A
+# wrong prediction teaches more than a right one. Predictions stay on your machine: they live in the
+# notebook, and nothing is sent anywhere.
+#
+# **Values in ⟨ ⟩ were measured** on the machine that ran this notebook. Yours will differ. A value
+# without these marks is the same on every machine. The next cell prints both kinds.
+#
+# **Shapes stand in the signature.** Functions that take tensors say which shape they expect, with
+# [jaxtyping](https://docs.kidger.site/jaxtyping/): `Float[Tensor, "tokens hidden"]` is a tensor of
+# floating-point numbers with two axes, a row for each token and a column for each hidden dimension.
+# Two axes of one name must have the same length. The line `%load_ext minigen_course` above makes the
+# notebook check these annotations at every call, so that a wrong shape fails where it happens:
+
+
+# %%
+def mean_of_tokens(x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, " hidden"]:
+    return x.mean(0)
+
+
+print(
+    "a matrix of 7 tokens with 576 numbers each gives",
+    list(mean_of_tokens(torch.ones(7, 576)).shape),
+)
+try:
+    mean_of_tokens(torch.ones(7))
+except TypeError as error:
+    print("a vector of 7 numbers gives", type(error).__name__)
+
+numbers = torch.ones(1_000_000)
+started = time.perf_counter()
+total = numbers.sum()
+print(f"the sum of a million ones: {total:,.0f}")
+measured("time to compute it", (time.perf_counter() - started) * 1e3, "ms")
+
+# %% [markdown]
+# **Exercises** come before the package's source. You write a function of the engine yourself.
+# `check(...)` tests it at once, in a process of its own, and names the first mistake. Each exercise
+# has hints in three levels: `hint=1` nudges, `hint=2` says how, `hint=3` says nearly everything. A
+# level says how much an exercise asks for: **warm-up**, **core** or **stretch**. `using(...)` then
+# puts your function into the running package, and `reveal(...)` opens the package's version once
+# yours has passed. You may skip exercises: later cells then use the package's own part, and name
+# it. On a command line, `minigen workspace FOLDER` copies all notebooks to a folder of your own,
+# and `minigen progress FOLDER` says which exercises pass there.
+#
+# **Claims** at the end of each chapter are statements that guides make. The notebook tests them and
+# says which held. **Standard terms** are bold where they first occur, and linked to the
+# [glossary](../docs/glossary.md). **Figures** with controls can be changed in JupyterLab; on a page
+# without Python you see them at their most telling moment.
+#
+# ## Before you begin: seven questions
+#
+# Guess now, before you read on. You are not expected to know any of this. Each question has four
+# answers; write the letter of the one that you find most likely. This chapter already gives you some
+# of the reasons, later ones give the others. Chapter 52, the last one, asks the same questions again,
+# and then shows both of your answers beside the best one.
+
+# %%
+opening_test.ask()
+
+# %%
+opening_test.keep(
+    first_token=None,
+    second_request=None,
+    long_chats=None,
+    same_beginning=None,
+    four_bits=None,
+    two_cards=None,
+    good_mean=None,
+)
+
+# %% [markdown]
+# Your letters are kept in the file `opening_test.json` beside this notebook, and nowhere else. Run
+# the cell again to change them.
+#
+# ## The engine in four lines
+#
+# Here is the finished engine. It loads a language model with 135 million **weights** (the numbers
+# that training found; also called parameters), which is small enough for any laptop. It answers a
+# question, and each piece of the answer is printed as soon as it is computed. This is called
+# [streaming](../docs/glossary.md#streaming).
+
+# %%
+llm = load_model(weights="float32", max_num_seqs=8)
 question = llm.chat_prompt([{"role": "user", "content": "Why is the sky blue?"}])
-for piece in llm.stream(question, SamplingParams(temperature=0, max_tokens=48)):
+for piece in llm.stream(question, SamplingParams(temperature=0, max_tokens=32)):
     print(piece, end="", flush=True)
 
 # %% [markdown]
-# Behind those lines stand the parts that this course builds. The engine says what it is made of:
+# The answer stops in the middle of a sentence because `max_tokens` allowed 32 tokens.
+# `temperature=0` means that the engine always takes the most likely next token
+# ([greedy](../docs/glossary.md#greedy)), so the answer is the same each time (chapter 16). A
+# **token** is a piece of text: a word, a part of a word, or a character (chapter 12).
+#
+# Behind these four lines stand the parts that this course builds. The engine can say what it is made
+# of:
 
 # %%
 for part in ("model", "weights", "attention", "kv cache", "allocator", "prefix cache", "scheduler"):
     print(f"{part:<13} {llm.describe()[part].split(', from')[0]}")
 
 # %% [markdown]
-# ## A number that hurts
+# | word | what it is | chapter |
+# |---|---|---|
+# | GGUF, Q4_1 | The format of the file. Most of its weights are stored with 5 bits each; here they are converted to 32 bits (float32), so that nothing is rounded any further | 11, 34 |
+# | [attention backend](../docs/glossary.md#attention-backend): `attend_paged` | The function in which tokens look at earlier tokens. There are several with the same result and different speed: a **backend** is the one in use | 14, 22 |
+# | [KV cache](../docs/glossary.md#kv-cache) | What the engine keeps of every token that it has computed, so that it need not compute it again | 17 |
+# | [block](../docs/glossary.md#block) | The KV cache is divided into blocks of 16 tokens. A request gets one block after another as its text grows | 21 |
+# | [allocator](../docs/glossary.md#block-allocator): `BlockAllocator` | Hands out free blocks and takes them back | 21 |
+# | [prefix cache](../docs/glossary.md#prefix-caching): `RadixPrefixCache` | Keeps the blocks of earlier requests. A new request that begins with the same text reuses them | 23 |
+# | [scheduler](../docs/glossary.md#scheduler): `ContinuousScheduler` | Decides which requests are computed now, and which wait | 24 |
 #
-# Eight people ask at the same time. The simplest server answers one after the other:
+# ## A number that hurts: one at a time
+#
+# Eight people ask at the same time. Each [request](../docs/glossary.md#request) is for a short
+# story about another topic, with 4 to 11 tokens. The simplest server has one **slot**, a place for
+# a request that runs: it answers one request, and all others wait in a queue. (The number of slots
+# is called `max_num_seqs` here and in vLLM. Chapter 22 uses the word slot for something smaller,
+# the place of one token in the cache.) Here is the whole queue, measured. (`sampling` says how each
+# answer is to be written: `ignore_eos=True` makes it exactly `max_tokens` long, although the model
+# may want to end it before.)
 
 # %%
 topics = ["rain", "tea", "the moon", "bread", "owls", "trains", "salt", "dreams"]
 prompts = [f"Here is a short story about {topic}." for topic in topics]
-lengths = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in range(6, 22, 2)]
+sampling = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in range(4, 12)]
 
+one_slot = load_model(weights="float32", max_num_seqs=1)
 started = time.perf_counter()
-with llm.record() as in_turn:
-    apart = [llm.generate(prompt, each).text for prompt, each in zip(prompts, lengths, strict=True)]
-one_by_one = time.perf_counter() - started
-measured("eight requests, one by one", one_by_one, "s")
-
-# %% [markdown]
-# The last of them waited for seven others. And while each was computed, the machine read all 135
-# million weights from memory for every single token. Read them once for all eight instead:
-
-# %%
-started = time.perf_counter()
-with llm.record() as recorder:
-    together = [each.text for each in llm.generate(prompts, lengths, progress=False)]
-side_by_side = time.perf_counter() - started
-measured("eight requests, side by side", side_by_side, "s")
-measured("ratio", one_by_one / side_by_side)
-assert together == apart, "sharing a machine changes no answer"
-print("the same eight answers")
-steps_apart, steps_together = (
-    sum(event.kind is EventKind.STEP for event in each.events) for each in (in_turn, recorder)
+with one_slot.record() as recorded_alone:
+    apart = [answer.text for answer in one_slot.generate(prompts, sampling, progress=False)]
+seconds_apart = time.perf_counter() - started
+steps_apart = figures.num_steps(recorded_alone.events)
+measured("eight requests, one by one", seconds_apart, "s")
+print(
+    f"the engine made {steps_apart} steps, and each step read all 135 million weights from memory"
 )
-print(f"the weights were read {steps_apart} times, and {steps_together} times side by side")
+picture(
+    figures.timeline(recorded_alone.events, topics),
+    "Eight requests on one slot. Each row is a request, each column a step of the engine. The last "
+    "one waits for the seven others (grey).",
+    number="00.1",
+)
 
 # %% [markdown]
-# ## Watch them share it
+# An engine works in [steps](../docs/glossary.md#step). In each step it runs the model once, and each
+# request that takes part gets one new token. To run the model, the processor must read all of its
+# weights from memory, whether the step works for one request or for eight.
 #
-# An engine works in steps. In each it computes some tokens of some requests. Here is what it said
-# of itself while it ran: first each prompt is read (*prefill*), all its tokens at once; then comes
-# one token a step (*decode*).
+# Now let all eight share each step. The longest answer has 11 tokens, and all eight together have
+# 60. Predict: how many times are the weights read now?
 
 # %%
-from minigen_course.ch00_map.figures import timeline
-from minigen_course.figures.explore import explore, picture
+guess_steps = predict("Readings of the weights, side by side?", None)
 
-picture(timeline(recorder.events, topics), "Eight lanes that begin together and end one by one.")
+# %%
+started = time.perf_counter()
+with llm.record() as recorded_together:
+    together = [answer.text for answer in llm.generate(prompts, sampling, progress=False)]
+seconds_together = time.perf_counter() - started
+steps_together = figures.num_steps(recorded_together.events)
+guess_steps.compare(steps_together)
+measured("eight requests, side by side", seconds_together, "s")
+measured("times as fast", seconds_apart / seconds_together)
+assert together == apart, "sharing a machine changes no answer"
+print("the eight answers are the same")
 
 # %% [markdown]
-# ## Drag it: fewer seats
+# Reading the weights once for eight requests instead of once for each is the most important idea of
+# this course. It is called **batching**. The answers do not change: each request still gets the
+# tokens that it would get alone. (With numbers of fewer bits, two tokens with nearly equal scores can
+# change places; chapter 15.) But a step for eight takes longer than a step for one, so the gain in
+# time is smaller than the gain in readings. By how much, and when it stops to pay, is the subject of
+# chapters 17 and 24.
 #
-# What if the machine has fewer seats than there are requests? Then some wait, and take a seat as
-# soon as one is free. Choose the number of seats, and look at who waits, and for how long. The
-# engine really runs each time.
+# ## What inference is
+#
+# A language model does one thing: given some tokens, it gives every token of its vocabulary a score
+# that says how well it would continue them. There are two ways to use this.
+#
+# - **Training** finds the weights. The model sees texts that people wrote, its scores are compared
+#   with the token that really comes next, and the weights are changed a little so that this token's
+#   score grows. This is repeated for trillions of tokens.
+# - **Inference** uses the weights and never changes them. The model continues a new text.
+#
+# They differ in more than the direction. In training, the whole text is known, so all of its
+# positions are computed at once, and each position gets the *true* earlier tokens as input, not what
+# the model itself would have said. This is **teacher forcing**. In inference, the next token is
+# unknown until the model has chosen it, and it is the input of the step after. The model reads its
+# own output, one token at a time: it is **autoregressive**. That is why writing is slow although
+# reading is fast, and it is the reason for most parts of an engine. It also means that a model's own
+# early mistake becomes its input, which never happens under teacher forcing. (Chapter 13 uses
+# teacher forcing to measure how well a model predicts a given text.)
+#
+# ## One token's journey
+#
+# Follow the text *The capital of France is* through the engine, until the next token comes out.
 
 # %%
-recordings = {}
-for seats in (1, 2, 4, 8):
-    small = load_model(weights="float32", max_num_seqs=seats)
-    with small.record() as recordings[seats]:
-        small.generate(prompts, lengths, progress=False)
+text = "The capital of France is"
+ids = llm.tokenizer.encode(text)
+next_id = llm.generate(text, SamplingParams(temperature=0, max_tokens=1)).token_ids[0]
+picture(
+    diagrams.journey(llm.config, text, ids, next_id, llm.tokenizer.decode([next_id])),
+    "The journey of one token. Above each part stands the shape of what leaves it, below it the "
+    "chapter that builds it. The blue arrow leads back, once for every further token.",
+    number="00.2",
+)
 
+# %% [markdown]
+# 1. The **tokenizer** cuts the text into 5 tokens and replaces each by its number in the vocabulary,
+#    its **token id** (chapter 12).
+# 2. The **embedding table** has a row of 576 numbers for each of the 49,152 tokens of the vocabulary.
+#    Each token id is replaced by its row, so $x$ has the shape [5, 576].
+# 3. **30 layers** follow. Each has two parts. **Attention** (chapter 14) lets every token fetch
+#    information from the tokens before it. The **feed-forward network** (chapter 13) works on each
+#    token alone. Both add their result to $x$, the **residual stream**, so its shape stays [5, 576].
+# 4. The **output head** compares the last token's 576 numbers with every token of the vocabulary.
+#    The result is 49,152 scores, the [logits](../docs/glossary.md#logits) (chapter 15).
+# 5. The [sampler](../docs/glossary.md#sampler) chooses one token id by its scores (chapter 16).
+# 6. The [detokenizer](../docs/glossary.md#detokenization) turns the id into text again, here
+#    *␣Paris* (the sign ␣ stands for a space).
+# 7. The new token is appended, and the way begins again with one token more.
+#
+# The same in code, with the model that the engine runs. This loop is the smallest engine that works:
+
+# %%
+model = transformer_of(llm)
+written = list(ids)
+with torch.inference_mode():  # no training: nothing is recorded for it
+    for step in range(3):
+        x = model.embed(torch.tensor(written))
+        look_back = attend_packed([len(written)], llm.config.sliding_windows)
+        hidden = model(torch.tensor(written), torch.arange(len(written)), look_back)
+        logits = model.logits(hidden[-1:])  # of the last token
+        written.append(int(logits.argmax()))
+        print(
+            f"step {step}: embedded {list(x.shape)}, after the layers {list(hidden.shape)}, "
+            f"logits {list(logits.shape)} -> {llm.tokenizer.decode(written[-1:])!r}"
+        )
+engine_wrote = llm.generate(text, SamplingParams(temperature=0, max_tokens=3)).token_ids
+assert written[len(ids) :] == list(engine_wrote)
+print("The engine writes the same three tokens.")
+
+# %% [markdown]
+# The loop is right, and it is wasteful: every step computes all tokens of the text again, although
+# only one is new. The engine computes each token once and keeps what later tokens need of it, its
+# **keys and values**, in the KV cache. (Chapter 14 explains what keys and values are. Until then,
+# think of a note about each token, in each layer, at which all later tokens look.)
+#
+# ## Prefill and decode
+#
+# With the KV cache, the life of a request has two phases:
+#
+# - [Prefill](../docs/glossary.md#prefill): the whole prompt is computed in one step, all of its
+#   tokens at once (a very long one in a few steps; chapter 24). It fills the cache and gives the
+#   first new token.
+# - [Decode](../docs/glossary.md#decode): each further step computes a single token, the one that came
+#   last, and gives the next one.
+#
+# The first phase decides how long a user waits before anything appears, the
+# [time to first token (TTFT)](../docs/glossary.md#time-to-first-token-ttft). The second decides how
+# fast the text flows, the [inter-token latency (ITL)](../docs/glossary.md#inter-token-latency-itl).
+#
+# The next cell sends a prompt of 70 tokens and asks for 12. Predict: how many times as long as a
+# decode step does the prefill take?
+
+# %%
+guess_prefill = predict(
+    "A prefill of 70 tokens takes as long as how many decode steps?", None, within=2
+)
+
+# %%
+evening = (
+    "The old lighthouse stood at the end of the pier. Every evening the keeper climbed its stairs, "
+    "lit the lamp, and watched the ships come home."
+)
+story = f"{evening} {evening} One night the lamp went out, and the keeper"
+with llm.record() as recorded_one:
+    answer = llm.generate(story, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+seconds = figures.step_seconds(recorded_one.events)
+decode_seconds = sorted(seconds[1:])[len(seconds) // 2]  # the median
+print(f"{answer.num_prompt_tokens} tokens of the prompt, {answer.num_output_tokens} new tokens")
+guess_prefill.compare(seconds[0] / decode_seconds, measured=True)
+measured("prefill, time per token", seconds[0] / answer.num_prompt_tokens * 1e3, "ms")
+measured("decode, time per token", decode_seconds * 1e3, "ms")
+picture(
+    figures.one_request(
+        recorded_one.events, [llm.tokenizer.decode([each]) for each in answer.token_ids]
+    ),
+    "The steps of one request, each as wide as it took. At the end of each step stands the token that "
+    "it gave.",
+    number="00.3",
+)
+
+# %% [markdown]
+# A token of the prompt costs far less than a token of the answer. The reason is the same as for the
+# eight requests: every step has costs that do not depend on its number of tokens. It reads all
+# weights, and it starts hundreds of operations. The prefill pays these costs once for 70 tokens, a
+# decode step pays them for a single token. With a large model, the weights are the larger cost by
+# far: a prefill then keeps the processor's arithmetic busy, and a decode step mostly waits for
+# memory. Chapter 17 measures both limits, and predicts both times.
+#
+# ## Watch them share the machine
+#
+# The engine records its events. From this record, here are the eight requests from above once more,
+# side by side:
+
+# %%
+picture(
+    figures.timeline(recorded_together.events, topics),
+    "The same eight requests on eight slots. All prompts are computed in the first step (amber); "
+    "then each request gets one token in every step (blue) until its answer is complete.",
+    number="00.4",
+)
+
+# %% [markdown]
+# What if there are more requests than slots? Then some wait, and each takes a slot as soon as one is
+# free. The engine does not wait until all four have finished: requests join and leave at every step.
+# This is [continuous batching](../docs/glossary.md#continuous-batching) (chapter 24).
+#
+# Predict: the same eight requests, 60 tokens together, four slots. How many steps?
+
+# %%
+guess_four = predict("Steps with four slots?", None, within=1.2)
+
+# %%
+four_slots = load_model(weights="float32", max_num_seqs=4)
+with four_slots.record() as recorded_four:
+    four_slots.generate(prompts, sampling, progress=False)
+guess_four.compare(figures.num_steps(recorded_four.events))
+recordings = {1: recorded_alone, 4: recorded_four, 8: recorded_together}
+
+# %% [markdown]
+# Four slots would need at least 60 / 4 = 15 steps. They need a few more, because at the end fewer
+# than four requests are left, and some slots are empty.
+#
+# Now drag: choose the number of slots and the axis. The control chooses among three runs that were
+# recorded above. On an axis of steps, all steps look alike. On an axis of seconds, you see that a
+# step with a prefill is longer than one without, and that a step of eight requests is longer than a
+# step of one.
+
+# %%
 explore(
-    lambda seats: timeline(recordings[seats].events, topics),
-    "Timelines of eight requests of which four may run at once: four wait at first.",
-    seats=[4, 1, 2, 8],
+    lambda slots, axis: figures.timeline(
+        recordings[slots].events, topics, in_seconds=axis == "seconds"
+    ),
+    "Eight requests on four slots, over seconds. The last four wait until a slot is free, and take it "
+    "at once.",
+    "00.5",
+    slots=[4, 1, 8],
+    axis=["seconds", "steps"],
 )
 
 # %% [markdown]
 # ## Serve it
 #
-# One line puts the engine behind the API that OpenAI's service has, so whatever was written for
-# that can use it: `minigen serve` on a command line, `serving` in a notebook. Eight programs ask at
-# once, over the network, with OpenAI's own client. Nobody has planned their batch; what will the
-# lanes look like?
+# Until now the engine ran inside this notebook. A **server** offers it to other programs, over the
+# network. Almost all programs that use language models speak the API of OpenAI's service, so an
+# engine that understands this API can serve them all: `minigen serve` on a command line, or
+# `serving` in a notebook. Eight threads ask at once, with OpenAI's own client. No program planned
+# their batch. What will the timeline look like?
 
 # %%
 from concurrent.futures import ThreadPoolExecutor
 
-from openai import OpenAI
-
-from minigen.server.local import serving
-
 
 def ask(prompt, params):
-    limits = {"max_tokens": params.max_tokens, "extra_body": {"ignore_eos": True}}
+    options = {"max_tokens": params.max_tokens, "extra_body": {"ignore_eos": True}}
     with OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
-        answer = client.completions.create(model="m", prompt=prompt, temperature=0, **limits)
+        answer = client.completions.create(model="m", prompt=prompt, temperature=0, **options)
     return answer.choices[0].text
 
 
 with serving(llm, "m") as server, llm.record() as served, ThreadPoolExecutor(8) as pool:
-    over_http = list(pool.map(ask, prompts, lengths))
+    started = time.perf_counter()
+    over_http = list(pool.map(ask, prompts, sampling))
+    seconds_served = time.perf_counter() - started
 assert over_http == together
 print("over HTTP, the same eight answers")
-picture(timeline(served.events), "Lanes of eight requests that came one by one and ran together.")
-
-# %% [markdown]
-# Each was let in at the next step after it had come. Part 2 builds what makes that possible;
-# chapter 51 builds the server, and chapter 52 asks how well it serves.
-#
-# ## What may sit there: the sum that decides
-#
-# Seats cost memory. A machine must hold the **weights**, once; for each token of each running
-# request its **keys and values** (the KV cache, chapter 17); and what a step **works** in. All
-# three follow from a model's configuration. First by hand, for a model with 8 billion weights:
-
-# %%
-billions = 8
-print(f"in bfloat16, 2 bytes a weight: {billions * 2} GB")
-layers, kv_heads, head_dim, bytes_each = 32, 8, 128, 2
-kv_of_a_token = 2 * layers * kv_heads * head_dim * bytes_each  # a key and a value
-print(
-    f"KV of one token: {kv_of_a_token:,} bytes; of 8,000 tokens: {kv_of_a_token * 8e3 / 1e9:.2f} GB"
+picture(
+    figures.timeline(served.events),
+    "Eight requests over HTTP. They come one after another, within milliseconds, and run together.",
+    number="00.6",
 )
 
 # %% [markdown]
-# The package does the same from the configuration that every model comes with, counting each
-# tensor's numbers:
+# Each request joined the batch at the first step after it arrived. The clients know nothing of each
+# other, and still share every reading of the weights. Part 2 builds what makes this possible, chapter
+# 51 builds the server, and chapter 52 asks how well it serves.
+#
+# ## The five problems of an engine
+#
+# You have now seen everything that an engine must do. Its parts are answers to five problems. They
+# organise this course: each chapter's card, at its head, says which problem the chapter solves.
 
 # %%
-from minigen_course.lab import cost_model
+picture(
+    diagrams.five_problems(),
+    "The five problems of an inference engine, what happens without an answer, and the chapters that "
+    "solve each problem.",
+    number="00.7",
+)
 
-show(cost_model.memory_needed, cost_model.kv_bytes_per_token)
+# %% [markdown]
+# The chapters are not in the order of the problems, because an engine must first run before it can
+# run well. Part 1 (chapters 11 to 17) builds what one request needs, part 2 (21 to 25) lets many
+# requests share it, part 3 (31 to 34) makes it fast, part 4 (41) uses several devices, and part 5 (51
+# and 52) offers it to the world.
+#
+# ### The stack
+#
+# A second order is by layers, from the chip to the user. When something is slow or fails, the first
+# question is which layer owns the problem. A fix belongs to that layer; elsewhere it only hides the
+# symptom. Each card names its layer. Keep the stack in mind for the broken systems of chapter 52.
+#
+# <!-- stack -->
+# | layer | what it is | what goes wrong there | chapters |
+# |---|---|---|---|
+# | L6 client | the program that asks | it repeats requests that time out, and doubles the load | |
+# | L5 gateway | HTTP, authentication, limits, queues | requests are refused, or queue for too long | 51 |
+# | L4 routing and batching | which of several copies of the engine answers, and how fast it should | one copy is full, another one idle | 52 |
+# | L3 engine | tokenizer, model, KV cache, scheduler, sampler | few requests run at once, prompts are computed twice | 12, 13, 14, 15, 16, 17, 21, 22, 23, 24, 25, 41 |
+# | L2 runtime | files, formats, packaging | the wrong number format, a slow start | 11 |
+# | L1 kernels | the functions that compute, and the driver below them | memory is read twice, cores are idle | 31, 32, 33, 34 |
+# | L0 silicon | processors, memory, the links between them | capacity, bandwidth and arithmetic all have an end | |
+# <!-- /stack -->
+#
+# ### What one downloads
+#
+# A model is not a program. It is a directory of data, and it does nothing without an engine. On the
+# [Hugging Face hub](https://huggingface.co/docs/hub/models), where most open models are published, a
+# directory looks like this:
+#
+# | file | what it holds | read by | chapter |
+# |---|---|---|---|
+# | `config.json` | the sizes: layers, heads, vocabulary | every part, and this chapter's formula | 11, 15 |
+# | `model-00001-of-00004.safetensors`, ... | the weights, in shards of a few GB each | the loader | 11 |
+# | `model.safetensors.index.json` | which shard holds which tensor | the loader | 11 |
+# | `tokenizer.json` | the vocabulary, and how text is cut | the tokenizer | 12 |
+# | `tokenizer_config.json`, `chat_template.jinja` | special tokens, and how a chat becomes one prompt | the tokenizer | 12 |
+# | `generation_config.json` | the publisher's advice for sampling, and which tokens end an answer | the sampler | 16 |
+#
+# A **GGUF** file packs all of this into a single file. The model of this course is one:
 
 # %%
+path = hub.resolve(hub.DEFAULT_MODEL)
+checkpoint = open_checkpoint(path)
+print(f"{path.name}: {path.stat().st_size / 1e6:.1f} MB")
+print(f"{len(checkpoint.tensors)} tensors with {checkpoint.num_parameters:,} weights")
+print(f"{checkpoint.num_bytes * 8 / checkpoint.num_parameters:.2f} bits per weight")
+print("\nThe same sizes of a larger model, Llama-3-8B, in its config.json:")
+print(json.dumps(cost_model.MODELS["Llama-3-8B"], indent=1))
+
+# %% [markdown]
+# ## How many requests fit? The memory budget
+#
+# Slots are cheap. Memory is not. A machine must hold three things:
+#
+# 1. the **weights**, once, however many requests run;
+# 2. the **KV cache**: keys and values of each token of each running request, in every layer;
+# 3. the **working memory**: what a step needs while it computes.
+#
+# Together they must fit:
+#
+# $$\underbrace{N \cdot \frac{b}{8}}_{\text{weights}} \;+\; \underbrace{S \cdot T \cdot
+# 2 \, L \, H_{kv} \, d \cdot \frac{b_{kv}}{8}}_{\text{KV cache}} \;+\;
+# \underbrace{W}_{\text{working memory}} \;\le\; M$$
+#
+# | symbol | meaning | in the code | Llama-3-8B |
+# |---|---|---|---|
+# | $N$ | number of weights | `num_parameters(config)` | 8.03 billion |
+# | $b$ | bits per weight | `bits` | 16 |
+# | $S$ | sequences (requests) that run at once | `sequences` | |
+# | $T$ | tokens of each sequence, prompt and answer | `context` | |
+# | $L$ | layers | `config.num_layers` | 32 |
+# | $H_{kv}$ | heads of keys and values: how many notes about a token each layer keeps (chapter 14) | `config.kv_heads` | 8 |
+# | $d$ | numbers in a key, and in a value | `config.head_dim` | 128 |
+# | $b_{kv}$ | bits per number of the KV cache | 16 | 16 |
+# | $W$ | working memory, in bytes | `working` | 1 GB, assumed |
+# | $M$ | the machine's memory, in bytes | `memory` | |
+#
+# In papers, $T$ is often called $n$ and $d$ is $d_{head}$. What a single token takes has a name of
+# its own. The 2 stands for a key *and* a value:
+#
+# $$\text{KV bytes per token} = 2 \, L \, H_{kv} \, d \cdot \frac{b_{kv}}{8}$$
+#
+# By hand, for Llama-3-8B in **bfloat16**, the 16-bit format in which most models are published
+# (chapter 11):
+
+# %%
+billions = 8.03
+print(f"weights in bfloat16, 16 bits each: {billions * 16 / 8:.1f} GB")
+layers, kv_heads, head_dim, kv_bits = 32, 8, 128, 16
+kv_of_a_token = 2 * layers * kv_heads * head_dim * kv_bits // 8
+print(
+    f"KV cache of one token: {kv_of_a_token:,} bytes; of 8,000: {kv_of_a_token * 8e3 / 1e9:.2f} GB"
+)
+print()
 for name in cost_model.MODELS:
     config = cost_model.config_of(name)
     weights = cost_model.num_parameters(config)
     token = cost_model.kv_bytes_per_token(config)
-    print(f"{name:<13} {weights / 1e9:6.2f} billion weights, {token / 1e3:7.1f} kB of KV a token")
+    print(f"{name:<13} {weights / 1e9:6.2f} billion weights, {token / 1e3:6.1f} kB of KV per token")
 assert cost_model.kv_bytes_per_token(cost_model.config_of("Llama-3-8B")) == kv_of_a_token
 
 # %% [markdown]
-# ## Drag it: any model, any machine
+# The number of weights and the KV bytes per token follow from `config.json` alone. **The working
+# memory does not.** It consists of
 #
-# Choose a model, the bits of a weight, your machine's memory, and the requests that should run
-# together. On the right: how many fit, for every length. You can also paste the text of any
-# config.json of the Llama, Qwen or Mistral families.
+# - the **activations**: the tensors of the step that runs now, which grow with its number of tokens;
+# - the **logits** of all sequences of the step;
+# - workspaces of kernels, the driver's own memory and, on a GPU, recorded steps (CUDA graphs);
+# - gaps between allocations, which are free and too small to use (fragmentation).
+#
+# The first two can be estimated. The others depend on engine, driver and card, so this chapter
+# *assumes* 1 GB for everything. Here is an estimate for Llama-3-8B and a step of 8,192 tokens, with
+# numbers of 2 bytes, and logits of 4 bytes for 256 sequences:
 
 # %%
-from minigen_course.ch00_map.figures import memory_budget
+llama = cost_model.config_of("Llama-3-8B")
+tokens, sequences = 8192, 256
+parts = {
+    "residual stream x, and x normalised": 2 * tokens * llama.hidden * 2,
+    "queries, keys and values": tokens * (llama.q_heads + 2 * llama.kv_heads) * llama.head_dim * 2,
+    "feed-forward, two tensors": 2 * tokens * llama.ffn * 2,
+    "logits": sequences * llama.vocab_size * 4,
+}
+for name, size in parts.items():
+    print(f"{name:<36} {size / 1e6:6,.0f} MB")
+print(f"{'together':<36} {sum(parts.values()) / 1e6:6,.0f} MB")
+
+# %% [markdown]
+# ### GB is not GiB
+#
+# A **GB** is $10^9$ bytes, a **GiB** is $2^{30}$ bytes, 7 % more. The sizes of files on a hub, and of
+# disks, are given in GB. Tools such as `nvidia-smi` count in MiB ($2^{20}$ bytes), and an RTX 4090 of
+# "24 GB" shows 24,564 of them, which is nearly 24 GiB. An estimate that mixes the two is wrong by
+# several requests. This course computes in GB.
+
+# %%
+GIB = 2**30
+for said, size in {
+    "24 GB": 24e9,
+    "24 GiB": 24 * GIB,
+    "24,564 MiB": 24_564 * 2**20,
+    "8.03 billion weights with 16 bits": 8.03e9 * 2,
+    "13 billion weights with 4 bits": 13e9 / 2,
+}.items():
+    print(f"{said:<34} {size / 1e9:6.2f} GB = {size / GIB:6.2f} GiB")
+chats = 24 * (GIB - 1e9) / (kv_of_a_token * 4096)
+print(f"24 GiB hold {chats:.1f} chats of 4,096 tokens with Llama-3-8B more than 24 GB")
+
+# %% [markdown]
+# ### Training needs far more
+#
+# Inference keeps the weights and a cache. Training with the usual optimizer (Adam) and mixed
+# precision keeps, for each weight, a 16-bit copy, its 16-bit gradient, and three 32-bit numbers:
+# the weight itself and two running averages of the gradient ([Rajbhandari et al.
+# 2020](https://arxiv.org/abs/1910.02054)). In bytes:
+#
+# $$\text{training memory} \ge N \cdot (2 + 2 + 4 + 4 + 4)$$
+#
+# Predict: how many GB is that for
+# Llama-3-70B, without any activations?
+
+# %%
+guess_training = predict("GB to train Llama-3-70B?", None)
+
+# %%
+large = cost_model.config_of("Llama-3-70B")
+bytes_per_weight = 2 + 2 + 4 + 4 + 4
+training_gb = cost_model.num_parameters(large) * bytes_per_weight / 1e9
+guess_training.compare(int(round(training_gb, -1)), "GB")
+print(f"the weights alone, in 16 bits: {cost_model.num_parameters(large) * 2 / 1e9:.0f} GB")
+
+# %% [markdown]
+# ### Drag it: any model, any machine
+#
+# Choose a model, the bits per weight, the memory of your machine, the requests that should run
+# together, and how much working memory you assume. You can also paste the text of any `config.json`
+# of the Llama, Qwen or Mistral families. What happens to 24 GB if the 8 requests have 8,192 tokens
+# instead of 4,096? And what if the weights have 4.5 bits instead of 16? (4.5 bits are 4 bits for each
+# weight, and one **scale** of 16 bits for each 32 weights; chapter 11.) The right panel shows what is
+# asked for, as a dot. How many *would* fit is your first exercise, so its curve is still missing.
+
+# %%
+yours = {}  # your functions, once they have passed
 
 
-def of_any_model(model, config_json, weights, memory_in_GB, sequences, tokens_of_each):
+def budget_of(model, config_json, weights, memory_in_GB, sequences, tokens_of_each, working_in_GB):
     config = cost_model.config_of(config_json or model)
-    bits = cost_model.BITS[weights]
-    return memory_budget(config, bits, memory_in_GB, sequences, tokens_of_each)
+    sizes = (memory_in_GB, sequences, tokens_of_each, working_in_GB)
+    return figures.memory_budget(config, cost_model.BITS[weights], *sizes, yours.get("most"))
 
 
 explore(
-    of_any_model,
-    "Bars of weights, KV cache and working memory of Llama-3-8B beside 24 GB.",
+    budget_of,
+    "The memory budget of Llama-3-8B in bfloat16 on a card of 24 GB: eight requests of 4,096 tokens "
+    "fit, and 2.6 GB are left. The lower axis is in GB, the upper one in GiB.",
+    "00.8",
     model=["Llama-3-8B", *(each for each in cost_model.MODELS if each != "Llama-3-8B")],
     config_json="",
     weights=["bfloat16", *(each for each in cost_model.BITS if each != "bfloat16")],
     memory_in_GB=(4, 320, 4, 24),
     sequences=(1, 256, 1, 8),
     tokens_of_each=(256, 32768, 256, 4096),
+    working_in_GB=(0.0, 8.0, 0.5, 1.0),
 )
+
+# %% [markdown]
+# ### Where the memory may lie
+#
+# What does not fit on the card can lie elsewhere: in the computer's main memory, or on the disk.
+# These are **tiers** of memory, and each is larger and slower than the one before. Every decode
+# step reads all weights once (of the embedding table only the rows of its tokens). So the speed of
+# the tier in which they lie, its [memory bandwidth](../docs/glossary.md#memory-bandwidth), bounds
+# the speed of a chat. The next cell divides the weights that a step of Llama-3-8B reads, in
+# bfloat16, by the bandwidth of each tier, as data sheets give it. With one token per step, no chat
+# can be faster than this.
+
+# %%
+weight_bytes = cost_model.SHAPES["Llama-3-8B"].multiplied * 2
+tiers = {  # bytes per second
+    "memory of an H100": cost_model.MACHINES["H100 SXM"].bandwidth,
+    "memory of an RTX 4090": cost_model.MACHINES["RTX 4090"].bandwidth,
+    "main memory, 2 channels of DDR5-5600": 2 * 8 * 5.6e9,
+    "main memory, read by a card over PCIe 4.0 x16": 16 * 16e9 / 8 * 128 / 130,
+    "an SSD on PCIe 4.0 x4, at most": 4 * 16e9 / 8 * 128 / 130,
+}
+for name, bandwidth in tiers.items():
+    print(
+        f"{name:<46} {bandwidth / 1e9:8,.1f} GB/s: {weight_bytes / bandwidth * 1e3:8,.1f} ms per token"
+    )
 
 # %% [markdown]
 # ## Your turn
 #
-# Write the sum the other way round: given a memory, how many sequences of a given length fit?
-# What the weights and the working memory leave is shared by the sequences; what does not fit as
-# a whole does not fit.
+# First on paper. A card has 24 GB (or put in the memory of your own machine). Llama-3-8B is stored
+# with 4.5 bits per weight, the KV cache with 16 bits per number, and 1 GB is working memory. Predict
+# from the formula: how many chats of 4,096 tokens fit?
+
+# %%
+MY_GB = 24
+guess_chats = predict(f"Chats of 4,096 tokens in {MY_GB} GB?", None, within=1.1)
+
+# %% [markdown]
+# Then write it as a function. The formula above asks whether $S$ sequences fit; solve it for the
+# largest whole $S$. A sequence that fits only partly does not count.
+
+# %%
+task(0, "most_sequences")
 
 # %%
 # exercise: minigen_course.lab.cost_model.most_sequences
@@ -238,102 +761,306 @@ def most_sequences(
 ) -> int:
     """Return how many sequences of `context` tokens fit into `memory` bytes, at least 0.
 
-    That is (memory - weights - working) / (KV cache of one sequence), rounded down.
+    Each weight has `bits` bits, and the KV cache 16 bits per number. `working` bytes are kept for
+    what a step works in.
     """
     raise NotImplementedError  # your turn
 
 
 # %%
-mine = check(0, most_sequences=most_sequences)
+my_most = check(0, most_sequences=most_sequences)
 
 # %% [markdown]
-# One line puts yours behind the curve on the right. (Until it passes, `mine` is the package's own.)
+# One line lets the package use your function. The picture below draws its curve with it, and only
+# with it: as long as yours has not passed, there is none. After that, drag Figure 00.8 again. Its
+# right panel now has your curve, too, and you see where the dot leaves the area of what fits.
 
 # %%
-with using(0, most_sequences=mine):
-    drawn = memory_budget(cost_model.config_of("Llama-3-8B"), 16, 24, sequences=8, context=4096)
-picture(drawn, "The same budget, its curve computed by your function.")
+if my_most is not cost_model.most_sequences:
+    yours["most"] = my_most
+guess_chats.compare(my_most(llama, 4.5, MY_GB * 1e9, 4096))
+with using(0, most_sequences=my_most):
+    drawn = figures.memory_budget(llama, 4.5, MY_GB, sequences=8, context=4096)
+picture(
+    drawn,
+    "The budget of the question above: Llama-3-8B with 4.5 bits per weight. The curve at the right "
+    "appears once your function has passed.",
+    number="00.9",
+)
 
 # %% [markdown]
-# ## The chapters
-#
-# | | | opens |
-# |---|---|---|
-# | [11](11_weights.ipynb) | weights | the file: bytes to tensors |
-# | [12](12_tokenizer.ipynb) | tokenizer | text to token ids and back |
-# | [13](13_layers.ipynb) | layers | RMSNorm, rotary embedding, SwiGLU |
-# | [14](14_attention.ipynb) | attention | what tokens take from each other |
-# | [15](15_transformer.ipynb) | transformer | the whole forward pass |
-# | [16](16_sampling.ipynb) | sampling | from scores to one token |
-# | [17](17_dense_cache.ipynb) | dense cache | prefill, decode, the memory wall |
-# | [21](21_blocks.ipynb) | blocks | memory in small pieces, counted owners, copy-on-write |
-# | [22](22_paged.ipynb) | paged | block tables, and attention through them |
-# | [23](23_prefix.ipynb) | prefix | equal beginnings computed once, for everybody |
-# | [24](24_scheduler.ipynb) | scheduler | who runs in each step, and who waits |
-# | [25](25_engine.ipynb) | engine | the parts put together, yours among them |
-# | [34](34_cpu_kernels.ipynb) | CPU kernels | the same race on your own processor |
-# | [41](41_tensor_parallel.ipynb) | tensor parallel | one model, cut through all layers |
-# | [51](51_server.ipynb) | server | an API that OpenAI's clients can use |
-# | [52](52_slo.ipynb) | SLO | latency, goodput, and what to do about them |
-#
-# ## What the production engines do beyond this
-#
-# - **vLLM** reserves a share of the GPU's memory at start and cuts what the weights leave into
-#   blocks for the KV cache: the sum above, done by the engine. **SGLang** and **TensorRT-LLM** too.
-# - **llama.cpp** and **Ollama** map the file and give each slot a context of a fixed length; layers
-#   that do not fit on the GPU stay in the computer's own memory.
-# - **DeepSpeed**, **TGI** and the others split a model over several cards when one is too small:
-#   the weights and the KV heads are divided, the working memory is not.
+# Requests rarely have equal lengths. The second exercise admits them in the order of arrival, as a
+# fair scheduler does: the first request that does not fit stops all behind it.
 
 # %%
-big, small = cost_model.config_of("Llama-3-70B"), cost_model.config_of("Llama-3-8B")
-gb = {
-    name: cost_model.num_parameters(big) * bits / 8 / 1e9 for name, bits in cost_model.BITS.items()
+task(0, "first_that_fit")
+
+# %%
+# exercise: minigen_course.lab.cost_model.first_that_fit
+from collections.abc import Sequence
+
+from minigen.checkpoint.model_config import ModelConfig
+from minigen_course.lab.cost_model import GB
+
+
+def first_that_fit(
+    config: ModelConfig, bits: float, memory: float, lengths: Sequence[int], working: float = GB
+) -> int:
+    """Return how many of the first requests fit into `memory` bytes together, at least 0.
+
+    `lengths` has the tokens of each request, in the order of arrival. The first request that does
+    not fit ends the count, even if a shorter one behind it would fit. Otherwise as in
+    `most_sequences`.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+my_first = check(0, first_that_fit=first_that_fit)
+waiting = [16_000, 8_000, 30_000, 12_000, 24_000, 20_000, 40_000, 6_000]
+with using(0, first_that_fit=my_first):
+    drawn = figures.queue(llama, 4.5, 24, waiting)
+picture(
+    drawn,
+    "Eight requests for Llama-3-8B with 4.5 bits per weight, on a card of 24 GB, in their order of "
+    "arrival. Those that your function admits are filled.",
+    number="00.10",
+)
+
+# %% [markdown]
+# ## The package's version
+#
+# Both functions open here once yours have passed. Whatever you wrote must agree with the package: the
+# number that fits does fit, and one more does not.
+
+# %%
+reveal(0, most_sequences=my_most, first_that_fit=my_first)
+for name in cost_model.MODELS:
+    config = cost_model.config_of(name)
+    for memory in (24e9, 80e9, 640e9):
+        count = my_most(config, 16, memory, 4096)
+        assert count == cost_model.most_sequences(config, 16, memory, 4096)
+        assert my_first(config, 16, memory, [4096] * (count + 1)) == count
+print("Equal lengths: both functions agree with the package, for 6 models on 3 machines.")
+
+# %% [markdown]
+# ## The measurement again
+#
+# The number from the top: eight requests, and how many times the weights were read for them. One by
+# one, side by side in the notebook, and over HTTP, where no program planned the batch.
+
+# %%
+rows = {
+    "one by one": (mark(steps_apart, digits=2), seconds_apart),
+    "side by side": (mark(steps_together, digits=2), seconds_together),
+    "over HTTP": (mark(figures.num_steps(served.events), digits=2), seconds_served),
 }
-full_heads = cost_model.kv_bytes_per_token(big) * big.q_heads / big.kv_heads
-own_heads = cost_model.kv_bytes_per_token(big)
-four_bits = gb["Q4_0: 4 bits and a scale for 32"]
+for name, (steps, seconds) in rows.items():
+    print(f"{name:<13} {steps} readings of the weights, {mark(seconds, 's')}")
+print(f"side by side: {steps_apart / steps_together:.1f} times fewer readings than one by one")
+measured("and times as fast", seconds_apart / seconds_together)
+
+# %% [markdown]
+# ## Claims
+#
+# Statements that guides to inference make about memory and sharing, beside what this notebook found.
+
+# %%
+small, bits = llama, cost_model.BITS
+params = {each: cost_model.num_parameters(each) for each in (small, large)}
+q4_gb = params[large] * bits["Q4_0: 4 bits and a scale for 32"] / 8 / 1e9
+bare_13b = 13e9 * 4 / 8 / 1e9
+kv_token = cost_model.kv_bytes_per_token(large)
+kv_full = kv_token * large.q_heads / large.kv_heads
+four_thousand = {
+    name: cost_model.kv_bytes_per_token(cost_model.config_of(name)) * 4000 / 1e9
+    for name in cost_model.MODELS
+}
+least, most = (pick(four_thousand, key=four_thousand.get) for pick in (min, max))
 verdicts(
     "00",
     Claim(
-        "A model with 8 billion weights takes 16 GB in bfloat16, one with 70 billion 140 GB",
-        f"{cost_model.num_parameters(small) * 2 / 1e9:.1f} GB and {gb['bfloat16']:.1f} GB",
-        "held",
-        "two bytes a weight; the names round the number of weights",
+        "A model with 8 billion weights takes 16 GB in bfloat16",
+        f"{params[small] * 2 / 1e9:.1f} GB ({params[small] * 2 / GIB:.1f} GiB)",
+        within(params[small] * 2 / 1e9, 15.5, 16.5),
+        "two bytes per weight; the name rounds the number of weights",
     ),
     Claim(
-        "At 4 bits a 70B model takes 35 GB",
-        f"{gb['4 bits, scales forgotten']:.1f} GB of bare numbers, {four_bits:.1f} GB in Q4_0",
-        "did not hold",
-        "a scale of 16 bits for each 32 weights makes 4.5 bits of 4; other formats take more",
+        "A model with 70 billion weights takes 140 GB in bfloat16",
+        f"{params[large] * 2 / 1e9:.1f} GB ({params[large] * 2 / GIB:.1f} GiB)",
+        within(params[large] * 2 / 1e9, 138, 142),
+        "the same; that is more than one card of 80 GB, so two cards must share it (chapter 41)",
     ),
     Claim(
-        "Llama-3-70B keeps 2.6 MB of keys and values for each token",
-        f"{full_heads / 1e6:.2f} MB if each of its 64 heads had its own, {own_heads / 1e6:.2f} MB",
-        "did not hold",
+        "At 4 bits, a model with 70 billion weights takes 35 GB",
+        f"{params[large] / 2 / 1e9:.1f} GB of bare numbers, {q4_gb:.1f} GB in Q4_0",
+        within(q4_gb, 34, 36),
+        "a scale of 16 bits for each 32 weights makes it 4.5 bits per weight; other formats take more",
+    ),
+    Claim(
+        "A model with 13 billion weights could fit in about 3.5 GB at 4 bits",
+        f"{bare_13b:.1f} GB of bare numbers, {bare_13b * 4.5 / 4:.1f} GB with scales",
+        within(bare_13b, 3.0, 4.0),
+        "half a byte for each of 13 billion weights",
+    ),
+    Claim(
+        "Llama-3-70B keeps 2.6 MB of keys and values per token",
+        f"{kv_token / 1e6:.2f} MB; {kv_full / 1e6:.2f} MB if each of its 64 heads had its own",
+        within(kv_token / 1e6, 2.4, 2.8),
         "its 64 query heads share 8 heads of keys and values (chapter 14)",
     ),
     Claim(
-        "So 4,000 tokens of it take 10.5 GB, and 50 users 520 GB",
-        f"{own_heads * 4000 / 1e9:.1f} GB, and {own_heads * 4000 * 50 / 1e9:.1f} GB",
-        "did not hold",
-        "the same eighth; 50 users' KV is less than the model's weights in 8 bits",
+        "50 users of Llama-3-70B with 4,000 tokens each need 520 GB of KV cache",
+        f"{kv_token * 4000 * 50 / 1e9:.1f} GB, {kv_token * 4000 / 1e9:.1f} GB for each user",
+        within(kv_token * 4000 * 50 / 1e9, 500, 540),
+        "an eighth, for the same reason: less than the weights take in 8 bits",
     ),
     Claim(
-        "Sequences that fit = (memory - weights) / (KV of a token x length)",
-        f"{cost_model.most_sequences(small, 16, 24e9, 4096)} of Llama-3-8B, 4,096 tokens in 24 GB",
-        "held within bounds",
-        "with working memory taken off first, and if keys and values are not reserved in advance",
+        "Count 1 GB of KV cache for every 4,000 tokens",
+        f"{four_thousand[least]:.2f} GB ({least}) to {four_thousand[most]:.2f} GB ({most})",
+        holds(four_thousand[least] >= 0.5 and four_thousand[most] <= 2),
+        "layers, KV heads and head dimension decide, and no rule for all models is near",
     ),
     Claim(
-        "Requests that share a machine are served faster than one after the other",
+        "A server needs 1 to 2 GB beside weights and KV cache",
+        f"{sum(parts.values()) / 1e9:.1f} GB of activations and logits by the estimate above",
+        NOT_TESTED,
+        "driver, workspaces and recorded steps come on top, and depend on card and engine",
+    ),
+    Claim(
+        "Training a model with 70 billion weights needs about 420 GB",
+        f"{training_gb:,.0f} GB, without activations",
+        within(training_gb, 380, 460),
+        "Adam in mixed precision keeps 16 bytes per weight; 420 GB would be 6 bytes",
+    ),
+    Claim(
+        "Requests that share each step are served faster than one after the other",
         f"{steps_together} readings of the weights instead of {steps_apart}, the same answers, "
-        f"{mark(one_by_one / side_by_side)} times as fast",
-        "held within bounds",
-        "each step reads the weights once, for however many requests; a step of several tokens "
-        "takes longer, though, and by how much depends on the machine and on what else it runs",
+        f"{mark(seconds_apart / seconds_together)} times as fast",
+        holds(seconds_together < seconds_apart),
+        "a step reads the weights once, for however many requests; but a fuller step takes longer",
+        source="[Yu et al. 2022](https://www.usenix.org/conference/osdi22/presentation/yu)",
+        measured=True,
     ),
 )
 
 # %% [markdown]
+# ## All chapters
+#
+# Times are estimates for a reader who knows Python and PyTorch: to read and try, and for the
+# exercises. The first digit of a number is the part; gaps leave room for chapters to come. You can
+# take a chapter alone, because its notebook imports the finished parts of all earlier ones.
+#
+# <!-- chapters -->
+#
+# | part | chapter | about | problem | to read | exercises |
+# |---|---|---|---|--:|--:|
+# | 0 the map | [00 map](00_map.ipynb) | The finished engine, and the memory that a model needs | all five | 60 min | 30 min |
+# | 1 one request | [11 weights](11_weights.ipynb) | Weights on disk: safetensors and GGUF, byte by byte | loading | 55 min | 40 min |
+# |  | [12 tokenizer](12_tokenizer.ipynb) | Text to tokens and back | serving | 50 min | 50 min |
+# |  | [13 layers](13_layers.ipynb) | RMSNorm, rotary embedding, SwiGLU | compute | 55 min | 40 min |
+# |  | [14 attention](14_attention.ipynb) | Attention: causal, with grouped heads | compute | 50 min | 40 min |
+# |  | [15 transformer](15_transformer.ipynb) | The whole forward pass | compute | 55 min | 45 min |
+# |  | [16 sampling](16_sampling.ipynb) | Choosing the next token | serving | 50 min | 50 min |
+# |  | [17 dense cache](17_dense_cache.ipynb) | Prefill, decode, and the memory wall | memory | 60 min | 60 min |
+# | 2 many requests | [21 blocks](21_blocks.ipynb) | Memory in blocks | memory | 45 min | 40 min |
+# |  | [22 paged](22_paged.ipynb) | Paged attention | memory | 50 min | 50 min |
+# |  | [23 prefix](23_prefix.ipynb) | Sharing prefixes | memory | 50 min | 60 min |
+# |  | [24 scheduler](24_scheduler.ipynb) | Continuous batching | concurrency | 60 min | 60 min |
+# |  | [25 engine](25_engine.ipynb) | The engine, put together | concurrency | 45 min | 45 min |
+# | 3 fast | [31 triton](31_triton.ipynb) | First kernels in Triton | compute | 60 min | 60 min |
+# |  | [32 flash attention](32_flash_attention.ipynb) | FlashAttention | compute | 60 min | 70 min |
+# |  | [33 paged attention](33_paged_attention.ipynb) | Paged attention on a GPU | memory | 50 min | 60 min |
+# |  | [34 cpu kernels](34_cpu_kernels.ipynb) | The same race on a CPU | compute | 60 min | 60 min |
+# | 4 many devices | [41 tensor parallel](41_tensor_parallel.ipynb) | One model on several devices | memory | 50 min | 60 min |
+# | 5 serving | [51 server](51_server.ipynb) | A server that OpenAI clients can use | serving | 50 min | 45 min |
+# |  | [52 slo](52_slo.ipynb) | Latency, goodput, and what to do about them | serving | 60 min | 60 min |
+# | | all 20 | | | 18 h | 17 h |
+#
+# <!-- /chapters -->
+#
+# **If you have little time.** To understand serving, read 14, 17, 21, 22 and 24. To program kernels,
+# read 14, 17, 31, 32, 33 and 34. To run a server, read 17, 23, 24, 51 and 52.
+#
+# **What this course leaves out.** Training and **distillation** (a small model learns to imitate a
+# large one) make models; this course takes them as they are. TPUs and other accelerators run the
+# same steps with other kernels. **Prompt compression** shortens what is sent, and a **semantic
+# cache** answers a question that resembles an earlier one without running the model at all. Both
+# stand in front of an engine, and both can change the answer. Production engines are written in
+# Python, C++, Rust and CUDA; here everything is Python, with kernels in Triton and Numba.
+#
+# ## Summary
+#
+# - Inference uses a model's weights to continue a text; training finds the weights. Inference is
+#   autoregressive: each new token is the input of the next step.
+# - A token's journey: text, token ids, embedding, layers, logits, one token id, text. The shapes are
+#   [5], [5, 576], [5, 576], [49,152] and one number, for five tokens of this model.
+# - The prefill computes the whole prompt in one step and gives the first token; each decode step
+#   gives one more. Every step reads all weights once, so a token of the prompt is much cheaper than
+#   a token of the answer.
+# - Requests that share a step share its reading of the weights, and get the same answers as alone.
+# - An engine solves five problems: loading, compute, memory, concurrency and serving.
+# - Weights + KV cache + working memory must fit into the memory. The first two follow from
+#   `config.json` and the bits of a number; the third is an assumption or a measurement.
+# - Bits per weight include the scales, a GB is not a GiB, and KV heads, not query heads, count for
+#   the cache.
+#
+# **Check yourself** (click to see the answer).
+#
+# <details><summary>1. A prompt has 1,000 tokens and its answer 200. How many steps does the engine make
+# for it alone, and how many tokens does it compute?</summary>
+# 200 steps: the prefill gives the first token, and 199 decode steps give the others. It computes 1,000
+# tokens in the first step and one in each other: 1,199. The last token of the answer is never computed,
+# because no further token is asked for.</details>
+#
+# <details><summary>2. You double the number of requests that run at once. Which of weights, KV cache and
+# working memory grows?</summary>
+# The KV cache doubles. The working memory grows a little, by the activations and logits of more tokens
+# in a step. The weights stay the same.</details>
+#
+# <details><summary>3. An 80 GB card holds Llama-3-70B with 4.5 bits per weight and 1 GB of working memory.
+# About how many tokens of KV cache fit?</summary>
+# The weights take 70.55 × 4.5 / 8 = 39.7 GB, so 39.3 GB are left. A token takes 327,680 bytes. That
+# makes about 120,000 tokens: 29 chats of 4,096 tokens.</details>
+#
+# ## What the production engines do beyond this
+#
+# All of these engines solve the same five problems. They differ in what they were made for, and in
+# how they divide the memory:
+#
+# | engine | made for | how it divides the memory | choose it when |
+# |---|---|---|---|
+# | [vLLM](https://github.com/vllm-project/vllm) | many users on GPUs | takes a share of the card (`gpu_memory_utilization`), measures the working memory by a trial step, and cuts what is left into blocks | you serve many models, on many kinds of hardware |
+# | [SGLang](https://github.com/sgl-project/sglang) | many users, shared prompts | weights and cache get a fixed share (`mem_fraction_static`), the rest is working memory; a radix tree shares prefixes | requests share long beginnings, or call tools |
+# | [TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM) | NVIDIA's GPUs | the cache gets a share of what is free after loading (`free_gpu_memory_fraction`) | you use NVIDIA cards only and want their last per cent |
+# | [TGI](https://huggingface.co/docs/text-generation-inference) | serving from the Hugging Face hub | a warm-up run finds how many tokens fit | you already run it; it has been in maintenance mode since December 2025 |
+# | [llama.cpp](https://github.com/ggml-org/llama.cpp) | one user, any computer | maps the file, reserves the context of all slots at the start, leaves layers that do not fit on the card in main memory | you have a laptop, or little memory |
+# | [Ollama](https://github.com/ollama/ollama) | the same, with one command | estimates the budget and chooses the layers for the card; unloads an idle model after a while | you want it to run today |
+# | [ExLlamaV2](https://github.com/turboderp-org/exllamav2) | one consumer card | weights and cache with few bits each | a model hardly fits your card |
+# | [MLC-LLM](https://github.com/mlc-ai/mlc-llm) | phones, browsers | plans the working memory when it compiles the model | there is no Python where it must run |
+# | [DeepSpeed](https://github.com/deepspeedai/DeepSpeed) | training, and inference on many cards | weights can stay in main memory or on disk and stream to the card ([ZeRO-Inference](https://www.deepspeed.ai/2022/09/09/zero-inference.html)) | the model is far larger than the card, and time matters little |
+#
+# Most of them can also split one model over several cards when one is too small ([tensor
+# parallelism](../docs/glossary.md#tensor-parallelism)). As a rule, each card then holds a part of
+# the weights and of the KV heads. The activations inside attention and feed-forward are divided as
+# well, but every card holds the whole $x$, the residual stream. The logits are divided or whole,
+# depending on the engine. Chapter 41 builds this.
+#
+# ## Further reading
+#
+# - [Efficient Memory Management for Large Language Model Serving with
+#   PagedAttention](https://arxiv.org/abs/2309.06180), Kwon et al. 2023: the paper behind vLLM, and
+#   behind part 2 of this course.
+# - [Orca](https://www.usenix.org/conference/osdi22/presentation/yu), Yu et al. 2022: requests that
+#   join and leave at every step.
+# - [Transformer Inference Arithmetic](https://kipp.ly/transformer-inference-arithmetic/), Carol Chen
+#   2022: memory and time of a model from its configuration.
+# - [Efficiently Scaling Transformer Inference](https://arxiv.org/abs/2211.05102), Pope et al. 2022:
+#   the same for models on many devices.
+# - [ZeRO](https://arxiv.org/abs/1910.02054), Rajbhandari et al. 2020: where the memory of training
+#   goes.
+# -
+#   [`vllm/v1/worker/gpu_worker.py`](https://github.com/vllm-project/vllm/blob/main/vllm/v1/worker/gpu_worker.py):
+#   look for `determine_available_memory`, which is this chapter's formula in a production engine.
+#
 # **Next:** [11 · Weights on disk](11_weights.ipynb), where the engine begins: with a file of bytes.

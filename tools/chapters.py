@@ -1,8 +1,8 @@
 """The chapters, read from notebooks/chapters.toml, with their list and their table in documents.
 
 `python -m tools.chapters 24` prints where everything of chapter 24 is; `python -m tools.chapters
---write` writes the list into README.md, the table into docs/course.md, and each chapter's card into
-the head of its notebook's source.
+--write` writes the list into README.md, the table into docs/course.md, each chapter's card into the
+head of its notebook's source, and the table of all chapters into that of the map.
 """
 
 import os
@@ -162,6 +162,34 @@ def table() -> str:
     return "\n".join([head, "|---|---|---|---|---|", *rows])
 
 
+def map_table() -> str:
+    """Return the parts and chapters with their problems and times, for the notebook of the map."""
+    parts, chapters, before = read_parts(), read_chapters(), ""
+    rows = [
+        "| part | chapter | about | problem | to read | exercises |",
+        "|---|---|---|---|--:|--:|",
+    ]
+    for chapter in chapters:
+        part = f"{chapter.number[0]} {parts[chapter.number[0]]}"
+        stem = chapter.stem.replace("_", " ")
+        name = f"[{chapter.number} {stem}]({Path(chapter.notebook).name})"
+        reading, doing = chapter.minutes
+        rows.append(
+            f"| {'' if part == before else part} | {name} | {chapter.title} "
+            f"| {chapter.card['problem']} | {reading} min | {doing} min |"
+        )
+        before = part
+    reading, doing = (sum(chapter.minutes[each] for chapter in chapters) for each in (0, 1))
+    rows.append(f"| | all {len(chapters)} | | | {reading / 60:.0f} h | {doing / 60:.0f} h |")
+    return "\n".join(rows)
+
+
+def with_map(source: str) -> str:
+    """Return the source of the map's notebook with the table of all chapters."""
+    lines = "\n".join(f"# {line}" for line in map_table().splitlines())
+    return replaced(source, BEGIN, f"# {END}", f"#\n{lines}\n#")
+
+
 def _modules(chapter: Chapter) -> str:
     """Return links to a chapter's modules; to their folders where the modules are many."""
     paths = chapter.paths
@@ -196,6 +224,8 @@ def main(numbers: list[str]) -> None:
             if source.exists():
                 text = source.read_text(encoding="utf-8")
                 source.write_text(with_card(text, chapter), encoding="utf-8")
+        the_map = (ROOT / read_chapters()[0].notebook).with_suffix(".py")
+        the_map.write_text(with_map(the_map.read_text(encoding="utf-8")), encoding="utf-8")
         return
     known = {chapter.number: chapter for chapter in read_chapters()}
     for number in numbers or known:

@@ -103,10 +103,28 @@ def most_sequences(
 ) -> int:
     """Return how many sequences of `context` tokens fit into `memory` bytes, at least 0.
 
-    That is (memory - weights - working) / (KV cache of one sequence), rounded down.
+    Each weight has `bits` bits, and the KV cache 16 bits per number. `working` bytes are kept for
+    what a step works in.
     """
     free = memory - working - num_parameters(config) * bits / 8
     return max(0, int(free // (kv_bytes_per_token(config) * context)))
+
+
+def first_that_fit(
+    config: ModelConfig, bits: float, memory: float, lengths: Sequence[int], working: float = GB
+) -> int:
+    """Return how many of the first requests fit into `memory` bytes together, at least 0.
+
+    `lengths` has the tokens of each request, in the order of arrival. The first request that does
+    not fit ends the count, even if a shorter one behind it would fit. Otherwise as in
+    `most_sequences`.
+    """
+    free = memory - working - num_parameters(config) * bits / 8
+    for count, length in enumerate(lengths):
+        free -= kv_bytes_per_token(config) * length
+        if free < 0:
+            return count
+    return len(lengths)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
-"""Answers to the exercise of chapter 00."""
+"""Answers to the exercises of chapter 00."""
 
 import math
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 from minigen_course.lab.cost_model import kv_bytes_per_token, memory_needed, num_parameters
@@ -71,10 +73,91 @@ WRONG = [
     *("rounded", "a float", "negative", "at least one", "working by default nothing"),
 ]
 
+
+def by_sums(
+    config: Any, bits: float, memory: float, lengths: Sequence[int], working: float = 1e9
+) -> int:
+    """Right, and by the sums of the lengths."""
+    left = memory - working - num_parameters(config) * bits / 8
+    return bisect_right(list(accumulate(lengths)), left / kv_bytes_per_token(config))
+
+
+def by_asking_each(
+    config: Any, bits: float, memory: float, lengths: Sequence[int], working: float = 1e9
+) -> int:
+    """Right, and with the budget of all requests up to each one."""
+    count = 0
+    for length in range(1, len(lengths) + 1):
+        if memory_needed(config, bits, 1, sum(lengths[:length]), working).total > memory:
+            break
+        count = length
+    return count
+
+
+def wrong_queue(name: str) -> Callable[..., Any]:
+    def part(
+        config: Any, bits: float, memory: float, lengths: list[int], working: float = 1e9
+    ) -> Any:
+        one = kv_bytes_per_token(config)
+        if name == "every query head":
+            one *= config.q_heads / config.kv_heads
+        if name == "half the cache":
+            one /= 2
+        weights = num_parameters(config) * (bits if name == "bits for bytes" else bits / 8)
+        kept = 0 if name == "no working memory" else working
+        if name == "working memory fixed":
+            kept = 1e9
+        left = memory - weights - kept
+        if name == "sorted":
+            lengths = sorted(lengths)
+        if name == "emptied":
+            count = 0
+            while lengths and left >= one * lengths[0]:
+                left -= one * lengths.pop(0)
+                count += 1
+            return count
+        if name == "mean length":
+            mean = sum(lengths) / max(1, len(lengths))
+            return max(0, min(len(lengths), int(left // (one * mean)))) if mean else 0
+        if name == "longest for each":
+            longest = max(lengths, default=1)
+            return max(0, min(len(lengths), int(left // (one * longest))))
+        if name == "each alone":
+            return sum(one * length <= left for length in lengths)
+        if name == "overtaking":
+            count = 0
+            for length in lengths:
+                if one * length <= left:
+                    left -= one * length
+                    count += 1
+            return count
+        for count, length in enumerate(lengths):
+            left -= one * length
+            if left < 0:
+                return count + (name == "one too many")
+        return None if name == "nothing at the end" else len(lengths)
+
+    return part
+
+
+WRONG_QUEUES = [
+    *("every query head", "half the cache", "bits for bytes", "no working memory", "sorted"),
+    *("working memory fixed", "emptied", "mean length", "longest for each", "each alone"),
+    *("overtaking", "one too many", "nothing at the end"),
+]
+
 ANSWERS = {
     "most_sequences": Answers(
         right=(by_counting_up, by_hand, wrong("nothing")),
         wrong={name: wrong(name) for name in WRONG},
         equivalent={},
+    ),
+    "first_that_fit": Answers(
+        right=(by_sums, by_asking_each, wrong_queue("nothing")),
+        wrong={name: wrong_queue(name) for name in WRONG_QUEUES},
+        equivalent={
+            "free < 0 -> free <= 0": "no cache is filled to the last byte",
+            "0 -> 1": "no cache misses one byte",
+        },
     ),
 }
