@@ -1,0 +1,87 @@
+"""What chapter 12 measures with: a GGUF's merges as bytes, ties in training, the library's trainer."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+from unittest.mock import patch
+
+import tokenizers
+from tokenizers import Regex, models, pre_tokenizers, trainers
+
+from minigen.llm import LLM
+from minigen.tokenizer.tokenizer import bytes_of_letters
+from minigen_course.ch12_tokenizer.reference import GPT2_WORDS, Pair, merge_pair
+
+_CONTROL = 3  # tokenizer.ggml.token_type of special tokens
+
+
+def model_ranks(metadata: Mapping[str, Any]) -> dict[Pair, int]:
+    """Return the merges of a byte-level GGUF as pairs of bytes, with their places in the list."""
+    ranks = {}
+    for rank, merge in enumerate(metadata["tokenizer.ggml.merges"]):
+        left, right = merge.split(" ")
+        ranks[bytes_of_letters(left), bytes_of_letters(right)] = rank
+    return ranks
+
+
+def text_ids(metadata: Mapping[str, Any]) -> dict[bytes, int]:
+    """Return the id of each token of a byte-level GGUF that stands for text, by its bytes."""
+    special = special_ids(metadata)
+    tokens = enumerate(metadata["tokenizer.ggml.tokens"])
+    return {bytes_of_letters(token): i for i, token in tokens if token not in special}
+
+
+def special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
+    """Return the ids of a GGUF's special tokens by their texts."""
+    kinds = metadata["tokenizer.ggml.token_type"]
+    tokens = enumerate(metadata["tokenizer.ggml.tokens"])
+    return {token: i for i, token in tokens if kinds[i] == _CONTROL}
+
+
+@contextmanager
+def tokenizing_by(llm: LLM, encode_text: Callable[[str], list[int]]) -> Generator[None, None, None]:
+    """Let an engine encode its prompts with another function while the block runs."""
+
+    def encode(text: str, add_special_tokens: bool = True) -> list[int]:
+        return encode_text(text)
+
+    with patch.object(llm.tokenizer, "encode", encode):
+        yield
+
+
+def num_ties(counts: Mapping[bytes, int], merges: Sequence[Pair]) -> int:
+    """Return how many of these merges had a rival with an equal count when they were learned."""
+    words = [([bytes([byte]) for byte in word], times) for word, times in counts.items()]
+    ties = 0
+    for merge in merges:
+        found: Counter[Pair] = Counter()
+        for parts, times in words:
+            for pair in pairwise(parts):
+                found[pair] += times
+        ties += sum(count == found[merge] for count in found.values()) > 1
+        words = [(merge_pair(parts, merge), times) for parts, times in words]
+    return ties
+
+
+def library_merges(text: str, num_merges: int) -> list[Pair]:
+    """Return merges that the `tokenizers` library learns from a text, cut into words as GPT-2 does."""
+    library = tokenizers.Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.Split(Regex(GPT2_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=256 + num_merges,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    library.train_from_iterator([text], trainer)
+    merges = json.loads(library.to_str())["model"]["merges"]
+    return [(bytes_of_letters(left), bytes_of_letters(right)) for left, right in merges]
+
