@@ -4,11 +4,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minigen_course.figures.show import Claim as Claim
+    from minigen_course.figures.claims import NOT_TESTED as NOT_TESTED
+    from minigen_course.figures.claims import Claim as Claim
+    from minigen_course.figures.claims import holds as holds
+    from minigen_course.figures.claims import verdicts as verdicts
+    from minigen_course.figures.claims import within as within
+    from minigen_course.figures.engine_map import chapter_map as chapter_map
     from minigen_course.figures.show import mark as mark
     from minigen_course.figures.show import measured as measured
     from minigen_course.figures.show import show as show
-    from minigen_course.figures.show import verdicts as verdicts
     from minigen_course.grading.check import check as check
     from minigen_course.grading.hunt import hunt as hunt
     from minigen_course.grading.plug_in import using as using
@@ -17,23 +21,21 @@ if TYPE_CHECKING:
     from minigen_course.grading.task import task as task
     from minigen_course.lab.inspect_model import load_model as load_model
 
-_HOMES = {
-    "Claim": "minigen_course.figures.show",
-    "check": "minigen_course.grading.check",
-    "hunt": "minigen_course.grading.hunt",
-    "load_model": "minigen_course.lab.inspect_model",
-    "mark": "minigen_course.figures.show",
-    "measured": "minigen_course.figures.show",
-    "predict": "minigen_course.grading.predict",
-    "reveal": "minigen_course.grading.task",
-    "show": "minigen_course.figures.show",
-    "task": "minigen_course.grading.task",
-    "using": "minigen_course.grading.plug_in",
-    "verdicts": "minigen_course.figures.show",
+_NAMES = {  # module -> its public names
+    "figures.claims": ("Claim", "NOT_TESTED", "holds", "verdicts", "within"),
+    "figures.engine_map": ("chapter_map",),
+    "figures.show": ("mark", "measured", "show"),
+    "grading.check": ("check",),
+    "grading.hunt": ("hunt",),
+    "grading.plug_in": ("using",),
+    "grading.predict": ("predict",),
+    "grading.task": ("reveal", "task"),
+    "lab.inspect_model": ("load_model",),
 }
+_HOMES = {name: f"minigen_course.{module}" for module, names in _NAMES.items() for name in names}
 __all__ = [
-    *("Claim", "check", "hunt", "load_model", "mark", "measured"),
-    *("predict", "reveal", "show", "task", "using", "verdicts"),
+    *("Claim", "NOT_TESTED", "chapter_map", "check", "holds", "hunt", "load_model", "mark"),
+    *("measured", "predict", "reveal", "show", "task", "using", "verdicts", "within"),
 ]
 
 

@@ -102,7 +102,7 @@ def claims(
 ) -> None:
     """Print the verdicts of all chapters on common claims about inference, as one table."""
     with _installed():
-        from minigen_course.figures.show import OUTCOMES, gathered
+        from minigen_course.figures.claims import COMMON, LINK, OUTCOMES, gathered
         from minigen_course.grading.workspace import notebooks_folder
     from rich.console import Console
     from rich.markup import escape
@@ -112,15 +112,19 @@ def claims(
     if not found:
         raise OptionError(f"There are no verdicts in {folder}: run its notebooks first.")
     table = Table(show_lines=True)
-    for name in ("chapter", "claim", "found here", "verdict", "why"):
+    for name in ("chapter", "claim", "who says it", "found here", "verdict", "why"):
         table.add_column(name, overflow="fold")
     for chapter, each in found:
-        table.add_row(
-            chapter, *map(escape, (each.statement, each.found, each.outcome, each.because))
-        )
+        source = LINK.sub(r"\1", each.source) or COMMON
+        texts = (each.statement, source, each.found, each.outcome, each.because)
+        table.add_row(chapter, *map(escape, texts))
     Console().print(table)
     counts = Counter(each.outcome for _, each in found)
-    print(f"{len(found)} claims: " + ", ".join(f"{counts[each]} {each}" for each in OUTCOMES) + ".")
+    print(
+        f"{len(found)} claims: "
+        + ", ".join(f"{counts[each]} {each}" for each in OUTCOMES if counts[each])
+        + "."
+    )
 
 
 @contextmanager

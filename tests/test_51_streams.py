@@ -199,7 +199,8 @@ def test_a_step_that_fails_is_a_500_to_its_requests_and_the_next_one_works(
         finally:
             served.engine.runner.logits = logits  # type: ignore[method-assign]
         after = client.completions.create(**asked, extra_body={"ignore_eos": True})
-        assert after.usage is not None and after.usage.completion_tokens == asked["max_tokens"]
+        assert after.usage is not None
+        assert after.usage.completion_tokens == asked["max_tokens"]
 
 
 def test_a_request_that_the_pool_can_never_hold_is_refused_and_small_ones_take_turns(

@@ -17,7 +17,7 @@ from minigen import SamplingParams
 from minigen.cli.main import add_commands_of_other_packages, app
 from minigen.errors import OptionError
 from minigen_course import load_model
-from minigen_course.figures.show import Claim, gathered
+from minigen_course.figures.claims import Claim, gathered
 from minigen_course.grading.exercise import CHAPTERS, exercises
 from minigen_course.grading.hunt import HUNTS
 from minigen_course.grading.workspace import (

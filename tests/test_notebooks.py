@@ -9,7 +9,7 @@ import jupytext
 import pytest
 from jupytext.compare import compare_notebooks
 
-from minigen_course.figures.show import gathered
+from minigen_course.figures.claims import gathered
 from minigen_course.grading.exercise import CHAPTERS, exercises
 from tools.chapters import ROOT, read_chapters
 from tools.notebooks import refilled

@@ -1,7 +1,8 @@
 """The chapters, read from notebooks/chapters.toml, with their list and their table in documents.
 
 `python -m tools.chapters 24` prints where everything of chapter 24 is; `python -m tools.chapters
---write` writes the list into README.md and the table into docs/course.md.
+--write` writes the list into README.md, the table into docs/course.md, and each chapter's card into
+the head of its notebook's source.
 """
 
 import os
@@ -14,17 +15,31 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / (os.environ.get("BUILD_DIR") or "build")  # what the tools build; git ignores it
 BEGIN, END = "<!-- chapters -->", "<!-- /chapters -->"
+CARD_BEGIN, CARD_END = "<!-- card -->", "<!-- /card -->"
+CARD = {  # a field of a card -> its heading
+    "problem": "problem",
+    "phase": "phase",
+    "resource": "what saturates",
+    "layer": "layer",
+    "knob": "knob",
+    "metric": "metric",
+}
 MOST_LINKS = 7  # to the modules of one chapter
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """One chapter: its number, its stem, and the dotted names of the modules that it builds."""
+    """One chapter: number, stem, title, the dotted names of the modules that it builds, its card.
+
+    `minutes` are for reading and for the exercises.
+    """
 
     number: str
     stem: str
     title: str
     modules: tuple[str, ...]
+    card: dict[str, str]
+    minutes: tuple[int, int]
 
     @property
     def paths(self) -> list[str]:
@@ -81,7 +96,14 @@ def read_parts() -> dict[str, str]:
 def read_chapters() -> list[Chapter]:
     """Return all chapters, in order."""
     return [
-        Chapter(each["number"], each["stem"], each["title"], tuple(each["modules"]))
+        Chapter(
+            each["number"],
+            each["stem"],
+            each["title"],
+            tuple(each["modules"]),
+            each["card"],
+            tuple(each["minutes"]),
+        )
         for each in _read()["chapter"]
     ]
 
@@ -95,6 +117,21 @@ def links() -> str:
         shown = f"[{name}]({chapter.notebook})" if has_notebook else f"{name} (to come)"
         lines.append(f"- {shown}: {chapter.title}")
     return "\n".join(lines)
+
+
+def card(chapter: Chapter) -> str:
+    """Return a chapter's card as a Markdown table, for the head of its notebook."""
+    head = f"| {' | '.join(CARD[name] for name in chapter.card)} |"
+    rule = f"|{'---|' * len(chapter.card)}"
+    return "\n".join([head, rule, f"| {' | '.join(chapter.card.values())} |"])
+
+
+def with_card(source: str, chapter: Chapter) -> str:
+    """Return a notebook's source with the card in its head; one without markers stays as it is."""
+    if CARD_BEGIN not in source:
+        return source
+    lines = "\n".join(f"# {line}" for line in card(chapter).splitlines())
+    return replaced(source, CARD_BEGIN, f"# {CARD_END}", f"#\n{lines}\n#")
 
 
 def table() -> str:
@@ -140,7 +177,7 @@ def _read() -> dict[str, Any]:
 
 
 def main(numbers: list[str]) -> None:
-    """Print where everything of some chapters is, or of all; --write writes list and table."""
+    """Print where everything of some chapters is, or of all; --write writes list, table, cards."""
     if numbers == ["--write"]:
         for page, content in (
             (ROOT / "README.md", links()),
@@ -148,6 +185,11 @@ def main(numbers: list[str]) -> None:
         ):
             text = page.read_text(encoding="utf-8")
             page.write_text(replaced(text, BEGIN, END, content), encoding="utf-8")
+        for chapter in read_chapters():
+            source = (ROOT / chapter.notebook).with_suffix(".py")
+            if source.exists():
+                text = source.read_text(encoding="utf-8")
+                source.write_text(with_card(text, chapter), encoding="utf-8")
         return
     known = {chapter.number: chapter for chapter in read_chapters()}
     for number in numbers or known:

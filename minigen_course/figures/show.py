@@ -1,15 +1,11 @@
-"""Text in a notebook: source code of the package, measured values, and verdicts on claims.
+"""Text in a notebook: source code of the package, and measured values.
 
 A comparison of notebook outputs skips the values that are marked as measured.
 """
 
 import inspect
-import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from html import escape
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from IPython.display import Code, display
@@ -75,60 +71,3 @@ def best_seconds(run: Callable[[], object], repeats: int = 7) -> float:
         run()
         found.append(time.perf_counter() - started)
     return min(found)
-
-
-OUTCOMES = ("held", "held within bounds", "did not hold")
-KEY = "minigen_claims"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A common claim, what was measured, the outcome (one of `OUTCOMES`), and why.
-
-    Write a measured value with `mark(value, unit)`, so that it may differ on another machine.
-    """
-
-    statement: str
-    found: str
-    outcome: str
-    because: str
-
-    def __post_init__(self) -> None:
-        if self.outcome not in OUTCOMES:
-            raise ValueError(f"outcome must be one of {', '.join(OUTCOMES)}, not {self.outcome!r}.")
-
-
-def verdicts(chapter: str, *claims: Claim) -> None:
-    """Show a chapter's verdicts as a table; `minigen claims` gathers those of all chapters."""
-    metadata = {KEY: {"chapter": chapter, "claims": [asdict(each) for each in claims]}}
-    text = "\n".join(f"{each.outcome}: {each.statement} ({each.found})" for each in claims)
-    display({"text/plain": text, "text/html": _html(claims)}, metadata=metadata, raw=True)
-
-
-def gathered(folder: Path) -> Iterator[tuple[str, Claim]]:
-    """Yield the (chapter, claim) pairs in the outputs of a folder's notebooks, in order."""
-    for path in sorted(folder.glob("[0-9]*.ipynb")):
-        notebook = json.loads(path.read_text(encoding="utf-8"))
-        for output in (each for cell in notebook["cells"] for each in cell.get("outputs", ())):
-            found = output.get("metadata", {}).get(KEY)
-            if found is not None:
-                yield from ((found["chapter"], _read_claim(each)) for each in found["claims"])
-
-
-def _read_claim(stored: dict[str, str]) -> Claim:
-    """Return a stored claim; notebooks from before have another key for its statement."""
-    others = {name: stored[name] for name in ("found", "outcome", "because")}
-    (statement,) = (text for name, text in stored.items() if name not in others)
-    return Claim(statement, **others)
-
-
-def _html(claims: tuple[Claim, ...]) -> str:
-    names = ("claim", "found here", "verdict", "why")
-    head = "".join(f'<th style="text-align:left">{each}</th>' for each in names)
-    rows = "".join(f"<tr>{_cells(each)}</tr>" for each in claims)
-    return f"<table><tr>{head}</tr>{rows}</table>"
-
-
-def _cells(each: Claim) -> str:
-    texts = (each.statement, each.found, each.outcome, each.because)
-    return "".join(f'<td style="text-align:left">{escape(text)}</td>' for text in texts)

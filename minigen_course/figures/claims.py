@@ -1,0 +1,99 @@
+"""Claims about inference that are often made, judged by what a notebook computed.
+
+An outcome is computed, by `within` or `holds`, so that it cannot contradict its number.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+
+from IPython.display import display
+
+HELD, MORE, LESS = "held", "more than claimed", "less than claimed"
+DID_NOT_HOLD, NOT_TESTED = "did not hold", "not tested here"
+PARTLY = "held within bounds"  # typed, not computed; chapters that are not rewritten yet use it
+OUTCOMES = (HELD, MORE, LESS, DID_NOT_HOLD, NOT_TESTED, PARTLY)
+KEY = "minigen_claims"
+LINK = re.compile(r"\[([^]]+)\]\((https?://[^)\s]+)\)")
+COMMON = "often heard"  # the source of a claim that has no single one
+
+
+def within(value: float, low: float, high: float) -> str:
+    """Return the outcome of a claim that a value lies between two bounds, which count as inside.
+
+    >>> within(2.5, 2, 4), within(24, 2, 4), within(1.1, 2, 4)
+    ('held', 'more than claimed', 'less than claimed')
+    """
+    if not low <= high:
+        raise ValueError(f"the bounds are from low to high, not from {low} to {high}.")
+    return LESS if value < low else MORE if value > high else HELD
+
+
+def holds(condition: object) -> str:
+    """Return the outcome of a claim that is either true or not.
+
+    >>> holds(2 > 1), holds(2 < 1)
+    ('held', 'did not hold')
+    """
+    return HELD if condition else DID_NOT_HOLD
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim, what was found here, the outcome (one of `OUTCOMES`), and why.
+
+    `within` and `holds` compute the outcome; `NOT_TESTED` is for what this machine cannot measure.
+    Write a measured value with `mark(value, unit)`, and set `measured` if the outcome depends on
+    one, so that it may differ on another machine. `source` is a Markdown link to who makes the
+    claim; without one, the claim counts as often heard.
+    """
+
+    statement: str
+    found: str
+    outcome: str
+    because: str
+    source: str = ""
+    measured: bool = False
+
+    def __post_init__(self) -> None:
+        if self.outcome not in OUTCOMES:
+            raise ValueError(f"outcome must be one of {', '.join(OUTCOMES)}, not {self.outcome!r}.")
+        if self.source and not LINK.search(self.source):
+            raise ValueError(f"source must be a link, [name](https://...), not {self.source!r}.")
+
+
+def verdicts(chapter: str, *claims: Claim) -> None:
+    """Show a chapter's verdicts as a table; `minigen claims` gathers those of all chapters."""
+    metadata = {KEY: {"chapter": chapter, "claims": [asdict(each) for each in claims]}}
+    text = "\n".join(f"{_marked(each)}: {each.statement} ({each.found})" for each in claims)
+    display({"text/plain": text, "text/html": _html(claims)}, metadata=metadata, raw=True)
+
+
+def gathered(folder: Path) -> Iterator[tuple[str, Claim]]:
+    """Yield the (chapter, claim) pairs in the outputs of a folder's notebooks, in order."""
+    for path in sorted(folder.glob("[0-9]*.ipynb")):
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        for output in (each for cell in notebook["cells"] for each in cell.get("outputs", ())):
+            found = output.get("metadata", {}).get(KEY)
+            for each in [] if found is None else found["claims"]:
+                yield found["chapter"], Claim(**each)
+
+
+def _marked(each: Claim) -> str:
+    return f"⟨{each.outcome}⟩" if each.measured else each.outcome
+
+
+def _html(claims: tuple[Claim, ...]) -> str:
+    names = ("claim", "who says it", "found here", "verdict", "why")
+    head = "".join(f'<th style="text-align:left">{each}</th>' for each in names)
+    rows = "".join(f"<tr>{_cells(each)}</tr>" for each in claims)
+    return f"<table><tr>{head}</tr>{rows}</table>"
+
+
+def _cells(each: Claim) -> str:
+    source = LINK.sub(r'<a href="\2">\1</a>', escape(each.source)) or COMMON
+    texts = (escape(each.statement), source, *map(escape, (each.found, each.outcome, each.because)))
+    return "".join(f'<td style="text-align:left">{text}</td>' for text in texts)
