@@ -1,4 +1,4 @@
-"""What chapter 12 measures with: a GGUF's merges as bytes, ties in training, the library's trainer."""
+"""What chapter 12 measures with: a GGUF's merges, ties in training, the library's trainer."""
 
 import json
 from collections import Counter
@@ -13,7 +13,7 @@ from tokenizers import Regex, models, pre_tokenizers, trainers
 
 from minigen.llm import LLM
 from minigen.tokenizer.tokenizer import bytes_of_letters
-from minigen_course.ch12_tokenizer.reference import GPT2_WORDS, Pair, merge_pair
+from minigen_course.ch12_tokenizer.reference import GPT2_WORDS, Pair, encode, merge_pair
 
 _CONTROL = 3  # tokenizer.ggml.token_type of special tokens
 
@@ -39,6 +39,15 @@ def special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
     kinds = metadata["tokenizer.ggml.token_type"]
     tokens = enumerate(metadata["tokenizer.ggml.tokens"])
     return {token: i for i, token in tokens if kinds[i] == _CONTROL}
+
+
+def merging_encoder(metadata: Mapping[str, Any]) -> Callable[[str], list[int]]:
+    """Return a function that encodes plain text by a GGUF's merges, as `reference.encode` does.
+
+    It knows no special token, and skips bytes without a token, as the engine does.
+    """
+    ranks, ids = model_ranks(metadata), text_ids(metadata)
+    return lambda text: [ids[part] for part in encode(text, ranks) if part in ids]
 
 
 @contextmanager
@@ -67,7 +76,7 @@ def num_ties(counts: Mapping[bytes, int], merges: Sequence[Pair]) -> int:
 
 
 def library_merges(text: str, num_merges: int) -> list[Pair]:
-    """Return merges that the `tokenizers` library learns from a text, cut into words as GPT-2 does."""
+    """Return the merges that the `tokenizers` library learns from a text, cut as `split` cuts."""
     library = tokenizers.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -84,4 +93,3 @@ def library_merges(text: str, num_merges: int) -> list[Pair]:
     library.train_from_iterator([text], trainer)
     merges = json.loads(library.to_str())["model"]["merges"]
     return [(bytes_of_letters(left), bytes_of_letters(right)) for left, right in merges]
-

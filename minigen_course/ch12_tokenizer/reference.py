@@ -1,7 +1,7 @@
 """Byte-pair encoding in plain Python: how it is trained, how it is applied, and how a chat uses it.
 
-A piece of text is written as its bytes, not as an id, so that every result can be read. Nothing here
-is fast, except `encode_long`. It stays as the oracle of the `tokenizers` library.
+A part of a text is written as its bytes, not as an id, so that every result can be read. Nothing
+here is fast, except `encode_long`. It stays as the oracle of the `tokenizers` library.
 
 Sources: Sennrich, Haddow and Birch 2016 (training and applying), Radford et al. 2019 (on bytes,
 within words cut by a pattern).
@@ -55,7 +55,7 @@ def merge_pair(parts: Sequence[bytes], pair: Pair) -> list[bytes]:
 
 
 def train(counts: Mapping[bytes, int], num_merges: int) -> list[Pair]:
-    """Learn merges from the words of a text, and return them in the order in which they were learned.
+    """Learn merges from the words of a text, and return them in the order of learning.
 
     `counts` says how many times each word occurs. Each merge joins the most common pair of
     neighbours (see `most_common_pair`) in all words. Fewer merges are returned if no pair is left.
@@ -126,8 +126,8 @@ def encode_long(word: bytes, ranks: Mapping[Pair, int]) -> list[bytes]:
 def pieces_of(pattern: str, text: str) -> list[str]:
     r"""Cut a text at every match of a pattern; matches and the texts between them are pieces.
 
-    The pattern is a regular expression with Unicode's classes, which Python's own `re` lacks: `\p{L}`
-    is a letter of any script and `\p{N}` a number.
+    The pattern is a regular expression with Unicode's classes, which Python's own `re` lacks:
+    `\p{L}` is a letter of any script and `\p{N}` a number.
 
     >>> pieces_of(r"\p{N}", "in 42 días")
     ['in ', '4', '2', ' días']
