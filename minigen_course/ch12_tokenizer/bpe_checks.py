@@ -1,5 +1,7 @@
 """Checks of chapter 12's byte-pair encoding: training, words, encoding, and chats."""
 
+# ruff: noqa: D400, D401, D403 - a check's docstring names the case, as part of a message
+
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

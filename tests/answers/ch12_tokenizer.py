@@ -54,19 +54,19 @@ def wrong_pair(name: str) -> Callable[[Words], Any]:
         if name == "without overlaps":
             counts = defaultdict(int)
             for parts, times in words:
-                before = None
-                for pair in pairwise(parts):
-                    counts[pair] += 0 if pair == before else times
-                    before = None if pair == before else pair
+                before: Pair | None = None
+                for each in pairwise(parts):
+                    counts[each] += 0 if each == before else times
+                    before = None if each == before else each
         if name == "the joined bytes":
             joined = Counter[bytes]()
-            for pair, count in counts.items():
-                joined[b"".join(pair)] += count
+            for each, count in counts.items():
+                joined[b"".join(each)] += count
             best = max(joined.values(), default=0)
-            found = [pair for pair in counts if joined[b"".join(pair)] == best]
+            found = [each for each in counts if joined[b"".join(each)] == best]
             return max(found, default=None)
-        if not counts:
-            return {"an error without pairs": max(counts), "an empty pair": ()}.get(name)
+        if not counts and name != "an error without pairs":
+            return () if name == "an empty pair" else None
         match name:
             case "first of equals":
                 return max(counts, key=counts.__getitem__)
@@ -83,14 +83,7 @@ def wrong_pair(name: str) -> Callable[[Words], Any]:
                 return max(counts, key=lambda pair: (counts[pair], len(b"".join(pair)), pair[::-1]))
         return max(counts, key=lambda pair: (counts[pair], pair))
 
-    def guarded(words: Words) -> Any:
-        if name != "an error without pairs" and name != "an empty pair" and not counted(words):
-            return None
-        if name == "an empty pair" and not counted(words):
-            return ()
-        return part(words)
-
-    return guarded
+    return part
 
 
 WRONG_PAIRS = [
@@ -233,7 +226,7 @@ def wrong_training(name: str) -> Callable[..., Any]:
             words = [([c.encode() for c in bytes(w).decode()][::-1], n) for w, n in counts.items()]
         merges: list[Any] = []
         for _ in range(num_merges + (name == "one too many")):
-            best = most_common_pair(words)
+            best: Any = most_common_pair(words)
             if name == "first of equals" and best is not None:
                 best = max(counted(words).items(), key=lambda each: each[1])[0]
             if name == "least of equals" and best is not None:
@@ -438,7 +431,8 @@ class Node:
     """A part in a linked list."""
 
     def __init__(self, part: bytes, before: "Node | None") -> None:
-        self.part, self.before, self.after = part, before, None
+        self.part, self.before = part, before
+        self.after: Node | None = None
         self.alive = True
 
 
@@ -448,7 +442,7 @@ def encode_with_nodes(word: bytes, ranks: Mapping[Pair, int]) -> list[bytes]:
     for byte in word:
         nodes.append(Node(bytes([byte]), nodes[-1] if nodes else None))
     for one, two in pairwise(nodes):
-        one.after = two  # type: ignore[assignment]
+        one.after = two
     heap: list[Any] = []
     places = {id(node): place for place, node in enumerate(nodes)}
 
@@ -460,8 +454,8 @@ def encode_with_nodes(word: bytes, ranks: Mapping[Pair, int]) -> list[bytes]:
             entry = (rank, places[id(node)], node.part, node.after.part)
             heappush(heap, entry)
 
-    for node in nodes:
-        push(node)
+    for each in nodes:
+        push(each)
     while heap:
         _, place, left, right = heappop(heap)
         node: Any = nodes[place]
@@ -840,7 +834,7 @@ def wrong_watcher(name: str) -> Callable[..., Any]:
                 include = self.include and name != "include forgotten"
                 return text[shown : start + len(stop) if include else start]
             longest = max((len(stop) for stop in self.stops), default=1) - 1
-            lengths = range(min(longest, len(text)), 0, -1)
+            lengths: Sequence[int] = range(min(longest, len(text)), 0, -1)
             if name == "shortest beginning":
                 lengths = range(1, min(longest, len(text)) + 1)
             if name == "holds one letter":
