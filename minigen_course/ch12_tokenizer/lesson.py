@@ -1,6 +1,7 @@
 """What chapter 12 measures with: a GGUF's merges, ties in training, the library's trainer."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,8 +13,9 @@ import tokenizers
 from tokenizers import Regex, models, pre_tokenizers, trainers
 
 from minigen.llm import LLM
-from minigen.tokenizer.tokenizer import bytes_of_letters
-from minigen_course.ch12_tokenizer.reference import GPT2_WORDS, Pair, encode, merge_pair
+from minigen.tokenizer.tokenizer import Tokenizer, bytes_of_letters
+from minigen_course.ch12_tokenizer.figures import Row, label
+from minigen_course.ch12_tokenizer.reference import GPT2_WORDS, Pair, encode, merge_pair, split
 
 _CONTROL = 3  # tokenizer.ggml.token_type of special tokens
 
@@ -93,3 +95,24 @@ def library_merges(text: str, num_merges: int) -> list[Pair]:
     library.train_from_iterator([text], trainer)
     merges = json.loads(library.to_str())["model"]["merges"]
     return [(bytes_of_letters(left), bytes_of_letters(right)) for left, right in merges]
+
+
+def way_of(text: str, tokenizer: Tokenizer, special: Mapping[str, int]) -> list[Row]:
+    """Return the stages through which a text becomes ids, for `figures.way`."""
+    pattern = "|".join(map(re.escape, special))
+    pieces = [piece for piece in re.split(f"({pattern})", text) if piece]
+    words = [word for piece in pieces for word in ([piece] if piece in special else split(piece))]
+    ids = tokenizer.encode(text)
+    tokens = [tokenizer.token_bytes(token_id) for token_id in ids]
+    single: list[tuple[str, int]] = []
+    for word in words:
+        raw = word.encode()
+        single += [(word, len(raw))] if word in special else [(f"{each:02X}", 1) for each in raw]
+    return [
+        Row(f"text: {len(text)} characters", ((text, len(text.encode())),)),
+        Row("special tokens first", tuple((each, len(each.encode())) for each in pieces)),
+        Row(f"{len(words)} words", tuple((each, len(each.encode())) for each in words)),
+        Row("their bytes", tuple(single)),
+        Row(f"merged: {len(tokens)} tokens", tuple((label(each), len(each)) for each in tokens)),
+        Row("ids", tuple((str(i), len(raw)) for i, raw in zip(ids, tokens, strict=True))),
+    ]
