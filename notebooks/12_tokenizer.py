@@ -67,7 +67,7 @@ import jinja2
 from minigen import SamplingParams, hub
 from minigen.checkpoint.gguf import read_gguf
 from minigen.hardware import num_cores
-from minigen.tokenizer.gguf import FAMILIES
+from minigen.tokenizer.gguf import FAMILIES, read_vocabulary
 from minigen.tokenizer.tokenizer import Tokenizer, bytes_of_letters
 from minigen_course import (
     Claim,
@@ -95,6 +95,7 @@ from minigen_course.ch12_tokenizer.lesson import (
     way_of,
 )
 from minigen_course.figures.explore import explore, picture
+from minigen_course.figures.show import best_seconds
 from minigen_course.lab.memory_watch import cost_of
 from minigen_course.lab.texts import ALICE, HARD_UNICODE, QUESTIONS
 
@@ -130,17 +131,17 @@ guess_unknown = predict("Per cent of unknown words?", None)
 guess_share = predict("Tokenising the page, in per cent of one step?", None, within=3)
 
 # %%
-greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+greedy = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 
 
 def seconds_per_step() -> float:
-    """Return the time of one step, from an answer of 20 tokens."""
+    """Return the time of one step, from an answer of 10 tokens."""
     started = time.perf_counter()
     llm.generate("Once", greedy)
     return (time.perf_counter() - started) / greedy.max_tokens
 
 
-seconds_per_step()  # the first answer also prepares memory
+llm.generate("Once", SamplingParams(max_tokens=1))  # the first answer also prepares memory
 step = seconds_per_step()
 num_tokens = len(tokenizer.encode(ALICE))
 guess_tokens.compare(num_tokens)
@@ -331,6 +332,11 @@ print(f"{across} of {len(straddling)} tokens hold a space after their first byte
 
 naive_ranks = {pair: rank for rank, pair in enumerate(straddling)}
 pieces = draw_tokens.merge_stages([ALICE.encode()], naive_ranks)[-1].pieces
+picture(
+    draw_tokens.strip(pieces[:56], heading="Tokens that were learned across words"),
+    "The beginning of the page in tokens that were learned without cutting it into words.",
+    number="12.3",
+)
 print("tokens with 'very':", sorted({piece.decode() for piece in pieces if b"ver" in piece}))
 measured("one merge on one page", naive_training / len(straddling) * 1e3, "ms")
 measured(
@@ -425,9 +431,9 @@ print("library, 3rd and 4th:", theirs[2:4])
 # %% [markdown]
 # Small texts are full of ties: toward the end every pair occurs once or twice. The library breaks
 # them in favour of the pair whose tokens are older, and ours in favour of the greater bytes. From the
-# third merge on the two go different ways, although both are right. On a terabyte ties are rare among
-# the first ten thousand merges. But this is why a vocabulary is shipped with its list of merges:
-# nothing else reproduces it.
+# third merge on the two go different ways, although both are right. In a large text the counts are in
+# the millions, and ties are rare until late. Still, this is one reason why a model's files contain the
+# list of merges: you cannot rely on learning it again.
 #
 # ## Encode: the earliest-learned merge first
 #
@@ -514,6 +520,7 @@ print("the model's first merges:", metadata["tokenizer.ggml.merges"][:6])
 
 # %%
 ranks = model_ranks(metadata)
+short = SamplingParams(temperature=0, max_tokens=6)
 
 
 def encode(text: str) -> list[bytes]:
@@ -524,10 +531,9 @@ for text in (*HARD_UNICODE, ALICE):
     assert encode(text) == [tokenizer.token_bytes(i) for i in tokenizer.encode(text)]
     assert tokenizer.decode(tokenizer.encode(text)) == text
 print(f"{1 + len(HARD_UNICODE)} texts: the same tokens, with {len(ranks):,} merges")
-short = SamplingParams(temperature=0, max_tokens=12)
 mine = {"split": my_split, "encode_word": my_encode_word}
 with using(12, **mine), tokenizing_by(llm, merging_encoder(metadata)):
-    print(llm.generate("Why is the sky blue?", short).text)
+    print(repr(llm.generate("The capital of France is", short).text))
 
 known_bytes = {tokenizer.token_bytes(i) for i in range(tokenizer.num_ids)}
 lacking = [byte for byte in range(256) if bytes([byte]) not in known_bytes]
@@ -540,15 +546,15 @@ reveal(12, encode_word=my_encode_word)
 
 # %% [markdown]
 # Equal; and the engine answered with these functions as its tokenizer. The lines about bytes are a
-# surprise, though. "No text can
-# be unknown" holds only if all 256 bytes are in the vocabulary. This one was trained without some: a
-# few control characters, which hardly occur in text, and bytes that never occur in UTF-8. A control
-# character is silently dropped. Vocabularies whose trainer starts with all 256 bytes have no such gap.
+# surprise, though. "No text can be unknown" holds only if all 256 bytes are in the vocabulary. This one
+# lacks 21: thirteen bytes that never occur in UTF-8, two with which only unassigned characters begin,
+# and six control characters. A control character is silently dropped. Vocabularies whose trainer starts
+# with all 256 bytes have no such gap.
 # ## Drag it
 #
 # Write a short line of your own, and move the slider: each row is one merge, and dark is what it
-# made. A colour is a final token, so a column of one colour shows how it grows. *inference* takes
-# eight merges to become one token, and rows 1 to 17 jump from word to word, because the earliest-learned
+# made. A colour is a final token, so a column of one colour shows how it grows. The ten bytes of
+# `␣inference` take nine merges to become one token, and rows 1 to 17 jump from word to word, because the earliest-learned
 # merge goes first wherever it stands.
 
 
@@ -562,7 +568,7 @@ explore(
     merging,
     "A text's pieces after each merge, from single bytes (row 0) to tokens. Dark is what the row's "
     "merge made; a colour is a final token.",
-    "12.3",
+    "12.4",
     text="Why is inference hard?",
     merges=(0, 60, 1, 17),
 )
@@ -586,7 +592,7 @@ explore(
     strip,
     "Tokens of a text as boxes, with their ids and, in hexadecimal, their bytes. A box without whole "
     "characters shows bytes only.",
-    "12.4",
+    "12.5",
     text="Why is inference hard? Größe 你好 🍎 1969",
 )
 guess_hindi = predict("Tokens in Hindi, as a multiple of those in English?", None)
@@ -606,7 +612,7 @@ guess_hindi.compare(round(times_hindi, 1))
 picture(
     draw_tokens.languages(in_language, characters),
     "One sentence in five languages: characters, and tokens in this model's vocabulary.",
-    number="12.5",
+    number="12.6",
 )
 
 # %% [markdown]
@@ -650,7 +656,7 @@ num_bytes = llm.config.vocab_size - len(special) - len(ranks)
 curves = {
     "Alice, your merges": {256 + n: tokens_per_1000_bytes(ALICE, own_ranks, n) for n in few},
     "questions, your merges": {256 + n: tokens_per_1000_bytes(asked, own_ranks, n) for n in few},
-    "questions, the model's": {
+    "questions, the model's merges": {
         num_bytes + len(special) + n: tokens_per_1000_bytes(asked, ranks, n) for n in many
     },
 }
@@ -658,15 +664,17 @@ embedding = llm.config.vocab_size * llm.config.hidden
 parameters = sum(prod(each.shape) for each in file.tensors.values())
 print(f"your training ended after {len(own_ranks)} merges: every word of the page is one token")
 print(f"embedding: {embedding:,} of {parameters:,} parameters, {embedding / parameters:.0%}")
-lengths = list(curves["questions, the model's"].values())
-print(
-    f"the last doubling of the vocabulary saves {1 - lengths[-1] / lengths[-2]:.1%} of the tokens"
-)
+lengths = list(curves["questions, the model's merges"].values())
+added = (many[-1] - many[-2]) * llm.config.hidden / parameters
+print(f"the last doubling saves {1 - lengths[-1] / lengths[-2]:.0%} of the tokens", end=" ")
+print(f"and costs {added:.0%} of the parameters")
+own_best = round(curves["Alice, your merges"][256 + few[-1]] * len(ALICE) / 1000)
+print(f"the page takes {own_best} tokens with your merges, {num_tokens} with the model's")
 picture(
     draw_tokens.vocabulary(curves, llm.config.hidden, parameters - embedding),
     "Left: tokens per 1,000 bytes of text by size of vocabulary (logarithmic axis). Right: parameters "
     "of the embedding table with vectors of 576 numbers, beside all other parameters of this model.",
-    number="12.6",
+    number="12.7",
 )
 
 # %% [markdown]
@@ -733,8 +741,8 @@ print(
 #
 # ## The chat template is a program
 #
-# A conversation is a list of messages, and the model reads one sequence of tokens. The **chat
-# template** is the program that turns the one into the other. It comes with the model, because each
+# A conversation is a list of messages, and the model reads one sequence of tokens. The
+# **[chat template](../docs/glossary.md#chat-template)** is the program that turns the one into the other. It comes with the model, because each
 # model was trained with one exact spelling; it is written in Jinja, a small language for templates.
 # The next cell prints this model's, with a line break before each statement, and runs it.
 #
@@ -765,9 +773,9 @@ picture(
         special=special.values(),
     ),
     "A rendered chat as tokens; the special ones are dark. ⏎ is a line end.",
-    number="12.7",
+    number="12.8",
 )
-guess_turns = predict("Turns that the model sees begin, in the chat of the next cell?", None)
+guess_turns = predict("How many turns does the model see begin in the next chat?", None)
 
 # %% [markdown]
 # (minigen runs the template in Jinja's sandbox, in a process of its own with limits on time and
@@ -836,7 +844,7 @@ print(f"turns that the model now sees begin: {safe.count(turn)}")
 print("the same text:", tokenizer.decode(safe, False) == llm.chat_template.render(trick))
 print("an ordinary chat keeps its ids:", ordinary == llm.chat_prompt(messages))
 print("the typed mark is now:", [tokenizer.decode([i]) for i in encode_text("<|im_end|>")])
-print(llm.generate(safe, SamplingParams(temperature=0, max_tokens=12)).choices[0].finish_reason)
+print("the engine takes these ids as a prompt:", len(llm.generate(safe, short).prompt_token_ids))
 reveal(12, encode_chat=my_encode_chat)
 
 # %% [markdown]
@@ -887,7 +895,7 @@ class StreamDecoder:
 # %%
 my_decoder = check(12, StreamDecoder=StreamDecoder)
 with using(12, StreamDecoder=my_decoder):
-    print(list(llm.stream("1. 🍎 2. 🍌 3.", SamplingParams(temperature=0, max_tokens=24))))
+    print(list(llm.stream("1. 🍎 2. 🍌 3.", SamplingParams(temperature=0, max_tokens=12))))
 reveal(12, StreamDecoder=my_decoder)
 
 # %% [markdown]
@@ -907,7 +915,7 @@ reveal(12, StreamDecoder=my_decoder)
 # %%
 fresh = Tokenizer.from_gguf(metadata)
 _, first_time, _ = cost_of(lambda: fresh.encode(ALICE))
-known_words = min(cost_of(lambda: fresh.encode(ALICE))[1] for _ in range(20))
+known_words = best_seconds(lambda: fresh.encode(ALICE))
 _, in_python, _ = cost_of(lambda: encode(ALICE))
 measured("the page, the first time", first_time * 1e3, "ms")
 measured("the page, when its words are known", known_words * 1e3, "ms")
@@ -915,16 +923,19 @@ measured("per token, the first time", first_time / num_tokens * 1e6, "µs")
 measured("in Python, as your functions do it, times as long", in_python / first_time)
 guess_share.compare(100 * first_time / step, "%", measured=True)
 
-pages = [f"{number} {ALICE}" for number in range(100)]
-one_by_one = min(cost_of(lambda: [fresh.encode(page) for page in pages])[1] for _ in range(3))
-batch = min(cost_of(lambda: fresh._backend.encode_batch(pages))[1] for _ in range(3))
-print(f"100 pages as one batch: {mark(one_by_one / batch, 'times as fast')} on {num_cores()} cores")
+pages = [f"{number} {ALICE}" for number in range(40)]
+library = read_vocabulary(metadata).backend
+one_by_one = best_seconds(lambda: [library.encode(page) for page in pages], 3)
+batch = best_seconds(lambda: library.encode_batch(pages), 3)
+print(
+    f"40 pages as one batch on {mark(num_cores())} cores: {mark(one_by_one / batch)} times as fast"
+)
 
 # %% [markdown]
 # ### Is it worth caching the tokens of a system prompt?
 #
 # Many applications send the same long system prompt with every request, and some guides advise to keep
-# its tokens. Take the page as a system prompt. What a user waits for is the
+# its tokens. Take the page's first 1,000 characters as a system prompt. What a user waits for is the
 # [time to first token](../docs/glossary.md#time-to-first-token-ttft): tokenising, then the
 # [prefill](../docs/glossary.md#prefill), in which the model computes all tokens of the prompt, and one
 # step. If the same prompt was computed before, an engine with
@@ -933,20 +944,25 @@ print(f"100 pages as one batch: {mark(one_by_one / batch, 'times as fast')} on {
 
 # %%
 one_token = SamplingParams(temperature=0, max_tokens=1)
-system_prompt = f"{time.time_ns()}\n{ALICE}"  # so that no earlier run has computed it
+system_prompt = f"{time.time_ns()}\n{ALICE[:1000]}"  # so that no earlier run has computed it
+another = Tokenizer.from_gguf(metadata)
+_, encoded, _ = cost_of(lambda: another.encode(system_prompt))
+encoded_again = best_seconds(lambda: another.encode(system_prompt))
 _, cold, _ = cost_of(lambda: llm.generate(system_prompt, one_token))
-again = min(cost_of(lambda: llm.generate(system_prompt, one_token))[1] for _ in range(5))
-share_cold, share_again = 100 * first_time / cold, 100 * known_words / again
+again = best_seconds(lambda: llm.generate(system_prompt, one_token), 2)
+share_cold, share_again = 100 * encoded / cold, 100 * encoded_again / again
 measured("first token, prompt computed", cold * 1e3, "ms")
 measured("first token, prompt's computation cached", again * 1e3, "ms")
-measured("tokenising, of the first", share_cold, "%")
-measured("tokenising, of the second", share_again, "%")
+measured("share of tokenising, prompt computed", share_cold, "%")
+measured("share of tokenising, computation cached", share_again, "%")
 
 # %% [markdown]
-# Without prefix caching, tokenising is lost in the prefill. With it, it is a few per cent of a small
-# rest: worth having only after the prefill is cached, and the library's own memory of words already
-# does half of it. Real prompts of 100,000 tokens are another matter: tokenising them takes a tenth of
-# a second, on one core, and a server should do that beside its loop and not within it.
+# Without prefix caching, tokenising disappears beside the prefill. With it, tokenising is a small share
+# of a small rest. So cache the prefill first, and its tokens only if a profile shows them; the library's
+# own memory of words already does part of it. What matters more is *where* a server tokenises: a prompt
+# of 100,000 tokens takes a tenth of a second or more, and if this happens within the loop that feeds the
+# accelerator, all other users wait for it. A batch of texts can be spread over cores, as far as they are
+# free.
 #
 # ## The measurement again
 #

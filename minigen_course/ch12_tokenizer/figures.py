@@ -223,7 +223,7 @@ def way(rows: Sequence[Row]) -> Figure:
         for text, size in stage.boxes:
             _box(axes, place * unit, row + 0.1, size * unit, 0.8, token_of[place], dark=False)
             (shown,) = printable([text])
-            fits = min(9.0, 1.9 * unit * size / max(1, len(shown)) * 3.0)
+            fits = min(9.0, 6.8 * unit * size / 3.1 / max(1, len(shown)) * 3)
             _write(axes, (place + size / 2) * unit, row + 0.5, shown, INK, fits)
             place += size
     return made
@@ -315,7 +315,7 @@ def vocabulary(
     largest = max(size for curve in curves.values() for size in curve)
     sizes = np.linspace(0, 2.7 * largest, 50)
     right.axhline(other_parameters / 1e6, color=QUIET, linewidth=1.5, linestyle="--")
-    right.text(0, other_parameters / 1e6 * 1.03, "all other parameters", color=QUIET, size=9)
+    right.text(2, other_parameters / 1e6 * 1.03, "all other parameters", color=QUIET, size=9)
     right.plot(sizes / 1e3, sizes * hidden / 1e6, color=ORANGE, linewidth=2)
     right.plot([largest / 1e3], [largest * hidden / 1e6], "o", color=ORANGE)
     right.annotate(

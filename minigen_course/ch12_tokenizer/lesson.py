@@ -111,7 +111,10 @@ def way_of(text: str, tokenizer: Tokenizer, special: Mapping[str, int]) -> list[
     return [
         Row(f"text: {len(text)} characters", ((text, len(text.encode())),)),
         Row("special tokens first", tuple((each, len(each.encode())) for each in pieces)),
-        Row(f"{len(words)} words", tuple((each, len(each.encode())) for each in words)),
+        Row(
+            f"{sum(each not in special for each in words)} words",
+            tuple((each, len(each.encode())) for each in words),
+        ),
         Row("their bytes", tuple(single)),
         Row(f"merged: {len(tokens)} tokens", tuple((label(each), len(each)) for each in tokens)),
         Row("ids", tuple((str(i), len(raw)) for i, raw in zip(ids, tokens, strict=True))),
