@@ -39,7 +39,7 @@
 # a chat as the one text that the model expects, without letting a message forge a turn; and stream an
 # answer that never shows half a character.
 #
-# **You need** Python's `dict`, `Counter` and `bytes`, and regular expressions a little. Of chapter 11
+# **You need** Python's `dict`, `Counter` and `bytes`, and a little of regular expressions. Of chapter 11
 # you need only that a file can hold a vocabulary. **Time:** about 60 minutes to read and try, about 80
 # for the exercises.
 #
@@ -112,9 +112,10 @@ chapter_map("tokenizer", "detokenizer")
 # %% [markdown]
 # ## A number that hurts: one step for each token
 #
-# A model writes an answer in [steps](../docs/glossary.md#step): in one step it reads all tokens so
-# far and chooses one next token, for which it must read all of its weights once. So the number of
-# tokens is the number of steps. What would it cost if a token were a single character?
+# A model writes an answer in [steps](../docs/glossary.md#step). In one step it computes, from all tokens
+# so far, a score for every possible next token, for which it must read all of its weights once; the
+# engine then chooses one token. So the number of tokens is the number of steps. What would it cost if a
+# token were a single character?
 #
 # The example text of this chapter is the first page of *Alice in Wonderland*. It has 2,378
 # characters of plain English. Predict three things before you run the measurement:
@@ -182,9 +183,9 @@ print("for example:", ", ".join(unknown[:8]))
 # Philip Gage invented in 1994 to compress files, and which [Sennrich et al.
 # 2016](https://arxiv.org/abs/1508.07909) brought to language models.
 #
-# Here is the whole way of a short text with this model's tokenizer. The rows are the sections of this
-# chapter: special tokens are found first, then the text is cut into words, and only within words are
-# bytes joined. The last row is what the model gets: a list of whole numbers, one for each token.
+# Here is the whole way of a short text with this model's tokenizer. Special tokens are found first
+# (they come later in this chapter), then the text is cut into words, and only within words are bytes
+# joined. The last row is what the model gets: a list of whole numbers, one for each token.
 
 # %%
 example = "<|im_start|>user\nIt's 2 cafés?"
@@ -486,9 +487,9 @@ my_encode_word = check(12, encode_word=encode_word)
 # Your tokenizer needs one more thing: the model's merges instead of those of one page. They stand in
 # the file as strings, one merge per string, such as `Ġ t` and `i n`. What is `Ġ`?
 #
-# **GPT-2's alphabet.** The authors wanted to store tokens as ordinary strings, but a token is bytes,
-# and many bytes are no visible character: a space, a line end, half of an `é`. So they gave each of
-# the 256 bytes one visible character. The 188 bytes that are visible characters of Latin-1 stand for
+# **GPT-2's alphabet.** The authors of GPT-2 wanted to store tokens as ordinary strings. But a token is
+# bytes, and many bytes are no visible character: a space, a line end, half of an `é`. So they gave each
+# of the 256 bytes one visible character. The 188 bytes that are visible characters of Latin-1 stand for
 # themselves. The other 68, from byte 0 on, get the characters from U+0100 (`Ā`) on, in order. A space
 # is byte `20`, which is the 33rd byte without a visible character, so it gets U+0120: `Ġ`. In code:
 
@@ -550,12 +551,13 @@ reveal(12, encode_word=my_encode_word)
 # lacks 21: thirteen bytes that never occur in UTF-8, two with which only unassigned characters begin,
 # and six control characters. A control character is silently dropped. Vocabularies whose trainer starts
 # with all 256 bytes have no such gap.
+#
 # ## Drag it
 #
-# Write a short line of your own, and move the slider: each row is one merge, and dark is what it
-# made. A colour is a final token, so a column of one colour shows how it grows. The ten bytes of
-# `␣inference` take nine merges to become one token, and rows 1 to 17 jump from word to word, because the earliest-learned
-# merge goes first wherever it stands.
+# Write a short line of your own, and move the slider. Each row is one merge, and dark is what it made.
+# A colour is a final token, so a column of one colour shows how that token grows. The ten bytes of
+# `␣inference` take nine merges to become one token. The rows jump from word to word, because the
+# earliest-learned merge goes first wherever it stands.
 
 
 # %%
@@ -689,10 +691,10 @@ picture(
 #
 # | | how it is trained | how it encodes | what is unknown | used by |
 # |---|---|---|---|---|
-# | **byte-level BPE** | join the most common pair of bytes | earliest-learned merge first | nothing | GPT, Llama 3, Qwen, SmolLM |
-# | **WordPiece** ([Schuster and Nakajima 2012](https://research.google/pubs/pub37842/)) | join the pair that raises the likelihood of the text most | longest token that fits, from the left | a word with an unknown character becomes `[UNK]` | BERT |
+# | **byte-level BPE** | join the most common pair of neighbours, from bytes on | earliest-learned merge first | nothing | GPT, Llama 3, Qwen, SmolLM |
+# | **WordPiece** (Schuster and Nakajima 2012; see [BERT](https://arxiv.org/abs/1810.04805)) | join the pair that raises the likelihood of the text most | longest token that fits, from the left | a word with an unknown character becomes `[UNK]` | BERT |
 # | **Unigram** ([Kudo 2018](https://arxiv.org/abs/1804.10959)) | start large, and remove the tokens that are missed least | the most likely of all ways to cut the text | unknown characters, unless bytes are added | T5, XLM-R |
-# | **SentencePiece** ([Kudo and Richardson 2018](https://arxiv.org/abs/1808.06226)) | a *library*: BPE or Unigram on raw text, without a pre-tokenizer; a space is written `▁` | as its algorithm | unknown characters, unless it was trained with `byte_fallback` | Llama 2, Gemma, Mistral 7B |
+# | **SentencePiece** ([Kudo and Richardson 2018](https://arxiv.org/abs/1808.06226)) | a *library*: BPE or Unigram on raw text, of any language; a space is written `▁` | as its algorithm | unknown characters, unless it was trained with `byte_fallback` | Llama 2, Gemma, Mistral 7B |
 #
 # **Byte fallback** is the other way to bytes: the vocabulary consists of characters and their merges,
 # and 256 tokens such as `<0xE4>` stand by for characters that it does not have. minigen reads both
@@ -734,7 +736,7 @@ print(
 # Left alone, the model ends its turn, opens another, and begins to write *your* next message. Which
 # token is the right one to stop at must be said by the model's files, and it has gone wrong: the first
 # files of Llama 3 named only the end of sequence and not the end of turn, and for some days chats in
-# many engines would not stop ([vLLM issue 4180](https://github.com/vllm-project/vllm/issues/4180)). Some
+# many engines did not stop ([vLLM issue 4180](https://github.com/vllm-project/vllm/issues/4180)). Some
 # models have several end tokens, so engines keep a set. And if you want to stop at a text instead, a
 # [stop string](../docs/glossary.md#stop-string) does that: `StopWatcher`, in this chapter's exercise
 # notebook.
@@ -742,9 +744,10 @@ print(
 # ## The chat template is a program
 #
 # A conversation is a list of messages, and the model reads one sequence of tokens. The
-# **[chat template](../docs/glossary.md#chat-template)** is the program that turns the one into the other. It comes with the model, because each
-# model was trained with one exact spelling; it is written in Jinja, a small language for templates.
-# The next cell prints this model's, with a line break before each statement, and runs it.
+# **[chat template](../docs/glossary.md#chat-template)** is the program that turns the one into the
+# other. It comes with the model, because each model was trained with one exact spelling. It is written
+# in Jinja, a small language for templates. The next cell prints this model's, with a line break before
+# each statement, and runs it.
 #
 # Read it as Python: `{% for ... %}` and `{% if ... %}` are statements, and `{{ ... }}` prints a value.
 # For each message it prints `<|im_start|>`, the role, a line end, the content, `<|im_end|>` and a line
@@ -778,8 +781,8 @@ picture(
 guess_turns = predict("How many turns does the model see begin in the next chat?", None)
 
 # %% [markdown]
-# (minigen runs the template in Jinja's sandbox, in a process of its own with limits on time and
-# memory, since it is a stranger's program.)
+# (The program comes from outside, with the model's file. So minigen runs it in Jinja's sandbox, in a
+# process of its own, with limits on time and memory.)
 #
 # ### The trap: a message that forges a turn
 #
@@ -906,8 +909,8 @@ reveal(12, StreamDecoder=my_decoder)
 # ## What it costs
 #
 # Tokenising is work for the **processor** (CPU), not for the accelerator: it is regular expressions
-# and look-ups in hash tables, one word after another, with nothing to multiply. Two figures decide
-# whether anyone should care: the time per token, and the time beside one step of the model.
+# and look-ups in hash tables, one word after another, with nothing to multiply. Two figures say how
+# much it matters: the time per token, and the time beside one step of the model.
 #
 # The library remembers how it cut a word, so the first time and later times differ, and a fresh
 # tokenizer is needed to measure the first. Now your third prediction from the top is compared.
@@ -927,14 +930,12 @@ pages = [f"{number} {ALICE}" for number in range(40)]
 library = read_vocabulary(metadata).backend
 one_by_one = best_seconds(lambda: [library.encode(page) for page in pages], 3)
 batch = best_seconds(lambda: library.encode_batch(pages), 3)
-print(
-    f"40 pages as one batch on {mark(num_cores())} cores: {mark(one_by_one / batch)} times as fast"
-)
+print(f"40 pages as one batch on ⟨{num_cores()} cores⟩: {mark(one_by_one / batch)} times as fast")
 
 # %% [markdown]
 # ### Is it worth caching the tokens of a system prompt?
 #
-# Many applications send the same long system prompt with every request, and some guides advise to keep
+# Many applications send the same long system prompt with every request, and some guides advise caching
 # its tokens. Take the page's first 1,000 characters as a system prompt. What a user waits for is the
 # [time to first token](../docs/glossary.md#time-to-first-token-ttft): tokenising, then the
 # [prefill](../docs/glossary.md#prefill), in which the model computes all tokens of the prompt, and one
