@@ -514,10 +514,10 @@ print("the model's first merges:", metadata["tokenizer.ggml.merges"][:6])
 # `bytes_of_letters` turns it back into bytes.
 #
 # The model's merges were learned from a large mixture of web pages, textbooks and code. With them,
-# your encoder and the `tokenizers` library (which minigen uses, because it is written in Rust) read
-# the page and seven texts that were made to break tokenizers: accents apart from their letters, joined
-# emoji, flags, scripts from right to left, odd spaces. Below the results, the package's versions of
-# your five functions open, if yours have passed.
+# `my_split` and `my_encode_word` read the page and seven texts that were made to break tokenizers:
+# accents apart from their letters, joined emoji, flags, scripts from right to left, odd spaces. The
+# `tokenizers` library, which minigen uses because it is written in Rust, reads the same texts. Below the
+# results, the package's versions of your five functions open, if yours have passed.
 
 # %%
 ranks = model_ranks(metadata)
@@ -639,8 +639,9 @@ picture(
 # | $d$ | numbers per token's vector | `hidden`, 576 |
 #
 # And what does a larger vocabulary buy? Merges are learned in order, so a smaller vocabulary is simply
-# the beginning of the list. The blue and orange curves use *your* merges, learned from the page of
-# Alice, on that page and on 24 questions that a chat model might get. The green one uses the model's.
+# the beginning of the list. The blue and orange curves use merges that `my_train` learned from the page
+# of Alice, on that page and on 24 questions that a chat model might get. The green one uses the model's
+# merges on the questions.
 
 # %%
 own_ranks = {pair: rank for rank, pair in enumerate(my_train(counts, 10_000))}
@@ -656,22 +657,26 @@ def tokens_per_1000_bytes(text, ranks, num_merges):
 few, many = (0, 25, 50, 100, 200, 400, len(own_ranks)), (0, 100, 400, 1500, 6000, 24_000, 48_900)
 num_bytes = llm.config.vocab_size - len(special) - len(ranks)
 curves = {
-    "Alice, your merges": {256 + n: tokens_per_1000_bytes(ALICE, own_ranks, n) for n in few},
-    "questions, your merges": {256 + n: tokens_per_1000_bytes(asked, own_ranks, n) for n in few},
+    "page, its own merges": {256 + n: tokens_per_1000_bytes(ALICE, own_ranks, n) for n in few},
+    "questions, the page's merges": {
+        256 + n: tokens_per_1000_bytes(asked, own_ranks, n) for n in few
+    },
     "questions, the model's merges": {
         num_bytes + len(special) + n: tokens_per_1000_bytes(asked, ranks, n) for n in many
     },
 }
 embedding = llm.config.vocab_size * llm.config.hidden
 parameters = sum(prod(each.shape) for each in file.tensors.values())
-print(f"your training ended after {len(own_ranks)} merges: every word of the page is one token")
+print(
+    f"training on the page ends after {len(own_ranks)} merges: every word of the page is one token"
+)
 print(f"embedding: {embedding:,} of {parameters:,} parameters, {embedding / parameters:.0%}")
 lengths = list(curves["questions, the model's merges"].values())
 added = (many[-1] - many[-2]) * llm.config.hidden / parameters
 print(f"the last doubling saves {1 - lengths[-1] / lengths[-2]:.0%} of the tokens", end=" ")
 print(f"and costs {added:.0%} of the parameters")
-own_best = round(curves["Alice, your merges"][256 + few[-1]] * len(ALICE) / 1000)
-print(f"the page takes {own_best} tokens with your merges, {num_tokens} with the model's")
+own_best = round(curves["page, its own merges"][256 + few[-1]] * len(ALICE) / 1000)
+print(f"the page takes {own_best} tokens with its own merges, {num_tokens} with the model's")
 picture(
     draw_tokens.vocabulary(curves, llm.config.hidden, parameters - embedding),
     "Left: tokens per 1,000 bytes of text by size of vocabulary (logarithmic axis). Right: parameters "
@@ -680,12 +685,13 @@ picture(
 )
 
 # %% [markdown]
-# The first hundreds of merges shorten a text most. On the page that they were learned from, your 533
-# merges are better than the model's 48,900, because they know that page by heart; on other text they
-# soon gain nothing. The model's last doubling of the vocabulary saves a few per cent, and costs a tenth
-# of its parameters. In a small model like this one the embedding is a fifth of everything. In a model
-# of 70 billion parameters it is a few per cent, and a step costs 500 times as much, so larger models
-# deserve larger vocabularies ([Tao et al. 2024](https://arxiv.org/abs/2407.13623)).
+# The first hundreds of merges shorten a text most. On the page that they were learned from, its own 533
+# merges do better than the model's 48,900, because they know that page by heart. On other text they
+# soon gain nothing. The model's last doubling of the vocabulary saves 3 per cent of the tokens, and
+# costs 11 per cent of its parameters. In a small model like this one the embedding is a fifth of
+# everything. In a model of 70 billion parameters it is a few per cent, and a step costs 500 times as
+# much, so larger models deserve larger vocabularies ([Tao et al.
+# 2024](https://arxiv.org/abs/2407.13623)).
 #
 # ### BPE is one of several
 #
@@ -923,7 +929,7 @@ _, in_python, _ = cost_of(lambda: encode(ALICE))
 measured("the page, the first time", first_time * 1e3, "ms")
 measured("the page, when its words are known", known_words * 1e3, "ms")
 measured("per token, the first time", first_time / num_tokens * 1e6, "µs")
-measured("in Python, as your functions do it, times as long", in_python / first_time)
+measured("in Python, with my_split and my_encode_word, times as long", in_python / first_time)
 guess_share.compare(100 * first_time / step, "%", measured=True)
 
 pages = [f"{number} {ALICE}" for number in range(40)]
@@ -967,17 +973,17 @@ measured("share of tokenising, computation cached", share_again, "%")
 #
 # ## The measurement again
 #
-# The page once more, in steps: characters, your 400 merges, and the model's tokens.
+# The page once more, in steps: characters, 400 merges learned from it, and the model's tokens.
 
 # %%
 step_again = seconds_per_step()
 own_tokens = round(tokens_per_1000_bytes(ALICE, own_ranks, 400) * len(ALICE.encode()) / 1000)
 for name, steps in (
     ("in characters", len(ALICE)),
-    ("in tokens of your 400 merges", own_tokens),
+    ("in tokens of its own 400 merges", own_tokens),
     ("in the model's tokens", num_tokens),
 ):
-    print(f"the page {name:<30}{steps:>6,} steps, {mark(steps * step_again, 's')}")
+    print(f"the page {name:<34}{steps:>6,} steps, {mark(steps * step_again, 's')}")
 print(f"characters per token of the model: {len(ALICE) / num_tokens:.2f}")
 
 # %% [markdown]
