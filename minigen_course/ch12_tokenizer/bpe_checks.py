@@ -280,7 +280,7 @@ def other_characters_are_words_of_their_own(part: Any) -> None:
 
 
 def contractions_are_cut_off(part: Any) -> None:
-    """'s 't 're 've 'm 'll 'd, in small letters:"""
+    """'s 't 're 've 'm 'll 'd, in lower case:"""
     _expect_words(part, "it's we'll", ["it", "'s", " we", "'ll"])
     _expect_words(
         part,
