@@ -1,4 +1,4 @@
-"""Figures of chapter 12: boxes of tokens, merges step by step, and what merges gain."""
+"""Figures of chapter 12: boxes of tokens, training and merges step by step, vocabularies."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from minigen_course.ch12_tokenizer import figures
+from minigen_course.ch12_tokenizer.reference import train
 from minigen_course.figures.explore import png
 from minigen_course.lab.texts import ALICE, HARD_UNICODE
 
@@ -79,10 +80,57 @@ def test_merging_takes_only_one_short_line(words: Sequence[bytes]) -> None:
         figures.merging(figures.merge_stages(words, RANKS), 0)
 
 
-def test_curves_are_the_data() -> None:
-    figure = figures.compression({"page": {0: 1.0, 10: 1.5}, "other": {0: 1.0, 10: 1.25}})
-    lines = figure.axes[0].get_lines()
-    assert [list(line.get_ydata()) for line in lines] == [[1.0, 1.5], [1.0, 1.25]]
+def test_a_box_of_a_merge_has_the_colour_of_its_final_token() -> None:
+    stages = figures.merge_stages([b"then", b" the"], RANKS)
+    assert stages[-1].pieces == (b"the", b"n", b" the")
+    faces = [patch.get_facecolor() for patch in figures.merging(stages, 0).axes[0].patches]
+    assert len(faces) == len(b"then the")
+    assert len(set(faces[:3])) == len(set(faces[4:])) == 1
+    assert len({faces[0], faces[3], faces[4]}) == 3
+
+
+COUNTS = {b"the": 4, b"then": 2, b"ten": 3, b"hen": 2}
+
+
+def test_rounds_of_training_have_the_counts_before_each_merge() -> None:
+    rounds = figures.training_rounds(COUNTS, train(COUNTS, 3))
+    assert [each.chosen for each in rounds] == [(b"h", b"e"), (b"t", b"he"), (b"t", b"e"), None]
+    assert all(each.counts[0][0] == each.chosen for each in rounds[:-1])
+    assert [each.counts[0][1] for each in rounds] == [8, 6, 3, 3]
+    assert rounds[-1].words[1] == ((b"the", b"n"), 2)
+
+
+def test_training_is_drawn_with_its_tie() -> None:
+    figure = figures.training(figures.training_rounds(COUNTS, train(COUNTS, 3)))
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles[:4] == ["single bytes", "after merge 1", "after merge 2", "after merge 3"]
+    assert titles[4:] == [
+        "merge 1: h + e",
+        "merge 2: t + he",
+        "merge 3: t + e (a tie)",
+        "counts now",
+    ]
+    png(figure)
+
+
+def test_the_way_of_a_text_is_aligned_by_its_bytes() -> None:
+    rows = [figures.Row("text", (("né!", 4),)), figures.Row("tokens", (("né", 3), ("!", 1)))]
+    axes = figures.way(rows).axes[0]
+    whole, left, right = axes.patches
+    assert left.get_width() < whole.get_width()
+    assert right.get_x() > left.get_x() + left.get_width()
+    assert [each.get_text() for each in axes.texts] == ["text", "né!", "tokens", "né", "!"]
+
+
+def test_vocabularies_and_languages_are_the_data() -> None:
+    curves = {"page": {256: 1000.0, 512: 500.0}, "other": {256: 1000.0, 512: 800.0}}
+    left, right = figures.vocabulary(curves, 4, 10_000).axes
+    assert [list(line.get_ydata()) for line in left.get_lines()] == [[1000, 500], [1000, 800]]
+    assert right.get_lines()[-1].get_ydata() == [512 * 4 / 1e6]
+    axes = figures.languages({"one": 10, "two": 25}, {"one": 40, "two": 20}).axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [40, 20, 10, 25]
+    assert "2.5 times" in axes.texts[1].get_text()
+    assert axes.get_title(loc="left") == "The same sentence takes from 10 to 25 tokens"
 
 
 def test_every_text_of_the_course_can_be_drawn() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
+from minigen_course.ch12_tokenizer import bpe_checks
 from minigen_course.grading.exercise import expect, expect_equal
 from minigen_course.lab.texts import HARD_UNICODE
 
@@ -189,6 +190,7 @@ def two_watchers_do_not_share_what_they_hold(part: Any) -> None:
 
 
 CHECKS = {
+    **bpe_checks.CHECKS,
     "StreamDecoder": (
         whole_characters_are_given_at_once,
         half_a_character_is_held_back,

@@ -1,4 +1,4 @@
-"""Figures of tokens: coloured boxes with ids and bytes, merges step by step, compression."""
+"""Figures of tokens: the way of a text, training by hand, merges, ids and bytes, vocabularies."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,14 +6,25 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 from matplotlib.patches import FancyBboxPatch
 
-from minigen_course.figures.style import CYCLE, INK, QUIET, figure, printable, title
-
-Pair = tuple[bytes, bytes]
+from minigen_course.ch12_tokenizer.reference import Pair, merge_pair
+from minigen_course.figures.style import (
+    BLUE,
+    CYCLE,
+    FAINT,
+    INK,
+    ORANGE,
+    QUIET,
+    SKY,
+    figure,
+    printable,
+    title,
+)
 
 _ACROSS = 96  # characters in a row of boxes
 _MOST = 220  # boxes that one figure can show
@@ -40,21 +51,12 @@ def merge_stages(words: Sequence[bytes], ranks: Mapping[Pair, int]) -> list[Stag
         if not known:
             return stages
         best = min(known, key=lambda pair: ranks[pair])
-        parts = [_joined(each, best) for each in parts]
+        parts = [merge_pair(each, best) for each in parts]
         stages.append(Stage(_flat(parts), b"".join(best)))
 
 
 def _flat(parts: Sequence[Sequence[bytes]]) -> tuple[bytes, ...]:
     return tuple(piece for each in parts for piece in each)
-
-
-def _joined(parts: list[bytes], pair: Pair) -> list[bytes]:
-    made, place = [], 0
-    while place < len(parts):
-        size = 2 if tuple(parts[place : place + 2]) == pair else 1
-        made.append(b"".join(parts[place : place + size]))
-        place += size
-    return made
 
 
 def label(piece: bytes) -> str:
@@ -137,11 +139,18 @@ def _canvas(rows: float, row_height: float, heading: str) -> tuple[Figure, Axes]
 
 
 def _box(
-    axes: Axes, left: float, top: float, width: float, height: float, number: int, dark: bool
+    axes: Axes,
+    left: float,
+    top: float,
+    width: float,
+    height: float,
+    number: int,
+    dark: bool,
+    gap: float = 0.1,
 ) -> None:
     shape = FancyBboxPatch(
-        (left + 0.1, top + 0.04),
-        width - 0.2,
+        (left + gap, top + 0.04),
+        width - 2 * gap,
         height - 0.08,
         boxstyle="round,pad=0,rounding_size=0.12",
         mutation_aspect=0.2,
@@ -157,15 +166,17 @@ def _write(axes: Axes, x: float, y: float, text: str, colour: str, size: float) 
     axes.text(x, y, text, color=colour, size=size, **style)
 
 
-def merging(stages: Sequence[Stage], step: int, shown: int = 12) -> Figure:
+def merging(stages: Sequence[Stage], step: int, shown: int = 18) -> Figure:
     """Draw the pieces of a short text after each merge up to `step`, at most `shown` rows.
 
-    The result of a row's merge is dark. Raises `ValueError` for a text too long for one row.
+    A box has the colour of the token that it ends in, and the result of a row's merge is dark.
+    Raises `ValueError` for a text too long for one row.
     """
     widths = [len(label(piece)) + 0.4 for piece in stages[0].pieces]
     if not widths or sum(widths) > _ACROSS:
         raise ValueError("Write one short line: it is drawn in one row, a box for every byte.")
     widths = [width * min(3.2, _ACROSS / sum(widths)) for width in widths]
+    token_of = [number for number, token in enumerate(stages[-1].pieces) for _ in token]
     last = min(step, len(stages) - 1)
     first = max(0, last - shown + 1)
     said = f"after {last} of {len(stages) - 1} merges: {len(stages[last].pieces)} pieces"
@@ -178,18 +189,163 @@ def merging(stages: Sequence[Stage], step: int, shown: int = 12) -> Figure:
         for piece in stage.pieces:
             width = sum(widths[place : place + len(piece)])
             fresh = piece == stage.joined
-            _box(axes, left, row, width, 1, place, dark=fresh)
+            _box(axes, left, row, width, 1, token_of[place], dark=fresh)
             _write(axes, left + width / 2, row + 0.5, label(piece), "white" if fresh else INK, 9)
             place, left = place + len(piece), left + width
     return made
 
 
-def compression(curves: Mapping[str, Mapping[int, float]]) -> Figure:
-    """Draw the bytes per token over the number of merges, one line per text."""
-    made, axes = figure(8, 3)
-    for name, curve in curves.items():
-        axes.plot(list(curve), list(curve.values()), label=name, linewidth=2, marker="o")
-    axes.set(xlabel="merges learned", ylabel="bytes a token", ylim=(0, None), xlim=(0, None))
-    axes.legend(frameon=False, labelcolor=INK)
-    title(axes, "Each merge makes texts shorter, the first ones most")
+@dataclass(frozen=True)
+class Row:
+    """A stage on a text's way to ids: what it is called, and its boxes with their bytes."""
+
+    name: str
+    boxes: tuple[tuple[str, int], ...]  # a label, and how many of the text's bytes it covers
+
+
+_NAMES_WIDTH = 22
+
+
+def way(rows: Sequence[Row]) -> Figure:
+    """Draw the stages of a text's way to ids below each other, aligned by the text's bytes.
+
+    A box has the colour of the last row's box that it ends in.
+    """
+    num_bytes = sum(size for _, size in rows[0].boxes)
+    token_of = [number for number, (_, size) in enumerate(rows[-1].boxes) for _ in range(size)]
+    unit = _ACROSS / num_bytes
+    made, axes = figure(9.5, 0.2 + 0.42 * len(rows))
+    axes.set(xlim=(-_NAMES_WIDTH, _ACROSS + 0.3), ylim=(len(rows), -0.1))
+    axes.axis("off")
+    for row, stage in enumerate(rows):
+        axes.text(-0.8, row + 0.5, stage.name, ha="right", va="center", color=INK, size=9)
+        place = 0
+        for text, size in stage.boxes:
+            _box(axes, place * unit, row + 0.1, size * unit, 0.8, token_of[place], dark=False)
+            (shown,) = printable([text])
+            fits = min(9.0, 6.8 * unit * size / 3.1 / max(1, len(shown)) * 3)
+            _write(axes, (place + size / 2) * unit, row + 0.5, shown, INK, fits)
+            place += size
+    return made
+
+
+@dataclass(frozen=True)
+class Round:
+    """Words in training: their parts and times, the pairs' counts, and the pair to be joined."""
+
+    words: tuple[tuple[tuple[bytes, ...], int], ...]
+    counts: tuple[tuple[Pair, int], ...]
+    chosen: Pair | None
+
+
+def training_rounds(counts: Mapping[bytes, int], merges: Sequence[Pair]) -> list[Round]:
+    """Return the words and the counts of all pairs before each merge, and after the last one."""
+    words = [(tuple(bytes([byte]) for byte in word), times) for word, times in counts.items()]
+    rounds = []
+    for chosen in [*merges, None]:
+        found: dict[Pair, int] = {}
+        for parts, times in words:
+            for pair in pairwise(parts):
+                found[pair] = found.get(pair, 0) + times
+        ordered = sorted(found.items(), key=lambda each: (each[1], each[0]), reverse=True)
+        rounds.append(Round(tuple(words), tuple(ordered), chosen))
+        if chosen is not None:
+            words = [(tuple(merge_pair(parts, chosen)), times) for parts, times in words]
+    return rounds
+
+
+def _decided(number: int, each: Round) -> str:
+    """Return what the counts of a round decide."""
+    if each.chosen is None:
+        return "counts now"
+    most = [count for _, count in each.counts]
+    joined = " + ".join(label(part) for part in each.chosen)
+    return f"merge {number}: {joined}" + (" (a tie)" if most.count(most[0]) > 1 else "")
+
+
+def training(rounds: Sequence[Round]) -> Figure:
+    """Draw each round: its words in parts above, the counts of their pairs below."""
+    made, grid = figure(2.5 * len(rounds), 4.4, nrows=2, ncols=len(rounds), height_ratios=[1, 1.15])
+    most = max(count for each in rounds for _, count in each.counts)
+    rows = max(len(each.counts) for each in rounds)
+    width = max(len(b"".join(parts)) for parts, _ in rounds[0].words)
+    for number, (each, top, bottom) in enumerate(zip(rounds, *grid, strict=True)):
+        top.set(xlim=(-1.2, width + 0.1), ylim=(len(each.words), -0.1))
+        top.axis("off")
+        title(top, "single bytes" if number == 0 else f"after merge {number}")
+        for row, (parts, times) in enumerate(each.words):
+            top.text(-0.15, row + 0.5, f"{times} ×", ha="right", va="center", color=QUIET, size=9)
+            left = 0
+            for part in parts:
+                colour = 0 if len(part) == 1 else 1
+                _box(top, left, row + 0.1, len(part), 0.8, colour, dark=False, gap=0.03)
+                _write(top, left + len(part) / 2, row + 0.5, label(part), INK, 10)
+                left += len(part)
+        colours = [ORANGE if pair == each.chosen else SKY for pair, _ in each.counts]
+        places = range(len(each.counts))
+        bottom.barh(places, [count for _, count in each.counts], color=colours, height=0.7)
+        for place, (_, count) in enumerate(each.counts):
+            bottom.text(count + 0.15, place, str(count), va="center", color=INK, size=9)
+        names = [" + ".join(label(part) for part in pair) for pair, _ in each.counts]
+        bottom.set_yticks(places, names, family="monospace")
+        bottom.set(ylim=(rows - 0.4, -0.6), xlim=(0, most * 1.2), xticks=[], xlabel="")
+        bottom.spines["bottom"].set_visible(False)
+        title(bottom, _decided(number + 1, each))
+    return made
+
+
+def vocabulary(
+    curves: Mapping[str, Mapping[int, float]], hidden: int, other_parameters: int
+) -> Figure:
+    """Draw the tokens that a text takes, and the embedding's parameters, by size of vocabulary.
+
+    `curves` maps the name of a text and of its merges to tokens per 1,000 bytes, by number of
+    tokens in the vocabulary.
+    """
+    made, (left, right) = figure(9.6, 3.6, ncols=2)
+    for (name, curve), marker in zip(curves.items(), "osD^", strict=False):
+        left.plot(list(curve), list(curve.values()), label=name, linewidth=2, marker=marker, ms=4)
+    left.set(xscale="log", ylim=(0, None))
+    ticks = [256, 1000, 4000, 16000, 49000]
+    left.set_xticks(ticks, [f"{each:,}" for each in ticks])
+    left.minorticks_off()
+    left.set(xlabel="tokens in the vocabulary", ylabel="tokens per 1,000 bytes of text")
+    left.legend(frameon=False, labelcolor=INK, fontsize=8, loc="lower left")
+    title(left, "Texts get shorter, ever more slowly ...")
+    largest = max(size for curve in curves.values() for size in curve)
+    sizes = np.linspace(0, 2.7 * largest, 50)
+    right.axhline(other_parameters / 1e6, color=QUIET, linewidth=1.5, linestyle="--")
+    right.text(2, other_parameters / 1e6 * 1.03, "all other parameters", color=QUIET, size=9)
+    right.plot(sizes / 1e3, sizes * hidden / 1e6, color=ORANGE, linewidth=2)
+    right.plot([largest / 1e3], [largest * hidden / 1e6], "o", color=ORANGE)
+    right.annotate(
+        f"this model: {largest * hidden / 1e6:.1f} million",
+        (largest / 1e3, largest * hidden / 1e6),
+        xytext=(8, -12),
+        textcoords="offset points",
+        color=INK,
+        size=9,
+    )
+    right.set(xlabel="tokens in the vocabulary, in thousands", ylabel="parameters, in millions")
+    right.set(xlim=(0, None), ylim=(0, other_parameters / 1e6 * 1.2))
+    title(right, "... and the embedding grows in proportion")
+    return made
+
+
+def languages(num_tokens: Mapping[str, int], num_characters: Mapping[str, int]) -> Figure:
+    """Draw the tokens that one sentence takes in several languages, beside its characters."""
+    made, axes = figure(8, 0.9 + 0.42 * len(num_tokens))
+    places = np.arange(len(num_tokens))
+    least = next(iter(num_tokens.values()))
+    axes.barh(places - 0.2, list(num_characters.values()), color=FAINT, height=0.36)
+    axes.barh(places + 0.2, list(num_tokens.values()), color=BLUE, height=0.36)
+    for place, tokens in enumerate(num_tokens.values()):
+        said = f"{tokens} tokens, {tokens / least:.1f} times"
+        axes.text(tokens + 0.6, place + 0.2, said, va="center", color=INK, size=9)
+    axes.set_yticks(places, list(num_tokens))
+    axes.invert_yaxis()
+    most = max(*num_tokens.values(), *num_characters.values())
+    axes.set(xlabel="characters (grey) and tokens (blue) of the sentence", xlim=(0, 1.25 * most))
+    fewest, largest = min(num_tokens.values()), max(num_tokens.values())
+    title(axes, f"The same sentence takes from {fewest} to {largest} tokens")
     return made
