@@ -30,7 +30,8 @@
 # memory it needs and how many chats fit, and find the chapter for any problem of an engine.
 #
 # **You need** Python, and the basics of PyTorch: what a tensor and its shape are. Nothing about
-# language models is assumed. A laptop is enough; no chapter needs a GPU. **Time:** about 60 minutes
+# language models is assumed. A laptop is enough; no chapter needs a GPU, because the functions for GPUs
+# run in an interpreter, too. **Time:** about 60 minutes
 # to read and try, about 30 for the exercises.
 #
 # **Where we are:** at the beginning. The map below stands at the head of every chapter, with the
@@ -56,6 +57,7 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
 # %load_ext minigen_course
 import json
 import time
+from statistics import median
 
 import torch
 from jaxtyping import Float
@@ -97,8 +99,14 @@ chapter_map("serving", "engine", "model", "memory", "machine")
 # a number that hurts, builds the smallest thing that works, shows why that is slow or wrong, and
 # ends with what production engines do.
 #
+# **The card.** The small table at the head of each chapter is its card. It names the problem that the
+# chapter solves, in which phase of a request's life, what saturates (what runs out first on a busy
+# machine), which layer of the stack owns it, which knob changes it (an option), and which metric shows
+# it. You understand all of its words at the end of this chapter.
+#
 # **Predict first.** Before a surprising result, a cell asks for your prediction: replace `None` by a
-# number or a word, and run it. A few cells later your prediction stands beside what came out. A
+# number or a word, and run it. (`within=2` says that half to twice the right value counts as near
+# enough.) A few cells later your prediction stands beside what came out. A
 # wrong prediction teaches more than a right one. Predictions stay on your machine: they live in the
 # notebook, and nothing is sent anywhere.
 #
@@ -108,7 +116,8 @@ chapter_map("serving", "engine", "model", "memory", "machine")
 # **Shapes stand in the signature.** Functions that take tensors say which shape they expect, with
 # [jaxtyping](https://docs.kidger.site/jaxtyping/): `Float[Tensor, "tokens hidden"]` is a tensor of
 # floating-point numbers with two axes, a row for each token and a column for each hidden dimension.
-# Two axes of one name must have the same length. The line `%load_ext minigen_course` above makes the
+# Two axes of one name must have the same length. (A single name gets a space before it, because some
+# tools for Python would take it for a variable.) The line `%load_ext minigen_course` above makes the
 # notebook check these annotations at every call, so that a wrong shape fails where it happens:
 
 
@@ -133,18 +142,18 @@ print(f"the sum of a million ones: {total:,.0f}")
 measured("time to compute it", (time.perf_counter() - started) * 1e3, "ms")
 
 # %% [markdown]
-# **Exercises** come before the package's source. You write a function of the engine yourself.
+# **Exercises.** You write a function of the engine first; only then do you see the package's own.
 # `check(...)` tests it at once, in a process of its own, and names the first mistake. Each exercise
 # has hints in three levels: `hint=1` nudges, `hint=2` says how, `hint=3` says nearly everything. A
 # level says how much an exercise asks for: **warm-up**, **core** or **stretch**. `using(...)` then
 # puts your function into the running package, and `reveal(...)` opens the package's version once
 # yours has passed. You may skip exercises: later cells then use the package's own part, and name
-# it. On a command line, `minigen workspace FOLDER` copies all notebooks to a folder of your own,
+# it; only figures of your own results stay empty. On a command line, `minigen workspace FOLDER` copies all notebooks to a folder of your own,
 # and `minigen progress FOLDER` says which exercises pass there.
 #
 # **Claims** at the end of each chapter are statements that guides make. The notebook tests them and
-# says which held. **Standard terms** are bold where they first occur, and linked to the
-# [glossary](../docs/glossary.md). **Figures** with controls can be changed in JupyterLab; on a page
+# says which held. **Standard terms** are bold or linked where they first occur; the
+# links lead to the [glossary](../docs/glossary.md). **Figures** with controls can be changed in JupyterLab; on a page
 # without Python you see them at their most telling moment.
 #
 # ## Before you begin: seven questions
@@ -177,7 +186,8 @@ opening_test.keep(
 # Here is the finished engine. It loads a language model with 135 million **weights** (the numbers
 # that training found; also called parameters), which is small enough for any laptop. It answers a
 # question, and each piece of the answer is printed as soon as it is computed. This is called
-# [streaming](../docs/glossary.md#streaming).
+# [streaming](../docs/glossary.md#streaming). (`chat_prompt` writes the question in the form in which
+# this model learned to receive questions; chapter 12.)
 
 # %%
 llm = load_model(weights="float32", max_num_seqs=8)
@@ -201,18 +211,19 @@ for part in ("model", "weights", "attention", "kv cache", "allocator", "prefix c
 # %% [markdown]
 # | word | what it is | chapter |
 # |---|---|---|
-# | GGUF, Q4_1 | The format of the file. Most of its weights are stored with 5 bits each; here they are converted to 32 bits (float32), so that nothing is rounded any further | 11, 34 |
-# | [attention backend](../docs/glossary.md#attention-backend): `attend_paged` | The function in which tokens look at earlier tokens. There are several with the same result and different speed: a **backend** is the one in use | 14, 22 |
+# | llama | The family that the model's layers belong to. The model itself is SmolLM2-135M-Instruct | 15 |
+# | GGUF, Q4_1 | The format of the file. Most of its weights have 4 bits, and each 32 of them share two more numbers, so a weight takes 5 bits; here they are converted to 32 bits (float32), so that nothing is rounded any further | 11, 34 |
+# | [attention backend](../docs/glossary.md#attention-backend): `attend_paged` | The function in which tokens look at earlier tokens. There are several, equal in result and different in speed; each is a **backend** | 14, 22 |
 # | [KV cache](../docs/glossary.md#kv-cache) | What the engine keeps of every token that it has computed, so that it need not compute it again | 17 |
-# | [block](../docs/glossary.md#block) | The KV cache is divided into blocks of 16 tokens. A request gets one block after another as its text grows | 21 |
+# | [block](../docs/glossary.md#block) | The KV cache is divided into blocks of 16 tokens. A request gets one block after another as its text grows. By default they share 1 GiB of memory | 21 |
 # | [allocator](../docs/glossary.md#block-allocator): `BlockAllocator` | Hands out free blocks and takes them back | 21 |
 # | [prefix cache](../docs/glossary.md#prefix-caching): `RadixPrefixCache` | Keeps the blocks of earlier requests. A new request that begins with the same text reuses them | 23 |
 # | [scheduler](../docs/glossary.md#scheduler): `ContinuousScheduler` | Decides which requests are computed now, and which wait | 24 |
 #
 # ## A number that hurts: one at a time
 #
-# Eight people ask at the same time. Each [request](../docs/glossary.md#request) is for a short
-# story about another topic, with 4 to 11 tokens. The simplest server has one **slot**, a place for
+# Eight people ask at the same time. Each [request](../docs/glossary.md#request) continues a sentence
+# about another topic by 4 to 11 tokens. The simplest server has one **slot**, a place for
 # a request that runs: it answers one request, and all others wait in a queue. (The number of slots
 # is called `max_num_seqs` here and in vLLM. Chapter 22 uses the word slot for something smaller,
 # the place of one token in the cache.) Here is the whole queue, measured. (`sampling` says how each
@@ -236,14 +247,14 @@ print(
 )
 picture(
     figures.timeline(recorded_alone.events, topics),
-    "Eight requests on one slot. Each row is a request, each column a step of the engine. The last "
-    "one waits for the seven others (grey).",
+    "Eight requests on one slot. Each row is a request, each column a step of the engine; grey "
+    "means waiting. The last one waits for the seven others.",
     number="00.1",
 )
 
 # %% [markdown]
 # An engine works in [steps](../docs/glossary.md#step). In each step it runs the model once, and each
-# request that takes part gets one new token. To run the model, the processor must read all of its
+# request that takes part gets one new token, as soon as its prompt is computed. To run the model, the processor must read all of its
 # weights from memory, whether the step works for one request or for eight.
 #
 # Now let all eight share each step. The longest answer has 11 tokens, and all eight together have
@@ -267,9 +278,10 @@ print("the eight answers are the same")
 # %% [markdown]
 # Reading the weights once for eight requests instead of once for each is the most important idea of
 # this course. It is called **batching**. The answers do not change: each request still gets the
-# tokens that it would get alone. (With numbers of fewer bits, two tokens with nearly equal scores can
-# change places; chapter 15.) But a step for eight takes longer than a step for one, so the gain in
-# time is smaller than the gain in readings. By how much, and when it stops to pay, is the subject of
+# tokens that it would get alone. (Two tokens with nearly equal scores can change places, because a
+# larger batch may add its numbers in another order. With numbers of fewer bits this happens more
+# often; chapter 15.) But a step for eight takes longer than a step for one, so the gain in
+# time is smaller than the gain in readings. By how much, and when it stops paying off, is the subject of
 # chapters 17 and 24.
 #
 # ## What inference is
@@ -288,8 +300,8 @@ print("the eight answers are the same")
 # unknown until the model has chosen it, and it is the input of the step after. The model reads its
 # own output, one token at a time: it is **autoregressive**. That is why writing is slow although
 # reading is fast, and it is the reason for most parts of an engine. It also means that a model's own
-# early mistake becomes its input, which never happens under teacher forcing. (Chapter 13 uses
-# teacher forcing to measure how well a model predicts a given text.)
+# early mistake becomes its input, which never happens under teacher forcing. (Chapter 13 measures
+# in this way how well a model predicts a given text.)
 #
 # ## One token's journey
 #
@@ -329,13 +341,14 @@ written = list(ids)
 with torch.inference_mode():  # no training: nothing is recorded for it
     for step in range(3):
         x = model.embed(torch.tensor(written))
+        # attention over one whole text, as chapter 14 builds it:
         look_back = attend_packed([len(written)], llm.config.sliding_windows)
         hidden = model(torch.tensor(written), torch.arange(len(written)), look_back)
         logits = model.logits(hidden[-1:])  # of the last token
         written.append(int(logits.argmax()))
         print(
             f"step {step}: embedded {list(x.shape)}, after the layers {list(hidden.shape)}, "
-            f"logits {list(logits.shape)} -> {llm.tokenizer.decode(written[-1:])!r}"
+            f"logits {list(logits[0].shape)} -> {llm.tokenizer.decode(written[-1:])!r}"
         )
 engine_wrote = llm.generate(text, SamplingParams(temperature=0, max_tokens=3)).token_ids
 assert written[len(ids) :] == list(engine_wrote)
@@ -345,7 +358,7 @@ print("The engine writes the same three tokens.")
 # The loop is right, and it is wasteful: every step computes all tokens of the text again, although
 # only one is new. The engine computes each token once and keeps what later tokens need of it, its
 # **keys and values**, in the KV cache. (Chapter 14 explains what keys and values are. Until then,
-# think of a note about each token, in each layer, at which all later tokens look.)
+# think of a note that each layer keeps about each token, and that all later tokens read.)
 #
 # ## Prefill and decode
 #
@@ -378,7 +391,7 @@ story = f"{evening} {evening} One night the lamp went out, and the keeper"
 with llm.record() as recorded_one:
     answer = llm.generate(story, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
 seconds = figures.step_seconds(recorded_one.events)
-decode_seconds = sorted(seconds[1:])[len(seconds) // 2]  # the median
+decode_seconds = median(seconds[1:])
 print(f"{answer.num_prompt_tokens} tokens of the prompt, {answer.num_output_tokens} new tokens")
 guess_prefill.compare(seconds[0] / decode_seconds, measured=True)
 measured("prefill, time per token", seconds[0] / answer.num_prompt_tokens * 1e3, "ms")
@@ -434,10 +447,10 @@ recordings = {1: recorded_alone, 4: recorded_four, 8: recorded_together}
 # Four slots would need at least 60 / 4 = 15 steps. They need a few more, because at the end fewer
 # than four requests are left, and some slots are empty.
 #
-# Now drag: choose the number of slots and the axis. The control chooses among three runs that were
-# recorded above. On an axis of steps, all steps look alike. On an axis of seconds, you see that a
-# step with a prefill is longer than one without, and that a step of eight requests is longer than a
-# step of one.
+# Now choose the number of slots and the axis. The control chooses among three runs that were
+# recorded above. On an axis of steps, all steps look alike. On an axis of seconds, each step is as
+# wide as it took: the steps with a prefill are among the longest, and steps of eight requests are
+# longer than steps of one. (Another program on your machine can stretch any step.)
 
 # %%
 explore(
@@ -490,7 +503,7 @@ picture(
 #
 # ## The five problems of an engine
 #
-# You have now seen everything that an engine must do. Its parts are answers to five problems. They
+# You have now seen an engine at work. Its parts are answers to five problems, and these problems
 # organise this course: each chapter's card, at its head, says which problem the chapter solves.
 
 # %%
@@ -518,11 +531,11 @@ picture(
 # |---|---|---|---|
 # | L6 client | the program that asks | it repeats requests that time out, and doubles the load | |
 # | L5 gateway | HTTP, authentication, limits, queues | requests are refused, or queue for too long | 51 |
-# | L4 routing and batching | which of several copies of the engine answers, and how fast it should | one copy is full, another one idle | 52 |
-# | L3 engine | tokenizer, model, KV cache, scheduler, sampler | few requests run at once, prompts are computed twice | 12, 13, 14, 15, 16, 17, 21, 22, 23, 24, 25, 41 |
+# | L4 routing and batching | which requests run together, and on which of several copies of the engine | a step is nearly empty, or one copy is full and another one idle | 24, 52 |
+# | L3 engine | tokenizer, model, KV cache, scheduler, sampler | few requests run at once, prompts are computed twice | 12, 13, 14, 15, 16, 17, 21, 22, 23, 25, 41 |
 # | L2 runtime | files, formats, packaging | the wrong number format, a slow start | 11 |
 # | L1 kernels | the functions that compute, and the driver below them | memory is read twice, cores are idle | 31, 32, 33, 34 |
-# | L0 silicon | processors, memory, the links between them | capacity, bandwidth and arithmetic all have an end | |
+# | L0 silicon | processors, memory, the links between them | capacity, bandwidth and arithmetic are all limited | |
 # <!-- /stack -->
 #
 # ### What one downloads
@@ -547,8 +560,9 @@ path = hub.resolve(hub.DEFAULT_MODEL)
 checkpoint = open_checkpoint(path)
 print(f"{path.name}: {path.stat().st_size / 1e6:.1f} MB")
 print(f"{len(checkpoint.tensors)} tensors with {checkpoint.num_parameters:,} weights")
-print(f"{checkpoint.num_bytes * 8 / checkpoint.num_parameters:.2f} bits per weight")
-print("\nThe same sizes of a larger model, Llama-3-8B, in its config.json:")
+bits_each = checkpoint.num_bytes * 8 / checkpoint.num_parameters
+print(f"{bits_each:.2f} bits per weight: 5 in the layers, 8.5 in the embedding table")
+print("\nThe sizes of a larger model, Llama-3-8B, as its config.json states them (an excerpt):")
 print(json.dumps(cost_model.MODELS["Llama-3-8B"], indent=1))
 
 # %% [markdown]
@@ -585,12 +599,21 @@ print(json.dumps(cost_model.MODELS["Llama-3-8B"], indent=1))
 # $$\text{KV bytes per token} = 2 \, L \, H_{kv} \, d \cdot \frac{b_{kv}}{8}$$
 #
 # By hand, for Llama-3-8B in **bfloat16**, the 16-bit format in which most models are published
-# (chapter 11):
+# (chapter 11). The number of weights is a sum over the model's parts, and each term is the size of a
+# matrix that a later chapter explains. A head has 4,096 / 32 = 128 numbers:
 
 # %%
-billions = 8.03
-print(f"weights in bfloat16, 16 bits each: {billions * 16 / 8:.1f} GB")
-layers, kv_heads, head_dim, kv_bits = 32, 8, 128, 16
+layers, hidden, q_heads, kv_heads, ffn, vocabulary = 32, 4096, 32, 8, 14_336, 128_256
+head_dim = hidden // q_heads
+embedding = vocabulary * hidden  # a row per token of the vocabulary
+attention = hidden * (q_heads + 2 * kv_heads) * head_dim + q_heads * head_dim * hidden
+feed_forward = 3 * hidden * ffn
+output_head = hidden * vocabulary
+norms = (2 * layers + 1) * hidden
+num_weights = embedding + layers * (attention + feed_forward) + output_head + norms
+assert num_weights == cost_model.num_parameters(cost_model.config_of("Llama-3-8B"))
+print(f"{num_weights:,} weights; in bfloat16, 16 bits each: {num_weights * 16 / 8 / 1e9:.1f} GB")
+kv_bits = 16
 kv_of_a_token = 2 * layers * kv_heads * head_dim * kv_bits // 8
 print(
     f"KV cache of one token: {kv_of_a_token:,} bytes; of 8,000: {kv_of_a_token * 8e3 / 1e9:.2f} GB"
@@ -612,7 +635,7 @@ assert cost_model.kv_bytes_per_token(cost_model.config_of("Llama-3-8B")) == kv_o
 # - workspaces of kernels, the driver's own memory and, on a GPU, recorded steps (CUDA graphs);
 # - gaps between allocations, which are free and too small to use (fragmentation).
 #
-# The first two can be estimated. The others depend on engine, driver and card, so this chapter
+# The first two can be estimated. The others depend on engine, driver and GPU, so this chapter
 # *assumes* 1 GB for everything. Here is an estimate for Llama-3-8B and a step of 8,192 tokens, with
 # numbers of 2 bytes, and logits of 4 bytes for 256 sequences:
 
@@ -695,7 +718,7 @@ def budget_of(model, config_json, weights, memory_in_GB, sequences, tokens_of_ea
 
 explore(
     budget_of,
-    "The memory budget of Llama-3-8B in bfloat16 on a card of 24 GB: eight requests of 4,096 tokens "
+    "The memory budget of Llama-3-8B in bfloat16 on a GPU of 24 GB: eight requests of 4,096 tokens "
     "fit, and 2.6 GB are left. The lower axis is in GB, the upper one in GiB.",
     "00.8",
     model=["Llama-3-8B", *(each for each in cost_model.MODELS if each != "Llama-3-8B")],
@@ -710,8 +733,9 @@ explore(
 # %% [markdown]
 # ### Where the memory may lie
 #
-# What does not fit on the card can lie elsewhere: in the computer's main memory, or on the disk.
-# These are **tiers** of memory, and each is larger and slower than the one before. Every decode
+# What does not fit on the GPU can lie elsewhere: in the computer's main memory, or on the disk.
+# These are **tiers** of memory. The farther a tier lies from the processor, the larger and the slower
+# it usually is. Every decode
 # step reads all weights once (of the embedding table only the rows of its tokens). So the speed of
 # the tier in which they lie, its [memory bandwidth](../docs/glossary.md#memory-bandwidth), bounds
 # the speed of a chat. The next cell divides the weights that a step of Llama-3-8B reads, in
@@ -724,7 +748,7 @@ tiers = {  # bytes per second
     "memory of an H100": cost_model.MACHINES["H100 SXM"].bandwidth,
     "memory of an RTX 4090": cost_model.MACHINES["RTX 4090"].bandwidth,
     "main memory, 2 channels of DDR5-5600": 2 * 8 * 5.6e9,
-    "main memory, read by a card over PCIe 4.0 x16": 16 * 16e9 / 8 * 128 / 130,
+    "main memory, read by a GPU over PCIe 4.0 x16": 16 * 16e9 / 8 * 128 / 130,
     "an SSD on PCIe 4.0 x4, at most": 4 * 16e9 / 8 * 128 / 130,
 }
 for name, bandwidth in tiers.items():
@@ -735,7 +759,8 @@ for name, bandwidth in tiers.items():
 # %% [markdown]
 # ## Your turn
 #
-# First on paper. A card has 24 GB (or put in the memory of your own machine). Llama-3-8B is stored
+# First on paper. A GPU has 24 GB (or put in the memory of your own machine; a "24 GB" card with 24 GiB
+# holds a few chats more). Llama-3-8B is stored
 # with 4.5 bits per weight, the KV cache with 16 bits per number, and 1 GB is working memory. Predict
 # from the formula: how many chats of 4,096 tokens fit?
 
@@ -771,7 +796,7 @@ def most_sequences(
 my_most = check(0, most_sequences=most_sequences)
 
 # %% [markdown]
-# One line lets the package use your function. The picture below draws its curve with it, and only
+# One line lets the package use your function: `with using(0, most_sequences=my_most):`. The picture below draws its curve with it, and only
 # with it: as long as yours has not passed, there is none. After that, drag Figure 00.8 again. Its
 # right panel now has your curve, too, and you see where the dot leaves the area of what fits.
 
@@ -822,7 +847,7 @@ with using(0, first_that_fit=my_first):
     drawn = figures.queue(llama, 4.5, 24, waiting)
 picture(
     drawn,
-    "Eight requests for Llama-3-8B with 4.5 bits per weight, on a card of 24 GB, in their order of "
+    "Eight requests for Llama-3-8B with 4.5 bits per weight, on a GPU of 24 GB, in their order of "
     "arrival. Those that your function admits are filled.",
     number="00.10",
 )
@@ -841,23 +866,28 @@ for name in cost_model.MODELS:
         count = my_most(config, 16, memory, 4096)
         assert count == cost_model.most_sequences(config, 16, memory, 4096)
         assert my_first(config, 16, memory, [4096] * (count + 1)) == count
-print("Equal lengths: both functions agree with the package, for 6 models on 3 machines.")
+is_yours = my_most is not cost_model.most_sequences and my_first is not cost_model.first_that_fit
+print(
+    f"For {len(cost_model.MODELS)} models on 3 machines,",
+    "your functions agree with the package." if is_yours else "the package agrees with itself.",
+)
 
 # %% [markdown]
 # ## The measurement again
 #
 # The number from the top: eight requests, and how many times the weights were read for them. One by
-# one, side by side in the notebook, and over HTTP, where no program planned the batch.
+# one, side by side in the notebook, and over HTTP, where no program planned the batch. (The time over
+# HTTP includes eight clients, which share the processor with the engine.)
 
 # %%
 rows = {
-    "one by one": (mark(steps_apart, digits=2), seconds_apart),
-    "side by side": (mark(steps_together, digits=2), seconds_together),
+    "one by one": (steps_apart, seconds_apart),
+    "side by side": (steps_together, seconds_together),
     "over HTTP": (mark(figures.num_steps(served.events), digits=2), seconds_served),
 }
 for name, (steps, seconds) in rows.items():
     print(f"{name:<13} {steps} readings of the weights, {mark(seconds, 's')}")
-print(f"side by side: {steps_apart / steps_together:.1f} times fewer readings than one by one")
+print(f"one by one needs {steps_apart / steps_together:.1f} times as many readings as side by side")
 measured("and times as fast", seconds_apart / seconds_together)
 
 # %% [markdown]
@@ -889,7 +919,7 @@ verdicts(
         "A model with 70 billion weights takes 140 GB in bfloat16",
         f"{params[large] * 2 / 1e9:.1f} GB ({params[large] * 2 / GIB:.1f} GiB)",
         within(params[large] * 2 / 1e9, 138, 142),
-        "the same; that is more than one card of 80 GB, so two cards must share it (chapter 41)",
+        "the same; that is more than one GPU of 80 GB, so two GPUs must share it (chapter 41)",
     ),
     Claim(
         "At 4 bits, a model with 70 billion weights takes 35 GB",
@@ -919,13 +949,13 @@ verdicts(
         "Count 1 GB of KV cache for every 4,000 tokens",
         f"{four_thousand[least]:.2f} GB ({least}) to {four_thousand[most]:.2f} GB ({most})",
         holds(four_thousand[least] >= 0.5 and four_thousand[most] <= 2),
-        "layers, KV heads and head dimension decide, and no rule for all models is near",
+        "layers, KV heads and head dimension decide, and no single rule fits all models",
     ),
     Claim(
         "A server needs 1 to 2 GB beside weights and KV cache",
         f"{sum(parts.values()) / 1e9:.1f} GB of activations and logits by the estimate above",
         NOT_TESTED,
-        "driver, workspaces and recorded steps come on top, and depend on card and engine",
+        "driver, workspaces and recorded steps come on top, and depend on GPU and engine",
     ),
     Claim(
         "Training a model with 70 billion weights needs about 420 GB",
@@ -957,7 +987,7 @@ verdicts(
 # |---|---|---|---|--:|--:|
 # | 0 the map | [00 map](00_map.ipynb) | The finished engine, and the memory that a model needs | all five | 60 min | 30 min |
 # | 1 one request | [11 weights](11_weights.ipynb) | Weights on disk: safetensors and GGUF, byte by byte | loading | 55 min | 40 min |
-# |  | [12 tokenizer](12_tokenizer.ipynb) | Text to tokens and back | serving | 50 min | 50 min |
+# |  | [12 tokenizer](12_tokenizer.ipynb) | Text to tokens and back | serving | 60 min | 80 min |
 # |  | [13 layers](13_layers.ipynb) | RMSNorm, rotary embedding, SwiGLU | compute | 55 min | 40 min |
 # |  | [14 attention](14_attention.ipynb) | Attention: causal, with grouped heads | compute | 50 min | 40 min |
 # |  | [15 transformer](15_transformer.ipynb) | The whole forward pass | compute | 55 min | 45 min |
@@ -975,7 +1005,7 @@ verdicts(
 # | 4 many devices | [41 tensor parallel](41_tensor_parallel.ipynb) | One model on several devices | memory | 50 min | 60 min |
 # | 5 serving | [51 server](51_server.ipynb) | A server that OpenAI clients can use | serving | 50 min | 45 min |
 # |  | [52 slo](52_slo.ipynb) | Latency, goodput, and what to do about them | serving | 60 min | 60 min |
-# | | all 20 | | | 18 h | 17 h |
+# | | all 20 | | | 18 h | 18 h |
 #
 # <!-- /chapters -->
 #
@@ -994,11 +1024,11 @@ verdicts(
 # - Inference uses a model's weights to continue a text; training finds the weights. Inference is
 #   autoregressive: each new token is the input of the next step.
 # - A token's journey: text, token ids, embedding, layers, logits, one token id, text. The shapes are
-#   [5], [5, 576], [5, 576], [49,152] and one number, for five tokens of this model.
+#   [5], [5, 576], [5, 576], [49152] and one number, for five tokens of this model.
 # - The prefill computes the whole prompt in one step and gives the first token; each decode step
 #   gives one more. Every step reads all weights once, so a token of the prompt is much cheaper than
 #   a token of the answer.
-# - Requests that share a step share its reading of the weights, and get the same answers as alone.
+# - Requests that share a step share its reading of the weights, and get the same answers as alone (but for near ties).
 # - An engine solves five problems: loading, compute, memory, concurrency and serving.
 # - Weights + KV cache + working memory must fit into the memory. The first two follow from
 #   `config.json` and the bits of a number; the third is an assumption or a measurement.
@@ -1018,7 +1048,7 @@ verdicts(
 # The KV cache doubles. The working memory grows a little, by the activations and logits of more tokens
 # in a step. The weights stay the same.</details>
 #
-# <details><summary>3. An 80 GB card holds Llama-3-70B with 4.5 bits per weight and 1 GB of working memory.
+# <details><summary>3. A GPU of 80 GB holds Llama-3-70B with 4.5 bits per weight and 1 GB of working memory.
 # About how many tokens of KV cache fit?</summary>
 # The weights take 70.55 × 4.5 / 8 = 39.7 GB, so 39.3 GB are left. A token takes 327,680 bytes. That
 # makes about 120,000 tokens: 29 chats of 4,096 tokens.</details>
@@ -1030,21 +1060,19 @@ verdicts(
 #
 # | engine | made for | how it divides the memory | choose it when |
 # |---|---|---|---|
-# | [vLLM](https://github.com/vllm-project/vllm) | many users on GPUs | takes a share of the card (`gpu_memory_utilization`), measures the working memory by a trial step, and cuts what is left into blocks | you serve many models, on many kinds of hardware |
+# | [vLLM](https://github.com/vllm-project/vllm) | many users on GPUs | takes a share of the GPU (`gpu_memory_utilization`), measures the working memory by a trial step, and cuts what is left into blocks | you serve many models, on many kinds of hardware |
 # | [SGLang](https://github.com/sgl-project/sglang) | many users, shared prompts | weights and cache get a fixed share (`mem_fraction_static`), the rest is working memory; a radix tree shares prefixes | requests share long beginnings, or call tools |
-# | [TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM) | NVIDIA's GPUs | the cache gets a share of what is free after loading (`free_gpu_memory_fraction`) | you use NVIDIA cards only and want their last per cent |
+# | [TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM) | NVIDIA's GPUs | the cache gets a share of what is free after loading (`free_gpu_memory_fraction`) | you use NVIDIA GPUs only and want the last few per cent of their speed |
 # | [TGI](https://huggingface.co/docs/text-generation-inference) | serving from the Hugging Face hub | a warm-up run finds how many tokens fit | you already run it; it has been in maintenance mode since December 2025 |
-# | [llama.cpp](https://github.com/ggml-org/llama.cpp) | one user, any computer | maps the file, reserves the context of all slots at the start, leaves layers that do not fit on the card in main memory | you have a laptop, or little memory |
-# | [Ollama](https://github.com/ollama/ollama) | the same, with one command | estimates the budget and chooses the layers for the card; unloads an idle model after a while | you want it to run today |
-# | [ExLlamaV2](https://github.com/turboderp-org/exllamav2) | one consumer card | weights and cache with few bits each | a model hardly fits your card |
+# | [llama.cpp](https://github.com/ggml-org/llama.cpp) | one user, any computer | maps the file, reserves the context of all slots at the start, leaves layers that do not fit on the GPU in main memory | you have a laptop, or little memory |
+# | [Ollama](https://github.com/ollama/ollama) | the same, with one command | estimates the budget and chooses the layers for the GPU; unloads an idle model after a while | you want it to run today |
+# | [ExLlamaV2](https://github.com/turboderp-org/exllamav2) | one GPU of a PC | weights and cache with few bits each | a model hardly fits your GPU |
 # | [MLC-LLM](https://github.com/mlc-ai/mlc-llm) | phones, browsers | plans the working memory when it compiles the model | there is no Python where it must run |
-# | [DeepSpeed](https://github.com/deepspeedai/DeepSpeed) | training, and inference on many cards | weights can stay in main memory or on disk and stream to the card ([ZeRO-Inference](https://www.deepspeed.ai/2022/09/09/zero-inference.html)) | the model is far larger than the card, and time matters little |
+# | [DeepSpeed](https://github.com/deepspeedai/DeepSpeed) | training, and inference on many GPUs | weights can stay in main memory or on disk and stream to the GPU ([ZeRO-Inference](https://www.deepspeed.ai/2022/09/09/zero-inference.html)) | the model is far larger than the GPU, and time matters little |
 #
-# Most of them can also split one model over several cards when one is too small ([tensor
-# parallelism](../docs/glossary.md#tensor-parallelism)). As a rule, each card then holds a part of
-# the weights and of the KV heads. The activations inside attention and feed-forward are divided as
-# well, but every card holds the whole $x$, the residual stream. The logits are divided or whole,
-# depending on the engine. Chapter 41 builds this.
+# Most of them can also split one model over several GPUs when one is too small ([tensor
+# parallelism](../docs/glossary.md#tensor-parallelism), chapter 41). As a rule, each GPU then holds a
+# part of the weights and of the KV cache, and computes a part of the activations inside each layer.
 #
 # ## Further reading
 #

@@ -71,7 +71,7 @@ def test_a_prompt_of_one_token_is_a_prefill(llm) -> None:
 
 def test_the_timeline_names_requests_and_counts_steps_on_whole_numbers(events) -> None:
     (axes,) = timeline(events, ["a", "b", "c"]).axes
-    assert axes.get_title(loc="left").startswith("5 steps, 2.0 requests")
+    assert axes.get_title(loc="left").startswith("5 steps: each reads the weights for 2.0 requests")
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "c"]
     assert axes.get_xlabel() == "step of the engine"
     assert all(tick == round(tick) for tick in axes.get_xticks())

@@ -54,7 +54,7 @@ def journey(config: ModelConfig, text: str, ids: Sequence[int], next_id: int, pi
             9.95,
             "norm and\noutput head",
             "15",
-            f"logits\n[{config.vocab_size:,}]\nof the last token",
+            f"logits\n[{config.vocab_size}]\nof the last token",
         ),
         Stop(11.9, "sampler", "16", f"1 integer\n{next_id}"),
         Stop(13.8, "detokenizer", "12", ""),
@@ -117,7 +117,7 @@ def _layers(axes: Axes, x: float, config: ModelConfig) -> None:
     axes.text(
         x - 0.1, 0.86, f"{config.num_layers} layers", ha="center", va="top", fontsize=9, color=INK
     )
-    _box(axes, x - 1.4, -0.12, 2.6, 0.56, "attention: tokens\nexchange information", "white", 7.5)
+    _box(axes, x - 1.4, -0.12, 2.6, 0.56, "attention: fetch from\nearlier tokens", "white", 7.5)
     _box(axes, x - 1.4, -0.82, 2.6, 0.56, "feed-forward:\neach token alone", "white", 7.5)
 
 
@@ -165,7 +165,7 @@ PROBLEMS = {  # what each of the five asks, and what happens without an answer
     ),
     "serving": (
         "How do programs ask,\nand how well are\nthey served?",
-        "a good mean, and\nangry users",
+        "programs cannot use it,\nor wait too long",
     ),
 }
 COLOURS = (BLUE, GREEN, AMBER, ORANGE, PINK)
@@ -197,7 +197,7 @@ def five_problems() -> Figure:
             f"{column + 1} {name}",
             ha="center",
             va="center",
-            color="white",
+            color=INK if COLOURS[column] in (AMBER, PINK) else "white",
             weight="bold",
         )
         axes.add_patch(Rectangle((left, 1.75), 1.92, 1.05, color=PALE))

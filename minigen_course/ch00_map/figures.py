@@ -6,6 +6,7 @@ The counts of the exercises are drawn only while the learner's own part is in us
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from inspect import unwrap
+from statistics import median
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -280,7 +281,10 @@ def timeline(
     )
     together = sum(len(lane.computed) for lane in drawn.values()) / num_steps
     took = f" in {seconds:.2f} s" if in_seconds else ""
-    title(axes, f"{num_steps} steps{took}, {together:.1f} requests in each on average")
+    title(
+        axes,
+        f"{num_steps} steps{took}: each reads the weights for {together:.1f} requests on average",
+    )
     return made
 
 
@@ -324,6 +328,9 @@ def one_request(events: Iterable[Event], tokens: Sequence[str]) -> Figure:
         axes.text(middle, -0.92, said, va="top", color=INK, fontsize=9, **near)
     axes.set(xlim=(0, ends[-1] * 1.01), ylim=(-1.3, 1.15), yticks=[], xlabel="milliseconds")
     axes.spines["left"].set_visible(False)
-    several = (ends[-1] - ends[0]) / (len(ends) - 1)
-    title(axes, f"The first token took {ends[0] / several:.1f} times as long as each later one")
+    several = median(last - first for first, last in zip(begins[1:], ends[1:], strict=True))
+    title(
+        axes,
+        f"The first token took {ends[0] / several:.1f} times as long as a later one (median)",
+    )
     return made
