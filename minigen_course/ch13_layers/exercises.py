@@ -14,7 +14,7 @@ from minigen.model.layers import (
 from minigen_course.grading.exercise import expect, expect_close, expect_equal
 
 Encode = Callable[[Tensor, int], Tensor]
-DependsOnDistanceOnly = Callable[[Encode, int], bool]
+DependsOnDistanceOnly = Callable[[Encode, int], object]
 UnpermutedRows = Callable[[int, int], Tensor]
 RmsNorm = Callable[[Tensor, Tensor, float], Tensor]
 Rotate = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -276,6 +276,32 @@ def it_undoes_what_the_converter_did(part: UnpermutedRows) -> None:
         expect_equal(back, rows, f"{heads} heads of {size} rows after storing and reordering")
 
 
+def a_whole_head_is_rotated_as_before(part: Rotate) -> None:
+    """heads of 10 numbers and five cosines, so that every number is rotated:"""
+    x, angles = _random(4, 3, 10), _random(4, 5, seed=14)
+    right = _reference(x, angles.cos(), angles.sin())
+    expect_close(_rotated(part, x, angles), right, "the heads", HEADS)
+
+
+def a_pair_lies_within_the_rotated_part(part: Rotate) -> None:
+    """the head 1, 2, ..., 8 and two cosines; only the first pair is rotated, by 90 degrees:"""
+    x = torch.arange(1.0, 9).reshape(1, 1, 8)
+    found = _called(part, x, torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]]))
+    right = torch.tensor([[[-3.0, 2.0, 1.0, 4.0, 5.0, 6.0, 7.0, 8.0]]])
+    expect_close(found, right, "the head (the point (1, 3) becomes (-3, 1))", HEADS)
+
+
+def the_other_numbers_stay_as_they_are(part: Rotate) -> None:
+    """a quarter of heads of 16 numbers in bfloat16, for several tokens:"""
+    x, angles = _random(7, 3, 16).bfloat16(), _random(7, 2, seed=15)
+    found = _rotated(part, x, angles)
+    _expect_type(found, torch.bfloat16)
+    expect_equal(list(found.shape), list(x.shape), "the shape of the result")
+    expect(torch.equal(found[..., 4:], x[..., 4:]), "numbers after the fourth should not change.")
+    right = _reference(x[..., :4].double(), angles.cos().double(), angles.sin().double())
+    expect_close(found[..., :4], right, "the rotated numbers", HEADS, tolerance=2e-2)
+
+
 UNITS = ("token", "unit")
 
 
@@ -320,6 +346,11 @@ CHECKS = {
         a_quarter_turn_swaps_a_pair,
         every_pair_and_token_has_its_own_angle,
         sixteen_bits_are_turned_in_float32,
+    ),
+    "rotate_first": (
+        a_whole_head_is_rotated_as_before,
+        a_pair_lies_within_the_rotated_part,
+        the_other_numbers_stay_as_they_are,
     ),
     "unpermuted_rows": (
         one_heads_evens_come_before_its_odds,

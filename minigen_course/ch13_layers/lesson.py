@@ -1,9 +1,12 @@
-"""A test of position encodings: whether a score depends on the distance of two tokens alone."""
+"""What chapter 13 asks for beyond the package: a test of position encodings, a partial rotation."""
 
 from collections.abc import Callable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
+
+from minigen.model.layers import apply_rotary
 
 
 def depends_on_distance_only(encode: Callable[[Tensor, int], Tensor], head_dim: int) -> bool:
@@ -19,3 +22,17 @@ def depends_on_distance_only(encode: Callable[[Tensor, int], Tensor], head_dim: 
     keys = torch.stack([encode(key, position) for position in range(64)])
     scores = queries @ keys.T
     return torch.allclose(scores[1:, 1:], scores[:-1, :-1], rtol=0, atol=0.01)
+
+
+def rotate_first(
+    x: Float[Tensor, "tokens heads head_dim"],
+    cos: Float[Tensor, "tokens half"],
+    sin: Float[Tensor, "tokens half"],
+) -> Float[Tensor, "tokens heads head_dim"]:
+    """Rotate the first numbers of each head, two for each cosine; leave the others as they are.
+
+    Number i forms a pair with number i + half. GPT-NeoX-20B rotates the first quarter.
+    """
+    num_rotated = 2 * cos.shape[-1]
+    rotated = apply_rotary(x[..., :num_rotated], cos, sin)
+    return torch.cat([rotated, x[..., num_rotated:]], dim=-1)

@@ -212,6 +212,66 @@ WRONG_ROTARY = [
 ]
 
 
+def partly_by_complex_numbers(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Right, as numbers of the complex plane."""
+    half = cos.shape[-1]
+    points = torch.complex(x[..., :half].float(), x[..., half : 2 * half].float())
+    turned = points * torch.complex(cos, sin)[:, None]
+    parts = [turned.real.to(x.dtype), turned.imag.to(x.dtype), x[..., 2 * half :]]
+    return torch.cat(parts, dim=-1)
+
+
+def partly_by_padding(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Right, in a copy of the heads."""
+    half, turned = cos.shape[-1], x.clone()
+    c, s = cos.unsqueeze(1), sin.unsqueeze(1)
+    a, b = x[..., :half].float(), x[..., half : 2 * half].float()
+    turned[..., :half] = (a * c - b * s).to(x.dtype)
+    turned[..., half : 2 * half] = (b * c + a * s).to(x.dtype)
+    return turned
+
+
+def wrong_partly(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def part(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        half, size = cos.shape[-1], x.shape[-1]
+        c, s = cos.unsqueeze(1), sin.unsqueeze(1)
+        first, second = slice(0, half), slice(half, 2 * half)
+        match name:
+            case "pairs over the whole head":
+                second = slice(size // 2, size // 2 + half)
+            case "neighbours":
+                first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+            case "the last numbers":
+                first, second = slice(size - 2 * half, size - half), slice(size - half, size)
+            case "backwards":
+                s = -s
+            case "angles of the first token":
+                c, s = c[:1], s[:1]
+        turned = x if name == "in place" else x.clone()
+        turned = turned.float() if name == "float32 stays" else turned
+        if name == "the rest is zero":
+            turned[..., 2 * half :] = 0
+        a, b = x[..., first].float(), x[..., second].float()
+        turned[..., first] = (a * c - b * s).to(turned.dtype)
+        if name == "second from the turned first":
+            a = turned[..., first].float()
+        turned[..., second] = (b * c + a * s).to(turned.dtype)
+        if name == "the rest is dropped":
+            return turned[..., : 2 * half]
+        if name == "the rest comes first":
+            return torch.cat([turned[..., 2 * half :], turned[..., : 2 * half]], dim=-1)
+        return turned
+
+    return part
+
+
+WRONG_PARTLY = [
+    *("pairs over the whole head", "neighbours", "the last numbers", "backwards", "in place"),
+    *("angles of the first token", "the rest is zero", "second from the turned first"),
+    *("the rest is dropped", "the rest comes first", "float32 stays"),
+]
+
+
 def order_by_loops(num_rows: int, heads: int) -> torch.Tensor:
     """Right, and written out."""
     size = num_rows // heads
@@ -312,6 +372,11 @@ ANSWERS = {
     "apply_rotary": Answers(
         right=(rotary_by_complex_numbers, rotary_by_rotated_halves, wrong_rotary("nothing")),
         wrong={name: wrong_rotary(name) for name in WRONG_ROTARY},
+        equivalent={},
+    ),
+    "rotate_first": Answers(
+        right=(partly_by_complex_numbers, partly_by_padding, wrong_partly("nothing")),
+        wrong={name: wrong_partly(name) for name in WRONG_PARTLY},
         equivalent={},
     ),
     "unpermuted_rows": Answers(
