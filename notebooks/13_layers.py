@@ -94,7 +94,8 @@ chapter_map("embedding", "norms", "positions", "feed-forward")
 # ## A number that hurts: the model without one of the three
 #
 # How well does a model know a text? It gives every token a probability, given the tokens before it.
-# **Perplexity** turns these probabilities into one number:
+# **Perplexity** turns these probabilities, or rather their logarithms
+# ([log-probabilities](../docs/glossary.md#log-probability)), into one number:
 #
 # $$\mathrm{PPL} = \exp\Big(-\frac1n \sum_{t} \log p(x_t \mid x_{<t})\Big)$$
 #
@@ -385,7 +386,8 @@ explore(
 # they can compare meaning, whatever the distance.
 #
 # The score of this query with this key, summed over all pairs, against their distance. The key is put
-# at position 0, at 100 and at 5,000:
+# at position 0, at 100 and at 5,000. (From here on, scores are divided by 8, the square root of 64, as in
+# the model. Chapter 14 says why.)
 
 # %%
 picture(
@@ -575,8 +577,8 @@ picture(
 #
 # The queries are $q = W_q x$, so number $i$ of a query is computed by **row** $i$ of the matrix $W_q$, and
 # the same holds for keys and $W_k$. Training fixed which two rows form a pair. A file may store the rows in
-# another order, and then the code must form other pairs. Nothing in the file says which order it
-# has, and both have the same shape.
+# another order, and then the code must form other pairs. Both orders have the same shape, so a program
+# that reads a file must know its convention.
 #
 # SmolLM2's files on the hub have their rows in order for halves. Your copy is a GGUF file (chapter 11),
 # and llama.cpp's converter has reordered the rows of $W_q$ and $W_k$ so that partners are neighbours: 0,
@@ -713,7 +715,7 @@ picture(
 # training, but not evenly: a gap of 18,000 is worse than one of 32,000. Each pair now stays at angles that
 # it knows, yet the pairs no longer agree. At a gap of 18,000 the fastest pair still says 18,000, and the
 # slowest says 18,000/16 = 1,125. Such a combination never occurred in training, and how well the model
-# copes with it is a matter of luck. This is why models with a longer context have usually been trained
+# copes with it seems to be a matter of luck. This is why models with a longer context have usually been trained
 # further after the scaling.
 #
 # The three ways to show a position, side by side:
@@ -743,8 +745,8 @@ picture(
 # %% [markdown]
 # The next matrix was trained on inputs of one size. If its input were ten times as large, queries and
 # keys would be ten times as large, and their scores a hundred times. After 30 layers nothing would be
-# left of the balance, and the first cell showed how that ends: overflow. So before each matrix, every
-# token's vector is brought to the same size. **RMSNorm**
+# left of the balance, and the first measurement showed how that ends: overflow. So before attention, and
+# before the feed-forward network, every token's vector is brought to the same size. **RMSNorm**
 # ([Zhang and Sennrich 2019](https://arxiv.org/abs/1910.07467)) divides it by its root mean square:
 #
 # $$\mathrm{RMSNorm}(x)_i = \frac{x_i}{\sqrt{\tfrac1d \sum_{j=1}^{d} x_j^2 + \varepsilon}}\; g_i$$
@@ -803,7 +805,7 @@ with using(13, rms_norm=my_norm):
 # %% [markdown]
 # ## A norm in 16 bits, and the second silent failure
 #
-# The statement demands float32 inside, whatever the type of `x`. GPUs keep the residual stream in 16
+# The exercise demands float32 inside, whatever the type of `x`. GPUs keep the residual stream in 16
 # bits, in one of two formats:
 #
 # | format | bits for the exponent | bits for the digits | largest number | numbers near 1 are apart by |
@@ -890,8 +892,7 @@ print(
 # $W_{up}$ is a pattern, and the unit's value says how much of this pattern is in $x$. **ReLU**,
 # $\max(0, z)$, switches a unit off if the value is negative. Then $W_{down}$ writes: each unit that is on
 # adds its column to the residual stream. [Geva et al. 2021](https://arxiv.org/abs/2012.14913) read these
-# pairs of pattern and column as a memory of keys and values, where much of a model's knowledge is
-# stored. Without the function between them, the two matrices would be one matrix, and could do no more
+# pairs of pattern and column as a memory, where much of a model's knowledge is stored. Without the function between them, the two matrices would be one matrix, and could do no more
 # than one.
 #
 # **Why a gate.** In the ReLU network one value does two things: it decides *whether* the unit speaks and
@@ -1090,8 +1091,8 @@ verdicts(
 #   changed, the model still answers easy questions, and can no longer copy.
 # - Beyond the trained length, slow pairs reach unknown angles. Rotary scaling slows them down; linear
 #   scaling slows all pairs, NTK scaling, YaRN and Llama 3's rule slow the slow ones.
-# - RMSNorm divides each token's vector by its root mean square, so that every matrix reads inputs of one
-#   size. It must compute in float32: in float16 one square overflowed and the model was lost. bfloat16
+# - RMSNorm divides each token's vector by its root mean square, so that attention and the feed-forward
+#   network read inputs of one size. It must compute in float32: in float16 one square overflowed and the model was lost. bfloat16
 #   only rounds.
 # - SwiGLU multiplies the content of each hidden unit with a gate. The three matrices of the feed-forward
 #   network hold most of a model's parameters.
@@ -1099,9 +1100,8 @@ verdicts(
 #
 # **Check yourself** (click to see the answer).
 #
-# <details><summary>1. A query at position 7 and a key at position 3 have the score 2.5. What is the score of
-# the same query at position 107 and the same key at position 103? And of the query at 3 and the key at
-# 7?</summary>
+# <details><summary>1. A query at position 7 and a key at position 3 have the score 2.5. What score would the
+# same two have at the positions 107 and 103? And with the query at 3 and the key at 7?</summary>
 # 2.5: the distance is 4 in both cases. The second cannot be known from the first: the distance is -4, and a
 # rotation by the opposite angle gives another dot product. (A model never asks, because a query looks back
 # only.)</details>
@@ -1119,11 +1119,11 @@ verdicts(
 #
 # ## What the production engines do beyond this
 #
-# The three functions do little arithmetic for each number that they read, so memory bandwidth limits them,
-# and engines save passes over memory.
+# The three functions do little arithmetic for each number that they read, so
+# [memory bandwidth](../docs/glossary.md#memory-bandwidth) limits them, and engines save passes over memory.
 #
 # - **[vLLM](https://github.com/vllm-project/vllm)** and **[SGLang](https://github.com/sgl-project/sglang)**
-#   fuse: the addition to the residual stream and the norm that follows are one kernel, and so are SiLU and
+#   [fuse](../docs/glossary.md#kernel-fusion): the addition to the residual stream and the norm that follows are one kernel, and so are SiLU and
 #   the product. Queries and keys are rotated in place, with a table of cosines and sines that is computed
 #   once for all positions. Chapter 31 writes such kernels.
 # - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** can also fuse the gate into the matrix
