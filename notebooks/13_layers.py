@@ -1147,7 +1147,7 @@ verdicts(
 # - [Train Short, Test Long](https://arxiv.org/abs/2108.12409), Press et al. 2021: ALiBi.
 # - [YaRN](https://arxiv.org/abs/2309.00071), Peng et al. 2023: sections 2 and 3 explain linear and NTK scaling.
 # - [Root Mean Square Layer Normalization](https://arxiv.org/abs/1910.07467), Zhang and Sennrich 2019.
-# - [GLU Variants Improve Transformer](https://arxiv.org/abs/2002.05202), Shazeer 2020: four pages.
+# - [GLU Variants Improve Transformer](https://arxiv.org/abs/2002.05202), Shazeer 2020: a short paper.
 # - [A Study of BFLOAT16](https://arxiv.org/abs/1905.12322), Kalamkar et al. 2019: range against digits.
 # - [convert_llama_weights_to_hf.py](https://github.com/huggingface/transformers/blob/main/src/transformers/models/llama/convert_llama_weights_to_hf.py):
 #   look for `permute`, the reordering of rows in the one direction.
