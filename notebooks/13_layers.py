@@ -18,13 +18,31 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/minigen/minigen/blob/main/notebooks/13_layers.ipynb)
 # [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=notebooks/13_layers.ipynb)
 #
-# Chapter 12 made numbers of text: a row of token ids. The model looks up a vector of 576 numbers
-# for each, and sends the vectors through 30 layers. Between the large matrix products of a layer
-# stand three small functions: one keeps sizes in order, one tells tokens where they stand, one
-# opens and closes gates. None takes more than five lines. Each can be wrong without any error.
+# Chapter 12 turned text into token ids. Now the ids enter the model. A layer of the model consists of
+# large matrix multiplications, and between them stand three small functions. The
+# [rotary embedding](../docs/glossary.md#rotary-embedding) shows attention where a token stands,
+# [RMSNorm](../docs/glossary.md#rmsnorm) keeps the numbers at one size, and
+# [SwiGLU](../docs/glossary.md#swiglu) opens and closes gates. None of them takes more than five lines
+# of code. Each of them can be wrong without any error message, and then the model writes
+# plausible nonsense. This chapter builds all three, and shows what happens when they go wrong.
 #
-# **Afterwards you can** write all three from memory, say what the rotation does to a score, and
-# recognise the signs of a checkpoint whose pairs are mixed up.
+# **Afterwards you can** write the three functions from memory, prove that a rotated score depends on
+# the distance of two tokens alone, recognise a checkpoint whose rotary pairs are mixed up, and say
+# why a model fails beyond the length that it was trained on.
+#
+# **You need** chapter 12 (tokens), matrix multiplication, sine and cosine, and PyTorch's basics.
+# **Time:** about 60 minutes to read and try, about 50 for the exercises.
+#
+# **Where we are:** token ids → **embedding** → 30 × ( **norm** → **rotate** → attention → add →
+# **norm** → **feed-forward** → add ) → norm → output head → next token.
+#
+# <!-- card -->
+#
+# | problem | phase | what saturates | layer | knob | metric |
+# |---|---|---|---|---|---|
+# | compute | prefill, decode | memory bandwidth | L3 engine | rotary scaling | perplexity |
+#
+# <!-- /card -->
 
 # %%
 import importlib.util
@@ -36,12 +54,28 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
 
 # %%
 # %load_ext minigen_course
+import math
+
 import torch
 
 from minigen import SamplingParams
 from minigen.model import layers
-from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
-from minigen_course.ch13_layers import figures as draw_rotation
+from minigen.model.attention import attention
+from minigen_course import (
+    Claim,
+    chapter_map,
+    check,
+    holds,
+    load_model,
+    mark,
+    predict,
+    reveal,
+    task,
+    using,
+    verdicts,
+    within,
+)
+from minigen_course.ch13_layers import figures as draw_layers
 from minigen_course.figures.explore import explore, picture
 from minigen_course.figures.show import significant
 from minigen_course.lab.inspect_model import (
@@ -50,37 +84,45 @@ from minigen_course.lab.inspect_model import (
     recorded_heads,
     recorded_states,
     transformer_of,
-    turned_back,
 )
 
 llm = load_model(weights="float32", enable_prefix_caching=False)  # nothing is kept from run to run
-model = transformer_of(llm)
-config = llm.config
-print(f"{config.num_layers} layers, {config.hidden} numbers for each token in each layer")
-print(f"{config.ffn:,} gates in a layer, {config.vocab_size:,} tokens to choose from")
-print(f"heads of {config.head_dim} numbers")
+model, config = transformer_of(llm), llm.config
+chapter_map("embedding", "norms", "positions", "feed-forward")
 
 # %% [markdown]
-# ## A number that hurts
+# ## A number that hurts: the model without one of the three
 #
-# There are two ways to write the rotation of this chapter, and both are in use. They take the
-# same input, return the same shape, and differ only in which numbers they regard as pairs. Here
-# the model runs with its own, and then with the other. (`using` puts a function in the place of
-# the package's for a while.)
+# How well does a model know a text? It gives every token a probability, given the tokens before it.
+# **Perplexity** turns these probabilities, or rather their logarithms
+# ([log-probabilities](../docs/glossary.md#log-probability)), into one number:
+#
+# $$\mathrm{PPL} = \exp\Big(-\frac1n \sum_{t} \log p(x_t \mid x_{<t})\Big)$$
+#
+# | symbol | meaning | in the code |
+# |---|---|---|
+# | $x_t$ | the token at place $t$ of the text | `ids[t]` |
+# | $p(x_t \mid x_{<t})$ | the probability that the model gave to it, given all tokens before it | exponential of `log_probabilities` |
+# | $n$ | the number of tokens that are judged; the first of a text is not | `len(ids) - 1` |
+#
+# Take three tokens whose probabilities were 1/2, 1/4 and 1/8. The mean of the logarithms is
+# $-\log 4$, so the perplexity is 4: on average, the model hesitated among four equally likely
+# tokens. Perplexity is the **effective number of choices**. 1 means certain. This model knows 49,152
+# tokens, so 49,152 means guessing blindly. A larger perplexity is possible, too: it means that the
+# model is sure of wrong tokens.
+#
+# The test text is a story that no model has seen, and the model reads it twice in a row. On the
+# second reading every word has already appeared, so the model only has to copy. How well does it
+# copy if it cannot see the order of the tokens? Replace `None` by your prediction of the perplexity.
 
 # %%
-question = "The capital of France is"
-greedy = SamplingParams(temperature=0, max_tokens=12)
-print("its own:  ", repr(llm.generate(question, greedy).text))
-with using(13, apply_rotary=layers.apply_rotary_interleaved):
-    print("the other:", repr(llm.generate(question, greedy).text))
+guess_order = predict("Perplexity of the second reading, without positions?", None, within=2)
+by_hand = perplexity(torch.tensor([1 / 2, 1 / 4, 1 / 8]).log())
+print(f"probabilities 1/2, 1/4, 1/8: perplexity {by_hand:.1f}")
 
 # %% [markdown]
-# No error, no warning, and still Paris. Somebody who tests with this question ships it. Now a
-# story that no model knows, read twice in a row. The second time every word stands above, and
-# the model need only look there. *Perplexity* says among how many equally likely tokens it was
-# left to choose: 1 is certainty. The picture shows every right token's probability at the second
-# reading.
+# In the next cell, each of the three functions is replaced by one that does nothing. `using` puts a
+# function in the place of the package's own for a while, and says how often it was called.
 
 # %%
 story = (
@@ -89,315 +131,366 @@ story = (
     "a blue lantern.\n"
 )
 ids = llm.tokenizer.encode(story)
+positions = torch.arange(len(ids))
 
 
 def read_twice(**parts) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities of the story's tokens at the first and at the second reading."""
+    """Return the log-probabilities of the story's tokens at the first and the second reading."""
     with using(13, **parts):
         found = log_probabilities(llm, ids + ids)
     return found[: len(ids) - 1], found[len(ids) :]
 
 
+def no_rotation(x, cos, sin):
+    return x
+
+
+def no_gate(gate, up):
+    return up
+
+
+def no_norm(x, weight, eps):
+    return weight * x
+
+
 first, second = read_twice()
-first_other, second_other = read_twice(apply_rotary=layers.apply_rotary_interleaved)
-for name, *both in (("its own", first, second), ("the other", first_other, second_other)):
-    at_first, again = (significant(perplexity(each)) for each in both)
-    print(f"{name:<11} {at_first:>4} at first, {again:>4} when read again")
+_, unordered = read_twice(apply_rotary=no_rotation)
+_, ungated = read_twice(swiglu=no_gate)
+_, unscaled = read_twice(rms_norm=no_norm)
+print(f"\nperplexity of {len(ids)} tokens, first reading:  {perplexity(first):.0f}")
+print(f"second reading:                       {perplexity(second):.2f}")
+print(f"second reading, without the gate:     {mark(perplexity(ungated))}")
+overflowed = not math.isfinite(perplexity(unscaled))
+print(f"second reading, without RMSNorm:      {'not a number' if overflowed else 'a number'}")
+guess_order.compare(int(round(perplexity(unordered), -1)))
+
+# %% [markdown]
+# The complete model copies almost without an error. Without positions it cannot copy at all, although
+# all words are in view. Without the gate it is so sure of wrong tokens that blind guessing would be far
+# better. Without RMSNorm the numbers overflow. A model of 135 million parameters depends on each of these
+# few lines.
+#
+# ## The embedding, and the residual stream
+#
+# The model's first step is a lookup. The **embedding** is a table with a row of 576 numbers for each
+# of the 49,152 tokens, and a token id is the number of a row. Nothing is computed: the same token
+# gets the same row wherever it stands.
+#
+# From here on, every token has a vector $x$ of 576 numbers, which passes through 30 layers. Each layer
+# reads it and **adds** something to it, twice. This vector that is never replaced, only added to, is
+# called the **residual stream**. Here is one layer. The boxes of this chapter are coloured, and above
+# each box stands the shape of what leaves it.
+
+# %%
+looked_up = model.embed(torch.tensor(ids))
+assert torch.equal(looked_up[10], model.embedding[ids[10]])
+print(f"embedding table {list(model.embedding.shape)}, story {list(looked_up.shape)}")
 picture(
-    draw_rotation.found_likely(
-        [llm.tokenizer.decode([token]) for token in ids[1:]],
-        {"its own pairs": second.exp(), "the other pairs": second_other.exp()},
+    draw_layers.layer_flow(
+        len(ids), config.hidden, config.ffn, (config.q_heads, config.kv_heads, config.head_dim)
     ),
-    "The probability of every right token at the second reading, under both pairings.",
+    "One of 30 layers. The first row is attention (chapter 14), the second row the feed-forward "
+    "network. Each reads a normalised x, and its result is added to x.",
+    number="13.1",
 )
 
 # %% [markdown]
-# One line of code, and the model can no longer find what it has just read. What that line does is
-# the middle of this chapter. First, what stands before it.
+# ## Why positions matter
 #
-# ## RMSNorm: sizes in order
+# Attention is the subject of chapter 14. A minimum about it is enough here. From the residual stream of
+# each token, the layer computes a vector called **query** and a vector called **key**, with two learned
+# matrices $W_q$ and $W_k$. The **score** of two tokens is the dot product of the query of the one and the
+# key of the other:
 #
-# Each layer *adds* to the hidden states, so they grow. Here is how large they become, from layer
-# to layer, in our story.
+# $$q \cdot k = \sum_{i} q_i k_i$$
+#
+# The larger the score, the more the first token takes over from the second. What it takes from all
+# earlier tokens is added up, and a sum does not know an order: $3 + 4 = 4 + 3$. A layer does this
+# several times side by side, with a query of 64 numbers each time. These are its **heads**: nine for
+# queries, and three for keys, which are shared.
+#
+# Compare the full stop in *dog bites man.* and in *man bites dog.* Before it stand the same three
+# words. The model runs without rotation. Is the state of the full stop the same in both sentences
+# after one layer? (Write `"yes"` or `"no"`.) And after two layers?
 
 # %%
-states = recorded_states(llm, ids)
+guess_one = predict("Without positions, the same after layer 1?", None)
+guess_two = predict("Without positions, the same after layer 2?", None)
+
+# %%
+texts = [llm.tokenizer.encode(text) for text in (" dog bites man.", " man bites dog.")]
+with using(13, apply_rotary=no_rotation):
+    blind = [recorded_states(llm, text)[:, -1] for text in texts]
+seeing = [recorded_states(llm, text)[:, -1] for text in texts]
+same = [torch.allclose(*states, atol=1e-3) for states in zip(*blind, strict=True)]
+assert not torch.allclose(seeing[0][1], seeing[1][1], atol=1e-3)
+print("with rotation, the states differ after layer 1")
+guess_one.compare("yes" if same[1] else "no")
+guess_two.compare("yes" if same[2] else "no")
+
+# %% [markdown]
+# After one layer the two full stops are the same, so that layer cannot tell who bit whom. The second
+# layer finds a trace of the order: a token sees only the tokens before it (chapter 14), so *man* has
+# seen *dog* in the one sentence and nothing in the other. A model can be trained on this trace alone
+# ([Kazemnejad et al. 2023](https://arxiv.org/abs/2305.19466)). But this model was trained with
+# positions, and without them it fails, as the first cell showed.
+#
+# ## Three ways to show a position
+#
+# ### Add it: sinusoidal vectors
+#
+# The first transformer added a vector to each embedding, a different one for each position
+# ([Vaswani et al. 2017](https://arxiv.org/abs/1706.03762)). For position $m$ and the pair of numbers
+# $2i$ and $2i + 1$:
+#
+# $$P_{m,\,2i} = \sin(m\,\omega_i), \qquad P_{m,\,2i+1} = \cos(m\,\omega_i), \qquad
+# \omega_i = 10000^{-2i/d}$$
+#
+# Read it as a row of clock hands. The first hand turns by one radian per position and tells
+# neighbours apart. Every later hand is slower, down to hands that hardly move over a whole book.
+#
+# What does a score see of it? With content $x$ and $y$ at the positions $m$ and $n$, it has four terms:
+#
+# $$(x + P_m) \cdot (y + P_n) = x \cdot y \;+\; x \cdot P_n \;+\; P_m \cdot y \;+\; P_m \cdot P_n$$
+#
+# (The matrices $W_q$ and $W_k$ stand in between, but the four terms remain.) The last term depends on the
+# distance only, because $\sin a \sin b + \cos a \cos b = \cos(a - b)$. But the two terms in the middle
+# mix meaning with absolute position. *dog bites man* has other scores in the first line of a book than
+# on page 7, and the model must learn to ignore that.
+#
+# ### Subtract it: ALiBi
+#
+# **Attention with linear biases** ([Press et al. 2021](https://arxiv.org/abs/2108.12409)) leaves the
+# vectors alone and lowers each score in proportion to the distance: $q \cdot k - s_h\,(m - n)$. Every
+# head $h$ has its own slope $s_h$, so some heads look near and some look far. The paper's models can read
+# texts longer than those of their training. But distance can only lower a score: it gives no head a
+# reason to prefer the token five places back to its neighbour.
+#
+# Both take three lines:
+
+# %%
+frequencies = 10_000.0 ** (-torch.arange(0, 64, 2) / 64)
+angles = torch.arange(48)[:, None] * frequencies  # one for each position and pair
+sinusoidal = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+
+slopes = 2.0 ** -torch.arange(1, 9)  # of 8 heads
+distances = torch.arange(24)
+biases = -slopes[:, None] * distances
+
 picture(
-    draw_rotation.sizes(states),
-    "The largest number and the median root mean square of the hidden states, layer by layer.",
+    draw_layers.added_and_subtracted(sinusoidal, biases),
+    "Left, sinusoidal vectors of 64 numbers: each row is a position, and no two rows are alike. "
+    "Right, what ALiBi adds to the scores of eight heads.",
+    number="13.2",
 )
 
 # %% [markdown]
-# The next matrix was trained on inputs of one size. So before each product every row is divided
-# by its own root mean square. The smallest version below computes in the type in which the
-# states happen to be. That is right in float32. GPUs keep states in 16 bits, and there one
-# token's numbers are a trap: they fit into float16, their squares do not.
-
-
-# %%
-def rms_norm_naive(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    size = (x.square().mean(dim=-1, keepdim=True) + eps).sqrt()
-    return weight * (x / size)
-
-
-def rms_norm_half(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return rms_norm_naive(x.half(), weight.half(), eps).float()
-
-
-x, ones = states[20], torch.ones(states.shape[-1])
-for name, rows in {"before": x, "after": rms_norm_naive(x, ones, 1e-5)}.items():
-    size = rows.square().mean(-1).sqrt()
-    print(f"root mean squares of the rows {name}: {size.min():.1f} to {size.max():,.0f}")
-
-lost = (rms_norm_half(x, ones, 1e-5) == 0).all(-1).nonzero().flatten().tolist()
-limit = torch.finfo(torch.float16).max
-print(f"largest number {significant(float(x.abs().max()))}; largest float16 {limit:,.0f}")
-print("in float16 all zeros:", [llm.tokenizer.decode([ids[row]]) for row in lost])
-overflowed, _ = read_twice(rms_norm=rms_norm_half)
-blind = perplexity(overflowed)
-print(f"perplexity of the first reading {perplexity(first):.0f}, with this norm {mark(blind)}")
-
-# %% [markdown]
-# One lost token out of fifty, the first, and the model does little better than to guess blindly
-# among its 49,152 tokens: it was the one that many heads rest on (chapter 14 shows them). Hence
-# one word in the package's version: `x.float()`.
-
-# %%
-show(layers.rms_norm)
-weight = model.layers[20].attention_norm
-ours = layers.rms_norm(x, weight, 1e-5)
-torch.testing.assert_close(ours, rms_norm_naive(x, weight, 1e-5))
-torch.testing.assert_close(ours, torch.nn.functional.rms_norm(x, (576,), weight, 1e-5))
-print("package, naive version and torch agree; in float16 the package stays finite:")
-print(bool(layers.rms_norm(x.half(), weight.half(), 1e-5).isfinite().all()))
-
-# %% [markdown]
-# ## Where does a token stand?
+# ### Rotate: by hand, with two numbers
 #
-# Attention compares a *query* of one token with the *keys* of those before it, and adds up their
-# values. A sum does not know an order. Without any rotation, the full stop after both of these
-# sentences takes the same from the first layer:
+# The third way changes neither the embedding nor the score. It rotates the query and the key. Take
+# vectors of two numbers, which are points in a plane, and rotate by a quarter turn per position. A
+# quarter turn moves the point $(a, b)$ to $(-b, a)$:
+#
+# | position | query | key |
+# |---|---|---|
+# | 0 | (2, 1) | (1, 1) |
+# | 1 | (-1, 2) | (-1, 1) |
+# | 2 | (-2, -1) | (-1, -1) |
+#
+# Now compute scores. Query and key at the same position: $(2, 1) \cdot (1, 1) = 3$, then
+# $(-1, 2) \cdot (-1, 1) = 3$, then $(-2, -1) \cdot (-1, -1) = 3$. The query one position after the
+# key: $(-1, 2) \cdot (1, 1) = 1$ and $(-2, -1) \cdot (-1, 1) = 1$. The score does not see where the
+# two are. It sees how far apart they are.
+
 
 # %%
-unrotated = lambda x, cos, sin: x  # noqa: E731
-for name, parts in {"without rotation": {"apply_rotary": unrotated}, "with rotation": {}}.items():
-    with using(13, **parts):
-        dog = recorded_states(llm, llm.tokenizer.encode(" dog bites man."))[1, -1]
-        man = recorded_states(llm, llm.tokenizer.encode(" man bites dog."))[1, -1]
-    print(f"{name}: the same state after layer 1: {torch.allclose(dog, man, atol=1e-4)}\n")
+def rotate_pair(point: tuple[float, float], angle: float) -> tuple[float, float]:
+    """Rotate a point around the origin."""
+    a, b = point
+    return a * math.cos(angle) - b * math.sin(angle), b * math.cos(angle) + a * math.sin(angle)
+
+
+by_quarters = [
+    [tuple(round(each) for each in rotate_pair(point, m * math.pi / 2)) for m in range(3)]
+    for point in ((2, 1), (1, 1))
+]
+print("query:", by_quarters[0])
+print("key:  ", by_quarters[1])
+picture(
+    draw_layers.quarter_turns(*by_quarters, names=("0", "1", "2")),
+    "A query and a key of two numbers at three positions, and all their scores. Each diagonal of the "
+    "table is one distance, and holds one number. (A query looks back, so a model uses the diagonal "
+    "and what lies below it.)",
+    number="13.3",
+)
 
 # %% [markdown]
-# ## The idea: turn the pairs
+# ## The idea: 32 pairs at 32 speeds
 #
-# Cut a head's 64 numbers into 32 pairs. Regard each pair as a point in a plane, and turn it by an
-# angle that grows with the token's position: the first pair by one radian a position, the later
-# ones ever more slowly. In plain Python for one head of one token, and drawn for a query of the
-# real model: the mean over our story, of the first head of layer 16. Every point is the same pair
-# at another position.
+# This is the **rotary embedding** (RoPE, [Su et al. 2021](https://arxiv.org/abs/2104.09864)). In this
+# model a query or key of a head has $d = 64$ numbers. Cut it into 32 pairs: number $i$ forms a pair with
+# number $i + 32$. Rotate pair $i$ of the token at position $m$ by the angle $m\,\theta_i$:
+#
+# $$\begin{pmatrix} x'_i \\ x'_{i+d/2} \end{pmatrix} =
+# \begin{pmatrix} \cos m\theta_i & -\sin m\theta_i \\ \sin m\theta_i & \cos m\theta_i \end{pmatrix}
+# \begin{pmatrix} x_i \\ x_{i+d/2} \end{pmatrix}, \qquad \theta_i = \Theta^{-2i/d}$$
+#
+# | symbol | meaning | in the code | in the paper |
+# |---|---|---|---|
+# | $x$ | a query or a key of one head | `q[m, head]`, `k[n, head]` | $W_q x_m$, $W_k x_n$ |
+# | $m$, $n$ | positions of the query and of the key | `positions` | $m$, $n$ |
+# | $d$ | numbers of a head | `head_dim`, 64 | $d$ |
+# | $i$ | pair, from 0 to $d/2 - 1$ | | $i - 1$: it counts from 1 |
+# | $\theta_i$ | angle per position of pair $i$ | `frequencies[i]` | $\theta_i$ |
+# | $\Theta$ | base; here 100,000 | `rope_theta` | 10,000 |
+# | $R_m$ | rotation of all pairs to position $m$ | `apply_rotary` | $R^d_{\Theta, m}$ |
+#
+# The speeds follow the same rule as the clock hands above, with a larger base. The values $v$, which
+# attention adds up, are not rotated: *what* a token says should not depend on where it stands.
+#
+# **Why the score depends on the distance alone.** Rotating two arrows by the same angle changes
+# neither their lengths nor the angle between them, so it leaves their dot product as it is. Rotate
+# both back by $m$ positions:
+#
+# $$\langle R_m q,\; R_n k \rangle = \langle R_{-m} R_m q,\; R_{-m} R_n k \rangle =
+# \langle q,\; R_{n-m} k \rangle$$
+#
+# Only $n - m$ is left, for every pair and so for their sum. Now for a query of the real model: the mean
+# over the story's tokens, of the first head of layer 16. The engine recorded it after the rotation,
+# so the cell rotates it back first (with $-\sin$). Then drag the slider.
 
 # %%
-import math
-
-
-def rotate_naive(head: list[float], position: int, theta: float) -> list[float]:
-    half, turned = len(head) // 2, list(head)
-    for i in range(half):
-        angle = position * theta ** (-2 * i / len(head))
-        a, b = head[i], head[i + half]
-        turned[i] = a * math.cos(angle) - b * math.sin(angle)
-        turned[i + half] = b * math.cos(angle) + a * math.sin(angle)
-    return turned
-
-
 LAYER, HEAD = 16, 0
-group = config.q_heads // config.kv_heads
-plain = turned_back(llm, recorded_heads(llm, ids)[LAYER])
-query, key = plain.q[1:, HEAD].mean(0), plain.k[1:, HEAD // group].mean(0)
-picture(
-    draw_rotation.turning(query, model.frequencies, (0, 4, 8, 16)),
-    "Four pairs of a query at positions 0 to 32, as points on circles; later pairs turn slower.",
+recorded = recorded_heads(llm, ids)  # q, k and v of each layer, as attention got them
+cos, sin = model.rotation(positions)
+q, k = (layers.apply_rotary(each, cos, -sin) for each in (recorded[LAYER].q, recorded[LAYER].k))
+kv_head = HEAD // (config.q_heads // config.kv_heads)
+query, key = q[1:, HEAD].mean(0), k[1:, kv_head].mean(0)
+
+
+def turn(last_position):
+    return draw_layers.turning(query, model.frequencies, (0, 1, 8, 25), last_position)
+
+
+explore(
+    turn,
+    "Four of the 32 pairs of a query at positions 0 to 6, on one scale. Pair 0 goes nearly round the "
+    "circle. Pair 25, the longest of this query, hardly moves.",
+    "13.4",
+    last_position=(0, 24, 1, 6),
 )
 
 # %% [markdown]
-# Why turn? Attention looks only at the product of a query and a key. Turn both, and the
-# product keeps nothing but the *difference* of the two angles: the distance. The score of this
-# query and this key, with the key put in three places far apart:
+# The circles have different sizes, because the model has learned to put more weight on some pairs
+# than on others. Fast pairs tell neighbours apart. Slow pairs hardly change over a whole page, so
+# they can compare meaning, whatever the distance.
+#
+# The score of this query with this key, summed over all pairs, against their distance. The key is put
+# at position 0, at 100 and at 5,000. (From here on, scores are divided by 8, the square root of 64, as in
+# the model. Chapter 14 says why.)
 
 # %%
 picture(
-    draw_rotation.by_distance(query, key, model.frequencies),
-    "The score of a query and a key against their distance: three curves that lie on one another.",
+    draw_layers.by_distance(query, key, model.frequencies),
+    "The score of a query and a key, for three positions of the key. The three curves lie on one "
+    "another.",
+    number="13.5",
 )
-near = draw_rotation.scores(query, key, model.frequencies, range(129), [0] * 129)
-far = draw_rotation.scores(query, key, model.frequencies, range(5000, 5129), [5000] * 129)
-allowed = 0.02  # of scores that differ by 20
-torch.testing.assert_close(near, far, atol=allowed, rtol=0)
+near = draw_layers.scores(query, key, model.frequencies, range(129), [0] * 129)
+far = draw_layers.scores(query, key, model.frequencies, range(5000, 5129), [5000] * 129)
+moved = float((near - far).abs().max() / (near.max() - near.min()))
+assert moved < 0.002
 print("the best distance for this head:", int(near.argmax()))
+print("5,000 positions further on, scores differ by less than 0.2 % of their range")
 
 # %% [markdown]
-# The curve is highest at distance 1. This head has learned to look at the token before, and it
-# says so by nothing but the angles between its pairs.
+# The curve is highest at distance 1: this head has learned to look at the token before. It says so by
+# nothing but the angles of its pairs. ALiBi's slopes could not express it.
 #
 # ## Drag it
 #
-# Left, one pair before it is turned (pale) and after. Right, the score of all pairs. Move both
-# positions by the same amount: left all turns, right nothing changes.
+# Left, one pair at position 0 (pale) and rotated to its position. Right, the score of all pairs. Move
+# the query and the key by the same amount: on the left both arrows turn, on the right nothing changes.
 
 
 # %%
 def two_tokens(query_at, key_at, pair):
-    return draw_rotation.two_tokens(
+    return draw_layers.two_tokens(
         query, key, model.frequencies, query_at=query_at, key_at=key_at, pair=pair
     )
 
 
 explore(
     two_tokens,
-    "A pair of a query and a key, turned by their positions, and the score at their distance.",
+    "One pair of a query at position 6 and a key at position 5, and the score at their distance.",
+    "13.6",
     query_at=(0, 256, 1, 6),
     key_at=(0, 256, 1, 5),
     pair=(0, 31, 1, 3),
 )
 
 # %% [markdown]
-# ## The package's version
+# ## Your turn: test it, then write it
 #
-# A pair of numbers that turns is a complex number that is multiplied by another of length 1. That
-# gives a second form in three lines. The package writes it with real numbers, for all tokens and
-# heads at once.
+# First the test, then the function that passes it. A test of this kind is how one would compare any
+# two position encodings.
+
+# %%
+task(13, "depends_on_distance_only")
+
+# %%
+# exercise: minigen_course.ch13_layers.lesson.depends_on_distance_only
+from collections.abc import Callable
+
+from torch import Tensor
+
+
+def depends_on_distance_only(encode: Callable[[Tensor, int], Tensor], head_dim: int) -> bool:
+    """Return whether scores stay the same when both tokens move by the same number of positions.
+
+    `encode(vector, position)` returns a query or a key of `head_dim` numbers as it is at a
+    position. Positions 0 to 63 are tested, with a random query and a random key. Scores that differ
+    by less than 0.01 count as equal, because float32 rounds.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %% [markdown]
+# Once your test passes, it judges three encodings: the sinusoidal vectors of figure 13.2, the
+# rotation, and none at all. As long as it has not passed, the package's own test does.
 
 
 # %%
-def rotate_complex(x, positions, frequencies):
-    angles = (positions[:, None] * frequencies)[:, None]
-    turned = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(torch.ones_like(angles), angles)
-    return torch.cat([turned.real, turned.imag], dim=-1)
+my_test = check(13, depends_on_distance_only=depends_on_distance_only)
 
 
-show(layers.apply_rotary, layers.apply_rotary_interleaved)
-positions = torch.arange(len(ids))
-cos, sin = layers.rotary_tables(model.frequencies, positions)
-theta = config.rope_theta
-by_hand = torch.tensor(
-    [[rotate_naive(head, at, theta) for head in token] for at, token in enumerate(plain.q.tolist())]
-)
-ours = layers.apply_rotary(plain.q, cos, sin)
-torch.testing.assert_close(ours, by_hand, atol=1e-3, rtol=1e-4)
-torch.testing.assert_close(ours, rotate_complex(plain.q, positions, model.frequencies))
-print("package, plain Python and complex numbers agree")
+def added(vector, position):
+    angles = position * 10_000.0 ** (-torch.arange(0, len(vector), 2) / len(vector))
+    return vector + torch.cat([angles.sin(), angles.cos()])
+
+
+def rotated(vector, position):
+    half, turned = len(vector) // 2, vector.clone()
+    for i in range(half):
+        angle = position * config.rope_theta ** (-2 * i / len(vector))
+        pair = rotate_pair((float(vector[i]), float(vector[i + half])), angle)
+        turned[i], turned[i + half] = pair
+    return turned
+
+
+def unchanged(vector, position):
+    return vector
+
+
+for encode in (added, rotated, unchanged):
+    print(f"{encode.__name__:<9} depends on the distance only: {my_test(encode, 64)}")
 
 # %% [markdown]
-# **The two pairings.** `apply_rotary` pairs number i with i + 32: so are the checkpoints on
-# Hugging Face. `apply_rotary_interleaved` pairs neighbours, 2i and 2i + 1: so were the paper and
-# Meta's own Llama files, and so are llama.cpp's GGUFs of the Llama family. Neither is better: the
-# rows of the trained matrices stand in the order that the pairing expects. Convert the rows with
-# the pairs, and the second reading is as good as before; convert one of both, and you have the
-# number at the top. minigen puts a GGUF's rows in order when it loads them (chapter 11).
+# The loop in `rotated` is right, but it rotates one pair of one head of one token at a time. A layer
+# must rotate all pairs of all heads of all tokens, in a few operations on whole tensors.
 
 # %%
-evens_first = torch.cat([torch.arange(0, 64, 2), torch.arange(1, 64, 2)])
-back = evens_first.argsort()
-
-
-def interleaved_with_its_order(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor):
-    return layers.apply_rotary_interleaved(x[..., back], cos, sin)[..., evens_first]
-
-
-_, second_again = read_twice(apply_rotary=interleaved_with_its_order)
-torch.testing.assert_close(second_again, second, atol=1e-3, rtol=1e-3)
-print(f"perplexity when read again: {perplexity(second_again):.1f}")
-print(f"what the right order is worth: {perplexity(second_other) / perplexity(second_again):.0f}x")
-
-# %% [markdown]
-# ## How far does it reach?
-#
-# Any position has its angle, so rotation seems to know no limit. The model was trained up to 8,192
-# positions. A cheap test beyond that: the story twice again, with a gap in the *positions* between
-# the two readings. The slow pairs then turn to angles that were never seen in training. As a
-# cure, a larger base `theta` makes all pairs turn more slowly, so that the gap fits into known
-# angles.
-
-# %%
-gaps = [1000, 4000, 8000, 16000, 32000]
-bases = {"as trained": 1, "theta for 4x": 4, "theta for 16x": 16}
-curves = {name: [] for name in bases}
-for name, times in bases.items():
-    frequencies = layers.rotary_frequencies(64, theta * times ** (64 / 62))
-    for gap in gaps:
-        apart = torch.cat([positions, positions + len(ids) + gap])
-        found = log_probabilities(llm, ids + ids, apart, frequencies)
-        curves[name].append(perplexity(found[len(ids) :]))
-picture(
-    draw_rotation.reach(gaps, curves, config.max_positions, perplexity(first)),
-    "Perplexity of the second reading against the gap, for three bases of the rotation.",
-)
-print(f"trained up to {config.max_positions:,} positions")
-for name, row in curves.items():
-    pairs = zip(gaps, row, strict=True)
-    print(f"{name:<14}", "  ".join(f"{gap:,}: {significant(each, 2)}" for gap, each in pairs))
-
-# %% [markdown]
-# Other ways to tell a position, for comparison:
-#
-# | | where | what the score learns | beyond the trained length |
-# |---|---|---|---|
-# | sinusoidal (Vaswani et al. 2017) | added to the embedding | place, mixed with meaning | poor |
-# | ALiBi (Press et al. 2022) | a slope on each head's scores | near counts more | good |
-# | rotary (Su et al. 2021) | turns Q and K in every layer | distance, at 32 speeds | see above |
-#
-# ## SwiGLU: gates
-#
-# The second half of each layer computes 1,536 numbers `up`, and 1,536 `gate`s which say how much
-# of each passes. SiLU makes the gate: z times its own sigmoid. Left the curve, right where the
-# gates of layer 16 stand in our story; below, the package's one line.
-
-
-# %%
-def swiglu_naive(gate: float, up: float) -> float:
-    return gate / (1 + math.exp(-gate)) * up
-
-
-layer = model.layers[LAYER]
-hidden = layer.gate_up(layers.rms_norm(states[LAYER], layer.ffn_norm, model.norm_eps))
-gate, up = hidden.split(layer.gate_up.parts, dim=-1)
-picture(
-    draw_rotation.gates(gate),
-    "SiLU beside ReLU, and a histogram of one layer's gates.",
-)
-show(layers.swiglu)
-by_hand = [swiglu_naive(*pair) for pair in zip(gate[7].tolist(), up[7].tolist(), strict=True)]
-torch.testing.assert_close(layers.swiglu(gate, up)[7], torch.tensor(by_hand))
-print("package and plain Python agree")
-
-# %% [markdown]
-# ## The measurement again
-#
-# What the package's form of the rotation buys over the one in plain Python, for the queries of
-# one layer, and what a share of the whole forward pass is left of it:
-
-# %%
-import time
-
-
-def seconds(work, times: int) -> float:
-    started = time.perf_counter()
-    for _ in range(times):
-        work()
-    return (time.perf_counter() - started) / times
-
-
-slow = seconds(lambda: [rotate_naive(h, 9, theta) for t in plain.q.tolist() for h in t], 1)
-fast = seconds(lambda: layers.apply_rotary(plain.q, cos, sin), 50)
-whole = seconds(lambda: log_probabilities(llm, ids), 2)
-measured("the same rotation, times faster", slow / fast)
-measured("share of the forward pass in rotations", 100 * 2 * 30 * fast / whole, "%")
-
-# %% [markdown]
-# ## Your turn
-#
-# Write `apply_rotary` with the first pairing: number i of a head turns with i + head_dim/2. Mind
-# that the result has the type of `x`, and that it is computed in float32. Two more exercises,
-# `rms_norm` and `swiglu`, wait in the workspace that `minigen workspace` makes.
+task(13, "apply_rotary")
 
 # %%
 # exercise: minigen.model.layers.apply_rotary
@@ -414,64 +507,649 @@ def apply_rotary(
     raise NotImplementedError  # your turn
 
 
-# %%
-mine = check(13, apply_rotary=apply_rotary)
-
 # %% [markdown]
-# One line puts yours into the running engine. (Until it passes, `mine` is the package's own.)
+# One line puts yours into the running engine. As long as yours has not passed, the package's own
+# runs, and the last line says so.
 
 # %%
-with using(13, apply_rotary=mine):
-    print(llm.generate("The old lighthouse", SamplingParams(temperature=0, max_tokens=24)).text)
+my_rotary = check(13, apply_rotary=apply_rotary)
+greedy = SamplingParams(temperature=0, max_tokens=12)
+with using(13, apply_rotary=my_rotary):
+    print(llm.generate("The old lighthouse", greedy).text)
 
 # %% [markdown]
-# ## What the production engines do beyond this
+# ## The package's version
 #
-# - **vLLM**, **SGLang** and **TensorRT-LLM** fuse: the residual's addition and the norm that
-#   follows are one kernel, so are SiLU and the product, so that the states are read from memory
-#   once. Q and K are turned in place. Chapter 31 writes such kernels.
-# - vLLM and SGLang keep tables of cosines and sines for every position, made once; minigen computes
-#   those of a step's positions.
-# - **llama.cpp** (and **Ollama** above it) knows both pairings, and chooses by the architecture
-#   that the file names.
-# - Longer contexts: linear scaling (positions divided), NTK (a larger base, as above), YaRN and
-#   Llama 3's rule (slow pairs are slowed, quick ones left alone). `rope_scaling` in a
-#   checkpoint's config says which; minigen honours linear and Llama 3's, and refuses the others.
+# It opens below once yours has passed. The loop from above and a third form must agree with it: a
+# point $(a, b)$ is also the complex number $a + b\,\mathrm{i}$, and a rotation by an angle $\alpha$ is
+# a multiplication by $e^{\mathrm{i}\alpha}$.
 
 # %%
-embedded = model.embed(torch.tensor([ids[5]] * 2))  # one token at any two positions
-lengths = (ours.norm(dim=-1) / plain.q.norm(dim=-1) - 1).abs().max()
-best = curves["theta for 16x"][-1]
+reveal(13, depends_on_distance_only=my_test, apply_rotary=my_rotary)
+ours = layers.apply_rotary(q, cos, sin)
+one_head = torch.stack([rotated(vector, m) for m, vector in enumerate(q[:, HEAD])])
+complex_numbers = torch.complex(*q.chunk(2, dim=-1)) * torch.complex(cos, sin)[:, None]
+torch.testing.assert_close(ours, recorded[LAYER].q, atol=1e-3, rtol=1e-4)
+torch.testing.assert_close(ours[:, HEAD], one_head, atol=1e-3, rtol=1e-4)
+torch.testing.assert_close(ours, torch.cat([complex_numbers.real, complex_numbers.imag], -1))
+print("The engine's queries, the package, the loop and complex numbers agree.")
+
+# %% [markdown]
+# ## The silent failure: two ways to form pairs
+#
+# Nothing in the proof above needs number $i$ to form its pair with number $i + 32$. Any cut of the 64
+# numbers into 32 pairs works, and two are in use:
+#
+# | pairing | pairs of a head of 64 | who uses it |
+# |---|---|---|
+# | by halves | 0 and 32, 1 and 33, ..., 31 and 63 | GPT-NeoX; Llama, Mistral and Qwen models in transformers' format |
+# | by neighbours | 0 and 1, 2 and 3, ..., 62 and 63 | the paper; GPT-J; Meta's own Llama files; llama.cpp for the Llama family |
+#
+# Both take the same input, return the same shape, and pass your test. The package has both:
+# `apply_rotary` and `apply_rotary_interleaved`. The model, as it is loaded here, must be rotated by
+# halves. What does it do if it is rotated by neighbours? Predict the perplexity of the second reading,
+# which is 1.39 with the right pairs.
+
+# %%
+guess_pairs = predict("Perplexity of the second reading, with the other pairs?", None, within=2)
+
+# %%
+question = "The capital of France is"
+print("its own pairs:  ", repr(llm.generate(question, greedy).text))
+with using(13, apply_rotary=layers.apply_rotary_interleaved):
+    print("the other pairs:", repr(llm.generate(question, greedy).text))
+_, neighbours = read_twice(apply_rotary=layers.apply_rotary_interleaved)
+guess_pairs.compare(int(float(significant(perplexity(neighbours), 3))))
+picture(
+    draw_layers.found_likely(
+        [llm.tokenizer.decode([token]) for token in ids[1:]],
+        {"its own pairs": second.exp(), "the other pairs": neighbours.exp()},
+    ),
+    "The probability of every right token at the second reading, under both pairings.",
+    number="13.7",
+)
+
+# %% [markdown]
+# No error, no warning, and the answer is still *Paris*. If you test with this question only, you ship
+# the bug. But the model can no longer find what it has just read.
+#
+# ### Where the mistake comes from, and how it is repaired
+#
+# The queries are $q = W_q x$, so number $i$ of a query is computed by **row** $i$ of the matrix $W_q$, and
+# the same holds for keys and $W_k$. Training fixed which two rows form a pair. A file may store the rows in
+# another order, and then the code must form other pairs. Both orders have the same shape, so a program
+# that reads a file must know its convention.
+#
+# SmolLM2's files on the hub have their rows in order for halves. Your copy is a GGUF file (chapter 11),
+# and llama.cpp's converter has reordered the rows of $W_q$ and $W_k$ so that partners are neighbours: 0,
+# 32, 1, 33, and so on. So minigen must put the rows back when it loads the file. Change both the
+# pairing and the order of the rows, and nothing changes. Change only one of them, and the model can no
+# longer copy. The third exercise is the function that puts the rows back.
+
+# %%
+task(13, "unpermuted_rows")
+
+# %%
+# exercise: minigen.checkpoint.gguf_mapping.unpermuted_rows
+from jaxtyping import Int64
+from torch import Tensor
+
+
+def unpermuted_rows(num_rows: int, heads: int) -> Int64[Tensor, " rows"]:
+    """Return the stored row for each row 0, 1, 2, ...: within a head first the even, then the odd.
+
+    >>> unpermuted_rows(8, heads=2).tolist()
+    [0, 2, 1, 3, 4, 6, 5, 7]
+    """
+    raise NotImplementedError  # your turn
+
+
+# %% [markdown]
+# The model is loaded twice more: with the rows as the file has them, and with the rows in your order
+# (the package's, as long as yours has not passed). The first one is rotated by halves and by neighbours.
+# The second one must have the weights that the model had all along, number by number.
+
+# %%
+my_rows = check(13, unpermuted_rows=unpermuted_rows)
+
+
+def as_stored(num_rows, heads):
+    return torch.arange(num_rows)
+
+
+with using(13, unpermuted_rows=as_stored):
+    loaded = load_model(weights="float32", enable_prefix_caching=False)
+found = {}
+for name in ("apply_rotary", "apply_rotary_interleaved"):
+    with using(13, apply_rotary=getattr(layers, name)):
+        found[name] = perplexity(log_probabilities(loaded, ids + ids)[len(ids) :])
+with using(13, unpermuted_rows=my_rows):
+    loaded = load_model(weights="float32", enable_prefix_caching=False)
+pairs = zip(transformer_of(loaded).layers, model.layers, strict=True)
+assert all(torch.equal(mine.qkv.weight, own.qkv.weight) for mine, own in pairs)
+del loaded
+
+print("\nperplexity of the second reading   by halves   by neighbours")
+for name, row in {
+    "as stored": list(found.values()),
+    "in your order": [perplexity(second), perplexity(neighbours)],
+}.items():
+    print(f"rows {name:<28}{significant(row[0]):>11}{significant(row[1]):>16}")
+reveal(13, unpermuted_rows=my_rows)
+
+# %% [markdown]
+# ## How far does the rotation reach?
+#
+# Any position has its angles, so a rotation seems to know no limit. But a model has only learned what
+# it has met in training, and this one was trained up to 8,192 positions. Fast pairs have completed
+# many turns by then and have been at every angle. Slow pairs have not completed a single one: beyond
+# position 8,192 they reach angles that the model has never met.
+#
+# The cure is called **rotary scaling**: slow the pairs down, until the positions that are wanted fit
+# into the angles that are known. To reach $s$ times as far:
+#
+# - **Linear scaling** ([Chen et al. 2023](https://arxiv.org/abs/2306.15595)) divides all speeds,
+#   $\theta'_i = \theta_i / s$, as if the positions were divided by $s$. It slows the fast pairs as
+#   well, so that neighbours are only $1/s$ of a step apart, which the model has never met either. It
+#   needs some further training.
+# - **NTK scaling** (by the neural tangent kernel, whose theory suggested it) takes a larger base,
+#   $\Theta' = \Theta \cdot s^{d/(d-2)}$. Then $\theta'_i = \theta_i \cdot s^{-2i/(d-2)}$: pair 0
+#   keeps its speed, the last pair, $i = d/2 - 1$, is divided by exactly $s$, and those between change
+#   gradually. The exponent $d/(d-2)$ is 64/62 here.
+# - **YaRN** ([Peng et al. 2023](https://arxiv.org/abs/2309.00071)) and Llama 3's rule leave the pairs
+#   alone that make many turns within the trained length, divide those by $s$ that make less than
+#   about one, and blend between. YaRN also makes softmax (chapter 14) slightly sharper.
+
+# %%
+TIMES = 16
+theta, head_dim = config.rope_theta, config.head_dim
+rotations = {
+    "as trained": model.frequencies,
+    "linear, 16 times": model.frequencies / TIMES,
+    "NTK, 16 times": layers.rotary_frequencies(
+        head_dim, theta * TIMES ** (head_dim / (head_dim - 2))
+    ),
+}
+slow_down = [float(model.frequencies[i] / rotations["NTK, 16 times"][i]) for i in (0, 16, 31)]
+print(
+    f"NTK slows pair 0 {slow_down[0]:.1f}, pair 16 {slow_down[1]:.1f}, pair 31 {slow_down[2]:.1f} times"
+)
+picture(
+    draw_layers.wavelengths(rotations, config.max_positions),
+    "How many positions each pair needs for a full turn. Below the dotted line, a pair has met all "
+    "angles in training. NTK scaling leaves the fast pairs alone and slows the last ones 16 times.",
+    number="13.8",
+)
+
+# %% [markdown]
+# A cheap experiment: the story twice, with a gap in the *position numbers* between the two readings.
+# No text stands in the gap, so this tests the angles only, not a long text. With a gap of 8,000 all
+# positions are still within the trained length. What is the perplexity of the second reading then,
+# without scaling?
+
+# %%
+guess_gap = predict("Perplexity of the second reading after a gap of 8,000?", None, within=2)
+
+# %%
+gaps = [4000, 8000, 18000, 32000]
+curves = {name: [] for name in rotations}
+for name, speeds in rotations.items():
+    for gap in gaps:
+        apart = torch.cat([positions, positions + len(ids) + gap])
+        reading = log_probabilities(llm, ids + ids, apart, speeds)[len(ids) :]
+        curves[name].append(perplexity(reading))
+for name, row in curves.items():
+    cells = (f"{gap:,}: {mark(each, digits=2)}" for gap, each in zip(gaps, row, strict=True))
+    print(f"{name:<17}", "  ".join(cells))
+guess_gap.compare(int(float(significant(curves["as trained"][1], 2))))
+picture(
+    draw_layers.reach(gaps, curves, config.max_positions, perplexity(first)),
+    "Perplexity of the second reading against the gap in the position numbers, for three rotations. "
+    "No long text is read.",
+    number="13.9",
+)
+
+# %% [markdown]
+# As trained, the model fails already at a gap of 8,000, probably because few texts of its training were
+# so long. Linear scaling without further training is bad everywhere. NTK scaling works without any
+# training, but not evenly: a gap of 18,000 is worse than one of 32,000. Each pair now stays at angles that
+# it knows, yet the pairs no longer agree. At a gap of 18,000 the fastest pair still says 18,000, and the
+# slowest says 18,000/16 = 1,125. Such a combination never occurred in training, and how well the model
+# copes with it seems to be a matter of luck. This is why models with a longer context have usually been trained
+# further after the scaling.
+#
+# The three ways to show a position, side by side:
+#
+# | | where it acts | what a score sees | beyond the trained length |
+# |---|---|---|---|
+# | sinusoidal | added to the embedding, once | absolute positions mixed with meaning | poor |
+# | ALiBi | subtracted from each head's scores | distance, always downwards | good |
+# | rotary | rotates q and k, in every layer | distance, at 32 speeds | poor without scaling |
+#
+# ## RMSNorm: why normalise
+#
+# Every layer adds to the residual stream, so its numbers grow. Here is how large they become, from
+# layer to layer, in our story:
+
+# %%
+states = recorded_states(llm, ids)  # the residual stream before the first layer and after each
+sizes = states.square().mean(-1).sqrt()
+print(f"root mean squares after layer 20: from {sizes[20].min():.1f} to {sizes[20].max():,.0f}")
+picture(
+    draw_layers.sizes(states),
+    "The largest number of the residual stream, and the median token's root mean square, after each "
+    "layer.",
+    number="13.10",
+)
+
+# %% [markdown]
+# The next matrix was trained on inputs of one size. If its input were ten times as large, queries and
+# keys would be ten times as large, and their scores a hundred times. After 30 layers nothing would be
+# left of the balance, and the first measurement showed how that ends: overflow. So before attention, and
+# before the feed-forward network, every token's vector is brought to the same size. **RMSNorm**
+# ([Zhang and Sennrich 2019](https://arxiv.org/abs/1910.07467)) divides it by its root mean square:
+#
+# $$\mathrm{RMSNorm}(x)_i = \frac{x_i}{\sqrt{\tfrac1d \sum_{j=1}^{d} x_j^2 + \varepsilon}}\; g_i$$
+#
+# | symbol | meaning | in the code |
+# |---|---|---|
+# | $x$ | the vector of one token | a row of `x` |
+# | $d$ | its length, 576 | `hidden` |
+# | $\varepsilon$ | a small number, here $10^{-5}$, so that a vector of zeros gives 0 and not 0/0 | `eps` |
+# | $g$ | a learned factor for each of the 576 numbers | `weight` |
+#
+# **By hand.** Take $x = (2, 4, -4, 0)$. The squares are 4, 16, 16 and 0, their mean is 9, and its root is 3.
+# The result is $(0.67, 1.33, -1.33, 0)$, times $g$. The vector $(20, 40, -40, 0)$ has the same result:
+# RMSNorm keeps the direction of a vector and forgets its length.
+#
+# The older **LayerNorm** ([Ba et al. 2016](https://arxiv.org/abs/1607.06450)) subtracts the mean of
+# the numbers first, and adds a learned bias at the end. RMSNorm leaves both out and computes less, and in
+# the paper's experiments models trained with it were as good.
+#
+# A layer normalises twice: before attention and before the feed-forward network. With the norm
+# before the output head there are $2 \cdot 30 + 1 = 61$ of them. The stream itself is never normalised, only
+# the copy that a matrix reads. This is called **pre-norm**.
+
+
+# %%
+def rms_norm_by_hand(x: list[float], eps: float = 0.0) -> list[float]:
+    root = math.sqrt(sum(each * each for each in x) / len(x) + eps)
+    return [each / root for each in x]
+
+
+for x in ([2, 4, -4, 0], [20, 40, -40, 0]):
+    print(f"{x!s:<18} becomes {[round(each, 2) for each in rms_norm_by_hand(x)]}")
+print("with eps, zeros stay zeros:", rms_norm_by_hand([0, 0, 0], eps=1e-5))
+
+# %%
+task(13, "rms_norm")
+
+# %%
+# exercise: minigen.model.layers.rms_norm
+from jaxtyping import Float
+from torch import Tensor
+
+
+def rms_norm(
+    x: Float[Tensor, "*rows hidden"], weight: Float[Tensor, " hidden"], eps: float
+) -> Float[Tensor, "*rows hidden"]:
+    """Scale each row to a root mean square of 1 (in float32), then multiply it by `weight`."""
+    raise NotImplementedError  # your turn
+
+
+# %%
+my_norm = check(13, rms_norm=rms_norm)
+with using(13, rms_norm=my_norm):
+    print(llm.generate("The old lighthouse", greedy).text)
+
+# %% [markdown]
+# ## A norm in 16 bits, and the second silent failure
+#
+# The exercise demands float32 inside, whatever the type of `x`. GPUs keep the residual stream in 16
+# bits, in one of two formats:
+#
+# | format | bits for the exponent | bits for the digits | largest number | numbers near 1 are apart by |
+# |---|---|---|---|---|
+# | float32 | 8 | 23 | $3.4 \cdot 10^{38}$ | 0.0000001 |
+# | float16 | 5 | 10 | 65,504 | 0.001 |
+# | bfloat16 | 8 | 7 | $3.4 \cdot 10^{38}$ | 0.008 |
+#
+# float16 keeps more digits, bfloat16 keeps the range of float32. The next cell computes the whole norm
+# in each of them, squares included. It also tries LayerNorm's mean. In figure 13.10 the largest number
+# after layer 20 is about 24,500. Which format will suffer more? (Write `"float16"` or `"bfloat16"`.)
+
+# %%
+guess_format = predict("Which format breaks the norm?", None)
+
+
+# %%
+def norm_in(dtype):
+    """Return RMSNorm computed in one floating-point format."""
+
+    def norm(x, weight, eps):
+        x, weight = x.to(dtype), weight.to(dtype)
+        return (weight * (x / (x.square().mean(-1, keepdim=True) + eps).sqrt())).float()
+
+    norm.__name__ = f"norm_in_{str(dtype).removeprefix('torch.')}"
+    return norm
+
+
+def norm_with_mean(x, weight, eps):
+    return weight * torch.nn.functional.layer_norm(x, x.shape[-1:], eps=eps)
+
+
+by_norm = {}
+for part in (*map(norm_in, (torch.float32, torch.float16, torch.bfloat16)), norm_with_mean):
+    with using(13, rms_norm=part):
+        by_norm[part.__name__] = perplexity(log_probabilities(llm, ids))
+print("\nperplexity of the first reading")
+for name, each in by_norm.items():
+    print(f"{name:<17} {mark(each)}")
+worst = max(("float16", "bfloat16"), key=lambda name: by_norm[f"norm_in_{name}"])
+guess_format.compare(worst)
+
+ones = torch.ones(config.hidden)
+lost = (norm_in(torch.float16)(states[20], ones, 1e-5) == 0).all(-1).nonzero().flatten().tolist()
+print("tokens that are all zeros in float16:", [llm.tokenizer.decode([ids[row]]) for row in lost])
+
+# %% [markdown]
+# In float16 the square of 24,500 is infinite, so the root is infinite, and the token's vector divided by
+# infinity is zero. One token out of fifty is lost, the first, and losing it reduces the model to
+# guessing. Most heads use this token as a resting place (an **attention sink**, chapter 14), and the
+# very large numbers that mark it are known as **massive activations**
+# ([Sun et al. 2024](https://arxiv.org/abs/2402.17762)). Again there was no error.
+#
+# bfloat16 does not overflow here. It rounds to two or three digits, and the perplexity hardly
+# notices. That is one reason why most models of today are trained and stored in bfloat16. So an engine
+# with 16 bits need not break. But a norm that computes in float32, as the package's does, is safe in both
+# formats.
+
+# %%
+reveal(13, rms_norm=my_norm)
+weight = model.layers[20].attention_norm
+ours = layers.rms_norm(states[20], weight, 1e-5)
+theirs = torch.nn.functional.rms_norm(states[20], (config.hidden,), weight, 1e-5)
+torch.testing.assert_close(ours, theirs)
+torch.testing.assert_close(
+    layers.rms_norm(2 * states[20], weight, 0.0), layers.rms_norm(states[20], weight, 0.0)
+)
+half = layers.rms_norm(states[20].half(), weight.half(), 1e-5)
+print("The package and torch agree, and twice the input gives the same result.")
+print(
+    "The package stays finite and nonzero in float16:",
+    bool(half.isfinite().all() and half.any(-1).all()),
+)
+
+# %% [markdown]
+# ## SwiGLU: a feed-forward network with gates
+#
+# The second half of a layer is the **feed-forward network**. It works on each token alone. The
+# smallest version takes two matrices and a function between them:
+#
+# $$\mathrm{FFN}_{\mathrm{ReLU}}(x) = W_{down}\,\max(0,\; W_{up}\,x)$$
+#
+# $W_{up}$ turns the 576 numbers of $x$ into 1,536 **hidden units**. Think of each as a detector: its row of
+# $W_{up}$ is a pattern, and the unit's value says how much of this pattern is in $x$. **ReLU**,
+# $\max(0, z)$, switches a unit off if the value is negative. Then $W_{down}$ writes: each unit that is on
+# adds its column to the residual stream. [Geva et al. 2021](https://arxiv.org/abs/2012.14913) read these
+# pairs of pattern and column as a memory, where much of a model's knowledge is stored. Without the function between them, the two matrices would be one matrix, and could do no more
+# than one.
+#
+# **Why a gate.** In the ReLU network one value does two things: it decides *whether* the unit speaks and
+# *how much* it says. SwiGLU ([Shazeer 2020](https://arxiv.org/abs/2002.05202)) separates them. A second
+# matrix $W_{gate}$ computes the decision, and the decision is multiplied with the content:
+#
+# $$\mathrm{FFN}(x) = W_{down}\big(\mathrm{SiLU}(W_{gate}\,x) \odot W_{up}\,x\big), \qquad
+# \mathrm{SiLU}(z) = z\,\sigma(z) = \frac{z}{1 + e^{-z}}$$
+#
+# | symbol | meaning | in the code | in the paper |
+# |---|---|---|---|
+# | $W_{gate}$, $W_{up}$ | two matrices of $1536 \times 576$, stored as one | `layer.gate_up` | $W$, $V$ |
+# | $W_{down}$ | a matrix of $576 \times 1536$ | `layer.down` | $W_2$ |
+# | $\sigma$ | the sigmoid, between 0 and 1 | `torch.sigmoid` | $\sigma$ |
+# | SiLU | gate: about 0 for $z \ll 0$, about $z$ for $z \gg 0$ | `functional.silu` | Swish$_1$ |
+# | $\odot$ | multiplication element by element | `*` | $\otimes$ |
+#
+# Three units by hand. Their contents are all 3, and their gates before SiLU are 2, 0 and -2:
+# $\mathrm{SiLU}(2) \cdot 3 = 1.76 \cdot 3 = 5.28$ is open, $\mathrm{SiLU}(0) \cdot 3 = 0$ is shut, and
+# $\mathrm{SiLU}(-2) \cdot 3 = -0.24 \cdot 3 = -0.72$ is nearly shut.
+#
+# What does a multiplication buy? Two gated units can compute a **product** of two numbers exactly:
+# $\mathrm{SiLU}(a)\,b + \mathrm{SiLU}(-a)\,(-b) = a\,b$, because $\sigma(a) + \sigma(-a) = 1$. A ReLU
+# network is made of straight pieces, and needs a great many of them to come close to a product. "If
+# the subject is plural *and* the verb is in the past" is a product of two patterns. The paper
+# measured that gated networks of the same size reach a lower perplexity, and it offers no explanation.
+#
+# Predict at the end of the cell: which share of the model's 135 million parameters lies in these three
+# matrices of all layers, in per cent?
+
+
+# %%
+def silu_by_hand(z: float) -> float:
+    return z / (1 + math.exp(-z))
+
+
+for gate in (2, 0, -2):
+    print(
+        f"gate {gate:>2}: SiLU {silu_by_hand(gate):5.2f}, times 3 is {silu_by_hand(gate) * 3:5.2f}"
+    )
+a, b = 1.7, -0.6
+product = silu_by_hand(a) * b + silu_by_hand(-a) * -b
+print(f"two gated units: {product:.4f}, a times b: {a * b:.4f}")
+guess_share = predict("Per cent of all parameters in feed-forward networks?", None, within=1.2)
+task(13, "swiglu")
+
+# %%
+# exercise: minigen.model.layers.swiglu
+from jaxtyping import Float
+from torch import Tensor
+
+
+def swiglu(
+    gate: Float[Tensor, "tokens ffn"], up: Float[Tensor, "tokens ffn"]
+) -> Float[Tensor, "tokens ffn"]:
+    """Return SiLU(gate) * up: the gate decides how much of each hidden unit of `up` passes."""
+    raise NotImplementedError  # your turn
+
+
+# %% [markdown]
+# The whole feed-forward network of layer 16 for our story, with your `swiglu` in the middle. The sum must
+# be what the engine put into the residual stream. The picture shows where the gates stand.
+
+# %%
+my_swiglu = check(13, swiglu=swiglu)
+layer, heads = model.layers[LAYER], recorded[LAYER]
+attended = attention(heads.q, heads.k, heads.v).flatten(-2)  # chapter 14
+x = states[LAYER] + layer.out(attended)
+normalized = layers.rms_norm(x, layer.ffn_norm, model.norm_eps)
+w_gate, w_up = layer.gate_up.weight.split(layer.gate_up.parts)
+gate, up = normalized @ w_gate.T, normalized @ w_up.T
+out = my_swiglu(gate, up) @ layer.down.weight.T
+torch.testing.assert_close(x + out, states[LAYER + 1], atol=1e-2, rtol=1e-3)  # the engine's
+print(f"x {list(normalized.shape)} -> gate and up {list(gate.shape)} -> result {list(out.shape)}")
+
+in_networks = config.num_layers * (w_gate.numel() + w_up.numel() + layer.down.weight.numel())
+in_attention = config.num_layers * (layer.qkv.weight.numel() + layer.out.weight.numel())
+in_norms = (2 * config.num_layers + 1) * config.hidden
+in_all = in_networks + in_attention + in_norms + model.embedding.numel()
+print(f"{in_all / 1e6:.1f} million parameters, {in_norms:,} of them in the norms")
+guess_share.compare(round(100 * in_networks / in_all), "%")
+picture(
+    draw_layers.gates(gate),
+    "SiLU beside ReLU, and the gates of one layer before SiLU, for all tokens of the story.",
+    number="13.11",
+)
+reveal(13, swiglu=my_swiglu)
+
+# %% [markdown]
+# Why 1,536 units? A ReLU network usually has four times as many units as $x$ has numbers, in two
+# matrices: $2 \cdot 4d^2 = 8d^2$ parameters. With three matrices, $\tfrac83 d$ units give the same number:
+# $3 \cdot \tfrac83 d^2 = 8d^2$, and $\tfrac83 \cdot 576 = 1536$.
+#
+# ## The measurement again
+#
+# The number from the top: the perplexity of the second reading, with parts removed, exchanged, and
+# with the parts that you have written.
+
+# %%
+_, again = read_twice(apply_rotary=my_rotary, rms_norm=my_norm, swiglu=my_swiglu)
+print(f"\nwithout positions:     {significant(perplexity(unordered), 2):>6}")
+print(f"with the other pairs:  {significant(perplexity(neighbours), 3):>6}")
+print(f"with your parts:       {perplexity(again):>6.2f}")
+gain = perplexity(unordered) / perplexity(again)
+print(f"what the right rotation is worth here: about {significant(gain, 2)} times")
+assert math.isclose(perplexity(again), perplexity(second), rel_tol=1e-3)
+
+# %% [markdown]
+# ## Claims
+#
+# Statements that are often made about these functions, beside what this notebook computed. For the
+# first one, look at a token that stands twice in the story, and at what reaches attention in the first
+# layer.
+
+# %%
+once, twice = (place for place, token in enumerate(ids) if token == ids[21])
+input_is_same = torch.equal(states[0][once], states[0][twice])
+value_is_same = torch.allclose(recorded[0].v[once], recorded[0].v[twice], atol=1e-4)
+back = layers.apply_rotary(recorded[0].k, cos, -sin)
+only_rotated = torch.allclose(back[once], back[twice], atol=1e-3)
+key_moved = not torch.allclose(recorded[0].k[once], recorded[0].k[twice], atol=0.1)
+assert all([input_is_same, value_is_same, only_rotated, key_moved])
+
+near_first = 0
+for heads in recorded:
+    plain_q, plain_k = (
+        layers.apply_rotary(each, cos, -sin)[1:].mean(0) for each in (heads.q, heads.k)
+    )
+    for head, vector in enumerate(plain_q):
+        other = plain_k[head // (config.q_heads // config.kv_heads)]
+        curve = draw_layers.scores(vector, other, model.frequencies, range(129), [0] * 129)
+        near_first += bool(curve[1:17].mean() > curve[113:].mean())
+num_heads = config.num_layers * config.q_heads
+su = "[Su et al. 2021](https://arxiv.org/abs/2104.09864)"
+after = curves["as trained"][-1]
+best = curves["NTK, 16 times"][-1]
+mean_matters = by_norm["norm_with_mean"] / by_norm["norm_in_float32"]
 verdicts(
     "13",
     Claim(
-        "RoPE is a vector that is added to the embedding",
-        f"embeddings are equal at all positions: {bool(torch.equal(*embedded))}; queries keep "
-        f"their length to {'0.01 %' if lengths < 1e-4 else 'more than 0.01 %'}",
-        "did not hold",
-        "nothing is added: pairs of Q and K are turned, in every layer; V is left alone",
+        "RoPE adds a position vector to the embedding",
+        f"the token {llm.tokenizer.decode([ids[once]])!r} at positions {once} and {twice} has the same "
+        "input and the same value in the first layer; its keys differ, and rotated back they agree",
+        holds(not (input_is_same and value_is_same)),
+        "nothing is added: queries and keys are rotated in every layer, values are left alone",
     ),
     Claim(
-        "With RoPE only the distance of two tokens matters",
-        f"scores 5,000 positions further on differ by less than {allowed}",
-        "held within bounds",
-        "in exact arithmetic; a float32 angle is less precise at a far position",
+        "With RoPE, a score depends on the relative position only",
+        "5,000 positions further on, scores differ by less than 0.2 % of their range",
+        holds(moved < 0.002),
+        "the rotation by the common part cancels; a float32 angle is less exact at far positions",
+        su,
     ),
     Claim(
-        "RoPE generalises beyond the training length",
-        f"perplexity of a text read again: {curves['as trained'][1]:.1f} after 4,000 positions, "
-        f"about {round(curves['as trained'][-1], -2):,.0f} after 32,000",
-        "did not hold",
-        f"slow pairs reach angles that training never showed; with a larger base it is {best:.1f}",
+        "RoPE gives flexibility of sequence length",
+        f"perplexity of a text read again: {curves['as trained'][0]:.1f} after a gap of 4,000 "
+        f"positions, about {significant(after, 1)} after 32,000",
+        holds(after < 2 * curves["as trained"][0]),
+        f"slow pairs reach angles that training never showed; with NTK scaling it is {best:.1f}",
+        su,
     ),
     Claim(
-        "Which numbers are paired is a matter of taste",
-        f"{perplexity(second_again):.1f} with the rows in the same order, "
-        f"{perplexity(second_other):.0f} without",
-        "held within bounds",
-        "the order of the weights' rows must follow it; no shape tells, so nothing complains",
+        "RoPE lets scores decay with the distance",
+        f"in {near_first / num_heads:.0%} of the heads, an average query and key score higher at "
+        "distances 1 to 16 than at 113 to 128",
+        within(near_first / num_heads, 0.9, 1),
+        "a tendency that the model has learned; single heads prefer any distance that they need",
+        su,
+    ),
+    Claim(
+        "LayerNorm's mean can be left out",
+        f"subtracting it changes the perplexity by a factor of {mean_matters:.2f}",
+        within(mean_matters, 0.9, 1.1),
+        "the mean of a token's numbers is near zero anyway in this model; another test, training "
+        "both ways, was made in the paper",
+        "[Zhang and Sennrich 2019](https://arxiv.org/abs/1910.07467)",
+    ),
+    Claim(
+        "float16 is the safer of the two 16-bit formats, because it keeps more digits",
+        f"with the norm in float16 the perplexity is {mark(by_norm['norm_in_float16'])}, in bfloat16 "
+        f"{mark(by_norm['norm_in_bfloat16'])}",
+        holds(by_norm["norm_in_float16"] <= by_norm["norm_in_bfloat16"]),
+        "range matters before digits: one number squared exceeds 65,504, and a token is lost",
     ),
 )
 
 # %% [markdown]
-# **Next:** [14 · Attention](14_attention.ipynb), where the turned queries and keys meet.
+# ## Summary
+#
+# - The embedding is a lookup. Every layer adds to the residual stream, twice.
+# - Attention adds up what it finds, so without positions one layer cannot tell *dog bites man* from *man
+#   bites dog*.
+# - Rotary embedding rotates pairs of numbers of each query and key by angles that grow with the position,
+#   at 32 speeds. Their score then depends on the distance alone, because a common rotation cancels.
+# - Two pairings are in use, and the rows of $W_q$ and $W_k$ must fit the pairing. If only one of them is
+#   changed, the model still answers easy questions, and can no longer copy.
+# - Beyond the trained length, slow pairs reach unknown angles. Rotary scaling slows them down; linear
+#   scaling slows all pairs, NTK scaling, YaRN and Llama 3's rule slow the slow ones.
+# - RMSNorm divides each token's vector by its root mean square, so that attention and the feed-forward
+#   network read inputs of one size. It must compute in float32: in float16 one square overflowed and the model was lost. bfloat16
+#   only rounds.
+# - SwiGLU multiplies the content of each hidden unit with a gate. The three matrices of the feed-forward
+#   network hold most of a model's parameters.
+# - Perplexity is the exponential of the mean negative log-probability: the effective number of choices.
+#
+# **Check yourself** (click to see the answer).
+#
+# <details><summary>1. A query at position 7 and a key at position 3 have the score 2.5. What score would the
+# same two have at the positions 107 and 103? And with the query at 3 and the key at 7?</summary>
+# 2.5: the distance is 4 in both cases. The second cannot be known from the first: the distance is -4, and a
+# rotation by the opposite angle gives another dot product. (A model never asks, because a query looks back
+# only.)</details>
+#
+# <details><summary>2. You convert a checkpoint and its rows of W_q and W_k come out in the wrong order. Which
+# of these notice it: the shapes, a question about France, the perplexity of a text that is read
+# twice?</summary>
+# Only the last. The shapes are the same, and easy facts survive, because they need little of the
+# order. Copying needs exact distances, so the second reading goes from 1.4 to several hundred.</details>
+#
+# <details><summary>3. All numbers of the residual stream are multiplied by 8 before a layer. What happens to
+# the queries that this layer computes?</summary>
+# Nothing: RMSNorm divides by a root mean square that is 8 times as large. (Up to eps, which matters only
+# for vectors near zero.)</details>
+#
+# ## What the production engines do beyond this
+#
+# The three functions do little arithmetic for each number that they read, so
+# [memory bandwidth](../docs/glossary.md#memory-bandwidth) limits them, and engines save passes over memory.
+#
+# - **[vLLM](https://github.com/vllm-project/vllm)** and **[SGLang](https://github.com/sgl-project/sglang)**
+#   [fuse](../docs/glossary.md#kernel-fusion): the addition to the residual stream and the norm that follows are one kernel, and so are SiLU and
+#   the product. Queries and keys are rotated in place, with a table of cosines and sines that is computed
+#   once for all positions. Chapter 31 writes such kernels.
+# - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** can also fuse the gate into the matrix
+#   multiplication before it, and quantise the norm's result in the same kernel.
+# - **[TGI](https://github.com/huggingface/text-generation-inference)** takes its rotary kernel from
+#   [FlashAttention](https://github.com/Dao-AILab/flash-attention)'s repository, which has one for both
+#   pairings.
+# - **[llama.cpp](https://github.com/ggml-org/llama.cpp)** (and **Ollama**, which is built on it) knows both
+#   pairings, and chooses by the architecture that the file names. Its flags `--rope-scaling` and
+#   `--rope-freq-base` set a scaling by hand.
+# - **[ExLlamaV2](https://github.com/turboderp-org/exllamav2)** has one factor for linear scaling and one, alpha,
+#   for NTK scaling.
+# - `rope_scaling` in a checkpoint's `config.json` names the rule that the model was trained with. minigen
+#   honours linear scaling and Llama 3's rule, and refuses the others instead of guessing.
+#
+# ## Further reading
+#
+# - [RoFormer](https://arxiv.org/abs/2104.09864), Su et al. 2021: section 3 is the rotation, with the proof.
+# - [Rotary Embeddings: A Relative Revolution](https://blog.eleuther.ai/rotary-embeddings/), EleutherAI: the same
+#   in a long post, with complex numbers.
+# - [Train Short, Test Long](https://arxiv.org/abs/2108.12409), Press et al. 2021: ALiBi.
+# - [YaRN](https://arxiv.org/abs/2309.00071), Peng et al. 2023: sections 2 and 3 explain linear and NTK scaling.
+# - [Root Mean Square Layer Normalization](https://arxiv.org/abs/1910.07467), Zhang and Sennrich 2019.
+# - [GLU Variants Improve Transformer](https://arxiv.org/abs/2002.05202), Shazeer 2020: a short paper.
+# - [A Study of BFLOAT16](https://arxiv.org/abs/1905.12322), Kalamkar et al. 2019: range against digits.
+# - [convert_llama_weights_to_hf.py](https://github.com/huggingface/transformers/blob/main/src/transformers/models/llama/convert_llama_weights_to_hf.py):
+#   look for `permute`, the reordering of rows in the one direction.
+#
+# **Next:** [14 · Attention](14_attention.ipynb), where the rotated queries and keys meet.

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from matplotlib.text import Annotation
 
 from minigen import LLM
 from minigen.model.attention import attention
@@ -28,10 +29,29 @@ def test_points_of_a_pair_turn_by_its_frequency_and_keep_their_radius() -> None:
     torch.testing.assert_close(points[0], QUERY)
     angles = torch.atan2(points[:, 4 + 1], points[:, 1])
     torch.testing.assert_close(angles.diff(), FREQUENCIES[1].expand(2))
-    drawn = figures.turning(QUERY, FREQUENCIES, (0, 1), num_positions=3).axes[1]
-    offsets = torch.tensor(drawn.collections[0].get_offsets().data).float()
-    torch.testing.assert_close(offsets, points[:, [1, 5]])
-    assert drawn.get_title(loc="left") == "pair 1: 18.1° a position"
+    drawn = figures.turning(QUERY, FREQUENCIES, (0, 1), last=2).axes
+    ends = [text.xy for text in drawn[1].texts if isinstance(text, Annotation)]
+    torch.testing.assert_close(torch.tensor(ends).float(), points[:, [1, 5]])
+    assert drawn[1].get_title(loc="left") == "pair 1: 18.1° per position"
+    assert drawn[0].get_xlim() == drawn[1].get_xlim(), "lengths can be compared"
+
+
+def test_dense_arrows_show_their_first_and_last_position() -> None:
+    slow = figures.turning(QUERY, FREQUENCIES, (3,), last=24).axes[0]
+    numbers = [text.get_text() for text in slow.texts if text.get_text()]
+    assert {"0", "24"} <= set(numbers)
+    assert len(numbers) < 10
+    alone = figures.turning(QUERY, FREQUENCIES, (0,), last=0).axes[0]
+    assert [text.get_text() for text in alone.texts if text.get_text()] == ["0"]
+
+
+def test_scores_of_quarter_turns_are_equal_on_each_diagonal() -> None:
+    query, key = [(2, 1), (-1, 2), (-2, -1)], [(1, 1), (-1, 1), (-1, -1)]
+    left, _, table = figures.quarter_turns(query, key, ("0", "1", "2")).axes
+    ends = [text.xy for text in left.texts if isinstance(text, Annotation)]
+    assert ends == query
+    shown = [text.get_text() for text in table.texts]
+    assert shown == ["3", "-1", "-3", "1", "3", "-1", "-3", "1", "3"]
 
 
 def test_the_curve_of_the_score_is_the_same_for_every_position_of_the_key() -> None:
@@ -40,12 +60,30 @@ def test_the_curve_of_the_score_is_the_same_for_every_position_of_the_key() -> N
     assert float(near[0]) == pytest.approx(float(QUERY @ KEY) / 8**0.5)
     for other in others:
         torch.testing.assert_close(other, near, atol=1e-2, rtol=0)
+    assert axes.get_title(loc="left").endswith(f"a distance of {int(near.argmax())}")
+
+
+def test_sinusoidal_vectors_and_alibi_are_drawn_as_given() -> None:
+    waves, biases = torch.rand(4, 6), torch.tensor([[0.0, -1.0, -2.0], [0.0, -0.01, -0.02]])
+    heat, lines = figures.added_and_subtracted(waves, biases).axes[:2]
+    assert torch.equal(torch.tensor(heat.images[0].get_array()), waves)
+    drawn = [torch.as_tensor(line.get_ydata()) for line in lines.lines]
+    torch.testing.assert_close(torch.stack(drawn), biases.flip(0))
+    assert [text.get_text() for text in lines.texts] == ["head 1", "head 0"]
+
+
+def test_one_layer_is_drawn_with_its_shapes() -> None:
+    axes = figures.layer_flow(5, 576, 1536, (9, 3, 64)).axes[0]
+    texts = [text.get_text() for text in axes.texts]
+    assert "[5, 1536]" in texts
+    assert texts.count("RMSNorm") == 2
+    assert sum("k, v [5, 3, 64]" in text for text in texts) == 2
 
 
 def test_two_tokens_are_shown_with_their_angle_distance_and_score() -> None:
     drawn = figures.two_tokens(QUERY, KEY, FREQUENCIES, query_at=7, key_at=4, pair=0)
     circle, curve = drawn.axes
-    assert circle.get_title(loc="left") == "pair 0: turned 171.9° apart"
+    assert circle.get_title(loc="left") == "pair 0: rotated 171.9° apart"
     (score,) = figures.scores(QUERY, KEY, FREQUENCIES, [7], [4]).tolist()
     assert curve.get_title(loc="left") == f"distance 3: score {score:.2f}"
 
@@ -71,6 +109,9 @@ def test_the_other_figures_draw_what_they_are_given() -> None:
     gates = figures.gates(torch.tensor([[-1.0, -2.0, -9.0, 1.0]])).axes[1]
     assert gates.get_title(loc="left").startswith("75%")
     assert sum(bar.get_height() for bar in gates.patches) == 4
+    assert likely.get_title(loc="left") == "Mean probability: 0.62 with own"
+    waves = figures.wavelengths({"as trained": FREQUENCIES}, 50).axes[0]
+    assert waves.get_title(loc="left").startswith("2 of 4 pairs")
     curves = figures.reach([10, 100], {"as trained": [1.0, 50.0]}, 50, 20.0).axes[0]
     assert list(curves.lines[0].get_ydata()) == [1.0, 50.0]
 

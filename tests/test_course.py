@@ -115,6 +115,26 @@ def test_progress_finds_an_answer_wherever_it_was_written(tmp_path: Path, place:
     assert "still empty" in found["apply_penalties"].message
 
 
+def test_progress_finds_an_answer_in_the_chapter_where_the_exercise_once_stood(
+    tmp_path: Path,
+) -> None:
+    written = (
+        "# exercise: minigen.checkpoint.gguf_mapping.unpermuted_rows\nimport torch\n\n\n"
+        "def unpermuted_rows(num_rows, heads):\n"
+        "    rows = torch.arange(num_rows).reshape(heads, 2, -1)\n"
+        "    return rows.swapaxes(1, 2).flatten().argsort()"
+    )
+    (tmp_path / "exercises").mkdir()
+    old = {"cells": [{"cell_type": "code", "source": written}]}
+    (tmp_path / "exercises" / "11_weights.ipynb").write_text(json.dumps(old), encoding="utf-8")
+    (standing,) = (
+        each
+        for each in progress(tmp_path)
+        if each.name == "unpermuted_rows" and each.chapter == "13"
+    )
+    assert standing.passed, standing.message
+
+
 def test_progress_shows_what_a_broken_answer_raises(tmp_path: Path) -> None:
     make_workspace(tmp_path)
     keep_only(tmp_path, "16")

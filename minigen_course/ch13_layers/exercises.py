@@ -1,13 +1,21 @@
-"""Checks of chapter 13: RMSNorm, the rotary embedding and SwiGLU, each on a few numbers."""
+"""Checks of chapter 13: positions, the rotary embedding and its rows, RMSNorm and SwiGLU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from minigen.model.layers import apply_rotary_interleaved
+from minigen.model.layers import (
+    apply_rotary,
+    apply_rotary_interleaved,
+    rotary_frequencies,
+    rotary_tables,
+)
 from minigen_course.grading.exercise import expect, expect_close, expect_equal
 
+Encode = Callable[[Tensor, int], Tensor]
+DependsOnDistanceOnly = Callable[[Encode, int], object]
+UnpermutedRows = Callable[[int, int], Tensor]
 RmsNorm = Callable[[Tensor, Tensor, float], Tensor]
 Rotate = Callable[[Tensor, Tensor, Tensor], Tensor]
 Swiglu = Callable[[Tensor, Tensor], Tensor]
@@ -31,6 +39,91 @@ def _called(part: Callable[..., Tensor], *given: Tensor | float) -> Tensor:
 
 def _expect_type(found: Tensor, dtype: torch.dtype) -> None:
     expect_equal(str(found.dtype), str(dtype), "the dtype of the result")
+
+
+BASE = 10_000.0
+
+
+def _turned(vector: Tensor, position: float, rotate: Rotate = apply_rotary) -> Tensor:
+    """Return a query or a key, rotated to a position."""
+    frequencies = rotary_frequencies(len(vector), BASE)
+    angles = torch.tensor([[position]]) * frequencies
+    return rotate(vector[None, None], angles.cos(), angles.sin())[0, 0]
+
+
+def _wave(head_dim: int, position: int) -> Tensor:
+    """Return a sinusoidal position vector."""
+    cos, sin = rotary_tables(rotary_frequencies(head_dim, BASE), torch.tensor([position]))
+    return torch.cat([sin[0], cos[0]])
+
+
+def _expect_verdicts(
+    part: DependsOnDistanceOnly, encodings: dict[str, Encode], right: bool
+) -> None:
+    """Expect the part to say whether scores depend on the distance alone, for each encoding."""
+    for name, encode in encodings.items():
+        for head_dim in (64, 6):
+            found = part(encode, head_dim)
+            is_bool = isinstance(found, bool) or (
+                isinstance(found, Tensor) and found.dtype == torch.bool and found.numel() == 1
+            )
+            message = f"returned {type(found).__name__}; it should return True or False."
+            expect(is_bool, message)
+            what = f"for an encoding of {head_dim} numbers that {name}"
+            expect_equal(bool(found), right, what)
+
+
+def rotations_pass(part: DependsOnDistanceOnly) -> None:
+    """rotations, whose scores depend on the distance alone:"""
+    encodings: dict[str, Encode] = {
+        "rotates pairs": _turned,
+        "rotates pairs the other way": lambda vector, position: _turned(vector, -position),
+        "rotates neighbours": lambda vector, position: _turned(
+            vector, position, apply_rotary_interleaved
+        ),
+        "rotates and doubles": lambda vector, position: 2 * _turned(vector, position),
+    }
+    _expect_verdicts(part, encodings, True)
+
+
+def other_encodings_pass(part: DependsOnDistanceOnly) -> None:
+    """encodings that shift a vector's numbers, or leave it as it is:"""
+    encodings: dict[str, Encode] = {
+        "shifts the numbers in a circle": lambda vector, position: vector.roll(position),
+        "ignores the position": lambda vector, position: vector.clone(),
+    }
+    _expect_verdicts(part, encodings, True)
+
+
+def added_positions_fail(part: DependsOnDistanceOnly) -> None:
+    """encodings that add a vector for the position:"""
+    encodings: dict[str, Encode] = {
+        "adds a sinusoidal vector": lambda vector, position: vector + _wave(len(vector), position),
+        "adds a small vector (scores differ by more than 0.01)": lambda vector, position: (
+            vector + 0.05 * _wave(len(vector), position)
+        ),
+    }
+    _expect_verdicts(part, encodings, False)
+
+
+def other_uses_of_the_position_fail(part: DependsOnDistanceOnly) -> None:
+    """encodings whose scores depend on where the tokens are:"""
+    encodings: dict[str, Encode] = {
+        "grows with the position": lambda vector, position: vector * (1 + position / 20),
+        "rotates by the square of the position": lambda vector, position: _turned(
+            vector, position**2
+        ),
+        "stops to rotate after position 40": lambda vector, position: _turned(
+            vector, min(position, 40)
+        ),
+        "rotates at every second position only": lambda vector, position: _turned(
+            vector, position - position % 2
+        ),
+        "adds a vector that comes again after 16 positions": lambda vector, position: (
+            _turned(vector, position) + _wave(len(vector), position % 16)
+        ),
+    }
+    _expect_verdicts(part, encodings, False)
 
 
 ROWS = ("row", "number")
@@ -141,6 +234,74 @@ def _reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([numbers.real, numbers.imag], dim=-1)
 
 
+def _order(part: UnpermutedRows, num_rows: int, heads: int) -> list[int]:
+    found = part(num_rows, heads)
+    expect(isinstance(found, Tensor), f"returned {type(found).__name__}; return a tensor.")
+    expect_equal(list(found.shape), [num_rows], f"the shape of the order of {num_rows} rows")
+    expect_equal(str(found.dtype), "torch.int64", "the order's dtype (it indexes rows)")
+    order: list[int] = found.tolist()
+    expect_equal(sorted(order), list(range(num_rows)), "the order, sorted (every row once)")
+    return order
+
+
+def _stored(rows: Sequence[str], heads: int) -> list[str]:
+    """Return rows as llama.cpp's converter stores them: each head's two halves interleaved."""
+    size = len(rows) // heads
+    stored = []
+    for start in range(0, len(rows), size):
+        head = rows[start : start + size]
+        first, second = head[: size // 2], head[size // 2 :]
+        stored += [row for pair in zip(first, second, strict=True) for row in pair]
+    return stored
+
+
+def one_heads_evens_come_before_its_odds(part: UnpermutedRows) -> None:
+    """one head of eight rows:"""
+    expect_equal(_order(part, 8, 1), [0, 2, 4, 6, 1, 3, 5, 7], "the order")
+
+
+def rows_stay_in_their_head(part: UnpermutedRows) -> None:
+    """two heads of four rows, and three of six:"""
+    expect_equal(_order(part, 8, 2), [0, 2, 1, 3, 4, 6, 5, 7], "the order for two heads")
+    right = [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11, 12, 14, 16, 13, 15, 17]
+    expect_equal(_order(part, 18, 3), right, "the order for three heads")
+
+
+def it_undoes_what_the_converter_did(part: UnpermutedRows) -> None:
+    """rows that llama.cpp's converter has stored:"""
+    for heads, size in ((9, 64), (3, 64), (1, 2), (4, 10)):
+        rows = [f"head {head} row {row}" for head in range(heads) for row in range(size)]
+        stored = _stored(rows, heads)
+        back = [stored[place] for place in _order(part, len(rows), heads)]
+        expect_equal(back, rows, f"{heads} heads of {size} rows after storing and reordering")
+
+
+def a_whole_head_is_rotated_as_before(part: Rotate) -> None:
+    """heads of 10 numbers and five cosines, so that every number is rotated:"""
+    x, angles = _random(4, 3, 10), _random(4, 5, seed=14)
+    right = _reference(x, angles.cos(), angles.sin())
+    expect_close(_rotated(part, x, angles), right, "the heads", HEADS)
+
+
+def a_pair_lies_within_the_rotated_part(part: Rotate) -> None:
+    """the head 1, 2, ..., 8 and two cosines; only the first pair is rotated, by 90 degrees:"""
+    x = torch.arange(1.0, 9).reshape(1, 1, 8)
+    found = _called(part, x, torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]]))
+    right = torch.tensor([[[-3.0, 2.0, 1.0, 4.0, 5.0, 6.0, 7.0, 8.0]]])
+    expect_close(found, right, "the head (the point (1, 3) becomes (-3, 1))", HEADS)
+
+
+def the_other_numbers_stay_as_they_are(part: Rotate) -> None:
+    """a quarter of heads of 16 numbers in bfloat16, for several tokens:"""
+    x, angles = _random(7, 3, 16).bfloat16(), _random(7, 2, seed=15)
+    found = _rotated(part, x, angles)
+    _expect_type(found, torch.bfloat16)
+    expect_equal(list(found.shape), list(x.shape), "the shape of the result")
+    expect(torch.equal(found[..., 4:], x[..., 4:]), "numbers after the fourth should not change.")
+    right = _reference(x[..., :4].double(), angles.cos().double(), angles.sin().double())
+    expect_close(found[..., :4], right, "the rotated numbers", HEADS, tolerance=2e-2)
+
+
 UNITS = ("token", "unit")
 
 
@@ -174,6 +335,28 @@ def gates_keep_their_type(part: Swiglu) -> None:
 
 
 CHECKS = {
+    "depends_on_distance_only": (
+        rotations_pass,
+        other_encodings_pass,
+        added_positions_fail,
+        other_uses_of_the_position_fail,
+    ),
+    "apply_rotary": (
+        at_position_0_nothing_turns,
+        a_quarter_turn_swaps_a_pair,
+        every_pair_and_token_has_its_own_angle,
+        sixteen_bits_are_turned_in_float32,
+    ),
+    "rotate_first": (
+        a_whole_head_is_rotated_as_before,
+        a_pair_lies_within_the_rotated_part,
+        the_other_numbers_stay_as_they_are,
+    ),
+    "unpermuted_rows": (
+        one_heads_evens_come_before_its_odds,
+        rows_stay_in_their_head,
+        it_undoes_what_the_converter_did,
+    ),
     "rms_norm": (
         a_row_is_divided_by_its_root_mean_square,
         every_row_has_its_own_size,
@@ -181,12 +364,6 @@ CHECKS = {
         the_weight_scales_each_number,
         eps_is_added_to_the_mean_square,
         squares_do_not_overflow_in_sixteen_bits,
-    ),
-    "apply_rotary": (
-        at_position_0_nothing_turns,
-        a_quarter_turn_swaps_a_pair,
-        every_pair_and_token_has_its_own_angle,
-        sixteen_bits_are_turned_in_float32,
     ),
     "swiglu": (
         a_gate_of_0_lets_nothing_through,

@@ -9,6 +9,92 @@ from torch.nn import functional
 
 from tests.answers import Answers
 
+Encode = Callable[[Tensor, int], Tensor]
+
+
+def distance_by_loops(encode: Encode, head_dim: int) -> bool:
+    """Right, one pair of positions at a time."""
+    query, key = torch.randn(head_dim), torch.randn(head_dim)
+    for distance in range(64):
+        scores = [
+            float(encode(query, key_at + distance) @ encode(key, key_at))
+            for key_at in range(64 - distance)
+        ]
+        if max(scores) - min(scores) > 0.01:
+            return False
+    return True
+
+
+def distance_by_shifts(encode: Encode, head_dim: int) -> Tensor:
+    """Right, with several queries and keys, and each shift beside no shift; returns a tensor."""
+    queries, keys = torch.randn(2, 3, head_dim)
+    at = torch.arange(64)
+    q = torch.stack([torch.stack([encode(each, m) for m in at.tolist()]) for each in queries])
+    k = torch.stack([torch.stack([encode(each, n) for n in at.tolist()]) for each in keys])
+    scores = torch.einsum("amd,bnd->abmn", q, k)
+    moved = [
+        (scores[..., by:, by:] - scores[..., : 64 - by, : 64 - by]).abs().max()
+        for by in range(1, 64)
+    ]
+    return torch.stack(moved).max() < 0.01
+
+
+def wrong_distance(name: str) -> Callable[[Encode, int], object]:
+    def part(encode: Encode, head_dim: int) -> object:
+        torch.manual_seed(13)
+        query, key = torch.randn(head_dim), torch.randn(head_dim)
+        q = torch.stack([encode(query, m) for m in range(64)])
+        k = torch.stack([encode(key, n) for n in range(64)])
+        if name == "only the query is encoded":
+            k = key.expand(64, -1)
+        if name == "new vectors at each position":
+            q = torch.stack([encode(torch.randn(head_dim), m) for m in range(64)])
+        if name == "cosines":
+            q, k = q / q.norm(dim=-1, keepdim=True), k / k.norm(dim=-1, keepdim=True)
+        scores = q @ k.T
+        match name:
+            case "always":
+                return True
+            case "never":
+                return False
+            case "nothing returned":
+                return None
+            case "the scores":
+                return scores
+            case "turned round":
+                return not torch.allclose(scores[1:, 1:], scores[:-1, :-1], rtol=0, atol=0.01)
+            case "equal to the bit":
+                return torch.equal(scores[1:, 1:], scores[:-1, :-1])
+            case "distance 0 only":
+                same = scores.diagonal()
+                return torch.allclose(same, same[:1].expand(64), rtol=0, atol=0.01)
+            case "one far shift only":
+                return torch.allclose(scores[32:, 32:], scores[:-32, :-32], rtol=0, atol=0.01)
+            case "even shifts only":
+                return torch.allclose(scores[2:, 2:], scores[:-2, :-2], rtol=0, atol=0.01)
+            case "the query moves alone":
+                return torch.allclose(scores[1:], scores[:-1], rtol=0, atol=0.01)
+            case "a symmetry":
+                return torch.allclose(scores, scores.T, rtol=0, atol=0.01)
+            case "lengths":
+                sizes = q.norm(dim=-1)
+                return torch.allclose(sizes, sizes[:1].expand(64), rtol=0, atol=0.01)
+            case "too patient":
+                return torch.allclose(scores[1:, 1:], scores[:-1, :-1], rtol=0, atol=5.0)
+            case "first positions only":
+                return torch.allclose(scores[1:9, 1:9], scores[:8, :8], rtol=0, atol=0.01)
+        return torch.allclose(scores[1:, 1:], scores[:-1, :-1], rtol=0, atol=0.01)
+
+    return part
+
+
+WRONG_DISTANCES = [
+    *("only the query is encoded", "new vectors at each position", "cosines", "always", "never"),
+    *("nothing returned", "the scores", "turned round", "equal to the bit", "distance 0 only"),
+    *("one far shift only", "even shifts only", "the query moves alone", "a symmetry", "lengths"),
+    *("too patient", "first positions only"),
+]
+
 
 def rms_norm_of_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Right, by the library."""
@@ -126,6 +212,121 @@ WRONG_ROTARY = [
 ]
 
 
+def partly_by_complex_numbers(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Right, as numbers of the complex plane."""
+    half = cos.shape[-1]
+    points = torch.complex(x[..., :half].float(), x[..., half : 2 * half].float())
+    turned = points * torch.complex(cos, sin)[:, None]
+    parts = [turned.real.to(x.dtype), turned.imag.to(x.dtype), x[..., 2 * half :]]
+    return torch.cat(parts, dim=-1)
+
+
+def partly_by_padding(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Right, in a copy of the heads."""
+    half, turned = cos.shape[-1], x.clone()
+    c, s = cos.unsqueeze(1), sin.unsqueeze(1)
+    a, b = x[..., :half].float(), x[..., half : 2 * half].float()
+    turned[..., :half] = (a * c - b * s).to(x.dtype)
+    turned[..., half : 2 * half] = (b * c + a * s).to(x.dtype)
+    return turned
+
+
+def wrong_partly(name: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def part(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        half, size = cos.shape[-1], x.shape[-1]
+        c, s = cos.unsqueeze(1), sin.unsqueeze(1)
+        first, second = slice(0, half), slice(half, 2 * half)
+        match name:
+            case "pairs over the whole head":
+                second = slice(size // 2, size // 2 + half)
+            case "neighbours":
+                first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+            case "the last numbers":
+                first, second = slice(size - 2 * half, size - half), slice(size - half, size)
+            case "backwards":
+                s = -s
+            case "angles of the first token":
+                c, s = c[:1], s[:1]
+        turned = x if name == "in place" else x.clone()
+        turned = turned.float() if name == "float32 stays" else turned
+        if name == "the rest is zero":
+            turned[..., 2 * half :] = 0
+        a, b = x[..., first].float(), x[..., second].float()
+        turned[..., first] = (a * c - b * s).to(turned.dtype)
+        if name == "second from the turned first":
+            a = turned[..., first].float()
+        turned[..., second] = (b * c + a * s).to(turned.dtype)
+        if name == "the rest is dropped":
+            return turned[..., : 2 * half]
+        if name == "the rest comes first":
+            return torch.cat([turned[..., 2 * half :], turned[..., : 2 * half]], dim=-1)
+        return turned
+
+    return part
+
+
+WRONG_PARTLY = [
+    *("pairs over the whole head", "neighbours", "the last numbers", "backwards", "in place"),
+    *("angles of the first token", "the rest is zero", "second from the turned first"),
+    *("the rest is dropped", "the rest comes first", "float32 stays"),
+]
+
+
+def order_by_loops(num_rows: int, heads: int) -> torch.Tensor:
+    """Right, and written out."""
+    size = num_rows // heads
+    order = []
+    for head in range(heads):
+        order += [head * size + row for row in range(0, size, 2)]
+        order += [head * size + row for row in range(1, size, 2)]
+    return torch.tensor(order)
+
+
+def order_by_inverting(num_rows: int, heads: int) -> torch.Tensor:
+    """Right: the inverse of the converter's own permutation."""
+    rows = torch.arange(num_rows).reshape(heads, 2, -1)
+    return rows.swapaxes(1, 2).flatten().argsort()
+
+
+def wrong_order(name: str) -> Callable[[int, int], object]:
+    def part(num_rows: int, heads: int) -> object:
+        rows, size = torch.arange(num_rows), num_rows // heads
+        match name:
+            case "nothing done":
+                return rows
+            case "the converter's own":
+                return rows.reshape(heads, 2, -1).swapaxes(1, 2).flatten()
+            case "over all heads":
+                return torch.cat([rows[::2], rows[1::2]])
+            case "odds first":
+                return rows.reshape(heads, -1, 2).flip(-1).transpose(1, 2).flatten()
+            case "heads as pairs":
+                return rows.reshape(-1, heads, 2).transpose(1, 2).flatten()
+            case "heads mixed":
+                return rows.reshape(heads, -1, 2).permute(2, 0, 1).flatten()
+            case "one head only":
+                return torch.cat([torch.arange(0, size, 2), torch.arange(1, size, 2)])
+            case "not flattened":
+                return rows.reshape(heads, -1, 2).transpose(1, 2)
+            case "a list":
+                return rows.reshape(heads, -1, 2).transpose(1, 2).flatten().tolist()
+            case "floats":
+                return rows.float().reshape(heads, -1, 2).transpose(1, 2).flatten()
+            case "without the head's start":
+                one = torch.cat([torch.arange(0, size, 2), torch.arange(1, size, 2)])
+                return one.repeat(heads)
+        raise AssertionError(name)
+
+    return part
+
+
+WRONG_ORDERS = [
+    *("nothing done", "the converter's own", "over all heads", "odds first", "heads as pairs"),
+    *("heads mixed", "one head only", "not flattened", "a list", "floats"),
+    "without the head's start",
+]
+
+
 def swiglu_by_sigmoid(gate: Tensor, up: Tensor) -> Tensor:
     """Right, written out."""
     return torch.sigmoid(gate) * gate * up
@@ -159,14 +360,33 @@ WRONG_SWIGLU: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 ANSWERS = {
-    "rms_norm": Answers(
-        right=(rms_norm_of_torch, rms_norm_by_norms, wrong_rms_norm("nothing")),
-        wrong={name: wrong_rms_norm(name) for name in WRONG_RMS_NORM},
-        equivalent={},
+    "depends_on_distance_only": Answers(
+        right=(distance_by_loops, distance_by_shifts, wrong_distance("nothing")),
+        wrong={name: wrong_distance(name) for name in WRONG_DISTANCES},
+        equivalent={
+            "0 -> 1": "another random query and key",
+            "64 -> 65": "one position more is tested, for the query",
+            "64 -> 65 #2": "one position more is tested, for the key",
+        },
     ),
     "apply_rotary": Answers(
         right=(rotary_by_complex_numbers, rotary_by_rotated_halves, wrong_rotary("nothing")),
         wrong={name: wrong_rotary(name) for name in WRONG_ROTARY},
+        equivalent={},
+    ),
+    "rotate_first": Answers(
+        right=(partly_by_complex_numbers, partly_by_padding, wrong_partly("nothing")),
+        wrong={name: wrong_partly(name) for name in WRONG_PARTLY},
+        equivalent={},
+    ),
+    "unpermuted_rows": Answers(
+        right=(order_by_loops, order_by_inverting),
+        wrong={name: wrong_order(name) for name in WRONG_ORDERS},
+        equivalent={},
+    ),
+    "rms_norm": Answers(
+        right=(rms_norm_of_torch, rms_norm_by_norms, wrong_rms_norm("nothing")),
+        wrong={name: wrong_rms_norm(name) for name in WRONG_RMS_NORM},
         equivalent={},
     ),
     "swiglu": Answers(
