@@ -10,7 +10,7 @@ from tests.answers import Answers
 
 
 class CountedAllocator:
-    """Right: owners in a counter; free blocks are found by a search."""
+    """Wrong: owners in a counter; free blocks are counted and found by a search."""
 
     def __init__(self, num_blocks: int):
         self.blocks, self.owners = range(1, num_blocks + 1), Counter[int]()
@@ -97,6 +97,8 @@ def wrong_allocator(name: str) -> type:
 
         @property
         def num_free(self) -> int:
+            if name == "counts over all blocks":
+                return len(self.owners) - 2 - sum(each > 0 for each in self.owners)
             if name == "counts owned blocks":
                 return sum(each > 0 for each in self.owners)
             return len(self.free)
@@ -167,7 +169,7 @@ WRONG_ALLOCATORS = [
     "returns a tuple",
     *("shares free blocks", "share does nothing", "share adds two", "releases the first only"),
     *("releases free blocks", "frees at once", "returns all", "frees what is shared", "leaks"),
-    *("release returns None", "owned or not", "the same list again"),
+    *("release returns None", "owned or not", "the same list again", "counts over all blocks"),
 ]
 
 
@@ -240,10 +242,76 @@ WRONG_COPIES = [
     *("pair in the wrong order", "returns the new block", "returns None"),
 ]
 
+
+def in_tokens(
+    memory_bytes: int, weight_bytes: int, kv_bytes_per_token: int, num_tokens: int, block_size: int
+) -> int:
+    """Right: rounds the tokens of a sequence up to a block, with the other way to round."""
+    if weight_bytes >= memory_bytes:
+        return 0
+    block_bytes = block_size * kv_bytes_per_token
+    per_sequence = (num_tokens + block_size - 1) // block_size
+    return (memory_bytes - weight_bytes) // block_bytes // per_sequence
+
+
+def by_bytes(
+    memory_bytes: int, weight_bytes: int, kv_bytes_per_token: int, num_tokens: int, block_size: int
+) -> int:
+    """Right: blocks and sequences in one division, since whole blocks fill a whole sequence."""
+    blocks, rest = divmod(num_tokens, block_size)
+    sequence_bytes = (blocks + bool(rest)) * block_size * kv_bytes_per_token
+    return max(memory_bytes - weight_bytes, 0) // sequence_bytes
+
+
+def wrong_capacity(name: str) -> Any:
+    def sequences_that_fit(memory: int, weights: int, kv: int, tokens: int, size: int) -> Any:
+        left = memory if name == "weights forgotten" else memory - weights
+        if name == "weights added":
+            left = memory + weights
+        if name == "a negative number":
+            return left // (kv * size) // -(-tokens // size)
+        left = max(left, 0)
+        blocks = left / (kv * size) if name == "a float" else left // (kv * size)
+        match name:
+            case "tokens, not blocks":
+                return left // (kv * tokens)
+            case "rounded down":
+                return blocks // max(1, tokens // size)
+            case "one block too many":
+                return blocks // (tokens // size + 1)
+            case "rounded up":
+                return -(-blocks // -(-tokens // size))
+            case "blocks, not sequences":
+                return blocks
+            case "block size forgotten":
+                return left // kv // -(-tokens // size)
+            case "always blocks of 16":
+                return left // (kv * 16) // -(-tokens // 16)
+            case "keys only":
+                return 2 * blocks // -(-tokens // size)
+        return blocks // -(-tokens // size)
+
+    return sequences_that_fit
+
+
+WRONG_CAPACITIES = [
+    *("weights forgotten", "weights added", "a negative number", "a float", "tokens, not blocks"),
+    *("rounded down", "one block too many", "rounded up", "blocks, not sequences"),
+    *("block size forgotten", "always blocks of 16", "keys only"),
+]
+
 ANSWERS = {
+    "sequences_that_fit": Answers(
+        right=(in_tokens, by_bytes, wrong_capacity("nothing")),
+        wrong={name: wrong_capacity(name) for name in WRONG_CAPACITIES},
+        equivalent={},
+    ),
     "BlockAllocator": Answers(
-        right=(CountedAllocator, LowestFirst, wrong_allocator("nothing")),
-        wrong={name: wrong_allocator(name) for name in WRONG_ALLOCATORS},
+        right=(LowestFirst, wrong_allocator("nothing")),
+        wrong={
+            **{name: wrong_allocator(name) for name in WRONG_ALLOCATORS},
+            "searches the pool": CountedAllocator,
+        },
         equivalent={"1 -> 2 #4": "one count more than there are blocks; it is never read"},
     ),
     "copy_on_write": Answers(
