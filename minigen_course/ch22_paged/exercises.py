@@ -1,12 +1,14 @@
-"""Exercises of chapter 22: the slot mapping, and a KV pool that stores and gathers by slots."""
+"""Exercises of chapter 22: the slot mapping, a batch of it, and a KV pool that stores by slots."""
 
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from minigen.kv_cache.paged import KVPool, slots_of
-from minigen_course.grading.exercise import expect, expect_close, expect_equal
+from minigen_course.grading.exercise import expect, expect_close, expect_equal, num_instructions
 
 AXES = ("slot", "head", "dimension")
 ROWS = ("row", "slot", "head", "dimension")
@@ -37,6 +39,65 @@ def every_block_size_works(part: Any) -> None:
     expect_equal(part([4, 2, 8], range(3), 1), [4, 2, 8], "slots in blocks of 1")
     expect_equal(part([4, 2], range(1, 6), 3), [13, 14, 6, 7, 8], "slots in blocks of 3")
     expect_equal(part([1, 9], range(15, 18), 16), [31, 144, 145], "slots in blocks of 16")
+
+
+def _batch_of(*rows: list[int], context_lens: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return block tables padded with 0, and context lengths, as arrays."""
+    longest = max(map(len, rows))
+    padded = [row + [0] * (longest - len(row)) for row in rows]
+    return np.array(padded, np.int64), np.array(context_lens, np.int64)
+
+
+def _expect_slots(part: Any, batch: tuple[np.ndarray, np.ndarray], size: int, what: str) -> None:
+    tables, lens = (each.copy() for each in batch)
+    found = part(tables, lens, size)
+    expect(
+        isinstance(found, np.ndarray),
+        f"{what}: got {type(found).__name__}; it should return an array.",
+    )
+    right = [
+        slots_of(row, [length - 1], size)[0]
+        for row, length in zip(batch[0].tolist(), batch[1].tolist(), strict=True)
+    ]
+    expect_equal(found.tolist(), right, what)
+    same = np.array_equal(tables, batch[0]) and np.array_equal(lens, batch[1])
+    expect(same, f"{what}: it changed its arguments; it must leave them as they are.")
+
+
+def each_sequence_has_the_slot_of_its_last_token(part: Any) -> None:
+    """three sequences of 6, 9 and 3 tokens, in blocks of 4:"""
+    batch = _batch_of([7, 3], [5, 2, 9], [1], context_lens=[6, 9, 3])
+    _expect_slots(part, batch, 4, "the slots of positions 5, 8 and 2")
+
+
+def a_full_block_ends_at_its_last_slot(part: Any) -> None:
+    """sequences whose last block is exactly full, or holds one token:"""
+    batch = _batch_of([7, 3], [5, 2], [4], [8], context_lens=[8, 5, 4, 1])
+    _expect_slots(part, batch, 4, "the slots of positions 7, 4, 3 and 0")
+    _expect_slots(part, _batch_of([6, 2, 4], context_lens=[3]), 1, "the slot in blocks of 1")
+    _expect_slots(part, _batch_of([6, 2], context_lens=[32]), 16, "the slot in blocks of 16")
+
+
+def no_sequences_have_no_slots(part: Any) -> None:
+    """a batch without decodes:"""
+    empty = np.zeros((0, 3), np.int64), np.zeros(0, np.int64)
+    _expect_slots(part, empty, 4, "the slots of no sequences")
+
+
+def the_batch_is_computed_without_a_loop(part: Any) -> None:
+    """the work for 4 sequences, and for 1,024:"""
+    counts = []
+    for num_sequences in (4, 1024):
+        lens = np.arange(num_sequences, dtype=np.int64) % 12 + 1
+        tables = np.arange(3 * num_sequences, dtype=np.int64).reshape(-1, 3)
+        _expect_slots(part, (tables, lens), 4, f"the slots of {num_sequences} sequences")
+        counts.append(num_instructions(partial(part, tables, lens, 4)))
+    small, large = counts
+    expect(
+        large <= 2 * small,
+        f"it ran {small} instructions of Python for 4 sequences and {large} for 1,024; it should "
+        "run the same number, so let NumPy work on all sequences at once.",
+    )
 
 
 def _pool(part: type[KVPool], block_size: int = 4, dtype: torch.dtype = torch.float32) -> Any:
@@ -180,6 +241,12 @@ CHECKS = {
         blocks_need_not_be_adjacent,
         positions_may_start_anywhere,
         every_block_size_works,
+    ),
+    "decode_slots": (
+        each_sequence_has_the_slot_of_its_last_token,
+        a_full_block_ends_at_its_last_slot,
+        no_sequences_have_no_slots,
+        the_batch_is_computed_without_a_loop,
     ),
     "KVPool": (
         tokens_are_gathered_in_the_order_of_the_table,

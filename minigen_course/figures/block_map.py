@@ -111,7 +111,7 @@ class _Look:
         """
         lane = self.state.lanes[sequence_id]
         colour = to_rgb(CYCLE[lane % len(CYCLE)])
-        return _darker(colour, 0.45 * (lane // len(CYCLE) % 2))
+        return _darker(colour, 0.3 * (lane // len(CYCLE) % 3))
 
     def draw(self, axes: Axes, places: Mapping[Place, int]) -> None:
         """Draw blocks at the corners (x, y) of their squares: faces, fills, hatches, ids."""

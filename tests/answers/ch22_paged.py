@@ -68,6 +68,69 @@ WRONG_SLOTS = [
 ]
 
 
+def taken_along(tables: np.ndarray, lens: np.ndarray, block_size: int) -> Any:
+    """Right: picks the entries by take_along_axis."""
+    index, offset = np.divmod(lens - 1, block_size)
+    return np.take_along_axis(tables, index[:, None], axis=1)[:, 0] * block_size + offset
+
+
+def from_flat_tables(tables: np.ndarray, lens: np.ndarray, block_size: int) -> Any:
+    """Right: all slots of all tables on one axis."""
+    slots = (tables[..., None] * block_size + np.arange(block_size)).reshape(
+        len(tables), block_size * tables.shape[1]
+    )
+    return slots[np.arange(len(lens)), lens - 1]
+
+
+def wrong_batch(name: str) -> Any:
+    def decode_slots(tables: np.ndarray, lens: np.ndarray, block_size: int) -> Any:
+        rows, last = np.arange(len(lens)), lens - 1
+        if name == "changes the lengths":
+            lens -= 1
+            last = lens
+        if name == "changes the tables":
+            tables *= block_size
+            return tables[rows, last // block_size] + last % block_size
+        blocks = tables[rows, last // block_size]
+        match name:
+            case "one slot too far":
+                padded = np.pad(tables, ((0, 0), (0, 1)))
+                return padded[rows, lens // block_size] * block_size + lens % block_size
+            case "tokens in the last block":
+                return blocks * block_size + lens % block_size - 1
+            case "last column":
+                return tables[:, -1] * block_size + last % block_size
+            case "first block":
+                return tables[:, 0] * block_size + last % block_size
+            case "as if contiguous":
+                return tables[:, 0] * block_size + last
+            case "blocks of 4":
+                return blocks * 4 + last % 4
+            case "offset forgotten":
+                return blocks * block_size
+            case "returns a list":
+                return (blocks * block_size + last % block_size).tolist()
+            case "a loop":
+                slots = [
+                    int(tables[row, position // block_size]) * block_size + position % block_size
+                    for row, position in enumerate(last.tolist())
+                ]
+                return np.array(slots, np.int64)
+            case "a loop inside a function":
+                pick = np.vectorize(lambda block, at: block * block_size + at % block_size)
+                return pick(blocks, last) if len(last) else last
+        return blocks * block_size + last % block_size
+
+    return decode_slots
+
+
+WRONG_BATCHES = [
+    *("changes the lengths", "changes the tables", "one slot too far", "tokens in the last block"),
+    *("last column", "first block", "as if contiguous", "blocks of 4", "offset forgotten"),
+    *("returns a list", "a loop", "a loop inside a function"),
+]
+
+
 class ListOfBlocks:
     """Right: separate tensors for keys and values of each layer, token by token."""
 
@@ -218,6 +281,11 @@ ANSWERS = {
     "slots_of": Answers(
         right=(by_divmod, by_all_slots, wrong_slots("nothing")),
         wrong={name: wrong_slots(name) for name in WRONG_SLOTS},
+        equivalent={},
+    ),
+    "decode_slots": Answers(
+        right=(taken_along, from_flat_tables, wrong_batch("nothing")),
+        wrong={name: wrong_batch(name) for name in WRONG_BATCHES},
         equivalent={},
     ),
     "KVPool": Answers(
