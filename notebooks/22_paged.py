@@ -522,7 +522,8 @@ with using(22, KVPool=my_pool):  # an engine that runs layer by layer keeps keys
 print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).text)
 
 # %% [markdown]
-# And for those who want more: the slots of a whole batch, as engines compute them.
+# And two for those who want more: the slots of a whole batch, as engines compute them, and attention
+# that reads the blocks one after another, as the kernels of part 3 do.
 
 # %%
 task(22, "decode_slots")
@@ -551,11 +552,43 @@ def decode_slots(
 # %%
 my_batch = check(22, decode_slots=decode_slots)
 
+# %%
+task(22, "attend_by_block")
+
+# %%
+# exercise: minigen_course.ch22_paged.lesson.attend_by_block
+from jaxtyping import Float
+from torch import Tensor
+
+from minigen.kv_cache.paged import KVPool
+
+
+def attend_by_block(
+    q: Float[Tensor, "q_heads head_dim"],
+    pool: KVPool,
+    layer_id: int,
+    block_ids: list[int],
+    num_tokens: int,
+) -> Float[Tensor, "q_heads head_dim"]:
+    """Return the attention of one query over the first `num_tokens` tokens of a block table.
+
+    The blocks are read one after another; no tensor holds the keys or values of two blocks.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+my_attend = check(22, attend_by_block=attend_by_block)
+by_block = my_attend(q[0], many, 0, scattered.tolist(), context)
+torch.testing.assert_close(by_block, attention(q, dense_k, dense_v)[0], atol=1e-5, rtol=1e-5)
+print("block by block, attention over 1,024 tokens is the same, and no copy of them was made")
+
 # %% [markdown]
 # ## The package's version
 
 # %%
-reveal(22, slots_of=my_slots, KVPool=my_pool, decode_slots=my_batch)
+reveal(22, slots_of=my_slots, KVPool=my_pool)
+reveal(22, decode_slots=my_batch, attend_by_block=my_attend)
 
 # %% [markdown]
 # ## A bug hunt

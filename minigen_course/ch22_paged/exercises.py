@@ -1,4 +1,4 @@
-"""Exercises of chapter 22: the slot mapping, a batch of it, and a KV pool that stores by slots."""
+"""Exercises of chapter 22: slots, a KV pool that stores by slots, attention block by block."""
 
 from functools import partial
 from typing import Any
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from minigen.kv_cache.paged import KVPool, slots_of
+from minigen.model.attention import attention
 from minigen_course.grading.exercise import expect, expect_close, expect_equal, num_instructions
 
 AXES = ("slot", "head", "dimension")
@@ -235,6 +236,74 @@ def whole_blocks_are_copied_in_all_layers(part: type[KVPool]) -> None:
     _expect_gathered(pool, 1, [4], stored[1], "block 4, a copy of block 2")
 
 
+class WatchedPool(KVPool):
+    """A pool that is read through `gather` only, and counts the blocks of each call."""
+
+    def __init__(self, head_dim: int = DIM):
+        self.inner = KVPool(LAYERS, BLOCKS, HEADS, 4, head_dim, torch.float32)
+        self.block_size = self.inner.block_size
+        self.most_blocks, self.read = 0, list[int]()
+
+    def fill(self, seed: int, scale: float = 1.0) -> None:
+        """Fill all slots with random numbers."""
+        generator = torch.Generator().manual_seed(seed)
+        self.inner.kv.copy_(scale * torch.randn(self.inner.kv.shape, generator=generator))
+
+    def gather(self, layer_id: int, block_table: Tensor) -> tuple[Tensor, Tensor]:
+        self.most_blocks = max(self.most_blocks, block_table.numel())
+        self.read += block_table.flatten().tolist()
+        return self.inner.gather(layer_id, block_table)
+
+
+def _expect_attended(
+    part: Any, pool: WatchedPool, table: list[int], num_tokens: int, q: Tensor, what: str
+) -> None:
+    keys, values = (each[:num_tokens] for each in pool.gather(1, torch.tensor(table)))
+    right = attention(q[None], keys, values)[0]
+    pool.most_blocks, pool.read = 0, []
+    found = part(q, pool, 1, list(table), num_tokens)
+    expect_close(found, right, what, ("head", "dimension"))
+    expect(
+        pool.most_blocks == 1,
+        f"{what}: gather was called with {pool.most_blocks} blocks at once; it should be called "
+        "with one, because the point is to store no copy of the whole context.",
+    )
+    needed = table[: -(-num_tokens // pool.block_size)]
+    expect_equal(sorted(pool.read), sorted(needed), f"{what}: the blocks that were read, sorted")
+
+
+def _query(heads: int, dim: int, seed: int) -> Tensor:
+    return torch.randn(heads, dim, generator=torch.Generator().manual_seed(seed))
+
+
+def blocks_are_attended_one_after_another(part: Any) -> None:
+    """10 tokens in the blocks 5, 2 and 6, for 6 query heads over 3 KV heads:"""
+    pool = WatchedPool(head_dim=16)
+    pool.fill(1)
+    _expect_attended(part, pool, [5, 2, 6], 10, _query(6, 16, 2), "attention over 10 tokens")
+
+
+def only_the_sequences_own_tokens_count(part: Any) -> None:
+    """one token, full blocks, and a table with a block that is not used yet:"""
+    pool = WatchedPool()
+    pool.fill(3)
+    for num_tokens, table in ((1, [4]), (4, [3]), (8, [6, 1]), (5, [6, 1]), (4, [2, 5, 1])):
+        what = f"attention over {num_tokens} tokens in the blocks {table}"
+        _expect_attended(part, pool, table, num_tokens, _query(3, DIM, num_tokens), what)
+
+
+def large_scores_do_not_overflow(part: Any) -> None:
+    """scores of several hundreds, whose exponentials are infinite in float32:"""
+    for seed in range(4):
+        pool = WatchedPool(head_dim=16)
+        pool.fill(seed, scale=30)
+        q = 20 * _query(3, 16, seed + 9)
+        _expect_attended(part, pool, [5, 2, 6, 1], 15, q, "attention with large scores")
+        pool.inner.kv.abs_()
+        what = "attention with scores far below 0"
+        _expect_attended(part, pool, [5, 2, 6, 1], 15, -q.abs(), what)
+
+
 CHECKS = {
     "slots_of": (
         one_block_gives_its_offsets,
@@ -258,5 +327,10 @@ CHECKS = {
         a_new_pool_holds_zeros,
         gather_returns_a_copy,
         whole_blocks_are_copied_in_all_layers,
+    ),
+    "attend_by_block": (
+        blocks_are_attended_one_after_another,
+        only_the_sequences_own_tokens_count,
+        large_scores_do_not_overflow,
     ),
 }

@@ -1,15 +1,18 @@
-"""A scheduler that reserves blocks for the longest possible answer, and slots of a whole batch.
+"""A scheduler that reserves the longest possible answer, and two functions for the exercises.
 
 The scheduler is there for comparison; everything else is the engine's own. Source: Kwon et al.
 2023, section 3.1, on systems before PagedAttention.
 """
 
 import numpy as np
-from jaxtyping import Int64
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
 
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.kv_cache.block_allocator import blocks_needed
 from minigen.kv_cache.block_manager import BlockManager
+from minigen.kv_cache.paged import KVPool
 from minigen.sequence import Sequence
 
 
@@ -55,3 +58,32 @@ def decode_slots(
     last = context_lens - 1
     blocks = block_tables[np.arange(len(last)), last // block_size]
     return blocks * block_size + last % block_size
+
+
+def attend_by_block(
+    q: Float[Tensor, "q_heads head_dim"],
+    pool: KVPool,
+    layer_id: int,
+    block_ids: list[int],
+    num_tokens: int,
+) -> Float[Tensor, "q_heads head_dim"]:
+    """Return the attention of one query over the first `num_tokens` tokens of a block table.
+
+    The blocks are read one after another; no tensor holds the keys or values of two blocks.
+    """
+    size, q_heads = pool.block_size, len(q)
+    maximum = torch.full((q_heads, 1), -torch.inf)
+    total, mixed = torch.zeros(q_heads, 1), torch.zeros_like(q)
+    for index in range(-(-num_tokens // size)):
+        held = min(size, num_tokens - index * size)
+        block = pool.gather(layer_id, torch.tensor(block_ids[index : index + 1]))
+        keys, values = (
+            each[:held].repeat_interleave(q_heads // each.shape[1], dim=1) for each in block
+        )
+        scores = torch.einsum("hd,khd->hk", q, keys) / q.shape[-1] ** 0.5
+        higher = torch.maximum(maximum, scores.amax(-1, keepdim=True))
+        weights, kept = (scores - higher).exp(), (maximum - higher).exp()
+        total = kept * total + weights.sum(-1, keepdim=True)
+        mixed = kept * mixed + torch.einsum("hk,khd->hd", weights, values)
+        maximum = higher
+    return mixed / total
