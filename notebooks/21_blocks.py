@@ -69,7 +69,13 @@ from minigen_course import (
     within,
 )
 from minigen_course.ch21_blocks.figures import answer_bars, shares_bars, strip_map
-from minigen_course.ch21_blocks.lesson import RequestLengths, run_through, sequences_that_fit
+from minigen_course.ch21_blocks.lesson import (
+    AdjacentAllocator,
+    RequestLengths,
+    run_through,
+    runs_per_table,
+    sequences_that_fit,
+)
 from minigen_course.figures.explore import picture, replay
 from minigen_course.lab.texts import QUESTIONS
 
@@ -277,7 +283,7 @@ replay(
     strip_at,
     max(len(run.moments) for run in runs.values()),
     "The same requests in blocks of 16 slots. The memory is full of tokens; the pale tails are the "
-    "last blocks. A colour that ends and appears again later was preempted.",
+    "last blocks of the requests.",
     number="21.3",
     at=150,
     stride=10,
@@ -493,7 +499,7 @@ replay(
 #
 # ## Your turn
 #
-# Three exercises. Write them before you look at the package's versions: those open below, once yours
+# Four exercises. Write them before you look at the package's versions: those open below, once yours
 # have passed. The first one is the arithmetic of the card.
 
 # %%
@@ -662,13 +668,52 @@ guess_full.compare(work.blocks_copied)
 # %% [markdown]
 # A full block is never written again, so all its owners can keep sharing it.
 #
+# One more, for those who want it. Copies between memories, and some kernels, are faster if a sequence's
+# blocks lie side by side. Which free blocks should an allocation take?
+
+# %%
+task(21, "choose_adjacent")
+
+# %%
+# exercise: minigen_course.ch21_blocks.lesson.choose_adjacent
+from collections.abc import Sequence
+
+
+def choose_adjacent(free: Sequence[int], count: int) -> list[int]:
+    """Return `count` of the free blocks, in increasing order, adjacent ones if possible.
+
+    If a run of adjacent free blocks is long enough, all come from the beginning of one run: the
+    shortest such run, and of equally short ones the first. Otherwise whole runs are taken, the
+    longest first (of equally long ones the first), and of the last run its beginning.
+
+    >>> choose_adjacent([9, 2, 3, 4, 7, 8, 12], 2), choose_adjacent([9, 2, 3, 4, 7, 8, 12], 4)
+    ([2, 3], [2, 3, 4, 7])
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+my_choice = check(21, choose_adjacent=choose_adjacent)
+for name, allocator in {
+    "the stack": package.BlockAllocator,
+    "adjacent blocks": lambda num_blocks: AdjacentAllocator(num_blocks, my_choice),
+}.items():
+    run = run_through(AllocatedBlocks(NUM_SLOTS, 16, allocator), NUM_SLOTS, wishes)
+    in_runs, in_blocks = runs_per_table(run)
+    print(f"{name}: a table of {mark(in_blocks)} blocks falls into {mark(in_runs)} runs")
+
+# %% [markdown]
+# The gain is small. A prompt's blocks are allocated together, but an answer's come one at a time, and
+# by then the neighbour is taken. (vAttention, below, gets adjacent addresses in another way.)
+#
 # ## The package's version
 #
 # A stack of free blocks, and a count of owners for each. Block 0 is never handed out: batches that
 # are padded write there.
 
 # %%
-reveal(21, sequences_that_fit=my_capacity, BlockAllocator=my_allocator, copy_on_write=my_copy)
+reveal(21, sequences_that_fit=my_capacity, BlockAllocator=my_allocator)
+reveal(21, copy_on_write=my_copy, choose_adjacent=my_choice)
 
 # %% [markdown]
 # ## The measurement again

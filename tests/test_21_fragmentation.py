@@ -6,8 +6,19 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
+from minigen.errors import OutOfBlocksError
 from minigen_course.ch21_blocks.figures import answer_bars, pixels_of, shares_bars, strip_map
-from minigen_course.ch21_blocks.lesson import Moment, Piece, RequestLengths, Run, run_through
+from minigen_course.ch21_blocks.lesson import (
+    AdjacentAllocator,
+    Moment,
+    Piece,
+    RequestLengths,
+    Run,
+    choose_adjacent,
+    num_runs,
+    run_through,
+    runs_per_table,
+)
 from minigen_course.figures.style import CYCLE
 from minigen_course.lab.texts import QUESTIONS
 
@@ -68,6 +79,24 @@ def test_free_slots_of_one_size_are_never_scattered() -> None:
     assert run.num_enough_but_scattered() == 0
     assert run.shares().external == 0
     assert sum(run.shares()) == pytest.approx(1)
+
+
+def test_runs_of_adjacent_blocks_are_counted() -> None:
+    """Three blocks in two runs, and one block alone; the tables of a run are averaged."""
+    pieces = [Piece(4, 4, 4, 0), Piece(8, 4, 4, 0), Piece(0, 4, 2, 0), Piece(12, 4, 1, 1)]
+    assert runs_per_table(Run(16, (Moment(tuple(pieces), None),))) == (1.5, 2.0)
+    assert num_runs([3, 2, 1]) == 3
+
+
+def test_adjacent_allocation_keeps_the_counts_of_the_stack() -> None:
+    allocator = AdjacentAllocator(9, choose_adjacent)
+    first = allocator.allocate(4)
+    allocator.release(first[1:3])
+    assert allocator.allocate(3) == [5, 6, 7]
+    assert allocator.allocate(1) == [2]
+    assert allocator.num_free == 3
+    with pytest.raises(OutOfBlocksError):
+        allocator.allocate(4)
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])

@@ -110,6 +110,45 @@ def weights_that_do_not_fit_leave_room_for_nothing(part: Any) -> None:
     expect_equal(part(80 * GB, 140 * GB, 131_072, 2048, 16), 0, "sequences if weights do not fit")
 
 
+def _expect_chosen(part: Any, free: list[int], count: int, right: list[int]) -> None:
+    given = list(free)
+    found = part(given, count)
+    expect_equal(found, right, f"{count} of the free blocks {free}")
+    expect_equal(given, free, f"the list of free blocks after choosing {count} of {free}")
+
+
+def the_shortest_run_that_is_long_enough_is_cut(part: Any) -> None:
+    """free blocks in runs of 3, 2 and 1, in any order:"""
+    for free in ([2, 3, 4, 7, 8, 12], [12, 8, 3, 7, 2, 4]):
+        for count, right in ((1, [12]), (2, [7, 8]), (3, [2, 3, 4])):
+            _expect_chosen(part, free, count, right)
+    _expect_chosen(part, [1, 2, 3, 4, 5, 6, 9, 10, 11, 12, 13], 4, [9, 10, 11, 12])
+
+
+def of_equal_runs_the_first_is_taken(part: Any) -> None:
+    """two runs of 2 and two of 3:"""
+    free = [5, 6, 9, 10, 21, 22, 23, 31, 32, 33]
+    _expect_chosen(part, free, 2, [5, 6])
+    _expect_chosen(part, free, 3, [21, 22, 23])
+    _expect_chosen(part, free, 1, [5])
+
+
+def without_a_run_that_fits_the_longest_are_joined(part: Any) -> None:
+    """more blocks than any run has, in increasing order all the same:"""
+    free = [5, 6, 9, 10, 21, 22, 23, 31, 32, 33]
+    _expect_chosen(part, free, 4, [21, 22, 23, 31])
+    _expect_chosen(part, free, 7, [5, 21, 22, 23, 31, 32, 33])
+    _expect_chosen(part, free, 9, [5, 6, 9, 21, 22, 23, 31, 32, 33])
+    _expect_chosen(part, free, 10, free)
+
+
+def no_blocks_and_all_blocks_can_be_chosen(part: Any) -> None:
+    """none of the free blocks, and none of none:"""
+    _expect_chosen(part, [4, 5], 0, [])
+    _expect_chosen(part, [], 0, [])
+    _expect_chosen(part, [7], 1, [7])
+
+
 OUT_OF_BLOCKS = "raise OutOfBlocksError (from minigen.errors) before it changes anything."
 
 
@@ -347,5 +386,11 @@ CHECKS = {
         any_block_may_be_written,
         the_last_owner_needs_no_copy,
         without_a_free_block_nothing_changes,
+    ),
+    "choose_adjacent": (
+        the_shortest_run_that_is_long_enough_is_cut,
+        of_equal_runs_the_first_is_taken,
+        without_a_run_that_fits_the_longest_are_joined,
+        no_blocks_and_all_blocks_can_be_chosen,
     ),
 }

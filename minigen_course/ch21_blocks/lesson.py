@@ -6,9 +6,12 @@ waiting request can use, because they are scattered).
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple, Protocol
+
+from minigen.kv_cache.block_allocator import BlockAllocator
 
 
 def sequences_that_fit(
@@ -28,6 +31,46 @@ def sequences_that_fit(
     """
     num_blocks = (memory_bytes - weight_bytes) // (kv_bytes_per_token * block_size)
     return max(0, num_blocks // -(-num_tokens // block_size))
+
+
+def choose_adjacent(free: Sequence[int], count: int) -> list[int]:
+    """Return `count` of the free blocks, in increasing order, adjacent ones if possible.
+
+    If a run of adjacent free blocks is long enough, all come from the beginning of one run: the
+    shortest such run, and of equally short ones the first. Otherwise whole runs are taken, the
+    longest first (of equally long ones the first), and of the last run its beginning.
+
+    >>> choose_adjacent([9, 2, 3, 4, 7, 8, 12], 2), choose_adjacent([9, 2, 3, 4, 7, 8, 12], 4)
+    ([2, 3], [2, 3, 4, 7])
+    """
+    runs: list[list[int]] = []
+    for block_id in sorted(free):
+        if not runs or runs[-1][-1] + 1 != block_id:
+            runs.append([])
+        runs[-1].append(block_id)
+    fitting = [run for run in runs if len(run) >= count]
+    if fitting:
+        return min(fitting, key=len)[:count]
+    chosen: list[int] = []
+    for run in sorted(runs, key=len, reverse=True):
+        chosen += run[: count - len(chosen)]
+    return sorted(chosen)
+
+
+class AdjacentAllocator(BlockAllocator):
+    """A block allocator that chooses free blocks by a function, such as `choose_adjacent`."""
+
+    def __init__(self, num_blocks: int, choose: Callable[[Sequence[int], int], list[int]]):
+        super().__init__(num_blocks)
+        self.choose = choose
+
+    def allocate(self, count: int) -> list[int]:
+        """Return `count` free blocks, those that the function chooses."""
+        if count <= self.num_free:
+            wanted = self.choose(list(self._free), count)
+            others = set(self._free) - set(wanted)
+            self._free[:] = [*others, *reversed(wanted)]  # the stack hands out its end
+        return super().allocate(count)
 
 
 class Memory(Protocol):
@@ -128,10 +171,8 @@ class Run:
             if each.is_scattered(self.num_slots):
                 external += self.num_slots - owned
         total = self.num_slots * len(crowded)
-        return Shares(
-            *(each / total for each in (used, internal, external)),
-            1 - (used + internal + external) / total,
-        )
+        remainder = total - used - internal - external
+        return Shares(used / total, internal / total, external / total, remainder / total)
 
     def together(self) -> float:
         """Return how many requests run at the same time in the crowded steps, on average."""
@@ -173,6 +214,28 @@ def run_through(
             )
         moments.append(Moment(simulation.pieces(), refused))
     return Run(num_slots, tuple(moments), simulation.num_recomputed)
+
+
+def num_runs(block_ids: Sequence[int]) -> int:
+    """Return into how many runs of adjacent blocks a block table falls.
+
+    >>> num_runs([4, 5, 6, 2, 3]), num_runs([])
+    (2, 0)
+    """
+    return bool(block_ids) + sum(one + 1 != other for one, other in pairwise(block_ids))
+
+
+def runs_per_table(run: Run) -> tuple[float, float]:
+    """Return how many runs of adjacent blocks a table has, and how many blocks, on average."""
+    runs, blocks, tables = 0, 0, 0
+    for moment in run.moments:
+        by_request: dict[int, list[int]] = {}
+        for piece in moment.pieces:
+            by_request.setdefault(piece.request_id, []).append(piece.first // piece.size)
+        tables += len(by_request)
+        for block_ids in by_request.values():
+            runs, blocks = runs + num_runs(block_ids), blocks + len(block_ids)
+    return runs / tables, blocks / tables
 
 
 class _Simulation:

@@ -300,6 +300,80 @@ WRONG_CAPACITIES = [
     *("block size forgotten", "always blocks of 16", "keys only"),
 ]
 
+
+def by_differences(free: list[int], count: int) -> list[int]:
+    """Right: groups blocks by their difference to their place."""
+    groups: dict[int, list[int]] = {}
+    for place, block in enumerate(sorted(free)):
+        groups.setdefault(block - place, []).append(block)
+    runs = sorted(groups.values(), key=lambda run: (len(run), run[0]))
+    for run in runs:
+        if len(run) >= count:
+            return run[:count]
+    longest = sorted(runs, key=lambda run: (-len(run), run[0]))
+    return sorted([block for run in longest for block in run][:count])
+
+
+def one_after_another(free: list[int], count: int) -> list[int]:
+    """Right: looks for the best run again and again."""
+    left, chosen = set(free), list[int]()
+    while len(chosen) < count:
+        runs = []
+        for block in sorted(left):
+            if block - 1 not in left:
+                end = block
+                while end in left:
+                    end += 1
+                runs.append(list(range(block, end)))
+        missing = count - len(chosen)
+        fitting = [run for run in runs if len(run) >= missing] if not chosen else []
+        run = min(fitting, key=len) if fitting else max(runs, key=len)
+        chosen += run[:missing]
+        left -= set(run)
+    return sorted(chosen)
+
+
+def wrong_choice(name: str) -> Any:
+    def choose_adjacent(free: list[int], count: int) -> list[int]:
+        if name == "the first ones":
+            return sorted(free)[:count]
+        if name == "the last ones":
+            return sorted(free[len(free) - count :])
+        if name == "sorts in place":
+            free.sort()
+        if name == "takes them out":
+            free[:] = free[count:]
+        runs: list[list[int]] = []
+        for block in free if name == "unsorted" else sorted(free):
+            if not runs or runs[-1][-1] + 1 != block:
+                runs.append([])
+            runs[-1].append(block)
+        least = count + 1 if name == "never a whole run" else count
+        fitting = [run for run in runs if len(run) >= least]
+        if name == "of equal ones the last":
+            fitting.reverse()
+        if fitting:
+            best = min(fitting, key=len)
+            if name == "first fit":
+                best = fitting[0]
+            if name == "the longest run":
+                best = max(fitting, key=len)
+            return best[-count:] if name == "from the end of a run" else best[:count]
+        ordered = sorted(runs, key=len, reverse=name != "shortest runs first")
+        if name == "runs in order":
+            ordered = runs
+        chosen = [block for run in ordered for block in run]
+        return chosen[:count] if name == "not sorted" else sorted(chosen[:count])
+
+    return choose_adjacent
+
+
+WRONG_CHOICES = [
+    *("the first ones", "the last ones", "sorts in place", "takes them out", "unsorted"),
+    *("never a whole run", "of equal ones the last", "first fit", "the longest run"),
+    *("from the end of a run", "shortest runs first", "runs in order", "not sorted"),
+]
+
 ANSWERS = {
     "sequences_that_fit": Answers(
         right=(in_tokens, by_bytes, wrong_capacity("nothing")),
@@ -317,6 +391,11 @@ ANSWERS = {
     "copy_on_write": Answers(
         right=(checks_the_pool_first, takes_first, wrong_copy("nothing")),
         wrong={name: wrong_copy(name) for name in WRONG_COPIES},
+        equivalent={},
+    ),
+    "choose_adjacent": Answers(
+        right=(by_differences, one_after_another, wrong_choice("nothing")),
+        wrong={name: wrong_choice(name) for name in WRONG_CHOICES},
         equivalent={},
     ),
 }
