@@ -7,7 +7,7 @@ from typing import Any
 
 from minigen.errors import OutOfBlocksError
 from minigen.kv_cache.block_allocator import RESERVED_BLOCK, BlockAllocator
-from minigen_course.grading.exercise import Wrong, expect, expect_equal, num_instructions
+from minigen_course.grading.exercise import Wrong, expect, expect_equal, num_steps
 
 
 def _forked(num_blocks: int, num_owned: int, num_others: int) -> tuple[BlockAllocator, list[int]]:
@@ -305,12 +305,12 @@ def no_call_searches_the_pool(part: type[BlockAllocator]) -> None:
             "allocate": lambda pool, _: pool.allocate(1),
         }
         for name, call in calls.items():
-            count = num_instructions(partial(call, allocator, block_id))
+            count = num_steps(partial(call, allocator, block_id))
             work.setdefault(name, []).append(count)
     for name, (small, large) in work.items():
         expect(
             large <= MOST_GROWTH * small,
-            f"{name} ran {small} instructions of Python in a pool of 64 blocks and {large} in one "
+            f"{name} ran {small} steps of Python in a pool of 64 blocks and {large} in one "
             "of 4,096; its work should not grow with the pool, so it must not look at all blocks.",
         )
 

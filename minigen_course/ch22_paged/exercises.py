@@ -9,7 +9,7 @@ from torch import Tensor
 
 from minigen.kv_cache.paged import KVPool, slots_of
 from minigen.model.attention import attention
-from minigen_course.grading.exercise import expect, expect_close, expect_equal, num_instructions
+from minigen_course.grading.exercise import expect, expect_close, expect_equal, num_steps
 
 AXES = ("slot", "head", "dimension")
 ROWS = ("row", "slot", "head", "dimension")
@@ -92,11 +92,11 @@ def the_batch_is_computed_without_a_loop(part: Any) -> None:
         lens = np.arange(num_sequences, dtype=np.int64) % 12 + 1
         tables = np.arange(3 * num_sequences, dtype=np.int64).reshape(-1, 3)
         _expect_slots(part, (tables, lens), 4, f"the slots of {num_sequences} sequences")
-        counts.append(num_instructions(partial(part, tables, lens, 4)))
+        counts.append(num_steps(partial(part, tables, lens, 4)))
     small, large = counts
     expect(
         large <= 2 * small,
-        f"it ran {small} instructions of Python for 4 sequences and {large} for 1,024; it should "
+        f"it ran {small} steps of Python for 4 sequences and {large} for 1,024; it should "
         "run the same number, so let NumPy work on all sequences at once.",
     )
 

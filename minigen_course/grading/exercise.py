@@ -145,17 +145,17 @@ def expect_close(
     )
 
 
-def num_instructions(call: Callable[[], object]) -> int:
-    """Return how many instructions of Python a call runs, those of all functions included.
+def num_steps(call: Callable[[], object]) -> int:
+    """Return how many steps of Python a call takes: lines and instructions, also in functions.
 
-    It is the same on every machine; work inside compiled functions does not count.
+    It is about the same on every machine; work inside compiled functions does not count.
     """
     count = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal count
         frame.f_trace_opcodes = True
-        count += event == "opcode"
+        count += 1
         return trace
 
     before = sys.gettrace()
