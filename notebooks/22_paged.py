@@ -101,7 +101,8 @@ chapter_map("KV cache", "attention")
 #
 # Predict: what share of the slots holds a token, on average over the steps in which a request waits?
 # (Chapter 21 found less. There, each answer reserved 512 slots in one piece. Here it reserves 256, and
-# in blocks, so no slots are lost between the pieces.)
+# in blocks, so no slots are lost between the pieces. Numbers in ⟨ ⟩ are measured or depend on sampled
+# text, so yours may differ.)
 
 # %%
 guess_use = predict("Per cent of the slots that hold a token, with reservations?", None)

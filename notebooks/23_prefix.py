@@ -93,7 +93,7 @@ chapter_map("prefix cache")
 # A chat has no memory. At every turn the program sends the whole conversation again, and the model
 # reads all of it again. Here are four turns, with nothing kept from one to the next. The
 # [**time to first token**](../docs/glossary.md#time-to-first-token-ttft) (TTFT) is how long the reader
-# looks at an empty line.
+# looks at an empty line. (Numbers in ⟨ ⟩ are measured, so yours differ.)
 
 # %%
 RULES = "You are the librarian of a small town by the sea. Answer in one or two short sentences."
@@ -529,9 +529,9 @@ guess_clock.compare(found_dated)
 # $$h = \frac{\sum_r c_r}{\sum_r n_r}$$
 #
 # over the requests $r$, with $c_r$ of $n_r$ tokens cached. It is the number to watch on a dashboard
-# (chapter 52). Whether it is good depends on the traffic: it cannot exceed the share of tokens that
-# repeat. A hit rate far below that share means that memory is too small, or that something in front of
-# the prompts changes.
+# (chapter 52). Guides often call a hit rate above 0.5 good. But that depends on the traffic: it cannot
+# exceed the share of tokens that repeat. A hit rate far below that share means that memory is too small,
+# or that something in front of the prompts changes.
 #
 # Drag it: users come back in random order, each with the shared prompt and a history of 128 tokens of
 # their own. Find the pool below which histories are evicted before their user is back, and the one
