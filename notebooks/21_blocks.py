@@ -400,7 +400,8 @@ print(f"for 4 % in blocks of 16, requests must hold {7.5 / 0.04 - 7.5:.0f} token
 # | $b$ | bytes that one token takes in the cache (chapter 14) | `kv_bytes_per_token` |
 # | $L$ | tokens of a sequence, prompt and answer | `num_tokens` |
 #
-# The upper floor counts the blocks that the weights leave, the ceiling the blocks of one sequence.
+# The inner floor counts the blocks that the weights leave room for, the ceiling the blocks of one
+# sequence, and the outer floor whole sequences.
 #
 # Predict: a card has 80 GB. Llama-3-70B in 8 bits takes 70 GB of it, and 327,680 bytes per token. How
 # many sequences of 2,048 tokens fit?
