@@ -18,13 +18,28 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/minigen/minigen/blob/main/notebooks/21_blocks.ipynb)
 # [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=notebooks/21_blocks.ipynb)
 #
-# Chapter 17 ended with a cache that reserves, for each sequence, as many places as it may ever
-# need. For one request that is fine. Now many requests share one memory, and this chapter hands it
-# out: first in pieces of any size, then in blocks of one size.
+# Chapter 17 ended with a [KV cache](../docs/glossary.md#kv-cache) that reserves, for each sequence,
+# as much memory as the sequence may ever need. For one request that is fine. Now many requests share
+# one memory. This chapter divides it among them: first in pieces of any size, then in
+# [blocks](../docs/glossary.md#block) of one size.
 #
-# **Afterwards you can** say where the memory of a reserving engine goes, tell internal from
-# external fragmentation, and write the allocator that has next to none of either: a free list,
-# a count of owners, and a copy before a shared block is written.
+# **Afterwards you can** say where the memory of a reserving engine goes, tell internal from external
+# fragmentation, compute how many sequences fit on a card, and write the allocator that wastes almost
+# nothing: a free list, a reference count for each block, and a copy before a shared block is written.
+#
+# **You need** chapter 17 (the KV cache, and how many bytes a token takes in it).
+# **Time:** about 45 minutes to read and try, about 40 for the exercises.
+#
+# **Where we are:** chapters 11 to 17 answered one request. From here on, many requests share the
+# machine, and memory is the first thing that they compete for.
+#
+# <!-- card -->
+#
+# | problem | phase | what saturates | layer | knob | metric |
+# |---|---|---|---|---|---|
+# | memory | decode | memory capacity | L3 engine | `--block-size` | KV cache use |
+#
+# <!-- /card -->
 
 # %%
 import importlib.util
@@ -37,23 +52,52 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
 # %%
 # %load_ext minigen_course
 from minigen import SamplingParams
-from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
+from minigen.kv_cache import block_allocator as package
+from minigen_course import (
+    Claim,
+    chapter_map,
+    check,
+    holds,
+    load_model,
+    mark,
+    measured,
+    predict,
+    reveal,
+    task,
+    using,
+    verdicts,
+    within,
+)
 from minigen_course.ch21_blocks.figures import answer_bars, shares_bars, strip_map
-from minigen_course.ch21_blocks.lesson import RequestLengths, run_through
+from minigen_course.ch21_blocks.lesson import (
+    AdjacentAllocator,
+    RequestLengths,
+    run_through,
+    runs_per_table,
+    sequences_that_fit,
+)
 from minigen_course.figures.explore import picture, replay
 from minigen_course.lab.texts import QUESTIONS
 
 llm = load_model(num_blocks=1200)
-ALLOWED = 512  # tokens that each answer may have
+ALLOWED = 512  # the most tokens that an answer may have
+
+# %%
+chapter_map("blocks")
 
 # %% [markdown]
 # ## A number that hurts
 #
-# Here are questions of many kinds. Nobody knows how long an answer will be before it is written,
-# so a caller allows enough for the longest: 512 tokens here. A cache in one piece must reserve
-# them all when the request begins.
+# Here are 24 questions of many kinds. The length of an answer is not known before it is written, so
+# the caller allows enough for the longest: 512 tokens here. A cache in one piece must reserve room
+# for all of them when the request begins. A place for the keys and values of one token is called a
+# [**slot**](../docs/glossary.md#slot).
 #
-# **Predict:** of the places that are reserved, what share will ever hold a token?
+# Predict: what share of the reserved slots will never hold a token? Replace `None` by a number of
+# per cent. (Numbers in ⟨ ⟩ are measured or depend on sampled text, so yours may differ a little.)
+
+# %%
+guess_waste = predict("Per cent of the reserved slots that stay empty?", None)
 
 # %%
 asked = [
@@ -63,29 +107,32 @@ params = SamplingParams(temperature=0.8, top_p=0.9, seed=1, max_tokens=ALLOWED)
 answers = llm.generate(asked, params, progress=False)
 prompts = [answer.num_prompt_tokens for answer in answers]
 lengths = [len(answer.token_ids) for answer in answers]
-
-# %%
 picture(
     answer_bars(prompts, lengths, ALLOWED),
-    "A bar for each request: a small prompt, an answer of some length, a tall reservation.",
+    "One bar per request, shortest first: a prompt, an answer, and the slots that were reserved.",
+    number="21.1",
 )
 reserved = sum(prompts) + len(lengths) * ALLOWED
 filled = sum(prompts) + sum(lengths)
 final_waste = 1 - filled / reserved
-measured("the middle answer has", sorted(lengths)[len(lengths) // 2], "tokens")
+measured("the median answer has", sorted(lengths)[len(lengths) // 2], "tokens")
 measured("the longest has", max(lengths), "tokens")
-measured("of what is reserved, never used", 100 * final_waste, "%")
+guess_waste.compare(100 * final_waste, "%", measured=True)
 
 # %% [markdown]
-# That is the waste at the end of each answer. On the way there it is worse, since an answer
-# grows from nothing. So let the requests run: step by step, first come first served, in a memory of
-# 2,048 *slots*, places for one token's keys and values.
+# That is the waste at the end of each answer. On the way there it is larger, since an answer grows
+# from nothing. Let the requests run: step by step, first come, first served, in a memory of 2,048
+# slots.
 #
 # ## The smallest version that works
 #
-# One strip of memory, and a list of its holes. A request gets one piece of a hole; what it gives
-# back becomes a hole again, joined with its neighbours. Where several holes are large enough,
-# *first fit* takes the first, *best fit* the smallest.
+# One strip of memory, and a list of its holes. A request gets one piece of a hole. The piece that it
+# gives back becomes a hole again, joined with its neighbours. Where several holes are large enough,
+# **first fit** takes the first, **best fit** the smallest.
+#
+# `run_through` is a simulation: each running request gets one token per step, and waiting requests
+# start in order, as soon as they fit. All shares below are averages over the steps in which at least
+# one request waits. When no request waits, unused memory harms no one.
 
 
 # %%
@@ -124,41 +171,50 @@ def best(holes):
 NUM_SLOTS = 2048
 wishes = [
     RequestLengths(*each) for each in zip(prompts, lengths, strict=True)
-] * 2  # everybody asks twice
+] * 2  # each question is asked twice
 longest = [wish.prompt + ALLOWED for wish in wishes]
 runs = {"longest, first fit": run_through(Strip(NUM_SLOTS, min), NUM_SLOTS, wishes, longest)}
-used, owned_empty, free = runs["longest, first fit"].shares()
-measured("slots that hold tokens", 100 * used, "%")
-measured("slots that are reserved and empty", 100 * owned_empty, "%")
-measured("slots that are nobody's", 100 * free, "%")
+reserving = runs["longest, first fit"].shares()
+measured("slots that hold tokens", 100 * reserving.used, "%")
+measured("slots that are reserved and empty", 100 * reserving.internal, "%")
+measured("free slots, enough for the next request, but scattered", 100 * reserving.external, "%")
+measured("free slots, too few for the next request", 100 * reserving.remainder, "%")
 measured("requests that run at once", runs["longest, first fit"].together())
 
 # %% [markdown]
-# (Counted in the steps in which somebody waits. When nobody does, idle memory hurts nobody.)
-#
 # ## Why it is wasteful: two kinds of fragmentation
 #
-# - **Internal** fragmentation: slots that are somebody's, and hold nothing.
-# - **External** fragmentation: slots that are nobody's, but lie so that they fit nobody.
+# - **Internal fragmentation**: slots that belong to a request and hold nothing. (The
+#   [paper](https://arxiv.org/abs/2309.06180) on blocks divides them once more: slots that will be
+#   filled later, and slots that never will.)
+# - **External fragmentation**: free slots that are enough for the next request in total, but too
+#   scattered for it, because it needs one piece.
 #
-# Would it help to know the lengths? Let an oracle tell each answer's length before it is written,
-# and reserve exactly that.
+# There is also a *remainder*: free slots that are too few for the next request in any order. Every
+# allocator has some of those.
 #
-# **Predict:** does that end the internal waste? And which does better then, first fit or best fit?
+# Would it help to know the lengths? Let an oracle say each answer's length before it is written, and
+# reserve exactly that.
+#
+# Predict: what share of the memory holds tokens then, while requests wait?
+
+# %%
+guess_oracle = predict("Per cent of the memory that holds tokens, with an oracle?", None)
 
 # %%
 exact = [wish.total for wish in wishes]
 runs["exact, first fit"] = run_through(Strip(NUM_SLOTS, min), NUM_SLOTS, wishes, exact)
 runs["exact, best fit"] = run_through(Strip(NUM_SLOTS, best), NUM_SLOTS, wishes, exact)
+guess_oracle.compare(100 * runs["exact, best fit"].shares().used, "%", measured=True)
 for way in ("exact, first fit", "exact, best fit"):
     run = runs[way]
     scattered = run.num_enough_but_scattered()
-    print(f"{way}: of {mark(len(run.moments), 'steps')}, in {mark(scattered)}", end=" ")
-    print("somebody waited although as many slots were free in all")
+    print(f"{way}: ⟨{len(run.moments):,} steps⟩;", end=" ")
+    print(f"in ⟨{scattered}⟩ of them, a request waits although enough slots are free in total")
 
 # %% [markdown]
-# Play it. Colours are requests: full where there are tokens, pale where the slots are reserved
-# only, white where they are nobody's. A triangle is an answer that grows into its reservation.
+# Play it. Colours are requests: full where there are tokens, pale where the slots are reserved only,
+# white where they are free. A triangle is an answer that grows into its reservation.
 
 
 # %%
@@ -169,31 +225,41 @@ def strip_at(step, way):
 replay(
     strip_at,
     max(len(run.moments) for run in runs.values()),
-    "A memory over time: pale triangles above full ones are reserved, white gaps have no owner.",
+    "A memory over time, for an oracle that knows each answer's length. Above: the memory at one "
+    "step. Below: all steps. Pale triangles are reserved and still empty; white gaps are free.",
+    number="21.2",
     at=150,
     stride=10,
     way=["exact, first fit", "exact, best fit", "longest, first fit"],
 )
 
 # %% [markdown]
-# The oracle does not end it. An answer of 500 tokens owns 500 slots from its first step to its
-# last, and on average half of them are empty. And the pieces have so many sizes that holes remain
-# between them which fit nobody who waits.
+# Knowing the lengths does not end the waste. An answer of 500 tokens owns 500 slots from its first
+# step to its last, and on average half of them are empty. And because the pieces differ in size, the
+# gaps between them are often too small for any request in the queue.
 #
 # ## The idea: pieces of one size
 #
-# Both kinds come from handing out one piece for all that is to come. Hand out small **blocks** of
-# one size, one after another, when the next token needs one:
+# Both kinds come from handing out one piece for everything that is still to come. Hand out small
+# **blocks** of one size instead, one after another, when the next token needs one:
 #
-# - any free block is as good as another, so no hole is too small: a list of free ones is enough;
+# - any free block is as good as another, so no gap is too small, and a list of the free blocks is
+#   enough;
 # - only the last block of a request has empty slots.
 #
-# The price: a request's blocks lie anywhere, so it needs a list of them, its *block table*.
+# The price: a request's blocks lie anywhere, so the request needs a list of them, its
+# [**block table**](../docs/glossary.md#block-table).
+#
+# There is a second price. A request is admitted when its *prompt* fits, and nothing is reserved for
+# its answer. So one day a running request needs a block and none is free. Then the simulation takes
+# all blocks of the request that started last, and puts it back into the queue
+# ([**preemption**](../docs/glossary.md#preemption)). Its tokens are not lost, but their keys and
+# values are: when it starts again, they must be computed again. A reservation never pays this price.
 
 
 # %%
 class Blocks:
-    """The same memory in blocks, each of which fits everybody."""
+    """The same memory in blocks; any free block fits any request."""
 
     def __init__(self, num_slots, block_size):
         self.free, self.block_size = list(range(num_slots // block_size)), block_size
@@ -216,7 +282,9 @@ runs["blocks of 16"] = run_through(Blocks(NUM_SLOTS, 16), NUM_SLOTS, wishes)
 replay(
     strip_at,
     max(len(run.moments) for run in runs.values()),
-    "The memory in blocks: full of colours, with small pale tails.",
+    "The same requests in blocks of 16 slots. The memory is full of tokens; the pale tails are the "
+    "last blocks of the requests.",
+    number="21.3",
     at=150,
     stride=10,
     way=list(reversed(runs)),
@@ -225,103 +293,177 @@ replay(
 # %%
 picture(
     shares_bars(runs),
-    "Bars of the three kinds of slots: about a fifth holds tokens where the longest is reserved, "
-    "nearly all where blocks are handed out.",
+    "Where the slots are, for each way to divide the memory, on average over the steps in which a "
+    "request waits. Only with blocks does nearly all of the memory hold tokens.",
+    number="21.4",
 )
 
 # %% [markdown]
-# ## How large a block?
-#
-# The last block of a request is as likely to be filled to one slot as to another. So on average
-# (block_size - 1) / 2 slots of each request lie empty, however long it is.
-#
-# **Predict:** the internal waste for blocks of 1, 16 and 256.
+# How much is computed twice? It depends on how eagerly requests are admitted. An engine can keep some
+# blocks free when it admits a request, so that the running ones can grow. In the table below, a new
+# request must leave that many blocks free.
+
 
 # %%
-print("block size   owned and empty, measured   predicted   blocks of the longest request")
+class CautiousBlocks(Blocks):
+    """Blocks of 16; a new request must leave `num_spare` blocks free, unless it is alone."""
+
+    def __init__(self, num_slots, num_spare):
+        super().__init__(num_slots, 16)
+        self.num_spare = num_spare
+
+    def hold(self, request_id, num_tokens):
+        is_new = request_id not in self.pieces
+        needed = -(-num_tokens // self.block_size) + self.num_spare
+        if is_new and self.pieces and needed > len(self.free):
+            return False
+        return super().hold(request_id, num_tokens)
+
+
+num_tokens, cautious = sum(exact), {}
+print("kept free   computed again   requests at once   steps")
+for num_spare in (0, 16, 48):
+    run = run_through(CautiousBlocks(NUM_SLOTS, num_spare), NUM_SLOTS, wishes)
+    cautious[num_spare] = run
+    shown = (
+        mark(100 * run.num_recomputed / num_tokens, "%"),
+        mark(run.together()),
+        f"⟨{len(run.moments):,}⟩",
+    )
+    print(f"{num_spare:>9}   {shown[0]:>14}   {shown[1]:>16}   {shown[2]:>5}")
+held = runs["blocks of 16"].shares().used * NUM_SLOTS / runs["blocks of 16"].together()
+measured("a running request holds, on average", held, "tokens")
+
+# %% [markdown]
+# So the number of requests at once flatters blocks as long as nothing is kept free: a large part of
+# the work is done twice. (The simulation counts steps. What is computed again takes part of one step,
+# however much it is. On a real machine it takes time, which chapter 24 measures.) With 16 of the 128
+# blocks kept free, most of that is gone, and far more requests still run than with one piece each.
+#
+# ## How large a block?
+#
+# Let $B$ be the block size. If the last block of a request is as likely to hold 1 token as 2, 3, ...
+# or $B$, then the number of its empty slots is 0 to $B-1$ with equal probability, so on average
+#
+# $$\text{empty slots per request} = \frac{B-1}{2}, \qquad
+# \text{internal waste} = \frac{(B-1)/2}{t + (B-1)/2}$$
+#
+# | symbol | meaning | in the code |
+# |---|---|---|
+# | $B$ | slots per block | `block_size` |
+# | $t$ | tokens that a running request holds, on average | `tokens` |
+#
+# The number of empty slots does not depend on how long the request is. The cell above printed how many
+# tokens a running request holds on average. Predict the internal waste of blocks of 256 slots, in per
+# cent of the owned slots.
+
+# %%
+guess_large = predict("Per cent of the owned slots that are empty, in blocks of 256?", None)
+
+# %%
+print("block size   empty slots per request, (B-1)/2   waste, by the formula   longest table")
 waste_of = {}
 for block_size in (1, 4, 16, 64, 256):
     run = run_through(Blocks(NUM_SLOTS, block_size), NUM_SLOTS, wishes)
-    used, empty, _ = run.shares()
-    tail, tokens = (block_size - 1) / 2, used * NUM_SLOTS / run.together()
-    waste_of[block_size] = empty / (used + empty), tail / (tokens + tail)
+    shares = run.shares()
+    empty, tokens = (part * NUM_SLOTS / run.together() for part in (shares.internal, shares.used))
+    tail = (block_size - 1) / 2
+    waste_of[block_size] = empty / (tokens + empty), tail / (tokens + tail)
     blocks = -(-max(wish.total for wish in wishes) // block_size)
-    found, predicted = (mark(100 * each, "%") for each in waste_of[block_size])
-    print(f"{block_size:>10}   {found:>25}   {predicted:>9}   ⟨{blocks}⟩")
-print(f"\nfor 4 % in blocks of 16, requests must have {7.5 / 0.04 - 7.5:.0f} tokens on average")
+    found, formula = (mark(100 * each, "%") for each in waste_of[block_size])
+    print(
+        f"{block_size:>10}   {mark(empty):>23}   {tail:>7}   {found:>6}   {formula:>12}", end="   "
+    )
+    print(f"⟨{blocks} blocks⟩")
+guess_large.compare(100 * waste_of[256][0], "%", measured=True)
+print(f"for 4 % in blocks of 16, requests must hold {7.5 / 0.04 - 7.5:.0f} tokens on average")
 
 # %% [markdown]
-# Small blocks waste least, and cost the longest tables: an entry to keep, to look up and to jump
-# to for each block. 16 tokens is what most engines begin with.
+# The formula fits small blocks and fails for 256. It assumed that a request ends anywhere in its last
+# block. But most of these requests are shorter than 256 tokens, so their *only* block is their last
+# one, and it starts empty. The number of empty slots then depends on the lengths, not on chance.
 #
-# ## The package's version
+# Small blocks waste least, and cost the longest tables: for each block an entry to keep, to look up
+# and to jump to. 16 tokens is what most engines begin with.
 #
-# A stack of free blocks, and a count of owners for each. Block 0 is never handed out: batches that
-# are padded write there. The counts are for what comes next.
+# ## How many sequences fit on a card?
+#
+# Memory decides how many sequences can run at once. With blocks, the answer is arithmetic:
+#
+# $$N = \left\lfloor \frac{\lfloor (M - W) \,/\, (B \cdot b) \rfloor}{\lceil L / B \rceil}
+# \right\rfloor$$
+#
+# | symbol | meaning | in the code |
+# |---|---|---|
+# | $N$ | sequences that fit at once | result of `sequences_that_fit` |
+# | $M$, $W$ | bytes of memory, and of the weights | `memory_bytes`, `weight_bytes` |
+# | $b$ | bytes that one token takes in the cache (chapter 14) | `kv_bytes_per_token` |
+# | $L$ | tokens of a sequence, prompt and answer | `num_tokens` |
+#
+# The inner floor counts the blocks that the weights leave room for, the ceiling the blocks of one
+# sequence, and the outer floor whole sequences.
+#
+# Predict: a card has 80 GB. Llama-3-70B in 8 bits takes 70 GB of it, and 327,680 bytes per token. How
+# many sequences of 2,048 tokens fit?
 
 # %%
-from minigen.kv_cache.block_allocator import BlockAllocator, blocks_needed, copy_on_write
-
-show(BlockAllocator, blocks_needed)
-
+guess_fit = predict(
+    "Sequences of 2,048 tokens beside 70 GB of weights, on 80 GB?", None, within=1.5
+)
 
 # %%
-class PackagedBlocks(Blocks):
-    """The same over the package's allocator."""
-
-    def __init__(self, num_slots, block_size):
-        super().__init__(num_slots, block_size)
-        self.allocator = BlockAllocator(num_slots // block_size)
-
-    def hold(self, request_id, num_tokens):
-        own = self.pieces.get(request_id, [])
-        missing = blocks_needed(num_tokens, self.block_size) - len(own)
-        if missing > self.allocator.num_free:
-            return False
-        new = self.allocator.allocate(missing)
-        self.pieces[request_id] = own + [((each - 1) * 16, 16) for each in new]
-        return True
-
-    def give_back(self, request_id):
-        self.allocator.release([first // 16 + 1 for first, _ in self.pieces.pop(request_id)])
-
-
-packaged = run_through(PackagedBlocks(NUM_SLOTS, 16), NUM_SLOTS, wishes)
-assert packaged.shares() == runs["blocks of 16"].shares()
-assert len(packaged.moments) == len(runs["blocks of 16"].moments)
-print("the same requests take the same steps and leave the same slots empty")
+GB = 10**9
+models = {"Llama-3-8B in BF16": (16 * GB, 131_072), "Llama-3-70B in 8 bits": (70 * GB, 327_680)}
+print("sequences at once on 80 GB, by the tokens of a sequence")
+print(f"{'':<22}{2048:>8,}{8192:>8,}{32_768:>8,}")
+for name, (weights, per_token) in models.items():
+    fits = [
+        sequences_that_fit(80 * GB, weights, per_token, tokens, 16)
+        for tokens in (2048, 8192, 32_768)
+    ]
+    print(f"{name:<22}" + "".join(f"{each:>8,}" for each in fits))
+guess_fit.compare(sequences_that_fit(80 * GB, 70 * GB, 327_680, 2048, 16))
 
 # %% [markdown]
+# A step with few sequences leaves most of the card's arithmetic unused (chapter 17). So memory, not
+# arithmetic, often ends what a card can serve, and every slot that is wasted is a sequence that waits.
+#
 # ## Several owners
 #
-# Ask for three answers to one prompt, and all three have the same beginning. Its blocks need to
-# be there once, with three owners. A block is free when its last owner has let go.
+# Ask for three answers to one prompt ([parallel sampling](../docs/glossary.md#parallel-sampling)), and
+# all three have the same beginning. One copy of its blocks is enough; it has three owners. The
+# allocator keeps a [**reference count**](../docs/glossary.md#reference-count) for each block: a block
+# is free again when its last owner has released it.
 
 # %%
-allocator = BlockAllocator(8)
+allocator = package.BlockAllocator(8)
 first = allocator.allocate(3)
 second = list(first)
 allocator.share(second)
 print("tables:", first, second, " owners:", [allocator.num_owners(each) for each in first])
-print("the second lets go of", second, "and these become free:", allocator.release(second))
+print("the second releases", second, "and these become free:", allocator.release(second))
 allocator.share(second)  # and comes back
 
 # %% [markdown]
-# But the last block has room for the next token, and now the answers part. If one wrote into it,
-# the other would read it. So before a sequence writes into a block that others own too, it gets
-# its own copy: **copy-on-write**. The allocator exchanges the block; the caller copies its
-# contents.
+# But the last block has room for the next token, and now the answers part. If one wrote into it, the
+# other would read it. So before a sequence writes into a block that others own too, it gets its own
+# copy: [**copy-on-write**](../docs/glossary.md#copy-on-write). The allocator exchanges the block, and
+# the caller copies its contents.
 
 # %%
-show(copy_on_write)
-print("the second writes into its last block:", copy_on_write(allocator, second, 2))
-print("the first writes into its own:", copy_on_write(allocator, first, 2))
+print("the second writes into its last block:", package.copy_on_write(allocator, second, 2))
+print("the first writes into its own:", package.copy_on_write(allocator, first, 2))
 owners = {each: allocator.num_owners(each) for each in range(1, 5)}
 print("tables:", first, second, " owners:", owners)
 
 # %% [markdown]
-# Seen in the engine: three answers to one prompt, in blocks of 4 tokens. Play it from the
-# beginning, and watch for the arrows.
+# Here it is in the engine: three answers to one prompt, in blocks of 4 tokens. The prompt ends inside
+# block 4, and all three answers want to write there.
+#
+# Predict: how many copies of block 4 are made?
+
+# %%
+guess_copies = predict("Copies of the prompt's last block, for three answers?", None, within=1)
 
 # %%
 from minigen.trace.events import EventKind
@@ -329,42 +471,71 @@ from minigen_course.figures.block_map import block_map
 from minigen_course.figures.trace_views import pool_states
 
 small = load_model(num_blocks=48, block_size=4, enable_prefix_caching=False)
+beginning = "Every evening the old keeper of the lighthouse climbed the stairs and lit the lamp"
+three = SamplingParams(n=3, seed=5, max_tokens=24, ignore_eos=True)
 with small.record() as recorder:
-    params = SamplingParams(n=3, seed=5, max_tokens=24, ignore_eos=True)
-    beginning = "Every evening the old keeper of the lighthouse climbed the stairs and lit the lamp"
-    small.generate(beginning, params, progress=False)
+    small.generate(beginning, three, progress=False)
 states = pool_states(recorder.events)
-copied = [
-    step
+copies = {
+    step: [event.counts for event in state.events if event.kind is EventKind.BLOCK_COPIED]
     for step, state in enumerate(states)
-    if any(event.kind is EventKind.BLOCK_COPIED for event in state.events)
-]
-print("steps with a copy:", copied)
+}
+(step_of_copy,) = (step for step, made in copies.items() if made)
+guess_copies.compare(len(copies[step_of_copy]))
+kept = {made["source"] for made in copies[step_of_copy]}
+last_owner = states[step_of_copy].tables[max(states[step_of_copy].tables)]
+assert kept == {last_owner[-1]}, "the last of the three writes into the original block"
 replay(
     lambda step: block_map(states, step, 48, 4, "answer {}".format),
     len(states),
-    "Blocks by owner, shared ones hatched; arrows from a shared block to its copies.",
-    at=copied[0],
+    "Blocks by owner at the step in which the answers part. Hatched blocks have several owners. Two "
+    "arrows lead from the shared block to its copies; the third answer keeps the original.",
+    number="21.5",
+    at=step_of_copy,
 )
 
 # %% [markdown]
-# The last owner needs no copy: when the others have theirs, the block is its own.
+# Three owners, two copies. When the others have theirs, the last owner is the only one, and it writes
+# into the original block.
 #
-# ## The measurement again
-
-# %%
-for way, run in runs.items():
-    print(f"{way}: {mark(100 * run.shares()[0], '%')} of the memory holds tokens,", end=" ")
-    print(f"{mark(run.together())} requests at once, {mark(len(run.moments), 'steps')}")
-gain = runs["blocks of 16"].together() / runs["longest, first fit"].together()
-over_oracle = runs["blocks of 16"].together() / runs["exact, best fit"].together()
-measured("requests at once, blocks against the longest", gain)
-measured("blocks against an oracle with best fit", over_oracle)
-
-# %% [markdown]
 # ## Your turn
 #
-# First the allocator. `check` says the first thing that is wrong; add `hint=1` for a hint.
+# Four exercises. Write them before you look at the package's versions: those open below, once yours
+# have passed. The first one is the arithmetic of the card.
+
+# %%
+task(21, "sequences_that_fit")
+
+
+# %%
+# exercise: minigen_course.ch21_blocks.lesson.sequences_that_fit
+def sequences_that_fit(
+    memory_bytes: int,
+    weight_bytes: int,
+    kv_bytes_per_token: int,
+    num_tokens: int,
+    block_size: int,
+) -> int:
+    """Return how many sequences of `num_tokens` tokens fit into a memory beside the weights.
+
+    What the weights leave is cut into whole blocks of `block_size` tokens, and each sequence takes
+    whole blocks. If the weights do not fit, no sequence does.
+
+    >>> sequences_that_fit(1000, 200, kv_bytes_per_token=2, num_tokens=17, block_size=16)
+    12
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+my_capacity = check(21, sequences_that_fit=sequences_that_fit)
+
+# %% [markdown]
+# Now the allocator. The three parts of its state are in the text above: which blocks are free, how
+# many owners each block has, and nothing else.
+
+# %%
+task(21, "BlockAllocator")
 
 # %%
 # exercise: minigen.kv_cache.block_allocator.BlockAllocator
@@ -407,19 +578,53 @@ class BlockAllocator:
 
 
 # %%
-mine = check(21, BlockAllocator=BlockAllocator)
+my_allocator = check(21, BlockAllocator=BlockAllocator)
 
 # %% [markdown]
-# This is the line that puts it into the running engine. (Until it passes, `mine` is the package's
-# own.) A part that is yours is watched there, so a mistake is reported where it was made.
+# The same requests, in blocks that this allocator hands out, must take the same steps and leave the
+# same slots empty. And one argument puts it into the running engine, where each call is watched, so
+# that a mistake is reported where it was made. (As long as yours has not passed, `my_allocator` is
+# the package's.)
+
 
 # %%
-llm = load_model(weights="float32", num_blocks=64, allocator=mine)
+class AllocatedBlocks(Blocks):
+    """The same memory over a block allocator."""
+
+    def __init__(self, num_slots, block_size, allocator):
+        super().__init__(num_slots, block_size)
+        self.allocator = allocator(num_slots // block_size)
+
+    def hold(self, request_id, num_tokens):
+        own = self.pieces.get(request_id, [])
+        missing = package.blocks_needed(num_tokens, self.block_size) - len(own)
+        if missing > self.allocator.num_free:
+            return False
+        first_slots = [(each - 1) * self.block_size for each in self.allocator.allocate(missing)]
+        self.pieces[request_id] = own + [(first, self.block_size) for first in first_slots]
+        return True
+
+    def give_back(self, request_id):
+        pieces = self.pieces.pop(request_id)
+        self.allocator.release([first // self.block_size + 1 for first, _ in pieces])
+
+
+for block_size in (16, 64):
+    simple = run_through(Blocks(NUM_SLOTS, block_size), NUM_SLOTS, wishes)
+    allocated = run_through(AllocatedBlocks(NUM_SLOTS, block_size, my_allocator), NUM_SLOTS, wishes)
+    assert allocated.shares() == simple.shares()
+    assert len(allocated.moments) == len(simple.moments)
+whose = "the package's" if my_allocator is package.BlockAllocator else "your"
+print(f"with {whose} allocator: the same steps, and the same slots empty")
+
+llm = load_model(weights="float32", num_blocks=64, allocator=my_allocator)
 print(llm.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).text)
 
 # %% [markdown]
-# Then copy-on-write. Three answers to one prompt begin with the same block, and two of them need
-# a copy of it. (What they say is drawn, and differs from processor to processor: so it is in ⟨⟩.)
+# Then copy-on-write.
+
+# %%
+task(21, "copy_on_write")
 
 # %%
 # exercise: minigen.kv_cache.block_allocator.copy_on_write
@@ -438,64 +643,203 @@ def copy_on_write(allocator: Allocator, table: list[int], index: int) -> tuple[i
 
 
 # %%
-mine = check(21, copy_on_write=copy_on_write)
-with using(21, copy_on_write=mine):
-    params = SamplingParams(n=3, seed=1, max_tokens=12, ignore_eos=True)
-    answer = small.generate("The sea is", params, progress=False)
-for choice in answer.choices:
-    print(f"⟨{choice.text!r}⟩")
+my_copy = check(21, copy_on_write=copy_on_write)
 
 # %% [markdown]
-# ## What the production engines do beyond this
-#
-# - **vLLM** brought blocks and block tables (PagedAttention, 2023); its blocks have 16 tokens
-#   unless told otherwise, and its free blocks stand in a doubly linked queue, so that one that is
-#   found again by its content can be taken out of the middle. Its second engine (V1) has dropped
-#   copy-on-write: only full blocks are shared, and those nobody writes again.
-# - **SGLang** hands out single tokens by default (a page size of 1): no internal waste at all,
-#   and the longest tables. Its kernels find each token by an index of its own.
-# - **TensorRT-LLM** takes the number of tokens in a block as an option, and can keep blocks that
-#   were pushed out of the GPU in the host's memory.
-# - **llama.cpp** keeps one array of cells, one a token, each with the set of sequences that own
-#   it: sharing is a bit in that set.
-# - **vAttention** (Microsoft, 2024) leaves the cache in one piece of *virtual* memory for each
-#   sequence, and lets the GPU's driver put physical pages below it as it grows: blocks without
-#   block tables, in the sizes that the driver has.
+# In the engine: three answers to one prompt, whose last block is not full. Then the exercise's harder
+# question, with a prompt of 16 tokens, which fills four blocks of 4 exactly. (The texts are sampled,
+# and differ from processor to processor, so they stand in ⟨ ⟩.)
 
 # %%
+guess_full = predict(
+    "Copies for three answers, if the prompt's last block is full?", None, within=1
+)
+
+# %%
+with using(21, copy_on_write=my_copy):
+    answer = small.generate("The sea is", three, progress=False)
+for choice in answer.choices:
+    print(f"⟨{choice.text!r}⟩")
+with small.count_work() as work:
+    small.generate(
+        small.tokenizer.encode(f"{beginning}, and then he sang")[:16], three, progress=False
+    )
+guess_full.compare(work.blocks_copied)
+
+# %% [markdown]
+# A full block is never written again, so all its owners can keep sharing it.
+#
+# One more, for those who want it. Copies between memories, and some kernels, are faster if a sequence's
+# blocks lie side by side. Which free blocks should an allocation take?
+
+# %%
+task(21, "choose_adjacent")
+
+# %%
+# exercise: minigen_course.ch21_blocks.lesson.choose_adjacent
+from collections.abc import Sequence
+
+
+def choose_adjacent(free: Sequence[int], count: int) -> list[int]:
+    """Return `count` of the free blocks, in increasing order, adjacent ones if possible.
+
+    If a run of adjacent free blocks is long enough, all come from the beginning of one run: the
+    shortest such run, and of equally short ones the first. Otherwise whole runs are taken, the
+    longest first (of equally long ones the first), and of the last run its beginning.
+
+    >>> choose_adjacent([9, 2, 3, 4, 7, 8, 12], 2), choose_adjacent([9, 2, 3, 4, 7, 8, 12], 4)
+    ([2, 3], [2, 3, 4, 7])
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+my_choice = check(21, choose_adjacent=choose_adjacent)
+for name, allocator in {
+    "the stack": package.BlockAllocator,
+    "adjacent blocks": lambda num_blocks: AdjacentAllocator(num_blocks, my_choice),
+}.items():
+    run = run_through(AllocatedBlocks(NUM_SLOTS, 16, allocator), NUM_SLOTS, wishes)
+    in_runs, in_blocks = runs_per_table(run)
+    print(f"{name}: a table of {mark(in_blocks)} blocks falls into {mark(in_runs)} runs")
+
+# %% [markdown]
+# The gain is small. A prompt's blocks are allocated together, but an answer's come one at a time, and
+# by then the neighbour is taken. (vAttention, below, gets adjacent addresses in another way.)
+#
+# ## The package's version
+#
+# A stack of free blocks, and a count of owners for each. Block 0 is never handed out: batches that
+# are padded write there.
+
+# %%
+reveal(21, sequences_that_fit=my_capacity, BlockAllocator=my_allocator)
+reveal(21, copy_on_write=my_copy, choose_adjacent=my_choice)
+
+# %% [markdown]
+# ## The measurement again
+#
+# The numbers from the top: what share of the memory holds tokens, and what that buys.
+
+# %%
+runs["blocks of 16, 16 kept free"] = cautious[16]
+for way, run in runs.items():
+    print(f"{way}: {mark(100 * run.shares().used, '%')} of the memory holds tokens,", end=" ")
+    print(f"{mark(run.together())} requests at once, ⟨{len(run.moments):,} steps⟩,", end=" ")
+    print(f"{mark(100 * run.num_recomputed / num_tokens, '%')} computed again")
+in_blocks = len(cautious[16].moments)
+for way in ("longest, first fit", "exact, best fit"):
+    ratio = mark(len(runs[way].moments) / in_blocks)
+    print(f"{way}: {ratio} times as many steps as blocks of which 16 are kept free")
+
+# %% [markdown]
+# ## Claims
+#
+# What papers and guides say, beside what this notebook found. The outcomes are computed from the
+# numbers.
+
+# %%
+not_held = 100 * (1 - reserving.used)
+empty_16 = 100 * waste_of[16][0]
+scattered_in = {way: 100 * run.shares().external for way, run in runs.items()}
+VLLM = "[vLLM 2023](https://blog.vllm.ai/2023/06/20/vllm.html)"
+PAPER = "[Kwon et al. 2023](https://arxiv.org/abs/2309.06180)"
 verdicts(
     "21",
     Claim(
-        "Reserving the longest answer wastes 60-80 % of the memory",
-        f"{mark(100 * (1 - runs['longest, first fit'].shares()[0]), '%')} hold no token",
-        "held within bounds",
-        "it is the ratio of what is allowed to what is written: allow twice as much, and it is "
-        "worse",
+        "Engines that reserve waste 60-80 % of the KV cache's memory",
+        f"{mark(not_held, '%')} hold no token: {mark(100 * reserving.internal, '%')} reserved, "
+        f"{mark(100 * reserving.external, '%')} scattered, "
+        f"{mark(100 * reserving.remainder, '%')} too few for the next request",
+        within(not_held, 60, 80),
+        "it follows the ratio of what is allowed to what is written: allow twice as much, and it "
+        "is worse",
+        VLLM,
+        measured=True,
     ),
     Claim(
         "With blocks the waste is under 4 %",
-        f"{mark(100 * waste_of[16][0], '%')} in blocks of 16, {mark(100 * waste_of[4][0], '%')} in "
-        f"blocks of 4, {mark(100 * waste_of[64][0], '%')} in blocks of 64",
-        "held within bounds",
-        "it is (block_size - 1) / 2 slots a request: in blocks of 16 it takes 180 tokens and more",
+        f"{mark(empty_16, '%')} of the owned slots in blocks of 16, "
+        f"{mark(100 * waste_of[4][0], '%')} in blocks of 4, {mark(100 * waste_of[64][0], '%')} in "
+        "blocks of 64",
+        within(empty_16, 0, 4),
+        "about (B - 1) / 2 slots per request are empty: in blocks of 16, requests must hold 180 "
+        "tokens on average",
+        VLLM,
+        measured=True,
     ),
     Claim(
-        "Blocks let 2-4 times as many requests run",
-        f"{mark(gain)} times as many as reserving the longest, {mark(over_oracle)} times as many "
-        "as an oracle that knows every length",
-        "held within bounds",
-        "against reservation it follows the allowed length, against the oracle the growth of "
-        "the answers",
-    ),
-    Claim(
-        "Fragmentation comes from not knowing the lengths",
-        f"with every length known, {mark(100 * runs['exact, best fit'].shares()[0], '%')} of the "
-        "memory holds tokens",
-        "did not hold",
-        "answers own from the start what they fill at the end; pieces of many sizes leave holes",
+        "Blocks of one size end external fragmentation",
+        f"{mark(scattered_in['blocks of 16'], '%')} of the slots are free but scattered, with one "
+        f"piece per request {mark(scattered_in['longest, first fit'], '%')}",
+        holds(scattered_in["blocks of 16"] == 0 < scattered_in["longest, first fit"]),
+        "any free block fits any request; the waste that is left is internal",
+        PAPER,
+        measured=True,
     ),
 )
 
 # %% [markdown]
-# **Next:** a block table says where a sequence's keys and values are. Chapter 22 makes attention
-# read through it.
+# ## Summary
+#
+# - The length of an answer is not known before it is written. An engine that reserves the longest one
+#   leaves most of its memory empty.
+# - Internal fragmentation is memory that a request owns and does not fill. External fragmentation is
+#   free memory that is too scattered to use.
+# - Knowing all lengths does not help much: an answer owns at its first step what it fills at its last,
+#   and pieces of many sizes leave gaps.
+# - Blocks of one size end external fragmentation, and leave about $(B-1)/2$ empty slots per request,
+#   as long as requests are several blocks long.
+# - Nothing is reserved, so memory can run out in the middle of an answer. Then a request is preempted,
+#   and its tokens are computed again.
+# - How many sequences fit is arithmetic: what the weights leave, divided by what a sequence takes.
+# - A block may have several owners. It is free when the last one has released it, and it is copied
+#   before one of several owners writes.
+#
+# **Check yourself** (click to see the answer).
+#
+# <details><summary>1. A request has 33 tokens, in blocks of 16. How many blocks does it own, how many
+# of their slots are empty, and how many tokens can it write before it needs another block?</summary>
+# Three blocks, 48 slots, 15 of them empty. It can write 15 more tokens; the 16th needs a fourth
+# block.</details>
+#
+# <details><summary>2. Of 10,000 slots, 600 are free, in gaps of 50. The next request asks for 400
+# slots. Can it start, with one piece per request? With blocks of 16?</summary>
+# With one piece it cannot: the 600 free slots are external fragmentation. With blocks of 16 it
+# can: it needs 25 blocks, and 600 free slots are 37 of them.</details>
+#
+# <details><summary>3. Four answers share a prompt of 40 tokens, in blocks of 16. How many blocks are
+# owned when each has written one token, and how many copies were made?</summary>
+# The prompt has two full blocks, which stay shared, and a third with 8 tokens. Three of the four
+# answers copy the third block, and the last keeps the original: 2 + 4 = 6 blocks, 3 copies.</details>
+#
+# ## What the production engines do beyond this
+#
+# - **[vLLM](https://github.com/vllm-project/vllm)** brought blocks and block tables
+#   ([PagedAttention](https://arxiv.org/abs/2309.06180)). Its blocks have 16 tokens by default on most
+#   GPUs. Its free blocks stand in a doubly linked queue, so that a block that is found again by its
+#   content can be taken out of the middle. Its V1 engine has dropped copy-on-write: only full blocks
+#   are shared, and those are never written again.
+# - **[SGLang](https://github.com/sgl-project/sglang)** hands out single tokens by default (a page size
+#   of 1): no internal waste at all, and the longest tables.
+# - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** takes the number of tokens per block as an
+#   option, and can keep blocks that were evicted from the GPU in the host's memory.
+# - **[llama.cpp](https://github.com/ggml-org/llama.cpp)** keeps one array of cells, one per token, each
+#   with the set of sequences that own it: sharing is a bit in that set.
+# - **[vAttention](https://arxiv.org/abs/2405.04437)** leaves the cache in one piece of *virtual* memory
+#   for each sequence, and lets the GPU's driver put physical pages below it as it grows: blocks
+#   without block tables, in the sizes that the driver has.
+#
+# ## Further reading
+#
+# - [Efficient Memory Management for Large Language Model Serving with
+#   PagedAttention](https://arxiv.org/abs/2309.06180), Kwon et al. 2023: section 3 measures the waste,
+#   section 4 introduces blocks.
+# - [vLLM: Easy, Fast, and Cheap LLM Serving](https://blog.vllm.ai/2023/06/20/vllm.html): the post that
+#   made the figures of this chapter known.
+# - [Dynamic Storage Allocation: A Survey and Critical
+#   Review](https://doi.org/10.1007/3-540-60368-9_19), Wilson et al. 1995: first fit, best fit and
+#   fragmentation, long before language models.
+#
+# **Next:** a block table says where a sequence's keys and values are.
+# [Chapter 22](22_paged.ipynb) makes attention read through it.

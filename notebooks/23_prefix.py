@@ -18,12 +18,27 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/minigen/minigen/blob/main/notebooks/23_prefix.ipynb)
 # [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=notebooks/23_prefix.ipynb)
 #
-# Keys and values lie in blocks now, and several sequences may own one block. So far only the
-# answers to one prompt used that. This chapter shares blocks between requests that know nothing of
-# each other: whoever begins alike takes what was computed before.
+# Keys and values are in blocks now, and several sequences may own one block. So far only the answers
+# to one prompt used that. This chapter shares blocks between requests that know nothing of each other:
+# a request whose beginning was computed before takes what is there. This is
+# [**prefix caching**](../docs/glossary.md#prefix-caching).
 #
-# **Afterwards you can** build a prefix cache as a chain of hashes and as a radix tree, say what it
-# saves and what it does not, evict from it, and name the traps that real engines fell into.
+# **Afterwards you can** build a prefix cache as a chain of hashes and as a tree, say what it saves and
+# what it does not, evict from it, and name the traps that real engines fell into.
+#
+# **You need** chapter 17 (prefill and decode), chapter 21 (blocks and their owners) and chapter 22
+# (block tables). **Time:** about 50 minutes to read and try, about 60 for the exercises.
+#
+# **Where we are:** memory is in blocks, and attention reads them through block tables. Now equal
+# beginnings are found, and kept, among all requests.
+#
+# <!-- card -->
+#
+# | problem | phase | what saturates | layer | knob | metric |
+# |---|---|---|---|---|---|
+# | memory | prefill | compute, memory capacity | L3 engine | `--enable-prefix-caching` | hit rate, TTFT |
+#
+# <!-- /card -->
 
 # %%
 import importlib.util
@@ -43,29 +58,42 @@ import torch
 
 from minigen import LLM, SamplingParams
 from minigen.errors import RequestError
-from minigen_course import Claim, check, hunt, load_model, mark, measured, show, verdicts
-from minigen_course.ch23_prefix.figures import (
-    by_share,
-    by_turn,
-    radix_tree,
-    tree_states,
-    visits_figure,
+from minigen.kv_cache.radix_cache import RadixPrefixCache as PackageCache
+from minigen_course import (
+    NOT_TESTED,
+    Claim,
+    chapter_map,
+    check,
+    holds,
+    hunt,
+    load_model,
+    mark,
+    predict,
+    reveal,
+    task,
+    verdicts,
+    within,
 )
-from minigen_course.ch23_prefix.lesson import enter, make_manager, visit
+from minigen_course.ch23_prefix import figures as draw
+from minigen_course.ch23_prefix.lesson import WithoutEviction, enter, make_manager, visit
 from minigen_course.figures.explore import explore, picture, replay
-from minigen_course.lab.inspect_model import recorded_heads
+from minigen_course.lab.inspect_model import recorded_heads, turned_back
 from minigen_course.lab.toy_engine import serve_toy
 
 BLOCK = 16
 alone = load_model(weights="float32", enable_prefix_caching=False)
 greedy = SamplingParams(temperature=0, max_tokens=12)
 
+# %%
+chapter_map("prefix cache")
+
 # %% [markdown]
 # ## A number that hurts
 #
 # A chat has no memory. At every turn the program sends the whole conversation again, and the model
-# reads all of it again. Here are four turns, with nothing kept from one to the next. The *time to
-# first token* (TTFT) is how long the reader looks at an empty line.
+# reads all of it again. Here are four turns, with nothing kept from one to the next. The
+# [**time to first token**](../docs/glossary.md#time-to-first-token-ttft) (TTFT) is how long the reader
+# looks at an empty line. (Numbers in ⟨ ⟩ are measured, so yours differ.)
 
 # %%
 RULES = "You are the librarian of a small town by the sea. Answer in one or two short sentences."
@@ -114,44 +142,82 @@ def common(one: list[int], other: list[int]) -> int:
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
+known_tokens = [0]
 for number in range(1, len(turns_alone)):
     before = [*turns_alone[number - 1][0], *alone.tokenizer.encode(turns_alone[number - 1][1])]
     prompt_ids = turns_alone[number][0]
-    known = common(before, prompt_ids)
-    print(f"turn {number + 1}: {known} of {len(prompt_ids)} tokens ({known / len(prompt_ids):.0%})")
+    known_tokens.append(common(before, prompt_ids))
+    share = known_tokens[-1] / len(prompt_ids)
+    print(f"turn {number + 1}: {known_tokens[-1]} of {len(prompt_ids)} tokens ({share:.0%})")
 
 # %% [markdown]
 # Their keys and values were in the cache when the answer before ended, and were thrown away.
 #
-# May they be used again? **Predict:** the words "the old maps" stand at the beginning of two texts,
-# and in the middle of a third. Which of their keys are equal?
+# May they be used again? The words *the old maps* stand at the beginning of two texts, and in the
+# middle of a third. Predict: in the first layer, the keys of *old maps* in the third text are compared
+# with those in the first. The rotation by their positions (chapter 13) is undone before. Are they
+# equal? Write `"yes"` or `"no"`.
+
+# %%
+guess_keys = predict("First layer, positions undone: equal keys in another text?", None)
 
 # %%
 first, second, third = (
     alone.tokenizer.encode(text)
     for text in ("the old maps are here", "the old maps were sold", "Where do the old maps lie")
 )
-place = common(first, second)
-keys = {ids: recorded_heads(alone, ids)[-1].k for ids in map(tuple, (first, second, third))}
-same = keys[tuple(first)][:place], keys[tuple(second)][:place]
-torch.testing.assert_close(*same, atol=1e-3, rtol=1e-3)
-moved = keys[tuple(third)][third.index(first[1]) :][: place - 1]
-print(f"last layer, behind the same beginning: {place} tokens with equal keys")
-apart = float((moved - same[0][1:]).abs().mean() / same[0][1:].abs().mean())
-print(f"in the middle of another text: {apart:.0%} apart in the mean")
+place, start = common(first, second), third.index(first[1])
+heads = {number: recorded_heads(alone, ids) for number, ids in enumerate((first, second, third), 1)}
+one, other = heads[1][-1].k[:place], heads[2][-1].k[:place]
+torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
+print(f"behind the same beginning: {place} tokens with equal keys, up to the last layer")
+
+
+def apart(layer: int, undone: bool) -> float:
+    """How far the keys of "old maps" in the third text differ from those in the first, on average."""
+    texts = (heads[number][layer] for number in (1, 3))
+    k, other_k = (turned_back(alone, each).k if undone else each.k for each in texts)
+    right, found = k[1:place], other_k[start : start + place - 1]
+    return float((found - right).abs().mean() / right.abs().mean())
+
+
+for layer, name in ((0, "first layer"), (-1, "last layer")):
+    print(
+        f"in the middle of another text, {name}: {apart(layer, False):.0%} apart as they are stored, "
+        f"{apart(layer, True):.0%} with the rotation undone"
+    )
+guess_keys.compare("yes" if apart(0, True) < 1e-3 else "no")
 
 # %% [markdown]
-# A token's keys depend on all that stands before it, and on where it stands. So only equal
-# *beginnings* can be shared, up to the first token that differs.
+# A key depends on two things. It depends on *where* its token stands, because it was rotated by its
+# position: that could be undone. And from the second layer on it depends on *all tokens before it*,
+# because attention has mixed them in: that cannot be undone. So only equal *beginnings* can be shared,
+# up to the first token that differs.
 #
 # ## The smallest version that works: a chain of hashes
 #
-# A block can be shared if its tokens are equal *and* all before it are. Give each full block a name
-# that says both: a hash of its tokens and of the name of the block before. A dict from names to
-# blocks is a prefix cache.
+# A block can be shared if its tokens are equal *and* all tokens before it are. Give each full block $i$
+# a name $h_i$ that says both: a hash of its tokens and of the name of the block before,
 #
-# The same as a *radix tree* keeps the tokens themselves: a path from the root spells a beginning,
-# and where texts part, the tree branches. Nothing is hashed, so nothing can collide.
+# $$h_i = \mathrm{hash}(h_{i-1},\; x_{iB}, \dots, x_{iB+B-1}), \qquad h_{-1} = \text{salt}$$
+#
+# | symbol | meaning | in the code |
+# |---|---|---|
+# | $x_p$ | token at position $p$ | `token_ids[p]` |
+# | $B$ | tokens per block | `BLOCK` |
+# | $h_i$ | name of block $i$ and of everything before it | `name` |
+# | salt | a start value; other salts give other names (see the traps) | `salt` |
+#
+# A dict from names to blocks is a prefix cache.
+#
+# The same can be kept as a **tree**, in which a path from the root spells a beginning. Where texts part,
+# the tree branches. Here each node is one full block, found by its tokens in a dict. (A dict hashes
+# these tokens too, but then it compares them, so two different blocks are never taken for each other.)
+#
+# A tree with one node per block is a *trie* of blocks. In a **radix tree**, a chain of nodes without
+# branches is one node, which is split when a text parts from it in the middle.
+# [SGLang](https://arxiv.org/abs/2312.07104) keeps a radix tree of tokens, and minigen's
+# `RadixPrefixCache` has its name from there, although it keeps one node per block.
 
 
 # %%
@@ -207,9 +273,9 @@ class Tree:
 
 
 # %% [markdown]
-# Do they find the same, and the same as the package? Three hundred prompts of few different blocks,
-# so that they begin alike often. (The last token is left out of what is looked for; the traps below
-# say why.)
+# Do they find the same, and the same as the package? Here are 300 prompts made of few different blocks,
+# so that they often begin alike. (The last token is left out of what is looked for; the traps below say
+# why.)
 
 # %%
 chance = random.Random(23)
@@ -229,26 +295,14 @@ print(f"{len(found)} prompts, {sum(found)} blocks found by each of the three")
 print(f"{len(chain.block_of)} names in the chain, {manager.prefix_cache.num_blocks} blocks kept")
 
 # %% [markdown]
-# ## The package's version
+# ## What it saves: time to first token
 #
-# Its tree also knows which block of memory holds a node's keys, how many sequences use it now, and
-# in which order nodes fell out of use. `match` takes what is known and becomes one more owner of
-# each block. `insert` keeps what was computed; where two sequences computed the same at once, the
-# second gives its own block back. When memory is short, `evict` frees blocks that nobody uses, the
-# *least recently used* first.
+# The package's cache also knows which block of memory holds a node's keys, how many sequences use it
+# now, and in which order blocks fell out of use. Here is the same chat with it. Predict: how many
+# tokens does the fourth turn compute before its first token?
 
 # %%
-from minigen.kv_cache.radix_cache import RadixPrefixCache
-
-show(
-    RadixPrefixCache.match,
-    RadixPrefixCache.insert,
-    RadixPrefixCache.release,
-    RadixPrefixCache.evict,
-)
-
-# %% [markdown]
-# The same chat with it. **Predict** how many tokens the fourth turn computes.
+guess_turn = predict("Tokens computed in turn 4, with a prefix cache?", None, within=1.5)
 
 # %%
 llm = load_model(weights="float32")
@@ -258,32 +312,43 @@ assert [answer for _, answer, _, _ in turns] == [answer for _, answer, _, _ in t
 computed_alone, computed = ([each[2] for each in run] for run in (turns_alone, turns))
 print("the same four answers")
 for number, (before, now) in enumerate(zip(turns_alone, turns, strict=True), 1):
-    ratio = mark(before[3] / now[3], "times as long without", 2)
+    ratio = mark(now[3] / before[3], "of the time without", 2)
     print(f"turn {number}: {now[2]} tokens computed, TTFT {mark(1e3 * now[3], 'ms')}, {ratio}")
+guess_turn.compare(computed[3])
 picture(
-    by_turn({"nothing kept": computed_alone, "with the tree": computed}),
-    "Bars of the tokens computed in each turn: growing without the tree, small with it.",
+    draw.by_turn({"nothing kept": computed_alone, "with the tree": computed}),
+    "Tokens that each turn of the chat computes before its first token. Without a prefix cache they "
+    "grow with the conversation; with it, a turn computes only its own end.",
+    number="23.1",
 )
 
 # %% [markdown]
 # A turn computes its new question, and what is left of the last block that was not full.
 #
-# ## What it saves: time to first token
+# By how much does TTFT fall? The prefill (chapter 17) of a prompt of $n$ tokens, $c$ of which are
+# cached, takes about
 #
-# A well-known account has it that a repeated system prompt cuts TTFT from 753 to 367 ms. How much
-# it cuts depends on one thing only. Here is a prompt of 256 tokens of which a growing share is
-# known:
+# $$\text{TTFT} \approx t_0 + (n - c)\, t_1$$
+#
+# where $t_0$ is what any step costs, $t_1$ what a token adds, and waiting in a queue comes on top. So
+# the *share* that was found, $c/n$, is not all that matters: the shorter the prompt, the larger the part
+# $t_0$ that no cache can save. (In long contexts, the new tokens' attention over the cached ones is a
+# third part. It is not saved either.)
+#
+# Predict: half of a prompt of 256 tokens is found. What part of TTFT remains (a number from 0 to 1)?
 
 # %%
-LENGTH = 256
+guess_half = predict("TTFT with half of 256 tokens found, as a part of TTFT with none?", None)
+
+# %%
 fresh = iter(range(1_000, 40_000))
 
 
-def first_token_seconds(num_known: int) -> tuple[int, float]:
-    """Tokens found, and the better TTFT of two prompts of which so many tokens are known."""
+def first_token_seconds(length: int, num_known: int) -> tuple[int, float]:
+    """Tokens found, and the better TTFT of two prompts of which `num_known` tokens are known."""
     times, cached = [], 0
     for _ in range(2):
-        prompt = [next(fresh) for _ in range(LENGTH)]
+        prompt = [next(fresh) for _ in range(length)]
         if num_known:
             llm.generate(prompt[:num_known], SamplingParams(max_tokens=1))
         with llm.count_work() as work:
@@ -294,22 +359,30 @@ def first_token_seconds(num_known: int) -> tuple[int, float]:
     return cached, min(times)
 
 
-timed = dict(first_token_seconds(known) for known in (0, 64, 128, 192, 240))
-ratios = {cached / LENGTH: seconds / timed[0] for cached, seconds in timed.items()}
-for cached, seconds in timed.items():
-    print(f"{cached:>3} of {LENGTH} found: TTFT {mark(1e3 * seconds, 'ms')}, ", end="")
-    print(f"{mark(seconds / timed[0], '', 2)} of that with nothing found")
+lines = {}
+for length, shares in ((256, (0, 0.25, 0.5, 0.75, 0.9375)), (64, (0, 0.25, 0.5, 0.75))):
+    timed = dict(first_token_seconds(length, int(share * length)) for share in shares)
+    lines[f"{length} tokens"] = {each / length: timed[each] / timed[0] for each in timed}
+    for cached, seconds in timed.items():
+        print(f"{cached:>3} of {length:>3} found: TTFT {mark(1e3 * seconds, 'ms')}, ", end="")
+        print(f"{mark(seconds / timed[0], '', 2)} of that with nothing found")
+guess_half.compare(lines["256 tokens"][0.5], measured=True)
 picture(
-    by_share(ratios),
-    "TTFT falls with the share found, near the line from one to nothing.",
+    draw.by_share(lines),
+    "Time to first token against the share of the prompt that was found, relative to the same prompt "
+    "with nothing found. The dashed line is the share that is left to compute.",
+    number="23.2",
 )
 
 # %% [markdown]
-# TTFT falls by the share that was found; what remains at the right end is the step itself.
+# For a long prompt, TTFT follows the share that is left. What remains at the right end is $t_0$: the
+# step itself. For a short prompt, $t_0$ is a larger part of the whole. The chat's fourth turn shows
+# it, too: its prompt is short, and its TTFT fell by less than the share that was found.
 #
 # ## What it saves: memory. What it does not: bandwidth
 #
-# A hundred users ask at once, each behind the same system prompt of 500 tokens:
+# A hundred users ask at once, each behind the same system prompt of 500 tokens, with 20 tokens of their
+# own:
 
 # %%
 shared, own = list(range(500)), 20
@@ -318,46 +391,41 @@ office = [enter(manager, shared)]
 office += [enter(manager, [*shared, *[1_000 + user] * own]) for user in range(100)]
 owners = [manager.allocator.num_owners(block) for block in office[0].block_ids]
 in_use = len({block for each in office for block in each.block_ids})
-apart = sum(len(each.block_ids) for each in office)
-print(f"owners of the prompt's {len(owners)} blocks: {owners[0]} of each of {owners.count(102)}, ")
-print(f"  {owners[-1]} of the last, which is not full")
-print(f"blocks in use: {in_use}; if each user had its own: {apart} ({apart / in_use:.1f} times)")
+separate = sum(len(each.block_ids) for each in office)
+print(
+    f"owners of the prompt's {len(owners)} blocks: {owners[0]} of each of {owners.count(102)}, ",
+    end="",
+)
+print(f"{owners[-1]} of the last, which is not full")
+print(f"blocks in use: {in_use}; if each had its own: {separate:,} ({separate / in_use:.1f} times)")
 
 # %% [markdown]
-# The owners are 101 requests and the tree. Now the decode steps, in the engine: four users of one
-# prompt, and four users of four prompts, all of them known already. **Predict:** which reads
-# less?
-
+# The 102 owners are 101 requests and the tree. So memory is saved. Now think of a
+# [decode](../docs/glossary.md#decode) step of all these requests. What must attention read? This is
+# arithmetic, not a measurement: an ordinary kernel works on each sequence alone, and reads the whole
+# context of each.
 
 # %%
-def decode_together(prompts: list[list[int]]):
-    """Bytes of keys and values read, and seconds, where every prompt is known before."""
-    decode = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
-    llm.generate(prompts, SamplingParams(max_tokens=1), progress=False)
-    with llm.count_work() as work:
-        started = time.perf_counter()
-        llm.generate(prompts, decode, progress=False)
-        seconds = time.perf_counter() - started
-    return work.kv_bytes_read, seconds
-
-
-one_prompt = [next(fresh) for _ in range(96)]
-bytes_one, seconds_one = decode_together([one_prompt] * 4)
-bytes_four, seconds_four = decode_together([[next(fresh) for _ in range(96)] for _ in range(4)])
-print(f"one prompt:    {bytes_one / 1e6:,.0f} MB of keys and values read")
-print(f"four prompts: {bytes_four / 1e6:,.0f} MB")
-measured("time, four prompts to one", seconds_four / seconds_one, "", 2)
+per_token = alone.config.kv_bytes_per_token
+full = BLOCK * owners.count(102)  # tokens in the blocks that all share
+read = sum(len(each) for each in office)
+once = full + sum(len(each) - full for each in office)
+print(f"kept:                 {BLOCK * in_use * per_token / 1e6:>6,.0f} MB,", end=" ")
+print(f"without sharing {BLOCK * separate * per_token / 1e6:,.0f} MB")
+print(f"read in a decode step: {read * per_token / 1e6:>5,.0f} MB, with or without sharing")
+print(f"read, if the shared blocks are read once for all: {once * per_token / 1e6:,.0f} MB")
 
 # %% [markdown]
-# Each sequence reads its whole context at each step, whoever owns the blocks. One copy is kept, and
-# it is read four times. (Kernels that read a shared beginning once for all of its users exist; the
-# end of this chapter names them.)
+# One copy is kept, and it is read 101 times in each step. Kernels that read a shared beginning once for
+# all of its users exist; the end of this chapter names them. On a GPU, some of the repeated reads are
+# answered by its cache, so the true cost lies between the last two lines.
 #
 # ## The tree as it grows
 #
-# A small engine with room for 14 blocks of 4 tokens. Six readers come one after another. Press
-# play: a prompt is computed, its full blocks enter the tree, the answer grows behind it, and its
-# blocks become grey when the reader has gone. Then memory is short.
+# Here is a small engine with room for 14 blocks of 4 tokens. Six readers come one after another. Press
+# play: a prompt is computed, its full blocks enter the tree, the answer grows behind it, and its blocks
+# become grey when the reader has gone. Then memory runs short, and blocks are **evicted**
+# ([eviction](../docs/glossary.md#eviction)).
 
 # %%
 small = load_model(weights="float32", block_size=4, num_blocks=14)
@@ -374,31 +442,38 @@ prompts = [small.tokenizer.encode(text) for text in readers]
 with small.record() as recorder:
     for prompt in prompts:
         small.generate(prompt, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
-states = tree_states(recorder.events, prompts, block_size=4)
+states = draw.tree_states(recorder.events, prompts, block_size=4)
 
 
 def after(step):
-    return radix_tree(states, step, 4, small.tokenizer.decode)
+    return draw.radix_tree(states, step, 4, small.tokenizer.decode)
 
 
 replay(
     after,
     len(states),
-    "A tree of blocks above six prompts: shared beginnings once, branches behind them, grey blocks "
-    "that no sequence uses, dashed ones that were evicted.",
+    "A tree of blocks, and the prompts so far, at the step with the most evictions. Shared beginnings "
+    "are kept once. Grey blocks have no user; dashed ones were evicted to make room.",
+    number="23.3",
     at=max(range(len(states)), key=lambda step: len(states[step].evicted)),
 )
 
 # %% [markdown]
-# What is kept costs nothing as long as memory is free. When it is short, what was used longest ago
-# goes. Look at `leave` above once more: a sequence lets go of its **last** block first. So a block
-# falls out of use after all of its children, the first in that order is a leaf, and eviction cuts
-# no branch in two. Were the first block of a prompt evicted first, all behind it would be kept and
-# never found.
+# Cached blocks cost nothing while memory is plentiful. When it runs short, the **least recently used**
+# go first. And of one sequence, the *last* block goes first: when a sequence ends, the cache counts one
+# user less of its blocks from the last to the first. So a block falls out of use after all blocks that
+# follow it, and eviction never cuts a path in two. If a prompt's first block were evicted first, the
+# later ones would stay in memory but could never be matched.
 #
 # ## The traps
 #
-# **Predict** how many tokens the second request finds, in each of these:
+# Predict two of them. First: a prompt of 48 tokens (three full blocks) is asked twice. How many of its
+# tokens does the second request find? Then: the same rules stand behind a clock that has changed, *It is
+# 9 o'clock. You are the librarian ...* How many tokens are found?
+
+# %%
+guess_exact = predict("Tokens found when the same 48 tokens are asked again?", None, within=1)
+guess_clock = predict("Tokens found behind a clock that has changed?", None, within=1)
 
 
 # %%
@@ -415,7 +490,8 @@ def words(text: str) -> list[int]:
 
 
 exact = [next(fresh) for _ in range(3 * BLOCK)]
-print(f"1 the same {len(exact)} tokens again: {found_by_second(exact, exact)}")
+found_exact = found_by_second(exact, exact)
+print(f"1 the same {len(exact)} tokens again: {found_exact}")
 both = [next(fresh) for _ in range(3 * BLOCK)]
 with llm.count_work() as work:
     llm.generate([[*both, 1], [*both, 2]], SamplingParams(max_tokens=1), progress=False)
@@ -425,39 +501,53 @@ apart_from = found_by_second(mine, [*mine, 1], ("ann", "bob"))
 print(
     f"3 another salt: {apart_from}, the same: {found_by_second(mine, [*mine, 1], ('cid', 'cid'))}"
 )
-LONG = RULES + " Be kind to everybody who asks, and name the shelf."
+LONG = RULES + " Be kind to everyone who asks, and name the shelf."
 dated = [words(f"It is {hour} o'clock. {LONG}") for hour in (9, 10)]
 after_it = [words(f"{LONG} It is {hour} o'clock.") for hour in (9, 10)]
-print(f"4 the hour in front: {found_by_second(*dated)}, at the end: {found_by_second(*after_it)}")
+found_dated = found_by_second(*dated)
+print(f"4 the hour in front: {found_dated}, at the end: {found_by_second(*after_it)}")
+guess_exact.compare(found_exact)
+guess_clock.compare(found_dated)
 
 # %% [markdown]
-# 1. **A full hit must still compute one token.** The cache keeps keys and values, no scores, and
-#    without scores there is no next token. Since a block is shared whole or not at all, the last
-#    block is computed again. An engine that forgets this runs the model on nothing. That is this
-#    chapter's bug hunt.
-# 2. **A block that is being written is not shared.** It is found once it is full and computed. Both
-#    computed the same; afterwards one copy is kept, and the other given back.
-# 3. **Equal tokens are not always equal keys.** With another adapter of the weights (LoRA) or
-#    another image behind the same placeholder they differ; and a hit is faster than a miss, so a
-#    stranger can time whether somebody has asked a thing before. A *salt* at the root keeps them
-#    apart.
-# 4. **What changes goes to the end.** A clock in front of the rules, and nothing is ever found.
+# 1. **A full hit must still compute one token.** The cache keeps keys and values, but no
+#    [logits](../docs/glossary.md#logits), and without logits there is no next token. Since a block is
+#    shared whole or not at all, the last block is computed again. An engine that forgets this runs the
+#    model on no tokens. That is this chapter's bug hunt.
+# 2. **A block that is being written is not shared.** It is found once it is full and computed. Here both
+#    requests computed the same; afterwards one copy is kept, and the other block is given back.
+# 3. **Equal tokens are not always equal keys.** With another adapter of the weights (LoRA), or another
+#    image behind the same placeholder, they differ. And a hit is faster than a miss, so a stranger can
+#    find out by timing whether a question was asked before. A
+#    [**salt**](../docs/glossary.md#cache-salt) at the root keeps such requests apart.
+# 4. **What changes goes to the end.** With a clock in front of the rules, nothing is ever found.
 #
 # ## How much memory is enough?
 #
-# Users come back in random order, each with the shared prompt and a history of 128 tokens of their
-# own. Find the pool below which histories are evicted before their user is back, and the one below
-# which the shared prompt is all that is left.
+# The **hit rate** is the share of all prompt tokens that were found,
+#
+# $$h = \frac{\sum_r c_r}{\sum_r n_r}$$
+#
+# over the requests $r$, with $c_r$ of $n_r$ tokens cached. It is the number to watch on a dashboard
+# (chapter 52). Guides often call a hit rate above 0.5 good. But that depends on the traffic: it cannot
+# exceed the share of tokens that repeat. A hit rate far below that share means that memory is too small,
+# or that something in front of the prompts changes.
+#
+# Drag it: users come back in random order, each with the shared prompt and a history of 128 tokens of
+# their own. Find the pool below which histories are evicted before their user is back, and the one
+# below which only the shared prompt is left.
 
 
 # %%
 def traffic(users, shared_tokens, pool_blocks):
-    return visits_figure(visit(users, shared_tokens, 128, pool_blocks, num_requests=120))
+    return draw.visits_figure(visit(users, shared_tokens, 128, pool_blocks, num_requests=120))
 
 
 explore(
     traffic,
-    "Columns of found and computed tokens of 120 requests, and the blocks evicted for each.",
+    "Found and computed tokens of 120 requests, and the blocks that were evicted for each. With 120 "
+    "blocks, the shared prompt is always found, and a history only if its user comes back soon.",
+    "23.4",
     users=(1, 60, 1, 20),
     shared_tokens=(0, 512, 16, 256),
     pool_blocks=(50, 500, 10, 120),
@@ -466,8 +556,83 @@ explore(
 # %% [markdown]
 # ## Your turn
 #
-# Write a prefix cache with eviction: a tree, a chain of hashes, or a third thing. `check` says what
-# is wrong first; add `hint=1` for a hint.
+# Two steps. First a cache that finds and keeps blocks, and never evicts. It must count the owners of
+# blocks right: `allocator.share(blocks)` adds an owner to each, `allocator.release(blocks)` removes one
+# (chapter 21). Here is what the engine does around it:
+#
+# 1. A request arrives. `match` returns the blocks of its beginning. From now on the request owns them,
+#    too: that is the share in `match`.
+# 2. The engine allocates blocks for the rest, and computes it.
+# 3. When blocks are full, it calls `insert`. From now on the cache owns them, too.
+# 4. When the request ends, the engine releases all blocks of the request. Those in the cache stay,
+#    because the cache still owns them.
+
+# %%
+task(23, "PrefixTree")
+
+# %%
+# exercise: minigen_course.ch23_prefix.lesson.PrefixTree
+from collections.abc import Sequence as SequenceOf
+
+from minigen.protocols import BlockAllocator
+
+
+class PrefixTree:
+    """A prefix cache that finds and keeps blocks, and never evicts one.
+
+    It is one owner of each block that it keeps.
+    """
+
+    def __init__(self, allocator: BlockAllocator, block_size: int):
+        raise NotImplementedError  # your turn
+
+    def match(self, token_ids: SequenceOf[int], salt: str | None = None) -> list[int]:
+        """Return the blocks of the longest kept prefix of `token_ids`, each with one more owner.
+
+        At least one token is left without a block. Only sequences with the same `salt` share.
+        """
+        raise NotImplementedError  # your turn
+
+    def insert(
+        self,
+        token_ids: SequenceOf[int],
+        block_ids: list[int],
+        first: int,
+        salt: str | None = None,
+    ) -> list[tuple[int, int]]:
+        """Keep a sequence's full, computed blocks, from index `first` of its block table on.
+
+        `block_ids` is the block table, and `token_ids` are the tokens in its full blocks. The
+        blocks before `first` are kept already. If an equal block is kept, the sequence gets one
+        more share of that one, and its own block is released. Returns a pair (index, kept block)
+        for each of these.
+        """
+        raise NotImplementedError  # your turn
+
+
+# %%
+my_tree = check(23, PrefixTree=PrefixTree)
+
+# %% [markdown]
+# It runs in the engine: `WithoutEviction` adds the methods that it lacks, and they do nothing. That
+# works as long as memory is plentiful. Every call is watched, so a mistake is reported where it was
+# made. (As long as yours has not passed, `my_tree` is the package's.)
+
+# %%
+growing = load_model(
+    weights="float32",
+    prefix_cache=lambda allocator, size: WithoutEviction(my_tree(allocator, size)),
+)
+print("tokens computed in each turn of the chat:", [each[2] for each in chat(growing)])
+
+# %% [markdown]
+# The second step makes it a whole prefix cache. Blocks that are kept for ever fill the memory, so the
+# engine asks for some of them back: `evict(count)`. A block may go if no sequence *uses* it. Users are
+# counted apart from owners: the engine calls `acquire` when a sequence that uses blocks is forked, and
+# `release` when one ends.
+
+# %%
+task(23, "RadixPrefixCache")
 
 # %%
 # exercise: minigen.kv_cache.radix_cache.RadixPrefixCache
@@ -536,32 +701,41 @@ class RadixPrefixCache:
 
 
 # %%
-mine = check(23, RadixPrefixCache=RadixPrefixCache)
+my_cache = check(23, RadixPrefixCache=RadixPrefixCache)
+
+# %% [markdown]
+# ## The package's version
+#
+# One argument puts it into the engine, with memory for 8 blocks only, so that it has to evict.
 
 # %%
-yours = load_model(weights="float32", prefix_cache=mine)
-with yours.count_work() as work:
-    answers = [
-        yours.generate(f"{LONG} {question}", SamplingParams(temperature=0, max_tokens=8))
-        for question in QUESTIONS[:3]
-    ]
-print(f"{work.tokens_cached} tokens found, {work.tokens_prefilled} computed")
+tight = load_model(weights="float32", prefix_cache=my_cache, num_blocks=8)
+with tight.count_work() as work:
+    for question in QUESTIONS * 2:
+        params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
+        tight.generate(f"{LONG} {question}", params)
+print(f"{work.tokens_cached} tokens found, {work.tokens_prefilled} computed,", end=" ")
+print(f"{work.blocks_evicted} blocks evicted")
+reveal(23, PrefixTree=my_tree, RadixPrefixCache=my_cache)
 
 # %% [markdown]
 # ## A bug hunt
 #
-# The cache below looks right: it has a dict in the place of the tree, passes most checks, and
-# served for weeks. **The report:** *a monitor was set up that sends one question every minute, and
-# the second time it takes everything down; but only with some questions: a word more, and all is
-# well.*
+# The cache below looks right: it has a dict in the place of the tree, and it passes most checks. **The
+# report:** *The server ran for weeks. Then a monitor was set up that sends the same question every
+# minute, and the second request crashes the server. But this happens only with some questions: with one
+# word more, everything works.*
 #
-# Find the mistake. Pin it first: a test that fails on this cache, and passes on every right one.
-# Then mend the cache, here in this cell. Your test is judged as well, on caches that are right and
-# on some with a mistake of the same family. `serve_toy` runs the real engine around a toy model,
-# whose next token follows from all that it reads.
+# Find the mistake. Pin it first: write a test that fails on this cache and passes on every correct one.
+# Then mend the cache, here in this cell. Your test is judged as well, on caches that are correct and on
+# some with a mistake of the same family. `serve_toy` runs the real engine around a toy model, whose next
+# token follows from all tokens that it reads.
 #
-# It happened. nano-vllm crashed on prompts of exactly one block (issue 114); InfiniLM mended the
-# same (pull request 381) and names SGLang's rule for it; vLLM's way is in its pull request 11186.
+# It has happened. nano-vllm crashed on prompts of exactly one block
+# ([issue 114](https://github.com/GeeeekExplorer/nano-vllm/issues/114)). InfiniLM fixed the same
+# ([pull request 381](https://github.com/InfiniTensor/InfiniLM/pull/381)) and names SGLang's rule for it.
+# vLLM computes the whole last block again
+# ([pull request 11186](https://github.com/vllm-project/vllm/pull/11186)).
 
 # %%
 # hunt: minigen_course.ch23_prefix.hunt
@@ -654,61 +828,133 @@ def test_prefix_cache(PrefixCache: Any) -> None:
 hunt(23, test=test_prefix_cache, mended=ChainedPrefixCache)
 for question in ([5, 3, 8, 1, 2], [5, 3, 8, 1]):  # blocks have 4 tokens here
     try:
-        told = serve_toy([question] * 2, prefix_cache=ChainedPrefixCache, max_num_seqs=1)
-        print(f"{len(question)} tokens, asked twice:", *told.answers[1])
+        served = serve_toy([question] * 2, prefix_cache=ChainedPrefixCache, max_num_seqs=1)
+        print(f"{len(question)} tokens, asked twice:", *served.answers[1])
     except RequestError as error:
         print(f"{len(question)} tokens, asked twice:", error)
 
 # %% [markdown]
-# ## What the production engines do beyond this
+# ## The measurement again
 #
-# - **SGLang** keeps a radix tree of tokens (RadixAttention), and can let those requests go first
-#   that have the longest hits. **vLLM** and **TensorRT-LLM** chain hashes of blocks, as the first
-#   class above does. vLLM hashed by Python's `hash` at first; collisions could be made on purpose,
-#   so it went over to SHA-256. It has a `cache_salt` per request, too.
-# - **llama.cpp**'s server keeps the last prompt of each slot, and can pick the slot that
-#   has most in common with a new one, token by token; slots can be saved to disk.
-# - *Tiers*: **LMCache** with vLLM, **SGLang**'s HiCache and TensorRT-LLM move blocks that would be
-#   evicted to the host's memory or to disks, and fetch them back.
-# - *Routing*: with many replicas a request should go where its prefix is. SGLang's router and
-#   **NVIDIA Dynamo**'s keep trees of what each replica holds, or should hold.
-# - *Bandwidth*: cascade attention (**FlashInfer**, and in vLLM where all requests share a prefix)
-#   reads a shared beginning once for the whole batch, and merges it with each one's own rest.
-# - *Prices*: providers of models bill cached input tokens at a fraction. Put what changes last.
+# The chat from the top: tokens computed before the first tokens of its four turns, with nothing kept,
+# with the package's cache, and with `my_cache`.
 
 # %%
-half = min(timed, key=lambda cached: abs(cached / LENGTH - 0.5))
+again = [each[2] for each in chat(load_model(weights="float32", prefix_cache=my_cache))]
+whose = "the package's" if my_cache is PackageCache else "your"
+print(f"nothing kept:         {computed_alone}, {sum(computed_alone)} in all")
+print(f"the package's cache:  {computed}, {sum(computed)} in all")
+print(f"my_cache ({whose}): {again}, {sum(again)} in all")
+print(f"ratio: {sum(computed_alone) / sum(again):.1f}")
+
+# %% [markdown]
+# ## Claims
+#
+# What papers and guides say, beside what this notebook found. The outcomes are computed from the
+# numbers.
+
+# %%
+long, short = lines["256 tokens"], lines["64 tokens"]
+off = {
+    name: max(abs(ratio - (1 - share)) for share, ratio in line.items())
+    for name, line in lines.items()
+}
+new_tokens = [len(turn[0]) - known for turn, known in zip(turns, known_tokens, strict=True)]
+more = sum(computed) / sum(new_tokens)
 verdicts(
     "23",
     Claim(
-        "A repeated system prompt cuts the time to first token by the share that was cached (753 "
-        "to 367 ms was reported once)",
-        f"{half / LENGTH:.0%} found: {mark(ratios[half / LENGTH], '', 2)} of the time; "
-        f"{max(timed) / LENGTH:.0%} found: {mark(ratios[max(timed) / LENGTH], '', 2)}",
-        "held within bounds",
-        "it follows the share as long as prefill is bound by arithmetic; one step is always left",
+        "A repeated system prompt cuts the time to first token by the share that was cached (753 to "
+        "367 ms is one figure)",
+        f"half of 256 tokens found: {mark(long[0.5], '', 2)} of the time; three quarters of 64 "
+        f"found: {mark(short[0.75], '', 2)}",
+        holds(max(off.values()) <= 0.1),
+        "read as: within a tenth of the share that is left, for both lengths. What every step costs "
+        "is never saved, and in a short prompt it is a large part",
+        measured=True,
     ),
     Claim(
-        "100 users of one 500-token prompt keep one copy",
-        f"{in_use} blocks instead of {apart}; {owners.count(102)} of the prompt's {len(owners)} "
+        "100 users of one 500-token prompt keep one copy of it",
+        f"{in_use} blocks instead of {separate:,}; {owners.count(102)} of the prompt's {len(owners)} "
         "blocks are shared by all",
-        "held",
-        "to a block: the part of the prompt in the last one, which is not full, is everybody's own",
+        holds(owners.count(102) == len(shared) // BLOCK),
+        "all full blocks; the last block of the prompt is not full, so each user has its own",
     ),
     Claim(
-        "It saves memory, not bandwidth",
-        f"four decoding users read {bytes_one / 1e6:,.0f} MB from one copy, and "
-        f"{bytes_four / 1e6:,.0f} MB from four",
-        "held within bounds",
-        "with ordinary attention; cascade attention reads a shared beginning once",
+        "Prefix caching saves memory, but no bandwidth",
+        f"by arithmetic, a decode step reads {read:,} tokens' keys and values in either case, and "
+        f"{once:,} if the shared blocks are read once for all",
+        NOT_TESTED,
+        "it is right of kernels that work on each sequence alone; a GPU's cache answers some of the "
+        "repeated reads, and cascade attention needs none of them",
     ),
     Claim(
-        "A chat computes its whole history at every turn",
-        f"{sum(computed_alone)} tokens in four turns without the tree, {sum(computed)} with it",
-        "held",
-        "without a cache the sum grows with the square of the turns, with it in proportion",
+        "With a prefix cache, a turn of a chat computes only what is new in it",
+        f"{sum(new_tokens)} tokens are new in four turns, {sum(computed)} were computed",
+        within(more, 1, 1.05),
+        "blocks are shared whole: the rest of the last block is computed again at every turn",
     ),
 )
 
 # %% [markdown]
-# **Next:** many requests want the same step, and the same memory. Chapter 24 decides who runs.
+# ## Summary
+#
+# - A key depends on the position of its token and on all tokens before it. So only equal beginnings can
+#   be shared.
+# - A block is identified by its tokens and everything before it: by a chain of hashes, or as a path in a
+#   tree.
+# - The cache is one owner of each block that it keeps. Users are counted apart: a block without users
+#   may be evicted, the least recently used first, and of one sequence the last block first.
+# - Time to first token falls with the share that was found, except for what every step costs.
+# - Memory is saved. What a decode step reads is not, unless a kernel reads shared blocks once.
+# - A full hit must still compute one token; a block that is being written is not shared; salts keep
+#   apart what must not be shared; what changes goes to the end of the prompt.
+#
+# **Check yourself** (click to see the answer).
+#
+# <details><summary>1. Blocks of 16. The prompts of two requests agree in their first 40 tokens, and the
+# first request has been answered. How many tokens does the second one find?</summary>
+# 32: two full blocks agree. The third block differs from its ninth token on, and a block is shared
+# whole or not at all.</details>
+#
+# <details><summary>2. A block is owned by the cache and used by no sequence. How many owners does it
+# have, and what happens when it is evicted?</summary>
+# One owner, the cache. Eviction releases it, so its reference count becomes 0 and the block is
+# free.</details>
+#
+# <details><summary>3. A server's hit rate falls from 60 % to 0 % after a new version of the application
+# is deployed. Where do you look first?</summary>
+# At the beginning of the prompts: something that changes with every request, such as a date or a user's
+# name, probably stands in front of the shared part now.</details>
+#
+# ## What the production engines do beyond this
+#
+# - **[SGLang](https://github.com/sgl-project/sglang)** keeps a radix tree of tokens
+#   ([RadixAttention](https://arxiv.org/abs/2312.07104)), and can schedule those requests first that have
+#   the longest hits. **[vLLM](https://docs.vllm.ai/en/latest/design/prefix_caching/)** and
+#   **TensorRT-LLM** chain hashes of blocks, as the first class above does. vLLM hashed by Python's
+#   `hash` at first; collisions could be made on purpose, so it changed to SHA-256. It has a `cache_salt`
+#   per request, too.
+# - **[llama.cpp](https://github.com/ggml-org/llama.cpp)**'s server keeps the last prompt of each slot (a
+#   place for one sequence there), and can pick the slot that has most in common with a new prompt, token
+#   by token. Slots can be saved to disk.
+# - *Tiers*: **[LMCache](https://github.com/LMCache/LMCache)** with vLLM, SGLang's HiCache and
+#   TensorRT-LLM move blocks that would be evicted to the host's memory or to disks, and fetch them back.
+# - *Routing*: with many replicas, a request should go where its prefix is. SGLang's router and
+#   **[NVIDIA Dynamo](https://github.com/ai-dynamo/dynamo)** keep track of what each replica holds.
+# - *Bandwidth*: cascade attention ([FlashInfer](https://flashinfer.ai/2024/02/02/cascade-inference.html),
+#   and in vLLM where all requests share a prefix) reads a shared beginning once for the whole batch, and
+#   merges it with each request's own rest.
+# - *Prices*: providers of models bill cached input tokens at a fraction of the price.
+#
+# ## Further reading
+#
+# - [SGLang: Efficient Execution of Structured Language Model
+#   Programs](https://arxiv.org/abs/2312.07104), Zheng et al. 2023: section 3 is RadixAttention.
+# - [Automatic prefix caching](https://docs.vllm.ai/en/latest/design/prefix_caching/), vLLM's design
+#   document: hashes, free queue, and what else enters the hash.
+# - [Prompt Cache](https://arxiv.org/abs/2311.04934), Gim et al. 2023: sharing parts that are not
+#   beginnings, and what that costs in quality.
+#
+# **Next:** many requests want the same step, and the same memory. [Chapter 24](24_scheduler.ipynb)
+# decides who runs.

@@ -144,6 +144,22 @@ def test_a_copy_on_write_is_an_arrow_and_a_sentence() -> None:
     assert caption_of([copied] * 6, most=1) == "request 2 copies block 4 to 19; and 5 more"
 
 
+def test_the_last_owner_writes_in_place_and_keeps_the_original() -> None:
+    """Three answers part inside a block: two copies, and the third owns the block alone."""
+    bench = Watched(num_blocks=24, block_size=4)
+    bench.add(build(0, [1, 2, 3, 4, 5, 6], 8, 3))
+    bench.drain(50)
+    states = pool_states(bench.recorder.events)
+    (state,) = (
+        each for each in states if any(e.kind is EventKind.BLOCK_COPIED for e in each.events)
+    )
+    copies = [each.counts for each in state.events if each.kind is EventKind.BLOCK_COPIED]
+    assert len(copies) == 2
+    (source,) = {each["source"] for each in copies}
+    assert state.tables[max(state.tables)][-1] == source
+    assert state.owners(source) == [max(state.tables)]
+
+
 def test_changes_of_the_pool_are_described_in_words() -> None:
     events = [
         Event(EventKind.PREFIX_HIT, 0, 3, {"tokens": 8, "blocks": 2}),

@@ -1,16 +1,21 @@
 """The comparisons of chapter 22, and the parts that it plugs into the engine."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from matplotlib.colors import to_hex
+from matplotlib.text import Annotation
 
 from minigen import LLM, SamplingParams
 from minigen.engine.scheduler import ContinuousScheduler
 from minigen.kv_cache.block_allocator import blocks_needed
 from minigen.kv_cache.paged import KVPool, slots_of
+from minigen_course.ch22_paged.figures import table_map
 from minigen_course.ch22_paged.lesson import ReservingScheduler
-from minigen_course.figures.trace_views import pool_states
+from minigen_course.figures.block_map import block_map
+from minigen_course.figures.trace_views import PoolState, pool_states
 from minigen_course.grading.plug_in import using
 from tests.bench import Bench, build
 
@@ -70,3 +75,25 @@ def test_a_learners_slots_and_pool_run_in_the_engine(
         assert llm.generate("a beginning", GREEDY).text == expected
     assert "in place of slots_of, was called 9 times" in capsys.readouterr().out
     assert len(stored) == 9 * llm.config.num_layers
+
+
+def test_a_table_leads_from_tokens_to_their_blocks() -> None:
+    (axes,) = table_map([7, 3, 9, 5], 50, num_blocks=10, block_size=16).axes
+    words = [each.get_text() for each in axes.texts]
+    for index, tokens in enumerate(("0-15", "16-31", "32-47", "48-49")):
+        assert words.count(tokens) == 2, "once among the tokens, once in the pool"
+        assert f"entry {index}" in words
+    arrows = [each for each in axes.texts if isinstance(each, Annotation)]
+    assert [round(each.xy[0] - 0.42) for each in arrows] == [7, 3, 9, 5]
+    for table, num_tokens in (([7, 3], 50), ([7, 30], 20)):
+        with pytest.raises(ValueError, match=r"tokens need \d blocks of a pool of blocks 0 to 10"):
+            table_map(table, num_tokens, num_blocks=10, block_size=16)
+
+
+def test_no_two_of_twenty_requests_have_the_same_colour() -> None:
+    """A full block of one request must not look like the waste of another, nor like its own."""
+    tables = {number: (number + 1,) for number in range(20)}
+    lanes = {number: number for number in tables}
+    state = PoolState(tables, dict.fromkeys(tables, 4), lanes, frozenset(), ())
+    fills: Any = block_map([state], 0, 20, 4).axes[0].collections[1].get_facecolor()
+    assert len({to_hex(each) for each in fills}) == 20

@@ -197,5 +197,5 @@ def test_bars_of_visits_turns_and_shares_are_the_numbers_they_are_given() -> Non
     assert above.get_title(loc="left").startswith("38% of the prompts' tokens were found, 3 ")
     (axes,) = by_turn({"a": [3, 5], "b": [1, 2]}).axes
     assert [each.get_height() for each in axes.patches] == [3, 5, 1, 2]
-    (axes,) = by_share({0.5: 0.6, 0.0: 1.0}).axes
-    assert [list(each.get_ydata()) for each in axes.lines] == [[1, 0], [1.0, 0.6]]
+    (axes,) = by_share({"long": {0.5: 0.6, 0.0: 1.0}, "short": {0.0: 1.0, 0.75: 0.8}}).axes
+    assert [list(each.get_ydata()) for each in axes.lines] == [[1, 0], [1.0, 0.6], [1.0, 0.8]]

@@ -1,11 +1,13 @@
-"""Exercises of chapter 21: a block allocator with reference counts, and copy-on-write."""
+"""Exercises of chapter 21: capacity, a block allocator with reference counts, copy-on-write."""
 
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from minigen.errors import OutOfBlocksError
 from minigen.kv_cache.block_allocator import RESERVED_BLOCK, BlockAllocator
-from minigen_course.grading.exercise import Wrong, expect, expect_equal
+from minigen_course.grading.exercise import Wrong, expect, expect_equal, num_steps
 
 
 def _forked(num_blocks: int, num_owned: int, num_others: int) -> tuple[BlockAllocator, list[int]]:
@@ -74,6 +76,77 @@ def without_a_free_block_nothing_changes(part: Any) -> None:
         expect_equal(_counts(allocator), [2, 2], "num_owners after OutOfBlocksError")
         return
     raise Wrong(f"it returned {found}, but no block is free; it should raise OutOfBlocksError.")
+
+
+GB = 10**9
+
+
+def the_weights_take_their_part(part: Any) -> None:
+    """80 GB of memory, 16 GB of weights, 131,072 bytes per token, 2,048 tokens per sequence:"""
+    expect_equal(part(80 * GB, 16 * GB, 131_072, 2048, 16), 238, "the number of sequences")
+    expect_equal(part(80 * GB, 0, 131_072, 2048, 16), 298, "the number without weights")
+
+
+def a_block_that_is_partly_filled_is_taken_whole(part: Any) -> None:
+    """sequences that end inside a block, and sequences that fill theirs exactly:"""
+    expect_equal(part(1600, 0, 1, 17, 16), 50, "sequences of 17 tokens in 100 blocks of 16")
+    expect_equal(part(1600, 0, 1, 16, 16), 100, "sequences of 16 tokens in 100 blocks of 16")
+    expect_equal(part(1600, 0, 1, 17, 1), 94, "sequences of 17 tokens in 1,600 blocks of 1")
+
+
+def only_whole_blocks_and_whole_sequences_count(part: Any) -> None:
+    """memory that is no multiple of a block, and blocks that are no multiple of a sequence:"""
+    expect_equal(part(1615, 0, 1, 16, 16), 100, "sequences of 1 block in 1,615 bytes")
+    expect_equal(part(1603, 4, 1, 16, 16), 99, "sequences of 1 block in 1,603 - 4 bytes")
+    expect_equal(part(7 * 16, 0, 1, 40, 16), 2, "sequences of 3 blocks in 7 blocks")
+    found = part(10**15, 0, 7, 1000, 10)
+    expect(isinstance(found, int), f"it returned {found!r}; it should return a whole number.")
+    expect_equal(found, 142_857_142_857, "the number in a very large memory (use //, not /)")
+
+
+def weights_that_do_not_fit_leave_room_for_nothing(part: Any) -> None:
+    """weights as large as the memory, and larger:"""
+    expect_equal(part(80 * GB, 80 * GB, 131_072, 2048, 16), 0, "sequences in no memory")
+    expect_equal(part(80 * GB, 140 * GB, 131_072, 2048, 16), 0, "sequences if weights do not fit")
+
+
+def _expect_chosen(part: Any, free: list[int], count: int, right: list[int]) -> None:
+    given = list(free)
+    found = part(given, count)
+    expect_equal(found, right, f"{count} of the free blocks {free}")
+    expect_equal(given, free, f"the list of free blocks after choosing {count} of {free}")
+
+
+def the_shortest_run_that_is_long_enough_is_cut(part: Any) -> None:
+    """free blocks in runs of 3, 2 and 1, in any order:"""
+    for free in ([2, 3, 4, 7, 8, 12], [12, 8, 3, 7, 2, 4]):
+        for count, right in ((1, [12]), (2, [7, 8]), (3, [2, 3, 4])):
+            _expect_chosen(part, free, count, right)
+    _expect_chosen(part, [1, 2, 3, 4, 5, 6, 9, 10, 11, 12, 13], 4, [9, 10, 11, 12])
+
+
+def of_equal_runs_the_first_is_taken(part: Any) -> None:
+    """two runs of 2 and two of 3:"""
+    free = [5, 6, 9, 10, 21, 22, 23, 31, 32, 33]
+    _expect_chosen(part, free, 2, [5, 6])
+    _expect_chosen(part, free, 3, [21, 22, 23])
+    _expect_chosen(part, free, 1, [5])
+
+
+def without_a_run_that_fits_the_longest_are_joined(part: Any) -> None:
+    """more blocks than any run has, in increasing order all the same:"""
+    free = [5, 6, 9, 10, 21, 22, 23, 31, 32, 33]
+    _expect_chosen(part, free, 4, [21, 22, 23, 31])
+    _expect_chosen(part, free, 7, [5, 21, 22, 23, 31, 32, 33])
+    _expect_chosen(part, free, 9, [5, 6, 9, 21, 22, 23, 31, 32, 33])
+    _expect_chosen(part, free, 10, free)
+
+
+def no_blocks_and_all_blocks_can_be_chosen(part: Any) -> None:
+    """none of the free blocks, and none of none:"""
+    _expect_chosen(part, [4, 5], 0, [])
+    _expect_chosen(part, [], 0, [])
+    _expect_chosen(part, [7], 1, [7])
 
 
 OUT_OF_BLOCKS = "raise OutOfBlocksError (from minigen.errors) before it changes anything."
@@ -218,6 +291,33 @@ def free_blocks_cannot_be_shared_or_released(part: type[BlockAllocator]) -> None
         )
 
 
+def no_call_searches_the_pool(part: type[BlockAllocator]) -> None:
+    """the work of each call in a pool of 64 blocks, and in one of 4,096, most of them owned:"""
+    work: dict[str, list[int]] = {}
+    for num_blocks in (64, 4096):
+        allocator = part(num_blocks)
+        block_id = _allocate(allocator, num_blocks - 2)[0]
+        calls: dict[str, Callable[[Any, int], object]] = {
+            "num_free": lambda pool, _: pool.num_free,
+            "num_owners": lambda pool, block_id: pool.num_owners(block_id),
+            "share": lambda pool, block_id: pool.share([block_id]),
+            "release": lambda pool, block_id: pool.release([block_id]),
+            "allocate": lambda pool, _: pool.allocate(1),
+        }
+        for name, call in calls.items():
+            count = num_steps(partial(call, allocator, block_id))
+            work.setdefault(name, []).append(count)
+    for name, (small, large) in work.items():
+        expect(
+            large <= MOST_GROWTH * small,
+            f"{name} ran {small} steps of Python in a pool of 64 blocks and {large} in one "
+            "of 4,096; its work should not grow with the pool, so it must not look at all blocks.",
+        )
+
+
+MOST_GROWTH = 8  # a search is 64 times as long; a heap grows by the logarithm, twice as long
+
+
 def returned_lists_are_independent(part: type[BlockAllocator]) -> None:
     """a caller changes the lists that it got, and there are two pools:"""
     allocator, other = part(4), part(4)
@@ -261,6 +361,12 @@ def random_calls_match_reference_counts(part: type[BlockAllocator]) -> None:
 
 
 CHECKS = {
+    "sequences_that_fit": (
+        the_weights_take_their_part,
+        a_block_that_is_partly_filled_is_taken_whole,
+        only_whole_blocks_and_whole_sequences_count,
+        weights_that_do_not_fit_leave_room_for_nothing,
+    ),
     "BlockAllocator": (
         every_block_is_allocated_once,
         free_blocks_are_counted,
@@ -272,6 +378,7 @@ CHECKS = {
         free_blocks_cannot_be_shared_or_released,
         returned_lists_are_independent,
         random_calls_match_reference_counts,
+        no_call_searches_the_pool,
     ),
     "copy_on_write": (
         a_block_with_one_owner_is_written_in_place,
@@ -279,5 +386,11 @@ CHECKS = {
         any_block_may_be_written,
         the_last_owner_needs_no_copy,
         without_a_free_block_nothing_changes,
+    ),
+    "choose_adjacent": (
+        the_shortest_run_that_is_long_enough_is_cut,
+        of_equal_runs_the_first_is_taken,
+        without_a_run_that_fits_the_longest_are_joined,
+        no_blocks_and_all_blocks_can_be_chosen,
     ),
 }

@@ -47,21 +47,26 @@ def strip_map(run: Run, step: int) -> Figure:
 
 
 def shares_bars(runs: Mapping[str, Run]) -> Figure:
-    """Draw a bar per run: the shares of slots with tokens, of empty owned slots, of free slots."""
+    """Draw a bar per run with its `Shares`: used, internal, external, remainder."""
     made, axes = figure(10, 0.5 * len(runs) + 1.3)
-    labels = ("hold tokens", "owned, empty (internal)", "free (external)")
+    looks = {
+        "hold tokens": BLUE,
+        "owned, empty (internal)": _paler(BLUE),
+        "free, scattered (external)": ORANGE,
+        "free, too few": FAINT,
+    }
     starts = np.zeros(len(runs))
     parts = np.array([run.shares() for run in runs.values()]).T
-    for label, part, colour in zip(labels, parts, (BLUE, _paler(BLUE), FAINT), strict=True):
+    for (label, colour), part in zip(looks.items(), parts, strict=True):
         axes.barh(range(len(runs)), part, left=starts, color=colour, label=label, height=0.6)
-        _write_shares(axes, starts, part, "white" if colour == BLUE else INK)
+        _write_shares(axes, starts, part, "white" if colour in (BLUE, ORANGE) else INK)
         starts = starts + part
     axes.set_yticks(range(len(runs)), list(runs))
     axes.invert_yaxis()
-    axes.set(xlim=(0, 1), xlabel="share of the memory, while requests wait")
+    axes.set(xlim=(0, 1), xlabel="share of the memory's slots, while requests wait")
     axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     axes.legend(
-        frameon=False, ncols=3, labelcolor=INK, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1)
+        frameon=False, ncols=4, labelcolor=INK, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1)
     )
     return made
 
@@ -74,9 +79,9 @@ def answer_bars(prompts: list[int], answers: list[int], reserved: int) -> Figure
     answer = np.array([answers[each] for each in order])
     places = range(len(order))
     axes.bar(places, reserved + prompt, color=_paler(BLUE), label="reserved")
-    axes.bar(places, prompt + answer, color=BLUE, label="prompt and answer")
+    axes.bar(places, prompt + answer, color=BLUE, label="answer")
     axes.bar(places, prompt, color=ORANGE, label="prompt")
-    axes.set(xticks=[], xlabel="requests, by length", ylabel="slots")
+    axes.set(xticks=[], xlabel="requests, from the shortest to the longest", ylabel="slots")
     axes.legend(
         frameon=False, labelcolor=INK, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1), ncols=3
     )
@@ -103,15 +108,14 @@ def pixels_of(run: Run) -> np.ndarray:
 
 
 def _caption(run: Run, step: int, moment: Moment) -> str:
-    owned = sum(piece.size for piece in moment.pieces)
-    used = sum(piece.used for piece in moment.pieces)
+    used, owned = moment.num_used, moment.num_owned
     shares = [each / run.num_slots for each in (used, owned - used, run.num_slots - owned)]
     text = (
         f"step {step}: {shares[0]:.0%} of the slots hold tokens, {shares[1]:.0%} are owned and "
         f"empty, {shares[2]:.0%} are free"
     )
     if moment.refused is not None:
-        text += f"; the next request asks for {moment.refused}"
+        text += f"; the next request asks for {moment.refused} slots"
     return text
 
 

@@ -1,4 +1,4 @@
-"""A simulation of requests in a memory of slots: the slots of each request, and the waste.
+"""The capacity of a memory, and a simulation of requests in its slots, with the waste.
 
 Source: Kwon et al. 2023 (PagedAttention), section 3.1, which distinguishes internal fragmentation
 (slots that a request owns and that hold no token) from external fragmentation (free slots that no
@@ -6,9 +6,71 @@ waiting request can use, because they are scattered).
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple, Protocol
+
+from minigen.kv_cache.block_allocator import BlockAllocator
+
+
+def sequences_that_fit(
+    memory_bytes: int,
+    weight_bytes: int,
+    kv_bytes_per_token: int,
+    num_tokens: int,
+    block_size: int,
+) -> int:
+    """Return how many sequences of `num_tokens` tokens fit into a memory beside the weights.
+
+    What the weights leave is cut into whole blocks of `block_size` tokens, and each sequence takes
+    whole blocks. If the weights do not fit, no sequence does.
+
+    >>> sequences_that_fit(1000, 200, kv_bytes_per_token=2, num_tokens=17, block_size=16)
+    12
+    """
+    num_blocks = (memory_bytes - weight_bytes) // (kv_bytes_per_token * block_size)
+    return max(0, num_blocks // -(-num_tokens // block_size))
+
+
+def choose_adjacent(free: Sequence[int], count: int) -> list[int]:
+    """Return `count` of the free blocks, in increasing order, adjacent ones if possible.
+
+    If a run of adjacent free blocks is long enough, all come from the beginning of one run: the
+    shortest such run, and of equally short ones the first. Otherwise whole runs are taken, the
+    longest first (of equally long ones the first), and of the last run its beginning.
+
+    >>> choose_adjacent([9, 2, 3, 4, 7, 8, 12], 2), choose_adjacent([9, 2, 3, 4, 7, 8, 12], 4)
+    ([2, 3], [2, 3, 4, 7])
+    """
+    runs: list[list[int]] = []
+    for block_id in sorted(free):
+        if not runs or runs[-1][-1] + 1 != block_id:
+            runs.append([])
+        runs[-1].append(block_id)
+    fitting = [run for run in runs if len(run) >= count]
+    if fitting:
+        return min(fitting, key=len)[:count]
+    chosen: list[int] = []
+    for run in sorted(runs, key=len, reverse=True):
+        chosen += run[: count - len(chosen)]
+    return sorted(chosen)
+
+
+class AdjacentAllocator(BlockAllocator):
+    """A block allocator that chooses free blocks by a function, such as `choose_adjacent`."""
+
+    def __init__(self, num_blocks: int, choose: Callable[[Sequence[int], int], list[int]]):
+        super().__init__(num_blocks)
+        self.choose = choose
+
+    def allocate(self, count: int) -> list[int]:
+        """Return `count` free blocks, those that the function chooses."""
+        if count <= self.num_free:
+            wanted = self.choose(list(self._free), count)
+            others = set(self._free) - set(wanted)
+            self._free[:] = [*others, *reversed(wanted)]  # the stack hands out its end
+        return super().allocate(count)
 
 
 class Memory(Protocol):
@@ -55,28 +117,62 @@ class Moment:
     pieces: tuple[Piece, ...]
     refused: int | None
 
+    @property
+    def num_used(self) -> int:
+        """The number of slots that hold tokens."""
+        return sum(piece.used for piece in self.pieces)
+
+    @property
+    def num_owned(self) -> int:
+        """The number of slots that belong to requests."""
+        return sum(piece.size for piece in self.pieces)
+
+    def is_scattered(self, num_slots: int) -> bool:
+        """Return whether the refused request would fit if all free slots were adjacent."""
+        return self.refused is not None and self.refused <= num_slots - self.num_owned
+
+
+class Shares(NamedTuple):
+    """Shares of a memory; they sum to one.
+
+    `used` slots hold tokens. `internal` ones are owned and empty. Free slots are `external` where
+    the first waiting request would fit if they were adjacent, and `remainder` where they are too
+    few for it in any order.
+    """
+
+    used: float
+    internal: float
+    external: float
+    remainder: float
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """All steps of a simulation, in a memory of `num_slots` slots."""
+    """All steps of a simulation, in a memory of `num_slots` slots.
+
+    `num_recomputed` counts the tokens that were computed again after their request was preempted.
+    """
 
     num_slots: int
     moments: tuple[Moment, ...]
+    num_recomputed: int = 0
 
     def crowded(self) -> list[Moment]:
         """Return the steps in which a request waited; only then does unused memory matter."""
         return [each for each in self.moments if each.refused is not None] or list(self.moments)
 
-    def shares(self) -> tuple[float, float, float]:
-        """Return the shares of slots that hold tokens, are owned but empty, and are free.
-
-        Each is the mean over the crowded steps.
-        """
+    def shares(self) -> Shares:
+        """Return how the memory is used, on average over the crowded steps."""
         crowded = self.crowded()
-        num_slots = self.num_slots * len(crowded)
-        used = sum(piece.used for each in crowded for piece in each.pieces)
-        owned = sum(piece.size for each in crowded for piece in each.pieces)
-        return used / num_slots, (owned - used) / num_slots, 1 - owned / num_slots
+        used = internal = external = 0
+        for each in crowded:
+            used_now, owned = each.num_used, each.num_owned
+            used, internal = used + used_now, internal + owned - used_now
+            if each.is_scattered(self.num_slots):
+                external += self.num_slots - owned
+        total = self.num_slots * len(crowded)
+        remainder = total - used - internal - external
+        return Shares(used / total, internal / total, external / total, remainder / total)
 
     def together(self) -> float:
         """Return how many requests run at the same time in the crowded steps, on average."""
@@ -87,11 +183,7 @@ class Run:
 
     def num_enough_but_scattered(self) -> int:
         """Count the steps that refused a request although enough slots were free in total."""
-        return sum(
-            each.refused is not None
-            and each.refused <= self.num_slots - sum(piece.size for piece in each.pieces)
-            for each in self.moments
-        )
+        return sum(each.is_scattered(self.num_slots) for each in self.moments)
 
 
 def run_through(
@@ -104,8 +196,10 @@ def run_through(
 
     `asks` has the number of slots that each request asks for when it starts; its prompt and one
     token if None. If a running request finds no slot for its next token, the request that started
-    last is preempted: it frees its slots and waits again. Raises `ValueError` for a request that
-    does not fit into the empty memory.
+    last is preempted: it frees its slots and waits again, and when it starts again, all its tokens
+    are computed again. Prompts and recomputed tokens take a single step, whatever their number;
+    `Run.num_recomputed` says how many were recomputed. Raises `ValueError` for a request that does
+    not fit into the empty memory.
     """
     asks = asks or [request.prompt + 1 for request in requests]
     simulation, moments = _Simulation(memory, requests, asks), []
@@ -119,7 +213,29 @@ def run_through(
                 f"{num_slots}; use a larger memory or shorter requests."
             )
         moments.append(Moment(simulation.pieces(), refused))
-    return Run(num_slots, tuple(moments))
+    return Run(num_slots, tuple(moments), simulation.num_recomputed)
+
+
+def num_runs(block_ids: Sequence[int]) -> int:
+    """Return into how many runs of adjacent blocks a block table falls.
+
+    >>> num_runs([4, 5, 6, 2, 3]), num_runs([])
+    (2, 0)
+    """
+    return bool(block_ids) + sum(one + 1 != other for one, other in pairwise(block_ids))
+
+
+def runs_per_table(run: Run) -> tuple[float, float]:
+    """Return how many runs of adjacent blocks a table has, and how many blocks, on average."""
+    runs, blocks, tables = 0, 0, 0
+    for moment in run.moments:
+        by_request: dict[int, list[int]] = {}
+        for piece in moment.pieces:
+            by_request.setdefault(piece.request_id, []).append(piece.first // piece.size)
+        tables += len(by_request)
+        for block_ids in by_request.values():
+            runs, blocks = runs + num_runs(block_ids), blocks + len(block_ids)
+    return runs / tables, blocks / tables
 
 
 class _Simulation:
@@ -127,6 +243,7 @@ class _Simulation:
         self.memory, self.requests, self.asks = memory, requests, asks
         self.tokens = [request.prompt for request in requests]
         self.waiting, self.running = deque(range(len(requests))), list[int]()
+        self.preempted, self.num_recomputed = set[int](), 0
 
     def finish(self) -> None:
         """Free the slots of each request whose answer is complete."""
@@ -142,6 +259,7 @@ class _Simulation:
                 last = self.running.pop()
                 self.memory.give_back(last)
                 self.waiting.appendleft(last)
+                self.preempted.add(last)
             self.tokens[each] += each in self.running
 
     def admit(self) -> int | None:
@@ -152,6 +270,7 @@ class _Simulation:
             if not self.memory.hold(first, asked):
                 return asked
             self.running.append(self.waiting.popleft())
+            self.num_recomputed += self.tokens[first] if first in self.preempted else 0
             self.tokens[first] += 1
         return None
 

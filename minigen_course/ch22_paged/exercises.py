@@ -1,12 +1,15 @@
-"""Exercises of chapter 22: the slot mapping, and a KV pool that stores and gathers by slots."""
+"""Exercises of chapter 22: slots, a KV pool that stores by slots, attention block by block."""
 
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from minigen.kv_cache.paged import KVPool, slots_of
-from minigen_course.grading.exercise import expect, expect_close, expect_equal
+from minigen.model.attention import attention
+from minigen_course.grading.exercise import expect, expect_close, expect_equal, num_steps
 
 AXES = ("slot", "head", "dimension")
 ROWS = ("row", "slot", "head", "dimension")
@@ -37,6 +40,65 @@ def every_block_size_works(part: Any) -> None:
     expect_equal(part([4, 2, 8], range(3), 1), [4, 2, 8], "slots in blocks of 1")
     expect_equal(part([4, 2], range(1, 6), 3), [13, 14, 6, 7, 8], "slots in blocks of 3")
     expect_equal(part([1, 9], range(15, 18), 16), [31, 144, 145], "slots in blocks of 16")
+
+
+def _batch_of(*rows: list[int], context_lens: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return block tables padded with 0, and context lengths, as arrays."""
+    longest = max(map(len, rows))
+    padded = [row + [0] * (longest - len(row)) for row in rows]
+    return np.array(padded, np.int64), np.array(context_lens, np.int64)
+
+
+def _expect_slots(part: Any, batch: tuple[np.ndarray, np.ndarray], size: int, what: str) -> None:
+    tables, lens = (each.copy() for each in batch)
+    found = part(tables, lens, size)
+    expect(
+        isinstance(found, np.ndarray),
+        f"{what}: got {type(found).__name__}; it should return an array.",
+    )
+    right = [
+        slots_of(row, [length - 1], size)[0]
+        for row, length in zip(batch[0].tolist(), batch[1].tolist(), strict=True)
+    ]
+    expect_equal(found.tolist(), right, what)
+    same = np.array_equal(tables, batch[0]) and np.array_equal(lens, batch[1])
+    expect(same, f"{what}: it changed its arguments; it must leave them as they are.")
+
+
+def each_sequence_has_the_slot_of_its_last_token(part: Any) -> None:
+    """three sequences of 6, 9 and 3 tokens, in blocks of 4:"""
+    batch = _batch_of([7, 3], [5, 2, 9], [1], context_lens=[6, 9, 3])
+    _expect_slots(part, batch, 4, "the slots of positions 5, 8 and 2")
+
+
+def a_full_block_ends_at_its_last_slot(part: Any) -> None:
+    """sequences whose last block is exactly full, or holds one token:"""
+    batch = _batch_of([7, 3], [5, 2], [4], [8], context_lens=[8, 5, 4, 1])
+    _expect_slots(part, batch, 4, "the slots of positions 7, 4, 3 and 0")
+    _expect_slots(part, _batch_of([6, 2, 4], context_lens=[3]), 1, "the slot in blocks of 1")
+    _expect_slots(part, _batch_of([6, 2], context_lens=[32]), 16, "the slot in blocks of 16")
+
+
+def no_sequences_have_no_slots(part: Any) -> None:
+    """a batch without decodes:"""
+    empty = np.zeros((0, 3), np.int64), np.zeros(0, np.int64)
+    _expect_slots(part, empty, 4, "the slots of no sequences")
+
+
+def the_batch_is_computed_without_a_loop(part: Any) -> None:
+    """the work for 4 sequences, and for 1,024:"""
+    counts = []
+    for num_sequences in (4, 1024):
+        lens = np.arange(num_sequences, dtype=np.int64) % 12 + 1
+        tables = np.arange(3 * num_sequences, dtype=np.int64).reshape(-1, 3)
+        _expect_slots(part, (tables, lens), 4, f"the slots of {num_sequences} sequences")
+        counts.append(num_steps(partial(part, tables, lens, 4)))
+    small, large = counts
+    expect(
+        large <= 2 * small,
+        f"it ran {small} steps of Python for 4 sequences and {large} for 1,024; it should "
+        "run the same number, so let NumPy work on all sequences at once.",
+    )
 
 
 def _pool(part: type[KVPool], block_size: int = 4, dtype: torch.dtype = torch.float32) -> Any:
@@ -174,12 +236,86 @@ def whole_blocks_are_copied_in_all_layers(part: type[KVPool]) -> None:
     _expect_gathered(pool, 1, [4], stored[1], "block 4, a copy of block 2")
 
 
+class WatchedPool(KVPool):
+    """A pool that is read through `gather` only, and counts the blocks of each call."""
+
+    def __init__(self, head_dim: int = DIM):
+        self.inner = KVPool(LAYERS, BLOCKS, HEADS, 4, head_dim, torch.float32)
+        self.block_size = self.inner.block_size
+        self.most_blocks, self.read = 0, list[int]()
+
+    def fill(self, seed: int, scale: float = 1.0) -> None:
+        """Fill all slots with random numbers."""
+        generator = torch.Generator().manual_seed(seed)
+        self.inner.kv.copy_(scale * torch.randn(self.inner.kv.shape, generator=generator))
+
+    def gather(self, layer_id: int, block_table: Tensor) -> tuple[Tensor, Tensor]:
+        self.most_blocks = max(self.most_blocks, block_table.numel())
+        self.read += block_table.flatten().tolist()
+        return self.inner.gather(layer_id, block_table)
+
+
+def _expect_attended(
+    part: Any, pool: WatchedPool, table: list[int], num_tokens: int, q: Tensor, what: str
+) -> None:
+    keys, values = (each[:num_tokens] for each in pool.gather(1, torch.tensor(table)))
+    right = attention(q[None], keys, values)[0]
+    pool.most_blocks, pool.read = 0, []
+    found = part(q, pool, 1, list(table), num_tokens)
+    expect_close(found, right, what, ("head", "dimension"))
+    expect(
+        pool.most_blocks == 1,
+        f"{what}: gather was called with {pool.most_blocks} blocks at once; it should be called "
+        "with one, because the point is to store no copy of the whole context.",
+    )
+    needed = table[: -(-num_tokens // pool.block_size)]
+    expect_equal(sorted(pool.read), sorted(needed), f"{what}: the blocks that were read, sorted")
+
+
+def _query(heads: int, dim: int, seed: int) -> Tensor:
+    return torch.randn(heads, dim, generator=torch.Generator().manual_seed(seed))
+
+
+def blocks_are_attended_one_after_another(part: Any) -> None:
+    """10 tokens in the blocks 5, 2 and 6, for 6 query heads over 3 KV heads:"""
+    pool = WatchedPool(head_dim=16)
+    pool.fill(1)
+    _expect_attended(part, pool, [5, 2, 6], 10, _query(6, 16, 2), "attention over 10 tokens")
+
+
+def only_the_sequences_own_tokens_count(part: Any) -> None:
+    """one token, full blocks, and a table with a block that is not used yet:"""
+    pool = WatchedPool()
+    pool.fill(3)
+    for num_tokens, table in ((1, [4]), (4, [3]), (8, [6, 1]), (5, [6, 1]), (4, [2, 5, 1])):
+        what = f"attention over {num_tokens} tokens in the blocks {table}"
+        _expect_attended(part, pool, table, num_tokens, _query(3, DIM, num_tokens), what)
+
+
+def large_scores_do_not_overflow(part: Any) -> None:
+    """scores of several hundreds, whose exponentials are infinite in float32:"""
+    for seed in range(4):
+        pool = WatchedPool(head_dim=16)
+        pool.fill(seed, scale=30)
+        q = 20 * _query(3, 16, seed + 9)
+        _expect_attended(part, pool, [5, 2, 6, 1], 15, q, "attention with large scores")
+        pool.inner.kv.abs_()
+        what = "attention with scores far below 0"
+        _expect_attended(part, pool, [5, 2, 6, 1], 15, -q.abs(), what)
+
+
 CHECKS = {
     "slots_of": (
         one_block_gives_its_offsets,
         blocks_need_not_be_adjacent,
         positions_may_start_anywhere,
         every_block_size_works,
+    ),
+    "decode_slots": (
+        each_sequence_has_the_slot_of_its_last_token,
+        a_full_block_ends_at_its_last_slot,
+        no_sequences_have_no_slots,
+        the_batch_is_computed_without_a_loop,
     ),
     "KVPool": (
         tokens_are_gathered_in_the_order_of_the_table,
@@ -191,5 +327,10 @@ CHECKS = {
         a_new_pool_holds_zeros,
         gather_returns_a_copy,
         whole_blocks_are_copied_in_all_layers,
+    ),
+    "attend_by_block": (
+        blocks_are_attended_one_after_another,
+        only_the_sequences_own_tokens_count,
+        large_scores_do_not_overflow,
     ),
 }

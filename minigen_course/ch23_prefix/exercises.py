@@ -1,7 +1,8 @@
-"""Exercise of chapter 23: a prefix cache with reference counts and LRU eviction."""
+"""Exercises of chapter 23: a prefix cache that finds and keeps blocks, and one that evicts."""
 
 import random
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 from minigen.kv_cache.block_allocator import BlockAllocator, blocks_needed
@@ -11,7 +12,8 @@ from minigen.sampling.params import SamplingParams
 from minigen.sequence import Sequence
 from minigen.sockets.checks_cache import CheckedPrefixCache, TrackedAllocator
 from minigen.trace.events import Trace
-from minigen_course.grading.exercise import expect, expect_equal
+from minigen_course.ch23_prefix.lesson import PrefixTree, WithoutEviction
+from minigen_course.grading.exercise import Check, expect, expect_equal
 
 SIZE, NUM_BLOCKS = 4, 20
 Part = type[RadixPrefixCache]
@@ -270,14 +272,37 @@ def the_engine_can_rely_on_it(part: Part) -> None:
         serve_random_requests(part, 12, seed)
 
 
+def requests_find_what_the_packages_find(part: Part) -> None:
+    """random requests in a large memory, with the same checks as for a plugin in the engine:"""
+    for seed in range(6):
+        both = [serve_random_requests(each, 400, seed) for each in (part, RadixPrefixCache)]
+        for number, (found, right) in enumerate(zip(*both, strict=True)):
+            what = f"tokens found for request {number} of the random ones (seed {seed})"
+            expect_equal(found, right, what)
+
+
+def _of_a_tree(check: Check) -> Check:
+    """Return a check of a whole prefix cache as one of a tree without users and eviction."""
+
+    @wraps(check)
+    def checked(part: type[PrefixTree]) -> None:
+        check(lambda allocator, block_size: WithoutEviction(part(allocator, block_size)))
+
+    return checked
+
+
+FINDING = (
+    cached_blocks_are_found,
+    match_leaves_one_token,
+    a_block_matches_only_after_its_own_prefix,
+    salts_do_not_share,
+    a_sequence_can_extend_its_cached_prefix,
+    equal_blocks_are_stored_once,
+)
 CHECKS = {
+    "PrefixTree": tuple(map(_of_a_tree, (*FINDING, requests_find_what_the_packages_find))),
     "RadixPrefixCache": (
-        cached_blocks_are_found,
-        match_leaves_one_token,
-        a_block_matches_only_after_its_own_prefix,
-        salts_do_not_share,
-        a_sequence_can_extend_its_cached_prefix,
-        equal_blocks_are_stored_once,
+        *FINDING,
         unused_blocks_can_be_evicted,
         a_chain_is_evicted_from_its_end,
         least_recently_used_blocks_are_evicted_first,

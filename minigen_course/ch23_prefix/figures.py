@@ -324,17 +324,24 @@ def visits_figure(visits: Visits) -> Figure:
     return made
 
 
-def by_share(ratios: Mapping[float, float]) -> Figure:
-    """Draw TTFT against the share of the prompt found, relative to TTFT with nothing found."""
+def by_share(lines: Mapping[str, Mapping[float, float]]) -> Figure:
+    """Draw TTFT against the share of the prompt found, a line for each kind of prompt.
+
+    TTFT is relative to that of the same prompt with nothing found.
+    """
     made, axes = figure(7, 3.6)
-    shares = sorted(ratios)
-    axes.plot([0, 1], [1, 0], "--", color=QUIET, linewidth=1, label="in proportion to what is left")
-    axes.plot(shares, [ratios[each] for each in shares], "o-", color=BLUE, label="measured here")
-    axes.set(xlabel="share of the prompt that was found", ylabel="time to first token", xlim=(0, 1))
-    axes.set_ylim(0, max(1.1, 1.05 * max(ratios.values())))
+    axes.plot([0, 1], [1, 0], "--", color=QUIET, linewidth=1, label="the share that is left")
+    for (name, ratios), colour in zip(lines.items(), (BLUE, ORANGE, GREEN), strict=False):
+        shares = sorted(ratios)
+        axes.plot(shares, [ratios[each] for each in shares], "o-", color=colour, label=name)
+    most = max(max(ratios.values()) for ratios in lines.values())
+    axes.set(
+        xlabel="share of the prompt that was found", xlim=(0, 1), ylim=(0, max(1.1, 1.05 * most))
+    )
+    axes.set_ylabel("time to first token, nothing found = 1")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.legend(frameon=False, labelcolor=INK)
-    title(axes, "What is found is not waited for")
+    title(axes, "What a hit saves: the share that was found, less what every step costs")
     return made
 
 

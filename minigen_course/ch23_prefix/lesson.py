@@ -1,4 +1,4 @@
-"""A simulation of a prefix cache with returning users, block by block, without a model."""
+"""A prefix cache without eviction; and returning users, simulated block by block."""
 
 import random
 from collections.abc import Sequence as SequenceOf
@@ -6,12 +6,97 @@ from dataclasses import dataclass, field
 
 from minigen.kv_cache.block_manager import BlockManager
 from minigen.kv_cache.radix_cache import RadixPrefixCache
+from minigen.protocols import BlockAllocator
 from minigen.sequence import Sequence
 from minigen.trace.events import Trace
 from minigen.trace.timeline import Timeline
 from minigen_course.lab.toy_engine import toy_family, toy_manager
 
 BLOCK_SIZE = 16
+
+
+class PrefixTree:
+    """A prefix cache that finds and keeps blocks, and never evicts one.
+
+    It is one owner of each block that it keeps.
+    """
+
+    def __init__(self, allocator: BlockAllocator, block_size: int):
+        self.allocator, self.block_size = allocator, block_size
+        self._roots: dict[str | None, Branch] = {}
+
+    def match(self, token_ids: SequenceOf[int], salt: str | None = None) -> list[int]:
+        """Return the blocks of the longest kept prefix of `token_ids`, each with one more owner.
+
+        At least one token is left without a block. Only sequences with the same `salt` share.
+        """
+        branch, matched = self._roots.get(salt, Branch()), []
+        for key in self._keys(token_ids[:-1]):
+            if key not in branch.children:
+                break
+            branch = branch.children[key]
+            matched.append(branch.block_id)
+        self.allocator.share(matched)
+        return matched
+
+    def insert(
+        self,
+        token_ids: SequenceOf[int],
+        block_ids: list[int],
+        first: int,
+        salt: str | None = None,
+    ) -> list[tuple[int, int]]:
+        """Keep a sequence's full, computed blocks, from index `first` of its block table on.
+
+        `block_ids` is the block table, and `token_ids` are the tokens in its full blocks. The
+        blocks before `first` are kept already. If an equal block is kept, the sequence gets one
+        more share of that one, and its own block is released. Returns a pair (index, kept block)
+        for each of these.
+        """
+        branch, replaced = self._roots.setdefault(salt, Branch()), []
+        for index, key in enumerate(self._keys(token_ids)):
+            own = block_ids[index]
+            if key not in branch.children:
+                branch.children[key] = Branch(own)
+                self.allocator.share([own])
+            branch = branch.children[key]
+            if branch.block_id != own:
+                self.allocator.share([branch.block_id])
+                self.allocator.release([own])
+                replaced.append((index, branch.block_id))
+        return replaced
+
+    def _keys(self, token_ids: SequenceOf[int]) -> list[tuple[int, ...]]:
+        """Return the tokens of each full block."""
+        ends = range(self.block_size, len(token_ids) + 1, self.block_size)
+        return [tuple(token_ids[end - self.block_size : end]) for end in ends]
+
+
+@dataclass
+class Branch:
+    """A kept block, and the blocks that follow it, by their tokens; a root holds no block."""
+
+    block_id: int = -1
+    children: dict[tuple[int, ...], "Branch"] = field(default_factory=dict)
+
+
+class WithoutEviction:
+    """A whole prefix cache over a tree that only matches and inserts; it keeps every block."""
+
+    num_evictable = 0
+
+    def __init__(self, tree: PrefixTree):
+        self.tree, self.match, self.insert = tree, tree.match, tree.insert
+
+    def acquire(self, block_ids: SequenceOf[int]) -> None:
+        """Count nothing: users matter only for eviction."""
+
+    def release(self, block_ids: SequenceOf[int]) -> None:
+        """Count nothing: users matter only for eviction."""
+
+    def evict(self, count: int) -> list[int]:
+        """Evict nothing."""
+        return []
 
 
 @dataclass

@@ -105,10 +105,13 @@ class _Look:
         self.cached_only = state.kept - owners.keys()
 
     def colour_of(self, sequence_id: int) -> Colour:
-        """Return the colour of a sequence's lane, a lighter one beyond the palette."""
+        """Return the colour of a sequence's lane, a darker one beyond the palette.
+
+        A paler one would look like the waste in another sequence's blocks.
+        """
         lane = self.state.lanes[sequence_id]
         colour = to_rgb(CYCLE[lane % len(CYCLE)])
-        return _paler(colour, 0.35 * (lane // len(CYCLE) % 2))
+        return _darker(colour, 0.3 * (lane // len(CYCLE) % 3))
 
     def draw(self, axes: Axes, places: Mapping[Place, int]) -> None:
         """Draw blocks at the corners (x, y) of their squares: faces, fills, hatches, ids."""
@@ -219,6 +222,11 @@ def _face(colour: Colour | None, cached_only: bool) -> Colour:
 
 def _paler(colour: Colour, share: float) -> Colour:
     red, green, blue = (part + (1 - part) * share for part in colour)
+    return red, green, blue
+
+
+def _darker(colour: Colour, share: float) -> Colour:
+    red, green, blue = (part * (1 - share) for part in colour)
     return red, green, blue
 
 

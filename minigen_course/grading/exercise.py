@@ -4,11 +4,13 @@ A failed comparison says where two values differ and what was expected.
 """
 
 import importlib
+import sys
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -141,6 +143,28 @@ def expect_close(
         f"{what}: {int((~close).sum())} of {close.numel()} numbers differ, first at {where}: "
         f"{mine[tuple(place)]:.6g}; it should be {right[tuple(place)]:.6g}."
     )
+
+
+def num_steps(call: Callable[[], object]) -> int:
+    """Return how many steps of Python a call takes: lines and instructions, also in functions.
+
+    It is about the same on every machine; work inside compiled functions does not count.
+    """
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
 
 
 def _both_numbers(found: object, expected: object) -> bool:

@@ -10,7 +10,7 @@ from tests.answers import Answers
 
 
 class CountedAllocator:
-    """Right: owners in a counter; free blocks are found by a search."""
+    """Wrong: owners in a counter; free blocks are counted and found by a search."""
 
     def __init__(self, num_blocks: int):
         self.blocks, self.owners = range(1, num_blocks + 1), Counter[int]()
@@ -97,6 +97,8 @@ def wrong_allocator(name: str) -> type:
 
         @property
         def num_free(self) -> int:
+            if name == "counts over all blocks":
+                return len(self.owners) - 2 - sum(each > 0 for each in self.owners)
             if name == "counts owned blocks":
                 return sum(each > 0 for each in self.owners)
             return len(self.free)
@@ -167,7 +169,7 @@ WRONG_ALLOCATORS = [
     "returns a tuple",
     *("shares free blocks", "share does nothing", "share adds two", "releases the first only"),
     *("releases free blocks", "frees at once", "returns all", "frees what is shared", "leaks"),
-    *("release returns None", "owned or not", "the same list again"),
+    *("release returns None", "owned or not", "the same list again", "counts over all blocks"),
 ]
 
 
@@ -240,15 +242,160 @@ WRONG_COPIES = [
     *("pair in the wrong order", "returns the new block", "returns None"),
 ]
 
+
+def in_tokens(
+    memory_bytes: int, weight_bytes: int, kv_bytes_per_token: int, num_tokens: int, block_size: int
+) -> int:
+    """Right: rounds the tokens of a sequence up to a block, with the other way to round."""
+    if weight_bytes >= memory_bytes:
+        return 0
+    block_bytes = block_size * kv_bytes_per_token
+    per_sequence = (num_tokens + block_size - 1) // block_size
+    return (memory_bytes - weight_bytes) // block_bytes // per_sequence
+
+
+def by_bytes(
+    memory_bytes: int, weight_bytes: int, kv_bytes_per_token: int, num_tokens: int, block_size: int
+) -> int:
+    """Right: blocks and sequences in one division, since whole blocks fill a whole sequence."""
+    blocks, rest = divmod(num_tokens, block_size)
+    sequence_bytes = (blocks + bool(rest)) * block_size * kv_bytes_per_token
+    return max(memory_bytes - weight_bytes, 0) // sequence_bytes
+
+
+def wrong_capacity(name: str) -> Any:
+    def sequences_that_fit(memory: int, weights: int, kv: int, tokens: int, size: int) -> Any:
+        left = memory if name == "weights forgotten" else memory - weights
+        if name == "weights added":
+            left = memory + weights
+        if name == "a negative number":
+            return left // (kv * size) // -(-tokens // size)
+        left = max(left, 0)
+        blocks = left / (kv * size) if name == "a float" else left // (kv * size)
+        match name:
+            case "tokens, not blocks":
+                return left // (kv * tokens)
+            case "rounded down":
+                return blocks // max(1, tokens // size)
+            case "one block too many":
+                return blocks // (tokens // size + 1)
+            case "rounded up":
+                return -(-blocks // -(-tokens // size))
+            case "blocks, not sequences":
+                return blocks
+            case "block size forgotten":
+                return left // kv // -(-tokens // size)
+            case "always blocks of 16":
+                return left // (kv * 16) // -(-tokens // 16)
+            case "keys only":
+                return 2 * blocks // -(-tokens // size)
+        return blocks // -(-tokens // size)
+
+    return sequences_that_fit
+
+
+WRONG_CAPACITIES = [
+    *("weights forgotten", "weights added", "a negative number", "a float", "tokens, not blocks"),
+    *("rounded down", "one block too many", "rounded up", "blocks, not sequences"),
+    *("block size forgotten", "always blocks of 16", "keys only"),
+]
+
+
+def by_differences(free: list[int], count: int) -> list[int]:
+    """Right: groups blocks by their difference to their place."""
+    groups: dict[int, list[int]] = {}
+    for place, block in enumerate(sorted(free)):
+        groups.setdefault(block - place, []).append(block)
+    runs = sorted(groups.values(), key=lambda run: (len(run), run[0]))
+    for run in runs:
+        if len(run) >= count:
+            return run[:count]
+    longest = sorted(runs, key=lambda run: (-len(run), run[0]))
+    return sorted([block for run in longest for block in run][:count])
+
+
+def one_after_another(free: list[int], count: int) -> list[int]:
+    """Right: looks for the best run again and again."""
+    left, chosen = set(free), list[int]()
+    while len(chosen) < count:
+        runs = []
+        for block in sorted(left):
+            if block - 1 not in left:
+                end = block
+                while end in left:
+                    end += 1
+                runs.append(list(range(block, end)))
+        missing = count - len(chosen)
+        fitting = [run for run in runs if len(run) >= missing] if not chosen else []
+        run = min(fitting, key=len) if fitting else max(runs, key=len)
+        chosen += run[:missing]
+        left -= set(run)
+    return sorted(chosen)
+
+
+def wrong_choice(name: str) -> Any:
+    def choose_adjacent(free: list[int], count: int) -> list[int]:
+        if name == "the first ones":
+            return sorted(free)[:count]
+        if name == "the last ones":
+            return sorted(free[len(free) - count :])
+        if name == "sorts in place":
+            free.sort()
+        if name == "takes them out":
+            free[:] = free[count:]
+        runs: list[list[int]] = []
+        for block in free if name == "unsorted" else sorted(free):
+            if not runs or runs[-1][-1] + 1 != block:
+                runs.append([])
+            runs[-1].append(block)
+        least = count + 1 if name == "never a whole run" else count
+        fitting = [run for run in runs if len(run) >= least]
+        if name == "of equal ones the last":
+            fitting.reverse()
+        if fitting:
+            best = min(fitting, key=len)
+            if name == "first fit":
+                best = fitting[0]
+            if name == "the longest run":
+                best = max(fitting, key=len)
+            return best[-count:] if name == "from the end of a run" else best[:count]
+        ordered = sorted(runs, key=len, reverse=name != "shortest runs first")
+        if name == "runs in order":
+            ordered = runs
+        chosen = [block for run in ordered for block in run]
+        return chosen[:count] if name == "not sorted" else sorted(chosen[:count])
+
+    return choose_adjacent
+
+
+WRONG_CHOICES = [
+    *("the first ones", "the last ones", "sorts in place", "takes them out", "unsorted"),
+    *("never a whole run", "of equal ones the last", "first fit", "the longest run"),
+    *("from the end of a run", "shortest runs first", "runs in order", "not sorted"),
+]
+
 ANSWERS = {
+    "sequences_that_fit": Answers(
+        right=(in_tokens, by_bytes, wrong_capacity("nothing")),
+        wrong={name: wrong_capacity(name) for name in WRONG_CAPACITIES},
+        equivalent={},
+    ),
     "BlockAllocator": Answers(
-        right=(CountedAllocator, LowestFirst, wrong_allocator("nothing")),
-        wrong={name: wrong_allocator(name) for name in WRONG_ALLOCATORS},
+        right=(LowestFirst, wrong_allocator("nothing")),
+        wrong={
+            **{name: wrong_allocator(name) for name in WRONG_ALLOCATORS},
+            "searches the pool": CountedAllocator,
+        },
         equivalent={"1 -> 2 #4": "one count more than there are blocks; it is never read"},
     ),
     "copy_on_write": Answers(
         right=(checks_the_pool_first, takes_first, wrong_copy("nothing")),
         wrong={name: wrong_copy(name) for name in WRONG_COPIES},
+        equivalent={},
+    ),
+    "choose_adjacent": Answers(
+        right=(by_differences, one_after_another, wrong_choice("nothing")),
+        wrong={name: wrong_choice(name) for name in WRONG_CHOICES},
         equivalent={},
     ),
 }

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from minigen.model.attention import attention
 from tests.answers import Answers
 
 
@@ -65,6 +66,69 @@ WRONG_SLOTS = [
     *("position for offset", "always blocks of 4", "index and offset swapped"),
     *("block not multiplied", "last block for all", "positions from zero", "only the last"),
     "returns None",
+]
+
+
+def taken_along(tables: np.ndarray, lens: np.ndarray, block_size: int) -> Any:
+    """Right: picks the entries by take_along_axis."""
+    index, offset = np.divmod(lens - 1, block_size)
+    return np.take_along_axis(tables, index[:, None], axis=1)[:, 0] * block_size + offset
+
+
+def from_flat_tables(tables: np.ndarray, lens: np.ndarray, block_size: int) -> Any:
+    """Right: all slots of all tables on one axis."""
+    slots = (tables[..., None] * block_size + np.arange(block_size)).reshape(
+        len(tables), block_size * tables.shape[1]
+    )
+    return slots[np.arange(len(lens)), lens - 1]
+
+
+def wrong_batch(name: str) -> Any:
+    def decode_slots(tables: np.ndarray, lens: np.ndarray, block_size: int) -> Any:
+        rows, last = np.arange(len(lens)), lens - 1
+        if name == "changes the lengths":
+            lens -= 1
+            last = lens
+        if name == "changes the tables":
+            tables *= block_size
+            return tables[rows, last // block_size] + last % block_size
+        blocks = tables[rows, last // block_size]
+        match name:
+            case "one slot too far":
+                padded = np.pad(tables, ((0, 0), (0, 1)))
+                return padded[rows, lens // block_size] * block_size + lens % block_size
+            case "tokens in the last block":
+                return blocks * block_size + lens % block_size - 1
+            case "last column":
+                return tables[:, -1] * block_size + last % block_size
+            case "first block":
+                return tables[:, 0] * block_size + last % block_size
+            case "as if contiguous":
+                return tables[:, 0] * block_size + last
+            case "blocks of 4":
+                return blocks * 4 + last % 4
+            case "offset forgotten":
+                return blocks * block_size
+            case "returns a list":
+                return (blocks * block_size + last % block_size).tolist()
+            case "a loop":
+                slots = [
+                    int(tables[row, position // block_size]) * block_size + position % block_size
+                    for row, position in enumerate(last.tolist())
+                ]
+                return np.array(slots, np.int64)
+            case "a loop inside a function":
+                pick = np.vectorize(lambda block, at: block * block_size + at % block_size)
+                return pick(blocks, last) if len(last) else last
+        return blocks * block_size + last % block_size
+
+    return decode_slots
+
+
+WRONG_BATCHES = [
+    *("changes the lengths", "changes the tables", "one slot too far", "tokens in the last block"),
+    *("last column", "first block", "as if contiguous", "blocks of 4", "offset forgotten"),
+    *("returns a list", "a loop", "a loop inside a function"),
 ]
 
 
@@ -214,10 +278,102 @@ WRONG_POOLS = [
     *("copies one slot", "copies nothing", "moves", "copies the first pair"),
 ]
 
+
+def by_log_sums(q: Tensor, pool: Any, layer_id: int, block_ids: list[int], num_tokens: int) -> Any:
+    """Right: merges normalised parts by the logarithms of their sums, from the last block on."""
+    size = pool.block_size
+    out, log_sum = torch.zeros_like(q), torch.full((len(q), 1), -torch.inf)
+    for index in reversed(range((num_tokens + size - 1) // size)):
+        keys, values = pool.gather(layer_id, torch.tensor([block_ids[index]]))
+        held = slice(0, num_tokens - index * size)
+        group = len(q) // keys.shape[1]
+        keys, values = (each[held].repeat_interleave(group, 1) for each in (keys, values))
+        scores = (q * keys).sum(-1).T / q.shape[-1] ** 0.5
+        own = scores.logsumexp(-1, keepdim=True)
+        both = torch.logaddexp(log_sum, own)
+        part = torch.einsum("hk,khd->hd", scores.softmax(-1), values)
+        out = out * (log_sum - both).exp() + part * (own - both).exp()
+        log_sum = both
+    return out
+
+
+def _attended(
+    q: Tensor, pool: Any, layer_id: int, block_ids: list[int], num_tokens: int, name: str
+) -> Any:
+    size, heads = pool.block_size, len(q)
+    count = -(-num_tokens // size)
+    if name == "gathers at once":
+        keys, values = (
+            each[:num_tokens] for each in pool.gather(layer_id, torch.tensor(block_ids[:count]))
+        )
+        return attention(q[None], keys, values)[0]
+    if name == "reads all blocks":
+        count = len(block_ids)
+    if name == "forgets the last block":
+        count -= 1
+    largest = torch.full((heads, 1), -torch.inf)
+    if name == "begins at 0":
+        largest = torch.zeros(heads, 1)
+    total, mixed = torch.zeros(heads, 1), torch.zeros_like(q)
+    for index in range(count):
+        block = block_ids[0] + index if name == "as if adjacent" else block_ids[index]
+        keys, values = pool.gather(layer_id if name != "layer 0" else 0, torch.tensor([block]))
+        if name == "reads twice":
+            pool.gather(layer_id, torch.tensor([block]))
+        held = size if name == "counts empty slots" else max(0, num_tokens - index * size)
+        group = heads // keys.shape[1]
+        if name == "repeats in the wrong order":
+            keys, values = (each[:held].repeat(1, group, 1) for each in (keys, values))
+        else:
+            keys, values = (each[:held].repeat_interleave(group, 1) for each in (keys, values))
+        scores = torch.einsum("hd,khd->hk", q, keys)
+        if name != "not scaled":
+            scores = scores / q.shape[-1] ** 0.5
+        if not len(keys):
+            continue
+        own = scores.amax(-1, keepdim=True)
+        new = own if name == "this block's largest" else torch.maximum(largest, own)
+        if name == "no maximum":
+            new = torch.zeros(heads, 1)
+        kept = (largest - new).exp() if name != "no maximum" else torch.ones(heads, 1)
+        weights = (scores - new).exp()
+        if name != "sum not rescaled":
+            total = total * kept
+        if name != "values not rescaled":
+            mixed = mixed * kept
+        total = total + weights.sum(-1, keepdim=True)
+        mixed = mixed + torch.einsum("hk,khd->hd", weights, values)
+        largest = new
+    if name == "mean of the blocks":
+        return mixed / total / count
+    return mixed if name == "not divided" else mixed / total
+
+
+def attended(name: str) -> Any:
+    def attend_by_block(
+        q: Tensor, pool: Any, layer_id: int, block_ids: list[int], num_tokens: int
+    ) -> Any:
+        return _attended(q, pool, layer_id, block_ids, num_tokens, name)
+
+    return attend_by_block
+
+
+WRONG_ATTENDED = [
+    *("gathers at once", "reads all blocks", "forgets the last block", "as if adjacent"),
+    *("layer 0", "reads twice", "counts empty slots", "repeats in the wrong order", "not scaled"),
+    *("this block's largest", "no maximum", "sum not rescaled", "values not rescaled"),
+    *("mean of the blocks", "not divided", "begins at 0"),
+]
+
 ANSWERS = {
     "slots_of": Answers(
         right=(by_divmod, by_all_slots, wrong_slots("nothing")),
         wrong={name: wrong_slots(name) for name in WRONG_SLOTS},
+        equivalent={},
+    ),
+    "decode_slots": Answers(
+        right=(taken_along, from_flat_tables, wrong_batch("nothing")),
+        wrong={name: wrong_batch(name) for name in WRONG_BATCHES},
         equivalent={},
     ),
     "KVPool": Answers(
@@ -228,5 +384,10 @@ ANSWERS = {
             "True -> False": "zip's strict: there are two halves, for keys and for values",
             "True -> False #2": "zip's strict: every pair has a source and a target",
         },
+    ),
+    "attend_by_block": Answers(
+        right=(by_log_sums, attended("nothing")),
+        wrong={name: attended(name) for name in WRONG_ATTENDED},
+        equivalent={},
     ),
 }

@@ -4,6 +4,7 @@ import heapq
 from itertools import count
 from typing import Any
 
+from minigen_course.ch23_prefix.lesson import PrefixTree
 from tests.answers import Answers
 
 
@@ -198,9 +199,69 @@ class StampedTree:
         return [tuple(token_ids[i * self.size : (i + 1) * self.size]) for i in range(whole)]
 
 
+class OnATree(PrefixTree):
+    """Right: eviction built on the first exercise, as a base class."""
+
+    def __init__(self, allocator: Any, block_size: int):
+        super().__init__(allocator, block_size)
+        self.users: dict[int, int] = {}
+        self.idle: dict[int, None] = {}
+        self.above: dict[int, tuple[Any, Any]] = {}
+
+    @property
+    def num_evictable(self) -> int:
+        return len(self.idle)
+
+    def match(self, token_ids: Any, salt: Any = None) -> list[int]:
+        found = super().match(token_ids, salt)
+        self.acquire(found)
+        return found
+
+    def insert(self, token_ids: Any, block_ids: Any, first: int, salt: Any = None) -> Any:
+        replaced = super().insert(token_ids, block_ids, first, salt)
+        branch = self._roots[salt]
+        for index, key in enumerate(self._keys(token_ids)):
+            above, branch = branch, branch.children[key]
+            self.above[branch.block_id] = above, key
+            if index >= first:
+                self.acquire([branch.block_id])
+        return replaced
+
+    def acquire(self, block_ids: Any) -> None:
+        for block in block_ids:
+            self.users[block] = self.users.get(block, 0) + 1
+            self.idle.pop(block, None)
+
+    def release(self, block_ids: Any) -> None:
+        for block in reversed(list(block_ids)):
+            self.users[block] -= 1
+            if not self.users[block]:
+                self.idle[block] = None
+
+    def evict(self, count: int) -> list[int]:
+        gone = list(self.idle)[:count]
+        for block in gone:
+            above, key = self.above.pop(block)
+            del self.idle[block], above.children[key]
+        self.allocator.release(gone)
+        return gone
+
+
+FINDING = {  # mistakes in finding and keeping blocks
+    *("leaves no token", "leaves the last block out", "match shares nothing"),
+    *("the newer block wins", "insert shares nothing", "the own block is not released"),
+    *("caches one block at a time", "returns no exchange"),
+    *("looks at one block only", "salts ignored"),
+}
+
 ANSWERS = {
-    "RadixPrefixCache": Answers(
+    "PrefixTree": Answers(
         right=(chain_cache("nothing"), StampedTree),
+        wrong={name: chain_cache(name) for name in WRONG if name in FINDING},
+        equivalent={"1 -> 2": "a root's block id; it is never read"},
+    ),
+    "RadixPrefixCache": Answers(
+        right=(chain_cache("nothing"), StampedTree, OnATree),
         wrong={name: chain_cache(name) for name in WRONG},
         equivalent={"1 -> 2 #4": "a root's block id; it is never read"},
     ),
