@@ -1,0 +1,172 @@
+"""What opening a file costs: cold and warm, read as a whole and mapped.
+
+A single cold reading says little: disks are shared, and a machine below this one may keep what this
+one has dropped. So openings take turns, are repeated, and are compared with each other.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import psutil
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from minigen.checkpoint import gguf, quant_formats
+from minigen.checkpoint.quant_formats import FORMATS
+from minigen_course.lab.memory_watch import cost_of, forget_pages
+
+PAGE_BYTES = 4096
+MOST_SPREAD = 1.5  # of repeated cold reads, slowest against fastest
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What it took to open a file and to use one byte of each of its pages.
+
+    `from_disk` is None where the system does not report how much was read.
+    """
+
+    open_seconds: float
+    use_seconds: float
+    resident_mb: float
+    private_mb: float
+    from_disk: float | None
+
+    @property
+    def seconds(self) -> float:
+        """Opening and first use together."""
+        return self.open_seconds + self.use_seconds
+
+
+def copy_to_disk(path: Path, copy: Path) -> Path:
+    """Copy a file and wait until the disk has it, so that its pages can be dropped."""
+    shutil.copyfile(path, copy)
+    with copy.open("rb+") as file:
+        os.fsync(file.fileno())
+    return copy
+
+
+def map_bytes(path: Path) -> UInt8[Tensor, " bytes"]:
+    """Map a file: nothing is read yet."""
+    return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+
+
+def read_bytes(path: Path) -> UInt8[Tensor, " bytes"]:
+    """Read a file as a whole into this process's own memory."""
+    return torch.from_numpy(np.fromfile(path, np.uint8))
+
+
+def measure_openings(
+    path: Path, ways: Mapping[str, Callable[[Path], Tensor]], rounds: int = 4
+) -> dict[str, list[Opening]]:
+    """Open a file in several ways, cold and warm; return what each opening took, by way and state.
+
+    The ways take turns, in the opposite order in every other round, and the first round is not
+    counted. Cold means that this system dropped the file's pages before. No other process should
+    use the file.
+    """
+    found: dict[str, list[Opening]] = {}
+    for turn in range(rounds):
+        for way, open_file in list(ways.items())[:: 1 if turn % 2 else -1]:
+            forget_pages(path)
+            for state in ("cold", "warm"):
+                taken = _opening(path, open_file)
+                if turn:
+                    found.setdefault(f"{way}, {state}", []).append(taken)
+    order = [f"{way}, {state}" for state in ("warm", "cold") for way in ways]
+    return {name: found[name] for name in order}
+
+
+def _opening(path: Path, open_file: Callable[[Path], Tensor]) -> Opening:
+    disk, private = _bytes_from_disk(), private_bytes()
+    data, opening, held = cost_of(lambda: open_file(path))
+    _, use, more = cost_of(lambda: data[::PAGE_BYTES].sum())
+    after = _bytes_from_disk()
+    from_disk = None if disk is None or after is None else (after - disk) / path.stat().st_size
+    return Opening(opening, use, held + more, max(0, private_bytes() - private) / 1e6, from_disk)
+
+
+def private_bytes() -> int:
+    """Return the resident memory that belongs to this process alone, and to no file."""
+    process = psutil.Process()
+    memory = process.memory_info()
+    shared = getattr(memory, "shared", None)  # Linux
+    return int(process.memory_full_info().uss if shared is None else memory.rss - shared)
+
+
+def _bytes_from_disk() -> int | None:
+    """Return how many bytes the system has fetched from disks for this process, if it says so."""
+    try:
+        return int(psutil.Process().io_counters().read_bytes)
+    except (AttributeError, psutil.Error, OSError):
+        return None
+
+
+def middle(openings: Sequence[Opening]) -> Opening:
+    """Return the medians of repeated openings."""
+    shares = [each.from_disk for each in openings if each.from_disk is not None]
+    return Opening(
+        median(each.open_seconds for each in openings),
+        median(each.use_seconds for each in openings),
+        median(each.resident_mb for each in openings),
+        median(each.private_mb for each in openings),
+        median(shares) if shares else None,
+    )
+
+
+def cold_spread(found: Mapping[str, Sequence[Opening]]) -> float:
+    """Return how many times as long the slowest cold opening took as the fastest of its way."""
+    cold = [openings for name, openings in found.items() if name.endswith("cold")]
+    return max(_spread([each.seconds for each in openings]) for openings in cold)
+
+
+def cold_is_sound(found: Mapping[str, Sequence[Opening]]) -> bool:
+    """Return whether the cold openings can be trusted: they agree, and the disk was read."""
+    cold = [each for name in found if name.endswith("cold") for each in found[name]]
+    was_read = all(each.from_disk is None or each.from_disk > 0.9 for each in cold)
+    return was_read and cold_spread(found) <= MOST_SPREAD
+
+
+def _spread(values: Sequence[float]) -> float:
+    return max(values) / min(values)
+
+
+def median_cost(work: Callable[[], Any], repeats: int = 5) -> tuple[Any, float, float]:
+    """Run `work` several times; return its result, the median seconds, and the most megabytes.
+
+    The megabytes are those that became resident while `work` ran.
+    """
+    seconds, megabytes, made = [], [], None
+    for _ in range(repeats):
+        del made
+        made, taken, memory = cost_of(work)
+        seconds.append(taken)
+        megabytes.append(memory)
+    return made, median(seconds), max(megabytes)
+
+
+@contextmanager
+def refreshed_formats() -> Iterator[None]:
+    """Let the engine's table of formats hold the `unpack_q4_1` that its module holds now.
+
+    The table holds functions, so it does not notice that `using` has replaced one of them.
+    """
+    current = replace(FORMATS["Q4_1"], unpack=quant_formats.unpack_q4_1)
+    with patch.dict(FORMATS, {"Q4_1": current}):
+        yield
+
+
+@contextmanager
+def eager_files() -> Iterator[None]:
+    """Let minigen read GGUF files as a whole, instead of mapping them."""
+    with patch.object(gguf, "_map", lambda path, size: read_bytes(path)):
+        yield
