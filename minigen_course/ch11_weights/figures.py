@@ -263,38 +263,30 @@ def _legend_below(axes: Axes, colours: Mapping[str, str]) -> None:
 
 
 MEMORY_STAGES = (
-    "1. A maps the file",
-    "2. A uses page 2",
-    "3. A uses all pages",
-    "4. B maps it too and uses pages 1 to 3",
-    "5. C reads it as a whole",
-    "6. memory gets short",
-)
-_STAGE_TITLES = (
-    "Mapping fills in a table of addresses; no byte is read",
-    "A page fault: the system fetches page 2 from disk, and A goes on",
-    "Every used page is in the page cache once",
-    "B finds the pages in the cache: no disk, no second copy",
-    "C gets a copy of its own; A and B still share one",
-    "Mapped pages can be dropped and fetched again; C's copy cannot",
+    "A maps the file: the page table is prepared, no byte is read",
+    "A uses page 2: a page fault, the system fetches it from disk",
+    "A has used all pages: each is in the page cache once",
+    "B maps the file, too, and finds its pages: no disk, no copy",
+    "C reads the file and gets a copy of its own; A and B share one",
+    "Memory gets short: mapped pages can be dropped, C's copy cannot",
 )
 _PAGES = 5
 _CACHE_Y, _COPY_Y = 4.2, 0.2
 
 
-def virtual_memory(stage: str) -> Figure:
-    """Draw processes, physical memory and disk at one of `MEMORY_STAGES`.
+def virtual_memory(stage: int) -> Figure:
+    """Draw processes, physical memory and disk at one of `MEMORY_STAGES`, counted from 1.
 
     Raises `ValueError` for any other stage.
     """
-    if stage not in MEMORY_STAGES:
-        raise ValueError(f"There is no stage {stage!r}; choose one of {', '.join(MEMORY_STAGES)}.")
-    now = MEMORY_STAGES.index(stage)
+    if not 1 <= stage <= len(MEMORY_STAGES):
+        raise ValueError(f"The stages are 1 to {len(MEMORY_STAGES)}: there is no {stage}.")
+    now = stage - 1
     cached, tables = _memory_at(now)
     made, axes = figure(10, 4.8)
     axes.set(xlim=(-0.2, 16.2), ylim=(-0.1, 8.4))
     axes.axis("off")
-    title(axes, _STAGE_TITLES[now])
+    title(axes, f"{stage}. {MEMORY_STAGES[now]}")
     heads = {1.85: "virtual addresses\nof each process", 8.0: "physical memory", 14.4: "disk"}
     for x, text in heads.items():
         axes.text(x, 7.9, text, ha="center", va="center", color=QUIET, fontsize=10)

@@ -4,8 +4,12 @@ A single cold reading says little: disks are shared, and a machine below this on
 one has dropped. So openings take turns, are repeated, and are compared with each other.
 """
 
+import ctypes
+import gc
 import os
 import shutil
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,10 +26,10 @@ from torch import Tensor
 
 from minigen.checkpoint import gguf, quant_formats
 from minigen.checkpoint.quant_formats import FORMATS
-from minigen_course.lab.memory_watch import cost_of, forget_pages
+from minigen_course.lab.memory_watch import forget_pages, resident_bytes
 
 PAGE_BYTES = 4096
-MOST_SPREAD = 1.5  # of repeated cold reads, slowest against fastest
+MOST_SPREAD = 1.5  # of repeated waits for the disk, the longest against the shortest
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ def measure_openings(
     counted. Cold means that this system dropped the file's pages before. No other process should
     use the file.
     """
+    gc.collect()
     found: dict[str, list[Opening]] = {}
     for turn in range(rounds):
         for way, open_file in list(ways.items())[:: 1 if turn % 2 else -1]:
@@ -87,9 +92,10 @@ def measure_openings(
 
 
 def _opening(path: Path, open_file: Callable[[Path], Tensor]) -> Opening:
+    return_free_memory()
     disk, private = _bytes_from_disk(), private_bytes()
-    data, opening, held = cost_of(lambda: open_file(path))
-    _, use, more = cost_of(lambda: data[::PAGE_BYTES].sum())
+    data, opening, held = cost(lambda: open_file(path))
+    _, use, more = cost(lambda: data[::PAGE_BYTES].sum())
     after = _bytes_from_disk()
     from_disk = None if disk is None or after is None else (after - disk) / path.stat().st_size
     return Opening(opening, use, held + more, max(0, private_bytes() - private) / 1e6, from_disk)
@@ -123,32 +129,55 @@ def middle(openings: Sequence[Opening]) -> Opening:
     )
 
 
-def cold_spread(found: Mapping[str, Sequence[Opening]]) -> float:
-    """Return how many times as long the slowest cold opening took as the fastest of its way."""
-    cold = [openings for name, openings in found.items() if name.endswith("cold")]
-    return max(_spread([each.seconds for each in openings]) for openings in cold)
+def disk_spread(found: Mapping[str, Sequence[Opening]]) -> float:
+    """Return how many times as long the longest wait for the disk was as the shortest.
+
+    A wait is what a cold opening took beyond the median of the warm ones of its way; it counts as
+    a millisecond at least. All ways wait for the same bytes.
+    """
+    waits = [
+        max(1e-3, each.seconds - middle(found[name.replace("cold", "warm")]).seconds)
+        for name, openings in found.items()
+        if name.endswith("cold")
+        for each in openings
+    ]
+    return max(waits) / min(waits)
 
 
 def cold_is_sound(found: Mapping[str, Sequence[Opening]]) -> bool:
-    """Return whether the cold openings can be trusted: they agree, and the disk was read."""
+    """Return whether the cold openings can be trusted: the disk was read, and equally fast."""
     cold = [each for name in found if name.endswith("cold") for each in found[name]]
     was_read = all(each.from_disk is None or each.from_disk > 0.9 for each in cold)
-    return was_read and cold_spread(found) <= MOST_SPREAD
+    return was_read and disk_spread(found) <= MOST_SPREAD
 
 
-def _spread(values: Sequence[float]) -> float:
-    return max(values) / min(values)
+def return_free_memory() -> None:
+    """Give freed memory back to the system, so that what is taken next counts as new."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(0)
+
+
+def cost(work: Callable[[], Any]) -> tuple[Any, float, float]:
+    """Run `work`; return its result, its seconds, and the megabytes that became resident."""
+    before, started = resident_bytes(), time.perf_counter()
+    made = work()
+    seconds = time.perf_counter() - started
+    return made, seconds, max(0, resident_bytes() - before) / 1e6
 
 
 def median_cost(work: Callable[[], Any], repeats: int = 5) -> tuple[Any, float, float]:
     """Run `work` several times; return its result, the median seconds, and the most megabytes.
 
-    The megabytes are those that became resident while `work` ran.
+    The megabytes are those that became resident while `work` ran. Each run gets new memory.
     """
     seconds, megabytes, made = [], [], None
+    gc.collect()
     for _ in range(repeats):
-        del made
-        made, taken, memory = cost_of(work)
+        made = None
+        return_free_memory()
+        made, taken, memory = cost(work)
         seconds.append(taken)
         megabytes.append(memory)
     return made, median(seconds), max(megabytes)
@@ -166,7 +195,7 @@ def refreshed_formats() -> Iterator[None]:
 
 
 @contextmanager
-def eager_files() -> Iterator[None]:
-    """Let minigen read GGUF files as a whole, instead of mapping them."""
-    with patch.object(gguf, "_map", lambda path, size: read_bytes(path)):
+def opened_by(read: Callable[[Path], Tensor]) -> Iterator[None]:
+    """Let minigen open GGUF files by `read`, which returns a file's bytes, such as `read_bytes`."""
+    with patch.object(gguf, "_map", lambda path, size: read(path)):
         yield
