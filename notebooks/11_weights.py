@@ -58,14 +58,13 @@ import pickletools
 import struct
 import tempfile
 import zipfile
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from minigen import SamplingParams, hub
+from minigen import hub
 from minigen.checkpoint import safetensors
 from minigen.checkpoint.gguf import read_gguf
 from minigen.checkpoint.gguf_mapping import config_dict
@@ -74,7 +73,6 @@ from minigen_course import (
     chapter_map,
     check,
     holds,
-    load_model,
     mark,
     measured,
     predict,
@@ -481,28 +479,31 @@ class Walk:
     def __init__(self, data: bytes, position: int):
         self.data, self.position = data, position
 
-    def number(self, layout: str) -> float:
-        (value,) = struct.unpack_from("<" + layout, self.data, self.position)
+    def numbers(self, layout: str) -> tuple[float, ...]:
+        found = struct.unpack_from("<" + layout, self.data, self.position)
         self.position += struct.calcsize("<" + layout)
-        return value
+        return found
 
     def string(self) -> str:
-        length = self.number("Q")
-        self.position += length
-        return self.data[self.position - length : self.position].decode()
+        (length,) = struct.unpack_from("<Q", self.data, self.position)
+        begin = self.position + 8
+        self.position = begin + length
+        return self.data[begin : self.position].decode()
 
     def value(self, kind: int) -> object:
         if kind == STRING:
             return self.string()
         if kind == ARRAY:
-            inner, count = self.number("I"), self.number("Q")
-            return [self.value(inner) for _ in range(count)]
-        return self.number(LAYOUTS[kind])
+            inner, count = self.numbers("IQ")
+            if inner == STRING:
+                return [self.string() for _ in range(count)]
+            return list(self.numbers(f"{count}{LAYOUTS[inner]}"))
+        return self.numbers(LAYOUTS[kind])[0]
 
 
 with path.open("rb") as opened:
     walk = Walk(opened.read(4 * 2**20), position=24)  # the header is within 4 MiB here
-metadata = {walk.string(): walk.value(walk.number("I")) for _ in range(num_keys)}
+metadata = {walk.string(): walk.value(*walk.numbers("I")) for _ in range(num_keys)}
 for key, value in metadata.items():
     if key.startswith("llama.") or key == "tokenizer.ggml.model":
         print(f"{key:<40} {value}")
@@ -532,9 +533,9 @@ guess_vocabulary = predict("Per cent of the header that is vocabulary?", None)
 print("45 rounded up to a multiple of 32:", -(-45 // 32) * 32)
 descriptions = {}
 for _ in range(num_tensors):
-    name, dimensions = walk.string(), walk.number("I")
-    shape = tuple(walk.number("Q") for _ in range(dimensions))[::-1]
-    kind, offset = walk.number("I"), walk.number("Q")
+    name, (dimensions,) = walk.string(), walk.numbers("I")
+    shape = walk.numbers(f"{dimensions}Q")[::-1]
+    kind, offset = walk.numbers("IQ")
     descriptions[name] = (shape, kind, offset)
 alignment = metadata.get("general.alignment", 32)
 data_begins = -(-walk.position // alignment) * alignment
@@ -746,19 +747,19 @@ my_unpack = check(11, unpack_q4_1=unpack_q4_1)
 # tensors are Q4_1. Then the same with a reader that takes the high halves first.
 
 # %%
-count, greedy = "1, 2, 3, 4, 5, 6,", SamplingParams(temperature=0, max_tokens=12)
+count = "1, 2, 3, 4, 5, 6,"
 
 
 def high_halves_first(blocks):
     return my_unpack(torch.cat([blocks[..., :4], blocks[..., 4:] >> 4 | blocks[..., 4:] << 4], -1))
 
 
-with using(11, unpack_q4_1=my_unpack), lesson.refreshed_formats():
-    right = load_model(weights="float32").generate(count, greedy).text
-with using(11, unpack_q4_1=high_halves_first), lesson.refreshed_formats():
-    wrong = load_model(weights="float32").generate(count, greedy).text
-print("as the format says: ", repr(right))
-print("high halves first gives the same text:", wrong == right)
+with using(11, unpack_q4_1=my_unpack):
+    right = lesson.first_answer(own, lesson.map_bytes, count)
+with using(11, unpack_q4_1=high_halves_first):
+    wrong = lesson.first_answer(own, lesson.map_bytes, count)
+print("as the format says: ", repr(right.text))
+print("high halves first gives the same text:", wrong.text == right.text)
 
 # %% [markdown]
 # Every shape is right, no error is raised, each number is even a weight of the model. But half of
@@ -994,32 +995,24 @@ measured("mapping with the header: so many times less time", eager_seconds / laz
 measured("mapping with the offset: so many times less time", eager_seconds / known_seconds)
 
 # %% [markdown]
-# Memory falls by a large factor, time by a much smaller one as long as the header is walked: most of
-# that time goes into 1.8 MB of vocabulary, which becomes a hundred thousand Python strings. The tensor
-# itself costs next to nothing. For a large model the balance is different: its file is a thousand
-# times as large, and its header is not.
+# Memory falls by a large factor. Time hardly falls as long as the header is walked: nearly all of it
+# goes into 1.8 MB of vocabulary, which becomes a hundred thousand Python strings. The tensor itself
+# costs next to nothing. For a large model the balance is different: its file is a thousand times as
+# large, and its header is not.
 #
 # And then the thing that mapping does not buy. A token needs every weight of a dense model. To the
 # first token all pages must be fetched, and here all blocks become float32 as well, since minigen was
-# asked for that form; llama.cpp multiplies blocks as they are. Here is the time to the first token, the
-# file mapped and read eagerly:
+# asked for that form; llama.cpp multiplies blocks as they are. The model that counted above was loaded
+# from the mapped file. Here is its time to the first token, beside that of a model whose file is read
+# eagerly:
 
 # %%
-firsts, one = {}, SamplingParams(temperature=0, max_tokens=1)
-for name, open_file in reversed(ways.items()):
-    with lesson.opened_by(open_file):
-        llm, opening, memory = lesson.median_cost(
-            partial(load_model, str(own), weights="float32"), repeats=1
-        )
-    answer, first_token, _ = lesson.cost(partial(llm.generate, count, one))
-    firsts[name] = opening + first_token
-    print(
-        f"{name:<8}{mark(opening, 's')} to load, {mark(first_token, 's')} more to the first token "
-        f"{answer.text!r}"
-    )
-    if name == "mapped":
-        measured("memory that the loaded model takes, cache and all", memory, "MB")
-    del llm
+eager = lesson.first_answer(own, lesson.read_bytes, count)
+assert eager.text == right.text
+for name, each in (("mapped", right), ("eager", eager)):
+    to_load, to_token = mark(each.load_seconds, "s"), mark(each.token_seconds, "s")
+    print(f"{name:<8}{to_load} to load, {to_token} more to the first token")
+measured("memory that the loaded model takes, cache and all", right.megabytes, "MB")
 
 # %% [markdown]
 # What differs between the two lines is only the read of 98 MB. Conversion and the first forward pass
@@ -1118,8 +1111,8 @@ verdicts(
     ),
     Claim(
         "An engine takes minutes to start",
-        f"{mark(firsts['mapped'], 's')} from opening this model to its first token",
-        holds(firsts["mapped"] > 60),
+        f"{mark(right.seconds, 's')} from opening this model to its first token",
+        holds(right.seconds > 60),
         "weights of a small model take seconds; engines that compile kernels and record CUDA graphs "
         "at their start take longer for that than for the weights",
         measured=True,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,8 +25,10 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from minigen import SamplingParams
 from minigen.checkpoint import gguf, quant_formats
 from minigen.checkpoint.quant_formats import FORMATS
+from minigen_course.lab.inspect_model import load_model
 from minigen_course.lab.memory_watch import forget_pages, resident_bytes
 
 PAGE_BYTES = 4096
@@ -199,3 +202,32 @@ def opened_by(read: Callable[[Path], Tensor]) -> Iterator[None]:
     """Let minigen open GGUF files by `read`, which returns a file's bytes, such as `read_bytes`."""
     with patch.object(gguf, "_map", lambda path, size: read(path)):
         yield
+
+
+@dataclass(frozen=True)
+class FirstAnswer:
+    """A model's answer after loading, the seconds to load it and to its first token, its memory."""
+
+    text: str
+    load_seconds: float
+    token_seconds: float
+    megabytes: float
+
+    @property
+    def seconds(self) -> float:
+        """From opening the file to the first token."""
+        return self.load_seconds + self.token_seconds
+
+
+def first_answer(
+    path: Path, open_file: Callable[[Path], Tensor], prompt: str, max_tokens: int = 12
+) -> FirstAnswer:
+    """Load a GGUF file that `open_file` opens, as float32, and let the model answer greedily."""
+    with opened_by(open_file), refreshed_formats():
+        load = partial(load_model, str(path), weights="float32")
+        llm, load_seconds, memory = median_cost(load, repeats=1)
+    one, greedy = (SamplingParams(temperature=0, max_tokens=most) for most in (1, max_tokens))
+    _, token_seconds, more = cost(partial(llm.generate, prompt, one))
+    return FirstAnswer(
+        llm.generate(prompt, greedy).text, load_seconds, token_seconds, memory + more
+    )
