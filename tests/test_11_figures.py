@@ -108,8 +108,8 @@ def test_a_numbers_bits_are_drawn_in_every_format() -> None:
     (axes,) = figure.axes
     texts = [each.get_text() for each in axes.texts]
     assert sum(text in ("0", "1") for text in texts) == 32 + 16 + 16 + 8 + 8 + 8 + 4
-    assert "0.1015625   1.6% off" in texts
-    assert axes.get_title(loc="left") == "0.1: BF16 9.8e-04 off, FP8 E4M3 1.6% off, INT4 42.9% off"
+    assert "0.1015625   1.6 % off" in texts
+    assert axes.get_title(loc="left") == "0.1: BF16 0.098 % off, FP8 E4M3 1.6 % off, INT4 43 % off"
     png(figure)
 
 

@@ -89,13 +89,14 @@ def test_shards_are_mapped_and_a_false_index_is_refused(tmp_path: Path) -> None:
     save_file({"b": torch.arange(4.0)}, tmp_path / "2.safetensors")
     index = tmp_path / "model.safetensors.index.json"
     places = {"a": "1.safetensors", "b": "2.safetensors"}
-    index.write_text(json.dumps({"weight_map": places}))
+    index.write_text(json.dumps({"weight_map": places}), encoding="utf-8")
     found = reference.map_shards(tmp_path)
     assert {name: each.tolist() for name, each in found.items()} == {
         "a": [0, 1, 2],
         "b": [0, 1, 2, 3],
     }
-    index.write_text(json.dumps({"weight_map": {**places, "c": "2.safetensors"}}))
+    places["c"] = "2.safetensors"
+    index.write_text(json.dumps({"weight_map": places}), encoding="utf-8")
     with pytest.raises(ValueError, match="lists c"):
         reference.map_shards(tmp_path)
 
