@@ -135,17 +135,19 @@ del raw
 # | `model.safetensors.index.json` | which of several files holds which tensor | this chapter |
 # | `tokenizer.json` | the vocabulary and the rules that cut text into tokens | chapter 12 |
 # | `tokenizer_config.json`, `special_tokens_map.json` | which tokens are special, how they are treated | chapter 12 |
-# | `chat_template.jinja` (or a field of `tokenizer_config.json`) | how messages become one text | chapter 12 |
+# | `chat_template.jinja` (or a field of `tokenizer_config.json`) | the [chat template](../docs/glossary.md#chat-template): how messages become one text | chapter 12 |
 # | `README.md`, `LICENSE` | what the model was trained for, and what you may do with it | you |
 #
 # The file that people look at least is the one that decides most. From `config.json` alone you can
 # compute how many weights there are, what the [KV cache](../docs/glossary.md#kv-cache) takes for each
-# token (chapter 00), and which features an engine must support: a sliding window, scaled positions,
-# tied embeddings. A wrong number there is an error of shapes if you are lucky. A wrong `rope_theta`
-# or a missing end token changes answers without any error.
+# token (chapter 00), and which features an engine must support: a
+# [sliding window](../docs/glossary.md#sliding-window), scaled positions, tied embeddings. A wrong
+# number there is an error of shapes if you are lucky. A wrong `rope_theta` (it sets how positions are
+# encoded, chapter 13) or a missing end token changes answers without any error.
 #
-# The model of this course came as one file in the format **GGUF**, which holds all of these together.
-# minigen translates its metadata into the keys of `config.json`. This is the real one:
+# The model of this course came as one file in the format **GGUF**, which holds nearly all of this
+# together. minigen translates its metadata into the keys of `config.json`. This is what the file says,
+# and where the rest of the folder is found in it:
 
 # %%
 file = read_gguf(path)
@@ -165,7 +167,8 @@ for name, key in {
 # %% [markdown]
 # Thirty layers of width 576, nine query heads that share three KV heads (chapter 14), and a
 # vocabulary of 49,152 tokens. `tie_word_embeddings` says that one matrix serves as embedding and as
-# output head. Now to the weights themselves.
+# output head. Settings of sampling are not in the file, except the token that ends an answer. Now to
+# the weights themselves.
 #
 # ## safetensors by hand
 #
@@ -220,8 +223,8 @@ print(f"{first[0]} + 256 × {first[1]} + 256² × {first[2]} + ... = {header_byt
 # |---|---|
 # | `<` at the beginning | little-endian, nothing skipped between the numbers |
 # | `B`, `H`, `I`, `Q` | an integer without a sign, of 1, 2, 4, 8 bytes (small letters: with a sign) |
-# | `e`, `f` | a floating-point number of 2 or 4 bytes |
-# | `4s` | four bytes as they are |
+# | `e`, `f`, `d` | a floating-point number of 2, 4 or 8 bytes |
+# | `4s`, `?` | four bytes as they are; one byte that is true or false |
 #
 # So `struct.unpack_from("<Q", data)` reads one integer of eight bytes, and `"<4sIQQQ"` reads four
 # bytes, an integer of four bytes, and three integers of eight. The result is always a tuple.
@@ -259,8 +262,9 @@ print(f"the data begin at byte {8 + header_bytes}, which is 8 × {(8 + header_by
 #
 # ## Your turn: the header
 #
-# Write the reader before you see ours. The next cells of this chapter then use *your* header, or the
-# package's as long as yours does not pass.
+# Write the reader before you see ours. A `TensorEntry` is a record of four fields: `TensorEntry("F32",
+# (576,), begin, end)`. The next cells of this chapter then use *your* header, or the package's as long
+# as yours does not pass.
 
 # %%
 task(11, "read_safetensors_header")
@@ -321,7 +325,7 @@ del naive, theirs, ours
 #
 # A program never sees the memory chips. It uses **virtual addresses**, and the processor translates
 # each of them to a place in physical memory. The operating system hands out memory in **pages**,
-# usually of 4,096 bytes, and keeps a **page table** for every process: which of its pages is where.
+# usually of 4,096 bytes (16,384 on Apple's processors), and keeps a **page table** for every process: which of its pages is where.
 # (Reading itself goes by smaller pieces, **cache lines** of 64 or 128 bytes. Pages are the unit of
 # *translation*.)
 #
@@ -382,8 +386,9 @@ assert torch.equal(mapped["norm"], tensors["norm"])
 del mapped
 
 # %% [markdown]
-# Memory follows use. The norm has a size of less than one page, and brings in a handful of pages,
-# because the system fetches some neighbours at once (**readahead**).
+# Memory follows use. The norm is smaller than one page, and yet brings in many, because the system
+# enters neighbours of a page into the page table at once (**fault-around**), as it also fetches
+# neighbours when it reads from the disk (**readahead**).
 #
 # ## What is saved, and what is only moved
 #
@@ -429,7 +434,7 @@ picture(
 #   table. **That cost has moved from opening to first use.** With a cold file, the wait for the disk
 #   moves there as well. It does not become shorter, because the disk must deliver the same bytes.
 # - **The copy is what is truly saved**, in time and in memory. Warm, the difference between the two
-#   rows is the copy: memory is filled a second time with bytes that the page cache has already. A
+#   rows is the copy: new memory is filled with bytes that the page cache has already. A
 #   second process that maps the file shares these pages. And when memory gets short, the system can
 #   drop them without writing anything, because the file still has them.
 #
@@ -465,13 +470,28 @@ picture(
 )
 
 # %% [markdown]
+# The count of tensors shows the byte order again: 272 is 256 + 16, in hexadecimal 0x0110, and the file
+# has 10 before 01.
+#
 # What follows has no fixed places. A string is its length and then its bytes. A value is the number
 # of its kind, and then the value. An array is the kind of its elements, their number, and then the
 # elements. So you cannot jump to a key: the header must be walked through from the front. One small
 # class does it.
 
 # %%
-LAYOUTS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
+LAYOUTS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 STRING, ARRAY = 8, 9
 
 
@@ -520,8 +540,9 @@ for key, value in metadata.items():
 #
 # Python's `//` rounds down, also for negative numbers, so `-(-p // a)` rounds up. By hand, for p = 45
 # and a = 32: −45 // 32 is −2 (since −45/32 = −1.4, rounded *down*), so the result is 2 × 32 = 64.
-# Every tensor's offset is a multiple of $a$, too. Vector instructions read 16, 32 or 64 bytes at once,
-# and are fastest when these bytes do not straddle two cache lines.
+# Every tensor's offset is a multiple of $a$, too. Vector instructions
+# ([SIMD](../docs/glossary.md#simd)) read 16, 32 or 64 bytes at once, and are fastest when these bytes do
+# not straddle two cache lines.
 #
 # A header is often imagined as a few lines in front of the weights. How much of this file's 1.8 MB of
 # header is vocabulary, that is, tokens and merge rules?
@@ -561,8 +582,9 @@ for key, value in file.metadata.items():
 # float32.
 #
 # **The same tensors, in another order.** GGUF is not only another container. llama.cpp's converter
-# gives tensors other names, and it reorders the rows of the query and key matrices, because its
-# rotary embedding (chapter 13) pairs *neighbouring* rows. Meta's original Llama was trained with
+# gives tensors other names, and for models of the Llama architecture it reorders the rows of the query
+# and key matrices, because its [rotary embedding](../docs/glossary.md#rotary-embedding) (chapter 13)
+# pairs *neighbouring* rows. Meta's original Llama was trained with
 # neighbours. Hugging Face's conversion of Llama moved the two halves of each pair 32 rows apart (in a
 # head of 64), and models that were trained with that code, such as ours, never knew another order.
 # llama.cpp moves all of them (back) to neighbours. Nothing in the file says so, and both orders have
@@ -597,8 +619,8 @@ explore(
 draw_files.hover_map(pieces)
 
 # %% [markdown]
-# A third of the file is one tensor, the embedding. The other two thirds are thirty times the same
-# seven matrices.
+# Nearly a third of the file is one tensor, the embedding. The rest is thirty times the same seven
+# matrices.
 #
 # ## Numbers as bits
 #
@@ -628,14 +650,14 @@ draw_files.hover_map(pieces)
 # - **FP32** (float32): 8 exponent bits and 23 mantissa bits.
 # - **FP16** (float16): 5 and 10. Precise, but it ends at 65,504.
 # - **BF16** ([bfloat16](https://cloud.google.com/blog/products/ai-machine-learning/bfloat16-the-secret-to-high-performance-on-cloud-tpus)):
-#   8 and 7. It is simply the upper half of an FP32, with the same range and fewer digits. Most models
+#   8 and 7. It is the upper half of an FP32, rounded: the same range with fewer digits. Most models
 #   are published in it.
 # - **FP8** ([Micikevicius et al. 2022](https://arxiv.org/abs/2209.05433)): E4M3 has 4 and 3, E5M2 has 5
 #   and 2. E4M3 gives up infinity to reach 448 instead of 240.
 # - **INT8** and **INT4** are not floating-point at all: an integer from −127 to 127, or from −7 to 7,
 #   times a **scale** that many numbers share. That is **quantisation**.
 #
-# Type a number, such as 65505, 1e-8, 3.14159 or 448. For the integer formats, also type the largest
+# Type a number, such as 3.14159, 448, 65520 or 1e-8. For the integer formats, also type the largest
 # number that shares its scale. What happens to a small number beside a large one?
 
 # %%
@@ -674,7 +696,7 @@ explore(
 # | symbol | meaning | bits for a block |
 # |---|---|---|
 # | $d$ | scale: the distance from one level to the next | 16 |
-# | $m$ | minimum: the value of level 0 | 16 |
+# | $m$ | minimum: the value of level 0 (not the mantissa from above) | 16 |
 # | $q_i$ | level of number $i$ | 32 × 4 |
 # | $w_i$ | weight $i$ of the block | |
 #
@@ -762,8 +784,9 @@ print("as the format says: ", repr(right.text))
 print("high halves first gives the same text:", wrong.text == right.text)
 
 # %% [markdown]
-# Every shape is right, no error is raised, each number is even a weight of the model. But half of
-# every block stands in the wrong place, and the model can no longer count. This is how a wrong
+# Every shape is right, no error is raised, each number is even a weight of the model. But the two
+# halves of every block have changed places, and the model can no longer count. (The calls are more
+# than 210, since a large tensor is converted a thousand rows at a time.) This is how a wrong
 # reader fails: silently. That is why readers of weights are tested against another library, number
 # by number.
 
@@ -1007,12 +1030,12 @@ measured("mapping with the offset: so many times less time", eager_seconds / kno
 # eagerly:
 
 # %%
-eager = lesson.first_answer(own, lesson.read_bytes, count)
-assert eager.text == right.text
+eager = lesson.first_answer(own, lesson.read_bytes, count, max_tokens=1)
+assert right.text.startswith(eager.text)
 for name, each in (("mapped", right), ("eager", eager)):
     to_load, to_token = mark(each.load_seconds, "s"), mark(each.token_seconds, "s")
-    print(f"{name:<8}{to_load} to load, {to_token} more to the first token")
-measured("memory that the loaded model takes, cache and all", right.megabytes, "MB")
+    print(f"{name:<8}{to_load} to load, {to_token} more to the first token, ", end="")
+    print(f"{mark(each.megabytes, 'MB')} resident then")
 
 # %% [markdown]
 # What differs between the two lines is only the read of 98 MB. Conversion and the first forward pass
@@ -1156,7 +1179,11 @@ scratch.cleanup()
 # which the third one read, and the third one's own copy. Only the second copy must stay; pages of the
 # first can be dropped.</details>
 #
-# <details><summary>3. A format stores blocks of 64 numbers with 3 bits each and one FP16 scale. How many
+# <details><summary>3. Which number has the FP32 bits 1 10000000 10000000000000000000000?</summary>
+# The sign is minus. The stored exponent is 128, so the exponent is 128 − 127 = 1. The first mantissa
+# bit stands for a half, so the number is −1.5 · 2¹ = −3.</details>
+#
+# <details><summary>4. A format stores blocks of 64 numbers with 3 bits each and one FP16 scale. How many
 # bits per weight is that, and how large is a model of 8 billion weights?</summary>
 # 3 + 16/64 = 3.25 bits. 8 × 10⁹ × 3.25 / 8 = 3.25 GB.</details>
 #

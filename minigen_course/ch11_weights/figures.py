@@ -231,9 +231,20 @@ def opening_costs(rows: Mapping[str, Opening], num_bytes: int) -> Figure:
     left.set_xlabel("milliseconds")
     right.set_xlabel("megabytes resident")
     right.set_xlim(0, 1.08 * max(1.0, *(each.resident_mb for each in found)))
-    below = -0.58 / (0.5 * len(rows) + 0.3)  # inches / inches
-    _legend_below(left, below, {"open": BLUE, "first use of each page": ORANGE})
-    _legend_below(right, below, {"this process's own copy": PINK, "pages of the file": SKY})
+    colours = {
+        "open": BLUE,
+        "first use of each page": ORANGE,
+        "this process's own copy": PINK,
+        "pages of the file": SKY,
+    }
+    made.legend(
+        handles=[Patch(color=colour, label=name) for name, colour in colours.items()],
+        ncols=len(colours),
+        loc="outside lower center",
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+    )
     title(left, "Time: mapping opens at once, first use pays")
     title(right, "Memory: only reading makes a copy")
     return made
@@ -249,18 +260,6 @@ def _bars(
     """Draw two lengths behind one another in each place."""
     axes.barh(places, first, color=colours[0], height=0.6)
     axes.barh(places, second, left=first, color=colours[1], height=0.6)
-
-
-def _legend_below(axes: Axes, y: float, colours: Mapping[str, str]) -> None:
-    axes.legend(
-        handles=[Patch(color=colour, label=name) for name, colour in colours.items()],
-        ncols=len(colours),
-        loc="upper center",
-        bbox_to_anchor=(0.5, y),
-        frameon=False,
-        fontsize=9,
-        labelcolor=INK,
-    )
 
 
 MEMORY_STAGES = (

@@ -220,7 +220,7 @@ class FirstAnswer:
 
 
 def first_answer(
-    path: Path, open_file: Callable[[Path], Tensor], prompt: str, max_tokens: int = 12
+    path: Path, open_file: Callable[[Path], Tensor], prompt: str, max_tokens: int = 6
 ) -> FirstAnswer:
     """Load a GGUF file that `open_file` opens, as float32, and let the model answer greedily."""
     with opened_by(open_file), refreshed_formats():
