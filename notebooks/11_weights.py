@@ -205,6 +205,7 @@ picture(
     number="11.1",
 )
 print(f"{first[0]} + 256 × {first[1]} + 256² × {first[2]} + ... = {header_bytes}")
+print(f"the same eight bytes in the wrong order: {int.from_bytes(first[:8], 'big'):,}")
 
 # %% [markdown]
 # Two questions come up whenever numbers lie in a file.
@@ -213,7 +214,7 @@ print(f"{first[0]} + 256 × {first[1]} + 256² × {first[2]} + ... = {header_byt
 # byte 2. A **little-endian** file stores the small part first: 2, 1. A **big-endian** file stores 1,
 # 2. Nearly all processors of today are little-endian, and so are both formats of this chapter. The
 # order is a convention: the bytes themselves do not tell it. Read in the wrong order, the length
-# above is not a little wrong, but astronomically wrong.
+# is astronomically wrong, as the last line above shows.
 #
 # **How many bytes has the number, and is it an integer?** Python's `struct` has a
 # [letter for each kind](https://docs.python.org/3/library/struct.html#format-characters). This
@@ -325,17 +326,17 @@ del naive, theirs, ours
 #
 # A program never sees the memory chips. It uses **virtual addresses**, and the processor translates
 # each of them to a place in physical memory. The operating system hands out memory in **pages**,
-# usually of 4,096 bytes (16,384 on Apple's processors), and keeps a **page table** for every process: which of its pages is where.
-# (Reading itself goes by smaller pieces, **cache lines** of 64 or 128 bytes. Pages are the unit of
-# *translation*.)
+# usually of 4,096 bytes (16,384 on Apple's processors), and keeps a **page table** for every process,
+# which says where each of its pages is. (Reading itself goes by smaller pieces, **cache lines** of 64
+# or 128 bytes. Pages are the unit of *translation*.)
 #
 # The system also keeps pages of files that were read lately, in the **page cache**. A normal read
 # copies bytes from there into the process's own memory.
 #
-# **Memory-mapping** leaves out the copy. The system notes in the page table that a range of addresses
-# *is* this file, and reads nothing. When the program uses an address whose page is not in memory yet,
-# the processor stops it. This is a **page fault**. The system fetches the page from the disk into the
-# page cache, enters it into the page table, and the program goes on without noticing anything.
+# **Memory-mapping** leaves out the copy. The system notes that a range of addresses *is* this file, and
+# reads nothing. When the program uses an address whose page is not in its page table, the processor
+# stops it. This is a **page fault**. The system fetches the page from the disk into the page cache, if
+# it is not there yet, enters it into the page table, and the program goes on without noticing anything.
 #
 # Step through it. What differs between process B, which maps the file, and process C, which reads it?
 
@@ -392,7 +393,8 @@ del mapped
 #
 # ## What is saved, and what is only moved
 #
-# Now the whole model's file, in both ways: read eagerly, or mapped. After opening, one byte of every
+# Now the whole model's file, in both ways: read **eagerly**, which means all of it at once, or mapped.
+# After opening, one byte of every
 # page is used, which is enough to bring the page in. We measure it **warm**, when the file is in the
 # page cache already, and **cold**, when its pages were dropped before and must come from the disk.
 #
@@ -1067,7 +1069,7 @@ verdicts(
         "Mapping loads weights 100 times faster",
         f"{mark(open_times)} times to open, {mark(whole_times)} times with first use, warm",
         within(whole_times, 50, 200),
-        "opening only prepares a page table, so its factor grows with the file; the first token "
+        "opening only reserves addresses, so its factor grows with the file; the first token "
         "needs every page, and then only the copy is saved",
         tunney,
         measured=True,

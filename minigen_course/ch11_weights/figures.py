@@ -263,7 +263,7 @@ def _bars(
 
 
 MEMORY_STAGES = (
-    "A maps the file: the page table is prepared, no byte is read",
+    "A maps the file: addresses are reserved, no byte is read",
     "A uses page 2: a page fault, the system fetches it from disk",
     "A has used all pages: each is in the page cache once",
     "B maps the file, too, and finds its pages: no disk, no copy",
