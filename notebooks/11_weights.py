@@ -29,7 +29,7 @@
 # BF16, FP8 or four bits from its bits; and explain why a pickle is no place for weights.
 #
 # **You need** Python and a little PyTorch: tensors, shapes, dtypes. Nothing of chapter 00 is needed.
-# **Time:** about 70 minutes to read and try, about 60 for the exercises.
+# **Time:** about 70 minutes to read and try, about 70 for the exercises.
 #
 # **Where we are:** **files on disk → tensors in memory** → token ids → embedding → 30 layers →
 # output head → next token.
@@ -205,7 +205,11 @@ picture(
     number="11.1",
 )
 print(f"{first[0]} + 256 × {first[1]} + 256² × {first[2]} + ... = {header_bytes}")
-print(f"the same eight bytes in the wrong order: {int.from_bytes(first[:8], 'big'):,}")
+print(f"the same eight bytes in the wrong order: {int.from_bytes(first[:8], 'big'):,}\n")
+text = small.read_bytes()[8 : 8 + header_bytes].decode()
+print(text.rstrip().replace("},", "},\n "))
+print(f"spaces at the end: {len(text) - len(text.rstrip())}")
+print(f"the data begin at byte {8 + header_bytes}, which is 8 × {(8 + header_bytes) // 8}")
 
 # %% [markdown]
 # Two questions come up whenever numbers lie in a file.
@@ -214,7 +218,7 @@ print(f"the same eight bytes in the wrong order: {int.from_bytes(first[:8], 'big
 # byte 2. A **little-endian** file stores the small part first: 2, 1. A **big-endian** file stores 1,
 # 2. Nearly all processors of today are little-endian, and so are both formats of this chapter. The
 # order is a convention: the bytes themselves do not tell it. Read in the wrong order, the length
-# is astronomically wrong, as the last line above shows.
+# is astronomically wrong, as the second line above shows.
 #
 # **How many bytes has the number, and is it an integer?** Python's `struct` has a
 # [letter for each kind](https://docs.python.org/3/library/struct.html#format-characters). This
@@ -229,17 +233,9 @@ print(f"the same eight bytes in the wrong order: {int.from_bytes(first[:8], 'big
 #
 # So `struct.unpack_from("<Q", data)` reads one integer of eight bytes, and `"<4sIQQQ"` reads four
 # bytes, an integer of four bytes, and three integers of eight. The result is always a tuple.
-#
-# Here is the whole header of our file:
-
-# %%
-text = small.read_bytes()[8 : 8 + header_bytes].decode()
-print(text.rstrip().replace("},", "},\n "))
-print(f"\nspaces at the end: {len(text) - len(text.rstrip())}")
-print(f"the data begin at byte {8 + header_bytes}, which is 8 × {(8 + header_bytes) // 8}")
 
 # %% [markdown]
-# Each tensor has its dtype, its shape, and two **offsets**, where its bytes begin and end. The
+# Now to the header itself, which is printed above. Each tensor has its dtype, its shape, and two **offsets**, where its bytes begin and end. The
 # offsets count from the end of the header, because a program that writes a file does not know the
 # header's length before it has written the header. In the file, with $H$ bytes of header,
 #
@@ -338,7 +334,19 @@ del naive, theirs, ours
 # stops it. This is a **page fault**. The system fetches the page from the disk into the page cache, if
 # it is not there yet, enters it into the page table, and the program goes on without noticing anything.
 #
-# Step through it. What differs between process B, which maps the file, and process C, which reads it?
+# In Python, `torch.from_file` asks the system for such a mapping. `size` is the number of elements;
+# `shared=False` says that changes to the tensor must never reach the file (the
+# [mmap](https://man7.org/linux/man-pages/man2/mmap.2.html) call underneath gets `MAP_PRIVATE`). The
+# result is an ordinary tensor. Slicing it and viewing the slice as another dtype are free, since both
+# only compute an address.
+#
+# **Step through the drawing.** What differs between process B, which maps the file, and process C,
+# which reads it?
+#
+# **Then predict.** The cell after the drawing maps the small file, uses its norm, and then its
+# embedding of 56.6 MB. How many megabytes become **resident**, that is, really are in physical memory,
+# when the file is mapped? And how many more when the embedding is used? Your two numbers go into the
+# last lines of the drawing's cell.
 
 # %%
 explore(
@@ -348,19 +356,6 @@ explore(
     "11.2",
     stage=(1, len(draw_files.MEMORY_STAGES), 1, 5),
 )
-
-# %% [markdown]
-# In Python, `torch.from_file` asks the system for such a mapping. `size` is the number of elements;
-# `shared=False` says that changes to the tensor must never reach the file (the
-# [mmap](https://man7.org/linux/man-pages/man2/mmap.2.html) call underneath gets `MAP_PRIVATE`). The
-# result is an ordinary tensor. Slicing it and viewing the slice as another dtype are free, since both
-# only compute an address.
-#
-# The next cell maps the small file, then uses its norm, then its embedding of 56.6 MB. How many
-# megabytes become resident, that is, really are in physical memory, when the file is mapped? And how
-# many more when the embedding is used?
-
-# %%
 guess_mapped = predict("Megabytes after mapping?", None, within=3)
 guess_used = predict("Megabytes more after using the embedding?", None, within=1.5)
 
@@ -479,8 +474,13 @@ picture(
 # of its kind, and then the value. An array is the kind of its elements, their number, and then the
 # elements. So you cannot jump to a key: the header must be walked through from the front. One small
 # class does it.
+#
+# A header is often imagined as a few lines in front of the weights. This one has 1.8 MB. How many per
+# cent of it are vocabulary, that is, tokens and merge rules?
 
 # %%
+guess_vocabulary = predict("Per cent of the header that is vocabulary?", None)
+
 LAYOUTS = {
     0: "B",
     1: "b",
@@ -545,12 +545,6 @@ for key, value in metadata.items():
 # Every tensor's offset is a multiple of $a$, too. Vector instructions
 # ([SIMD](../docs/glossary.md#simd)) read 16, 32 or 64 bytes at once, and are fastest when these bytes do
 # not straddle two cache lines.
-#
-# A header is often imagined as a few lines in front of the weights. How much of this file's 1.8 MB of
-# header is vocabulary, that is, tokens and merge rules?
-
-# %%
-guess_vocabulary = predict("Per cent of the header that is vocabulary?", None)
 
 # %%
 print("45 rounded up to a multiple of 32:", -(-45 // 32) * 32)
@@ -586,11 +580,11 @@ for key, value in file.metadata.items():
 # **The same tensors, in another order.** GGUF is not only another container. llama.cpp's converter
 # gives tensors other names, and for models of the Llama architecture it reorders the rows of the query
 # and key matrices, because its [rotary embedding](../docs/glossary.md#rotary-embedding) (chapter 13)
-# pairs *neighbouring* rows. Meta's original Llama was trained with
-# neighbours. Hugging Face's conversion of Llama moved the two halves of each pair 32 rows apart (in a
-# head of 64), and models that were trained with that code, such as ours, never knew another order.
-# llama.cpp moves all of them (back) to neighbours. Nothing in the file says so, and both orders have
-# the same shape. Chapter 13 shows what a wrong order does, and there you write the permutation.
+# pairs *neighbouring* rows. Meta's original Llama was trained with neighbours. Hugging Face's
+# conversion of Llama moved the two halves of each pair 32 rows apart (in a head of 64), and models that
+# were trained with that code, such as ours, never knew another order. llama.cpp moves all of them
+# (back) to neighbours. Nothing in the file says so, and both orders have the same shape. Chapter 13
+# shows what a wrong order does, and there you write the permutation.
 #
 # ## Drag it
 #
@@ -687,6 +681,36 @@ explore(
 # 0.1 becomes 0.143. Type 100 as the largest number, and 0.1 becomes 0 in both. So the numbers that
 # share a scale should be few, and of similar size.
 #
+# ## Your turn: a number from its bits
+
+# %%
+task(11, "float_of_bits")
+
+# %%
+# exercise: minigen_course.ch11_weights.number_formats.float_of_bits
+def float_of_bits(bits: str, exponent_bits: int) -> float:
+    """Return the number that bits stand for: the sign first, then exponent and mantissa.
+
+    A stored exponent of zeros means a subnormal number, one of ones means infinity (if the mantissa
+    is zero) or nan.
+
+    >>> float_of_bits("1" + "01111100" + "01000000000000000000000", exponent_bits=8)
+    -0.15625
+    """
+    raise NotImplementedError  # your turn
+
+# %%
+my_float = check(11, float_of_bits=float_of_bits)
+with using(11, float_of_bits=my_float):
+    drawn = draw_files.number_bits("-0.15625", "1")
+picture(
+    drawn,
+    "The number that was computed by hand. Your function, once it passes, reads the values of FP32, "
+    "FP16, BF16 and E5M2 from their bits.",
+    number="11.7",
+)
+
+# %% [markdown]
 # ## A block of four bits
 #
 # Most tensors of our file have the kind `Q4_1`. A row is cut into **blocks** of 32 numbers. A block
@@ -722,7 +746,7 @@ picture(
     ),
     "The first block of blk.0.attn_q.weight: two bytes of scale, two of minimum, and sixteen bytes "
     "that hold two levels each.",
-    number="11.7",
+    number="11.8",
 )
 packed = block[4]
 low, high = packed % 16, packed // 16
@@ -827,14 +851,15 @@ print(f"blocks that come back byte for byte: {(again == blocks).all(-1).float().
 #
 # ## The package's version
 #
-# The package's versions of the three exercises open below, once yours have passed. In the engine, a `StoredTensor` is a view of mapped bytes together with a format. Opening a file
+# The package's versions of the four exercises open below, once yours have passed. In the engine, a `StoredTensor` is a view of mapped bytes together with a format. Opening a file
 # makes 272 of them and reads no weight. `rows()` and `columns()` cut such a view without reading it,
 # which is how several GPUs each get their part (chapter 41). `dequantize()` then converts the whole
 # tensor, or the part that it was cut to, in chunks of a thousand rows, so that the conversion needs
 # little memory besides its result. It stands below the exercises.
 
 # %%
-reveal(11, read_safetensors_header=my_header, unpack_q4_1=my_unpack, pack_q4_1=my_pack)
+reveal(11, read_safetensors_header=my_header, float_of_bits=my_float)
+reveal(11, unpack_q4_1=my_unpack, pack_q4_1=my_pack)
 torch.testing.assert_close(my_unpack(blocks).flatten(-2), tensor.dequantize())
 assert my_header(small) == reference.read_safetensors_header(small)
 show(safetensors.StoredTensor.dequantize)

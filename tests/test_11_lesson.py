@@ -24,6 +24,7 @@ from minigen_course.ch11_weights.number_formats import (
     bits_per_weight,
     encode_float,
     encode_integer,
+    float_of_bits,
     rounding_error,
 )
 from minigen_course.ch11_weights.reference import DTYPES, pack_q4_1, read_safetensors_header
@@ -130,6 +131,9 @@ def test_bits_of_numbers_are_torchs(form: Any) -> None:
         right = torch.tensor(number, dtype=torch.float64).to(dtype)
         assert bits == int(right.view(integer)) % 2**form.num_bits, number
         assert stored.value == float(right)
+        if form.has_infinity:
+            text = "".join(text for _, text in stored.fields)
+            assert float_of_bits(text, form.exponent_bits) == stored.value
 
 
 def test_numbers_beyond_a_format_become_infinite_or_the_largest() -> None:

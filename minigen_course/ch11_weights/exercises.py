@@ -1,6 +1,7 @@
 """Checks of chapter 11: a safetensors header, and Q4_1 blocks in both directions."""
 
 import json
+import math
 import struct
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from minigen_course.ch11_weights.reference import TensorEntry
 from minigen_course.grading.exercise import Wrong, expect, expect_close, expect_equal
 
 ReadHeader = Callable[[Path], Mapping[str, TensorEntry]]
+FloatOfBits = Callable[[str, int], float]
 Unpack = Callable[[Tensor], Tensor]
 Pack = Callable[[Tensor], Tensor]
 
@@ -112,6 +114,55 @@ def bytes_that_belong_to_no_tensor_are_refused(part: ReadHeader) -> None:
     header = {"norm": _entry("F32", [3], 0, 12), "key": _entry("F32", [2], 16, 24)}
     _expect_refused(part, _file(header, 24)[0], "a file with bytes between two tensors")
     _expect_refused(part, _file(TWO, 40)[0], "a file with bytes after its last tensor")
+
+
+def _expect_number(part: FloatOfBits, fields: str, right: float) -> None:
+    """Expect the value of "sign exponent mantissa", three groups of bits."""
+    exponent_bits = len(fields.split()[1])
+    found = part(fields.replace(" ", ""), exponent_bits)
+    expect(isinstance(found, int | float), f"returned {type(found).__name__}; return a number.")
+    is_same = math.isnan(found) if math.isnan(right) else found == right
+    expect(is_same, f"{fields} is {found!r}; it should be {right!r}.")
+    signs = math.copysign(1, found), math.copysign(1, right)
+    expect(
+        math.isnan(right) or signs[0] == signs[1], f"the sign of {fields} should be {right!r}'s."
+    )
+
+
+def numbers_of_fp32_are_read(part: FloatOfBits) -> None:
+    """numbers in FP32, with 8 exponent bits:"""
+    zeros = "0" * 20
+    _expect_number(part, f"0 01111111 000{zeros}", 1.0)
+    _expect_number(part, f"1 01111100 010{zeros}", -0.15625)
+    _expect_number(part, f"0 10000001 101{zeros}", 6.5)
+    _expect_number(part, f"0 11111110 {'1' * 23}", 3.4028234663852886e38)
+
+
+def other_formats_have_another_bias(part: FloatOfBits) -> None:
+    """numbers in FP16, BF16 and FP8 E5M2:"""
+    _expect_number(part, "0 01111 0000000000", 1.0)
+    _expect_number(part, "0 11110 1111111111", 65504.0)
+    _expect_number(part, "1 00001 0000000001", -(2.0**-14) * (1 + 2.0**-10))
+    _expect_number(part, "0 01111011 1001101", 0.10009765625)
+    _expect_number(part, "0 01011 10", 0.09375)
+    _expect_number(part, "1 11110 11", -57344.0)
+
+
+def small_numbers_lose_the_leading_one(part: FloatOfBits) -> None:
+    """subnormal numbers, whose stored exponent is zero, and both zeros:"""
+    _expect_number(part, "0 00000 1000000000", 2.0**-15)
+    _expect_number(part, "1 00000 0000000001", -(2.0**-24))
+    _expect_number(part, "0 00000 11", 0.75 * 2.0**-14)
+    _expect_number(part, "0 00000000 0000000", 0.0)
+    _expect_number(part, "1 00000 00", -0.0)
+
+
+def the_largest_exponent_is_infinity_or_nan(part: FloatOfBits) -> None:
+    """stored exponents of ones only:"""
+    _expect_number(part, "0 11111 0000000000", math.inf)
+    _expect_number(part, "1 11111111 0000000", -math.inf)
+    _expect_number(part, "0 11111 0000000001", math.nan)
+    _expect_number(part, "1 11111111 1000000", math.nan)
 
 
 def _block(scale: float, minimum: float, levels: Sequence[int]) -> list[int]:
@@ -264,6 +315,12 @@ CHECKS = {
         a_file_that_is_cut_short_is_refused,
         tensors_that_overlap_are_refused,
         bytes_that_belong_to_no_tensor_are_refused,
+    ),
+    "float_of_bits": (
+        numbers_of_fp32_are_read,
+        other_formats_have_another_bias,
+        small_numbers_lose_the_leading_one,
+        the_largest_exponent_is_infinity_or_nan,
     ),
     "unpack_q4_1": (
         levels_are_halves_of_bytes,

@@ -13,7 +13,14 @@ from matplotlib.patches import Patch, Rectangle
 
 from minigen.checkpoint.gguf import GGUFFile
 from minigen_course.ch11_weights.lesson import Opening
-from minigen_course.ch11_weights.number_formats import FLOATS, encode_float, encode_integer
+from minigen_course.ch11_weights.number_formats import (
+    FLOATS,
+    FloatFormat,
+    StoredNumber,
+    encode_float,
+    encode_integer,
+    float_of_bits,
+)
 from minigen_course.figures.style import (
     AMBER,
     BLUE,
@@ -394,7 +401,7 @@ def number_bits(number: str, largest: str) -> Figure:
     Raises `ValueError` for texts that are no numbers.
     """
     value, top = _parsed(number), abs(_parsed(largest))
-    stored = {form.name: encode_float(value, form) for form in FLOATS}
+    stored = {form.name: _read_back(encode_float(value, form), form) for form in FLOATS}
     stored["INT8, shared scale"] = encode_integer(value, max(top, abs(value)), 8)
     stored["INT4, shared scale"] = encode_integer(value, max(top, abs(value)), 4)
     made, axes = figure(10, 3.9)
@@ -420,6 +427,14 @@ def number_bits(number: str, largest: str) -> Figure:
     found["INT4"] = _error_of(stored["INT4, shared scale"].value, value)
     title(axes, f"{value:g}: " + ", ".join(f"{name} {said}" for name, said in found.items()))
     return made
+
+
+def _read_back(stored: StoredNumber, form: FloatFormat) -> StoredNumber:
+    """Return the number with the value that `float_of_bits` reads from its bits."""
+    if not form.has_infinity:  # there the largest exponent is one like others
+        return stored
+    bits = "".join(text for _, text in stored.fields)
+    return StoredNumber(stored.fields, float_of_bits(bits, form.exponent_bits))
 
 
 def _parsed(text: str) -> float:

@@ -101,6 +101,26 @@ def _stored_fields(size: float, form: FloatFormat) -> tuple[int, int]:
     return exponent + form.bias, round((size / 2.0**exponent - 1) * 2**form.mantissa_bits)
 
 
+def float_of_bits(bits: str, exponent_bits: int) -> float:
+    """Return the number that bits stand for: the sign first, then exponent and mantissa.
+
+    A stored exponent of zeros means a subnormal number, one of ones means infinity (if the mantissa
+    is zero) or nan.
+
+    >>> float_of_bits("1" + "01111100" + "01000000000000000000000", exponent_bits=8)
+    -0.15625
+    """
+    sign = -1.0 if bits[0] == "1" else 1.0
+    stored, digits = bits[1 : 1 + exponent_bits], bits[1 + exponent_bits :]
+    fraction = int(digits, 2) / 2 ** len(digits)
+    bias = 2 ** (exponent_bits - 1) - 1
+    if "0" not in stored:
+        return sign * math.inf if fraction == 0 else math.nan
+    if "1" not in stored:
+        return sign * 2.0 ** (1 - bias) * fraction
+    return sign * 2.0 ** (int(stored, 2) - bias) * (1 + fraction)
+
+
 def encode_integer(number: float, largest: float, num_bits: int) -> StoredNumber:
     """Round a number to a signed integer times a scale, such that `largest` still fits.
 

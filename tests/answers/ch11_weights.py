@@ -1,6 +1,7 @@
 """Answers to the exercises of chapter 11."""
 
 import json
+import math
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -126,6 +127,79 @@ WRONG_HEADERS = [
     *("size instead of end", "order of the header", "only overlaps", "only gaps"),
     *("no look at neighbours", "another error", "end unchecked", "may end early"),
     *("may end late", "a list", "raw entries"),
+]
+
+
+FORMATS_OF_TORCH = {
+    (32, 8): (torch.int32, torch.float32),
+    (16, 5): (torch.int16, torch.float16),
+    (16, 8): (torch.int16, torch.bfloat16),
+    (8, 5): (torch.int8, torch.float8_e5m2),
+}
+
+
+def float_by_torch(bits: str, exponent_bits: int) -> float:
+    """Right: torch views the integer with these bits as a float."""
+    integer, dtype = FORMATS_OF_TORCH[len(bits), exponent_bits]
+    value = int(bits[1:], 2) - (2 ** (len(bits) - 1) if bits[0] == "1" else 0)
+    return torch.tensor(value, dtype=integer).view(dtype).item()
+
+
+def float_by_sums(bits: str, exponent_bits: int) -> float:
+    """Right: a power of two for each mantissa bit."""
+    stored = int(bits[1 : 1 + exponent_bits], 2)
+    power = max(stored, 1) - (2 ** (exponent_bits - 1) - 1)
+    total = 2.0**power if stored else 0.0
+    for place, bit in enumerate(bits[1 + exponent_bits :], 1):
+        total += int(bit) * 2.0 ** (power - place)
+    if stored == 2**exponent_bits - 1:
+        total = math.nan if "1" in bits[1 + exponent_bits :] else math.inf
+    return -total if bits[0] == "1" else total
+
+
+def wrong_float(name: str) -> Callable[[str, int], object]:
+    def part(bits: str, exponent_bits: int) -> object:
+        if name == "always as FP32":
+            exponent_bits = 8
+        stored, digits = bits[1 : 1 + exponent_bits], bits[1 + exponent_bits :]
+        if name == "mantissa first":
+            stored, digits = bits[-exponent_bits:], bits[1:-exponent_bits]
+        if name == "mantissa backwards":
+            digits = digits[::-1]
+        exponent, fraction = int(stored, 2), int(digits, 2) / 2 ** len(digits)
+        bias = {"bias of 128": 2 ** (exponent_bits - 1), "always 127": 127}.get(
+            name, 2 ** (exponent_bits - 1) - 1
+        )
+        sign = -1.0 if bits[0] == "1" else 1.0
+        if name == "no sign":
+            sign = 1.0
+        if name == "sign turned":
+            sign = -sign
+        if exponent == 2**exponent_bits - 1 and name != "no infinity":
+            if name == "nan for all":
+                return math.nan
+            if name == "infinity for all" or fraction == 0:
+                return math.inf if name == "one infinity" else sign * math.inf
+            return math.nan
+        if exponent == 0 and name != "no subnormals":
+            if name == "zero for all":
+                return sign * 0.0
+            if name == "zero without a sign" and fraction == 0:
+                return 0.0
+            return sign * 2.0 ** (name != "one power too small") * 2.0**-bias * fraction
+        if name == "no leading one":
+            return sign * 2.0 ** (exponent - bias) * fraction
+        value = sign * 2.0 ** (exponent - bias) * (1 + fraction)
+        return str(value) if name == "a text" else value
+
+    return part
+
+
+WRONG_FLOATS = [
+    *("always as FP32", "mantissa first", "mantissa backwards", "bias of 128", "always 127"),
+    *("no sign", "sign turned", "no infinity", "nan for all", "infinity for all"),
+    *("one infinity", "no subnormals", "zero for all", "zero without a sign"),
+    *("one power too small", "no leading one", "a text"),
 ]
 
 
@@ -275,6 +349,11 @@ ANSWERS = {
     "read_safetensors_header": Answers(
         right=(header_by_bytes, header_by_sums, wrong_header("nothing")),
         wrong={name: wrong_header(name) for name in WRONG_HEADERS},
+        equivalent={},
+    ),
+    "float_of_bits": Answers(
+        right=(float_by_torch, float_by_sums, wrong_float("nothing")),
+        wrong={name: wrong_float(name) for name in WRONG_FLOATS},
         equivalent={},
     ),
     "unpack_q4_1": Answers(
