@@ -181,7 +181,8 @@ for name, key in {
 # Take three tensors of the model, give them three different dtypes, and let the safetensors library
 # write them, so that there is something to read by hand. (The file stores its weights as 4-bit and
 # 8-bit numbers; `dequantize()` turns them into ordinary floats. You will write that step yourself
-# below.) Like nearly every file on the hub, this one gets a small note, its **metadata**.
+# below.) Like nearly every file on the hub, this one gets a small note, its **metadata**. (On the hub it
+# is mostly `{"format": "pt"}`, which says that PyTorch wrote the file.)
 
 # %%
 tensors = {
@@ -190,7 +191,7 @@ tensors = {
     "embedding": file.tensors["token_embd.weight"].dequantize().half(),
 }
 small = folder / "small.safetensors"
-save_file(tensors, small, metadata={"format": "pt", "model": "SmolLM2-135M-Instruct"})
+save_file(tensors, small, metadata={"model": "SmolLM2-135M-Instruct"})
 first = small.read_bytes()[:64]
 (header_bytes,) = struct.unpack_from("<Q", first)
 picture(
@@ -686,6 +687,7 @@ explore(
 # %%
 task(11, "float_of_bits")
 
+
 # %%
 # exercise: minigen_course.ch11_weights.number_formats.float_of_bits
 def float_of_bits(bits: str, exponent_bits: int) -> float:
@@ -698,6 +700,7 @@ def float_of_bits(bits: str, exponent_bits: int) -> float:
     -0.15625
     """
     raise NotImplementedError  # your turn
+
 
 # %%
 my_float = check(11, float_of_bits=float_of_bits)
