@@ -339,7 +339,8 @@ del naive, theirs, ours
 # `shared=False` says that changes to the tensor must never reach the file (the
 # [mmap](https://man7.org/linux/man-pages/man2/mmap.2.html) call underneath gets `MAP_PRIVATE`). The
 # result is an ordinary tensor. Slicing it and viewing the slice as another dtype are free, since both
-# only compute an address.
+# only compute an address. One warning: the file must stay as it is. If another program shortens it, the
+# next access to a missing page ends your process, so replace such a file by renaming a new one.
 #
 # **Step through the drawing.** What differs between process B, which maps the file, and process C,
 # which reads it?
@@ -854,11 +855,12 @@ print(f"blocks that come back byte for byte: {(again == blocks).all(-1).float().
 #
 # ## The package's version
 #
-# The package's versions of the four exercises open below, once yours have passed. In the engine, a `StoredTensor` is a view of mapped bytes together with a format. Opening a file
-# makes 272 of them and reads no weight. `rows()` and `columns()` cut such a view without reading it,
-# which is how several GPUs each get their part (chapter 41). `dequantize()` then converts the whole
-# tensor, or the part that it was cut to, in chunks of a thousand rows, so that the conversion needs
-# little memory besides its result. It stands below the exercises.
+# The package's versions of the four exercises open below, once yours have passed. In the engine, a
+# `StoredTensor` is a view of mapped bytes together with a format. Opening a file makes 272 of them and
+# reads no weight. `rows()` and `columns()` cut such a view without reading it, which is how several
+# GPUs each get their part (chapter 41). `dequantize()` then converts the whole tensor, or the part that
+# it was cut to, in chunks of a thousand rows, so that the conversion needs little memory besides its
+# result. Its source stands below the exercises.
 
 # %%
 reveal(11, read_safetensors_header=my_header, float_of_bits=my_float)
@@ -887,10 +889,9 @@ print(f"Q4_1 by your two functions: {float((mine - normal).norm() / normal.norm(
 
 # %% [markdown]
 # From BF16 to Q8_0 the size nearly halves, and the error becomes three times as large. Q4_1 takes less
-# than a third of BF16, with an error 47 times as large. (Q6_K has no error here, because the gguf library
-# only reads it.) What such an error does to the *answers* is another question, because
-# weights are not random, and errors partly cancel in a sum of 576 products. Chapter 34 measures it as
-# perplexity and agreement.
+# than a third of BF16, with an error 47 times as large. (Q6_K has no error here, because the gguf
+# library only reads it.) What such an error does to the *answers* is another question, because weights
+# are not random, and errors partly cancel in a sum of 576 products. Chapter 34 measures it.
 #
 # ### Algorithm and container
 #
@@ -902,7 +903,7 @@ print(f"Q4_1 by your two functions: {float((mine - normal).norm() / normal.norm(
 # | **Number format:** how do levels and scales lie in memory? | Q4_1; [K-quants](https://github.com/ggml-org/llama.cpp/pull/1684) such as Q4_K, with 256 numbers in a block and 6-bit scales inside it; GPTQ's and AWQ's packed INT32; FP8 with one scale for a row or a tensor |
 # | **Container:** which file holds them, and how are they found? | safetensors, GGUF, `.pt` |
 #
-# The three are chosen separately. A GPTQ model on the hub is a safetensors file whose tensors are
+# The three are largely independent. A GPTQ model on the hub is a safetensors file whose tensors are
 # integers, beside a `quantization_config` in `config.json` that says how to read them. And a Q4_K in a
 # GGUF may come from plain rounding or from a careful search: the reader cannot tell, and need not.
 #
@@ -984,8 +985,12 @@ print("torch.load refused it:", refused)
 # `torch.load` today unpickles with a list of allowed functions (`weights_only=True`, the default since
 # torch 2.6), and refuses such a file. A program that switches this off is back at the line above.
 # [Python's own documentation](https://docs.python.org/3/library/pickle.html) begins with the warning
-# never to unpickle data that you do not trust. A safetensors or GGUF file has no instruction that
-# calls anything; the worst it can do is to lie about lengths, which is why you checked them.
+# never to unpickle data that you do not trust. A header of safetensors or GGUF has no instruction that
+# calls anything. It can lie about lengths, which is why you checked them.
+#
+# Two other files of a model's folder *are* programs, however. A chat template is a small one, which an
+# engine must run in a sandbox (chapter 12). And a folder may hold Python files, which some loaders run
+# if you tell them to trust remote code.
 #
 # And mapping? In a plain pickle, the bytes of a tensor lie in the middle of the program, at any
 # address, so there is nothing to map. But `torch.save` writes a zip archive, in which each tensor is
@@ -1230,7 +1235,8 @@ scratch.cleanup()
 #   copies**: from the page cache into a buffer whose pages cannot move (**pinned memory**), and from
 #   there by the GPU's own copy engine (**DMA**, direct memory access) over the PCIe bus. With several
 #   GPUs each keeps its rows or columns only (chapter 41).
-# - Page faults come one at a time, so a mapping does not keep a fast disk busy. vLLM can use the
+# - Page faults come one at a time, and readahead looks only a little ahead, so a mapping does not keep
+#   a fast disk busy. vLLM can use the
 #   [Run:ai Model Streamer](https://docs.vllm.ai/en/stable/models/extensions/runai_model_streamer/), which
 #   reads with many threads, also from object stores, or
 #   [fastsafetensors](https://github.com/foundation-model-stack/fastsafetensors). The latter can use
