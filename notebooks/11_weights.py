@@ -18,12 +18,29 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/minigen/minigen/blob/main/notebooks/11_weights.ipynb)
 # [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=notebooks/11_weights.ipynb)
 #
-# A model is a file. This chapter opens two kinds of it byte by byte, with nothing but Python's
-# `struct` and `json`, and then does not read them at all: it maps them.
+# Before a model says anything, its weights must come from a disk. The way in which they lie there
+# decides how long a server takes to start, how much memory it needs, and whether a file that you
+# downloaded may run a program on your machine. This chapter opens two formats of weights byte by
+# byte, with nothing but Python's `struct` and `json`. Then it stops reading them at all, and maps
+# them into memory instead. At the end you decode numbers of four bits, and run the model on them.
 #
-# **Afterwards you can** say what every byte of a safetensors or GGUF file means, turn a 4-bit block
-# into numbers, say what memory-mapping saves and what it only puts off, and why a pickle is no
-# place for weights.
+# **Afterwards you can** say what every byte of a safetensors or GGUF file means, and refuse a broken
+# one; say what memory-mapping saves and what it only moves to later; read a number in FP32, FP16,
+# BF16, FP8 or four bits from its bits; and explain why a pickle is no place for weights.
+#
+# **You need** Python and a little PyTorch: tensors, shapes, dtypes. Nothing of chapter 00 is needed.
+# **Time:** about 70 minutes to read and try, about 70 for the exercises.
+#
+# **Where we are:** **files on disk → tensors in memory** → token ids → embedding → 30 layers →
+# output head → next token.
+#
+# <!-- card -->
+#
+# | problem | phase | what saturates | layer | knob | metric |
+# |---|---|---|---|---|---|
+# | loading | before the first step | disk bandwidth, memory capacity | L2 runtime | `--weights` | time to load, bytes per weight |
+#
+# <!-- /card -->
 
 # %%
 import importlib.util
@@ -37,116 +54,261 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
 # %load_ext minigen_course
 import json
 import pickle
+import pickletools
 import struct
 import tempfile
-from collections.abc import Callable
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from minigen import SamplingParams, hub
-from minigen.checkpoint import quant_formats, safetensors
+from minigen import hub
+from minigen.checkpoint import safetensors
 from minigen.checkpoint.gguf import read_gguf
-from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
+from minigen.checkpoint.gguf_mapping import config_dict
+from minigen_course import (
+    Claim,
+    chapter_map,
+    check,
+    holds,
+    mark,
+    measured,
+    predict,
+    reveal,
+    show,
+    task,
+    using,
+    verdicts,
+    within,
+)
 from minigen_course.ch11_weights import figures as draw_files
-from minigen_course.ch11_weights.figures import hover_map
+from minigen_course.ch11_weights import lesson, number_formats, reference
 from minigen_course.figures.explore import explore, picture
-from minigen_course.lab.memory_watch import cost_of, forget_pages
 
 path = hub.resolve(hub.DEFAULT_MODEL)
 scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 folder = Path(scratch.name)
+chapter_map("weights")
 
 # %% [markdown]
 # ## A number that hurts
 #
-# You want one vector out of the model's file: the 576 numbers of a normalisation. The obvious way
-# is to read the file and take them. First *cold*, with the file's pages dropped from the system's
-# own memory (as far as this system lets us), then *warm*, right after.
+# You want one vector out of the model's file: the 576 numbers of its first normalisation, 2,304
+# bytes in all. The obvious way is to read the file, and to take them from it. The file is a copy of
+# our own, so that no other program uses it, and the system has it in memory already, so that the
+# disk plays no part yet.
+#
+# Predict first: how many megabytes of memory does the process take for these 2,304 bytes? Replace
+# `None` by a number, and run the cell. (Values in ⟨ ⟩ were measured on the machine that ran this
+# notebook. Yours will differ.)
 
 # %%
+guess_memory = predict("Megabytes of memory for a vector of 2,304 bytes?", None, within=1.5)
+
+# %%
+own = lesson.copy_to_disk(path, folder / "own.gguf")
 wanted = 576 * 4
-forget_pages(path)
-raw, eager_cold, eager_memory = cost_of(path.read_bytes)
-del raw
-raw, eager_warm, _ = cost_of(path.read_bytes)
+raw, eager_seconds, eager_memory = lesson.median_cost(own.read_bytes)
 print(f"bytes in the file: {len(raw):,}; bytes wanted: {wanted:,}, one in {len(raw) // wanted:,}")
-measured("reading it cold", eager_cold * 1e3, "ms")
-measured("reading it warm", eager_warm * 1e3, "ms")
-measured("memory that it takes", eager_memory, "MB")
+measured("time to read it (median of five)", eager_seconds * 1e3, "ms")
+guess_memory.compare(eager_memory, "MB", measured=True)
 del raw
 
 # %% [markdown]
-# Both the time and the memory grow with the file, not with what is wanted. This one is small. At
-# 140 GB (a 70B model in two bytes a weight) the same line of Python does not come back on most
-# machines.
+# Time and memory both grow with the file, and not with what is wanted. This file is small. A model
+# of 70 billion weights in two bytes each has 140 GB, and on most machines the same line of Python
+# ends with an error: there is not that much memory.
 #
-# ## The smallest version that works
+# To do better, we must know where in the file the vector is. That is what a file format is for.
 #
-# safetensors is the simplest format there is: eight bytes that say how long a header is, the header
-# in JSON, and then bytes of tensors. Take three tensors of the model, in three types, and have the
-# safetensors library write them, so that there is something to read by hand.
+# ## What a model's folder holds
+#
+# On the Hugging Face hub, a model is a folder of files. Only one or a few of them hold weights:
+#
+# | file | what it says | who reads it |
+# |---|---|---|
+# | `config.json` | the architecture: number of layers, heads, sizes, the kind of positions | the code that builds the model |
+# | `generation_config.json` | how answers are meant to be sampled and where they end: temperature, top-p, ids of end tokens | the engine, as defaults |
+# | `model.safetensors`, or `model-00001-of-00030.safetensors` ... | the weights | this chapter |
+# | `model.safetensors.index.json` | which of several files holds which tensor | this chapter |
+# | `tokenizer.json` | the vocabulary and the rules that cut text into tokens | chapter 12 |
+# | `tokenizer_config.json`, `special_tokens_map.json` | which tokens are special, how they are treated | chapter 12 |
+# | `chat_template.jinja` (or a field of `tokenizer_config.json`) | the [chat template](../docs/glossary.md#chat-template): how messages become one text | chapter 12 |
+# | `README.md`, `LICENSE` | what the model was trained for, and what you may do with it | you |
+#
+# The file that people look at least is the one that decides most. From `config.json` alone you can
+# compute how many weights there are, what the [KV cache](../docs/glossary.md#kv-cache) takes for each
+# token (chapter 00), and which features an engine must support: a
+# [sliding window](../docs/glossary.md#sliding-window), scaled positions, tied embeddings. A wrong
+# number there is an error of shapes if you are lucky. A wrong `rope_theta` (it sets how positions are
+# encoded, chapter 13) or a missing end token changes answers without any error.
+#
+# The model of this course came as one file in the format **GGUF**, which holds nearly all of this
+# together. minigen translates its metadata into the keys of `config.json`. This is what the file says,
+# and where the rest of the folder is found in it:
 
 # %%
-stored = read_gguf(path).tensors
+file = read_gguf(path)
+config = config_dict(file)
+print(json.dumps(config, indent=1))
+print()
+for name, key in {
+    "generation_config.json": "tokenizer.ggml.eos_token_id",
+    "tokenizer.json, vocabulary": "tokenizer.ggml.tokens",
+    "tokenizer.json, merges": "tokenizer.ggml.merges",
+    "chat_template.jinja": "tokenizer.chat_template",
+}.items():
+    value = file.metadata[key]
+    unit = "characters" if isinstance(value, str) else "entries"
+    print(f"{name:<28}{key:<30}{value if isinstance(value, int) else f'{len(value):,} {unit}'}")
+
+# %% [markdown]
+# Thirty layers of width 576, nine query heads that share three KV heads (chapter 14), and a
+# vocabulary of 49,152 tokens. `tie_word_embeddings` says that one matrix serves as embedding and as
+# output head. Settings of sampling are not in the file, except the token that ends an answer. Now to
+# the weights themselves.
+#
+# ## safetensors by hand
+#
+# **safetensors** is the simplest format that does the job. A file has three parts:
+#
+# 1. eight bytes: the length of the header,
+# 2. the header, in JSON,
+# 3. the bytes of all tensors, one after the other.
+#
+# Take three tensors of the model, give them three different dtypes, and let the safetensors library
+# write them, so that there is something to read by hand. (The file stores its weights as 4-bit and
+# 8-bit numbers; `dequantize()` turns them into ordinary floats. You will write that step yourself
+# below.) Like nearly every file on the hub, this one gets a small note, its **metadata**. (On the hub it
+# is mostly `{"format": "pt"}`, which says that PyTorch wrote the file.)
+
+# %%
 tensors = {
-    "norm": stored["blk.0.attn_norm.weight"].dequantize(),
-    "key": stored["blk.0.attn_k.weight"].dequantize().to(torch.bfloat16),
-    "embedding": stored["token_embd.weight"].dequantize().half(),
+    "norm": file.tensors["blk.0.attn_norm.weight"].dequantize(),
+    "key": file.tensors["blk.0.attn_k.weight"].dequantize().to(torch.bfloat16),
+    "embedding": file.tensors["token_embd.weight"].dequantize().half(),
 }
-del stored  # a mapped file keeps its pages
 small = folder / "small.safetensors"
-save_file(tensors, small)
+save_file(tensors, small, metadata={"model": "SmolLM2-135M-Instruct"})
 first = small.read_bytes()[:64]
 (header_bytes,) = struct.unpack_from("<Q", first)
 picture(
     draw_files.byte_grid(
         first,
-        [(f"header's length: {header_bytes}", 8), ("the header, in JSON", 56)],
-        "The first 64 bytes of a safetensors file",
+        [(f"the header's length: {header_bytes}", 8), ("the header, in JSON", 56)],
+        "A safetensors file begins with eight bytes of length, then text",
         letters=True,
     ),
-    "A grid of 64 bytes in hexadecimal: eight of a length, then the beginning of the header.",
+    "The first 64 bytes of a safetensors file in hexadecimal, and below each its character, where "
+    "it has one.",
+    number="11.1",
 )
+print(f"{first[0]} + 256 × {first[1]} + 256² × {first[2]} + ... = {header_bytes}")
+print(f"the same eight bytes in the wrong order: {int.from_bytes(first[:8], 'big'):,}\n")
+text = small.read_bytes()[8 : 8 + header_bytes].decode()
+print(text.rstrip().replace("},", "},\n "))
+print(f"spaces at the end: {len(text) - len(text.rstrip())}")
+print(f"the data begin at byte {8 + header_bytes}, which is 8 × {(8 + header_bytes) // 8}")
 
 # %% [markdown]
-# `<Q` is struct's name for eight bytes of a whole number, the smallest part first (little-endian).
-# What the header says of each tensor is its type, its shape, and where its bytes begin and end,
-# counted from the header's end.
+# Two questions come up whenever numbers lie in a file.
+#
+# **In which order are the bytes of one number?** The number 258 is 256 + 2, so it has a byte 1 and a
+# byte 2. A **little-endian** file stores the small part first: 2, 1. A **big-endian** file stores 1,
+# 2. Nearly all processors of today are little-endian, and so are both formats of this chapter. The
+# order is a convention: the bytes themselves do not tell it. Read in the wrong order, the length
+# is astronomically wrong, as the second line above shows.
+#
+# **How many bytes has the number, and is it an integer?** Python's `struct` has a
+# [letter for each kind](https://docs.python.org/3/library/struct.html#format-characters). This
+# chapter uses
+#
+# | format | meaning |
+# |---|---|
+# | `<` at the beginning | little-endian, nothing skipped between the numbers |
+# | `B`, `H`, `I`, `Q` | an integer without a sign, of 1, 2, 4, 8 bytes (small letters: with a sign) |
+# | `e`, `f`, `d` | a floating-point number of 2, 4 or 8 bytes |
+# | `4s`, `?` | four bytes as they are; one byte that is true or false |
+#
+# So `struct.unpack_from("<Q", data)` reads one integer of eight bytes, and `"<4sIQQQ"` reads four
+# bytes, an integer of four bytes, and three integers of eight. The result is always a tuple.
+
+# %% [markdown]
+# Now to the header itself, which is printed above. Each tensor has its dtype, its shape, and two **offsets**, where its bytes begin and end. The
+# offsets count from the end of the header, because a program that writes a file does not know the
+# header's length before it has written the header. In the file, with $H$ bytes of header,
+#
+# $$\text{begin}_{\text{file}} = 8 + H + \text{begin}_{\text{header}}, \qquad
+# \text{end}_{\text{file}} = 8 + H + \text{end}_{\text{header}}$$
+#
+# | symbol | meaning | in the code |
+# |---|---|---|
+# | $H$ | the length of the header in bytes | `header_bytes` |
+# | $\text{begin}_{\text{header}}, \text{end}_{\text{header}}$ | the two offsets, counted from the header's end | `data_offsets` |
+# | $\text{begin}_{\text{file}}, \text{end}_{\text{file}}$ | the same places, counted from the first byte of the file | `begin`, `end` |
+#
+# Three details make the difference between a reader that works here and one that works on the hub:
+#
+# - **`__metadata__`** stands beside the tensors and is none: it has no offsets. A loop over all keys
+#   fails on it with a `KeyError`, and nearly every file of the hub has it.
+# - **Spaces** fill the header up, so that the data begin at a multiple of 8. A processor reads an
+#   8-byte number fastest, and on some machines only, from such an address. `json` ignores spaces.
+# - **Nothing may overlap, and nothing may be left over.** A reader that does not check this can be
+#   made to hand out the same bytes twice, or to read beyond the end of the file.
+#
+# ## Your turn: the header
+#
+# Write the reader before you see ours. A `TensorEntry` is a record of four fields: `TensorEntry("F32",
+# (576,), begin, end)`. The next cells of this chapter then use *your* header, or the package's as long
+# as yours does not pass.
 
 # %%
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+task(11, "read_safetensors_header")
+
+# %%
+# exercise: minigen_course.ch11_weights.reference.read_safetensors_header
+from pathlib import Path
+
+from minigen_course.ch11_weights.reference import TensorEntry
 
 
+def read_safetensors_header(path: Path) -> dict[str, TensorEntry]:
+    """Return the entry of each tensor of a safetensors file, by name.
+
+    The offsets of an entry count from the first byte of the file. Raises `ValueError` for a file
+    that is cut short, and for tensors that do not cover the bytes after the header exactly once.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+my_header = check(11, read_safetensors_header=read_safetensors_header)
+
+# %% [markdown]
+# ## The smallest version that works
+#
+# With the header it is easy to read everything. `torch.frombuffer` takes bytes as numbers of a dtype,
+# without changing them.
+
+
+# %%
 def read_naive(path: Path) -> dict[str, torch.Tensor]:
     raw = path.read_bytes()
-    (header_bytes,) = struct.unpack_from("<Q", raw)
-    header = json.loads(raw[8 : 8 + header_bytes])
     found = {}
-    for name, entry in header.items():
-        begin, end = (8 + header_bytes + offset for offset in entry["data_offsets"])
-        data = bytearray(raw[begin:end])  # a copy
-        found[name] = torch.frombuffer(data, dtype=DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    for name, entry in my_header(path).items():
+        data = bytearray(raw[entry.begin : entry.end])  # a copy
+        numbers = torch.frombuffer(data, dtype=reference.DTYPES[entry.dtype])
+        found[name] = numbers.reshape(entry.shape)
     return found
 
 
-for name, entry in json.loads(small.read_bytes()[8 : 8 + header_bytes]).items():
-    print(f"{name:<10}", entry)
 naive, theirs, ours = read_naive(small), load_file(small), safetensors.read_safetensors(small)
 for name, tensor in naive.items():
     assert torch.equal(tensor, theirs[name])
     assert torch.equal(tensor.float(), ours[name].dequantize())
 print("by hand, the safetensors library and minigen:", len(naive), "equal tensors")
-
-# %% [markdown]
-# ## Why it is wasteful
-#
-# `read_naive` brings all bytes into the process, and then copies each of them once more. To get at
-# the norm it has moved the embedding twice.
-
-# %%
 sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in naive.items()}
 for name, size in sizes.items():
     print(f"{name:<10}{size:>12,} bytes")
@@ -154,106 +316,186 @@ print(f"moved to get the norm: {2 * sum(sizes.values()):,} bytes")
 del naive, theirs, ours
 
 # %% [markdown]
+# It is right, and it is wasteful. `read_naive` brings all bytes into the process, and then copies
+# each of them once more. To get the 2,304 bytes of the norm, it has moved the embedding twice.
+#
 # ## The idea: map the file
 #
-# A processor reads memory through pages (mostly of 4,096 bytes). The system can say that a run of
-# pages *is* a file. Nothing is read then. When a program touches a page that is not in memory yet,
-# the processor stops it (a *page fault*), the system fetches that page, and the program goes on
-# without noticing. `torch.from_file` asks for that:
+# A program never sees the memory chips. It uses **virtual addresses**, and the processor translates
+# each of them to a place in physical memory. The operating system hands out memory in **pages**,
+# usually of 4,096 bytes (16,384 on Apple's processors), and keeps a **page table** for every process,
+# which says where each of its pages is. (Reading itself goes by smaller pieces, **cache lines** of 64
+# or 128 bytes. Pages are the unit of *translation*.)
+#
+# The system also keeps pages of files that were read lately, in the **page cache**. A normal read
+# copies bytes from there into the process's own memory.
+#
+# **Memory-mapping** leaves out the copy. The system notes that a range of addresses *is* this file, and
+# reads nothing. When the program uses an address whose page is not in its page table, the processor
+# stops it. This is a **page fault**. The system fetches the page from the disk into the page cache, if
+# it is not there yet, enters it into the page table, and the program goes on without noticing anything.
+#
+# In Python, `torch.from_file` asks the system for such a mapping. `size` is the number of elements;
+# `shared=False` says that changes to the tensor must never reach the file (the
+# [mmap](https://man7.org/linux/man-pages/man2/mmap.2.html) call underneath gets `MAP_PRIVATE`). The
+# result is an ordinary tensor. Slicing it and viewing the slice as another dtype are free, since both
+# only compute an address. One warning: the file must stay as it is. If another program shortens it, the
+# next access to a missing page ends your process, so replace such a file by renaming a new one.
+#
+# **Step through the drawing.** What differs between process B, which maps the file, and process C,
+# which reads it?
+#
+# **Then predict.** The cell after the drawing maps the small file, uses its norm, and then its
+# embedding of 56.6 MB. How many megabytes become **resident**, that is, really are in physical memory,
+# when the file is mapped? And how many more when the embedding is used? Your two numbers go into the
+# last lines of the drawing's cell.
+
+# %%
+explore(
+    draw_files.virtual_memory,
+    "Three processes and one file of five pages. A and B map the file and share the page cache; C "
+    "reads it and pays with a second copy. Dotted pages are not in memory.",
+    "11.2",
+    stage=(1, len(draw_files.MEMORY_STAGES), 1, 5),
+)
+guess_mapped = predict("Megabytes after mapping?", None, within=3)
+guess_used = predict("Megabytes more after using the embedding?", None, within=1.5)
 
 
 # %%
 def map_naive(path: Path) -> dict[str, torch.Tensor]:
     size = path.stat().st_size
     raw = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-    (header_bytes,) = struct.unpack("<Q", bytes(raw[:8].tolist()))
-    header = json.loads(bytes(raw[8 : 8 + header_bytes].tolist()))
     found = {}
-    for name, entry in header.items():
-        begin, end = (8 + header_bytes + offset for offset in entry["data_offsets"])
-        found[name] = raw[begin:end].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    for name, entry in my_header(path).items():
+        numbers = raw[entry.begin : entry.end].view(reference.DTYPES[entry.dtype])
+        found[name] = numbers.reshape(entry.shape)
     return found
 
 
-forget_pages(small)
-mapped, seconds, memory = cost_of(lambda: map_naive(small))
-measured("mapping", seconds * 1e3, "ms")
-measured("memory after mapping", memory, "MB")
-_, _, memory = cost_of(lambda: mapped["norm"].sum())
-measured("more after using the norm", memory, "MB")
-_, _, memory = cost_of(lambda: mapped["embedding"].sum(dtype=torch.float32))
-measured("more after using the embedding", memory, "MB")
+mapped, seconds, after_mapping = lesson.cost(lambda: map_naive(small))
+measured("time to map", seconds * 1e3, "ms")
+_, _, after_norm = lesson.cost(lambda: mapped["norm"].sum())
+measured("more megabytes after using the norm", after_norm, "MB")
+_, _, after_embedding = lesson.cost(lambda: mapped["embedding"].sum(dtype=torch.float32))
+guess_mapped.compare(after_mapping, "MB", measured=True)
+guess_used.compare(after_embedding, "MB", measured=True)
 assert torch.equal(mapped["norm"], tensors["norm"])
 del mapped
 
 # %% [markdown]
-# Memory follows use. Now the whole model's file, opened and then used, one byte of each page being
-# enough to fetch it:
-
+# Memory follows use. The norm is smaller than one page, and yet brings in many, because the system
+# enters neighbours of a page into the page table at once (**fault-around**), as it also fetches
+# neighbours when it reads from the disk (**readahead**).
+#
+# ## What is saved, and what is only moved
+#
+# Now the whole model's file, in both ways: read **eagerly**, which means all of it at once, or mapped.
+# After opening, one byte of every
+# page is used, which is enough to bring the page in. We measure it **warm**, when the file is in the
+# page cache already, and **cold**, when its pages were dropped before and must come from the disk.
+#
+# A cold measurement is easy to get wrong. The system does not drop pages that another program has
+# mapped. The disk of a virtual machine is shared with others. A cache below the machine may keep what
+# the machine has dropped, and even fresh memory may have to be fetched from the host. So we measure a
+# private copy of the file, let the two ways take turns, repeat each three times after a first round
+# that does not count, and compare.
+#
+# The test is this. What a cold opening takes *beyond* a warm one is the wait for the disk, and both
+# ways wait for the same bytes. **Cold bars are drawn only if** all these waits agree within a factor of
+# 1.5, and if the system says that the bytes really came from a disk.
 
 # %%
-def map_file() -> torch.Tensor:
-    return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
-
-
-def read_file() -> torch.Tensor:
-    return torch.from_numpy(np.fromfile(path, np.uint8))
-
-
-def opened_and_used(open_file: Callable[[], torch.Tensor]) -> tuple[float, ...]:
-    data, opening, held = cost_of(open_file)
-    _, first_use, more = cost_of(lambda: data[::4096].sum())
-    return opening, first_use, held, held + more
-
-
-costs = {}
-for way, open_file in (("eager", read_file), ("mapped", map_file)):
-    forget_pages(path)
-    for state in ("cold", "warm"):
-        costs[f"{way}, {state}"] = opened_and_used(open_file)
+ways = {"eager": lesson.read_bytes, "mapped": lesson.map_bytes}
+openings = lesson.measure_openings(own, ways)
+costs = {name: lesson.middle(each) for name, each in openings.items()}
+for name, each in openings.items():
+    rates = [own.stat().st_size / 1e9 / one.seconds for one in each]
+    found = ", ".join(mark(rate, "GB/s") for rate in rates)
+    print(f"{name:<13} {found}")
+measured("longest wait for the disk against the shortest", lesson.disk_spread(openings), "times")
+sound = lesson.cold_is_sound(openings)
+drawn = {name: each for name, each in costs.items() if sound or name.endswith("warm")}
 picture(
-    draw_files.opening_costs(costs),
-    "Bars of the time and memory of eager and mapped opening, cold and warm, and of first use.",
+    draw_files.opening_costs(drawn, own.stat().st_size),
+    "Medians of three openings of the model's file. Left: the time to open it, and to use one byte of "
+    "each page. Right: the memory that is resident then. Below each name is the rate at which the "
+    "file came. Cold openings are drawn only if their waits for the disk agree within 1.5 times.",
+    number="11.3",
 )
 
 # %% [markdown]
-# Blue is what opening costs, orange what first use adds. Mapping has no blue, and orange instead:
-# **the cost has moved, it is not gone.** What is truly saved is the copy. The mapped pages are the
-# system's own: a second process that maps the same file shares them, and when memory gets short
-# the system may drop them, since the disk still has them.
+# Three things to see:
+#
+# - **Opening.** Mapping takes almost no time, whatever the size of the file. Reading pays for
+#   everything at once.
+# - **First use.** After mapping, first use is not free: the system must enter each page into the page
+#   table. **That cost has moved from opening to first use.** With a cold file, the wait for the disk
+#   moves there as well. It does not become shorter, because the disk must deliver the same bytes.
+# - **The copy is what is truly saved**, in time and in memory. Warm, the difference between the two
+#   rows is the copy: new memory is filled with bytes that the page cache has already. A
+#   second process that maps the file shares these pages. And when memory gets short, the system can
+#   drop them without writing anything, because the file still has them.
+#
+# The printed rates show how little a single cold number means. Where they disagree, no bar is drawn and
+# no conclusion is drawn from them, either.
 #
 # ## GGUF by hand
 #
-# GGUF (llama.cpp's format) puts everything into one file: settings, the vocabulary, the chat
-# template and the tensors. It begins with a magic word, a version and two counts.
+# GGUF, llama.cpp's format, holds everything in one file: settings, vocabulary, chat template and
+# tensors. It begins with a **magic word**, by which programs recognise it, then a version and two
+# counts.
 
 # %%
-with path.open("rb") as file:
-    begin = file.read(52)
+with path.open("rb") as opened:
+    begin = opened.read(52)
 magic, version, num_tensors, num_keys, length = struct.unpack_from("<4sIQQQ", begin)
 picture(
     draw_files.byte_grid(
         begin,
         [
-            (f"magic: {magic.decode()}", 4),
+            (f"magic word: {magic.decode()}", 4),
             (f"version: {version}", 4),
             (f"tensors: {num_tensors}", 8),
             (f"keys: {num_keys}", 8),
             (f"length of the first key: {length}", 8),
             (f"the key: {begin[32:52].decode()}", 20),
         ],
-        "The first bytes of a GGUF file",
+        "A GGUF file begins with fixed fields, then keys of any length",
         letters=True,
     ),
-    "A grid of 52 bytes in hexadecimal, coloured by field: magic, version, counts, first key.",
+    "The first 52 bytes of the model's file: magic word, version, two counts, and the first key.",
+    number="11.4",
 )
 
 # %% [markdown]
-# What follows has no fixed places. A string is its length and its bytes; a value is the number of
-# its type and then the value; so it must be walked through from the front. One small class does it.
+# The count of tensors shows the byte order again: 272 is 256 + 16, in hexadecimal 0x0110, and the file
+# has 10 before 01.
+#
+# What follows has no fixed places. A string is its length and then its bytes. A value is the number
+# of its kind, and then the value. An array is the kind of its elements, their number, and then the
+# elements. So you cannot jump to a key: the header must be walked through from the front. One small
+# class does it.
+#
+# A header is often imagined as a few lines in front of the weights. This one has 1.8 MB. How many per
+# cent of it are vocabulary, that is, tokens and merge rules?
 
 # %%
-LAYOUTS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
+guess_vocabulary = predict("Per cent of the header that is vocabulary?", None)
+
+LAYOUTS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 STRING, ARRAY = 8, 9
 
 
@@ -261,67 +503,96 @@ class Walk:
     def __init__(self, data: bytes, position: int):
         self.data, self.position = data, position
 
-    def number(self, layout: str) -> float:
-        (value,) = struct.unpack_from("<" + layout, self.data, self.position)
+    def numbers(self, layout: str) -> tuple[float, ...]:
+        found = struct.unpack_from("<" + layout, self.data, self.position)
         self.position += struct.calcsize("<" + layout)
-        return value
+        return found
 
     def string(self) -> str:
-        length = self.number("Q")
-        self.position += length
-        return self.data[self.position - length : self.position].decode()
+        (length,) = struct.unpack_from("<Q", self.data, self.position)
+        begin = self.position + 8
+        self.position = begin + length
+        return self.data[begin : self.position].decode()
 
     def value(self, kind: int) -> object:
         if kind == STRING:
             return self.string()
         if kind == ARRAY:
-            inner, count = self.number("I"), self.number("Q")
-            return [self.value(inner) for _ in range(count)]
-        return self.number(LAYOUTS[kind])
+            inner, count = self.numbers("IQ")
+            if inner == STRING:
+                return [self.string() for _ in range(count)]
+            return list(self.numbers(f"{count}{LAYOUTS[inner]}"))
+        return self.numbers(LAYOUTS[kind])[0]
 
 
-with path.open("rb") as file:
-    walk = Walk(file.read(4 * 2**20), position=24)  # the header is within 4 MiB here
-metadata = {walk.string(): walk.value(walk.number("I")) for _ in range(num_keys)}
+with path.open("rb") as opened:
+    walk = Walk(opened.read(4 * 2**20), position=24)  # the header is within 4 MiB here
+metadata = {walk.string(): walk.value(*walk.numbers("I")) for _ in range(num_keys)}
 for key, value in metadata.items():
     if key.startswith("llama.") or key == "tokenizer.ggml.model":
         print(f"{key:<40} {value}")
 
 # %% [markdown]
-# Then each tensor's description: name, number of dimensions, sizes (the row's length first, the
-# other way round than torch says it), number of the stored kind, and offset. The data begin at the
-# next multiple of the *alignment*, so that every tensor starts where processors like to read.
+# These are the values that stood in `config.json` above, under other names. After them, each tensor
+# is described: name, number of dimensions, sizes, number of the stored kind, and offset. The sizes
+# stand in the opposite order to torch's: the length of a row comes first.
+#
+# The tensors begin at a multiple of the **alignment** $a$, mostly 32 bytes. The position $p$ where the
+# header ends is rounded up to it:
+#
+# $$\text{begin} = \Big\lceil \frac{p}{a} \Big\rceil \cdot a$$
+#
+# Python's `//` rounds down, also for negative numbers, so `-(-p // a)` rounds up. By hand, for p = 45
+# and a = 32: −45 // 32 is −2 (since −45/32 = −1.4, rounded *down*), so the result is 2 × 32 = 64.
+# Every tensor's offset is a multiple of $a$, too. Vector instructions
+# ([SIMD](../docs/glossary.md#simd)) read 16, 32 or 64 bytes at once, and are fastest when these bytes do
+# not straddle two cache lines.
 
 # %%
+print("45 rounded up to a multiple of 32:", -(-45 // 32) * 32)
 descriptions = {}
 for _ in range(num_tensors):
-    name, dimensions = walk.string(), walk.number("I")
-    shape = tuple(walk.number("Q") for _ in range(dimensions))[::-1]
-    kind, offset = walk.number("I"), walk.number("Q")
+    name, (dimensions,) = walk.string(), walk.numbers("I")
+    shape = walk.numbers(f"{dimensions}Q")[::-1]
+    kind, offset = walk.numbers("IQ")
     descriptions[name] = (shape, kind, offset)
 alignment = metadata.get("general.alignment", 32)
 data_begins = -(-walk.position // alignment) * alignment
 
-file = read_gguf(path)
 assert data_begins == file.data_offset
 for name, (shape, _, offset) in descriptions.items():
     assert file.tensors[name].shape == shape
     assert file.offsets[name] == data_begins + offset
 print(f"header ends at {walk.position:,}, data begin at {data_begins:,}")
 print(f"{len(descriptions)} tensors lie where minigen's reader finds them")
+words = [*metadata["tokenizer.ggml.tokens"], *metadata["tokenizer.ggml.merges"]]
+vocabulary = sum(len(each.encode()) + 8 for each in words)
+guess_vocabulary.compare(round(100 * vocabulary / data_begins), "per cent")
 for key, value in file.metadata.items():
     if metadata[key] != (value.tolist() if isinstance(value, np.ndarray) else value):
         print(f"{key}: {metadata[key]!r} by hand, {value!r} by minigen")
 
 # %% [markdown]
-# Every key's value is equal but one, and that one is the same four bytes: a float32 has no
-# 0.00001. The file's writer meant that, so minigen takes the shortest decimal with these bytes.
+# (Here the header happens to end at a multiple of 32, so nothing is skipped.)
+#
+# Every value equals minigen's but one, and that one is the same four bytes. The author meant 1e-5,
+# which float32 cannot hold exactly, so minigen reads the shortest decimal that rounds to the same
+# float32.
+#
+# **The same tensors, in another order.** GGUF is not only another container. llama.cpp's converter
+# gives tensors other names, and for models of the Llama architecture it reorders the rows of the query
+# and key matrices, because its [rotary embedding](../docs/glossary.md#rotary-embedding) (chapter 13)
+# pairs *neighbouring* rows. Meta's original Llama was trained with neighbours. Hugging Face's
+# conversion of Llama moved the two halves of each pair 32 rows apart (in a head of 64), and models that
+# were trained with that code, such as ours, never knew another order. llama.cpp moves all of them
+# (back) to neighbours. Nothing in the file says so, and both orders have the same shape. Chapter 13
+# shows what a wrong order does, and there you write the permutation.
 #
 # ## Drag it
 #
-# The file as a map, from its first byte (top left) to its last. Move over the bytes, or name a
-# tensor; colour by part of the model or by stored kind. The norms are there too, as lines too
-# thin to see. Below it the same map once more: rest the pointer on a bar, and it says what it is.
+# The file as a map, from its first byte (top left) to its last. Move over the bytes, or choose a
+# tensor; colour by part of the model or by stored kind. The norms are there, too, as lines too thin
+# to see. Below it, the same map once more: rest the pointer on a bar, and it says what it is.
 
 # %%
 pieces = draw_files.pieces_of(file)
@@ -336,86 +607,358 @@ def file_map(byte, tensor, colour_by):
 
 explore(
     file_map,
-    "The file in rows, each tensor a bar in the colour of its part; one is framed and described.",
+    "The model's file in rows of equal length. Each tensor is a bar in the colour of its part; the "
+    "framed one is described above.",
+    "11.5",
     byte=(0, path.stat().st_size - 1, 100_000, 50_000_000),
     tensor=[BY_BYTE, *(each.name for each in pieces)],
     colour_by=["part", "kind"],
 )
-hover_map(pieces)
+draw_files.hover_map(pieces)
+
+# %% [markdown]
+# Nearly a third of the file is one tensor, the embedding. The rest is thirty times the same seven
+# matrices.
+#
+# ## Numbers as bits
+#
+# The header gives each tensor a number format. A **floating-point** number has three fields, like
+# scientific notation in base 2: a **sign**, an **exponent** that says how large the number is, and a
+# **mantissa** with its digits. With $E$ exponent bits and $M$ mantissa bits,
+#
+# $$x = (-1)^s \cdot 2^{\,e-b} \cdot \Big(1 + \frac{m}{2^M}\Big), \qquad b = 2^{E-1} - 1$$
+#
+# | symbol | meaning | in FP32 |
+# |---|---|---|
+# | $s$ | the sign bit: 0 is plus, 1 is minus | 1 bit |
+# | $e$ | the stored exponent, an integer without a sign | $E$ = 8 bits |
+# | $b$ | the **bias**, which lets small exponents be negative | 127 |
+# | $m$ | the mantissa, an integer without a sign | $M$ = 23 bits |
+#
+# **By hand:** −0.15625 is −1.25 · 2⁻³. The sign is 1. The exponent is −3, stored as −3 + 127 = 124, in
+# bits 01111100. The mantissa is what is left beyond 1, a quarter, so its first two bits are 01, and
+# the rest are zeros.
+#
+# A stored exponent of 0 means a **subnormal** number: there the leading 1 is left out, $x = (-1)^s
+# \cdot 2^{1-b} \cdot m/2^M$, so that numbers can shrink to zero evenly. The largest stored exponent
+# means infinity or nan (not a number).
+#
+# The formats of today's models differ in how they spend their bits:
+#
+# - **FP32** (float32): 8 exponent bits and 23 mantissa bits.
+# - **FP16** (float16): 5 and 10. Precise, but it ends at 65,504.
+# - **BF16** ([bfloat16](https://cloud.google.com/blog/products/ai-machine-learning/bfloat16-the-secret-to-high-performance-on-cloud-tpus)):
+#   8 and 7. It is the upper half of an FP32, rounded: the same range with fewer digits. Most models
+#   are published in it.
+# - **FP8** ([Micikevicius et al. 2022](https://arxiv.org/abs/2209.05433)): E4M3 has 4 and 3, E5M2 has 5
+#   and 2. E4M3 gives up infinity to reach 448 instead of 240.
+# - **INT8** and **INT4** are not floating-point at all: an integer from −127 to 127, or from −7 to 7,
+#   times a **scale** that many numbers share. That is **quantisation**.
+#
+# Type a number, such as 3.14159, 448, 65520 or 1e-8. For the integer formats, also type the largest
+# number that shares its scale. What happens to a small number beside a large one?
+
+# %%
+bits = "".join(f"{byte:08b}" for byte in struct.pack(">f", -0.15625))  # big-endian: sign first
+print("-0.15625 in FP32:", bits[0], bits[1:9], bits[9:])
+print(f"\n{'':<10}{'bits':>5}{'largest':>12}{'smallest normal':>18}{'step after 1':>14}")
+for form in number_formats.FLOATS:
+    step = 2.0**-form.mantissa_bits
+    print(
+        f"{form.name:<10}{form.num_bits:>5}{form.largest:>12.6g}{form.smallest_normal:>18.3g}"
+        f"{step:>14.3g}"
+    )
+explore(
+    draw_files.number_bits,
+    "One number in seven formats: its bits, the value that is read back, and how far it is off. FP16 "
+    "and BF16 have the same size; FP16 is nearer, BF16 reaches further. The integers share a scale "
+    "with a largest number, here 1.",
+    "11.6",
+    number="0.1",
+    largest="1",
+)
+
+# %% [markdown]
+# The integer formats show the price of sharing. With a largest number of 1, INT4 has steps of 1/7, and
+# 0.1 becomes 0.143. Type 100 as the largest number, and 0.1 becomes 0 in both. So the numbers that
+# share a scale should be few, and of similar size.
+#
+# ## Your turn: a number from its bits
+
+# %%
+task(11, "float_of_bits")
+
+
+# %%
+# exercise: minigen_course.ch11_weights.number_formats.float_of_bits
+def float_of_bits(bits: str, exponent_bits: int) -> float:
+    """Return the number that bits stand for: the sign first, then exponent and mantissa.
+
+    A stored exponent of zeros means a subnormal number, one of ones means infinity (if the mantissa
+    is zero) or nan.
+
+    >>> float_of_bits("1" + "01111100" + "01000000000000000000000", exponent_bits=8)
+    -0.15625
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+my_float = check(11, float_of_bits=float_of_bits)
+with using(11, float_of_bits=my_float):
+    drawn = draw_files.number_bits("-0.15625", "1")
+picture(
+    drawn,
+    "The number that was computed by hand. Your function, once it passes, reads the values of FP32, "
+    "FP16, BF16 and E5M2 from their bits.",
+    number="11.7",
+)
 
 # %% [markdown]
 # ## A block of four bits
 #
-# Most tensors here are `Q4_1`. A row is cut into blocks of 32 numbers; a block has a scale and a
-# minimum, two bytes each, and a *step* from 0 to 15 for each number, two steps to a byte. The low
-# halves of the 16 bytes are numbers 0 to 15, the high halves numbers 16 to 31.
+# Most tensors of our file have the kind `Q4_1`. A row is cut into **blocks** of 32 numbers. A block
+# stores a scale $d$ and a **minimum** $m$ in FP16, and for each number a **level** $q$ from 0 to 15, in
+# four bits. Each number is read back as
+#
+# $$w_i = d \cdot q_i + m, \qquad q_i \in \{0, 1, \dots, 15\}$$
+#
+# | symbol | meaning | bits for a block |
+# |---|---|---|
+# | $d$ | scale: the distance from one level to the next | 16 |
+# | $m$ | minimum: the value of level 0 (not the mantissa from above) | 16 |
+# | $q_i$ | level of number $i$ | 32 × 4 |
+# | $w_i$ | weight $i$ of the block | |
+#
+# Two levels share a byte. The **low halves** of the 16 bytes are the levels of numbers 0 to 15, and
+# the **high halves** are those of numbers 16 to 31. (With ggml's names: `d`, `m` and `qs`.)
+#
+# How many bits does a number take in this 4-bit format, everything counted?
+
+# %%
+guess_bits = predict("Bits per weight in Q4_1?", None)
 
 # %%
 tensor = file.tensors["blk.0.attn_q.weight"]
 block = bytes(tensor.data[0, :20].tolist())
 scale, minimum = struct.unpack_from("<ee", block)
-steps = [byte & 15 for byte in block[4:]] + [byte >> 4 for byte in block[4:]]
-by_hand = torch.tensor([step * scale + minimum for step in steps])
-assert torch.allclose(by_hand, tensor.dequantize()[0, :32], atol=1e-7)
 picture(
     draw_files.byte_grid(
         block,
-        [(f"scale: {scale:.5f}", 2), (f"minimum: {minimum:.5f}", 2), ("32 steps of 4 bits", 16)],
-        "The first block of blk.0.attn_q.weight",
+        [(f"scale d: {scale:.5f}", 2), (f"minimum m: {minimum:.5f}", 2), ("32 levels q", 16)],
+        "20 bytes hold 32 weights",
     ),
-    "A grid of 20 bytes: two of the scale, two of the minimum, sixteen that hold 32 steps.",
+    "The first block of blk.0.attn_q.weight: two bytes of scale, two of minimum, and sixteen bytes "
+    "that hold two levels each.",
+    number="11.8",
 )
-print("steps  ", *steps[:6], "...")
-print("numbers", *(f"{number:.3f}" for number in by_hand[:6].tolist()), "...")
-print(f"bits a number: {8 * len(block) / 32:g}")
+packed = block[4]
+low, high = packed % 16, packed // 16
+row = tensor.dequantize()[0]
+print(f"the first byte of levels is {packed:#04x}: low half {low}, high half {high}")
+print(f"number 0:  {scale:.5f} × {low} + ({minimum:.5f}) = {scale * low + minimum:.5f}")
+print(f"number 16: {scale:.5f} × {high} + ({minimum:.5f}) = {scale * high + minimum:.5f}")
+print(f"minigen:   number 0 is {row[0]:.5f}, number 16 is {row[16]:.5f}")
+guess_bits.compare(8 * len(block) // 32)
 
 # %% [markdown]
-# Four bits cost five: scale and minimum are shared by only 32 numbers.
+# Four bits cost five. In general, with blocks of $n$ numbers, $k$ bits for each level and $o$ bits of
+# scale and minimum,
+#
+# $$\text{bits per weight} = k + \frac{o}{n} = 4 + \frac{32}{32} = 5$$
+#
+# Larger blocks would be cheaper, but then more numbers share one scale.
+#
+# ## Your turn: four bits, in both directions
+#
+# The first exercise reads blocks, the second, harder one writes them. `Float[Tensor, "rows blocks
+# block_size"]` in a signature is [jaxtyping](https://docs.kidger.site/jaxtyping/): a dtype, and a name
+# for each axis.
+
+# %%
+task(11, "unpack_q4_1")
+
+# %%
+# exercise: minigen.checkpoint.quant_formats.unpack_q4_1
+from minigen.checkpoint.quant_formats import Blocks, Numbers
+
+
+def unpack_q4_1(blocks: Blocks) -> Numbers:
+    """Dequantize Q4_1: 32 numbers of 4 bits, each times the block's scale, plus its minimum.
+
+    A block is 20 bytes: scale and minimum as float16, then 16 bytes of two numbers each.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+my_unpack = check(11, unpack_q4_1=unpack_q4_1)
+
+# %% [markdown]
+# One line puts your function into the engine. The model below is loaded through it: 210 of its 272
+# tensors are Q4_1. Then the same with a reader that takes the high halves first.
+
+# %%
+count = "1, 2, 3, 4, 5, 6,"
+
+
+def high_halves_first(blocks):
+    return my_unpack(torch.cat([blocks[..., :4], blocks[..., 4:] >> 4 | blocks[..., 4:] << 4], -1))
+
+
+with using(11, unpack_q4_1=my_unpack):
+    right = lesson.first_answer(own, lesson.map_bytes, count)
+with using(11, unpack_q4_1=high_halves_first):
+    wrong = lesson.first_answer(own, lesson.map_bytes, count)
+print("as the format says: ", repr(right.text))
+print("high halves first gives the same text:", wrong.text == right.text)
+
+# %% [markdown]
+# Every shape is right, no error is raised, each number is even a weight of the model. But the two
+# halves of every block have changed places, and the model can no longer count. (The calls are more
+# than 210, since a large tensor is converted a thousand rows at a time.) This is how a wrong
+# reader fails: silently. That is why readers of weights are tested against another library, number
+# by number.
+
+# %%
+task(11, "pack_q4_1")
+
+# %%
+# exercise: minigen_course.ch11_weights.reference.pack_q4_1
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+
+def pack_q4_1(numbers: Float[Tensor, "rows columns"]) -> UInt8[Tensor, "rows blocks 20"]:
+    """Quantize each row's blocks of 32 numbers to Q4_1.
+
+    The stored minimum is the block's least number, and the stored scale a fifteenth of the distance
+    to its greatest one, both as float16. Each number gets the level from 0 to 15 that is read back
+    as the nearest value.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %% [markdown]
+# After the check, the cell reads a matrix of the model, packs it again, and compares with the bytes in
+# the file. (They were made by llama.cpp, from the original weights.)
+
+# %%
+my_pack = check(11, pack_q4_1=pack_q4_1)
+blocks = tensor.data.unflatten(-1, (-1, 20))
+again = my_pack(my_unpack(blocks).flatten(-2))
+print(f"blocks that come back byte for byte: {(again == blocks).all(-1).float().mean():.0%}")
+
+# %% [markdown]
+# Packing loses something only once. After that, each number lies exactly on a level, and the largest
+# and the smallest number of a block give the same scale and minimum again.
 #
 # ## The package's version
 #
-# A `StoredTensor` is a window on mapped bytes. It pays for the rows that are asked for, a thousand
-# at a time, and only then makes numbers of bytes. A table, `FORMATS`, says how for each kind.
+# The package's versions of the four exercises open below, once yours have passed. In the engine, a
+# `StoredTensor` is a view of mapped bytes together with a format. Opening a file makes 272 of them and
+# reads no weight. `rows()` and `columns()` cut such a view without reading it, which is how several
+# GPUs each get their part (chapter 41). `dequantize()` then converts the whole tensor, or the part that
+# it was cut to, in chunks of a thousand rows, so that the conversion needs little memory besides its
+# result. Its source stands below the exercises.
 
 # %%
-show(safetensors.StoredTensor.dequantize, quant_formats.unpack_q4_1)
+reveal(11, read_safetensors_header=my_header, float_of_bits=my_float)
+reveal(11, unpack_q4_1=my_unpack, pack_q4_1=my_pack)
+torch.testing.assert_close(my_unpack(blocks).flatten(-2), tensor.dequantize())
+assert my_header(small) == reference.read_safetensors_header(small)
+show(safetensors.StoredTensor.dequantize)
 
 # %% [markdown]
-# **Shards.** Large models come in several safetensors files, with an index that says which tensor
-# is in which. Reading them is a loop over files; the care is in refusing what does not fit.
+# ### How large is a model, and what does rounding cost?
+#
+# The next table is computed: bits per weight with their share of scales, the size of models in
+# gigabytes (10⁹ bytes), and the **rounding error** of each format on random numbers of a normal
+# distribution, as a share of their size (root mean square). The gguf library packs, minigen unpacks.
+
+# %%
+normal = torch.randn(256, 512, generator=torch.Generator().manual_seed(0))
+print(f"{'':<6}{'bits':>6}{'135M':>8}{'8B':>7}{'70B':>7}   rounding error")
+for kind in ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_1", "Q5_0", "Q4_1", "Q4_0"):
+    bits = number_formats.bits_per_weight(kind)
+    small_gb, middle_gb, large_gb = (bits / 8 * each for each in (0.135, 8, 70))
+    error = "-" if kind == "Q6_K" else f"{number_formats.rounding_error(kind, normal):.2%}"
+    print(f"{kind:<6}{bits:>6.4g}{small_gb:>8.3f}{middle_gb:>7.1f}{large_gb:>7.1f}{error:>17}")
+mine = my_unpack(my_pack(normal)).flatten(-2)
+print(f"Q4_1 by your two functions: {float((mine - normal).norm() / normal.norm()):.2%}")
+
+# %% [markdown]
+# From BF16 to Q8_0 the size nearly halves, and the error becomes three times as large. Q4_1 takes less
+# than a third of BF16, with an error 47 times as large. (Q6_K has no error here, because the gguf
+# library only reads it.) What such an error does to the *answers* is another question, because weights
+# are not random, and errors partly cancel in a sum of 576 products. Chapter 34 measures it.
+#
+# ### Algorithm and container
+#
+# Two things are easily mixed up when one says "format":
+#
+# | question | answers |
+# |---|---|
+# | **Algorithm:** by which method were the levels and scales chosen? | round to nearest (your `pack_q4_1`); [GPTQ](https://arxiv.org/abs/2210.17323), which corrects the errors of earlier columns in later ones; [AWQ](https://arxiv.org/abs/2306.00978), which protects the columns that matter most; llama.cpp's searches over scales, with or without an importance matrix |
+# | **Number format:** how do levels and scales lie in memory? | Q4_1; [K-quants](https://github.com/ggml-org/llama.cpp/pull/1684) such as Q4_K, with 256 numbers in a block and 6-bit scales inside it; GPTQ's and AWQ's packed INT32; FP8 with one scale for a row or a tensor |
+# | **Container:** which file holds them, and how are they found? | safetensors, GGUF, `.pt` |
+#
+# The three are largely independent. A GPTQ model on the hub is a safetensors file whose tensors are
+# integers, beside a `quantization_config` in `config.json` that says how to read them. And a Q4_K in a
+# GGUF may come from plain rounding or from a careful search: the reader cannot tell, and need not.
+#
+# A safetensors file holds four-bit blocks as well as anything else:
+
+# %%
+save_file({"attn_q": my_pack(tensor.dequantize())}, folder / "packed.safetensors")
+(entry,) = my_header(folder / "packed.safetensors").values()
+inside = load_file(folder / "packed.safetensors")["attn_q"]
+unquantized_only = not torch.equal(inside, blocks)
+print(f"{entry.dtype} {entry.shape}: {entry.end - entry.begin:,} bytes")
+print("the same blocks as in the GGUF:", not unquantized_only)
+
+# %% [markdown]
+# ### Shards
+#
+# Large models come in several safetensors files, the **shards**, and an index that says which tensor
+# is in which. Reading shards is a loop over files; the work is in rejecting an index that does not
+# match them. `map_shards` of this chapter maps each shard, with your header:
 
 # %%
 shards = folder / "sharded"
-shards.mkdir()
-save_file({"norm": tensors["norm"]}, shards / "model-1.safetensors")
-save_file({"key": tensors["key"]}, shards / "model-2.safetensors")
+shards.mkdir(exist_ok=True)
+metadata_of_hub = {"format": "pt"}
+save_file({"norm": tensors["norm"]}, shards / "model-1.safetensors", metadata=metadata_of_hub)
+save_file({"key": tensors["key"]}, shards / "model-2.safetensors", metadata=metadata_of_hub)
 index = {"weight_map": {"norm": "model-1.safetensors", "key": "model-2.safetensors"}}
 (shards / "model.safetensors.index.json").write_text(json.dumps(index))
 
-both = {}
-for shard in sorted(set(index["weight_map"].values())):
-    both |= map_naive(shards / shard)
+with using(11, read_safetensors_header=my_header):
+    both = reference.map_shards(shards)
 package = safetensors.read_safetensors(shards)
 assert all(torch.equal(both[name].float(), package[name].dequantize()) for name in package)
 print("from two shards:", ", ".join(package))
+del both, package
 
 index["weight_map"]["value"] = "model-2.safetensors"
 (shards / "model.safetensors.index.json").write_text(json.dumps(index))
 try:
     safetensors.read_safetensors(shards)
 except safetensors.FileFormatError as error:
-    print(str(error).replace(str(shards), "..."))
+    print("refused:", str(error).replace(str(shards), "...").replace("\\", "/"))
 
 # %% [markdown]
 # ## Why not a pickle
 #
-# Before these formats, weights were pickled (`.pt`, `.bin`). A pickle is not data: it is a program
-# for a small machine that builds objects, and one of its instructions calls any function. This
-# one only prints. It could as well have sent your files away.
+# Before these formats, weights were **pickled** (`.bin`, `.pt`). A pickle is not data: it is a program
+# for a small stack machine that builds objects. Two of its instructions are dangerous together.
+# `GLOBAL` (or `STACK_GLOBAL`) fetches any function of any module by its name, and `REDUCE` calls it.
 #
-# `torch.load` today unpickles with a list of allowed functions (`weights_only=True`, the default
-# since 2.6), and refuses such a file. Whoever switches that off is back here. It is often said that
-# a `.pt` cannot be mapped either; the last two lines show that it can.
+# Here is a "file of weights" whose function only prints. It could as well have sent your files away.
+# The list shows its instructions. When does the function run?
+
+# %%
+guess_pickle = predict("When does the function run: at 'load' or at 'use'?", None)
 
 
 # %%
@@ -424,158 +967,299 @@ class Payload:
         return print, ("This line was printed by a file of weights, while it was loaded.",)
 
 
-(folder / "weights.pkl").write_bytes(pickle.dumps({"norm": Payload()}))
-loaded = pickle.loads((folder / "weights.pkl").read_bytes())
+program = pickle.dumps({"norm": Payload()}, protocol=4)
+print(" ".join(op.name for op, _, _ in pickletools.genops(program)))
+loaded = pickle.loads(program)
+guess_pickle.compare("load")
 print("and the weights are:", loaded)
 
 torch.save({"payload": Payload()}, folder / "payload.pt")
+refused = False
 try:
     torch.load(folder / "payload.pt")
-except pickle.UnpicklingError as error:
-    print("refused:", type(error).__name__)
-torch.save({"embedding": tensors["embedding"]}, folder / "sound.pt")
-eagerly, _, copied = cost_of(lambda: torch.load(folder / "sound.pt"))
-lazily, _, touched = cost_of(lambda: torch.load(folder / "sound.pt", mmap=True))
-assert torch.equal(eagerly["embedding"], lazily["embedding"])
-measured("memory after torch.load", copied, "MB")
-measured("memory after torch.load with mmap=True", touched, "MB")
-del eagerly, lazily
-scratch.cleanup()
+except pickle.UnpicklingError:
+    refused = True
+print("torch.load refused it:", refused)
 
 # %% [markdown]
+# `torch.load` today unpickles with a list of allowed functions (`weights_only=True`, the default since
+# torch 2.6), and refuses such a file. A program that switches this off is back at the line above.
+# [Python's own documentation](https://docs.python.org/3/library/pickle.html) begins with the warning
+# never to unpickle data that you do not trust. A header of safetensors or GGUF has no instruction that
+# calls anything. It can lie about lengths, which is why you checked them.
+#
+# Two other files of a model's folder *are* programs, however. A chat template is a small one, which an
+# engine must run in a sandbox (chapter 12). And a folder may hold Python files, which some loaders run
+# if you tell them to trust remote code.
+#
+# And mapping? In a plain pickle, the bytes of a tensor lie in the middle of the program, at any
+# address, so there is nothing to map. But `torch.save` writes a zip archive, in which each tensor is
+# an entry of its own, not compressed and aligned. Such a file can be mapped. It is often said that it
+# cannot, so measure it:
+
+# %%
+torch.save({"embedding": tensors["embedding"]}, folder / "sound.pt")
+save_file({"embedding": tensors["embedding"]}, folder / "sound.safetensors")
+with zipfile.ZipFile(folder / "sound.pt") as archive:
+    largest = max(archive.infolist(), key=lambda each: each.file_size)
+print(f"entry {largest.filename.partition('/')[2]}: {largest.file_size:,} bytes, ", end="")
+print("stored as it is" if largest.compress_type == zipfile.ZIP_STORED else "compressed")
+del tensors
+
+loaders = {
+    "torch.load": lambda: torch.load(folder / "sound.pt"),
+    "torch.load(mmap=True)": lambda: torch.load(folder / "sound.pt", mmap=True),
+    "safetensors load_file": lambda: load_file(folder / "sound.safetensors"),
+}
+loading = {}
+for name, load in loaders.items():
+    found, seconds, memory = lesson.median_cost(load)
+    pages = found["embedding"].view(torch.uint8).flatten()[:: lesson.PAGE_BYTES]
+    _, first_use, _ = lesson.cost(pages.sum)
+    loading[name] = (seconds, first_use, memory)
+    print(
+        f"{name:<23}{mark(seconds * 1e3, 'ms')} to load, {mark(first_use * 1e3, 'ms')} first use, "
+        f"{mark(memory, 'MB')} resident after loading"
+    )
+    del found, pages
+
+# %% [markdown]
+# So "not mappable" is true of a plain pickle and false of a `.pt` file. "Not safe" is true of both,
+# unless the loader refuses functions: what *describes* the tensors is still a program.
+#
 # ## The measurement again
 #
-# The same vector as at the beginning, out of the cold file, with the whole header read on the way
-# (most of the time goes there: it holds the vocabulary). And then what mapping does not buy: a
-# token needs every weight. To the first token all pages are fetched, and all blocks made into
-# float32. minigen keeps that form; llama.cpp multiplies blocks as they are.
+# The same vector as at the beginning, out of the same file, with the page cache warm as before. First
+# through minigen's reader, which walks through the whole header; then straight to the bytes, at the
+# offset that we know by now.
 
 # %%
-forget_pages(path)
-norm, lazy_cold, lazy_memory = cost_of(
-    lambda: read_gguf(path).tensors["blk.0.attn_norm.weight"].dequantize()
+norm, lazy_seconds, lazy_memory = lesson.median_cost(
+    lambda: read_gguf(own).tensors["blk.0.attn_norm.weight"].dequantize()
 )
-measured("to the norm, mapped and cold", lazy_cold * 1e3, "ms")
-measured("memory that it takes", lazy_memory, "MB")
-measured("reading took so many times the memory", eager_memory / max(lazy_memory, 1e-3))
-
-forget_pages(path)
-llm, loading, memory = cost_of(lambda: load_model(weights="float32"))
-count = "1, 2, 3, 4, 5, 6,"
-answer, first_token, _ = cost_of(
-    lambda: llm.generate(count, SamplingParams(temperature=0, max_tokens=1))
+place = file.offsets["blk.0.attn_norm.weight"]
+known, known_seconds, known_memory = lesson.median_cost(
+    lambda: lesson.map_bytes(own)[place : place + wanted].view(torch.float32).clone()
 )
-measured("loading the model", loading, "s")
-measured("its first token", first_token, "s")
-measured("memory that the model takes, cache and all", memory, "MB")
-print("first token:", repr(answer.text))
+assert torch.equal(norm, known)
+for name, seconds, memory in (
+    ("read the whole file", eager_seconds, eager_memory),
+    ("map, walk the header", lazy_seconds, lazy_memory),
+    ("map, offset known", known_seconds, known_memory),
+):
+    print(f"{name:<22}{mark(seconds * 1e3, 'ms')}, {mark(memory, 'MB')}")
+measured("mapping with the header: so many times less memory", eager_memory / max(lazy_memory, 0.1))
+measured("mapping with the header: so many times less time", eager_seconds / lazy_seconds)
+measured("mapping with the offset: so many times less time", eager_seconds / known_seconds)
 
 # %% [markdown]
-# ## Your turn
+# Memory falls by a large factor. Time hardly falls as long as the header is walked: nearly all of it
+# goes into 1.8 MB of vocabulary, which becomes a hundred thousand Python strings. The tensor itself
+# costs next to nothing. For a large model the balance is different: its file is a thousand times as
+# large, and its header is not.
 #
-# llama.cpp stores the rows of Q and K in another order than the model was trained in: the two rows
-# of each rotated pair (chapter 13) are made neighbours, so 0, 32, 1, 33, ... in a head of 64. The
-# bytes cannot tell you; the shapes fit either way. Write the order that undoes it. `hint=1` gives
-# a hint. (Until yours passes, `mine` is the package's own.) Then the model is loaded anew with
-# yours in its place, and once more with the rows as they lie.
+# And then the thing that mapping does not buy. A token needs every weight of a dense model. To the
+# first token all pages must be fetched, and here all blocks become float32 as well, since minigen was
+# asked for that form; llama.cpp multiplies blocks as they are. The model that counted above was loaded
+# from the mapped file. Here is its time to the first token, beside that of a model whose file is read
+# eagerly:
 
 # %%
-# exercise: minigen.checkpoint.gguf_mapping.unpermuted_rows
-from jaxtyping import Int64
-from torch import Tensor
-
-
-def unpermuted_rows(num_rows: int, heads: int) -> Int64[Tensor, " rows"]:
-    """Return the stored row for each row 0, 1, 2, ...: within a head first the even, then the odd.
-
-    >>> unpermuted_rows(8, heads=2).tolist()
-    [0, 2, 1, 3, 4, 6, 5, 7]
-    """
-    raise NotImplementedError  # your turn
-
-
-# %%
-mine = check(11, unpermuted_rows=unpermuted_rows)
-
-# %%
-greedy = SamplingParams(temperature=0, max_tokens=20)
-with using(11, unpermuted_rows=mine):
-    right = load_model(weights="float32").generate(count, greedy).text
-with using(11, unpermuted_rows=lambda num_rows, heads: torch.arange(num_rows)):
-    wrong = load_model(weights="float32").generate(count, greedy).text
-print("your order:  ", repr(right))
-print("as they lie: ", repr(wrong))
+eager = lesson.first_answer(own, lesson.read_bytes, count, max_tokens=1)
+assert right.text.startswith(eager.text)
+for name, each in (("mapped", right), ("eager", eager)):
+    to_load, to_token = mark(each.load_seconds, "s"), mark(each.token_seconds, "s")
+    print(f"{name:<8}{to_load} to load, {to_token} more to the first token, ", end="")
+    print(f"{mark(each.megabytes, 'MB')} resident then")
 
 # %% [markdown]
-# Nothing crashes, no shape is wrong, and the answer still looks like a list of numbers. But the
-# model has lost where things stand: that is what the rotation tells it. A second exercise, reading
-# `Q4_1` blocks, is in the exercise notebook of this chapter (`minigen workspace`).
+# What differs between the two lines is only the read of 98 MB. Conversion and the first forward pass
+# are the same, and on a quiet machine they are most of the time.
 #
-# ## What the production engines do beyond this
+# ## Claims
 #
-# - **llama.cpp**, and **Ollama** above it, map the GGUF and multiply blocks as they are stored, so
-#   the file's pages are the weights. `--no-mmap` reads eagerly, `--mlock` keeps pages from being
-#   dropped. Ollama loads a model when it is first asked for, and lets it go after some minutes.
-# - **vLLM**, **SGLang** and **TGI** read safetensors eagerly at start, shard by shard, into GPU
-#   memory. A mapping is only the way there: a GPU load always copies. With several GPUs each
-#   keeps its own slices of rows or columns (chapter 41).
-# - **TensorRT-LLM** can convert a checkpoint and build an engine file before it is served;
-#   **MLC-LLM** compiles the model and stores weights in shards of its own; **ExLlamaV2** has its
-#   EXL2 format, with a mix of bits inside one model, in safetensors files.
-# - **DeepSpeed** (ZeRO-Inference) keeps weights in RAM or on NVMe and streams them layer by layer
-#   through the GPU.
+# Statements that one often reads about loading weights, beside what this notebook measured. A claim
+# counts as held here if the measured value lies within a factor of two of it.
 
 # %%
-tensor_bytes = sum(each.num_bytes for each in file.tensors.values())
-vocabulary = sum(len(each.encode()) + 8 for each in metadata["tokenizer.ggml.tokens"])
-vocabulary += sum(len(each.encode()) + 8 for each in metadata["tokenizer.ggml.merges"])
-open_eager, use_eager, held_eager, _ = costs["eager, cold"]
-open_mapped, use_mapped, held_mapped, full_mapped = costs["mapped, cold"]
-disk = path.stat().st_size / use_mapped
+open_times = costs["eager, warm"].open_seconds / costs["mapped, warm"].open_seconds
+whole_times = costs["eager, warm"].seconds / costs["mapped, warm"].seconds
+file_mb = own.stat().st_size / 1e6
+memory_times = (costs["eager, warm"].private_mb + file_mb) / (
+    costs["mapped, warm"].private_mb + file_mb
+)
+torch_open, torch_use, torch_memory = loading["torch.load"]
+_, _, lazy_pt_memory = loading["torch.load(mmap=True)"]
+st_open, st_use, st_memory = loading["safetensors load_file"]
+st_times, st_whole = torch_open / st_open, (torch_open + torch_use) / (st_open + st_use)
+share = sum(each.num_bytes for each in file.tensors.values()) / path.stat().st_size
+has_shapes = all(descriptions[name][0] == each.shape for name, each in file.tensors.items())
+tunney = "[Tunney 2023](https://justine.lol/mmap/)"
+readme = "[safetensors, README](https://github.com/huggingface/safetensors)"
 verdicts(
     "11",
     Claim(
-        "Mapping a file is near-instant and copies nothing",
-        f"{mark(open_mapped * 1e3, 'ms')} and {mark(held_mapped, 'MB')} to open, "
-        f"eagerly {mark(open_eager * 1e3, 'ms')} and {mark(held_eager, 'MB')}",
-        "held",
-        "opening sets up page tables; no byte of a tensor is read",
+        "Mapping loads weights 100 times faster",
+        f"{mark(open_times)} times to open, {mark(whole_times)} times with first use, warm",
+        within(whole_times, 50, 200),
+        "opening only reserves addresses, so its factor grows with the file; the first token "
+        "needs every page, and then only the copy is saved",
+        tunney,
+        measured=True,
     ),
     Claim(
-        "A mapped model reads only what is needed",
-        f"after every page was used once {mark(full_mapped, 'MB')} are resident, and it took "
-        f"{mark(use_mapped * 1e3, 'ms')}; a token needs {tensor_bytes / path.stat().st_size:.1%} "
-        "of the file",
-        "held within bounds",
-        "page faults move the cost to first use; a dense model reads every weight for every token",
+        "Mapping needs half as much memory",
+        f"{mark(memory_times)} times as much for reading: its own copy beside the page cache",
+        within(memory_times, 1.8, 2.2),
+        "the page cache holds the file in both cases, though the system can drop it when it must",
+        tunney,
+        measured=True,
     ),
     Claim(
-        "A model larger than memory runs all the same, when it is mapped",
-        f"39 GB at the rate of first use here: {mark(39e9 / disk, 's')} a token",
-        "held within bounds",
-        "it runs at the disk's speed, since each token fetches again what was dropped; a load onto "
-        "a GPU always copies",
+        "A mapped model reads only what it needs",
+        f"one token needs {share:.1%} of the file",
+        holds(share < 0.5),
+        "a dense model uses every weight for every token. So a model that is larger than memory is "
+        f"fetched for each token: 39 GB at 7 GB/s, a fast NVMe disk, take {39 / 7:.1f} s",
     ),
     Claim(
-        "A file of weights carries no shapes; the code must know them",
-        f"{len(descriptions)} shapes stand in this GGUF's header, {len(tensors)} in our "
-        "safetensors file's",
-        "did not hold",
-        "both headers say name, type, shape and place of every tensor",
+        "safetensors loads 76.6 times faster than torch.load on a CPU",
+        f"{mark(st_times)} times to load, {mark(st_whole)} times with first use",
+        within(st_whole, 76.6 / 2, 76.6 * 2),
+        "load_file maps and torch.load reads; the difference is what first use must pay",
+        "[safetensors, speed comparison](https://huggingface.co/docs/safetensors/speed)",
+        measured=True,
     ),
     Claim(
-        "A .pt file cannot be memory-mapped",
-        f"{mark(copied, 'MB')} resident after loading, {mark(touched, 'MB')} with mmap=True",
-        "did not hold",
-        "torch maps the tensors inside; but what describes them is a pickle, which runs code",
+        "safetensors is zero-copy",
+        f"{mark(st_memory, 'MB')} resident after loading {sizes['embedding'] / 1e6:.1f} MB",
+        holds(st_memory < 0.1 * sizes["embedding"] / 1e6),
+        "on a CPU a tensor is a view of mapped pages; loading onto a GPU always copies",
+        readme,
+        measured=True,
     ),
     Claim(
-        "A header is a few lines before the weights",
-        f"{data_begins:,} bytes here, {vocabulary / data_begins:.0%} of them tokens and merges",
-        "did not hold",
-        "a GGUF's header holds the whole vocabulary",
+        "A .pt file cannot be loaded lazily",
+        f"{mark(torch_memory, 'MB')} after torch.load, {mark(lazy_pt_memory, 'MB')} with mmap=True",
+        holds(lazy_pt_memory > torch_memory / 2),
+        "torch maps the tensors of its zip archive; that of a plain pickle cannot be mapped",
+        readme,
+        measured=True,
+    ),
+    Claim(
+        "torch.load runs whatever code is in a file",
+        f"refused with the default settings: {refused}",
+        holds(not refused),
+        "weights_only=True allows only listed functions; pickle.load and weights_only=False run all",
+    ),
+    Claim(
+        "A file of weights has no shapes; the code must know them",
+        f"{len(descriptions)} shapes stand in this GGUF's header, {len(sizes)} in our safetensors "
+        "file's",
+        holds(not has_shapes),
+        "both headers give name, type, shape and place of every tensor; what is missing is the code "
+        "that says what to do with them",
+    ),
+    Claim(
+        "safetensors is for unquantised weights",
+        f"Q4_1 blocks came back from it equal: {not unquantized_only}",
+        holds(unquantized_only),
+        "the container holds bytes of any dtype; GPTQ and AWQ models are safetensors files",
+        "[InventiveHQ](https://inventivehq.com/blog/what-is-gguf-model-formats-explained)",
+    ),
+    Claim(
+        "An engine takes minutes to start",
+        f"{mark(right.seconds, 's')} from opening this model to its first token",
+        holds(right.seconds > 60),
+        "weights of a small model take seconds; engines that compile kernels and record CUDA graphs "
+        "at their start take longer for that than for the weights",
+        measured=True,
     ),
 )
+del file, tensor, blocks, again, inside  # mapped files cannot be deleted on Windows
+scratch.cleanup()
 
 # %% [markdown]
+# How long several engines take to start on one machine, with dates and versions, stands in
+# [the results](../docs/results.md).
+#
+# ## Summary
+#
+# - A safetensors file is a length, a JSON header, and bytes. The header gives name, dtype, shape and
+#   two offsets of each tensor; `__metadata__` is no tensor. A careful reader checks that the tensors
+#   cover the data exactly once.
+# - A GGUF file also holds settings, vocabulary and chat template, and its header must be walked through
+#   from the front. Tensors begin at multiples of the alignment.
+# - Mapping a file reads nothing. First use pays by page faults. What is saved is the copy, and the
+#   pages are shared by all processes that map the file.
+# - A cold measurement needs repetition, turns, and a check that the disk was really read.
+# - A floating-point number is a sign, an exponent (range) and a mantissa (precision). BF16 has the range
+#   of FP32, FP16 has more digits. Integer formats share a scale, and a large neighbour costs the small
+#   ones their digits.
+# - Q4_1 stores $w = d\,q + m$ with blocks of 32, and takes 5 bits per weight, not 4.
+# - Algorithm (GPTQ, AWQ, rounding), number format (Q4_1, Q4_K) and container (safetensors, GGUF) are
+#   three choices.
+# - A pickle is a program. Loading it can run code, unless the loader refuses functions.
+#
+# **Check yourself** (click to see the answer).
+#
+# <details><summary>1. A safetensors file begins with the bytes 10 01 00 00 00 00 00 00 (hexadecimal). A
+# tensor has the data_offsets [64, 192]. Where does it begin in the file?</summary>
+# The length is 0x10 + 256 × 0x01 = 16 + 256 = 272. The tensor begins at 8 + 272 + 64 = byte 344, and
+# ends before byte 472.</details>
+#
+# <details><summary>2. Two servers on one machine map the same file of 20 GB, and a third one reads it.
+# How much memory do the weights take?</summary>
+# 40 GB once everything has been used: one copy in the page cache, which the first two share and from
+# which the third one read, and the third one's own copy. Only the second copy must stay; pages of the
+# first can be dropped.</details>
+#
+# <details><summary>3. Which number has the FP32 bits 1 10000000 10000000000000000000000?</summary>
+# The sign is minus. The stored exponent is 128, so the exponent is 128 − 127 = 1. The first mantissa
+# bit stands for a half, so the number is −1.5 · 2¹ = −3.</details>
+#
+# <details><summary>4. A format stores blocks of 64 numbers with 3 bits each and one FP16 scale. How many
+# bits per weight is that, and how large is a model of 8 billion weights?</summary>
+# 3 + 16/64 = 3.25 bits. 8 × 10⁹ × 3.25 / 8 = 3.25 GB.</details>
+#
+# ## What the production engines do beyond this
+#
+# - **[llama.cpp](https://github.com/ggml-org/llama.cpp)** maps the GGUF where its devices can use mapped
+#   memory, and multiplies blocks as they are stored, so the file's pages *are* the weights. With
+#   `--load-mode none` (formerly `--no-mmap`) it reads them, and with `--load-mode mlock` no page may be
+#   dropped. **[Ollama](https://docs.ollama.com/faq)**, which is built on it, loads a model at the first
+#   request that names it, and unloads it after five idle minutes.
+# - **[vLLM](https://github.com/vllm-project/vllm)**, **[SGLang](https://github.com/sgl-project/sglang)**
+#   and **[TGI](https://github.com/huggingface/text-generation-inference)** load everything at the start,
+#   shard by shard, into GPU memory. A mapping is only the way there, because **loading onto a GPU always
+#   copies**: from the page cache into a buffer whose pages cannot move (**pinned memory**), and from
+#   there by the GPU's own copy engine (**DMA**, direct memory access) over the PCIe bus. With several
+#   GPUs each keeps its rows or columns only (chapter 41).
+# - Page faults come one at a time, and readahead looks only a little ahead, so a mapping does not keep
+#   a fast disk busy. vLLM can use the
+#   [Run:ai Model Streamer](https://docs.vllm.ai/en/stable/models/extensions/runai_model_streamer/), which
+#   reads with many threads, also from object stores, or
+#   [fastsafetensors](https://github.com/foundation-model-stack/fastsafetensors). The latter can use
+#   [GPUDirect Storage](https://docs.nvidia.com/gpudirect-storage/), where the disk writes into GPU memory
+#   and the processor's memory is left out.
+# - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** can convert a checkpoint and build an
+#   engine file ahead of time; **[MLC-LLM](https://github.com/mlc-ai/mlc-llm)** compiles the model, and
+#   has weight shards of its own; **[ExLlamaV2](https://github.com/turboderp-org/exllamav2)** stores its
+#   EXL2 format, with a mix of bits inside one model, in safetensors files.
+# - **DeepSpeed**'s [ZeRO-Inference](https://arxiv.org/abs/2207.00032) keeps weights in RAM or on NVMe, and
+#   streams them through the GPU layer by layer.
+#
+# ## Further reading
+#
+# - [The safetensors format](https://github.com/huggingface/safetensors#format): half a page, and the
+#   whole specification. Its [security audit](https://huggingface.co/blog/safetensors-security-audit).
+# - [The GGUF specification](https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), and
+#   [ggml-common.h](https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h), where every
+#   block is a struct of C.
+# - [Edge AI Just Got Faster](https://justine.lol/mmap/), Tunney 2023: how llama.cpp came to map its files.
+# - [ServerlessLLM](https://arxiv.org/abs/2401.14351), Fu et al. 2024: loading as the bottleneck of a
+#   service with many models, and what to do about it.
+# - [What Every Programmer Should Know About Memory](https://people.freebsd.org/~lstewart/articles/cpumemory.pdf),
+#   Drepper 2007: caches, pages and page tables in depth.
+#
 # **Next:** [12 · Text to tokens and back](12_tokenizer.ipynb), where that vocabulary is put to use.

@@ -7,6 +7,7 @@ import pytest
 
 from minigen.checkpoint.gguf import read_gguf
 from minigen_course.ch11_weights import figures
+from minigen_course.ch11_weights.lesson import Opening
 from minigen_course.figures.explore import png
 from minigen_course.figures.style import INK
 from minigen_course.lab.memory_watch import cost_of, forget_pages
@@ -51,7 +52,7 @@ def test_a_map_names_the_framed_piece_and_frames_all_of_it(
     (axes,) = figure.axes
     title = axes.get_title(loc="left")
     assert "4 × 8 numbers as F32" in title
-    assert "128 bytes, 32 bits a number" in title
+    assert "128 bytes, 32 bits per number" in title
     frames = [each for each in axes.patches if not each.get_fill()]
     assert sum(each.get_width() for each in frames) == pytest.approx(chosen.num_bytes / 1e6)
     png(figure)
@@ -74,10 +75,60 @@ def test_bytes_are_shown_one_by_one() -> None:
 
 
 def test_bars_of_costs_are_as_long_as_the_costs() -> None:
-    figure = figures.opening_costs({"eager": (0.2, 0.1, 50, 60), "mapped": (0.0, 0.4, 0, 60)})
+    costs = {
+        "eager, warm": Opening(0.2, 0.1, 50, 40, None),
+        "mapped, warm": Opening(0.0, 0.4, 60, 0, None),
+    }
+    figure = figures.opening_costs(costs, 2 * 10**8)
     left, right = figure.axes
     assert [round(bar.get_width(), 6) for bar in left.patches] == [200, 0, 100, 400]
-    assert [bar.get_width() for bar in right.patches] == [50, 0, 10, 60]
+    assert [bar.get_width() for bar in right.patches] == [40, 0, 10, 60]
+    labels = [each.get_text() for each in left.get_yticklabels()]
+    assert labels == ["eager, warm\n0.67 GB/s", "mapped, warm\n0.5 GB/s"]
+
+
+@pytest.mark.parametrize("stage", range(1, 7))
+def test_memory_is_drawn_at_each_stage(stage: int) -> None:
+    figure = figures.virtual_memory(stage)
+    (axes,) = figure.axes
+    assert axes.get_title(loc="left").startswith(f"{stage}. ")
+    texts = [each.get_text() for each in axes.texts]
+    assert ("B" in texts) == (stage >= 4)
+    assert ("C" in texts) == (stage >= 5)
+    png(figure)
+
+
+def test_there_is_no_seventh_stage() -> None:
+    with pytest.raises(ValueError, match="stages are 1 to 6"):
+        figures.virtual_memory(7)
+
+
+def test_a_numbers_bits_are_drawn_in_every_format() -> None:
+    figure = figures.number_bits("0.1", "1")
+    (axes,) = figure.axes
+    texts = [each.get_text() for each in axes.texts]
+    assert sum(text in ("0", "1") for text in texts) == 32 + 16 + 16 + 8 + 8 + 8 + 4
+    assert "0.1015625   1.6 % off" in texts
+    assert axes.get_title(loc="left") == "0.1: BF16 0.098 % off, FP8 E4M3 1.6 % off, INT4 43 % off"
+    png(figure)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [("70000", "overflow"), ("1e-20", "underflow to zero"), ("-0.5", "exact"), ("inf", None)],
+)
+def test_what_happens_to_a_number_is_said(number: str, said: str | None) -> None:
+    if said is None:
+        with pytest.raises(ValueError, match="finite"):
+            figures.number_bits(number, "1")
+        return
+    texts = [each.get_text() for each in figures.number_bits(number, "1").axes[0].texts]
+    assert any(text.endswith(said) for text in texts)
+
+
+def test_what_is_no_number_gets_a_sentence() -> None:
+    with pytest.raises(ValueError, match="'ten' is not a number"):
+        figures.number_bits("ten", "1")
 
 
 def test_a_cost_has_time_and_memory(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Figures of weight files: bytes by field, a map of the tensors, and the cost of opening."""
+"""Figures of weight files: bytes by field, maps of tensors and memory, costs, bits of numbers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,10 +7,20 @@ from html import escape
 from typing import Any
 
 from IPython.display import display
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from minigen.checkpoint.gguf import GGUFFile
+from minigen_course.ch11_weights.lesson import Opening
+from minigen_course.ch11_weights.number_formats import (
+    FLOATS,
+    FloatFormat,
+    StoredNumber,
+    encode_float,
+    encode_integer,
+    float_of_bits,
+)
 from minigen_course.figures.style import (
     AMBER,
     BLUE,
@@ -137,7 +147,7 @@ def described(piece: Piece) -> str:
     bits = 8 * piece.num_bytes / math.prod(piece.shape)
     return (
         f"{piece.name}: {shape} numbers as {piece.kind}\n"
-        f"{place}: {piece.num_bytes:,} bytes, {bits:g} bits a number"
+        f"{place}: {piece.num_bytes:,} bytes, {bits:g} bits per number"
     )
 
 
@@ -210,32 +220,239 @@ def _rgb(colour: str) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def opening_costs(rows: Mapping[str, tuple[float, float, float, float]]) -> Figure:
-    """Draw ways to open a file: (seconds to open, to use, megabytes after opening, after use)."""
-    made, (left, right) = figure(9.5, 0.9 + 0.55 * len(rows), ncols=2, sharey=True)
-    places = range(len(rows))
-    opened, used, held, full = zip(*rows.values(), strict=True)
-    left.barh(places, [1e3 * each for each in opened], color=BLUE, label="open", height=0.6)
-    left.barh(
-        places,
-        [1e3 * each for each in used],
-        left=[1e3 * each for each in opened],
-        color=ORANGE,
-        label="first use of every page",
-        height=0.6,
-    )
-    right.barh(places, held, color=BLUE, height=0.6)
-    more = [after - before for before, after in zip(held, full, strict=True)]
-    right.barh(places, more, left=held, color=ORANGE, height=0.6)
-    left.set_yticks(places, list(rows))
+def opening_costs(rows: Mapping[str, Opening], num_bytes: int) -> Figure:
+    """Draw what opening a file of `num_bytes` and using each of its pages took, by way and state.
+
+    The label of a row has the rate at which the file came, in GB/s.
+    """
+    made, (left, right) = figure(9.5, 1.3 + 0.5 * len(rows), ncols=2, sharey=True)
+    places, found = range(len(rows)), list(rows.values())
+    opened = [1e3 * each.open_seconds for each in found]
+    _bars(left, places, opened, [1e3 * each.use_seconds for each in found], (BLUE, ORANGE))
+    private = [min(each.private_mb, each.resident_mb) for each in found]
+    shared = [max(0, each.resident_mb - each.private_mb) for each in found]
+    _bars(right, places, private, shared, (PINK, SKY))
+    labels = [f"{name}\n{num_bytes / each.seconds / 1e9:.2g} GB/s" for name, each in rows.items()]
+    left.set_yticks(places, labels)
     left.invert_yaxis()
     left.set_xlabel("milliseconds")
     right.set_xlabel("megabytes resident")
-    right.set_xlim(0, 1.08 * max(1.0, *full))
-    made.legend(loc="outside upper right", ncols=2, frameon=False, fontsize=9, labelcolor=INK)
-    title(left, "Time")
-    title(right, "Memory")
+    right.set_xlim(0, 1.08 * max(1.0, *(each.resident_mb for each in found)))
+    colours = {
+        "open": BLUE,
+        "first use of each page": ORANGE,
+        "this process's own copy": PINK,
+        "pages of the file": SKY,
+    }
+    made.legend(
+        handles=[Patch(color=colour, label=name) for name, colour in colours.items()],
+        ncols=len(colours),
+        loc="outside lower center",
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+    )
+    title(left, "Time: mapping opens at once, first use pays")
+    title(right, "Memory: only reading makes a copy")
     return made
+
+
+def _bars(
+    axes: Axes,
+    places: Sequence[int],
+    first: Sequence[float],
+    second: Sequence[float],
+    colours: tuple[str, str],
+) -> None:
+    """Draw two lengths behind one another in each place."""
+    axes.barh(places, first, color=colours[0], height=0.6)
+    axes.barh(places, second, left=first, color=colours[1], height=0.6)
+
+
+MEMORY_STAGES = (
+    "A maps the file: addresses are reserved, no byte is read",
+    "A uses page 2: a page fault, the system fetches it from disk",
+    "A has used all pages: each is in the page cache once",
+    "B maps the file, too, and finds its pages: no disk, no copy",
+    "C reads the file and gets a copy of its own; A and B share one",
+    "Memory gets short: mapped pages can be dropped, C's copy cannot",
+)
+_PAGES = 5
+_CACHE_Y, _COPY_Y = 4.2, 0.2
+
+
+def virtual_memory(stage: int) -> Figure:
+    """Draw processes, physical memory and disk at one of `MEMORY_STAGES`, counted from 1.
+
+    Raises `ValueError` for any other stage.
+    """
+    if not 1 <= stage <= len(MEMORY_STAGES):
+        raise ValueError(f"The stages are 1 to {len(MEMORY_STAGES)}: there is no {stage}.")
+    now = stage - 1
+    cached, tables = _memory_at(now)
+    made, axes = figure(10, 4.8)
+    axes.set(xlim=(-0.2, 16.2), ylim=(-0.1, 8.4))
+    axes.axis("off")
+    title(axes, f"{stage}. {MEMORY_STAGES[now]}")
+    heads = {1.85: "virtual addresses\nof each process", 8.0: "physical memory", 14.4: "disk"}
+    for x, text in heads.items():
+        axes.text(x, 7.9, text, ha="center", va="center", color=QUIET, fontsize=10)
+    for process, (y, pages) in tables.items():
+        _process(axes, process, y, pages)
+    axes.text(10.7, _CACHE_Y + 1.1, "page cache,\nthe system's", va="bottom", color=QUIET)
+    _row_of_pages(axes, 5.5, _CACHE_Y, cached, GREEN)
+    if "C" in tables:
+        axes.text(10.7, _COPY_Y + 0.5, "a copy, memory of C alone", va="center", color=QUIET)
+        _row_of_pages(axes, 5.5, _COPY_Y, set(range(_PAGES)), PINK)
+        axes.plot([3.15, 5.45], [_COPY_Y + 0.5] * 2, color=PINK, linewidth=1.1, zorder=0)
+        _arrow(axes, (9.6, _CACHE_Y - 0.1), (9.6, _COPY_Y + 1.1), PINK, "copy")
+    axes.text(14.4, _CACHE_Y + 1.1, "the file", ha="center", va="bottom", color=QUIET)
+    _row_of_pages(axes, 13.15, _CACHE_Y, set(range(_PAGES)), FAINT, width=0.5)
+    fetched = {1: "page 2", 2: "the rest", 5: "when used again"}.get(now)
+    if fetched:
+        _arrow(axes, (13.0, _CACHE_Y + 0.5), (10.7, _CACHE_Y + 0.5), INK, fetched)
+    return made
+
+
+def _memory_at(stage: int) -> tuple[set[int], dict[str, tuple[float, set[int]]]]:
+    """Return the pages in the cache, and of each process its height and the pages it can reach."""
+    everything = set(range(_PAGES))
+    cached = (set(), {2}, everything, everything, everything, {3, 4})[stage]
+    tables = {"A": (6.2, cached)}
+    if stage >= 3:
+        tables["B"] = (2.2, {1, 2, 3} & cached)
+    if stage >= 4:
+        tables["C"] = (_COPY_Y, everything)
+    return cached, tables
+
+
+def _process(axes: Axes, name: str, y: float, reached: set[int]) -> None:
+    """Draw a process's pages, and lines to the cache from those that its page table holds."""
+    axes.text(-0.1, y + 0.5, name, ha="left", va="center", fontsize=12, weight="bold", color=INK)
+    _row_of_pages(axes, 0.6, y, reached, PINK if name == "C" else BLUE, width=0.5)
+    if name == "C":
+        return
+    is_above = y > _CACHE_Y
+    from_y, to_y = (y, _CACHE_Y + 1) if is_above else (y + 1, _CACHE_Y)
+    for page in sorted(reached):
+        ends = [0.85 + 0.5 * page, 6.0 + page], [from_y, to_y]
+        axes.plot(*ends, color=BLUE, linewidth=1.1, alpha=0.7, zorder=0)
+    place = y + 0.5 if is_above else y + 0.3
+    axes.text(3.4, place, f"page table of {name}", va="center", color=BLUE, fontsize=9)
+
+
+def _row_of_pages(
+    axes: Axes, x: float, y: float, present: set[int], colour: str, width: float = 1.0
+) -> None:
+    """Draw pages side by side: filled where they are present, dashed where they are not."""
+    for page in range(_PAGES):
+        is_here = page in present
+        axes.add_patch(
+            Rectangle(
+                (x + width * page + 0.03, y),
+                width - 0.06,
+                1,
+                facecolor=(*_rgb(colour), 0.55) if is_here else "white",
+                edgecolor=QUIET,
+                linewidth=0.8,
+                linestyle="-" if is_here else ":",
+                zorder=2,
+            )
+        )
+        axes.text(
+            x + width * (page + 0.5),
+            y + 0.5,
+            str(page),
+            ha="center",
+            va="center",
+            fontsize=9,
+            color=INK if is_here else QUIET,
+            zorder=3,
+        )
+
+
+def _arrow(
+    axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: str, text: str
+) -> None:
+    axes.annotate(
+        "", end, start, arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.6}
+    )
+    middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
+    is_flat = start[1] == end[1]
+    axes.text(
+        middle[0] + (0 if is_flat else 0.2),
+        middle[1] + (0.2 if is_flat else 0),
+        text,
+        ha="center" if is_flat else "left",
+        va="bottom" if is_flat else "center",
+        fontsize=9,
+        color=colour,
+    )
+
+
+_BIT_COLOURS = {"sign": PINK, "exponent": SKY, "mantissa": YELLOW, "integer": GREEN}
+_MOST_BITS = 32
+
+
+def number_bits(number: str, largest: str) -> Figure:
+    """Draw how seven formats store a number: each bit, the value that is read back, the error.
+
+    `largest` is the largest number that shares a scale with it; only the integer formats need it.
+    Raises `ValueError` for texts that are no numbers.
+    """
+    value, top = _parsed(number), abs(_parsed(largest))
+    stored = {form.name: _read_back(encode_float(value, form), form) for form in FLOATS}
+    stored["INT8, shared scale"] = encode_integer(value, max(top, abs(value)), 8)
+    stored["INT4, shared scale"] = encode_integer(value, max(top, abs(value)), 4)
+    made, axes = figure(10, 3.9)
+    for row, (name, each) in enumerate(stored.items()):
+        axes.text(-0.6, row + 0.5, name, ha="right", va="center", fontsize=10, color=INK)
+        bits = [(field, bit) for field, text in each.fields for bit in text]
+        for column, (field, bit) in enumerate(bits):
+            colour = (*_rgb(_BIT_COLOURS[field]), 0.6)
+            axes.add_patch(
+                Rectangle((column, row + 0.1), 1, 0.8, facecolor=colour, edgecolor="white")
+            )
+            axes.text(column + 0.5, row + 0.5, bit, ha="center", va="center", fontsize=9, color=INK)
+        said = f"{each.value:.9g}   {_error_of(each.value, value)}"
+        place = len(bits) if len(bits) < _MOST_BITS else _MOST_BITS
+        axes.text(place + 0.6, row + 0.5, said, ha="left", va="center", fontsize=10, color=INK)
+    axes.set(xlim=(-9.5, _MOST_BITS + 13), ylim=(len(stored), -0.1))
+    axes.axis("off")
+    handles = [Patch(color=colour, alpha=0.6, label=n) for n, colour in _BIT_COLOURS.items()]
+    axes.legend(
+        handles=handles, ncols=4, loc="lower right", frameon=False, fontsize=9, labelcolor=INK
+    )
+    found = {name: _error_of(stored[name].value, value) for name in ("BF16", "FP8 E4M3")}
+    found["INT4"] = _error_of(stored["INT4, shared scale"].value, value)
+    title(axes, f"{value:g}: " + ", ".join(f"{name} {said}" for name, said in found.items()))
+    return made
+
+
+def _read_back(stored: StoredNumber, form: FloatFormat) -> StoredNumber:
+    """Return the number with the value that `float_of_bits` reads from its bits."""
+    if not form.has_infinity:  # there the largest exponent is one like others
+        return stored
+    bits = "".join(text for _, text in stored.fields)
+    return StoredNumber(stored.fields, float_of_bits(bits, form.exponent_bits))
+
+
+def _parsed(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number; type one, such as 0.1.") from None
+
+
+def _error_of(stored: float, value: float) -> str:
+    if stored == value:
+        return "exact"
+    if math.isinf(stored):
+        return "overflow"
+    if stored == 0:
+        return "underflow to zero"
+    error = abs(stored / value - 1)
+    return f"{100 * error:.2g} % off"
 
 
 ROW = "display:flex;height:14px;margin:2px 0"

@@ -95,5 +95,6 @@ def _html(claims: tuple[Claim, ...]) -> str:
 
 def _cells(each: Claim) -> str:
     source = LINK.sub(r'<a href="\2">\1</a>', escape(each.source)) or COMMON
-    texts = (escape(each.statement), source, *map(escape, (each.found, each.outcome, each.because)))
+    judged = (each.found, _marked(each), each.because)
+    texts = (escape(each.statement), source, *map(escape, judged))
     return "".join(f'<td style="text-align:left">{text}</td>' for text in texts)
