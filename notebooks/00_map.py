@@ -988,7 +988,7 @@ verdicts(
 # | 0 the map | [00 map](00_map.ipynb) | The finished engine, and the memory that a model needs | all five | 60 min | 30 min |
 # | 1 one request | [11 weights](11_weights.ipynb) | Weights on disk: safetensors and GGUF, byte by byte | loading | 55 min | 40 min |
 # |  | [12 tokenizer](12_tokenizer.ipynb) | Text to tokens and back | serving | 60 min | 80 min |
-# |  | [13 layers](13_layers.ipynb) | RMSNorm, rotary embedding, SwiGLU | compute | 55 min | 40 min |
+# |  | [13 layers](13_layers.ipynb) | RMSNorm, rotary embedding, SwiGLU | compute | 60 min | 50 min |
 # |  | [14 attention](14_attention.ipynb) | Attention: causal, with grouped heads | compute | 50 min | 40 min |
 # |  | [15 transformer](15_transformer.ipynb) | The whole forward pass | compute | 55 min | 45 min |
 # |  | [16 sampling](16_sampling.ipynb) | Choosing the next token | serving | 50 min | 50 min |
