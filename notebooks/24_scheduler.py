@@ -385,7 +385,7 @@ picture(
     number="24.3",
 )
 ratios = [ratio for found in points.values() for _, ratio in found]
-print(f"continuous batching takes {min(ratios):.1f} to {max(ratios):.1f} times fewer steps here")
+print(f"static batching takes {min(ratios):.1f} to {max(ratios):.1f} times as many steps here")
 guess_spread.compare(round(max(ratios), 1), "times")
 
 # %% [markdown]
@@ -512,7 +512,7 @@ for (name, blocks), each in short_of_blocks.items():
 tight = story(short_of_blocks["room for now", 16].events).steps
 full = sum(step.num_blocks >= 0.9 * 16 for step in tight)
 victims = short_of_blocks["room for now", 16].num_preempted
-print(f"in {full} of {len(tight)} steps 90 % of 16 blocks were held; {victims} times one gave way")
+print(f"in {full} of {len(tight)} steps 90 % of 16 blocks were held; {victims} preempted")
 picture(
     gantt(
         {name: short_of_blocks[name, 16].events for name in memory},

@@ -23,7 +23,7 @@ def gains(measured: Mapping[int, float], formulas: Mapping[str, Mapping[int, flo
     left.set_xticks(sizes, [str(size) for size in sizes])
     left.set(xlabel="sequences in a step (log scale)", ylabel="milliseconds", ylim=(0, None))
     left.legend(frameon=False, labelcolor=INK)
-    title(left, "A step takes longer the more sequences it has")
+    title(left, "What a step takes")
     pairs = list(itertools.pairwise(sizes))
     bars = {"measured": measured} | {f"by the {name}": each for name, each in formulas.items()}
     width = 0.8 / len(bars)
@@ -34,7 +34,7 @@ def gains(measured: Mapping[int, float], formulas: Mapping[str, Mapping[int, flo
     right.set_xticks(range(len(pairs)), [f"{few} to {many}" for few, many in pairs])
     right.set(xlabel="sequences in a step", ylabel="more tokens per second, in %")
     right.legend(frameon=False, labelcolor=INK)
-    title(right, "Each doubling gains less than the one before")
+    title(right, "What each doubling of the batch gains")
     return made
 
 
