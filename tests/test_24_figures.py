@@ -283,7 +283,7 @@ def test_a_long_chunk_is_shown_without_its_middle() -> None:
 def test_gains_are_ratios_of_tokens_per_second() -> None:
     seconds = {1: 4.0, 2: 4.0, 4: 8.0}
     assert [gain(seconds, 1, 2), gain(seconds, 2, 4)] == [1.0, 0.0]
-    _, right = gains(seconds, seconds).axes
+    _, right = gains(seconds, {"sum": seconds}).axes
     assert [bar.get_height() for bar in right.patches] == [100, 0, 100, 0]
 
 

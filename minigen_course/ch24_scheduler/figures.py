@@ -8,32 +8,33 @@ from matplotlib.figure import Figure
 from minigen_course.figures.style import AMBER, BLUE, CYCLE, INK, QUIET, figure, title
 
 
-def gains(measured: Mapping[int, float], predicted: Mapping[int, float]) -> Figure:
-    """Draw the seconds of a step against its number of sequences, and the gain of each doubling."""
+def gains(measured: Mapping[int, float], formulas: Mapping[str, Mapping[int, float]]) -> Figure:
+    """Draw the seconds of a step against its number of sequences, and the gain of each doubling.
+
+    `formulas` has the seconds that each formula gives, by its name.
+    """
     made, (left, right) = figure(10, 3.4, ncols=2)
     sizes = list(measured)
-    for found, label, style in (
-        (measured, "measured", {"marker": "o", "color": BLUE}),
-        (predicted, "predicted", {"linestyle": (0, (4, 2)), "color": INK}),
-    ):
-        left.plot(sizes, [1e3 * found[size] for size in sizes], label=label, **style)
+    left.plot(sizes, [1e3 * measured[size] for size in sizes], "o-", color=BLUE, label="measured")
+    for (name, found), dashes in zip(formulas.items(), ((4, 2), (1, 2)), strict=False):
+        line = [1e3 * found[size] for size in sizes]
+        left.plot(sizes, line, linestyle=(0, dashes), color=INK, label=f"by the {name}")
     left.set_xscale("log", base=2)
     left.set_xticks(sizes, [str(size) for size in sizes])
     left.set(xlabel="sequences in a step (log scale)", ylabel="milliseconds", ylim=(0, None))
     left.legend(frameon=False, labelcolor=INK)
     title(left, "What a step takes")
     pairs = list(itertools.pairwise(sizes))
-    for offset, found, label, colour in (
-        (-0.2, measured, "measured", BLUE),
-        (0.2, predicted, "predicted", QUIET),
-    ):
+    bars = {"measured": measured} | {f"by the {name}": each for name, each in formulas.items()}
+    width = 0.8 / len(bars)
+    for number, (label, found) in enumerate(bars.items()):
         heights = [100 * gain(found, *pair) for pair in pairs]
-        places = [place + offset for place in range(len(pairs))]
-        right.bar(places, heights, 0.38, color=colour, label=label)
+        places = [place + (number + 0.5) * width - 0.4 for place in range(len(pairs))]
+        right.bar(places, heights, 0.95 * width, color=(BLUE, QUIET, AMBER)[number], label=label)
     right.set_xticks(range(len(pairs)), [f"{few} to {many}" for few, many in pairs])
-    right.set(xlabel="sequences in a step", ylabel="more tokens a second, in %")
+    right.set(xlabel="sequences in a step", ylabel="more tokens per second, in %")
     right.legend(frameon=False, labelcolor=INK)
-    title(right, "What each doubling gains")
+    title(right, "What each doubling of the batch gains")
     return made
 
 
