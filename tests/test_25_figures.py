@@ -7,7 +7,7 @@ import pytest
 
 from minigen import LLM, SamplingParams
 from minigen.errors import RequestError
-from minigen_course.ch25_engine.figures import ladder, step_parts
+from minigen_course.ch25_engine.figures import ladder, loop, step_parts
 from minigen_course.ch25_engine.lesson import StepLoop, answers_by_loop
 from tests.foreign_parts import LowestFirst, QueueScheduler, likeliest
 
@@ -72,3 +72,9 @@ def test_a_steps_parts_follow_each_other_and_are_closer_without_the_model() -> N
     assert [bar.get_facecolor() for bar in right.patches] == [
         *(left.patches[0].get_facecolor(), left.patches[2].get_facecolor()),
     ]
+
+
+def test_the_loop_shows_the_four_calls_in_order() -> None:
+    (axes,) = loop().axes
+    calls = sorted(each.get_text()[:2] for each in axes.texts if each.get_text()[:1].isdigit())
+    assert calls == ["1.", "2.", "3.", "4."]
