@@ -59,7 +59,10 @@ def test_an_engine_with_another_owner_is_not_stepped(tiny_directory: Path) -> No
 def test_a_ladder_shows_each_rung_as_a_multiple_of_the_first() -> None:
     (axes,) = ladder({"slow": 10.0, "fast": 140.0}).axes
     assert [bar.get_width() for bar in axes.patches] == [10, 140]
-    assert [text.get_text().strip() for text in axes.texts] == ["10, 1.0 x", "140, 14.0 x"]
+    assert [text.get_text().strip() for text in axes.texts] == [
+        "10 (1.0 times the first)",
+        "140 (14.0 times the first)",
+    ]
 
 
 def test_a_steps_parts_follow_each_other_and_are_closer_without_the_model() -> None:

@@ -30,8 +30,8 @@ class CheckedAllocator:
             raise part_error(
                 self.allocator,
                 "num_free",
-                f"is {found}; {truth} blocks have no owner: allocate and share must add an owner to "
-                "each block, and release must remove one",
+                f"is {found}; {truth} blocks have no owner: allocate and share must add an owner "
+                "to each block, and release must remove one",
             )
         return truth
 
