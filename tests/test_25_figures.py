@@ -7,7 +7,7 @@ import pytest
 
 from minigen import LLM, SamplingParams
 from minigen.errors import RequestError
-from minigen_course.ch25_engine.figures import ladder, step_parts
+from minigen_course.ch25_engine.figures import ladder, loop, step_parts
 from minigen_course.ch25_engine.lesson import StepLoop, answers_by_loop
 from tests.foreign_parts import LowestFirst, QueueScheduler, likeliest
 
@@ -59,7 +59,10 @@ def test_an_engine_with_another_owner_is_not_stepped(tiny_directory: Path) -> No
 def test_a_ladder_shows_each_rung_as_a_multiple_of_the_first() -> None:
     (axes,) = ladder({"slow": 10.0, "fast": 140.0}).axes
     assert [bar.get_width() for bar in axes.patches] == [10, 140]
-    assert [text.get_text().strip() for text in axes.texts] == ["10, 1.0 x", "140, 14.0 x"]
+    assert [text.get_text().strip() for text in axes.texts] == [
+        "10 (1.0 times the first)",
+        "140 (14.0 times the first)",
+    ]
 
 
 def test_a_steps_parts_follow_each_other_and_are_closer_without_the_model() -> None:
@@ -72,3 +75,9 @@ def test_a_steps_parts_follow_each_other_and_are_closer_without_the_model() -> N
     assert [bar.get_facecolor() for bar in right.patches] == [
         *(left.patches[0].get_facecolor(), left.patches[2].get_facecolor()),
     ]
+
+
+def test_the_loop_shows_the_four_calls_in_order() -> None:
+    (axes,) = loop().axes
+    calls = sorted(each.get_text()[:2] for each in axes.texts if each.get_text()[:1].isdigit())
+    assert calls == ["1.", "2.", "3.", "4."]

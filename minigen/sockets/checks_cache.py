@@ -28,7 +28,10 @@ class CheckedAllocator:
         found, truth = self.allocator.num_free, self._owners[1:].count(0)
         if found != truth:
             raise part_error(
-                self.allocator, "num_free", f"is {found}; {truth} blocks have no owner"
+                self.allocator,
+                "num_free",
+                f"is {found}; {truth} blocks have no owner: allocate and share must add an owner "
+                "to each block, and release must remove one",
             )
         return truth
 
