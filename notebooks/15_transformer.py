@@ -237,7 +237,9 @@ picture(
 # %%
 checkpoint = open_checkpoint(hub.resolve(hub.DEFAULT_MODEL))
 outside = {
-    name: stored.dequantize() for name, stored in checkpoint.tensors.items() if ".layers." not in name
+    name: stored.dequantize()
+    for name, stored in checkpoint.tensors.items()
+    if ".layers." not in name
 }
 first = {
     name.removeprefix("model.layers.0."): stored.dequantize()
@@ -323,6 +325,7 @@ def run_layer(
     """Apply attention, then the feed-forward network; each reads a normalised x and adds to x."""
     raise NotImplementedError  # your turn
 
+
 # %%
 my_layer = check(15, run_layer=run_layer)
 
@@ -387,8 +390,6 @@ assert difference < 1e-3
 
 # %%
 reveal(15, run_layer=my_layer)
-
-# %%
 show(transformer.Transformer.__call__, transformer.Transformer.logits)
 torch.testing.assert_close(found, package_logits(prompt_ids), atol=1e-3, rtol=1e-3)
 print("The forward pass above and the package agree on all logits.")
@@ -431,16 +432,17 @@ guess_replace.compare("yes" if without < config.vocab_size else "no")
 # %% [markdown]
 # The model without them is far worse than guessing: it is sure of wrong tokens. One caution: this model
 # was trained *with* residual connections, so the experiment shows what it relies on, not what another
-# model could have learned. But nobody trains deep transformers without them, for three reasons:
+# model could have learned. In practice, all deep transformers have them, for three reasons:
 #
 # - **Nothing is lost on the way.** A layer that replaces must copy everything that later layers will
-#   need. A layer that adds can stay silent.
+#   need. A layer that adds can leave the rest alone.
 # - **Training works.** The derivative of $x + g(x)$ is $1 + g'(x)$. Through 30 layers the gradient keeps a
-#   direct path of ones; without the 1 it is a product of 30 factors, which vanishes or explodes.
+#   direct path of ones. Without the 1 it is a product of 30 factors, which tends to vanish or to explode.
 # - **Each layer's task is small.** It only has to say what should *change*.
 #
-# The third can be seen. The left panel compares the stream with what each layer adds to it. The right
-# panel leaves out one layer at a time: the stream just passes by where the layer was.
+# The third reason can be seen. The left panel compares the length of the stream (the square root of the
+# sum of its squares) with the length of what each layer adds to it. The right panel leaves out one layer
+# at a time: the stream passes unchanged where the layer was.
 
 # %%
 states = recorded_states(llm, ids)
@@ -453,17 +455,21 @@ picture(
 )
 mild = sum(each < 3 * whole for each in left_out)
 better = left_out.index(min(left_out))
-print(f"layers whose loss makes the perplexity less than 3 times as high: {mild} of {len(left_out)}")
+print(
+    f"layers whose loss makes the perplexity less than 3 times as high: {mild} of {len(left_out)}"
+)
 print(f"without layer {better} the sentence has a lower perplexity: {min(left_out) < whole}")
-before, after = (float(round(states[place, 0].norm().item(), -2)) for place in (11, 12))
-print(f"length of the first token's x before layer 11: about {before:,.0f}, after it: {after:,.0f}")
+before, after = (states[place, 0].norm().item() for place in (11, 12))
+print(f"length of the first token's x before layer 11: about {round(before, -1):,.0f}", end=", ")
+print(f"after it: about {round(after, -2):,.0f}")
 
 # %% [markdown]
 # Most layers can be left out one at a time with little harm, because the stream carries everything past
 # the gap ([Veit et al. 2016](https://arxiv.org/abs/1605.06431) found the same in image networks). The
 # first layers cannot: they turn a table's row into something that the others can read. Layer 11 is
-# special. It writes a huge vector into the stream of the *first* token, which many heads later use as
-# their attention sink (chapter 14). A layer that helps on average can still harm one sentence.
+# special. It adds a huge vector to the stream of the *first* token, the attention sink of chapter 14
+# ([Sun et al. 2024](https://arxiv.org/abs/2402.17762) found such **massive activations** in many models).
+# And one layer does this sentence more harm than good: what helps on average need not help everywhere.
 #
 # ## What each layer believes: the logit lens
 #
@@ -541,8 +547,8 @@ explore(
 #
 # A **FLOP** is one floating-point operation: an addition or a multiplication. Nearly all of a model's
 # FLOPs are in matrix products. Take $W_{gate}$ and one token: each of the 1,536 results is a dot product
-# of 576 pairs, so 576 multiplications and 576 additions (one of them adds to zero). That makes
-# $1{,}536 \times 576 \times 2 = 1{,}769{,}472$ FLOPs. In general
+# of 576 pairs. That is 576 multiplications and 575 additions; by convention both count as 576. So the
+# product costs $1{,}536 \times 576 \times 2 = 1{,}769{,}472$ FLOPs. In general
 #
 # $$[n, a] \times [a, b]\ \text{costs}\ 2\,n\,a\,b\ \text{FLOPs: two per weight and token.}$$
 #
@@ -572,6 +578,7 @@ def token_flops(config: ModelConfig, context: int) -> int:
     """
     raise NotImplementedError  # your turn
 
+
 # %%
 my_flops = check(15, token_flops=token_flops)
 
@@ -586,8 +593,9 @@ my_flops = check(15, token_flops=token_flops)
 # torch can count the FLOPs of all matrix products while they run. Count the six tokens of the text, and
 # compare. The two numbers are *equal*, not just close, and there is a reason: `attention_naive` computes
 # the whole square of $6 \times 6$ scores and masks the later ones afterwards. Every token therefore costs
-# what a token with a context of 6 costs, so the whole text costs $6 \cdot F(6)$. A kernel that skips the
-# masked half computes contexts of 1 to 6 instead (the harder exercise `prompt_flops` counts that).
+# what a token with a context of 6 costs, so the whole text costs $6 \cdot F(6)$. A faster program for
+# attention (a *kernel*, chapter 32) skips most of the masked half, and computes contexts of 1 to 6 instead;
+# the harder exercise `prompt_flops` counts that.
 
 # %%
 with FlopCounterMode(display=False) as counted:
@@ -609,7 +617,6 @@ for name, context in (("SmolLM2-135M", 6), ("SmolLM2-135M", 8192), ("Llama-3-70B
         f"{parameters / 1e9:6.3f} billion parameters: {flops / parameters:.2f} per parameter"
     )
 
-# %%
 reveal(15, token_flops=my_flops)
 
 # %% [markdown]
@@ -627,8 +634,8 @@ picture(
 # %% [markdown]
 # The embedding table is one matrix with two uses. As an embedding it is looked up, and costs no FLOPs. As
 # the head it is multiplied with every row whose next token is wanted, and that is a fifth of all FLOPs
-# here. In a model whose head is a matrix of its own, the embedding's parameters cost nothing, so such a
-# model needs slightly fewer than two FLOPs per parameter.
+# here. In a model whose head is a matrix of its own, the embedding's parameters cost nothing, so at short
+# contexts such a model needs slightly fewer than two FLOPs per parameter.
 #
 # ### How much of it is attention?
 #
@@ -713,10 +720,12 @@ for text, each, row in zip(texts, packed, in_one_pass, strict=True):
 # %% [markdown]
 # ## Your turn: port a model
 #
-# An engine supports a new model when somebody has written its forward pass. Most new models are Llama with
-# two or three differences, so a port is an hour of careful reading, and a comparison of logits.
-# [Qwen3](https://arxiv.org/abs/2505.09388) normalises queries and keys per head. Write it: the check
-# compares your logits with the package's on small random models.
+# An engine supports a new model once its forward pass is written. Many new models are Llama with two or
+# three differences, so a port is an hour of careful reading, and a comparison of logits.
+# [Qwen3](https://arxiv.org/abs/2505.09388), for example, normalises queries and keys per head. Write it:
+# the check compares your logits with the package's on small random models. (`minigen workspace` makes a
+# folder with all exercises of the course. It holds three more for this chapter: `project_qkv`,
+# `prompt_flops` and `run_parallel_layer`.)
 
 # %%
 task(15, "qwen3_logits")
@@ -736,6 +745,7 @@ def qwen3_logits(
 ) -> Float[Tensor, "tokens vocab"]:
     """Return the logits after each token of a text, from a Qwen3 model's tensors by their names."""
     raise NotImplementedError  # your turn
+
 
 # %%
 my_qwen3 = check(15, qwen3_logits=qwen3_logits)
@@ -770,9 +780,9 @@ measured("time now", last_row_seconds, "s")
 measured("ratio", plain_seconds / last_row_seconds)
 
 # %% [markdown]
-# The same text for a fifth less arithmetic, and all from one row instead of many. (The FLOPs count full
-# squares of scores, as above. The first time also includes what torch sets up once.) The other waste is
-# still there: 310 tokens go through 30 layers to write 20. Chapter 17 removes it.
+# The same text for a fifth less arithmetic. (The FLOPs count full squares of scores, as above. They are
+# counted, and the same everywhere; the times also depend on what else this machine was doing.) The other
+# waste is still there: 310 tokens go through 30 layers to write 20. Chapter 17 removes it.
 #
 # ## Can one prompt give two answers?
 #

@@ -369,10 +369,10 @@ def lens_grid(
         raise ValueError(f"This text has {num_tokens} tokens: there is no position {position}.")
     layers = sorted({*range(num_states - 1, -1, -every), 0})
     made, (grid, followed) = figure(
-        max(8.0, 4.0 + 1.25 * num_tokens),
+        max(8.0, 4.0 + 1.4 * num_tokens),
         1.6 + 0.34 * len(layers),
         ncols=2,
-        width_ratios=(max(3.0, 1.25 * num_tokens), 3.2),
+        width_ratios=(max(3.0, 1.4 * num_tokens), 3.2),
     )
     values, texts = _places(lens, spell, shown)
     _draw_places(grid, values[layers], [texts[layer] for layer in layers])
@@ -446,4 +446,4 @@ def _draw_followed(axes: Any, lens: Lens, spell: Callable[[int], str], position:
     axes.set_ylabel("after layer", fontsize=11)
     axes.grid(axis="x", color=FAINT)
     axes.legend(frameon=False, fontsize=11, loc="lower right", labelcolor=INK)
-    title(axes, f"Chosen after position {position}")
+    title(axes, f"The final five at position {position}")
