@@ -18,11 +18,11 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/minigen/minigen/blob/main/notebooks/15_transformer.ipynb)
 # [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=notebooks/15_transformer.ipynb)
 #
-# All parts of the model are on the table: the weights (chapter 11), the tokens (12), norm, rotation
-# and feed-forward network (13), attention (14). This chapter joins them. You follow one text through
-# the whole model, from six token ids to a score for each of 49,152 possible next tokens. After this
-# chapter no part of a language model's computation is a black box. You also learn to say, from a
-# model's sizes alone, how much arithmetic one token costs, and where in the model it is spent.
+# You know all parts of the model by now: the weights (chapter 11), the tokens (12), norm, rotation and
+# feed-forward network (13), attention (14). This chapter joins them. You follow one text through the
+# whole model, from six token ids to a score for each of 49,152 possible next tokens. After this chapter,
+# no part of this computation is a black box. You also learn to say, from a model's sizes alone, how much
+# arithmetic one token costs, and where in the model it is spent.
 #
 # **Afterwards you can** draw the forward pass of a Llama-type model with all its shapes, write one
 # layer and a whole model from its tensors, say why layers add instead of replace, look at what each
@@ -109,7 +109,9 @@ chapter_map("model")
 # goes through the whole model, which returns logits after *every* token. (That is also what
 # `model(ids).logits` returns in the transformers library.)
 #
-# Predict first: how many tokens go through the model until 20 are written? Replace `None` by a number.
+# In the code below, `package_logits` runs the package's model on a text; the rest of this chapter builds
+# what it calls. Predict first: how many tokens go through the model until 20 are written? Replace `None`
+# by a number.
 
 # %%
 guess_tokens = predict("How many tokens go through the model?", None)
@@ -173,11 +175,11 @@ picture(
 # 2. **The residual stream.** These six vectors start a stream that runs through the whole model: the
 #    **residual stream** $x$. It keeps its shape `[6, 576]` from the first layer to the last. Each layer
 #    reads it and adds to it, twice:
-#    - **Attention** reads the stream through an [RMSNorm](../docs/glossary.md#rmsnorm). It is the only
-#      part where tokens exchange information. Queries have nine heads and keys and values three
-#      ([grouped-query attention](../docs/glossary.md#grouped-query-attention), chapter 14); queries and
-#      keys are rotated by position ([rotary embedding](../docs/glossary.md#rotary-embedding), chapter
-#      13).
+#    - **Attention** reads the stream through an [RMSNorm](../docs/glossary.md#rmsnorm). (A norm *before*
+#      each half is called **pre-norm**.) It is the only part where tokens exchange information. There are
+#      nine query heads, and three heads for keys and values
+#      ([grouped-query attention](../docs/glossary.md#grouped-query-attention), chapter 14). Queries and
+#      keys are rotated by position ([rotary embedding](../docs/glossary.md#rotary-embedding), chapter 13).
 #    - The **feed-forward network** reads the new stream through a second norm, and treats each token
 #      alone. It is wider inside (1,536 numbers), and its activation is
 #      [SwiGLU](../docs/glossary.md#swiglu) (chapter 13).
@@ -191,6 +193,8 @@ picture(
 # $$x_t^{0} = E_{\mathrm{id}_t}, \qquad
 # \tilde x^{\ell} = x^{\ell-1} + \mathrm{Att}_\ell\big(\mathrm{norm}(x^{\ell-1})\big), \qquad
 # x^{\ell} = \tilde x^{\ell} + \mathrm{FFN}_\ell\big(\mathrm{norm}(\tilde x^{\ell})\big)$$
+#
+# Here $\mathrm{Att}_\ell$ is all of chapter 14, from $W_q$ to $W_o$, and $\odot$ multiplies element by element:
 #
 # $$\mathrm{FFN}(y) = W_{down}\,\big(\mathrm{SiLU}(W_{gate}\, y) \odot W_{up}\, y\big), \qquad
 # \mathrm{logits}_t = W_{head}\;\mathrm{norm}(x_t^{L})$$
@@ -252,9 +256,9 @@ print(f"{len(checkpoint.tensors)} tensors = {len(outside)} + {config.num_layers}
 
 # %% [markdown]
 # There is no `lm_head`. This model uses the embedding table a second time as its output head. Such a
-# model has **tied embeddings**. The logit of a token is then the dot product of the final $x$ with
-# that token's own embedding. ([Press and Wolf 2016](https://arxiv.org/abs/1608.05859) introduced this;
-# small models do it to save parameters, large ones rarely do.)
+# model has **tied embeddings**. The logit of a token is then the dot product of the last, normalised $x$
+# with that token's own embedding. ([Press and Wolf 2016](https://arxiv.org/abs/1608.05859) studied this.
+# Small models do it to save parameters, large ones rarely do.)
 #
 # The first half of the first layer:
 
@@ -298,10 +302,21 @@ say("what attention adds to x", from_attention)
 #
 # ## Your turn: one layer
 #
-# The package stores a layer's weights as a `Layer`. It differs from the nine tensors above in one way:
-# $W_q$, $W_k$ and $W_v$ are one matrix, whose product `project_qkv` cuts into heads and rotates, and
-# $W_{gate}$ and $W_{up}$ are one matrix, too. One large product is faster than several small ones.
-# And attention is an argument: the same layer can then run without a cache, with one, or on blocks.
+# The package stores a layer's weights as a `Layer`. Products with the same input are one matrix there,
+# because one large product is usually faster than several small ones:
+#
+# | in the checkpoint | in a `Layer` | takes | returns |
+# |---|---|---|---|
+# | `input_layernorm` | `attention_norm` | | a weight for `rms_norm` |
+# | `q_proj`, `k_proj`, `v_proj` | `qkv` | 576 | 576 + 192 + 192; `project_qkv` calls it |
+# | `o_proj` | `out` | 576 | 576 |
+# | `post_attention_layernorm` | `ffn_norm` | | a weight for `rms_norm` |
+# | `gate_proj`, `up_proj` | `gate_up` | 576 | 1,536 + 1,536, side by side |
+# | `down_proj` | `down` | 1,536 | 576 |
+#
+# `layer.out(y)` computes a product, `layer.gate_up.parts` has the widths 1,536 and 1,536. Attention is an
+# argument, `attend`: the same layer can then run on whole texts as here, with a KV cache (chapter 17), or on
+# a cache in blocks (chapter 22).
 
 # %%
 task(15, "run_layer")
@@ -366,9 +381,11 @@ for logit, token in zip(*(each.tolist() for each in found[-1].topk(5)), strict=T
     print(f"{llm.tokenizer.decode([token])!r:<12} logit {logit:5.2f}   probability {chance:.1%}")
 
 # %% [markdown]
-# Logits are scores on no particular scale; softmax turns them into probabilities (chapter 16 says what
-# to do with these). Is the result right? Two programs by one author can share a mistake, so the judge is
-# another library. The file `transformers_logits.json` holds 128 logits at each of the six positions, as
+# Logits can be any numbers, and only their differences matter. Softmax turns them into probabilities;
+# chapter 16 says what to do with these.
+#
+# Is the result right? Two programs by one author can share a mistake, so another library is the judge. The
+# file `transformers_logits.json` holds 128 logits at each of the six positions, as
 # the [transformers](https://github.com/huggingface/transformers) library computes them from the same
 # weights (`python -m tests.golden.make_logits` writes the file). It also holds the logarithm of the sum
 # of all exponentials at each position, to which every logit contributes.
@@ -512,10 +529,10 @@ picture(
 
 # %% [markdown]
 # Four things to look for. The lowest row is mostly the token itself: embedding and head are one table,
-# and a vector to which nothing was added has a high dot product with itself. (A rare token's embedding
-# can be longer, and score higher.) The first layers guess what is frequent. The middle layers often hold
-# vectors that the head cannot read, since it was trained for the last layer only; the
-# [tuned lens](https://arxiv.org/abs/2303.08112) trains a small translator for each layer. And certainty
+# and a vector to which nothing was added has a high dot product with itself. (A longer embedding can score
+# even higher: at *France*, that of a special token does.) The first layers guess what is frequent. The
+# middle layers often hold vectors that the head cannot read, since it was trained for the last layer only;
+# the [tuned lens](https://arxiv.org/abs/2303.08112) trains a small translator for each layer. And certainty
 # is no sign of truth: a middle layer may be very sure of a token that later layers drop.
 #
 # Write your own sentence. `shown` switches between each layer's first choice, the probability that it
@@ -545,7 +562,8 @@ explore(
 # %% [markdown]
 # ## Where the work is: counting FLOPs
 #
-# A **FLOP** is one floating-point operation: an addition or a multiplication. Nearly all of a model's
+# A **FLOP** is one floating-point operation: an addition or a multiplication. (FLOP/s, the speed of a
+# machine, is something else: chapter 17.) Nearly all of a model's
 # FLOPs are in matrix products. Take $W_{gate}$ and one token: each of the 1,536 results is a dot product
 # of 576 pairs. That is 576 multiplications and 575 additions; by convention both count as 576. So the
 # product costs $1{,}536 \times 576 \times 2 = 1{,}769{,}472$ FLOPs. In general
@@ -594,8 +612,8 @@ my_flops = check(15, token_flops=token_flops)
 # compare. The two numbers are *equal*, not just close, and there is a reason: `attention_naive` computes
 # the whole square of $6 \times 6$ scores and masks the later ones afterwards. Every token therefore costs
 # what a token with a context of 6 costs, so the whole text costs $6 \cdot F(6)$. A faster program for
-# attention (a *kernel*, chapter 32) skips most of the masked half, and computes contexts of 1 to 6 instead;
-# the harder exercise `prompt_flops` counts that.
+# attention (a **kernel** is such a program for one operation, part 3) can skip the masked half, and then
+# computes contexts of 1 to 6 instead; the harder exercise `prompt_flops` counts that.
 
 # %%
 with FlopCounterMode(display=False) as counted:
@@ -692,9 +710,9 @@ explore(
 # %% [markdown]
 # ## Only the rows that matter
 #
-# To choose the next token, one row of logits is enough: the last. All layers still need all rows of $x$,
-# because later tokens attend to them. But the head treats each row alone, so it can be given the last row
-# only. Each row that is left out saves $2\,V d$ FLOPs.
+# To choose the next token, one row of logits is enough: the last. The layers still need all rows of $x$,
+# because later tokens attend to the keys and values of earlier ones. But the head treats each row alone,
+# and can be given the last row only. Each row that is left out saves $2\,V d$ FLOPs.
 #
 # For the same reason several texts fit into one pass. Their tokens lie one after another, without padding,
 # as a [packed batch](../docs/glossary.md#packed-batch). Each text has its own positions and its own
@@ -794,19 +812,21 @@ measured("ratio", plain_seconds / last_row_seconds)
 
 # %%
 with torch.inference_mode():
-    x = recorded_states(llm, story)[-1]
-    together = model.logits(x)
-    alone = torch.cat([model.logits(row[None]) for row in x])
+    of_story = recorded_states(llm, story)  # after 0, 1, ... 30 layers
+    together = model.logits(of_story[-1])
+    alone = torch.cat([model.logits(row[None]) for row in of_story[-1]])
 moved = float((together - alone).abs().max())
 best, second = together.topk(2).values.T
 step = torch.finfo(torch.bfloat16).eps * 2 ** best.log2().floor()
 near = int((best - second < step).sum())
+assert best[len(prompt_ids) - 1] - second[len(prompt_ids) - 1] < step[len(prompt_ids) - 1]
 measured("a logit, computed alone or beside other rows, moves by up to", moved)
 print(f"places where the two best are nearer than one step of bfloat16: {near} of {len(best)}")
 
 # %% [markdown]
-# With the same batch and deterministic kernels, the answer is always the same. Another batch, other kernels
-# or another machine may round differently, and at a near-tie the text takes another way from there on.
+# One of these places is the first token of the story: *coast* and *horizon* had nearly the same logit. With
+# the same batch and deterministic kernels, the answer is always the same. Another batch, other kernels or
+# another machine may round differently, and at a near-tie the text takes another way from there on.
 # On GPUs, some kernels add partial sums in the order in which they arrive (split-K with atomic additions),
 # and a library that tunes itself may choose another kernel on another day. Then even the same batch can
 # give two answers. [He 2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/)
@@ -820,8 +840,11 @@ print(f"places where the two best are nearer than one step of bfloat16: {near} o
 ratios = {s: my_flops(config, s) / shape.parameters for s in (1, config.max_positions)}
 large = my_flops(config_of("Llama-3-70B"), 8192) / SHAPES["Llama-3-70B"].parameters
 sum_of_five = float(found[-1].topk(5).values.sum())
-guesses = draw.look(llm, llm.tokenizer.decode(story), max_tokens=40).likeliest
-halfway = float((guesses[15] == guesses[-1]).float().mean())
+final = {}
+for depth in (15, 25):
+    with torch.inference_mode():
+        guesses = model.logits(of_story[depth]).argmax(-1)
+    final[depth] = float((guesses == together.argmax(-1)).float().mean())
 verdicts(
     "15",
     Claim(
@@ -841,10 +864,12 @@ verdicts(
         "in wide models the feed-forward networks cost more, until the context is several times as long",
     ),
     Claim(
-        "Half-way through its layers, a model mostly knows its next token",
-        f"after 15 of 30 layers, the lens shows the final choice at {halfway:.0%} of the positions",
-        holds(halfway > 0.5),
-        "the lens reads middle layers badly, and this model decides late",
+        "A model refines its guess of the next token smoothly, layer by layer",
+        f"the lens shows the final choice at {final[15]:.0%} of the positions after 15 of 30 layers, at "
+        f"{final[25]:.0%} after 25",
+        holds(final[15] > 0.25),
+        "smoothly would be about a half at half-way; here the last layers decide, and the lens reads "
+        "middle layers badly",
         source="[nostalgebraist 2020](https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens)",
     ),
     Claim(

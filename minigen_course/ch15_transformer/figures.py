@@ -169,7 +169,7 @@ def added_by_layer(
     left.plot(layers, added.tolist(), color=ORANGE, linewidth=2, label="what the layer adds")
     left.set(yscale="log", xlabel="layer", ylabel="length of the vector")
     left.legend(frameon=False, labelcolor=INK)
-    title(left, "After the first layers, each adds a part of x")
+    title(left, "Most layers add little to a long x")
     right.axhline(whole, color=QUIET, linewidth=1.2)
     right.annotate(
         f"all layers: {whole:.0f}",
@@ -379,7 +379,7 @@ def lens_grid(
     names = [f"{name}\n{place}" for place, name in enumerate(_labels(lens, spell), 1)]
     grid.set_xticks(range(num_tokens), names)
     grid.set_yticks(range(len(layers)), [str(layer) if layer else "embedding" for layer in layers])
-    grid.set_ylabel("after layer", fontsize=11)
+    grid.set_ylabel("layers passed", fontsize=11)
     grid.tick_params(labelsize=11)
     grid.get_xticklabels()[position - 1].set_color(ORANGE)
     grid.add_patch(
@@ -443,7 +443,7 @@ def _draw_followed(axes: Any, lens: Lens, spell: Callable[[int], str], position:
             label=f"“{_short(spell(token))}”",
         )
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.5, len(chances) - 0.5), xlabel="probability")
-    axes.set_ylabel("after layer", fontsize=11)
+    axes.set_ylabel("layers passed", fontsize=11)
     axes.grid(axis="x", color=FAINT)
     axes.legend(frameon=False, fontsize=11, loc="lower right", labelcolor=INK)
     title(axes, f"The final five at position {position}")
