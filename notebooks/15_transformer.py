@@ -639,7 +639,7 @@ reveal(15, token_flops=my_flops)
 
 # %% [markdown]
 # Two FLOPs per parameter and token is the rule of thumb for every model of this kind. It is exact for the
-# matrices, and attention's scores come on top. Where are the parameters, and where are the FLOPs?
+# matrices, and attention's scores and mix come on top. Where are the parameters, and where are the FLOPs?
 
 # %%
 shape = ModelShape.of(config)
@@ -650,8 +650,8 @@ picture(
 )
 
 # %% [markdown]
-# The embedding table is one matrix with two uses. As an embedding it is looked up, and costs no FLOPs. As
-# the head it is multiplied with every row whose next token is wanted, and that is a fifth of all FLOPs
+# The embedding table is one matrix with two uses: tied embeddings. As an embedding it is looked up, and costs
+# no FLOPs. As the head it is multiplied with every row whose next token is wanted, and that is a fifth of all FLOPs
 # here. In a model whose head is a matrix of its own, the embedding's parameters cost nothing, so at short
 # contexts such a model needs slightly fewer than two FLOPs per parameter.
 #
@@ -874,7 +874,7 @@ verdicts(
     ),
     Claim(
         "A model's output scores (logits) are probabilities",
-        f"the five largest after the first text sum to {sum_of_five:.0f}",
+        f"the five largest after the first text sum to {sum_of_five:.1f}",
         holds(abs(float(found[-1].sum()) - 1) < 0.01),
         "softmax turns logits into probabilities; adding 5 to all logits changes none of these",
     ),
@@ -899,16 +899,16 @@ verdicts(
 #   appears only in the last layers.
 # - A matrix costs two FLOPs per weight and token. Attention adds four per layer, query head, head dimension
 #   and attended token. For six tokens, torch counts exactly what the formula says.
-# - Feed-forward networks hold most parameters and FLOPs. Attention overtakes them at long contexts, in wide
-#   models later than in narrow ones.
+# - Feed-forward networks hold most parameters, and most FLOPs at short contexts. Attention overtakes them at
+#   long contexts, in wide models later than in narrow ones.
 # - Only the last row of each text needs logits, and several texts can be packed into one pass.
-# - Logits equal those of another library to three decimals, but never to the last bit. At near-ties, the
+# - Logits equal those of another library to three decimals, but not to the last bit. At near-ties, the
 #   batch can decide which token wins.
 #
 # **Check yourself** (click to see the answer).
 #
-# <details><summary>1. Two texts of 5 and 7 tokens are packed into one pass. Which shapes have x, the
-# queries, and the logits that the engine needs?</summary>
+# <details><summary>1. Two texts of 5 and 7 tokens are packed into one pass of SmolLM2-135M. Which shapes have
+# x, the queries, and the logits that the engine needs?</summary>
 # x is [12, 576], the queries are [12, 9, 64], and the logits are [2, 49152]: one row for the last token of
 # each text.</details>
 #

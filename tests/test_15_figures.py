@@ -134,7 +134,7 @@ def test_the_flow_names_every_shape_of_the_model() -> None:
 def test_tied_embeddings_are_named_and_a_lookup_costs_nothing() -> None:
     left, right = budget_bars(SHAPES["SmolLM2-135M"], 6).axes
     labels = [[text.get_text().strip() for text in axes.texts] for axes in (left, right)]
-    assert labels[0][-1] == "none: the embedding is reused"
+    assert labels[0][-1] == "tied: the embedding is reused"
     assert labels[1][0] == "none: a row is looked up"
     untied = budget_bars(SHAPES["Llama-3-8B"], 6).axes[0]
     assert untied.texts[-1].get_text().strip() == "525 M (6.5%)"

@@ -230,7 +230,7 @@ def budget_bars(shape: ModelShape, context: int) -> Figure:
         raise ValueError(f"context is from 1 to {MOST:,} tokens, not {context:,}.")
     parts = parameter_budget(shape, context)
     made, (left, right) = figure(10, 3, ncols=2, sharey=True)
-    head = "none: the embedding is reused" if shape.tied else "none"
+    head = "tied: the embedding is reused" if shape.tied else "none"
     _bars(left, [each.parameters for each in parts], BLUE, ["none"] * 5 + [head])
     _bars(right, [each.flops for each in parts], ORANGE, NOT_COUNTED)
     left.set_yticks(range(len(parts)), [NAMES[each.name] for each in parts])
