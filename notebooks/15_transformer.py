@@ -294,6 +294,10 @@ say("mixed values of the nine heads", mixed)
 from_attention = mixed.flatten(-2) @ first["self_attn.o_proj.weight"].T
 say("what attention adds to x", from_attention)
 
+theirs = transformer.project_qkv(model.layers[0], y, (cos, sin), config.head_dim, config.norm_eps)
+torch.testing.assert_close((q, k, by_head["v"]), theirs, atol=1e-4, rtol=1e-4)
+print("The package's project_qkv makes the same queries, keys and values.")
+
 # %% [markdown]
 # The second half works in the same way. It starts from $\tilde x$, which is `x + from_attention`, and
 # normalises it with `post_attention_layernorm` (a misleading name: it is the norm *before* the
@@ -412,9 +416,9 @@ torch.testing.assert_close(found, package_logits(prompt_ids), atol=1e-3, rtol=1e
 print("The forward pass above and the package agree on all logits.")
 
 # %% [markdown]
-# Three things differ from `forward`. Products with the same input are one product (above). Attention
-# comes as an argument, `attend`, bound to its layer, because every layer has its own keys and values to
-# keep. And the head is a call of its own, `logits`, which can be given only the rows that matter.
+# Two things differ from `forward`. Attention comes as an argument, `attend`, and is bound to its layer,
+# because every layer has its own keys and values to keep. And the head is a call of its own, `logits`, which
+# can be given only the rows that matter.
 #
 # ## The idea: layers add
 #
