@@ -138,6 +138,7 @@ def write(logits_of, token_ids: list[int], num_tokens: int = 20) -> list[int]:
     return token_ids
 
 
+package_logits(prompt_ids)  # a first pass, in which torch and the memory are set up
 started = time.perf_counter()
 story = write(package_logits, prompt_ids)
 plain_seconds = time.perf_counter() - started
@@ -467,7 +468,7 @@ guess_replace.compare("yes" if without < config.vocab_size else "no")
 
 # %%
 states = recorded_states(llm, ids)
-left_out = [lesson.perplexity_without(llm, ids, each) for each in range(config.num_layers)]
+left_out = lesson.perplexities_without_layers(llm, ids)
 picture(
     draw.added_by_layer(states, left_out, whole),
     "Left: length of the residual stream and of each layer's addition, mean of all tokens but the first. "

@@ -1,5 +1,6 @@
 """The forward pass gives the same logits as transformers, for every family and feature."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,14 +20,19 @@ from minigen.model.transformer import (
 )
 from minigen_course.ch15_transformer.lesson import (
     TinyModel,
-    perplexity_without,
+    perplexities_without_layers,
     stored_logits,
     tiny_model,
 )
 from minigen_course.ch15_transformer.reference import prompt_flops, token_flops
 from minigen_course.ch17_dense_cache.reference import DenseCache, attend_dense
 from minigen_course.lab.cost_model import SHAPES, config_of, prefill_step
-from minigen_course.lab.inspect_model import load_model, log_probabilities, perplexity
+from minigen_course.lab.inspect_model import (
+    load_model,
+    log_probabilities,
+    perplexity,
+    transformer_of,
+)
 from tests.golden.make_logits import transformers_logits
 from tests.tiny import VARIANTS, save_model
 
@@ -143,8 +149,18 @@ def test_a_model_without_a_layer_is_another_model() -> None:
     llm = load_model(weights="float32")
     ids = llm.tokenizer.encode("The old lighthouse keeper lost his lamp.")
     whole = perplexity(log_probabilities(llm, ids))
-    assert perplexity_without(llm, ids, 0) > 100 * whole
-    assert whole / 2 < perplexity_without(llm, ids, 4) < 2 * whole
+    found = perplexities_without_layers(llm, ids)
+    assert len(found) == llm.config.num_layers
+    assert found[0] > 100 * whole
+    assert whole / 2 < found[4] < 2 * whole
+    model = transformer_of(llm)
+    shorter = replace(model, layers=model.layers[:4] + model.layers[5:])
+    attend = attend_packed([len(ids)], llm.config.sliding_windows)
+    with torch.inference_mode():
+        hidden = shorter(torch.tensor(ids), torch.arange(len(ids)), attend)
+        logs = shorter.logits(hidden[:-1]).log_softmax(-1)
+    expected = perplexity(logs.gather(-1, torch.tensor(ids[1:])[:, None])[:, 0])
+    assert found[4] == pytest.approx(expected, rel=1e-4)
 
 
 def test_flops_are_those_of_the_cost_model_and_of_a_prefill_step() -> None:

@@ -3,7 +3,8 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,13 @@ from minigen.checkpoint.model_config import ModelConfig
 from minigen.checkpoint.safetensors import StoredTensor
 from minigen.llm import LLM
 from minigen.model.attention import attend_packed
-from minigen.model.transformer import build_transformer, dense_linear, expected_tensors
-from minigen_course.lab.inspect_model import perplexity, transformer_of
+from minigen.model.transformer import (
+    build_transformer,
+    dense_linear,
+    expected_tensors,
+    run_layer,
+)
+from minigen_course.lab.inspect_model import perplexity, recorded_states, transformer_of
 
 STORED = Path(__file__).with_name("transformers_logits.json")
 
@@ -60,16 +66,25 @@ def stored_logits() -> StoredLogits:
     )
 
 
-def perplexity_without(llm: LLM, token_ids: Sequence[int], left_out: int) -> float:
-    """Return the perplexity of a text for the model without the layer `left_out`."""
+@torch.inference_mode()
+def perplexities_without_layers(llm: LLM, token_ids: Sequence[int]) -> list[float]:
+    """Return the perplexity of a text for the model without layer 0, without layer 1, and so on.
+
+    The hidden states before the missing layer are those of the whole model, so they are computed
+    once.
+    """
     model, ids = transformer_of(llm), torch.tensor(token_ids)
-    windows = llm.config.sliding_windows
-    shorter = replace(model, layers=model.layers[:left_out] + model.layers[left_out + 1 :])
-    attend = attend_packed([len(ids)], windows[:left_out] + windows[left_out + 1 :])
-    with torch.inference_mode():
-        hidden = shorter(ids, torch.arange(len(ids)), attend)
-        logs = shorter.logits(hidden[:-1]).log_softmax(-1)
-    return perplexity(logs.gather(-1, ids[1:, None])[:, 0])
+    attend = attend_packed([len(ids)], llm.config.sliding_windows)
+    rotation = model.rotation(torch.arange(len(ids)))
+    found = []
+    for left_out, x in enumerate(recorded_states(llm, token_ids)[:-1]):
+        for layer_id in range(left_out + 1, len(model.layers)):
+            in_layer = partial(attend, layer_id)
+            layer = model.layers[layer_id]
+            x = run_layer(layer, x, rotation, in_layer, model.head_dim, model.norm_eps)
+        logs = model.logits(x[:-1]).log_softmax(-1)
+        found.append(perplexity(logs.gather(-1, ids[1:, None])[:, 0]))
+    return found
 
 
 @dataclass(frozen=True)
