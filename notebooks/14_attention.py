@@ -27,11 +27,20 @@
 # **Afterwards you can** compute attention by hand, write it with grouped heads, a causal mask and a
 # window, read a heat map of a head, and say how many bytes each token adds to a server's memory.
 #
-# **You need** chapter 13 (RMSNorm and rotary embedding), matrix multiplication, and softmax, which
+# **You need** chapter 13 ([RMSNorm](../docs/glossary.md#rmsnorm) and
+# [rotary embedding](../docs/glossary.md#rotary-embedding)), matrix multiplication, and softmax, which
 # this chapter repeats. **Time:** about 50 minutes to read and try, about 40 for the exercises.
 #
 # **Where we are:** token ids → embedding → 30 × ( norm → **attention** → add → norm → feed-forward
 # → add ) → norm → output head → next token.
+#
+# <!-- card -->
+#
+# | problem | phase | what saturates | layer | knob | metric |
+# |---|---|---|---|---|---|
+# | compute | prefill, decode | compute | L3 engine | number of KV heads | bytes per token |
+#
+# <!-- /card -->
 
 # %%
 import importlib.util
@@ -52,7 +61,9 @@ from minigen.model import attention as package
 from minigen.model.layers import apply_rotary, rms_norm
 from minigen_course import (
     Claim,
+    chapter_map,
     check,
+    holds,
     load_model,
     predict,
     reveal,
@@ -73,6 +84,9 @@ from minigen_course.lab.inspect_model import (
 
 # No prefix is kept from run to run, and a prompt is computed in chunks of 16 tokens.
 llm = load_model(weights="float32", enable_prefix_caching=False, max_num_batched_tokens=16)
+
+# %%
+chapter_map("attention")
 
 # %% [markdown]
 # ## A number that hurts: the model without attention
@@ -354,9 +368,9 @@ with using(14, attention=attention_with(mask=False)):
 #
 # A **causal mask** removes the scores of later tokens: they become minus infinity, whose exponential
 # is 0. The same rule, *a query sees the keys at its own position and before*, gives a triangle for a
-# whole prompt. It gives a rectangle with a slanted end for a **chunk** of a prompt, whose queries
+# whole prompt. It gives a rectangle with a slanted end for a **[chunk](../docs/glossary.md#chunked-prefill)** of a prompt, whose queries
 # are the last positions of the context, and a full row for one new token. Some models also limit
-# how far a token can look back, to a **sliding window**.
+# how far a token can look back, to a **[sliding window](../docs/glossary.md#sliding-window)**.
 
 # %%
 picture(
@@ -441,13 +455,14 @@ explore(
 #
 # When the model writes its next token, it needs that token's queries once and never again. Keys and
 # values are different: every later token looks at them. An engine therefore stores the keys and
-# values of every token, in every layer. This store is the **KV cache** (chapter 17), and it is what
+# values of every token, in every layer. This store is the
+# **[KV cache](../docs/glossary.md#kv-cache)** (chapter 17), and it is what
 # fills a server's memory. Its size depends on the number of key and value heads:
 #
 # - **Multi-head attention** (MHA) has a KV head for each query head.
 # - **Multi-query attention** (MQA, [Shazeer 2019](https://arxiv.org/abs/1911.02150)) has a single KV
 #   head for all query heads.
-# - **Grouped-query attention** (GQA, [Ainslie et al. 2023](https://arxiv.org/abs/2305.13245)) lies
+# - **[Grouped-query attention](../docs/glossary.md#grouped-query-attention)** (GQA, [Ainslie et al. 2023](https://arxiv.org/abs/2305.13245)) lies
 #   between: query head $h$ uses KV head $\lfloor h \,/\, (H_q / H_{kv}) \rfloor$.
 #
 # Fewer KV heads cost quality, since several questions must share one set of labels. Ainslie et al.
@@ -626,27 +641,22 @@ verdicts(
     Claim(
         "Scores .8, .9 and .3 give attention weights .35, .55 and .10",
         "softmax gives " + ", ".join(f"{each:.2f}" for each in right),
-        "did not hold",
+        holds(all(math.isclose(*pair, abs_tol=0.01) for pair in zip(claimed, right, strict=True))),
         f"no common scale can give them: one pair of weights needs scores {steps[0]:.1f} times as "
         f"large, another {steps[1]:.1f} times",
     ),
     Claim(
         "Grouped heads divide the KV cache by query heads / KV heads",
         ", ".join(f"{name}: {times:.0f}x" for name, times in saved.items()),
-        "held",
+        holds(all(saved[name] == heads / kv for name, (_, heads, kv, _) in models.items())),
         "only keys and values are stored, and their size follows the number of KV heads",
+        source="[Ainslie et al. 2023](https://arxiv.org/abs/2305.13245)",
     ),
     Claim(
         "Most of the attention goes to the words that matter",
         f"{sink:.0%} of the weight rests on the first token of the sentence",
-        "did not hold",
+        holds(sink < 0.5),
         "softmax must spend all its weight, and heads leave what they do not need on a sink",
-    ),
-    Claim(
-        "Attention needs memory that grows with the square of the text",
-        f"{8192 * 8192 * 4 / 1e6:,.0f} MB of scores per head at 8,192 tokens",
-        "held within bounds",
-        "if the matrix of scores is stored; fused kernels store none of it (chapter 32)",
     ),
 )
 

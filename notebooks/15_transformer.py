@@ -18,12 +18,29 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/minigen/minigen/blob/main/notebooks/15_transformer.ipynb)
 # [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=notebooks/15_transformer.ipynb)
 #
-# Chapter 11 read the weights, chapter 12 made tokens of text, chapters 13 and 14 built norm,
-# rotation, feed-forward and attention. This chapter puts them together. What comes out is a
-# score for each token that could come next.
+# You know all parts of the model by now: the weights (chapter 11), the tokens (12), norm, rotation and
+# feed-forward network (13), attention (14). This chapter joins them. You follow one text through the
+# whole model, from six token ids to a score for each of 49,152 possible next tokens. After this chapter,
+# no part of this computation is a black box. You also learn to say, from a model's sizes alone, how much
+# arithmetic one token costs, and where in the model it is spent.
 #
-# **Afterwards you can** write the forward pass of a Llama-type model from its tensors, say where
-# its parameters and its work are, and look at what each layer believes the next token is.
+# **Afterwards you can** draw the forward pass of a Llama-type model with all its shapes, write one
+# layer and a whole model from its tensors, say why layers add instead of replace, look at what each
+# layer believes the next token is, and count the arithmetic of a token for any model.
+#
+# **You need** chapters 13 and 14. **Time:** about 60 minutes to read and try, about 75 for the
+# exercises (the last one, a port to another model, takes half of that).
+#
+# **Where we are:** token ids → **embedding → 30 × ( norm → attention → add → norm → feed-forward →
+# add ) → norm → output head** → next token.
+#
+# <!-- card -->
+#
+# | problem | phase | what saturates | layer | knob | metric |
+# |---|---|---|---|---|---|
+# | compute | prefill, decode | compute | L3 engine | model size | FLOPs per token |
+#
+# <!-- /card -->
 
 # %%
 import importlib.util
@@ -35,319 +52,279 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
 
 # %%
 # %load_ext minigen_course
+import math
 import time
 from itertools import chain
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from minigen import SamplingParams, hub
-from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
+from minigen.checkpoint.checkpoint import open_checkpoint
+from minigen.model import attention, layers, transformer
+from minigen_course import (
+    Claim,
+    chapter_map,
+    check,
+    holds,
+    load_model,
+    mark,
+    measured,
+    predict,
+    reveal,
+    show,
+    task,
+    using,
+    verdicts,
+    within,
+)
+from minigen_course.ch15_transformer import figures as draw
+from minigen_course.ch15_transformer import lesson
 from minigen_course.figures.explore import explore, picture
-from minigen_course.lab.inspect_model import next_logits, transformer_of
+from minigen_course.lab.cost_model import SHAPES, ModelShape, config_of, parameter_budget
+from minigen_course.lab.inspect_model import (
+    log_probabilities,
+    perplexity,
+    recorded_states,
+    transformer_of,
+)
 
-llm = load_model(weights="float32")
-spell = lambda token: llm.tokenizer.decode([token])  # noqa: E731
+llm = load_model(weights="float32", enable_prefix_caching=False)  # no prefix is kept between runs
+
+# %%
+chapter_map("model")
 
 # %% [markdown]
-# ## A number that hurts
+# ## A number that hurts: 20 tokens
 #
-# A model says one thing only: how likely each token is to be the next. To write, ask it, append
-# the answer, and ask again with the longer text. Here it writes 20 tokens so.
+# A language model computes one thing. It takes a text, and returns a number for each token of its
+# vocabulary: a [logit](../docs/glossary.md#logits). The higher a token's logit, the more likely is
+# this token to come next. To write, a program asks the model, appends one token to the text, and asks
+# again with the longer text. This loop is called **autoregressive** decoding. If it always appends the
+# token with the highest logit, it is called [greedy](../docs/glossary.md#greedy).
+#
+# Let the model continue a text of six tokens by 20 more, in the plainest way: each time the whole text
+# goes through the whole model, which returns logits after *every* token. (That is also what
+# `model(ids).logits` returns in the transformers library.)
+#
+# In the code below, `package_logits` runs the package's model on a text; the rest of this chapter builds
+# what it calls. Predict first: how many tokens go through the model until 20 are written? Replace `None`
+# by a number.
+
+# %%
+guess_tokens = predict("How many tokens go through the model?", None)
 
 # %%
 lighthouse = "The old lighthouse stood on the"
-token_ids = llm.tokenizer.encode(lighthouse)
-prompt_length, run_through = len(token_ids), 0
-started = time.perf_counter()
-for _ in range(20):
-    run_through += len(token_ids)
-    token_ids.append(int(next_logits(llm, llm.tokenizer.decode(token_ids)).argmax()))
-seconds = time.perf_counter() - started
-written = llm.tokenizer.decode(token_ids[prompt_length:])
-print(lighthouse + written)
-print(f"\ntokens written: 20, tokens that went through the model: {run_through}")
-measured("seconds", seconds, "s")
-
-# %% [markdown]
-# Each new token sends the whole text through all layers again. Chapter 17 ends that waste. First
-# see what "through all layers" means, and what one token costs there.
-#
-# ## The smallest version that works
-#
-# The tensors by their names, as chapter 11 read them, and the parts of chapters 13 and 14:
-
-# %%
-from minigen.checkpoint.checkpoint import open_checkpoint
-from minigen.model.attention import attention_naive
-from minigen.model.layers import (
-    apply_rotary,
-    rms_norm,
-    rotary_frequencies,
-    rotary_tables,
-    swiglu,
-)
-
-checkpoint = open_checkpoint(hub.resolve(hub.DEFAULT_MODEL))
-config = checkpoint.config
-weights = {name: stored.dequantize() for name, stored in checkpoint.tensors.items()}
-for name, tensor in list(weights.items())[:10]:
-    print(f"{name:<50} {list(tensor.shape)}")
-print(f"... {len(weights)} tensors in all")
-
-
-# %%
-def weight(layer_id: int, name: str) -> Tensor:
-    return weights[f"model.layers.{layer_id}.{name}.weight"]
-
-
-def forward(token_ids: list[int]) -> Float[Tensor, "tokens vocab"]:
-    """The scores of every next token, after each token of a text."""
-    eps, head_dim = config.norm_eps, config.head_dim
-    frequencies = rotary_frequencies(head_dim, config.rope_theta)
-    cos, sin = rotary_tables(frequencies, torch.arange(len(token_ids)))
-    x = weights["model.embed_tokens.weight"][token_ids]
-    for i in range(config.num_layers):
-        y = rms_norm(x, weight(i, "input_layernorm"), eps)
-        q = (y @ weight(i, "self_attn.q_proj").T).unflatten(-1, (-1, head_dim))
-        k = (y @ weight(i, "self_attn.k_proj").T).unflatten(-1, (-1, head_dim))
-        v = (y @ weight(i, "self_attn.v_proj").T).unflatten(-1, (-1, head_dim))
-        mixed = attention_naive(apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v)
-        x = x + mixed.flatten(-2) @ weight(i, "self_attn.o_proj").T
-
-        y = rms_norm(x, weight(i, "post_attention_layernorm"), eps)
-        gate, up = y @ weight(i, "mlp.gate_proj").T, y @ weight(i, "mlp.up_proj").T
-        x = x + swiglu(gate, up) @ weight(i, "mlp.down_proj").T
-    y = rms_norm(x, weights["model.norm.weight"], eps)
-    return y @ weights["model.embed_tokens.weight"].T  # the head is the embedding once more
-
-
-text_ids = llm.tokenizer.encode(lighthouse)
-with torch.inference_mode():
-    naive = forward(text_ids)
-for score, token in zip(*(each.tolist() for each in naive[-1].topk(5)), strict=True):
-    print(f"{spell(token)!r:<10} {score:6.2f}")
-
-# %% [markdown]
-# That is all of it: 30 times two steps, each of which reads a normalised `x` and adds to `x`. The
-# package must say the same:
-
-# %%
-torch.testing.assert_close(naive[-1], next_logits(llm, lighthouse), atol=1e-3, rtol=1e-3)
-print("the notebook's logits are the package's")
-
-# %% [markdown]
-# ## Why it is slow
-#
-# Count the arithmetic. torch can count the operations of the products while they run; a
-# multiplication and an addition are two. And it can be computed from the model's shape:
-# each parameter in a product costs two operations a token, and attention four operations for
-# each number of each query head and each token that is looked at (here all of the text: the naive
-# version computes what it masks, too).
-
-# %%
-from torch.utils.flop_counter import FlopCounterMode
-
-from minigen_course.ch15_transformer.figures import budget_bars, flops_by_context
-from minigen_course.lab.cost_model import SHAPES, ModelShape, parameter_budget
-
-shape = ModelShape.of(config)
-with torch.inference_mode(), FlopCounterMode(display=False) as counted:
-    forward(text_ids)
-num_tokens = len(text_ids)
-formula = num_tokens * shape.flops(context=num_tokens)
-print(f"counted by torch while it ran: {counted.get_total_flops():>14,}")
-print(f"computed from the shape:       {formula:>14,}")
-assert counted.get_total_flops() == formula
-
-words = written.split()
-print(f"\none token:       {shape.flops(num_tokens) / 1e9:.2f} billion operations")
-print(f"its parameters:  {shape.parameters / 1e9:.3f} billion")
-print(f"one word here:   {20 / len(words) * shape.flops(num_tokens) / 1e9:.2f} billion operations")
-print(f"the 20 tokens:   {run_through * shape.flops(num_tokens) / 1e9:.0f} billion operations")
-
-# %% [markdown]
-# Two operations for each parameter: that is the rule of thumb for every model of this kind. Where
-# are they?
-
-# %%
-picture(
-    budget_bars(shape, context=num_tokens),
-    "Bars of the parameters and of the operations for one token, by kind of tensor.",
-)
-
-# %% [markdown]
-# The embedding is one table with two uses. Looking a token up in it costs nothing; as the head
-# it is multiplied with every token whose successor is wanted. The naive version computes that
-# for all tokens, although only the last one's successor is asked for.
-#
-# ## The idea: a stream that every layer adds to
-#
-# `x` is never replaced. It begins as the token's own vector, and each half of each layer adds
-# something to it. So the norm and the head, made for the end, can be applied to `x` after
-# any layer: what would the model say if it had to stop there? This is the *logit lens*.
-
-# %%
-from minigen_course.ch15_transformer.figures import SHOWN, lens_grid, look
-from minigen_course.lab.inspect_model import recorded_states
-
-model = transformer_of(llm)
-capital = "The capital of France is"
-states = recorded_states(llm, llm.tokenizer.encode(capital))
-print("states:", list(states.shape), "(the embedding and 30 layers, tokens, hidden)\n")
-with torch.inference_mode():
-    for layer_id in (0, 10, 20, 25, 28, 29, 30):
-        chances = model.logits(states[layer_id, -1:])[0].softmax(-1)
-        best = int(chances.argmax())
-        print(f"after {layer_id:>2} layers: {spell(best)!r:<12} {chances[best]:.0%}")
-
-# %% [markdown]
-# The answer comes late. Here is the same for every position of the text, with layers upwards. On
-# the right, the last layer's five likeliest tokens are followed from the embedding to the end.
-
-# %%
-picture(
-    lens_grid(look(llm, capital), spell),
-    "A grid of layers and positions: each layer's likeliest next token and its probability.",
-)
-
-# %% [markdown]
-# Write your own sentence. `shown` switches between each layer's first choice, the chance that it
-# gives to the token which the last layer will choose, and how unsure it is (its entropy: 0 bits
-# are certainty, 1 bit is a coin's toss). `position` is followed on the right; `every` says how
-# many layers lie between two rows.
-
-
-# %%
-def lens(sentence, shown, position, every):
-    return lens_grid(look(llm, sentence), spell, shown=shown, every=every, position=position)
-
-
-explore(
-    lens,
-    "The logit lens of a sentence of your own, layer by layer.",
-    sentence="The opposite of hot is",
-    shown=[SHOWN[1], SHOWN[0], SHOWN[2]],
-    position=(1, 12, 1, 5),
-    every=(1, 6, 1, 2),
-)
-
-# %% [markdown]
-# The lowest row is mostly the token itself: embedding and head are one table, and a vector that
-# nothing was added to scores itself high (a rare token's vector can be longer and score higher).
-# Three more things to look for. The first layers guess what is frequent, and later ones correct
-# it. The middle layers often hold views that the head cannot read: it was trained for the end
-# only. And sureness is no sign of truth: a middle layer may be very sure of a token that the next
-# layers drop.
-#
-# ## The package's version
-#
-# The same steps. What differs: queries, keys and values are one product instead of three, so are
-# gate and up; attention is passed in, so that the same stack will run with every kind of cache;
-# and the head is applied by a call of its own, to the rows that matter.
-
-# %%
-from minigen.model.transformer import Transformer, project_qkv, run_layer
-
-show(Transformer.__call__, run_layer, project_qkv)
-
-# %%
-from minigen.model.attention import attend_packed
-
-with torch.inference_mode():
-    attend = attend_packed([num_tokens], config.sliding_windows)
-    hidden = model(torch.tensor(text_ids), torch.arange(num_tokens), attend)
-    torch.testing.assert_close(model.logits(hidden), naive, atol=1e-3, rtol=1e-3)
-print("equal after every token, not only after the last")
-
-# %% [markdown]
-# Two implementations by one author can share a mistake. So the package's tests
-# (`tests/test_15_transformer.py`) hold it against another. For this model and for small ones of
-# the Llama, Qwen2, Qwen3 and Mistral kinds, each feature by itself, they give the same weights to
-# the transformers library, and compare all logits.
-#
-# The tokens of several texts may lie one after another in one pass. Each text has its own
-# positions and its own attention; all else treats every token for itself.
-
-# %%
-texts = [lighthouse, capital, "Once upon a time", "Water boils at one hundred"]
-packed = [llm.tokenizer.encode(text) for text in texts]
-lengths = [len(ids) for ids in packed]
+prompt_ids = llm.tokenizer.encode(lighthouse)
+config, model = llm.config, transformer_of(llm)
 
 
 @torch.inference_mode()
-def run_packed() -> Float[Tensor, "texts vocab"]:
-    attend = attend_packed(lengths, config.sliding_windows)
-    positions = torch.cat([torch.arange(length) for length in lengths])
-    hidden = model(torch.tensor([*chain(*packed)]), positions, attend)
-    return model.logits(hidden[torch.tensor(lengths).cumsum(0) - 1])
+def package_logits(token_ids: list[int], rows: slice = slice(None)) -> Float[Tensor, "rows vocab"]:
+    """Return the logits after some tokens of a text (after all of them by default)."""
+    attend = attention.attend_packed([len(token_ids)], config.sliding_windows)
+    x = model(torch.tensor(token_ids), torch.arange(len(token_ids)), attend)
+    return model.logits(x[rows])
 
 
-for text, row in zip(texts, run_packed(), strict=True):
-    torch.testing.assert_close(row, next_logits(llm, text), atol=1e-3, rtol=1e-3)
-    print(f"{text} ...{spell(int(row.argmax()))}")
+def write(logits_of, token_ids: list[int], num_tokens: int = 20) -> list[int]:
+    """Append the likeliest next token, again and again."""
+    token_ids = list(token_ids)
+    for _ in range(num_tokens):
+        token_ids.append(int(logits_of(token_ids)[-1].argmax()))
+    return token_ids
+
+
+package_logits(prompt_ids)  # a first pass, in which torch and the memory are set up
+started = time.perf_counter()
+story = write(package_logits, prompt_ids)
+plain_seconds = time.perf_counter() - started
+run_through = sum(range(len(prompt_ids), len(story)))
+print(llm.tokenizer.decode(story))
+guess_tokens.compare(run_through)
+print(f"rows of logits that were computed: {run_through}; rows that were used: 20")
+measured("time", plain_seconds, "s")
 
 # %% [markdown]
-# ## What one more token costs
+# Two things are wasted. 310 tokens go through the model to write 20, because every new token sends
+# the old ones through all layers again; chapter 17 ends that. And 310 rows of logits are computed, but
+# only the last row of each pass is used. This chapter ends that one, once you know what a row costs.
+# The number comes back at the end. First: what does "through the model" mean?
 #
-# The operations of the products are the same for each token, those of attention grow with what
-# is looked at. Choose a model and a context.
-
-# %%
-explore(
-    lambda model, context: budget_bars(SHAPES[model], context),
-    "Parameters and operations of a model by kind of tensor, for the chosen context.",
-    model=["Llama-3-8B", *(name for name in SHAPES if name != "Llama-3-8B")],
-    context=(1, 131072, 1, 8192),
-)
+# ## The whole forward pass in one picture
+#
+# Here is everything that happens to six tokens, with the shape of every tensor. `[6, 576]` means six
+# rows, one per token, of 576 numbers each.
 
 # %%
 picture(
-    flops_by_context(shape, longest=16384, marked=config.max_positions),
-    "Operations for one more token against its context; the line marks this model's longest.",
+    draw.forward_flow(config, len(prompt_ids)),
+    "The forward pass of SmolLM2-135M for six tokens. The residual stream (blue) runs through all 30 "
+    "layers. In each layer, attention and the feed-forward network read the normalised stream and add "
+    "to it. In each box stands the shape of what leaves it.",
+    number="15.1",
 )
-for context in (1, 100, 1000, 8192):
-    flops = {each.name: each.flops for each in parameter_budget(shape, context)}
-    part = flops["attention's context"]
-    all_parts = shape.flops(context)
-    print(f"context {context:>5}: {all_parts / 1e9:.2f} GFLOP, attention's {part / all_parts:.1%}")
 
 # %% [markdown]
-# ## The measurement again
+# Read it from the top:
 #
-# The notebook's version and the package's, for the four texts: one after another and with scores
-# for every token, or in one pass and with scores for the last token of each.
+# 1. **Embedding.** Each token id picks its row from a table of 49,152 rows, the **embedding table**.
+#    A row has 576 numbers. Nothing is multiplied: it is a lookup.
+# 2. **The residual stream.** These six vectors start a stream that runs through the whole model: the
+#    **residual stream** $x$. It keeps its shape `[6, 576]` from the first layer to the last. Each layer
+#    reads it and adds to it, twice:
+#    - **Attention** reads the stream through an [RMSNorm](../docs/glossary.md#rmsnorm). (A norm *before*
+#      each half is called **pre-norm**.) It is the only part where tokens exchange information. There are
+#      nine query heads, and three heads for keys and values
+#      ([grouped-query attention](../docs/glossary.md#grouped-query-attention), chapter 14). Queries and
+#      keys are rotated by position ([rotary embedding](../docs/glossary.md#rotary-embedding), chapter 13).
+#    - The **feed-forward network** reads the new stream through a second norm, and treats each token
+#      alone. It is wider inside (1,536 numbers), and its activation is
+#      [SwiGLU](../docs/glossary.md#swiglu) (chapter 13).
+# 3. **Output head.** After the last layer comes one more norm, and a matrix product with 49,152 rows,
+#    the **output head** (`lm_head` in most checkpoints). It gives one logit for each token of the
+#    vocabulary. The row after the sixth token answers our question; the rows after tokens 1 to 5 say
+#    what could follow *them*.
+#
+# As formulas, for token $t$ and layers $\ell = 1, \dots, L$:
+#
+# $$x_t^{0} = E_{\mathrm{id}_t}, \qquad
+# \tilde x^{\ell} = x^{\ell-1} + \mathrm{Att}_\ell\big(\mathrm{norm}(x^{\ell-1})\big), \qquad
+# x^{\ell} = \tilde x^{\ell} + \mathrm{FFN}_\ell\big(\mathrm{norm}(\tilde x^{\ell})\big)$$
+#
+# Here $\mathrm{Att}_\ell$ is all of chapter 14, from $W_q$ to $W_o$, and $\odot$ multiplies element by element:
+#
+# $$\mathrm{FFN}(y) = W_{down}\,\big(\mathrm{SiLU}(W_{gate}\, y) \odot W_{up}\, y\big), \qquad
+# \mathrm{logits}_t = W_{head}\;\mathrm{norm}(x_t^{L})$$
+#
+# | symbol | meaning | in the code | here |
+# |---|---|---|--:|
+# | $n$ | tokens of the text | `tokens` | 6 |
+# | $d$ | width of the residual stream ($d_{model}$ in papers) | `hidden` | 576 |
+# | $L$ | layers | `num_layers` | 30 |
+# | $H_q, H_{kv}$ | query heads, key and value heads | `q_heads`, `kv_heads` | 9, 3 |
+# | $d_h$ | numbers per head | `head_dim` | 64 |
+# | $f$ | width inside the feed-forward network ($d_{ff}$ in papers) | `ffn` | 1,536 |
+# | $V$ | tokens of the vocabulary | `vocab_size` | 49,152 |
+# | $s$ | context: tokens that one token attends to, itself included | `context` | 1 to 6 |
+# | $E$, $W_{head}$ | embedding table, output head | `embedding`, `head` | |
+#
+# And the same as a table of shapes. A weight of shape `[out, in]` takes rows of `in` numbers to rows of
+# `out` numbers:
+#
+# | step | weight | result | in symbols |
+# |---|---|---|---|
+# | embedding | `[49152, 576]`, looked up | `[6, 576]` | $n \times d$ |
+# | RMSNorm | `[576]` | `[6, 576]` | $n \times d$ |
+# | queries, by head | `[576, 576]` | `[6, 9, 64]` | $n \times H_q \times d_h$ |
+# | keys, values, by head | `[192, 576]` each | `[6, 3, 64]` each | $n \times H_{kv} \times d_h$ |
+# | scores and weights | | `[9, 6, 6]` | $H_q \times n \times n$ |
+# | mixed values, by head | | `[6, 9, 64]` | $n \times H_q \times d_h$ |
+# | joined, then $W_o$ | `[576, 576]` | `[6, 576]` | $n \times d$ |
+# | gate, up | `[1536, 576]` each | `[6, 1536]` each | $n \times f$ |
+# | SwiGLU, then $W_{down}$ | `[576, 1536]` | `[6, 576]` | $n \times d$ |
+# | output head | `[49152, 576]` | `[6, 49152]` | $n \times V$ |
+#
+# This kind of model is called **decoder-only**: each token sees itself and the tokens before it, and the
+# model predicts the next one (GPT, Llama, Qwen, Mistral). An **encoder** such as
+# [BERT](https://arxiv.org/abs/1810.04805) lets every token see all others, and serves to classify or
+# embed texts. An **encoder-decoder** such as [T5](https://arxiv.org/abs/1910.10683) has both: its
+# decoder writes, and looks at the encoder's result by a second kind of attention (cross-attention).
+#
+# ## Step by step through the first layer
+#
+# Now by hand, with the tensors by their names, as chapter 11 read them. Outside the layers there are
+# only two tensors; each layer has nine.
+
+# %%
+checkpoint = open_checkpoint(hub.resolve(hub.DEFAULT_MODEL))
+outside = {
+    name: stored.dequantize()
+    for name, stored in checkpoint.tensors.items()
+    if ".layers." not in name
+}
+first = {
+    name.removeprefix("model.layers.0."): stored.dequantize()
+    for name, stored in checkpoint.tensors.items()
+    if name.startswith("model.layers.0.")
+}
+for name, tensor in (outside | first).items():
+    print(f"{name:<34} {list(tensor.shape)}")
+print(f"{len(checkpoint.tensors)} tensors = {len(outside)} + {config.num_layers} x {len(first)}")
+
+# %% [markdown]
+# There is no `lm_head`. This model uses the embedding table a second time as its output head. Such a
+# model has **tied embeddings**. The logit of a token is then the dot product of the last, normalised $x$
+# with that token's own embedding. ([Press and Wolf 2016](https://arxiv.org/abs/1608.05859) studied this.
+# Small models do it to save parameters, large ones rarely do.)
+#
+# The first half of the first layer:
 
 
 # %%
-def best_of(run, times=5):
-    found = []
-    for _ in range(times):
-        started = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - started)
-    return min(found)
+def say(what: str, tensor: Tensor) -> None:
+    print(f"{what:<46}{list(tensor.shape)}")
 
 
-with torch.inference_mode():
-    in_turn = best_of(lambda: [forward(ids) for ids in packed])
-together = best_of(run_packed)
-measured("the notebook's, one after another", in_turn * 1e3, "ms")
-measured("the package's, in one pass", together * 1e3, "ms")
-measured("ratio", in_turn / together)
-saved = 2 * shape.vocab * shape.hidden * (sum(lengths) - len(lengths))
-whole = sum(length * shape.flops(length) for length in lengths)
-print(f"operations saved by {len(lengths)} rows of scores, not {sum(lengths)}: {saved / whole:.0%}")
+x = outside["model.embed_tokens.weight"][prompt_ids]  # a row of the table for each token
+say("x: the residual stream", x)
+
+# The attention half reads a normalised copy of x; x itself stays as it is.
+y = layers.rms_norm(x, first["input_layernorm.weight"], config.norm_eps)
+say("y: x, normalised", y)
+
+# Three products make queries, keys and values; each is cut into heads of 64 numbers.
+by_head = {}
+for each in "qkv":
+    flat = y @ first[f"self_attn.{each}_proj.weight"].T
+    by_head[each] = flat.unflatten(-1, (-1, config.head_dim))
+    say(f"{each}: {list(flat.shape)}, cut into heads", by_head[each])
+
+# Queries and keys are rotated by their positions 0 to 5; values are not.
+turns = layers.rotary_frequencies(config.head_dim, config.rope_theta)
+cos, sin = layers.rotary_tables(turns, torch.arange(len(prompt_ids)))
+q, k = (layers.apply_rotary(by_head[each], cos, sin) for each in "qk")
+say("cos, and sin: an angle per token and pair", cos)
+
+# Attention mixes the values; the nine heads are put side by side, and W_o mixes them.
+mixed = attention.attention_naive(q, k, by_head["v"])
+say("mixed values of the nine heads", mixed)
+from_attention = mixed.flatten(-2) @ first["self_attn.o_proj.weight"].T
+say("what attention adds to x", from_attention)
+
+theirs = transformer.project_qkv(model.layers[0], y, (cos, sin), config.head_dim, config.norm_eps)
+torch.testing.assert_close((q, k, by_head["v"]), theirs, atol=1e-4, rtol=1e-4)
+print("The package's project_qkv makes the same queries, keys and values.")
 
 # %% [markdown]
-# The rest of the gain comes from reading each weight once for four texts. Chapter 17 shows why
-# that counts more than the arithmetic.
+# The second half works in the same way. It starts from $\tilde x$, which is `x + from_attention`, and
+# normalises it with `post_attention_layernorm` (a misleading name: it is the norm *before* the
+# feed-forward network). Then come three products and SwiGLU, and the result is added again. You write
+# this half, and the joining of both.
 #
-# ## Your turn
+# ## Your turn: one layer
 #
-# Write the step of one layer: attention, then feed-forward. `project_qkv` is there for the
-# heads. `check` says the first thing that is wrong; add `hint=1` for a hint.
+# The package stores a layer's weights as a `Layer`. Products with the same input are one matrix there,
+# because one large product is usually faster than several small ones:
+#
+# | in the checkpoint | in a `Layer` | takes | returns |
+# |---|---|---|---|
+# | `input_layernorm` | `attention_norm` | | a weight for `rms_norm` |
+# | `q_proj`, `k_proj`, `v_proj` | `qkv` | 576 | 576 + 192 + 192; `project_qkv` calls it |
+# | `o_proj` | `out` | 576 | 576 |
+# | `post_attention_layernorm` | `ffn_norm` | | a weight for `rms_norm` |
+# | `gate_proj`, `up_proj` | `gate_up` | 576 | 1,536 + 1,536, side by side |
+# | `down_proj` | `down` | 1,536 | 576 |
+#
+# `layer.out(y)` computes a product, `layer.gate_up.parts` has the widths 1,536 and 1,536. Attention is an
+# argument, `attend`: the same layer can then run on whole texts as here, with a KV cache (chapter 17), or on
+# a cache in blocks (chapter 22).
+
+# %%
+task(15, "run_layer")
 
 # %%
 # exercise: minigen.model.transformer.run_layer
@@ -370,83 +347,617 @@ def run_layer(
 
 
 # %%
-mine = check(15, run_layer=run_layer)
+my_layer = check(15, run_layer=run_layer)
 
 # %% [markdown]
-# Thirty calls a step: one for each layer. (Until yours passes, `mine` is the package's own.)
+# One line puts it into the running engine, which calls it once per layer and step. As long as yours has
+# not passed, the package's own runs, and the line below says so.
 
 # %%
-with using(15, run_layer=mine):
-    text = llm.generate(capital, SamplingParams(temperature=0, max_tokens=8)).text
-print(text)
+capital = "The capital of France is"
+with using(15, run_layer=my_layer):
+    print(llm.generate(capital, SamplingParams(temperature=0, max_tokens=8)).text)
 
 # %% [markdown]
-# The exercises' own notebook (`minigen workspace`) has a second one: `project_qkv`.
+# ## Thirty layers make a model
 #
-# ## What the production engines do beyond this
+# A loop over the layers, the last norm, and the head: that is the whole model. Attention here is
+# chapter 14's reference version, which computes every step visibly.
+
+
+# %%
+@torch.inference_mode()
+def forward(token_ids: list[int]) -> Float[Tensor, "tokens vocab"]:
+    """Return the logits after each token, with the layer that stands in `my_layer`."""
+    x = model.embedding[token_ids]
+    rotation = model.rotation(torch.arange(len(token_ids)))
+    sizes = config.head_dim, config.norm_eps
+    for layer in model.layers:
+        x = my_layer(layer, x, rotation, attention.attention_naive, *sizes)
+    ready = layers.rms_norm(x, model.norm, config.norm_eps)
+    return ready @ model.embedding.T  # tied: the head is the embedding table once more
+
+
+found = forward(prompt_ids)
+say("logits", found)
+print(f"\n{lighthouse} ...")
+for logit, token in zip(*(each.tolist() for each in found[-1].topk(5)), strict=True):
+    chance = found[-1].softmax(-1)[token]
+    print(f"{llm.tokenizer.decode([token])!r:<12} logit {logit:5.2f}   probability {chance:.1%}")
+
+# %% [markdown]
+# Logits can be any numbers, and only their differences matter. Softmax turns them into probabilities;
+# chapter 16 says what to do with these.
 #
-# - **vLLM** and **SGLang** run the same stack with packed tokens, fused QKV and fused gate and up.
-#   Adding to `x` and the norm that follows are one kernel, so are SiLU and its multiplication;
-#   and decode steps are recorded once as CUDA graphs, to be launched as a whole.
-# - **TensorRT-LLM** compiles the model for one kind of GPU: it fuses what stands side by side and
-#   chooses among kernels by measuring them.
-# - **llama.cpp** (and **Ollama** above it) builds a graph of tensor operations anew for a step and
-#   runs it on what the machine has, layer by layer on CPU or GPU.
-# - **MLC-LLM** compiles the model with TVM, also for phones and browsers; **ExLlamaV2** has kernels
-#   of its own for quantised weights; **DeepSpeed** replaces a Hugging Face model's layers by fused
-#   ones.
+# Is the result right? Two programs by one author can share a mistake, so another library is the judge. The
+# file `transformers_logits.json` holds 128 logits at each of the six positions, as
+# the [transformers](https://github.com/huggingface/transformers) library computes them from the same
+# weights (`python -m tests.golden.make_logits` writes the file). It also holds the logarithm of the sum
+# of all exponentials at each position, to which every logit contributes.
+
+# %%
+stored = lesson.stored_logits()
+assert stored.prompt == lighthouse
+assert stored.token_ids == prompt_ids
+difference = stored.difference(found)
+print(f"{stored.logits.numel()} logits of transformers {stored.version}")
+print("largest difference below 0.001:", difference < 1e-3)
+assert difference < 1e-3
+
+# %% [markdown]
+# The package's tests do the same for small models of the Llama, Qwen2, Qwen3 and Mistral kinds, each
+# feature by itself (`tests/test_15_transformer.py`).
 #
-# Two claims need one more measurement. Scores are sums, and sums of floating-point numbers depend
-# on their order: a product of one row may be summed in another order than one of many. And
-# bfloat16 has 8 binary digits, so that two scores nearer than its step can become the same.
+# ### The package's version
+
+# %%
+reveal(15, run_layer=my_layer)
+show(transformer.Transformer.__call__, transformer.Transformer.logits)
+torch.testing.assert_close(found, package_logits(prompt_ids), atol=1e-3, rtol=1e-3)
+print("The forward pass above and the package agree on all logits.")
+
+# %% [markdown]
+# Two things differ from `forward`. Attention comes as an argument, `attend`, and is bound to its layer,
+# because every layer has its own keys and values to keep. And the head is a call of its own, `logits`, which
+# can be given only the rows that matter.
+#
+# ## The idea: layers add
+#
+# Why $x + \dots$, and not just the result? The path around each half is called a **residual connection**
+# or skip connection ([He et al. 2015](https://arxiv.org/abs/1512.03385) introduced it for images). Try
+# the other way: each layer *replaces* the stream by what it computed. In code that is the layer's result
+# minus the $x$ that it was given.
+#
+# Predict: measured by the perplexity of a sentence, is the model then better than blind guessing, which
+# has a perplexity of 49,152? Write `"yes"` or `"no"`.
+
+# %%
+guess_replace = predict("Better than blind guessing without residual connections?", None)
+
+# %%
+sentence = "The old lighthouse keeper lost his lamp, so the young sailor gave the keeper a lamp."
+ids = llm.tokenizer.encode(sentence)
+whole = perplexity(log_probabilities(llm, ids))
+
+
+def replacing(layer, x, *others):
+    """Return only what the layer adds, so that it replaces x."""
+    return my_layer(layer, x, *others) - x
+
+
+with using(15, run_layer=replacing):
+    without = perplexity(log_probabilities(llm, ids))
+print(f"perplexity with residual connections: {whole:.0f}")
+print(f"without: about 10 to the power {math.log10(without):.0f}")
+guess_replace.compare("yes" if without < config.vocab_size else "no")
+
+# %% [markdown]
+# The model without them is far worse than guessing: it is sure of wrong tokens. One caution: this model
+# was trained *with* residual connections, so the experiment shows what it relies on, not what another
+# model could have learned. In practice, all deep transformers have them, for three reasons:
+#
+# - **Nothing is lost on the way.** A layer that replaces must copy everything that later layers will
+#   need. A layer that adds can leave the rest alone.
+# - **Training works.** The derivative of $x + g(x)$ is $1 + g'(x)$. Through 30 layers the gradient keeps a
+#   direct path of ones. Without the 1 it is a product of 30 factors, which tends to vanish or to explode.
+# - **Each layer's task is small.** It only has to say what should *change*.
+#
+# The third reason can be seen. The left panel compares the length of the stream (the square root of the
+# sum of its squares) with the length of what each layer adds to it. The right panel leaves out one layer
+# at a time: the stream passes unchanged where the layer was.
+
+# %%
+states = recorded_states(llm, ids)
+left_out = lesson.perplexities_without_layers(llm, ids)
+picture(
+    draw.added_by_layer(states, left_out, whole),
+    "Left: length of the residual stream and of each layer's addition, mean of all tokens but the first. "
+    "Right: perplexity of the sentence when one layer is left out; both vertical axes are logarithmic.",
+    number="15.2",
+)
+mild = sum(each < 3 * whole for each in left_out)
+better = left_out.index(min(left_out))
+print(
+    f"layers whose loss makes the perplexity less than 3 times as high: {mild} of {len(left_out)}"
+)
+print(f"without layer {better} the sentence has a lower perplexity: {min(left_out) < whole}")
+before, after = (states[place, 0].norm().item() for place in (11, 12))
+print(f"length of the first token's x before layer 11: about {round(before, -1):,.0f}", end=", ")
+print(f"after it: about {round(after, -2):,.0f}")
+
+# %% [markdown]
+# Most layers can be left out one at a time with little harm, because the stream carries everything past
+# the gap ([Veit et al. 2016](https://arxiv.org/abs/1605.06431) found the same in image networks). The
+# first layers cannot: they turn a table's row into something that the others can read. Layer 11 is
+# special. It adds a huge vector to the stream of the *first* token, the attention sink of chapter 14
+# ([Sun et al. 2024](https://arxiv.org/abs/2402.17762) found such **massive activations** in many models).
+# And one layer does this sentence more harm than good: what helps on average need not help everywhere.
+#
+# ## What each layer believes: the logit lens
+#
+# Since $x$ has the same shape everywhere, the last norm and the head can be applied to it after *any*
+# layer. What would the model say if it had to stop there? This is the **logit lens**
+# ([nostalgebraist 2020](https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens)).
+#
+# Predict: after how many of the 30 layers is *Paris* the likeliest token after *The capital of France
+# is*, for the first time?
+
+# %%
+guess_layer = predict("After how many layers does Paris lead?", None, within=1.1)
+
+# %%
+lens = draw.look(llm, capital)
+for layer_id in (0, 10, 20, 26, 27, 28, 29, 30):
+    token, chance = lens.likeliest[layer_id, -1], lens.probability[layer_id, -1]
+    print(f"after {layer_id:>2} layers: {llm.tokenizer.decode([int(token)])!r:<12} {chance:.0%}")
+paris = int(lens.final[-1, 0])
+leads = (lens.likeliest[:, -1] == paris).nonzero()[:, 0]
+guess_layer.compare(int(leads[0]), "layers")
+
+# %% [markdown]
+# The answer comes at the very end. Here is the lens for every position of the text, with the layers
+# upwards. On the right, the five tokens that the last layer finds likeliest are followed from the
+# embedding to the end.
+
+
+# %%
+def spell(token: int) -> str:
+    return llm.tokenizer.decode([token])
+
+
+picture(
+    draw.lens_grid(lens, spell),
+    "The logit lens of a sentence. Each cell is a layer's likeliest next token and its probability; "
+    "yellow means sure. Right: the last layer's five likeliest tokens, and how each layer sees them.",
+    number="15.3",
+)
+
+# %% [markdown]
+# Four things to look for. The lowest row is mostly the token itself: embedding and head are one table,
+# and a vector to which nothing was added has a high dot product with itself. (A longer embedding can score
+# even higher: at *France*, that of a special token does.) The first layers guess what is frequent. The
+# middle layers often hold vectors that the head cannot read, since it was trained for the last layer only;
+# the [tuned lens](https://arxiv.org/abs/2303.08112) trains a small translator for each layer. And certainty
+# is no sign of truth: a middle layer may be very sure of a token that later layers drop.
+#
+# Write your own sentence. `shown` switches between each layer's first choice, the probability that it
+# gives to the token which the last layer will choose, and its entropy (how unsure it is: 0 bits are
+# certainty, 1 bit is a coin toss). `position` is followed on the right. `every` says how many layers lie
+# between two rows.
+
+
+# %%
+def lens_of(sentence, shown, position, every):
+    return draw.lens_grid(
+        draw.look(llm, sentence), spell, shown=shown, every=every, position=position
+    )
+
+
+explore(
+    lens_of,
+    "The probability that each layer gives to the token which the last layer will choose. After hot is, "
+    "the answer cold appears only in the last layers.",
+    "15.4",
+    sentence="The opposite of hot is",
+    shown=[draw.SHOWN[1], draw.SHOWN[0], draw.SHOWN[2]],
+    position=(1, 12, 1, 5),
+    every=(1, 6, 1, 2),
+)
+
+# %% [markdown]
+# ## Where the work is: counting FLOPs
+#
+# A **FLOP** is one floating-point operation: an addition or a multiplication. (FLOP/s, the speed of a
+# machine, is something else: chapter 17.) Nearly all of a model's
+# FLOPs are in matrix products. Take $W_{gate}$ and one token: each of the 1,536 results is a dot product
+# of 576 pairs. That is 576 multiplications and 575 additions; by convention both count as 576. So the
+# product costs $1{,}536 \times 576 \times 2 = 1{,}769{,}472$ FLOPs. In general
+#
+# $$[n, a] \times [a, b]\ \text{costs}\ 2\,n\,a\,b\ \text{FLOPs: two per weight and token.}$$
+#
+# Attention also has products without weights. The score of a query head with one key is a dot product of
+# $d_h$ pairs, and mixing in one value is $d_h$ multiplications and additions. That is $4\,d_h$ FLOPs for
+# each layer, query head and attended token.
+#
+# Now estimate, before you count. Llama-3-70B has 70.6 billion parameters, 80 layers and 64 query heads of
+# 128 numbers. How many GFLOP ($10^9$ FLOPs) does one token cost that attends to 8,192 tokens?
+
+# %%
+guess_flops = predict("GFLOP for one token of Llama-3-70B at a context of 8,192?", None)
+
+# %%
+task(15, "token_flops")
+
+# %%
+# exercise: minigen_course.ch15_transformer.reference.token_flops
+from minigen.checkpoint.model_config import ModelConfig
+
+
+def token_flops(config: ModelConfig, context: int) -> int:
+    """Return the FLOPs of one token's forward pass, from its embedding to its logits.
+
+    The token attends to `context` tokens, including itself. Only matrix products count, and a
+    multiplication and an addition are two FLOPs.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+my_flops = check(15, token_flops=token_flops)
+
+# %% [markdown]
+# As a formula, for a token that attends to $s$ tokens:
+#
+# $$F(s) = \underbrace{2\,L\,d\,(2 H_q d_h + 2 H_{kv} d_h)}_{W_q,\,W_k,\,W_v,\,W_o}
+# + \underbrace{4\,L\,H_q d_h\,s}_{\text{scores, mix}}
+# + \underbrace{2\,L \cdot 3\,d\,f}_{\text{feed-forward}}
+# + \underbrace{2\,V d}_{\text{head}}$$
+#
+# torch can count the FLOPs of all matrix products while they run. Count the six tokens of the text, and
+# compare. The two numbers are *equal*, not just close, and there is a reason: `attention_naive` computes
+# the whole square of $6 \times 6$ scores and masks the later ones afterwards. Every token therefore costs
+# what a token with a context of 6 costs, so the whole text costs $6 \cdot F(6)$. A faster program for
+# attention (a **kernel** is such a program for one operation, part 3) can skip the masked half, and then
+# computes contexts of 1 to 6 instead; the harder exercise `prompt_flops` counts that.
+
+# %%
+with FlopCounterMode(display=False) as counted:
+    forward(prompt_ids)
+num_tokens = len(prompt_ids)
+formula = num_tokens * my_flops(config, num_tokens)
+print(f"counted by torch while it ran: {counted.get_total_flops():>14,}")
+print(f"computed from the sizes:       {formula:>14,}")
+assert counted.get_total_flops() == formula
+for name in SHAPES:
+    assert my_flops(config_of(name), 1000) == SHAPES[name].flops(1000)
+
+big = my_flops(config_of("Llama-3-70B"), 8192)
+guess_flops.compare(round(big / 1e9), "GFLOP")
+for name, context in (("SmolLM2-135M", 6), ("SmolLM2-135M", 8192), ("Llama-3-70B", 8192)):
+    flops, parameters = my_flops(config_of(name), context), SHAPES[name].parameters
+    print(
+        f"{name:<13} context {context:>5,}: {flops / 1e9:6.2f} GFLOP per token for "
+        f"{parameters / 1e9:6.3f} billion parameters: {flops / parameters:.2f} per parameter"
+    )
+
+reveal(15, token_flops=my_flops)
+
+# %% [markdown]
+# Two FLOPs per parameter and token is the rule of thumb for every model of this kind. It is exact for the
+# matrices, and attention's scores and mix come on top. Where are the parameters, and where are the FLOPs?
+
+# %%
+shape = ModelShape.of(config)
+picture(
+    draw.budget_bars(shape, context=num_tokens),
+    "Parameters, and FLOPs for one token, by kind of tensor. The feed-forward networks hold most of both.",
+    number="15.5",
+)
+
+# %% [markdown]
+# The embedding table is one matrix with two uses: tied embeddings. As an embedding it is looked up, and costs
+# no FLOPs. As the head it is multiplied with every row whose next token is wanted, and that is a fifth of all FLOPs
+# here. In a model whose head is a matrix of its own, the embedding's parameters cost nothing, so at short
+# contexts such a model needs slightly fewer than two FLOPs per parameter.
+#
+# ### How much of it is attention?
+#
+# The matrices cost the same for every token. Scores and mix grow with the context:
+
+# %%
+picture(
+    draw.flops_by_context(shape, longest=16384, marked=config.max_positions),
+    "FLOPs for one more token of SmolLM2-135M against its context. Only attention's scores and mix grow.",
+    number="15.6",
+)
+
+# %% [markdown]
+# "Attention's share" has two meanings, and they differ by the four matrices: **scores and mix only**
+# (what has no weights), or the **attention half** (with $W_q$, $W_k$, $W_v$ and $W_o$). Both, for this
+# model and for two large ones, with the count that stands in `my_flops`:
+
+# %%
+names = ["SmolLM2-135M", "Llama-3-8B", "Llama-3-70B"]
+with using(15, token_flops=my_flops):
+    share_figure = draw.attention_share(names)
+picture(
+    share_figure,
+    "Attention's share of one token's FLOPs against its context. Solid lines: scores and mix only. "
+    "Dashed lines: with the matrices of attention. The grey line is at 8,192 tokens.",
+    number="15.7",
+)
+shares = {}
+for name in names:
+    for context in (1, 1_000, 8_192):
+        parts = {each.name: each.flops for each in parameter_budget(SHAPES[name], context)}
+        mix = parts["attention's context"] / sum(parts.values())
+        half = mix + parts["attention's products"] / sum(parts.values())
+        shares[name, context] = half
+        print(
+            f"{name:<13} context {context:>5,}: scores and mix {mix:5.1%}, attention half {half:5.1%}"
+        )
+
+# %% [markdown]
+# This model is narrow, so its matrices are cheap and attention takes over early. The matrices of a layer
+# grow with the square of the width, scores and mix only with the width itself. Choose a model and a
+# context:
+
+# %%
+explore(
+    lambda model, context: draw.budget_bars(SHAPES[model], context),
+    "Parameters and FLOPs for one token of a model, by kind of tensor. In Llama-3-8B at 8,192 tokens, the "
+    "feed-forward networks still cost more than all of attention.",
+    "15.8",
+    model=["Llama-3-8B", *(name for name in SHAPES if name != "Llama-3-8B")],
+    context=(1, 131072, 1, 8192),
+)
+
+# %% [markdown]
+# ## Only the rows that matter
+#
+# To choose the next token, one row of logits is enough: the last. The layers still need all rows of $x$,
+# because later tokens attend to the keys and values of earlier ones. But the head treats each row alone,
+# and can be given the last row only. Each row that is left out saves $2\,V d$ FLOPs.
+#
+# For the same reason several texts fit into one pass. Their tokens lie one after another, without padding,
+# as a [packed batch](../docs/glossary.md#packed-batch). Each text has its own positions and its own
+# attention. Norms, matrices and feed-forward networks treat every token alone, so they need not know where
+# a text ends. The head gets the last row of each text.
+
+# %%
+texts = [lighthouse, capital, "Once upon a time", "Water boils at one hundred"]
+packed = [llm.tokenizer.encode(text) for text in texts]
+lengths = [len(each) for each in packed]
+ends = torch.tensor(lengths).cumsum(0)
+with torch.inference_mode():
+    attend = attention.attend_packed(lengths, config.sliding_windows)
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    x = model(torch.tensor([*chain(*packed)]), positions, attend)
+    in_one_pass = model.logits(x[ends - 1])
+say("x of four texts", x)
+say("logits after each text", in_one_pass)
+for text, each, row in zip(texts, packed, in_one_pass, strict=True):
+    torch.testing.assert_close(row, package_logits(each)[-1], atol=1e-3, rtol=1e-3)
+    print(f"{text} ...{spell(int(row.argmax()))}")
+
+# %% [markdown]
+# ## Your turn: port a model
+#
+# An engine supports a new model once its forward pass is written. Many new models are Llama with two or
+# three differences, so a port is an hour of careful reading, and a comparison of logits.
+# [Qwen3](https://arxiv.org/abs/2505.09388), for example, normalises queries and keys per head. Write it:
+# the check compares your logits with the package's on small random models. (`minigen workspace` makes a
+# folder with all exercises of the course. It holds three more for this chapter: `project_qkv`,
+# `prompt_flops` and `run_parallel_layer`.)
+
+# %%
+task(15, "qwen3_logits")
+
+# %%
+# exercise: minigen_course.ch15_transformer.reference.qwen3_logits
+from collections.abc import Mapping
+
+from jaxtyping import Float
+from torch import Tensor
+
+from minigen.checkpoint.model_config import ModelConfig
+
+
+def qwen3_logits(
+    config: ModelConfig, weights: Mapping[str, Tensor], token_ids: list[int]
+) -> Float[Tensor, "tokens vocab"]:
+    """Return the logits after each token of a text, from a Qwen3 model's tensors by their names."""
+    raise NotImplementedError  # your turn
+
+
+# %%
+my_qwen3 = check(15, qwen3_logits=qwen3_logits)
+
+# %%
+for tied in (False, True):
+    tiny = lesson.tiny_model("qwen3", tie_word_embeddings=tied)
+    ported = my_qwen3(tiny.config, tiny.weights, [3, 1, 4, 1, 5])
+    torch.testing.assert_close(ported, tiny.logits([3, 1, 4, 1, 5]), atol=1e-4, rtol=1e-4)
+print("The port and the package agree, tied and with a head of its own.")
+reveal(15, qwen3_logits=my_qwen3)
+
+# %% [markdown]
+# ## The measurement again
+#
+# The 20 tokens from the beginning, by the same loop. Two things are different: the layer that stands in
+# `my_layer` runs, and the head computes the last row only.
+
+# %%
+with using(15, run_layer=my_layer):
+    started = time.perf_counter()
+    again = write(lambda token_ids: package_logits(token_ids, slice(-1, None)), prompt_ids)
+    last_row_seconds = time.perf_counter() - started
+assert again == story
+head = 2 * config.vocab_size * config.hidden
+all_rows = sum(each * my_flops(config, each) for each in range(len(prompt_ids), len(story)))
+last_rows = all_rows - (run_through - 20) * head
+print(f"tokens through the model: {run_through}; rows of logits: {run_through} before, 20 now")
+print(f"GFLOP: {all_rows / 1e9:.1f} before, {last_rows / 1e9:.1f} now, {all_rows / last_rows:.2f}x")
+measured("time before", plain_seconds, "s")
+measured("time now", last_row_seconds, "s")
+measured("ratio", plain_seconds / last_row_seconds)
+
+# %% [markdown]
+# The same text for a fifth less arithmetic. (The FLOPs count full squares of scores, as above. They are
+# counted, and the same everywhere; the times also depend on what else this machine was doing.) The other
+# waste is still there: 310 tokens go through 30 layers to write 20. Chapter 17 removes it.
+#
+# ## Can one prompt give two answers?
+#
+# Greedy decoding has no randomness. But logits are sums of many products, and the sum of floating-point
+# numbers depends on the order of its terms. The order depends on the kernel, and the kernel on the shape of
+# the batch: one row may be summed in another order than the same row beside others. Numbers with few digits
+# make it worse. In bfloat16 a number has 8 significant binary digits, so two logits nearer than one step
+# can become equal, or change places.
 
 # %%
 with torch.inference_mode():
-    together = model.logits(states[-1])
-    alone = torch.cat([model.logits(row[None]) for row in states[-1]])
-    moved = float((together - alone).abs().max())
-    best, second = forward(token_ids).topk(2).values.T
+    of_story = recorded_states(llm, story)  # after 0, 1, ... 30 layers
+    together = model.logits(of_story[-1])
+    alone = torch.cat([model.logits(row[None]) for row in of_story[-1]])
+moved = float((together - alone).abs().max())
+best, second = together.topk(2).values.T
 step = torch.finfo(torch.bfloat16).eps * 2 ** best.log2().floor()
 near = int((best - second < step).sum())
-measured("a score, computed alone or with other rows, moves by", moved)
-print(f"places where the two best are nearer than a step of bfloat16: {near} of {len(best)}")
+assert best[len(prompt_ids) - 1] - second[len(prompt_ids) - 1] < step[len(prompt_ids) - 1]
+measured("a logit, computed alone or beside other rows, moves by up to", moved)
+print(f"places where the two best are nearer than one step of bfloat16: {near} of {len(best)}")
+
+# %% [markdown]
+# One of these places is the first token of the story: *coast* and *horizon* had nearly the same logit. With
+# the same batch and deterministic kernels, the answer is always the same. Another batch, other kernels or
+# another machine may round differently, and at a near-tie the text takes another way from there on.
+# On GPUs, some kernels add partial sums in the order in which they arrive (split-K with atomic additions),
+# and a library that tunes itself may choose another kernel on another day. Then even the same batch can
+# give two answers. [He 2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/)
+# shows how kernels can be made to give the same result for every batch shape.
+#
+# ## Claims
+#
+# Statements that one often hears or reads about the forward pass, beside what this notebook computed.
 
 # %%
-share = {each.name: each.flops for each in parameter_budget(shape, config.max_positions)}
-attention = share["attention's products"] + share["attention's context"]
-alone = sum(each.flops for each in parameter_budget(shape, 1)[1:3]) / shape.flops(1)
+ratios = {s: my_flops(config, s) / shape.parameters for s in (1, config.max_positions)}
+large = my_flops(config_of("Llama-3-70B"), 8192) / SHAPES["Llama-3-70B"].parameters
+sum_of_five = float(found[-1].topk(5).values.sum())
+final = {}
+for depth in (15, 25):
+    with torch.inference_mode():
+        guesses = model.logits(of_story[depth]).argmax(-1)
+    final[depth] = float((guesses == together.argmax(-1)).float().mean())
 verdicts(
     "15",
     Claim(
-        "A token costs two operations for each parameter",
-        f"{shape.flops(1) / shape.parameters:.2f} at context 1, "
-        f"{shape.flops(config.max_positions) / shape.parameters:.2f} at {config.max_positions:,}",
-        "held within bounds",
-        "attention's own work grows with the context; and at context 1 it is that near only as "
-        "the embedding serves as the head too",
+        "A token costs about two FLOPs per parameter",
+        f"{ratios[1]:.2f} at a context of 1, {ratios[config.max_positions]:.1f} at 8,192; "
+        f"Llama-3-70B: {large:.1f} at 8,192",
+        within(ratios[config.max_positions], 1.8, 2.2),
+        "the matrices cost exactly that, but scores and mix grow with the context, and weigh most in "
+        "a narrow model",
+        source="[Kaplan et al. 2020](https://arxiv.org/abs/2001.08361)",
     ),
     Claim(
-        "Attention is where the work is",
-        f"its share is {alone:.0%} at context 1, {attention / sum(share.values()):.0%} at "
-        f"{config.max_positions:,}",
-        "held within bounds",
-        "feed-forward and head cost the same at every context, and most of it at short ones",
+        "Attention is where a transformer's arithmetic is",
+        "its half at 8,192 tokens: "
+        + ", ".join(f"{shares[name, 8192]:.0%} of {name}" for name in names),
+        holds(all(shares[name, 8192] > 0.5 for name in names)),
+        "in wide models the feed-forward networks cost more, until the context is several times as long",
     ),
     Claim(
-        "The model's scores (logits) are probabilities",
-        f"the five largest after the first text sum to {naive[-1].topk(5).values.sum():.1f}",
-        "did not hold",
-        "softmax makes them so; chapter 16 has more",
+        "A model refines its guess of the next token smoothly, layer by layer",
+        f"the lens shows the final choice at {final[15]:.0%} of the positions after 15 of 30 layers, at "
+        f"{final[25]:.0%} after 25",
+        holds(final[15] > 0.25),
+        "smoothly would be about a half at half-way; here the last layers decide, and the lens reads "
+        "middle layers badly",
+        source="[nostalgebraist 2020](https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens)",
+    ),
+    Claim(
+        "A model's output scores (logits) are probabilities",
+        f"the five largest after the first text sum to {sum_of_five:.1f}",
+        holds(abs(float(found[-1].sum()) - 1) < 0.01),
+        "softmax turns logits into probabilities; adding 5 to all logits changes none of these",
     ),
     Claim(
         "Greedy decoding is deterministic",
-        f"a score moves by {mark(moved)} with the batch's shape; at {near} of {len(best)} places "
-        "the two best are the same or neighbours in bfloat16",
-        "held within bounds",
-        "one batch always gives the same; another batch's shape may round otherwise, and flip "
-        "a near-tie",
+        f"logits move by {mark(moved)} with the batch's shape; at {near} of {len(best)} places the two "
+        "best are within one step of bfloat16",
+        holds(near == 0),
+        "it is with the same batch and deterministic kernels; otherwise a near-tie can flip",
     ),
 )
 
 # %% [markdown]
-# **Next:** [16 · Choosing the next token](16_sampling.ipynb), which makes one token of the scores.
+# ## Summary
+#
+# - A model turns token ids into logits: embedding, 30 layers, a norm, and the output head.
+# - The residual stream keeps its shape `[tokens, hidden]` from beginning to end. Attention and the
+#   feed-forward network of each layer read it through a norm, and add to it.
+# - Adding keeps everything that earlier layers wrote. Most single layers can be left out; the first
+#   cannot.
+# - The logit lens applies the output head to the stream after any layer. In this model the answer often
+#   appears only in the last layers.
+# - A matrix costs two FLOPs per weight and token. Attention adds four per layer, query head, head dimension
+#   and attended token. For six tokens, torch counts exactly what the formula says.
+# - Feed-forward networks hold most parameters, and most FLOPs at short contexts. Attention overtakes them at
+#   long contexts, in wide models later than in narrow ones.
+# - Only the last row of each text needs logits, and several texts can be packed into one pass.
+# - Logits equal those of another library to three decimals, but not to the last bit. At near-ties, the
+#   batch can decide which token wins.
+#
+# **Check yourself** (click to see the answer).
+#
+# <details><summary>1. Two texts of 5 and 7 tokens are packed into one pass of SmolLM2-135M. Which shapes have
+# x, the queries, and the logits that the engine needs?</summary>
+# x is [12, 576], the queries are [12, 9, 64], and the logits are [2, 49152]: one row for the last token of
+# each text.</details>
+#
+# <details><summary>2. A model has 8 billion parameters. About how many FLOPs does a prompt of 1,000 tokens
+# cost, and what does this estimate leave out?</summary>
+# About 2 × 8 × 10⁹ × 1,000 = 1.6 × 10¹³, or 16 TFLOP. It leaves out attention's scores and mix (a few
+# per cent here), and it counts the head for every token, although one row is enough.</details>
+#
+# <details><summary>3. Why can the logit lens read the stream after any layer, and why is its picture of the
+# middle layers not trustworthy?</summary>
+# The stream has the same shape after every layer, so the head fits. But the head was trained to read the
+# stream after the last layer only; earlier layers may write in a form that only later layers can
+# read.</details>
+#
+# ## What the production engines do beyond this
+#
+# - **[vLLM](https://github.com/vllm-project/vllm)** and **[SGLang](https://github.com/sgl-project/sglang)**
+#   run the same stack on packed tokens, with fused QKV and fused gate and up. The addition to $x$ and the
+#   norm that follows are one kernel, as are SiLU and its multiplication
+#   ([kernel fusion](../docs/glossary.md#kernel-fusion)). [Decode](../docs/glossary.md#decode) steps are
+#   recorded once as [CUDA graphs](../docs/glossary.md#cuda-graph), and launched as a whole. vLLM also has a
+#   [batch-invariant mode](https://docs.vllm.ai/en/latest/features/batch_invariance/), whose results do not
+#   depend on the batch.
+# - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** builds a model for one kind of GPU. It fuses
+#   neighbouring operations, and chooses among kernels by measuring them.
+# - **TGI** serves most families with its own forward passes, and falls back to the transformers library's
+#   code for others.
+# - **[llama.cpp](https://github.com/ggml-org/llama.cpp)** (and **Ollama**, which uses its libraries) builds a
+#   graph of tensor operations for each batch, and runs it layer by layer on CPU or GPU, wherever the layer's
+#   weights are.
+# - **MLC-LLM** compiles the model with TVM, also for phones and browsers. **ExLlamaV2** has its own kernels
+#   for quantized weights. **DeepSpeed** replaces the layers of a transformers model by fused ones.
+#
+# ## Further reading
+#
+# - [LLaMA: Open and Efficient Foundation Language Models](https://arxiv.org/abs/2302.13971), Touvron et al.
+#   2023: the model family of this chapter, in section 2.
+# - [A Mathematical Framework for Transformer Circuits](https://transformer-circuits.pub/2021/framework/index.html),
+#   Elhage et al. 2021: the residual stream as a channel between layers.
+# - [Transformer Inference Arithmetic](https://kipp.ly/transformer-inference-arithmetic/), kipply 2022:
+#   FLOPs, bytes and latency of a token, by hand.
+# - [On Layer Normalization in the Transformer Architecture](https://arxiv.org/abs/2002.04745), Xiong et al.
+#   2020: why the norm stands before each half, and not after the addition.
+# - [vLLM's llama.py](https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/llama.py): the
+#   same forward pass in a production engine.
+#
+# **Next:** [16 · Choosing the next token](16_sampling.ipynb), which turns the logits into one token.

@@ -8,13 +8,18 @@ from minigen import hub
 from minigen_course.ch15_transformer.figures import (
     SHOWN,
     Lens,
+    added_by_layer,
     amount,
+    attention_share,
     budget_bars,
     flops_by_context,
+    forward_flow,
     lens_grid,
     look,
 )
-from minigen_course.lab.cost_model import SHAPES, ModelShape, parameter_budget
+from minigen_course.ch15_transformer.reference import token_flops
+from minigen_course.grading.plug_in import using
+from minigen_course.lab.cost_model import SHAPES, ModelShape, config_of, parameter_budget
 from minigen_course.lab.inspect_model import load_model, next_logits, recorded_states
 
 
@@ -115,3 +120,44 @@ def test_amounts_are_short() -> None:
     assert [amount(each) for each in (134_515_008, 999_600, 12, 2.69e8)] == [
         *("135 M", "1 M", "12 ", "269 M")
     ]
+
+
+def test_the_flow_names_every_shape_of_the_model() -> None:
+    words = words_in(forward_flow(config_of("SmolLM2-135M"), 6))
+    for shape in ([6], [6, 576], [6, 9, 64], [6, 3, 64], [6, 1536], [6, 49152]):
+        assert str(shape) in words
+    assert words.count("[6, 3, 64]") == 2, "keys and values"
+    assert "30\nlayers" in words
+    assert "[2, 64, 128]" in words_in(forward_flow(config_of("Llama-3-70B"), 2))
+
+
+def test_tied_embeddings_are_named_and_a_lookup_costs_nothing() -> None:
+    left, right = budget_bars(SHAPES["SmolLM2-135M"], 6).axes
+    labels = [[text.get_text().strip() for text in axes.texts] for axes in (left, right)]
+    assert labels[0][-1] == "tied: the embedding is reused"
+    assert labels[1][0] == "none: a row is looked up"
+    untied = budget_bars(SHAPES["Llama-3-8B"], 6).axes[0]
+    assert untied.texts[-1].get_text().strip() == "525 M (6.5%)"
+
+
+def test_a_layers_addition_and_its_loss_are_drawn() -> None:
+    states = torch.tensor([3.0, 4.0]).expand(4, 3, 2) * torch.arange(1.0, 5)[:, None, None]
+    left, right = added_by_layer(states, [90.0, 7.0, 8.0], whole=6.0).axes
+    stream, added = (list(line.get_ydata()) for line in left.lines)
+    assert stream == pytest.approx([5, 10, 15])
+    assert added == pytest.approx([5, 5, 5])
+    assert list(right.lines[-1].get_ydata()) == [90, 7, 8]
+
+
+def test_attentions_share_is_computed_by_the_exercise_in_use() -> None:
+    solid, dashed, *_ = attention_share(["Llama-3-8B"]).axes[0].lines
+    place = list(solid.get_xdata()).index(8192)
+    assert solid.get_ydata()[place] == pytest.approx(0.222, abs=1e-3)  # type: ignore[index]
+    assert dashed.get_ydata()[place] == pytest.approx(0.362, abs=1e-3)  # type: ignore[index]
+
+    def twice(config: object, context: int) -> int:
+        return 2 * token_flops(config, context)  # type: ignore[arg-type]
+
+    with using(15, token_flops=twice):
+        _, dashed, *_ = attention_share(["Llama-3-8B"]).axes[0].lines
+    assert dashed.get_ydata()[0] == pytest.approx(0.179 / 2, abs=1e-3)  # type: ignore[index]

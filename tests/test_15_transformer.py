@@ -1,11 +1,11 @@
 """The forward pass gives the same logits as transformers, for every family and feature."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from minigen.checkpoint.checkpoint import open_checkpoint
 from minigen.checkpoint.config_json import read_config_of
@@ -18,7 +18,22 @@ from minigen.model.transformer import (
     dense_linear,
     expected_tensors,
 )
+from minigen_course.ch15_transformer.lesson import (
+    TinyModel,
+    perplexities_without_layers,
+    stored_logits,
+    tiny_model,
+)
+from minigen_course.ch15_transformer.reference import prompt_flops, token_flops
 from minigen_course.ch17_dense_cache.reference import DenseCache, attend_dense
+from minigen_course.lab.cost_model import SHAPES, config_of, prefill_step
+from minigen_course.lab.inspect_model import (
+    load_model,
+    log_probabilities,
+    perplexity,
+    transformer_of,
+)
+from tests.golden.make_logits import transformers_logits
 from tests.tiny import VARIANTS, save_model
 
 PROMPT_LENGTH, NUM_STEPS = 19, 6  # longer than every sliding window of the variants
@@ -100,26 +115,56 @@ def test_expected_tensors_are_the_ones_that_transformers_saves(tmp_path: Path) -
 def test_the_default_models_logits_equal_those_of_transformers(default_model_path: Path) -> None:
     checkpoint = open_checkpoint(default_model_path)
     config = checkpoint.config
-    sizes = LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden,
-        intermediate_size=config.ffn,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.q_heads,
-        num_key_value_heads=config.kv_heads,
-        max_position_embeddings=config.max_positions,
-        rms_norm_eps=config.norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-        tie_word_embeddings=config.tied_embeddings,
-    )
-    theirs = LlamaForCausalLM(sizes).eval()
-    weights = {name: stored.dequantize() for name, stored in checkpoint.tensors.items()}
-    missing = theirs.load_state_dict(weights, strict=False)
-    assert missing.missing_keys == ["lm_head.weight"]  # which is the embedding
-    assert missing.unexpected_keys == []
-
     ours = build_transformer(config, checkpoint.tensors, torch.float32, dense_linear(torch.float32))
-    ids = torch.tensor(checkpoint.tokenizer().encode("The capital of France is Paris, and its"))
+    ids = checkpoint.tokenizer().encode("The capital of France is Paris, and its")
     attend = attend_packed([len(ids)], config.sliding_windows)
-    logits = ours.logits(ours(ids, torch.arange(len(ids)), attend))
-    torch.testing.assert_close(logits, theirs(ids.unsqueeze(0)).logits[0], atol=1e-3, rtol=0)
+    logits = ours.logits(ours(torch.tensor(ids), torch.arange(len(ids)), attend))
+    theirs = transformers_logits(checkpoint, ids)
+    torch.testing.assert_close(logits, theirs, atol=1e-3, rtol=0)
+
+
+@pytest.mark.model
+def test_the_stored_logits_are_those_of_the_installed_transformers(
+    default_model_path: Path,
+) -> None:
+    checkpoint, stored = open_checkpoint(default_model_path), stored_logits()
+    assert checkpoint.tokenizer().encode(stored.prompt) == stored.token_ids
+    assert stored.difference(transformers_logits(checkpoint, stored.token_ids)) < 1e-3
+    assert stored.logits.shape == (len(stored.token_ids), 128)
+
+
+def test_a_tiny_model_is_whole_and_other_weights_change_its_logits() -> None:
+    for family in ("llama", "qwen2", "qwen3", "mistral"):
+        tiny, ids = tiny_model(family), [3, 1, 4]
+        assert set(tiny.weights) == set(expected_tensors(tiny.config))
+        right = tiny.logits(ids)
+        assert right.shape == (3, tiny.config.vocab_size)
+        for name, weight in tiny.weights.items():
+            changed = TinyModel(tiny.config, {**tiny.weights, name: weight * 1.5 + 0.1})
+            assert not torch.allclose(changed.logits(ids), right), name
+
+
+@pytest.mark.model
+def test_a_model_without_a_layer_is_another_model() -> None:
+    llm = load_model(weights="float32")
+    ids = llm.tokenizer.encode("The old lighthouse keeper lost his lamp.")
+    whole = perplexity(log_probabilities(llm, ids))
+    found = perplexities_without_layers(llm, ids)
+    assert len(found) == llm.config.num_layers
+    assert found[0] > 100 * whole
+    assert whole / 2 < found[4] < 2 * whole
+    model = transformer_of(llm)
+    shorter = replace(model, layers=model.layers[:4] + model.layers[5:])
+    attend = attend_packed([len(ids)], llm.config.sliding_windows)
+    with torch.inference_mode():
+        hidden = shorter(torch.tensor(ids), torch.arange(len(ids)), attend)
+        logs = shorter.logits(hidden[:-1]).log_softmax(-1)
+    expected = perplexity(logs.gather(-1, torch.tensor(ids[1:])[:, None])[:, 0])
+    assert found[4] == pytest.approx(expected, rel=1e-4)
+
+
+def test_flops_are_those_of_the_cost_model_and_of_a_prefill_step() -> None:
+    for name, shape in SHAPES.items():
+        for context in (1, 1000):
+            assert token_flops(config_of(name), context) == shape.flops(context)
+        assert prompt_flops(config_of(name), 300) == prefill_step(shape, 300, 16).flops
