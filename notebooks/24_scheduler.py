@@ -839,22 +839,6 @@ for num_blocks in (20, 5):
     print(f"{num_blocks:>2} blocks, {told.num_preempted} preempted:", *told.answers[1])
 
 # %% [markdown]
-# ## What the production engines do beyond this
-#
-# - **vLLM** schedules much like this chapter: decodes first, prompts in chunks under
-#   `max_num_batched_tokens`, preemption by recomputation; `--scheduling-policy priority` besides.
-#   Its older engine could swap a victim's blocks to the host's memory instead.
-# - **SGLang** estimates how long answers become and admits by that estimate, retracts requests
-#   where it was wrong, and prefers those whose prefix is in its cache (chapter 23).
-# - **TensorRT-LLM** calls it in-flight batching; one policy admits nobody without room for the
-#   longest answer, another fills the memory and pauses requests where it runs out.
-# - **TGI** has a waiting-to-served ratio, which says when prompts may interrupt decodes.
-# - **llama.cpp**'s server has slots, each with a fixed share of the context unless they
-#   share it; prompts go in chunks of `n_batch` beside the others' tokens.
-# - While the GPU computes a step, vLLM and SGLang schedule the next one on the CPU.
-# - Prefill on other GPUs than decode ends the conflict between the two: no chunk needs to be mixed.
-
-# %% [markdown]
 # ## Claims
 
 
@@ -942,6 +926,21 @@ verdicts(
 # So that the first one always makes progress: it can never be preempted by a later one, so every request
 # finishes after a limited time. Choosing by size could preempt the same long request again and
 # again.</details>
+#
+# ## What the production engines do beyond this
+#
+# - **[vLLM](https://github.com/vllm-project/vllm)** schedules much like this chapter: decodes first, prompts in chunks under
+#   `max_num_batched_tokens`, preemption by recomputation; `--scheduling-policy priority` besides.
+#   Its older engine could swap a victim's blocks to the host's memory instead.
+# - **[SGLang](https://github.com/sgl-project/sglang)** estimates how long answers become and admits by that estimate, retracts requests
+#   where it was wrong, and prefers those whose prefix is in its cache (chapter 23).
+# - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** calls it in-flight batching; one policy admits no request without room for the
+#   longest answer, another fills the memory and pauses requests where it runs out.
+# - **[TGI](https://github.com/huggingface/text-generation-inference)** has a waiting-to-served ratio, which says when prompts may interrupt decodes.
+# - **[llama.cpp](https://github.com/ggml-org/llama.cpp)**'s server has slots, each with a fixed share of the context unless they
+#   share it; prompts go in chunks of `n_batch` beside the others' tokens.
+# - While the GPU computes a step, vLLM and SGLang schedule the next one on the CPU.
+# - Prefill on other GPUs than decode ends the conflict between the two: no chunk needs to be mixed.
 #
 # ## Further reading
 #

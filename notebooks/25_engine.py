@@ -192,6 +192,10 @@ picture(
 )
 
 # %% [markdown]
+# If a step gives a token to $n$ sequences and takes $t(n)$ seconds, the throughput is $n / t(n)$ tokens per
+# second, and each user gets a token every $t(n)$ seconds. Batching pays because $t(n)$ grows more slowly
+# than $n$ (chapter 24).
+#
 # The function below is such a loop. It also reads a clock between the calls, which we need later. Its
 # answers must be those of minigen's own loop. How many steps will eight requests take, with answers of
 # 4, 8, 16, 64, 4, 8, 16 and 64 tokens, if all eight start in the first step?

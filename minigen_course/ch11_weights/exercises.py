@@ -27,7 +27,7 @@ def _entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, Any]
 
 
 def _file(header: Mapping[str, Any], num_bytes: int, padding: int = 0) -> tuple[bytes, int]:
-    """Return a file with this header and so many bytes of data, and where its data begin."""
+    """Return a file with this header and `num_bytes` bytes of data, and where its data begin."""
     text = json.dumps(header).encode() + b" " * padding
     return struct.pack("<Q", len(text)) + text + bytes(num_bytes), 8 + len(text)
 
