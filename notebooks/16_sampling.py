@@ -81,7 +81,12 @@ from minigen_course.lab.texts import ALICE
 
 llm = load_model(weights="float32")
 fast = load_model(weights="int4")
-spell = lambda token: llm.tokenizer.decode([token])  # noqa: E731
+
+
+def spell(token):
+    """Return a token's text."""
+    return llm.tokenizer.decode([token])
+
 
 # %%
 chapter_map("sampler")
@@ -132,7 +137,7 @@ for probability, token in zip(*capital.topk(3), strict=True):
     print(f"{spell(int(token)):<10} {float(probability):.0%}")
 print()
 guess_sane = predict(
-    "Of 100 answers that are drawn, how many never touch the tail?", None, within=2
+    "Of 1,000 answers that are drawn, how many never touch the tail?", None, within=2
 )
 
 # %% [markdown]
@@ -142,7 +147,7 @@ guess_sane = predict(
 # The other simple choice is to **draw**: each token comes with the probability that the model gives
 # it. Then the text does not loop. But look at what may be drawn. The **tail** is everything beyond
 # the likeliest 1,000 tokens. No token in it is likely. Write your prediction into the cell above: of
-# 100 answers of 100 tokens each, how many have no token from the tail, if every step is like the
+# 1,000 answers of 100 tokens each, how many have no token from the tail, if every step is like the
 # first one of the rain sentence?
 
 # %%
@@ -150,7 +155,7 @@ logits = next_logits(llm, rain)
 probabilities = logits.softmax(-1)
 tail = 1 - float(probabilities.double().topk(1000).values.sum())
 print(f"tokens beyond the likeliest 1,000 hold {tail:.1%} of the probability at this place")
-guess_sane.compare(round(100 * (1 - tail) ** 100, 1))
+guess_sane.compare(round(1000 * (1 - tail) ** 100))
 
 # %% [markdown]
 # Practically none. And one nonsense token is enough, because everything that follows must make sense
@@ -303,7 +308,7 @@ picture(
 #
 # ## Drag it
 #
-# Pale bars are the model's own probabilities, the line is what temperature makes of them, blue bars
+# Pale bars are the model's own probabilities, the line shows them after temperature, and blue bars
 # are what can be drawn after the cut. The dots show how often each token really came: every press of
 # *draw 100* adds a hundred draws. Watch how slowly the dots settle on the bars. Then set temperature
 # to 2, and see what `top_p` still holds back, and what `min_p` does.
@@ -414,9 +419,9 @@ print(f"⟨{text}⟩")
 # has begun, and what each penalty does to the next token:
 
 # %%
-told = rain + "I love the way".join(greedy.text.split("I love the way")[:3]) + "I love the way"
-loop = next_logits(llm, told)[None]
-answer_ids = llm.tokenizer.encode(told)[len(llm.tokenizer.encode(rain)) :]
+so_far = rain + "I love the way".join(greedy.text.split("I love the way")[:3]) + "I love the way"
+loop = next_logits(llm, so_far)[None]
+answer_ids = llm.tokenizer.encode(so_far)[len(llm.tokenizer.encode(rain)) :]
 counts = torch.zeros_like(loop).index_add_(
     1, torch.tensor(answer_ids), torch.ones(1, len(answer_ids))
 )
@@ -433,7 +438,7 @@ shown_ids = loop[0].topk(8).indices.tolist()
 picture(
     draw_sampling.penalized(
         kinds,
-        [f"{spell(each)!r}\n{counts[0, each]:.0f} ×" for each in shown_ids],
+        [f"{spell(each)}\n{counts[0, each]:.0f} ×" for each in shown_ids],
         shown_ids,
         "A penalty moves probability from what was said to what was not",
     ),
@@ -453,7 +458,7 @@ for added in (0.0, -3.0, 10.0):  # the first of three tokens was said once
 # The loop has made *it* nearly certain. The presence penalty of 1 hardly helps: it divides the odds of
 # *it* by 2.7, but 2.7 is little against near certainty, and many of its rivals have occurred as well.
 # The frequency penalty counts every repetition, so it grows until the loop breaks. The repetition
-# penalty is the roughest of the three.
+# penalty divides a large logit by 1.2, which takes more away than the presence penalty's 1.
 #
 # Three traps, which documentation rarely mentions:
 #
@@ -503,9 +508,11 @@ def apply_penalties(
 
 # %%
 my_penalties = check(16, apply_penalties=apply_penalties)
+tea = "I like tea. I like tea. I like"
 with using(16, apply_penalties=my_penalties):
-    params = SamplingParams(temperature=0, frequency_penalty=0.8, max_tokens=12)
-    print(llm.generate("I like tea. I like tea. I", params).text)
+    for penalty in (0, 2):
+        params = SamplingParams(temperature=0, frequency_penalty=penalty, max_tokens=10)
+        print(f"frequency penalty {penalty}: {llm.generate(tea, params).text!r}")
 
 # %% [markdown]
 # ## Logit bias, and what logprobs report
@@ -540,7 +547,7 @@ for name, settings in requests.items():
     print(f"{name:<26} says {answer.text:<5} reported: {listed}")
 
 # %% [markdown]
-# The reported numbers never change: *Yes* is reported with rank 3 although the bias has made it the
+# (The model is small, and its *No* is wrong.) The reported numbers never change: *Yes* is reported with rank 3 although the bias has made it the
 # likeliest. In minigen, **logprobs are taken from the raw logits**, before bias, penalties,
 # temperature and cuts. They say what the model believes, and they can be compared between requests
 # with different settings. [vLLM](https://docs.vllm.ai/en/v0.22.1/api/vllm/v1/sample/sampler/) does
@@ -687,8 +694,10 @@ picture(
 #
 # ## Your turn: the draw
 #
-# This one is short, and every engine has had a bug in it. Think of the two ends of the interval, of
-# tokens with probability 0, and of what rounding does to a sum of 49,152 numbers.
+# This one is short, and easy to get wrong at its edges. In SGLang, a hash of all ones once became the
+# number 1.0 exactly, and drew a token that was practically impossible
+# ([issue 25106](https://github.com/sgl-project/sglang/issues/25106)). Think of the two ends of the
+# interval, of tokens with probability 0, and of what rounding does to a sum of 49,152 numbers.
 
 # %%
 task(16, "draw")
@@ -771,22 +780,28 @@ first_cut = num_kept(sampler.apply_temperature(sampler.keep_top_p(batch, p90), h
 for name, hot_first, cut_first in zip(rows, first_hot, first_cut, strict=True):
     hot_count, cut_count = significant(hot_first, 2), significant(cut_first, 2)
     print(f"{name:<12} temperature first: {hot_count:>6} tokens   top-p first: {cut_count:>4}")
+k50 = torch.full((3,), 50)
+k_first = num_kept(sampler.keep_top_p(sampler.keep_top_k(batch, k50), p90))
+p_first = num_kept(sampler.keep_top_k(sampler.keep_top_p(batch, p90), k50))
+print(f"top_k=50, then top_p=0.9: {k_first} tokens; the other way round: {p_first}")
 guess_order.compare(float(f"{first_hot[0]:.2g}"))
 
 # %% [markdown]
 # The same two settings mean a harmless request to one engine, and nonsense to another one. Top-p
 # looks at a sum, and at temperature 2 the flat tail holds most of it. Min-p looks at a ratio, and
-# temperature 2 only takes the square root of it: `min_p=0.1` then keeps what `min_p=0.01` keeps at
-# temperature 1.
+# temperature 2 only takes the square root of it: `min_p=0.1` keeps the same tokens as `min_p=0.01` at
+# temperature 1. Top-k and top-p also depend on each other: after top-k, 90 % means 90 % of what top-k
+# has left. And a penalty before temperature is divided by it: at temperature 2, a presence penalty
+# of 1 takes away only ½.
 #
 # ### Temperature 2 breaks JSON
 #
-# A program wants one line of JSON, and the prompt shows two of them. How many of 12 answers are
-# valid? Predict for temperature 1 and for temperature 2.
+# A program wants one line of JSON, and the prompt shows two of them. How many per cent of 12 answers
+# are valid? Predict for temperature 1 and for temperature 2.
 
 # %%
-guess_one = predict("Valid of 12 at temperature 1?", None, within=1.3)
-guess_two = predict("Valid of 12 at temperature 2?", None, within=1.3)
+guess_one = predict("Per cent of valid answers at temperature 1?", None, within=1.3)
+guess_two = predict("Per cent of valid answers at temperature 2?", None, within=1.3)
 
 # %%
 people = (
@@ -804,10 +819,11 @@ for name, settings in {
     params = [SamplingParams(seed=each, max_tokens=32, stop="\n", **settings) for each in range(12)]
     found = fast.generate([people + '{"name":'] * 12, params, progress=False)
     lines = ['{"name":' + each.text for each in found]
-    valid[name] = sum(lesson.is_json(line, ("name", "age", "city")) for line in lines)
-    print(f"{name:<18} valid: {mark(valid[name], 'of 12')}  first: ⟨{lines[0][:60]}⟩")
-guess_one.compare(valid["T = 1"], "of 12", measured=True)
-guess_two.compare(valid["T = 2"], "of 12", measured=True)
+    good = sum(lesson.is_json(line, ("name", "age", "city")) for line in lines)
+    valid[name] = round(100 * good / 12)
+    print(f"{name:<18} valid: {mark(valid[name], '%', 2):<8}  the first: ⟨{lines[0][:60]}⟩")
+guess_one.compare(valid["T = 1"], "%", measured=True)
+guess_two.compare(valid["T = 2"], "%", measured=True)
 
 # %% [markdown]
 # JSON breaks because at every step one wrong token is enough, and at temperature 2 nearly every token
@@ -835,9 +851,9 @@ drawn = my_draw(draw_sampling.cut(logits, top_k=6)[kept_ids].expand(2000, -1), u
 shares = drawn.bincount(minlength=6) / 2000
 assert torch.allclose(shares, six[kept_ids], atol=0.03)
 print("top-p agrees with sorting everything, and 2,000 draws with their probabilities")
-for name, part in {"the package's": sampler.keep_top_p, "yours": my_top_p}.items():
+for name, part in {"the package's top-p": sampler.keep_top_p, "my_top_p": my_top_p}.items():
     count = lesson.numbers_sorted(part, batch[1:2], p90[:1])
-    print(f"{name} top-p sorted about {significant(count, 1)} of 49,152 numbers")
+    print(f"{name} sorted about {significant(count, 1)} of 49,152 numbers")
 
 # %% [markdown]
 # ## The measurement again
@@ -885,9 +901,13 @@ picture(
 
 # %% [markdown]
 # Now each effect has its cause. The penalty ends the loop of greedy decoding. Drawing alone ends it
-# as well, and brings the tail. Top-p removes the tail; the penalty does not. On text that is drawn,
-# the penalty has little left to do, and it makes the text more surprising. The perplexity shows the
-# same: greedy text is far below Alice's, plain drawing far above, and top-p comes nearest.
+# as well, but it brings the tail: fewer tail tokens than at the first step, because most steps are
+# more certain, and still about two in each answer. Top-p removes most of them; the penalty does not.
+# (Top-p is not zero here, because it may keep more than 1,000 tokens where the model is very unsure.)
+# On text that is drawn, the penalty finds no repetition to end. It only makes the text more
+# surprising. The perplexity orders the settings: greedy far below Alice, top-p in between, and plain
+# drawing nearest to Alice. Do not read it as quality. A text can be as surprising as a good book
+# because its author is inventive, or because every 50th token is nonsense.
 #
 # ### What it costs
 #
@@ -955,8 +975,8 @@ verdicts(
     ),
     Claim(
         "Min-p keeps text coherent at high temperatures where top-p does not",
-        f"at temperature 2, {mark(valid['T = 2, min_p=0.1'], 'of 12')} lines of JSON are valid with "
-        f"min-p 0.1, {mark(valid['T = 2, top_p=0.9'], 'of 12')} with top-p 0.9",
+        f"at temperature 2, {mark(valid['T = 2, min_p=0.1'], '%', 2)} of the lines of JSON are valid "
+        f"with min-p 0.1, {mark(valid['T = 2, top_p=0.9'], '%', 2)} with top-p 0.9",
         holds(valid["T = 2, min_p=0.1"] > valid["T = 2, top_p=0.9"]),
         "if temperature comes first; others dispute the gain in quality at usual temperatures "
         "(Schaeffer et al. 2025)",

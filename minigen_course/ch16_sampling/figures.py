@@ -209,16 +209,14 @@ def penalized(
         heights = logits.softmax(-1)[list(shown_ids)].tolist()
         places = [place + (number - (len(kinds) - 1) / 2) * width for place in range(len(heights))]
         axes.bar(places, heights, width=width, color=colour, label=name)
-    axes.set_xticks(range(len(labels)), labels)
+    axes.set_xticks(range(len(labels)), [each.replace(" ", "␣", 1) for each in labels])
     axes.set(ylim=(0, 1), ylabel="probability", xlabel="next token, and how often it has occurred")
     axes.legend(frameon=False, loc="upper right", labelcolor=INK)
     title(axes, said)
     return made
 
 
-def staircase(
-    probabilities: Mapping[str, float], draws: Mapping[str, float], most: float = 1.0
-) -> Figure:
+def staircase(probabilities: Mapping[str, float], draws: Mapping[str, float]) -> Figure:
     """Draw cumulative probabilities as a staircase, and how uniform numbers fall on tokens.
 
     `draws` has a uniform number for each name of a draw.
@@ -227,26 +225,26 @@ def staircase(
     names, heights = list(probabilities), list(probabilities.values())
     tops = torch.tensor(heights).double().cumsum(0).tolist()
     for place, (height, top) in enumerate(zip(heights, tops, strict=True)):
-        axes.add_patch(Rectangle((place, top - height), 1, height, color=BLUE, linewidth=0))
+        axes.add_patch(Rectangle((place, top - height), 1, height, color=SKY, linewidth=0))
         axes.plot([place, place + 1], [top, top], color=INK, linewidth=1.2)
         axes.plot([place, place], [top - height, top], color=INK, linewidth=1.2)
     for name, uniform in draws.items():
         place = next(place for place, top in enumerate(tops) if top > uniform)
         axes.annotate(
             "",
-            (place + 0.5, -0.02),
+            (place + 0.5, 0.0),
             (place + 0.5, uniform),
             arrowprops={"arrowstyle": "-|>", "color": ORANGE, "linewidth": 1.6},
         )
         axes.plot([-0.6, place + 0.5], [uniform] * 2, color=ORANGE, linewidth=1.6)
         axes.text(-0.68, uniform, name, ha="right", va="center", color=ORANGE, fontsize=9)
-    axes.set(xlim=(-0.6, len(names)), ylim=(0, most), ylabel="cumulative probability")
-    axes.yaxis.set_label_coords(-0.235, 0.5)
+    axes.set(xlim=(-0.6, len(names)), ylim=(0, 1))
     axes.set_yticks([])
     axes.set_xticks([place + 0.5 for place in range(len(names))], printable(names))
     right = axes.secondary_yaxis("right")
     right.set_yticks([0, *tops[:-1], 1.0], [f"{each:.2f}" for each in (0, *tops[:-1], 1.0)])
     right.tick_params(labelsize=8, colors=QUIET)
+    right.set_ylabel("cumulative probability")
     axes.set_xlabel("token, in the order of the ids")
     title(axes, "A uniform number lands on a token as often as the token is likely")
     return made
@@ -260,7 +258,7 @@ def pipeline(stages: Sequence[Stage], taps: Mapping[int, str]) -> Figure:
 
     `taps` has texts above the arrow that leaves a stage, by the stage's number.
     """
-    made, axes = figure(10.4, 2.4)
+    made, axes = figure(10.4, 2.2)
     for place, (name, left) in enumerate(stages):
         first_or_last = place in (0, len(stages) - 1)
         axes.add_patch(
@@ -301,5 +299,5 @@ def ladder(found: Mapping[str, Mapping[str, tuple[Sequence[float], Mean]]]) -> F
         panel.set_xlabel(measure)
     title(axes[0][0], "Penalties end the repetition ...")
     if len(found) > 1:
-        title(axes[0][1], "... and a cut ends the tail")
+        title(axes[0][1], "... and a cut removes most of the tail")
     return made
