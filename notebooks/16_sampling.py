@@ -123,10 +123,9 @@ guess_repeated.compare(round(100 * repeated), "%")
 print(f"and of a page of Alice in Wonderland: {lesson.repeated_runs(ALICE):.0%}")
 
 # %% [markdown]
-# The model falls into a loop, and it will never leave it: each repetition makes the next one more
-# likely. In the same measure, a page that a person wrote has no repetition at all. Holtzman et al.
-# found the same for a much larger model, and called it
-# [text degeneration](https://arxiv.org/abs/1904.09751).
+# The model falls into a loop, and each repetition makes the next one more likely. By the same measure,
+# a page that a person wrote has no repetition at all. Holtzman et al. found the same for GPT-2, and
+# called it [text degeneration](https://arxiv.org/abs/1904.09751).
 #
 # Greedy decoding is not even a way to the truth. Here are the model's three likeliest answers to a
 # simple question of geography:
@@ -185,9 +184,10 @@ guess_sane.compare(round(1000 * (1 - tail) ** 80))
 #
 # Two limits say what temperature can do:
 #
-# - $T \to 0$: the largest logit wins by more and more, until its probability is 1. This is greedy
-#   decoding. The formula itself divides by zero, so an engine treats `temperature=0` as "take the
-#   largest logit", and minigen takes the lowest id among equals.
+# - $T \to 0$: the lead of the largest logit grows, until its probability is 1. This is greedy
+#   decoding. (Equal largest logits would share the probability.) At $T = 0$ the formula divides by
+#   zero, so an engine treats `temperature=0` as "take the largest logit", and minigen takes the
+#   lowest id among equals.
 # - $T \to \infty$: all logits become 0, and every token gets $1 / V$. The model no longer matters.
 #
 # A logit enters only through differences: adding the same number to all logits changes nothing. And
@@ -302,8 +302,8 @@ picture(
 
 # %% [markdown]
 # Top-k cuts all three at the same rank. Top-p moves with the model's certainty: it keeps about fifty
-# times as many tokens after *The* as after the fact. Min-p moves as well but is stricter: it looks at
-# the likeliest token only, not at how much the tail adds up to. The three can be combined. Then each
+# times as many tokens after *The* as after the fact. Min-p moves as well, and is stricter here: it
+# compares each token with the likeliest one, and does not ask how much the tail adds up to. The three can be combined. Then each
 # filter sees what the one before has left.
 #
 # ## Drag it
@@ -460,7 +460,7 @@ for added in (0.0, -3.0, 10.0):  # the first of three tokens was said once
 # The frequency penalty counts every repetition, so it grows until the loop breaks. The repetition
 # penalty divides a large logit by 1.2, which takes more away than the presence penalty's 1.
 #
-# Three traps, which documentation rarely mentions:
+# Three traps:
 #
 # 1. **The repetition penalty depends on where zero is.** Softmax does not care about a number that is
 #    added to all logits. This penalty does, because it treats positive and negative logits
@@ -511,16 +511,16 @@ my_penalties = check(16, apply_penalties=apply_penalties)
 tea = "I like tea. I like tea. I like"
 with using(16, apply_penalties=my_penalties):
     for penalty in (0, 2):
-        params = SamplingParams(temperature=0, frequency_penalty=penalty, max_tokens=10)
+        params = SamplingParams(temperature=0, frequency_penalty=penalty, max_tokens=8)
         print(f"frequency penalty {penalty}: {llm.generate(tea, params).text!r}")
 
 # %% [markdown]
 # ## Logit bias, and what logprobs report
 #
 # A **logit bias** adds a number of yours to the logits of some tokens, $l_i \leftarrow l_i + b_i$. A
-# bias of -100 bans a token. A bias of +100 on a few tokens restricts the answer to them, which turns
-# a chat model into a classifier. Keep in mind that a word is several tokens: `Yes`, ` Yes` and `yes`
-# have three different ids (chapter 12).
+# bias of -100 bans a token in practice. A bias of +100 on a few tokens restricts the answer to them,
+# which turns a chat model into a classifier. Keep in mind that one word has several tokens: `Yes`,
+# ` Yes` and `yes` have three different ids (chapter 12).
 #
 # A **log probability**, or [**logprob**](../docs/glossary.md#log-probability), is
 # $\ln p_i = l_i - \ln \sum_j e^{l_j}$. An API returns it for each token of the answer, together with
@@ -547,15 +547,15 @@ for name, settings in requests.items():
     print(f"{name:<26} says {answer.text:<5} reported: {listed}")
 
 # %% [markdown]
-# (The model is small, and its *No* is wrong.) The reported numbers never change: *Yes* is reported with rank 3 although the bias has made it the
-# likeliest. In minigen, **logprobs are taken from the raw logits**, before bias, penalties,
+# (The model is small, and its *No* is wrong.) The reported numbers never change: *Yes* is reported
+# with rank 3 although the bias has made it the likeliest. In minigen, **logprobs are taken from the raw logits**, before bias, penalties,
 # temperature and cuts. They say what the model believes, and they can be compared between requests
 # with different settings. [vLLM](https://docs.vllm.ai/en/v0.22.1/api/vllm/v1/sample/sampler/) does
 # the same by default. Its option `logprobs_mode` can return the processed ones instead, which say
 # how likely the draw really was. Reinforcement learning needs those.
 #
-# The sum of the logprobs of a text measures how surprising the text is to the model. In the same way
-# as in chapter 13, its mean becomes a perplexity, $\exp(-\tfrac1n \sum \ln p)$. There are two ways to
+# The logprobs of a text say how surprising it is to the model. As in chapter 13, their mean becomes a
+# perplexity, $\exp(-\tfrac1n \sum \ln p)$. There are two ways to
 # get there. In **autoregressive** generation each token was chosen by the model. In **teacher
 # forcing** the text is given, and the model only says how likely each token was: this is
 # `prompt_logprobs`, one [prefill](../docs/glossary.md#prefill) without any choice. It is also how a
@@ -577,9 +577,9 @@ print(f"perplexity of its own greedy text: {significant(own, 2)}")
 print(f"of the second paragraph of Alice:  {significant(alice, 2)}")
 
 # %% [markdown]
-# A person's text surprises the model at almost every word, and greedy text hardly ever. Writing that
-# is always the likeliest is not how people write. This is the reason why the most probable text is a
-# bad text, and why drawing works.
+# A person's text surprises the model again and again, and greedy text hardly ever. People do not
+# write what is likeliest at every word. So a text that does reads like no person's, and a sampler
+# that draws comes closer.
 #
 # ## Several answers, and when an answer ends
 #
@@ -599,7 +599,7 @@ print(
 )
 
 # %% [markdown]
-# An answer ends for one of two [reasons](../docs/glossary.md#finish-reason): `"stop"` or `"length"`.
+# An answer that is not aborted ends for one of two [reasons](../docs/glossary.md#finish-reason): `"stop"` or `"length"`.
 #
 # - **End of sequence** (EOS): the model itself draws a special token, here `<|im_end|>`. It was
 #   trained to do so at the end of an answer. `ignore_eos` disregards it, which benchmarks use.
@@ -656,7 +656,7 @@ show(sampler.uniform_draws, sampler._splitmix)
 # is (`choice`), and the number of the token (`step`). The function is a **hash**, SplitMix64
 # ([Steele et al. 2014](https://doi.org/10.1145/2660193.2660195)): it multiplies and shifts 64 bits
 # until a change of one input bit changes about half of the output bits. The upper 53 bits, divided by
-# $2^{53}$, are a **uniform number** $u$ between 0 and 1, all values equally likely. Nothing is
+# $2^{53}$, are a **uniform number** $u$: at least 0, below 1, and all values equally likely. Nothing is
 # remembered between draws. A request that was interrupted and computed again (chapter 24) draws the
 # same tokens.
 #
@@ -796,7 +796,7 @@ guess_order.compare(float(f"{first_hot[0]:.2g}"))
 #
 # ### Temperature 2 breaks JSON
 #
-# A program wants one line of JSON, and the prompt shows two of them. How many per cent of 10 answers
+# A program wants one line of JSON, and the prompt shows two of them. How many per cent of 8 answers
 # are valid? Predict for temperature 1 and for temperature 2.
 
 # %%
@@ -816,21 +816,22 @@ for name, settings in {
     "T = 2, top_p=0.9": {"temperature": 2, "top_p": 0.9},
     "T = 2, min_p=0.1": {"temperature": 2, "min_p": 0.1},
 }.items():
-    params = [SamplingParams(seed=each, max_tokens=26, stop="\n", **settings) for each in range(10)]
-    found = fast.generate([people + '{"name":'] * 10, params, progress=False)
+    params = [SamplingParams(seed=each, max_tokens=26, stop="\n", **settings) for each in range(8)]
+    found = fast.generate([people + '{"name":'] * 8, params, progress=False)
     lines = ['{"name":' + each.text for each in found]
     good = sum(lesson.is_json(line, ("name", "age", "city")) for line in lines)
-    valid[name] = round(100 * good / 10)
+    valid[name] = round(100 * good / 8)
     print(f"{name:<18} valid: {mark(valid[name], '%', 2):<8}  the first: ⟨{lines[0][:60]}⟩")
 guess_one.compare(valid["T = 1"], "%", measured=True)
 guess_two.compare(valid["T = 2"], "%", measured=True)
 
 # %% [markdown]
-# JSON breaks because at every step one wrong token is enough, and at temperature 2 nearly every token
-# comes from the tail. Two ideas go further than a low temperature, each in a line:
+# JSON breaks because a single wrong token is enough, and at temperature 2 wrong tokens come at many
+# steps. Two ideas go further than a low temperature, each in a line:
 #
 # - **Guided decoding** (structured output): a grammar says at each step which tokens keep the text
-#   valid, and all others are banned, as the end tokens are above. The answer cannot be invalid.
+#   valid, and all others are banned, as the end tokens are above. The answer
+#   cannot be invalid, unless `max_tokens` cuts it off.
 # - **Beam search** keeps several unfinished texts, continues each, and keeps the most probable ones.
 #   It finds more probable texts than greedy decoding. For open text this is the wrong aim, as you
 #   have seen; translation still uses it.
@@ -913,8 +914,8 @@ picture(
 #
 # The sampler reads 49,152 numbers, and the model 135 million weights. It seems to be nothing. But
 # the output head is a fifth of this model (chapter 15), so this *is* a small model with a large
-# vocabulary, and a compiled step is fast. Predict: how many per cent of a compiled step would the
-# sampler that you have read above, written in torch, take with top-p?
+# vocabulary, and a compiled step is fast. Predict: how many per cent of a compiled step would this
+# chapter's sampler, written in torch, take with top-p?
 
 # %%
 guess_share = predict("Per cent of a compiled step for torch's top-p?", None, within=2)

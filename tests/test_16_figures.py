@@ -90,11 +90,11 @@ def test_marks_stand_at_the_last_token_that_is_kept(logits: torch.Tensor) -> Non
 
 def test_a_penalty_has_a_bar_beside_the_model(logits: torch.Tensor) -> None:
     kinds = {"none": logits, "some": logits - torch.tensor([1.0, 0, 0, 0, 0])}
-    (axes,) = penalized(kinds, [" a\n1 ×", "b"], [0, 1], "said").axes
+    (axes,) = penalized(kinds, [" a\n1 ×", "b\n0 ×"], [0, 1], "said").axes
     heights = [patch.get_height() for patch in axes.patches]
     assert heights[:2] == pytest.approx([0.4, 0.3])
     assert heights[2] < 0.4
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["␣a\n1 ×", "b"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["␣a\n1 ×", "b\n0 ×"]
 
 
 def test_a_uniform_number_falls_on_the_token_that_the_sampler_draws(logits: torch.Tensor) -> None:

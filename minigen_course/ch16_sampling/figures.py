@@ -200,7 +200,10 @@ def cuts(rows: Mapping[str, Logits], top_k: int, top_p: float, min_p: float) -> 
 def penalized(
     kinds: Mapping[str, Logits], labels: Sequence[str], shown_ids: Sequence[int], said: str
 ) -> Figure:
-    """Draw probabilities of some tokens before penalties (the first entry) and after each."""
+    """Draw probabilities of some tokens before penalties (the first entry) and after each.
+
+    A label is a token's text, a line end, and what stands below it.
+    """
     made, axes = figure(9.4, 3.7)
     width = 0.8 / len(kinds)
     for number, ((name, logits), colour) in enumerate(
@@ -209,7 +212,10 @@ def penalized(
         heights = logits.softmax(-1)[list(shown_ids)].tolist()
         places = [place + (number - (len(kinds) - 1) / 2) * width for place in range(len(heights))]
         axes.bar(places, heights, width=width, color=colour, label=name)
-    axes.set_xticks(range(len(labels)), [each.replace(" ", "␣", 1) for each in labels])
+    texts = [each.partition("\n") for each in labels]
+    seen = printable(text for text, _, _ in texts)
+    below = [f"{text}\n{rest}" for text, (_, _, rest) in zip(seen, texts, strict=True)]
+    axes.set_xticks(range(len(labels)), below)
     axes.set(ylim=(0, 1), ylabel="probability", xlabel="next token, and how often it has occurred")
     axes.legend(frameon=False, loc="upper right", labelcolor=INK)
     title(axes, said)
@@ -295,7 +301,7 @@ def ladder(found: Mapping[str, Mapping[str, tuple[Sequence[float], Mean]]]) -> F
             panel.plot(mean.value, row - 0.1, "D", color=ORANGE, markersize=7)
         panel.set_yticks(range(len(settings)), list(settings))
         panel.set_ylim(len(settings) - 0.5, -0.5)
-        panel.set_xlim(left=-1)
+        panel.set_xlim(left=-0.03 * max(max(values) for values, _ in settings.values()) - 0.1)
         panel.set_xlabel(measure)
     title(axes[0][0], "Penalties end the repetition ...")
     if len(found) > 1:
