@@ -571,10 +571,10 @@ def perplexity(prompt: str, text: str) -> float:
     return lesson.perplexity_by_logprobs(ids, found[len(start) :])
 
 
-paragraphs = ALICE.split("\n\n")
-own, alice = perplexity(rain, greedy.text), perplexity(paragraphs[0] + "\n\n", paragraphs[1])
+first = ALICE.split("\n\n")[0]
+own, alice = perplexity(rain, greedy.text), perplexity(first[:5], first[5:])
 print(f"perplexity of its own greedy text: {significant(own, 2)}")
-print(f"of the second paragraph of Alice:  {significant(alice, 2)}")
+print(f"of the first paragraph of Alice:   {significant(alice, 2)}")
 
 # %% [markdown]
 # A person's text surprises the model again and again, and greedy text hardly ever. People do not

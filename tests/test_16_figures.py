@@ -73,7 +73,7 @@ def test_the_tail_is_the_rest_after_the_likeliest(logits: torch.Tensor) -> None:
     assert list(axes.lines[0].get_ydata()[:4]) == pytest.approx([0.6, 0.3, 0.1, 0.04])
 
 
-def test_a_distribution_is_as_wide_as_so_many_equal_tokens(logits: torch.Tensor) -> None:
+def test_a_distribution_is_as_wide_as_a_number_of_equal_tokens(logits: torch.Tensor) -> None:
     assert effective_tokens(torch.zeros(8)) == pytest.approx(8)
     assert effective_tokens(torch.tensor([0.0, 0.0, -torch.inf])) == pytest.approx(2)
     panels = temperatures(logits, str, values=(0.5, 1.0), shown=3).axes

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from minigen.llm import LLM
 from minigen.sampling.params import SamplingParams
 from minigen.sequence import Logprob
-from minigen.trace.events import Event, EventKind
 
 
 def repeated_runs(text: str, words: int = 4) -> float:
@@ -98,33 +98,29 @@ def step_time(
 ) -> StepTime:
     """Generate one answer, and return how long its decode steps and their choices took.
 
-    `choose` replaces the sampler's own choice, `minigen.sampling.sampler.choose_tokens` or a
-    compiled one.
+    A step lasts from one choice to the next. `choose` replaces the sampler's own choice, by
+    `minigen.sampling.sampler.choose_tokens` or a compiled one.
     """
-    steps: list[float] = []
-    choices: list[float] = []
-
-    def note(event: Event) -> None:
-        if event.kind is EventKind.STEP and event.counts["tokens"] == 1:
-            steps.append(event.counts["duration_ns"] / 1e9)
-
-    with _timed_choices(llm, choose, choices), llm.trace.subscribed(note):
+    starts: list[float] = []
+    seconds: list[float] = []
+    with _timed_choices(llm, choose, starts, seconds):
         llm.generate(prompt, params)
-    return StepTime(statistics.median(steps), statistics.median(choices[1:]))
+    steps = [later - earlier for earlier, later in pairwise(starts)]
+    return StepTime(statistics.median(steps), statistics.median(seconds[1:]))
 
 
 @contextmanager
 def _timed_choices(
-    llm: LLM, choose: Callable[..., list[int]] | None, seconds: list[float]
+    llm: LLM, choose: Callable[..., list[int]] | None, starts: list[float], seconds: list[float]
 ) -> Iterator[None]:
-    """Append to `seconds` the time of each choice of tokens while the block runs."""
+    """Append when each choice of tokens starts, and its seconds, while the block runs."""
     sampler: Any = llm.engine.sampler
     own = sampler.choose
 
     def timed(*args: Any) -> list[int]:
-        started = time.perf_counter()
+        starts.append(time.perf_counter())
         found: list[int] = (choose or own)(*args)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(time.perf_counter() - starts[-1])
         return found
 
     sampler.choose = timed
