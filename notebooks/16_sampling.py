@@ -23,8 +23,8 @@
 # these scores into one token, and append it to the text. This is the
 # [sampler](../docs/glossary.md#sampler). It is a few lines of arithmetic, and it decides whether the
 # same model repeats itself, tells a story, or babbles. It is also the part of an engine that you
-# control with every request: temperature, top-p, penalties, seed and stop strings are all settings
-# of the sampler.
+# control with every request: temperature, top-p, penalties, seed and stop strings are its
+# [sampling parameters](../docs/glossary.md#sampling-parameters).
 #
 # <!-- card -->
 #
@@ -603,7 +603,8 @@ print(
 # - **End of sequence** (EOS): the model itself draws a special token, here `<|im_end|>`. It was
 #   trained to do so at the end of an answer. `ignore_eos` disregards it, which benchmarks use.
 # - A [**stop string**](../docs/glossary.md#stop-string): the text is searched for it after each
-#   token, and the answer is cut before it (chapter 12 built the search).
+#   token, and the answer is cut before it (chapter 12 built the search). `stop_token_ids` ends the
+#   answer at a token instead.
 # - [`max_tokens`](../docs/glossary.md#most-new-tokens) is reached: this is `"length"`.
 # - [`min_tokens`](../docs/glossary.md#fewest-new-tokens) works the other way round: until then the
 #   end tokens are **banned**, their logits are minus infinity, and the sampler must choose something
@@ -841,7 +842,7 @@ guess_two.compare(valid["T = 2"], "%", measured=True)
 # whole vocabulary, but it sorts only the tokens that can matter.
 
 # %%
-reveal(16, keep_top_p=my_top_p, apply_penalties=my_penalties, draw=my_draw)
+reveal(16, by_hand=my_numbers, keep_top_p=my_top_p, apply_penalties=my_penalties, draw=my_draw)
 ordered = rows["anything"].softmax(-1).double().sort(descending=True).values  # sort all, and count
 assert num_kept(kept_p)[2] == 1 + int((ordered.cumsum(0) < 0.9).sum())
 assert torch.equal(my_top_p(batch, p90), kept_p)
@@ -852,15 +853,17 @@ assert torch.allclose(shares, six[kept_ids], atol=0.03)
 print("top-p agrees with sorting everything, and 2,000 draws with their probabilities")
 for name, part in {"the package's top-p": sampler.keep_top_p, "my_top_p": my_top_p}.items():
     count = lesson.numbers_sorted(part, batch[1:2], p90[:1])
-    print(f"{name} sorted about {significant(count, 1)} of 49,152 numbers")
+    print(f"{name} sorted about {significant(count, 2)} of 49,152 numbers")
 
 # %% [markdown]
 # ## The measurement again
 #
 # The rain sentence once more, and the two numbers from the top: repeated four-word runs, and tokens
-# from beyond the likeliest 1,000. One thing changes from row to row. Each random setting has 5
-# seeds, so that there is an interval: the *95 % bootstrap interval* draws the 5 answers again with
-# replacement, 2,000 times, and holds the middle 95 % of their means.
+# from beyond the likeliest 1,000. The six rows are a grid: three ways to choose (greedy, draw, draw
+# with top-p), each without and with a penalty. So each effect can be read from two rows that differ
+# in one setting. Each random setting has 5 seeds, so that there is an interval: the *95 % bootstrap
+# interval* draws the 5 answers again with replacement, 2,000 times, and holds the middle 95 % of
+# their means.
 
 # %%
 rungs = {
@@ -988,7 +991,7 @@ verdicts(
         measured=True,
     ),
     Claim(
-        "temperature and top_p mean the same in every engine",
+        "Temperature and top_p mean the same in every engine",
         f"T = 2 with top_p = 0.9 leaves about {significant(first_hot[0], 2)} tokens in vLLM's order, "
         f"{first_cut[0]} in llama.cpp's",
         holds(first_hot[0] == first_cut[0]),
@@ -1038,8 +1041,8 @@ verdicts(
 #
 # <details><summary>2. Two requests with the same seed and prompt ask for n = 1 and n = 3. Is the answer
 # of the first among the answers of the second?</summary>
-# Yes, it is answer 0: its draws are hashes of (seed, 0, step) in both. Answers 1 and 2 have other
-# hashes.</details>
+# Yes, it is answer 0: its draws are hashes of (seed, 0, step) in both, as long as the batch does not
+# change the logits. Answers 1 and 2 have other hashes.</details>
 #
 # <details><summary>3. A server's answers never contain a comma after the first page. Which setting would
 # you look at first?</summary>
