@@ -123,9 +123,9 @@ guess_repeated.compare(round(100 * repeated), "%")
 print(f"and of a page of Alice in Wonderland: {lesson.repeated_runs(ALICE):.0%}")
 
 # %% [markdown]
-# The model falls into a loop, and each repetition makes the next one more likely. By the same measure,
-# a page that a person wrote has no repetition at all. Holtzman et al. found the same for GPT-2, and
-# called it [text degeneration](https://arxiv.org/abs/1904.09751).
+# The model falls into a loop, and each repetition makes the next one more likely. By the same
+# measure, a page that a person wrote has no repetition at all. Holtzman et al. found the same for
+# GPT-2, and called it [text degeneration](https://arxiv.org/abs/1904.09751).
 #
 # Greedy decoding is not even a way to the truth. Here are the model's three likeliest answers to a
 # simple question of geography:
@@ -303,8 +303,8 @@ picture(
 # %% [markdown]
 # Top-k cuts all three at the same rank. Top-p moves with the model's certainty: it keeps about fifty
 # times as many tokens after *The* as after the fact. Min-p moves as well, and is stricter here: it
-# compares each token with the likeliest one, and does not ask how much the tail adds up to. The three can be combined. Then each
-# filter sees what the one before has left.
+# compares each token with the likeliest one, and does not ask how much the tail adds up to. The three
+# can be combined. Then each filter sees what the one before has left.
 #
 # ## Drag it
 #
@@ -414,9 +414,9 @@ print(f"⟨{text}⟩")
 # | $\beta$ | `frequency_penalty` | 0 | answer | for each occurrence |
 #
 # The repetition penalty comes from [Keskar et al. 2019](https://arxiv.org/abs/1909.05858), the other
-# two from OpenAI's API. Subtracting $x$ from a logit divides the odds of its token by $e^x$. So a
-# presence penalty of 1 divides them by 2.7. Here is the place in the greedy text at which the loop
-# has begun, and what each penalty does to the next token:
+# two from OpenAI's API. Subtracting $x$ from a logit divides the **odds** of its token,
+# $p_i / (1 - p_i)$, by $e^x$. So a presence penalty of 1 divides them by 2.7. Here is a place in the
+# greedy text at which the loop has started, and what each penalty does to the next token:
 
 # %%
 so_far = rain + "I love the way".join(greedy.text.split("I love the way")[:3]) + "I love the way"
@@ -598,7 +598,8 @@ print(
 )
 
 # %% [markdown]
-# An answer that is not aborted ends for one of two [reasons](../docs/glossary.md#finish-reason): `"stop"` or `"length"`.
+# An answer that is not aborted ends for one of two [reasons](../docs/glossary.md#finish-reason):
+# `"stop"` or `"length"`.
 #
 # - **End of sequence** (EOS): the model itself draws a special token, here `<|im_end|>`. It was
 #   trained to do so at the end of an answer. `ignore_eos` disregards it, which benchmarks use.
@@ -843,9 +844,9 @@ guess_two.compare(valid["T = 2"], "%", measured=True)
 
 # %%
 reveal(16, by_hand=my_numbers, keep_top_p=my_top_p, apply_penalties=my_penalties, draw=my_draw)
-ordered = rows["anything"].softmax(-1).double().sort(descending=True).values  # sort all, and count
-assert num_kept(kept_p)[2] == 1 + int((ordered.cumsum(0) < 0.9).sum())
-assert torch.equal(my_top_p(batch, p90), kept_p)
+ordered = rows["a fact"].softmax(-1).double().sort(descending=True).values  # sort all, and count
+assert num_kept(kept_p)[0] == 1 + int((ordered.cumsum(0) < 0.9).sum())
+assert torch.equal(my_top_p(batch[:1], p90[:1]), kept_p[:1])
 uniform = sampler.uniform_draws(range(2000), [0] * 2000, [0] * 2000)
 drawn = my_draw(draw_sampling.cut(logits, top_k=6)[kept_ids].expand(2000, -1), uniform)
 shares = drawn.bincount(minlength=6) / 2000
@@ -904,8 +905,8 @@ picture(
 # %% [markdown]
 # Now each effect has its cause. The penalty ends the loop of greedy decoding. Drawing alone ends it
 # as well, but it brings the tail: fewer tail tokens than at the first step, because most steps are
-# more certain, and still one or more in most answers. Top-p removes most of them; the penalty does not.
-# (Top-p is not zero here, because it may keep more than 1,000 tokens where the model is very unsure.)
+# more certain, and still one or more in most answers. Top-p removes most of them; the penalty does
+# not. (Top-p is not zero here, because it may keep more than 1,000 tokens where the model is very unsure.)
 # On text that is drawn, the penalty finds no repetition to end. It only makes the text more
 # surprising. The perplexity orders the settings: greedy far below Alice, top-p in between, and plain
 # drawing nearest to Alice. Do not read it as quality. A text can be as surprising as a good book
@@ -1053,8 +1054,8 @@ verdicts(
 #
 # - **[vLLM](https://docs.vllm.ai/en/v0.22.1/api/vllm/v1/sample/sampler/)** samples the whole batch on
 #   the GPU, in the order above. Its top-k and top-p search for a threshold in a Triton kernel instead
-#   of sorting ([Qrita](https://arxiv.org/abs/2602.01518)), and it draws by the Gumbel trick in the
-#   form of an exponential race. A request with a seed gets a generator of its own.
+#   of sorting ([Qrita](https://arxiv.org/abs/2602.01518)), and it draws by a form of the Gumbel
+#   trick: the largest $p_i / e_i$, for exponentially distributed random $e_i$. A request with a seed gets a generator of its own.
 # - **[SGLang](https://github.com/sgl-project/sglang)** calls
 #   [FlashInfer](https://flashinfer.ai/2025/03/10/sampling.html): one kernel that draws a token,
 #   accepts it if it lies in the top-p set, and otherwise draws again above a higher threshold. It
