@@ -254,10 +254,12 @@ picture(
 # Sort the probabilities, $p_{(1)} \ge p_{(2)} \ge \dots$ Three filters
 # ([top-k, top-p, min-p](../docs/glossary.md#top-k-top-p-min-p)) say which tokens are kept:
 #
-# $$\text{top-}k:\; p_{(1)}, \dots, p_{(k)} \qquad
-# \text{top-}p:\; p_{(1)}, \dots, p_{(m)} \text{ with the smallest } m \text{ for which }
-# \sum_{i \le m} p_{(i)} \ge P \qquad
-# \text{min-}p:\; \text{all } i \text{ with } p_i \ge M \cdot p_{(1)}$$
+# $$\text{top-}k \text{ keeps } p_{(1)}, \dots, p_{(k)}$$
+#
+# $$\text{top-}p \text{ keeps } p_{(1)}, \dots, p_{(m)} \text{ with the smallest } m \text{ for which }
+# \sum_{i \le m} p_{(i)} \ge P$$
+#
+# $$\text{min-}p \text{ keeps every token } i \text{ with } p_i \ge M \cdot p_{(1)}$$
 #
 # - **top-k** keeps the $k$ likeliest tokens, however sure the model is.
 # - **top-p**, also called **nucleus sampling** ([Holtzman et al. 2019](https://arxiv.org/abs/1904.09751)),
@@ -403,9 +405,13 @@ print(f"⟨{text}⟩")
 # [Penalties](../docs/glossary.md#penalties) lower the logits of tokens that have occurred before.
 # Let $c_i$ be how often token $i$ occurs in the answer so far.
 #
-# $$\text{repetition: } l_i \leftarrow \begin{cases} l_i / \theta & l_i > 0 \\ l_i \cdot \theta & l_i \le 0
-# \end{cases} \text{ if } i \text{ is in the prompt or the answer} \qquad
-# \text{presence, frequency: } l_i \leftarrow l_i - \alpha\,[c_i > 0] - \beta\, c_i$$
+# Repetition, for tokens of the prompt or the answer:
+#
+# $$l_i \leftarrow \begin{cases} l_i \,/\, \theta & \text{if } l_i > 0 \\ l_i \cdot \theta & \text{if } l_i \le 0 \end{cases}$$
+#
+# Presence and frequency, where $[c_i > 0]$ is 1 if the token has occurred in the answer, else 0:
+#
+# $$l_i \leftarrow l_i - \alpha\,[c_i > 0] - \beta\, c_i$$
 #
 # | symbol | setting | without effect | looks at | how often it counts |
 # |---|---|---|---|---|
