@@ -75,7 +75,7 @@ def test_check_prints_what_passed_and_hints_on_request(capsys: pytest.CaptureFix
     ("chapter", "parts", "words"),
     [
         (16, {}, "Name the part to check"),
-        (16, {"keep_top_q": stub}, "has no keep_top_q; it has keep_top_p"),
+        (16, {"keep_top_q": stub}, "has no keep_top_q; it has by_hand, keep_top_p"),
         (99, {"keep_top_p": stub}, "Chapter 99 has no exercises"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Checks of chapter 16: top-p sampling, and penalties on tokens that occurred before."""
+"""Checks of chapter 16: numbers by hand, top-p, penalties, and the draw of a token."""
 
 import math
 from collections.abc import Callable
@@ -6,12 +6,53 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from minigen_course.ch16_sampling.lesson import by_hand
 from minigen_course.grading.exercise import expect, expect_close, expect_equal
 
+ByHand = Callable[[], dict[str, float]]
 KeepTopP = Callable[[Tensor, Tensor], Tensor]
 ApplyPenalties = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
+Draw = Callable[[Tensor, Tensor], Tensor]
+
 AXES = ("row", "token")
+ALMOST_ONE = 1 - 2.0**-53  # the largest float64 below 1
+
+
+def _judge_numbers(part: ByHand, names: list[str]) -> None:
+    """Expect these of the ten numbers; the message says only in which direction one is wrong."""
+    found, right = part(), by_hand()
+    expect(isinstance(found, dict), f"returned {type(found).__name__}; return a dict.")
+    expect_equal(sorted(found), sorted(right), "the names of the numbers")
+    for name in names:
+        value = found[name]
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        expect(is_number, f"{name!r} is {value!r}; it should be a number.")
+        if not math.isclose(value, right[name], rel_tol=0.01, abs_tol=1e-9):
+            way = "smaller" if value > right[name] else "larger"
+            expect(False, f"{name!r} is {value:g}; it should be {way}.")
+
+
+def settings_without_effect(part: ByHand) -> None:
+    """the value at which a setting does nothing, or makes another one irrelevant:"""
+    none = ["top_p without effect", "min_p without effect", "repetition_penalty without effect"]
+    _judge_numbers(part, ["top_k for greedy", *none])
+
+
+def temperatures_by_hand(part: ByHand) -> None:
+    """what temperature does to the probability of A:"""
+    _judge_numbers(part, ["A at temperature 1/2", "A at endless temperature"])
+
+
+def cuts_by_hand(part: ByHand) -> None:
+    """how many of A, B, C and D are kept:"""
+    kept = ["kept by top_p 0.9", "kept by top_p 0.9 at temperature 1/2", "kept by min_p 0.2"]
+    _judge_numbers(part, kept)
+
+
+def a_penalty_by_hand(part: ByHand) -> None:
+    """a penalty on B, which has occurred twice:"""
+    _judge_numbers(part, ["B after frequency_penalty"])
 
 
 def _logits(probabilities: list[list[float]]) -> Tensor:
@@ -129,6 +170,14 @@ def presence_is_subtracted_once(part: ApplyPenalties) -> None:
     expect_close(found, torch.tensor([[1.0, 0.5, 0.5, 1.0]]), "the logits", AXES)
 
 
+def a_token_of_prompt_and_output_is_penalized_once(part: ApplyPenalties) -> None:
+    """repetition of a token that is in the prompt and in the output:"""
+    logits, one, none = torch.tensor([[4.0, -4.0, 4.0]]), torch.ones(1), torch.zeros(1)
+    in_prompt, counts = torch.tensor([[True, True, False]]), torch.tensor([[2.0, 1.0, 0.0]])
+    found = part(logits, in_prompt, counts, 2 * one, none, none)
+    expect_close(found, torch.tensor([[2.0, -8.0, 4.0]]), "the logits", AXES)
+
+
 def frequency_is_subtracted_per_occurrence(part: ApplyPenalties) -> None:
     """frequency, subtracted once per occurrence of a token in the output:"""
     found = _penalized(part, [[1.0, 1.0, 1.0, 1.0]], frequency=[0.5])
@@ -148,7 +197,84 @@ def each_row_has_its_own_penalties_and_repetition_comes_first(part: ApplyPenalti
     expect_close(found, right, "the logits", AXES)
 
 
+def _drawn(part: Draw, rows: list[list[float]], uniform: list[float]) -> list[int]:
+    """Return the tokens that the part draws from rows of probabilities (0 is a dropped token)."""
+    logits = _logits(rows)
+    before = logits.clone()
+    found = part(logits, torch.tensor(uniform, dtype=torch.float64))
+    expect(isinstance(found, Tensor), f"returned {type(found).__name__}; return a tensor.")
+    expect_equal(list(found.shape), [len(rows)], "the shape of the result")
+    expect(found.dtype == torch.int64, f"the dtype is {found.dtype}; it should be torch.int64.")
+    expect(torch.equal(logits, before), "changed the logits in place, but must not.")
+    ids: list[int] = found.tolist()
+    return ids
+
+
+def the_uniform_number_decides(part: Draw) -> None:
+    """tokens of 50, 30, 15 and 5 percent:"""
+    row = [0.5, 0.3, 0.15, 0.05]
+    for uniform, token in ((0.0, 0), (0.49, 0), (0.51, 1), (0.79, 1), (0.81, 2), (0.96, 3)):
+        expect_equal(_drawn(part, [row], [uniform])[0], token, f"the token at uniform = {uniform}")
+
+
+def tokens_lie_in_the_order_of_their_ids(part: Draw) -> None:
+    """the likeliest token does not come first:"""
+    row = [0.05, 0.5, 0.15, 0.3]
+    for uniform, token in ((0.04, 0), (0.06, 1), (0.6, 2), (0.71, 3)):
+        expect_equal(_drawn(part, [row], [uniform])[0], token, f"the token at uniform = {uniform}")
+
+
+def every_row_has_its_own_number(part: Draw) -> None:
+    """three rows with three numbers:"""
+    rows = [[0.5, 0.3, 0.2], [0.2, 0.3, 0.5], [0.1, 0.8, 0.1]]
+    found = _drawn(part, rows, [0.1, 0.9, 0.5])
+    expect_equal(found, [0, 2, 1], "the tokens of the three rows")
+
+
+def dropped_tokens_are_never_drawn(part: Draw) -> None:
+    """tokens that were dropped, at both ends of [0, 1):"""
+    for row, uniform, token in (
+        ([0.0, 0.0, 0.6, 0.4], 0.0, 2),
+        ([0.6, 0.4, 0.0, 0.0], ALMOST_ONE, 1),
+        ([0.5, 0.0, 0.5], 0.5 + 1e-6, 2),
+        ([0.0, 1.0, 0.0], 0.5, 1),
+    ):
+        what = f"the token at uniform = {uniform}, of the probabilities {row}"
+        expect_equal(_drawn(part, [row], [uniform])[0], token, what)
+
+
+def rounding_draws_no_dropped_token(part: Draw) -> None:
+    """a large vocabulary whose last half was dropped, at the largest number below 1:"""
+    for size in (10, 3_000, 50_000):
+        logits = torch.randn(1, size, generator=torch.Generator().manual_seed(size)) * 2
+        kept = size // 2
+        logits[:, kept:] = -math.inf
+        found = part(logits, torch.tensor([ALMOST_ONE], dtype=torch.float64)).tolist()
+        expect(
+            0 <= found[0] < kept,
+            f"of {size:,} tokens the first {kept:,} were kept, and token {found[0]:,} was drawn; "
+            "it should be one of those that were kept.",
+        )
+
+
+def tokens_come_as_often_as_they_are_likely(part: Draw) -> None:
+    """1,000 evenly spaced numbers:"""
+    shares = [0.125, 0.5, 0.25, 0.125]
+    rows = _logits([shares]).expand(1000, -1)
+    uniform = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    counts = part(rows, uniform).bincount(minlength=4).tolist()
+    for token, (count, share) in enumerate(zip(counts, shares, strict=True)):
+        close = abs(count - 1000 * share) <= 1
+        expect(close, f"token {token} came {count} times; it should be {1000 * share:.0f}.")
+
+
 CHECKS = {
+    "by_hand": (
+        settings_without_effect,
+        temperatures_by_hand,
+        cuts_by_hand,
+        a_penalty_by_hand,
+    ),
     "keep_top_p": (
         the_fewest_tokens_that_reach_top_p_are_kept,
         the_order_of_the_tokens_does_not_matter,
@@ -160,8 +286,17 @@ CHECKS = {
     "apply_penalties": (
         neutral_values_change_nothing,
         repetition_makes_earlier_tokens_less_likely,
+        a_token_of_prompt_and_output_is_penalized_once,
         presence_is_subtracted_once,
         frequency_is_subtracted_per_occurrence,
         each_row_has_its_own_penalties_and_repetition_comes_first,
+    ),
+    "draw": (
+        the_uniform_number_decides,
+        tokens_lie_in_the_order_of_their_ids,
+        every_row_has_its_own_number,
+        dropped_tokens_are_never_drawn,
+        rounding_draws_no_dropped_token,
+        tokens_come_as_often_as_they_are_likely,
     ),
 }
