@@ -991,7 +991,7 @@ verdicts(
 # |  | [13 layers](13_layers.ipynb) | RMSNorm, rotary embedding, SwiGLU | compute | 60 min | 50 min |
 # |  | [14 attention](14_attention.ipynb) | Attention: causal, with grouped heads | compute | 50 min | 40 min |
 # |  | [15 transformer](15_transformer.ipynb) | The whole forward pass | compute | 60 min | 75 min |
-# |  | [16 sampling](16_sampling.ipynb) | Choosing the next token | serving | 50 min | 50 min |
+# |  | [16 sampling](16_sampling.ipynb) | Choosing the next token | serving | 60 min | 60 min |
 # |  | [17 dense cache](17_dense_cache.ipynb) | Prefill, decode, and the memory wall | memory | 60 min | 60 min |
 # | 2 many requests | [21 blocks](21_blocks.ipynb) | Memory in blocks | memory | 45 min | 40 min |
 # |  | [22 paged](22_paged.ipynb) | Paged attention | memory | 50 min | 50 min |
@@ -1005,7 +1005,7 @@ verdicts(
 # | 4 many devices | [41 tensor parallel](41_tensor_parallel.ipynb) | One model on several devices | memory | 50 min | 60 min |
 # | 5 serving | [51 server](51_server.ipynb) | A server that OpenAI clients can use | serving | 50 min | 45 min |
 # |  | [52 slo](52_slo.ipynb) | Latency, goodput, and what to do about them | serving | 60 min | 60 min |
-# | | all 20 | | | 18 h | 19 h |
+# | | all 20 | | | 19 h | 19 h |
 #
 # <!-- /chapters -->
 #
