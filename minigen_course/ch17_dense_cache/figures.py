@@ -219,11 +219,11 @@ def time_parts(steps: Mapping[str, Mapping[str, float]]) -> Figure:
     return made
 
 
-def seconds_by_batch(contexts: Sequence[int], most: int = 2000) -> Figure:
+def seconds_by_batch(contexts: Sequence[int], most: int = 2000, dots: bool = True) -> Figure:
     """Draw the step time of Llama-3-8B in bfloat16 on an L4 over the batch, for some contexts.
 
-    A dot is the batch at which decoding becomes compute-bound. Both are computed by the exercises'
-    functions, so that `using` shows a learner's own.
+    With `dots`, the batch at which decoding becomes compute-bound is marked. Both are computed by
+    the exercises' functions, so that `using` shows a learner's own.
     """
     shape, card = SHAPES["Llama-3-8B"], MACHINES["L4"]
     made, axes = figure(9, 3.8)
@@ -244,9 +244,11 @@ def seconds_by_batch(contexts: Sequence[int], most: int = 2000) -> Figure:
 
     for context, colour in zip(contexts, (BLUE, ORANGE, GREEN, AMBER), strict=False):
         line = [milliseconds(batch, context) for batch in batches]
-        found = compute_bound_batch(context)
-        ends = "never compute-bound" if found is None else f"compute-bound from {found:,} on"
-        name = f"context {context:,}: {ends}"
+        name, found = f"context {context:,}", None
+        if dots:
+            found = compute_bound_batch(context)
+            ends = "never compute-bound" if found is None else f"compute-bound from {found:,} on"
+            name += f": {ends}"
         axes.plot(batches, line, color=colour, linewidth=2, label=name)
         if found is not None:
             axes.plot(found, milliseconds(found, context), "o", color=colour, markersize=8)
