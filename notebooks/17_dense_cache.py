@@ -311,7 +311,7 @@ explore(
 # ## What is O(n), and what was O(n²)?
 #
 # "The KV cache turns O(n²) into O(n)" is often said, and rarely of what. Two kinds of work must be
-# told apart, and two lengths of time:
+# distinguished, and also one step and a whole text:
 #
 # - The **linear layers** (the projections, the feed-forward network, the head) work on each token
 #   alone. Their work is proportional to the number of tokens that go through them.
@@ -459,9 +459,9 @@ reveal(17, DenseCache=my_cache)
 #
 # $$I = \frac{\text{FLOP}}{\text{bytes}}$$
 #
-# A machine can read only so many bytes per second, its
-# [**memory bandwidth**](../docs/glossary.md#memory-bandwidth) $B$, and do only so many FLOPs per
-# second, its peak $P$. Work of low intensity waits for memory: it is **memory-bound**. Work of high
+# A machine has two limits: the bytes that it can read per second, its
+# [**memory bandwidth**](../docs/glossary.md#memory-bandwidth) $B$, and the FLOPs that it can do per
+# second, its **peak** $P$. Work of low intensity waits for memory: it is **memory-bound**. Work of high
 # intensity waits for arithmetic: it is **compute-bound**.
 #
 # ### One product, alone
@@ -476,7 +476,7 @@ guess_wall = predict("1 MB is read how many times as fast as 256 MB?", None, wit
 
 # %%
 def gigabytes_per_second(num_bytes, run):
-    return num_bytes / best_seconds(run, 20) / 1e9
+    return num_bytes / best_seconds(run, 10) / 1e9
 
 
 sizes = (1, 4, 16, 64, 256)  # MB
@@ -511,7 +511,7 @@ for name in (long_rows, short_rows):
 
 # %% [markdown]
 # Adding all numbers up does nearly no arithmetic, so it shows how fast memory can be read at all:
-# this is the ceiling. Two things are to be seen. Outside of the caches, the product with long rows
+# this is the ceiling. The figure shows two things. Outside of the caches, the product with long rows
 # (large models have rows of 4,096 to 8,192 numbers) comes close to the ceiling: it waits for memory,
 # and a faster processor would not help. The product with our small model's short rows stays well
 # below: the library's code for it does not read the way that memory likes best. Chapter 34 writes a
@@ -574,12 +574,16 @@ print(f"stored: the compiled step takes {1e3 * stored.seconds:.1f} ms, {share:.0
 # In plain words: **the torch path of this notebook is overhead-bound**. Most of its time is neither
 # reading nor arithmetic. The model has 30 thin layers, so Python calls torch again and again (the
 # count is above), and each call costs some microseconds. And the products with short rows read
-# slowly. **Chapter 34 removes that.** Its compiled step is one function for the whole step,
-# in machine code, which reads bfloat16 or int8 weights with products of its own. It spends nearly all
-# of its time on reading: it stands at the memory wall. (minigen runs it by default where its kernels
-# have been compiled.) **A large model on a GPU is memory-bound as well.** Its matrices are large, so
+# slowly.
+#
+# **Chapter 34 removes that.** Its compiled step is one function for the whole step, in machine code,
+# which reads bfloat16 or int8 weights with products of its own. It spends nearly all of its time on
+# reading: it stands at the memory wall. (minigen runs it by default where its kernels have been
+# compiled.)
+#
+# **A large model on a GPU is memory-bound as well.** Its matrices are large, so
 # reading them takes far longer than calling them, and production engines record a whole decode step
-# once and replay it with one call (a CUDA graph), so Python is not in the way.
+# once and replay it with one call (a CUDA graph), so Python costs next to nothing.
 #
 # ### Part by part
 #
@@ -717,20 +721,18 @@ overhead = max(0.0, passes[1][1] - passes[1][0].seconds(here))
 measured("overhead, from the pass of one token", 1e3 * overhead, "ms")
 for n, (work, seconds) in passes.items():
     predicted = work.seconds(here, overhead)
-    alone = best_seconds(lesson.products_of(llm, n), 2)
     print(f"{n:>3} tokens: predicted {mark(1e3 * predicted, 'ms')}, ", end="")
-    print(
-        f"measured {mark(1e3 * seconds, 'ms')}, {mark(seconds / predicted, 'times', 2)} as long; ",
-        end="",
-    )
-    print(f"products alone {mark(1e3 * alone, 'ms')}")
+    print(f"measured {mark(1e3 * seconds, 'ms')}, {mark(seconds / predicted, 'times', 2)} as long")
+for n in (1, 2, 256):
+    alone = best_seconds(lesson.products_of(llm, n), 2)
+    print(f"{n:>3} tokens: the matrix products alone take {mark(1e3 * alone, 'ms')}")
 
 # %% [markdown]
 # A model with one constant cannot be right everywhere, and its misses can be explained:
 #
 # - **A few tokens** (2 to 8) often take longer than predicted. The library chooses another routine
-#   for two rows than for one, and that routine is made for many rows. Compare the products alone of
-#   two tokens and of one: where they differ much, this is the reason.
+#   for two rows than for one, and that routine is made for many rows. Compare the matrix products of
+#   two tokens with those of one: where they differ much, this is the reason.
 # - **Many tokens** (64 and 256) usually take longer as well. The peak was measured with square matrices of
 #   1,024. The model's matrices are thinner, so their products stay below that peak. And the overhead
 #   is not constant: norms, softmax, rotations and SwiGLU pass over every token's numbers, so the
