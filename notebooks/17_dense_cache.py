@@ -367,8 +367,8 @@ picture(
 #
 # ## What the cache costs
 #
-# Nothing is free: the cache takes memory, in every layer, for every token of the context. For a
-# context of $n$ tokens:
+# Nothing is free. The cache exchanges arithmetic for memory: it takes room in every layer, for every
+# token of the context, and each decode step must read all of it. For a context of $n$ tokens:
 #
 # $$\text{cache bytes} = 2 \cdot L \cdot H_{kv} \cdot d \cdot b_{kv} \cdot n$$
 #
@@ -926,6 +926,7 @@ ms = {case: 1e3 * step.seconds(h100) for case, step in table.items()}
 used = {case: 100 * step.share_of_compute(h100) for case, step in table.items()}
 told = dict(zip(table, (21, 21.7, 24, 52), strict=True))
 eight_step = cost.decode_step(eight, 1, 1000, 16)
+wide_step = cost.decode_step(eight, 1, 1000, 32, 32)
 tflops = [
     0.0,
     *(1e-12 * each.flops / each.seconds(h100) for each in map(batch_of_big, range(1, 33))),
@@ -1040,6 +1041,12 @@ verdicts(
         " and ".join(f"{each:.0%} ({p:,} + {a} tokens)" for (p, a), each in turns.items()),
         holds(all(each > 0.9 for each in turns.values())),
         "it depends on the lengths of prompt and answer",
+    ),
+    Claim(
+        "FP16 is 10 times as fast as FP32",
+        f"{wide_step.seconds(h100) / eight_step.seconds(h100):.1f} times in decode: half the bytes",
+        within(wide_step.seconds(h100) / eight_step.seconds(h100), 8, 12),
+        "decode follows the bytes; prefill gains more where a card has faster units for 16 bits",
     ),
     Claim(
         "An H100 makes 10,000 tokens per second, an A100 2,000, a processor 50",

@@ -172,7 +172,7 @@ def speeds(sizes: Sequence[float], lines: Mapping[str, Sequence[float]]) -> Figu
 
     `sizes` are in MB, `lines` in GB/s.
     """
-    made, axes = figure(9, 3.6)
+    made, axes = figure(9, 4.2)
     for (name, values), colour in zip(lines.items(), (QUIET, BLUE, ORANGE), strict=True):
         style = "--" if colour is QUIET else "-"
         axes.plot(sizes, values, f"o{style}", color=colour, linewidth=2, markersize=5, label=name)
@@ -180,7 +180,7 @@ def speeds(sizes: Sequence[float], lines: Mapping[str, Sequence[float]]) -> Figu
     axes.set_xticks(sizes, [f"{each:g}" for each in sizes])
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, labelcolor=INK)
+    made.legend(frameon=False, loc="outside lower center", labelcolor=INK)
     title(axes, "A matrix that fits no cache is read at the speed of memory")
     return made
 
