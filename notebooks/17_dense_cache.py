@@ -779,10 +779,10 @@ guess_share.compare(round(100 * one.share_of_compute(h100), 2), "%")
 # %% [markdown]
 # ## Your turn: predict
 #
-# Two exercises, a warm-up on paper and the step-time model itself. The stretch exercises of this
-# chapter are in the workspace (`minigen workspace` creates it): `prefill_seconds` predicts the time
-# to the first token, and `DenseRunner` is the loop around your cache, with the trap of the last
-# prompt token in it.
+# Two exercises, a warm-up on paper and the step-time model itself. The three stretch exercises of this
+# chapter are in the workspace (`minigen workspace` creates it): `WindowCache` keeps only the tokens
+# of a sliding window, `DenseRunner` is the loop around your cache, with the trap of the last prompt
+# token in it, and `prefill_seconds` predicts the time to the first token.
 
 # %%
 task(17, "compute_bound_batch")

@@ -123,6 +123,74 @@ def caches_share_nothing(part: CacheClass) -> None:
     _expect_stored(_store(first, 0, *more), [stored, more])
 
 
+WINDOW = 3
+
+
+def _expect_window(
+    found: tuple[Tensor, Tensor], stored: list[tuple[Tensor, Tensor]], window: int
+) -> None:
+    """Expect the last tokens' keys in any order, each beside its value."""
+    last = list(enumerate(stored))[-window:]
+    keys, values = found
+    told = f"{len(last)} tokens, after {len(stored)} with a window of {window}"
+    expect(len(keys) == len(last), f"store returned {len(keys)} keys; it should return {told}.")
+    expect(len(values) == len(last), f"store returned {len(values)} values; it should be {told}.")
+    for token, (k, v) in last:
+        same = [row for row, key in enumerate(keys) if torch.allclose(key.float(), k[0])]
+        expect(same, f"the key of token {token} is missing; store should return the last {told}.")
+        expect(
+            any(torch.allclose(values[row].float(), v[0]) for row in same),
+            f"beside the key of token {token} there should be its value.",
+        )
+
+
+def _fill_window(part: CacheClass, count: int, window: int = WINDOW) -> None:
+    cache, stored = part(1, window, 3, 4, torch.float32), []
+    for token in range(count):
+        stored.append(_new(1, token))
+        _expect_window(_store(cache, 0, *stored[-1]), stored, window)
+        cache.advance()
+
+
+def a_window_fills_up(part: CacheClass) -> None:
+    """three tokens in a window of three:"""
+    _fill_window(part, 3)
+
+
+def the_oldest_token_leaves(part: CacheClass) -> None:
+    """eight tokens in a window of three, and four in a window of one:"""
+    _fill_window(part, 8)
+    _fill_window(part, 4, window=1)
+
+
+def every_layer_has_its_own_window(part: CacheClass) -> None:
+    """two layers store in turn, in bfloat16, and the tensors change afterwards:"""
+    cache = part(2, WINDOW, 3, 4, torch.bfloat16)
+    stored: tuple[list[Any], list[Any]] = ([], [])
+    for token in range(5):
+        for layer_id in (0, 1):
+            k, v = _new(1, 10 * layer_id + token)
+            stored[layer_id].append((k.bfloat16().float(), v.bfloat16().float()))
+            found = _store(cache, layer_id, k, v)
+            expect(
+                found[0].dtype == torch.bfloat16,
+                f"keys are {found[0].dtype}; they should be bfloat16.",
+            )
+            k.zero_()
+            v.zero_()
+            _expect_window(found, stored[layer_id], WINDOW)
+        cache.advance()
+
+
+def tokens_of_a_window_are_counted_by_advance(part: CacheClass) -> None:
+    """without advance, the next store replaces the token:"""
+    cache, first, again = part(1, WINDOW, 3, 4, torch.float32), _new(1, 1), _new(1, 2)
+    _store(cache, 0, *first)
+    cache.advance()
+    _store(cache, 0, *_new(1, 3))
+    _expect_window(_store(cache, 0, *again), [first, again], WINDOW)
+
+
 def _runner(part: RunnerClass) -> tuple[Any, RecordingModel]:
     model = recording_model(WINDOWS)
     return part(model, KV_HEADS, WINDOWS), model
@@ -375,6 +443,12 @@ CHECKS = {
         tokens_stay_once_they_are_counted,
         the_cache_stores_a_copy_in_its_own_dtype,
         caches_share_nothing,
+    ),
+    "WindowCache": (
+        a_window_fills_up,
+        the_oldest_token_leaves,
+        every_layer_has_its_own_window,
+        tokens_of_a_window_are_counted_by_advance,
     ),
     "DenseRunner": (
         prefill_gives_the_first_token,

@@ -111,6 +111,79 @@ WRONG_CACHES = [
 ]
 
 
+class KeptWindow:
+    """Right, and keeps all tokens, of which it returns the last."""
+
+    def __init__(self, layers: int, window: int, kv_heads: int, head_dim: int, dtype: Any):
+        self.window, self.dtype, self.num_tokens = window, dtype, 0
+        self.kept: list[list[Any]] = [[] for _ in range(layers)]
+
+    def store(self, layer_id: int, k: torch.Tensor, v: torch.Tensor) -> Any:
+        new = (k[0].clone().to(self.dtype), v[0].clone().to(self.dtype))
+        self.kept[layer_id] = [*self.kept[layer_id][: self.num_tokens], new]
+        last = self.kept[layer_id][-self.window :]
+        return tuple(torch.stack(each) for each in zip(*last, strict=True))
+
+    def advance(self) -> None:
+        self.num_tokens += 1
+
+
+def wrong_window(name: str) -> type:
+    class Window:
+        def __init__(self, layers: int, window: int, kv_heads: int, head_dim: int, dtype: Any):
+            size = window + 1 if name == "one too long" else window
+            size = max(1, window - 1) if name == "one too short" else size
+            dtype = torch.float32 if name == "always float32" else dtype
+            self.kv = torch.zeros(2, layers, size, kv_heads, head_dim, dtype=dtype)
+            self.num_tokens = 1 if name == "begins at one" else 0
+
+        def store(self, layer_id: int, k: torch.Tensor, v: torch.Tensor) -> Any:
+            size = self.kv.shape[2]
+            layer_id = 0 if name == "one layer for all" else layer_id
+            slot = self.num_tokens % size
+            if name == "stays at the last slot":
+                slot = min(self.num_tokens, size - 1)
+            if name == "begins again at one":
+                slot = self.num_tokens if self.num_tokens < size else 1 % size
+            self.kv[0, layer_id, slot] = k[0]
+            if name == "values in their order":
+                self.kv[1, layer_id] = self.kv[1, layer_id].roll(-1, 0)
+                self.kv[1, layer_id, -1] = v[0]
+            elif name != "values forgotten":
+                self.kv[1, layer_id, slot] = v[0]
+            if name == "keys twice":
+                self.kv[1, layer_id, slot] = k[0]
+            if name == "store counts":
+                self.num_tokens += 1
+                return self.kv[:, layer_id, : self.num_tokens]
+            if name == "always the whole window":
+                return self.kv[:, layer_id]
+            if name == "only the new":
+                return self.kv[:, layer_id, slot : slot + 1]
+            if name == "without the new":
+                return self.kv[:, layer_id, : self.num_tokens]
+            if name == "returns None":
+                return None
+            return self.kv[:, layer_id, : self.num_tokens + 1]
+
+        def advance(self) -> None:
+            if name == "counts to the window":
+                self.num_tokens = min(self.num_tokens + 1, self.kv.shape[2])
+            elif name not in ("never advances", "store counts"):
+                self.num_tokens += 1
+
+    return Window
+
+
+WRONG_WINDOWS = [
+    *("one too long", "one too short", "always float32", "begins at one", "one layer for all"),
+    *("stays at the last slot", "begins again at one", "values in their order"),
+    *("values forgotten", "keys twice", "store counts", "always the whole window"),
+    *("only the new", "without the new", "returns None", "counts to the window"),
+    "never advances",
+]
+
+
 class RunnerOneByOne:
     """Right, and each sequence in a pass of its own."""
 
@@ -437,6 +510,11 @@ ANSWERS = {
     "DenseCache": Answers(
         right=(GrowingCache, ListedCache, wrong_cache("nothing")),
         wrong={name: wrong_cache(name) for name in WRONG_CACHES},
+        equivalent={},
+    ),
+    "WindowCache": Answers(
+        right=(KeptWindow, wrong_window("nothing")),
+        wrong={name: wrong_window(name) for name in WRONG_WINDOWS},
         equivalent={},
     ),
     "DenseRunner": Answers(
