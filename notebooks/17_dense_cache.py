@@ -583,7 +583,8 @@ print(f"stored: the compiled step takes {1e3 * stored.seconds:.1f} ms, {share:.0
 #
 # **A large model on a GPU is memory-bound as well.** Its matrices are large, so
 # reading them takes far longer than calling them, and production engines record a whole decode step
-# once and replay it with one call (a CUDA graph), so Python costs next to nothing.
+# once and replay it with one call (a [CUDA graph](../docs/glossary.md#cuda-graph)), so Python costs
+# next to nothing.
 #
 # ### Part by part
 #
@@ -615,8 +616,9 @@ lookup_ms = 1e3 * of_one["embedding lookup"][1]
 #
 # While a decode step waits for memory, its arithmetic units are idle. Several tokens in one pass can
 # use them: the weights are read once for all of them. Prefill does exactly this with the tokens of a
-# prompt, and a server does it with the next tokens of several users, a **batch**. Predict: how many
-# times as long as a pass of one token does a pass of eight tokens take here?
+# prompt, and a server does it with the next tokens of several users, a
+# [**batch**](../docs/glossary.md#batch-size). Predict: how many times as long as a pass of one token
+# does a pass of eight tokens take here?
 
 # %%
 guess_eight = predict("8 tokens take how many times as long as 1?", None, within=1.5)
@@ -733,8 +735,8 @@ for n in (1, 2, 256):
 # - **A few tokens** (2 to 8) often take longer than predicted. The library chooses another routine
 #   for two rows than for one, and that routine is made for many rows. Compare the matrix products of
 #   two tokens with those of one: where they differ much, this is the reason.
-# - **Many tokens** (64 and 256) usually take longer as well. The peak was measured with square matrices of
-#   1,024. The model's matrices are thinner, so their products stay below that peak. And the overhead
+# - **Many tokens** (64 and 256) usually take longer as well. The peak was measured with square
+#   matrices of 1,024. The model's matrices are thinner, so their products stay below that peak. And the overhead
 #   is not constant: norms, softmax, rotations and SwiGLU pass over every token's numbers, so the
 #   difference between the step and its products grows with the number of tokens.
 #
@@ -1099,8 +1101,9 @@ verdicts(
 # - Fewer bytes: vLLM, SGLang and TensorRT-LLM can store keys and values in
 #   [FP8](https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache/), llama.cpp in 8 or 4
 #   bits (`--cache-type-k`), **ExLlamaV2** in 8, 6 or 4.
-# - Use of the idle arithmetic: [chunked prefill](https://arxiv.org/abs/2403.02310) mixes pieces of a
-#   prompt with other users' decode steps (chapter 24), and speculative decoding checks several guessed
+# - Use of the idle arithmetic: [chunked prefill](../docs/glossary.md#chunked-prefill)
+#   ([Agrawal et al. 2024](https://arxiv.org/abs/2403.02310)) mixes pieces of a prompt with other
+#   users' decode steps (chapter 24), and speculative decoding checks several guessed
 #   tokens in one pass, for about the price of one as long as that pass stays left of the ridge.
 # - Prefill and decode have different limits, so SGLang, vLLM and TensorRT-LLM can run them on
 #   [different GPUs](https://docs.sglang.io/advanced_features/pd_disaggregation.html), and send the
