@@ -473,12 +473,7 @@ reveal(17, DenseCache=my_cache)
 # %%
 guess_wall = predict("1 MB is read how many times as fast as 256 MB?", None, within=1.5)
 
-
 # %%
-def gigabytes_per_second(num_bytes, run):
-    return num_bytes / best_seconds(run, 10) / 1e9
-
-
 sizes = (1, 4, 16, 64, 256)  # MB
 ceiling, long_rows, short_rows = (
     "adding all numbers up",
@@ -491,12 +486,13 @@ for megabytes in sizes:
     wide, narrow = np.ones((count // 4096, 4096), np.float32), torch.ones(count // 576, 576)
     x, one_row = np.ones(len(wide), np.float32), torch.ones(1, 576)
     runs = {
-        ceiling: (4 * narrow.numel(), narrow.sum),
-        long_rows: (wide.nbytes, partial(np.matmul, x, wide)),
-        short_rows: (4 * narrow.numel(), partial(torch.nn.functional.linear, one_row, narrow)),
+        ceiling: narrow.sum,
+        long_rows: partial(np.matmul, x, wide),
+        short_rows: partial(torch.nn.functional.linear, one_row, narrow),
     }
-    for name, (num_bytes, run) in runs.items():
-        read_speeds[name].append(gigabytes_per_second(num_bytes, run))
+    for name, seconds in lesson.best_in_turns(runs).items():
+        num_bytes = wide.nbytes if name == long_rows else 4 * narrow.numel()
+        read_speeds[name].append(num_bytes / seconds / 1e9)
 
 picture(
     draw.speeds(sizes, read_speeds),
@@ -525,20 +521,16 @@ for name in (long_rows, short_rows):
 
 
 # %%
-@torch.inference_mode()
-def run_seconds(num_tokens: int) -> float:
-    """Return the best time of two to compute a prompt of this many tokens."""
-    token_ids = list(range(1000, 1000 + num_tokens))
-    return best_seconds(lambda: next_token_again(token_ids), 2)
-
-
 here = cost.measure_machine()
 shape = cost.ModelShape.of(llm.config)
 needed = cost.decode_step(shape, batch=1, context=1, weight_bits=32, kv_bits=32)
-whole, products = run_seconds(1), best_seconds(lesson.products_of(llm, 1), 5)
 reading = needed.num_bytes / here.bandwidth
 with torch.inference_mode():
-    calls = lesson.operator_calls(lambda: next_token_again([1000]))
+    one_token = partial(next_token_again, [1000])
+    calls = lesson.operator_calls(one_token)
+    products, whole = lesson.best_in_turns(
+        {"products": lesson.products_of(llm, 1), "whole": one_token}
+    ).values()
 stored = lesson.COMPILED_STEP
 compiled = cost.decode_step(shape, 1, stored.context, stored.weight_bits)
 compiled_reading = compiled.num_bytes / stored.bandwidth
@@ -571,10 +563,11 @@ share = compiled_reading / stored.seconds
 print(f"stored: the compiled step takes {1e3 * stored.seconds:.1f} ms, {share:.0%} of it reading")
 
 # %% [markdown]
-# In plain words: **the torch path of this notebook is overhead-bound**. Most of its time is neither
-# reading nor arithmetic. The model has 30 thin layers, so Python calls torch again and again (the
-# count is above), and each call costs some microseconds. And the products with short rows read
-# slowly.
+# In plain words: **the torch path of this notebook is overhead-bound**. Reading at full speed would
+# take only the blue part of its time. The rest is overhead, of two kinds. The library's products read
+# short rows slowly. And Python calls torch operators one by one for 30 thin layers (the count is
+# above); each call costs some microseconds, and each small operation between the products (norm,
+# rotation, softmax, addition) is a call.
 #
 # **Chapter 34 removes that.** Its compiled step is one function for the whole step, in machine code,
 # which reads bfloat16 or int8 weights with products of its own. It spends nearly all of its time on
@@ -623,7 +616,15 @@ lookup_ms = 1e3 * of_one["embedding lookup"][1]
 # %%
 guess_eight = predict("8 tokens take how many times as long as 1?", None, within=1.5)
 
+
 # %%
+@torch.inference_mode()
+def run_seconds(num_tokens: int) -> float:
+    """Return the best time of two to compute a prompt of this many tokens."""
+    token_ids = list(range(1000, 1000 + num_tokens))
+    return best_seconds(lambda: next_token_again(token_ids), 2)
+
+
 numbers = (1, 2, 4, 8, 16, 64, 256)
 passes = {n: (cost.prefill_step(shape, n, 32, 32), run_seconds(n)) for n in numbers}
 guess_eight.compare(passes[8][1] / passes[1][1], measured=True)

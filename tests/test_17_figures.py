@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from minigen_course.ch17_dense_cache.figures import (
 )
 from minigen_course.ch17_dense_cache.lesson import (
     COMPILED_STEP,
+    best_in_turns,
     continue_dense,
     operator_calls,
     part_costs,
@@ -210,6 +212,15 @@ def test_steps_by_batch_show_the_exercises_functions() -> None:
     assert len(theirs.lines) == 4
     assert len(own.lines) == 3
     assert "never compute-bound" in own.get_legend_handles_labels()[1][1]
+
+
+def test_functions_are_timed_in_turns() -> None:
+    called: list[str] = []
+    runs = {name: partial(called.append, name) for name in "ab"}
+    found = best_in_turns(runs, rounds=2)
+    assert called == list("ababab")
+    assert 0 <= found["a"] < 60
+    assert list(found) == ["a", "b"]
 
 
 def test_both_phases_are_drawn_with_their_shapes() -> None:
