@@ -529,7 +529,7 @@ with torch.inference_mode():
     one_token = partial(next_token_again, [1000])
     calls = lesson.operator_calls(one_token)
     products, whole = lesson.best_in_turns(
-        {"products": lesson.products_of(llm, 1), "whole": one_token}
+        {"products": lesson.products_of(llm, 1), "whole": one_token}, rounds=20
     ).values()
 stored = lesson.COMPILED_STEP
 compiled = cost.decode_step(shape, 1, stored.context, stored.weight_bits)
