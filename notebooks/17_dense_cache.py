@@ -18,12 +18,30 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/minigen/minigen/blob/main/notebooks/17_dense_cache.ipynb)
 # [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=notebooks/17_dense_cache.ipynb)
 #
-# Chapter 15 sent the whole text through the model for every new token. This chapter keeps what
-# does not change, the keys and values, and computes only what is new. Then the arithmetic is
-# nearly gone, and something else turns out to be the limit: reading the weights.
+# You send a long question to a chat model. For a moment nothing happens, and after that the words
+# come one by one, at an even pace. Why is there a pause, and why is the pace even? Why does the
+# same model run at 5 words per second on one machine and at 100 on another? Chapter 15 sent the
+# whole text through the model for every new token. This chapter keeps what does not change, and
+# computes only what is new. That removes nearly all of the arithmetic, and then another limit
+# appears: the time to read the model's weights from memory. From two numbers of a machine, its
+# memory bandwidth and its arithmetic speed, you can predict the pace of any model on any card.
 #
-# **Afterwards you can** build a KV cache, say what it saves and what it does not, measure a
-# machine's two ceilings, and predict the time of a token for any model on any card.
+# **Afterwards you can** build a KV cache, say exactly what it saves and what it does not, measure a
+# machine's two limits, draw its roofline, and predict the time of a token for a model and a card.
+#
+# **You need** chapter 14 (keys, values, the causal mask) and chapter 15 (the forward pass, and what
+# a FLOP is). **Time:** about 60 minutes to read and try, about 60 for the exercises.
+#
+# **Where we are:** prompt → **prefill** (all its tokens in one step) → first token → **decode** (one
+# token per step, with the KV cache) → next tokens.
+#
+# <!-- card -->
+#
+# | problem | phase | what saturates | layer | knob | metric |
+# |---|---|---|---|---|---|
+# | memory | prefill, decode | memory bandwidth | L3 engine | bits per weight, batch size | inter-token latency |
+#
+# <!-- /card -->
 
 # %%
 import importlib.util
@@ -37,14 +55,34 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
 # %load_ext minigen_course
 import time
 from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import torch
 
 from minigen import SamplingParams
 from minigen.model.attention import attend_packed, attention
-from minigen_course import Claim, check, load_model, mark, measured, show, using, verdicts
-from minigen_course.ch17_dense_cache.figures import by_step, cache_filling, work_by_step
+from minigen_course import (
+    Claim,
+    chapter_map,
+    check,
+    holds,
+    load_model,
+    mark,
+    measured,
+    predict,
+    reveal,
+    task,
+    using,
+    verdicts,
+    within,
+)
+from minigen_course.ch17_dense_cache import figures as draw
+from minigen_course.ch17_dense_cache import lesson
 from minigen_course.figures.explore import explore, picture
+from minigen_course.figures.roofline import roofline, step_time
+from minigen_course.figures.show import best_seconds
+from minigen_course.lab import cost_model as cost
 from minigen_course.lab.inspect_model import transformer_of
 
 llm = load_model(weights="float32")
@@ -53,15 +91,25 @@ prompt = "The history of the sea begins long before the first ships, when"
 prompt_ids = llm.tokenizer.encode(prompt)
 spell = lambda token: llm.tokenizer.decode([token])  # noqa: E731
 
+# %%
+chapter_map("KV cache", "runner")
+
 # %% [markdown]
 # ## A number that hurts
 #
-# Write 30 tokens as chapter 15 did, and take the time of each.
+# Let the model write 30 tokens as chapter 15 did: append each token to the text, and send the whole
+# text through the model again.
+#
+# The prompt has 13 tokens. Predict: how many tokens go through the model in all 30 steps together?
+# (Replace `None` by your number, and run the cell again.)
+
+# %%
+guess_tokens = predict("How many tokens go through the model?", None, within=1.5)
 
 
 # %%
 def next_token_again(token_ids: list[int]) -> int:
-    """The likeliest next token, the whole text computed again."""
+    """Return the most likely next token; the whole text is computed again."""
     attend = attend_packed([len(token_ids)], windows)
     hidden = model(torch.tensor(token_ids), torch.arange(len(token_ids)), attend)
     return int(model.logits(hidden[-1:]).argmax())
@@ -69,7 +117,7 @@ def next_token_again(token_ids: list[int]) -> int:
 
 @torch.inference_mode()
 def write(next_token, token_ids: list[int], count: int = 30) -> tuple[list[int], list[float]]:
-    """The text with so many tokens more, and the seconds that each of them took."""
+    """Return the text with `count` more tokens, and the seconds that each of them took."""
     token_ids, seconds = list(token_ids), []
     for _ in range(count):
         started = time.perf_counter()
@@ -80,23 +128,28 @@ def write(next_token, token_ids: list[int], count: int = 30) -> tuple[list[int],
 
 text_again, seconds_again = write(next_token_again, prompt_ids)
 print(llm.tokenizer.decode(text_again))
+lengths = range(len(prompt_ids), len(text_again))  # of the text at the beginning of each step
+tokens_again = sum(lengths)
+guess_tokens.compare(tokens_again)
 measured("\n30 tokens", sum(seconds_again), "s")
 measured("the first five, each", 1e3 * sum(seconds_again[:5]) / 5, "ms")
 measured("the last five, each", 1e3 * sum(seconds_again[-5:]) / 5, "ms")
 
 # %% [markdown]
-# The longer the text, the longer each token takes.
+# For 30 new tokens the model computed 825. (Values in ⟨ ⟩ were measured on the machine that ran this
+# notebook; yours will differ.) And it gets worse with every token: the longer the text, the longer
+# the next token takes.
 #
 # ## Why it is wasteful
 #
-# Compare the keys of the first layers and the last in two runs: the prompt, and the prompt with
-# one token more.
+# What did the model compute twice? Compare the keys of all layers in two runs: one on the prompt,
+# and one on the prompt with one more token.
 
 
 # %%
 @torch.inference_mode()
 def keys_of(token_ids: list[int]) -> torch.Tensor:
-    """The keys of all layers, [layers, tokens, kv_heads, head_dim]."""
+    """Return the keys of all layers, [layers, tokens, kv_heads, head_dim]."""
     attend, keys = attend_packed([len(token_ids)], windows), []
 
     def remember(layer_id, q, k, v):
@@ -110,21 +163,40 @@ def keys_of(token_ids: list[int]) -> torch.Tensor:
 shorter, longer = keys_of(text_again[:13]), keys_of(text_again[:14])
 torch.testing.assert_close(longer[:, :13], shorter, atol=1e-3, rtol=1e-3)
 print("shapes:", list(shorter.shape), list(longer.shape))
-print("the keys of the first 13 tokens are the same in both runs, in all 30 layers")
+print("The keys of the first 13 tokens are the same in both runs, in all 30 layers.")
 
 # %% [markdown]
-# A token looks only backwards. What comes after it changes nothing in it, in no layer. So all that
-# the second run computed of the first 13 tokens was known already. And of the old tokens,
-# the new one needs only their keys and values: that is all of them that attention looks at.
+# The causal mask is the reason. A token looks only at itself and at earlier tokens, so a later token
+# changes nothing in it, in no layer. Everything that the second run computed for the first 13 tokens
+# was already known.
+#
+# ### Four tokens by hand
+#
+# Take the text *the cat sat*, and add *on*. Each row is a token that looks, each column is a token
+# that it looks at:
+#
+# | | the | cat | sat | on |
+# |---|---|---|---|---|
+# | the | known | | | |
+# | cat | known | known | | |
+# | sat | known | known | known | |
+# | **on** | **new** | **new** | **new** | **new** |
+#
+# Without a cache, the step for *on* computes all ten scores. Six of them were computed in the step
+# before. Only the last row is new: one query, compared with four keys. For this row the model needs
+# the **keys** of the earlier tokens, to compare with, and their **values**, to mix. It needs nothing
+# else of them: not their queries, not their residual stream, not their logits.
 #
 # ## The smallest version that works
 #
-# Keep them, layer by layer, and give the model only the tokens that are new:
+# So keep the keys and values of each layer, and give the model only the tokens that are new. This
+# store is the [KV cache](../docs/glossary.md#kv-cache). The smallest version appends with
+# `torch.cat`:
 
 
 # %%
 class GrowingCache:
-    """Keys and values of a text, and how many of its tokens they are of."""
+    """The keys and values of a text so far, and their number of tokens."""
 
     def __init__(self):
         self.kept, self.num_tokens = {}, 0
@@ -146,27 +218,54 @@ class GrowingCache:
 cache = GrowingCache()
 text_cached, seconds_cached = write(cache.next_token, prompt_ids)
 assert text_cached == text_again
-print("the same 30 tokens")
+print("The cache gives the same 30 tokens.")
+print(f"Tokens through the model: {cache.num_tokens} instead of {tokens_again}.")
 measured("30 tokens", sum(seconds_cached), "s")
 picture(
-    by_step(
+    draw.by_step(
         {
             "all computed again": [1e3 * each for each in seconds_again],
             "with a cache": [1e3 * each for each in seconds_cached],
         },
-        "milliseconds",
-        "What each step took here",
+        "time of one step (ms)",
+        "With a cache only the first step is long: it computes the prompt",
     ),
-    "Lines of the time of each step: growing without a cache, level with one.",
+    "The time of each step. Without a cache it grows with the text. With a cache, the first step "
+    "computes the prompt, and all further steps compute one token.",
+    number="17.1",
 )
 
 # %% [markdown]
-# Two kinds of steps are left. The first takes the whole prompt: **prefill**. It fills the
-# cache, and its last token's scores already give the first new token. All others take one token:
-# **decode**.
+# The steps are now of two kinds. They have names, and the rest of the course uses them all the time:
 #
-# A common account has it that after prefill the last prompt token is run again, to get the first
-# output. Then the text holds that token twice:
+# - [**Prefill**](../docs/glossary.md#prefill) is the first step. It computes all tokens of the prompt
+#   at once, fills the cache, and gives the first new token.
+# - [**Decode**](../docs/glossary.md#decode) is every further step. It computes one token, the one that
+#   the step before gave, and appends its keys and values to the cache.
+#
+# The cache is therefore not empty when decode begins, and every step makes it one token longer. The
+# number of tokens that a step attends to, the prompt and all that was written so far, is the
+# **context**.
+
+# %%
+picture(
+    draw.two_phases(
+        5, llm.config.hidden, llm.config.q_heads, llm.config.kv_heads, llm.config.head_dim
+    ),
+    "One layer in both phases, for a prompt of five tokens. Orange keys and values are computed in "
+    "this step and stored, blue ones are read from the cache. Decode has a single query.",
+    number="17.2",
+)
+
+# %% [markdown]
+# ## A trap: which logits give the first token?
+#
+# Some guides say: after prefill, run the last prompt token again to get the first output token. That
+# sounds harmless. Try it with *The capital of France is*, five tokens. Predict: how many tokens will
+# the cache hold if the last one is run again?
+
+# %%
+guess_kept = predict("Tokens in the cache?", None, within=1)
 
 # %%
 capital_ids = llm.tokenizer.encode("The capital of France is")
@@ -175,15 +274,20 @@ with torch.inference_mode():
     first = right.next_token(capital_ids)
     wrong.next_token(capital_ids)
     after_twice = wrong.next_token([*capital_ids, capital_ids[-1]])
-print(f"tokens of the prompt: {len(capital_ids)}")
+guess_kept.compare(wrong.num_tokens)
 print(f"prefill's own answer: {spell(first)!r}, {right.num_tokens} tokens kept")
 print(f"last token again:     {spell(after_twice)!r}, {wrong.num_tokens} tokens kept")
 
 # %% [markdown]
-# ## The idea, drawn: what each step computes
+# The cache now holds the token *is* twice, so the model continues *The capital of France is is*. No
+# error is raised. Prefill has computed the last token of the prompt already, and **its logits give
+# the first new token**. This off-by-one mistake is one of the wrong solutions that the check of the
+# runner (the stretch exercise of this chapter, in the workspace) knows by name.
 #
-# Write a beginning, and move the step. Orange is computed, blue is read from the cache; to the
-# right of the line is what the model wrote itself.
+# ## Drag it: what each step computes
+#
+# Write a beginning of your own, and move the step. Right of the vertical line is what the model
+# wrote itself.
 
 
 # %%
@@ -191,235 +295,109 @@ def filling(sentence, step):
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     answer = llm.generate(sentence, params)
     tokens = [spell(each) for each in (*answer.prompt_token_ids, *answer.token_ids)]
-    return cache_filling(tokens, len(answer.prompt_token_ids), step)
+    return draw.cache_filling(tokens, len(answer.prompt_token_ids), step)
 
 
 explore(
     filling,
-    "Steps downwards, tokens to the right: without a cache a triangle, with one a diagonal.",
+    "Each row is a step, each column is a token. Without a cache the computed part is a triangle. "
+    "With a cache only its edge is left: the prompt in step 0, and one token in each further step.",
+    "17.3",
     sentence="The history of the sea begins",
     step=(0, 19, 1, 8),
 )
 
 # %% [markdown]
-# A triangle becomes a line along its edge. In numbers, for each step: how many tokens go
-# through the linear layers, and how many pairs of a query and a key attention compares.
+# ## What is O(n), and what was O(n²)?
+#
+# "The KV cache turns O(n²) into O(n)" is often said, and rarely of what. Two kinds of work must be
+# distinguished, and also one step and a whole text:
+#
+# - The **linear layers** (the projections, the feed-forward network, the head) work on each token
+#   alone. Their work is proportional to the number of tokens that go through them.
+# - **Attention** compares pairs of a query and a key. Its work is proportional to the number of
+#   pairs. A text of $n$ tokens has $n(n+1)/2$ of them under the causal mask.
+#
+# | | one step, without | one step, with a cache | whole text, without | whole text, with a cache |
+# |---|---|---|---|---|
+# | linear layers (tokens) | $n$, $O(n)$ | $1$, $O(1)$ | $\sum_{t=1}^n t = \frac{n(n+1)}{2}$, $O(n^2)$ | $n$, $O(n)$ |
+# | attention (pairs per head) | $\frac{n(n+1)}{2}$, $O(n^2)$ | $n$, $O(n)$ | $\sum_{t=1}^n \frac{t(t+1)}{2} = \frac{n(n+1)(n+2)}{6}$, $O(n^3)$ | $\frac{n(n+1)}{2}$, $O(n^2)$ |
+#
+# So the sentence is right about the attention of **one step**, and about the linear layers of a
+# **whole text**. It is wrong about the attention of a whole text, which remains quadratic. The same
+# as numbers, and for our text as a picture:
 
 
 # %%
 def pairs(first: int, end: int) -> int:
-    """Keys that the tokens from `first` to before `end` look at: each at itself and all before."""
+    """Return how many keys the tokens from `first` to before `end` look at, each at its own too."""
     return sum(position + 1 for position in range(first, end))
 
 
-lengths = range(len(prompt_ids), len(text_again))
+print("       one step at n tokens                a whole text of n tokens")
+print("       linear layers   attention           linear layers     attention")
+growth = {}
+for n in (100, 200, 400, 800):
+    again = (n, pairs(0, n), sum(range(1, n + 1)), sum(pairs(0, end) for end in range(1, n + 1)))
+    cached = growth[n] = (1, n, n, pairs(0, n))
+    columns = [f"{a:>{w},} : {c:<7,}" for a, c, w in zip(again, cached, (4, 7, 7, 10), strict=True)]
+    print(f"n={n:<5}", "  ".join(columns).rstrip())
+print("(left of each colon without a cache, right of it with one)")
+
 starts = [0, *lengths[:-1]]  # with a cache, a step begins where the one before it ended
+steps = list(zip(starts, lengths, strict=True))
 picture(
-    work_by_step(
+    draw.work_by_step(
         {
             "all computed again": list(lengths),
-            "with a cache": [end - start for start, end in zip(starts, lengths, strict=True)],
+            "with a cache": [end - start for start, end in steps],
         },
         {
             "all computed again": [pairs(0, end) for end in lengths],
-            "with a cache": [pairs(start, end) for start, end in zip(starts, lengths, strict=True)],
+            "with a cache": [pairs(start, end) for start, end in steps],
         },
     ),
-    "Work of each step: tokens through linear layers, and pairs in attention.",
+    "The work of each of our 30 steps: tokens through the linear layers, and pairs in attention.",
+    number="17.4",
 )
 
-# %%
-print("       one step at n tokens                a whole text of n tokens")
-print("       linear layers   attention           linear layers     attention")
-for n in (100, 200, 400, 800):
-    again = (n, pairs(0, n), sum(range(1, n + 1)), sum(pairs(0, end) for end in range(1, n + 1)))
-    cached = (1, n, n, pairs(0, n))
-    columns = [f"{a:>{w},} : {c:<7,}" for a, c, w in zip(again, cached, (4, 7, 7, 10), strict=True)]
-    print(f"n={n:<5}", "  ".join(columns).rstrip())
-
 # %% [markdown]
-# Read down the columns: n doubles from row to row. Without the cache (left of each colon) a step's
-# linear layers double and its attention grows fourfold; with it they stay at 1 and double. Over
-# the whole text each is one power of n less.
+# Read down the columns: $n$ doubles from row to row, so a linear column doubles, a quadratic one
+# grows fourfold, and a cubic one eightfold.
 #
-# ## The package's version
+# ## What the cache costs
 #
-# `torch.cat` copies all that was kept at every step. The package reserves the memory once, as much
-# as the sequence may ever need, and writes into it.
+# Nothing is free. The cache exchanges arithmetic for memory: it takes room in every layer, for every
+# token of the context, and each decode step must read all of it. For a context of $n$ tokens:
+#
+# $$\text{cache bytes} = 2 \cdot L \cdot H_{kv} \cdot d \cdot b_{kv} \cdot n$$
+#
+# with $L$ layers, $H_{kv}$ KV heads, $d$ numbers per head and $b_{kv}$ bytes per number. The 2 stands
+# for a key and a value.
 
 # %%
-from minigen_course.ch17_dense_cache.lesson import continue_dense
-from minigen_course.ch17_dense_cache.reference import DenseCache, attend_dense
-
-show(DenseCache, attend_dense)
-
-# %%
-assert continue_dense(llm, prompt, 30) == text_again[len(prompt_ids) :]
-print("the package's dense cache writes the same 30 tokens")
 config = llm.config
 each = 2 * config.num_layers * config.kv_heads * config.head_dim * 4
 print(
-    f"one token keeps 2 x {config.num_layers} layers x {config.kv_heads} heads x "
+    f"one token: 2 x {config.num_layers} layers x {config.kv_heads} heads x "
     f"{config.head_dim} numbers of 4 bytes = {each:,} bytes"
 )
-print(
-    f"this text: {each * len(text_again) / 1e6:.1f} MB; "
-    f"the longest that the model takes: {each * config.max_positions / 1e6:.0f} MB"
-)
+print(f"our text of {len(text_again)} tokens: {each * len(text_again) / 1e6:.1f} MB")
+print(f"the longest text of this model: {each * config.max_positions / 1e6:.0f} MB")
+llama = cost.decode_step(cost.SHAPES["Llama-2-7B"], 1, 1000, weight_bits=16)
+print(f"Llama-2-7B in 16 bits at 1,000 tokens: weights {llama.weight_bytes / 1e9:.1f} GB, ", end="")
+print(f"cache {llama.kv_bytes / 1e9:.2f} GB")
 
 # %% [markdown]
-# ## The memory wall
+# ## Your turn: the cache
 #
-# Now one token goes through the model at a step. How fast could that be? Each weight is multiplied
-# with one number, so each weight must be read, and used for two operations. Measure what this
-# machine can do of both, and compare.
+# `torch.cat` in the smallest version copies all that was kept, in every layer and at every step. A
+# better cache reserves its memory once, for the longest text that it may ever hold, and writes each
+# new token behind the others. It is called **dense**, because one sequence has one contiguous piece
+# of memory. Write it before you look at the package's version.
 
 # %%
-from minigen_course.figures.roofline import roofline, step_time
-from minigen_course.lab.cost_model import (
-    MACHINES,
-    SHAPES,
-    ModelShape,
-    config_of,
-    decode_step,
-    measure_machine,
-    most_sequences,
-    prefill_step,
-)
-
-here = measure_machine()
-shape = ModelShape.of(llm.config)
-step = decode_step(shape, batch=1, context=len(prompt_ids), weight_bits=32)
-decode_seconds = sorted(seconds_cached[1:])[len(seconds_cached) // 2]
-print(f"a step reads {step.num_bytes / 1e6:.0f} MB and computes {step.flops / 1e9:.2f} GFLOP")
-measured("this machine reads", here.bandwidth / 1e9, "GB/s")
-measured("a step reads", step.num_bytes / decode_seconds / 1e9, "GB/s")
-measured("this machine computes", here.flops / 1e9, "GFLOP/s")
-measured("a step computes", step.flops / decode_seconds / 1e9, "GFLOP/s")
-
-# %% [markdown]
-# The step comes nearer to the first ceiling than to the second. More operations for each byte would
-# use the idle arithmetic: several tokens in one pass, as prefill has them. The time of prompts of
-# 1 to 256 tokens:
-
-
-# %%
-@torch.inference_mode()
-def prefill_seconds(num_tokens: int) -> float:
-    """The best of three."""
-    token_ids, found = list(range(1000, 1000 + num_tokens)), []
-    for _ in range(3):
-        started = time.perf_counter()
-        next_token_again(token_ids)
-        found.append(time.perf_counter() - started)
-    return min(found)
-
-
-sizes = (1, 2, 4, 8, 16, 64, 256)
-prefills = {n: (prefill_step(shape, n, weight_bits=32), prefill_seconds(n)) for n in sizes}
-for n, (needed, seconds) in prefills.items():
-    print(f"{n:>3} tokens, {needed.intensity:6.1f} operations a byte:", end=" ")
-    print(mark(1e3 * seconds, "ms"), "or", mark(1e3 * seconds / n, "ms a token"))
-
-# %%
-picture(
-    roofline(here, {f"{n} tokens" if n > 1 else "decode": prefills[n] for n in sizes}),
-    "A roofline with this machine's ceilings, and steps of 1 to 256 tokens below it.",
-)
-measured("the ridge here, in tokens of float32", here.ridge * 4 / 2)
-print(f"the ridge of an H100, in tokens of bfloat16: {MACHINES['H100 SXM'].ridge * 2 / 2:.0f}")
-
-# %% [markdown]
-# This is the *roofline*. On the slope, memory is the limit: more tokens in a pass cost hardly
-# more time. On the flat part, arithmetic is. Between them is the ridge. Each point lies below the
-# roof by what the step loses otherwise: small products, softmax, norms, Python.
-#
-# ## A model of a step's time
-#
-# So a step takes the longer of two times, and what is lost besides:
-#
-# > seconds = max(bytes / bandwidth, operations / peak) + overhead
-#
-# Take the overhead from one measurement, the step of one token, and predict the others. Where it
-# comes out large, look at the library: its product for one row may stay far below the bandwidth,
-# and that for two rows be slower than that for four. Chapter 34 comes back to both.
-
-# %%
-overhead = max(0.0, prefills[1][1] - prefills[1][0].seconds(here))
-measured("overhead, from the step of one token", 1e3 * overhead, "ms")
-for n, (needed, seconds) in prefills.items():
-    predicted = mark(1e3 * needed.seconds(here, overhead), "ms")
-    print(f"{n:>3} tokens: predicted {predicted}, measured {mark(1e3 * seconds, 'ms')}")
-
-# %% [markdown]
-# The same arithmetic serves for models and cards that are not here. Choose a model, the
-# bits of its weights, a card, a context and how many sequences are decoded together. The
-# longer bar decides. (Ceilings are the data sheets', which nobody reaches quite; keys and
-# values have 16 bits.)
-
-# %%
-cards = {**MACHINES, "this machine": here}
-
-
-def predict(model, weight_bits, card, context, batch):
-    return step_time(
-        SHAPES[model], cards[card], weight_bits=weight_bits, context=context, batch=batch
-    )
-
-
-explore(
-    predict,
-    "Bars of the time to read weights and keys, and of the arithmetic, for the chosen step.",
-    model=["Llama-3-70B", *(name for name in SHAPES if name != "Llama-3-70B")],
-    weight_bits=[8, 16, 4.5],
-    card=list(cards),
-    context=(1, 32768, 1, 1000),
-    batch=(1, 512, 1, 1),
-)
-
-# %% [markdown]
-# A guide gives 21, 21.7, 24 and 52 ms for a 70B model in 8 bits on an H100, at one sequence with
-# no context, with 1,000 and with 4,000 tokens, and at ten with 4,000. Its utilisation falls from
-# 4.5 %. The model of Llama 3 has 64 query heads that share 8 heads of keys and values:
-
-# %%
-h100, grouped = MACHINES["H100 SXM"], SHAPES["Llama-3-70B"]
-table = {}
-for batch, context in ((1, 1), (1, 1000), (1, 4000), (10, 4000)):
-    of_8 = table[batch, context] = decode_step(grouped, batch, context, weight_bits=8)
-    of_64 = replace(of_8, kv_bytes=8 * of_8.kv_bytes)
-    print(
-        f"batch {batch:>2}, context {context:>5,}: {1e3 * of_8.seconds(h100):.1f} ms, "
-        f"{of_8.share_of_compute(h100):.2%} of the arithmetic; "
-        f"if all 64 heads kept their own: {1e3 * of_64.seconds(h100):.1f} ms"
-    )
-
-# %% [markdown]
-# The guide's times are those of 64 heads. And more sequences use the card better, not worse: its
-# weights are read once for all of them.
-#
-# ## The measurement again
-
-# %%
-measured("30 tokens, all computed again", sum(seconds_again), "s")
-measured("30 tokens with a cache", sum(seconds_cached), "s")
-measured("ratio", sum(seconds_again) / sum(seconds_cached))
-measured("\nat 256 tokens, one more with all computed again", 1e3 * prefills[256][1], "ms")
-measured("one more with a cache", 1e3 * decode_seconds, "ms")
-measured("ratio", prefills[256][1] / decode_seconds)
-per_token = prefills[256][1] / 256
-measured("\nwhile one token is decoded, tokens of a prompt read", decode_seconds / per_token)
-
-# %% [markdown]
-# The gain grows with the text. The last line is the memory wall: a token that is read costs a
-# fraction of one that is written, since it shares the reading of the weights with others. The next
-# part of the course lets many requests share it.
-#
-# ## Your turn
-#
-# Write the dense cache. `check` says the first thing that is wrong; add `hint=1` for a hint. The
-# exercises' own notebook (`minigen workspace`) has the runner as a second one, and knows the
-# mistake of the last prompt token.
+task(17, "DenseCache")
 
 # %%
 # exercise: minigen_course.ch17_dense_cache.reference.DenseCache
@@ -451,83 +429,705 @@ class DenseCache:
 
 
 # %%
-mine = check(17, DenseCache=DenseCache)
+my_cache = check(17, DenseCache=DenseCache)
 
 # %% [markdown]
-# The engine has a paged cache in its place, which chapter 22 builds. The dense runner uses yours.
-# (Until it passes, `mine` is the package's own.)
+# A runner runs the model on each sequence's new tokens. The chapter's dense runner creates a
+# `DenseCache` for each sequence, so one line puts yours into it. (The engine has a paged cache
+# instead, which chapter 22 builds. As long as your cache has not passed, the package's own runs, and
+# the line below says so.)
 
 # %%
-with using(17, DenseCache=mine):
-    token_ids = continue_dense(llm, prompt, 12)
-print(llm.tokenizer.decode(token_ids))
+with using(17, DenseCache=my_cache):
+    found_ids = lesson.continue_dense(llm, prompt, 12)
+assert found_ids == text_again[len(prompt_ids) :][:12]
+print("The dense cache writes the same tokens.")
+reveal(17, DenseCache=my_cache)
 
 # %% [markdown]
-# ## What the production engines do beyond this
+# ## The memory wall
 #
-# - **llama.cpp** and **Ollama** above it reserve the cache when a model is loaded, for the context
-#   that was asked for (`num_ctx`). **vLLM**, **SGLang**, **TensorRT-LLM** and **MLC-LLM** keep it
-#   in pages, as part 2 does.
-# - Fewer bytes: vLLM, SGLang and TensorRT-LLM can keep keys and values in FP8, llama.cpp in 8 or 4
-#   bits (`--cache-type-k`), **ExLlamaV2** in 8, 6 or 4.
-# - Use of the idle arithmetic: prefill in chunks, mixed with others' decode steps; and speculative
-#   decoding, which checks several guessed tokens in one pass, for about the price of one as long
-#   as that pass stays left of the ridge.
-# - Prefill and decode have different limits, so vLLM, SGLang and TensorRT-LLM can run them on
-#   different GPUs, and send the cache from one to the other.
-# - **DeepSpeed**'s ZeRO-Inference keeps weights in the host's memory. Then the bus is the
-#   bandwidth, and only large batches pay for it.
+# With a cache, a decode step computes a single token. How long should that take? The arithmetic is
+# tiny. But to multiply the token with a weight, the processor must first fetch that weight from
+# memory. All weights are needed, and no cache of a processor holds them all, so **every step reads
+# the whole model**.
+#
+# By hand, a matrix of 2 × 3 weights times one vector: six weights are read, 24 bytes in float32.
+# Each weight is multiplied once and added once, which is 12 FLOPs. That is half a FLOP per byte. Now
+# four vectors at once: the same 24 bytes, but 48 FLOPs, two per byte. This ratio has a name, the
+# [**arithmetic intensity**](../docs/glossary.md#arithmetic-intensity):
+#
+# $$I = \frac{\text{FLOP}}{\text{bytes}}$$
+#
+# A machine has two limits: the bytes that it can read per second, its
+# [**memory bandwidth**](../docs/glossary.md#memory-bandwidth) $B$, and the FLOPs that it can do per
+# second, its **peak** $P$. Work of low intensity waits for memory: it is **memory-bound**. Work of high
+# intensity waits for arithmetic: it is **compute-bound**.
+#
+# ### One product, alone
+#
+# First look at a single matrix-vector product, without a model around it. A small matrix fits into
+# the processor's caches (small, fast memories on the chip), a large one does not. Predict: how many
+# times as many bytes per second does the product read from a matrix of 1 MB as from one of 256 MB?
 
 # %%
-room = most_sequences(config_of("Llama-3-70B"), 8, h100.memory, context=4000, working=0)
-rows_at_400 = (pairs(0, 400), 400)
+guess_wall = predict("1 MB is read how many times as fast as 256 MB?", None, within=1.5)
+
+# %%
+sizes = (1, 4, 16, 64, 256)  # MB
+ceiling, long_rows, short_rows = (
+    "adding all numbers up",
+    "a vector times a matrix with rows of 4,096 numbers",
+    "torch's linear layer with rows of 576, as in this model",
+)
+read_speeds = {ceiling: [], long_rows: [], short_rows: []}
+for megabytes in sizes:
+    count = int(megabytes * 1e6) // 4
+    wide, narrow = np.ones((count // 4096, 4096), np.float32), torch.ones(count // 576, 576)
+    x, one_row = np.ones(len(wide), np.float32), torch.ones(1, 576)
+    runs = {
+        ceiling: narrow.sum,
+        long_rows: partial(np.matmul, x, wide),
+        short_rows: partial(torch.nn.functional.linear, one_row, narrow),
+    }
+    for name, seconds in lesson.best_in_turns(runs).items():
+        num_bytes = wide.nbytes if name == long_rows else 4 * narrow.numel()
+        read_speeds[name].append(num_bytes / seconds / 1e9)
+
+picture(
+    draw.speeds(sizes, read_speeds),
+    "How fast three operations read a matrix. Left, the matrix fits into a cache of the processor. "
+    "Right it does not, and memory sets the pace: this is the memory wall.",
+    number="17.5",
+)
+guess_wall.compare(read_speeds[long_rows][0] / read_speeds[long_rows][-1], measured=True)
+for name in (long_rows, short_rows):
+    percent = 100 * read_speeds[name][-1] / read_speeds[ceiling][-1]
+    print(f"256 MB, {name}: {mark(percent, '%')} of the ceiling")
+
+# %% [markdown]
+# Adding all numbers up does nearly no arithmetic, so it shows how fast memory can be read at all:
+# this is the ceiling. The figure shows two things. Outside of the caches, the product with long rows
+# (large models have rows of 4,096 to 8,192 numbers) comes close to the ceiling: it waits for memory,
+# and a faster processor would not help. The product with our small model's short rows stays well
+# below: the library's code for it does not read the way that memory likes best. Chapter 34 writes a
+# product that does.
+#
+# ### Where the time of our step goes
+#
+# Now the whole step of one token. Three measurements take it apart: the time that reading all bytes
+# takes at the ceiling, the time of all matrix products without the rest of the model, and the time
+# of the whole step. `operator_calls` counts how many torch operators one step calls from Python.
+
+
+# %%
+here = cost.measure_machine()
+shape = cost.ModelShape.of(llm.config)
+needed = cost.decode_step(shape, batch=1, context=1, weight_bits=32, kv_bits=32)
+reading = needed.num_bytes / here.bandwidth
+with torch.inference_mode():
+    one_token = partial(next_token_again, [1000])
+    calls = lesson.operator_calls(one_token)
+    products, whole = lesson.best_in_turns(
+        {"products": lesson.products_of(llm, 1), "whole": one_token}, rounds=20
+    ).values()
+stored = lesson.COMPILED_STEP
+compiled = cost.decode_step(shape, 1, stored.context, stored.weight_bits)
+compiled_reading = compiled.num_bytes / stored.bandwidth
+picture(
+    draw.time_parts(
+        {
+            "torch, float32,\nlayer by layer (here)": {
+                "reading at full speed": reading,
+                "slow products": products - reading,
+                "Python and small operations": whole - products,
+            },
+            "compiled step, bfloat16\n(stored benchmark)": {
+                "reading at full speed": compiled_reading,
+                "everything else": stored.seconds - compiled_reading,
+            },
+        }
+    ),
+    "Where the time of one decode step goes. Above, this notebook's torch path on the machine that "
+    "ran it. Below, the engine's compiled step, from the benchmark of chapter 34.",
+    number="17.6",
+)
+print(f"one step reads {needed.num_bytes / 1e6:.0f} MB and computes {needed.flops / 1e9:.2f} GFLOP")
+measured("this machine reads", here.bandwidth / 1e9, "GB/s")
+measured("this machine computes", here.flops / 1e9, "GFLOP/s")
+measured("reading at full speed", 1e3 * reading, "ms")
+measured("all matrix products", 1e3 * products, "ms")
+measured("the whole step", 1e3 * whole, "ms")
+measured("torch operators called in one step", calls)
+share = compiled_reading / stored.seconds
+print(f"stored: the compiled step takes {1e3 * stored.seconds:.1f} ms, {share:.0%} of it reading")
+
+# %% [markdown]
+# In plain words: **the torch path of this notebook is overhead-bound**. Reading at full speed would
+# take only the blue part of its time. The rest is overhead, of two kinds. The library's products read
+# short rows slowly. And Python calls torch operators one by one for 30 thin layers (the count is
+# above); each call costs some microseconds, and each small operation between the products (norm,
+# rotation, softmax, addition) is a call.
+#
+# **Chapter 34 removes that.** Its compiled step is one function for the whole step, in machine code,
+# which reads bfloat16 or int8 weights with products of its own. It spends nearly all of its time on
+# reading: it stands at the memory wall. (minigen runs it by default where its kernels have been
+# compiled.)
+#
+# **A large model on a GPU is memory-bound as well.** Its matrices are large, so
+# reading them takes far longer than calling them, and production engines record a whole decode step
+# once and replay it with one call (a [CUDA graph](../docs/glossary.md#cuda-graph)), so Python costs
+# next to nothing.
+#
+# ### Part by part
+#
+# Is this true of each part of a step? Here is each kind of work alone, in all layers together: for
+# one new token with a context of 64, and for a prompt of 64 tokens.
+
+# %%
+of_one, of_many = lesson.part_costs(llm, 1, 64), lesson.part_costs(llm, 64, 64)
+print("                        FLOP/byte          time")
+print("                       1 token  64 tokens")
+for name, (step, seconds) in of_one.items():
+    many, many_seconds = of_many[name]
+    print(f"{name:<21} {step.intensity:>8.2f} {many.intensity:>10.2f}", end="")
+    print(f"   {mark(1e3 * seconds, 'ms')} and {mark(1e3 * many_seconds, 'ms')}")
+lookup_ms = 1e3 * of_one["embedding lookup"][1]
+
+# %% [markdown]
+# With one token, every matrix product has an intensity of 0.5 in float32: attention's projections,
+# the feed-forward network, the output head. None is more compute-bound than the others. (In bfloat16
+# it would be 1, in int8 2.) With 64 tokens the weights are used 64 times, and the intensity grows by
+# as much. The embedding lookup only copies a row of 576 numbers, so it costs microseconds.
+#
+# Attention over the context is the exception. In a prompt, each key serves the queries of all later
+# tokens, so its intensity grows, too. But in a batch of several users each sequence has its own keys
+# and values, and its intensity stays at 1.5, however large the batch is (three query heads share each
+# KV head, so it is three times 0.5). Remember this for the exercises.
+#
+# ## The idea: more tokens per reading
+#
+# While a decode step waits for memory, its arithmetic units are idle. Several tokens in one pass can
+# use them: the weights are read once for all of them. Prefill does exactly this with the tokens of a
+# prompt, and a server does it with the next tokens of several users, a
+# [**batch**](../docs/glossary.md#batch-size). Predict: how many times as long as a pass of one token
+# does a pass of eight tokens take here?
+
+# %%
+guess_eight = predict("8 tokens take how many times as long as 1?", None, within=1.5)
+
+
+# %%
+@torch.inference_mode()
+def run_seconds(num_tokens: int) -> float:
+    """Return the best time of two to compute a prompt of this many tokens."""
+    token_ids = list(range(1000, 1000 + num_tokens))
+    return best_seconds(lambda: next_token_again(token_ids), 2)
+
+
+numbers = (1, 2, 4, 8, 16, 64, 256)
+passes = {n: (cost.prefill_step(shape, n, 32, 32), run_seconds(n)) for n in numbers}
+guess_eight.compare(passes[8][1] / passes[1][1], measured=True)
+for n, (work, seconds) in passes.items():
+    print(f"{n:>3} tokens, {work.intensity:6.1f} FLOP/byte:", end=" ")
+    print(mark(1e3 * seconds, "ms"), "or", mark(1e3 * seconds / n, "ms per token"))
+
+# %% [markdown]
+# ## The roofline
+#
+# One picture holds all of this, the [**roofline**](../docs/glossary.md#roofline) of
+# [Williams et al. 2009](https://doi.org/10.1145/1498765.1498785). To the right is the arithmetic
+# intensity of some work, upwards is the speed of its arithmetic. On the slope, memory decides: with
+# $I$ FLOPs per byte and $B$ bytes per second, no more than $I \cdot B$ FLOPs per second are possible.
+# On the flat part the peak $P$ decides. Both meet at the **ridge**:
+#
+# $$\text{FLOP/s} \le \min(I \cdot B,\; P), \qquad I_{\text{ridge}} = \frac{P}{B}$$
+
+# %%
+picture(
+    roofline(here, {f"{n} tokens" if n > 1 else "decode": passes[n] for n in numbers}),
+    "This machine's roofline, and passes of 1 (decode) to 256 tokens below it. The grey area is what "
+    "is lost to everything that is neither reading nor multiplying at full speed.",
+    number="17.7",
+)
+measured("the ridge here", here.ridge, "FLOP/byte")
+measured("that is a pass in float32 of", here.ridge * 4 / 2, "tokens")
+h100, a100 = cost.MACHINES["H100 SXM"], cost.MACHINES["A100 SXM 80 GB"]
+print(
+    f"the ridge of an H100: {h100.ridge:.0f} FLOP/byte, {h100.ridge * 2 / 2:.0f} tokens in bfloat16"
+)
+print(f"H100 against A100: {h100.flops / a100.flops:.1f} times the FLOP/s, ", end="")
+print(f"{h100.bandwidth / a100.bandwidth:.1f} times the bandwidth")
+
+# %% [markdown]
+# A weight of $b_w$ bytes that is multiplied with $m$ tokens in one pass gives $2m$ FLOPs, so the
+# intensity is $2m / b_w$. The ridge is reached at $m = I_{\text{ridge}} \cdot b_w / 2$ tokens: about
+# 295 on an H100 in bfloat16, far fewer on a processor. Left of the ridge another token costs nearly
+# nothing. Right of it, each token costs its arithmetic.
+#
+# The distance from a point to the roof is what the step loses to everything else: small matrices,
+# softmax, norms, Python. Decode lies far below the slope here, for the reasons of figure 17.6.
+#
+# ### The words for it
+#
+# Guides and dashboards use three numbers, and you can now say where each comes from:
+#
+# $$\text{TTFT} \approx t_{\text{prefill}}, \qquad \text{ITL} \approx t_{\text{decode}}, \qquad
+# \text{throughput} = \frac{\text{batch}}{t_{\text{decode}}}$$
+#
+# - [**Time to first token**](../docs/glossary.md#time-to-first-token-ttft) (TTFT) is the pause before
+#   the answer: the time of prefill, and on a busy server the time in the queue (chapters 24 and 52).
+# - [**Inter-token latency**](../docs/glossary.md#inter-token-latency-itl) (ITL) is the time from one
+#   token to the next: a decode step.
+# - **Throughput** is the tokens per second of all users together: the batch divided by the time of a
+#   decode step. A larger batch raises throughput, and makes each step a little longer.
+
+# %%
+measured("TTFT of a prompt of 256 tokens", 1e3 * passes[256][1], "ms")
+measured("ITL of one user", 1e3 * passes[1][1], "ms")
+measured("throughput of one user", 1 / passes[1][1], "tokens/s")
+measured("throughput of a batch of 8 (a pass of 8 tokens)", 8 / passes[8][1], "tokens/s")
+
+# %% [markdown]
+# ## A model of a step's time
+#
+# A step takes the longer of two times, and in addition an overhead $t_0$ that does not depend on the
+# size of the work:
+#
+# $$t \approx \max\Big(\frac{\text{bytes}}{B},\; \frac{\text{FLOP}}{P}\Big) + t_0$$
+#
+# For a decode step of a batch in which sequence $i$ has a context of $n_i$ tokens:
+#
+# $$\text{bytes} = N_w\, b_w + 2\, L\, H_{kv}\, d\; b_{kv} \sum_i n_i, \qquad
+# \text{FLOP} = \sum_i \big(2 N_w + 4\, L\, H_q\, d\; n_i\big)$$
+#
+# | symbol | meaning | in the code |
+# |---|---|---|
+# | $N_w$ | weights that each token is multiplied with (all but the embedding lookup and norms) | `weights`, `shape.multiplied` |
+# | $b_w$, $b_{kv}$ | bytes per weight, and per number in the KV cache | `weight_bits / 8`, `kv_bits / 8` |
+# | $L$ | layers | `layers` |
+# | $H_q$, $H_{kv}$ | query heads, KV heads | `q_heads`, `kv_heads` |
+# | $d$ | head dimension ($d_{head}$ in papers) | `head_dim` |
+# | $n_i$ | context of sequence $i$ | `context` |
+# | $B$ | memory bandwidth, bytes per second ($\beta$ in the roofline paper) | `bandwidth` |
+# | $P$ | peak, FLOPs per second ($\pi$ in the roofline paper) | `peak`, `machine.flops` |
+# | $t_0$ | overhead per step, seconds | `overhead` |
+#
+# The weights appear once, whatever the batch is. The keys and values appear once per sequence. The
+# term $4 L H_q d\, n_i$ is attention: per query head and token of the context, $2d$ FLOPs for the
+# score and $2d$ for the mix of values.
+#
+# Take the overhead from one measurement, the pass of one token, and predict the others:
+
+# %%
+overhead = max(0.0, passes[1][1] - passes[1][0].seconds(here))
+measured("overhead, from the pass of one token", 1e3 * overhead, "ms")
+for n, (work, seconds) in passes.items():
+    predicted = work.seconds(here, overhead)
+    print(f"{n:>3} tokens: predicted {mark(1e3 * predicted, 'ms')}, ", end="")
+    print(f"measured {mark(1e3 * seconds, 'ms')}, {mark(seconds / predicted, 'times', 2)} as long")
+for n in (1, 2, 256):
+    alone = best_seconds(lesson.products_of(llm, n), 2)
+    print(f"{n:>3} tokens: the matrix products alone take {mark(1e3 * alone, 'ms')}")
+
+# %% [markdown]
+# A model with one constant cannot be right everywhere, and its misses can be explained:
+#
+# - **A few tokens** (2 to 8) often take longer than predicted. The library chooses another routine
+#   for two rows than for one, and that routine is made for many rows. Compare the matrix products of
+#   two tokens with those of one: where they differ much, this is the reason.
+# - **Many tokens** (64 and 256) usually take longer as well. The peak was measured with square
+#   matrices of 1,024. The model's matrices are thinner, so their products stay below that peak. And the overhead
+#   is not constant: norms, softmax, rotations and SwiGLU pass over every token's numbers, so the
+#   difference between the step and its products grows with the number of tokens.
+#
+# On a GPU with a large model the matrices are large and the overhead is a few per cent, and the
+# simple model is good enough to plan with.
+#
+# ## What it predicts for a 70B model
+#
+# A common example: a model of 70 billion parameters in 8 bits on an H100, which reads 3,350 GB/s and
+# computes 989 TFLOP/s in bfloat16. By hand: 70 GB / 3,350 GB/s. Predict first: how many milliseconds
+# does a token take at batch 1, and what percentage of the arithmetic does that use?
+
+# %%
+guess_ms = predict("ms per token of the 70B model?", None, within=1.1)
+guess_share = predict("Per cent of the arithmetic?", None, within=1.5)
+
+# %%
+big, table = cost.SHAPES["Llama-3-70B"], {}
+for batch, context in ((1, 1), (1, 1000), (1, 4000), (10, 4000)):
+    own = table[batch, context] = cost.decode_step(big, batch, context, weight_bits=8)
+    ungrouped = replace(own, kv_bytes=8 * own.kv_bytes)
+    print(
+        f"batch {batch:>2}, context {context:>5,}: {1e3 * own.seconds(h100):.1f} ms, "
+        f"{own.share_of_compute(h100):.2%} of the arithmetic; "
+        f"if all 64 heads had keys and values: {1e3 * ungrouped.seconds(h100):.1f} ms"
+    )
+one = table[1, 1]
+print(
+    f"one token: {one.flops / 1e12:.2f} TFLOP, {1e3 * one.flops / h100.flops:.2f} ms of arithmetic"
+)
+guess_ms.compare(round(1e3 * one.seconds(h100), 1), "ms")
+guess_share.compare(round(100 * one.share_of_compute(h100), 2), "%")
+
+# %% [markdown]
+# Guides give 21, 21.7, 24 and 52 ms for these four cases, and 4.5 % of the arithmetic for the first.
+# The first time is right. The other three are right only for a model whose 64 query heads have 64 KV
+# heads (last column). Llama-3-70B has grouped heads (chapter 14): its 64 query heads share 8 KV
+# heads, so its cache is eight times smaller. And the share of the arithmetic is not 4.5 % but below
+# 1 %: two FLOPs per weight are 0.14 TFLOP per token, which take 0.14 ms. With the batch it **rises**,
+# because the weights are read once for all ten sequences.
+
+# %% [markdown]
+# ## Your turn: predict
+#
+# Two exercises, a warm-up on paper and the step-time model itself. The three stretch exercises of this
+# chapter are in the workspace (`minigen workspace` creates it): `WindowCache` keeps only the tokens
+# of a sliding window, `DenseRunner` is the loop around your cache, with the trap of the last prompt
+# token in it, and `prefill_seconds` predicts the time to the first token.
+
+# %%
+task(17, "compute_bound_batch")
+
+
+# %%
+# exercise: minigen_course.ch17_dense_cache.estimates.compute_bound_batch
+def compute_bound_batch(context: int) -> int | None:
+    """Return the least batch at which decoding is compute-bound, or None if no batch is.
+
+    The model is Llama-3-8B with weights and KV cache in bfloat16, the card is an L4, and each
+    sequence has `context` tokens.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+my_batch = check(17, compute_bound_batch=compute_bound_batch)
+
+# %%
+task(17, "step_seconds")
+
+
+# %%
+# exercise: minigen_course.ch17_dense_cache.estimates.step_seconds
+def step_seconds(
+    *,
+    weights: float,
+    layers: int,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    batch: int,
+    context: int,
+    bandwidth: float,
+    peak: float,
+    weight_bits: float = 16,
+    kv_bits: float = 16,
+    overhead: float = 0.0,
+) -> float:
+    """Return the predicted time of one decode step in seconds.
+
+    `weights` are the parameters that each token is multiplied with; each of `batch` sequences has
+    `context` tokens. `bandwidth` is in bytes per second, `peak` in FLOPs per second, `overhead` in
+    seconds.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+my_step = check(17, step_seconds=step_seconds)
+
+# %% [markdown]
+# Your two functions draw the next figure, as soon as they pass: every point of a line is a call of
+# `step_seconds`, and dots mark the batches that your `compute_bound_batch` returns.
+
+# %%
+with using(17, step_seconds=my_step, compute_bound_batch=my_batch):
+    drawn = draw.seconds_by_batch([1, 100, 1000, 32_000], dots=my_batch is compute_bound_batch)
+picture(
+    drawn,
+    "Llama-3-8B in bfloat16 on an L4. Flat: the weights decide, and a larger batch is nearly free. "
+    "Rising: first the KV cache decides, and in the two lower lines later the arithmetic.",
+    number="17.8",
+)
+reveal(17, compute_bound_batch=my_batch, step_seconds=my_step)
+eight, card = cost.SHAPES["Llama-3-8B"], cost.MACHINES["L4"]
+mine = my_step(
+    weights=eight.multiplied,
+    **{"layers": 32, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "batch": 32, "context": 1000},
+    **{"bandwidth": card.bandwidth, "peak": card.flops},
+)
+assert np.isclose(mine, cost.decode_step(eight, 32, 1000, 16).seconds(card))
+
+# %% [markdown]
+# The curves say something that "decode becomes compute-bound with a large batch" hides. Each further
+# sequence brings its own keys and values, which must be read and are used by one token only. From a
+# few hundred tokens of context on, a sequence on this card adds more reading than arithmetic, and
+# the step stays memory-bound at every batch. That is why so much effort goes into a smaller KV cache:
+# grouped heads, fewer bits, windows.
+#
+# ## Drag it: any model, any card
+#
+# The limits come from data sheets, and real kernels stay below them. Among the machines are
+# [AMD's MI300X](https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html)
+# and an [Apple M2 Ultra](https://www.apple.com/newsroom/2023/06/apple-introduces-m2-ultra/), whose
+# processor and GPU share up to 192 GB of **unified memory**: slower than an H100's, but large enough
+# for the whole 70B model. The KV cache has 16 bits here.
+
+# %%
+cards = {**cost.MACHINES, **cost.UNIFIED, "this machine": here}
+
+
+def predicted_step(model, weight_bits, card, context, batch):
+    return step_time(
+        cost.SHAPES[model], cards[card], weight_bits=weight_bits, context=context, batch=batch
+    )
+
+
+explore(
+    predicted_step,
+    "Left, the two times of a decode step: the longer bar decides. Right, both for all batches: blue "
+    "to read, orange to compute, a dot for the chosen batch. At batch 1 the arithmetic is invisible.",
+    "17.9",
+    model=["Llama-3-70B", *(name for name in cost.SHAPES if name != "Llama-3-70B")],
+    weight_bits=[8, 16, 4.5],
+    card=list(cards),
+    context=(1, 32768, 1, 1000),
+    batch=(1, 512, 1, 1),
+)
+
+# %% [markdown]
+# ## The measurement again
+
+# %%
+measured("30 tokens, all computed again", sum(seconds_again), "s")
+measured("30 tokens with a cache", sum(seconds_cached), "s")
+measured("ratio", sum(seconds_again) / sum(seconds_cached))
+print(f"tokens through the model: {tokens_again} and {cache.num_tokens}, ", end="")
+print(f"{1 - cache.num_tokens / tokens_again:.0%} fewer")
+measured("\none more token after 256, all computed again", 1e3 * passes[256][1], "ms")
+measured("one more token with a cache", 1e3 * passes[1][1], "ms")
+measured("ratio", passes[256][1] / passes[1][1])
+
+# %% [markdown]
+# The cache saves 95 % of the tokens, but not 95 % of the time. A step of one token still reads all
+# weights and still pays its overhead; a step of 30 tokens shares both. The gain grows with the text.
+# The next part of the course fills the idle arithmetic with other people's requests.
+#
+# ## Claims
+#
+# Statements that one often hears or reads, beside what this notebook computed.
+
+
+# %%
+def batch_of_big(batch):
+    return cost.decode_step(big, batch, 1000, weight_bits=8)
+
+
+ms = {case: 1e3 * step.seconds(h100) for case, step in table.items()}
+used = {case: 100 * step.share_of_compute(h100) for case, step in table.items()}
+told = dict(zip(table, (21, 21.7, 24, 52), strict=True))
+eight_step = cost.decode_step(eight, 1, 1000, 16)
+wide_step = cost.decode_step(eight, 1, 1000, 32, 32)
+tflops = [
+    0.0,
+    *(1e-12 * each.flops / each.seconds(h100) for each in map(batch_of_big, range(1, 33))),
+]
+reached = [batch for batch, speed in enumerate(tflops) if 30 <= speed <= 50]
+turns = {  # prompt and answer, in tokens -> the share of decode in the time
+    (prompt, answer): 1
+    / (1 + cost.prefill_step(big, prompt, 8).seconds(h100) / (answer * own.seconds(h100)))
+    for prompt, answer, own in (
+        (1000, 200, table[1, 1000]),
+        (8000, 20, cost.decode_step(big, 1, 8000, 8)),
+    )
+}
+rtx = cost.MACHINES["RTX 4090"]
+speeds_8b = [1 / eight_step.seconds(each) for each in (h100, a100)]
+long_prompt = cost.prefill_step(eight, 1000, 16)
 verdicts(
     "17",
     Claim(
-        "70 GB over 3,350 GB/s is 21 ms a token, and 4.5 % of the compute",
-        f"{1e3 * table[1, 1].seconds(h100):.1f} ms and "
-        f"{table[1, 1].share_of_compute(h100):.2%} of the compute",
-        "held within bounds",
-        "the time holds for 8-bit weights; two operations a weight are far less compute than told",
+        "A 70B model in 8 bits takes 21 ms per token on an H100",
+        f"{ms[1, 1]:.1f} ms at batch 1",
+        within(ms[1, 1], 20.5, 21.5),
+        "70 GB are read at 3,350 GB/s, and the arithmetic takes far less time",
     ),
     Claim(
-        "Token times are 21, 21.7, 24 and 52 ms at batch and context 1/0, 1/1,000, 1/4,000 and "
-        "10/4,000, and utilisation falls",
-        ", ".join(f"{1e3 * each.seconds(h100):.1f}" for each in table.values())
-        + f" ms; utilisation rises to {table[10, 4000].share_of_compute(h100):.1%}",
-        "did not hold",
-        "that is without grouped heads, and the weights are read once for the whole batch",
+        "... and uses 4.5 % of its compute",
+        f"{used[1, 1]:.2f} %",
+        within(used[1, 1], 4, 5),
+        "two FLOPs per weight take 0.14 ms of the 20.7 ms",
+    ),
+    Claim(
+        "It takes 21.7 and 24 ms with a context of 1,000 and 4,000 tokens, and 52 ms for ten of 4,000",
+        ", ".join(f"{each:.1f}" for each in list(ms.values())[1:]) + " ms",
+        holds(all(abs(ms[case] / told[case] - 1) < 0.03 for case in list(table)[1:])),
+        "those are the times of 64 KV heads; Llama-3-70B's 64 query heads share 8",
+    ),
+    Claim(
+        "The compute is used less and less as context and batch grow",
+        f"{used[1, 1]:.2f} %, then {used[1, 4000]:.2f} % at 4,000 tokens and {used[10, 4000]:.1f} % for ten",
+        holds(used[1, 1] > used[1, 4000] > used[10, 4000]),
+        "the weights are read once for the whole batch",
     ),
     Claim(
         "The KV cache turns O(n²) into O(n)",
-        f"attention at 400 tokens: {rows_at_400[0]:,} pairs a step become {rows_at_400[1]}; linear "
-        "layers: 400 tokens become 1",
-        "held within bounds",
-        "it is so for attention in one step; linear layers go from O(n) to O(1), and a whole text "
-        "from O(n³) to O(n²) and from O(n²) to O(n)",
+        f"from 400 to 800 tokens: one step's pairs grow {growth[800][1] / growth[400][1]:.0f} times, "
+        f"a whole text's {growth[800][3] / growth[400][3]:.1f} times",
+        holds(growth[800][3] / growth[400][3] < 2.1),
+        "it is so for attention in one step, and for the linear layers of a whole text; attention of "
+        "a whole text goes from O(n³) to O(n²)",
     ),
     Claim(
-        "Prefill is compute-bound, decode is memory-bound",
-        f"the ridge is at {h100.ridge:.0f} tokens on an H100 in bfloat16, and at "
-        f"{mark(here.ridge * 2, 'tokens', 2)} here in float32",
-        "held within bounds",
-        "a prompt shorter than the ridge is bound by memory too, a batch larger than it by compute",
+        "Prefill is compute-bound",
+        f"1,000 tokens of Llama-3-8B have {long_prompt.intensity:.0f} FLOP/byte, an H100's ridge is "
+        f"{h100.ridge:.0f}",
+        holds(long_prompt.intensity > h100.ridge),
+        "a prompt that is shorter than the ridge is memory-bound",
+        "[Patel et al. 2023](https://arxiv.org/abs/2311.18677)",
+    ),
+    Claim(
+        "Decode is memory-bound",
+        f"one sequence of Llama-3-8B has {eight_step.intensity:.1f} FLOP/byte; torch here spends "
+        f"{mark(100 * reading / whole, '%', 2)} of a step on reading, the compiled step {share:.0%}",
+        holds(eight_step.intensity < h100.ridge),
+        "up to the ridge, or at any batch if the context is long; layer by layer in Python it is "
+        "overhead-bound first",
+        "[Patel et al. 2023](https://arxiv.org/abs/2311.18677)",
     ),
     Claim(
         "After prefill, the last prompt token is run again to get the first output",
-        f"{spell(after_twice)!r} follows instead of {spell(first)!r}; of a prompt of "
-        f"{len(capital_ids)} tokens {wrong.num_tokens} are kept",
-        "did not hold",
-        "prefill's last scores are the first output; run again, the token stands there twice",
+        f"{spell(after_twice)!r} follows instead of {spell(first)!r}; {wrong.num_tokens} tokens are "
+        f"kept of a prompt of {len(capital_ids)}",
+        holds(after_twice == first),
+        "prefill's own last logits give the first token",
     ),
     Claim(
-        "Capacity: sequences = (memory - weights) / (KV per token x length)",
-        f"{room} sequences of 4,000 tokens beside a 70B in 8 bits on an H100",
-        "held",
-        "it is a bound from above: working memory and what fragments are left out",
+        "An H100 and an A100 have similar compute",
+        f"{h100.flops / a100.flops:.1f} times the FLOP/s, {h100.bandwidth / a100.bandwidth:.1f} times "
+        "the bandwidth",
+        holds(h100.flops / a100.flops < 1.25),
+        "989 and 312 TFLOP/s in bfloat16, from the data sheets",
+    ),
+    Claim(
+        "A 70B model in 8 bits makes 13 to 15 tokens per second on an RTX 4090",
+        f"its bandwidth would allow {1 / table[1, 1000].seconds(rtx):.1f}, but {big.parameters / 1e9:.0f} "
+        f"GB of weights meet {rtx.memory / 1e9:.0f} GB of memory",
+        holds(big.parameters < rtx.memory),
+        "bandwidth counts only for what fits",
+    ),
+    Claim(
+        "The feed-forward network is compute-bound in decode",
+        f"{of_one['feed-forward'][0].intensity:.1f} FLOP/byte for one token, as all products; "
+        f"the ridge here is {mark(here.ridge, 'FLOP/byte', 2)}",
+        holds(of_one["feed-forward"][0].intensity > here.ridge),
+        "each weight is read for one multiplication and one addition",
+    ),
+    Claim(
+        "The embedding lookup takes about 1 ms",
+        f"{mark(lookup_ms, 'ms')} for one token",
+        within(lookup_ms, 0.5, 2),
+        "it copies one row of the table",
+        measured=True,
+    ),
+    Claim(
+        "Decode reaches 30 to 50 effective TFLOP/s",
+        f"{tflops[1]:.1f} TFLOP/s for a 70B model in 8 bits at batch 1 on an H100",
+        within(tflops[1], 30, 50),
+        f"the number follows from the batch: {reached[0]} to {reached[-1]} sequences of 1,000 tokens "
+        "reach it",
+    ),
+    Claim(
+        "Decode is over 90 % of a request's time",
+        " and ".join(f"{each:.0%} ({p:,} + {a} tokens)" for (p, a), each in turns.items()),
+        holds(all(each > 0.9 for each in turns.values())),
+        "it depends on the lengths of prompt and answer",
+    ),
+    Claim(
+        "FP16 is 10 times as fast as FP32",
+        f"{wide_step.seconds(h100) / eight_step.seconds(h100):.1f} times in decode: half the bytes",
+        within(wide_step.seconds(h100) / eight_step.seconds(h100), 8, 12),
+        "decode follows the bytes; prefill gains more where a card has faster units for 16 bits",
+    ),
+    Claim(
+        "An H100 makes 10,000 tokens per second, an A100 2,000, a processor 50",
+        f"Llama-3-8B in bfloat16, one sequence: {speeds_8b[0]:.0f} and {speeds_8b[1]:.0f}; this "
+        f"notebook's SmolLM2-135M: {mark(1 / passes[1][1], 'tokens/s', 2)}",
+        holds(speeds_8b[0] / speeds_8b[1] > 4),
+        "without model, format and batch such a number says nothing; the ratio of both cards lies "
+        "between that of their bandwidths and that of their FLOP/s",
     ),
 )
 
 # %% [markdown]
-# **Next:** part 2, many requests. The dense cache reserves the longest answer for everybody;
-# chapter 21 begins by ending that.
+# ## Summary
+#
+# - Keys and values of earlier tokens never change, because a token looks only backwards. A KV cache
+#   keeps them, and each step computes only new tokens.
+# - Prefill computes the prompt in one step and gives the first token (TTFT). Decode computes one
+#   token per step (inter-token latency).
+# - Per step, attention falls from $O(n^2)$ to $O(n)$ and the linear layers from $O(n)$ to $O(1)$. Over
+#   a whole text, attention is still $O(n^2)$.
+# - Decode reads all weights for one token: its arithmetic intensity is about 1 FLOP/byte in bfloat16,
+#   far left of the ridge. Its pace is bandwidth divided by bytes.
+# - The step-time model, $\max(\text{bytes} / B, \text{FLOP} / P) + t_0$, predicts any model on any
+#   card. Where it misses, the overhead or slow products are the reason; both can be measured.
+# - A batch shares the reading of the weights, but not of the KV cache. With long contexts decode is
+#   memory-bound at every batch.
+#
+# **Check yourself** (click to see the answer).
+#
+# <details><summary>1. A model in bfloat16 has 8 billion weights, and a card reads 1,000 GB/s. At most how
+# many tokens per second does one user get? And with weights of 4.5 bits?</summary>
+# 16 GB / 1,000 GB/s is 16 ms, so at most 62 tokens per second. With 4.5 bits it is 4.5 GB, 4.5 ms and
+# 222 tokens per second. The KV cache makes both a little slower.</details>
+#
+# <details><summary>2. A server doubles its batch from 8 to 16, and each step becomes 10 % longer. What
+# happens to throughput and to inter-token latency?</summary>
+# Throughput is batch / step time, so it grows by 2 / 1.1 = 1.8 times. Inter-token latency is the step
+# time, so each user waits 10 % longer for each token.</details>
+#
+# <details><summary>3. A faster GPU has twice the FLOP/s and the same memory bandwidth. Which of TTFT and
+# inter-token latency improves?</summary>
+# TTFT of long prompts, because prefill is compute-bound. Inter-token latency stays, because decode
+# waits for memory.</details>
+#
+# ## What the production engines do beyond this
+#
+# - **[llama.cpp](https://github.com/ggml-org/llama.cpp)**, and **Ollama** above it, reserve the cache
+#   when a model is loaded, for the context that was asked for (`num_ctx`). **vLLM**, **SGLang**,
+#   **TensorRT-LLM**, **TGI** and **MLC-LLM** keep it in pages, as part 2 does.
+# - Fewer bytes: vLLM, SGLang and TensorRT-LLM can store keys and values in
+#   [FP8](https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache/), llama.cpp in 8 or 4
+#   bits (`--cache-type-k`), **ExLlamaV2** in 8, 6 or 4.
+# - Use of the idle arithmetic: [chunked prefill](../docs/glossary.md#chunked-prefill)
+#   ([Agrawal et al. 2024](https://arxiv.org/abs/2403.02310)) mixes pieces of a prompt with other
+#   users' decode steps (chapter 24), and speculative decoding checks several guessed
+#   tokens in one pass, for about the price of one as long as that pass stays left of the ridge.
+# - Prefill and decode have different limits, so SGLang, vLLM and TensorRT-LLM can run them on
+#   [different GPUs](https://docs.sglang.io/advanced_features/pd_disaggregation.html), and send the
+#   cache from one to the other.
+# - vLLM, SGLang, TensorRT-LLM and TGI replay decode steps as CUDA graphs, which takes Python and the
+#   launches of kernels out of the overhead $t_0$.
+# - **DeepSpeed**'s [ZeRO-Inference](https://arxiv.org/abs/2207.00032) keeps weights in the host's
+#   memory. Then the bus to the GPU is the bandwidth, and only a large batch makes up for it.
+#
+# ## Further reading
+#
+# - [Roofline: an insightful visual performance model](https://doi.org/10.1145/1498765.1498785),
+#   Williams, Waterman and Patterson 2009: ten pages, and the picture of this chapter.
+# - [Efficiently scaling transformer inference](https://arxiv.org/abs/2211.05102), Pope et al. 2022: the
+#   step-time model for models on hundreds of chips.
+# - [Transformer inference arithmetic](https://kipp.ly/transformer-inference-arithmetic/), Carol Chen
+#   2022: the same sums, worked through.
+# - [Splitwise](https://arxiv.org/abs/2311.18677), Patel et al. 2023: prefill and decode measured apart
+#   on real traffic.
+# - [Benchmarking TGI](https://huggingface.co/blog/tgi-benchmarking): reading a server's prefill and
+#   decode curves.
+# - [llama.cpp on Apple silicon](https://github.com/ggml-org/llama.cpp/discussions/4167): a table in
+#   which decode follows the bandwidth of each chip, and prefill the cores of its GPU.
+#
+# **Next:** [21 · Memory in blocks](21_blocks.ipynb). The dense cache reserves the longest answer for
+# every sequence, and most of that memory is never used. Part 2 begins with ending this waste.

@@ -1,4 +1,4 @@
-"""Figures of the KV cache: how it fills, and what each step computes, reads and costs."""
+"""Figures of the KV cache: how it fills, what each step computes and reads, where its time goes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,17 +8,23 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
+from minigen_course.ch17_dense_cache.estimates import compute_bound_batch, step_seconds
 from minigen_course.figures.style import (
+    AMBER,
+    BLUE,
     CYCLE,
     FAINT,
+    GREEN,
     INK,
     ORANGE,
+    PALE,
     QUIET,
     SKY,
     figure,
     printable,
     title,
 )
+from minigen_course.lab.cost_model import MACHINES, SHAPES
 
 EMPTY, READ, COMPUTED = range(3)
 LOOKS = ListedColormap(["white", SKY, ORANGE])
@@ -90,10 +96,10 @@ def work_by_step(rows: Mapping[str, Sequence[int]], pairs: Mapping[str, Sequence
     """Draw the rows in the linear layers, and the pairs of query and key, at each step."""
     made, (left, right) = figure(10, 3.2, ncols=2)
     _lines(left, rows, "tokens through the linear layers")
-    _lines(right, pairs, "pairs of query and key, a head")
+    _lines(right, pairs, "pairs of query and key per head")
     right.legend(frameon=False, labelcolor=INK, loc="upper left")
-    title(left, "Linear layers: from n to 1 a step")
-    title(right, "Attention: from n² to n a step")
+    title(left, "Linear layers: from n tokens to 1 per step")
+    title(right, "Attention: from n² / 2 pairs to n per step")
     return made
 
 
@@ -102,3 +108,154 @@ def _lines(axes: Any, lines: Mapping[str, Sequence[float]], ylabel: str) -> None
         axes.plot(range(len(values)), values, ".-", label=name, linewidth=2, color=color)
     axes.set(xlabel="step", ylabel=ylabel)
     axes.set_ylim(bottom=0)
+
+
+Box = tuple[float, str, str]  # x of its middle, text, shape of what leaves it
+
+
+def two_phases(num_prompt: int, hidden: int, q_heads: int, kv_heads: int, head_dim: int) -> Figure:
+    """Draw one layer's attention in prefill and in decode, with shapes, around the KV cache."""
+    made, both = figure(10.4, 5.4, nrows=2)
+    rows = ("prefill", num_prompt, 0), ("decode", 1, num_prompt)
+    for axes, (name, new, old) in zip(both, rows, strict=True):
+        after = old + new
+        boxes = {
+            "x": (0.0, f"{new} new token{'s' * (new > 1)}", f"x [{new}, {hidden}]"),
+            "q": (2.3, "queries", f"q [{new}, {q_heads}, {head_dim}]"),
+            "kv": (2.3, "keys, values", f"k, v [{new}, {kv_heads}, {head_dim}]"),
+            "attention": (7.7, "attention", f"[{q_heads}, {new}, {after}] weights"),
+            "last": (9.9, "last row\nto the head", "1 next token"),
+        }
+        heights = {"x": 1.0, "q": 1.75, "kv": 0.25, "attention": 1.0, "last": 1.0}
+        for key, (x, text, shape) in boxes.items():
+            y = heights[key]
+            axes.add_patch(Rectangle((x - 0.75, y - 0.3), 1.5, 0.6, color=PALE, zorder=2))
+            axes.text(x, y, text, ha="center", va="center", fontsize=9, color=INK, zorder=3)
+            axes.text(x, y + 0.36, shape, ha="center", va="bottom", fontsize=8, color=QUIET)
+        left = 4.2
+        for place in range(num_prompt + 2):
+            is_new = old <= place < after
+            colour = ORANGE if is_new else SKY if place < old else "white"
+            axes.add_patch(
+                Rectangle((left + 0.3 * place, 0), 0.3, 0.5, facecolor=colour, edgecolor=QUIET)
+            )
+        middle = left + 0.15 * (num_prompt + 2)
+        axes.text(
+            middle,
+            0.56,
+            f"KV cache of this layer: {after} tokens",
+            ha="center",
+            va="bottom",
+            fontsize=8,
+            color=QUIET,
+        )
+        end = left + 0.3 * (num_prompt + 2)
+        for start, to in (
+            ((0.75, 1.1), (1.5, 1.7)),
+            ((0.75, 0.9), (1.5, 0.3)),
+            ((3.05, 1.75), (6.9, 1.15)),
+            ((3.05, 0.25), (left - 0.05, 0.25)),
+            ((end + 0.05, 0.3), (6.9, 0.85)),
+            ((8.45, 1.0), (9.1, 1.0)),
+        ):
+            look = {"arrowstyle": "-|>", "color": QUIET, "linewidth": 1.2}
+            axes.annotate("", to, start, arrowprops=look)
+        axes.set(xlim=(-0.85, 10.75), ylim=(-0.15, 2.45))
+        axes.axis("off")
+        computed = f"{new} token{'s' * (new > 1)} computed, {old} read from the cache"
+        title(axes, f"{name.capitalize()}: {computed}")
+    return made
+
+
+def speeds(sizes: Sequence[float], lines: Mapping[str, Sequence[float]]) -> Figure:
+    """Draw how fast operations read matrices of growing size; the first line is the ceiling.
+
+    `sizes` are in MB, `lines` in GB/s.
+    """
+    made, axes = figure(9, 4.2)
+    for (name, values), colour in zip(lines.items(), (QUIET, BLUE, ORANGE), strict=True):
+        style = "--" if colour is QUIET else "-"
+        axes.plot(sizes, values, f"o{style}", color=colour, linewidth=2, markersize=5, label=name)
+    axes.set(xscale="log", xlabel="size of the matrix (MB, log scale)", ylabel="read (GB/s)")
+    axes.set_xticks(sizes, [f"{each:g}" for each in sizes])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    made.legend(frameon=False, loc="outside lower center", labelcolor=INK)
+    title(axes, "A matrix that fits no cache is read at the speed of memory")
+    return made
+
+
+def time_parts(steps: Mapping[str, Mapping[str, float]]) -> Figure:
+    """Draw where each step's time goes, as shares of its whole; parts below zero count as none."""
+    made, axes = figure(9.4, 0.75 + 0.75 * len(steps))
+    colours = dict(
+        zip(
+            dict.fromkeys(name for each in steps.values() for name in each),
+            (BLUE, AMBER, ORANGE, SKY),
+            strict=False,
+        )
+    )
+    for row, (_, parts) in enumerate(steps.items()):
+        whole, left = sum(max(0.0, each) for each in parts.values()), 0.0
+        for name, seconds in parts.items():
+            share = 100 * max(0.0, seconds) / whole
+            axes.barh(row, share, left=left, height=0.6, color=colours[name])
+            if share >= 6:
+                axes.text(
+                    left + share / 2, row, f"{share:.0f} %", ha="center", va="center", color="white"
+                )
+            left += share
+    axes.set_yticks(range(len(steps)), list(steps))
+    axes.invert_yaxis()
+    axes.set(xlim=(0, 100), xlabel="share of the step's time (%)")
+    patches = [Patch(color=colour, label=name) for name, colour in colours.items()]
+    made.legend(
+        handles=patches,
+        frameon=False,
+        ncols=len(patches),
+        loc="outside lower center",
+        labelcolor=INK,
+    )
+    return made
+
+
+def seconds_by_batch(contexts: Sequence[int], most: int = 2000, dots: bool = True) -> Figure:
+    """Draw the step time of Llama-3-8B in bfloat16 on an L4 over the batch, for some contexts.
+
+    With `dots`, the batch at which decoding becomes compute-bound is marked. Both are computed by
+    the exercises' functions, so that `using` shows a learner's own.
+    """
+    shape, card = SHAPES["Llama-3-8B"], MACHINES["L4"]
+    made, axes = figure(9, 3.8)
+    batches = [round(each) for each in np.geomspace(1, most, 60)]
+
+    def milliseconds(batch: int, context: int) -> float:
+        return 1e3 * step_seconds(
+            weights=shape.multiplied,
+            layers=shape.layers,
+            q_heads=shape.q_heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            batch=batch,
+            context=context,
+            bandwidth=card.bandwidth,
+            peak=card.flops,
+        )
+
+    for context, colour in zip(contexts, (BLUE, ORANGE, GREEN, AMBER), strict=False):
+        line = [milliseconds(batch, context) for batch in batches]
+        name, found = f"context {context:,}", None
+        if dots:
+            found = compute_bound_batch(context)
+            ends = "never compute-bound" if found is None else f"compute-bound from {found:,} on"
+            name += f": {ends}"
+        axes.plot(batches, line, color=colour, linewidth=2, label=name)
+        if found is not None:
+            axes.plot(found, milliseconds(found, context), "o", color=colour, markersize=8)
+    axes.set(xscale="log", yscale="log", xlabel="batch (sequences, log scale)")
+    axes.set_ylabel("time of one step (ms, log scale)")
+    for each in (axes.xaxis, axes.yaxis):
+        each.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.legend(frameon=False, labelcolor=INK)
+    title(axes, "Llama-3-8B on an L4: a longer context lets the KV cache decide")
+    return made

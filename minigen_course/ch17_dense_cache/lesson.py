@@ -1,12 +1,38 @@
-"""Greedy generation with chapter 17's `DenseRunner` alone, without an engine."""
+"""Chapter 17 at work: generation with `DenseRunner` alone, and where the time of a step goes."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from minigen.llm import LLM
+from minigen.model.attention import attention
+from minigen.model.layers import rms_norm, swiglu
 from minigen.sampling.params import SamplingParams
 from minigen.sequence import Sequence
 from minigen_course.ch17_dense_cache import reference
+from minigen_course.figures.show import best_seconds
+from minigen_course.lab.cost_model import ModelShape, Step
 from minigen_course.lab.inspect_model import transformer_of
+
+FLOAT32 = 4  # bytes
+
+
+@dataclass(frozen=True)
+class StoredStep:
+    """A decode step that a benchmark measured: its time, and the machine's bandwidth."""
+
+    seconds: float
+    bandwidth: float
+    context: int
+    weight_bits: int
+
+
+# Chapter 34's compiled step for one sequence, from benchmarks/results/34_step_cost.json.
+COMPILED_STEP = StoredStep(seconds=9.70e-3, bandwidth=29.5e9, context=64, weight_bits=16)
 
 
 def continue_dense(llm: LLM, prompt: str, num_tokens: int) -> list[int]:
@@ -33,3 +59,115 @@ def continue_dense(llm: LLM, prompt: str, num_tokens: int) -> list[int]:
         sequence.num_computed = len(sequence)
         sequence.append(next_id)
     return sequence.output_ids
+
+
+def best_in_turns(runs: Mapping[str, Callable[[], object]], rounds: int = 10) -> dict[str, float]:
+    """Return the least seconds of each function; they run in turns, after one warm-up round.
+
+    So a busy moment of the machine hits all of them, and not one.
+    """
+    found = dict.fromkeys(runs, float("inf"))
+    for number in range(rounds + 1):
+        for name, run in runs.items():
+            started = time.perf_counter()
+            run()
+            if number:
+                found[name] = min(found[name], time.perf_counter() - started)
+    return found
+
+
+def products_of(llm: LLM, num_tokens: int) -> Callable[[], None]:
+    """Return a function that runs the matrix products of a step on these tokens, and nothing else.
+
+    The output head gets one token, as in a step.
+    """
+    model = transformer_of(llm)
+    x = torch.ones(num_tokens, model.embedding.shape[1])
+    mixed = torch.ones(num_tokens, model.layers[0].qkv.parts[0])
+    gated = torch.ones(num_tokens, model.layers[0].gate_up.parts[0])
+
+    @torch.inference_mode()
+    def run() -> None:
+        for layer in model.layers:
+            layer.qkv(x)
+            layer.out(mixed)
+            layer.gate_up(x)
+            layer.down(gated)
+        model.head(x[-1:])
+
+    return run
+
+
+@torch.inference_mode()
+def part_costs(llm: LLM, num_tokens: int, context: int) -> dict[str, tuple[Step, float]]:
+    """Return what each part of a step reads and computes, in all layers, and its seconds.
+
+    Each part runs alone, in float32, on the last `num_tokens` of `context` tokens.
+    """
+    model, shape = transformer_of(llm), ModelShape.of(llm.config)
+    layers, width = model.layers, shape.q_heads * shape.head_dim
+    ids = torch.arange(1000, 1000 + num_tokens)
+    x, mixed = torch.ones(num_tokens, shape.hidden), torch.ones(num_tokens, width)
+    q = torch.ones(num_tokens, shape.q_heads, shape.head_dim)
+    k = v = torch.ones(context, shape.kv_heads, shape.head_dim)
+    pairs = sum(range(context - num_tokens + 1, context + 1))
+    linears = shape.layers * shape.hidden * 2 * (width + shape.kv_heads * shape.head_dim)
+    ffn, head = shape.layers * 3 * shape.hidden * shape.ffn, shape.vocab * shape.hidden
+    norms = (2 * shape.layers + 1) * shape.hidden
+
+    def attention_products() -> None:
+        for layer in layers:
+            layer.qkv(x)
+            layer.out(mixed)
+
+    def feed_forward() -> None:
+        for layer in layers:
+            layer.down(swiglu(*layer.gate_up(x).split(layer.gate_up.parts, dim=-1)))
+
+    def all_norms() -> None:
+        for layer in layers:
+            rms_norm(x, layer.attention_norm, model.norm_eps)
+            rms_norm(x, layer.ffn_norm, model.norm_eps)
+        rms_norm(x, model.norm, model.norm_eps)
+
+    costs: dict[str, tuple[Step, Callable[[], object]]] = {
+        "embedding lookup": (
+            Step(num_tokens * shape.hidden * FLOAT32, 0, 0),
+            lambda: model.embed(ids),
+        ),
+        "norms": (
+            Step((2 * num_tokens + 1) * norms * FLOAT32, 0, 4 * num_tokens * norms),
+            all_norms,
+        ),
+        "attention's products": (
+            Step(linears * FLOAT32, 0, 2 * num_tokens * linears),
+            attention_products,
+        ),
+        "attention's context": (
+            Step(0, shape.kv_numbers(context) * FLOAT32, 4 * shape.layers * width * pairs),
+            lambda: [attention(q, k, v) for _ in layers],
+        ),
+        "feed-forward": (Step(ffn * FLOAT32, 0, 2 * num_tokens * ffn), feed_forward),
+        "output head": (
+            Step(head * FLOAT32, 0, 2 * num_tokens * head),
+            lambda: model.head(x),
+        ),
+    }
+    return {name: (step, best_seconds(run, 3)) for name, (step, run) in costs.items()}
+
+
+def operator_calls(run: Callable[[], object]) -> int:
+    """Return how many torch operators a function calls."""
+    calls = 0
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            nonlocal calls
+            calls += 1
+            return func(*args, **(kwargs or {}))
+
+    with Counting():
+        run()
+    return calls

@@ -43,6 +43,31 @@ class DenseCache:
         self.num_tokens += num_tokens
 
 
+class WindowCache:
+    """Keys and values of one sequence's last tokens, `[2, layers, window, kv_heads, head_dim]`."""
+
+    def __init__(self, layers: int, window: int, kv_heads: int, head_dim: int, dtype: torch.dtype):
+        self.kv = torch.empty(2, layers, window, kv_heads, head_dim, dtype=dtype)
+        self.num_tokens = 0
+
+    def store(
+        self,
+        layer_id: int,
+        k: Float[Tensor, "1 kv_heads head_dim"],
+        v: Float[Tensor, "1 kv_heads head_dim"],
+    ) -> Float[Tensor, "2 context kv_heads head_dim"]:
+        """Add one token to a layer; return its last `window` tokens, in any order."""
+        window = self.kv.shape[2]
+        slot = self.num_tokens % window
+        self.kv[0, layer_id, slot] = k[0]
+        self.kv[1, layer_id, slot] = v[0]
+        return self.kv[:, layer_id, : self.num_tokens + 1]  # a slice ends at the window at most
+
+    def advance(self) -> None:
+        """Count the new token, once every layer has stored it."""
+        self.num_tokens += 1
+
+
 def attend_dense(
     caches: SequenceOf[DenseCache], lengths: SequenceOf[int], windows: SequenceOf[int | None]
 ) -> Attend:

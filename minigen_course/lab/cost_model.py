@@ -239,8 +239,14 @@ MACHINES: dict[str, Machine] = {  # dense bfloat16, from the makers' data sheets
         Machine("A100 SXM 80 GB", 2039e9, 312e12, 80e9),
         Machine("RTX 4090", 1008e9, 165e12, 24e9),
         Machine("L4", 300e9, 121e12, 24e9),
+        Machine("AMD MI300X", 5300e9, 1307e12, 192e9),
+        Machine("AMD RX 7900 XTX", 960e9, 123e12, 24e9),
     )
 }
+
+# Processor and GPU share one memory. Apple states the bandwidth; the FLOPs are 76 GPU cores x 128
+# lanes x 2 x 1.4 GHz, in float32, because Apple states none.
+UNIFIED: dict[str, Machine] = {"Apple M2 Ultra": Machine("Apple M2 Ultra", 800e9, 27.2e12, 192e9)}
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,79 @@ WRONG_CACHES = [
 ]
 
 
+class KeptWindow:
+    """Right, and keeps all tokens, of which it returns the last."""
+
+    def __init__(self, layers: int, window: int, kv_heads: int, head_dim: int, dtype: Any):
+        self.window, self.dtype, self.num_tokens = window, dtype, 0
+        self.kept: list[list[Any]] = [[] for _ in range(layers)]
+
+    def store(self, layer_id: int, k: torch.Tensor, v: torch.Tensor) -> Any:
+        new = (k[0].clone().to(self.dtype), v[0].clone().to(self.dtype))
+        self.kept[layer_id] = [*self.kept[layer_id][: self.num_tokens], new]
+        last = self.kept[layer_id][-self.window :]
+        return tuple(torch.stack(each) for each in zip(*last, strict=True))
+
+    def advance(self) -> None:
+        self.num_tokens += 1
+
+
+def wrong_window(name: str) -> type:
+    class Window:
+        def __init__(self, layers: int, window: int, kv_heads: int, head_dim: int, dtype: Any):
+            size = window + 1 if name == "one too long" else window
+            size = max(1, window - 1) if name == "one too short" else size
+            dtype = torch.float32 if name == "always float32" else dtype
+            self.kv = torch.zeros(2, layers, size, kv_heads, head_dim, dtype=dtype)
+            self.num_tokens = 1 if name == "begins at one" else 0
+
+        def store(self, layer_id: int, k: torch.Tensor, v: torch.Tensor) -> Any:
+            size = self.kv.shape[2]
+            layer_id = 0 if name == "one layer for all" else layer_id
+            slot = self.num_tokens % size
+            if name == "stays at the last slot":
+                slot = min(self.num_tokens, size - 1)
+            if name == "begins again at one":
+                slot = self.num_tokens if self.num_tokens < size else 1 % size
+            self.kv[0, layer_id, slot] = k[0]
+            if name == "values in their order":
+                self.kv[1, layer_id] = self.kv[1, layer_id].roll(-1, 0)
+                self.kv[1, layer_id, -1] = v[0]
+            elif name != "values forgotten":
+                self.kv[1, layer_id, slot] = v[0]
+            if name == "keys twice":
+                self.kv[1, layer_id, slot] = k[0]
+            if name == "store counts":
+                self.num_tokens += 1
+                return self.kv[:, layer_id, : self.num_tokens]
+            if name == "always the whole window":
+                return self.kv[:, layer_id]
+            if name == "only the new":
+                return self.kv[:, layer_id, slot : slot + 1]
+            if name == "without the new":
+                return self.kv[:, layer_id, : self.num_tokens]
+            if name == "returns None":
+                return None
+            return self.kv[:, layer_id, : self.num_tokens + 1]
+
+        def advance(self) -> None:
+            if name == "counts to the window":
+                self.num_tokens = min(self.num_tokens + 1, self.kv.shape[2])
+            elif name not in ("never advances", "store counts"):
+                self.num_tokens += 1
+
+    return Window
+
+
+WRONG_WINDOWS = [
+    *("one too long", "one too short", "always float32", "begins at one", "one layer for all"),
+    *("stays at the last slot", "begins again at one", "values in their order"),
+    *("values forgotten", "keys twice", "store counts", "always the whole window"),
+    *("only the new", "without the new", "returns None", "counts to the window"),
+    "never advances",
+]
+
+
 class RunnerOneByOne:
     """Right, and each sequence in a pass of its own."""
 
@@ -223,10 +296,225 @@ WRONG_RUNNERS = [
 ]
 
 
+def batch_from_a_table(context: int) -> int | None:
+    """Right, and worked out on paper."""
+    return {1: 405, 100: 619, 1000: None, 32_000: None}[context]
+
+
+def batch_by_search(context: int) -> float | None:
+    """Right, and found by trying batches."""
+    for batch in range(1, 100_000):
+        read = (15.01e9 + batch * 131_072 * context) / 300e9
+        if batch * (15.01e9 + 4 * 32 * 32 * 128 * context) / 121e12 >= read:
+            return float(batch)
+    return None
+
+
+def batch_with_all_parameters(context: int) -> int | None:
+    """Right within 5 %: the embedding table is counted among the weights."""
+    per_sequence = (16.06e9 + 524_288 * context) / 121e12 - 131_072 * context / 300e9
+    return round(16.06e9 / 300e9 / per_sequence) if per_sequence > 0 else None
+
+
+def wrong_batch(name: str) -> Any:
+    def part(context: int) -> Any:
+        weight_bytes, kv = 15.01e9, 131_072 * context
+        flops, peak, bandwidth = 15.01e9 + 524_288 * context, 121e12, 300e9
+        if name == "one FLOP a weight":
+            flops = 7.505e9 + 524_288 * context
+        if name == "one byte a weight":
+            weight_bytes = 7.505e9
+        if name == "no keys and values":
+            kv = 0
+        if name == "query heads":
+            kv *= 4
+        if name == "keys only":
+            kv //= 2
+        if name == "one layer's keys and values":
+            kv //= 32
+        if name == "with sparsity":
+            peak = 242e12
+        if name == "gigabits":
+            bandwidth = 300e9 / 8
+        gained = flops / peak - kv / bandwidth
+        if name == "times added":
+            gained = flops / peak + kv / bandwidth
+        if name == "the ridge for all":
+            return 404
+        if name == "the ridge alone":
+            return peak / bandwidth
+        if gained <= 0:
+            return {"zero for never": 0, "minus one for never": -1}.get(name)
+        found = weight_bytes / bandwidth / gained
+        if name == "never":
+            return None
+        return f"{found:.0f}" if name == "text" else found
+
+    return part
+
+
+WRONG_BATCHES = [
+    *("one FLOP a weight", "one byte a weight", "no keys and values", "query heads", "keys only"),
+    *("one layer's keys and values", "with sparsity", "gigabits", "times added", "text"),
+    *("the ridge for all", "the ridge alone", "zero for never", "minus one for never", "never"),
+]
+
+
+def step_in_steps(
+    *,
+    weights: float,
+    layers: int,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    batch: int,
+    context: int,
+    bandwidth: float,
+    peak: float,
+    weight_bits: float = 16,
+    kv_bits: float = 16,
+    overhead: float = 0.0,
+) -> float:
+    """Right, layer by layer, and without max."""
+    read = weights / 8 * weight_bits / bandwidth
+    compute = batch * weights / (peak / 2)
+    for _ in range(layers):
+        read += 2 * kv_heads * head_dim * context * (kv_bits / 8) * batch / bandwidth
+        compute += batch * q_heads * (2 * head_dim + 2 * head_dim) * context / peak
+    return (read if read > compute else compute) + overhead
+
+
+def wrong_step(name: str) -> Any:
+    def part(**given: Any) -> Any:
+        given = {"weight_bits": 16, "kv_bits": 16, "overhead": 0.0} | given
+        weights, batch, context = given["weights"], given["batch"], given["context"]
+        per_byte = 1 if name == "bits for bytes" else 8
+        kv_heads = given["q_heads"] if name == "query heads" else given["kv_heads"]
+        sides = 1 if name == "keys only" else 2
+        layers = 1 if name == "one layer" else given["layers"]
+        kv = sides * layers * kv_heads * given["head_dim"] * context
+        kv *= given["kv_bits"] / per_byte
+        if name == "no context":
+            kv /= context
+        if name != "one sequence's keys and values":
+            kv *= batch
+        num_bytes = weights * given["weight_bits"] / per_byte
+        if name == "weights for each":
+            num_bytes *= batch
+        if name != "no keys and values":
+            num_bytes += kv
+        one = 2 * weights + 4 * given["layers"] * given["q_heads"] * given["head_dim"] * context
+        if name == "one FLOP a weight":
+            one -= weights
+        if name == "scores only":
+            one -= 2 * given["layers"] * given["q_heads"] * given["head_dim"] * context
+        if name == "attention by KV heads":
+            one = 2 * weights + 4 * given["layers"] * kv_heads * given["head_dim"] * context
+        if name == "no attention":
+            one = 2 * weights
+        flops = one if name == "one sequence's arithmetic" else batch * one
+        read, compute = num_bytes / given["bandwidth"], flops / given["peak"]
+        overhead = given["overhead"]
+        if name == "sum":
+            return read + compute + overhead
+        if name == "min":
+            return min(read, compute) + overhead
+        if name == "memory only":
+            return read + overhead
+        if name == "overhead inside":
+            return max(read, compute, overhead)
+        if name == "no overhead":
+            return max(read, compute)
+        if name == "milliseconds":
+            return 1e3 * (max(read, compute) + overhead)
+        if name == "a text":
+            return f"{max(read, compute) + overhead} s"
+        if name == "weights in 16 bits":
+            return step_in_steps(**(given | {"weight_bits": 16}))
+        return max(read, compute) + overhead
+
+    return part
+
+
+WRONG_STEPS = [
+    *("bits for bytes", "query heads", "keys only", "one layer", "no context"),
+    *("one sequence's keys and values", "weights for each", "no keys and values"),
+    *("one FLOP a weight", "scores only", "attention by KV heads", "no attention"),
+    *("one sequence's arithmetic", "sum", "min", "memory only", "overhead inside", "no overhead"),
+    *("milliseconds", "a text", "weights in 16 bits"),
+]
+
+
+def prefill_token_by_token(**given: Any) -> float:
+    """Right, and counts the pairs of each token."""
+    given = {"weight_bits": 16, "kv_bits": 16, "overhead": 0.0} | given
+    tokens, per_pair = given["prompt_tokens"], 4 * given["q_heads"] * given["head_dim"]
+    flops = 2 * given["head"]
+    for seen in range(1, tokens + 1):
+        flops += 2 * (given["weights"] - given["head"]) + given["layers"] * per_pair * seen
+    kv = 2 * given["layers"] * given["kv_heads"] * given["head_dim"] * tokens
+    read = given["weights"] * given["weight_bits"] / 8 + kv * given["kv_bits"] / 8
+    return given["overhead"] + max(flops / given["peak"], read / given["bandwidth"])
+
+
+def wrong_prefill(name: str) -> Any:
+    def part(**given: Any) -> Any:
+        given = {"weight_bits": 16, "kv_bits": 16, "overhead": 0.0} | given
+        tokens, weights, head = given["prompt_tokens"], given["weights"], given["head"]
+        pairs = {
+            "all pairs": tokens**2,
+            "not itself": tokens * (tokens - 1) / 2,
+            "last token only": tokens,
+            "no attention": 0,
+        }.get(name, tokens * (tokens + 1) / 2)
+        flops = 2 * (weights - head) * tokens + 2 * head
+        if name == "head for all":
+            flops = 2 * weights * tokens
+        if name == "no head":
+            flops = 2 * (weights - head) * tokens
+        if name == "one token":
+            flops = 2 * weights
+        if name == "one FLOP a weight":
+            flops /= 2
+        heads = given["kv_heads"] if name == "attention by KV heads" else given["q_heads"]
+        flops += 4 * given["layers"] * heads * given["head_dim"] * pairs
+        kv_heads = given["q_heads"] if name == "query heads" else given["kv_heads"]
+        kv = 2 * given["layers"] * kv_heads * given["head_dim"] * tokens
+        if name == "no keys and values":
+            kv = 0
+        read = weights * given["weight_bits"] / 8 + kv * given["kv_bits"] / 8
+        if name == "weights for each":
+            read *= tokens
+        if name == "bits for bytes":
+            read *= 8
+        times = read / given["bandwidth"], flops / given["peak"]
+        found = {"sum": sum, "min": min}.get(name, max)(times)
+        if name == "milliseconds":
+            found *= 1e3
+        if name == "None":
+            return None
+        return found if name == "no overhead" else found + given["overhead"]
+
+    return part
+
+
+WRONG_PREFILLS = [
+    *("all pairs", "not itself", "last token only", "no attention", "head for all", "no head"),
+    *("one token", "one FLOP a weight", "attention by KV heads", "no keys and values"),
+    *("weights for each", "bits for bytes", "sum", "min", "milliseconds", "no overhead", "None"),
+    "query heads",
+]
+
+
 ANSWERS = {
     "DenseCache": Answers(
         right=(GrowingCache, ListedCache, wrong_cache("nothing")),
         wrong={name: wrong_cache(name) for name in WRONG_CACHES},
+        equivalent={},
+    ),
+    "WindowCache": Answers(
+        right=(KeptWindow, wrong_window("nothing")),
+        wrong={name: wrong_window(name) for name in WRONG_WINDOWS},
         equivalent={},
     ),
     "DenseRunner": Answers(
@@ -236,5 +524,23 @@ ANSWERS = {
             "True -> False": "zip's strict: the lists are as long as the sequences are many",
             "True -> False #2": "as above",
         },
+    ),
+    "compute_bound_batch": Answers(
+        right=(
+            *(batch_from_a_table, batch_by_search, batch_with_all_parameters),
+            wrong_batch("nothing"),
+        ),
+        wrong={name: wrong_batch(name) for name in WRONG_BATCHES},
+        equivalent={"gained <= 0 -> gained < 0": "the two times are never equal"},
+    ),
+    "step_seconds": Answers(
+        right=(step_in_steps, wrong_step("nothing")),
+        wrong={name: wrong_step(name) for name in WRONG_STEPS},
+        equivalent={},
+    ),
+    "prefill_seconds": Answers(
+        right=(prefill_token_by_token, wrong_prefill("nothing")),
+        wrong={name: wrong_prefill(name) for name in WRONG_PREFILLS},
+        equivalent={},
     ),
 }
