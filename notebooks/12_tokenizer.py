@@ -159,7 +159,7 @@ print("for example:", ", ".join(unknown[:8]))
 
 # %% [markdown]
 # Characters take more than four times as many steps. (Each step also compares the new token with all
-# tokens before it, so a shorter text is cheaper twice; chapter 17 measures that.) Whole words take few
+# tokens before it, so a shorter text is cheaper in two ways; chapter 17 measures that.) Whole words take few
 # steps, but a vocabulary of words cannot say everything: a larger book makes the unknown share
 # smaller and never zero, because there are always new names, numbers, other languages and typing
 # errors. Tokens stand between characters and words.
@@ -177,13 +177,12 @@ print("for example:", ", ".join(unknown[:8]))
 # | `你` | `E4 BD A0` |
 # | `🍎` | `F0 9F 8D 8E` |
 #
-# There are only 256 bytes. If all of them are in the vocabulary, **no text can be unknown**. But bytes
-# are even more steps than characters. So we make sequences shorter: find the two neighbours that occur
+# There are only 256 bytes. If all of them are in the vocabulary, **no text can be unknown**. But bytes are at least as many steps as characters. So we make sequences shorter: find the two neighbours that occur
 # together most often, make them a new token, and repeat. This is **byte-pair encoding** (BPE), which
 # Philip Gage invented in 1994 to compress files, and which [Sennrich et al.
 # 2016](https://arxiv.org/abs/1508.07909) brought to language models.
 #
-# Here is the whole way of a short text with this model's tokenizer. Special tokens are found first
+# Figure 12.1 follows a short text through every stage of this model's tokenizer. Special tokens are found first
 # (they come later in this chapter), then the text is cut into words, and only within words are bytes
 # joined. The last row is what the model gets: a list of whole numbers, one for each token.
 
@@ -249,7 +248,7 @@ picture(
 # ## Your turn: train
 #
 # Now you write it, in three functions. The first two do one round: find the pair, and merge it. The
-# third one trains. Nothing of it has been shown, and the package's own version opens further below,
+# third one trains. You have not seen any of this code yet, and the package's own version opens further below,
 # once yours has passed. Every cell runs even if you skip an exercise: `check` then returns the
 # package's own part, and says so.
 
@@ -356,8 +355,7 @@ measured(
 # and merges stay within words. A word that occurs a thousand times is then one entry with a count of
 # 1,000, so training no longer reads the text at all, only its list of different words.
 #
-# The space needs a home. It belongs to the word after it: *Why is it* becomes `Why`, `␣is`, `␣it`. A
-# sentence then needs no tokens for spaces. The split is a rule, not a list of known words, so it works
+# The space needs a home. It belongs to the word after it: *Why is it* becomes `Why`, `␣is`, `␣it`. Most sentences then need no tokens for spaces alone. The split is a rule, not a list of known words, so it works
 # on any text.
 #
 # The rule of this model comes from GPT-2 ([Radford et al.
@@ -576,7 +574,7 @@ explore(
 )
 
 # %% [markdown]
-# And the package's tokenizer on any text: a box is a token, with its id and its bytes below. Try
+# The next figure shows the package's tokenizer on any text: a box is a token, with its id and its bytes below. Try
 # another language, an emoji, a long number, two spaces, your own name. Before you do: the same
 # sentence, *The weather is nice today, and I am going to the market*, is written below in five
 # languages. How many times as many tokens does the Hindi sentence take as the English one?
@@ -686,8 +684,7 @@ picture(
 
 # %% [markdown]
 # The first hundreds of merges shorten a text most. On the page that they were learned from, its own 533
-# merges do better than the model's 48,900, because they know that page by heart. On other text they
-# soon gain nothing. The model's last doubling of the vocabulary saves 3 per cent of the tokens, and
+# merges do better than the model's 48,900, because they know that page by heart. On other text the gain shrinks quickly. The model's last doubling of the vocabulary saves 3 per cent of the tokens, and
 # costs 11 per cent of its parameters. In a small model like this one the embedding is a fifth of
 # everything. In a model of 70 billion parameters it is a few per cent, and a step costs 500 times as
 # much, so larger models deserve larger vocabularies ([Tao et al.
@@ -713,7 +710,7 @@ picture(
 #
 # | token | id | what it marks |
 # |---|---|---|
-# | `<\|endoftext\|>` | 0 | **end of sequence** (EOS) in the first training, which read documents one after another |
+# | `<\|endoftext\|>` | 0 | **end of sequence** (EOS) in pre-training, the first and longest training, which read documents one after another |
 # | `<\|im_start\|>` | 1 | the beginning of a turn in a conversation |
 # | `<\|im_end\|>` | 2 | **end of turn**: the speaker has finished, and the other one may speak |
 #
@@ -739,8 +736,7 @@ print(
 )
 
 # %% [markdown]
-# Left alone, the model ends its turn, opens another, and begins to write *your* next message. Which
-# token is the right one to stop at must be said by the model's files, and it has gone wrong: the first
+# Left alone, the model ends its turn, opens others, and begins to write *your* next message. The model's files must name the token to stop at, and sometimes they name the wrong one: the first
 # files of Llama 3 named only the end of sequence and not the end of turn, and for some days chats in
 # many engines did not stop ([vLLM issue 4180](https://github.com/vllm-project/vllm/issues/4180)). Some
 # models have several end tokens, so engines keep a set. And if you want to stop at a text instead, a
@@ -808,8 +804,8 @@ print(llm.chat_template.render(trick))
 #
 # Do engines prevent it? Mostly not, where the template is Jinja: transformers
 # ([issue 29279](https://github.com/huggingface/transformers/issues/29279)), vLLM
-# ([a proposal](https://github.com/vllm-project/vllm/pull/31735)), llama.cpp
-# ([a request](https://github.com/ggml-org/llama.cpp/issues/26273)) and also minigen's own `chat_prompt`,
+# ([a closed proposal](https://github.com/vllm-project/vllm/pull/31735)), llama.cpp
+# ([a closed request](https://github.com/ggml-org/llama.cpp/issues/26273)) and also minigen's own `chat_prompt`,
 # as you just saw, render everything to one text and then recognise special tokens in all of it. The
 # cure is old, and some have it: **encode the text of messages with an encoder that knows no special
 # tokens**, and let only the template's own marks become special ids. OpenAI's
@@ -946,8 +942,7 @@ print(f"40 pages as one batch on ⟨{num_cores()} cores⟩: {mark(one_by_one / b
 # [time to first token](../docs/glossary.md#time-to-first-token-ttft): tokenising, then the
 # [prefill](../docs/glossary.md#prefill), in which the model computes all tokens of the prompt, and one
 # step. If the same prompt was computed before, an engine with
-# [prefix caching](../docs/glossary.md#prefix-caching) skips most of the prefill (chapter 23), and what
-# is left is small. Does tokenising matter then?
+# [prefix caching](../docs/glossary.md#prefix-caching) skips most of the prefill (chapter 23), and what is left is smaller. Does tokenising matter then?
 
 # %%
 one_token = SamplingParams(temperature=0, max_tokens=1)
@@ -964,12 +959,10 @@ measured("share of tokenising, prompt computed", share_cold, "%")
 measured("share of tokenising, computation cached", share_again, "%")
 
 # %% [markdown]
-# Without prefix caching, tokenising disappears beside the prefill. With it, tokenising is a small share
-# of a small rest. So cache the prefill first, and its tokens only if a profile shows them; the library's
+# Without prefix caching, tokenising disappears beside the prefill. With it, tokenising is still a small share. So cache the prefill first, and its tokens only if a profile shows them; the library's
 # own memory of words already does part of it. What matters more is *where* a server tokenises: a prompt
 # of 100,000 tokens takes a tenth of a second or more, and if this happens within the loop that feeds the
-# accelerator, all other users wait for it. A batch of texts can be spread over cores, as far as they are
-# free.
+# accelerator, all other users wait for it. A batch of texts can be spread over cores if other cores are free; a short batch gains nothing.
 #
 # ## The measurement again
 #
@@ -1030,7 +1023,7 @@ verdicts(
         "language_models_are_unsupervised_multitask_learners.pdf)",
     ),
     Claim(
-        "A sentence takes up to 15 times as many tokens in another language",
+        "A sentence takes several times as many tokens in another language",
         f"{times_hindi:.1f} times in Hindi, the most of {len(in_language)} languages",
         within(times_hindi, 2, 15),
         "what was rare in the tokenizer's training text has few merges",
@@ -1105,7 +1098,7 @@ verdicts(
 # - **[vLLM](https://github.com/vllm-project/vllm)**, **[SGLang](https://github.com/sgl-project/sglang)**
 #   and **[TGI](https://github.com/huggingface/text-generation-inference)** mostly use the same Rust
 #   library as minigen, [tokenizers](https://github.com/huggingface/tokenizers). They tokenise in threads
-#   or processes beside the loop that feeds the GPU; SGLang gives decoding a process of its own, its
+#   or processes beside the loop that feeds the GPU; SGLang gives detokenising a process of its own, its
 #   `DetokenizerManager`.
 # - To stream, vLLM's fast path uses the library's `DecodeStream`
 #   ([PR 15137](https://github.com/vllm-project/vllm/pull/15137)). The older way, which TGI introduced and

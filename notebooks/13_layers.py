@@ -22,7 +22,7 @@
 # large matrix multiplications, and between them stand three small functions. The
 # [rotary embedding](../docs/glossary.md#rotary-embedding) shows attention where a token stands,
 # [RMSNorm](../docs/glossary.md#rmsnorm) keeps the numbers at one size, and
-# [SwiGLU](../docs/glossary.md#swiglu) opens and closes gates. None of them takes more than five lines
+# [SwiGLU](../docs/glossary.md#swiglu) weighs numbers by gates. None of them takes more than five lines
 # of code. Each of them can be wrong without any error message, and then the model writes
 # plausible nonsense. This chapter builds all three, and shows what happens when they go wrong.
 #
@@ -165,7 +165,7 @@ print(f"second reading, without RMSNorm:      {'not a number' if overflowed else
 guess_order.compare(int(round(perplexity(unordered), -1)))
 
 # %% [markdown]
-# The complete model copies almost without an error. Without positions it cannot copy at all, although
+# After the first few tokens, the complete model copies almost without an error. Without positions it cannot copy at all, although
 # all words are in view. Without the gate it is so sure of wrong tokens that blind guessing would be far
 # better. Without RMSNorm the numbers overflow. A model of 135 million parameters depends on each of these
 # few lines.
@@ -247,14 +247,14 @@ guess_two.compare("yes" if same[2] else "no")
 # \omega_i = 10000^{-2i/d}$$
 #
 # Read it as a row of clock hands. The first hand turns by one radian per position and tells
-# neighbours apart. Every later hand is slower, down to hands that hardly move over a whole book.
+# neighbours apart. Every later hand is slower, down to hands that hardly move over a whole page.
 #
 # What does a score see of it? With content $x$ and $y$ at the positions $m$ and $n$, it has four terms:
 #
 # $$(x + P_m) \cdot (y + P_n) = x \cdot y \;+\; x \cdot P_n \;+\; P_m \cdot y \;+\; P_m \cdot P_n$$
 #
-# (The matrices $W_q$ and $W_k$ stand in between, but the four terms remain.) The last term depends on the
-# distance only, because $\sin a \sin b + \cos a \cos b = \cos(a - b)$. But the two terms in the middle
+# (In the model, the matrices $W_q$ and $W_k$ stand in between; the four terms remain.) Without these
+# matrices, the last term depends on the distance only, because $\sin a \sin b + \cos a \cos b = \cos(a - b)$. But the two terms in the middle
 # mix meaning with absolute position. *dog bites man* has other scores in the first line of a book than
 # on page 7, and the model must learn to ignore that.
 #
@@ -659,6 +659,10 @@ reveal(13, unpermuted_rows=my_rows)
 # - **YaRN** ([Peng et al. 2023](https://arxiv.org/abs/2309.00071)) and Llama 3's rule leave the pairs
 #   alone that make many turns within the trained length, divide those by $s$ that make less than
 #   about one, and blend between. YaRN also makes softmax (chapter 14) slightly sharper.
+#
+# With NTK scaling, only the last pair is slowed by the whole $s$. A pair in the middle that is slowed
+# less leaves its known angles earlier. So $s$ must be chosen larger than the factor that is wanted
+# (section 3.1 of the YaRN paper). The cell takes $s = 16$, and we test about four times the trained length.
 
 # %%
 TIMES = 16
@@ -677,7 +681,8 @@ print(
 picture(
     draw_layers.wavelengths(rotations, config.max_positions),
     "How many positions each pair needs for a full turn. Below the dotted line, a pair has met all "
-    "angles in training. NTK scaling leaves the fast pairs alone and slows the last ones 16 times.",
+    "angles in training if it turns at its trained speed. NTK scaling hardly slows the fast pairs, and the "
+    "last one 16 times.",
     number="13.8",
 )
 
@@ -712,11 +717,11 @@ picture(
 # %% [markdown]
 # As trained, the model fails already at a gap of 8,000, probably because few texts of its training were
 # so long. Linear scaling without further training is bad everywhere. NTK scaling works without any
-# training, but not evenly: a gap of 18,000 is worse than one of 32,000. Each pair now stays at angles that
+# training, but not evenly: a gap of 18,000 is worse than one of 32,000. At these gaps each pair stays at angles that
 # it knows, yet the pairs no longer agree. At a gap of 18,000 the fastest pair still says 18,000, and the
-# slowest says 18,000/16 = 1,125. Such a combination never occurred in training, and how well the model
-# copes with it seems to be a matter of luck. This is why models with a longer context have usually been trained
-# further after the scaling.
+# slowest says 18,000/16 = 1,125. Such a combination never occurred in training. That is true of the other
+# gaps as well, so it does not explain why this one is worst; one text at four gaps leaves that open.
+# Models that are offered with a longer context have usually been trained further after the scaling.
 #
 # The three ways to show a position, side by side:
 #
@@ -828,7 +833,10 @@ def norm_in(dtype):
 
     def norm(x, weight, eps):
         x, weight = x.to(dtype), weight.to(dtype)
-        return (weight * (x / (x.square().mean(-1, keepdim=True) + eps).sqrt())).float()
+        out = (weight * (x / (x.square().mean(-1, keepdim=True) + eps).sqrt())).float()
+        if dtype is torch.float16:
+            lost_by_norm.append(int((out == 0).all(-1).sum()))  # tokens that became all zeros
+        return out
 
     norm.__name__ = f"norm_in_{str(dtype).removeprefix('torch.')}"
     return norm
@@ -838,7 +846,7 @@ def norm_with_mean(x, weight, eps):
     return weight * torch.nn.functional.layer_norm(x, x.shape[-1:], eps=eps)
 
 
-by_norm = {}
+by_norm, lost_by_norm = {}, []
 for part in (*map(norm_in, (torch.float32, torch.float16, torch.bfloat16)), norm_with_mean):
     with using(13, rms_norm=part):
         by_norm[part.__name__] = perplexity(log_probabilities(llm, ids))
@@ -848,16 +856,24 @@ for name, each in by_norm.items():
 worst = max(("float16", "bfloat16"), key=lambda name: by_norm[f"norm_in_{name}"])
 guess_format.compare(worst)
 
+print(
+    f"of {len(lost_by_norm)} norms in float16, {mark(sum(map(bool, lost_by_norm)), digits=2)} lost "
+    f"tokens, the last one {mark(lost_by_norm[-1], digits=2)} of {len(ids)}"
+)
 ones = torch.ones(config.hidden)
 lost = (norm_in(torch.float16)(states[20], ones, 1e-5) == 0).all(-1).nonzero().flatten().tolist()
-print("tokens that are all zeros in float16:", [llm.tokenizer.decode([ids[row]]) for row in lost])
+print(
+    "lost already in the sound states after layer 20:",
+    [llm.tokenizer.decode([ids[row]]) for row in lost],
+)
 
 # %% [markdown]
-# In float16 the square of 24,500 is infinite, so the root is infinite, and the token's vector divided by
-# infinity is zero. One token out of fifty is lost, the first, and losing it reduces the model to
-# guessing. Most heads use this token as a resting place (an **attention sink**, chapter 14), and the
-# very large numbers that mark it are known as **massive activations**
-# ([Sun et al. 2024](https://arxiv.org/abs/2402.17762)). Again there was no error.
+# In float16 the square of any number above 256 is infinite, so the root is infinite, and the token's vector
+# divided by infinity is zero. The first token is lost early: most heads use it as a resting place (an
+# **attention sink**, chapter 14), and the very large numbers that mark it are known as **massive
+# activations** ([Sun et al. 2024](https://arxiv.org/abs/2402.17762)). The wrong states that follow lose
+# more tokens, layer by layer, and the last norm loses most of them. A token of zeros gets the same score
+# for every word of the vocabulary: that is blind guessing. Again there was no error.
 #
 # bfloat16 does not overflow here. It rounds to two or three digits, and the perplexity hardly
 # notices. That is one reason why most models of today are trained and stored in bfloat16. So an engine
@@ -1059,7 +1075,8 @@ verdicts(
         f"in {near_first / num_heads:.0%} of the heads, an average query and key score higher at "
         "distances 1 to 16 than at 113 to 128",
         within(near_first / num_heads, 0.9, 1),
-        "a tendency that the model has learned; single heads prefer any distance that they need",
+        "in this model, on average; the rotation alone does not force it, and single heads prefer any "
+        "distance that they need",
         su,
     ),
     Claim(
@@ -1088,11 +1105,12 @@ verdicts(
 # - Rotary embedding rotates pairs of numbers of each query and key by angles that grow with the position,
 #   at 32 speeds. Their score then depends on the distance alone, because a common rotation cancels.
 # - Two pairings are in use, and the rows of $W_q$ and $W_k$ must fit the pairing. If only one of them is
-#   changed, the model still answers easy questions, and can no longer copy.
+#   changed, the model can no longer copy, although no error is raised.
 # - Beyond the trained length, slow pairs reach unknown angles. Rotary scaling slows them down; linear
-#   scaling slows all pairs, NTK scaling, YaRN and Llama 3's rule slow the slow ones.
+#   scaling slows all pairs alike; NTK scaling, YaRN and Llama 3's rule slow the slow ones more than the
+#   fast ones.
 # - RMSNorm divides each token's vector by its root mean square, so that attention and the feed-forward
-#   network read inputs of one size. It must compute in float32: in float16 one square overflowed and the model was lost. bfloat16
+#   network read inputs of one size. It must not square in float16: squares above 65,504 overflow, and tokens are lost. bfloat16
 #   only rounds.
 # - SwiGLU multiplies the content of each hidden unit with a gate. The three matrices of the feed-forward
 #   network hold most of a model's parameters.

@@ -403,9 +403,9 @@ def test_the_files_that_are_mutated_are_sound_and_hold_the_same_model(tmp_path: 
 
 
 # The number of examples that each tries, briefly and at length, and the outcomes that must occur,
-# which show that the mutations get past the first check. (Hypothesis draws other examples when other
-# modules of this project are loaded, so an outcome that occurs five times in a thousand is not asked
-# for: mutated values of a GGUF meet `ConfigError` often.)
+# which show that the mutations get past the first check. (Hypothesis draws other examples when
+# other modules of this project are loaded, so an outcome that occurs five times in a thousand is
+# not asked for: mutated values of a GGUF meet `ConfigError` often.)
 FUZZERS: dict[str, tuple[Callable[[Path, int], Counter[str]], int, int, set[str]]] = {
     "bytes of a GGUF": (
         fuzz_gguf,

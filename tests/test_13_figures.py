@@ -106,7 +106,7 @@ def test_the_other_figures_draw_what_they_are_given() -> None:
     assert float(torch.as_tensor(median.get_ydata())[3]) == pytest.approx(5)
     likely = figures.found_likely(["a b", "$"], {"own": torch.tensor([0.25, 1.0])}).axes[0]
     assert [label.get_text() for label in likely.get_xticklabels()] == ["a␣b", r"\$"]
-    gates = figures.gates(torch.tensor([[-1.0, -2.0, -9.0, 1.0]])).axes[1]
+    gates = figures.gates(torch.tensor([[-0.9, -0.2, -9.0, 0.5]])).axes[1]
     assert gates.get_title(loc="left").startswith("75%")
     assert sum(bar.get_height() for bar in gates.patches) == 4
     assert likely.get_title(loc="left") == "Mean probability: 0.62 with own"

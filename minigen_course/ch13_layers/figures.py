@@ -323,9 +323,9 @@ def gates(gate: Float[Tensor, "tokens ffn"]) -> Figure:
     title(curve, "SiLU is a smooth ReLU")
     bars.hist(gate.flatten().clamp(-6, 6), bins=60, color=BLUE)
     bars.axvline(0, color=INK, linewidth=1)
-    bars.set(xlabel="gate, before (the ends hold all beyond)", ylabel="hidden units")
-    closed = float((gate < 0).float().mean())
-    title(bars, f"{closed:.0%} of the gates are negative: little passes")
+    bars.set(xlabel="gate, before (the ends hold all beyond)", ylabel="gates (tokens times units)")
+    near = float((gate.abs() < 1).float().mean())
+    title(bars, f"{near:.0%} of the gates are near 0: dimmed, not shut")
     return made
 
 
