@@ -46,6 +46,7 @@ from minigen.server.local import serving
 from minigen.server.models import warm_up
 from minigen.trace.summary import summarize
 from minigen_course import Claim, check, load_model, measured, show, verdicts
+from minigen_course.ch00_map import opening_test
 from minigen_course.ch52_slo.figures import by_rate, cost, dashboard, run_in_time, spreads, waits
 from minigen_course.ch52_slo.lesson import Case, Vitals, table
 from minigen_course.figures.explore import explore, picture
@@ -600,6 +601,28 @@ verdicts(
         "did not hold",
         "who waits for answers does not ask while the server stands still",
     ),
+)
+
+# %% [markdown]
+# ## The opening test, once more
+#
+# These are the seven questions of [chapter 00](00_map.ipynb). Answer them again: read the questions,
+# write a letter instead of each `None` in the cell below, and run it. It shows your guesses from
+# chapter 00, your answers of today, and the best answers with their reasons. (The guesses are read
+# from the file `opening_test.json` in this folder; without it, that column stays empty.)
+
+# %%
+opening_test.ask()
+
+# %%
+opening_test.compare(
+    first_token=None,
+    second_request=None,
+    long_chats=None,
+    same_beginning=None,
+    four_bits=None,
+    two_cards=None,
+    good_mean=None,
 )
 
 # %% [markdown]
