@@ -123,7 +123,7 @@ guess_ratio.compare(whole_after / first_after, "times", measured=True)
 # ## The smallest version that works
 #
 # A web framework calls a function for each request. Here is one that calls the engine, and one
-# that only says that the server lives, as every server has for those who watch over it. How long does
+# that only says that the server lives, as every server has for its monitoring. How long does
 # a look at `/health` take while the server idles, and how long while it writes an answer? Both are
 # asked by one client that is connected already, so that the times are the server's own. (A new
 # client for each request costs tens of milliseconds by itself.)
@@ -498,7 +498,7 @@ print("\n" + stack.__doc__)
 # ## The measurement again: what streaming costs
 #
 # Sixteen answers of 48 tokens: by the engine alone, in this thread; and streamed over HTTP, to
-# sixteen clients who share the cores, and even the Python, with the server. (In
+# sixteen clients that share the cores, and even the Python, with the server. (In
 # `benchmarks/51_server.py` the server has a process of its own, as it should.)
 
 # %%
