@@ -386,7 +386,8 @@ def _stairs(
     axes: Axes, times: Sequence[float], values: Sequence[float], colour: str, label: str
 ) -> None:
     """Draw a gauge, which keeps its value until the next step of the engine."""
-    top = max([1.0, *(float(max(line.get_ydata())) for line in axes.lines), *values])
+    drawn = [float(np.max(np.asarray(line.get_ydata()))) for line in axes.lines]
+    top = max([1.0, *drawn, *values])
     axes.step(times, values, where="post", color=colour, linewidth=1.4, label=label)
     axes.set_ylim(0, 1.05 * top)
 
