@@ -341,7 +341,10 @@ print(
 #
 # `GET /metrics` is a page for Prometheus, which reads it every few seconds and keeps it. Gauges
 # (now), counters (ever more, so look at their growth), histograms (counts by bucket). Names and
-# buckets are vLLM's, so its dashboards fit; `docs/grafana/minigen.json` is one.
+# buckets are vLLM's, so its dashboards fit; `docs/grafana/minigen.json` is one. Prometheus estimates a
+# percentile of several servers from the sum of their buckets:
+#
+#     histogram_quantile(0.99, sum by (le) (rate(minigen:time_to_first_token_seconds_bucket[2m])))
 
 # %%
 page = httpx.get(f"{server.url}/metrics").text
