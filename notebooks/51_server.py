@@ -636,7 +636,7 @@ verdicts(
         "Streaming makes answers faster",
         f"the first word comes {mark(whole_after / first_after, 'times')} as soon, but all tokens "
         f"{mark(100 * share, '%')} as fast as without HTTP",
-        holds(share > 1.05),
+        holds(share > 1.2),  # by more than the noise of three tries
         "the waiting is shorter, the work is not: it is a little more",
         measured=True,
     ),
