@@ -10,7 +10,7 @@ def test_a_row_has_a_tick_for_each_event_of_its_stream() -> None:
     ticks = [each.get_positions() for each in axes.collections]
     assert [list(each) for each in ticks] == [[0.1, 0.2, 0.3], [0.2, 0.4]]
     assert [bar.get_width() for bar in axes.patches] == [0.1, 0.2]
-    assert axes.get_title(loc="left") == "2 streams, 12 events a second"
+    assert axes.get_title(loc="left") == "2 streams, 12 events per second"
     with pytest.raises(ValueError, match="no events with text"):
         arrivals([[0.1], []])
 

@@ -1,6 +1,7 @@
 """A server in a thread of a notebook's kernel: what it serves, and its state when it ends."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -143,6 +144,13 @@ def test_the_small_endpoint_answers_openais_client_and_aborts_when_it_disconnect
     kinds = [event.kind for event in recorder.events]
     assert EventKind.ABORTED in kinds
     assert kinds.count(EventKind.NEW_TOKEN) < whole.num_output_tokens
+
+
+def test_the_chapter_times_the_server_and_not_the_making_of_a_client() -> None:
+    chapter = Path(__file__).parents[1] / "notebooks" / "51_server.py"
+    source = chapter.read_text(encoding="utf-8")
+    for each in ("get", "post"):
+        assert f"httpx.{each}" not in source, "each such call makes a client of its own"
 
 
 def test_a_load_from_a_cell_returns_an_outcome_for_each_request(llm: LLM) -> None:

@@ -61,6 +61,7 @@ def test_the_cost_of_a_million_tokens_is_the_hourly_price_over_the_hourly_tokens
     (axes,) = cost(8.42, {"few": 300.0, "many": 1000.0}).axes
     points = [float(line.get_ydata()[0]) for line in axes.lines[1:]]
     assert points == pytest.approx([7.80, 2.34], abs=0.005)
+    assert axes.get_xlabel() == "good tokens per second"
     with pytest.raises(ValueError, match="must be above 0"):
         cost(0, {"few": 300.0})
 
@@ -69,6 +70,7 @@ def test_a_run_is_drawn_with_its_refusals() -> None:
     run = simulate(asks(burst(9), (20, 20), (9, 9)), Knobs(max_num_seqs=1, max_queue=4))
     requests, cache, first = run_in_time(run).axes
     assert list(requests.lines[1].get_ydata()) == [each.waiting for each in run.moments]
+    assert max(each.waiting for each in run.moments) < requests.get_ylim()[1], "nothing is cut off"
     assert list(cache.lines[0].get_ydata()) == [each.kv_used for each in run.moments]
     assert [len(line.get_xdata()) for line in first.lines] == [4, 5]
 
@@ -134,7 +136,7 @@ def test_the_dashboard_sends_the_load_of_the_button_that_was_pressed(
     monkeypatch: pytest.MonkeyPatch, llm: LLM
 ) -> None:
     drawers, sent = [], []
-    monkeypatch.setattr(of_dashboard, "explore", lambda draw, caption, **_: drawers.append(draw))
+    monkeypatch.setattr(of_dashboard, "explore", lambda draw, *_, **__: drawers.append(draw))
     monkeypatch.setattr(of_dashboard, "put_load", lambda url, load: sent.append(load))
     monkeypatch.setattr(of_dashboard, "scrape", lambda url, now: Scrape(now))
     of_dashboard.dashboard("nowhere", {"few": LOAD[:1], "many": LOAD}, "caption")

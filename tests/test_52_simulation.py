@@ -5,8 +5,14 @@ import pytest
 from minigen.bench.report import Slo, report
 from minigen.bench.workload import burst, constant
 from minigen.trace.events import EventKind
-from minigen_course.ch52_slo.lesson import Case, Vitals, table
-from minigen_course.lab.cost_model import Card, decode_step, prefill_step
+from minigen_course.ch52_slo.lesson import Case, Vitals, broken_system, symptoms, table
+from minigen_course.lab.cost_model import (
+    Card,
+    config_of,
+    decode_step,
+    memory_needed,
+    prefill_step,
+)
 from minigen_course.lab.simulator import Ask, Knobs, Run, asks, simulate
 
 CARD = Card()
@@ -35,6 +41,22 @@ def test_a_long_prompt_takes_the_time_of_its_arithmetic() -> None:
     step = prefill_step(CARD.shape, 2000, 16)
     assert step.flops / CARD.machine.flops > step.num_bytes / CARD.machine.bandwidth
     assert answer.e2e == pytest.approx(step.seconds(CARD.machine, CARD.overhead), rel=0.15)
+
+
+def test_the_blocks_leave_memory_to_work_in() -> None:
+    config = config_of("Llama-3-8B")
+    tokens = Knobs().num_blocks * Knobs().block_size
+    assert 0.99 * 24e9 < memory_needed(config, 16, 1, tokens).total <= 24e9
+
+
+def test_a_cache_in_8_bits_has_half_of_the_bytes_to_read() -> None:
+    load = [lone(2000, 40)]
+    (wide,), (narrow,) = (
+        simulate(load, step_cost=card).outcomes for card in (CARD, Card(kv_bits=8))
+    )
+    spared = wide.gaps[-1] - narrow.gaps[-1]
+    cached = 2040 * CARD.shape.kv_numbers(1)  # bytes that are not read
+    assert spared == pytest.approx(cached / CARD.machine.bandwidth, rel=0.01)
 
 
 def test_the_same_load_gives_the_same_run() -> None:
@@ -110,7 +132,7 @@ def of_seats(num_seats: int) -> Run:
     return simulate(asks(burst(8), (20, 20), (20, 20)), Knobs(max_num_seqs=num_seats))
 
 
-def test_a_case_is_shown_side_by_side_and_as_cured_only_if_it_is(
+def test_a_case_is_shown_side_by_side_and_as_relieved_only_if_it_is(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     case = Case("late", "seats", "more", of_seats(1), of_seats(8), ("TTFT p99",))
@@ -118,7 +140,7 @@ def test_a_case_is_shown_side_by_side_and_as_cured_only_if_it_is(
     output = capsys.readouterr().out
     assert "> TTFT p99" in output
     assert "  TTFT p50" in output
-    with pytest.raises(AssertionError, match="does not cure"):
+    with pytest.raises(AssertionError, match="does not relieve"):
         case.tell(lambda before, after: False)
 
 
@@ -128,6 +150,43 @@ def test_the_table_shows_the_change_of_the_first_symptom(
     case = Case("late", "seats", "more", of_seats(1), of_seats(8), ("waiting, at most",))
     table([case])
     assert "waiting, at most: 7 to 0" in capsys.readouterr().out
+
+
+def test_the_table_shows_a_second_change_and_who_kept_the_objectives(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runs = [of_seats(number) for number in (1, 2, 8)]
+    case = Case("late", "seats", "more", runs[0], runs[1], ("waiting, at most",))
+    more = Case(**{**vars(case), "then": "even more", "further": runs[2]})
+    table([more])
+    shown = capsys.readouterr().out
+    assert "more; then even more" in shown
+    assert "waiting, at most: 7 to 6 to 0" in shown
+    assert "| 12% to 25% to 100% |" in shown
+    more.tell(lambda before, after: True)
+    assert "and then: even more" in capsys.readouterr().out
+
+
+def test_vitals_count_who_kept_which_objective() -> None:
+    run = of_seats(4)  # four wait for the first four
+    vitals = Vitals.of(run, (Slo("ttft", 0.5), Slo("itl", 0.1)))
+    assert (vitals.kept_ttft, vitals.kept_itl, vitals.kept) == (0.5, 1, 0.5)
+    refusing = simulate(asks(burst(4), (20, 20), (9, 9)), Knobs(max_num_seqs=1, max_queue=1))
+    assert Vitals.of(refusing).kept == 0.25, "a refused request keeps nothing"
+
+
+def test_broken_systems_differ_and_show_nothing_of_their_fault(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    systems = [broken_system(number) for number in range(1, 9)]
+    assert len({each.load for each in systems}) == 8
+    (run,) = symptoms(4)
+    assert run.outcomes == simulate(systems[3].load, systems[3].knobs).outcomes
+    shown = capsys.readouterr().out
+    assert "system 4" in shown
+    assert "static" not in shown
+    with pytest.raises(ValueError, match="no 9"):
+        broken_system(9)
 
 
 def test_vitals_can_be_those_of_one_tenant() -> None:

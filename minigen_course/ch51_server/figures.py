@@ -32,7 +32,7 @@ def arrivals(streams: Sequence[Sequence[float]]) -> Figure:
         frameon=False, ncols=2, labelcolor=INK, loc="lower right", bbox_to_anchor=(1, 1), fontsize=9
     )
     events = sum(map(len, streams)) / max(times[-1] for times in streams)
-    title(axes, f"{len(streams)} streams, {events:.0f} events a second")
+    title(axes, f"{len(streams)} streams, {events:.0f} events per second")
     return made
 
 

@@ -199,11 +199,13 @@ def panels(history: History) -> Figure:
     return made
 
 
-def dashboard(url: str, loads: Mapping[str, Sequence[Planned]], caption: str) -> None:
+def dashboard(
+    url: str, loads: Mapping[str, Sequence[Planned]], caption: str, number: str = ""
+) -> None:
     """Show the panels below one button per load, which sends it and redraws the panels meanwhile.
 
     The first load is sent at once, so that the panels show something. `caption` describes the
-    figure to readers who cannot see it.
+    figure to readers who cannot see it; with a `number`, it also stands below.
     """
     history, known_presses = History(), dict.fromkeys(loads, 0)
 
@@ -212,7 +214,7 @@ def dashboard(url: str, loads: Mapping[str, Sequence[Planned]], caption: str) ->
         known_presses.update(presses)
         yield from watch(url, history, loads[(pressed or list(loads))[0]])
 
-    explore(draw, caption, **dict.fromkeys(loads))
+    explore(draw, caption, number, **dict.fromkeys(loads))
 
 
 def watch(url: str, history: History, load: Sequence[Planned]) -> Iterator[Figure]:
@@ -326,9 +328,10 @@ def spreads(latencies: Mapping[str, Sequence[float]], wait: float, requests: int
 def cost(price_per_hour: float, tokens: Mapping[str, float]) -> Figure:
     """Draw the price of a million tokens by tokens per second, with named points on the curve.
 
-    `price_per_hour` is in dollars; `tokens` has each point's tokens per second. Dollars per million
-    tokens = price per hour / (0.0036 x tokens per second), because an hour has 3600 seconds. Raises
-    `ValueError` unless the price is above 0.
+    `price_per_hour` is in dollars; `tokens` has each point's good tokens per second, those of
+    requests that met their objectives. Dollars per million tokens = price per hour / (0.0036 x
+    tokens per second), because an hour has 3600 seconds. Raises `ValueError` unless the price is
+    above 0.
     """
     if price_per_hour <= 0:
         raise ValueError(f"price_per_hour is {price_per_hour:g}; it must be above 0.")
@@ -346,7 +349,7 @@ def cost(price_per_hour: float, tokens: Mapping[str, float]) -> Figure:
             color=INK,
             textcoords="offset points",
         )
-    axes.set(xlabel="tokens per second", ylabel="dollars per million tokens")
+    axes.set(xlabel="good tokens per second", ylabel="dollars per million good tokens")
     axes.set_ylim(0, 1.25 * max(price_per_hour / (0.0036 * each) for each in tokens.values()))
     axes.set_xlim(0, most)
     title(axes, f"A machine for \\${price_per_hour:g} per hour")
@@ -383,8 +386,10 @@ def _stairs(
     axes: Axes, times: Sequence[float], values: Sequence[float], colour: str, label: str
 ) -> None:
     """Draw a gauge, which keeps its value until the next step of the engine."""
+    drawn = [float(np.max(np.asarray(line.get_ydata()))) for line in axes.lines]
+    top = max([1.0, *drawn, *values])
     axes.step(times, values, where="post", color=colour, linewidth=1.4, label=label)
-    axes.set_ylim(0, None)
+    axes.set_ylim(0, 1.05 * top)
 
 
 PHASES = (  # label, field of `RequestSummary`, colour

@@ -1,21 +1,28 @@
-"""Diagnosis as a method: the vital signs of a run, before and after one change."""
+"""Diagnosis as a method: broken systems, and the vital signs of a run before and after a change."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
+import numpy as np
 from IPython.display import display
 
 from minigen.bench.report import Report, Slo, report
+from minigen.bench.workload import burst, constant, poisson
 from minigen.trace.timeline import Timeline
-from minigen_course.lab.simulator import Run
+from minigen_course.lab.simulator import Ask, Knobs, Run, asks, simulate
 
 SLOS = (Slo("ttft", 0.5), Slo("itl", 0.1))  # what guides recommend, and what people notice
 
 
 @dataclass(frozen=True)
 class Vitals:
-    """The vital signs of a run, or of some of its requests: seconds, shares, counts."""
+    """The vital signs of a run, or of some of its requests: seconds, shares, counts.
+
+    `kept` is the share of all requests that met every objective; `kept_ttft` and `kept_itl` are the
+    shares that met that objective. A refused request meets none.
+    """
 
     running: float
     most_waiting: int
@@ -24,6 +31,9 @@ class Vitals:
     given_up: int
     hit_rate: float
     refused: int
+    kept: float
+    kept_ttft: float
+    kept_itl: float
     found: Report
 
     @classmethod
@@ -36,6 +46,12 @@ class Vitals:
         counters, lost = run.readings.counters, list[int]()
         timeline = Timeline(on_preempted=lambda _, event: lost.append(event.counts["computed"]))
         timeline.replay(run.events)
+        answered = [each for each in outcomes if each.error is None]
+
+        def share(latency: str) -> float:
+            wanted = [slo for slo in slos if latency in (slo.latency, "")]
+            return sum(all(slo.is_met(each) for slo in wanted) for each in answered) / len(outcomes)
+
         return cls(
             running=served / sum(spans),
             most_waiting=max(each.waiting for each in run.moments),
@@ -44,6 +60,9 @@ class Vitals:
             given_up=sum(lost),
             hit_rate=counters["prefix_cache_hits"] / max(counters["prefix_cache_queries"], 1),
             refused=sum(each.error is not None for each in outcomes),
+            kept=share(""),
+            kept_ttft=share("ttft"),
+            kept_itl=share("itl"),
             found=report(outcomes, slos),
         )
 
@@ -65,56 +84,146 @@ class Vitals:
             "TTFT p99": f"{1e3 * found.ttft.p99:,.0f} ms",
             "ITL p50": f"{1e3 * found.itl.p50:,.0f} ms",
             "ITL p99": f"{1e3 * found.itl.p99:,.0f} ms",
-            "tokens a second": f"{found.output_rate:,.0f}",
-            "goodput, requests a second": f"{found.goodput:.1f}",
+            "tokens per second": f"{found.output_rate:,.0f}",
+            "goodput, requests per second": f"{found.goodput:.1f}",
+            "kept TTFT below 500 ms": f"{self.kept_ttft:.0%}",
+            "kept ITL below 100 ms": f"{self.kept_itl:.0%}",
+            "kept both": f"{self.kept:.0%}",
         }
 
 
 @dataclass(frozen=True)
 class Case:
-    """A symptom, the saturated resource, the knob that cures it, and runs before and after.
+    """A symptom, the saturated resource, the knob, and runs before and after turning it.
 
     `signs` are the vital signs that show it. `tenant` limits latencies to one tenant; None means
-    all.
+    all. `further` is a run after a second change, which `then` names, for the resource that
+    saturates once the first one does not.
     """
 
     symptom: str
     resource: str
     knob: str
     broken: Run
-    cured: Run
+    changed: Run
     signs: tuple[str, ...]
     tenant: str | None = None
+    then: str = ""
+    further: Run | None = None
 
-    def vitals(self) -> tuple[Vitals, Vitals]:
-        """Return the vital signs before and after the change."""
-        return Vitals.of(self.broken, tenant=self.tenant), Vitals.of(self.cured, tenant=self.tenant)
+    @property
+    def runs(self) -> dict[str, Run]:
+        """The runs by the title of their column."""
+        runs = {"broken": self.broken, "changed": self.changed}
+        return runs if self.further is None else {**runs, "and then": self.further}
 
-    def tell(self, is_cured: Callable[[Vitals, Vitals], bool]) -> "Case":
+    @cached_property
+    def vitals(self) -> tuple[Vitals, ...]:
+        """The vital signs before the change, after it, and after the second one if there is one."""
+        return tuple(Vitals.of(run, tenant=self.tenant) for run in self.runs.values())
+
+    def tell(self, is_relieved: Callable[[Vitals, Vitals], bool]) -> "Case":
         """Print the vital signs side by side, with `signs` marked, and return this case.
 
-        Raises `AssertionError` if `is_cured(before, after)` is false.
+        Raises `AssertionError` if `is_relieved(before, after)` is false for the first change.
         """
-        before, after = self.vitals()
-        print(f"{self.symptom}: {self.resource}; {self.knob}\n")
-        left, right = before.rows(), after.rows()
-        print(f"  {'':<28}{'broken':>12}{'cured':>12}")
-        for name in left:
+        vitals = self.vitals
+        print(f"{self.symptom}: {self.resource}; {self.knob}")
+        print(f"and then: {self.then}\n" if self.further else "")
+        columns = [each.rows() for each in vitals]
+        print(" " * 30 + "".join(f"{name:>12}" for name in self.runs))
+        for name in columns[0]:
             mark = ">" if name in self.signs else " "
-            print(f"{mark} {name:<28}{left[name]:>12}{right[name]:>12}")
-        assert is_cured(before, after), "the knob does not cure it"
+            print(f"{mark} {name:<28}" + "".join(f"{column[name]:>12}" for column in columns))
+        assert is_relieved(vitals[0], vitals[1]), "the knob does not relieve it"
         return self
 
 
 def table(cases: Sequence[Case]) -> None:
     """Show all cases as one table: symptom, resource and its layer, knob, effect."""
-    rows = ["| symptom | saturated, and where | knob | what it did |", "|---|---|---|---|"]
+    rows = [
+        "| symptom | saturated, and where | knob | what it did | kept both objectives |",
+        "|---|---|---|---|---|",
+    ]
     for each in cases:
-        left, right = (vitals.rows() for vitals in each.vitals())
+        columns = [vitals.rows() for vitals in each.vitals]
         sign = each.signs[0]
-        rows.append(
-            f"| {each.symptom} | {each.resource} | {each.knob} "
-            f"| {sign}: {left[sign]} to {right[sign]} |"
+        knob = f"{each.knob}; then {each.then}" if each.further else each.knob
+        did, kept = (
+            " to ".join(column[name] for column in columns) for name in (sign, "kept both")
         )
+        rows.append(f"| {each.symptom} | {each.resource} | {knob} | {sign}: {did} | {kept} |")
     text = "\n".join(rows)
     display({"text/markdown": text, "text/plain": text}, raw=True)
+
+
+@dataclass(frozen=True)
+class System:
+    """A load and the settings that serve it; `tenant` limits the latencies to one tenant's."""
+
+    load: tuple[Ask, ...]
+    knobs: Knobs
+    tenant: str | None = None
+
+
+NUM_SHARED = 1500  # tokens of the instructions in system 5
+NUM_NAMES = 4  # tokens that differ, and stand before them
+
+
+def _chat(rate: float, count: int, prompt: tuple[int, int], output: tuple[int, int]) -> list[Ask]:
+    return asks(poisson(rate, count, np.random.default_rng(1)), prompt, output)
+
+
+def _in_order(*loads: Sequence[Ask]) -> tuple[Ask, ...]:
+    return tuple(sorted((ask for load in loads for ask in load), key=lambda ask: ask.at))
+
+
+def broken_system(number: int) -> System:
+    """Return one of the chapter's eight broken systems, 1 to 8; each has one fault."""
+    rng = np.random.default_rng
+    if number == 1:
+        return System(_in_order(_chat(2, 120, (50, 200), (80, 160))), Knobs(max_num_seqs=4))
+    if number == 2:
+        documents = asks(constant(0.4, 20), (6000, 8000), (20, 40), seed=2)
+        talk = _chat(2, 120, (50, 100), (80, 160))
+        return System(_in_order(talk, documents), Knobs(max_num_batched_tokens=8192))
+    if number == 3:
+        return System(_in_order(_chat(1.2, 100, (800, 1200), (200, 400))), Knobs(num_blocks=1600))
+    if number == 4:
+        load = asks(burst(100), (50, 200), (10, 300))
+        return System(_in_order(load), Knobs("static", max_num_seqs=16))
+    if number == 5:
+        shared = range(NUM_SHARED)
+        load = asks(poisson(3, 100, rng(1)), (30, 60), (30, 80), shared=shared)
+        ends = [each.prompt_ids[NUM_SHARED:] for each in load]
+        prompts = [(*end[:NUM_NAMES], *shared, *end[NUM_NAMES:]) for end in ends]
+        named = [
+            Ask(each.at, prompt, each.output_tokens)
+            for each, prompt in zip(load, prompts, strict=True)
+        ]
+        return System(_in_order(named), Knobs())
+    if number == 6:
+        chat = asks(poisson(1.5, 200, rng(1)), (50, 100), (40, 80), tenant="chat")
+        job = asks([20.0] * 30, (400, 600), (100, 150), seed=2, tenant="job")
+        return System(_in_order(chat, job), Knobs(max_num_seqs=12), "chat")
+    if number == 7:
+        load = _chat(16, 300, (400, 800), (20, 60))
+        return System(_in_order(load), Knobs(max_num_batched_tokens=512))
+    if number == 8:
+        flood = asks(poisson(12, 400, rng(3)), (100, 300), (100, 200), seed=2, tenant="flood")
+        others = asks(poisson(1, 60, rng(1)), (50, 200), (40, 80), tenant="other")
+        return System(_in_order(flood, others), Knobs(max_num_seqs=32), "other")
+    raise ValueError(f"There are systems 1 to 8, and no {number}.")
+
+
+def symptoms(*numbers: int) -> list[Run]:
+    """Run these broken systems; print their vital signs side by side, and return the runs."""
+    systems = [broken_system(number) for number in numbers]
+    runs = [simulate(each.load, each.knobs) for each in systems]
+    columns = [
+        Vitals.of(run, tenant=each.tenant).rows() for run, each in zip(runs, systems, strict=True)
+    ]
+    print(" " * 30 + "".join(f"{f'system {number}':>12}" for number in numbers))
+    for name in columns[0]:
+        print(f"  {name:<28}" + "".join(f"{column[name]:>12}" for column in columns))
+    return runs

@@ -322,16 +322,20 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Card:
-    """A model in bfloat16 on a machine; `overhead` is added per step, in seconds (chapter 17)."""
+    """A model in bfloat16 on a machine; `overhead` is added per step, in seconds (chapter 17).
+
+    Each number of the KV cache has `kv_bits` bits; scales of a cache in 8 bits are left out.
+    """
 
     shape: ModelShape = SHAPES["Llama-3-8B"]
     machine: Machine = MACHINES["L4"]
     overhead: float = 2e-3
+    kv_bits: float = 16
 
     def seconds(self, chunks: Sequence[ScheduledChunk]) -> float:
         """Return a step's seconds: the longer of its bytes and its FLOPs, plus the overhead."""
         shape = self.shape
-        a_token, kv_bytes = shape.flops(0), 2 * shape.kv_numbers(1)
+        a_token, kv_bytes = shape.flops(0), shape.kv_numbers(1) * self.kv_bits / 8
         a_pair = shape.flops(1) - a_token
         flops, context_tokens = 0, 0
         for chunk in chunks:

@@ -111,7 +111,7 @@ class Knobs:
     scheduler: str | MakeScheduler = "continuous"
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
-    num_blocks: int = 3800  # what 24 GB leave beside 8 billion weights in bfloat16
+    num_blocks: int = 3300  # what 24 GB leave beside 16 GB of weights and 1 GB to work in
     block_size: int = 16
     enable_prefix_caching: bool = True
     max_wait: float = 0.05
