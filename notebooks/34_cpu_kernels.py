@@ -18,14 +18,14 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/minigen/minigen/blob/main/notebooks/34_cpu_kernels.ipynb)
 # [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=notebooks/34_cpu_kernels.ipynb)
 #
-# Chapter 17 showed that generating a token is limited by reading the weights: every weight comes out
-# of memory once, for two operations. This chapter runs that race on your own processor, in Python
-# that Numba compiles: first to reach what memory gives, then to have fewer bytes to read.
+# Chapter 17 showed that generating a token is limited by reading the weights: every weight comes
+# out of memory once, for two operations. This chapter runs that race on your own processor, in
+# Python that Numba compiles: first to reach what memory gives, then to have fewer bytes to read.
 #
-# **Afterwards you can** say what your machine's memory allows in tokens per second, measure how near
-# a kernel comes to it and where the rest goes, lay weights out so that a vector register likes them,
-# round numbers to bytes and measure what that costs, and tell which speed-up a lower precision can
-# give and which it cannot.
+# **Afterwards you can** say what your machine's memory allows in tokens per second, measure how
+# near a kernel comes to it and where the rest goes, lay weights out so that a vector register likes
+# them, round numbers to bytes and measure what that costs, and tell which speed-up a lower
+# precision can give and which it cannot.
 #
 # **You need** chapter 11 (blocks of 8 and 4 bits), chapter 17 (the roofline), and chapter 25 (the
 # engine). **Time:** about 60 minutes to read and try, about 60 for the exercises.
@@ -260,8 +260,8 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 # Why put up with groups at all? Below are 128 numbers of a row, and the steps that they are rounded
 # to. In this picture a group's steps reach from its smallest number to its largest, as those of the
 # file's 4-bit blocks do. One large number, an **outlier**, makes wide steps, for its group alone.
-# Small groups lose least at equal bits per code, but each group pays for a scale and a minimum of 16
-# bits. So compare groups at equal *total* bits, which the right side has on its axis.
+# Small groups lose least at equal bits per code, but each group pays for a scale and a minimum of
+# 16 bits. So compare groups at equal *total* bits, which the right side has on its axis.
 #
 # There are two matrices to judge by. The inputs of a product exist in float32, and have outliers.
 # The embedding is stored in 8 bits, which is enough to judge up to about 6, and has hardly any. The
@@ -310,11 +310,11 @@ assert errors[inputs, 32] < errors[inputs, 128]
 assert errors[embedding, 128] < errors[embedding, 32]
 
 # %% [markdown]
-# The answer depends on outliers. For the inputs, 4 bits in groups of 32 beat 5 bits in groups of 128,
-# although they need fewer bits in total, and one group for each row is far behind. For the embedding
-# it is the other way round: without outliers a group's scale and minimum buy less than one more bit
-# would. Small groups are an insurance. A file's format takes it for every matrix, because it cannot
-# know which rows will need it.
+# The answer depends on outliers. For the inputs, 4 bits in groups of 32 beat 5 bits in groups of
+# 128, although they need fewer bits in total, and one group for each row is far behind. For the
+# embedding it is the other way round: without outliers a group's scale and minimum buy less than
+# one more bit would. Small groups are an insurance. A file's format takes it for every matrix,
+# because it cannot know which rows will need it.
 
 # %% [markdown]
 # ## Why groups do not fit
@@ -579,15 +579,16 @@ for name, share in kinds.items():
         guess_scale.compare(100 * agreement(found, exact), "%", measured=True)
 
 # %% [markdown]
-# One outlier sets the step for all numbers that share its scale. With a scale for all of a product's
-# inputs these are the numbers of forty tokens; with a scale per token, those of that token; with one
-# for each 32, 31 neighbours. And panels multiply by a scale for each 32 at hardly any cost.
+# One outlier sets the step for all numbers that share its scale. With a scale for all of a
+# product's inputs these are the numbers of forty tokens; with a scale per token, those of that
+# token; with one for each 32, 31 neighbours. And panels multiply by a scale for each 32 at hardly
+# any cost.
 #
 # The package's inputs have a zero for each 32, too, in the place of our 128: where one number is
 # large, its group's steps need not reach as far to the other side, and are half as wide. Weights of
 # 4 bits have a minimum besides. Neither may come between the bytes and the codes, or these are no
-# whole numbers any more. How can a product of such numbers still be made of whole numbers only? That
-# is the third exercise, in plain NumPy. Yours is compared with the compiled product below.
+# whole numbers any more. How can a product of such numbers still be made of whole numbers only?
+# That is the third exercise, in plain NumPy. Yours is compared with the compiled product below.
 
 # %%
 task(34, "multiply_codes")
@@ -661,8 +662,9 @@ measured("torch, a row among five and alone: of 4,096 numbers differ", float(dif
 # there is Python. Between parallel loops threads are woken and waited for, and if another program
 # takes a core, every thread waits for the displaced one. The package's step avoids most of both. It
 # is one function, and every thread goes through it, phase by phase. Threads are woken at most once
-# per step; between phases they only read a counter until all tasks are done. Each thread takes tasks,
-# its own share first, then those of others, so a displaced thread delays a phase by one task at most.
+# per step; between phases they only read a counter until all tasks are done. Each thread takes
+# tasks, its own share first, then those of others, so a displaced thread delays a phase by one task
+# at most.
 
 # %%
 from minigen.kernels.cpu.step import run_layers
@@ -700,8 +702,8 @@ print(*(f"{part}: {chosen[part]}" for part in ("weights", "runner", "attention")
 #
 # The same model in four forms: the time of a step of one token, and the ceiling of the first cell.
 # Then the question where the rest goes. A step that is slower than its bytes allow either does
-# something besides, which takes the same time in every form, or it reads more slowly than memory can.
-# The two can be told apart by a line through the three compiled forms:
+# something besides, which takes the same time in every form, or it reads more slowly than memory
+# can. The two can be told apart by a line through the three compiled forms:
 #
 # $$t = \frac{b}{B} + c$$
 #
@@ -745,21 +747,23 @@ measured("  and the same in every form", 1e3 * constant, "ms")
 # bandwidth that is not reached, and the speed-up is nearly that of the bytes. Where it is about the
 # same in the three rows, the step has a constant part, and that part is a larger share of a shorter
 # step, so that fewer bytes gain less. The line says how much there is of each here. Its two numbers
-# are as uncertain as the times: three points and one machine, which other programs may use. (More than
-# 100 % is possible, and with it a loss or a constant below zero: a large cache still holds some of
-# the weights from the step before, and another program may have slowed the measuring of memory.)
+# are as uncertain as the times: three points and one machine, which other programs may use. (More
+# than 100 % is possible, and with it a loss or a constant below zero: a large cache still holds
+# some of the weights from the step before, and another program may have slowed the measuring of
+# memory.)
 #
 # ## What it costs in quality
 #
-# Fewer bits are a change of the model, so measure that as well, on 512 tokens of Alice. **Agreement**
-# is how often the likeliest next token is the same as in the reference. The **cost** is by how many per
-# cent perplexity rises (below zero: it falls); the ± is a 95 % interval, from the differences at each
-# token.
+# Fewer bits are a change of the model, so measure that as well, on 512 tokens of Alice.
+# **Agreement** is how often the likeliest next token is the same as in the reference. The **cost**
+# is by how many per cent perplexity rises (below zero: it falls); the ± is a 95 % interval, from
+# the differences at each token.
 #
-# One thing cannot be measured here. This checkpoint holds 4-bit weights already, and its embedding in
-# 8. So int4 loses nothing of it (the rest is inputs in bytes), and what 4 bits cost the original, only
-# the original in 16 bits could tell. Rounding these weights to 8 bits is a fair test of 8 bits, and so
-# are keys and values in 8 bits (`kv_cache_dtype="int8"`), which no file has rounded before.
+# One thing cannot be measured here. This checkpoint holds 4-bit weights already, and its embedding
+# in 8. So int4 loses nothing of it (the rest is inputs in bytes), and what 4 bits cost the
+# original, only the original in 16 bits could tell. Rounding these weights to 8 bits is a fair test
+# of 8 bits, and so are keys and values in 8 bits (`kv_cache_dtype="int8"`), which no file has
+# rounded before.
 
 # %%
 texts = [ids[start : start + 128] for start in range(0, 512, 128)]
@@ -777,9 +781,9 @@ for form, reference in references.items():
     print(f"cost {cost[0]} ± {cost[1]}")
 
 # %% [markdown]
-# The perplexity of one text moves by chance, and the interval says by how much. A cost whose interval
-# holds 0 is no cost that this text can show. A small model and 512 tokens are a weak test: real ones
-# read tens of thousands of tokens, and ask questions of several kinds besides.
+# The perplexity of one text moves by chance, and the interval says by how much. A cost whose
+# interval holds 0 is no cost that this text can show. A small model and 512 tokens are a weak test:
+# real ones read tens of thousands of tokens, and ask questions of several kinds besides.
 #
 # ## Your panels in the engine
 #
