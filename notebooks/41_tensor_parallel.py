@@ -678,7 +678,7 @@ print(f"five others, with {room} blocks: {wrong} wrong answers, stuck: {served.s
 # The orange frames are what appears. Both ranks preempted the same requests, and one returns on one
 # rank only, which has one block more. Now their messages have different sizes, and both wait for
 # ever. The five others are worse off: there the sizes happen to be the same (engines fill batches
-# up to a few sizes), and sums are made of numbers that belong to different requests. Nobody gets an
+# up to a few sizes), and sums are made of numbers that belong to different requests. No rank gets an
 # error: an all-reduce does not know whose numbers it adds. (Once your `agreed_blocks` is mended,
 # the picture shows what should be.)
 #
