@@ -385,9 +385,12 @@ guess_bytes.compare(times[2][2**20] / times[2][1024], "times", measured=True)
 # t_\text{tree} = 2\lceil\log_2 n\rceil\left(\alpha + \frac{m}{\beta}\right)$$
 #
 # The second formula is another way: a **tree** adds up all of the tensor in pairs, and sends the sum
-# back. It has fewer turns, but each moves all bytes. A library such as NCCL has both, and takes the
-# faster one for the size at hand. The model below does the same: $t = \min(t_\text{ring},
-# t_\text{tree})$.
+# back. It has fewer turns, but each moves all bytes. The model below takes whichever is faster:
+# $t = \min(t_\text{ring}, t_\text{tree})$. Libraries choose like this, too, by the size at hand. But
+# not every library has both ways everywhere: inside one machine the tree of NCCL is a chain, with as
+# many turns as a ring. Engines have kernels of their own for small messages there (at the end of
+# this chapter). So on links inside a machine read the ring as the careful estimate, and the tree as
+# what good kernels can reach.
 #
 # | symbol | meaning | in the code |
 # |---|---|---|
@@ -405,7 +408,7 @@ guess_bytes.compare(times[2][2**20] / times[2][1024], "times", measured=True)
 # Now put it together. On n devices each reads an n-th of the weights: that time falls. The time of
 # the messages does not. Choose a model, a card, and how many sequences decode at once. There are
 # three connections: NVLink and PCIe inside one machine, Ethernet between machines. Their bandwidths
-# are the data sheets'. Their latencies are assumptions: 2 and 5 µs lie among the constants by which
+# are the data sheets'. Their latencies are assumptions: 2 and 5 µs lie in the range of constants by which
 # [NCCL plans](https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc), and 30 µs is the
 # order of a TCP message between two machines. Nothing here was measured on such links.
 #
@@ -453,7 +456,7 @@ for name, link in LINKS.items():
 guess_gain.compare(round(gains["NVLink 4"][8], 1), "times by NVLink")
 
 # %% [markdown]
-# For these small messages the tree is the faster way, and on Ethernet it even decides whether 8
+# For these small messages the tree is the faster way, and on Ethernet the way even decides whether 8
 # ranks are faster or slower than one. So tensor parallelism lives inside a machine, where links are
 # fast. Between machines engines use other cuts:
 #
