@@ -22,7 +22,9 @@ from minigen_course.ch34_cpu_kernels.lesson import (
     bits_a_weight,
     continue_in_codes,
     continue_rounded,
+    perplexity_cost,
     quantise_groups,
+    rate_and_constant,
     relative_error,
     round_weights,
     rounded,
@@ -152,11 +154,11 @@ def test_the_picture_of_a_rounding_has_a_ladder_for_each_group() -> None:
     ends = {(segment[0][0], segment[1][0]) for segment in ladders.get_segments()}
     assert ends == {(-0.5, 39.5), (39.5, 79.5), (79.5, 119.5), (119.5, 127.5)}
     assert left.lines[-1].get_ydata().tolist() == rows[2, :128].tolist()
-    assert left.get_title(loc="left").startswith("8 steps for each 40 weights, the widest ")
-    expected = f"{bits_a_weight(192, 3, 40):.2f} bits a weight, error "
+    assert left.get_title(loc="left").startswith("8 steps for each 40 numbers, the widest ")
+    expected = f"{bits_a_weight(192, 3, 40):.2f} bits per number, error "
     assert right.get_title(loc="left").startswith(expected)
     names = [each.get_text() for each in right.get_legend().get_texts()]
-    assert names == [f"groups of {size}" for size in (8, 32, 128, 40)]
+    assert names == [*(f"groups of {size}" for size in (8, 32, 128)), "whole rows", "groups of 40"]
     for row in (-1, 4):
         with pytest.raises(ValueError, match="rows 0 to 3"):
             rounding(rows, row, 4, 32)
@@ -165,7 +167,7 @@ def test_the_picture_of_a_rounding_has_a_ladder_for_each_group() -> None:
 def test_a_picture_of_weights_that_lose_nothing_can_be_drawn() -> None:
     rows = round_weights(some_rows(2, 64), 4, 32).numbers()
     _, right = rounding(rows, 0, 4, 32).axes
-    assert right.get_title(loc="left") == "5.00 bits a weight, error 0 %"
+    assert right.get_title(loc="left") == "5.00 bits per number, error 0 %"
     rounding(np.zeros((1, 64), np.float32) + 1, 0, 4, 32)
 
 
@@ -223,3 +225,33 @@ def test_a_learners_product_runs_in_the_first_layer() -> None:
     length = len(llm.tokenizer.encode(prompt))
     hidden = llm.config.hidden
     assert shapes == [(length + more, hidden, hidden // 32, 32) for more in range(2)]
+
+
+def test_a_cost_in_perplexity_has_an_interval() -> None:
+    ids = [0, 1, 2, 3]
+    exact = torch.zeros(4, 8)
+    worse = exact.clone()
+    worse[torch.arange(3), torch.tensor(ids[1:])] = -torch.tensor([0.1, 0.2, 0.3])
+    cost, margin = perplexity_cost([worse], [exact], [ids])
+    ratio = perplexity_of([worse], [ids]) / perplexity_of([exact], [ids])
+    assert cost == pytest.approx(100 * (ratio - 1))
+    assert 0 < margin < cost
+    assert perplexity_cost([exact], [exact], [ids]) == (0, 0)
+
+
+def test_a_constant_is_told_from_a_lower_rate() -> None:
+    num_bytes = [96e6, 143e6, 269e6]
+    rate, constant = rate_and_constant(num_bytes, [each / 30e9 + 0.5e-3 for each in num_bytes])
+    assert (rate, constant) == pytest.approx((30e9, 0.5e-3))
+    _, none = rate_and_constant(num_bytes, [each / 20e9 for each in num_bytes])
+    assert none == pytest.approx(0, abs=1e-9)
+
+
+def test_small_groups_pay_where_there_are_outliers_and_not_elsewhere() -> None:
+    plain = np.random.default_rng(0).standard_normal((64, 512), dtype=np.float32)
+    wild = plain.copy()
+    wild[:, ::128] *= 100  # an outlier in each group of 128
+    for rows, pays in ((plain, False), (wild, True)):
+        small, large = relative_error(rows, 4, 32), relative_error(rows, 5, 128)
+        assert bits_a_weight(512, 4, 32) < bits_a_weight(512, 5, 128)
+        assert (small < large) == pays

@@ -31,6 +31,19 @@ def test_a_small_message_costs_turns_and_a_large_one_its_bytes() -> None:
     assert link.all_reduce_seconds(100, 1) == 0
     assert link.all_reduce_seconds(0, 8) == 6  # a tree of three levels, up and down
     assert link.all_reduce_seconds(8000, 8) == 14 * (1 + 100)  # a ring, an eighth at each turn
+    for num_bytes in (0, 500, 8000):
+        ring, tree = 14 * (1 + num_bytes / 8 / 10), 6 * (1 + num_bytes / 10)
+        assert link.ring_seconds(num_bytes, 8) == pytest.approx(ring)
+        assert link.tree_seconds(num_bytes, 8) == pytest.approx(tree)
+        assert link.all_reduce_seconds(num_bytes, 8) == pytest.approx(min(ring, tree))
+
+
+def test_a_ring_alone_would_reverse_the_gain_over_ethernet() -> None:
+    link, messages = LINKS["Ethernet 25 Gbit/s"], 2 * LLAMA_70B.layers + 1
+    work, _ = split_step_seconds(LLAMA_70B, H100, link, 8, 1, 1024)
+    alone, _ = split_step_seconds(LLAMA_70B, H100, link, 1, 1, 1024)
+    ring = alone / (work + messages * link.ring_seconds(2 * LLAMA_70B.hidden, 8))
+    assert ring < 1 < allowed(LLAMA_70B, H100, link, (8,), 1, 1024)[8]
 
 
 def test_a_link_is_found_again_from_its_times() -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from torch import Tensor
 
@@ -145,9 +146,13 @@ def test_messages_are_divided_into_steps_at_rank_0s_broadcasts() -> None:
 def test_a_bar_is_as_long_as_its_message_and_lanes_count_them() -> None:
     made = messages_in_time(STEP)
     (axes,) = made.axes
-    broadcasts, reduces, gathers = (each.get_paths() for each in axes.collections)
+    broadcasts, reduces, gathers = (each.get_paths() for each in axes.collections[::2])
     assert [len(each) for each in (broadcasts, reduces, gathers)] == [2, 2, 1]
     begins, ends = reduces[1].vertices[:, 0].min(), reduces[1].vertices[:, 0].max()
+    moving = [each.get_paths()[1].vertices[:, 0] for each in axes.collections[1:4:2]]
+    assert moving[1].max() == pytest.approx(ends)
+    shortest = min(np.ptp(each.vertices[:, 0]) for each in reduces)
+    assert np.ptp(moving[1]) == pytest.approx(shortest)
     assert (begins, ends) == pytest.approx((1.995, 2.995))
     texts = [text.get_text() for text in axes.texts]
     assert texts[1] == "all-reduce: sums\n2 sent, 4.6 kB"

@@ -223,6 +223,7 @@ def forms(allowed: Mapping[str, float], measured: Mapping[str, float], base: str
 SHOWN = 128  # numbers per row
 BITS = range(2, 9)
 COMPARED = {8: ":", 32: "--", 128: "-."}  # other group sizes, and their line styles
+WHOLE_ROWS = (0, (5, 1, 1, 1, 1, 1))  # the line style of one group per row
 LEAST = 0.01  # per cent
 
 
@@ -230,8 +231,8 @@ def rounding(rows: np.ndarray, row: int, bits: int, size: int) -> Figure:
     """Draw one row's first numbers on the steps of their groups, and the error of all rows.
 
     `rows` is float32, [rows, width]. On the right is a line over 2 to 8 bits for each group size:
-    the bits per weight, including scales and minima, and the error. Raises `ValueError` for a row
-    that does not exist.
+    the bits per number, including scales and minima, and the error; another line is for one group
+    per row. Raises `ValueError` for a row that does not exist.
     """
     if not 0 <= row < len(rows):
         raise ValueError(f"There is no row {row}; choose one of the rows 0 to {len(rows) - 1}.")
@@ -259,9 +260,9 @@ def _steps(axes: Axes, numbers: np.ndarray, bits: int, size: int) -> None:
     margin = 0.04 * float(np.ptp(shown)) or 1.0
     axes.set(xlim=(-1, len(shown)), ylim=(shown.min() - margin, shown.max() + margin))
     axes.set_xlabel("number of the row; dotted: groups, orange: how far it is moved")
-    axes.set_ylabel("weight")
+    axes.set_ylabel("value of the number")
     widest = float(rounded.scales[0, : -(-len(shown) // size)].max())
-    title(axes, f"{num_steps} steps for each {size} weights, the widest {widest:.3g} apart")
+    title(axes, f"{num_steps} steps for each {size} numbers, the widest {widest:.3g} apart")
 
 
 def _trade(axes: Axes, rows: np.ndarray, bits: int, size: int) -> None:
@@ -271,14 +272,17 @@ def _trade(axes: Axes, rows: np.ndarray, bits: int, size: int) -> None:
             axes.plot(
                 *_line(rows, each), style, color=QUIET, linewidth=1, label=f"groups of {each}"
             )
+    axes.plot(
+        *_line(rows, width), linestyle=WHOLE_ROWS, color=AMBER, linewidth=1.5, label="whole rows"
+    )
     axes.plot(*_line(rows, size), ".-", color=BLUE, label=f"groups of {size}")
     taken, error = bits_a_weight(width, bits, size), 100 * relative_error(rows, bits, size)
     axes.plot(taken, max(error, LEAST), "o", color=ORANGE, markersize=10, zorder=3)
     axes.set(yscale="log", xlim=(2, 12.5), ylim=(0.7 * LEAST, 200))
-    axes.set_xlabel("bits a weight, with scales and minima")
-    axes.set_ylabel("error, % of a typical weight (log scale)")
+    axes.set_xlabel("bits per number, with scales and minima")
+    axes.set_ylabel("error, % of a typical number (log scale)")
     axes.legend(frameon=False, labelcolor=INK, loc="upper right", fontsize=9)
-    title(axes, f"{taken:.2f} bits a weight, error {error:.2g} %")
+    title(axes, f"{taken:.2f} bits per number, error {error:.2g} %")
 
 
 def _line(rows: np.ndarray, size: int) -> tuple[list[float], list[float]]:

@@ -240,9 +240,10 @@ def messages_of_steps(events: Sequence[Event]) -> list[list[Event]]:
 
 
 def messages_in_time(messages: Sequence[Event]) -> Figure:
-    """Draw a lane for each kind of message; a bar is rank 0's time in it, including waiting.
+    """Draw a lane for each kind of message; a bar is rank 0's time: waiting, then moving.
 
-    `messages` are those of one step. Between the bars the rank computes.
+    `messages` are those of one step. Between the bars the rank computes. The shortest message of a
+    kind is taken as what moving needs at most; the rest of a bar is waiting, and is drawn pale.
     """
     started = [each.time_ns - each.counts["duration_ns"] for each in messages]
     first = min(started)
@@ -252,7 +253,10 @@ def messages_in_time(messages: Sequence[Event]) -> Figure:
         own = [(start, each) for start, each in pairs if each.kind.value == kind]
         bars = [((start - first) / 1e6, each.counts["duration_ns"] / 1e6) for start, each in own]
         axes.axhline(lane, color=FAINT, linewidth=1, zorder=0)
-        axes.broken_barh(bars, (lane - 0.3, 0.6), color=colour, linewidth=0.3)
+        moving = min((width for _, width in bars), default=0.0)
+        ends = [(start + width - moving, moving) for start, width in bars]
+        axes.broken_barh(bars, (lane - 0.3, 0.6), color=colour, alpha=0.35, linewidth=0)
+        axes.broken_barh(ends, (lane - 0.3, 0.6), color=colour, linewidth=0.5)
         num_bytes = sum(each.counts["bytes"] for _, each in own)
         text = f"{name}\n{len(own)} sent, {_bytes(num_bytes)}"
         left = axes.get_yaxis_transform()
@@ -260,7 +264,7 @@ def messages_in_time(messages: Sequence[Event]) -> Figure:
     axes.set(yticks=[], ylim=(len(_LANES) - 0.5, -0.5))
     axes.spines["left"].set_visible(False)
     axes.set_xlabel("ms since the step's first message", color=QUIET)
-    title(axes, f"Rank 0's {len(messages)} messages of one step")
+    title(axes, f"Rank 0's {len(messages)} messages of one step; pale: waiting for other ranks")
     return made
 
 

@@ -124,17 +124,25 @@ class Link:
     def all_reduce_seconds(self, num_bytes: float, num_ranks: int) -> float:
         """Return the time of a ring or of a tree, whichever is faster.
 
-        A ring moves the fewest bytes, and a tree takes the fewest turns. A ring takes 2 (n - 1)
-        turns, each with 1/n of the bytes; a tree takes 2 log2 n turns with all of them.
+        A ring moves the fewest bytes, and a tree takes the fewest turns.
         """
-        if num_ranks == 1:
-            return 0.0
-        ring_turns, tree_turns = 2 * (num_ranks - 1), 2 * math.ceil(math.log2(num_ranks))
-        ring = ring_turns * (self.latency + num_bytes / num_ranks / self.bandwidth)
-        return min(ring, tree_turns * (self.latency + num_bytes / self.bandwidth))
+        return min(self.ring_seconds(num_bytes, num_ranks), self.tree_seconds(num_bytes, num_ranks))
+
+    def ring_seconds(self, num_bytes: float, num_ranks: int) -> float:
+        """Return the time of 2 (n - 1) turns, each with 1/n of the bytes."""
+        turns = 2 * (num_ranks - 1)
+        return turns * (self.latency + num_bytes / num_ranks / self.bandwidth)
+
+    def tree_seconds(self, num_bytes: float, num_ranks: int) -> float:
+        """Return the time of 2 log2(n) turns, rounded up, each with all bytes."""
+        turns = 2 * math.ceil(math.log2(num_ranks))
+        return turns * (self.latency + num_bytes / self.bandwidth)
 
 
-# Orders of magnitude: bytes in one direction from data sheets, and a typical latency per turn.
+# Bytes in one direction from data sheets. The latencies per turn are assumptions: the first two lie
+# in the range of NCCL's constants for a ring (src/graph/tuning.cc: 0.5 to 3.4 and 1.0 to 5.7 µs),
+# and 30 µs is the order of a TCP message between two machines. Inside one machine NCCL's tree is a
+# chain; the logarithm is what kernels that read each other's memory can reach.
 LINKS: dict[str, Link] = {
     each.name: each
     for each in (
