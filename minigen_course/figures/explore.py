@@ -213,32 +213,40 @@ def replay(
     *,
     at: int | None = None,
     stride: int = 1,
+    number: str = "",
     **controls: Any,
 ) -> None:
     """Show `draw(step=step, **values)` below a play button, a slider over the steps, and controls.
 
     `at` is the step shown first and in the static picture, the last one if None. The button plays
-    every `stride`-th step. `controls` are those of `explore`. A drawing should take less than 100
-    ms, half the time that a step is shown. Raises `ValueError` for a step that does not exist.
+    every `stride`-th step. With a `number`, the caption also stands below. `controls` are those of
+    `explore`. A drawing should take less than 100 ms, half the time that a step is shown. Raises
+    `ValueError` for a step that does not exist.
     """
     if num_steps < 1:
         raise ValueError("There are no steps to play.")
     first = num_steps - 1 if at is None else at
     if not 0 <= first < num_steps:
         raise ValueError(f"Steps are 0 to {num_steps - 1}: there is no step {first}.")
-    explore(draw, caption, step=Player(num_steps, first, stride), **controls)
+    explore(draw, caption, number, step=Player(num_steps, first, stride), **controls)
 
 
 @contextmanager
 def watch(
-    trace: Trace, draw: Callable[[list[Event]], Figure], caption: str, every: float = 0.1
+    trace: Trace,
+    draw: Callable[[list[Event]], Figure],
+    caption: str,
+    every: float = 0.1,
+    *,
+    number: str = "",
 ) -> Generator[list[Event], None, None]:
     """Show `draw(events)` of the events traced while the block runs, and yield these events.
 
     The engine's thread draws between two steps, at most once per `every` seconds. After a slow
     drawing the next one comes later, so that drawing takes at most `MOST_OF_THE_TIME` of the time.
     An error of `draw` is shown as a sentence and does not stop the engine. At the end the figure is
-    drawn once more, and this picture remains where there is no widget.
+    drawn once more, and this picture remains where there is no widget. With a `number`, the caption
+    also stands below.
     """
     events: list[Event] = []
     canvas, painting, due_ns = Canvas(), threading.Lock(), 0
@@ -258,6 +266,7 @@ def watch(
     paint()
     box = canvas.below(())
     shown = display(canvas.output(box, caption), raw=True, display_id=True)
+    _show_caption(caption, number)
     try:
         with trace.subscribed(events.append), trace.subscribed(Timeline(on_step=on_step)):
             yield events
