@@ -353,7 +353,7 @@ def silu_multiply(gate_ptr, up_ptr, mixed_ptr, num_columns, row_stride, BLOCK: t
 
 
 # %%
-mine = check(31, silu_multiply=silu_multiply)
+mine = check(31, silu_multiply=silu_multiply)  # your own if it passed, else the package's
 greedy = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 expected = llm.generate("The old lighthouse", greedy).text
 with interpreted(), using(13, swiglu=swiglu_by(mine)):
@@ -434,7 +434,7 @@ def rms_norm_rows(x_ptr, weight_ptr, normalised_ptr, num_columns, eps, BLOCK: tl
 
 
 # %%
-mine = check(31, rms_norm_rows=rms_norm_rows)
+mine = check(31, rms_norm_rows=rms_norm_rows)  # your own if it passed, else the package's
 with interpreted(), using(13, rms_norm=rms_norm_by(mine)):
     print(llm.generate("The old lighthouse", greedy).text)
 

@@ -363,11 +363,14 @@ reveal(32, flash_attention=my_flash)
 # counting does not see).
 
 # %%
+threads = torch.get_num_threads()
+torch.set_num_threads(1)  # bytes are the same, and many small operators do not wait for threads
 ways = {"written out": attention_naive, "a loop over tiles": my_flash, "torch, fused": attention}
 peaks = {
     name: {n: count_memory(partial(way, *layer_inputs(n))).peak for n in lengths}
     for name, way in ways.items()
 }
+torch.set_num_threads(threads)
 for name, found in peaks.items():
     result = layer_inputs(2048)[0].nbytes
     times = [found[2 * n] / found[n] for n in lengths[:-1]]
