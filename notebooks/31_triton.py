@@ -166,14 +166,32 @@ print(
 # a row at hand from its first step to its last moves it once, and is launched once. That is
 # [kernel fusion](../docs/glossary.md#kernel-fusion), and the reason to write kernels.
 #
+# ## The machine, in four lines
+#
+# The same number can lie in four places. Each place is faster and smaller than the one above it. Here
+# they are for an H100 ([Hopper tuning guide](https://docs.nvidia.com/cuda/hopper-tuning-guide/)):
+#
+# | place | size | who shares it |
+# |---|---|---|
+# | memory (**HBM**) | 80 GB, 3,350 GB/s | all processors |
+# | **L2 cache** | 50 MB | all processors |
+# | **shared memory** | up to 228 KB for each processor | the threads of a program |
+# | **registers** | 65,536 of 4 bytes for each processor, 256 KB | one thread each |
+#
+# Three words for what follows. A GPU fetches neighbouring addresses of neighbouring threads in one
+# transaction: that is **coalescing**, and Triton arranges it when a block of addresses is a row of
+# neighbours. **Occupancy** is how many programs run on a processor at the same time; while one waits
+# for memory, another computes. And the registers and the shared memory that a program takes decide how
+# many fit.
+#
 # ## The smallest kernel
 #
 # A large GPU has over a hundred processors (**streaming multiprocessors**, SM, in NVIDIA's words),
-# and each wants several pieces of work at a time. So a
-# kernel is written from the point of view of one piece. The function below is run many times at
-# once, always with the same arguments; each run is a **program instance**, a *program* for short.
-# What differs is `tl.program_id(0)`, the program's number. From it, each finds out which **block**
-# of the numbers is its own: so many neighbours. (The blocks of chapter 21 are something else.)
+# and each wants several pieces of work at a time. So a kernel is written from the point of view of one
+# piece. The function below is run many times at once, always with the same arguments; each run is a
+# **program instance**, a *program* for short. What differs is `tl.program_id(0)`, the program's number.
+# From it, each program finds out which **block** of neighbouring numbers is its own. (The blocks of
+# chapter 21 are something else.)
 #
 # - `@triton.jit` makes a kernel of the function. For a GPU its body is compiled, and Python never
 #   runs it.

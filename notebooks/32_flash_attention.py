@@ -280,8 +280,8 @@ show(nothing_seen, attend_tile, causal_mask)
 # %% [markdown]
 # ## Tiles on the matrix that is not there
 #
-# For all queries at once the scores are a matrix again. Cut it into tiles, so many queries by so
-# many keys. A row of tiles belongs to the same queries: go over it from left to right with `merge`,
+# For all queries at once the scores are a matrix again. Cut it into tiles of some queries by some
+# keys. A row of tiles belongs to the same queries: go over it from left to right with `merge`,
 # and only one tile of scores is there at a time.
 #
 # Fully masked tiles can be skipped: those behind the diagonal are left out. Only

@@ -314,8 +314,8 @@ explore(
     "The keys of a layer, a row for each block: the slots that one program loads, in orange.",
     "33.2",
     kv_head=(0, 1, 1, 0),
-    sequence=(0, 2, 1, 2),
-    split=(0, 1, 1, 1),
+    sequence=(0, 2, 1, 1),
+    split=(0, 1, 1, 0),
 )
 
 # %% [markdown]
@@ -363,8 +363,8 @@ for name, count in resident.items():
     print(f"{name:>15}: {count} programs fit onto one of {CHIPS[name].processors} processors")
 
 # %% [markdown]
-# `cp.async` are loads that nobody waits for yet: while a tile is multiplied (`mma.sync`), the next
-# one is under way. The package asks for that at the launch, with `num_stages=2`. `ld.global` are
+# `cp.async` are **asynchronous** loads, which run on while the program works: while a tile is
+# multiplied (`mma.sync`), the next one is under way. The package asks for that at the launch, with `num_stages=2`. `ld.global` are
 # waited for: the block table's entries, and the query.
 #
 # ## How many programs fill a chip?

@@ -92,7 +92,7 @@ def test_the_picture_of_a_chip_shows_how_much_of_it_is_busy() -> None:
         *("1", "2", "4", "8", "16", "32", "64")
     ]
     left, _ = fill_chip(Decoding(64, 4096), CHIP, 1, 2).axes
-    assert left.get_title(loc="left") == "512 programs, 2 waves: 132 of 132 busy"
+    assert left.get_title(loc="left") == ("512 programs, 2 waves: 132 of 132 busy, 132 in the last")
 
 
 def test_splits_without_a_tile_are_refused() -> None:

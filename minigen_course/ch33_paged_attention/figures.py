@@ -165,7 +165,9 @@ def fill_chip(
     busy = min(run[0].num_programs, chip.processors)
     count = "1 wave" if len(run) == 1 else f"{len(run)} waves"
     programs = f"{work.num_programs(splits):,} programs, {count}"
-    title(left, f"{programs}: {busy} of {chip.processors} busy")
+    last = min(run[-1].num_programs, chip.processors)
+    tail = f", {last} in the last" if len(run) > 1 else ""
+    title(left, f"{programs}: {busy} of {chip.processors} busy{tail}")
     _times(right, work, chip, choices, splits, resident, times)
     return made
 
