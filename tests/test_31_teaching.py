@@ -289,3 +289,15 @@ def test_without_triton_a_check_says_what_to_do_and_stubs_are_there() -> None:
     output = run_python("-c", script)
     assert output.startswith("False check 1 of 5")
     assert "pip install 'minigen[gpu]'" in output
+
+
+def test_the_engine_says_whose_kernel_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    def own(*arguments: object) -> None: ...
+
+    for kernel, wanted in (
+        (kernels.rms_norm_rows, "the package's rms_norm_rows"),
+        (own, "your own"),
+    ):
+        with using(13, rms_norm=rms_norm_by(kernel)):
+            pass
+        assert f"{wanted}, in place of rms_norm, was called 0 times" in capsys.readouterr().out

@@ -1,5 +1,8 @@
 """Figures of chapter 32: online softmax ends as softmax over all keys, tiles follow the mask."""
 
+import math
+from pathlib import Path
+
 import pytest
 import torch
 from matplotlib.colors import to_hex
@@ -14,6 +17,8 @@ from minigen_course.ch32_flash_attention.figures import (
 from minigen_course.ch32_flash_attention.lesson import Sight, fold_tiles, pairs_wanted, score_tiles
 from minigen_course.figures.style import FAINT, ORANGE
 from minigen_course.lab.triton_interpreter import Access
+
+NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "32_flash_attention.py"
 
 
 def query(num_keys: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,10 +51,26 @@ def test_earlier_sums_shrink_when_a_larger_score_comes_and_stay_otherwise() -> N
 def test_the_figure_shows_the_answer_so_far_and_where_it_goes() -> None:
     scores, values = query()
     made = online_softmax(scores, values, tile=4, seen=3)
-    left, right = made.axes
+    left, middle, right = made.axes
     assert left.get_title(loc="left").startswith("Tile 3 of 3")
+    assert max(bar.get_height() for bar in middle.patches) == pytest.approx(1)
     heights = torch.tensor([float(bar.get_height()) for bar in right.patches]).float()
     torch.testing.assert_close(heights, scores.softmax(dim=0) @ values, atol=1e-5, rtol=1e-5)
+
+
+def test_the_weights_before_shrink_where_the_maximum_leaps() -> None:
+    made = online_softmax(torch.tensor([0.0, -1.0, 3.0, 1.0]), torch.eye(4), tile=2, seen=2)
+    bars = [bar.get_height() for bar in made.axes[1].patches]
+    now, before = bars[:4], bars[4:]
+    assert before == pytest.approx([1, math.exp(-1)])
+    assert now[:2] == pytest.approx([math.exp(-3) * each for each in before])
+    assert "shrink x 0.05" in made.axes[1].get_title(loc="left")
+
+
+def test_the_notebooks_picture_stands_at_a_leap_of_the_maximum() -> None:
+    text = NOTEBOOK.read_text(encoding="utf-8")
+    assert "at=leap" in text
+    assert "assert folds[leap].shrink < 0.5" in text
 
 
 def test_tiles_that_do_not_exist_are_refused() -> None:

@@ -210,3 +210,17 @@ def test_without_triton_its_checks_name_the_remedy() -> None:
     message, passed = run_python("-c", blocked).splitlines()
     assert "needs Triton" in message
     assert passed.startswith("(True")
+
+
+@needs_triton
+def test_a_tile_that_spills_with_four_warps_fits_with_eight() -> None:
+    from minigen_course.ch31_triton.gpu_kernels import machine_code
+
+    on_gpu = [torch.empty(512, n, 128, dtype=torch.bfloat16, device="meta") for n in (32, 8, 8)]
+    spilled = {}
+    for num_warps in (4, 8):
+        launch = partial(flash_by(flash_kernel, 128, 64, num_warps), *on_gpu)
+        (code,) = machine_code("sm_80", launch)
+        spilled[num_warps] = code.spilled
+    assert spilled[4] > 0
+    assert spilled[8] == 0

@@ -13,6 +13,7 @@ from minigen_course.ch33_paged_attention.lesson import (
     CHIPS,
     LAUNCH_SECONDS,
     TILE_SECONDS,
+    Assumed,
     Decoding,
     best_splits,
     instructions_of,
@@ -91,7 +92,7 @@ def test_the_picture_of_a_chip_shows_how_much_of_it_is_busy() -> None:
         *("1", "2", "4", "8", "16", "32", "64")
     ]
     left, _ = fill_chip(Decoding(64, 4096), CHIP, 1, 2).axes
-    assert left.get_title(loc="left") == "512 programs, 2 waves: 132 of 132 busy"
+    assert left.get_title(loc="left") == ("512 programs, 2 waves: 132 of 132 busy, 132 in the last")
 
 
 def test_splits_without_a_tile_are_refused() -> None:
@@ -151,3 +152,25 @@ def test_instructions_are_counted_by_kind() -> None:
         "\tcp.async.commit_group;\n\tcp.async.wait_group 0;\n"
     )
     assert instructions_of(ptx) == {"cp.async": 1, "ld.global": 1, "mma.sync": 1}
+
+
+def test_splitting_a_lone_long_context_pays_under_every_assumption_but_not_by_the_same_factor() -> (
+    None
+):
+    alone = Decoding(batch=1, context=32_768)
+    gains, bests = [], set()
+    for tile in (0.25e-6, 1e-6, 2e-6):
+        times = Assumed(tile=tile)
+        best = best_splits(alone, CHIP, 2, times)
+        bests.add(best)
+        gains.append(seconds(alone, CHIP, 1, 2, times) / seconds(alone, CHIP, best, 2, times))
+    assert min(gains) > 1.5
+    assert max(gains) > 2 * min(gains)
+    assert len(bests) > 1
+
+
+def test_the_figure_shows_what_is_assumed() -> None:
+    made = fill_chip(Decoding(1, 32_768), CHIP, 8, 2, Assumed(tile=2e-6, launch=12e-6))
+    labels = made.axes[1].get_legend_handles_labels()[1]
+    assert "the second pass (12 µs to start)" in labels
+    assert made.axes[0].get_xlim()[1] == pytest.approx(64 * 2 * 1.02)

@@ -127,6 +127,8 @@ def _draw_tensor(
         axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.tick_params(which="minor", length=0)
     axes.set(xlabel="column", ylabel="row")
+    if shape[0] == 1:
+        axes.set(ylabel="", yticks=[])
     if shape[0] * shape[1] <= _MAX_COUNTED:
         for offset, count in num_accesses.items():
             if count > 1:

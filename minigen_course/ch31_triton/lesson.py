@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from minigen.model.layers import rotary_tables
+from minigen_course.ch31_triton.kernels import rms_norm_rows, silu_multiply
 from minigen_course.lab.triton_interpreter import launch
 
 BLOCK = 1024
@@ -30,6 +31,7 @@ def swiglu_by(kernel: Any) -> Callable[[Tensor, Tensor], Tensor]:
         launch(kernel, grid, gate, up, mixed, ffn, gate.stride(0), BLOCK=BLOCK)
         return mixed
 
+    swiglu.__name__ = whose(kernel)
     return swiglu
 
 
@@ -46,7 +48,19 @@ def rms_norm_by(kernel: Any) -> Callable[[Tensor, Tensor, float], Tensor]:
         launch(kernel, grid, x, weight, normalised, hidden, eps, BLOCK=block)
         return normalised
 
+    rms_norm.__name__ = whose(kernel)
     return rms_norm
+
+
+def whose(kernel: Any) -> str:
+    """Return a kernel's name with its owner, so that `using` says whose kernel ran.
+
+    >>> whose(rms_norm_rows)
+    "the package's rms_norm_rows"
+    """
+    name = getattr(kernel, "__name__", "kernel")
+    owner = "the package's" if kernel in (silu_multiply, rms_norm_rows) else "your"
+    return f"{owner} {name}"
 
 
 _NOT_INSTRUCTIONS = ("//", ".", "{", "}", "$", "(", ")", "@!$")

@@ -25,31 +25,40 @@ from minigen_course.lab.triton_interpreter import Access
 
 
 def online_softmax(scores: Tensor, values: Tensor, tile: int, seen: int) -> Figure:
-    """Left: the scores, those after the first `seen` tiles pale. Right: the result so far.
+    """Draw the scores, their weights exp(score - maximum so far), and the result so far.
 
-    The dots on the right are softmax over all keys at once, which the last tile must reach. Raises
-    `ValueError` unless `seen` is from 1 to the number of tiles.
+    Keys after the first `seen` tiles are pale. The outlines are the weights before the last tile
+    came. The dots on the right are softmax over all keys at once, which the last tile must reach.
+    Raises `ValueError` unless `seen` is from 1 to the number of tiles.
     """
     folds = fold_tiles(scores, values, tile)
     if not 1 <= seen <= len(folds):
         raise ValueError(f"There are {len(folds)} tiles: seen must be from 1 to {len(folds)}.")
-    now, end = folds[seen - 1], min(seen * tile, len(scores))
-    made, (left, right) = figure(10, 3.1, ncols=2, width_ratios=(3, 2))
+    now, begin, end = folds[seen - 1], (seen - 1) * tile, min(seen * tile, len(scores))
+    made, (left, middle, right) = figure(12.5, 3.3, ncols=3, width_ratios=(3, 3, 2))
     places = torch.arange(len(scores)).tolist()
-    begin = (seen - 1) * tile
     colours = [FAINT if place >= end else ORANGE if place >= begin else BLUE for place in places]
     left.bar(places, scores.tolist(), color=colours)
     left.axhline(now.maximum, color=INK, linewidth=1, linestyle="--")
-    left.set(xlabel="key", ylabel="score")
+    left.set(xlabel="key", ylabel="score s")
     title(left, f"Tile {seen} of {len(folds)}: the maximum is {now.maximum:.2f}")
+    weights = (scores[:end] - now.maximum).exp()
+    middle.bar(places[:end], weights.tolist(), color=colours[:end])
+    if seen > 1:
+        before = (scores[:begin] - folds[seen - 2].maximum).exp()
+        middle.bar(places[:begin], before.tolist(), color="none", edgecolor=QUIET, linewidth=0.8)
+    middle.set(xlabel="key", ylabel="weight exp(s - m)", ylim=(0, 1.05))
+    middle.set_xlim(left.get_xlim())
+    kept = f"the weights before shrink x {now.shrink:.2f}" if seen > 1 else "the first weights"
+    title(middle, f"{kept}; sum {now.total:.2f}")
     answer = now.mixed / now.total
     right.bar(range(len(answer)), answer.tolist(), color=BLUE, label="answer so far")
     whole = scores.softmax(dim=0) @ values
     right.plot(range(len(whole)), whole.tolist(), "o", color=ORANGE, label="over all keys")
     right.axhline(0, color=QUIET, linewidth=0.8)
-    right.set(xlabel="column of the values", xticks=range(len(whole)))
+    right.set(xlabel="column of the values", ylabel="answer", xticks=range(len(whole)))
     made.legend(loc="outside lower right", frameon=False, labelcolor=INK, fontsize=9, ncols=2)
-    title(right, f"What was before counts {now.shrink:.2f} times; sum {now.total:.2f}")
+    title(right, "The answer so far")
     return made
 
 

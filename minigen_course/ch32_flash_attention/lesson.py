@@ -17,12 +17,15 @@ from minigen_course.lab.triton_interpreter import Access, launch, record
 Kernel = Callable[..., object]
 Attention = Callable[[Tensor, Tensor, Tensor, int | None], Tensor]
 BLOCK = 16  # the smallest size that tl.dot accepts
+NUM_WARPS = 4  # Triton's default
 
 
-def flash_by(kernel: Kernel, block_m: int = BLOCK, block_n: int = BLOCK) -> Attention:
+def flash_by(
+    kernel: Kernel, block_m: int = BLOCK, block_n: int = BLOCK, num_warps: int = NUM_WARPS
+) -> Attention:
     """Return attention as in chapter 14, by a kernel with `flash_kernel`'s signature.
 
-    It raises `ValueError` for a layer with a sliding window.
+    The interpreter ignores `num_warps`. Raises `ValueError` for a layer with a sliding window.
     """
 
     def flash(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
@@ -32,7 +35,7 @@ def flash_by(kernel: Kernel, block_m: int = BLOCK, block_n: int = BLOCK) -> Atte
                 f"{window}; choose a model without windows."
             )
         mixed = torch.empty_like(q)
-        start_flash(kernel, q, k, v, mixed, block_m, block_n)
+        start_flash(kernel, q, k, v, mixed, block_m, block_n, num_warps)
         return mixed
 
     return flash
@@ -58,7 +61,14 @@ def record_flash(
 
 
 def start_flash(
-    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, mixed: Tensor, block_m: int, block_n: int
+    kernel: Kernel,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mixed: Tensor,
+    block_m: int,
+    block_n: int,
+    num_warps: int = NUM_WARPS,
 ) -> None:
     """Launch one program for every `block_m` queries and every head."""
     (num_new, q_heads, head_dim), (context, kv_heads, _) = q.shape, k.shape
@@ -74,6 +84,7 @@ def start_flash(
         HEAD_DIM=head_dim,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
+        num_warps=num_warps,
     )
 
 

@@ -12,7 +12,8 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from minigen_course.ch33_paged_attention.lesson import (
-    LAUNCH_SECONDS,
+    ASSUMED,
+    Assumed,
     Chip,
     Decoding,
     Wave,
@@ -145,7 +146,9 @@ MICRO = 1e6
 MOST_EDGES = 40  # with more waves than this, edges would hide them
 
 
-def fill_chip(work: Decoding, chip: Chip, splits: int, resident: int) -> Figure:
+def fill_chip(
+    work: Decoding, chip: Chip, splits: int, resident: int, times: Assumed = ASSUMED
+) -> Figure:
     """Draw the chip's processors over time (left), and the time by number of splits (right).
 
     Raises `ValueError` for more splits than the context has tiles.
@@ -157,13 +160,15 @@ def fill_chip(work: Decoding, chip: Chip, splits: int, resident: int) -> Figure:
             f"{choices[-1]}, so that each split has one."
         )
     made, (left, right) = figure(11.5, 4.0, ncols=2, width_ratios=(1, 1))
-    run = waves(work, chip, splits, resident)
+    run = waves(work, chip, splits, resident, times)
     _processors(left, run, chip, resident)
     busy = min(run[0].num_programs, chip.processors)
     count = "1 wave" if len(run) == 1 else f"{len(run)} waves"
     programs = f"{work.num_programs(splits):,} programs, {count}"
-    title(left, f"{programs}: {busy} of {chip.processors} busy")
-    _times(right, work, chip, choices, splits, resident)
+    last = min(run[-1].num_programs, chip.processors)
+    tail = f", {last} in the last" if len(run) > 1 else ""
+    title(left, f"{programs}: {busy} of {chip.processors} busy{tail}")
+    _times(right, work, chip, choices, splits, resident, times)
     return made
 
 
@@ -196,22 +201,24 @@ def _times(
     choices: Sequence[int],
     splits: int,
     resident: int,
+    times: Assumed,
 ) -> None:
     """Draw the times stacked: the first pass and, if the context is split, the second."""
     for each in choices:
-        first = MICRO * waves(work, chip, each, resident)[-1].end
-        second = MICRO * seconds(work, chip, each, resident) - first
+        first = MICRO * waves(work, chip, each, resident, times)[-1].end
+        second = MICRO * seconds(work, chip, each, resident, times) - first
         place = math.log2(each)
         axes.bar(place, first, color=ORANGE if each == splits else FAINT, width=0.75)
         axes.bar(place, second, bottom=first, color=QUIET, width=0.75)
     floor = MICRO * work.kv_bytes / chip.bandwidth
-    axes.bar(0, 0, color=QUIET, label=f"the second pass ({MICRO * LAUNCH_SECONDS:g} µs to start)")
+    axes.bar(0, 0, color=QUIET, label=f"the second pass ({MICRO * times.launch:g} µs to start)")
     alone = f"memory alone: {significant(floor)} µs"
     axes.axhline(floor, label=alone, color=INK, linewidth=1, linestyle="--")
     axes.set_xticks([math.log2(each) for each in choices], [str(each) for each in choices])
     axes.set(xlabel="splits", ylabel="microseconds, as the model has it")
-    axes.set_ylim(0, 1.25 * max(MICRO * seconds(work, chip, each, resident) for each in choices))
+    longest = max(seconds(work, chip, each, resident, times) for each in choices)
+    axes.set_ylim(0, 1.25 * MICRO * longest)
     axes.legend(frameon=False, labelcolor=INK, fontsize=9, loc="upper right")
-    chosen = MICRO * seconds(work, chip, splits, resident)
+    chosen = MICRO * seconds(work, chip, splits, resident, times)
     share = floor / chosen
     title(axes, f"Splits: {splits}; {significant(chosen)} µs, {share:.0%} of what memory gives")

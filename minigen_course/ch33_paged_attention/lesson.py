@@ -112,25 +112,44 @@ class Wave:
     end: float
 
 
-def waves(work: Decoding, chip: Chip, splits: int, resident: int) -> list[Wave]:
+@dataclass(frozen=True)
+class Assumed:
+    """What the model assumes, in seconds; no GPU has confirmed it.
+
+    `tile` is what a program takes to load a tile and multiply it, `launch` what it takes to start
+    the second pass.
+    """
+
+    tile: float = TILE_SECONDS
+    launch: float = LAUNCH_SECONDS
+
+
+ASSUMED = Assumed()
+
+
+def waves(
+    work: Decoding, chip: Chip, splits: int, resident: int, times: Assumed = ASSUMED
+) -> list[Wave]:
     """Run the first pass: in each wave as many programs as fit, in order."""
     left, now, found = work.num_programs(splits), 0.0, []
     bytes_each = work.kv_bytes / left
     while left:
         running = min(left, chip.processors * resident)
-        alone = work.tiles(splits) * TILE_SECONDS
+        alone = work.tiles(splits) * times.tile
         took = max(alone, running * bytes_each / chip.bandwidth)
         found.append(Wave(running, now, now + took))
         left, now = left - running, now + took
     return found
 
 
-def seconds(work: Decoding, chip: Chip, splits: int, resident: int) -> float:
+def seconds(
+    work: Decoding, chip: Chip, splits: int, resident: int, times: Assumed = ASSUMED
+) -> float:
     """Seconds of both passes; there is a second one only if the context is split."""
-    first = waves(work, chip, splits, resident)[-1].end
+    first = waves(work, chip, splits, resident, times)[-1].end
     if splits == 1:
         return first
-    return first + LAUNCH_SECONDS + work.part_bytes(splits) / chip.bandwidth
+    return first + times.launch + work.part_bytes(splits) / chip.bandwidth
 
 
 def split_choices(work: Decoding) -> list[int]:
@@ -139,9 +158,9 @@ def split_choices(work: Decoding) -> list[int]:
     return [splits for splits in choices if splits <= max(work.tiles(1), 1)]
 
 
-def best_splits(work: Decoding, chip: Chip, resident: int) -> int:
+def best_splits(work: Decoding, chip: Chip, resident: int, times: Assumed = ASSUMED) -> int:
     """Return the number of splits that is fastest in this model; of equals, the smallest."""
-    return min(split_choices(work), key=lambda splits: seconds(work, chip, splits, resident))
+    return min(split_choices(work), key=lambda splits: seconds(work, chip, splits, resident, times))
 
 
 SEQUENCES, BLOCKS, BLOCK_SIZE, KV_HEADS, Q_HEADS = 16, 64, 16, 8, 32
