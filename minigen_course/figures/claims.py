@@ -14,8 +14,7 @@ from IPython.display import display
 
 HELD, MORE, LESS = "held", "more than claimed", "less than claimed"
 DID_NOT_HOLD, NOT_TESTED = "did not hold", "not tested here"
-PARTLY = "held within bounds"  # typed, not computed; chapters that are not rewritten yet use it
-OUTCOMES = (HELD, MORE, LESS, DID_NOT_HOLD, NOT_TESTED, PARTLY)
+OUTCOMES = (HELD, MORE, LESS, DID_NOT_HOLD, NOT_TESTED)
 KEY = "minigen_claims"
 LINK = re.compile(r"\[([^]]+)\]\((https?://[^)\s]+)\)")
 COMMON = "often heard"  # the source of a claim that has no single one
