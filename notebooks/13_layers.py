@@ -319,8 +319,8 @@ print("key:  ", by_quarters[1])
 picture(
     draw_layers.quarter_turns(*by_quarters, names=("0", "1", "2")),
     "A query and a key of two numbers at three positions, and all their scores. Each diagonal of the "
-    "table is one distance, and holds one number. (A query looks back, so a model uses the diagonal "
-    "and what lies below it.)",
+    "table is one distance, and holds one number. A query looks back, so a model uses the diagonal "
+    "and what lies below it.",
     number="13.3",
 )
 

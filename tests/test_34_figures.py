@@ -239,7 +239,7 @@ def test_a_cost_in_perplexity_has_an_interval() -> None:
     assert perplexity_cost([exact], [exact], [ids]) == (0, 0)
 
 
-def test_a_constant_is_told_from_a_lower_rate() -> None:
+def test_a_constant_is_distinguished_from_a_lower_rate() -> None:
     num_bytes = [96e6, 143e6, 269e6]
     rate, constant = rate_and_constant(num_bytes, [each / 30e9 + 0.5e-3 for each in num_bytes])
     assert (rate, constant) == pytest.approx((30e9, 0.5e-3))

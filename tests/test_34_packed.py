@@ -53,7 +53,7 @@ def test_packed_weights_choose_the_tokens_of_plain_ones(
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     prompts = ["a", "some longer prompt than that", "zz"]
     packed = LLM.load(tiny_directory, weights="bfloat16").generate(prompts, greedy)
-    monkeypatch.setattr("minigen.assembly.cpu.can_pack", lambda dtype: False)
+    monkeypatch.setattr("minigen.kernels.onednn.can_pack", lambda dtype: False)
     plain = LLM.load(tiny_directory, weights="bfloat16").generate(prompts, greedy)
     assert [each.token_ids for each in packed] == [each.token_ids for each in plain]
 

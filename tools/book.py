@@ -13,6 +13,7 @@ import nbformat
 from nbconvert import HTMLExporter
 from rich.progress import track
 
+from minigen_course.grading.task import SOURCE
 from tools.chapters import BUILD, ROOT, Chapter, read_chapters, read_parts
 
 NOTEBOOKS = ROOT / "notebooks"
@@ -53,6 +54,7 @@ def _page(chapter: Chapter, before: Chapter | None, after: Chapter | None) -> st
     name = f"{chapter.number} {chapter.title}"
     body, _ = HTMLExporter().from_notebook_node(notebook, resources={"metadata": {"name": name}})
     body = re.sub(r'href="(\d\d_\w+)\.ipynb"', r'href="\1.html"', body)
+    body = body.replace('href="../', f'href="{SOURCE}/')  # documents, such as the glossary
     links = [_link(before, "← ") if before else "", '<a href="index.html">contents</a>']
     links.append(_link(after, "", " →") if after else "")
     bar = f'<nav style="{BAR}">{" &nbsp; ".join(filter(None, links))}</nav>'

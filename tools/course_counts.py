@@ -41,7 +41,7 @@ def counts(path: Path) -> dict[str, str]:
         for output in cell.get("outputs", ())
     ]
     chapter = path.stem[:2]
-    levels = Counter(
+    levels: Counter[str] = Counter(
         each.level for each in (exercises(chapter).values() if chapter in CHAPTERS else ())
     )
     found = (

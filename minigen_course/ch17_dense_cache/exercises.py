@@ -132,12 +132,12 @@ def _expect_window(
     """Expect the last tokens' keys in any order, each beside its value."""
     last = list(enumerate(stored))[-window:]
     keys, values = found
-    told = f"{len(last)} tokens, after {len(stored)} with a window of {window}"
-    expect(len(keys) == len(last), f"store returned {len(keys)} keys; it should return {told}.")
-    expect(len(values) == len(last), f"store returned {len(values)} values; it should be {told}.")
+    wanted = f"{len(last)} tokens, after {len(stored)} with a window of {window}"
+    expect(len(keys) == len(last), f"store returned {len(keys)} keys; it should return {wanted}.")
+    expect(len(values) == len(last), f"store returned {len(values)} values; it should be {wanted}.")
     for token, (k, v) in last:
         same = [row for row, key in enumerate(keys) if torch.allclose(key.float(), k[0])]
-        expect(same, f"the key of token {token} is missing; store should return the last {told}.")
+        expect(same, f"the key of token {token} is missing; store should return the last {wanted}.")
         expect(
             any(torch.allclose(values[row].float(), v[0]) for row in same),
             f"beside the key of token {token} there should be its value.",
@@ -270,8 +270,8 @@ def _expect_batch(part: Estimate, context: int) -> None:
     right, found = compute_bound_batch(context), part(context)
     name = f"the batch for a context of {context:,}"
     if right is None:
-        told = "a sequence's keys and values take longer to read than its arithmetic takes"
-        expect(found is None, f"{name} is {found!r}; it should be None: {told}.")
+        why = "a sequence's keys and values take longer to read than its arithmetic takes"
+        expect(found is None, f"{name} is {found!r}; it should be None: {why}.")
         return
     expect(found is not None, f"{name} is None; it should be a number: large batches reach it.")
     is_number = isinstance(found, int | float) and not isinstance(found, bool)
