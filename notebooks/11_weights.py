@@ -1048,9 +1048,9 @@ for name, seconds, memory in (
     ("map, offset known", known_seconds, known_memory),
 ):
     print(f"{name:<22}{mark(seconds * 1e3, 'ms')}, {mark(memory, 'MB')}")
-measured("mapping with the header: so many times less memory", eager_memory / max(lazy_memory, 0.1))
-measured("mapping with the header: so many times less time", eager_seconds / lazy_seconds)
-measured("mapping with the offset: so many times less time", eager_seconds / known_seconds)
+measured("mapping with the header, times less memory", eager_memory / max(lazy_memory, 0.1))
+measured("mapping with the header, times less time", eager_seconds / lazy_seconds)
+measured("mapping with the offset, times less time", eager_seconds / known_seconds)
 
 # %% [markdown]
 # Memory falls by a large factor. Time hardly falls as long as the header is walked: nearly all of it

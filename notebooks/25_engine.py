@@ -169,7 +169,7 @@ measured("both together", fastest / slowest, "times")
 # %% [markdown]
 # A speed-up means nothing without its workload and its baseline. The cache gains more where texts are
 # longer, because then more is computed again without it. Sharing steps gains until the step becomes
-# compute-bound (chapter 24). And nobody serves without a cache: an honest baseline for an engine is the
+# compute-bound (chapter 24). But no server works without a cache: an honest baseline for an engine is the
 # second bar, not the first one.
 #
 # ## The smallest engine
@@ -306,7 +306,7 @@ replay(
 # %% [markdown]
 # ## Watch it run
 #
-# The engine emits an event for everything that it does: a step, a token, a block. Whoever subscribes
+# The engine emits an event for everything that it does: a step, a token, a block. Each subscriber
 # to its **trace** gets them. The timeline below is drawn while the engine works, by the engine's own
 # thread between two steps:
 

@@ -524,9 +524,9 @@ for n in (1, 2, 4, 8, 16, 64):
     in_bytes[n] = Step(panel_bytes, 0, 2 * n * num_rows * width), taken
 of_few = best_seconds(partial(run, few))
 peak = max(2 * 64 * few * width / of_few, *(step.flops / each for step, each in in_bytes.values()))
-placed = {f"{n} tokens" if n > 1 else "1": each for n, each in in_bytes.items()}
+placed = {f"{n} token{'s' * (n > 1)}": each for n, each in in_bytes.items()}
 picture(
-    roofline(Machine("this machine", bandwidth, peak), placed, "billion operations a second"),
+    roofline(Machine("this machine", bandwidth, peak), placed, "billion operations per second"),
     "A roofline for bytes: steps of 1 to 64 tokens climb along the slope to the flat part.",
     number="34.5",
 )

@@ -22,12 +22,11 @@ from minigen_course.figures.style import (
     PALE,
     PINK,
     QUIET,
+    arrow,
     figure,
     printable,
 )
 from minigen_course.grading.workspace import notebooks_folder
-
-ARROW = {"arrowstyle": "-|>", "color": QUIET, "linewidth": 1.3}
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def journey(config: ModelConfig, text: str, ids: Sequence[int], next_id: int, pi
     axes.axis("off")
     for stop, after in pairwise(stops):
         start, end = stop.x + _half(stop), after.x - _half(after)
-        axes.annotate("", (end, 0), (start, 0), arrowprops=ARROW)
+        arrow(axes, (start, 0), (end, 0))
     for stop in stops:
         if not stop.text:
             _layers(axes, stop.x, config)
@@ -89,7 +88,7 @@ def journey(config: ModelConfig, text: str, ids: Sequence[int], next_id: int, pi
                 stop.x + 0.1, top, stop.leaves, ha="center", va="bottom", fontsize=8, color=INK
             )
     axes.plot([11.9, 11.9, 4.25], [-0.95, -1.75, -1.75], color=BLUE, linewidth=1.3)
-    axes.annotate("", (4.25, -0.95), (4.25, -1.78), arrowprops=ARROW | {"color": BLUE})
+    arrow(axes, (4.25, -1.78), (4.25, -0.95), color=BLUE)
     axes.text(
         *(8.1, -1.85, "the new token goes in as the next input, until the answer ends: decode"),
         ha="center",

@@ -32,6 +32,7 @@ from minigen_course.figures.style import (
     QUIET,
     SKY,
     YELLOW,
+    arrow,
     figure,
     title,
 )
@@ -374,9 +375,7 @@ def _row_of_pages(
 def _arrow(
     axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: str, text: str
 ) -> None:
-    axes.annotate(
-        "", end, start, arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.6}
-    )
+    arrow(axes, start, end, color=colour, linewidth=1.6)
     middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
     is_flat = start[1] == end[1]
     axes.text(

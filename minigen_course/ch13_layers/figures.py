@@ -23,6 +23,7 @@ from minigen_course.figures.style import (
     PINK,
     QUIET,
     SKY,
+    arrow,
     figure,
     printable,
     title,
@@ -184,7 +185,6 @@ def layer_flow(num_tokens: int, hidden: int, ffn: int, heads: tuple[int, int, in
         ],
     }
     lit = ("RMSNorm", "rotate\nq and k", "SwiGLU")
-    arrow = {"arrowstyle": "-|>", "color": QUIET, "linewidth": 1.2}
     for y, boxes in rows.items():
         for column, (name, shape) in enumerate(boxes):
             x = 1.75 * column
@@ -193,15 +193,15 @@ def layer_flow(num_tokens: int, hidden: int, ffn: int, heads: tuple[int, int, in
             axes.text(x, y, name, ha="center", va="center", fontsize=9, color=INK, zorder=3)
             axes.text(x, y + 0.44, shape, ha="center", va="bottom", fontsize=8, color=INK)
             if column:
-                axes.annotate("", (x - 0.68, y), (x - 1.09, y), arrowprops=arrow)
+                arrow(axes, (x - 1.09, y), (x - 0.68, y))
         end = 1.75 * (len(boxes) - 1)
         axes.plot([0, 0, end], [y - 0.36, y - 0.75, y - 0.75], color=QUIET, linewidth=1.2)
-        axes.annotate("", (end, y - 0.36), (end, y - 0.78), arrowprops=arrow)
+        arrow(axes, (end, y - 0.78), (end, y - 0.36))
         axes.text(end / 2, y - 0.72, "x passes by unchanged", ha="center", va="bottom", color=QUIET)
     end = 1.75 * 5 + 0.85
     axes.plot([end - 0.19, end, end], [2.7, 2.7, 1.45], color=QUIET, linewidth=1.2)
     axes.plot([end, -0.85, -0.85], [1.45, 1.45, 0.3], color=QUIET, linewidth=1.2)
-    axes.annotate("", (-0.66, 0.3), (-0.87, 0.3), arrowprops=arrow)
+    arrow(axes, (-0.87, 0.3), (-0.66, 0.3))
     axes.set(xlim=(-0.95, end + 0.1), ylim=(-0.6, 3.75))
     axes.axis("off")
     return made

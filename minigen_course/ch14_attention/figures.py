@@ -21,6 +21,7 @@ from minigen_course.figures.style import (
     PALE,
     QUIET,
     SKY,
+    arrow,
     figure,
     printable,
     title,
@@ -152,19 +153,9 @@ def flow(num_tokens: int, q_heads: int, kv_heads: int, head_dim: int) -> Figure:
     arrows = "x>norm norm>q norm>k norm>v q>scores k>scores scores>weights weights>mix v>mix"
     for pair in f"{arrows} mix>out out>add".split():
         (x, y, *_), (to_x, to_y, *_) = (boxes[name] for name in pair.split(">"))
-        axes.annotate(
-            "",
-            (to_x - 0.62, to_y),
-            (x + 0.62, y),
-            arrowprops={"arrowstyle": "-|>", "color": QUIET, "linewidth": 1.2},
-        )
+        arrow(axes, (x + 0.62, y), (to_x - 0.62, to_y))
     axes.plot([0, 0, 11.8], [1.55, -0.35, -0.35], color=QUIET, linewidth=1.2)
-    axes.annotate(
-        "",
-        (11.8, 1.5),
-        (11.8, -0.4),
-        arrowprops={"arrowstyle": "-|>", "color": QUIET, "linewidth": 1.2},
-    )
+    arrow(axes, (11.8, -0.4), (11.8, 1.5))
     axes.text(5.9, -0.28, "x passes by unchanged", ha="center", va="bottom", color=QUIET)
     for name, (x, y, text, shape) in boxes.items():
         colour = FAINT if name in ("x", "norm", "add") else PALE

@@ -27,6 +27,7 @@ from minigen_course.figures.style import (
     ORANGE,
     PALE,
     QUIET,
+    arrow,
     figure,
     printable,
     title,
@@ -71,7 +72,7 @@ def forward_flow(config: ModelConfig, num_tokens: int) -> Figure:
     _chain(axes, 2.55, ("SwiGLU", units), ("$W_{down}$", wide), None)
     for y, name in ((5.25, "attention"), (2.55, "feed-forward")):
         _box(axes, (COLUMNS[0], y), "RMSNorm", wide)
-        _arrow(axes, (STREAM + 0.05, y), (COLUMNS[0] - HALF_WIDTH, y))
+        arrow(axes, (STREAM + 0.05, y), (COLUMNS[0] - HALF_WIDTH, y), **TOUCHING)
         axes.text(9.75, y, name, rotation=270, ha="center", va="center", color=QUIET, fontsize=10)
         _added(axes, y, y - 1.45)
     _line(axes, (0.42, 6.3), (0.3, 6.3), (0.3, 0.75), (0.42, 0.75), color=QUIET, linewidth=1.5)
@@ -81,15 +82,23 @@ def forward_flow(config: ModelConfig, num_tokens: int) -> Figure:
     ends = (("RMSNorm", wide), ("output head", [num_tokens, config.vocab_size]))
     for place, (name, shape) in enumerate(ends):
         _box(axes, (COLUMNS[place], 0.02), name, shape)
-    _arrow(axes, (STREAM - 0.03, 0.02), (COLUMNS[0] - HALF_WIDTH, 0.02), color=BLUE, linewidth=3)
-    _arrow(axes, (COLUMNS[0] + HALF_WIDTH, 0.02), (COLUMNS[1] - HALF_WIDTH, 0.02))
-    _arrow(axes, (COLUMNS[1] + HALF_WIDTH, 0.02), (COLUMNS[2] - 0.72, 0.02))
+    arrow(
+        axes,
+        (STREAM - 0.03, 0.02),
+        (COLUMNS[0] - HALF_WIDTH, 0.02),
+        color=BLUE,
+        linewidth=3,
+        **TOUCHING,
+    )
+    arrow(axes, (COLUMNS[0] + HALF_WIDTH, 0.02), (COLUMNS[1] - HALF_WIDTH, 0.02), **TOUCHING)
+    arrow(axes, (COLUMNS[1] + HALF_WIDTH, 0.02), (COLUMNS[2] - 0.72, 0.02), **TOUCHING)
     axes.text(COLUMNS[2] - 0.66, 0.02, "logits: a score for each token", va="center", fontsize=10)
     axes.set(xlim=(-0.6, 10.0), ylim=(-0.45, 8.1))
     axes.axis("off")
     return made
 
 
+TOUCHING = {"shrinkA": 0, "shrinkB": 0}  # an arrow that ends at its points
 STREAM, COLUMNS, HALF_WIDTH = 1.1, (2.8, 4.7, 6.6, 8.5), 0.78
 Point = tuple[float, float]
 
@@ -100,8 +109,8 @@ def _half(axes: Axes, y: float, names: Sequence[str], shape: list[int]) -> None:
     for place, name in enumerate(names):
         at = y + height * ((len(names) - 1) / 2 - place)
         _box(axes, (COLUMNS[1], at), name, shape if place == 0 or len(names) == 2 else None)
-        _arrow(axes, (COLUMNS[0] + HALF_WIDTH, y), (COLUMNS[1] - HALF_WIDTH, at))
-        _arrow(axes, (COLUMNS[1] + HALF_WIDTH, at), (COLUMNS[2] - HALF_WIDTH, y))
+        arrow(axes, (COLUMNS[0] + HALF_WIDTH, y), (COLUMNS[1] - HALF_WIDTH, at), **TOUCHING)
+        arrow(axes, (COLUMNS[1] + HALF_WIDTH, at), (COLUMNS[2] - HALF_WIDTH, y), **TOUCHING)
 
 
 def _chain(
@@ -114,7 +123,7 @@ def _chain(
     """Draw what a half does with its first products: one box, and the product that leads back."""
     _box(axes, (COLUMNS[2], y), *mixed)
     _box(axes, (COLUMNS[3], y), *last)
-    _arrow(axes, (COLUMNS[2] + HALF_WIDTH, y), (COLUMNS[3] - HALF_WIDTH, y))
+    arrow(axes, (COLUMNS[2] + HALF_WIDTH, y), (COLUMNS[3] - HALF_WIDTH, y), **TOUCHING)
     if between is not None:
         middle = (COLUMNS[2] + COLUMNS[3]) / 2
         axes.text(middle, y + 0.42, f"joined: {between}", ha="center", fontsize=9, color=BLUE)
@@ -123,7 +132,7 @@ def _chain(
 def _added(axes: Axes, y: float, below: float) -> None:
     """Draw the way of a half's result back to the stream, to which it is added."""
     _line(axes, (COLUMNS[3], y - 0.33), (COLUMNS[3], below), color=QUIET, linewidth=1.2)
-    _arrow(axes, (COLUMNS[3], below), (STREAM + 0.2, below))
+    arrow(axes, (COLUMNS[3], below), (STREAM + 0.2, below), **TOUCHING)
     axes.add_patch(Circle((STREAM, below), 0.2, facecolor="white", edgecolor=BLUE, zorder=4))
     axes.text(STREAM, below, "+", ha="center", va="center", fontsize=13, color=BLUE, zorder=5)
 
@@ -146,11 +155,6 @@ def _shape(axes: Axes, at: Point, shape: list[int]) -> None:
 
 def _line(axes: Axes, *points: Point, **look: Any) -> None:
     axes.plot(*zip(*points, strict=True), **{"solid_capstyle": "butt", "zorder": 1, **look})
-
-
-def _arrow(axes: Axes, start: Point, end: Point, **look: Any) -> None:
-    style = {"arrowstyle": "-|>", "color": QUIET, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0}
-    axes.annotate("", end, start, arrowprops={**style, **look})
 
 
 def added_by_layer(

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from jaxtyping import Float, Int64
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
@@ -28,6 +27,7 @@ from minigen_course.figures.style import (
     PALE,
     QUIET,
     SKY,
+    arrow,
     figure,
     printable,
     title,
@@ -273,19 +273,13 @@ def pipeline(stages: Sequence[Stage], taps: Mapping[int, str]) -> Figure:
         axes.text(place + 0.46, 0.45, name, ha="center", va="center", fontsize=9, color=INK)
         axes.text(place + 0.46, -0.16, left, ha="center", va="top", fontsize=8.5, color=INK)
         if place:
-            _arrow(axes, (place - 0.14, 0.45), (place + 0.06, 0.45))
+            arrow(axes, (place - 0.14, 0.45), (place + 0.06, 0.45))
     for place, text in taps.items():
-        _arrow(axes, (place + 0.96, 0.45), (place + 0.96, 1.25))
+        arrow(axes, (place + 0.96, 0.45), (place + 0.96, 1.25))
         axes.text(place + 0.96, 1.3, text, ha="center", va="bottom", fontsize=9, color=ORANGE)
     axes.set(xlim=(0, len(stages)), ylim=(-0.95, 1.85))
     axes.axis("off")
     return made
-
-
-def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    axes.annotate(
-        "", end, start, arrowprops={"arrowstyle": "-|>", "color": QUIET, "linewidth": 1.2}
-    )
 
 
 def ladder(found: Mapping[str, Mapping[str, tuple[Sequence[float], Mean]]]) -> Figure:

@@ -20,6 +20,7 @@ from minigen_course.figures.style import (
     PALE,
     QUIET,
     SKY,
+    arrow,
     figure,
     printable,
     title,
@@ -158,8 +159,7 @@ def two_phases(num_prompt: int, hidden: int, q_heads: int, kv_heads: int, head_d
             ((end + 0.05, 0.3), (6.9, 0.85)),
             ((8.45, 1.0), (9.1, 1.0)),
         ):
-            look = {"arrowstyle": "-|>", "color": QUIET, "linewidth": 1.2}
-            axes.annotate("", to, start, arrowprops=look)
+            arrow(axes, start, to)
         axes.set(xlim=(-0.85, 10.75), ylim=(-0.15, 2.45))
         axes.axis("off")
         computed = f"{new} token{'s' * (new > 1)} computed, {old} read from the cache"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from minigen_course.figures.style import BLUE, CYCLE, FAINT, INK, PALE, QUIET, figure, title
+from minigen_course.figures.style import BLUE, CYCLE, FAINT, INK, PALE, QUIET, arrow, figure, title
 
 
 def ladder(rates: Mapping[str, float]) -> Figure:
@@ -71,12 +71,8 @@ def loop() -> Figure:
     for pair in f"{ways} commit>caller commit>schedule".split():
         (x, y, *_), (to_x, to_y, *_) = (boxes[name] for name in pair.split(">"))
         across, up = (to_x > x) - (to_x < x), (to_y > y) - (to_y < y)
-        axes.annotate(
-            "",
-            (to_x - 0.95 * across, to_y - 0.42 * up),
-            (x + 0.95 * across, y + 0.42 * up),
-            arrowprops={"arrowstyle": "-|>", "color": QUIET, "linewidth": 1.2},
-        )
+        start, end = (x + 0.95 * across, y + 0.42 * up), (to_x - 0.95 * across, to_y - 0.42 * up)
+        arrow(axes, start, end)
     for x, y, text, is_call in boxes.values():
         axes.add_patch(Rectangle((x - 0.95, y - 0.42), 1.9, 0.84, color=PALE if is_call else FAINT))
         axes.text(x, y, text, ha="center", va="center", fontsize=9, color=INK)

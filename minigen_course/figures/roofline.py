@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 from minigen_course.figures.show import significant
 from minigen_course.figures.style import AMBER, BLUE, FAINT, INK, ORANGE, QUIET, SKY, figure, title
@@ -45,7 +46,10 @@ def roofline(
     axes.text(ridge, axes.get_ylim()[0] * 1.15, " ridge", color=QUIET)
     for name, (x, y) in points.items():
         axes.plot(x, y, "o", color=INK, markersize=6)
-        axes.annotate(name, (x, y), (7, -11), textcoords="offset points", color=INK, fontsize=9)
+        label = axes.annotate(
+            name, (x, y), (7, -11), textcoords="offset points", color=INK, fontsize=9
+        )
+        label.set_path_effects([withStroke(linewidth=3, foreground="white")])  # over the roof
     operations = "FLOP" if "FLOP" in unit else "operations"
     axes.set_xlabel(f"arithmetic intensity ({operations}/byte, log scale)")
     axes.set_ylabel(f"{unit} (log scale)")

@@ -60,6 +60,15 @@ def printable(tokens: Iterable[str]) -> list[str]:
     return [each.translate(SEEN) for each in tokens]
 
 
+Point = tuple[float, float]
+
+
+def arrow(axes: Axes, start: Point, end: Point, **look: Any) -> None:
+    """Draw the arrow of a diagram; `look` changes its properties, such as `color`."""
+    props = {"arrowstyle": "-|>", "color": QUIET, "linewidth": 1.2, **look}
+    axes.annotate("", end, start, arrowprops=props)
+
+
 POINTS_AN_INCH = 72
 FONT_SIZE = 8
 
