@@ -16,7 +16,7 @@ import pytest
 from tests.split import group_of
 from tools import check, notebook_checks, test
 from tools.chapters import ROOT
-from tools.notebook_checks import CELL_SECONDS, Checker, Run, check_all
+from tools.notebook_checks import Checker, Run, check_all
 from tools.tally import Tally, tally
 from tools.test import Part
 
@@ -46,11 +46,13 @@ class Checking(Checker):
     def __init__(self, failing: str = "", long: str = "", cpu_seconds: float = 1.0):
         self.failing, self.long, self.cpu_seconds = failing, long, cpu_seconds
         self.environments: list[Mapping[str, str]] = []
+        self.limits: list[int] = []
         self.most_at_once = self._now = 0
         self._lock, self._met = threading.Lock(), threading.Event()
 
-    def of(self, environment: Mapping[str, str]) -> Self:
+    def of(self, environment: Mapping[str, str], cell_seconds: int) -> Self:
         self.environments.append(environment)
+        self.limits.append(cell_seconds)
         return self
 
     def __call__(self, notebook: Path) -> Run:
@@ -75,8 +77,10 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("four_cores")
 def test_notebooks_are_checked_two_at_a_time_with_half_of_the_threads_each(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in notebook_checks.THREADS:
+        monkeypatch.delenv(name, raising=False)
     checking = Checking()
     assert check_all(NOTEBOOKS, checker_of=checking.of) == 0
     assert checking.most_at_once == 2
@@ -95,11 +99,19 @@ def test_a_notebook_alone_has_all_threads() -> None:
 
 
 @pytest.mark.usefixtures("four_cores")
+def test_a_callers_number_of_threads_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    checking = Checking()
+    check_all(NOTEBOOKS, checker_of=checking.of)
+    assert checking.environments[0]["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.usefixtures("four_cores")
 def test_a_notebook_that_fails_stops_no_other_and_is_named_at_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checking = Checking(failing="13_pair")
-    assert check_all(NOTEBOOKS, tmp_path / "report.xml", checking.of) == 1
+    assert check_all(NOTEBOOKS, tmp_path / "report.xml", checker_of=checking.of) == 1
     output = capsys.readouterr().out
     assert "said of 13_pair\n13_pair " in output
     assert "said of 11_pair" not in output, "the output of green notebooks is not shown"
@@ -126,6 +138,15 @@ def test_cpu_seconds_over_twice_the_budget_on_every_core_are_a_failure(
     assert "11_pair: takes 481 CPU seconds; 480 is the most on 4 cores" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("four_cores")
+def test_an_untimed_check_fails_by_outputs_alone() -> None:
+    slow = Checking(cpu_seconds=481.0)
+    assert check_all(NOTEBOOKS[:1], untimed=True, checker_of=slow.of) == 0
+    assert slow.limits == [notebook_checks.UNTIMED_CELL_SECONDS]
+    failing = Checking(failing="11_pair")
+    assert check_all(NOTEBOOKS[:1], untimed=True, checker_of=failing.of) == 1
+
+
 QUICK = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "nbval.plugin"}
 
 
@@ -149,12 +170,9 @@ def test_the_cpu_seconds_of_a_notebook_include_its_kernel_and_its_children(
     assert run.cpu_seconds >= 6
 
 
-def test_a_kernel_that_dies_is_a_failure_and_names_its_cell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short = [option if option != str(CELL_SECONDS) else "2" for option in notebook_checks.NBVAL]
-    monkeypatch.setattr(notebook_checks, "NBVAL", short)
-    run = Checker(os.environ | QUICK)(notebook_of(tmp_path, "1", "import os; os._exit(0)", "2"))
+def test_a_kernel_that_dies_is_a_failure_and_names_its_cell(tmp_path: Path) -> None:
+    check = Checker(os.environ | QUICK, cell_seconds=2)
+    run = check(notebook_of(tmp_path, "1", "import os; os._exit(0)", "2"))
     assert run.failure == "Cell 1"
 
 

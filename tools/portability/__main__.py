@@ -2,8 +2,8 @@
 
     python -m tools.portability                      try all cells that have no result yet
     python -m tools.portability --list               show all cells and their results
-    python -m tools.portability --cell space/tests   try one
-    python -m tools.portability --environments long space --parts tests notebooks 13
+    python -m tools.portability --cell long/tests    try one
+    python -m tools.portability --environments avx2 avx512 --parts notebooks
 
 Clones are of HEAD. Each result is stored immediately, by commit, in build/portability: after
 Ctrl-C, the same command continues. All cells take hours, one cell takes minutes. When all cells
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tools.chapters import BUILD
 from tools.portability import table
-from tools.portability.environments import NOTEBOOKS, PARTS, ROOT, Environment, environments
+from tools.portability.environments import PARTS, ROOT, Environment, environments
 from tools.portability.places import Places, commit_of, has_changes
 from tools.portability.store import RED, Cell, Result, Store
 
@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if has_changes(ROOT):
         print("Uncommitted changes are not tried: clones are of HEAD.", flush=True)
-    places = Places(folder, commit, shlex.split(options.pytest))
+    selected = bool(options.pytest or options.notebooks)
+    places = Places(folder, commit, shlex.split(options.pytest), options.notebooks)
     named = {each.name: each for each in every}
 
     def run(cell: Cell) -> Result:
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        results = run_cells(cells, None if options.pytest else store, run)
+        results = run_cells(cells, None if selected else store, run)
     except KeyboardInterrupt:
         print("\nStopped. Finished results are stored; the same command continues.", flush=True)
         sys.exit(130)
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _remove_green(places, cells, results, named)
     red = [cell.name for cell in cells if results[cell].verdict == RED]
     kept = {cell: found for each in every for cell in each.cells if (found := store.get(cell))}
-    if not options.pytest and (options.write or len(kept) == sum(len(e.cells) for e in every)):
+    if not selected and (options.write or len(kept) == sum(len(e.cells) for e in every)):
         table.write(commit, every, kept)
         print(f"written: {table.PAGE}, {table.DATA}")
     if red:
@@ -100,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="NAME",
-        help=f"{', '.join(PARTS)}, notebooks, or one notebook, for example 13",
+        help=", ".join(PARTS),
     )
     parser.add_argument("--again", action="store_true", help="drop the results of these cells")
     parser.add_argument("--keep", action="store_true", help="keep the clones of green cells too")
@@ -109,6 +110,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--pytest", default="", metavar="ARGS", help="for the tests; such results are not stored"
+    )
+    parser.add_argument(
+        *("--notebooks",),
+        nargs="+",
+        default=[],
+        metavar="13",
+        help="these notebooks alone; such results are not stored",
     )
     parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the clones")
     return parser
@@ -119,21 +127,14 @@ def _chosen(every: Sequence[Environment], options: argparse.Namespace) -> list[C
     cells = [cell for each in every for cell in each.cells]
     _refuse("cell", options.cell, [cell.name for cell in cells])
     _refuse("environment", options.environments, [each.name for each in every])
-    known = [*PARTS, "notebooks", *NOTEBOOKS, *(stem[:2] for stem in NOTEBOOKS)]
-    _refuse("part", options.parts, known)
+    _refuse("part", options.parts, PARTS)
     return [
         cell
         for cell in cells
         if (not options.cell or cell.name in options.cell)
         and (not options.environments or cell.environment in options.environments)
-        and (not options.parts or _is_part(cell.part, options.parts))
+        and (not options.parts or cell.part in options.parts)
     ]
-
-
-def _is_part(part: str, wanted: Sequence[str]) -> bool:
-    if part not in NOTEBOOKS:
-        return part in wanted
-    return bool({"notebooks", part, part[:2]} & set(wanted))
 
 
 def _refuse(what: str, named: Sequence[str], known: Sequence[str]) -> None:

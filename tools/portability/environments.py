@@ -15,10 +15,10 @@ from tools.portability.store import Cell
 ROOT = Path(__file__).resolve().parent.parent.parent
 SHARED = "shared"
 LONG = 190  # characters in a path
-NOTEBOOKS = tuple(sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9]*.py")))
-PARTS = ("setup", "checks", "tests", "golden", "demo")
-FRESH = ("setup", "checks", "tests", "golden", *NOTEBOOKS)
-RUN = ("tests", "golden", *NOTEBOOKS)
+PARTS = ("setup", "checks", "tests", "golden", "demo", "notebooks")
+FRESH = ("setup", "checks", "tests", "golden", "notebooks")
+RUN = ("tests", "golden", "notebooks")
+COMPUTED = ("golden", "notebooks")  # what depends on the order of sums
 
 READ_ONLY = """
 mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && cd "$0" && exec "$@"
@@ -109,20 +109,30 @@ def environments(folder: Path) -> list[Environment]:
             lacking=lacking,
         ),
         Environment(
-            "space",
-            "a clone with spaces and a letter outside ASCII in its path",
+            "strange",
+            "spaces and a letter outside ASCII in the clone's path, another locale, the time zone "
+            "Pacific/Kiritimati, umask 077, 40 columns, a hash seed, tests in a random order whose "
+            "seed is the commit",
             FRESH,
-            "space",
+            "strange",
             ("mein schöner Ordner", "mini gen"),
+            variables={
+                **dict.fromkeys(("LANG", "LC_ALL"), _locale()),
+                **{"TZ": "Pacific/Kiritimati", "COLUMNS": "40", "PYTHONHASHSEED": "7"},
+            },
+            umask=0o077,
+            random_order=True,
             lacking=lacking,
         ),
         Environment(
             "readonly",
-            "a clone that cannot be written; its environment, caches and home are elsewhere",
-            FRESH,
+            "a clone that cannot be written, its environment, caches and home elsewhere; after one "
+            f"set-up without a network ({'a namespace of its own' if network else 'proxies'})",
+            PARTS,
             "readonly",
             kept=KEPT_ELSEWHERE,
-            variables=AT_HOME_ELSEWHERE,
+            variables=AT_HOME_ELSEWHERE | ({} if network else PROXIES),
+            prefix=network,
             read_only=True,
             lacking=lacking or _no_read_only_mount(),
         ),
@@ -133,19 +143,9 @@ def environments(folder: Path) -> list[Environment]:
             lacking=lacking,
         ),
         Environment(
-            "locale",
-            "another locale, the time zone Pacific/Kiritimati, umask 077, 40 columns, a hash seed",
-            ("checks", *RUN),
-            variables={
-                **dict.fromkeys(("LANG", "LC_ALL"), _locale()),
-                **{"TZ": "Pacific/Kiritimati", "COLUMNS": "40", "PYTHONHASHSEED": "7"},
-            },
-            umask=0o077,
-            lacking=lacking,
-        ),
-        Environment(
             "oldest",
             "instructions of the oldest 64-bit processors, one thread, one core",
+            COMPUTED,
             kept={"MINIGEN_HOME": "{elsewhere}/oldest"},
             variables={
                 **_instructions("default", "SSE41", "generic"),
@@ -157,6 +157,7 @@ def environments(folder: Path) -> list[Environment]:
         Environment(
             "avx2",
             "AVX2 and no more, two threads",
+            COMPUTED,
             kept={"MINIGEN_HOME": "{elsewhere}/avx2"},
             variables={
                 **_instructions("avx2", "AVX2", "haswell"),
@@ -167,25 +168,10 @@ def environments(folder: Path) -> list[Environment]:
         Environment(
             "avx512",
             "AVX-512 as its first processors had it",
+            COMPUTED,
             kept={"MINIGEN_HOME": "{elsewhere}/avx512"},
             variables=_instructions("avx512", "AVX512_CORE", "skylake-avx512"),
             lacking=lacking or _no_instructions("avx512bw"),
-        ),
-        Environment(
-            "random",
-            "tests in a random order, whose seed is the commit",
-            ("tests",),
-            random_order=True,
-            lacking=lacking,
-        ),
-        Environment(
-            "offline",
-            "without a network (" + ("a namespace of its own" if network else "proxies") + "), "
-            "after one run with it",
-            (*PARTS, *NOTEBOOKS),
-            variables={} if network else PROXIES,
-            prefix=network,
-            lacking=lacking,
         ),
     ]
 

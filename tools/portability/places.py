@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.portability.commands import Ended, busy, num_cores, run, timed
-from tools.portability.environments import NOTEBOOKS, ROOT, Environment, read_only
+from tools.portability.environments import ROOT, Environment, read_only
 from tools.portability.store import GREEN, NOT_TRIED, RED, Cell, Result
 
 PYTHON = getattr(sys, "_base_executable", sys.executable)  # .venv's own, or the one that created it
@@ -29,17 +29,7 @@ NOT_INHERITED = (
     ),
 )
 FACTS = "import json; from benchmarks.common import environment; print(json.dumps(environment()))"
-HAS_RANDOM_ORDER = (
-    "import importlib.util, sys; sys.exit(importlib.util.find_spec('random_order') is None)"
-)
 SETUP_SECONDS, CELL_SECONDS = 3600.0, 3 * 3600.0
-NOTEBOOK_CELL_SECONDS = 1200  # only equal outputs count here, not the time
-NBVAL = f"""
-import os, sys
-from tools.notebook_checks import NBVAL
-limit = "--nbval-cell-timeout={NOTEBOOK_CELL_SECONDS}"
-os.execv(sys.executable, [sys.executable, "-m", "pytest", *NBVAL, limit, *sys.argv[1:]])
-"""
 
 
 @dataclass
@@ -49,6 +39,7 @@ class Places:
     folder: Path
     commit: str
     pytest: Sequence[str] = ()
+    notebooks: Sequence[str] = ()
     _failed: dict[str, str] = field(default_factory=dict)
 
     def run(self, environment: Environment, cell: Cell, log: Path) -> Result:
@@ -61,8 +52,6 @@ class Places:
         if why:
             return Result(RED, f"set-up: {why}", timed(started))
         machine: dict[str, Any] = json.loads(self._facts(environment).read_text(encoding="utf-8"))
-        if environment.random_order and self._plain(environment, log, "-c", HAS_RANDOM_ORDER):
-            return Result(NOT_TRIED, "pytest-random-order is not installed")
         started, ended = time.monotonic(), Ended(0, "")
         with busy(num_cores() if environment.loaded else 0):
             for command in self._commands(environment, cell.part):
@@ -85,8 +74,8 @@ class Places:
             return [[python, "-m", "tools.check", "lint", "format", "types"]]
         if part == "golden":
             return [[python, "-m", "pytest", "-q", "-m", "model", "tests/test_17_golden.py"]]
-        if part in NOTEBOOKS:
-            return [[python, "-c", NBVAL, f"notebooks/{part}.ipynb"]]
+        if part == "notebooks":
+            return [[python, "-m", "tools.notebooks", "--check", "--untimed", *self.notebooks]]
         seed = str(int(self.commit[:8], 16))
         order = ["--random-order", "--random-order-seed", seed] if environment.random_order else []
         return [[python, "-m", "pytest", "-q", "-n", "2", *order, *self.pytest]]
@@ -131,10 +120,6 @@ class Places:
             return f"the machine's facts could not be read: {ended.why()}"
         self._facts(environment).write_text(ended.said.strip().rpartition("\n")[2], "utf-8")
         return ""
-
-    def _plain(self, environment: Environment, log: Path, *arguments: str) -> int | None:
-        command = [str(self._python(environment)), *arguments]
-        return self._run(environment, command, log, plain=True).status
 
     def _run(
         self,
