@@ -754,7 +754,7 @@ measured("  and the same in every form", 1e3 * constant, "ms")
 #
 # ## What it costs in quality
 #
-# Fewer bits are a change of the model, so measure that as well, on 512 tokens of Alice.
+# Fewer bits are a change of the model, so measure that as well, on 384 tokens of Alice.
 # **Agreement** is how often the likeliest next token is the same as in the reference. The **cost**
 # is by how many per cent perplexity rises (below zero: it falls); the ± is a 95 % interval, from
 # the differences at each token.
@@ -766,7 +766,7 @@ measured("  and the same in every form", 1e3 * constant, "ms")
 # rounded before.
 
 # %%
-texts = [ids[start : start + 128] for start in range(0, 512, 128)]
+texts = [ids[start : start + 96] for start in range(0, 384, 96)]
 readings = {form: read_along(each, *texts).logits for form, each in others.items()}
 readings["float32"] = [lesson.scores(llm, text) for text in texts]
 in_bytes_too = load_model(weights="int4", kv_cache_dtype="int8")
@@ -782,7 +782,7 @@ for form, reference in references.items():
 
 # %% [markdown]
 # The perplexity of one text moves by chance, and the interval says by how much. A cost whose
-# interval holds 0 is no cost that this text can show. A small model and 512 tokens are a weak test:
+# interval holds 0 is no cost that this text can show. A small model and 384 tokens are a weak test:
 # real ones read tens of thousands of tokens, and ask questions of several kinds besides.
 #
 # ## Your panels in the engine
@@ -868,7 +868,7 @@ verdicts(
     ),
     Claim(
         "A KV cache in INT8 costs less than 1 % of quality",
-        f"perplexity changes by {mark(kv_cost, '%', 2)} ± {mark(kv_margin, '%', 2)}, on 512 tokens in contexts "
+        f"perplexity changes by {mark(kv_cost, '%', 2)} ± {mark(kv_margin, '%', 2)}, on 384 tokens in contexts "
         "of up to 128",
         holds(kv_cost + kv_margin < 1),
         "each head's keys and values of a token have a scale of their own; long contexts are not tested",

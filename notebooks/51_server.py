@@ -497,24 +497,24 @@ print("\n" + stack.__doc__)
 # %% [markdown]
 # ## The measurement again: what streaming costs
 #
-# Sixteen answers of 48 tokens: by the engine alone, in this thread; and streamed over HTTP, to
+# Sixteen answers of 24 tokens: by the engine alone, in this thread; and streamed over HTTP, to
 # sixteen clients that share the cores, and even the Python, with the server. (In
 # `benchmarks/51_server.py` the server has a process of its own, as it should.)
 
 # %%
 prompts = [f"A word about number {place} is" for place in range(16)]
-params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 alone, over_http = [], []
 for _ in range(3):
     started = time.perf_counter()
     llm.generate(prompts, params, progress=False)
     alone.append(time.perf_counter() - started)
     with serving(llm) as server:
-        outcomes = put_load(server.url, [Planned(0, prompt, 48) for prompt in prompts])
+        outcomes = put_load(server.url, [Planned(0, prompt, 24) for prompt in prompts])
     over_http.append(max(each.ended for each in outcomes))
-assert sum(each.output_tokens for each in outcomes) == 16 * 48
-measured("the engine alone", 16 * 48 / min(alone), "tokens/s")
-measured("over HTTP, streamed", 16 * 48 / min(over_http), "tokens/s")
+assert sum(each.output_tokens for each in outcomes) == 16 * 24
+measured("the engine alone", 16 * 24 / min(alone), "tokens/s")
+measured("over HTTP, streamed", 16 * 24 / min(over_http), "tokens/s")
 share = min(alone) / min(over_http)
 measured("share", 100 * share, "%")
 

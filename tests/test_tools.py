@@ -147,9 +147,6 @@ def test_an_untimed_check_fails_by_outputs_alone() -> None:
     assert check_all(NOTEBOOKS[:1], untimed=True, checker_of=failing.of) == 1
 
 
-QUICK = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "nbval.plugin"}
-
-
 def notebook_of(folder: Path, *cells: str) -> Path:
     path = folder / "cells.ipynb"
     nbformat.write(
@@ -164,14 +161,14 @@ def test_the_cpu_seconds_of_a_notebook_include_its_kernel_and_its_children(
 ) -> None:
     burn = "import time\nwhile time.process_time() < 3: pass"
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])"
-    run = Checker(os.environ | QUICK)(notebook_of(tmp_path, burn, child))
+    run = Checker(os.environ)(notebook_of(tmp_path, burn, child))
     assert run.counts == Tally(2, {})
     assert run.cpu_seconds is not None
     assert run.cpu_seconds >= 6
 
 
 def test_a_kernel_that_dies_is_a_failure_and_names_its_cell(tmp_path: Path) -> None:
-    check = Checker(os.environ | QUICK, cell_seconds=2)
+    check = Checker(os.environ, cell_seconds=2)
     run = check(notebook_of(tmp_path, "1", "import os; os._exit(0)", "2"))
     assert run.failure == "Cell 1"
 

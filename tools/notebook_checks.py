@@ -33,7 +33,7 @@ INTERRUPTED = 130
 THREADS = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
 NBVAL = [
     *("-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:tests.split", "-o", "addopts="),
-    *("-p", "no:schemathesis"),  # its import takes a second
+    *("--disable-plugin-autoload", "-p", "nbval.plugin"),  # importing the others takes a second
     *("-o", "junit_family=xunit1"),
     *("--nbval", "--nbval-current-env"),
     *("--nbval-kernel-startup-timeout", str(KERNEL_START_SECONDS)),
