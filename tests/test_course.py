@@ -11,6 +11,8 @@ from pathlib import Path
 import nbclient
 import nbformat
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from jaxtyping import TypeCheckError
 from typer.testing import CliRunner
 
 from minigen import SamplingParams
@@ -276,3 +278,25 @@ def test_an_installed_wheel_makes_a_workspace_and_checks(installed: Path, tmp_pa
         env=bare,
     )
     assert "✓ keep_top_p" in checked.stdout, checked.stderr
+
+
+def test_a_cells_shapes_are_checked_and_plain_functions_stay_fast(tmp_path: Path) -> None:
+    shell = InteractiveShell(ipython_dir=str(tmp_path))
+    shell.run_cell("%load_ext minigen_course")
+    shell.run_cell("%load_ext minigen_course")
+    cell = """
+import torch
+from jaxtyping import Float
+def plain(numbers: list[int], most: int | None = None) -> dict[str, float]:
+    return {}
+def shaped(x: Float[torch.Tensor, "rows width"]) -> Float[torch.Tensor, "rows"]:
+    return x.sum(1)
+class Mine:
+    def method(self, x: Float[torch.Tensor, "rows"]):
+        return x
+"""
+    assert shell.run_cell(cell).success
+    assert not hasattr(shell.user_ns["plain"], "__wrapped__")
+    assert shell.run_cell("shaped(torch.ones(2, 3))").success
+    for call in ("shaped(torch.ones(2))", "Mine().method(torch.ones(1, 1))"):
+        assert isinstance(shell.run_cell(call).error_in_exec, TypeCheckError)
