@@ -85,8 +85,11 @@ from minigen_course.lab.inspect_model import (
     turned_back,
 )
 
-# No prefix is kept from run to run, and a prompt is computed in chunks of 16 tokens.
-llm = load_model(weights="float32", enable_prefix_caching=False, max_num_batched_tokens=16)
+# No prefix is kept from run to run, and a prompt is computed in chunks of 16 tokens. One thread is
+# enough for products as small as these.
+llm = load_model(
+    weights="float32", enable_prefix_caching=False, max_num_batched_tokens=16, threads=1
+)
 
 # %%
 chapter_map("attention")
@@ -385,11 +388,13 @@ with using(14, attention=lesson.unmasked):
 #
 # ## The idea: a triangle
 #
-# A **causal mask** removes the scores of later tokens: $M_{ts}$ is 0 where token $t$ sees token $s$,
-# and minus infinity, whose exponential is 0, elsewhere. In code it is a table of True and False. The same rule, *a query sees the keys at its own position and before*, gives a triangle for a
-# whole prompt. It gives a rectangle with a slanted end for a **[chunk](../docs/glossary.md#chunked-prefill)** of a prompt, whose queries
-# are the last positions of the context, and a full row for one new token. Some models also limit
-# how far a token can look back, to a **[sliding window](../docs/glossary.md#sliding-window)**.
+# A **causal mask** removes the scores of later tokens: $M_{ts}$ is 0 where token $t$ sees token $s$, and
+# elsewhere minus infinity, whose exponential is 0. In code, the mask is a table of True and False. The
+# same rule, *a query sees the keys at its own position and before*, gives a triangle for a whole
+# prompt. It gives a rectangle with a slanted end for a
+# **[chunk](../docs/glossary.md#chunked-prefill)** of a prompt, whose queries are the last positions of
+# the context, and a full row for one new token. Some models also limit how far a token can look back,
+# to a **[sliding window](../docs/glossary.md#sliding-window)**.
 
 # %%
 picture(
