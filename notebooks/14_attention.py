@@ -122,9 +122,9 @@ assert without_attention > llm.config.vocab_size  # worse than blind guessing
 
 # %% [markdown]
 # Without attention the model does worse than blind guessing, although every other part of it still
-# works. What did the tokens fetch from each other? (`lesson.alone` and, below, `lesson.unmasked` are
-# in `minigen_course/ch14_attention/lesson.py`. They give away half of an exercise, so open that file
-# afterwards.)
+# works. (Attention was replaced once in each of 30 layers. `lesson.alone` and, below,
+# `lesson.unmasked` give away half of an exercise, so open `minigen_course/ch14_attention/lesson.py`
+# after it.) What did the tokens fetch from each other?
 #
 # ## Query, key and value
 #
@@ -201,17 +201,17 @@ print("weights of the, cat, sat:", [round(each, 2) for each in weights])
 print("result:", [round(each, 2) for each in out])
 
 # %% [markdown]
-# `softmax` subtracts the largest score from all scores before it takes exponentials. The
-# weights stay the same, because $e^{s-m} = e^s / e^m$ and the factor $e^m$ cancels. But no
-# exponential is larger than 1 any more, so none can overflow: $e^{12}$ is already infinite in
-# float16, and $e^{89}$ in float32.
+# `softmax` subtracts the largest score from all scores before it takes exponentials. The weights stay
+# the same, because $e^{s-m} = e^s / e^m$ and the factor $e^m$ cancels. But no exponential is larger
+# than 1 any more, so none can overflow: $e^{12}$ is already infinite in float16, and $e^{89}$ in
+# float32.
 #
 # ## Where queries, keys and values come from
 #
 # The model keeps one vector $x$ of 576 numbers per token, the **residual stream**: it starts as the
-# token's embedding, and every layer adds to it. In each layer, RMSNorm turns $x$ into
-# $\hat x$, three learned matrices turn $\hat x$ into queries, keys and values, and chapter 13's rotation $R_t$ turns
-# queries and keys by their position $t$:
+# token's embedding, and every layer adds to it. In each layer, RMSNorm turns $x$ into $\hat x$, and
+# three learned matrices turn $\hat x$ into queries, keys and values. Chapter 13's rotary embedding
+# rotates queries and keys by their position $t$, which $R_t$ stands for:
 #
 # $$q_t = R_t W_q \hat x_t, \qquad k_t = R_t W_k \hat x_t, \qquad v_t = W_v \hat x_t$$
 #
@@ -277,12 +277,13 @@ guess_word.compare(tokens[ranked[0][1]])
 
 # %% [markdown]
 # It looks at the first *keeper*, eleven tokens back. Is that the distance that it looks for, or the
-# word? Put twelve words between, or turn queries and keys back, so that no position is in them:
+# word? Put twelve words between, or undo the rotation of this layer's queries and keys:
 
 # %%
 between = "on a cold and windy evening late in that very long year"
 longer = llm.tokenizer.encode(sentence.replace("the young", f"{between} the young"))
 later = TOKEN + len(longer) - len(ids)
+# head_scores: q·k/√d of all heads of a layer, minus infinity for later tokens
 farther = head_scores(recorded_heads(llm, longer)[LAYER])[HEAD, later].softmax(-1)
 unrotated = head_scores(turned_back(llm, recorded[LAYER]))[HEAD, TOKEN].softmax(-1)
 print(f"weight on the first keeper, {later - 3} tokens back: {farther[3]:.2f}")
@@ -325,7 +326,7 @@ for d in (4, 16, 64, 256):
 #
 # $$O = \mathrm{softmax}\Big(\frac{Q K^\top}{\sqrt d} + M\Big)\, V$$
 #
-# Softmax works on each row. $M$ is the mask, which the next two sections explain. The matrix of scores
+# Softmax works on each row. $M$ is the mask; the next two sections explain it. The matrix of scores
 # has a row and a column per token, so its size grows with the **square** of the text's length:
 
 # %%
@@ -370,9 +371,8 @@ guess_leak.compare(leaky)
 
 # %% [markdown]
 # The perplexity without the mask is far lower. The model is not better: it reads the answers before
-# it gives them. (It does not reach 1, because it was never trained to read ahead, and uses the leak
-# badly.) And it has lost the ability to write. Here only the prompt is computed without the mask; a
-# new token has no later ones:
+# it gives them. (It was never trained to read ahead and uses the leak badly, so it does not reach 1.)
+# And it has lost the ability to write, although only the prompt is computed without the mask:
 
 # %%
 opening = "Once upon a time there was a"
@@ -413,8 +413,8 @@ picture(
 # %% [markdown]
 # ## What real heads look at
 #
-# The model has 30 layers with 9 heads each, so 270 heads. No programmer chose what a head looks for: it
-# learned that. Four habits can be measured on any sentence. For each habit, the head that has it
+# The model has 30 layers with 9 heads each, so 270 heads. No programmer chose what a head looks for:
+# it learned that. Four habits can be measured on any sentence. For each habit, the head that has it
 # most:
 
 # %%
@@ -441,10 +441,9 @@ sink = float(looks[..., 1:, 0].mean())
 lengths = torch.stack([each.v.norm(dim=-1) for each in recorded])  # layers, tokens, KV heads
 given = lesson.by_length(looks, lengths)  # each weight times the length of its value
 sink_given = float((given[..., 1:, 0] / given[..., 1:, :].sum(-1)).mean())
+own, others = float(lengths[:, 0].mean()), float(lengths[:, 1:].mean())
 print(f"weight on the first token, mean of all heads and of all tokens but the first: {sink:.0%}")
-print(
-    f"mean length of its values {lengths[:, 0].mean():.1f}, of others {lengths[:, 1:].mean():.1f}"
-)
+print(f"mean length of its values: {own:.1f}; of all other values: {others:.1f}")
 print(f"its share if each weight is multiplied by the length of the value: {sink_given:.0%}")
 
 # %% [markdown]
@@ -460,7 +459,8 @@ print(f"its share if each weight is multiplied by the length of the value: {sink
 # token until a word comes back. Then it looks at the token that *followed* this word the first time,
 # and so the model can repeat it: after the second *Marla Venn*, it looks at *sold*. (The second
 # *Marla* begins with a space, so the tokenizer cuts it otherwise.) This is an **induction head**. Such
-# heads are one way, perhaps the main one, in which models copy from their context ([Olsson et al. 2022](https://transformer-circuits.pub/2022/in-context-learning-and-induction-heads/index.html)).
+# heads are one way, perhaps the main one, in which models copy from their context
+# ([Olsson et al. 2022](https://transformer-circuits.pub/2022/in-context-learning-and-induction-heads/index.html)).
 
 
 # %%
@@ -525,8 +525,7 @@ picture(
 # $$\text{bytes per token} = 2 \cdot L \cdot H_{kv} \cdot d \cdot \text{bytes per number}$$
 #
 # Predict: Llama-3-70B has 80 layers, 64 query heads, 8 KV heads and a head dimension of 128, and it
-# stores 2 bytes per number. How many kilobytes (1 kB is 1,000 bytes) does one token take? (Falcon-7B,
-# the third model below, has multi-query attention.)
+# stores 2 bytes per number. How many kilobytes (1 kB is 1,000 bytes) does one token take?
 
 # %%
 guess_bytes = predict("kB per token of Llama-3-70B?", None)
@@ -550,7 +549,7 @@ guess_bytes.compare(round(kept["Llama-3-70B"]["own KV heads"] / 1e3, 1), "kB")
 picture(
     draw_heads.kv_bars(kept),
     "Kilobytes that one token adds to the KV cache, with the model's own KV heads and with as many "
-    "KV heads as query heads (multi-head). Each panel has its own scale.",
+    "KV heads as query heads (multi-head). Each panel has its own scale. Falcon-7B is multi-query.",
     number="14.6",
 )
 
@@ -711,8 +710,9 @@ verdicts(
 # - Attention is the only place where tokens exchange information. Switched off, the model does worse
 #   than blind guessing.
 # - Each token makes a query, a key and a value: $q = R W_q \hat x$, $k = R W_k \hat x$,
-#   $v = W_v \hat x$, with the normalised $\hat x$ and the rotation $R$. The score of two tokens is $q \cdot k / \sqrt d$, softmax turns a row of scores into weights, and the result is
-#   the weighted sum of the values.
+#   $v = W_v \hat x$, with the normalised $\hat x$ and the rotation $R$. The score of two tokens is
+#   $q \cdot k / \sqrt d$, softmax turns a row of scores into weights, and the result is the weighted
+#   sum of the values.
 # - Several heads look back at once. Their results are joined, and $W_o$ mixes them into the residual
 #   stream.
 # - The causal mask hides later tokens. Without it the model reads the answers.
