@@ -38,7 +38,7 @@
 #
 # | problem | phase | what saturates | layer | knob | metric |
 # |---|---|---|---|---|---|
-# | compute | prefill, decode | compute | L3 engine | number of KV heads | bytes per token |
+# | compute | prefill, decode | compute (prefill), memory bandwidth and capacity (decode) | L3 engine | number of KV heads | bytes per token |
 #
 # <!-- /card -->
 
@@ -70,8 +70,10 @@ from minigen_course import (
     task,
     using,
     verdicts,
+    within,
 )
 from minigen_course.ch14_attention import figures as draw_heads
+from minigen_course.ch14_attention import lesson
 from minigen_course.figures.explore import explore, picture
 from minigen_course.lab.inspect_model import (
     head_scores,
@@ -80,10 +82,14 @@ from minigen_course.lab.inspect_model import (
     recorded_heads,
     recorded_states,
     transformer_of,
+    turned_back,
 )
 
-# No prefix is kept from run to run, and a prompt is computed in chunks of 16 tokens.
-llm = load_model(weights="float32", enable_prefix_caching=False, max_num_batched_tokens=16)
+# No prefix is kept from run to run, and a prompt is computed in chunks of 16 tokens. One thread is
+# enough for products as small as these.
+llm = load_model(
+    weights="float32", enable_prefix_caching=False, max_num_batched_tokens=16, threads=1
+)
 
 # %%
 chapter_map("attention")
@@ -93,8 +99,8 @@ chapter_map("attention")
 #
 # **Perplexity** is the effective number of tokens among which the model hesitates (chapter 13): 1
 # means certain. This model knows 49,152 tokens, so blind guessing has a perplexity of 49,152. Here
-# is the model's perplexity on the sentence. Then attention is switched off: each token receives
-# only its own value, as if it stood alone.
+# is the model's perplexity on the sentence. Then attention is switched off in all 30 layers: each
+# token takes what it would hand over itself, and nothing of the others.
 #
 # Predict first: what is the perplexity without attention? Replace `None` by a number.
 
@@ -106,28 +112,25 @@ sentence = "The old lighthouse keeper lost his lamp, so the young sailor gave th
 ids = llm.tokenizer.encode(sentence)
 tokens = [llm.tokenizer.decode([token]) for token in ids]
 
-
-def alone(q, k, v, window=None):
-    """No attention: each token gets its own value and nothing of the others."""
-    return v[-len(q) :].repeat_interleave(q.shape[1] // v.shape[1], dim=1)
-
-
 with_attention = perplexity(log_probabilities(llm, ids))
-with using(14, attention=alone):
+with using(14, attention=lesson.alone):
     without_attention = perplexity(log_probabilities(llm, ids))
-print(f"perplexity of the {len(ids)} tokens with attention: {with_attention:.1f}")
+followers = len(ids) - 1  # the first token has no prediction
+print(f"perplexity of the {followers} tokens after the first, with attention: {with_attention:.1f}")
 guess_alone.compare(int(round(without_attention, -3)))
 assert without_attention > llm.config.vocab_size  # worse than blind guessing
 
 # %% [markdown]
 # Without attention the model does worse than blind guessing, although every other part of it still
-# works. What did the tokens fetch from each other?
+# works. (Attention was replaced once in each of 30 layers. `lesson.alone` and, below,
+# `lesson.unmasked` give away half of an exercise, so open `minigen_course/ch14_attention/lesson.py`
+# after it.) What did the tokens fetch from each other?
 #
 # ## Query, key and value
 #
 # Think of a library. You come with a question, the **query**. Every book has a label on its spine,
 # the **key**, and a content, the **value**. You compare your question with all labels, and you take
-# home a mixture of contents: much of the books whose labels fit, little of the others.
+# home a mixture of contents: a large part of the books whose labels fit, little of the others.
 #
 # Each token plays all three roles at once. It asks with its query, and it answers others with its
 # key and its value. All three are vectors of numbers:
@@ -174,7 +177,7 @@ assert without_attention > llm.config.vocab_size  # worse than blind guessing
 
 
 # %%
-def softmax_naive(scores: list[float]) -> list[float]:
+def softmax(scores: list[float]) -> list[float]:
     powers = [math.exp(each - max(scores)) for each in scores]
     return [each / sum(powers) for each in powers]
 
@@ -185,7 +188,7 @@ def look_back(
     """Return the weights of all keys, and the sum of the values under these weights."""
     root = math.sqrt(len(query))
     scores = [sum(q * k for q, k in zip(query, key, strict=True)) / root for key in keys]
-    weights = softmax_naive(scores)
+    weights = softmax(scores)
     columns = zip(*values, strict=True)  # one for each dimension of a value
     out = [sum(w * v for w, v in zip(weights, each, strict=True)) for each in columns]
     return weights, out
@@ -198,18 +201,23 @@ print("weights of the, cat, sat:", [round(each, 2) for each in weights])
 print("result:", [round(each, 2) for each in out])
 
 # %% [markdown]
-# `softmax_naive` subtracts the largest score from all scores before it takes exponentials. The
-# weights stay the same, because $e^{s-m} = e^s / e^m$ and the factor $e^m$ cancels. But no
-# exponential is larger than 1 any more, so none can overflow: $e^{12}$ is already infinite in
-# float16, and $e^{89}$ in float32.
+# `softmax` subtracts the largest score from all scores before it takes exponentials. The weights stay
+# the same, because $e^{s-m} = e^s / e^m$ and the factor $e^m$ cancels. But no exponential is larger
+# than 1 any more, so none can overflow: $e^{12}$ is already infinite in float16, and $e^{89}$ in
+# float32.
 #
 # ## Where queries, keys and values come from
 #
 # The model keeps one vector $x$ of 576 numbers per token, the **residual stream**: it starts as the
-# token's embedding, and every layer adds to it. In each layer, three learned matrices turn the
-# normalised $x$ into queries, keys and values:
+# token's embedding, and every layer adds to it. In each layer, RMSNorm turns $x$ into $\hat x$, and
+# three learned matrices turn $\hat x$ into queries, keys and values. Chapter 13's rotary embedding
+# rotates queries and keys by their position $t$, which $R_t$ stands for:
 #
-# $$q_t = W_q x_t, \qquad k_t = W_k x_t, \qquad v_t = W_v x_t$$
+# $$q_t = R_t W_q \hat x_t, \qquad k_t = R_t W_k \hat x_t, \qquad v_t = W_v \hat x_t$$
+#
+# Queries and keys have matrices of their own because the relation is one-sided: *lamp* may look for
+# its owner, while the owner looks for something else. With the rotation, a score depends on how far
+# two tokens are apart.
 #
 # A layer does not look back once but nine times at once, with nine different questions. Each of
 # these **heads** has its own 64 of the 576 query dimensions. The results of the nine heads are put
@@ -225,13 +233,13 @@ print("result:", [round(each, 2) for each in out])
 picture(
     draw_heads.flow(len(ids), llm.config.q_heads, llm.config.kv_heads, llm.config.head_dim),
     "Attention in one layer. The residual stream x becomes queries, keys and values; each head "
-    "compares, weighs and mixes; the heads' results are joined and added to x.",
+    "compares, weighs and mixes; the heads' results are joined and added to x. Grey boxes are not "
+    "part of attention.",
     number="14.1",
 )
 
 # %% [markdown]
-# And the same in code, for layer 8 of the model and your sentence. Rotary embedding (chapter 13)
-# rotates queries and keys by their positions, so that a score depends on the distance of two tokens.
+# And the same in code, for layer 8 of the model and the sentence from the top:
 
 # %%
 LAYER = 8
@@ -258,7 +266,7 @@ guess_word = predict("Which word does the second keeper look at most?", None)
 
 # %%
 HEAD, TOKEN = 0, 14
-weights, out = look_back(
+weights, out = look_back(  # query heads 0, 1 and 2 share KV head 0
     q[TOKEN, HEAD].tolist(), k[: TOKEN + 1, 0].tolist(), v[: TOKEN + 1, 0].tolist()
 )
 ranked = sorted(zip(weights, range(TOKEN + 1), strict=True), reverse=True)[:3]
@@ -268,16 +276,35 @@ for weight, place in ranked:
 guess_word.compare(tokens[ranked[0][1]])
 
 # %% [markdown]
-# It looks at the first *keeper*, eleven tokens back. The position did not tell it where to look:
-# the query of a second *keeper* fits the key of a first one. What this token hands over, its value,
-# contains what the model has learned about that keeper so far.
+# It looks at the first *keeper*, eleven tokens back. Is that the distance that it looks for, or the
+# word? Put twelve words between, or undo the rotation of this layer's queries and keys:
+
+# %%
+between = "on a cold and windy evening late in that very long year"
+longer = llm.tokenizer.encode(sentence.replace("the young", f"{between} the young"))
+later = TOKEN + len(longer) - len(ids)
+# head_scores: q·k/√d of all heads of a layer, minus infinity for later tokens
+farther = head_scores(recorded_heads(llm, longer)[LAYER])[HEAD, later].softmax(-1)
+unrotated = head_scores(turned_back(llm, recorded[LAYER]))[HEAD, TOKEN].softmax(-1)
+print(f"weight on the first keeper, {later - 3} tokens back: {farther[3]:.2f}")
+print(f"weight on the first keeper, without rotation: {unrotated[3]:.2f}")
+rows = head_scores(recorded[LAYER])[HEAD].softmax(-1)
+on_first = int((rows[1:].argmax(-1) == 0).sum())
+print(f"of {followers} tokens after the first, {on_first} look most at token 0, {tokens[0]!r}")
+
+# %% [markdown]
+# It is the word: the query of a second *keeper* fits the key of a first one, wherever that stands.
+# The value that it fetches was computed at token 3, so it can hold *The old lighthouse keeper*, but
+# not the lost lamp. That stands in later tokens, and other heads must fetch it. The other tokens of
+# the sentence look most at the first token, whatever it is. The section on real heads says why.
 #
 # ## Why divide by the square root of d?
 #
 # A dot product of two vectors is a sum of $d$ products. If the numbers are independent with mean 0
 # and variance 1, each product has variance 1, the sum has variance $d$, and a standard deviation of
 # $\sqrt d$. Scores would grow with the size of a head. Large scores make softmax pick one key and
-# ignore all others, and then training cannot improve the others: their gradient is nearly zero.
+# ignore all others, and then training cannot improve the others: their gradient (how much a small
+# change of a weight would help) is nearly zero.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -287,7 +314,7 @@ for d in (4, 16, 64, 256):
     many_k = torch.randn(4000, 16, d, generator=generator)
     products = (many_q * many_k).sum(-1)
     largest = [products.softmax(-1), (products / math.sqrt(d)).softmax(-1)]
-    shown = [f"{each.amax(-1).mean():.1f}" for each in largest]
+    shown = [f"{each.amax(-1).mean():.2f}" for each in largest]
     print(f"{d:>4}{products.std():>22.0f}{shown[0]:>35}{shown[1]:>10}")
 
 # %% [markdown]
@@ -299,38 +326,28 @@ for d in (4, 16, 64, 256):
 #
 # $$O = \mathrm{softmax}\Big(\frac{Q K^\top}{\sqrt d} + M\Big)\, V$$
 #
-# Softmax works on each row. $M$ is the mask, which comes next. The matrix of scores has a row and a
-# column per token, so its size grows with the **square** of the text's length:
+# Softmax works on each row. $M$ is the mask; the next two sections explain it. The matrix of scores
+# has a row and a column per token, so its size grows with the **square** of the text's length:
 
 # %%
+print("  tokens   scores per head   of one head   of all heads of a layer, 4 bytes each")
 for length in (len(ids), 1024, 8192, 131_072):
-    scores_bytes = length * length * 4
-    print(
-        f"{length:>8,} tokens: {length * length:>15,} scores per head, {scores_bytes / 1e6:,.3f} MB"
-    )
+    gigabytes = length * length * 4 / 1e9
+    all_heads = gigabytes * llm.config.q_heads
+    print(f"{length:>8,}{length * length:>18,}{gigabytes:>11.3f} GB{all_heads:>11.3f} GB")
 
 # %% [markdown]
-# ## Why it is wrong: the future leaks
+# No GPU of today holds the last row. Chapter 32 computes attention without ever storing this matrix.
+#
+# ## Without a mask, the future leaks
 #
 # `look_back` was given only the keys up to its own token. A product of whole matrices computes the
 # scores of later tokens, too. Nothing stops a token from looking ahead at the very word that it is
-# asked to predict. `attention_with` computes all tokens at once, with or without a mask:
-
+# asked to predict. `lesson.unmasked` computes the formula without $M$.
+#
+# Predict: what is the perplexity of the sentence if every token sees all tokens?
 
 # %%
-def attention_with(mask: bool):
-    """Return attention as a matrix product, with the causal mask or without."""
-
-    def matrix_attention(q, k, v, window=None):
-        k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for each in (k, v))
-        found = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(q.shape[-1])
-        if mask:
-            found = found.masked_fill(~package.causal_mask(len(q), len(k), window), -torch.inf)
-        return torch.einsum("hqk,khd->qhd", found.softmax(-1), v)
-
-    return matrix_attention
-
-
 guess_leak = predict("Perplexity without the mask?", None, within=2)
 
 # %% [markdown]
@@ -338,39 +355,46 @@ guess_leak = predict("Perplexity without the mask?", None, within=2)
 
 # %%
 other = [*ids[:-2], llm.tokenizer.encode(" hat")[0], ids[-1]]
-found = {}
-for name, masked in {"with the mask": True, "without": False}.items():
-    with using(14, attention=attention_with(masked)):
-        before, after = recorded_states(llm, ids)[-1], recorded_states(llm, other)[-1]
-        found[name] = perplexity(log_probabilities(llm, ids))
-    leaks = not torch.allclose(before[:-2], after[:-2], atol=1e-2)
-    assert leaks is not masked
-    print(f"{name}: states before the word changed: {leaks}; perplexity {found[name]:.1f}\n")
-guess_leak.compare(found["without"])
+
+
+def reaches_back():
+    """Return whether another last word changes the states of the tokens before it."""
+    one, two = (recorded_states(llm, each)[-1, :-2] for each in (ids, other))
+    return not torch.allclose(one, two, atol=1e-2)
+
+
+print("with the mask, states before the word changed:", reaches_back())
+with using(14, attention=lesson.unmasked):
+    print("without the mask, states before the word changed:", reaches_back())
+    leaky = perplexity(log_probabilities(llm, ids))
+guess_leak.compare(leaky)
 
 # %% [markdown]
 # The perplexity without the mask is far lower. The model is not better: it reads the answers before
-# it gives them. And it has lost the ability to write:
+# it gives them. (It was never trained to read ahead and uses the leak badly, so it does not reach 1.)
+# And it has lost the ability to write, although only the prompt is computed without the mask:
 
 # %%
 opening = "Once upon a time there was a"
-greedy = SamplingParams(temperature=0, max_tokens=16)
+greedy = SamplingParams(temperature=0, max_tokens=8)
 print("with the mask:", repr(llm.generate(opening, greedy).text))
-with using(14, attention=attention_with(mask=False)):
+with using(14, attention=lesson.unmasked):
     print("without:      ", repr(llm.generate(opening, greedy).text))
 
 # %% [markdown]
 # The last token of the prompt sees the same tokens in both cases. But the states of the tokens
-# before it were computed while looking ahead. This model was trained with the mask, so such states,
-# and the keys and values made of them, are strange to it.
+# before it were computed while they looked ahead. This model was trained with the mask, so it never
+# met such states, nor the keys and values computed from them.
 #
 # ## The idea: a triangle
 #
-# A **causal mask** removes the scores of later tokens: they become minus infinity, whose exponential
-# is 0. The same rule, *a query sees the keys at its own position and before*, gives a triangle for a
-# whole prompt. It gives a rectangle with a slanted end for a **[chunk](../docs/glossary.md#chunked-prefill)** of a prompt, whose queries
-# are the last positions of the context, and a full row for one new token. Some models also limit
-# how far a token can look back, to a **[sliding window](../docs/glossary.md#sliding-window)**.
+# A **causal mask** removes the scores of later tokens: $M_{ts}$ is 0 where token $t$ sees token $s$, and
+# elsewhere minus infinity, whose exponential is 0. In code, the mask is a table of True and False. The
+# same rule, *a query sees the keys at its own position and before*, gives a triangle for a whole
+# prompt. It gives a rectangle with a slanted end for a
+# **[chunk](../docs/glossary.md#chunked-prefill)** of a prompt, whose queries are the last positions of
+# the context, and a full row for one new token. Some models also limit how far a token can look back,
+# to a **[sliding window](../docs/glossary.md#sliding-window)**.
 
 # %%
 picture(
@@ -389,8 +413,8 @@ picture(
 # %% [markdown]
 # ## What real heads look at
 #
-# The model has 30 layers with 9 heads each, so 270 heads. No programmer chose what a head looks for: it
-# learned that. Four habits can be measured on any sentence. For each habit, the head that has it
+# The model has 30 layers with 9 heads each, so 270 heads. No programmer chose what a head looks for:
+# it learned that. Four habits can be measured on any sentence. For each habit, the head that has it
 # most:
 
 # %%
@@ -400,7 +424,8 @@ habits = {
     "the token before": looks.diagonal(-1, -2, -1).mean(-1),
     "the first token": looks[..., 1:, 0].mean(-1),
     "itself": looks.diagonal(0, -2, -1)[..., 1:].mean(-1),
-    "many tokens": -(looks * looks.clamp(min=1e-9).log()).sum(-1).mean(-1),  # entropy
+    # entropy: 0 if all weight is on one token, larger if it is spread over more
+    "many tokens": -(looks * looks.clamp(min=1e-9).log()).sum(-1).mean(-1),
 }
 chosen = {}
 for name, habit in habits.items():
@@ -413,20 +438,28 @@ picture(
     number="14.3",
 )
 sink = float(looks[..., 1:, 0].mean())
-print(f"weight on the first token, mean of all heads and tokens: {sink:.0%}")
+lengths = torch.stack([each.v.norm(dim=-1) for each in recorded])  # layers, tokens, KV heads
+given = lesson.by_length(looks, lengths)  # each weight times the length of its value
+sink_given = float((given[..., 1:, 0] / given[..., 1:, :].sum(-1)).mean())
+own, others = float(lengths[:, 0].mean()), float(lengths[:, 1:].mean())
+print(f"weight on the first token, mean of all heads and of all tokens but the first: {sink:.0%}")
+print(f"mean length of its values: {own:.1f}; of all other values: {others:.1f}")
+print(f"its share if each weight is multiplied by the length of the value: {sink_given:.0%}")
 
 # %% [markdown]
 # Softmax must spend its whole weight, even where a head finds nothing that fits. The model has
 # learned to leave the rest on the first token, which every later token can see. Such a resting place
-# is called an **attention sink** ([Xiao et al. 2023](https://arxiv.org/abs/2309.17453)). In chapter
-# 13 a float16 overflow destroyed exactly this token, and with it the model.
+# is called an **attention sink** ([Xiao et al. 2023](https://arxiv.org/abs/2309.17453)). The values
+# of this token are short, so a head that rests adds little to the residual stream. In chapter 13 a
+# float16 overflow destroyed exactly this token, and with it the model.
 #
 # ## Drag it
 #
 # Choose a layer and a head, and write a sentence of your own. Layer 18, head 6 rests on the first
 # token until a word comes back. Then it looks at the token that *followed* this word the first time,
-# and so the model can repeat it: after the second *Marla Venn*, it looks at *sold*. This is an
-# **induction head**, and it is how models copy from their context
+# and so the model can repeat it: after the second *Marla Venn*, it looks at *sold*. (The second
+# *Marla* begins with a space, so the tokenizer cuts it otherwise.) This is an **induction head**. Such
+# heads are one way, perhaps the main one, in which models copy from their context
 # ([Olsson et al. 2022](https://transformer-circuits.pub/2022/in-context-learning-and-induction-heads/index.html)).
 
 
@@ -453,28 +486,36 @@ explore(
 # %% [markdown]
 # ## Grouped heads: what each token leaves in memory
 #
-# When the model writes its next token, it needs that token's queries once and never again. Keys and
-# values are different: every later token looks at them. An engine therefore stores the keys and
-# values of every token, in every layer. This store is the
-# **[KV cache](../docs/glossary.md#kv-cache)** (chapter 17), and it is what
-# fills a server's memory. Its size depends on the number of key and value heads:
+# A token's queries are needed once, in the step that computes this token. Keys and values are
+# different: every later token looks at them. An engine therefore stores the keys and values of every
+# token, in every layer. This store is the **[KV cache](../docs/glossary.md#kv-cache)** (chapter 17),
+# and it is what fills a server's memory. Its size depends on the number of key and value heads:
 #
 # - **Multi-head attention** (MHA) has a KV head for each query head.
 # - **Multi-query attention** (MQA, [Shazeer 2019](https://arxiv.org/abs/1911.02150)) has a single KV
 #   head for all query heads.
-# - **[Grouped-query attention](../docs/glossary.md#grouped-query-attention)** (GQA, [Ainslie et al. 2023](https://arxiv.org/abs/2305.13245)) lies
-#   between: query head $h$ uses KV head $\lfloor h \,/\, (H_q / H_{kv}) \rfloor$.
+# - **[Grouped-query attention](../docs/glossary.md#grouped-query-attention)** (GQA,
+#   [Ainslie et al. 2023](https://arxiv.org/abs/2305.13245)) lies between: query head $h$ uses KV head
+#   $\lfloor h \,/\, (H_q / H_{kv}) \rfloor$. Here heads 0, 1 and 2 use KV head 0.
+#
+# | symbol | meaning | in the code | here |
+# |---|---|---|---|
+# | $H_q$ | query heads | `q_heads` | 9 |
+# | $H_{kv}$ | KV heads | `kv_heads` | 3 |
+# | $h$ | number of a query head | `head` | 0 to 8 |
+# | $L$ | layers | `num_layers` | 30 |
 #
 # Fewer KV heads cost quality, since several questions must share one set of labels. Ainslie et al.
-# measured that a model with one KV head loses some quality and trains less stably, and that eight
-# KV heads come close to full multi-head attention. That is why most models of today use groups.
+# trained a finished T5-XXL, which has 64 heads, a little further with fewer KV heads. With one, it
+# lost some quality; with eight, it came close to the original, and was nearly as fast as with one.
+# That is why most models of today use groups.
 
 # %%
 picture(
     draw_heads.sharing(
         {"multi-head": (9, 9), "grouped, as here": (9, 3), "multi-query": (9, 1)},
     ),
-    "Nine query heads (circles) and the KV heads that they share (squares): nine, three and one.",
+    "Query heads 0 to 8 (circles) and the KV heads that they share (squares): nine, three and one.",
     number="14.5",
 )
 
@@ -490,34 +531,33 @@ picture(
 guess_bytes = predict("kB per token of Llama-3-70B?", None)
 
 # %%
-models = {  # layers, query heads, KV heads, head_dim
+models = {  # layers, query heads, KV heads, head_dim, as published
     "SmolLM2-135M": (30, 9, 3, 64),
     "Llama-3-70B": (80, 64, 8, 128),
-    "16 heads to 1": (32, 16, 1, 128),
+    "Falcon-7B": (32, 71, 1, 64),
 }
 kept, saved = {}, {}
 for name, (num_layers, q_heads, kv_heads, head_dim) in models.items():
     per_head = 2 * num_layers * head_dim * 2  # a key and a value, 2 bytes per number
-    kept[name] = {"multi-head": per_head * q_heads, "its own heads": per_head * kv_heads}
-    saved[name] = kept[name]["multi-head"] / kept[name]["its own heads"]
-    own, full = kept[name]["its own heads"], kept[name]["multi-head"]
-    print(
-        f"{name:<14} {own:>9,} bytes per token; multi-head would take {full:>9,}, {saved[name]:.0f}x"
-    )
-assert kept["SmolLM2-135M"]["its own heads"] == llm.config.kv_bytes_per_token
-guess_bytes.compare(round(kept["Llama-3-70B"]["its own heads"] / 1e3, 1), "kB")
+    kept[name] = {"multi-head": per_head * q_heads, "own KV heads": per_head * kv_heads}
+    saved[name] = kept[name]["multi-head"] / kept[name]["own KV heads"]
+    own, full = kept[name]["own KV heads"], kept[name]["multi-head"]
+    ratio = f"{saved[name]:.0f} times as many"
+    print(f"{name:<14} {own:>9,} bytes per token; multi-head would take {full:>9,}, {ratio}")
+assert kept["SmolLM2-135M"]["own KV heads"] == llm.config.kv_bytes_per_token
+guess_bytes.compare(round(kept["Llama-3-70B"]["own KV heads"] / 1e3, 1), "kB")
 picture(
     draw_heads.kv_bars(kept),
-    "Bytes that one token adds to the KV cache, with the model's own KV heads and with as many KV "
-    "heads as query heads. Each panel has its own scale.",
+    "Kilobytes that one token adds to the KV cache, with the model's own KV heads and with as many "
+    "KV heads as query heads (multi-head). Each panel has its own scale. Falcon-7B is multi-query.",
     number="14.6",
 )
 
 # %% [markdown]
 # ## Your turn
 #
-# Two exercises. Write them before you look at the package's version: it opens below, once yours has
-# passed.
+# Two exercises: the mask, and attention as a whole, for all tokens and all heads at once. The
+# package's versions open below, once yours have passed.
 
 # %%
 task(14, "causal_mask")
@@ -564,7 +604,7 @@ def attention(
 
     The queries are the last `tokens` positions of the context. Query head h uses KV head
     h // (q_heads / kv_heads). With a window, a query attends to at most `window` positions,
-    including its own. Torch computes this without storing the matrix of scores.
+    including its own.
     """
     raise NotImplementedError  # your turn
 
@@ -574,9 +614,10 @@ my_attention = check(14, attention=attention)
 
 # %% [markdown]
 # One line puts a part into the running engine. As long as yours has not passed, the package's own
-# runs, and the line below says so. The sentence passes through in chunks of 16 tokens, so the second
-# chunk needs the mask's slanted end. New tokens are computed by another function, which chapter 22
-# builds.
+# runs, and the line below says so. The sentence passes through in two chunks, of 16 and 2 tokens, and
+# attention is called for each of them in each of 30 layers. The first chunk is a plain triangle,
+# which torch has built in, so the package asks only for the second chunk's mask. New tokens are
+# computed by another function, which chapter 22 builds.
 
 # %%
 with using(14, causal_mask=my_mask):
@@ -588,8 +629,9 @@ with using(14, attention=my_attention):
 # ## The package's version
 #
 # The package has attention twice: `attention_naive`, written out step by step, as a reference for all
-# faster versions, and `attention`, which calls torch's fused function. That function never stores the
-# matrix of scores; chapter 32 shows how this is possible.
+# faster versions, and `attention`, which calls torch's fused function (one function that does all
+# steps at once). That function never stores the matrix of scores; chapter 32 shows how this is
+# possible.
 
 # %%
 reveal(14, causal_mask=my_mask, attention=my_attention)
@@ -620,7 +662,7 @@ print("With scores 100 times as large, all results are finite:", bool(big.isfini
 with using(14, attention=my_attention):
     again = perplexity(log_probabilities(llm, ids))
 print(f"no attention:       about {round(without_attention, -3):,.0f}")
-print(f"without a mask:     {found['without']:.1f} (it reads the answers)")
+print(f"without a mask:     {leaky:.1f} (it reads the answers)")
 print(f"causal attention:   {again:.1f}")
 assert math.isclose(again, with_attention, rel_tol=1e-3)
 
@@ -630,31 +672,33 @@ assert math.isclose(again, with_attention, rel_tol=1e-3)
 # Statements that one often hears or reads about attention, beside what this notebook computed.
 
 # %%
-claimed = (0.35, 0.55, 0.10)
-right = softmax_naive([0.8, 0.9, 0.3])
-steps = (
-    math.log(claimed[1] / claimed[0]) / (0.9 - 0.8),
-    math.log(claimed[0] / claimed[2]) / (0.8 - 0.3),
-)
+seen = torch.ones(len(ids), len(ids)).tril().bool()
+deviation = float(scores[:, :, seen].std(-1).median())
+spread = torch.cat([each.q.flatten() for each in recorded]).std()
+pool = llm.engine.runner.pool.kv  # layers, keys and values, blocks, block size, KV heads, head_dim
+stored = pool.numel() // (pool.shape[2] * pool.shape[3])
+multi_head = sum(2 * each.q[0].numel() for each in recorded)
 verdicts(
     "14",
     Claim(
-        "Scores .8, .9 and .3 give attention weights .35, .55 and .10",
-        "softmax gives " + ", ".join(f"{each:.2f}" for each in right),
-        holds(all(math.isclose(*pair, abs_tol=0.01) for pair in zip(claimed, right, strict=True))),
-        f"no common scale can give them: one pair of weights needs scores {steps[0]:.1f} times as "
-        f"large, another {steps[1]:.1f} times",
+        "Divided by the square root of d, scores have a standard deviation of 1",
+        f"in the median of {scores[:, :, 0, 0].numel()} heads it is {deviation:.1f}, on this sentence",
+        within(deviation, 0.8, 1.25),
+        f"the rule is exact for independent numbers of variance 1; trained queries are larger "
+        f"(deviation {spread:.1f}) and fit some keys on purpose",
     ),
     Claim(
         "Grouped heads divide the KV cache by query heads / KV heads",
-        ", ".join(f"{name}: {times:.0f}x" for name, times in saved.items()),
-        holds(all(saved[name] == heads / kv for name, (_, heads, kv, _) in models.items())),
+        f"this engine's cache holds {stored:,} numbers per token; its {llm.config.q_heads} query "
+        f"heads have {multi_head // 2:,}, so multi-head attention would store {multi_head:,}",
+        holds(multi_head / stored == llm.config.q_heads / llm.config.kv_heads),
         "only keys and values are stored, and their size follows the number of KV heads",
         source="[Ainslie et al. 2023](https://arxiv.org/abs/2305.13245)",
     ),
     Claim(
-        "Most of the attention goes to the words that matter",
-        f"{sink:.0%} of the weight rests on the first token of the sentence",
+        "Most of the attention weight goes to the words that matter",
+        f"in one sentence of {len(ids)} tokens, {sink:.0%} of it rests on the first token; weighted "
+        f"by the lengths of the values, {sink_given:.0%}",
         holds(sink < 0.5),
         "softmax must spend all its weight, and heads leave what they do not need on a sink",
     ),
@@ -665,9 +709,10 @@ verdicts(
 #
 # - Attention is the only place where tokens exchange information. Switched off, the model does worse
 #   than blind guessing.
-# - Each token makes a query, a key and a value: $q = W_q x$, $k = W_k x$, $v = W_v x$. The score of
-#   two tokens is $q \cdot k / \sqrt d$, softmax turns a row of scores into weights, and the result is
-#   the weighted sum of the values.
+# - Each token makes a query, a key and a value: $q = R W_q \hat x$, $k = R W_k \hat x$,
+#   $v = W_v \hat x$, with the normalised $\hat x$ and the rotation $R$. The score of two tokens is
+#   $q \cdot k / \sqrt d$, softmax turns a row of scores into weights, and the result is the weighted
+#   sum of the values.
 # - Several heads look back at once. Their results are joined, and $W_o$ mixes them into the residual
 #   stream.
 # - The causal mask hides later tokens. Without it the model reads the answers.
@@ -688,23 +733,26 @@ verdicts(
 # <details><summary>3. All scores of a row grow by 5. What happens to the weights? And if they are all
 # multiplied by 5?</summary>
 # Adding 5 changes nothing, because the factor e⁵ cancels in softmax. Multiplying by 5 makes the
-# weights sharper: the largest one grows, all others shrink.</details>
+# weights sharper: the largest one grows (unless several tie), and small ones shrink. One that is close
+# to the largest may grow, too.</details>
 #
 # ## What the production engines do beyond this
 #
-# - **[vLLM](https://github.com/vllm-project/vllm)**, **[SGLang](https://github.com/sgl-project/sglang)**
-#   and **TGI** call [FlashAttention](https://arxiv.org/abs/2205.14135) or
-#   [FlashInfer](https://github.com/flashinfer-ai/flashinfer). These kernels visit the keys in tiles
-#   and carry a running maximum and sum, so scores never reach the GPU's main memory.
-# - **TensorRT-LLM** has its own kernels. One of them (XQA) computes one new token with grouped heads,
-#   and reads a KV head once for all query heads that share it.
-# - **llama.cpp** (and **Ollama**, which is built on it) and **ExLlamaV2** can store keys and values in
-#   8 or 4 bits.
-# - **MLC-LLM** compiles attention kernels for the device at hand, also for phones and browsers.
-# - **DeepSpeed** can distribute the heads of one long sequence over several GPUs
-#   ([Ulysses](https://arxiv.org/abs/2309.14509)).
-# - DeepSeek's models store one short vector per token, and compute the keys and values of all heads
-#   from it ([multi-head latent attention](https://arxiv.org/abs/2405.04434)).
+# - **[vLLM](https://github.com/vllm-project/vllm)** and **[SGLang](https://github.com/sgl-project/sglang)**
+#   call [FlashAttention](https://arxiv.org/abs/2205.14135) or
+#   [FlashInfer](https://github.com/flashinfer-ai/flashinfer). These kernels (functions that run on the
+#   GPU) visit the keys in tiles and carry a running maximum and sum, so scores never reach the GPU's
+#   main memory. Chapter 32 builds one.
+# - **[TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/advanced/gpt-attention.html)** has its own
+#   kernels. One of them, XQA, is for new tokens of models with grouped heads.
+# - **[llama.cpp](https://github.com/ggml-org/llama.cpp)**, **Ollama** (which began on it and uses its
+#   library ggml) and **ExLlamaV2** (archived; its development continues as
+#   [ExLlamaV3](https://github.com/turboderp-org/exllamav3)) can store keys and values in 8 or 4 bits.
+# - Models change attention, too. DeepSeek's store one short vector per token and layer, and one small
+#   rotated key that all heads share, and compute the keys and values of all heads from these
+#   ([multi-head latent attention](https://arxiv.org/abs/2405.04434)). In
+#   [gpt-oss](https://huggingface.co/openai/gpt-oss-20b), each head has a learned number that joins the
+#   sum under softmax but has no value: a sink of its own, so weights need not sum to one.
 #
 # ## Further reading
 #

@@ -66,7 +66,7 @@ def attention(
 
     The queries are the last `tokens` positions of the context. Query head h uses KV head
     h // (q_heads / kv_heads). With a window, a query attends to at most `window` positions,
-    including its own. Torch computes this without storing the matrix of scores.
+    including its own.
     """
     num_tokens, context = len(q), len(k)
     if window is not None and num_tokens == 1:
@@ -77,6 +77,7 @@ def attention(
     if num_tokens > 1 and not full:
         mask = causal_mask(num_tokens, context, window)
     q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in (q, k, v))
+    # Torch stores no matrix of scores.
     out = functional.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=full and num_tokens > 1, enable_gqa=True
     )

@@ -27,8 +27,11 @@ from minigen_course.figures.style import (
     title,
 )
 
+IN_A_HEAD = {"ha": "center", "va": "center_baseline", "color": "white", "fontsize": 8}
 Weights = Float[Tensor, "queries keys"]
 MOST_TOKENS = 40
+LOOKS, LOOKED_AT = "the token that looks", "the token that is looked at"
+IN_THE_FUTURE = (0.76, 0.5, 0.04, 0.44)  # the white half of a causal heat map: room for its scale
 
 
 def head_map(weights: Weights, tokens: Sequence[str], said: str) -> Figure:
@@ -40,11 +43,11 @@ def head_map(weights: Weights, tokens: Sequence[str], said: str) -> Figure:
         raise ValueError(
             f"This sentence has {len(tokens)} tokens; 2 to {MOST_TOKENS} can be drawn."
         )
-    made, axes = figure(7.6, 5.6)
+    made, axes = figure(6.2, 5.6)
     drawn = _heat(axes, weights, tokens, size=9 if len(tokens) <= 24 else 6)
-    axes.set_ylabel("the token that looks")
-    axes.set_xlabel("the token that is looked at")
-    made.colorbar(drawn, ax=axes, label="weight", shrink=0.8)
+    axes.set_ylabel(LOOKS)
+    axes.set_xlabel(LOOKED_AT)
+    made.colorbar(drawn, cax=axes.inset_axes(IN_THE_FUTURE), label="weight")
     title(axes, said)
     return made
 
@@ -52,17 +55,17 @@ def head_map(weights: Weights, tokens: Sequence[str], said: str) -> Figure:
 def head_maps(heads: Mapping[str, Weights], tokens: Sequence[str]) -> Figure:
     """Draw several heads' weights, two in a row, each under its name."""
     rows = -(-len(heads) // 2)
-    made, axes = figure(9.8, 4.7 * rows, nrows=rows, ncols=2, squeeze=False)
-    drawn = None
+    made, axes = figure(8.6, 4.5 * rows, nrows=rows, ncols=2, squeeze=False)
     for panel, (name, weights) in zip(axes.flat, heads.items(), strict=False):
         drawn = _heat(panel, weights, tokens, size=8)
         if panel not in axes[:, 0]:
             panel.set_yticks([])
+        made.colorbar(drawn, cax=panel.inset_axes(IN_THE_FUTURE), label="weight")
         title(panel, name)
     for panel in axes.flat[len(heads) :]:
         panel.axis("off")
-    if drawn is not None:
-        made.colorbar(drawn, ax=axes, label="weight", shrink=0.5)
+    made.supylabel(LOOKS, fontsize="medium", color=INK)
+    made.supxlabel(LOOKED_AT, fontsize="medium", color=INK)
     return made
 
 
@@ -103,15 +106,17 @@ def masks(cases: Mapping[str, Bool[Tensor, "queries keys"]]) -> Figure:
 
 def sharing(cases: Mapping[str, tuple[int, int]]) -> Figure:
     """Draw which query heads use which KV head, for (q_heads, kv_heads)."""
-    made, axes = figure(9, 1.8, ncols=len(cases), squeeze=False)
+    made, axes = figure(9, 1.3, ncols=len(cases), squeeze=False)
     for panel, (name, (q_heads, kv_heads)) in zip(axes[0], cases.items(), strict=True):
         group = q_heads // kv_heads
         for kv_head in range(kv_heads):
             at = (kv_head + 0.5) * group
             for q_head in range(kv_head * group, (kv_head + 1) * group):
                 panel.plot([q_head + 0.5, at], [1, -0.8], color=QUIET, linewidth=1, zorder=0)
-                panel.add_patch(Circle((q_head + 0.5, 1), 0.32, color=BLUE))
+                panel.add_patch(Circle((q_head + 0.5, 1), 0.38, color=BLUE))
+                panel.text(q_head + 0.5, 1, str(q_head), **IN_A_HEAD)
             panel.add_patch(Rectangle((at - 0.36, -1.16), 0.72, 0.72, color=ORANGE))
+            panel.text(at, -0.8, str(kv_head), **IN_A_HEAD)
         panel.set(xlim=(-0.1, q_heads + 0.1), ylim=(-1.4, 1.6), aspect="equal")
         panel.axis("off")
         title(panel, f"{name}: {q_heads} to {kv_heads}")
@@ -120,14 +125,17 @@ def sharing(cases: Mapping[str, tuple[int, int]]) -> Figure:
 
 def kv_bars(models: Mapping[str, Mapping[str, int]]) -> Figure:
     """Draw the KV cache's bytes per token, a panel for each model and a bar for each kind."""
-    made, axes = figure(9, 1.9, ncols=len(models), squeeze=False)
+    made, axes = figure(9, 1.8, ncols=len(models), squeeze=False)
     for panel, (name, sizes) in zip(axes[0], models.items(), strict=True):
         largest = max(sizes.values()) / 1e3
-        for row, (kind, colour) in enumerate(zip(sizes, (FAINT, SKY, AMBER), strict=False)):
-            panel.barh(row, sizes[kind] / 1e3, height=0.6, color=colour)
-            panel.text(largest * 0.03, row, f"{kind}: {sizes[kind] / 1e3:,.0f} kB", va="center")
-        panel.set(xlim=(0, largest * 1.05), xlabel="kB per token")
-        panel.set_yticks([])
+        for row, (size, colour) in enumerate(
+            zip(sizes.values(), (QUIET, SKY, AMBER), strict=False)
+        ):
+            panel.barh(row, size / 1e3, height=0.6, color=colour)
+            panel.text(size / 1e3 + largest * 0.02, row, f"{size / 1e3:,.0f} kB", va="center")
+        panel.set(xlim=(0, largest * 1.35), xlabel="kB per token")
+        panel.set_yticks(range(len(sizes)), sizes if panel is axes[0][0] else [""] * len(sizes))
+        panel.tick_params(axis="y", length=0)
         panel.invert_yaxis()
         title(panel, name)
     return made
