@@ -229,7 +229,7 @@ def opened_by(read: Callable[[Path], Tensor]) -> Iterator[None]:
 def answer(path: Path, prompt: str, max_tokens: int = 6) -> str:
     """Load a GGUF file as float32, by the `unpack_q4_1` of now; return the greedy answer."""
     with refreshed_formats():
-        llm = load_model(str(path), weights="float32")
+        llm = load_model(str(path), weights="float32", threads=1)
     return llm.generate(prompt, SamplingParams(temperature=0, max_tokens=max_tokens)).text
 
 
@@ -238,7 +238,7 @@ def measure_starts(
 ) -> dict[str, list[float]]:
     """Return the seconds from opening a GGUF file to a model's first token, by way of opening it.
 
-    The ways take turns, in the opposite order in every other round.
+    The ways take turns, in the opposite order in every other round, on one thread.
     """
     found: dict[str, list[float]] = {way: [] for way in ways}
     first = SamplingParams(temperature=0, max_tokens=1)
@@ -248,6 +248,6 @@ def measure_starts(
             return_free_memory()
             with opened_by(open_file):
                 started = time.perf_counter()
-                load_model(str(path), weights="float32").generate(prompt, first)
+                load_model(str(path), weights="float32", threads=1).generate(prompt, first)
                 found[way].append(time.perf_counter() - started)
     return found
