@@ -123,8 +123,7 @@ del raw
 
 # %% [markdown]
 # Time and memory both grow with the file, and not with what is wanted. This file is small. A model
-# of 70 billion weights in two bytes each has 140 GB, and on most machines the same line of Python
-# ends with an error: there is not that much memory.
+# of 70 billion weights in two bytes each has 140 GB, and most machines do not have that much memory.
 #
 # To do better, we must know where in the file the vector is. That is what a file format is for.
 #
@@ -260,8 +259,7 @@ print(f"the data begin at byte {8 + header_bytes}, which is 8 × {(8 + header_by
 #
 # - **`__metadata__`** stands beside the tensors and is none: it has no offsets. A loop over all keys
 #   fails on it with a `KeyError`, and nearly every file of the hub has it.
-# - **Spaces** fill the header up, so that the data begin at a multiple of 8. A processor reads an
-#   8-byte number fastest, and on some machines only, from such an address. `json` ignores spaces.
+# - **Spaces** fill the header up, so that the data begin at a multiple of 8. `json` ignores them.
 # - **Nothing may overlap, and nothing may be left over.** A reader that does not check this can be
 #   made to hand out the same bytes twice, or to read beyond the end of the file.
 #
@@ -395,7 +393,7 @@ del mapped
 
 # %% [markdown]
 # Memory follows use. The norm is smaller than one page, and yet brings in more, because the system
-# enters neighbours of a page into the page table at once (**fault-around**: Linux enters 64 KB, or more
+# enters neighbours of a page into the page table at once (**fault-around**: on Linux 64 KB, or more
 # where the page cache holds larger pieces). It also fetches neighbours when it reads from the disk
 # (**readahead**).
 #
@@ -407,9 +405,9 @@ del mapped
 # and must come from the disk.
 #
 # A single cold measurement says little. Others use the same disk, and a cache below a virtual machine
-# may keep what the machine has dropped. So the two ways take turns, and each is repeated three times
-# after a first round that does not count. A cold bar is drawn only if the three openings of its way
-# agree within a factor of 1.5, and if the system says that the bytes really came from a disk.
+# may keep what the machine has dropped. So the two ways take turns, three times after a first round
+# that does not count. A cold bar is drawn only if the three openings of its way agree within a factor
+# of 1.5, and the system says that the bytes really came from a disk.
 
 # %%
 ways = {"eager": (own, lesson.read_bytes), "mapped": (own, lesson.map_bytes)}
@@ -435,25 +433,26 @@ picture(
 # - **Opening.** Mapping takes almost no time, whatever the size of the file. Reading pays for
 #   everything at once.
 # - **First use.** After mapping, first use is not free: the system must enter each page into the page
-#   table. **That cost has moved from opening to first use.** With a cold file, the wait for the disk
-#   moves there as well. It does not become shorter, and on a fast disk it may become longer, because
-#   page faults ask for only a little at a time.
+#   table. **That cost has moved from opening to first use**, and with a cold file, so has the wait for
+#   the disk. That wait does not become shorter, and on a fast disk it may become longer, because page
+#   faults ask for only a little at a time.
 # - **The copy is what is truly saved**, in memory and in time. Reading keeps the file twice, in the
-#   page cache and in the process. Its time has two parts: the last line printed above is the copy
-#   alone, and the rest is page faults again, since new memory must be cleared and entered page by
-#   page. A second process that maps the file shares the pages of the first. And when memory gets
-#   short, the system can drop them without writing anything, because the file still has them.
-# - **The disk.** Cold, both ways wait for the same bytes. Reading copies the first of them while
-#   readahead fetches the next, so here the copy costs less than it does warm, and the slower the disk
-#   is, the nearer the two ways come to each other.
+#   page cache and in the process. Its time has two parts: the last printed line is the copy alone, and
+#   the rest is page faults again, since *new* memory must be cleared and entered page by page. A second
+#   process that maps the file shares the pages of the first. And when memory gets short, the system can
+#   drop them without writing anything, because the file still has them.
+# - **The disk.** Cold, both ways wait for the same bytes. Reading copies some of them while readahead
+#   fetches the next ones, so the slower the disk is, the less the copy matters.
 #
 # ## GGUF by hand
 #
 # GGUF, llama.cpp's format, holds everything in one file: settings, vocabulary, chat template and
 # tensors. It begins with a **magic word**, by which programs recognise it, then a version and two
-# counts.
+# counts. A header is often imagined as a few lines in front of the weights. This one has 1.8 MB. How
+# many per cent of it are vocabulary, that is, tokens and merges?
 
 # %%
+guess_vocabulary = predict("Per cent of the header that is vocabulary?", None)
 with path.open("rb") as opened:
     begin = opened.read(52)
 magic, version, num_tensors, num_keys, length = struct.unpack_from("<4sIQQQ", begin)
@@ -483,13 +482,6 @@ picture(
 # of its kind, and then the value. An array is the kind of its elements, their number, and then the
 # elements. So you cannot jump to a key: the header must be walked through from the front.
 #
-# A header is often imagined as a few lines in front of the weights. This one has 1.8 MB. How many per
-# cent of it are vocabulary, that is, tokens and merges (the rules that join pieces of text)?
-
-# %%
-guess_vocabulary = predict("Per cent of the header that is vocabulary?", None)
-
-# %% [markdown]
 # One small class walks through it. A length in a file is only a claim, and the file may be broken or
 # malicious. `struct` refuses to read beyond the end, but a slice is silently shorter, so `string`
 # compares the length with the bytes that are left. Such checks are easily forgotten: without one on
@@ -554,9 +546,9 @@ except ValueError as error:
 # and a = 32: −45 // 32 is −2 (since −45/32 = −1.4, rounded *down*), so the result is 2 × 32 = 64.
 # Every tensor's offset is a multiple of $a$, too. Vector instructions
 # ([SIMD](../docs/glossary.md#simd)) read 16, 32 or 64 bytes at once, and are fastest when these bytes do
-# not straddle two cache lines. Only a tensor's *start* is aligned; the rows and blocks inside it lie
-# where they come to lie. That is enough for a view of the bytes as other numbers, which needs an address
-# that their size divides, and processors of today read any address, only some of them more slowly.
+# not straddle two cache lines. Only a tensor's *start* is aligned, not each block
+# inside it. That is enough for a view of the bytes as other numbers (FP32 needs a multiple of 4), and
+# today's processors read from any address, though some do it more slowly.
 
 # %%
 print("45 rounded up to a multiple of 32:", -(-45 // 32) * 32)
@@ -779,10 +771,9 @@ guess_bits.compare(8 * len(block) // 32)
 #
 # ## Your turn: four bits, in both directions
 #
-# The first exercise reads blocks, the second, harder one writes them. In the first signature, `Blocks` is
-# short for `UInt8[Tensor, "rows blocks block_bytes"]`, and `Numbers` for `Float[Tensor, "rows blocks
-# block_size"]`: a dtype, and a name for each axis, as [jaxtyping](https://docs.kidger.site/jaxtyping/)
-# writes them. For Q4_1 the last axes are 20 bytes and 32 numbers.
+# The first exercise reads blocks, the second, harder one writes them. `Float[Tensor, "rows columns"]` in
+# a signature is [jaxtyping](https://docs.kidger.site/jaxtyping/): a dtype, and a name for each axis.
+# `Blocks` and `Numbers` are short for the shapes (rows, blocks, 20 bytes) and (rows, blocks, 32 numbers).
 
 # %%
 task(11, "unpack_q4_1")
@@ -869,9 +860,8 @@ print(f"blocks that come back byte for byte: {(again == blocks).all(-1).float().
 # The package's versions of the four exercises open below, once yours have passed. In the engine, a
 # `StoredTensor` is a view of mapped bytes together with a format. Opening a file makes 272 of them and
 # reads no weight. `rows()` and `columns()` cut such a view without reading it, which is how several
-# GPUs each get their part (chapter 41). `dequantize()` then converts the whole tensor, or the part that
-# it was cut to, in chunks of a thousand rows, so that the conversion needs little memory besides its
-# result. Its source stands below the exercises.
+# GPUs each get their part (chapter 41). `dequantize()`, below the exercises, then converts it in chunks
+# of a thousand rows, so that the conversion needs little memory besides its result.
 
 # %%
 reveal(11, read_safetensors_header=my_header, float_of_bits=my_float)
@@ -901,10 +891,10 @@ print(f"Q4_1 by the two functions above: {float((mine - normal).norm() / normal.
 # %% [markdown]
 # From BF16 to Q8_0 the size nearly halves, and the error becomes three times as large. Q4_1 takes less
 # than a third of BF16, with an error nearly fifty times as large. (Q6_K has no error here, because the
-# gguf library only reads it.) Our own file, with its 0.098 GB, is larger than the table's 0.084 for
-# Q4_1: its embedding is stored as Q8_0, and its header takes 1.8 MB. What a rounding error does to the
-# *answers* is another question, because weights are not random, and errors partly cancel in a sum of
-# 576 products. Chapter 34 measures it.
+# gguf library only reads it.) Our file has 0.098 GB instead of 0.084, since its embedding is stored as
+# Q8_0 and its header takes 1.8 MB. What a rounding error does to the *answers* is another question,
+# because weights are not random, and errors partly cancel in a sum of 576 products. Chapter 34 measures
+# it.
 #
 # ### Algorithm, number format, container
 #
@@ -956,10 +946,10 @@ del both
 #
 # Before these formats, weights were **pickled** (`.bin`, `.pt`). A pickle is not data: it is a program
 # for a small stack machine that builds objects. Two of its instructions are dangerous together.
-# `GLOBAL` (or `STACK_GLOBAL`) fetches any function of any module by its name, and `REDUCE` calls it.
+# `STACK_GLOBAL` (once `GLOBAL`) fetches any function of any module by its name, and `REDUCE` calls it.
 #
 # Here is a "file of weights" whose function only prints. It could as well have sent your files away.
-# The list shows its instructions, with the two in brackets. When does the function run?
+# The list shows its instructions, with these two in brackets. When does the function run?
 
 # %%
 guess_pickle = predict("When does the function run: at 'load' or at 'use'?", None)
@@ -1074,10 +1064,9 @@ for name, each in starts.items():
     print(f"{name:<8}{', '.join(mark(seconds, 's') for seconds in each)} to the first token")
 
 # %% [markdown]
-# The two ways hardly differ. Only the reading is another, and that takes milliseconds here, as Figure
-# 11.3 shows. The conversion and the first **forward pass** (the computation of one token) are the
-# same. So is the memory afterwards: the model consists of float32 numbers then, and needs the bytes of
-# the file no longer.
+# The ways differ by the milliseconds of Figure 11.3. Most of the time is conversion and the first
+# **forward pass** (the computation of one token), which are the same. So is the memory afterwards: the
+# model consists of float32 numbers, and the bytes of the file are no longer needed.
 #
 # ## Claims
 #
@@ -1176,8 +1165,7 @@ del file, tensor, blocks, again, inside  # mapped files cannot be deleted on Win
 scratch.cleanup()
 
 # %% [markdown]
-# How long several engines take to start on one machine, with dates and versions, stands in
-# [the results](../docs/results.md).
+# How long several engines take to start on one machine stands in [the results](../docs/results.md).
 #
 # ## Summary
 #
@@ -1185,7 +1173,7 @@ scratch.cleanup()
 #   two offsets of each tensor; `__metadata__` is no tensor. A careful reader checks that the tensors
 #   cover the data exactly once.
 # - A GGUF file also holds settings, vocabulary and chat template, and its header must be walked through
-#   from the front. Tensors begin at multiples of the alignment.
+#   from the front, with a check of each length.
 # - Mapping a file reads nothing. First use pays by page faults. What is saved is the copy into new
 #   memory, and the pages are shared by all processes that map the file.
 # - A cold measurement needs repetition, turns, and a check that the disk was really read.
@@ -1225,19 +1213,16 @@ scratch.cleanup()
 #   `--load-mode none` (formerly `--no-mmap`) it reads them, and with `mmap+mlock` no page may be
 #   dropped. **[Ollama](https://docs.ollama.com/faq)**, which is built on it, loads a model at the first
 #   request that names it, and unloads it after five idle minutes.
-# - **[vLLM](https://github.com/vllm-project/vllm)** and **[SGLang](https://github.com/sgl-project/sglang)**
-#   load everything at the start, shard by shard, into GPU memory. A mapping is only the way there,
-#   because **onto a GPU with memory of its own, loading always copies**: from the page cache into a
-#   buffer whose pages cannot move (**pinned memory**), and from there by the GPU's own copy engine
-#   (**DMA**, direct memory access).
-#   **[TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/legacy/tensorrt-backend-removal.html)** loads
-#   the same files; earlier versions first built an engine file from them.
+# - **[vLLM](https://github.com/vllm-project/vllm)**, **[SGLang](https://github.com/sgl-project/sglang)**
+#   and **[TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/legacy/tensorrt-backend-removal.html)**
+#   (which built engine files of its own before) load everything at the start, shard by shard, into GPU
+#   memory. **Onto a GPU with memory of its own, loading always copies**: from the page cache into a
+#   buffer whose pages cannot move (**pinned memory**), and from there by the GPU's own copy engine.
 # - Page faults come one at a time, so a mapping does not keep a fast disk busy. vLLM can use the
 #   [Run:ai Model Streamer](https://docs.vllm.ai/en/stable/models/extensions/runai_model_streamer/), which
-#   reads with many threads, also from an object store (files behind a web address), or
+#   reads with many threads, also from an object store (files behind web addresses), or
 #   [fastsafetensors](https://github.com/foundation-model-stack/fastsafetensors), which can let the disk
-#   write into GPU memory directly
-#   ([GPUDirect Storage](https://docs.nvidia.com/gpudirect-storage/)).
+#   write into GPU memory ([GPUDirect Storage](https://docs.nvidia.com/gpudirect-storage/)).
 #
 # ## Further reading
 #

@@ -124,12 +124,12 @@ def file_map(pieces: Sequence[Piece], chosen: Piece, by: str = "part", rows: int
     for row, start, length in cut(chosen, across):
         frame = (start / 1e6, row - 0.44), max(length, across / 300) / 1e6, 0.88
         axes.add_patch(Rectangle(*frame, fill=False, edgecolor=INK, linewidth=2.5, zorder=5))
-    sizes = dict.fromkeys(colours, 0)
+    widest = dict.fromkeys(colours, 0)
     for each in pieces:
-        sizes[group_of(each)] += each.num_bytes
+        widest[group_of(each)] = max(widest[group_of(each)], each.num_bytes)
     labels = {
-        group: group if size > end_of(pieces) / 1000 else f"{group} (too thin to see)"
-        for group, size in sizes.items()
+        group: group if size > across / 1000 else f"{group} (too thin to see)"
+        for group, size in widest.items()
         if size
     }
     axes.legend(
