@@ -172,7 +172,7 @@ def spread(openings: Sequence[Opening]) -> float:
 
 def is_sound(cold: Sequence[Opening]) -> bool:
     """Return whether one way's cold openings can be trusted: they agree, and the disk was read."""
-    was_read = all(each.from_disk is None or each.from_disk > 0.9 for each in cold)
+    was_read = all(each.from_disk is not None and each.from_disk > 0.9 for each in cold)
     return was_read and spread(cold) <= MOST_SPREAD
 
 
