@@ -134,7 +134,7 @@ del raw
 # | file | what it says | who reads it |
 # |---|---|---|
 # | `config.json` | the architecture: number of layers, heads, sizes, the kind of positions | the code that builds the model |
-# | `generation_config.json` | how answers are meant to be sampled ([temperature](../docs/glossary.md#temperature), top-p: chapter 16) and where they end (ids of end tokens) | the engine, as defaults |
+# | `generation_config.json` | how answers are meant to be sampled ([temperature](../docs/glossary.md#temperature), [top-p](../docs/glossary.md#top-k-top-p-min-p)) and where they end (ids of end tokens) | the engine, as defaults |
 # | `model.safetensors`, or `model-00001-of-00030.safetensors` ... | the weights | this chapter |
 # | `model.safetensors.index.json` | which of several files holds which tensor | this chapter |
 # | `tokenizer.json` | the vocabulary, and the **merges**: rules that join pieces of text into tokens | chapter 12 |
