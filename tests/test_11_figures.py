@@ -76,13 +76,14 @@ def test_bytes_are_shown_one_by_one() -> None:
 
 def test_bars_of_costs_are_as_long_as_the_costs() -> None:
     costs = {
-        "eager, warm": Opening(0.2, 0.1, 50, 40, None),
-        "mapped, warm": Opening(0.0, 0.4, 60, 0, None),
+        "eager, warm": Opening(0.2, 0.1, 49, 50, 40, None),
+        "mapped, warm": Opening(0.0, 0.4, 0, 60, 0, None),
     }
     figure = figures.opening_costs(costs, 2 * 10**8)
     left, right = figure.axes
     assert [round(bar.get_width(), 6) for bar in left.patches] == [200, 0, 100, 400]
-    assert [bar.get_width() for bar in right.patches] == [40, 0, 10, 60]
+    assert [bar.get_width() for bar in right.patches] == [40, 0, 10, 60, 190, 140]
+    assert [bar.get_x() for bar in right.patches][-2:] == [50, 60]
     labels = [each.get_text() for each in left.get_yticklabels()]
     assert labels == ["eager, warm\n0.67 GB/s", "mapped, warm\n0.5 GB/s"]
 

@@ -165,21 +165,16 @@ def test_fewer_bits_lose_more() -> None:
 
 
 def opened(seconds: float, from_disk: float | None = 1.0) -> Opening:
-    return Opening(seconds / 2, seconds / 2, 10, 0, from_disk)
+    return Opening(seconds / 2, seconds / 2, 0, 10, 0, from_disk)
 
 
 def test_cold_openings_count_only_if_they_agree_and_the_disk_was_read() -> None:
-    found = {
-        "eager, warm": [opened(0.2, 0.0)] * 3,
-        "mapped, warm": [opened(0.1, 0.0)] * 3,
-        "eager, cold": [opened(0.5), opened(0.6), opened(0.5)],
-        "mapped, cold": [opened(0.4)] * 3,
-    }
-    assert lesson.disk_spread(found) == pytest.approx(4 / 3)
-    assert lesson.cold_is_sound(found)
-    assert not lesson.cold_is_sound({**found, "mapped, cold": [opened(0.8)] * 3})
-    assert not lesson.cold_is_sound({**found, "mapped, cold": [opened(0.4, 0.1)] * 3})
-    assert lesson.cold_is_sound({**found, "mapped, cold": [opened(0.4, None)] * 3})
+    cold = [opened(0.5), opened(0.6), opened(0.45)]
+    assert lesson.spread(cold) == pytest.approx(4 / 3)
+    assert lesson.is_sound(cold)
+    assert not lesson.is_sound([*cold, opened(0.8)])
+    assert not lesson.is_sound([*cold, opened(0.5, 0.1)])
+    assert not lesson.is_sound([*cold, opened(0.5, None)])
 
 
 def test_openings_are_repeated_in_turns(tmp_path: Path) -> None:
@@ -195,12 +190,23 @@ def test_openings_are_repeated_in_turns(tmp_path: Path) -> None:
         return open_file
 
     own = lesson.copy_to_disk(path, tmp_path / "copy")
-    ways = {"eager": opener("e", lesson.read_bytes), "mapped": opener("m", lesson.map_bytes)}
-    found = lesson.measure_openings(own, ways, rounds=3)
+    ways = {"eager": ("e", lesson.read_bytes), "mapped": ("m", lesson.map_bytes)}
+    openers = {name: (own, opener(*each)) for name, each in ways.items()}
+    found = lesson.measure_openings(openers, rounds=3)
     assert "".join(order) == "mmeeeemmmmee"
     assert list(found) == ["eager, warm", "mapped, warm", "eager, cold", "mapped, cold"]
     assert all(len(each) == 2 for each in found.values())
     assert lesson.middle(found["eager, warm"]).seconds > 0
+    assert list(lesson.measure_openings(openers, ["warm"], 2)) == ["eager, warm", "mapped, warm"]
+
+
+def test_a_file_is_read_into_new_memory_or_again(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * 2**12)
+    assert lesson.settle(path) == path
+    assert lesson.read_bytes(path).tolist() == list(path.read_bytes())
+    assert torch.equal(lesson.read_bytes(path), lesson.map_bytes(path))
+    assert lesson.reread_seconds(path) > 0
 
 
 def test_memory_is_counted_again_for_each_run() -> None:

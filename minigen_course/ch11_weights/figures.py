@@ -124,10 +124,17 @@ def file_map(pieces: Sequence[Piece], chosen: Piece, by: str = "part", rows: int
     for row, start, length in cut(chosen, across):
         frame = (start / 1e6, row - 0.44), max(length, across / 300) / 1e6, 0.88
         axes.add_patch(Rectangle(*frame, fill=False, edgecolor=INK, linewidth=2.5, zorder=5))
-    used = [group for group in colours if any(group == group_of(each) for each in pieces)]
+    widest = dict.fromkeys(colours, 0)
+    for each in pieces:
+        widest[group_of(each)] = max(widest[group_of(each)], each.num_bytes)
+    labels = {
+        group: group if size > across / 1000 else f"{group} (too thin to see)"
+        for group, size in widest.items()
+        if size
+    }
     axes.legend(
-        handles=[Patch(color=colours[group], label=group) for group in used],
-        ncols=len(used),
+        handles=[Patch(color=colours[group], label=label) for group, label in labels.items()],
+        ncols=len(labels),
         loc="upper center",
         bbox_to_anchor=(0.5, -0.13),
         frameon=False,
@@ -224,26 +231,29 @@ def _rgb(colour: str) -> tuple[float, float, float]:
 def opening_costs(rows: Mapping[str, Opening], num_bytes: int) -> Figure:
     """Draw what opening a file of `num_bytes` and using each of its pages took, by way and state.
 
-    The label of a row has the rate at which the file came, in GB/s.
+    The label of a row has the rate at which the file came, in GB/s. The page cache holds the whole
+    file after each of them, whether a process has mapped it or not.
     """
     made, (left, right) = figure(9.5, 1.3 + 0.5 * len(rows), ncols=2, sharey=True)
     places, found = range(len(rows)), list(rows.values())
     opened = [1e3 * each.open_seconds for each in found]
-    _bars(left, places, opened, [1e3 * each.use_seconds for each in found], (BLUE, ORANGE))
+    used = [1e3 * each.use_seconds for each in found]
+    _bars(left, places, {BLUE: opened, ORANGE: used})
     private = [min(each.private_mb, each.resident_mb) for each in found]
-    shared = [max(0, each.resident_mb - each.private_mb) for each in found]
-    _bars(right, places, private, shared, (PINK, SKY))
+    mapped = [max(0, each.resident_mb - each.private_mb) for each in found]
+    unmapped = [max(0, num_bytes / 1e6 - each) for each in mapped]
+    _bars(right, places, {PINK: private, SKY: mapped, FAINT: unmapped})
     labels = [f"{name}\n{num_bytes / each.seconds / 1e9:.2g} GB/s" for name, each in rows.items()]
     left.set_yticks(places, labels)
     left.invert_yaxis()
     left.set_xlabel("milliseconds")
-    right.set_xlabel("megabytes resident")
-    right.set_xlim(0, 1.08 * max(1.0, *(each.resident_mb for each in found)))
+    right.set_xlabel("megabytes of physical memory")
     colours = {
         "open": BLUE,
         "first use of each page": ORANGE,
-        "this process's own copy": PINK,
-        "pages of the file": SKY,
+        "the process's own copy": PINK,
+        "page cache, mapped": SKY,
+        "page cache, not mapped": FAINT,
     }
     made.legend(
         handles=[Patch(color=colour, label=name) for name, colour in colours.items()],
@@ -254,20 +264,16 @@ def opening_costs(rows: Mapping[str, Opening], num_bytes: int) -> Figure:
         labelcolor=INK,
     )
     title(left, "Time: mapping opens at once, first use pays")
-    title(right, "Memory: only reading makes a copy")
+    title(right, "Memory: reading keeps the file twice")
     return made
 
 
-def _bars(
-    axes: Axes,
-    places: Sequence[int],
-    first: Sequence[float],
-    second: Sequence[float],
-    colours: tuple[str, str],
-) -> None:
-    """Draw two lengths behind one another in each place."""
-    axes.barh(places, first, color=colours[0], height=0.6)
-    axes.barh(places, second, left=first, color=colours[1], height=0.6)
+def _bars(axes: Axes, places: Sequence[int], parts: Mapping[str, Sequence[float]]) -> None:
+    """Draw lengths behind one another in each place; `parts` holds them by colour."""
+    begin = [0.0] * len(places)
+    for colour, lengths in parts.items():
+        axes.barh(places, lengths, left=begin, color=colour, height=0.6)
+        begin = [start + length for start, length in zip(begin, lengths, strict=True)]
 
 
 MEMORY_STAGES = (

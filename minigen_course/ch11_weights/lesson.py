@@ -1,7 +1,7 @@
 """What opening a file costs: cold and warm, read as a whole and mapped.
 
 A single cold reading says little: disks are shared, and a machine below this one may keep what this
-one has dropped. So openings take turns, are repeated, and are compared with each other.
+one has dropped. So openings take turns, are repeated, and those of one way are compared.
 """
 
 import ctypes
@@ -10,16 +10,15 @@ import os
 import shutil
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import psutil
 import torch
 from jaxtyping import UInt8
@@ -32,18 +31,21 @@ from minigen_course.lab.inspect_model import load_model
 from minigen_course.lab.memory_watch import forget_pages, resident_bytes
 
 PAGE_BYTES = 4096
-MOST_SPREAD = 1.5  # of repeated waits for the disk, the longest against the shortest
+MOST_SPREAD = 1.5  # of repeated cold openings of one way, the longest against the shortest
+STATES = ("warm", "cold")
 
 
 @dataclass(frozen=True)
 class Opening:
     """What it took to open a file and to use one byte of each of its pages.
 
-    `from_disk` is None where the system does not report how much was read.
+    Resident memory is that after opening (`opened_mb`) and after first use; `from_disk` is None
+    where the system does not report how much was read.
     """
 
     open_seconds: float
     use_seconds: float
+    opened_mb: float
     resident_mb: float
     private_mb: float
     from_disk: float | None
@@ -55,11 +57,21 @@ class Opening:
 
 
 def copy_to_disk(path: Path, copy: Path) -> Path:
-    """Copy a file and wait until the disk has it, so that its pages can be dropped."""
+    """Copy a file, and `settle` the copy."""
     shutil.copyfile(path, copy)
-    with copy.open("rb+") as file:
+    return settle(copy)
+
+
+def settle(path: Path) -> Path:
+    """Write a file's pages to the disk, drop them, and read them back into the page cache.
+
+    Pages that a program has just written lie there in larger pieces, which are mapped faster.
+    """
+    with path.open("rb+") as file:
         os.fsync(file.fileno())
-    return copy
+    forget_pages(path)
+    read_bytes(path)
+    return path
 
 
 def map_bytes(path: Path) -> UInt8[Tensor, " bytes"]:
@@ -68,40 +80,59 @@ def map_bytes(path: Path) -> UInt8[Tensor, " bytes"]:
 
 
 def read_bytes(path: Path) -> UInt8[Tensor, " bytes"]:
-    """Read a file as a whole into this process's own memory."""
-    return torch.from_numpy(np.fromfile(path, np.uint8))
+    """Read a file as a whole into new memory of this process, by `Path.read_bytes`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that bytes must not be written to: nothing does
+        return torch.frombuffer(path.read_bytes(), dtype=torch.uint8)
+
+
+def reread_seconds(path: Path) -> float:
+    """Return the median seconds of reading a file into memory that this process has used before."""
+    memory = bytearray(path.stat().st_size)
+
+    def reread() -> None:
+        with path.open("rb") as file:
+            file.readinto(memory)
+
+    return median_cost(reread)[1]
 
 
 def measure_openings(
-    path: Path, ways: Mapping[str, Callable[[Path], Tensor]], rounds: int = 4
+    ways: Mapping[str, tuple[Path, Callable[[Path], Tensor]]],
+    states: Sequence[str] = STATES,
+    rounds: int = 4,
 ) -> dict[str, list[Opening]]:
-    """Open a file in several ways, cold and warm; return what each opening took, by way and state.
+    """Open files in several ways; return what each opening took, by way and state.
 
     The ways take turns, in the opposite order in every other round, and the first round is not
-    counted. Cold means that this system dropped the file's pages before. No other process should
-    use the file.
+    counted. Cold means that this system dropped the file's pages before, warm that it has read them
+    since. No other process should use the files.
     """
     gc.collect()
-    found: dict[str, list[Opening]] = {}
+    found: dict[str, list[Opening]] = {f"{way}, {state}": [] for state in states for way in ways}
     for turn in range(rounds):
-        for way, open_file in list(ways.items())[:: 1 if turn % 2 else -1]:
-            forget_pages(path)
-            for state in ("cold", "warm"):
+        for way, (path, open_file) in list(ways.items())[:: 1 if turn % 2 else -1]:
+            for state in states:
+                forget_pages(path)
+                if state == "warm":
+                    read_bytes(path)
                 taken = _opening(path, open_file)
                 if turn:
-                    found.setdefault(f"{way}, {state}", []).append(taken)
-    order = [f"{way}, {state}" for state in ("warm", "cold") for way in ways]
-    return {name: found[name] for name in order}
+                    found[f"{way}, {state}"].append(taken)
+    return found
 
 
 def _opening(path: Path, open_file: Callable[[Path], Tensor]) -> Opening:
     return_free_memory()
     disk, private = _bytes_from_disk(), private_bytes()
     data, opening, held = cost(lambda: open_file(path))
-    _, use, more = cost(lambda: data[::PAGE_BYTES].sum())
+    pages = data.flatten().view(torch.uint8)[::PAGE_BYTES]
+    _, use, more = cost(pages.sum)
     after = _bytes_from_disk()
     from_disk = None if disk is None or after is None else (after - disk) / path.stat().st_size
-    return Opening(opening, use, held + more, max(0, private_bytes() - private) / 1e6, from_disk)
+    return Opening(
+        opening, use, held, held + more, max(0, private_bytes() - private) / 1e6, from_disk
+    )
 
 
 def private_bytes() -> int:
@@ -126,32 +157,23 @@ def middle(openings: Sequence[Opening]) -> Opening:
     return Opening(
         median(each.open_seconds for each in openings),
         median(each.use_seconds for each in openings),
+        median(each.opened_mb for each in openings),
         median(each.resident_mb for each in openings),
         median(each.private_mb for each in openings),
         median(shares) if shares else None,
     )
 
 
-def disk_spread(found: Mapping[str, Sequence[Opening]]) -> float:
-    """Return how many times as long the longest wait for the disk was as the shortest.
-
-    A wait is what a cold opening took beyond the median of the warm ones of its way; it counts as
-    a millisecond at least. All ways wait for the same bytes.
-    """
-    waits = [
-        max(1e-3, each.seconds - middle(found[name.replace("cold", "warm")]).seconds)
-        for name, openings in found.items()
-        if name.endswith("cold")
-        for each in openings
-    ]
-    return max(waits) / min(waits)
+def spread(openings: Sequence[Opening]) -> float:
+    """Return how many times as long the longest of repeated openings took as the shortest."""
+    seconds = [each.seconds for each in openings]
+    return max(seconds) / min(seconds)
 
 
-def cold_is_sound(found: Mapping[str, Sequence[Opening]]) -> bool:
-    """Return whether the cold openings can be trusted: the disk was read, and equally fast."""
-    cold = [each for name in found if name.endswith("cold") for each in found[name]]
-    was_read = all(each.from_disk is None or each.from_disk > 0.9 for each in cold)
-    return was_read and disk_spread(found) <= MOST_SPREAD
+def is_sound(cold: Sequence[Opening]) -> bool:
+    """Return whether one way's cold openings can be trusted: they agree, and the disk was read."""
+    was_read = all(each.from_disk is not None and each.from_disk > 0.9 for each in cold)
+    return was_read and spread(cold) <= MOST_SPREAD
 
 
 def return_free_memory() -> None:
@@ -204,30 +226,28 @@ def opened_by(read: Callable[[Path], Tensor]) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class FirstAnswer:
-    """A model's answer after loading, the seconds to load it and to its first token, its memory."""
-
-    text: str
-    load_seconds: float
-    token_seconds: float
-    megabytes: float
-
-    @property
-    def seconds(self) -> float:
-        """From opening the file to the first token."""
-        return self.load_seconds + self.token_seconds
+def answer(path: Path, prompt: str, max_tokens: int = 6) -> str:
+    """Load a GGUF file as float32, by the `unpack_q4_1` of now; return the greedy answer."""
+    with refreshed_formats():
+        llm = load_model(str(path), weights="float32", threads=1)
+    return llm.generate(prompt, SamplingParams(temperature=0, max_tokens=max_tokens)).text
 
 
-def first_answer(
-    path: Path, open_file: Callable[[Path], Tensor], prompt: str, max_tokens: int = 6
-) -> FirstAnswer:
-    """Load a GGUF file that `open_file` opens, as float32, and let the model answer greedily."""
-    with opened_by(open_file), refreshed_formats():
-        load = partial(load_model, str(path), weights="float32")
-        llm, load_seconds, memory = median_cost(load, repeats=1)
-    one, greedy = (SamplingParams(temperature=0, max_tokens=most) for most in (1, max_tokens))
-    _, token_seconds, more = cost(partial(llm.generate, prompt, one))
-    return FirstAnswer(
-        llm.generate(prompt, greedy).text, load_seconds, token_seconds, memory + more
-    )
+def measure_starts(
+    ways: Mapping[str, tuple[Path, Callable[[Path], Tensor]]], prompt: str, rounds: int = 2
+) -> dict[str, list[float]]:
+    """Return the seconds from opening a GGUF file to a model's first token, by way of opening it.
+
+    The ways take turns, in the opposite order in every other round, on one thread.
+    """
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    first = SamplingParams(temperature=0, max_tokens=1)
+    for turn in range(rounds):
+        for way, (path, open_file) in list(ways.items())[:: 1 if turn % 2 else -1]:
+            gc.collect()
+            return_free_memory()
+            with opened_by(open_file):
+                started = time.perf_counter()
+                load_model(str(path), weights="float32", threads=1).generate(prompt, first)
+                found[way].append(time.perf_counter() - started)
+    return found
