@@ -812,13 +812,13 @@ def most_sequences(
 my_most = check(0, most_sequences=most_sequences)
 
 # %% [markdown]
-# One line lets the package use your function: `with using(0, most_sequences=my_most):`. The next
-# figure draws its curve with it, too; the title says whether the function is yours. Drag the
-# requests until the dot leaves the area of what fits: does your number agree?
+# Inside `with using(0, most_sequences=my_most):`, the package calls your function: here the module
+# `figures` does. The next figure draws its curve with it, and its title says whether the function is
+# yours. Drag the requests until the dot leaves the area of what fits: does your number agree?
 
 # %%
 with using(0, most_sequences=my_most):
-    guess_chats.compare(cost_model.most_sequences(llama, 4.5, MY_GB * 1e9, 4096))
+    guess_chats.compare(figures.most_sequences(llama, 4.5, MY_GB * 1e9, 4096))
 explore(
     lambda sequences, tokens_of_each: figures.memory_budget(
         llama, 4.5, MY_GB, sequences, tokens_of_each, most=my_most
