@@ -199,11 +199,11 @@ opening_test.keep(
 # %%
 llm = load_model(weights="float32", max_num_seqs=8)
 question = llm.chat_prompt([{"role": "user", "content": "Why is the sky blue?"}])
-for piece in llm.stream(question, SamplingParams(temperature=0, max_tokens=32)):
+for piece in llm.stream(question, SamplingParams(temperature=0, max_tokens=24)):
     print(piece, end="", flush=True)
 
 # %% [markdown]
-# The answer stops in the middle of a sentence because `max_tokens` allowed 32 tokens.
+# The answer stops in the middle of a sentence because `max_tokens` allowed 24 tokens.
 # `temperature=0` means that the engine always takes the most likely next token
 # ([greedy](../docs/glossary.md#greedy)), so the answer is the same each time (chapter 16). A
 # **token** is a piece of text: a word, a part of a word, or a character (chapter 12).
@@ -231,16 +231,16 @@ for part in ("model", "weights", "attention", "kv cache", "allocator", "prefix c
 # ## A number that hurts: one at a time
 #
 # Eight people ask at the same time. Each [request](../docs/glossary.md#request) continues a
-# sentence about another topic by 4 to 11 tokens. The simplest server has one **slot**, a place for
-# a request that runs: it answers one request, and all others wait in a queue. (The number of slots
-# is called `max_num_seqs` here and in vLLM; chapter 22 calls the place of one token in the cache a
+# sentence about another topic by 2 to 9 tokens. The simplest server has one **slot**, a place for a
+# request that runs: it answers one request, and all others wait in a queue. (The number of slots is
+# called `max_num_seqs` here and in vLLM; chapter 22 calls the place of one token in the cache a
 # slot, too.) Here is the whole queue, measured. (`ignore_eos=True` makes each answer exactly
 # `max_tokens` long, although the model may want to end it before.)
 
 # %%
 topics = ["rain", "tea", "the moon", "bread", "owls", "trains", "salt", "dreams"]
 prompts = [f"Here is a short story about {topic}." for topic in topics]
-sampling = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in range(4, 12)]
+sampling = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in range(2, 10)]
 
 one_slot = load_model(weights="float32", max_num_seqs=1)
 started = time.perf_counter()
@@ -266,8 +266,8 @@ picture(
 # **dense** models, as all of this course are. A **mixture of experts** stores all of its weights
 # too, but reads only some of them for each token.)
 #
-# Now let all eight share each step. The longest answer has 11 tokens, and all eight together have
-# 60. Predict: how many times are the weights read now?
+# Now let all eight share each step. The longest answer has 9 tokens, and all eight together have
+# 44. Predict: how many times are the weights read now?
 
 # %%
 guess_steps = predict("Readings of the weights, side by side?", None)
@@ -450,7 +450,7 @@ picture(
 # is free. The engine does not wait until a whole group has finished: requests join and leave at
 # every step. This is [continuous batching](../docs/glossary.md#continuous-batching) (chapter 24).
 #
-# Predict: the same eight requests, 60 tokens together, four slots. How many steps?
+# Predict: the same eight requests, 44 tokens together, four slots. How many steps?
 
 # %%
 guess_four = predict("Steps with four slots?", None, within=1.2)
@@ -463,7 +463,7 @@ guess_four.compare(figures.num_steps(recorded_four.events))
 recordings = {1: recorded_alone, 4: recorded_four, 8: recorded_together}
 
 # %% [markdown]
-# Four slots would need at least 60 / 4 = 15 steps. They need a few more, because at the end fewer
+# Four slots would need at least 44 / 4 = 11 steps. They need a few more, because at the end fewer
 # than four requests are left, and some slots are empty.
 #
 # Now choose the number of slots and the axis. The control chooses among three runs that were
@@ -511,7 +511,7 @@ with serving(llm, "m") as server, llm.record() as served, ThreadPoolExecutor(8) 
 assert over_http == together
 print("over HTTP, the same eight answers")
 lanes = figures.lanes(served.events).values()  # one per request, in the order of arrival
-arrivals = [topics[len(lane.computed) - 4] for lane in lanes]  # the first topic has 4 tokens
+arrivals = [topics[len(lane.computed) - 2] for lane in lanes]  # the first topic has 2 tokens
 picture(
     figures.timeline(served.events, arrivals),
     "Eight requests over HTTP. They come one after another, within milliseconds, and run together.",

@@ -74,7 +74,7 @@ def memory_budget(
         (context, sequences),
         xytext=(0, -14),
         textcoords="offset points",
-        ha="center",
+        ha="right" if context > CONTEXTS[3] else "left",
         color=INK,
         fontsize=9,
     )
