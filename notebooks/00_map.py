@@ -1075,9 +1075,7 @@ verdicts(
 #   Chen 2022: memory and time of a model from its configuration.
 # - [Efficiently Scaling Transformer Inference](https://arxiv.org/abs/2211.05102), Pope et al. 2022:
 #   the same for models on many devices.
-#
-# -
-#   [`vllm/v1/worker/gpu_worker.py`](https://github.com/vllm-project/vllm/blob/main/vllm/v1/worker/gpu_worker.py):
+# - [`vllm/v1/worker/gpu_worker.py`](https://github.com/vllm-project/vllm/blob/main/vllm/v1/worker/gpu_worker.py):
 #   look for `determine_available_memory`, which is this chapter's formula in a production engine.
 #
 # **Next:** [11 · Weights on disk](11_weights.ipynb), where the engine begins: with a file of bytes.
