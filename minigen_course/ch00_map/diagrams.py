@@ -90,7 +90,7 @@ def journey(config: ModelConfig, text: str, ids: Sequence[int], next_id: int, pi
     axes.plot([11.9, 11.9, 4.25], [-0.95, -1.75, -1.75], color=BLUE, linewidth=1.3)
     arrow(axes, (4.25, -1.78), (4.25, -0.95), color=BLUE)
     axes.text(
-        *(8.1, -1.85, "the new token goes in as the next input, until the answer ends: decode"),
+        *(8.1, -1.85, "the new token is the next input, until the answer ends"),
         ha="center",
         va="top",
         color=BLUE,
@@ -148,23 +148,23 @@ def _box(
 PROBLEMS = {  # what each of the five asks, and what happens without an answer
     "loading": (
         "How do gigabytes of\nweights get from a file\ninto memory?",
-        "minutes pass before\nthe first word",
+        "minutes\npass before the first word",
     ),
     "compute": (
         "How does a step use\nall that the processor\ncan do?",
-        "the model runs at a\nfraction of the speed",
+        "the model runs\nat a fraction of the speed",
     ),
     "memory": (
         "What must be kept of\neach token, and where?",
-        "few users fit, or the\nengine stops",
+        "few users fit,\nor the engine stops",
     ),
     "concurrency": (
         "Which requests share\na step, and which wait?",
-        "one user is served\nat a time",
+        "one user is\nserved at a time",
     ),
     "serving": (
         "How do programs ask,\nand how well are\nthey served?",
-        "programs cannot use it,\nor wait too long",
+        "programs cannot\nuse it, or wait long",
     ),
 }
 COLOURS = (BLUE, GREEN, AMBER, ORANGE, PINK)

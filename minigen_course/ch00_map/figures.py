@@ -1,6 +1,6 @@
 """A model's memory budget against a machine's memory, and timelines of requests.
 
-The counts of the exercises are drawn only while the learner's own part is in use.
+What an exercise's part counts is drawn with the word whether the part is the learner's.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -54,32 +54,27 @@ def memory_budget(
 ) -> Figure:
     """Draw the memory needed against the memory there is, and how many sequences would fit.
 
-    The curve of what fits is drawn only by a learner's part: `most`, or the one in use.
+    The curve of what fits is drawn by `most`, or by the part in use.
     """
     counting = most or most_sequences
     made, (bars, curve) = figure(10.5, 3.2, ncols=2, width_ratios=(3, 2))
     fits = _draw_budget(made, bars, config, bits, memory_gb, sequences, context, working_gb)
     memory, working = memory_gb * GB, working_gb * GB
     counts = [counting(config, bits, memory, each, working) for each in CONTEXTS]
-    if _is_learners(counting, cost_model.most_sequences):
-        fitting = [(length, count) for length, count in zip(CONTEXTS, counts, strict=True) if count]
-        if fitting:
-            lengths, highest = zip(*fitting, strict=True)
-            curve.plot(lengths, highest, color=AMBER, linewidth=2)
-            curve.fill_between(lengths, highest, 0.7, color=AMBER, alpha=0.2, linewidth=0)
-            curve.text(*(0.06, 0.08, "fits"), transform=curve.transAxes, color=INK)
-        title(curve, "How many fit, by your function")
-    else:
-        said = "The curve of how many fit\nappears here once your\nmost_sequences has passed."
-        curve.text(*(0.5, 0.72, said), transform=curve.transAxes, ha="center", color=QUIET)
-        title(curve, "What is asked for")
+    fitting = [(length, count) for length, count in zip(CONTEXTS, counts, strict=True) if count]
+    if fitting:
+        lengths, highest = zip(*fitting, strict=True)
+        curve.plot(lengths, highest, color=AMBER, linewidth=2)
+        curve.fill_between(lengths, highest, 0.7, color=AMBER, alpha=0.2, linewidth=0)
+        curve.text(*(0.06, 0.08, "fits"), transform=curve.transAxes, color=INK)
+    title(curve, f"How many fit, {_by(counting, cost_model.most_sequences)}")
     curve.plot(context, sequences, "o", color=BLUE if fits else ORANGE)
     curve.annotate(
         f"{sequences:,} × {context:,} tokens",
         (context, sequences),
         xytext=(0, -14),
         textcoords="offset points",
-        ha="center",
+        ha="right" if context > CONTEXTS[3] else "left",
         color=INK,
         fontsize=9,
     )
@@ -148,9 +143,9 @@ def in_gb(size: float) -> str:
     return f"{size / GB:,.1f} GB" if size >= GB else f"{size / 1e6:,.0f} MB"
 
 
-def _is_learners(part: Callable[..., Any], own: Callable[..., Any]) -> bool:
-    """Return whether `part`, perhaps counted by `using`, is not the package's own."""
-    return unwrap(part) is not own
+def _by(part: Callable[..., Any], own: Callable[..., Any]) -> str:
+    """Return in words whether `part`, perhaps counted by `using`, is the learner's."""
+    return "by the package's function" if unwrap(part) is own else "by your function"
 
 
 def queue(
@@ -162,14 +157,12 @@ def queue(
 ) -> Figure:
     """Draw the KV caches of requests in the order of arrival against the memory there is.
 
-    The requests that the learner's `first_that_fit` admits are filled; without it, none is.
+    The requests that the `first_that_fit` in use admits are filled.
     """
     if not lengths:
         raise ValueError("There are no requests; give the tokens of each.")
-    learners = _is_learners(first_that_fit, cost_model.first_that_fit)
     memory, working = memory_gb * GB, working_gb * GB
-    found = first_that_fit(config, bits, memory, lengths, working)
-    fit = found if learners else 0
+    fit = first_that_fit(config, bits, memory, lengths, working)
     made, axes = figure(10, 1.9)
     begin = (num_parameters(config) * bits / 8 + working) / GB
     axes.barh(0, begin, color=BLUE, height=0.5)
@@ -189,8 +182,8 @@ def queue(
         yticks=[], ylim=(-0.32, 0.45), xlabel="GB; tokens of each request, in the order of arrival"
     )
     axes.set_xlim(0, 1.04 * max(begin, memory_gb))
-    said = f"{fit} of {len(lengths)} requests run (filled), by your function; the others wait"
-    title(axes, said if learners else f"{len(lengths)} requests: how many of the first fit?")
+    by = _by(first_that_fit, cost_model.first_that_fit)
+    title(axes, f"{fit} of {len(lengths)} requests run (filled), {by}; the others wait")
     return made
 
 
@@ -249,12 +242,14 @@ def timeline(
         seen = history.steps[step]
         return 0.96 * (seen.ended_ns - seen.started_ns) / 1e9 if in_seconds else 0.86
 
+    any_waits = False
     for row, (request, lane) in enumerate(drawn.items()):
         step, nanoseconds = history.arrived[request]
         arrived = (nanoseconds - origin) / 1e9 if in_seconds else step - 0.5
         if lane.computed:
             waited = begins(min(lane.computed)) - arrived
             axes.barh(row, waited, left=arrived, color=FAINT, height=0.5)
+            any_waits = any_waits or waited > 0
         for is_prefill, colour in ((True, AMBER), (False, BLUE)):
             steps = [each for each in lane.computed if (each in lane.prefills) is is_prefill]
             axes.barh(
@@ -264,7 +259,8 @@ def timeline(
                 color=colour,
                 height=0.7,
             )
-    for label, colour in (("waits", FAINT), ("prefill", AMBER), ("decode", BLUE)):
+    waits = [("waits", FAINT)] if any_waits else []
+    for label, colour in (*waits, ("prefill", AMBER), ("decode", BLUE)):
         axes.barh(0, 0, color=colour, label=label)
     names = names or [f"request {number}" for number in range(1, len(drawn) + 1)]
     axes.set_yticks(range(len(drawn)), names)
