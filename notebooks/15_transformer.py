@@ -493,7 +493,7 @@ for times in (1.5, 3):
     )
 better = [layer_id for layer_id, each in enumerate(left_out) if each < whole]
 least = left_out.index(min(left_out))
-print(f"lower without layer {', '.join(map(str, better))}; lowest without layer {least}")
+print(f"lower without one of the layers {better}; lowest without layer {least}")
 before, after = (states[place, 0].norm().item() for place in (11, 12))
 print(f"length of the first token's x before layer 11: about {round(before, -1):,.0f}", end=", ")
 print(f"after it: about {round(after, -2):,.0f}")
