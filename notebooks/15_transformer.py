@@ -106,8 +106,7 @@ chapter_map("model")
 # token with the highest logit, it is called [greedy](../docs/glossary.md#greedy).
 #
 # Let the model continue a text of six tokens by 12 more, in the plainest way: each time the whole text
-# goes through the whole model, which returns logits after *every* token. (That is also what
-# `model(ids).logits` returns in the transformers library.)
+# goes through the whole model, which returns logits after *every* token.
 #
 # In the code below, `package_logits` runs the package's model on a text; the rest of this chapter builds
 # what it calls (`attend_packed` is chapter 14's attention, applied to each of several texts; here there is
@@ -152,7 +151,7 @@ measured("time", plain_seconds, "s")
 # Two things are wasted. 138 tokens go through the model to write 12, because every new token sends
 # the old ones through all layers again; chapter 17 ends that. And 138 rows of logits are computed, but
 # only the last row of each pass is used. This chapter ends that one, once you know what a row costs.
-# The number comes back at the end. First: what does "through the model" mean?
+# First: what does "through the model" mean?
 #
 # ## The whole forward pass in one picture
 #
@@ -232,11 +231,10 @@ picture(
 # | SwiGLU, then $W_{down}$ | `[576, 1536]` | `[6, 576]` | $n \times d$ |
 # | output head | `[49152, 576]` | `[6, 49152]` | $n \times V$ |
 #
-# This kind of model is called **decoder-only**: each token sees itself and the tokens before it, and the
-# model predicts the next one (GPT, Llama, Qwen, Mistral). An **encoder** such as
-# [BERT](https://arxiv.org/abs/1810.04805) lets every token see all others, and serves to classify or
-# embed texts. An **encoder-decoder** such as [T5](https://arxiv.org/abs/1910.10683) has both: its
-# decoder writes, and looks at the encoder's result by a second kind of attention (cross-attention).
+# This kind of model is called **decoder-only**: each token sees itself and the tokens before it (GPT, Llama,
+# Qwen, Mistral). An **encoder** such as [BERT](https://arxiv.org/abs/1810.04805) lets every token see all
+# others. An **encoder-decoder** such as [T5](https://arxiv.org/abs/1910.10683) has both: its decoder writes,
+# and looks at the encoder's result, too.
 #
 # ## Step by step through the first layer
 #
@@ -355,8 +353,8 @@ def run_layer(
 my_layer = check(15, run_layer=run_layer)
 
 # %% [markdown]
-# One line puts it into the running engine, which calls it once per layer and step. As long as yours has
-# not passed, the package's own runs, and the line below says so.
+# One line puts it into the running engine, which calls it once per layer and step. Until yours has passed,
+# the package's own runs.
 
 # %%
 capital = "The capital of France is"
@@ -410,9 +408,6 @@ print("largest difference below 0.001:", difference < 1e-3)
 assert difference < 1e-3
 
 # %% [markdown]
-# The package's tests do the same for small models of the Llama, Qwen2, Qwen3 and Mistral kinds, each
-# feature by itself (`tests/test_15_transformer.py`).
-#
 # ### The package's version
 
 # %%
@@ -474,8 +469,7 @@ guess_replace.compare("yes" if without < config.vocab_size else "no")
 # - **Each layer's task is small.** It only has to say what should *change*.
 #
 # The third reason can be seen. The left panel compares the length of the stream (the square root of the
-# sum of its squares) with the length of what each layer adds to it. The right panel leaves out one layer
-# at a time: the stream passes unchanged where the layer was.
+# sum of its squares) with that of what each layer adds. The right panel leaves out one layer at a time.
 
 # %%
 states = recorded_states(llm, ids)
@@ -530,9 +524,8 @@ leads = (lens.likeliest[:, -1] == paris).nonzero()[:, 0]
 guess_layer.compare(int(leads[0]), "layers")
 
 # %% [markdown]
-# The answer comes at the very end. Here is the lens for every position of the text, with the layers
-# upwards. On the right, the five tokens that the last layer finds likeliest are followed from the
-# embedding to the end.
+# The answer comes at the very end. Here is the lens for every position of the text. On the right, the last
+# layer's five likeliest tokens are followed from the embedding to the end.
 
 
 # %%
@@ -633,9 +626,8 @@ my_flops = check(15, token_flops=token_flops)
 # compare. The two numbers are *equal*, not just close. torch counts matrix products only, as the formula
 # does (norms, rotation and softmax are left out). And `attention_naive` computes
 # the whole square of $6 \times 6$ scores and masks the later ones afterwards. Every token therefore costs
-# what a token with a context of 6 costs, so the whole text costs $6 \cdot F(6)$. A faster program for
-# attention (a **kernel** is such a program for one operation, part 3) can skip the masked half, and then
-# computes contexts of 1 to 6 instead; the harder exercise `prompt_flops` counts that.
+# what a token with a context of 6 costs, so the whole text costs $6 \cdot F(6)$. A **kernel** (a program for
+# one operation, part 3) can skip the masked half; the exercise `prompt_flops` counts that.
 
 # %%
 with FlopCounterMode(display=False) as counted:
@@ -710,9 +702,8 @@ for name in names:
         )
 
 # %% [markdown]
-# This model is narrow, so its matrices are cheap and attention takes over early. The matrices of a layer
-# grow with the square of the width, scores and mix only with the width itself. Choose a model and a
-# context:
+# The matrices of a layer grow with the square of the width, scores and mix only with the width itself. So
+# attention takes over early in this narrow model. Choose a model and a context:
 
 # %%
 explore(
@@ -816,8 +807,8 @@ measured("time now", last_row_seconds, "s")
 measured("ratio", plain_seconds / last_row_seconds)
 
 # %% [markdown]
-# The same text for a fifth less arithmetic. (The FLOPs count full squares of scores, as above. They are
-# counted, and the same everywhere; the times also depend on what else this machine was doing.) The other
+# The same text for a fifth less arithmetic. (The FLOPs are counted, and the same everywhere; the times also
+# depend on what else this machine was doing.) The other
 # waste is still there: 138 tokens go through 30 layers to write 12. Chapter 17 removes it.
 
 # %% [markdown]
