@@ -38,7 +38,7 @@
 #
 # | problem | phase | what saturates | layer | knob | metric |
 # |---|---|---|---|---|---|
-# | compute | prefill, decode | compute | L3 engine | model size | FLOPs per token |
+# | compute | prefill, decode | compute (prefill) | L3 engine | model size | FLOPs per token |
 #
 # <!-- /card -->
 
@@ -54,6 +54,7 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
 # %load_ext minigen_course
 import math
 import time
+from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -70,7 +71,6 @@ from minigen_course import (
     check,
     holds,
     load_model,
-    mark,
     measured,
     predict,
     reveal,
@@ -97,7 +97,7 @@ llm = load_model(weights="float32", enable_prefix_caching=False)  # no prefix is
 chapter_map("model")
 
 # %% [markdown]
-# ## A number that hurts: 20 tokens
+# ## A number that hurts: 12 tokens
 #
 # A language model computes one thing. It takes a text, and returns a number for each token of its
 # vocabulary: a [logit](../docs/glossary.md#logits). The higher a token's logit, the more likely is
@@ -105,13 +105,12 @@ chapter_map("model")
 # again with the longer text. This loop is called **autoregressive** decoding. If it always appends the
 # token with the highest logit, it is called [greedy](../docs/glossary.md#greedy).
 #
-# Let the model continue a text of six tokens by 20 more, in the plainest way: each time the whole text
-# goes through the whole model, which returns logits after *every* token. (That is also what
-# `model(ids).logits` returns in the transformers library.)
+# Let the model continue a text of six tokens by 12 more, in the plainest way: each time the whole text
+# goes through the whole model, which returns logits after *every* token.
 #
 # In the code below, `package_logits` runs the package's model on a text; the rest of this chapter builds
-# what it calls. Predict first: how many tokens go through the model until 20 are written? Replace `None`
-# by a number.
+# what it calls (`attend_packed` is chapter 14's attention, applied to each of several texts; here there is
+# one). Predict first: how many tokens go through the model until 12 are written? Replace `None` by a number.
 
 # %%
 guess_tokens = predict("How many tokens go through the model?", None)
@@ -130,7 +129,7 @@ def package_logits(token_ids: list[int], rows: slice = slice(None)) -> Float[Ten
     return model.logits(x[rows])
 
 
-def write(logits_of, token_ids: list[int], num_tokens: int = 20) -> list[int]:
+def write(logits_of, token_ids: list[int], num_tokens: int = 12) -> list[int]:
     """Append the likeliest next token, again and again."""
     token_ids = list(token_ids)
     for _ in range(num_tokens):
@@ -145,14 +144,14 @@ plain_seconds = time.perf_counter() - started
 run_through = sum(range(len(prompt_ids), len(story)))
 print(llm.tokenizer.decode(story))
 guess_tokens.compare(run_through)
-print(f"rows of logits that were computed: {run_through}; rows that were used: 20")
+print(f"rows of logits that were computed: {run_through}; rows that were used: 12")
 measured("time", plain_seconds, "s")
 
 # %% [markdown]
-# Two things are wasted. 310 tokens go through the model to write 20, because every new token sends
-# the old ones through all layers again; chapter 17 ends that. And 310 rows of logits are computed, but
+# Two things are wasted. 138 tokens go through the model to write 12, because every new token sends
+# the old ones through all layers again; chapter 17 ends that. And 138 rows of logits are computed, but
 # only the last row of each pass is used. This chapter ends that one, once you know what a row costs.
-# The number comes back at the end. First: what does "through the model" mean?
+# First: what does "through the model" mean?
 #
 # ## The whole forward pass in one picture
 #
@@ -189,13 +188,14 @@ picture(
 #    vocabulary. The row after the sixth token answers our question; the rows after tokens 1 to 5 say
 #    what could follow *them*.
 #
-# As formulas, for token $t$ and layers $\ell = 1, \dots, L$:
+# As formulas, for layers $\ell = 1, \dots, L$. An $x$ without the index $t$ has the rows of all tokens,
+# because $\mathrm{Att}$ mixes them. Each norm has a weight of its own.
 #
 # $$x_t^{0} = E_{\mathrm{id}_t}, \qquad
 # \tilde x^{\ell} = x^{\ell-1} + \mathrm{Att}_\ell\big(\mathrm{norm}(x^{\ell-1})\big), \qquad
 # x^{\ell} = \tilde x^{\ell} + \mathrm{FFN}_\ell\big(\mathrm{norm}(\tilde x^{\ell})\big)$$
 #
-# Here $\mathrm{Att}_\ell$ is all of chapter 14, from $W_q$ to $W_o$, and $\odot$ multiplies element by element:
+# Here $\mathrm{Att}_\ell$ is all of attention, from $W_q$ to $W_o$, and $\odot$ multiplies element by element:
 #
 # $$\mathrm{FFN}(y) = W_{down}\,\big(\mathrm{SiLU}(W_{gate}\, y) \odot W_{up}\, y\big), \qquad
 # \mathrm{logits}_t = W_{head}\;\mathrm{norm}(x_t^{L})$$
@@ -211,6 +211,9 @@ picture(
 # | $V$ | tokens of the vocabulary | `vocab_size` | 49,152 |
 # | $s$ | context: tokens that one token attends to, itself included | `context` | 1 to 6 |
 # | $E$, $W_{head}$ | embedding table, output head | `embedding`, `head` | |
+#
+# Chapter 14 wrote $d$ for our $d_h$, and $s$ for a position. The code counts layers from 0, as figure 15.2
+# does: layer 11 is $\ell = 12$.
 #
 # And the same as a table of shapes. A weight of shape `[out, in]` takes rows of `in` numbers to rows of
 # `out` numbers:
@@ -228,16 +231,16 @@ picture(
 # | SwiGLU, then $W_{down}$ | `[576, 1536]` | `[6, 576]` | $n \times d$ |
 # | output head | `[49152, 576]` | `[6, 49152]` | $n \times V$ |
 #
-# This kind of model is called **decoder-only**: each token sees itself and the tokens before it, and the
-# model predicts the next one (GPT, Llama, Qwen, Mistral). An **encoder** such as
-# [BERT](https://arxiv.org/abs/1810.04805) lets every token see all others, and serves to classify or
-# embed texts. An **encoder-decoder** such as [T5](https://arxiv.org/abs/1910.10683) has both: its
-# decoder writes, and looks at the encoder's result by a second kind of attention (cross-attention).
+# This kind of model is called **decoder-only**: each token sees itself and the tokens before it (GPT, Llama,
+# Qwen, Mistral). An **encoder** such as [BERT](https://arxiv.org/abs/1810.04805) lets every token see all
+# others. An **encoder-decoder** such as [T5](https://arxiv.org/abs/1910.10683) has both: its decoder writes,
+# and looks at the encoder's result, too.
 #
 # ## Step by step through the first layer
 #
-# Now by hand, with the tensors by their names, as chapter 11 read them. Outside the layers there are
-# only two tensors; each layer has nine.
+# Now by hand, with the tensors by their names. Chapter 11 read a GGUF file's own names, such as
+# `blk.0.attn_q.weight`; `open_checkpoint` gives the tensors the names of Hugging Face, and undoes the file's
+# order of rows (chapter 13). Outside the layers there are only two tensors; each layer has nine.
 
 # %%
 checkpoint = open_checkpoint(hub.resolve(hub.DEFAULT_MODEL))
@@ -287,7 +290,7 @@ for each in "qkv":
 turns = layers.rotary_frequencies(config.head_dim, config.rope_theta)
 cos, sin = layers.rotary_tables(turns, torch.arange(len(prompt_ids)))
 q, k = (layers.apply_rotary(by_head[each], cos, sin) for each in "qk")
-say("cos, and sin: an angle per token and pair", cos)
+say("cos, and sin: one number per token and pair", cos)
 
 # Attention mixes the values; the nine heads are put side by side, and W_o mixes them.
 mixed = attention.attention_naive(q, k, by_head["v"])
@@ -310,18 +313,18 @@ print("The package's project_qkv makes the same queries, keys and values.")
 # The package stores a layer's weights as a `Layer`. Products with the same input are one matrix there,
 # because one large product is usually faster than several small ones:
 #
-# | in the checkpoint | in a `Layer` | takes | returns |
-# |---|---|---|---|
-# | `input_layernorm` | `attention_norm` | | a weight for `rms_norm` |
-# | `q_proj`, `k_proj`, `v_proj` | `qkv` | 576 | 576 + 192 + 192; `project_qkv` calls it |
-# | `o_proj` | `out` | 576 | 576 |
-# | `post_attention_layernorm` | `ffn_norm` | | a weight for `rms_norm` |
-# | `gate_proj`, `up_proj` | `gate_up` | 576 | 1,536 + 1,536, side by side |
-# | `down_proj` | `down` | 1,536 | 576 |
+# | in the checkpoint | in a `Layer` | what it is |
+# |---|---|---|
+# | `input_layernorm` | `attention_norm` | a weight for `rms_norm` |
+# | `q_proj`, `k_proj`, `v_proj` | `qkv` | takes 576, returns 576 + 192 + 192; `project_qkv` calls it |
+# | `o_proj` | `out` | takes 576, returns 576 |
+# | `post_attention_layernorm` | `ffn_norm` | a weight for `rms_norm` |
+# | `gate_proj`, `up_proj` | `gate_up` | takes 576, returns 1,536 + 1,536, side by side |
+# | `down_proj` | `down` | takes 1,536, returns 576 |
 #
-# `layer.out(y)` computes a product, `layer.gate_up.parts` has the widths 1,536 and 1,536. Attention is an
-# argument, `attend`: the same layer can then run on whole texts as here, with a KV cache (chapter 17), or on
-# a cache in blocks (chapter 22).
+# `layer.out(y)` computes a product, `layer.gate_up.parts` has the widths 1,536 and 1,536. `rotation` is the
+# pair (cos, sin). Attention is an argument, too: `attend` is a function of q, k and v, so the same layer can
+# run on whole texts as here, with a KV cache (chapter 17), or on a cache in blocks (chapter 22).
 
 # %%
 task(15, "run_layer")
@@ -350,8 +353,8 @@ def run_layer(
 my_layer = check(15, run_layer=run_layer)
 
 # %% [markdown]
-# One line puts it into the running engine, which calls it once per layer and step. As long as yours has
-# not passed, the package's own runs, and the line below says so.
+# One line puts it into the running engine, which calls it once per layer and step. Until yours has passed,
+# the package's own runs.
 
 # %%
 capital = "The capital of France is"
@@ -393,7 +396,7 @@ for logit, token in zip(*(each.tolist() for each in found[-1].topk(5)), strict=T
 # file `transformers_logits.json` holds 128 logits at each of the six positions, as
 # the [transformers](https://github.com/huggingface/transformers) library computes them from the same
 # weights (`python -m tests.golden.make_logits` writes the file). It also holds the logarithm of the sum
-# of all exponentials at each position, to which every logit contributes.
+# of all exponentials at each position: a logit that is much too large among the other 49,024 shows there.
 
 # %%
 stored = lesson.stored_logits()
@@ -405,9 +408,6 @@ print("largest difference below 0.001:", difference < 1e-3)
 assert difference < 1e-3
 
 # %% [markdown]
-# The package's tests do the same for small models of the Llama, Qwen2, Qwen3 and Mistral kinds, each
-# feature by itself (`tests/test_15_transformer.py`).
-#
 # ### The package's version
 
 # %%
@@ -417,16 +417,16 @@ torch.testing.assert_close(found, package_logits(prompt_ids), atol=1e-3, rtol=1e
 print("The forward pass above and the package agree on all logits.")
 
 # %% [markdown]
-# Two things differ from `forward`. Attention comes as an argument, `attend`, and is bound to its layer,
-# because every layer has its own keys and values to keep. And the head is a call of its own, `logits`, which
+# Two things differ from `forward`. Attention comes as an argument, `attend`, and is bound to its layer
+# (`partial` fixes the first argument), because every layer has its own keys and values to keep. And the head is a call of its own, `logits`, which
 # can be given only the rows that matter.
 #
 # ## The idea: layers add
 #
 # Why $x + \dots$, and not just the result? The path around each half is called a **residual connection**
 # or skip connection ([He et al. 2015](https://arxiv.org/abs/1512.03385) introduced it for images). Try
-# the other way: each layer *replaces* the stream by what it computed. In code that is the layer's result
-# minus the $x$ that it was given.
+# the other way: each half *replaces* the stream by what it computed. In code, the other half is switched
+# off, and the $x$ that was added is subtracted again.
 #
 # Predict: measured by the perplexity of a sentence, is the model then better than blind guessing, which
 # has a perplexity of 49,152? Write `"yes"` or `"no"`.
@@ -440,9 +440,14 @@ ids = llm.tokenizer.encode(sentence)
 whole = perplexity(log_probabilities(llm, ids))
 
 
+def nothing(y: Tensor) -> float:
+    return 0.0
+
+
 def replacing(layer, x, *others):
-    """Return only what the layer adds, so that it replaces x."""
-    return my_layer(layer, x, *others) - x
+    """Replace x by what attention adds, then that by what the feed-forward network adds."""
+    x = my_layer(replace(layer, down=nothing), x, *others) - x
+    return my_layer(replace(layer, out=nothing), x, *others) - x
 
 
 with using(15, run_layer=replacing):
@@ -458,13 +463,13 @@ guess_replace.compare("yes" if without < config.vocab_size else "no")
 #
 # - **Nothing is lost on the way.** A layer that replaces must copy everything that later layers will
 #   need. A layer that adds can leave the rest alone.
-# - **Training works.** The derivative of $x + g(x)$ is $1 + g'(x)$. Through 30 layers the gradient keeps a
-#   direct path of ones. Without the 1 it is a product of 30 factors, which tends to vanish or to explode.
+# - **Training works.** Training needs the gradient: by how much the error changes when a weight changes. The
+#   derivative of $x + g(x)$ is $1 + g'(x)$, so the gradient keeps a direct path of ones through all 60
+#   additions. Without the 1 it is a product of 60 factors, which tends to become tiny or huge.
 # - **Each layer's task is small.** It only has to say what should *change*.
 #
 # The third reason can be seen. The left panel compares the length of the stream (the square root of the
-# sum of its squares) with the length of what each layer adds to it. The right panel leaves out one layer
-# at a time: the stream passes unchanged where the layer was.
+# sum of its squares) with that of what each layer adds. The right panel leaves out one layer at a time.
 
 # %%
 states = recorded_states(llm, ids)
@@ -475,23 +480,27 @@ picture(
     "Right: perplexity of the sentence when one layer is left out; both vertical axes are logarithmic.",
     number="15.2",
 )
-mild = sum(each < 3 * whole for each in left_out)
-better = left_out.index(min(left_out))
-print(
-    f"layers whose loss makes the perplexity less than 3 times as high: {mild} of {len(left_out)}"
-)
-print(f"without layer {better} the sentence has a lower perplexity: {min(left_out) < whole}")
+for times in (1.5, 3):
+    mild = sum(each < times * whole for each in left_out)
+    print(
+        f"perplexity less than {times:g} times as high without the layer: {mild} of {len(left_out)}"
+    )
+better = [layer_id for layer_id, each in enumerate(left_out) if each < whole]
+least = left_out.index(min(left_out))
+print(f"lower without one of the layers {better}; lowest without layer {least}")
 before, after = (states[place, 0].norm().item() for place in (11, 12))
 print(f"length of the first token's x before layer 11: about {round(before, -1):,.0f}", end=", ")
 print(f"after it: about {round(after, -2):,.0f}")
 
 # %% [markdown]
-# Most layers can be left out one at a time with little harm, because the stream carries everything past
-# the gap ([Veit et al. 2016](https://arxiv.org/abs/1605.06431) found the same in image networks). The
-# first layers cannot: they turn a table's row into something that the others can read. Layer 11 is
+# Most layers can be left out one at a time, and the model still works, because the stream carries
+# everything past the gap ([Veit et al. 2016](https://arxiv.org/abs/1605.06431) found the same in image
+# networks). Without the first, the perplexity is thousands of times as high: the first layers probably turn
+# a table's row into something that the others can read. Layer 11 is
 # special. It adds a huge vector to the stream of the *first* token, the attention sink of chapter 14
 # ([Sun et al. 2024](https://arxiv.org/abs/2402.17762) found such **massive activations** in many models).
-# And one layer does this sentence more harm than good: what helps on average need not help everywhere.
+# And a few layers do this sentence more harm than good, most of all layer 17: what helps on average need
+# not help everywhere.
 #
 # ## What each layer believes: the logit lens
 #
@@ -515,9 +524,8 @@ leads = (lens.likeliest[:, -1] == paris).nonzero()[:, 0]
 guess_layer.compare(int(leads[0]), "layers")
 
 # %% [markdown]
-# The answer comes at the very end. Here is the lens for every position of the text, with the layers
-# upwards. On the right, the five tokens that the last layer finds likeliest are followed from the
-# embedding to the end.
+# The answer comes at the very end. Here is the lens for every position of the text. On the right, the last
+# layer's five likeliest tokens are followed from the embedding to the end.
 
 
 # %%
@@ -528,7 +536,8 @@ def spell(token: int) -> str:
 picture(
     draw.lens_grid(lens, spell),
     "The logit lens of a sentence. Each cell is a layer's likeliest next token and its probability; "
-    "yellow means sure. Right: the last layer's five likeliest tokens, and how each layer sees them.",
+    "yellow means sure. Right: the last layer's five likeliest tokens, and the probability that each layer "
+    "gives to them, on a logarithmic axis.",
     number="15.3",
 )
 
@@ -576,8 +585,8 @@ explore(
 # $$[n, a] \times [a, b]\ \text{costs}\ 2\,n\,a\,b\ \text{FLOPs: two per weight and token.}$$
 #
 # Attention also has products without weights. The score of a query head with one key is a dot product of
-# $d_h$ pairs, and mixing in one value is $d_h$ multiplications and additions. That is $4\,d_h$ FLOPs for
-# each layer, query head and attended token.
+# $d_h$ pairs: $2\,d_h$ FLOPs. Mixing in one value is $d_h$ multiplications and $d_h$ additions. Together
+# that is $4\,d_h$ FLOPs for each layer, query head and attended token.
 #
 # Now estimate, before you count. Llama-3-70B has 70.6 billion parameters, 80 layers and 64 query heads of
 # 128 numbers. How many GFLOP ($10^9$ FLOPs) does one token cost that attends to 8,192 tokens?
@@ -614,11 +623,11 @@ my_flops = check(15, token_flops=token_flops)
 # + \underbrace{2\,V d}_{\text{head}}$$
 #
 # torch can count the FLOPs of all matrix products while they run. Count the six tokens of the text, and
-# compare. The two numbers are *equal*, not just close, and there is a reason: `attention_naive` computes
+# compare. The two numbers are *equal*, not just close. torch counts matrix products only, as the formula
+# does (norms, rotation and softmax are left out). And `attention_naive` computes
 # the whole square of $6 \times 6$ scores and masks the later ones afterwards. Every token therefore costs
-# what a token with a context of 6 costs, so the whole text costs $6 \cdot F(6)$. A faster program for
-# attention (a **kernel** is such a program for one operation, part 3) can skip the masked half, and then
-# computes contexts of 1 to 6 instead; the harder exercise `prompt_flops` counts that.
+# what a token with a context of 6 costs, so the whole text costs $6 \cdot F(6)$. A **kernel** (a program for
+# one operation, part 3) can skip the masked half; the exercise `prompt_flops` counts that.
 
 # %%
 with FlopCounterMode(display=False) as counted:
@@ -643,8 +652,11 @@ for name, context in (("SmolLM2-135M", 6), ("SmolLM2-135M", 8192), ("Llama-3-70B
 reveal(15, token_flops=my_flops)
 
 # %% [markdown]
-# Two FLOPs per parameter and token is the rule of thumb for every model of this kind. It is exact for the
-# matrices, and attention's scores and mix come on top. Where are the parameters, and where are the FLOPs?
+# Two FLOPs per parameter and token is the rule of thumb for every **dense** model, which uses all its
+# parameters for every token. (A **mixture of experts** uses a part, and only these active parameters count.)
+# It is exact for the matrices. Attention's scores and mix come on top, so the rule needs a context that is
+# short against 12 times the width ([Kaplan et al. 2020](https://arxiv.org/abs/2001.08361)): here that is
+# 6,912. Where are the parameters, and where are the FLOPs?
 
 # %%
 shape = ModelShape.of(config)
@@ -655,23 +667,15 @@ picture(
 )
 
 # %% [markdown]
-# The embedding table is one matrix with two uses: tied embeddings. As an embedding it is looked up, and costs
-# no FLOPs. As the head it is multiplied with every row whose next token is wanted, and that is a fifth of all FLOPs
-# here. In a model whose head is a matrix of its own, the embedding's parameters cost nothing, so at short
-# contexts such a model needs slightly fewer than two FLOPs per parameter.
+# The embedding table is one matrix with two uses: tied embeddings. As an embedding it is looked up, and
+# costs no FLOPs. As the head it is multiplied with every row whose next token is wanted: 21 % of all FLOPs
+# here. In a model whose head is a matrix of its own, the embedding's parameters cost nothing (in Llama-3-8B
+# they are 6.5 % of all, figure 15.7), so at short contexts such a model needs slightly fewer than two FLOPs
+# per parameter.
 #
 # ### How much of it is attention?
 #
-# The matrices cost the same for every token. Scores and mix grow with the context:
-
-# %%
-picture(
-    draw.flops_by_context(shape, longest=16384, marked=config.max_positions),
-    "FLOPs for one more token of SmolLM2-135M against its context. Only attention's scores and mix grow.",
-    number="15.6",
-)
-
-# %% [markdown]
+# The matrices cost the same for every token. Scores and mix grow with the context.
 # "Attention's share" has two meanings, and they differ by the four matrices: **scores and mix only**
 # (what has no weights), or the **attention half** (with $W_q$, $W_k$, $W_v$ and $W_o$). Both, for this
 # model and for two large ones, with the count that stands in `my_flops`:
@@ -684,7 +688,7 @@ picture(
     share_figure,
     "Attention's share of one token's FLOPs against its context. Solid lines: scores and mix only. "
     "Dashed lines: with the matrices of attention. The grey line is at 8,192 tokens.",
-    number="15.7",
+    number="15.6",
 )
 shares = {}
 for name in names:
@@ -698,16 +702,15 @@ for name in names:
         )
 
 # %% [markdown]
-# This model is narrow, so its matrices are cheap and attention takes over early. The matrices of a layer
-# grow with the square of the width, scores and mix only with the width itself. Choose a model and a
-# context:
+# The matrices of a layer grow with the square of the width, scores and mix only with the width itself. So
+# attention takes over early in this narrow model. Choose a model and a context:
 
 # %%
 explore(
     lambda model, context: draw.budget_bars(SHAPES[model], context),
     "Parameters and FLOPs for one token of a model, by kind of tensor. In Llama-3-8B at 8,192 tokens, the "
     "feed-forward networks still cost more than all of attention.",
-    "15.8",
+    "15.7",
     model=["Llama-3-8B", *(name for name in SHAPES if name != "Llama-3-8B")],
     context=(1, 131072, 1, 8192),
 )
@@ -719,12 +722,13 @@ explore(
 # because later tokens attend to the keys and values of earlier ones. But the head treats each row alone,
 # and can be given the last row only. Each row that is left out saves $2\,V d$ FLOPs.
 #
-# For the same reason several texts fit into one pass. Their tokens lie one after another, without padding,
-# as a [packed batch](../docs/glossary.md#packed-batch). Each text has its own positions and its own
+# For the same reason several texts fit into one pass. Their tokens lie one after another, without padding
+# (filling short texts up to the longest), as a [packed batch](../docs/glossary.md#packed-batch). Each text has its own positions and its own
 # attention. Norms, matrices and feed-forward networks treat every token alone, so they need not know where
-# a text ends. The head gets the last row of each text.
+# a text ends. The head gets the last row of each text. `attend_packed` is a loop over slices:
 
 # %%
+show(attention.attend_packed)
 texts = [lighthouse, capital, "Once upon a time", "Water boils at one hundred"]
 packed = [llm.tokenizer.encode(text) for text in texts]
 lengths = [len(each) for each in packed]
@@ -784,7 +788,7 @@ reveal(15, qwen3_logits=my_qwen3)
 # %% [markdown]
 # ## The measurement again
 #
-# The 20 tokens from the beginning, by the same loop. Two things are different: the layer that stands in
+# The 12 tokens from the beginning, by the same loop. Two things are different: the layer that stands in
 # `my_layer` runs, and the head computes the last row only.
 
 # %%
@@ -795,46 +799,49 @@ with using(15, run_layer=my_layer):
 assert again == story
 head = 2 * config.vocab_size * config.hidden
 all_rows = sum(each * my_flops(config, each) for each in range(len(prompt_ids), len(story)))
-last_rows = all_rows - (run_through - 20) * head
-print(f"tokens through the model: {run_through}; rows of logits: {run_through} before, 20 now")
+last_rows = all_rows - (run_through - 12) * head
+print(f"tokens through the model: {run_through}; rows of logits: {run_through} before, 12 now")
 print(f"GFLOP: {all_rows / 1e9:.1f} before, {last_rows / 1e9:.1f} now, {all_rows / last_rows:.2f}x")
 measured("time before", plain_seconds, "s")
 measured("time now", last_row_seconds, "s")
 measured("ratio", plain_seconds / last_row_seconds)
 
 # %% [markdown]
-# The same text for a fifth less arithmetic. (The FLOPs count full squares of scores, as above. They are
-# counted, and the same everywhere; the times also depend on what else this machine was doing.) The other
-# waste is still there: 310 tokens go through 30 layers to write 20. Chapter 17 removes it.
-#
+# The same text for a fifth less arithmetic. (The FLOPs are counted, and the same everywhere; the times also
+# depend on what else this machine was doing.) The other
+# waste is still there: 138 tokens go through 30 layers to write 12. Chapter 17 removes it.
+
+# %% [markdown]
 # ## Can one prompt give two answers?
 #
 # Greedy decoding has no randomness. But logits are sums of many products, and the sum of floating-point
 # numbers depends on the order of its terms. The order depends on the kernel, and the kernel on the shape of
 # the batch: one row may be summed in another order than the same row beside others. Numbers with few digits
-# make it worse. In bfloat16 a number has 8 significant binary digits, so two logits nearer than one step
-# can become equal, or change places.
+# make it worse. In bfloat16 a number has 8 significant binary digits, so two nearly equal logits can change
+# places. Here is one request in bfloat16, first alone, then beside another one:
 
 # %%
+coarse = load_model(weights="bfloat16", enable_prefix_caching=False)
+river, greedy = "The river flows from", SamplingParams(temperature=0, max_tokens=6)
+alone = coarse.generate(river, greedy, progress=False).text
+beside = coarse.generate([river, "Once upon a time"], [greedy] * 2, progress=False)[0].text
+print(f"alone:          ⟨{alone!r}⟩\nbeside another: ⟨{beside!r}⟩")
+assert alone == coarse.generate(river, greedy, progress=False).text
+print("alone once more: the same")
+
 with torch.inference_mode():
     of_story = recorded_states(llm, story)  # after 0, 1, ... 30 layers
     together = model.logits(of_story[-1])
-    alone = torch.cat([model.logits(row[None]) for row in of_story[-1]])
-moved = float((together - alone).abs().max())
-best, second = together.topk(2).values.T
-step = torch.finfo(torch.bfloat16).eps * 2 ** best.log2().floor()
-near = int((best - second < step).sum())
-assert best[len(prompt_ids) - 1] - second[len(prompt_ids) - 1] < step[len(prompt_ids) - 1]
-measured("a logit, computed alone or beside other rows, moves by up to", moved)
-print(f"places where the two best are nearer than one step of bfloat16: {near} of {len(best)}")
+    one_by_one = torch.cat([model.logits(row[None]) for row in of_story[-1]])
+moved = float((together - one_by_one).abs().max())
+measured("in float32, a logit of the story moves with the number of rows by up to", moved)
 
 # %% [markdown]
-# One of these places is the first token of the story: *coast* and *horizon* had nearly the same logit. With
-# the same batch and deterministic kernels, the answer is always the same. Another batch, other kernels or
-# another machine may round differently, and at a near-tie the text takes another way from there on.
-# On GPUs, some kernels add partial sums in the order in which they arrive (split-K with atomic additions),
-# and a library that tunes itself may choose another kernel on another day. Then even the same batch can
-# give two answers. [He 2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/)
+# On the machine that made this page, the neighbour changed the answer. In float32 the logits move, too, but
+# so little that a choice hardly ever changes. With the same batch and deterministic kernels, the answer is
+# always the same. On GPUs, some kernels add parts of one sum in whatever order they finish, and a library
+# that tunes itself may choose another kernel on another day. Then even the same batch can give two
+# answers. [He 2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/)
 # shows how kernels can be made to give the same result for every batch shape.
 #
 # ## Claims
@@ -844,7 +851,6 @@ print(f"places where the two best are nearer than one step of bfloat16: {near} o
 # %%
 ratios = {s: my_flops(config, s) / shape.parameters for s in (1, config.max_positions)}
 large = my_flops(config_of("Llama-3-70B"), 8192) / SHAPES["Llama-3-70B"].parameters
-sum_of_five = float(found[-1].topk(5).values.sum())
 final = {}
 for depth in (15, 25):
     with torch.inference_mode():
@@ -857,38 +863,33 @@ verdicts(
         f"{ratios[1]:.2f} at a context of 1, {ratios[config.max_positions]:.1f} at 8,192; "
         f"Llama-3-70B: {large:.1f} at 8,192",
         within(ratios[config.max_positions], 1.8, 2.2),
-        "the matrices cost exactly that, but scores and mix grow with the context, and weigh most in "
-        "a narrow model",
-        source="[Kaplan et al. 2020](https://arxiv.org/abs/2001.08361)",
+        "the matrices cost exactly that; scores and mix come on top. Kaplan et al. 2020 state the "
+        "condition: a width much larger than a twelfth of the context (here 683, and the width is 576)",
     ),
     Claim(
         "Attention is where a transformer's arithmetic is",
         "its half at 8,192 tokens: "
         + ", ".join(f"{shares[name, 8192]:.0%} of {name}" for name in names),
         holds(all(shares[name, 8192] > 0.5 for name in names)),
-        "in wide models the feed-forward networks cost more, until the context is several times as long",
+        "in wide models the feed-forward networks cost more, up to twice (8B) or four times (70B) this context",
     ),
     Claim(
-        "A model refines its guess of the next token smoothly, layer by layer",
+        "The guess approaches the final one gradually, often coming close long before the last layer",
         f"the lens shows the final choice at {final[15]:.0%} of the positions after 15 of 30 layers, at "
         f"{final[25]:.0%} after 25",
-        holds(final[15] > 0.25),
-        "smoothly would be about a half at half-way; here the last layers decide, and the lens reads "
-        "middle layers badly",
+        holds(final[15] > 0.5),
+        "the source looked at GPT-2. In this model the lens shows the choice late; the lens reads middle "
+        "layers badly, and a tuned lens could show more",
         source="[nostalgebraist 2020](https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens)",
     ),
     Claim(
-        "A model's output scores (logits) are probabilities",
-        f"the five largest after the first text sum to {sum_of_five:.1f}",
-        holds(abs(float(found[-1].sum()) - 1) < 0.01),
-        "softmax turns logits into probabilities; adding 5 to all logits changes none of these",
-    ),
-    Claim(
         "Greedy decoding is deterministic",
-        f"logits move by {mark(moved)} with the batch's shape; at {near} of {len(best)} places the two "
-        "best are within one step of bfloat16",
-        holds(near == 0),
-        "it is with the same batch and deterministic kernels; otherwise a near-tie can flip",
+        "answers to one request in bfloat16, alone and beside another: "
+        f"⟨{'one' if alone == beside else 'two'}⟩",
+        holds(alone == beside),
+        "it is with the same batch and deterministic kernels; otherwise two nearly equal logits can "
+        "change places",
+        measured=True,
     ),
 )
 
@@ -898,8 +899,8 @@ verdicts(
 # - A model turns token ids into logits: embedding, 30 layers, a norm, and the output head.
 # - The residual stream keeps its shape `[tokens, hidden]` from beginning to end. Attention and the
 #   feed-forward network of each layer read it through a norm, and add to it.
-# - Adding keeps everything that earlier layers wrote. Most single layers can be left out; the first
-#   cannot.
+# - Adding keeps everything that earlier layers wrote. Without most single layers the model still works;
+#   without the first it does not.
 # - The logit lens applies the output head to the stream after any layer. In this model the answer often
 #   appears only in the last layers.
 # - A matrix costs two FLOPs per weight and token. Attention adds four per layer, query head, head dimension
@@ -907,8 +908,8 @@ verdicts(
 # - Feed-forward networks hold most parameters, and most FLOPs at short contexts. Attention overtakes them at
 #   long contexts, in wide models later than in narrow ones.
 # - Only the last row of each text needs logits, and several texts can be packed into one pass.
-# - Logits equal those of another library to three decimals, but not to the last bit. At near-ties, the
-#   batch can decide which token wins.
+# - Logits equal those of another library to three decimals, but not to the last bit. Where two are nearly
+#   equal, the batch can decide which token wins.
 #
 # **Check yourself** (click to see the answer).
 #
@@ -920,7 +921,8 @@ verdicts(
 # <details><summary>2. A model has 8 billion parameters. About how many FLOPs does a prompt of 1,000 tokens
 # cost, and what does this estimate leave out?</summary>
 # About 2 × 8 × 10⁹ × 1,000 = 1.6 × 10¹³, or 16 TFLOP. It leaves out attention's scores and mix (a few
-# per cent here), and it counts the head for every token, although one row is enough.</details>
+# per cent here). It counts the head for every token, although one row is enough, and an embedding table
+# (6.5 % of Llama-3-8B) that costs nothing.</details>
 #
 # <details><summary>3. Why can the logit lens read the stream after any layer, and why is its picture of the
 # middle layers not trustworthy?</summary>
@@ -934,18 +936,16 @@ verdicts(
 #   run the same stack on packed tokens, with fused QKV and fused gate and up. The addition to $x$ and the
 #   norm that follows are one kernel, as are SiLU and its multiplication
 #   ([kernel fusion](../docs/glossary.md#kernel-fusion)). [Decode](../docs/glossary.md#decode) steps are
-#   recorded once as [CUDA graphs](../docs/glossary.md#cuda-graph), and launched as a whole. vLLM also has a
+#   recorded as [CUDA graphs](../docs/glossary.md#cuda-graph), one for each of some batch sizes, and launched
+#   as a whole. vLLM also has a
 #   [batch-invariant mode](https://docs.vllm.ai/en/latest/features/batch_invariance/), whose results do not
 #   depend on the batch.
-# - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** builds a model for one kind of GPU. It fuses
-#   neighbouring operations, and chooses among kernels by measuring them.
-# - **TGI** serves most families with its own forward passes, and falls back to the transformers library's
-#   code for others.
+# - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** runs a PyTorch model with NVIDIA's own fused
+#   kernels. It used to build an engine for one kind of GPU; that way
+#   [was removed](https://nvidia.github.io/TensorRT-LLM/legacy/tensorrt-backend-removal.html).
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp)** (and **Ollama**, which uses its libraries) builds a
 #   graph of tensor operations for each batch, and runs it layer by layer on CPU or GPU, wherever the layer's
 #   weights are.
-# - **MLC-LLM** compiles the model with TVM, also for phones and browsers. **ExLlamaV2** has its own kernels
-#   for quantized weights. **DeepSpeed** replaces the layers of a transformers model by fused ones.
 #
 # ## Further reading
 #

@@ -12,7 +12,6 @@ from minigen_course.ch15_transformer.figures import (
     amount,
     attention_share,
     budget_bars,
-    flops_by_context,
     forward_flow,
     lens_grid,
     look,
@@ -112,8 +111,6 @@ def test_bars_are_as_long_as_the_parts() -> None:
     parts = parameter_budget(shape, 100)
     assert [bar.get_width() for bar in left.patches] == [each.parameters for each in parts]
     assert [bar.get_width() for bar in right.patches] == [each.flops for each in parts]
-    (axes,) = flops_by_context(shape, longest=1000, marked=100).axes
-    assert [line.get_xdata()[0] for line in axes.lines] == [100]  # type: ignore[index]
 
 
 def test_amounts_are_short() -> None:

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int64
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, Rectangle
 from torch import Tensor
 
@@ -37,7 +38,7 @@ from minigen_course.lab.inspect_model import recorded_states, transformer_of
 
 NAMES = {  # of the parts in a picture
     "embedding": "embedding",
-    "attention's products": r"attention: $W_q, W_k, W_v, W_o$",
+    "attention's products": "attention: four matrices",
     "attention's context": "attention: scores, mix",
     "feed-forward": "feed-forward",
     "norms": "norms",
@@ -57,7 +58,6 @@ def forward_flow(config: ModelConfig, num_tokens: int) -> Figure:
     wide, units = [num_tokens, config.hidden], [num_tokens, config.ffn]
     heads = [num_tokens, config.q_heads, config.head_dim]
     shared = [num_tokens, config.kv_heads, config.head_dim]
-    joined = [num_tokens, config.q_heads * config.head_dim]
     _line(axes, (STREAM, 7.0), (STREAM, 0.45), color=BLUE, linewidth=5)
     axes.text(
         *(STREAM + 0.16, 6.22), f"residual stream x {wide}", color=BLUE, va="center", fontsize=10
@@ -67,9 +67,9 @@ def forward_flow(config: ModelConfig, num_tokens: int) -> Figure:
     _half(axes, 5.25, ("queries: $W_q$, rotate", "keys: $W_k$, rotate", "values: $W_v$"), heads)
     for y, shape in ((5.25, shared), (4.45, shared)):
         _shape(axes, (COLUMNS[1], y), shape)
-    _chain(axes, 5.25, ("attention", heads), ("join heads, $W_o$", wide), joined)
+    _chain(axes, 5.25, ("attention", heads), ("join heads, $W_o$", wide))
     _half(axes, 2.55, ("gate: $W_{gate}$", "up: $W_{up}$"), units)
-    _chain(axes, 2.55, ("SwiGLU", units), ("$W_{down}$", wide), None)
+    _chain(axes, 2.55, ("SwiGLU", units), ("$W_{down}$", wide))
     for y, name in ((5.25, "attention"), (2.55, "feed-forward")):
         _box(axes, (COLUMNS[0], y), "RMSNorm", wide)
         arrow(axes, (STREAM + 0.05, y), (COLUMNS[0] - HALF_WIDTH, y), **TOUCHING)
@@ -118,15 +118,11 @@ def _chain(
     y: float,
     mixed: tuple[str, list[int]],
     last: tuple[str, list[int]],
-    between: list[int] | None,
 ) -> None:
     """Draw what a half does with its first products: one box, and the product that leads back."""
     _box(axes, (COLUMNS[2], y), *mixed)
     _box(axes, (COLUMNS[3], y), *last)
     arrow(axes, (COLUMNS[2] + HALF_WIDTH, y), (COLUMNS[3] - HALF_WIDTH, y), **TOUCHING)
-    if between is not None:
-        middle = (COLUMNS[2] + COLUMNS[3]) / 2
-        axes.text(middle, y + 0.42, f"joined: {between}", ha="center", fontsize=9, color=BLUE)
 
 
 def _added(axes: Axes, y: float, below: float) -> None:
@@ -173,7 +169,7 @@ def added_by_layer(
     left.plot(layers, added.tolist(), color=ORANGE, linewidth=2, label="what the layer adds")
     left.set(yscale="log", xlabel="layer", ylabel="length of the vector")
     left.legend(frameon=False, labelcolor=INK)
-    title(left, "Most layers add little to a long x")
+    title(left, "Most layers add a fifth to a third of x's length")
     right.axhline(whole, color=QUIET, linewidth=1.2)
     right.annotate(
         f"all layers: {whole:.0f}",
@@ -211,8 +207,6 @@ def attention_share(names: Sequence[str]) -> Figure:
             shares = [(each + extra) / total for each, total in zip(mixed, whole, strict=True)]
             label = name if style == "-" else None
             axes.plot(contexts, shares, style, color=color, linewidth=2, label=label)
-    axes.plot([], [], "-", color=INK, label="scores and mix only")
-    axes.plot([], [], "--", color=INK, label=r"and $W_q$, $W_k$, $W_v$, $W_o$")
     axes.set(xscale="log", xlim=(1, contexts[-1]), ylim=(0, 1), xlabel="context in tokens")
     axes.set_ylabel("share of a token's FLOPs")
     ticks = [1, 10, 100, 1_000, 8_192, 131_072]
@@ -220,7 +214,12 @@ def attention_share(names: Sequence[str]) -> Figure:
     axes.minorticks_off()
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.axvline(8192, color=FAINT, linewidth=1.5, zorder=0)
-    axes.legend(frameon=False, loc="upper left", labelcolor=INK)
+    axes.add_artist(axes.legend(frameon=False, loc="upper left", labelcolor=INK))
+    styles = [Line2D([], [], color=QUIET, linestyle=style) for style in ("-", "--")]
+    counted = ("solid: scores and mix only", r"dashed: and $W_q$, $W_k$, $W_v$, $W_o$")
+    axes.legend(
+        styles, counted, frameon=False, loc="upper left", labelcolor=INK, bbox_to_anchor=(0.24, 1)
+    )
     title(axes, "The wider the model, the later attention takes over")
     return made
 
@@ -241,44 +240,6 @@ def budget_bars(shape: ModelShape, context: int) -> Figure:
     left.invert_yaxis()
     title(left, f"{amount(shape.parameters)} parameters")
     title(right, f"{amount(shape.flops(context))}FLOP for a token, context {context:,}")
-    return made
-
-
-def flops_by_context(shape: ModelShape, longest: int, marked: int) -> Figure:
-    """Draw FLOPs for one token, stacked by kind of work, for contexts of up to `longest` tokens.
-
-    The context `marked` has a line. Attention's own work, which has no parameters, is on top.
-    """
-    first, last = parameter_budget(shape, 0), parameter_budget(shape, longest)
-    kinds = sorted(
-        (kind for kind in range(len(last)) if last[kind].flops),
-        key=lambda kind: first[kind].flops,
-        reverse=True,
-    )
-    made, axes = figure(9, 3.2)
-    axes.stackplot(
-        [0, longest],
-        [[first[kind].flops, last[kind].flops] for kind in kinds],
-        labels=[NAMES[last[kind].name] for kind in kinds],
-        colors=CYCLE,
-    )
-    axes.set(xlim=(0, longest), xlabel="context in tokens")
-    axes.set_ylabel("FLOPs per token")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.yaxis.set_major_formatter(lambda value, _: amount(value))
-    axes.axvline(marked, color=INK, linewidth=1.5)
-    axes.annotate(
-        f"this model's longest\ncontext: {marked:,} tokens",
-        (marked, 1),
-        xycoords=("data", "axes fraction"),
-        xytext=(-6, -8),
-        textcoords="offset points",
-        ha="right",
-        va="top",
-        color=INK,
-    )
-    axes.legend(frameon=False, loc="upper left", labelcolor=INK, reverse=True)
-    title(axes, "What one more token costs, as its context grows")
     return made
 
 
@@ -399,7 +360,9 @@ def _labels(lens: Lens, spell: Callable[[int], str]) -> list[str]:
 
 
 def _short(token: str) -> str:
-    text = printable([token.replace("\xa0", " ")])[0] or "special"
+    text = printable([token.replace("\xa0", " ")])[0]
+    if not text:
+        return "‹special›"
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
@@ -446,8 +409,8 @@ def _draw_followed(axes: Any, lens: Lens, spell: Callable[[int], str], position:
             linewidth=2,
             label=f"“{_short(spell(token))}”",
         )
-    axes.set(xlim=(-0.02, 1.02), ylim=(-0.5, len(chances) - 0.5), xlabel="probability")
+    axes.set(xscale="log", xlim=(1e-6, 2), ylim=(-0.5, len(chances) - 0.5), xlabel="probability")
     axes.set_ylabel("layers passed", fontsize=11)
     axes.grid(axis="x", color=FAINT)
-    axes.legend(frameon=False, fontsize=11, loc="lower right", labelcolor=INK)
+    axes.legend(frameon=False, fontsize=11, loc="center right", handlelength=1.2, labelcolor=INK)
     title(axes, f"The final five at position {position}")
