@@ -24,7 +24,7 @@
 # of the model's file, and these strings are the only things that this model can read or write.
 #
 # The tokenizer decides how many steps an answer takes, what another language costs, where an answer
-# stops, and whether a user can forge a message of the system. It works on the **host CPU**, the ordinary
+# stops, and whether a user can forge a message of the system. It runs on the **host CPU**, the ordinary
 # processor beside the accelerator. In this chapter you build one.
 #
 # <!-- card -->
@@ -210,9 +210,9 @@ picture(
 #    6 times, and `t e` 3 times.
 # 2. **Merge** the most common pair in all words. It becomes the new token `he`.
 # 3. **Repeat.** Pairs are now counted with the new token: `t he` occurs 6 times and becomes `the`.
-# 4. In the third round two pairs are equally common: `t e` and `e n` occur 3 times each. Neither is
-#    better. But two people who train on the same text should get the same tokens, so there must be a
-#    rule. Ours is the one of Stanford's course
+# 4. In the third round two pairs are equally common: `t e` and `e n` occur 3 times each. Two
+#    people who train on the same text should get the same tokens, so there must be a rule. Ours is the
+#    one of Stanford's course
 #    [CS336](https://github.com/stanford-cs336/assignment1-basics): of equal counts, take the pair that
 #    is **greater in the order of bytes**. `t` comes after `e`, so `t e` is merged. Other programs have
 #    other rules, and therefore learn other tokens from the same text.
@@ -248,14 +248,13 @@ picture(
 # | $S$ | number of special tokens | `len(special)`, 17 in this model |
 # | $V$ | size of the vocabulary | `vocab_size`, 49,152 in this model |
 #
-# (These letters hold for this chapter. Twenty-one bytes are missing; we will find out which.)
+# (The letters hold for this chapter. Which 21 bytes are missing, we will find out.)
 #
 # ## Your turn: train
 #
-# Now you write it, in three functions. The first two do one round: find the pair, and merge it. The
-# third one trains. The package's own version opens further below, once yours has passed. Every cell runs
-# even if you skip an exercise: `check` then says that yours is still empty, and returns the package's
-# own part.
+# Write it in three functions: two do one round (find the pair, merge it), and the third trains. The
+# package's own version opens further below, once yours has passed. Every cell runs even if you skip an
+# exercise: `check` then says that yours is still empty, and returns the package's own part.
 
 # %%
 task(12, "most_common_pair")
@@ -349,7 +348,7 @@ measured(
 )
 
 # %% [markdown]
-# It works, and it has two faults. Many tokens end in a space or run across one, so **the same word is
+# It has two faults. Many tokens end in a space or run across one, so **the same word is
 # split differently depending on its neighbours**: *very* appears in three different tokens, and the
 # model would have to learn what each of them means. And each merge reads the whole text again, which
 # takes days for a terabyte, and a vocabulary needs tens of thousands of merges.
@@ -361,8 +360,7 @@ measured(
 # 1,000, so training no longer reads the text at all, only its list of different words.
 #
 # The space needs a home. It belongs to the word after it: *Why is it* becomes `Why`, `␣is`, `␣it`. Most
-# sentences then need no tokens for spaces alone. The split is a rule, not a list of known words, so it
-# works on any text.
+# sentences then need no tokens for spaces alone. The split is a rule, so it works on any text.
 #
 # The rule of this model comes from GPT-2 ([Radford et al.
 # 2019](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf)).
@@ -402,8 +400,7 @@ print("each digit is a word of its own:", family.single_digits)
 print(*(pattern.replace("|", "\n|") for pattern in family.patterns))
 
 # %% [markdown]
-# Read it line by line. The alternatives are tried from top to bottom, and the first one that matches
-# wins.
+# The alternatives are tried from top to bottom, and the first one that matches wins.
 #
 # | alternative | matches | why |
 # |---|---|---|
@@ -458,7 +455,7 @@ print("library, 3rd and 4th:", theirs[2:4])
 # | *tenth* | | | `te n t h` | `te`, `n`, `t`, `h` |
 # | *hello* | `he l l o` | | | `he`, `l`, `l`, `o` |
 #
-# *hello* was never seen in training and is encoded all the same: what cannot be merged stays bytes.
+# *hello* was never seen in training: what cannot be merged stays bytes.
 # It does not look for the longest token that fits from the left. And in this model what counts is the
 # *pair*: two parts are not joined merely because their joined bytes are a token. (Others differ:
 # [tiktoken](https://github.com/openai/tiktoken) ranks the joined bytes, and Llama 3 first looks whether
@@ -502,8 +499,9 @@ my_encode_word = check(12, encode_word=encode_word)
 # **GPT-2's alphabet.** The authors of GPT-2 wanted to store tokens as ordinary strings. But a token is
 # bytes, and many bytes are no visible character: a space, a line end, half of an `é`. So they gave each
 # of the 256 bytes one visible character. The 188 bytes that are visible characters of Latin-1 (the old
-# alphabet of Western Europe, now Unicode's first 256 characters) stand for themselves. The other 68, from byte 0 on, get the characters from U+0100 (`Ā`) on, in order. A space
-# is byte `20`, which is the 33rd byte without a visible character, so it gets U+0120: `Ġ`. In code:
+# alphabet of Western Europe, now Unicode's first 256 characters) stand for themselves. The other 68,
+# from byte 0 on, get the characters from U+0100 (`Ā`) on, in order. A space is byte `20`, which is the
+# 33rd byte without a visible character, so it gets U+0120: `Ġ`. In code:
 
 # %%
 visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -528,12 +526,12 @@ print("the model's first merges:", metadata["tokenizer.ggml.merges"][:6])
 # The model's merges were learned from a large mixture of web pages, textbooks and code. With them,
 # `my_split` and `my_encode_word` read the page and seven texts that were made to break tokenizers:
 # accents apart from their letters, joined emoji, flags, scripts from right to left, odd spaces. The
-# `tokenizers` library, which minigen uses because it is written in Rust, reads the same texts. Below the
-# results, the package's versions of your five functions open, if yours have passed.
+# `tokenizers` library, written in Rust, which minigen uses, reads the same texts. Below the results, the
+# package's versions of your functions open.
 
 # %%
 ranks = model_ranks(metadata)
-short = SamplingParams(temperature=0, max_tokens=6)
+short = SamplingParams(temperature=0, max_tokens=3)
 
 
 def encode(text: str) -> list[bytes]:
@@ -558,18 +556,16 @@ reveal(12, most_common_pair=my_pair, merge_pair=my_merge, train=my_train, split=
 reveal(12, encode_word=my_encode_word)
 
 # %% [markdown]
-# Equal; and the engine answered with these functions as its tokenizer. The lines about bytes are a
-# surprise, though. "No text can be unknown" holds only if all 256 bytes are in the vocabulary. This one
-# lacks 21: thirteen bytes that never occur in UTF-8, two with which only unassigned characters begin,
-# and six control characters. A control character is silently dropped. Vocabularies whose trainer starts
-# with all 256 bytes have no such gap.
+# Equal; and the engine answered with these functions as its tokenizer. But "no text can be unknown"
+# holds only if all 256 bytes are in the vocabulary. This one lacks 21: thirteen bytes that never occur
+# in UTF-8, two with which only unassigned characters begin, and six control characters. A control
+# character is silently dropped. Vocabularies whose trainer starts with all 256 bytes have no such gap.
 #
 # ## Drag it
 #
-# Write a short line of your own, and move the slider. Each row is one merge, and dark is what it made.
-# A colour is a final token, so a column of one colour shows how that token grows. The ten bytes of
-# `␣inference` take nine merges to become one token. The rows jump from word to word, because the
-# earliest-learned merge goes first wherever it stands.
+# Write a short line of your own, and move the slider. A column of one colour shows how a token grows. The
+# ten bytes of `␣inference` take nine merges to become one token. The rows jump from word to word, because
+# the earliest-learned merge goes first wherever it stands.
 
 
 # %%
@@ -633,14 +629,14 @@ picture(
 )
 
 # %% [markdown]
-# What is common in the training text gets short, and this model's was mostly English. A Hindi
-# character takes three bytes, and few merges for it were learned. Besides, the rule of the
-# pre-tokenizer cuts Hindi words in pieces: many vowel signs are marks, not letters (`\p{L}`), and no merge
-# crosses a cut. A user who writes Hindi pays nearly four times as much, waits about four times as long for
-# an answer of the same content, and the model can read a text only a quarter as long. Over many
-# languages and 17 tokenizers, [Petrov et al. 2023](https://arxiv.org/abs/2305.15425) found factors of
-# up to 15. Newer models spend a much larger vocabulary on this: 128,256 tokens in Llama 3, 151,669 in
-# Qwen3, about 200,000 in GPT-4o.
+# What is common in the training text gets short, and this model's was mostly English. A Hindi character
+# takes three bytes, and few merges for it were learned. Besides, the rule of the pre-tokenizer cuts
+# Hindi words in pieces: many vowel signs are marks, not letters (`\p{L}`), and no merge crosses a cut.
+# A user who writes Hindi pays nearly four times as much, waits about four times as long for an answer
+# of the same content, and the model can read a text only a quarter as long. Over many languages and 17
+# tokenizers, [Petrov et al. 2023](https://arxiv.org/abs/2305.15425) found factors of up to 15. Newer
+# models spend a much larger vocabulary on this: 128,256 tokens in Llama 3, 151,669 in Qwen3, about
+# 200,000 in GPT-4o.
 #
 # ## How large should a vocabulary be?
 #
@@ -707,10 +703,10 @@ picture(
 # %% [markdown]
 # The first hundreds of merges shorten a text most. On the page that they were learned from, its own 533
 # merges do better than the model's 48,900, because they know that page by heart. On other text the gain
-# shrinks quickly. The model's last doubling of the vocabulary saves 3 per cent of the tokens, and costs 11
-# per cent of its parameters. In a small model like this one the embedding is a fifth of
-# everything. In a model of 70 billion parameters it is a few per cent, and a step costs 500 times as
-# much, so larger models deserve larger vocabularies ([Tao et al.
+# shrinks quickly. The model's last doubling of the vocabulary saves 3 per cent of the tokens, and costs
+# 11 per cent of its parameters. In a small model like this one the embedding is a fifth of everything.
+# In a model of 70 billion parameters it is a few per cent, and a step costs 500 times as much, so
+# larger models deserve larger vocabularies ([Tao et al.
 # 2024](https://arxiv.org/abs/2407.13623)).
 #
 # ### BPE is one of several
@@ -718,7 +714,7 @@ picture(
 # | | how it is trained | how it encodes | what is unknown | used by |
 # |---|---|---|---|---|
 # | **byte-level BPE** | join the most common pair of neighbours, from bytes on | earliest-learned merge first | nothing, if all 256 bytes are in it | GPT-2 and later, Llama 3, Qwen, SmolLM |
-# | **WordPiece** (Schuster and Nakajima 2012; see [BERT](https://arxiv.org/abs/1810.04805)) | join the pair that most raises the probability which counts of the tokens give to the text | longest token that fits, from the left | a word with an unknown character becomes `[UNK]` | BERT |
+# | **WordPiece** (Schuster and Nakajima 2012; see [BERT](https://arxiv.org/abs/1810.04805)) | join the pair that most raises the text's probability, computed from counts of tokens | longest token that fits, from the left | a word with an unknown character becomes `[UNK]` | BERT |
 # | **Unigram** ([Kudo 2018](https://arxiv.org/abs/1804.10959)) | start large, and remove the tokens that are missed least | the most likely of all ways to cut the text | unknown characters, unless bytes are added | T5, XLM-R |
 # | **SentencePiece** ([Kudo and Richardson 2018](https://arxiv.org/abs/1808.06226)) | a *library*: BPE or Unigram on raw text, of any language; a space is written `▁` | as its algorithm | unknown characters, unless it was trained with `byte_fallback` | Llama 2, Gemma, Mistral 7B |
 #
@@ -751,7 +747,7 @@ picture(
 question = [{"role": "user", "content": "What is the capital of France?"}]
 for ignore in (False, True):
     params = SamplingParams(
-        temperature=0, max_tokens=22, ignore_eos=ignore, skip_special_tokens=False
+        temperature=0, max_tokens=20, ignore_eos=ignore, skip_special_tokens=False
     )
     answer = llm.chat(question, params).choices[0]
     print(f"ignore_eos={ignore}: {len(answer.token_ids)} tokens, finish: {answer.finish_reason}")
@@ -764,8 +760,7 @@ print(
 # The first answer's eighth token is `<|im_end|>`, at which the engine stops and which it does not show.
 # Left alone, the model ends its turn, opens others, and begins to write *your* next message. The model's
 # files must name the token to stop at, and sometimes they name the wrong one: the first files of Llama 3
-# named only the end of sequence and not the end of turn, and for some days chats in many engines did not
-# stop ([vLLM issue 4180](https://github.com/vllm-project/vllm/issues/4180)). Some models have several end
+# named only the end of sequence, and for some days chats in many engines did not stop ([vLLM issue 4180](https://github.com/vllm-project/vllm/issues/4180)). Some models have several end
 # tokens, so engines keep a set. And if you want to stop at a text instead, a
 # [stop string](../docs/glossary.md#stop-string) does that: `StopWatcher`, in this chapter's exercise
 # notebook.
@@ -775,8 +770,7 @@ print(
 # A conversation is a list of messages, and the model reads one sequence of tokens. The
 # **[chat template](../docs/glossary.md#chat-template)** is the program that turns the one into the
 # other. It comes with the model, because each model was trained with one exact spelling. It is written
-# in Jinja, a small language for templates. The next cell prints this model's, with a line break before
-# each statement, and runs it.
+# in Jinja, a small language for templates. The next cell prints this model's and runs it.
 #
 # Read it as Python: `{% for ... %}` and `{% if ... %}` are statements, and `{{ ... }}` prints a value.
 # For each message it prints `<|im_start|>`, the role, a line end, the content, `<|im_end|>` and a line
@@ -784,8 +778,8 @@ print(
 # where *You are a helpful AI assistant named SmolLM* comes from, although you never wrote it. At the
 # end, `add_generation_prompt` opens the assistant's turn, and that is where the model goes on.
 #
-# A wrong template does not raise an error. The model answers, only worse, because it sees a spelling
-# that it was not trained on. So check what your engine really sends:
+# A wrong template does not raise an error. The model only answers worse. So check what your engine
+# really sends:
 
 # %%
 source = metadata["tokenizer.chat_template"]
@@ -812,8 +806,8 @@ print("the next chat:", trick)
 guess_turns = predict("How many turns does the model see begin in it?", None)
 
 # %% [markdown]
-# (The program comes from outside, with the model's file. So minigen runs it in Jinja's sandbox, in a
-# process of its own, with limits on time and memory.)
+# (The program comes from outside. So minigen runs it in Jinja's sandbox, in a process of its own, with
+# limits on time and memory.)
 #
 # ### The trap: a message that forges a turn
 #
@@ -827,8 +821,8 @@ guess_turns.compare(llm.chat_prompt(trick).count(turn))
 print(llm.chat_template.render(trick))
 
 # %% [markdown]
-# The model sees a fourth turn, from the *system*, that the user wrote. To the model it is exactly as
-# good as a real one: roles are nothing but these tokens. This is **special-token injection**.
+# The model sees a fourth turn, from the *system*, that the user wrote. To the model it is as good as a
+# real one. This is **special-token injection**.
 #
 # Do engines prevent it? Mostly not, where the template is Jinja: transformers
 # ([issue 29279](https://github.com/huggingface/transformers/issues/29279)), vLLM
@@ -841,8 +835,7 @@ print(llm.chat_template.render(trick))
 # you allow it, and [mistral-common](https://github.com/mistralai/mistral-common) builds a prompt from
 # ids, and passes each message through a plain encoder.
 #
-# *Your* encoder is one that knows no special tokens. What is missing is to know, after rendering, who
-# wrote what.
+# *Your* encoder knows no special tokens. What is missing is to know, after rendering, who wrote what.
 
 # %%
 task(12, "encode_chat")
@@ -883,10 +876,9 @@ reveal(12, encode_chat=my_encode_chat)
 # %% [markdown]
 # The user's text is intact, and it is only text. One way: in the messages, replace the first character of
 # each special token by a character that no message holds; render; find the special tokens; change the
-# characters back. Other cures are worse. To *remove* special tokens from
-# messages changes what people wrote (they may ask what `<|im_end|>` means), and removing them once turns
-# `<|im_<|im_end|>end|>` into a special token again. Replacing them by a fixed mark fails as soon as
-# someone types the mark.
+# characters back. Other cures are worse. To *remove* special tokens
+# changes what people wrote (they may ask what `<|im_end|>` means), and to do it once turns
+# `<|im_<|im_end|>end|>` into a special token again. A fixed mark fails as soon as someone types the mark.
 #
 # ## Streaming: never half a character
 #
@@ -938,7 +930,7 @@ class StreamDecoder:
 # %%
 my_decoder = check(12, StreamDecoder=StreamDecoder)
 with using(12, StreamDecoder=my_decoder):
-    print(list(llm.stream("1. 🍎 2. 🍌 3.", SamplingParams(temperature=0, max_tokens=12))))
+    print(list(llm.stream("1. 🍎 2. 🍌 3.", SamplingParams(temperature=0, max_tokens=7))))
 reveal(12, StreamDecoder=my_decoder)
 
 # %% [markdown]
@@ -953,7 +945,8 @@ reveal(12, StreamDecoder=my_decoder)
 # much it matters: the time per token, and the time beside one step of the model.
 #
 # The library remembers how it cut a word, so the first time and later times differ, and three fresh
-# tokenizers measure the first. A batch of texts spreads over the cores. Now your third prediction from the top is compared.
+# tokenizers measure the first. A batch of texts spreads over the cores. Now your third prediction from
+# the top is compared.
 
 # %%
 fresh_tokenizers = [Tokenizer.from_gguf(metadata) for _ in range(3)]
@@ -980,16 +973,16 @@ print(f"20 pages as one batch on ⟨{num_cores()} cores⟩: {mark(one_by_one / b
 # [time to first token](../docs/glossary.md#time-to-first-token-ttft): tokenising, the
 # [prefill](../docs/glossary.md#prefill), in which the model computes all tokens of the prompt, and one
 # step. An engine with [prefix caching](../docs/glossary.md#prefix-caching) skips most of the prefill of a
-# known prompt (chapter 23). Does tokenising 1,000 characters matter then?
+# known prompt (chapter 23). Does tokenising 500 characters matter then?
 
 # %%
 one_token = SamplingParams(temperature=0, max_tokens=1)
-system_prompt = f"{time.time_ns()}\n{ALICE[:1000]}"  # so that no earlier run has computed it
+system_prompt = f"{time.time_ns()}\n{ALICE[:500]}"  # so that no earlier run has computed it
 another = Tokenizer.from_gguf(metadata)
 _, encoded, _ = cost_of(lambda: another.encode(system_prompt))
 encoded_again = best_seconds(lambda: another.encode(system_prompt))
 _, cold, _ = cost_of(lambda: llm.generate(system_prompt, one_token))
-again = best_seconds(lambda: llm.generate(system_prompt, one_token), 2)
+_, again, _ = cost_of(lambda: llm.generate(system_prompt, one_token))
 share_cold, share_again = 100 * encoded / cold, 100 * encoded_again / again
 measured("first token, prompt computed", cold * 1e3, "ms")
 measured("first token, prompt's computation cached", again * 1e3, "ms")
@@ -997,10 +990,11 @@ measured("share of tokenising, prompt computed", share_cold, "%")
 measured("share of tokenising, computation cached", share_again, "%")
 
 # %% [markdown]
-# On this CPU the share is small in both cases, so cache the prefill first. An accelerator's step takes a few
-# milliseconds: beside it, and with a cached prefix, a long prompt's tokenising shows. So some gateways
-# cache tokens, too ([SMG](https://github.com/lightseekorg/smg) does). And *where* a server tokenises
-# matters: if this happens within the loop that feeds the accelerator, all other users wait for it.
+# On this CPU the share is small in both cases, so cache the prefill first. An accelerator's step takes
+# a few milliseconds: beside it, and with a cached prefix, a long prompt's tokenising shows. So some
+# gateways cache tokens, too ([SMG](https://github.com/lightseekorg/smg) does). And *where* a server
+# tokenises matters: if this happens within the loop that feeds the accelerator, all other users wait
+# for it.
 #
 # ## The measurement again
 #
@@ -1020,7 +1014,7 @@ print(f"characters per token of the model: {len(ALICE) / num_tokens:.2f}")
 # %% [markdown]
 # ## Claims
 #
-# Statements that one often hears or reads about tokenizers, beside what this notebook computed.
+# What one often hears or reads about tokenizers, beside what this notebook computed.
 
 # %%
 texts = (ALICE, asked, *weather.values())
@@ -1143,8 +1137,6 @@ verdicts(
 #   are [Go templates](https://docs.ollama.com/template).
 # - **TensorRT-LLM** leaves tokenising to Python, or to a preprocessing model in NVIDIA's Triton server
 #   (not the language of part 3).
-# - GitHub's [`bpe` crate](https://github.com/github/rust-gems/tree/main/crates/bpe) encodes in linear
-#   time, so that one very long word cannot keep a server busy.
 #
 # ## Further reading
 #

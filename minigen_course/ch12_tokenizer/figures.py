@@ -317,7 +317,7 @@ def vocabulary(
     left.set_xticks(ticks, [f"{each:,}" for each in ticks])
     left.minorticks_off()
     left.set(xlabel="tokens in the vocabulary", ylabel="tokens per 1,000 bytes of text")
-    left.legend(frameon=False, labelcolor=INK, fontsize=8, loc="lower left")
+    left.legend(frameon=False, labelcolor=INK, fontsize=8, loc="upper right")
     title(left, "Texts get shorter, ever more slowly ...")
     largest = max(size for curve in curves.values() for size in curve)
     sizes = np.linspace(0, 2.7 * largest, 50)
