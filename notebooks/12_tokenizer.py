@@ -930,7 +930,7 @@ class StreamDecoder:
 # %%
 my_decoder = check(12, StreamDecoder=StreamDecoder)
 with using(12, StreamDecoder=my_decoder):
-    print(list(llm.stream("1. 🍎 2. 🍌 3.", SamplingParams(temperature=0, max_tokens=7))))
+    print(list(llm.stream("1. 🍎 2. 🍌 3.", SamplingParams(temperature=0, max_tokens=6))))
 reveal(12, StreamDecoder=my_decoder)
 
 # %% [markdown]
@@ -945,7 +945,7 @@ reveal(12, StreamDecoder=my_decoder)
 # much it matters: the time per token, and the time beside one step of the model.
 #
 # The library remembers how it cut a word, so the first time and later times differ, and three fresh
-# tokenizers measure the first. A batch of texts spreads over the cores. Now your third prediction from
+# tokenizers measure the first. A batch of texts spreads over the cores that are free. Now your third prediction from
 # the top is compared.
 
 # %%
