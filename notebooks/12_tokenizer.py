@@ -945,8 +945,8 @@ reveal(12, StreamDecoder=my_decoder)
 # much it matters: the time per token, and the time beside one step of the model.
 #
 # The library remembers how it cut a word, so the first time and later times differ, and three fresh
-# tokenizers measure the first. A batch of texts spreads over the cores that are free. Now your third prediction from
-# the top is compared.
+# tokenizers measure the first. A batch of texts spreads over the cores that are free. Now your third
+# prediction from the top is compared.
 
 # %%
 fresh_tokenizers = [Tokenizer.from_gguf(metadata) for _ in range(3)]
@@ -1020,7 +1020,7 @@ print(f"characters per token of the model: {len(ALICE) / num_tokens:.2f}")
 texts = (ALICE, asked, *weather.values())
 spaces = sum(text.count(" ") for text in texts)
 lone = sum(tokenizer.token_bytes(i) == b" " for text in texts for i in tokenizer.encode(text))
-whole = {bytes([byte]) for byte in range(256)} | set(learned)
+whole = {bytes([byte]) for byte in range(256)} | {b"".join(pair) for pair in own_ranks}
 hard = (*HARD_UNICODE, control)
 parts = [
     part
