@@ -456,7 +456,7 @@ print("library, 3rd and 4th:", theirs[2:4])
 # | *hello* | `he l l o` | | | `he`, `l`, `l`, `o` |
 #
 # *hello* was never seen in training: what cannot be merged stays bytes.
-# It does not look for the longest token that fits from the left. And in this model what counts is the
+# The encoder does not look for the longest token that fits from the left. And in this model what counts is the
 # *pair*: two parts are not joined merely because their joined bytes are a token. (Others differ:
 # [tiktoken](https://github.com/openai/tiktoken) ranks the joined bytes, and Llama 3 first looks whether
 # the whole word is a token.)
@@ -760,7 +760,8 @@ print(
 # The first answer's eighth token is `<|im_end|>`, at which the engine stops and which it does not show.
 # Left alone, the model ends its turn, opens others, and begins to write *your* next message. The model's
 # files must name the token to stop at, and sometimes they name the wrong one: the first files of Llama 3
-# named only the end of sequence, and for some days chats in many engines did not stop ([vLLM issue 4180](https://github.com/vllm-project/vllm/issues/4180)). Some models have several end
+# named only the end of sequence, and for some days chats in many engines did not stop
+# ([vLLM issue 4180](https://github.com/vllm-project/vllm/issues/4180)). Some models have several end
 # tokens, so engines keep a set. And if you want to stop at a text instead, a
 # [stop string](../docs/glossary.md#stop-string) does that: `StopWatcher`, in this chapter's exercise
 # notebook.
@@ -829,7 +830,8 @@ print(llm.chat_template.render(trick))
 # ([a closed proposal](https://github.com/vllm-project/vllm/pull/31735)) and also minigen's own
 # `chat_prompt`, as you just saw, render everything to one text and then recognise special tokens in all
 # of it. llama.cpp's template engine marks users' text, but its server does not use the marks yet
-# ([issue 28249](https://github.com/ggml-org/llama.cpp/issues/28249)). The cure is old, and some have it: **encode the text of messages with an encoder that knows no special
+# ([issue 28249](https://github.com/ggml-org/llama.cpp/issues/28249)). The cure is old, and some have it:
+# **encode the text of messages with an encoder that knows no special
 # tokens**, and let only the template's own marks become special ids. OpenAI's
 # [tiktoken](https://github.com/openai/tiktoken) raises an error for a special token in a text unless
 # you allow it, and [mistral-common](https://github.com/mistralai/mistral-common) builds a prompt from
