@@ -39,6 +39,8 @@ def test_boxes_show_labels_ids_and_bytes_in_order() -> None:
     figure = figures.strip([b"Why", b" is"], [4898, 314], "two", show_bytes=True)
     assert written(figure) == ["Why", "4898", "57 68 79", "␣is", "314", "20 69 73"]
     assert figure.axes[0].get_title(loc="left") == "two"
+    figure = figures.strip([b"\xe4\xbd"], [18645], show_bytes=True)
+    assert written(figure) == ["E4 BD", "18645", ""]
 
 
 def test_special_tokens_are_dark_and_long_texts_are_wrapped() -> None:
@@ -120,6 +122,7 @@ def test_the_way_of_a_text_is_aligned_by_its_bytes() -> None:
     assert left.get_width() < whole.get_width()
     assert right.get_x() > left.get_x() + left.get_width()
     assert [each.get_text() for each in axes.texts] == ["text", "né!", "tokens", "né", "!"]
+    assert len({each.get_facecolor() for each in (whole, left, right)}) == 3
 
 
 def test_vocabularies_and_languages_are_the_data() -> None:
@@ -127,10 +130,13 @@ def test_vocabularies_and_languages_are_the_data() -> None:
     left, right = figures.vocabulary(curves, 4, 10_000).axes
     assert [list(line.get_ydata()) for line in left.get_lines()] == [[1000, 500], [1000, 800]]
     assert right.get_lines()[-1].get_ydata() == [512 * 4 / 1e6]
-    axes = figures.languages({"one": 10, "two": 25}, {"one": 40, "two": 20}).axes[0]
-    assert [bar.get_width() for bar in axes.patches] == [40, 20, 10, 25]
-    assert "2.5 times" in axes.texts[1].get_text()
-    assert axes.get_title(loc="left") == "The same sentence takes from 10 to 25 tokens"
+    left, right = figures.languages({"one": 10, "two": 25}, {"one": 40, "two": 20}).axes
+    assert [[bar.get_width() for bar in each.patches] for each in (left, right)] == [
+        [40, 20],
+        [10, 25],
+    ]
+    assert right.texts[1].get_text() == "25, 2.5 times"
+    assert right.get_title(loc="left") == "... takes from 10 to 25 tokens"
 
 
 def test_every_text_of_the_course_can_be_drawn() -> None:

@@ -96,9 +96,12 @@ def strip(
     if len(pieces) > _MOST:
         raise ValueError(f"{len(pieces)} tokens are more than can be read; give at most {_MOST}.")
     notes = [[str(each)] for each in ids] or [[] for _ in pieces]
-    if show_bytes:
-        notes = [[*note, _hex(piece)] for note, piece in zip(notes, pieces, strict=True)]
     labels = [label(piece) for piece in pieces]
+    if show_bytes:  # unless they are the label itself
+        notes = [
+            [*note, "" if _hex(piece) == text else _hex(piece)]
+            for note, piece, text in zip(notes, pieces, labels, strict=True)
+        ]
     widths = [
         max(len(text), *(0.78 * len(each) for each in note), 1) + 1
         for text, note in zip(labels, notes, strict=True)
@@ -144,7 +147,7 @@ def _box(
     top: float,
     width: float,
     height: float,
-    number: int,
+    number: int | None,
     dark: bool,
     gap: float = 0.1,
 ) -> None:
@@ -156,7 +159,8 @@ def _box(
         mutation_aspect=0.2,
         linewidth=0,
     )
-    shape.set_facecolor(INK if dark else CYCLE[number % len(CYCLE)])
+    colour = FAINT if number is None else CYCLE[number % len(CYCLE)]
+    shape.set_facecolor(INK if dark else colour)
     shape.set_alpha(1 if dark else 0.38)
     axes.add_patch(shape)
 
@@ -209,7 +213,7 @@ _NAMES_WIDTH = 22
 def way(rows: Sequence[Row]) -> Figure:
     """Draw the stages of a text's way to ids below each other, aligned by the text's bytes.
 
-    A box has the colour of the last row's box that it ends in.
+    A box has the colour of the last row's box in which it lies, and is grey if it covers several.
     """
     num_bytes = sum(size for _, size in rows[0].boxes)
     token_of = [number for number, (_, size) in enumerate(rows[-1].boxes) for _ in range(size)]
@@ -221,7 +225,9 @@ def way(rows: Sequence[Row]) -> Figure:
         axes.text(-0.8, row + 0.5, stage.name, ha="right", va="center", color=INK, size=9)
         place = 0
         for text, size in stage.boxes:
-            _box(axes, place * unit, row + 0.1, size * unit, 0.8, token_of[place], dark=False)
+            covered = set(token_of[place : place + size])
+            number = covered.pop() if len(covered) == 1 else None
+            _box(axes, place * unit, row + 0.1, size * unit, 0.8, number, dark=False)
             (shown,) = printable([text])
             fits = min(9.0, 6.8 * unit * size / 3.1 / max(1, len(shown)) * 3)
             _write(axes, (place + size / 2) * unit, row + 0.5, shown, INK, fits)
@@ -303,14 +309,15 @@ def vocabulary(
     tokens in the vocabulary.
     """
     made, (left, right) = figure(9.6, 3.6, ncols=2)
-    for (name, curve), marker in zip(curves.items(), "osD^", strict=False):
-        left.plot(list(curve), list(curve.values()), label=name, linewidth=2, marker=marker, ms=4)
+    for order, ((name, curve), marker) in enumerate(zip(curves.items(), "osD^", strict=False)):
+        style = {"linewidth": 2, "marker": marker, "ms": 8 - 2 * order, "zorder": 3 + order}
+        left.plot(list(curve), list(curve.values()), label=name, **style)
     left.set(xscale="log", ylim=(0, None))
     ticks = [256, 1000, 4000, 16000, 49000]
     left.set_xticks(ticks, [f"{each:,}" for each in ticks])
     left.minorticks_off()
     left.set(xlabel="tokens in the vocabulary", ylabel="tokens per 1,000 bytes of text")
-    left.legend(frameon=False, labelcolor=INK, fontsize=8, loc="lower left")
+    left.legend(frameon=False, labelcolor=INK, fontsize=8, loc="upper right")
     title(left, "Texts get shorter, ever more slowly ...")
     largest = max(size for curve in curves.values() for size in curve)
     sizes = np.linspace(0, 2.7 * largest, 50)
@@ -333,19 +340,25 @@ def vocabulary(
 
 
 def languages(num_tokens: Mapping[str, int], num_characters: Mapping[str, int]) -> Figure:
-    """Draw the tokens that one sentence takes in several languages, beside its characters."""
-    made, axes = figure(8, 0.9 + 0.42 * len(num_tokens))
-    places = np.arange(len(num_tokens))
+    """Draw the characters of one sentence in several languages, and beside them its tokens."""
+    made, (left, right) = figure(9.2, 0.9 + 0.34 * len(num_tokens), ncols=2, sharey=True)
+    places = range(len(num_tokens))
     least = next(iter(num_tokens.values()))
-    axes.barh(places - 0.2, list(num_characters.values()), color=FAINT, height=0.36)
-    axes.barh(places + 0.2, list(num_tokens.values()), color=BLUE, height=0.36)
-    for place, tokens in enumerate(num_tokens.values()):
-        said = f"{tokens} tokens, {tokens / least:.1f} times"
-        axes.text(tokens + 0.6, place + 0.2, said, va="center", color=INK, size=9)
-    axes.set_yticks(places, list(num_tokens))
-    axes.invert_yaxis()
-    most = max(*num_tokens.values(), *num_characters.values())
-    axes.set(xlabel="characters (grey) and tokens (blue) of the sentence", xlim=(0, 1.25 * most))
+    said = [f"{tokens}, {tokens / least:.1f} times" for tokens in num_tokens.values()]
+    shown = [str(each) for each in num_characters.values()]
+    for axes, numbers, labels, colour in (
+        (left, num_characters, shown, QUIET),
+        (right, num_tokens, said, BLUE),
+    ):
+        axes.barh(places, list(numbers.values()), color=colour, height=0.62)
+        for place, (number, text) in enumerate(zip(numbers.values(), labels, strict=True)):
+            axes.text(number + 0.6, place, text, va="center", color=INK, size=9)
+        axes.set(xlim=(0, 1.35 * max(numbers.values())))
+    left.set_yticks(places, list(num_tokens))
+    left.invert_yaxis()
+    left.set(xlabel="characters of the sentence")
+    right.set(xlabel="tokens of the sentence")
     fewest, largest = min(num_tokens.values()), max(num_tokens.values())
-    title(axes, f"The same sentence takes from {fewest} to {largest} tokens")
+    title(left, "The same sentence ...")
+    title(right, f"... takes from {fewest} to {largest} tokens")
     return made

@@ -85,8 +85,8 @@ def exercises(chapter: str) -> dict[str, Exercise]:
 
 
 def _joined(text: str) -> str:
-    """Return a paragraph as one line."""
-    return text.strip().replace("\n", " ")
+    """Return each paragraph as one line."""
+    return "\n\n".join(each.replace("\n", " ") for each in text.strip().split("\n\n"))
 
 
 class Wrong(AssertionError):
