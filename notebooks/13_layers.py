@@ -443,8 +443,7 @@ explore(
 # %% [markdown]
 # ## Your turn: test it, then write it
 #
-# First the test, then the function that passes it. A test of this kind is how one would compare any
-# two position encodings.
+# First the test, then the function that passes it.
 
 # %%
 task(13, "depends_on_distance_only")
@@ -757,9 +756,8 @@ picture(
 
 # %% [markdown]
 # The next matrix was trained on inputs of one size. If its input were ten times as large, queries and
-# keys would be ten times as large, and their scores a hundred times. After 30 layers nothing would be
-# left of the balance, and the first measurement showed how that ends: overflow. So before attention, and
-# before the feed-forward network, every token's vector is brought to the same size. **RMSNorm**
+# keys would be ten times as large, and their scores a hundred times. The first measurement showed how
+# that ends: overflow. So before attention, and before the feed-forward network, every token's vector is brought to the same size. **RMSNorm**
 # ([Zhang and Sennrich 2019](https://arxiv.org/abs/1910.07467)) divides it by its root mean square:
 #
 # $$\mathrm{RMSNorm}(x)_i = \frac{x_i}{\sqrt{\tfrac1d \sum_{j=1}^{d} x_j^2 + \varepsilon}}\; g_i$$
@@ -884,9 +882,7 @@ print(
 # was no error.
 #
 # bfloat16 does not overflow here. It rounds to two or three digits, and the perplexity hardly
-# notices. That is one reason why most models of today are trained and stored in bfloat16. So an engine
-# with 16 bits need not break. But a norm that computes in float32, as the package's does, is safe in both
-# formats.
+# notices. A norm that computes in float32, as the package's does, is safe in both formats.
 
 # %%
 reveal(13, rms_norm=my_norm)
@@ -1016,14 +1012,16 @@ reveal(13, swiglu=my_swiglu)
 #
 # ## The measurement again
 #
-# The number from the top: the perplexity of the second reading, with the rotation removed, with the other
-# pairs, and with the three parts above: yours, or the package's where yours have not passed.
+# The number from the top: the perplexity of the second reading, without the rotation, with the other
+# pairs, and with all three parts, each of them yours if it has passed.
 
 # %%
-_, again = read_twice(apply_rotary=my_rotary, rms_norm=my_norm, swiglu=my_swiglu)
+parts = {"apply_rotary": my_rotary, "rms_norm": my_norm, "swiglu": my_swiglu}
+_, again = read_twice(**parts)
+num_yours = sum(part is not getattr(layers, name) for name, part in parts.items())
 print(f"\nwithout positions:     {significant(perplexity(unordered), 2):>6}")
 print(f"with the other pairs:  {significant(perplexity(neighbours), 3):>6}")
-print(f"with the parts above:  {perplexity(again):>6.2f}")
+print(f"with the three parts:  {perplexity(again):>6.2f} ({num_yours} of them yours)")
 gain = perplexity(unordered) / perplexity(again)
 print(f"what the right rotation is worth here: about {significant(gain, 2)} times")
 assert math.isclose(perplexity(again), perplexity(second), rel_tol=1e-3)
@@ -1031,9 +1029,8 @@ assert math.isclose(perplexity(again), perplexity(second), rel_tol=1e-3)
 # %% [markdown]
 # ## Claims
 #
-# Statements about these functions, beside what this notebook computed. One is about scores that decay
-# with the distance. The cell tests 5,000 random pairs of a query and a key, which shows what the rotation
-# does, and the average query and key of each head, which shows what training has added.
+# For the third claim the cell tests 5,000 random pairs of a query and a key, which show what the rotation
+# does, and the average query and key of each head, which show what training has added.
 
 
 # %%
@@ -1116,8 +1113,7 @@ verdicts(
 # - Two pairings are in use, and the rows of $W_q$ and $W_k$ must fit the pairing. If only one of them
 #   is changed, the model can no longer copy, although no error is raised.
 # - Beyond the trained length, slow pairs reach unknown angles; this model fails even earlier. Rotary
-#   scaling slows them down; linear scaling slows all pairs alike; NTK scaling, YaRN and Llama 3's rule
-#   slow the slow ones more than the fast ones.
+#   scaling slows pairs down: linear scaling all alike, the other rules the slow ones more than the fast.
 # - RMSNorm divides each token's vector by its root mean square, so that attention and the feed-forward
 #   network read inputs of one size. It must not square in float16: squares above 65,504 overflow, and
 #   tokens are lost. bfloat16 only rounds.
@@ -1146,8 +1142,8 @@ verdicts(
 #
 # ## What the production engines do beyond this
 #
-# The three functions do little arithmetic for each number that they read, so [memory
-# bandwidth](../docs/glossary.md#memory-bandwidth) limits them, and engines save passes over memory.
+# The three functions do little arithmetic for each number that they read, so
+# [memory bandwidth](../docs/glossary.md#memory-bandwidth) limits them, and engines save passes over memory.
 #
 # - **[vLLM](https://github.com/vllm-project/vllm)** and
 #   **[SGLang](https://github.com/sgl-project/sglang)** [fuse](../docs/glossary.md#kernel-fusion): the
