@@ -88,6 +88,7 @@ from minigen_course.lab.inspect_model import (
     transformer_of,
 )
 
+torch.set_num_threads(1)  # less CPU time than threads that wait for one another
 llm = load_model(weights="float32", enable_prefix_caching=False)  # nothing is kept from run to run
 model, config = transformer_of(llm), llm.config
 chapter_map("embedding", "norms", "positions", "feed-forward")
