@@ -39,7 +39,7 @@ def test_points_of_a_pair_turn_by_its_frequency_and_keep_their_radius() -> None:
 def test_dense_arrows_show_their_first_and_last_position() -> None:
     slow = figures.turning(QUERY, FREQUENCIES, (3,), last=24).axes[0]
     numbers = [text.get_text() for text in slow.texts if text.get_text()]
-    assert {"0", "24"} <= set(numbers)
+    assert {"0", "384"} <= set(numbers), "16 times as far"
     assert len(numbers) < 10
     alone = figures.turning(QUERY, FREQUENCIES, (0,), last=0).axes[0]
     assert [text.get_text() for text in alone.texts if text.get_text()] == ["0"]
@@ -70,6 +70,9 @@ def test_sinusoidal_vectors_and_alibi_are_drawn_as_given() -> None:
     drawn = [torch.as_tensor(line.get_ydata()) for line in lines.lines]
     torch.testing.assert_close(torch.stack(drawn), biases.flip(0))
     assert [text.get_text() for text in lines.texts] == ["head 1", "head 0"]
+    alike = torch.tensor([[0.0, -2.0], [0.0, -0.02], [0.0, -0.01]])
+    shared = figures.added_and_subtracted(waves, alike).axes[1]
+    assert [text.get_text() for text in shared.texts] == ["heads 1 to 2", "head 0"]
 
 
 def test_one_layer_is_drawn_with_its_shapes() -> None:
@@ -83,7 +86,7 @@ def test_one_layer_is_drawn_with_its_shapes() -> None:
 def test_two_tokens_are_shown_with_their_angle_distance_and_score() -> None:
     drawn = figures.two_tokens(QUERY, KEY, FREQUENCIES, query_at=7, key_at=4, pair=0)
     circle, curve = drawn.axes
-    assert circle.get_title(loc="left") == "pair 0: rotated 171.9° apart"
+    assert circle.get_title(loc="left") == "pair 0: query turned 171.9° further"
     (score,) = figures.scores(QUERY, KEY, FREQUENCIES, [7], [4]).tolist()
     assert curve.get_title(loc="left") == f"distance 3: score {score:.2f}"
 

@@ -31,6 +31,7 @@ from minigen_course.figures.style import (
 
 Vector = Float[Tensor, " head_dim"]
 Frequencies = Float[Tensor, " half"]
+SLOW = 10  # degrees per position
 
 
 def turned(
@@ -52,41 +53,48 @@ def scores(
 def turning(
     vector: Vector, frequencies: Frequencies, pairs: Sequence[int], last: int = 6
 ) -> Figure:
-    """Draw some pairs of a query or key as arrows, at positions 0 to `last`, on one scale."""
+    """Draw some pairs of a query or key as arrows, at positions 0 to `last`, on one scale.
+
+    A pair that turns by less than `SLOW` degrees per position is drawn at 0, 8 `last`, 16 `last`.
+    """
     made, axes = figure(9.6, 2.7, ncols=len(pairs), squeeze=False)
-    points = turned(vector, frequencies, range(last + 1))
     half = len(vector) // 2
-    shown = torch.stack([points[:, list(pairs)], points[:, [pair + half for pair in pairs]]], -1)
-    widest = float(shown.norm(dim=-1).max())
-    for panel, pair, arrows in zip(axes[0], pairs, shown.unbind(1), strict=True):
+    widest = float(torch.stack([vector[[pair, pair + half]].norm() for pair in pairs]).max())
+    for panel, pair in zip(axes[0], pairs, strict=True):
+        degrees = math.degrees(float(frequencies[pair]))
+        positions = range(last + 1) if degrees >= SLOW else (0, 8 * last, 16 * last)
+        arrows = turned(vector, frequencies, positions)[:, [pair, pair + half]]
         radius = float(arrows[0].norm())
         _ring(panel, radius)
-        for position, (x, y) in enumerate(arrows.tolist()):
-            colour = ORANGE if position == last else BLUE
+        for position, (x, y) in zip(positions, arrows.tolist(), strict=True):
+            colour = ORANGE if position == positions[-1] else BLUE
             panel.annotate(
                 "",
                 (x, y),
                 (0, 0),
                 arrowprops={"arrowstyle": "-|>", "color": colour, "shrinkA": 0, "shrinkB": 0},
             )
-        _number_ends(panel, arrows, radius + 0.13 * widest, 0.15 * widest)
+        _number_ends(panel, arrows, positions, radius + 0.15 * widest, 0.15 * widest)
         panel.set(xlim=(-1.35 * widest, 1.35 * widest), ylim=(-1.35 * widest, 1.35 * widest))
         panel.set_aspect("equal", adjustable="box")
-        degrees = math.degrees(float(frequencies[pair]))
         title(panel, f"pair {pair}: {degrees:.3g}° per position")
     return made
 
 
 def _number_ends(
-    axes: Axes, arrows: Float[Tensor, "positions 2"], distance: float, room: float
+    axes: Axes,
+    arrows: Float[Tensor, "positions 2"],
+    positions: Sequence[int],
+    distance: float,
+    room: float,
 ) -> None:
     """Write each position at a distance beyond its arrow, unless another is nearer than `room`."""
     last = len(arrows) - 1
     written: list[tuple[float, float]] = []
-    for position in dict.fromkeys((last, 0, *range(1, last))):
-        x, y = (distance * arrows[position] / arrows[position].norm()).tolist()
+    for number in dict.fromkeys((last, 0, *range(1, last))):
+        x, y = (distance * arrows[number] / arrows[number].norm()).tolist()
         if all(math.hypot(x - other[0], y - other[1]) > room for other in written):
-            axes.text(x, y, str(position), ha="center", va="center", fontsize=8, color=INK)
+            axes.text(x, y, str(positions[number]), ha="center", va="center", fontsize=8, color=INK)
             written.append((x, y))
 
 
@@ -127,7 +135,8 @@ def quarter_turns(
     right.set_xticks([each + 0.5 for each in range(len(k))], range(len(k)))
     right.set_yticks([each + 0.5 for each in range(len(q))], range(len(q)))
     right.tick_params(length=0)
-    right.set(xlabel="position of the key", ylabel="position of the query")
+    right.set_xlabel("position of the key")
+    right.set_ylabel("position of the query", labelpad=10)
     for side in ("left", "bottom"):
         right.spines[side].set_visible(False)
     title(right, "scores: equal on each diagonal")
@@ -143,16 +152,19 @@ def added_and_subtracted(
         waves.numpy(), cmap=HEAT, aspect="auto", vmin=-1, vmax=1, interpolation="nearest"
     )
     made.colorbar(drawn, ax=left, shrink=0.8)
-    left.set(xlabel="number of the vector", ylabel="position")
+    left.set(xlabel="place in the vector", ylabel="position")
     title(left, "sinusoidal: fast waves left, slow right")
-    labelled = math.inf
+    labels: dict[float, list[int]] = {}  # heads whose lines end near one another share a label
     for head, row in reversed(list(enumerate(biases))):
         right.plot(row, color=BLUE, linewidth=1.4)
-        if labelled - float(row[-1]) > 0.05 * float(biases.abs().max()):
-            labelled = float(row[-1])
-            right.text(row.shape[0] - 0.6, labelled, f"head {head}", va="center", fontsize=8)
+        end = float(row[-1])
+        near = [each for each in labels if each - end <= 0.05 * float(biases.abs().max())]
+        labels.setdefault(near[-1] if near else end, []).append(head)
+    for end, heads in labels.items():
+        name = f"head {heads[0]}" if len(heads) == 1 else f"heads {heads[-1]} to {heads[0]}"
+        right.text(biases.shape[1] - 0.6, end, name, va="center", fontsize=8)
     right.set(xlabel="distance from the key to the query, in tokens", ylabel="added to the score")
-    right.set_xlim(0, biases.shape[1] * 1.13)
+    right.set_xlim(0, biases.shape[1] * 1.2)
     title(right, "ALiBi: the farther a key, the lower its score")
     return made
 
@@ -250,11 +262,12 @@ def two_tokens(
             circle.plot([0, point[0]], [0, point[1]], color=look, linewidth=2.5)
             circle.plot(*point, "o", color=look, markersize=9)
         circle.plot([], [], "o-", color=colour, label=f"{name} at position {at}")
+    circle.plot([], [], "o-", color=FAINT, label="both at position 0")
     circle.legend(
         frameon=False, labelcolor=INK, loc="upper center", bbox_to_anchor=(0.5, -0.02), fontsize=9
     )
     angle = math.degrees(float(frequencies[pair])) * (query_at - key_at)
-    title(circle, f"pair {pair}: rotated {angle:,.1f}° apart")
+    title(circle, f"pair {pair}: query turned {angle:,.1f}° further")
     farthest = max(64, query_at - key_at + 8)
     distances = range(farthest + 1)
     whole = scores(q, k, frequencies, distances, [0] * (farthest + 1))
@@ -275,7 +288,7 @@ def _ring(axes: Axes, radius: float) -> None:
 
 
 def found_likely(
-    tokens: Sequence[str], rows: Mapping[str, Float[Tensor, " tokens"]], shown: int = 48
+    tokens: Sequence[str], rows: Mapping[str, Float[Tensor, " tokens"]], shown: int = 64
 ) -> Figure:
     """Draw the probability of each correct next token, one line per way of computing it."""
     made, axes = figure(10, 3.4)
@@ -304,7 +317,11 @@ def sizes(states: Float[Tensor, "states tokens hidden"]) -> Figure:
     axes.text(last * 0.55, limit * 1.3, "above it, a square is infinite in float16", color=INK)
     axes.text(last * 0.55, float(largest[-3]) * 1.6, "largest number", color=INK)
     axes.text(last * 0.55, 2.5, "median token's root mean square", color=INK)
-    axes.set(yscale="log", xlabel="after layer (0: the embedding)", ylabel="size (log scale)")
+    axes.set(
+        yscale="log",
+        xlabel="after this number of layers (0: the embedding)",
+        ylabel="size (log scale)",
+    )
     axes.set_ylim(0.05, float(largest.max()) * 8)
     grown = float(median.max() / median[0])
     most = float(largest.max())
@@ -325,7 +342,7 @@ def gates(gate: Float[Tensor, "tokens ffn"]) -> Figure:
     bars.axvline(0, color=INK, linewidth=1)
     bars.set(xlabel="gate, before (the ends hold all beyond)", ylabel="gates (tokens times units)")
     near = float((gate.abs() < 1).float().mean())
-    title(bars, f"{near:.0%} of the gates are near 0: dimmed, not shut")
+    title(bars, f"{near:.0%} of the gates lie between -1 and 1: little passes")
     return made
 
 
@@ -335,12 +352,12 @@ def wavelengths(rotations: Mapping[str, Frequencies], trained: int) -> Figure:
     for (name, frequencies), mark in zip(rotations.items(), "os^D", strict=False):
         axes.plot(2 * math.pi / frequencies, f"{mark}-", label=name, markersize=4, linewidth=1.5)
     axes.axhline(trained, color=QUIET, linewidth=1, linestyle=":")
-    axes.text(0, trained * 1.2, "trained length", color=QUIET, fontsize=9)
+    axes.text(0, trained * 1.2, "promised length", color=QUIET, fontsize=9)
     axes.set(yscale="log", xlabel="pair", ylabel="positions per turn (log scale)")
     axes.legend(frameon=False, labelcolor=INK, loc="lower right")
     first = next(iter(rotations.values()))
     slow = int((2 * math.pi / first > trained).sum())
-    title(axes, f"{slow} of {len(first)} pairs never completed a turn in training")
+    title(axes, f"{slow} of {len(first)} pairs complete no turn within {trained:,} positions")
     return made
 
 
@@ -349,20 +366,22 @@ def reach(
 ) -> Figure:
     """Draw the perplexity of a text that is read again after a gap, for several rotations.
 
-    `unhelped` is its perplexity when it is read for the first time.
+    `trained` is the longest gap within the promised length, and `unhelped` the perplexity of the
+    text when it is read for the first time.
     """
     made, axes = figure(8, 3.4)
     for (name, values), mark in zip(curves.items(), "os^D", strict=False):
-        axes.plot(gaps, values, f"{mark}-", label=name, markersize=5, linewidth=2)
-    axes.axvline(trained, color=QUIET, linewidth=1, linestyle=":")
-    axes.text(trained * 1.03, 0.25 * unhelped, "trained length", color=QUIET, fontsize=9)
+        axes.plot(gaps, values, f"{mark}:", label=name, markersize=8, linewidth=0.8)
+    axes.axvline(trained, color=QUIET, linewidth=1, linestyle="--")
+    axes.text(trained * 1.03, 0.25 * unhelped, "promised length ends", color=QUIET, fontsize=9)
     axes.axhline(unhelped, color=QUIET, linewidth=1, linestyle="--")
     said = "read for the first time"
     axes.text(gaps[-1], 0.68 * unhelped, said, color=QUIET, fontsize=9, ha="right")
-    axes.set(xscale="log", yscale="log", xlabel="gap in the position numbers, no text in between")
+    axes.set(xscale="log", yscale="log")
+    axes.set_xlabel("gap in the position numbers, no text in between (log scale)")
     axes.set_xticks(gaps, [f"{gap:,}" for gap in gaps], rotation=30, ha="right")
     axes.minorticks_off()
     axes.set_ylabel("perplexity (log scale)")
     axes.legend(frameon=False, labelcolor=INK, loc="upper left")
-    title(axes, "Copying over a gap: only NTK scaling reaches beyond the trained length")
+    title(axes, "Copying over a gap: only NTK scaling reaches beyond the promised length")
     return made
