@@ -156,6 +156,51 @@ def numbers_sorted(part: Callable[..., Tensor], *args: Tensor) -> int:
     return counter.count
 
 
+def odds(logits: Tensor, token: int) -> float:
+    """Return p / (1 - p) of a token, from one row of logits."""
+    others = torch.cat([logits[:token], logits[token + 1 :]])
+    return math.exp(float(logits[token].double() - others.double().logsumexp(-1)))
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How many answers, and how many of their logprobs, are equal alone and in a batch."""
+
+    same_answers: int
+    answers: int
+    same_logprobs: int
+    logprobs: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.same_answers} of {self.answers} answers and {self.same_logprobs} of "
+            f"{self.logprobs} logprobs are equal"
+        )
+
+
+def alone_and_among(
+    llm: LLM, prompts: Sequence[str], params: Sequence[SamplingParams]
+) -> Agreement:
+    """Generate each request alone, and all in one batch; logprobs count as equal in every bit.
+
+    The parameters must ask for logprobs.
+    """
+    alone = [llm.generate(*each, progress=False) for each in zip(prompts, params, strict=True)]
+    among = llm.generate(list(prompts), list(params), progress=False)
+    pairs = list(zip(alone, among, strict=True))
+    return Agreement(
+        sum(one.token_ids == other.token_ids for one, other in pairs),
+        len(pairs),
+        sum(
+            one.token_ids[i] == other.token_ids[i]
+            and one.logprobs[i][one.token_ids[i]] == other.logprobs[i][one.token_ids[i]]
+            for one, other in pairs
+            for i in range(min(len(one.token_ids), len(other.token_ids)))
+        ),
+        sum(len(one.token_ids) for one, _ in pairs),
+    )
+
+
 def by_hand() -> dict[str, float]:
     """Return ten numbers about four tokens A, B, C, D, with probabilities 50, 30, 15, 5 percent.
 
@@ -163,8 +208,8 @@ def by_hand() -> dict[str, float]:
     others have no effect; a temperature applies before a cut.
 
     - "top_k for greedy": the top_k with which every temperature chooses as greedy does
-    - "top_p without effect": the top_p that drops no token
-    - "min_p without effect": the min_p that drops no token
+    - "top_p without effect": the top_p that drops no token of any distribution
+    - "min_p without effect": the min_p that drops no token of any distribution
     - "repetition_penalty without effect": the repetition_penalty that changes no logit
     - "A at temperature 1/2": the probability of A at this temperature
     - "A at endless temperature": what the probability of A tends to as the temperature grows
