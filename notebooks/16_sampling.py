@@ -39,7 +39,7 @@
 #
 # | problem | phase | what saturates | layer | knob | metric |
 # |---|---|---|---|---|---|
-# | serving | decode | host CPU | L3 engine | `SamplingParams` | share of the step |
+# | serving | decode | CPU | L3 engine | `SamplingParams` | share of the step |
 #
 # <!-- /card -->
 
@@ -487,8 +487,8 @@ def by_hand() -> dict[str, float]:
     others have no effect; a temperature applies before a cut.
 
     - "top_k for greedy": the top_k with which every temperature chooses as greedy does
-    - "top_p without effect": the top_p that drops no token
-    - "min_p without effect": the min_p that drops no token
+    - "top_p without effect": the top_p that drops no token of any distribution
+    - "min_p without effect": the min_p that drops no token of any distribution
     - "repetition_penalty without effect": the repetition_penalty that changes no logit
     - "A at temperature 1/2": the probability of A at this temperature
     - "A at endless temperature": what the probability of A tends to as the temperature grows
@@ -572,10 +572,10 @@ for name, answer in zip(requests, fast.generate([asked] * 4, params, progress=Fa
     print(f"{name:<26} says {answer.text:<5} reported: ⟨{listed}⟩")
 
 # %% [markdown]
-# (The model is small, and its *No* is wrong.) The reported numbers never change: *No* is
-# reported with rank 1 although the bias has made *Yes* the likeliest. In minigen, **logprobs are taken from the
-# raw logits**, before bias, penalties, temperature and cuts. They say what the model believes, and
-# they can be compared between requests with different settings.
+# (The model is small, and its *No* is wrong.) The reported numbers never change: *No* is reported with
+# rank 1 although the bias has made *Yes* the likeliest. In minigen, **logprobs are taken from the raw
+# logits**, before bias, penalties, temperature and cuts. They say what the model believes, and they
+# can be compared between requests with different settings.
 # [vLLM](https://docs.vllm.ai/en/v0.22.1/api/vllm/v1/sample/sampler/) does the same by default. Its
 # option `logprobs_mode` can return the processed ones instead. Training on a model's own answers
 # (reinforcement learning) needs those, because it must know how likely each draw really was.
@@ -1120,7 +1120,9 @@ verdicts(
 #   needs several rounds, each a pass over the vocabulary, but no sort. Its deterministic mode hashes
 #   seed and position into Gumbel noise ([pull request](https://github.com/sgl-project/sglang/pull/10678)).
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md)** runs a
-#   chain of samplers on the CPU, whose order you can set. One of them, DRY, penalizes a token if it
+#   chain of samplers whose order you can set, by default on the CPU. `--backend-sampling`
+#   (experimental) moves it to the GPU; [one report](https://github.com/ggml-org/llama.cpp/issues/27050)
+#   has 706 tokens per second without it, and 1,046 with it, for 32 answers at once. One sampler, DRY, penalizes a token if it
 #   would continue a repeated *sequence*, and so leaves single words such as *the* alone. **Ollama** has
 #   its own defaults (`top_k=40`, `top_p=0.9`, temperature 0.8), so the same model sounds different
 #   there.

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minigen.llm import LLM
+from minigen.outputs import RequestOutput
 from minigen.sampling.params import SamplingParams
 from minigen.sequence import Logprob
 
@@ -183,22 +184,25 @@ def alone_and_among(
 ) -> Agreement:
     """Generate each request alone, and all in one batch; logprobs count as equal in every bit.
 
-    The parameters must ask for logprobs.
+    Raises `ValueError` if the parameters do not ask for logprobs.
     """
     alone = [llm.generate(*each, progress=False) for each in zip(prompts, params, strict=True)]
     among = llm.generate(list(prompts), list(params), progress=False)
-    pairs = list(zip(alone, among, strict=True))
+    pairs = [(_chosen(one), _chosen(other)) for one, other in zip(alone, among, strict=True)]
     return Agreement(
-        sum(one.token_ids == other.token_ids for one, other in pairs),
+        sum([token for token, _ in one] == [token for token, _ in other] for one, other in pairs),
         len(pairs),
-        sum(
-            one.token_ids[i] == other.token_ids[i]
-            and one.logprobs[i][one.token_ids[i]] == other.logprobs[i][one.token_ids[i]]
-            for one, other in pairs
-            for i in range(min(len(one.token_ids), len(other.token_ids)))
-        ),
-        sum(len(one.token_ids) for one, _ in pairs),
+        sum(left == right for pair in pairs for left, right in zip(*pair, strict=False)),
+        sum(len(one) for one, _ in pairs),
     )
+
+
+def _chosen(answer: RequestOutput) -> list[tuple[int, float]]:
+    """Return the tokens of an answer, each with its logprob."""
+    if answer.logprobs is None:
+        raise ValueError("The parameters must ask for logprobs.")
+    pairs = zip(answer.token_ids, answer.logprobs, strict=True)
+    return [(token, at[token].logprob) for token, at in pairs]
 
 
 def by_hand() -> dict[str, float]:
