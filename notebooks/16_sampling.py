@@ -96,9 +96,8 @@ chapter_map("sampler")
 # and runs a whole [step](../docs/glossary.md#step) as compiled code (chapter 34). It writes the longer
 # texts of this chapter.
 #
-# Text stands in ⟨⟩, as measured numbers do, where another processor may write another one. It adds
-# numbers in another order and rounds differently, and now and then the choice falls on the
-# neighbouring token.
+# Text stands in ⟨⟩, as measured numbers do, where another processor may write another one: it rounds
+# differently, and now and then the choice falls on the neighbouring token.
 #
 # ## A number that hurts: the model repeats itself
 #
@@ -187,9 +186,8 @@ guess_sane.compare(round(1000 * (1 - tail) ** 80))
 # Two limits say what temperature can do:
 #
 # - $T \to 0$: the lead of the largest logit grows, until its probability is 1. This is greedy
-#   decoding. (Equal largest logits would share the probability.) At $T = 0$ the formula divides by
-#   zero, so an engine treats `temperature=0` as "take the largest logit", and minigen takes the
-#   lowest id among equals.
+#   decoding. At $T = 0$ the formula divides by zero, so an engine treats `temperature=0` as "take the
+#   largest logit", and minigen takes the lowest id among equals.
 # - $T \to \infty$: all logits become 0, and every token gets $1 / V$. The model no longer matters.
 #
 # A logit enters only through differences: adding the same number to all logits changes nothing. And
@@ -254,20 +252,16 @@ picture(
 # ## The idea: cut the tail where it begins
 #
 # Sort the probabilities, $p_{(1)} \ge p_{(2)} \ge \dots$ Three filters
-# ([top-k, top-p, min-p](../docs/glossary.md#top-k-top-p-min-p)) say which tokens are kept:
-#
-# $$\text{top-}k \text{ keeps } p_{(1)}, \dots, p_{(k)}$$
-#
-# $$\text{top-}p \text{ keeps } p_{(1)}, \dots, p_{(m)} \text{ with the smallest } m \text{ for which }
-# \sum_{i \le m} p_{(i)} \ge P$$
-#
-# $$\text{min-}p \text{ keeps every token } i \text{ with } p_i \ge M \cdot p_{(1)}$$
+# ([top-k, top-p, min-p](../docs/glossary.md#top-k-top-p-min-p)) say whether the token of rank $i$ is kept:
 #
 # - **top-k** keeps the $k$ likeliest tokens, however sure the model is.
 # - **top-p**, also called **nucleus sampling** ([Holtzman et al. 2019](https://arxiv.org/abs/1904.09751)),
 #   keeps the fewest likeliest tokens that together reach the probability $P$ (`top_p`).
 # - **min-p** ([Nguyen et al. 2024](https://arxiv.org/abs/2407.01082)) keeps the tokens that are at
 #   least $M$ times (`min_p`) as likely as the likeliest one.
+#
+# $$\text{top-}k:\ i \le k \qquad \text{top-}p:\ i \le \min \Big\{ m : \sum_{j \le m} p_{(j)} \ge P \Big\}
+# \qquad \text{min-}p:\ p_{(i)} \ge M \cdot p_{(1)}$$
 #
 # All other logits become minus infinity, so their probability is 0. Softmax then gives the kept
 # tokens a sum of 1 again.
@@ -581,12 +575,11 @@ for name, answer in zip(requests, fast.generate([asked] * 4, params, progress=Fa
 # (reinforcement learning) needs those, because it must know how likely each draw really was.
 #
 # The logprobs of a text say how surprising it is to the model. As in chapter 13, their mean becomes a
-# perplexity, $\exp(-\tfrac1n \sum \ln p)$. There are two ways to get there. In **autoregressive**
-# generation each token was chosen by the model. In **teacher forcing** the text is given, and the
-# model only says how likely each token was. `prompt_logprobs` does this in one
-# [prefill](../docs/glossary.md#prefill) (and the one token that it must choose is not used). It is
-# also how a model is trained. Which text is more surprising to the model, its own greedy one or
-# Alice?
+# perplexity, $\exp(-\tfrac1n \sum \ln p)$. In **autoregressive** generation each token was chosen by
+# the model. In **teacher forcing** the text is given, and the model only says how likely each token
+# was, as in training. `prompt_logprobs` does this in one [prefill](../docs/glossary.md#prefill) (the one
+# token that it must choose is not used). Which text is more surprising to the model, its own greedy
+# one or Alice?
 
 
 # %%
@@ -723,8 +716,8 @@ picture(
 # number $u_i$, and take the token with the largest $l_i - \ln(-\ln u_i)$. That is the token with the
 # smallest $-\ln u_i \,/\, p_i$. Read this as a waiting time: token $i$ comes at the rate $p_i$, and is
 # the first of all to come with probability $p_i$. The trick needs 49,152 random numbers instead of
-# one, but no sum over the vocabulary, so it is one pass over the logits. The harder part of the next
-# exercise lets you show that both follow the same probabilities.
+# one, but no sum over the vocabulary, so it is one pass over the logits. (The harder part of the next
+# exercise is to show this.)
 #
 # ## Your turn: the draw
 #
@@ -764,13 +757,12 @@ print("torch, 2 requests:", f"⟨{by_torch}⟩")
 
 # %% [markdown]
 # In the compiled step a request says the same alone and among others, and its logprobs agree in every
-# bit. That takes two things. The *draws* do not depend on the neighbours, because each is a hash of
-# its own request. And here the *logits* do not depend on them either. In torch they do, in their last
-# digits, because it splits its sums differently for another number of rows. That was too little to
-# move a draw here. Now and then it moves one: the same $u$ falls on the neighbouring token. GPU
-# **kernels** (a kernel is one compiled routine on the device) often behave like torch. The remedy is
-# kernels that are
-# [batch-invariant](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/).
+# bit. The *draws* do not depend on the neighbours, because each is a hash of its own request. Here the
+# *logits* do not either. In torch they do, in their last digits, because its sums are split
+# differently for another number of rows. That moved no draw here; now and then the same $u$ falls on
+# the neighbouring token. GPU **kernels** (a kernel is one compiled routine on the device) often behave
+# like torch. The remedy is
+# [batch-invariant](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/) kernels.
 #
 # ## The order of the stages
 #
@@ -878,8 +870,8 @@ guess_two.compare(valid["T = 2"], measured=True)
 # steps; the end of the line does not come at all within 26 tokens. **Guided decoding** (structured
 # output) goes further than a low temperature: a grammar says at each step which tokens keep the text
 # valid, and all others are banned, as the end tokens are above. The answer cannot be invalid, unless
-# `max_tokens` cuts it off. (**Beam search**, which keeps several unfinished texts, goes the other way:
-# it usually finds a more probable text than greedy decoding, which is the wrong aim for open text.)
+# `max_tokens` cuts it off. (**Beam search**, which keeps several unfinished texts, usually finds a more
+# probable text than greedy decoding. For open text that is the wrong aim.)
 #
 # ## The package's version
 #
@@ -906,10 +898,9 @@ for name, part in {"the package's top-p": sampler.keep_top_p, "my_top_p": my_top
 #
 # The rain sentence once more, and the two numbers from the top: repeated four-word runs, and tokens
 # from beyond the likeliest 1,000. The six rows are a grid: three ways to choose (greedy, draw, draw
-# with top-p), each without and with a penalty. So each effect can be read from two rows that differ
-# in one setting. Each random setting has 5 seeds, so that there is an interval: the *95 % bootstrap
-# interval* draws the 5 answers again with replacement, 2,000 times, and holds the middle 95 % of
-# their means. (Five answers are few: an interval of width 0 says only that all five agreed.)
+# with top-p), each without and with a penalty. Each random setting has 5 seeds, and a *95 % bootstrap
+# interval*: the 5 answers are drawn again with replacement, 2,000 times, and the interval holds the
+# middle 95 % of their means. (Five are few: an interval of width 0 says only that all five agreed.)
 
 # %%
 rungs = {
@@ -952,27 +943,27 @@ for name, group in requests.items():
     print(mark(sum(surprise) / len(surprise)))
 picture(
     draw_sampling.ladder(measures),
-    "Repetition and tail tokens of answers of 80 tokens. Blue dots are single answers, the diamond is "
-    "their mean, and the bar its 95 % interval.",
+    "Repetition and tail tokens of answers of 80 tokens. Blue dots are single answers (one if "
+    "greedy, else five), the diamond is their mean, and the bar its 95 % interval.",
     number="16.8",
 )
 
 # %% [markdown]
-# Now each effect has its cause. The penalty ends the loop of greedy decoding. Drawing alone ends it
-# as well, but it brings the tail: fewer tail tokens than at the first step, because most steps are
-# more certain, and still one or more in most answers. Top-p removes most of them; the penalty does
+# Compare rows that differ in one setting. The penalty ends the loop of greedy decoding. Drawing alone
+# ends it as well, but it brings the tail: fewer tail tokens than at the first step, because most steps
+# are more certain, and still one or more in most answers. Top-p removes most of them; the penalty does
 # not. (Top-p is not zero here, because it may keep more than 1,000 tokens where the model is very
 # unsure.) In these answers the penalty finds almost no repetition in drawn text, and makes it more
-# surprising. The perplexity orders the settings: greedy far below Alice, top-p in between, and plain
-# drawing nearest to Alice. Do not read it as quality. A text can be as surprising as a good book
-# because its author is inventive, or because a few of its tokens are nonsense.
+# surprising. The perplexity of plain drawing is nearest to Alice's. Do not read it as quality. A text
+# can be as surprising as a good book because its author is inventive, or because a few of its tokens
+# are nonsense.
 #
 # ### What it costs
 #
-# The sampler reads 49,152 numbers, and the model 135 million weights. It seems to be nothing. But
-# the output head is a fifth of this model (chapter 15), so this *is* a small model with a large
-# vocabulary, and a compiled step is fast. Predict: how many per cent of a compiled step would this
-# chapter's sampler, written in torch, take with top-p?
+# The sampler reads 49,152 numbers, and the model 135 million weights. But this *is* a small model with
+# a large vocabulary (the output head is a fifth of it, chapter 15), and a compiled step is fast.
+# Predict: how many per cent of a compiled step would this chapter's sampler, written in torch, take
+# with top-p?
 
 # %%
 guess_share = predict("Per cent of a compiled step for torch's top-p?", None, within=2)
@@ -1077,8 +1068,8 @@ verdicts(
 #
 # - Greedy decoding loops. Drawing from all tokens derails: the tail holds a few per cent at a single
 #   position, and that makes a nonsense token likely over a whole answer.
-# - Temperature divides the logits. Toward 0 it becomes greedy, toward infinity it makes all tokens
-#   equal, and it never changes their order.
+# - Temperature divides the logits: greedy toward 0, all tokens equal toward infinity. It never changes
+#   their order.
 # - Top-k cuts at a rank, top-p at a sum of probabilities, min-p at a share of the likeliest. The last
 #   two follow the model's certainty.
 # - The repetition penalty divides or multiplies, and looks at prompt and answer. Presence and
@@ -1110,22 +1101,22 @@ verdicts(
 # ## What the production engines do beyond this
 #
 # - **[vLLM](https://docs.vllm.ai/en/v0.22.1/api/vllm/v1/sample/sampler/)** samples the whole batch on
-#   the GPU, in the order above. Its top-k and top-p search for a threshold in one kernel instead of
-#   sorting ([Qrita](https://arxiv.org/abs/2602.01518)), and it draws by a form of the Gumbel
-#   trick: the largest $p_i / e_i$, for exponentially distributed random $e_i$. A request with a seed
-#   gets a generator of its own.
+#   the GPU, in the order above. From a batch of 8 on, its top-k and top-p search for a threshold in one
+#   kernel instead of sorting ([Qrita](https://arxiv.org/abs/2602.01518)). It draws by a form of the
+#   Gumbel trick: the largest $p_i / e_i$, for exponentially distributed random $e_i$. A request with a
+#   seed gets a generator of its own.
 # - **[SGLang](https://github.com/sgl-project/sglang)** calls
 #   [FlashInfer](https://flashinfer.ai/2025/03/10/sampling.html): one kernel that draws a token,
-#   accepts it if it lies in the top-p set, and otherwise draws again above a higher threshold. It
-#   needs several rounds, each a pass over the vocabulary, but no sort. Its deterministic mode hashes
-#   seed and position into Gumbel noise ([pull request](https://github.com/sgl-project/sglang/pull/10678)).
+#   accepts it if it lies in the top-p set, and otherwise draws again above a higher threshold: several
+#   passes over the vocabulary, but no sort. Its deterministic mode
+#   [hashes seed and position](https://github.com/sgl-project/sglang/pull/10678) into Gumbel noise.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md)** runs a
 #   chain of samplers whose order you can set, by default on the CPU. `--backend-sampling`
-#   (experimental) moves it to the GPU; [one report](https://github.com/ggml-org/llama.cpp/issues/27050)
-#   has 706 tokens per second without it, and 1,046 with it, for 32 answers at once. One sampler, DRY, penalizes a token if it
-#   would continue a repeated *sequence*, and so leaves single words such as *the* alone. **Ollama** has
-#   its own defaults (`top_k=40`, `top_p=0.9`, temperature 0.8), so the same model sounds different
-#   there.
+#   (experimental) moves it to the GPU: [one report](https://github.com/ggml-org/llama.cpp/issues/27050)
+#   has 706 tokens per second without it and 1,046 with it, for 32 answers at once. One sampler, DRY,
+#   penalizes a token if it would continue a repeated *sequence*, and leaves single words such as *the*
+#   alone. **Ollama** has its own defaults (`top_k=40`, `top_p=0.9`, temperature 0.8), so the same
+#   model sounds different there.
 # - vLLM, SGLang, TensorRT-LLM and **MLC-LLM** ban tokens by a grammar with
 #   [XGrammar](https://arxiv.org/abs/2411.15100), computed on the CPU while the GPU computes the step.
 #

@@ -121,7 +121,7 @@ def next_token(
             markeredgecolor=INK,
             label=f"{num_draws:,} draws",
         )
-        missed = 1 - sum(shares)
+        missed = max(0.0, 1 - sum(shares))
         said += f"; {missed:.0%} of {num_draws:,} draws fell beyond the {len(order)} shown"
     axes.set_xticks(places, printable(map(spell, order.tolist())), rotation=60, ha="right")
     axes.set(xlim=(-0.8, len(order) - 0.2), ylabel="probability", xlabel="next token")
