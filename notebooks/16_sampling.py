@@ -900,7 +900,8 @@ for name, part in {"the package's top-p": sampler.keep_top_p, "my_top_p": my_top
 # from beyond the likeliest 1,000. The six rows are a grid: three ways to choose (greedy, draw, draw
 # with top-p), each without and with a penalty. Each random setting has 5 seeds, and a *95 % bootstrap
 # interval*: the 5 answers are drawn again with replacement, 2,000 times, and the interval holds the
-# middle 95 % of their means. (Five are few: an interval of width 0 says only that all five agreed.)
+# middle 95 % of their means. (Five are few. Where all five agree there is no interval, and still the
+# mean is not exact.)
 
 # %%
 rungs = {
@@ -929,18 +930,13 @@ for name, group in requests.items():
         [100 * lesson.repeated_runs(each.text) for each in texts],
         [100 * lesson.tail_tokens(each.token_ids, each.logprobs) for each in texts],
     )
-    said = []
-    for rung, value in zip(measures.values(), values, strict=True):
-        mean = lesson.mean_of(value)
+    means = [lesson.mean_of(each) for each in values]
+    for rung, value, mean in zip(measures.values(), values, means, strict=True):
         rung[name] = value, mean
-        said.append(f"{mean.value:.1f}")
-        if len(value) > 1:
-            said[-1] += f" ({mean.low:.1f} to {mean.high:.1f})"
     surprise = [lesson.perplexity_by_logprobs(each.token_ids, each.logprobs) for each in texts]
     print(
-        f"{name:<24}⟨{said[0]}⟩{'':{20 - len(said[0])}}⟨{said[1]}⟩{'':{18 - len(said[1])}}", end=""
+        f"{name:<24}⟨{means[0]!s:<18}⟩  ⟨{means[1]!s:<16}⟩  {mark(sum(surprise) / len(surprise))}"
     )
-    print(mark(sum(surprise) / len(surprise)))
 picture(
     draw_sampling.ladder(measures),
     "Repetition and tail tokens of answers of 80 tokens. Blue dots are single answers (one if "

@@ -45,6 +45,8 @@ def test_an_interval_holds_the_mean_and_shrinks_with_more_values() -> None:
     assert few.value == many.value == 5
     assert few.low < many.low < 5 < many.high < few.high
     assert mean_of([3.0] * 4).low == mean_of([3.0] * 4).high == 3
+    assert str(mean_of([3.0] * 4)) == "3.0"
+    assert str(few).startswith("5.0 (")
 
 
 @pytest.mark.parametrize(

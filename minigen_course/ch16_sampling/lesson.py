@@ -52,11 +52,15 @@ def tail_tokens(
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean, and the ends of its 95 % interval."""
+    """A mean, and the ends of its 95 % interval, which is shown unless all values are equal."""
 
     value: float
     low: float
     high: float
+
+    def __str__(self) -> str:
+        interval = f" ({self.low:.1f} to {self.high:.1f})" if self.low < self.high else ""
+        return f"{self.value:.1f}{interval}"
 
 
 def mean_of(values: Sequence[float], times: int = 2000) -> Mean:
