@@ -362,7 +362,7 @@ def keep_top_p(logits: Logits, top_p: Float[Tensor, " rows"]) -> Logits:
 # %%
 my_top_p = check(16, keep_top_p=keep_top_p)
 with using(16, keep_top_p=my_top_p):  # the running engine calls your part, once it has passed
-    text = llm.generate(rain, SamplingParams(temperature=1, top_p=0.8, seed=5, max_tokens=3)).text
+    text = llm.generate(rain, SamplingParams(temperature=1, top_p=0.8, seed=5, max_tokens=2)).text
 print(f"⟨{text}⟩")
 
 # %% [markdown]
@@ -934,9 +934,8 @@ for name, group in requests.items():
     for rung, value, mean in zip(measures.values(), values, means, strict=True):
         rung[name] = value, mean
     surprise = [lesson.perplexity_by_logprobs(each.token_ids, each.logprobs) for each in texts]
-    print(
-        f"{name:<24}⟨{means[0]!s:<18}⟩  ⟨{means[1]!s:<16}⟩  {mark(sum(surprise) / len(surprise))}"
-    )
+    shown = [f"⟨{each}⟩" for each in means]
+    print(f"{name:<24}{shown[0]:<22}{shown[1]:<20}{mark(sum(surprise) / len(surprise))}")
 picture(
     draw_sampling.ladder(measures),
     "Repetition and tail tokens of answers of 80 tokens. Blue dots are single answers (one if "
@@ -978,7 +977,7 @@ for name, settings in {
     shares[name] = [100 * each.share for each in timed]
     cells = [f"{mark(1e3 * each.choice, 'ms')}  {mark(100 * each.share, '%', 2)}" for each in timed]
     print(f"{name:<19}{cells[0]:<36}{cells[1]}")
-slow = SamplingParams(temperature=1, top_p=0.9, seed=1, max_tokens=6, ignore_eos=True)
+slow = SamplingParams(temperature=1, top_p=0.9, seed=1, max_tokens=4, ignore_eos=True)
 in_float32 = 100 * lesson.step_time(llm, rain, slow).share
 print(f"in the float32 engine, torch's top-p takes {mark(in_float32, '% of the step', 2)}")
 guess_share.compare(shares["top-p 0.9"][0], "%", measured=True)
