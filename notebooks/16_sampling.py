@@ -977,7 +977,7 @@ for name, settings in {
     shares[name] = [100 * each.share for each in timed]
     cells = [f"{mark(1e3 * each.choice, 'ms')}  {mark(100 * each.share, '%', 2)}" for each in timed]
     print(f"{name:<19}{cells[0]:<36}{cells[1]}")
-slow = SamplingParams(temperature=1, top_p=0.9, seed=1, max_tokens=4, ignore_eos=True)
+slow = SamplingParams(temperature=1, top_p=0.9, seed=1, max_tokens=6, ignore_eos=True)
 in_float32 = 100 * lesson.step_time(llm, rain, slow).share
 print(f"in the float32 engine, torch's top-p takes {mark(in_float32, '% of the step', 2)}")
 guess_share.compare(shares["top-p 0.9"][0], "%", measured=True)
