@@ -10,9 +10,12 @@ from minigen import LLM, SamplingParams
 from minigen.sampling.sampler import choose_tokens, keep_top_p
 from minigen.sequence import Logprob
 from minigen_course.ch16_sampling.lesson import (
+    Agreement,
+    alone_and_among,
     is_json,
     mean_of,
     numbers_sorted,
+    odds,
     perplexity_by_logprobs,
     repeated_runs,
     step_time,
@@ -42,6 +45,8 @@ def test_an_interval_holds_the_mean_and_shrinks_with_more_values() -> None:
     assert few.value == many.value == 5
     assert few.low < many.low < 5 < many.high < few.high
     assert mean_of([3.0] * 4).low == mean_of([3.0] * 4).high == 3
+    assert str(mean_of([3.0] * 4)) == "3.0"
+    assert str(few).startswith("5.0 (")
 
 
 @pytest.mark.parametrize(
@@ -68,6 +73,21 @@ def test_sorted_numbers_are_counted() -> None:
     assert numbers_sorted(lambda row, _: row.topk(10).values, logits, half) == 20
     assert numbers_sorted(lambda row, _: row + 1, logits, half) == 0
     assert 0 < numbers_sorted(keep_top_p, logits, half) < 1000
+
+
+def test_odds_are_a_probability_against_all_others() -> None:
+    logits = torch.tensor([0.8, 0.15, 0.05]).log() + 3
+    assert odds(logits, 0) == pytest.approx(4)
+    assert odds(logits, 2) == pytest.approx(0.05 / 0.95)
+
+
+def test_requests_alone_and_in_a_batch_are_compared(default_model_path: Path) -> None:
+    llm = LLM.load(default_model_path, weights="float32", num_blocks=8)
+    params = [SamplingParams(temperature=1, seed=seed, max_tokens=2, logprobs=0) for seed in (1, 2)]
+    found = alone_and_among(llm, ["Once", "Tea is"], params)
+    assert (found.answers, found.same_answers, found.logprobs) == (2, 2, 4)
+    shown = str(Agreement(2, 2, 3, 4))
+    assert shown == "2 of 2 answers and 3 of 4 logprobs are equal"
 
 
 def test_a_choice_is_a_part_of_its_step(default_model_path: Path) -> None:

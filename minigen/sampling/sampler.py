@@ -1,9 +1,11 @@
 """Sampling for a whole batch at once: from logits to tokens, each row with its own parameters.
 
-The order is vLLM's: banned tokens, logit bias, penalties, temperature, min-p, top-k, top-p, one
-draw. Sources: top-p, Holtzman et al. 2019; repetition penalty, Keskar et al. 2019; min-p, Nguyen et
-al. 2024; the random numbers, SplitMix64 of Steele et al. 2014, used as a hash of (seed, choice,
-step), so that a draw does not depend on the rest of the batch and can be reproduced.
+The order is logit bias, penalties, banned tokens, temperature, min-p, top-k, top-p, one draw. vLLM
+bans first, with the same result, because minus infinity stays minus infinity. Sources: top-p,
+Holtzman et al. 2019; repetition penalty, Keskar et al. 2019, who only divide, and over generated
+tokens, with the case for negative logits from the transformers library (its pull request 2303);
+min-p, Nguyen et al. 2024; the random numbers, SplitMix64 of Steele et al. 2014, used as a hash of
+(seed, choice, step), so that a draw does not depend on the rest of the batch and can be reproduced.
 """
 
 import math
@@ -200,7 +202,7 @@ def _column(numbers: Iterable[float], dtype: torch.dtype = torch.float32) -> Flo
 
 
 def _constrained(logits: Logits, sequences: SequenceOf[Sequence]) -> Logits:
-    """Return the logits after bans, biases and penalties; the same tensor if there are none."""
+    """Return the logits after biases, penalties and bans; the same tensor if there are none."""
     banned = [
         (row, token_id)
         for row, sequence in enumerate(sequences)

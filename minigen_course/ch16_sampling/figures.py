@@ -105,8 +105,8 @@ def next_token(
     )
     kept = int((left > -torch.inf).sum())
     if kept < shown:
-        axes.axvline(kept - 0.5, color=ORANGE, linewidth=2)
-        axes.text(kept - 0.35, 0.5, "cut", color=ORANGE, transform=axes.get_xaxis_transform())
+        axes.axvline(kept - 0.5, color=INK, linewidth=2)
+        axes.text(kept - 0.35, 0.5, "cut", color=INK, transform=axes.get_xaxis_transform())
     counted = "1 token" if kept == 1 else f"{kept:,} tokens"
     said = f"{counted} of {len(logits):,} may be drawn"
     if num_draws > 0:
@@ -121,7 +121,7 @@ def next_token(
             markeredgecolor=INK,
             label=f"{num_draws:,} draws",
         )
-        missed = 1 - sum(shares)
+        missed = max(0.0, 1 - sum(shares))
         said += f"; {missed:.0%} of {num_draws:,} draws fell beyond the {len(order)} shown"
     axes.set_xticks(places, printable(map(spell, order.tolist())), rotation=60, ha="right")
     axes.set(xlim=(-0.8, len(order) - 0.2), ylabel="probability", xlabel="next token")
@@ -168,7 +168,7 @@ def tail_mass(rows: Mapping[str, Logits], marks: Sequence[int] = (1, 10, 100, 10
     axes.set(xscale="log", ylim=(0, 1), xlabel="n, the likeliest tokens (log scale)")
     axes.set_ylabel("probability beyond them")
     axes.legend(frameon=False, labelcolor=QUIET)
-    title(axes, "The tail: thousands of unlikely tokens that together are likely")
+    title(axes, "There is no right n: each prompt has its tail elsewhere")
     return made
 
 
@@ -297,7 +297,7 @@ def ladder(found: Mapping[str, Mapping[str, tuple[Sequence[float], Mean]]]) -> F
         panel.set_ylim(len(settings) - 0.5, -0.5)
         panel.set_xlim(left=-0.03 * max(max(values) for values, _ in settings.values()) - 0.1)
         panel.set_xlabel(measure)
-    title(axes[0][0], "Penalties end the repetition ...")
+    title(axes[0][0], "Penalties, or drawing, end the repetition ...")
     if len(found) > 1:
         title(axes[0][1], "... and a cut removes most of the tail")
     return made

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minigen.llm import LLM
+from minigen.outputs import RequestOutput
 from minigen.sampling.params import SamplingParams
 from minigen.sequence import Logprob
 
@@ -51,11 +52,15 @@ def tail_tokens(
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean, and the ends of its 95 % interval."""
+    """A mean, and the ends of its 95 % interval, which is shown unless all values are equal."""
 
     value: float
     low: float
     high: float
+
+    def __str__(self) -> str:
+        interval = f" ({self.low:.1f} to {self.high:.1f})" if self.low < self.high else ""
+        return f"{self.value:.1f}{interval}"
 
 
 def mean_of(values: Sequence[float], times: int = 2000) -> Mean:
@@ -156,6 +161,54 @@ def numbers_sorted(part: Callable[..., Tensor], *args: Tensor) -> int:
     return counter.count
 
 
+def odds(logits: Tensor, token: int) -> float:
+    """Return p / (1 - p) of a token, from one row of logits."""
+    others = torch.cat([logits[:token], logits[token + 1 :]])
+    return math.exp(float(logits[token].double() - others.double().logsumexp(-1)))
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How many answers, and how many of their logprobs, are equal alone and in a batch."""
+
+    same_answers: int
+    answers: int
+    same_logprobs: int
+    logprobs: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.same_answers} of {self.answers} answers and {self.same_logprobs} of "
+            f"{self.logprobs} logprobs are equal"
+        )
+
+
+def alone_and_among(
+    llm: LLM, prompts: Sequence[str], params: Sequence[SamplingParams]
+) -> Agreement:
+    """Generate each request alone, and all in one batch; logprobs count as equal in every bit.
+
+    Raises `ValueError` if the parameters do not ask for logprobs.
+    """
+    alone = [llm.generate(*each, progress=False) for each in zip(prompts, params, strict=True)]
+    among = llm.generate(list(prompts), list(params), progress=False)
+    pairs = [(_chosen(one), _chosen(other)) for one, other in zip(alone, among, strict=True)]
+    return Agreement(
+        sum([token for token, _ in one] == [token for token, _ in other] for one, other in pairs),
+        len(pairs),
+        sum(left == right for pair in pairs for left, right in zip(*pair, strict=False)),
+        sum(len(one) for one, _ in pairs),
+    )
+
+
+def _chosen(answer: RequestOutput) -> list[tuple[int, float]]:
+    """Return the tokens of an answer, each with its logprob."""
+    if answer.logprobs is None:
+        raise ValueError("The parameters must ask for logprobs.")
+    pairs = zip(answer.token_ids, answer.logprobs, strict=True)
+    return [(token, at[token].logprob) for token, at in pairs]
+
+
 def by_hand() -> dict[str, float]:
     """Return ten numbers about four tokens A, B, C, D, with probabilities 50, 30, 15, 5 percent.
 
@@ -163,8 +216,8 @@ def by_hand() -> dict[str, float]:
     others have no effect; a temperature applies before a cut.
 
     - "top_k for greedy": the top_k with which every temperature chooses as greedy does
-    - "top_p without effect": the top_p that drops no token
-    - "min_p without effect": the min_p that drops no token
+    - "top_p without effect": the top_p that drops no token of any distribution
+    - "min_p without effect": the min_p that drops no token of any distribution
     - "repetition_penalty without effect": the repetition_penalty that changes no logit
     - "A at temperature 1/2": the probability of A at this temperature
     - "A at endless temperature": what the probability of A tends to as the temperature grows

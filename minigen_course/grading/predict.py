@@ -57,10 +57,11 @@ def predict(question: str, value: float | str | None, *, within: float = 1.25) -
 def _text(value: float | str, unit: str = "", measured: bool = False) -> str:
     if isinstance(value, str):
         return repr(value)
-    if measured:
+    if measured and not isinstance(value, int):
         return mark(value, unit)
     number = f"{value:,}" if isinstance(value, int) else significant(value)
-    return f"{number} {unit}".rstrip()
+    shown = f"{number} {unit}".rstrip()
+    return f"⟨{shown}⟩" if measured else shown
 
 
 def _verdict(value: float | str, found: float | str, within: float) -> str:
