@@ -89,7 +89,7 @@ def best_in_turns(runs: Mapping[str, Callable[[], object]], rounds: int = 10) ->
 
 
 @torch.inference_mode()
-def read_speeds(sizes: tuple[int, ...], rounds: int = 10) -> dict[str, list[float]]:
+def read_speeds(sizes: tuple[int, ...], rounds: int = 8) -> dict[str, list[float]]:
     """Return how fast matrices of `sizes` MB are read, in GB/s: the ceiling first, then `PRODUCTS`.
 
     A product has one vector. The ceiling of a size is the fastest of all reads of that size: the
