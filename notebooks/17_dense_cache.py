@@ -54,6 +54,7 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
 
 # %%
 # %load_ext minigen_course
+import math
 import time
 from dataclasses import replace
 from functools import partial
@@ -505,8 +506,8 @@ for name in lesson.PRODUCTS:
 # of the rows**, so compare two lines that differ in one of them only. Where this notebook ran, both
 # count: NumPy's routine reads rows of 4,096 numbers (large models have rows of 4,096 to 8,192) much
 # faster than rows of 576, and torch's routine is the slower one at both lengths. The
-# arithmetic is not the cause: all four do half a FLOP per byte. Chapter 34 writes products that read
-# nearly at the ceiling.
+# arithmetic is not the cause: all four do half a FLOP per byte. Chapter 34 writes products that come
+# nearer to the ceiling.
 #
 # ### Where the time of our step goes
 #
@@ -990,7 +991,7 @@ verdicts(
         "Decode becomes compute-bound with a large enough batch",
         "Llama-3-8B on an L4: "
         + ", ".join(
-            f"{'never' if batch is None else f'from {batch:.0f} sequences on'} at {context:,} tokens"
+            f"{'never' if batch is None else f'from {math.ceil(batch):,} sequences on'} at {context:,} tokens"
             for context, batch in l4_batches.items()
         ),
         holds(None not in l4_batches.values()),

@@ -292,6 +292,7 @@ def test_the_parts_of_a_step_add_up_to_its_bytes_and_operations() -> None:
     shape = SHAPES["SmolLM2-135M"]
     parts = {name: step for name, (step, _) in part_costs(llm, 1, 64).items()}
     whole = decode_step(shape, 1, 64, 32, 32)
+    assert part_costs(llm, 2, 64)["output head"][0] == parts["output head"], "the last token only"
     assert parts["feed-forward"].intensity == parts["output head"].intensity == 0.5
     products = ("attention's products", "feed-forward", "output head")
     assert sum(parts[name].weight_bytes for name in products) == whole.weight_bytes
