@@ -67,7 +67,7 @@ def cache_filling(tokens: Sequence[str], prompt_length: int, step: int) -> Figur
         width = grid.shape[1]
         axes.add_patch(Rectangle((0, step), width, 1, fill=False, edgecolor=INK, linewidth=2))
         names = printable(tokens[:-1])
-        axes.set_xticks(np.arange(width) + 0.5, names, rotation=90, fontsize=8)
+        axes.set_xticks(np.arange(width) + 0.5, names, rotation=90, fontsize=9)
         axes.axvline(prompt_length, color=QUIET, linewidth=1)
         computed = int((grid[step] == COMPUTED).sum())
         so_far = int((grid[: step + 1] == COMPUTED).sum())
@@ -186,10 +186,14 @@ def speeds(sizes: Sequence[float], lines: Mapping[str, Sequence[float]]) -> Figu
     looks = ((QUIET, "o--"), (BLUE, "o-"), (BLUE, "o:"), (ORANGE, "o-"), (ORANGE, "o:"))
     for (name, values), (colour, style) in zip(lines.items(), looks, strict=False):
         axes.plot(sizes, values, style, color=colour, linewidth=2, markersize=5, label=name)
-    axes.set(xscale="log", xlabel="size of the matrix (MB, log scale)", ylabel="read (GB/s)")
+    axes.set(xscale="log", yscale="log", xlabel="size of the matrix (MB, log scale)")
+    axes.set_ylabel("read (GB/s, log scale)")
+    low, high = min(map(min, lines.values())), max(map(max, lines.values()))
+    ticks = [m * 10**e for e in range(-2, 5) for m in (1, 2, 5)]
+    ticks = [each for each in ticks if low / 2 < each < 2 * high]
+    axes.set_yticks(ticks, [f"{each:g}" for each in ticks])
     axes.set_xticks(sizes, [f"{each:g}" for each in sizes])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
     made.legend(frameon=False, ncols=2, loc="outside lower center", labelcolor=INK)
     title(axes, "A matrix that fits no cache is read at most at the speed of memory")
     return made
