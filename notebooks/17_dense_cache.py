@@ -775,9 +775,9 @@ guess_ms.compare(round(1e3 * one.seconds(h100), 1), "ms")
 guess_share.compare(round(100 * one.share_of_compute(h100), 2), "%")
 
 # %% [markdown]
-# Some guides give 21.7, 24 and 52 ms for the last three cases: that is right for a model whose 64
-# query heads have 64 KV heads (last column). Llama-3-70B has grouped heads (chapter 14): its 64 query
-# heads share 8 KV heads, so its cache is eight times smaller. The share of the FLOP/s is below 1 %: two
+# The last column counts 64 KV heads. Llama-3-70B has grouped heads (chapter 14): its 64 query heads
+# share 8 KV heads, so its cache is eight times smaller. An estimate that forgets this is twice as long
+# for ten sequences of 4,000 tokens. The share of the card's FLOP/s is below 1 % for one sequence: two
 # FLOPs per weight are 0.14 TFLOP per token, which take 0.14 ms. With the batch it **rises**, because
 # the weights are read once for all ten sequences.
 
