@@ -504,8 +504,8 @@ for name in lesson.PRODUCTS:
 #
 # Compare the four products at 256 MB. Two things differ between them, the **library** and the **length
 # of the rows**, so compare two lines that differ in one of them only. Where this notebook ran, both
-# count: NumPy's routine reads rows of 4,096 numbers (large models have rows of 4,096 to 8,192) much
-# faster than rows of 576, and torch's routine is the slower one at both lengths. The
+# count: torch's routine reads rows of 4,096 numbers (large models have 4,096 to 8,192) clearly faster
+# than rows of 576, and at rows of 576 NumPy's routine reads about twice as fast as torch's. The
 # arithmetic is not the cause: all four do half a FLOP per byte. Chapter 34 writes products that come
 # nearer to the ceiling.
 #
@@ -525,7 +525,7 @@ with torch.inference_mode():
     one_token = partial(next_token_again, [1000])
     calls = lesson.operator_calls(one_token)
     products, whole = lesson.best_in_turns(
-        {"products": lesson.products_of(llm, 1), "whole": one_token}, rounds=6
+        {"products": lesson.products_of(llm, 1), "whole": one_token}, rounds=12
     ).values()
 stored = lesson.COMPILED_STEP
 picture(
@@ -560,8 +560,8 @@ print(f"stored: the compiled step takes {1e3 * stored.seconds:.1f} ms, {share:.0
 # %% [markdown]
 # In plain words: **the torch path of this notebook stands at neither limit**. Reading at full speed
 # would take the blue part of its time only, and the arithmetic less than that. The largest part goes
-# to products that read slowly: a single matrix read at the speed of figure 17.5's lowest line predicts
-# nearly all of their time. The rest is Python, which calls operators one by one for 30 thin layers (the
+# to products that read slowly: at the speed of figure 17.5's lowest line, reading would take about as
+# long as they do, or longer. The rest is Python, which calls operators one by one for 30 thin layers (the
 # count is above); each small operation between the products (norm, rotation, softmax, addition) is a
 # call of some microseconds. Both parts together are the step's **overhead**.
 #
@@ -614,9 +614,9 @@ guess_eight = predict("8 tokens take how many times as long as 1?", None, within
 
 # %%
 def timed(runs):
-    """Return each run's least seconds of two; all run in turns."""
+    """Return each run's least seconds of three; all run in turns."""
     with torch.inference_mode():
-        return lesson.best_in_turns(runs, rounds=2)
+        return lesson.best_in_turns(runs, rounds=3)
 
 
 numbers = (2, 4, 8, 32, 128)
