@@ -28,12 +28,15 @@ from minigen_course.ch17_dense_cache.figures import (
     work_by_step,
 )
 from minigen_course.ch17_dense_cache.lesson import (
+    CEILING,
     COMPILED_STEP,
+    PRODUCTS,
     best_in_turns,
     continue_dense,
     operator_calls,
     part_costs,
     products_of,
+    read_speeds,
 )
 from minigen_course.ch17_dense_cache.reference import DenseCache
 from minigen_course.figures.roofline import crossing, roofline, step_time
@@ -43,8 +46,10 @@ from minigen_course.lab.cost_model import (
     SHAPES,
     Machine,
     Step,
+    config_of,
     decode_step,
     measure_machine,
+    most_sequences,
     prefill_step,
 )
 from minigen_course.lab.inspect_model import load_model
@@ -78,9 +83,9 @@ def test_a_prompts_operations_are_those_of_its_tokens_except_the_scores() -> Non
     assert prefill_step(shape, 10, 32).flops == tokens - 9 * 2 * shape.vocab * shape.hidden
 
 
-def test_this_machines_ceilings_are_positive() -> None:
-    machine = measure_machine(megabytes=1, size=16)
-    assert machine.bandwidth > 0
+def test_a_machine_keeps_its_measured_bandwidth() -> None:
+    machine = measure_machine(bandwidth=1e9, size=16)
+    assert machine.bandwidth == 1e9
     assert machine.flops > 0
 
 
@@ -189,8 +194,7 @@ def test_the_stored_step_is_the_benchmarks() -> None:
         if (each["sequences"], each["context"]) == (1, COMPILED_STEP.context)
     )
     assert COMPILED_STEP.seconds == pytest.approx(point["measured_ms"] / 1e3, rel=0.2)
-    bandwidth = stored["ceilings at the end"]["bandwidth"]
-    assert COMPILED_STEP.bandwidth == pytest.approx(bandwidth, rel=0.2)
+    assert COMPILED_STEP.reading == pytest.approx(point["predicted_ms"] / 1e3, rel=0.2)
 
 
 def test_shares_of_a_step_sum_to_a_hundred_and_lost_parts_are_not_negative() -> None:
@@ -209,8 +213,12 @@ def test_steps_by_batch_show_the_exercises_functions() -> None:
     with using(17, step_seconds=half, compute_bound_batch=lambda context: 7):
         (theirs,) = seconds_by_batch(contexts).axes
     assert theirs.lines[0].get_ydata()[0] == pytest.approx(own.lines[0].get_ydata()[0] / 2)
-    assert len(theirs.lines) == 4
-    assert len(own.lines) == 3
+    solid, dashed, dot = theirs.lines[:3]
+    assert (dashed.get_linestyle(), dot.get_marker()) == ("--", "o")
+    room = most_sequences(config_of("Llama-3-8B"), 16, 24e9, 1)
+    assert max(solid.get_xdata()) <= room
+    assert len(theirs.lines) == 6
+    assert len(own.lines) == 5
     assert "never compute-bound" in own.get_legend_handles_labels()[1][1]
 
 
@@ -224,10 +232,17 @@ def test_functions_are_timed_in_turns() -> None:
 
 
 def test_both_phases_are_drawn_with_their_shapes() -> None:
-    prefill, decode = two_phases(5, 576, 9, 3, 64).axes
+    prefill, decode = two_phases(5, config_of("SmolLM2-135M")).axes
     assert "q [5, 9, 64]" in [each.get_text() for each in prefill.texts]
     assert "[9, 1, 6] weights" in [each.get_text() for each in decode.texts]
     assert decode.get_title(loc="left") == "Decode: 1 token computed, 5 read from the cache"
+
+
+def test_no_product_is_above_the_ceiling() -> None:
+    found = read_speeds((1, 2), rounds=2)
+    ceiling, *products = found.values()
+    assert list(found) == [CEILING, *PRODUCTS]
+    assert all(top >= low > 0 for each in products for top, low in zip(ceiling, each, strict=True))
 
 
 def test_the_ceiling_and_the_products_are_drawn_as_they_were_measured() -> None:
@@ -277,6 +292,7 @@ def test_the_parts_of_a_step_add_up_to_its_bytes_and_operations() -> None:
     shape = SHAPES["SmolLM2-135M"]
     parts = {name: step for name, (step, _) in part_costs(llm, 1, 64).items()}
     whole = decode_step(shape, 1, 64, 32, 32)
+    assert part_costs(llm, 2, 64)["output head"][0] == parts["output head"], "the last token only"
     assert parts["feed-forward"].intensity == parts["output head"].intensity == 0.5
     products = ("attention's products", "feed-forward", "output head")
     assert sum(parts[name].weight_bytes for name in products) == whole.weight_bytes

@@ -291,9 +291,9 @@ def keys_and_values_count(part: Estimate) -> None:
 
 
 def no_batch_helps_at_a_long_context(part: Estimate) -> None:
-    """contexts of 1,000 and 32,000 tokens:"""
+    """contexts of 1,000 and 8,000 tokens:"""
     _expect_batch(part, 1000)
-    _expect_batch(part, 32_000)
+    _expect_batch(part, 8000)
 
 
 def _sizes(shape: ModelShape) -> dict[str, float]:

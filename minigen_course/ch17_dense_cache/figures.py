@@ -8,7 +8,9 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
+from minigen.checkpoint.model_config import ModelConfig
 from minigen_course.ch17_dense_cache.estimates import compute_bound_batch, step_seconds
+from minigen_course.figures.show import significant
 from minigen_course.figures.style import (
     AMBER,
     BLUE,
@@ -25,7 +27,7 @@ from minigen_course.figures.style import (
     printable,
     title,
 )
-from minigen_course.lab.cost_model import MACHINES, SHAPES
+from minigen_course.lab.cost_model import MACHINES, SHAPES, config_of, most_sequences
 
 EMPTY, READ, COMPUTED = range(3)
 LOOKS = ListedColormap(["white", SKY, ORANGE])
@@ -58,14 +60,14 @@ def cache_filling(tokens: Sequence[str], prompt_length: int, step: int) -> Figur
         raise ValueError(f"This text has the steps 0 to {num_steps - 1}: there is no step {step}.")
     if len(tokens) > MOST:
         raise ValueError(f"That is {len(tokens)} tokens; at most {MOST} can be drawn.")
-    made, both = figure(12, 1.9 + 0.17 * num_steps, ncols=2, sharey=True)
+    made, both = figure(10.4, 2.0 + 0.17 * num_steps, ncols=2, sharey=True)
     for axes, cached in zip(both, (False, True), strict=True):
         grid = states(prompt_length, num_steps, cached)
         axes.pcolormesh(grid, cmap=LOOKS, vmin=0, vmax=2, edgecolors=FAINT, linewidth=0.5)
         width = grid.shape[1]
         axes.add_patch(Rectangle((0, step), width, 1, fill=False, edgecolor=INK, linewidth=2))
         names = printable(tokens[:-1])
-        axes.set_xticks(np.arange(width) + 0.5, names, rotation=90, fontsize=8)
+        axes.set_xticks(np.arange(width) + 0.5, names, rotation=90, fontsize=9)
         axes.axvline(prompt_length, color=QUIET, linewidth=1)
         computed = int((grid[step] == COMPUTED).sum())
         so_far = int((grid[: step + 1] == COMPUTED).sum())
@@ -114,8 +116,10 @@ def _lines(axes: Any, lines: Mapping[str, Sequence[float]], ylabel: str) -> None
 Box = tuple[float, str, str]  # x of its middle, text, shape of what leaves it
 
 
-def two_phases(num_prompt: int, hidden: int, q_heads: int, kv_heads: int, head_dim: int) -> Figure:
+def two_phases(num_prompt: int, config: ModelConfig) -> Figure:
     """Draw one layer's attention in prefill and in decode, with shapes, around the KV cache."""
+    hidden, q_heads = config.hidden, config.q_heads
+    kv_heads, head_dim = config.kv_heads, config.head_dim
     made, both = figure(10.4, 5.4, nrows=2)
     rows = ("prefill", num_prompt, 0), ("decode", 1, num_prompt)
     for axes, (name, new, old) in zip(both, rows, strict=True):
@@ -125,9 +129,14 @@ def two_phases(num_prompt: int, hidden: int, q_heads: int, kv_heads: int, head_d
             "q": (2.3, "queries", f"q [{new}, {q_heads}, {head_dim}]"),
             "kv": (2.3, "keys, values", f"k, v [{new}, {kv_heads}, {head_dim}]"),
             "attention": (7.7, "attention", f"[{q_heads}, {new}, {after}] weights"),
-            "last": (9.9, "last row\nto the head", "1 next token"),
+            "rest": (
+                9.75,
+                f"$W_o$,\nfeed-forward,\n{config.num_layers - 1} more layers",
+                f"x [{new}, {hidden}]",
+            ),
+            "last": (11.8, "last row\nto the head", "1 next token"),
         }
-        heights = {"x": 1.0, "q": 1.75, "kv": 0.25, "attention": 1.0, "last": 1.0}
+        heights = {"x": 1.0, "q": 1.75, "kv": 0.25, "attention": 1.0, "rest": 1.0, "last": 1.0}
         for key, (x, text, shape) in boxes.items():
             y = heights[key]
             axes.add_patch(Rectangle((x - 0.75, y - 0.3), 1.5, 0.6, color=PALE, zorder=2))
@@ -157,10 +166,11 @@ def two_phases(num_prompt: int, hidden: int, q_heads: int, kv_heads: int, head_d
             ((3.05, 1.75), (6.9, 1.15)),
             ((3.05, 0.25), (left - 0.05, 0.25)),
             ((end + 0.05, 0.3), (6.9, 0.85)),
-            ((8.45, 1.0), (9.1, 1.0)),
+            ((8.45, 1.0), (8.95, 1.0)),
+            ((10.5, 1.0), (11.0, 1.0)),
         ):
             arrow(axes, start, to)
-        axes.set(xlim=(-0.85, 10.75), ylim=(-0.15, 2.45))
+        axes.set(xlim=(-0.85, 12.65), ylim=(-0.15, 2.45))
         axes.axis("off")
         computed = f"{new} token{'s' * (new > 1)} computed, {old} read from the cache"
         title(axes, f"{name.capitalize()}: {computed}")
@@ -172,21 +182,28 @@ def speeds(sizes: Sequence[float], lines: Mapping[str, Sequence[float]]) -> Figu
 
     `sizes` are in MB, `lines` in GB/s.
     """
-    made, axes = figure(9, 4.2)
-    for (name, values), colour in zip(lines.items(), (QUIET, BLUE, ORANGE), strict=True):
-        style = "--" if colour is QUIET else "-"
-        axes.plot(sizes, values, f"o{style}", color=colour, linewidth=2, markersize=5, label=name)
-    axes.set(xscale="log", xlabel="size of the matrix (MB, log scale)", ylabel="read (GB/s)")
+    made, axes = figure(9, 4.4)
+    looks = ((QUIET, "o--"), (BLUE, "o-"), (BLUE, "o:"), (ORANGE, "o-"), (ORANGE, "o:"))
+    for (name, values), (colour, style) in zip(lines.items(), looks, strict=False):
+        axes.plot(sizes, values, style, color=colour, linewidth=2, markersize=5, label=name)
+    axes.set(xscale="log", yscale="log", xlabel="size of the matrix (MB, log scale)")
+    axes.set_ylabel("read (GB/s, log scale)")
+    low, high = min(map(min, lines.values())), max(map(max, lines.values()))
+    ticks = [m * 10**e for e in range(-2, 5) for m in (1, 2, 5)]
+    ticks = [each for each in ticks if low / 2 < each < 2 * high]
+    axes.set_yticks(ticks, [f"{each:g}" for each in ticks])
     axes.set_xticks(sizes, [f"{each:g}" for each in sizes])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
-    made.legend(frameon=False, loc="outside lower center", labelcolor=INK)
-    title(axes, "A matrix that fits no cache is read at the speed of memory")
+    made.legend(frameon=False, ncols=2, loc="outside lower center", labelcolor=INK)
+    title(axes, "A matrix that fits no cache is read at most at the speed of memory")
     return made
 
 
 def time_parts(steps: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Draw where each step's time goes, as shares of its whole; parts below zero count as none."""
+    """Draw where each step's time goes, as shares of its whole, which is written at the end.
+
+    Times are in seconds; parts below zero count as none.
+    """
     made, axes = figure(9.4, 0.75 + 0.75 * len(steps))
     colours = dict(
         zip(
@@ -205,9 +222,10 @@ def time_parts(steps: Mapping[str, Mapping[str, float]]) -> Figure:
                     left + share / 2, row, f"{share:.0f} %", ha="center", va="center", color="white"
                 )
             left += share
+        axes.text(101, row, f"{significant(1e3 * whole)} ms", va="center", color=INK)
     axes.set_yticks(range(len(steps)), list(steps))
     axes.invert_yaxis()
-    axes.set(xlim=(0, 100), xlabel="share of the step's time (%)")
+    axes.set(xlim=(0, 112), xticks=range(0, 101, 20), xlabel="share of the step's time (%)")
     patches = [Patch(color=colour, label=name) for name, colour in colours.items()]
     made.legend(
         handles=patches,
@@ -222,8 +240,9 @@ def time_parts(steps: Mapping[str, Mapping[str, float]]) -> Figure:
 def seconds_by_batch(contexts: Sequence[int], most: int = 2000, dots: bool = True) -> Figure:
     """Draw the step time of Llama-3-8B in bfloat16 on an L4 over the batch, for some contexts.
 
-    With `dots`, the batch at which decoding becomes compute-bound is marked. Both are computed by
-    the exercises' functions, so that `using` shows a learner's own.
+    A line is dashed where the sequences do not fit into the card's memory. With `dots`, the batch
+    at which decoding becomes compute-bound is marked. Times and dots are computed by the exercises'
+    functions, so that `using` shows a learner's own.
     """
     shape, card = SHAPES["Llama-3-8B"], MACHINES["L4"]
     made, axes = figure(9, 3.8)
@@ -249,7 +268,10 @@ def seconds_by_batch(contexts: Sequence[int], most: int = 2000, dots: bool = Tru
             found = compute_bound_batch(context)
             ends = "never compute-bound" if found is None else f"compute-bound from {found:,} on"
             name += f": {ends}"
-        axes.plot(batches, line, color=colour, linewidth=2, label=name)
+        room = most_sequences(config_of("Llama-3-8B"), 16, card.memory or 0, context)
+        fits = max(1, sum(batch <= room for batch in batches))
+        axes.plot(batches[:fits], line[:fits], color=colour, linewidth=2.5, label=name)
+        axes.plot(batches[fits - 1 :], line[fits - 1 :], "--", color=colour, linewidth=1.2)
         if found is not None:
             axes.plot(found, milliseconds(found, context), "o", color=colour, markersize=8)
     axes.set(xscale="log", yscale="log", xlabel="batch (sequences, log scale)")

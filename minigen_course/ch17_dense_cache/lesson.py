@@ -3,8 +3,10 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -23,16 +25,26 @@ FLOAT32 = 4  # bytes
 
 @dataclass(frozen=True)
 class StoredStep:
-    """A decode step that a benchmark measured: its time, and the machine's bandwidth."""
+    """A decode step that a benchmark measured: its time, and that of reading its bytes alone."""
 
     seconds: float
-    bandwidth: float
+    reading: float
     context: int
-    weight_bits: int
 
 
 # Chapter 34's compiled step for one sequence, from benchmarks/results/34_step_cost.json.
-COMPILED_STEP = StoredStep(seconds=9.70e-3, bandwidth=29.5e9, context=64, weight_bits=16)
+# The bandwidth of `reading` was measured just before and just after the step.
+COMPILED_STEP = StoredStep(seconds=9.70e-3, reading=8.36e-3, context=64)
+
+CEILING = "the fastest of all reads: the ceiling"
+LONG, SHORT = 4096, 576  # numbers in a row
+NUMPY_LONG, NUMPY_SHORT, TORCH_LONG, TORCH_SHORT = PRODUCTS = (
+    f"NumPy, rows of {LONG:,} numbers",
+    f"NumPy, rows of {SHORT}",
+    f"torch's linear layer, rows of {LONG:,}",
+    f"torch's linear layer, rows of {SHORT}, as in this model",
+)
+WORK_MEGABYTES = 64  # a small matrix is read again and again, up to this many MB a round
 
 
 def continue_dense(llm: LLM, prompt: str, num_tokens: int) -> list[int]:
@@ -76,6 +88,49 @@ def best_in_turns(runs: Mapping[str, Callable[[], object]], rounds: int = 10) ->
     return found
 
 
+@torch.inference_mode()
+def read_speeds(sizes: tuple[int, ...], rounds: int = 8) -> dict[str, list[float]]:
+    """Return how fast matrices of `sizes` MB are read, in GB/s: the ceiling first, then `PRODUCTS`.
+
+    A product has one vector. The ceiling of a size is the fastest of all reads of that size: the
+    products, a sum, a maximum, and a product from the other side. Operations and sizes run in turns
+    in every round, so that a busy moment hits all of them, and the fastest try of each counts.
+    """
+    numbers = torch.ones(max(sizes) * 10**6 // FLOAT32)
+    fastest: dict[tuple[str, int], float] = {}
+    for _ in range(rounds):
+        for size in sizes:
+            for name, (run, count) in _reads(numbers[: size * 10**6 // FLOAT32]).items():
+                for _ in range(1 + WORK_MEGABYTES // size):
+                    started = time.perf_counter()
+                    run()
+                    speed = count * FLOAT32 / (time.perf_counter() - started) / 1e9
+                    fastest[name, size] = max(speed, fastest.get((name, size), 0.0))
+    found = {name: [fastest[name, size] for size in sizes] for name in PRODUCTS}
+    ceiling = [max(v for (_, of), v in fastest.items() if of == size) for size in sizes]
+    return {CEILING: ceiling} | found
+
+
+def _reads(numbers: torch.Tensor) -> dict[str, tuple[Callable[[], object], int]]:
+    """Return operations that read `numbers`, and how many of them each reads."""
+    found: dict[str, tuple[Callable[[], object], int]] = {
+        "sum": (numbers.sum, len(numbers)),
+        "maximum": (numbers.max, len(numbers)),
+    }
+    for width, by_numpy, by_torch in (
+        (LONG, NUMPY_LONG, TORCH_LONG),
+        (SHORT, NUMPY_SHORT, TORCH_SHORT),
+    ):
+        rows = numbers[: len(numbers) // width * width].view(-1, width)
+        x, matrix, count = torch.ones(1, width), rows.numpy(), rows.numel()
+        found[by_numpy] = partial(np.matmul, matrix, x[0].numpy()), count
+        found[by_torch] = partial(torch.nn.functional.linear, x, rows), count
+        if width == LONG:
+            other_side = np.ones(len(matrix), np.float32)
+            found["from the other side"] = partial(np.matmul, other_side, matrix), count
+    return found
+
+
 def products_of(llm: LLM, num_tokens: int) -> Callable[[], None]:
     """Return a function that runs the matrix products of a step on these tokens, and nothing else.
 
@@ -102,7 +157,8 @@ def products_of(llm: LLM, num_tokens: int) -> Callable[[], None]:
 def part_costs(llm: LLM, num_tokens: int, context: int) -> dict[str, tuple[Step, float]]:
     """Return what each part of a step reads and computes, in all layers, and its seconds.
 
-    Each part runs alone, in float32, on the last `num_tokens` of `context` tokens.
+    Each part runs alone, in float32, on the last `num_tokens` of `context` tokens. The output head
+    gets one token, as in a step.
     """
     model, shape = transformer_of(llm), ModelShape.of(llm.config)
     layers, width = model.layers, shape.q_heads * shape.head_dim
@@ -149,11 +205,11 @@ def part_costs(llm: LLM, num_tokens: int, context: int) -> dict[str, tuple[Step,
         ),
         "feed-forward": (Step(ffn * FLOAT32, 0, 2 * num_tokens * ffn), feed_forward),
         "output head": (
-            Step(head * FLOAT32, 0, 2 * num_tokens * head),
-            lambda: model.head(x),
+            Step(head * FLOAT32, 0, 2 * head),
+            lambda: model.head(x[-1:]),
         ),
     }
-    return {name: (step, best_seconds(run, 3)) for name, (step, run) in costs.items()}
+    return {name: (step, best_seconds(run, 2)) for name, (step, run) in costs.items()}
 
 
 def operator_calls(run: Callable[[], object]) -> int:

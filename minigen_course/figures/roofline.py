@@ -11,7 +11,7 @@ from matplotlib.patheffects import withStroke
 
 from minigen_course.figures.show import significant
 from minigen_course.figures.style import AMBER, BLUE, FAINT, INK, ORANGE, QUIET, SKY, figure, title
-from minigen_course.lab.cost_model import Machine, ModelShape, Step, decode_step
+from minigen_course.lab.cost_model import GB, Machine, ModelShape, Step, decode_step
 
 GIGA = 1e9
 
@@ -165,10 +165,13 @@ def crossing(shape: ModelShape, machine: Machine, weight_bits: float, context: i
 
 
 def _room(shape: ModelShape, machine: Machine, weight_bits: float, context: int) -> int | None:
-    """Return how many sequences fit beside the weights, None if the memory's size is unknown."""
+    """Return how many sequences fit beside the weights, None if the memory's size is unknown.
+
+    As in `most_sequences`, a GB is kept for what a step works in.
+    """
     if machine.memory is None:
         return None
-    free = machine.memory - shape.parameters * weight_bits / 8
+    free = machine.memory - GB - shape.parameters * weight_bits / 8
     return max(0, int(free // decode_step(shape, 1, context, weight_bits).kv_bytes))
 
 

@@ -347,15 +347,12 @@ class Card:
 
 
 def measure_machine(
-    dtype: torch.dtype = torch.float32, megabytes: int = 256, size: int = 1024
+    bandwidth: float, dtype: torch.dtype = torch.float32, size: int = 1024
 ) -> Machine:
-    """Measure this machine's limits as torch reaches them: the best of twenty tries each.
+    """Return this machine with its measured `bandwidth`, in bytes per second, and its FLOP/s.
 
-    Bandwidth is that of summing `megabytes`, more than a cache holds; arithmetic is that of a
-    product of two square matrices of `size`.
+    The FLOP/s are those of a product of two square matrices of `size`: the best of twenty tries.
     """
-    numbers = torch.ones(megabytes * 2**20 // 4)
     left, right = (torch.ones(size, size, dtype=dtype) for _ in range(2))
-    bandwidth = numbers.numel() * 4 / best_seconds(numbers.sum, REPEATS)
     flops = 2 * size**3 / best_seconds(lambda: left @ right, REPEATS)
     return Machine("this machine", bandwidth, flops)
