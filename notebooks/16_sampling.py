@@ -127,8 +127,8 @@ print(
 # has more chances to repeat. Holtzman et al. found the same for GPT-2, and called it
 # [text degeneration](https://arxiv.org/abs/1904.09751).
 #
-# Greedy decoding is not even a way to the truth. Here are the model's three likeliest answers to a
-# simple question of geography:
+# Greedy decoding is not even a way to the truth. Here are the model's three likeliest next tokens
+# after the start of a simple fact of geography:
 
 # %%
 capital = next_logits(llm, "The capital of Australia is").softmax(-1)
@@ -141,8 +141,9 @@ for probability, token in zip(*capital.topk(3), strict=True):
 #
 # The other simple choice is to **draw**: each token comes with the probability that the model gives
 # it. Then the text does not loop. But look at what may be drawn. The **tail** is everything beyond
-# the likeliest 1,000 tokens. No token in it is likely. Predict: of 1,000 answers of 80 tokens each, how
-# many have no token from the tail, if every step is like the first one of the rain sentence?
+# the likeliest 1,000 tokens. No token in it is likely, but at the first step of the rain sentence they
+# hold about 6 % together. Predict: of 1,000 answers of 80 tokens each, how many have no token from the
+# tail, if every step is like the first one of the rain sentence?
 
 # %%
 guess_sane = predict(
@@ -157,8 +158,8 @@ print(f"tokens beyond the likeliest 1,000 hold {tail:.1%} of the probability at 
 guess_sane.compare(round(1000 * (1 - tail) ** 80))
 
 # %% [markdown]
-# Practically none, if every position were as open as the first one (the last measurement of this
-# chapter counts real answers). And one nonsense token is enough, because everything that follows
+# Practically none, if every position were as open as the first one (the section *The measurement
+# again* counts them in real answers). And one nonsense token is enough, because everything that follows
 # must make sense of it. So one simple choice repeats itself, and the other one derails. Everything in
 # this chapter stands between the two.
 #
@@ -442,7 +443,7 @@ for added in (0.0, -3.0, 10.0):  # the first of three tokens was said once
 
 # %% [markdown]
 # The loop has made *it* nearly certain, and the presence penalty of 1 hardly helps. Alone it would
-# divide the odds of *it* by 2.7. Here it divides them by 1.5, because most rivals have occurred as well,
+# divide the odds of *it* by 2.7. Here it divides them by 1.5, because its likeliest rivals have occurred as well,
 # and are penalized too. The frequency penalty counts every repetition, so it grows until the loop
 # breaks. The repetition penalty divides a large logit by 1.2, which takes more away than the presence
 # penalty's 1.
@@ -629,7 +630,7 @@ print(
 # - [`max_tokens`](../docs/glossary.md#most-new-tokens) is reached: this is `"length"`.
 # - [`min_tokens`](../docs/glossary.md#fewest-new-tokens) works the other way round: until then the
 #   end tokens are **banned**, their logits are minus infinity, and the sampler must choose something
-#   else.
+#   else. A stop string in these first tokens does not end the answer either.
 
 # %%
 france = llm.chat_prompt([{"role": "user", "content": "What is the capital of France?"}])
@@ -766,7 +767,7 @@ print("torch, 2 requests:", f"⟨{by_torch}⟩")
 #
 # ## The order of the stages
 #
-# All of these settings can stand in one request, so an engine needs an order. minigen's is vLLM's, as
+# All of these settings can stand in one request, so an engine needs an order. minigen's is that of vLLM (which only bans earlier), as
 # figure 16.7 shows. [llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md)
 # applies temperature *last* by default, after top-k, top-p and min-p. Does that matter? Predict:
 # after *The capital of France is*, with `temperature=2` and `top_p=0.9`, how many tokens can be drawn
@@ -1096,14 +1097,17 @@ verdicts(
 # ## What the production engines do beyond this
 #
 # - **[vLLM](https://docs.vllm.ai/en/v0.22.1/api/vllm/v1/sample/sampler/)** samples the whole batch on
-#   the GPU, in the order above. From a batch of 8 on, its top-k and top-p search for a threshold in one
-#   kernel instead of sorting ([Qrita](https://arxiv.org/abs/2602.01518)). It draws by a form of the
-#   Gumbel trick: the largest $p_i / e_i$, for exponentially distributed random $e_i$. A request with a
-#   seed gets a generator of its own.
-# - **[SGLang](https://github.com/sgl-project/sglang)** calls
+#   the GPU, in the order above. On NVIDIA GPUs its top-k and top-p are
+#   [by default](https://github.com/vllm-project/vllm/pull/40376) those of
 #   [FlashInfer](https://flashinfer.ai/2025/03/10/sampling.html): one kernel that draws a token,
 #   accepts it if it lies in the top-p set, and otherwise draws again above a higher threshold: several
-#   passes over the vocabulary, but no sort. Its deterministic mode
+#   passes over the vocabulary, but no sort. Where FlashInfer cannot be used (on other hardware, or with
+#   a seed), one kernel searches for the threshold from a batch of 8 on
+#   ([Qrita](https://arxiv.org/abs/2602.01518)), and the draw is a form of the Gumbel trick. In its older
+#   model runner a request with a seed has a generator of its own. The newer one, the
+#   [default for dense models](https://github.com/vllm-project/vllm/pull/44443), hashes seed, position
+#   and token into Gumbel noise.
+# - **[SGLang](https://github.com/sgl-project/sglang)** calls FlashInfer as well. Its deterministic mode
 #   [hashes seed and position](https://github.com/sgl-project/sglang/pull/10678) into Gumbel noise.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md)** runs a
 #   chain of samplers whose order you can set, by default on the CPU. `--backend-sampling`
