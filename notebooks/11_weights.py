@@ -184,7 +184,7 @@ for name, key in {
 # 3. the bytes of all tensors, one after the other.
 #
 # Take three tensors of the model, give them three different dtypes, and let the safetensors library
-# write them, so that there is something to read by hand. (The file stores its weights as 4-bit and
+# write them, so that there is something to read by hand. (The file stores its matrices as 4-bit and
 # 8-bit numbers; `dequantize()` turns them into ordinary floats. You will write that step yourself
 # below.) Like nearly every file on the hub, this one gets a small note, its **metadata**. (On the hub it
 # is mostly `{"format": "pt"}`, which says that PyTorch wrote the file.)
@@ -222,9 +222,9 @@ print(f"the data begin at byte {8 + header_bytes}, which is 8 × {(8 + header_by
 #
 # **In which order are the bytes of one number?** The number 258 is 256 + 2, so it has a byte 1 and a
 # byte 2. A **little-endian** file stores the small part first: 2, 1. A **big-endian** file stores 1,
-# 2. Nearly all processors of today are little-endian, and so are both formats of this chapter. The
-# order is a convention: the bytes themselves do not tell it. Read in the wrong order, the length
-# is astronomically wrong, as the second line above shows.
+# 2. Nearly all processors of today are little-endian, and so are both formats of this chapter (GGUF also
+# exists in big-endian, for the others). The order is a convention: the bytes themselves do not tell it.
+# Read in the wrong order, the length is astronomically wrong, as the second line above shows.
 #
 # **How many bytes has the number, and is it an integer?** Python's `struct` has a
 # [letter for each kind](https://docs.python.org/3/library/struct.html#format-characters). This
@@ -345,7 +345,8 @@ del naive, theirs, ours
 # [mmap](https://man7.org/linux/man-pages/man2/mmap.2.html) call underneath gets `MAP_PRIVATE`). The
 # result is an ordinary tensor. Slicing it and viewing the slice as another dtype are free, since both
 # only compute an address. One warning: the file must stay as it is. If another program shortens it, the
-# next access to a missing page ends your process, so replace such a file by renaming a new one.
+# next access to a missing page ends your process. So to replace such a file, write a new one beside it
+# and rename that.
 #
 # **Step through the drawing's six stages.** What differs between process B, which maps the file, and
 # process C, which reads it?
@@ -442,7 +443,8 @@ picture(
 #   process that maps the file shares the pages of the first. And when memory gets short, the system can
 #   drop them without writing anything, because the file still has them.
 # - **The disk.** Cold, both ways wait for the same bytes. Reading copies some of them while readahead
-#   fetches the next ones, so the slower the disk is, the less the copy matters.
+#   fetches the next ones, so the slower the disk is, the less the copy matters. Where no cold bar is
+#   drawn, the printed cold times prove nothing, and what is said of cold files here is reasoning only.
 #
 # ## GGUF by hand
 #
@@ -485,8 +487,9 @@ picture(
 # One small class walks through it. A length in a file is only a claim, and the file may be broken or
 # malicious. `struct` refuses to read beyond the end, but a slice is silently shorter, so `string`
 # compares the length with the bytes that are left. Such checks are easily forgotten: without one on
-# the places of tensors, a prepared GGUF file could make Ollama give away its own memory
-# ([CVE-2026-7482](https://www.cyera.com/research/bleeding-llama-critical-unauthenticated-memory-leak-in-ollama)).
+# the places of tensors, a prepared GGUF file could make Ollama, a program that serves GGUF models, give
+# away its own memory (in the public list of security holes it is
+# [CVE-2026-7482](https://www.cyera.com/research/bleeding-llama-critical-unauthenticated-memory-leak-in-ollama)).
 
 # %%
 LAYOUTS = dict(enumerate("BbHhIif?..Qqd"))  # GGUF's numbers of kinds; 8 and 9 have no fixed length
@@ -615,8 +618,8 @@ explore(
 draw_files.hover_map(pieces)
 
 # %% [markdown]
-# Nearly a third of the file is one tensor, the embedding. The rest is thirty times the same seven
-# matrices.
+# Nearly a third of the file is one tensor, the embedding. Nearly all the rest is thirty times
+# the same seven matrices.
 #
 # ## Numbers as bits
 #
@@ -731,7 +734,8 @@ picture(
 # | $w_i$ | weight $i$ of the block | |
 #
 # Two levels share a byte. The **low halves** of the 16 bytes are the levels of numbers 0 to 15, and
-# the **high halves** are those of numbers 16 to 31. (With ggml's names: `d`, `m` and `qs`.)
+# the **high halves** are those of numbers 16 to 31. (In ggml, llama.cpp's library of
+# computations: `d`, `m` and `qs`.)
 #
 # How many bits does a number take in this 4-bit format, everything counted?
 
@@ -875,7 +879,8 @@ show(safetensors.StoredTensor.dequantize)
 #
 # The next table is computed: bits per weight with their share of scales, the size of models in
 # gigabytes (10⁹ bytes), and the **rounding error** of each format on random numbers of a normal
-# distribution, as a share of their size (root mean square). The gguf library packs, minigen unpacks.
+# distribution, as a share of their size (root mean square). llama.cpp's Python library, gguf, packs;
+# minigen unpacks.
 
 # %%
 normal = torch.randn(256, 512, generator=torch.Generator().manual_seed(0))
@@ -1048,15 +1053,15 @@ measured("mapping with the header, times less time", eager_seconds / lazy_second
 measured("mapping with the offset, times less time", eager_seconds / known_seconds)
 
 # %% [markdown]
-# Memory falls by a large factor. Time hardly falls as long as the header is walked: nearly all of it
-# goes into 1.8 MB of vocabulary, which becomes a hundred thousand Python strings. The tensor itself
-# costs next to nothing. For a large model the balance is different: its file is a thousand times as
-# large, and its header is not.
+# Memory falls by a large factor. Time falls little, or even grows, as long as the header is walked:
+# nearly all of it goes into 1.6 MB of vocabulary, which becomes a hundred thousand Python strings. The
+# tensor itself costs next to nothing. For a large model the balance is different: its file is a thousand
+# times as large, and its header is not.
 #
-# And then the thing that mapping does not buy. A **dense** model uses all its weights for each token. To
-# the first token all pages must be fetched, and here all blocks become float32 as well, since minigen
-# was asked for that form; llama.cpp multiplies blocks as they are. Here is the time from opening the
-# file to the first token, in both ways, twice each and in turns:
+# And then the thing that mapping does not buy. A **dense** model uses all its weights for each token.
+# Before the first token, all pages must be fetched, and here all blocks become float32 as well, since
+# minigen was asked for that form; llama.cpp multiplies blocks without converting them to floats first.
+# Here is the time from opening the file to the first token, in both ways, twice each and in turns:
 
 # %%
 starts = lesson.measure_starts(ways, count)
@@ -1064,9 +1069,11 @@ for name, each in starts.items():
     print(f"{name:<8}{', '.join(mark(seconds, 's') for seconds in each)} to the first token")
 
 # %% [markdown]
-# The ways differ by the milliseconds of Figure 11.3. Most of the time is conversion and the first
-# **forward pass** (the computation of one token), which are the same. So is the memory afterwards: the
-# model consists of float32 numbers, and the bytes of the file are no longer needed.
+# By Figure 11.3 the ways should differ by a fraction of a second. That is easily lost in what differs
+# from run to run, since most of the time is conversion and the first **forward pass** (the prompt's way
+# through all layers, which gives one new token), and these are the same in both ways. The memory
+# afterwards is the same, too: the model consists of float32 numbers, and the bytes of the file are no
+# longer needed.
 #
 # ## Claims
 #
@@ -1209,9 +1216,11 @@ scratch.cleanup()
 # ## What the production engines do beyond this
 #
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp)** maps the GGUF where its devices can use mapped
-#   memory, and multiplies blocks as they are stored, so the file's pages *are* the weights. With
-#   `--load-mode none` (formerly `--no-mmap`) it reads them, and with `mmap+mlock` no page may be
-#   dropped. **[Ollama](https://docs.ollama.com/faq)**, which is built on it, loads a model at the first
+#   memory, and multiplies blocks as they are stored, so the file's pages *are* the weights. (On a CPU it
+#   first reorders the blocks of some formats, such as Q4_0 and Q4_K, into
+#   [a copy](https://github.com/ggml-org/llama.cpp/issues/16761), unless you switch that off by
+#   `--no-repack`.) With `--load-mode none` (formerly `--no-mmap`) it reads them, and with `mmap+mlock`
+#   no page may be dropped. **[Ollama](https://docs.ollama.com/faq)**, which is built on it, loads a model at the first
 #   request that names it, and unloads it after five idle minutes.
 # - **[vLLM](https://github.com/vllm-project/vllm)**, **[SGLang](https://github.com/sgl-project/sglang)**
 #   and **[TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/legacy/tensorrt-backend-removal.html)**

@@ -96,10 +96,14 @@ def test_shards_are_mapped_and_a_false_index_is_refused(tmp_path: Path) -> None:
         "a": [0, 1, 2],
         "b": [0, 1, 2, 3],
     }
-    places["c"] = "2.safetensors"
-    index.write_text(json.dumps({"weight_map": places}), encoding="utf-8")
-    with pytest.raises(ValueError, match="lists c"):
-        reference.map_shards(tmp_path)
+    false_places = {
+        "c": {**places, "c": "2.safetensors"},
+        "a": {"a": "2.safetensors", "b": "1.safetensors"},
+    }
+    for lost, each in false_places.items():
+        index.write_text(json.dumps({"weight_map": each}), encoding="utf-8")
+        with pytest.raises(ValueError, match=f"lists {lost}"):
+            reference.map_shards(tmp_path)
 
 
 def test_packed_blocks_are_those_of_the_gguf_library() -> None:

@@ -73,6 +73,8 @@ def map_shards(folder: Path) -> dict[str, Tensor]:
         size = path.stat().st_size
         raw = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
         for name, entry in read_safetensors_header(path).items():
+            if index["weight_map"].get(name) != shard:
+                continue  # the index does not mean this one
             view = raw[entry.begin : entry.end].view(DTYPES[entry.dtype])
             found[name] = view.reshape(entry.shape)
     lost = sorted(set(index["weight_map"]) - set(found))
