@@ -417,9 +417,10 @@ torch.testing.assert_close(found, package_logits(prompt_ids), atol=1e-3, rtol=1e
 print("The forward pass above and the package agree on all logits.")
 
 # %% [markdown]
-# Two things differ from `forward`. Attention comes as an argument, `attend`, and is bound to its layer
-# (`partial` fixes the first argument), because every layer has its own keys and values to keep. And the head is a call of its own, `logits`, which
-# can be given only the rows that matter.
+# The docstrings call our $x$ **hidden states**. Two things differ from `forward`. Attention comes as
+# an argument, `attend`, and is bound to its layer (`partial` fixes the first argument), because every
+# layer has its own keys and values to keep. And the head is a call of its own, `logits`, which can be
+# given only the rows that matter.
 #
 # ## The idea: layers add
 #
@@ -496,8 +497,9 @@ print(f"after it: about {round(after, -2):,.0f}")
 # Most layers can be left out one at a time, and the model still works, because the stream carries
 # everything past the gap ([Veit et al. 2016](https://arxiv.org/abs/1605.06431) found the same in image
 # networks). Without the first, the perplexity is thousands of times as high: the first layers probably turn
-# a table's row into something that the others can read. Layer 11 is
-# special. It adds a huge vector to the stream of the *first* token, the attention sink of chapter 14
+# a table's row into something that the others can read. The high point
+# further right is layer 11: without it, the perplexity is more than thirty times as high. It adds a
+# huge vector to the stream of the *first* token, the attention sink of chapter 14
 # ([Sun et al. 2024](https://arxiv.org/abs/2402.17762) found such **massive activations** in many models).
 # And a few layers do this sentence more harm than good, most of all layer 17: what helps on average need
 # not help everywhere.
@@ -537,7 +539,7 @@ picture(
     draw.lens_grid(lens, spell),
     "The logit lens of a sentence. Each cell is a layer's likeliest next token and its probability; "
     "yellow means sure. Right: the last layer's five likeliest tokens, and the probability that each layer "
-    "gives to them, on a logarithmic axis.",
+    "gives to them, on a logarithmic axis. What is below one in a million is not drawn.",
     number="15.3",
 )
 
@@ -549,9 +551,9 @@ picture(
 # the [tuned lens](https://arxiv.org/abs/2303.08112) trains a small translator for each layer. And certainty
 # is no sign of truth: a middle layer may be very sure of a token that later layers drop.
 #
-# Write your own sentence. `shown` switches between each layer's first choice, the probability that it
+# Write your own sentence, of at most 12 tokens. `shown` switches between each layer's first choice, the probability that it
 # gives to the token which the last layer will choose, and its entropy (how unsure it is: 0 bits are
-# certainty, 1 bit is a coin toss). `position` is followed on the right. `every` says how many layers lie
+# certainty, 1 bit is a coin toss; here yellow means unsure). `position` is followed on the right. `every` says how many layers lie
 # between two rows.
 
 
@@ -564,8 +566,8 @@ def lens_of(sentence, shown, position, every):
 
 explore(
     lens_of,
-    "The probability that each layer gives to the token which the last layer will choose. After hot is, "
-    "the answer cold appears only in the last layers.",
+    "The probability that each layer gives to the token which the last layer will choose. After “hot is”, "
+    "the answer “cold” appears only in the last layers.",
     "15.4",
     sentence="The opposite of hot is",
     shown=[draw.SHOWN[1], draw.SHOWN[0], draw.SHOWN[2]],
@@ -722,10 +724,10 @@ explore(
 # because later tokens attend to the keys and values of earlier ones. But the head treats each row alone,
 # and can be given the last row only. Each row that is left out saves $2\,V d$ FLOPs.
 #
-# For the same reason several texts fit into one pass. Their tokens lie one after another, without padding
-# (filling short texts up to the longest), as a [packed batch](../docs/glossary.md#packed-batch). Each text has its own positions and its own
-# attention. Norms, matrices and feed-forward networks treat every token alone, so they need not know where
-# a text ends. The head gets the last row of each text. `attend_packed` is a loop over slices:
+# For the same reason several texts fit into one pass. Their tokens lie one after another, without
+# padding (filling short texts up to the longest), as a [packed batch](../docs/glossary.md#packed-batch).
+# Each text has its own positions and its own attention. Norms, matrices and feed-forward networks treat
+# every token alone, so they need not know where a text ends. The head gets the last row of each text. `attend_packed` is a loop over slices:
 
 # %%
 show(attention.attend_packed)
@@ -841,8 +843,10 @@ measured("in float32, a logit of the story moves with the number of rows by up t
 # so little that a choice hardly ever changes. With the same batch and deterministic kernels, the answer is
 # always the same. On GPUs, some kernels add parts of one sum in whatever order they finish, and a library
 # that tunes itself may choose another kernel on another day. Then even the same batch can give two
-# answers. [He 2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/)
-# shows how kernels can be made to give the same result for every batch shape.
+# answers. The usual cause is the batch, though:
+# [He 2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/) finds that
+# servers give two answers mainly because other users' requests change the batch, and shows how
+# kernels can be made to give the same result for every batch shape.
 #
 # ## Claims
 #
@@ -908,8 +912,8 @@ verdicts(
 # - Feed-forward networks hold most parameters, and most FLOPs at short contexts. Attention overtakes them at
 #   long contexts, in wide models later than in narrow ones.
 # - Only the last row of each text needs logits, and several texts can be packed into one pass.
-# - Logits equal those of another library to three decimals, but not to the last bit. Where two are nearly
-#   equal, the batch can decide which token wins.
+# - Logits differ from those of another library by less than 0.001, but not by nothing. Where two are
+#   nearly equal, the batch can decide which token wins.
 #
 # **Check yourself** (click to see the answer).
 #
@@ -933,19 +937,22 @@ verdicts(
 # ## What the production engines do beyond this
 #
 # - **[vLLM](https://github.com/vllm-project/vllm)** and **[SGLang](https://github.com/sgl-project/sglang)**
-#   run the same stack on packed tokens, with fused QKV and fused gate and up. The addition to $x$ and the
+#   run the same stack on packed tokens, with one matrix for Q, K and V and one for gate and up, as
+#   here. The addition to $x$ and the
 #   norm that follows are one kernel, as are SiLU and its multiplication
 #   ([kernel fusion](../docs/glossary.md#kernel-fusion)). [Decode](../docs/glossary.md#decode) steps are
 #   recorded as [CUDA graphs](../docs/glossary.md#cuda-graph), one for each of some batch sizes, and launched
-#   as a whole. vLLM also has a
-#   [batch-invariant mode](https://docs.vllm.ai/en/latest/features/batch_invariance/), whose results do not
-#   depend on the batch.
+#   as a whole. Both have a mode
+#   whose results do not depend on the batch ([vLLM](https://docs.vllm.ai/en/latest/features/batch_invariance/),
+#   [SGLang](https://docs.sglang.io/advanced_features/deterministic_inference.html)), with some GPUs and
+#   kernels only.
 # - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** runs a PyTorch model with NVIDIA's own fused
 #   kernels. It used to build an engine for one kind of GPU; that way
 #   [was removed](https://nvidia.github.io/TensorRT-LLM/legacy/tensorrt-backend-removal.html).
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp)** (and **Ollama**, which uses its libraries) builds a
-#   graph of tensor operations for each batch, and runs it layer by layer on CPU or GPU, wherever the layer's
-#   weights are.
+#   graph of tensor operations for a batch, [uses it again](https://github.com/ggml-org/llama.cpp/pull/14482)
+#   for the next one if the shapes are the same, and runs it layer by layer on CPU or GPU, wherever the
+#   layer's weights are.
 #
 # ## Further reading
 #

@@ -225,7 +225,7 @@ def attention_share(names: Sequence[str]) -> Figure:
 
 
 def budget_bars(shape: ModelShape, context: int) -> Figure:
-    """Draw parameters, and FLOPs for one token after `context` tokens, by kind of tensor.
+    """Draw parameters, and one token's FLOPs at a context of `context`, by kind of tensor.
 
     Raises `ValueError` for a context that is not from 1 to 131,072 tokens.
     """
