@@ -298,7 +298,7 @@ print("the eight answers are the same")
 # (the list of all tokens that it knows) a score that says how well it would continue them. There
 # are two ways to use this.
 #
-# - **Training** finds the weights. The model sees texts that people wrote, its scores are compared
+# - **Training** finds the weights. The model sees texts that exist already, its scores are compared
 #   with the token that really comes next, and the weights are changed a little so that this token's
 #   score grows. This is repeated for trillions of tokens.
 # - **Inference** uses the weights and never changes them. The model continues a new text.
@@ -339,8 +339,8 @@ picture(
 # 4. After a last rescaling (a **norm**, chapter 13), the **output head** compares the last token's 576
 #    numbers with every token of the vocabulary. The result is 49,152 scores, the
 #    [logits](../docs/glossary.md#logits) (chapter 15). In this model the head *is* the embedding table
-#    (the two are **tied**), so every step reads all of it. Llama-3-8B has two tables, and a step reads
-#    only a few rows of the first.
+#    (the two are **tied**), so every step reads all of it. Llama-3-8B, a larger model that returns
+#    below, has two tables, and a step reads only a few rows of the first.
 # 5. The [sampler](../docs/glossary.md#sampler) chooses one token id by its scores (chapter 16).
 # 6. The [detokenizer](../docs/glossary.md#detokenization) turns the id into text again, here
 #    *␣Paris* (the sign ␣ stands for a space).
@@ -355,7 +355,7 @@ written = list(ids)
 with torch.inference_mode():  # no training: nothing is recorded for it
     for step in range(3):
         x = model.embed(torch.tensor(written))
-        # attention over one whole text (chapter 14); this model has no sliding windows
+        # attention over one whole text (chapter 14); no layer limits how far back it looks
         look_back = attend_packed([len(written)], llm.config.sliding_windows)
         positions = torch.arange(len(written))  # each token's place in the text: 0, 1, 2, ...
         hidden = model(torch.tensor(written), positions, look_back)
@@ -404,8 +404,10 @@ evening = (
     "lit the lamp, and watched the ships come home."
 )
 story = f"{evening} {evening} One night the lamp went out, and the keeper"
+params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+salt = str(time.time_ns())  # a new one each time: a second run reuses nothing (chapter 23)
 with llm.record() as recorded_one:
-    answer = llm.generate(story, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+    answer = llm.generate(story, params, cache_salt=salt)
 seconds = figures.step_seconds(recorded_one.events)
 decode_seconds = median(seconds[1:])
 print(f"{answer.num_prompt_tokens} tokens of the prompt, {answer.num_output_tokens} new tokens")
@@ -488,8 +490,8 @@ explore(
 # ## Serve it
 #
 # Until now the engine ran inside this notebook. A **server** offers it to other programs, over the
-# network. Almost all programs that use language models speak the API of OpenAI's service, so an
-# engine that understands it can serve them all: `minigen serve` on a command line, or `serving` in
+# network. Most programs that use language models can speak the API of OpenAI's service, so an
+# engine that understands it can serve them: `minigen serve` on a command line, or `serving` in
 # a notebook. Eight threads ask at once, with OpenAI's own client. No program planned their batch.
 # What will the timeline look like?
 
@@ -520,7 +522,7 @@ picture(
 
 # %% [markdown]
 # Each request joined the batch at the first step after it arrived. The clients know nothing of each
-# other, and still share every reading of the weights. Part 2 builds what makes this possible, and
+# other, and still share most readings of the weights. Part 2 builds what makes this possible, and
 # chapter 51 builds the server.
 #
 # ## The five problems of an engine
@@ -611,15 +613,16 @@ print(json.dumps(cost_model.MODELS["Llama-3-8B"], indent=1))
 # | $S$ | sequences (requests) that run at once | `sequences` | |
 # | $T$ | tokens of each sequence, prompt and answer | `context` | |
 # | $L$ | layers | `config.num_layers` | 32 |
-# | $H_{kv}$ | heads of keys and values (KV heads): how many pairs of key and value each layer keeps of a token (chapter 14) | `config.kv_heads` | 8 |
+# | $H_{kv}$ | heads of keys and values (KV heads): how many pairs of key and value each layer keeps of a token (chapter 14). Several **query heads** share each of them (`q_heads`, 32 here) | `config.kv_heads` | 8 |
 # | $d$ | numbers in a key, and in a value | `config.head_dim` | 128 |
-# | $b_{kv}$ | bits per number of the KV cache | 16 | 16 |
+# | $b_{kv}$ | bits per number of the KV cache | `kv_bits` | 16 |
 # | $W$ | working memory, in bytes | `working` | 1 GB, assumed |
 # | $M$ | the machine's memory, in bytes | `memory` | |
 #
 # In papers, $T$ is often called $n$ and $d$ is $d_{head}$. What a single token takes has a name of
-# its own. The 2 stands for a key *and* a value. (Models with sliding windows or latent attention
-# keep less; chapter 14.)
+# its own. The 2 stands for a key *and* a value. (Some models keep less: those in which a token sees
+# only the last few thousand tokens, [sliding windows](../docs/glossary.md#sliding-window), and those
+# that store keys and values compressed, **latent attention**; chapter 14.)
 #
 # $$\text{KV bytes per token} = 2 \, L \, H_{kv} \, d \cdot \frac{b_{kv}}{8}$$
 #
@@ -672,7 +675,8 @@ assert cost_model.kv_bytes_per_token(cost_model.config_of("Llama-3-8B")) == kv_o
 # The first two can be estimated. The others depend on engine, driver and GPU; this chapter
 # *assumes* 1 GB for everything. Here is an estimate for Llama-3-8B and a step of 8,192 tokens, with
 # numbers of 2 bytes, and logits of 4 bytes for 256 sequences. Not all of these tensors exist at
-# once, so their sum is an upper bound:
+# once, and some that live only for a moment are left out (such as the product of the two in the
+# feed-forward network), so this shows the order of magnitude, and is no bound:
 
 # %%
 llama = cost_model.config_of("Llama-3-8B")
@@ -754,8 +758,8 @@ explore(
 # lie, its [memory bandwidth](../docs/glossary.md#memory-bandwidth), bounds the speed of a chat. The
 # next cell divides the weights that a step of Llama-3-8B reads, in bfloat16, by the bandwidth of
 # each tier, as data sheets and standards give it. (DDR5 is a kind of main memory; PCIe connects the
-# processor with GPUs and SSDs by lanes of 16 billion bits per second, of which 128 in 130 are
-# data.) With one token per step, no chat can be faster than this.
+# processor with GPUs and SSDs by lanes, in version 4.0 of 16 billion bits per second each, of which
+# 128 in 130 are data.) With one token per step, no chat can be faster than this.
 
 # %%
 weight_bytes = cost_model.SHAPES["Llama-3-8B"].multiplied * 2  # all but the embedding table
@@ -814,7 +818,8 @@ my_most = check(0, most_sequences=most_sequences)
 # %% [markdown]
 # Inside `with using(0, most_sequences=my_most):`, the package calls your function: here the module
 # `figures` does. The next figure draws its curve with it, and its title says whether the function is
-# yours. Drag the requests until the dot leaves the area of what fits: does your number agree?
+# yours. Drag the requests to the largest number at which the dot is blue and the left panel says
+# "fits" (with one more, the dot is orange): does your number agree?
 
 # %%
 with using(0, most_sequences=my_most):
@@ -1006,8 +1011,9 @@ verdicts(
 # 2020](https://arxiv.org/abs/1910.02054).) TPUs and other accelerators run the same steps with
 # other kernels. **Prompt compression** shortens what is sent, and a **semantic cache** answers a
 # question that resembles an earlier one without running the model at all. Both stand in front of an
-# engine, and both can change the answer. Production engines are written in Python, C++, Rust and
-# CUDA; here everything is Python, with kernels in Triton and Numba, which compile Python functions.
+# engine, and both can change the answer. Production engines are written in Python, C++, Rust, Go
+# and CUDA; here everything is Python, with kernels in Triton and Numba, which compile Python
+# functions.
 #
 # ## Summary
 #
@@ -1037,8 +1043,8 @@ verdicts(
 #
 # <details><summary>2. You double the number of requests that run at once. Which of weights, KV cache and
 # working memory grows?</summary>
-# The KV cache doubles. The working memory grows a little, by the activations and logits of more tokens
-# in a step. The weights stay the same.</details>
+# The part of the KV cache that is in use doubles. The working memory grows a little, by the
+# activations and logits of more tokens in a step. The weights stay the same.</details>
 #
 # <details><summary>3. A GPU of 80 GB holds Llama-3-70B with 4.5 bits per weight and 1 GB of working memory.
 # About how many tokens of KV cache fit?</summary>

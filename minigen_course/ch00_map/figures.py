@@ -39,7 +39,7 @@ from minigen_course.lab.cost_model import (
 )
 
 MostSequences = Callable[..., int]
-CONTEXTS = [2**power for power in range(8, 18)]
+CONTEXTS = [*range(256, 2**15, 256), *range(2**15, 2**17 + 1, 2**13)]  # as fine as the slider
 GIB = 2**30
 
 
@@ -74,7 +74,7 @@ def memory_budget(
         (context, sequences),
         xytext=(0, -14),
         textcoords="offset points",
-        ha="right" if context > CONTEXTS[3] else "left",
+        ha="right" if context > 2048 else "left",
         color=INK,
         fontsize=9,
     )
