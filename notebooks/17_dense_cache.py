@@ -230,10 +230,10 @@ picture(
             "with a cache": [1e3 * each for each in seconds_cached],
         },
         "time of one step (ms)",
-        "With a cache only the first step is long: it computes the prompt",
+        "Without a cache a step grows with the text, with one it does not",
     ),
     "The time of each step. Without a cache it grows with the text. With a cache, the first step "
-    "computes the prompt, and all further steps compute one token. (Single peaks are other programs.)",
+    "computes the prompt, and all further steps compute one token. (Single peaks are probably other programs.)",
     number="17.1",
 )
 
@@ -282,7 +282,7 @@ print(f"last token again:     {spell(after_twice)!r}, {wrong.num_tokens} tokens 
 # The cache now holds the token *is* twice, at two positions, so the model continues *The capital of
 # France is is*. No error is raised. Prefill has computed the last token of the prompt already, and
 # **its logits give the first new token**. This off-by-one mistake is one of the wrong solutions that
-# the check of `DenseRunner` knows by name. (It is the loop around the cache: a stretch exercise, in
+# the check of `DenseRunner` knows by name. (`DenseRunner` is the loop around the cache: a stretch exercise, in
 # the workspace.) One case looks alike and is right: if all keys and values of a prompt are known from
 # an earlier request, its last token is computed again for its logits, but at its **own position**, and
 # the cache grows by nothing (chapter 23).
@@ -313,8 +313,8 @@ explore(
 # %% [markdown]
 # ## What is O(n), and what was O(n²)?
 #
-# "The KV cache turns O(n²) into O(n)" is often said, and rarely of what. Work is $O(n)$ if it doubles
-# when $n$ doubles, $O(n^2)$ if it grows fourfold, $O(n^3)$ if it grows eightfold, and $O(1)$ if it
+# "The KV cache turns O(n²) into O(n)" is often said, and rarely of what. For large $n$, work is $O(n)$
+# if it doubles when $n$ doubles, $O(n^2)$ if it grows fourfold, $O(n^3)$ if it grows eightfold, and $O(1)$ if it
 # stays. Two kinds of work must be distinguished, and also one step and a whole text:
 #
 # - The **linear layers** ($W_q$, $W_k$, $W_v$, $W_o$ and the feed-forward network) work on each token
@@ -490,7 +490,7 @@ here = cost.measure_machine(bandwidth=1e9 * ceiling[-1])
 picture(
     draw.speeds(sizes, read_speeds),
     "How fast a matrix is read by a product with one vector. The ceiling is the fastest of seven "
-    "ways to read the same numbers. Left, they fit into a cache. Right, memory sets the pace: the wall.",
+    "ways to read the same numbers. Left, they fit into a cache (and at 1 MB the time of the call itself shows). Right, memory sets the pace: the wall.",
     number="17.5",
 )
 numpy_long = read_speeds[lesson.NUMPY_LONG]
@@ -634,7 +634,7 @@ for n, (work, seconds) in passes.items():
 # %% [markdown]
 # A weight of $b_w$ bytes that is multiplied with $m$ tokens in one pass gives $2m$ FLOPs, so the
 # intensity is about $2m / b_w$, here $m / 2$. (The table has less, because the head multiplies the
-# last token only, and the cache is read as well.)
+# last token only, and the keys and values are counted as bytes, too.)
 #
 # ## The roofline
 #
@@ -666,8 +666,8 @@ print(f"H100 against A100: {h100.flops / a100.flops:.1f} times the FLOP/s, ", en
 print(f"{h100.bandwidth / a100.bandwidth:.1f} times the bandwidth")
 
 # %% [markdown]
-# The ridge lies at 295 tokens on an H100 in bfloat16, and far lower on a processor. Left of it another
-# token costs nearly nothing. Right of it, each token costs its arithmetic.
+# The ridge lies at 295 tokens on an H100 in bfloat16, and far lower on a processor. For a step on the
+# roof, another token costs nearly nothing left of the ridge, and its arithmetic right of it.
 #
 # The distance from a point to the roof is what the step loses to everything else: slow products, small
 # matrices, softmax, norms, Python. Decode lies far below the slope here, for the reasons of figure
@@ -690,7 +690,11 @@ print(f"{h100.bandwidth / a100.bandwidth:.1f} times the bandwidth")
 measured("TTFT of a prompt of 128 tokens", 1e3 * passes[128][1], "ms")
 measured("ITL of one user", 1e3 * passes[1][1], "ms")
 measured("throughput of one user", 1 / passes[1][1], "tokens/s")
-measured("throughput of a batch of 8 (a pass of 8 tokens)", 8 / passes[8][1], "tokens/s")
+measured(
+    "throughput of a batch of 8, at most (a pass of 8 tokens, but logits of one)",
+    8 / passes[8][1],
+    "tokens/s",
+)
 
 # %% [markdown]
 # ## A model of a step's time
@@ -720,6 +724,10 @@ measured("throughput of a batch of 8 (a pass of 8 tokens)", 8 / passes[8][1], "t
 # The weights appear once, whatever the batch is. The keys and values appear once per sequence. The
 # term $4 L H_q d\, n_i$ is attention: per query head and token of the context, $2d$ FLOPs for the
 # score and $2d$ for the mix of values.
+#
+# A prompt of $m$ tokens in one pass reads as much as one sequence with a context of $m$. It computes
+# $2 (N_w - N_h)\, m + 2 N_h + 4\, L\, H_q\, d \cdot m (m + 1) / 2$ FLOPs: only its last token goes through
+# the $N_h$ weights of the output head.
 #
 # Take the overhead from one measurement, the pass of one token, and predict the others. (Here $t_0$
 # also swallows the slow products of one row.)
@@ -856,7 +864,7 @@ picture(
     drawn,
     "Llama-3-8B in bfloat16 on an L4. Flat: the weights decide, and a larger batch is nearly free. "
     "Rising: the KV cache decides, and in the lowest line at last the arithmetic. Dashed: more than "
-    "the card's 24 GB hold.",
+    "the card's 24 GB hold beside 1 GB to work in.",
     number="17.8",
 )
 reveal(17, compute_bound_batch=my_batch, step_seconds=my_step)
@@ -882,7 +890,7 @@ assert abs(mine / cost.decode_step(eight, 32, 1000, 16).seconds(card) - 1) < 1e-
 # [AMD's MI300X](https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html)
 # and an [Apple M2 Ultra](https://www.apple.com/newsroom/2023/06/apple-introduces-m2-ultra/), whose
 # processor and GPU share up to 192 GB of **unified memory**: slower than an H100's, but large enough
-# for the whole 70B model. The KV cache has 16 bits here, and 1 GB is kept to work in, as in chapter 00.
+# for the whole 70B model in 16 bits. The KV cache has 16 bits here, and 1 GB is kept to work in, as in chapter 00.
 
 # %%
 cards = {**cost.MACHINES, **cost.UNIFIED, "this machine": here}
@@ -897,7 +905,7 @@ def predicted_step(model, weight_bits, card, context, batch):
 explore(
     predicted_step,
     "Left, the two times of a decode step: the longer bar decides. Right, both for all batches: blue "
-    "to read, orange to compute, a dot for the chosen batch. At batch 1 the arithmetic is invisible.",
+    "to read, orange to compute, a dot for the chosen batch. At batch 1 the bar of the arithmetic is a thin line.",
     "17.9",
     model=["Llama-3-70B", *(name for name in cost.SHAPES if name != "Llama-3-70B")],
     weight_bits=[8, 16, 4.5],
@@ -1009,7 +1017,10 @@ verdicts(
     ),
     Claim(
         "Most of a request's time is decode",
-        " and ".join(f"{each:.0%} ({p:,} + {a} tokens)" for (p, a), each in decode_shares.items()),
+        "Llama-3-70B in 8 bits on an H100: "
+        + " and ".join(
+            f"{each:.0%} ({p:,} + {a} tokens)" for (p, a), each in decode_shares.items()
+        ),
         holds(all(each > 0.5 for each in decode_shares.values())),
         "it depends on the lengths of prompt and answer",
     ),
@@ -1025,7 +1036,7 @@ verdicts(
 # - Per step, attention falls from $O(n^2)$ to $O(n)$ and the linear layers from $O(n)$ to $O(1)$. Over
 #   a whole text, attention falls from $O(n^3)$ to $O(n^2)$.
 # - Decode reads all weights for one token: its arithmetic intensity is about 1 FLOP/byte in bfloat16,
-#   far left of the ridge. Its pace is bandwidth divided by bytes.
+#   far left of the ridge. Its pace is at most bandwidth divided by bytes.
 # - The step-time model, $\max(\text{bytes} / B, \text{FLOP} / P) + t_0$, bounds any model on any card.
 #   Where a step takes longer, slow products and overhead are the reason; both can be measured.
 # - A batch shares the reading of the weights, but not of the KV cache. With long contexts decode is
