@@ -114,7 +114,7 @@ chapter_map("embedding", "norms", "positions", "feed-forward")
 # choices**. 1 means certain. This model knows 49,152 tokens, so 49,152 means guessing blindly. A
 # larger perplexity is possible, too: it means that the model is sure of wrong tokens.
 #
-# The test text is a story that no model has seen, and the model reads it twice in a row. On the
+# The test text is a story that this model has not seen, and the model reads it twice in a row. On the
 # second reading every word has already appeared, so the model only has to copy. (The first token of
 # this reading is left out too, so that both readings are judged by the same tokens.) How well does it
 # copy if it cannot see the order of the tokens? Replace `None` by your prediction of the perplexity.
@@ -213,11 +213,11 @@ picture(
 # The larger the score, the more the first token takes over of the second one's value. What it takes
 # from itself and all earlier tokens is added up, and a sum does not know an order: $3 + 4 = 4 + 3$. A
 # layer does this several times side by side, with a query of 64 numbers each time. These are its
-# **heads**: nine for queries, and three for keys, which are shared.
+# **heads**: nine for queries, and three for keys and values, which are shared.
 #
 # Compare the full stop in *dog bites man.* and in *man bites dog.* Before it stand the same three
-# words. The model runs without rotation. Is the state of the full stop the same in both sentences
-# after one layer? (Write `"yes"` or `"no"`.) And after two layers?
+# words. The model runs without rotation. Is the **state** of the full stop (its vector in the residual
+# stream) the same in both sentences after one layer? (Write `"yes"` or `"no"`.) And after two layers?
 
 # %%
 guess_one = predict("Without positions, the same after layer 1?", None)
@@ -239,7 +239,7 @@ guess_two.compare("yes" if same[2] else "no")
 # layer can: a token sees only the tokens before it (chapter 14), so *man* has seen *dog* in the one
 # sentence and nothing in the other. A model can be trained without any other sign of the order
 # ([Kazemnejad et al. 2023](https://arxiv.org/abs/2305.19466)). But this model was trained with
-# positions, and without them it fails, as the first cell showed.
+# positions, and without them it fails, as the first measurement showed.
 #
 # ## Three ways to show a position
 #
@@ -416,8 +416,9 @@ print(f"share of the token before: {before:.2f}, of the first token: {at_first:.
 
 # %% [markdown]
 # The curve is highest at distance 1. And that is where the head looks: attention turns the scores of a
-# token into shares that add up to 1 (chapter 14), and on average most of it goes to the token before.
-# Nothing but the angles of the pairs says so. ALiBi's slopes could not express it.
+# token into shares that add up to 1 ([**softmax**](../docs/glossary.md#softmax), chapter 14), and on
+# average most of it goes to the token before. In the curve, nothing but the angles of the pairs tells
+# one distance from another. ALiBi's slopes could not express it.
 #
 # ## Drag it
 #
@@ -514,7 +515,7 @@ def apply_rotary(
     cos: Float[Tensor, "tokens half"],
     sin: Float[Tensor, "tokens half"],
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """Rotate each pair (i, i + head_dim/2) by its angle: the pairing of Hugging Face models."""
+    """Rotate each pair (i, i + head_dim/2) by its angle: the pairing of Llama in transformers."""
     raise NotImplementedError  # your turn
 
 
@@ -551,7 +552,7 @@ print("The engine's queries, the package and the loop agree.")
 #
 # | pairing | pairs of a head of 64 | who uses it |
 # |---|---|---|
-# | by halves | 0 and 32, 1 and 33, ..., 31 and 63 | GPT-NeoX; Llama, Mistral and Qwen models in transformers' format |
+# | by halves | 0 and 32, 1 and 33, ..., 31 and 63 | GPT-NeoX; Llama, Mistral and Qwen models in the format of Hugging Face's library transformers |
 # | by neighbours | 0 and 1, 2 and 3, ..., 62 and 63 | the paper; GPT-J; Meta's own Llama files; llama.cpp for the Llama family |
 #
 # Both take the same input, return the same shape, and pass your test. The package has both:
@@ -582,7 +583,7 @@ picture(
 # %% [markdown]
 # No error, no warning, and the answer is still *Paris*. If you test with this question only, you ship
 # the bug. But the model can no longer find what it has just read. (With its own pairs it misses *keeps*:
-# after *Marla Venn* it expects something new about her, not the same story again.)
+# after *Marla Venn* it probably expects something new about her, not the same story again.)
 #
 # ### Where the mistake comes from, and how it is repaired
 #
@@ -609,8 +610,8 @@ from torch import Tensor
 def unpermuted_rows(num_rows: int, heads: int) -> Int64[Tensor, " rows"]:
     """Return the stored row for each row 0, 1, 2, ...: within a head first the even, then the odd.
 
-    >>> unpermuted_rows(8, heads=2).tolist()
-    [0, 2, 1, 3, 4, 6, 5, 7]
+    >>> unpermuted_rows(12, heads=2).tolist()
+    [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
     """
     raise NotImplementedError  # your turn
 
@@ -653,8 +654,8 @@ reveal(13, unpermuted_rows=my_rows)
 #
 # Any position has its angles, so a rotation seems to know no limit. But a model has only learned what
 # it has met in training. The configuration of this one promises 8,192 positions. Within them, fast
-# pairs complete many turns and reach every angle. Slow pairs do not complete a single one: beyond
-# position 8,192 they reach angles that the model has never met.
+# pairs complete many turns and reach every angle. Slow pairs do not complete a single one: at a
+# distance beyond 8,192, they turn query and key apart by angles that the model has never met.
 #
 # The cure is called **rotary scaling**: slow the pairs down, until the positions that are wanted fit
 # into the angles that are known. To reach $s$ times as far:
@@ -662,24 +663,26 @@ reveal(13, unpermuted_rows=my_rows)
 # - **Linear scaling** ([Chen et al. 2023](https://arxiv.org/abs/2306.15595)) divides all speeds,
 #   $\theta'_i = \theta_i / s$. It slows the fast pairs as well, so that neighbours are only $1/s$ of a
 #   step apart, which the model has never met either. It needs some further training.
-# - **NTK scaling** (named after a theory that is not needed here) takes a larger base,
-#   $b' = b \cdot s^{d_h/(d_h-2)}$, so $\theta'_i = \theta_i \cdot s^{-2i/(d_h-2)}$: pair 0 keeps its
-#   speed, the last pair is divided by exactly $s$, and those between change gradually.
+# - **NTK scaling** (section 3 of the YaRN paper below; its name is that of a theory that is not needed
+#   here) takes a larger base, $b' = b \cdot s^{d_h/(d_h-2)}$, so
+#   $\theta'_i = \theta_i \cdot s^{-2i/(d_h-2)}$: pair 0 keeps its speed, the last pair is divided by
+#   exactly $s$, and those between change gradually.
 # - **YaRN** ([Peng et al. 2023](https://arxiv.org/abs/2309.00071)) and Llama 3's rule leave the pairs
 #   alone that make many turns within the trained length, divide those by $s$ that make less than
 #   about one, and blend between. YaRN also makes softmax (chapter 14) slightly sharper: larger scores
 #   win more clearly.
 #
 # We test about four times the promised length. With NTK scaling $s$ must be larger than 4, because only
-# the last pair is slowed by the whole $s$. Pair 20 is the first that never completes a turn: $s = 16$
-# slows it $16^{40/62} = 6.0$ times, $s = 4$ only 2.4 times.
+# the last pair is slowed by the whole $s$. Pair 20 is the first that does not complete a turn within
+# 8,192 positions: $s = 16$ slows it $16^{40/62} = 6.0$ times, $s = 4$ only 2.4 times. Linear scaling
+# slows all pairs alike, so 4 is enough.
 
 # %%
 TIMES = 16
 theta, head_dim = config.rope_theta, config.head_dim
 rotations = {
     "as trained": model.frequencies,
-    "linear, 16 times": model.frequencies / TIMES,
+    "linear, 4 times": model.frequencies / 4,
     "NTK, 16 times": layers.rotary_frequencies(
         head_dim, theta * TIMES ** (head_dim / (head_dim - 2))
     ),
@@ -727,7 +730,7 @@ picture(
 
 # %% [markdown]
 # As trained, the model fails already at a gap of 8,000, within the promised length, probably because few
-# texts of its training were so long. Linear scaling without further training is bad everywhere. NTK
+# texts of its training were so long. Linear scaling by 4 without further training is bad everywhere. NTK
 # scaling works without any training, but not evenly: why a gap of 18,000 is worst is open. Models that
 # are offered with a longer context have usually been trained further after the scaling.
 #
@@ -757,8 +760,10 @@ picture(
 
 # %% [markdown]
 # The next matrix was trained on inputs of one size. If its input were ten times as large, queries and
-# keys would be ten times as large, and their scores a hundred times. The first measurement showed how
-# that ends: overflow. So before attention, and before the feed-forward network, every token's vector is brought to the same size. **RMSNorm**
+# keys would be ten times as large, and their scores a hundred times. The feed-forward network multiplies
+# two numbers as well (SwiGLU, below), so its result can be a hundred times as large, and the next layer
+# reads it. The first measurement showed how that ends: overflow. So before attention, and before the
+# feed-forward network, every token's vector is brought to the same size. **RMSNorm**
 # ([Zhang and Sennrich 2019](https://arxiv.org/abs/1910.07467)) divides it by its root mean square:
 #
 # $$\mathrm{RMSNorm}(x)_i = \frac{x_i}{\sqrt{\tfrac1d \sum_{j=1}^{d} x_j^2 + \varepsilon}}\; g_i$$
@@ -815,8 +820,8 @@ with using(13, rms_norm=my_norm):
 # %% [markdown]
 # ## A norm in 16 bits, and the second silent failure
 #
-# The exercise demands float32 inside, whatever the type of `x`. GPUs keep the residual stream in 16
-# bits, in one of two formats:
+# The exercise demands float32 inside, whatever the type of `x`. On GPUs, engines usually
+# keep the residual stream in 16 bits, in one of two formats:
 #
 # | format | bits for the exponent | bits for the digits | largest number | numbers near 1 are apart by |
 # |---|---|---|---|---|
@@ -825,8 +830,9 @@ with using(13, rms_norm=my_norm):
 # | bfloat16 | 8 | 7 | $3.4 \cdot 10^{38}$ | 0.008 |
 #
 # float16 keeps more digits, bfloat16 keeps the range of float32. The next cell computes the whole norm
-# in each of them, squares included. It also tries LayerNorm's mean. In figure 13.10 the largest number
-# after 20 layers is about 24,500. Which format will suffer more? (Write `"float16"` or `"bfloat16"`.)
+# in each of them, squares included. It also tries to subtract the mean first, as LayerNorm does. In
+# figure 13.10 the largest number after 20 layers is about 24,500. Which format will suffer more? (Write
+# `"float16"` or `"bfloat16"`.)
 
 # %%
 guess_format = predict("Which format breaks the norm?", None)
@@ -1079,7 +1085,8 @@ verdicts(
         f"perplexity of a text read again: {mark(as_trained[0], digits=2)} after a gap of 4,000 positions, "
         f"{mark(as_trained[1], digits=2)} after 8,000, {mark(as_trained[-1], digits=2)} after 32,000",
         holds(as_trained[-1] < 2 * as_trained[0]),
-        "at 32,000, slow pairs reach angles that training never showed; it fails before, within the "
+        "any position has its angles, and the paper may mean no more; but at 32,000, slow pairs reach "
+        "angles that training never showed; it fails before, within the "
         f"promised length; with NTK scaling it is {mark(best, digits=2)} at 32,000",
         su,
     ),
@@ -1088,8 +1095,8 @@ verdicts(
         f"of random queries and keys, {random_near:.0%} score higher at distances 1 to 16 than at 113 to "
         f"128; of the trained heads' average ones, {trained_near:.0%}",
         holds(random_near > 0.9),
-        "the paper derives a bound that falls, not the scores themselves; what the heads have learned "
-        "prefers near tokens, not the rotation",
+        "the paper derives an upper limit that falls with the distance, not the scores themselves; what "
+        "the heads have learned prefers near tokens, not the rotation",
         su,
     ),
     Claim(
@@ -1119,7 +1126,7 @@ verdicts(
 #   network read inputs of one size. It must not square in float16: squares above 65,504 overflow, and
 #   tokens are lost. bfloat16 only rounds.
 # - SwiGLU multiplies the content of each hidden unit with a gate. The three matrices of the
-#   feed-forward network hold most of a model's parameters.
+#   feed-forward network hold most of this model's parameters, 59 %.
 # - Perplexity is the exponential of the mean negative log-probability: the effective number of choices.
 #
 # **Check yourself** (click to see the answer).
@@ -1150,9 +1157,11 @@ verdicts(
 #   **[SGLang](https://github.com/sgl-project/sglang)** [fuse](../docs/glossary.md#kernel-fusion): the
 #   addition to the residual stream and the norm that follows are one kernel, and so are SiLU and the
 #   product. Queries and keys are rotated in place, with a table of cosines and sines that is computed
-#   once for all positions. Chapter 31 writes such kernels.
-# - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** can also fuse the gate into the matrix
-#   multiplication before it, and quantise the norm's result in the same kernel.
+#   once for all positions. vLLM can also
+#   [quantise the norm's result](https://docs.vllm.ai/en/stable/design/fusions/) in the same kernel.
+#   Chapter 31 writes such kernels.
+# - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** can quantise in the norm's kernel, too,
+#   and fuse the gate into the matrix multiplication before it.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp)** (and **Ollama**, which is built on it) knows
 #   both pairings, and chooses by the architecture that the file names. Its flags `--rope-scaling` and
 #   `--rope-freq-base` set a scaling by hand.

@@ -194,8 +194,8 @@ def _unpermuted(path: Path, tensor: StoredTensor, heads: int) -> StoredTensor:
 def unpermuted_rows(num_rows: int, heads: int) -> Int64[Tensor, " rows"]:
     """Return the stored row for each row 0, 1, 2, ...: within a head first the even, then the odd.
 
-    >>> unpermuted_rows(8, heads=2).tolist()
-    [0, 2, 1, 3, 4, 6, 5, 7]
+    >>> unpermuted_rows(12, heads=2).tolist()
+    [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
     """
     return torch.arange(num_rows).unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten()
 

@@ -77,7 +77,7 @@ def apply_rotary(
     cos: Float[Tensor, "tokens half"],
     sin: Float[Tensor, "tokens half"],
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """Rotate each pair (i, i + head_dim/2) by its angle: the pairing of Hugging Face models."""
+    """Rotate each pair (i, i + head_dim/2) by its angle: the pairing of Llama in transformers."""
     cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
     first, second = x.float().chunk(2, dim=-1)
     rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
