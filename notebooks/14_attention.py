@@ -118,13 +118,15 @@ with using(14, attention=lesson.alone):
 followers = len(ids) - 1  # the first token has no prediction
 print(f"perplexity of the {followers} tokens after the first, with attention: {with_attention:.1f}")
 guess_alone.compare(int(round(without_attention, -3)))
-assert without_attention > llm.config.vocab_size  # worse than blind guessing
+assert without_attention > 10_000
 
 # %% [markdown]
-# Without attention the model does worse than blind guessing, although every other part of it still
-# works. (Attention was replaced once in each of 30 layers. `lesson.alone` and, below,
-# `lesson.unmasked` give away half of an exercise, so open `minigen_course/ch14_attention/lesson.py`
-# after it.) What did the tokens fetch from each other?
+# Without attention the model is about as bad as blind guessing (17 tokens cannot tell more). Part of
+# this is shock: it was trained with attention, and now its layers get inputs that they never met. A
+# model trained without attention would at least know which token often follows which. (Attention was
+# replaced once in each of 30 layers. `lesson.alone` and, below, `lesson.unmasked` give away half of
+# an exercise, so open `minigen_course/ch14_attention/lesson.py` after it.) What did the tokens fetch
+# from each other?
 #
 # ## Query, key and value
 #
@@ -133,13 +135,14 @@ assert without_attention > llm.config.vocab_size  # worse than blind guessing
 # home a mixture of contents: a large part of the books whose labels fit, little of the others.
 #
 # Each token plays all three roles at once. It asks with its query, and it answers others with its
-# key and its value. All three are vectors of numbers:
+# key and its value. All three are vectors of 64 numbers (for each head, which a later section
+# explains):
 #
-# | vector | says | in this model |
-# |---|---|---|
-# | query $q$ | what I look for | 64 numbers |
-# | key $k$ | what I can be found by | 64 numbers |
-# | value $v$ | what I hand over | 64 numbers |
+# | vector | says |
+# |---|---|
+# | query $q$ | what I look for |
+# | key $k$ | what I can be found by |
+# | value $v$ | what I hand over |
 #
 # ### Three tokens by hand
 #
@@ -157,8 +160,9 @@ assert without_attention > llm.config.vocab_size  # worse than blind guessing
 # 4. **Mix.** The result is the sum of the values, each times its weight:
 #    $o_{sat} = 0.09\, v_{the} + 0.67\, v_{cat} + 0.24\, v_{sat}$.
 #
-# So *sat* fetched mostly what *cat* hands over. As a formula, for the token at position $t$ and head
-# dimension $d$:
+# So *sat* fetched mostly what *cat* hands over. (These **attention weights** are computed anew for
+# each text. They are not the learned weights of chapter 11.) As a formula, for the token at position
+# $t$ and vectors of $d$ numbers:
 #
 # $$o_t = \sum_{s \le t} a_{ts}\, v_s, \qquad
 # a_{ts} = \frac{\exp(q_t \cdot k_s / \sqrt d)}{\sum_{u \le t} \exp(q_t \cdot k_u / \sqrt d)}$$
@@ -166,8 +170,8 @@ assert without_attention > llm.config.vocab_size  # worse than blind guessing
 # | symbol | meaning | in the code |
 # |---|---|---|
 # | $q_t, k_s, v_s$ | query, key and value of the tokens at positions $t$ and $s$ | `q[t]`, `k[s]`, `v[s]` |
-# | $d$ | head dimension | `head_dim`, 64 |
-# | $a_{ts}$ | weight that token $t$ gives to token $s$ | `weights` |
+# | $d$ | numbers in a query or key, the head dimension | `head_dim`, 64 |
+# | $a_{ts}$ | attention weight that token $t$ gives to token $s$ | `weights` |
 # | $o_t$ | result of token $t$ | `out` |
 #
 # The sum runs over $s \le t$ only: a token looks at itself and back, never ahead. More of that soon.
@@ -225,6 +229,10 @@ print("result:", [round(each, 2) for each in out])
 #
 # $$y_t = W_o\, [\,o_t^{1};\, o_t^{2};\, \dots;\, o_t^{9}\,]$$
 #
+# Here $y_t$ is what is added to $x_t$, the upper number is the head's, and the semicolons put vectors
+# side by side. (That 9 × 64 is again 576, the width of $x$, is chance; in Qwen3 or gpt-oss it is not
+# so, and $W_o$ leads back to the width.)
+#
 # Queries have nine heads but keys and values have only three, because three query heads share one
 # key and value head. The section on grouped heads says why. Here is the way of one sentence through
 # one layer's attention, with the shapes of this model:
@@ -246,7 +254,8 @@ LAYER = 8
 model = transformer_of(llm)
 layer, x = model.layers[LAYER], recorded_states(llm, ids)[LAYER]
 normalized = rms_norm(x, layer.attention_norm, model.norm_eps)
-q, k, v = layer.qkv(normalized).split(layer.qkv.parts, dim=-1)  # W_q, W_k, W_v in one product
+# W_q, W_k and W_v lie in one matrix; `parts` are the widths of the three results
+q, k, v = layer.qkv(normalized).split(layer.qkv.parts, dim=-1)
 print(f"x {list(x.shape)}: W_q makes {list(q.shape)}, W_k {list(k.shape)}, W_v {list(v.shape)}")
 q, k, v = (each.unflatten(-1, (-1, llm.config.head_dim)) for each in (q, k, v))  # cut into heads
 rotation = model.rotation(torch.arange(len(ids)))
@@ -254,8 +263,8 @@ q, k = apply_rotary(q, *rotation), apply_rotary(k, *rotation)
 print(f"by head: q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}")
 
 recorded = recorded_heads(llm, ids)  # q, k and v of each layer, as the engine computed them
-torch.testing.assert_close(q, recorded[LAYER].q, atol=1e-4, rtol=1e-4)
-torch.testing.assert_close(v, recorded[LAYER].v, atol=1e-4, rtol=1e-4)
+for mine, engines in ((q, recorded[LAYER].q), (k, recorded[LAYER].k), (v, recorded[LAYER].v)):
+    torch.testing.assert_close(mine, engines, atol=1e-4, rtol=1e-4)
 
 # %% [markdown]
 # Now the real thing. Head 0 of layer 8, at the second *keeper*: which earlier word does it look at
@@ -283,7 +292,7 @@ guess_word.compare(tokens[ranked[0][1]])
 between = "on a cold and windy evening late in that very long year"
 longer = llm.tokenizer.encode(sentence.replace("the young", f"{between} the young"))
 later = TOKEN + len(longer) - len(ids)
-# head_scores: q·k/√d of all heads of a layer, minus infinity for later tokens
+# head_scores: q·k/√d of all heads of a layer, minus infinity for later tokens (weight 0)
 farther = head_scores(recorded_heads(llm, longer)[LAYER])[HEAD, later].softmax(-1)
 unrotated = head_scores(turned_back(llm, recorded[LAYER]))[HEAD, TOKEN].softmax(-1)
 print(f"weight on the first keeper, {later - 3} tokens back: {farther[3]:.2f}")
@@ -293,18 +302,22 @@ on_first = int((rows[1:].argmax(-1) == 0).sum())
 print(f"of {followers} tokens after the first, {on_first} look most at token 0, {tokens[0]!r}")
 
 # %% [markdown]
-# It is the word: the query of a second *keeper* fits the key of a first one, wherever that stands.
+# It is the word: the query of the second *keeper* fits the key of the first one, at both distances,
+# and in this layer without the rotation, too (the layers below still had it). Not every repeated word
+# is found: the second *lamp* looks most at the first token, as 15 others do. What this head looks for
+# is narrower than "the same word", and one sentence does not show it.
+#
 # The value that it fetches was computed at token 3, so it can hold *The old lighthouse keeper*, but
-# not the lost lamp. That stands in later tokens, and other heads must fetch it. The other tokens of
-# the sentence look most at the first token, whatever it is. The section on real heads says why.
+# not the lost lamp. That stands in later tokens, and other heads must fetch it. The section on real
+# heads finds them, and says why heads look at the first token.
 #
 # ## Why divide by the square root of d?
 #
 # A dot product of two vectors is a sum of $d$ products. If the numbers are independent with mean 0
 # and variance 1, each product has variance 1, the sum has variance $d$, and a standard deviation of
 # $\sqrt d$. Scores would grow with the size of a head. Large scores make softmax pick one key and
-# ignore all others, and then training cannot improve the others: their gradient (how much a small
-# change of a weight would help) is nearly zero.
+# ignore all others. Then the gradient by each score (how much a small change of it would help) is
+# nearly zero, the winner's too, and training stalls.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -337,7 +350,9 @@ for length in (len(ids), 1024, 8192, 131_072):
     print(f"{length:>8,}{length * length:>18,}{gigabytes:>11.3f} GB{all_heads:>11.3f} GB")
 
 # %% [markdown]
-# No GPU of today holds the last row. Chapter 32 computes attention without ever storing this matrix.
+# This model ends at 8,192 tokens; other models reach 131,072. No GPU of today holds the 619 GB of that
+# row, and even one head alone would nearly fill a GPU of 80 GB. Chapter 32 computes attention without
+# ever storing this matrix.
 #
 # ## Without a mask, the future leaks
 #
@@ -345,12 +360,6 @@ for length in (len(ids), 1024, 8192, 131_072):
 # scores of later tokens, too. Nothing stops a token from looking ahead at the very word that it is
 # asked to predict. `lesson.unmasked` computes the formula without $M$.
 #
-# Predict: what is the perplexity of the sentence if every token sees all tokens?
-
-# %%
-guess_leak = predict("Perplexity without the mask?", None, within=2)
-
-# %% [markdown]
 # The last word of the sentence is exchanged, *lamp* for *hat*. Do the tokens *before* it notice?
 
 # %%
@@ -363,9 +372,18 @@ def reaches_back():
     return not torch.allclose(one, two, atol=1e-2)
 
 
-print("with the mask, states before the word changed:", reaches_back())
+print("with the mask, do the earlier tokens' states change?", reaches_back())
 with using(14, attention=lesson.unmasked):
-    print("without the mask, states before the word changed:", reaches_back())
+    print("without the mask, do they change?", reaches_back())
+
+# %% [markdown]
+# They do. Predict: what is the perplexity of the sentence if every token sees all tokens?
+
+# %%
+guess_leak = predict("Perplexity without the mask?", None, within=2)
+
+# %%
+with using(14, attention=lesson.unmasked):
     leaky = perplexity(log_probabilities(llm, ids))
 guess_leak.compare(leaky)
 
@@ -391,10 +409,26 @@ with using(14, attention=lesson.unmasked):
 # A **causal mask** removes the scores of later tokens: $M_{ts}$ is 0 where token $t$ sees token $s$, and
 # elsewhere minus infinity, whose exponential is 0. In code, the mask is a table of True and False. The
 # same rule, *a query sees the keys at its own position and before*, gives a triangle for a whole
-# prompt. It gives a rectangle with a slanted end for a
-# **[chunk](../docs/glossary.md#chunked-prefill)** of a prompt, whose queries are the last positions of
-# the context, and a full row for one new token. Some models also limit how far a token can look back,
-# to a **[sliding window](../docs/glossary.md#sliding-window)**.
+# prompt. Here are *the cat sat* again, with queries of *the* and *cat*, too. The last row is the one
+# from above:
+
+# %%
+queries = torch.tensor([[0.0, 1, 0, 0], [1, 1, 0, 0], [2, 0, 1, 0]])
+table = queries @ torch.tensor(keys, dtype=torch.float32).T / math.sqrt(4)
+masked = table.masked_fill(torch.ones(3, 3).triu(1) == 1, -math.inf)
+stages = {"scores": table, "scores + M": masked, "weights": masked.softmax(-1)}
+print("      ", "".join(f"{name:<24}" for name in stages))
+for row, name in enumerate(("the", "cat", "sat")):
+    cells = ("".join(f"{each:6.2f}" for each in stage[row].tolist()) for stage in stages.values())
+    print(name, "      ".join(cells))
+
+# %% [markdown]
+# For a head of the model, the first table is `q[:, 0] @ k[:, 0].T / 8`.
+#
+# A long prompt is computed in **[chunks](../docs/glossary.md#chunked-prefill)**, a part of it in each
+# step. The queries of a chunk are the last positions of the context, so its mask is a rectangle with a
+# slanted end. One new token has a full row. Some models also limit how far a token can look back, to a
+# **[sliding window](../docs/glossary.md#sliding-window)**.
 
 # %%
 picture(
@@ -440,27 +474,41 @@ picture(
 sink = float(looks[..., 1:, 0].mean())
 lengths = torch.stack([each.v.norm(dim=-1) for each in recorded])  # layers, tokens, KV heads
 given = lesson.by_length(looks, lengths)  # each weight times the length of its value
-sink_given = float((given[..., 1:, 0] / given[..., 1:, :].sum(-1)).mean())
+sink_given = float(given[..., 1:, 0].sum() / given[..., 1:, :].sum())
 own, others = float(lengths[:, 0].mean()), float(lengths[:, 1:].mean())
 print(f"weight on the first token, mean of all heads and of all tokens but the first: {sink:.0%}")
 print(f"mean length of its values: {own:.1f}; of all other values: {others:.1f}")
 print(f"its share if each weight is multiplied by the length of the value: {sink_given:.0%}")
+print("the heads in which the second keeper looks most at the lost lamp:")
+for place in (4, 5, 6):
+    layer_id, head = divmod(int(looks[:, :, TOKEN, place].argmax()), llm.config.q_heads)
+    weight = looks[layer_id, head, TOKEN, place]
+    print(f"  {weight:.2f}  token {place}, {tokens[place]!r}: layer {layer_id}, head {head}")
 
 # %% [markdown]
 # Softmax must spend its whole weight, even where a head finds nothing that fits. The model has
 # learned to leave the rest on the first token, which every later token can see. Such a resting place
-# is called an **attention sink** ([Xiao et al. 2023](https://arxiv.org/abs/2309.17453)). The values
-# of this token are short, so a head that rests adds little to the residual stream. In chapter 13 a
-# float16 overflow destroyed exactly this token, and with it the model.
+# is called an **attention sink** ([Xiao et al. 2023](https://arxiv.org/abs/2309.17453); in the models
+# that they measured, the first four tokens serve). The values of this token are short, so a head that
+# rests adds less to the residual stream than its weight suggests: of all weights, each times the
+# length of its value, the first token has half as large a share (before $W_o$, which can change
+# lengths). In chapter 13 a float16 overflow destroyed this token first.
+#
+# The last lines answer the question from the top: from the second *keeper*, heads of three layers look
+# at *lost*, *his* and *lamp*, one word each. (Looking does not prove that the model uses what it
+# fetched.)
 #
 # ## Drag it
 #
 # Choose a layer and a head, and write a sentence of your own. Layer 18, head 6 rests on the first
 # token until a word comes back. Then it looks at the token that *followed* this word the first time,
 # and so the model can repeat it: after the second *Marla Venn*, it looks at *sold*. (The second
-# *Marla* begins with a space, so the tokenizer cuts it otherwise.) This is an **induction head**. Such
-# heads are one way, perhaps the main one, in which models copy from their context
-# ([Olsson et al. 2022](https://transformer-circuits.pub/2022/in-context-learning-and-induction-heads/index.html)).
+# *Marla* begins with a space, so the tokenizer cuts it otherwise.) How can the key of *sold* say what
+# came before it? A head of an earlier layer that looks at the token before (layer 16, head 0 in figure
+# 14.3 is one) can write into each token which one it follows. Then the key of *sold* can say "I
+# followed *enn*", and the query of the second *enn* asks for that. This is an **induction head**.
+# [Olsson et al. 2022](https://transformer-circuits.pub/2022/in-context-learning-and-induction-heads/index.html)
+# argue that such heads may explain most of what models learn from their context.
 
 
 # %%
@@ -476,7 +524,7 @@ def heat(sentence, layer, head):
 explore(
     heat,
     "One head's weights on a sentence. Layer 18, head 6 is an induction head: each token of the "
-    "second Marla Venn looks at the token after the first.",
+    "second Marla Venn looks at the token that followed it the first time.",
     "14.4",
     sentence="Marla Venn sold three geese to Otto Quill, and Marla Venn",
     layer=(0, llm.config.num_layers - 1, 1, 18),
@@ -489,7 +537,8 @@ explore(
 # A token's queries are needed once, in the step that computes this token. Keys and values are
 # different: every later token looks at them. An engine therefore stores the keys and values of every
 # token, in every layer. This store is the **[KV cache](../docs/glossary.md#kv-cache)** (chapter 17),
-# and it is what fills a server's memory. Its size depends on the number of key and value heads:
+# and beside the model's weights, it is what fills a server's memory. Each new token reads all of it, so
+# a smaller cache also makes decoding faster. Its size depends on the number of key and value heads:
 #
 # - **Multi-head attention** (MHA) has a KV head for each query head.
 # - **Multi-query attention** (MQA, [Shazeer 2019](https://arxiv.org/abs/1911.02150)) has a single KV
@@ -505,9 +554,10 @@ explore(
 # | $h$ | number of a query head | `head` | 0 to 8 |
 # | $L$ | layers | `num_layers` | 30 |
 #
-# Fewer KV heads cost quality, since several questions must share one set of labels. Ainslie et al.
-# trained a finished T5-XXL, which has 64 heads, a little further with fewer KV heads. With one, it
-# lost some quality; with eight, it came close to the original, and was nearly as fast as with one.
+# Fewer KV heads cost quality, since several questions must share one set of labels and contents.
+# Ainslie et al. took T5-XXL, a trained model with 11 billion weights and 64 heads, and trained it a
+# little further with fewer KV heads. With one, it lost some quality; with eight, it came close to the
+# original, and was nearly as fast as with one.
 # That is why most models of today use groups.
 
 # %%
@@ -524,11 +574,13 @@ picture(
 #
 # $$\text{bytes per token} = 2 \cdot L \cdot H_{kv} \cdot d \cdot \text{bytes per number}$$
 #
-# Predict: Llama-3-70B has 80 layers, 64 query heads, 8 KV heads and a head dimension of 128, and it
-# stores 2 bytes per number. How many kilobytes (1 kB is 1,000 bytes) does one token take?
+# (With a sliding window, only the last positions of it need be kept.) Chapter 00 had this formula.
+# Llama-3-70B has 80 layers, 64 query heads, 8 KV heads and a head dimension of 128, and it stores 2
+# bytes per number. Say that a server has 80 GB for its cache. Predict: how many texts of 8,192 tokens
+# would fit, if the model were multi-head?
 
 # %%
-guess_bytes = predict("kB per token of Llama-3-70B?", None)
+guess_texts = predict("Texts of 8,192 tokens in 80 GB, multi-head?", None)
 
 # %%
 models = {  # layers, query heads, KV heads, head_dim, as published
@@ -536,22 +588,21 @@ models = {  # layers, query heads, KV heads, head_dim, as published
     "Llama-3-70B": (80, 64, 8, 128),
     "Falcon-7B": (32, 71, 1, 64),
 }
-kept, saved = {}, {}
+crowded = {}
 for name, (num_layers, q_heads, kv_heads, head_dim) in models.items():
     per_head = 2 * num_layers * head_dim * 2  # a key and a value, 2 bytes per number
-    kept[name] = {"multi-head": per_head * q_heads, "own KV heads": per_head * kv_heads}
-    saved[name] = kept[name]["multi-head"] / kept[name]["own KV heads"]
-    own, full = kept[name]["own KV heads"], kept[name]["multi-head"]
-    ratio = f"{saved[name]:.0f} times as many"
-    print(f"{name:<14} {own:>9,} bytes per token; multi-head would take {full:>9,}, {ratio}")
-assert kept["SmolLM2-135M"]["own KV heads"] == llm.config.kv_bytes_per_token
-guess_bytes.compare(round(kept["Llama-3-70B"]["own KV heads"] / 1e3, 1), "kB")
-picture(
-    draw_heads.kv_bars(kept),
-    "Kilobytes that one token adds to the KV cache, with the model's own KV heads and with as many "
-    "KV heads as query heads (multi-head). Each panel has its own scale. Falcon-7B is multi-query.",
-    number="14.6",
-)
+    kept, full = per_head * kv_heads, per_head * q_heads
+    fit, fewer = (int(80e9 / (8192 * each)) for each in (kept, full))
+    print(f"{name:<12} {kept:>8,} bytes per token, {fit:>5,} texts in 80 GB;", end="")
+    print(f" multi-head {full:>9,}, {fewer:>3} texts")
+    crowded[name] = fewer
+guess_texts.compare(crowded["Llama-3-70B"])
+
+pool = llm.engine.runner.pool.kv  # chapter 22's store; the third and fourth axes count tokens
+stored = pool.numel() // (pool.shape[2] * pool.shape[3])
+assert 2 * stored == llm.config.kv_bytes_per_token
+print(f"This engine stores {stored:,} numbers per token, {2 * stored:,} bytes at 2 bytes each.")
+print(f"It was loaded in float32, so they take {pool.element_size() * stored:,} bytes.")
 
 # %% [markdown]
 # ## Your turn
@@ -672,43 +723,55 @@ assert math.isclose(again, with_attention, rel_tol=1e-3)
 # Statements that one often hears or reads about attention, beside what this notebook computed.
 
 # %%
-seen = torch.ones(len(ids), len(ids)).tril().bool()
-deviation = float(scores[:, :, seen].std(-1).median())
+after = range(4, len(ids))  # rows of five keys or more
+deviation, rest = (
+    float(torch.stack([scores[:, :, row, first : row + 1].std(-1) for row in after]).median())
+    for first in (0, 1)
+)
 spread = torch.cat([each.q.flatten() for each in recorded]).std()
-pool = llm.engine.runner.pool.kv  # layers, keys and values, blocks, block size, KV heads, head_dim
-stored = pool.numel() // (pool.shape[2] * pool.shape[3])
-multi_head = sum(2 * each.q[0].numel() for each in recorded)
+story = (
+    "The sea was calm that night, and nothing happened until the fog lifted. In the morning the "
+    "sailor asked what a lamp is for. The old man had asked himself the same for forty years. He "
+    "laughed, filled the lamp with oil, and sent the sailor to fetch bread from the village."
+)
+shares = {len(ids): [], len(llm.tokenizer.encode(story)): []}
+largest = []  # the token that gets most weight
+for text in (sentence, story):
+    for opening in ("The", "A", "Yes", ","):
+        changed = [*llm.tokenizer.encode(opening), *llm.tokenizer.encode(text)[1:]]
+        maps = torch.stack([head_scores(each) for each in recorded_heads(llm, changed)])
+        mean = maps.softmax(-1)[..., 1:, :].mean((0, 1, 2))
+        shares[len(changed)].append(float(mean[0]))
+        largest.append(int(mean.argmax()))
+found = "; ".join(
+    f"{min(each):.0%} to {max(each):.0%} of the weight in a text of {length} tokens"
+    for length, each in shares.items()
+)
 verdicts(
     "14",
     Claim(
-        "Divided by the square root of d, scores have a standard deviation of 1",
-        f"in the median of {scores[:, :, 0, 0].numel()} heads it is {deviation:.1f}, on this sentence",
+        "Divided by the square root of d, the scores of a query have a standard deviation of 1",
+        f"{deviation:.1f} in the median of all heads and queries of this sentence, and {rest:.1f} "
+        "without the first token",
         within(deviation, 0.8, 1.25),
-        f"the rule is exact for independent numbers of variance 1; trained queries are larger "
-        f"(deviation {spread:.1f}) and fit some keys on purpose",
+        f"the rule is derived (in footnote 4) for independent numbers of variance 1; trained "
+        f"queries are larger (deviation {spread:.1f}) and fit some keys on purpose",
+        source="[Vaswani et al. 2017](https://arxiv.org/abs/1706.03762)",
     ),
     Claim(
-        "Grouped heads divide the KV cache by query heads / KV heads",
-        f"this engine's cache holds {stored:,} numbers per token; its {llm.config.q_heads} query "
-        f"heads have {multi_head // 2:,}, so multi-head attention would store {multi_head:,}",
-        holds(multi_head / stored == llm.config.q_heads / llm.config.kv_heads),
-        "only keys and values are stored, and their size follows the number of KV heads",
-        source="[Ainslie et al. 2023](https://arxiv.org/abs/2305.13245)",
-    ),
-    Claim(
-        "Most of the attention weight goes to the words that matter",
-        f"in one sentence of {len(ids)} tokens, {sink:.0%} of it rests on the first token; weighted "
-        f"by the lengths of the values, {sink_given:.0%}",
-        holds(sink < 0.5),
+        "No token gets more attention weight than the first one, whatever word it is",
+        f"with The, A, Yes or a comma there, {found}",
+        holds(set(largest) == {0}),
         "softmax must spend all its weight, and heads leave what they do not need on a sink",
+        source="[Xiao et al. 2023](https://arxiv.org/abs/2309.17453)",
     ),
 )
 
 # %% [markdown]
 # ## Summary
 #
-# - Attention is the only place where tokens exchange information. Switched off, the model does worse
-#   than blind guessing.
+# - Attention is the only place where tokens exchange information. Switched off, this model is about
+#   as bad as blind guessing, in part because it was trained with attention.
 # - Each token makes a query, a key and a value: $q = R W_q \hat x$, $k = R W_k \hat x$,
 #   $v = W_v \hat x$, with the normalised $\hat x$ and the rotation $R$. The score of two tokens is
 #   $q \cdot k / \sqrt d$, softmax turns a row of scores into weights, and the result is the weighted
@@ -733,8 +796,8 @@ verdicts(
 # <details><summary>3. All scores of a row grow by 5. What happens to the weights? And if they are all
 # multiplied by 5?</summary>
 # Adding 5 changes nothing, because the factor e⁵ cancels in softmax. Multiplying by 5 makes the
-# weights sharper: the largest one grows (unless several tie), and small ones shrink. One that is close
-# to the largest may grow, too.</details>
+# weights sharper: the largest one grows (unless all scores are equal), and small ones shrink. One that
+# is close to the largest may grow, too.</details>
 #
 # ## What the production engines do beyond this
 #
@@ -745,12 +808,9 @@ verdicts(
 #   main memory. Chapter 32 builds one.
 # - **[TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/advanced/gpt-attention.html)** has its own
 #   kernels. One of them, XQA, is for new tokens of models with grouped heads.
-# - **[llama.cpp](https://github.com/ggml-org/llama.cpp)**, **Ollama** (which began on it and uses its
-#   library ggml) and **ExLlamaV2** (archived; its development continues as
-#   [ExLlamaV3](https://github.com/turboderp-org/exllamav3)) can store keys and values in 8 or 4 bits.
-# - Models change attention, too. DeepSeek's store one short vector per token and layer, and one small
-#   rotated key that all heads share, and compute the keys and values of all heads from these
-#   ([multi-head latent attention](https://arxiv.org/abs/2405.04434)). In
+# - Models change attention, too. DeepSeek's store one short vector per token and layer, and compute
+#   from it the keys and values of all heads. One small rotated key, which all heads share, lies beside
+#   it ([multi-head latent attention](https://arxiv.org/abs/2405.04434)). In
 #   [gpt-oss](https://huggingface.co/openai/gpt-oss-20b), each head has a learned number that joins the
 #   sum under softmax but has no value: a sink of its own, so weights need not sum to one.
 #

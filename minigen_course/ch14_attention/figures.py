@@ -12,7 +12,6 @@ from matplotlib.patches import Circle, Rectangle
 from torch import Tensor
 
 from minigen_course.figures.style import (
-    AMBER,
     BLUE,
     FAINT,
     HEAT,
@@ -20,7 +19,6 @@ from minigen_course.figures.style import (
     ORANGE,
     PALE,
     QUIET,
-    SKY,
     arrow,
     figure,
     printable,
@@ -82,19 +80,21 @@ def _heat(axes: Axes, weights: Weights, tokens: Sequence[str], size: float) -> A
 
 
 def masks(cases: Mapping[str, Bool[Tensor, "queries keys"]]) -> Figure:
-    """Draw masks side by side: blue where a query may attend to a key."""
+    """Draw masks side by side, each query at its position: blue where it may attend to a key."""
     made, axes = figure(9, 2.9, ncols=len(cases), squeeze=False)
     for panel, (name, mask) in zip(axes[0], cases.items(), strict=True):
         num_queries, num_keys = mask.shape
+        first = num_keys - num_queries
         for query, key in torch.cartesian_prod(
             torch.arange(num_queries), torch.arange(num_keys)
         ).tolist():
             colour = BLUE if mask[query, key] else FAINT
-            panel.add_patch(Rectangle((key + 0.06, query + 0.06), 0.88, 0.88, color=colour))
+            corner = (key + 0.06, first + query + 0.06)
+            panel.add_patch(Rectangle(corner, 0.88, 0.88, color=colour))
         panel.set(xlim=(0, num_keys), ylim=(num_keys, 0), aspect="equal")
         panel.set_xticks([each + 0.5 for each in range(num_keys)], range(num_keys))
-        first = num_keys - num_queries
-        panel.set_yticks([each + 0.5 for each in range(num_queries)], range(first, num_keys))
+        queries = range(first, num_keys)
+        panel.set_yticks([each + 0.5 for each in queries], queries)
         panel.tick_params(length=0)
         for side in ("left", "bottom"):
             panel.spines[side].set_visible(False)
@@ -120,24 +120,6 @@ def sharing(cases: Mapping[str, tuple[int, int]]) -> Figure:
         panel.set(xlim=(-0.1, q_heads + 0.1), ylim=(-1.4, 1.6), aspect="equal")
         panel.axis("off")
         title(panel, f"{name}: {q_heads} to {kv_heads}")
-    return made
-
-
-def kv_bars(models: Mapping[str, Mapping[str, int]]) -> Figure:
-    """Draw the KV cache's bytes per token, a panel for each model and a bar for each kind."""
-    made, axes = figure(9, 1.8, ncols=len(models), squeeze=False)
-    for panel, (name, sizes) in zip(axes[0], models.items(), strict=True):
-        largest = max(sizes.values()) / 1e3
-        for row, (size, colour) in enumerate(
-            zip(sizes.values(), (QUIET, SKY, AMBER), strict=False)
-        ):
-            panel.barh(row, size / 1e3, height=0.6, color=colour)
-            panel.text(size / 1e3 + largest * 0.02, row, f"{size / 1e3:,.0f} kB", va="center")
-        panel.set(xlim=(0, largest * 1.35), xlabel="kB per token")
-        panel.set_yticks(range(len(sizes)), sizes if panel is axes[0][0] else [""] * len(sizes))
-        panel.tick_params(axis="y", length=0)
-        panel.invert_yaxis()
-        title(panel, name)
     return made
 
 
