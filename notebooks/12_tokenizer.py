@@ -169,7 +169,8 @@ print("for example:", ", ".join(unknown[:8]))
 # ## The idea: bytes, joined by frequency
 #
 # Start below characters. In a computer every text is a sequence of bytes. The usual encoding is
-# **UTF-8** ([RFC 3629](https://www.rfc-editor.org/rfc/rfc3629)): a character takes one to four bytes,
+# **UTF-8** ([RFC 3629](https://www.rfc-editor.org/rfc/rfc3629)): a character (here always a **code point**, a number of Unicode; an
+# accent or a vowel sign can be one of its own) takes one to four bytes,
 # and the first byte says how many.
 #
 # | character | bytes in UTF-8 |
@@ -349,7 +350,8 @@ measured(
 
 # %% [markdown]
 # It has two faults. Many tokens end in a space or run across one, so **the same word is
-# split differently depending on its neighbours**: *very* appears in three different tokens, and the
+# split differently depending on its neighbours**: *very* appears in three different tokens, and in Figure 12.3 it is
+# cut (`ver`, `y␣t`), and the
 # model would have to learn what each of them means. And each merge reads the whole text again, which
 # takes days for a terabyte, and a vocabulary needs tens of thousands of merges.
 #
@@ -438,7 +440,8 @@ print("library, 3rd and 4th:", theirs[2:4])
 
 # %% [markdown]
 # Small texts are full of ties: this one has only 529 words, so most counts are 1, 2 or 3. The library
-# breaks ties in favour of the pair whose tokens are older, and ours in favour of the greater bytes. From
+# breaks ties in favour of the pair with the smaller ids (single bytes first, `a` before `s`, then tokens
+# in the order in which they were learned), and ours in favour of the greater bytes. From
 # the third merge on the two go different ways, although both are right. In a large text the counts are in
 # the millions, and ties are rare until late. Still, a model's files contain the list of merges: you
 # cannot rely on learning it again.
@@ -558,8 +561,8 @@ reveal(12, encode_word=my_encode_word)
 # %% [markdown]
 # Equal; and the engine answered with these functions as its tokenizer. But "no text can be unknown"
 # holds only if all 256 bytes are in the vocabulary. This one lacks 21: thirteen bytes that never occur
-# in UTF-8, two with which only unassigned characters begin, and six control characters. A control
-# character is silently dropped. Vocabularies whose trainer starts with all 256 bytes have no such gap.
+# in UTF-8, two with which only unassigned characters begin, and six control characters. These are
+# silently dropped. Vocabularies whose trainer starts with all 256 bytes have no such gap.
 #
 # ## Drag it
 #
@@ -876,9 +879,11 @@ print("the engine takes these ids as a prompt:", len(llm.generate(safe, short).p
 reveal(12, encode_chat=my_encode_chat)
 
 # %% [markdown]
-# The user's text is intact, and it is only text. One way: in the messages, replace the first character of
-# each special token by a character that no message holds; render; find the special tokens; change the
-# characters back. Other cures are worse. To *remove* special tokens
+# The user's text is intact, and it is only text. One way: everywhere in the messages (roles
+# too), replace each character with which a special token begins (here `<`) by one that no message
+# holds. Then no message can spell a special token, or a part that a neighbour completes. Render, find
+# the special tokens, change the characters back, and encode the texts between. Other cures are worse.
+# To *remove* special tokens
 # changes what people wrote (they may ask what `<|im_end|>` means), and to do it once turns
 # `<|im_<|im_end|>end|>` into a special token again. A fixed mark fails as soon as someone types the mark.
 #
@@ -887,9 +892,9 @@ reveal(12, encode_chat=my_encode_chat)
 # Answers are shown while they are written, token by token; engines call it
 # [streaming](../docs/glossary.md#streaming), and the way back from ids to text
 # [detokenization](../docs/glossary.md#detokenization). Characters do not end where tokens end: an emoji
-# may take three tokens. Decoded alone, each half becomes the replacement character U+FFFD (`�`).
-# A **stream decoder** holds bytes back until they are whole. (`\u0301` is an accent without a letter: a
-# **code point**, a number of Unicode, that is drawn on the character before it.)
+# may take three tokens. Decoded alone, each part becomes the replacement character U+FFFD (`�`).
+# A **stream decoder** holds bytes back until they are whole. (`\u0301` is an accent without a letter, a
+# code point that is drawn on the one before it.)
 
 # %%
 sentence = "naïve 你好 🍎, e\u0301"
@@ -972,10 +977,11 @@ print(f"20 pages as one batch on ⟨{num_cores()} cores⟩: {mark(one_by_one / b
 # ### Is it worth caching the tokens of a system prompt?
 #
 # Many applications send the same long system prompt with every request. What a user waits for is the
-# [time to first token](../docs/glossary.md#time-to-first-token-ttft): tokenising, the
-# [prefill](../docs/glossary.md#prefill), in which the model computes all tokens of the prompt, and one
-# step. An engine with [prefix caching](../docs/glossary.md#prefix-caching) skips most of the prefill of a
-# known prompt (chapter 23). Does tokenising 500 characters matter then?
+# [time to first token](../docs/glossary.md#time-to-first-token-ttft): tokenising, and the
+# [prefill](../docs/glossary.md#prefill), in which the model computes all tokens of the prompt and which
+# itself gives the first token of the answer. An engine with
+# [prefix caching](../docs/glossary.md#prefix-caching) skips most of the prefill of a known prompt
+# (chapter 23). Does tokenising matter then, say for 500 characters?
 
 # %%
 one_token = SamplingParams(temperature=0, max_tokens=1)
@@ -1047,7 +1053,7 @@ verdicts(
         f"{spaces - lone} of {spaces} on the page, in the questions and in five languages are; "
         f"{lone} are tokens by themselves",
         holds(lone == 0),
-        "true for words; before a digit (and in some scripts) the space is cut off here",
+        "true for words; before a digit (and in Figure 12.5 before 你) the space is cut off here",
     ),
     Claim(
         "With all 256 bytes in the vocabulary, no text is unknown",
@@ -1059,8 +1065,9 @@ verdicts(
         "language_models_are_unsupervised_multitask_learners.pdf)",
     ),
     Claim(
-        "A sentence takes several times as many tokens in another language",
-        f"{times_hindi:.1f} times in Hindi, the most of {len(in_language)} languages",
+        "A sentence can take several times as many tokens in another language",
+        f"{times_hindi:.1f} times in Hindi, the most of {len(in_language)} languages; "
+        f"{in_language['Spanish'] / in_language['English']:.1f} in Spanish",
         within(times_hindi, 2, 15),
         "what was rare in the tokenizer's training text has few merges, and its words are cut more",
         "[Petrov et al. 2023](https://arxiv.org/abs/2305.15425)",

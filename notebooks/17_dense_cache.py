@@ -233,7 +233,8 @@ picture(
         "Without a cache a step grows with the text, with one it does not",
     ),
     "The time of each step. Without a cache it grows with the text. With a cache, the first step "
-    "computes the prompt, and all further steps compute one token. (Single peaks are probably other programs.)",
+    "computes the prompt, and all further steps compute one token. Single peaks are probably other "
+    "programs.",
     number="17.1",
 )
 
@@ -490,7 +491,8 @@ here = cost.measure_machine(bandwidth=1e9 * ceiling[-1])
 picture(
     draw.speeds(sizes, read_speeds),
     "How fast a matrix is read by a product with one vector. The ceiling is the fastest of seven "
-    "ways to read the same numbers. Left, they fit into a cache (and at 1 MB the time of the call itself shows). Right, memory sets the pace: the wall.",
+    "ways to read the same numbers. Left, they fit into a cache, and at 1 MB the time of the call itself "
+    "shows. Right, memory sets the pace: the wall.",
     number="17.5",
 )
 numpy_long = read_speeds[lesson.NUMPY_LONG]
