@@ -549,7 +549,8 @@ picture(
 #
 # A second order is by layers, from the chip to the user. When something is slow or fails, the first
 # question is which layer owns the problem. A fix belongs to that layer; elsewhere it only hides the
-# symptom. Each card names its layer.
+# symptom. The test: in the right layer, a fix changes nothing in its neighbours and moves no problem
+# upwards. Each card names its layer.
 #
 # <!-- stack -->
 # | layer | what it is | what goes wrong there | chapters |

@@ -169,9 +169,9 @@ print("for example:", ", ".join(unknown[:8]))
 # ## The idea: bytes, joined by frequency
 #
 # Start below characters. In a computer every text is a sequence of bytes. The usual encoding is
-# **UTF-8** ([RFC 3629](https://www.rfc-editor.org/rfc/rfc3629)): a character (here always a **code point**, a number of Unicode; an
-# accent or a vowel sign can be one of its own) takes one to four bytes,
-# and the first byte says how many.
+# **UTF-8** ([RFC 3629](https://www.rfc-editor.org/rfc/rfc3629)): a character (here always a **code
+# point**, a number of Unicode; an accent or a vowel sign can be one of its own) takes one to four
+# bytes, and the first byte says how many.
 #
 # | character | bytes in UTF-8 |
 # |---|---|

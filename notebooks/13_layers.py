@@ -102,6 +102,8 @@ chapter_map("embedding", "norms", "positions", "feed-forward")
 #
 # $$\mathrm{PPL} = \exp\Big(-\frac1n \sum_{t} \log p(x_t \mid x_{<t})\Big)$$
 #
+# (The exponent is the **cross-entropy**, the loss that training makes small.)
+#
 # | symbol | meaning | in the code |
 # |---|---|---|
 # | $x_t$ | the token at place $t$ of the text | `ids[t]` |

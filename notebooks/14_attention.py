@@ -784,7 +784,7 @@ verdicts(
 #
 # **Check yourself** (click to see the answer).
 #
-# <details><summary>1. A prompt of 100 tokens is computed in two chunks of 50. What shape has the mask
+# <details><summary>1. A prompt of 100 tokens is computed in two chunks of 50. What is the shape of the mask
 # of the second chunk, and how many keys does its first query see?</summary>
 # The mask is 50 × 100: 50 queries, and all 100 keys so far. The first query has position 50 (counted
 # from 0), so it sees 51 keys, positions 0 to 50.</details>

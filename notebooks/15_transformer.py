@@ -839,8 +839,8 @@ moved = float((together - one_by_one).abs().max())
 measured("in float32, a logit of the story moves with the number of rows by up to", moved)
 
 # %% [markdown]
-# On the machine that made this page, the neighbour changed the answer. In float32 the logits move, too, but
-# so little that a choice hardly ever changes. With the same batch and deterministic kernels, the answer is
+# In bfloat16 the neighbour may change the answer, as the cell shows or does not show on your machine. In
+# float32 the logits move, too, but so little that a choice hardly ever changes. With the same batch and deterministic kernels, the answer is
 # always the same. On GPUs, some kernels add parts of one sum in whatever order they finish, and a library
 # that tunes itself may choose another kernel on another day. Then even the same batch can give two
 # answers. The usual cause is the batch, though:
@@ -917,7 +917,7 @@ verdicts(
 #
 # **Check yourself** (click to see the answer).
 #
-# <details><summary>1. Two texts of 5 and 7 tokens are packed into one pass of SmolLM2-135M. Which shapes have
+# <details><summary>1. Two texts of 5 and 7 tokens are packed into one pass of SmolLM2-135M. What are the shapes of
 # x, the queries, and the logits that the engine needs?</summary>
 # x is [12, 576], the queries are [12, 9, 64], and the logits are [2, 49152]: one row for the last token of
 # each text.</details>

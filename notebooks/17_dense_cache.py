@@ -476,7 +476,8 @@ reveal(17, DenseCache=my_cache)
 #
 # ### One product, alone
 #
-# First look at the product of a matrix and one vector, without a model around it. A small matrix fits
+# First look at the product of a matrix and one vector (**GEMV** in the libraries; with a matrix of many
+# rows instead of the vector it is **GEMM**), without a model around it. A small matrix fits
 # into the processor's caches, a large one does not. Predict: how many times as many bytes per second
 # does NumPy's product read from a matrix of 1 MB as from one of 256 MB?
 
@@ -777,7 +778,8 @@ for batch, context in ((1, 1), (1, 1000), (1, 4000), (10, 4000)):
     ungrouped = replace(own, kv_bytes=8 * own.kv_bytes)
     print(
         f"batch {batch:>2}, context {context:>5,}: {1e3 * own.seconds(h100):.1f} ms, "
-        f"{own.share_of_compute(h100):.2%} of the FLOP/s; "
+        f"{own.share_of_compute(h100):.2%} of the FLOP/s "
+        f"({own.share_of_compute(h100) * h100.flops / 1e12:.1f} TFLOP/s); "
         f"if all 64 heads had keys and values: {1e3 * ungrouped.seconds(h100):.1f} ms"
     )
 one = table[1, 1]
@@ -792,7 +794,8 @@ guess_share.compare(round(100 * one.share_of_compute(h100), 2), "%")
 # share 8 KV heads, so its cache is eight times smaller. An estimate that forgets this is twice as long
 # for ten sequences of 4,000 tokens. The share of the card's FLOP/s is below 1 % for one sequence: two
 # FLOPs per weight are 0.14 TFLOP per token, which take 0.14 ms. With the batch it **rises**, because
-# the weights are read once for all ten sequences.
+# the weights are read once for all ten sequences. So the TFLOP/s that a server reaches say first how
+# large its batches are: a high utilisation of the arithmetic is no goal of decode by itself.
 
 # %% [markdown]
 # ## Your turn: predict
