@@ -121,7 +121,8 @@ guess_alone.compare(int(round(without_attention, -3)))
 assert without_attention > 10_000
 
 # %% [markdown]
-# Without attention the model is about as bad as blind guessing (17 tokens cannot tell more). Part of
+# Without attention the model is about as bad as blind guessing (17 tokens cannot tell more; a
+# perplexity above 49,152 means that it is sure of wrong tokens, chapter 13). Part of
 # this is shock: it was trained with attention, and now its layers get inputs that they never met. A
 # model trained without attention would at least know which token often follows which. (Attention was
 # replaced once in each of 30 layers. `lesson.alone` and, below, `lesson.unmasked` give away half of
@@ -230,7 +231,7 @@ print("result:", [round(each, 2) for each in out])
 # $$y_t = W_o\, [\,o_t^{1};\, o_t^{2};\, \dots;\, o_t^{9}\,]$$
 #
 # Here $y_t$ is what is added to $x_t$, the upper number is the head's, and the semicolons put vectors
-# side by side. (That 9 × 64 is again 576, the width of $x$, is chance; in Qwen3 or gpt-oss it is not
+# side by side. (That 9 × 64 is again 576, the width of $x$, is a custom, no must: in Qwen3-0.6B or gpt-oss it is not
 # so, and $W_o$ leads back to the width.)
 #
 # Queries have nine heads but keys and values have only three, because three query heads share one
@@ -407,7 +408,8 @@ with using(14, attention=lesson.unmasked):
 # ## The idea: a triangle
 #
 # A **causal mask** removes the scores of later tokens: $M_{ts}$ is 0 where token $t$ sees token $s$, and
-# elsewhere minus infinity, whose exponential is 0. In code, the mask is a table of True and False. The
+# elsewhere minus infinity, whose exponential is 0. In code, the mask is a table that is True where $t$ sees $s$.
+# (`masked_fill` in the next cell wants the opposite: True where it puts minus infinity.) The
 # same rule, *a query sees the keys at its own position and before*, gives a triangle for a whole
 # prompt. Here are *the cat sat* again, with queries of *the* and *cat*, too. The last row is the one
 # from above:
@@ -537,7 +539,7 @@ explore(
 # A token's queries are needed once, in the step that computes this token. Keys and values are
 # different: every later token looks at them. An engine therefore stores the keys and values of every
 # token, in every layer. This store is the **[KV cache](../docs/glossary.md#kv-cache)** (chapter 17),
-# and beside the model's weights, it is what fills a server's memory. Each new token reads all of it, so
+# and beside the model's weights, it is what fills a server's memory. Each new token reads all that its own text left there, so
 # a smaller cache also makes decoding faster. Its size depends on the number of key and value heads:
 #
 # - **Multi-head attention** (MHA) has a KV head for each query head.
@@ -545,7 +547,7 @@ explore(
 #   head for all query heads.
 # - **[Grouped-query attention](../docs/glossary.md#grouped-query-attention)** (GQA,
 #   [Ainslie et al. 2023](https://arxiv.org/abs/2305.13245)) lies between: query head $h$ uses KV head
-#   $\lfloor h \,/\, (H_q / H_{kv}) \rfloor$. Here heads 0, 1 and 2 use KV head 0.
+#   $\lfloor h \,/\, (H_q / H_{kv}) \rfloor$ (rounded down). Here heads 0, 1 and 2 use KV head 0.
 #
 # | symbol | meaning | in the code | here |
 # |---|---|---|---|
@@ -555,8 +557,8 @@ explore(
 # | $L$ | layers | `num_layers` | 30 |
 #
 # Fewer KV heads cost quality, since several questions must share one set of labels and contents.
-# Ainslie et al. took T5-XXL, a trained model with 11 billion weights and 64 heads, and trained it a
-# little further with fewer KV heads. With one, it lost some quality; with eight, it came close to the
+# Ainslie et al. took T5-XXL, a trained model with 11 billion weights and 64 heads, averaged the KV
+# heads of each group into one, and trained it a little further with fewer KV heads. With one, it lost some quality; with eight, it came close to the
 # original, and was nearly as fast as with one.
 # That is why most models of today use groups.
 
@@ -666,7 +668,8 @@ my_attention = check(14, attention=attention)
 # %% [markdown]
 # One line puts a part into the running engine. As long as yours has not passed, the package's own
 # runs, and the line below says so. The sentence passes through in two chunks, of 16 and 2 tokens, and
-# attention is called for each of them in each of 30 layers. The first chunk is a plain triangle,
+# attention is called for each of them in each of 30 layers. (The perplexities
+# are computed without the engine, in one piece: 30 calls.) The first chunk is a plain triangle,
 # which torch has built in, so the package asks only for the second chunk's mask. New tokens are
 # computed by another function, which chapter 22 builds.
 
@@ -681,7 +684,7 @@ with using(14, attention=my_attention):
 #
 # The package has attention twice: `attention_naive`, written out step by step, as a reference for all
 # faster versions, and `attention`, which calls torch's fused function (one function that does all
-# steps at once). That function never stores the matrix of scores; chapter 32 shows how this is
+# steps at once). As called here, it does not store the matrix of scores; chapter 32 shows how this is
 # possible.
 
 # %%

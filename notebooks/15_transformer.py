@@ -174,7 +174,7 @@ picture(
 #    A row has 576 numbers. Nothing is multiplied: it is a lookup.
 # 2. **The residual stream.** These six vectors start a stream that runs through the whole model: the
 #    **residual stream** $x$. It keeps its shape `[6, 576]` from the first layer to the last. Each layer
-#    reads it and adds to it, twice:
+#    reads it and adds to it, twice (each time, the way around is called a **residual connection**):
 #    - **Attention** reads the stream through an [RMSNorm](../docs/glossary.md#rmsnorm). (A norm *before*
 #      each half is called **pre-norm**.) It is the only part where tokens exchange information. There are
 #      nine query heads, and three heads for keys and values
@@ -658,7 +658,8 @@ reveal(15, token_flops=my_flops)
 # parameters for every token. (A **mixture of experts** uses a part, and only these active parameters count.)
 # It is exact for the matrices. Attention's scores and mix come on top, so the rule needs a context that is
 # short against 12 times the width ([Kaplan et al. 2020](https://arxiv.org/abs/2001.08361)): here that is
-# 6,912. Where are the parameters, and where are the FLOPs?
+# 6,912. (Their formula has 2 where ours has 4. By ours, scores and mix cost as much as all matrices of
+# the layers at 3,072 tokens already.) Where are the parameters, and where are the FLOPs?
 
 # %%
 shape = ModelShape.of(config)
@@ -839,9 +840,10 @@ moved = float((together - one_by_one).abs().max())
 measured("in float32, a logit of the story moves with the number of rows by up to", moved)
 
 # %% [markdown]
-# In bfloat16 the neighbour may change the answer, as the cell shows or does not show on your machine. In
-# float32 the logits move, too, but so little that a choice hardly ever changes. With the same batch and deterministic kernels, the answer is
-# always the same. On GPUs, some kernels add parts of one sum in whatever order they finish, and a library
+# In bfloat16 the neighbour may change the answer, as the cell shows or does not show on your machine:
+# one pair of equal answers is no proof. In float32 the logits move, too, but so little that a choice
+# hardly ever changes. With the same batch and deterministic kernels, the answer is always the same. On
+# GPUs, some kernels add parts of one sum in whatever order they finish, and a library
 # that tunes itself may choose another kernel on another day. Then even the same batch can give two
 # answers. The usual cause is the batch, though:
 # [He 2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/) finds that
