@@ -18,7 +18,7 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/minigen/minigen/blob/main/notebooks/11_weights.ipynb)
 # [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=notebooks/11_weights.ipynb)
 #
-# Before a model says anything, its weights must come from a disk. The way in which they lie there
+# Before a model says anything, its weights must come from a disk. How they are stored there
 # decides how long a server takes to start, how much memory it needs, and whether a file that you
 # downloaded may run a program on your machine. This chapter opens two formats of weights byte by
 # byte, with nothing but Python's `struct` and `json`. Then it stops reading them at all, and maps
@@ -226,7 +226,7 @@ print(f"the data begin at byte {8 + header_bytes}, which is 8 × {(8 + header_by
 # exists in big-endian, for the others). The order is a convention: the bytes themselves do not tell it.
 # Read in the wrong order, the length is astronomically wrong, as the second line above shows.
 #
-# **How many bytes has the number, and is it an integer?** Python's `struct` has a
+# **How many bytes does the number have, and is it an integer?** Python's `struct` has a
 # [letter for each kind](https://docs.python.org/3/library/struct.html#format-characters). This
 # chapter uses
 #
@@ -257,7 +257,7 @@ print(f"the data begin at byte {8 + header_bytes}, which is 8 × {(8 + header_by
 #
 # Three details make the difference between a reader that works here and one that works on the hub:
 #
-# - **`__metadata__`** stands beside the tensors and is none: it has no offsets. A loop over all keys
+# - **`__metadata__`** stands beside the tensors but is not a tensor: it has no offsets. A loop over all keys
 #   fails on it with a `KeyError`, and nearly every file of the hub has it.
 # - **Spaces** fill the header up, so that the data begin at a multiple of 8. `json` ignores them.
 # - **Nothing may overlap, and nothing may be left over.** A reader that does not check this can be

@@ -883,8 +883,8 @@ reveal(12, encode_chat=my_encode_chat)
 # too), replace each character with which a special token begins (here `<`) by one that no message
 # holds. Then no message can spell a special token, or a part that a neighbour completes. Render, find
 # the special tokens, change the characters back, and encode the texts between. Other cures are worse.
-# To *remove* special tokens
-# changes what people wrote (they may ask what `<|im_end|>` means), and to do it once turns
+# *Removing* special tokens
+# changes what people wrote (they may ask what `<|im_end|>` means), and a single pass turns
 # `<|im_<|im_end|>end|>` into a special token again. A fixed mark fails as soon as someone types the mark.
 #
 # ## Streaming: never half a character

@@ -281,11 +281,11 @@ print(f"last token again:     {spell(after_twice)!r}, {wrong.num_tokens} tokens 
 
 # %% [markdown]
 # The cache now holds the token *is* twice, at two positions, so the model continues *The capital of
-# France is is*. No error is raised. Prefill has computed the last token of the prompt already, and
+# France is is*, with *le*: an *isle*. No error is raised. Prefill has computed the last token of the prompt already, and
 # **its logits give the first new token**. This off-by-one mistake is one of the wrong solutions that
 # the check of `DenseRunner` knows by name. (`DenseRunner` is the loop around the cache: a stretch exercise, in
 # the workspace.) One case looks alike and is right: if all keys and values of a prompt are known from
-# an earlier request, its last token is computed again for its logits, but at its **own position**, and
+# an earlier request, its last token (in chapter 23, its last block) is computed again, but at its **own position**, and
 # the cache grows by nothing (chapter 23).
 #
 # ## Drag it: what each step computes
@@ -669,7 +669,7 @@ print(f"H100 against A100: {h100.flops / a100.flops:.1f} times the FLOP/s, ", en
 print(f"{h100.bandwidth / a100.bandwidth:.1f} times the bandwidth")
 
 # %% [markdown]
-# The ridge lies at 295 tokens on an H100 in bfloat16, and far lower on a processor. For a step on the
+# The ridge lies at 295 tokens on an H100 in bfloat16, and far lower on a CPU. For a step on the
 # roof, another token costs nearly nothing left of the ridge, and its arithmetic right of it.
 #
 # The distance from a point to the roof is what the step loses to everything else: slow products, small
@@ -792,7 +792,8 @@ guess_share.compare(round(100 * one.share_of_compute(h100), 2), "%")
 # %% [markdown]
 # The last column counts 64 KV heads. Llama-3-70B has grouped heads (chapter 14): its 64 query heads
 # share 8 KV heads, so its cache is eight times smaller. An estimate that forgets this is twice as long
-# for ten sequences of 4,000 tokens. The share of the card's FLOP/s is below 1 % for one sequence: two
+# for ten sequences of 4,000 tokens. (That row is arithmetic only: 13.1 GB of cache beside 70.6 GB of
+# weights exceed the card's 80 GB; six such sequences fit.) The share of the card's FLOP/s is below 1 % for one sequence: two
 # FLOPs per weight are 0.14 TFLOP per token, which take 0.14 ms. With the batch it **rises**, because
 # the weights are read once for all ten sequences. So the TFLOP/s that a server reaches say first how
 # large its batches are: a high utilisation of the arithmetic is no goal of decode by itself.
@@ -891,7 +892,8 @@ assert abs(mine / cost.decode_step(eight, 32, 1000, 16).seconds(card) - 1) < 1e-
 #
 # ## Drag it: any model, any card
 #
-# The limits come from data sheets, and real kernels stay below them. Among the machines are
+# The limits come from data sheets (dense bfloat16; Apple's
+# FLOP/s are float32; this machine's are measured), and real kernels stay below them. Among the machines are
 # [AMD's MI300X](https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html)
 # and an [Apple M2 Ultra](https://www.apple.com/newsroom/2023/06/apple-introduces-m2-ultra/), whose
 # processor and GPU share up to 192 GB of **unified memory**: slower than an H100's, but large enough
@@ -1042,7 +1044,7 @@ verdicts(
 #   a whole text, attention falls from $O(n^3)$ to $O(n^2)$.
 # - Decode reads all weights for one token: its arithmetic intensity is about 1 FLOP/byte in bfloat16,
 #   far left of the ridge. Its pace is at most bandwidth divided by bytes.
-# - The step-time model, $\max(\text{bytes} / B, \text{FLOP} / P) + t_0$, bounds any model on any card.
+# - The step-time model, $\max(\text{bytes} / B, \text{FLOP} / P) + t_0$, predicts a step; without $t_0$ it is a bound.
 #   Where a step takes longer, slow products and overhead are the reason; both can be measured.
 # - A batch shares the reading of the weights, but not of the KV cache. With long contexts decode is
 #   memory-bound at every batch.
