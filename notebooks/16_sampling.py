@@ -443,10 +443,10 @@ for added in (0.0, -3.0, 10.0):  # the first of three tokens was said once
 
 # %% [markdown]
 # The loop has made *it* nearly certain, and the presence penalty of 1 hardly helps. Alone it would
-# divide the odds of *it* by 2.7. Here it divides them by 1.5, because its likeliest rivals have occurred as well,
-# and are penalized too. The frequency penalty counts every repetition, so it grows until the loop
-# breaks. The repetition penalty divides a large logit by 1.2, which takes more away than the presence
-# penalty's 1.
+# divide the odds of *it* by 2.7. Here it divides them by 1.5, because its likeliest rivals have
+# occurred as well, and are penalized too. The frequency penalty counts every repetition, so it grows
+# until the loop breaks. The repetition penalty divides a large logit by 1.2, which takes more away
+# than the presence penalty's 1.
 #
 # Three traps:
 #
@@ -715,10 +715,11 @@ picture(
 # %% [markdown]
 # A second way to draw is common on GPUs, the **Gumbel trick**: give every token its own uniform
 # number $u_i$, and take the token with the largest $l_i - \ln(-\ln u_i)$. That is the token with the
-# smallest $-\ln u_i \,/\, p_i$. Read this as a waiting time: token $i$ comes at the rate $p_i$, and is
-# the first of all to come with probability $p_i$. The trick needs 49,152 random numbers instead of
+# smallest $-\ln u_i \,/\, p_i$. Read this as a waiting time. On average
+# $-\ln u_i$ is 1, so token $i$ takes $1 / p_i$: it comes at the rate $p_i$. The rates add up to 1, and
+# each token's share of them, $p_i$, is the probability that it comes first. The trick needs 49,152 random numbers instead of
 # one, but no sum over the vocabulary, so it is one pass over the logits. (The harder part of the next
-# exercise is to show this.)
+# exercise is to test this with 10,000 draws.)
 #
 # ## Your turn: the draw
 #
@@ -767,11 +768,12 @@ print("torch, 2 requests:", f"⟨{by_torch}⟩")
 #
 # ## The order of the stages
 #
-# All of these settings can stand in one request, so an engine needs an order. minigen's is that of vLLM (which only bans earlier), as
-# figure 16.7 shows. [llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md)
-# applies temperature *last* by default, after top-k, top-p and min-p. Does that matter? Predict:
-# after *The capital of France is*, with `temperature=2` and `top_p=0.9`, how many tokens can be drawn
-# if temperature comes first? With top-p first you have counted them above.
+# All of these settings can stand in one request, so an engine needs an order. minigen's is that of
+# vLLM (which only bans earlier), as figure 16.7 shows.
+# [llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md) applies
+# temperature *last* by default, after top-k, top-p and min-p. Does that matter? Predict: after *The
+# capital of France is*, with `temperature=2` and `top_p=0.9`, how many tokens can be drawn if
+# temperature comes first? With top-p first you have counted them above.
 
 # %%
 warm = sampler.apply_temperature(batch[1:2], torch.tensor([1.2]))
@@ -985,8 +987,8 @@ guess_share.compare(shares["top-p 0.9"][0], "%", measured=True)
 
 # %% [markdown]
 # Milliseconds, and shares of a compiled step. Sampling is far from free there, and that is why minigen
-# has a second sampler, compiled, for its compiled step (`fast` uses it). It does the same without
-# sorting the vocabulary: it counts tokens in bins of similar probability, and sorts only the one bin
+# has a second sampler, compiled, for its compiled step (`fast` uses it). It does the same and
+# sorts still less: it counts tokens in bins of similar probability, and sorts only the one bin
 # in which the cut lies. In the float32 engine, whose step takes many times as long, torch's sampler is
 # a small part of the step. So whether sampling matters depends on the step beside it, and on the
 # setting: a flatter distribution has more candidates to sort.
@@ -1102,7 +1104,7 @@ verdicts(
 #   [FlashInfer](https://flashinfer.ai/2025/03/10/sampling.html): one kernel that draws a token,
 #   accepts it if it lies in the top-p set, and otherwise draws again above a higher threshold: several
 #   passes over the vocabulary, but no sort. Where FlashInfer cannot be used (on other hardware, or with
-#   a seed), one kernel searches for the threshold from a batch of 8 on
+#   a seed), kernels of its own mostly search for the threshold, without a sort
 #   ([Qrita](https://arxiv.org/abs/2602.01518)), and the draw is a form of the Gumbel trick. In its older
 #   model runner a request with a seed has a generator of its own. The newer one, the
 #   [default for dense models](https://github.com/vllm-project/vllm/pull/44443), hashes seed, position
