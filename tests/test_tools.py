@@ -104,6 +104,7 @@ def test_a_callers_number_of_threads_stays(monkeypatch: pytest.MonkeyPatch) -> N
     checking = Checking()
     check_all(NOTEBOOKS, checker_of=checking.of)
     assert checking.environments[0]["OMP_NUM_THREADS"] == "3"
+    assert checking.most_at_once == 1, "two would need six of the four cores"
 
 
 @pytest.mark.usefixtures("four_cores")

@@ -143,9 +143,11 @@ def check_all(
     """Check all notebooks, each on half of the cores, and return the exit code.
 
     The JUnit report, if `report` is given, has a test for each notebook. The caller's own numbers
-    of threads stay as they are. An `untimed` check compares outputs alone.
+    of threads stay as they are, and fewer notebooks run at once if these need more cores. An
+    `untimed` check compares outputs alone.
     """
-    at_once = min(AT_ONCE, len(notebooks), num_cores())
+    wanted = max(int((os.environ.get(name) or "1").partition(",")[0]) for name in THREADS)
+    at_once = max(1, min(AT_ONCE, len(notebooks), num_cores() // wanted))
     threads = dict.fromkeys(THREADS, str(num_cores() // at_once)) if at_once > 1 else {}
     cell_seconds = UNTIMED_CELL_SECONDS if untimed else CELL_SECONDS
     checker = checker_of({**threads, **os.environ}, cell_seconds)
