@@ -161,7 +161,7 @@ assert without_attention > 10_000
 # 4. **Mix.** The result is the sum of the values, each times its weight:
 #    $o_{sat} = 0.09\, v_{the} + 0.67\, v_{cat} + 0.24\, v_{sat}$.
 #
-# So *sat* fetched mostly what *cat* hands over. (These **attention weights** are computed anew for
+# So *sat* fetched mostly what *cat* hands over. (These **attention weights** are computed for
 # each text. They are not the learned weights of chapter 11.) As a formula, for the token at position
 # $t$ and vectors of $d$ numbers:
 #

@@ -77,7 +77,7 @@ def attention(
     if num_tokens > 1 and not full:
         mask = causal_mask(num_tokens, context, window)
     q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in (q, k, v))
-    # Torch stores no matrix of scores.
+    # Torch's fused kernels store no matrix of scores.
     out = functional.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=full and num_tokens > 1, enable_gqa=True
     )

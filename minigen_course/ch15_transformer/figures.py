@@ -28,6 +28,7 @@ from minigen_course.figures.style import (
     ORANGE,
     PALE,
     QUIET,
+    Point,
     arrow,
     figure,
     printable,
@@ -100,7 +101,6 @@ def forward_flow(config: ModelConfig, num_tokens: int) -> Figure:
 
 TOUCHING = {"shrinkA": 0, "shrinkB": 0}  # an arrow that ends at its points
 STREAM, COLUMNS, HALF_WIDTH = 1.1, (2.8, 4.7, 6.6, 8.5), 0.78
-Point = tuple[float, float]
 
 
 def _half(axes: Axes, y: float, names: Sequence[str], shape: list[int]) -> None:

@@ -111,13 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--pytest", default="", metavar="ARGS", help="for the tests; such results are not stored"
     )
-    parser.add_argument(
-        *("--notebooks",),
-        nargs="+",
-        default=[],
-        metavar="13",
-        help="these notebooks alone; such results are not stored",
-    )
+    alone = "these notebooks alone; such results are not stored"
+    parser.add_argument("--notebooks", nargs="+", default=[], metavar="13", help=alone)
     parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the clones")
     return parser
 
