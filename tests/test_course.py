@@ -253,7 +253,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([*install, str(wheel)], check=True, capture_output=True, env=bare)
     shared = [path for path in sys.path if path.endswith("site-packages")]
     (site,) = (folder / "env").rglob("site-packages")
-    (site / "shared.pth").write_text("\n".join(shared), encoding="utf-8")
+    # Python reads such a file in the locale's encoding, so it is ASCII, whatever the paths are.
+    line = f"import sys; sys.path.extend({shared!a})\n"
+    (site / "shared.pth").write_text(line, encoding="ascii")
     return python
 
 
