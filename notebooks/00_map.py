@@ -166,9 +166,10 @@ measured("time to compute it", (time.perf_counter() - started) * 1e3, "ms")
 #
 # ## Before you begin: seven questions
 #
-# Guess now; you are not expected to know any of this. Write the letter of the answer that you find
-# most likely. This chapter and later ones give the reasons. Chapter 52, the last one, asks the same
-# questions again, and then shows both of your answers beside the best one.
+# Guess now; you are not expected to know any of this. (In the questions, a card is a GPU with its own
+# memory.) Write the letter of the answer that you find most likely. This chapter and later ones give the
+# reasons. Chapter 52, the last one, asks the same questions again, and then shows both of your answers
+# beside the best one.
 
 # %%
 opening_test.ask()
@@ -386,9 +387,10 @@ print("The engine writes the same three tokens.")
 # - [Decode](../docs/glossary.md#decode): each further step computes a single token, the one that
 #   came last, and gives the next one.
 #
-# The first phase decides how long a user waits before anything appears, the
-# [time to first token (TTFT)](../docs/glossary.md#time-to-first-token-ttft). The second decides how
-# fast the text flows, the [inter-token latency (ITL)](../docs/glossary.md#inter-token-latency-itl).
+# The first phase decides (with the wait for a place in the batch before it) how long a user waits before
+# anything appears, the [time to first token (TTFT)](../docs/glossary.md#time-to-first-token-ttft). The
+# second decides how fast the text flows, the [inter-token latency
+# (ITL)](../docs/glossary.md#inter-token-latency-itl).
 #
 # The next cell sends a prompt of 70 tokens and asks for 12. Predict: how many times as long as a
 # decode step does the prefill take?
@@ -572,7 +574,7 @@ picture(
 #
 # | file | what it holds | read by | chapter |
 # |---|---|---|---|
-# | `config.json` | the sizes: layers, heads, vocabulary | every part, and this chapter's formula | 11, 15 |
+# | `config.json` | the sizes: layers, heads (explained below), vocabulary | every part, and this chapter's formula | 11, 15 |
 # | `model-00001-of-00004.safetensors`, ... | the weights, in **shards** (files of a few GB each) | the loader | 11 |
 # | `model.safetensors.index.json` | which shard holds which tensor | the loader | 11 |
 # | `tokenizer.json` | the vocabulary, and how text is cut | the tokenizer | 12 |
@@ -614,7 +616,7 @@ print(json.dumps(cost_model.MODELS["Llama-3-8B"], indent=1))
 # | $S$ | sequences (requests) that run at once | `sequences` | |
 # | $T$ | tokens of each sequence, prompt and answer | `context` | |
 # | $L$ | layers | `config.num_layers` | 32 |
-# | $H_{kv}$ | heads of keys and values (KV heads): how many pairs of key and value each layer keeps of a token (chapter 14). Several **query heads** share each of them (`q_heads`, 32 here) | `config.kv_heads` | 8 |
+# | $H_{kv}$ | heads of keys and values (KV heads): how many pairs of key and value each layer keeps of a token (chapter 14). A **query** is what a token searches the keys with; several **query heads** share each pair (`q_heads`, 32 here) | `config.kv_heads` | 8 |
 # | $d$ | numbers in a key, and in a value | `config.head_dim` | 128 |
 # | $b_{kv}$ | bits per number of the KV cache | `kv_bits` | 16 |
 # | $W$ | working memory, in bytes | `working` | 1 GB, assumed |
@@ -720,7 +722,8 @@ print(f"24 GiB hold {chats:.1f} chats of 4,096 tokens with Llama-3-8B more than 
 #
 # Choose a model, the bits per weight, the memory of your machine, the requests that should run
 # together, and how much working memory you assume. You can also paste the text of any `config.json`
-# of the Llama, Qwen or Mistral families. The right panel shows what is asked for, as a dot, in the
+# whose `model_type` is llama, qwen2, qwen3 or mistral (no other yet, and none that is quantized
+# already; a sliding window is not counted). The right panel shows what is asked for, as a dot, in the
 # area of what fits.
 #
 # What happens to 24 GB if the 8 requests have 8,192 tokens instead of 4,096? (16.1 + 8.6 + 1 = 25.7
@@ -1023,8 +1026,8 @@ verdicts(
 # - A token's journey: text, token ids, embedding, layers, logits, one token id, text. The shapes
 #   are [5], [5, 576], [5, 576], [49152] and one number, for five tokens of this model.
 # - The prefill computes the whole prompt in one step and gives the first token; each decode step
-#   gives one more. Every step of a dense model reads all weights once, so a token of the
-#   prompt is much cheaper than a token of the answer.
+#   gives one more. Every step of a dense model reads its weights once (of an untied embedding table only
+#   a few rows), so a token of the prompt is much cheaper than a token of the answer.
 # - Requests that share a step share its reading of the weights, and get the same answers as
 #   alone (but for near ties).
 # - An engine solves five problems: loading, compute, memory, concurrency and serving.
@@ -1069,7 +1072,7 @@ verdicts(
 # Most of them can also split one model over several GPUs when one is too small ([tensor
 # parallelism](../docs/glossary.md#tensor-parallelism), chapter 41). As a rule, each GPU then holds
 # a part of the weights and of the KV cache, and computes a part of the activations inside each
-# layer.
+# layer. (llama.cpp by default gives each GPU whole layers instead.)
 #
 # ## Further reading
 #

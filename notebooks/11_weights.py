@@ -184,10 +184,11 @@ for name, key in {
 # 3. the bytes of all tensors, one after the other.
 #
 # Take three tensors of the model, give them three different dtypes, and let the safetensors library
-# write them, so that there is something to read by hand. (The file stores its matrices as 4-bit and
-# 8-bit numbers; `dequantize()` turns them into ordinary floats. You will write that step yourself
-# below.) Like nearly every file on the hub, this one gets a small note, its **metadata**. (On the hub it
-# is mostly `{"format": "pt"}`, which says that PyTorch wrote the file.)
+# write them, so that there is something to read by hand. (The figure shows each byte in **hexadecimal**: two
+# digits to base 16, where a to f stand for 10 to 15. So 7b is 7 × 16 + 11 = 123. The file stores its
+# matrices as 4-bit and 8-bit numbers; `dequantize()` turns them into ordinary floats. You will write that
+# step yourself below.) Like nearly every file on the hub, this one gets a small note, its **metadata**.
+# (On the hub it is mostly `{"format": "pt"}`, which says that PyTorch wrote the file.)
 
 # %%
 tensors = {
@@ -800,7 +801,8 @@ my_unpack = check(11, unpack_q4_1=unpack_q4_1)
 
 # %% [markdown]
 # One line puts your function into the engine. The model below is loaded through it: 210 of its 272
-# tensors are Q4_1. Then the same with a reader that takes the high halves first.
+# tensors are Q4_1. Then the same with a reader that takes the high halves first. (`>> 4` moves a byte's
+# high half down, `<< 4` moves the low half up, and `|` joins the two.)
 
 # %%
 count = "1, 2, 3, 4, 5, 6,"
@@ -879,8 +881,8 @@ show(safetensors.StoredTensor.dequantize)
 #
 # The next table is computed: bits per weight with their share of scales, the size of models in
 # gigabytes (10⁹ bytes), and the **rounding error** of each format on random numbers of a normal
-# distribution, as a share of their size (root mean square). llama.cpp's Python library, gguf, packs;
-# minigen unpacks.
+# distribution, as a share of their size (root mean square: square, take the mean, then the root).
+# llama.cpp's Python library, gguf, packs; minigen unpacks.
 
 # %%
 normal = torch.randn(256, 512, generator=torch.Generator().manual_seed(0))
@@ -1220,14 +1222,15 @@ scratch.cleanup()
 #   first reorders the blocks of some formats, such as Q4_0 and Q4_K, into
 #   [a copy](https://github.com/ggml-org/llama.cpp/issues/16761), unless you switch that off by
 #   `--no-repack`.) With `--load-mode none` (formerly `--no-mmap`) it reads them, and with `mmap+mlock`
-#   no page may be dropped. **[Ollama](https://docs.ollama.com/faq)**, which is built on it, loads a model at the first
-#   request that names it, and unloads it after five idle minutes.
+#   no page may be dropped. **[Ollama](https://docs.ollama.com/faq)**, which is built on it, loads a model
+#   at the first request that names it, and unloads it after five idle minutes.
 # - **[vLLM](https://github.com/vllm-project/vllm)**, **[SGLang](https://github.com/sgl-project/sglang)**
 #   and **[TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/legacy/tensorrt-backend-removal.html)**
 #   (which built engine files of its own before) load everything at the start, shard by shard, into GPU
-#   memory. **Onto a GPU with memory of its own, loading always copies**: from the page cache into a
+#   memory. **Onto a GPU with memory of its own, loading always copies**: mostly from the page cache into a
 #   buffer whose pages cannot move (**pinned memory**), and from there by the GPU's own copy engine.
-# - Page faults come one at a time, so a mapping does not keep a fast disk busy. vLLM can use the
+# - The page faults of a thread come one at a time, so a mapping alone does not keep a fast disk busy.
+#   llama.cpp therefore asks the system for all pages in advance (on Linux by `MAP_POPULATE`). vLLM can use the
 #   [Run:ai Model Streamer](https://docs.vllm.ai/en/stable/models/extensions/runai_model_streamer/), which
 #   reads with many threads, also from an object store (files behind web addresses), or
 #   [fastsafetensors](https://github.com/foundation-model-stack/fastsafetensors), which can let the disk
