@@ -721,14 +721,14 @@ print(f"24 GiB hold {chats:.1f} chats of 4,096 tokens with Llama-3-8B more than 
 # ### Drag it: any Llama-like model, any machine
 #
 # Choose a model, the bits per weight, the memory of your machine, the requests that should run
-# together, and how much working memory you assume. You can also paste the text of any `config.json`
-# whose `model_type` is llama, qwen2, qwen3 or mistral (no other yet, and none that is quantized
-# already; a sliding window is not counted). The right panel shows what is asked for, as a dot, in the
-# area of what fits.
+# together, and how much working memory you assume. You can also paste the text of most `config.json`
+# files whose `model_type` is llama, qwen2, qwen3 or mistral (no other yet, and none that is
+# **quantized**, stored in fewer bits, already; a sliding window is not counted). The right panel shows
+# what is asked for, as a dot, in the area of what fits.
 #
 # What happens to 24 GB if the 8 requests have 8,192 tokens instead of 4,096? (16.1 + 8.6 + 1 = 25.7
 # GB do not fit.) And what if the weights have 4.5 bits instead of 16? (4.5 bits are 4 bits for each
-# weight, and one **scale** of 16 bits for each 32 weights; chapter 11.)
+# weight, and for each 32 weights one **scale** of 16 bits, a factor that they share; chapter 11.)
 
 
 # %%

@@ -576,7 +576,7 @@ picture(
 #
 # $$\text{bytes per token} = 2 \cdot L \cdot H_{kv} \cdot d \cdot \text{bytes per number}$$
 #
-# (With a sliding window, only the last positions of it need be kept.) Chapter 00 had this formula.
+# (A layer with a sliding window need keep only the positions inside it.) Chapter 00 had this formula.
 # Llama-3-70B has 80 layers, 64 query heads, 8 KV heads and a head dimension of 128, and it stores 2
 # bytes per number. Say that a server has 80 GB for its cache. Predict: how many texts of 8,192 tokens
 # would fit, if the model were multi-head?

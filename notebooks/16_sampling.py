@@ -159,9 +159,9 @@ guess_sane.compare(round(1000 * (1 - tail) ** 80))
 
 # %% [markdown]
 # Practically none, if every position were as open as the first one (the section *The measurement
-# again* counts them in real answers). And one nonsense token is enough, because everything that follows
-# must make sense of it. So one simple choice repeats itself, and the other one derails. Everything in
-# this chapter stands between the two.
+# again* counts them in real answers). Not every tail token is nonsense, but one that is suffices:
+# everything that follows must make sense of it. So one simple choice repeats itself, and the other one
+# derails. Everything in this chapter stands between the two.
 #
 # ## Softmax with temperature
 #
@@ -761,9 +761,9 @@ print("torch, 2 requests:", f"⟨{by_torch}⟩")
 # In the compiled step a request says the same alone and among others, and its logprobs agree in every
 # bit. The *draws* do not depend on the neighbours, because each is a hash of its own request. Here the
 # *logits* do not either. In torch they do, in their last digits, because its sums are split
-# differently for another number of rows. That moved no draw here; now and then the same $u$ falls on
-# the neighbouring token. GPU **kernels** (a kernel is one compiled routine on the device) often behave
-# like torch. The remedy is
+# differently for another number of rows. That moved no draw when this was written; now and then the same
+# $u$ falls on the neighbouring token. GPU **kernels** (a kernel is one compiled routine on the device)
+# often behave like torch. The remedy is
 # [batch-invariant](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/) kernels.
 #
 # ## The order of the stages

@@ -757,8 +757,10 @@ for n, seconds in alone.items():
 #   norms, softmax, rotations and SwiGLU pass over every token's numbers, so the difference between the
 #   step and its products grows with the number of tokens.
 #
-# On a GPU with a large model the matrices are large and the overhead is a few per cent, and the
-# simple model is good enough to plan with.
+# On a GPU with a large model Python costs next to nothing, but a step does not read at the data sheet's
+# full speed: [gpt-fast](https://github.com/pytorch-labs/gpt-fast) reads Llama-2-70B in 8 bits at 1,323 of
+# an A100's 2,039 GB/s (the card's power was limited). So a data sheet gives the least time; with a
+# measured bandwidth the simple model is good enough to plan with.
 #
 # ## What it predicts for a 70B model
 #
@@ -793,10 +795,11 @@ guess_share.compare(round(100 * one.share_of_compute(h100), 2), "%")
 # The last column counts 64 KV heads. Llama-3-70B has grouped heads (chapter 14): its 64 query heads
 # share 8 KV heads, so its cache is eight times smaller. An estimate that forgets this is twice as long
 # for ten sequences of 4,000 tokens. (That row is arithmetic only: 13.1 GB of cache beside 70.6 GB of
-# weights exceed the card's 80 GB; six such sequences fit.) The share of the card's FLOP/s is below 1 % for one sequence: two
-# FLOPs per weight are 0.14 TFLOP per token, which take 0.14 ms. With the batch it **rises**, because
-# the weights are read once for all ten sequences. So the TFLOP/s that a server reaches say first how
-# large its batches are: a high utilisation of the arithmetic is no goal of decode by itself.
+# weights exceed the card's 80 GB; beside 1 GB to work in, as in chapter 00, six such sequences fit.) The
+# share of the card's FLOP/s is below 1 % for one sequence: two FLOPs per weight are 0.14 TFLOP per token,
+# which take 0.14 ms. With the batch it **rises**, because the weights are read once for all ten
+# sequences. So the TFLOP/s that a server reaches say first how large its batches are: a high utilisation
+# of the arithmetic is no goal of decode by itself.
 
 # %% [markdown]
 # ## Your turn: predict
@@ -892,12 +895,13 @@ assert abs(mine / cost.decode_step(eight, 32, 1000, 16).seconds(card) - 1) < 1e-
 #
 # ## Drag it: any model, any card
 #
-# The limits come from data sheets (dense bfloat16; Apple's
-# FLOP/s are float32; this machine's are measured), and real kernels stay below them. Among the machines are
-# [AMD's MI300X](https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html)
-# and an [Apple M2 Ultra](https://www.apple.com/newsroom/2023/06/apple-introduces-m2-ultra/), whose
-# processor and GPU share up to 192 GB of **unified memory**: slower than an H100's, but large enough
-# for the whole 70B model in 16 bits. The KV cache has 16 bits here, and 1 GB is kept to work in, as in chapter 00.
+# The limits come from data sheets (bfloat16, "dense": not the doubled number for matrices half full of
+# zeros; Apple's FLOP/s are computed from its GPU's cores and clock, in float32; this machine's are
+# measured), and real kernels stay below them. Among the machines are [AMD's
+# MI300X](https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html) and an [Apple M2
+# Ultra](https://www.apple.com/newsroom/2023/06/apple-introduces-m2-ultra/), whose processor and GPU share
+# up to 192 GB of **unified memory**: slower than an H100's, but large enough for the whole 70B model in
+# 16 bits. The KV cache has 16 bits here, and 1 GB is kept to work in, as in chapter 00.
 
 # %%
 cards = {**cost.MACHINES, **cost.UNIFIED, "this machine": here}
