@@ -147,7 +147,8 @@ measured("time to compute it", (time.perf_counter() - started) * 1e3, "ms")
 # %% [markdown]
 # **Exercises.** You write a function of the engine first; only then do you see the package's own.
 #
-# - An exercise is a **warm-up**, **core** or **stretch**: its level says how much it asks for.
+# - An exercise is a **warm-up**, **core** or **stretch**: its level says how much it asks for. Its
+#   *harder* part is checked only where it names a check.
 # - `check(...)` tests your function in a process of its own, and names the first mistake.
 # - `hint=1` nudges, `hint=2` says how, and `hint=3` says nearly everything.
 # - `using(...)` puts your function into the running package.
@@ -622,7 +623,8 @@ print(json.dumps(cost_model.MODELS["Llama-3-8B"], indent=1))
 # | $W$ | working memory, in bytes | `working` | 1 GB, assumed |
 # | $M$ | the machine's memory, in bytes | `memory` | |
 #
-# In papers, $T$ is often called $n$ and $d$ is $d_{head}$. What a single token takes has a name of
+# In papers, $T$ is often called $n$ and $d$ is $d_{head}$; a letter may mean something else in another
+# chapter ([Notation](../docs/glossary.md#notation)). What a single token takes has a name of
 # its own. The 2 stands for a key *and* a value. (Some models keep less: those in which a token sees
 # only the last few thousand tokens, [sliding windows](../docs/glossary.md#sliding-window), and those
 # that store keys and values compressed, **latent attention**; chapter 14.)

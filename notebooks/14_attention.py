@@ -802,6 +802,12 @@ verdicts(
 # weights sharper: the largest one grows (unless all scores are equal), and small ones shrink. One that
 # is close to the largest may grow, too.</details>
 #
+# <details><summary>4. A guide says that the scores 0.8, 0.9 and 0.3 give the weights 0.35, 0.55 and
+# 0.10. By which factor were the scores multiplied before softmax?</summary>
+# By none that fits. The ratio of two weights is $e$ to the power of factor times difference of the
+# scores. From the first two, the factor is ln(0.55 / 0.35) / 0.1 = 4.5; from the first and the third,
+# it is ln(0.35 / 0.10) / 0.5 = 2.5. Softmax of the scores as they are gives 0.37, 0.41 and 0.22.</details>
+#
 # ## What the production engines do beyond this
 #
 # - **[vLLM](https://github.com/vllm-project/vllm)** and **[SGLang](https://github.com/sgl-project/sglang)**
