@@ -348,6 +348,9 @@ picture(
 #    *␣Paris* (the sign ␣ stands for a space).
 # 7. The new token is appended, and the way begins again with a text that is one token longer.
 #
+# On a machine with a GPU, steps 2 to 5 run on the GPU. Steps 1, 6 and 7 run on the ordinary processor beside
+# it, the **host CPU**, and only token ids pass between the two.
+#
 # The same in code, with the model that the engine runs. This loop is the smallest engine that
 # works:
 

@@ -93,7 +93,7 @@ class SamplingParams:
     )
     seed: int | None = option(
         None,
-        "Random seed; equal seeds give the same text.",
+        "Random seed; equal seeds draw the same numbers, so the same text but for near ties.",
         whole(-(2**63), 2**64 - 1),
         at={"generate": None, "chat": None, "openai": None, "ollama": None},
     )
