@@ -66,7 +66,7 @@ lab: ## open JupyterLab at the map
 	@$(VENV) -m minigen pull
 	@$(VENV) -m jupyter lab notebooks/00_map.ipynb
 
-book: ## write all chapters as one static site that needs no server
+book: ## write all chapters as one static site, with controls that need no kernel
 	@$(ENVIRONMENT) cpu notebooks
 	@$(VENV) -m tools.book
 

@@ -1,5 +1,7 @@
 """Every notebook in JupyterLab, in a real Chromium: it runs, and its controls respond.
 
+And the book on a phone without a network: its explorables respond without a kernel.
+
 Run by `make test-browser`; screenshots are written to build/screenshots. MINIGEN_CHROMIUM names a
 Chromium if Playwright's own is not installed and none is on the PATH.
 """
@@ -18,6 +20,7 @@ from typing import Any
 import pytest
 
 from minigen_course.grading.workspace import make_workspace
+from tools.book.__main__ import write
 from tools.chapters import BUILD, ROOT
 
 pytestmark = pytest.mark.browser
@@ -138,6 +141,45 @@ def test_a_learner_finishes_the_first_exercise(lab: str, browser: Any) -> None:
     assert "✓ most_sequences: all 5 checks passed." in text
     assert "your most_sequences was called" in text
     _close(page)
+
+
+PHONE = {"width": 390, "height": 844}
+IS_LOADED = "each => each.complete && each.naturalWidth > 0"
+
+
+def test_the_book_responds_on_a_phone_without_kernel_and_network(
+    browser: Any, tmp_path: Path
+) -> None:
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    contents = write(tmp_path, drawn=True)
+    moved = 0
+    for path in sorted(contents.parent.glob("[0-9]*.html")):
+        context = browser.new_context(viewport=PHONE, offline=True)
+        page = context.new_page()
+        page.goto(path.as_uri())
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= PHONE["width"], f"{path.stem} is {width} pixels wide"
+        for number, box in enumerate(page.locator(".explorable").all()):
+            for control in box.locator("input, select").all():
+                _move_in_the_book(page, box, control)
+            box.screenshot(path=str(SCREENSHOTS / f"book-{path.stem}-{number + 1}.png"))
+            moved += 1
+        context.close()
+    assert moved >= 12
+
+
+def _move_in_the_book(page: Any, box: Any, control: Any) -> None:
+    """Set a control to its last value and to its first: each has a picture, and they differ."""
+    image, seen = box.locator("img"), []
+    last = control.evaluate("each => (each.options?.length || Number(each.max) + 1) - 1")
+    for value in (last, 0):
+        if control.evaluate("each => each.tagName") == "SELECT":
+            control.select_option(index=value)
+        else:
+            control.fill(str(value))
+        seen.append(image.get_attribute("src"))
+        assert _becomes(page, lambda: image.evaluate(IS_LOADED)), f"no picture {seen[-1]}"
+    assert seen[0] != seen[1]
 
 
 def _opened(lab: str, browser: Any, stem: str) -> Any:
