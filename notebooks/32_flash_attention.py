@@ -18,18 +18,27 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/minigen/minigen/blob/main/notebooks/32_flash_attention.ipynb)
 # [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=notebooks/32_flash_attention.ipynb)
 #
-# Chapter 14 made a score for every query and every key, softmax made weights of all of them, and
-# then the values were mixed. Between these three steps stands a matrix as long and as wide as the
-# text. This chapter never makes it: a few queries go over the keys a tile at a time, and remember
-# three things.
+# Chapter 14 computed attention in three steps: a score for every query and every key, softmax over
+# each row of scores, and a weighted sum of values. Between these steps stands a matrix that is as
+# long and as wide as the text. It is written to memory and read again, several times, although only
+# its product with the values is wanted. **[FlashAttention](../docs/glossary.md#flashattention)**
+# computes the same result and never makes the matrix. A few queries at a time go over the keys, one
+# **tile** (a piece of neighbouring rows) after the other, and remember three things from tile to tile.
 #
-# **Afterwards you can** join two halves of a softmax, write attention as a loop over tiles, write
-# that loop as a kernel of Triton's, and say what it saves (memory), what it does not (arithmetic),
-# and where it gains nothing (one new token). No kernel of this chapter runs on a GPU: times are of
-# this CPU, and what is said of a GPU is counted, compiled or modelled.
+# **Afterwards you can** compute a softmax by hand while its scores arrive one by one, join two halves
+# of a softmax, write attention as a loop over tiles, write that loop as a Triton kernel, count the
+# bytes that it moves, and say what it saves (memory), what it does not save (arithmetic), and where it
+# gains nothing (one new token). No kernel of this chapter runs on a GPU: times are of this CPU, and
+# statements about a GPU are counted, compiled or modelled, and say so.
 #
-# **You need** chapters 14 (attention), 22 (block tables) and 31 (kernels in Triton).
-# **Time:** about 60 minutes to read and try, about 70 for the exercises.
+# **You need** chapters 14 (attention), 17 ([prefill](../docs/glossary.md#prefill),
+# [decode](../docs/glossary.md#decode) and the [roofline](../docs/glossary.md#roofline)), 22 (block
+# tables) and 31 (kernels in Triton; registers, shared memory, warps).
+# **Time:** about 65 minutes to read and try, about 100 for the exercises.
+#
+# **Where we are:** token ids → embedding → 30 × ( norm → **attention** → add → norm → feed-forward →
+# add ) → norm → output head → next token. This chapter exchanges the function inside attention, and
+# none of its results.
 #
 # <!-- card -->
 #
@@ -48,6 +57,7 @@ if importlib.util.find_spec("minigen") is None:  # on Colab or Binder
     )
 
 # %%
+import math
 from functools import partial
 
 import torch
@@ -72,7 +82,9 @@ from minigen_course import (
 )
 from minigen_course.ch32_flash_attention.figures import (
     by_length,
+    bytes_by_tile,
     draw_tiles,
+    on_chip,
     online_softmax,
     rows_by_program,
 )
@@ -97,13 +109,17 @@ chapter_map("attention", "GPU kernels")
 # %% [markdown]
 # ## A number that hurts
 #
-# One layer's attention, written out as in chapter 14, for longer and longer prompts. Each of
-# torch's operators hands its result to the next as a tensor in memory; we count the bytes of these
-# tensors: the largest, and all that are there at once. Queries, keys and values of 2,048 tokens are 8
-# MB in this model.
+# Here is one layer's attention, **written out** step by step as in chapter 14 (`attention_naive`), on
+# random queries, keys and values of longer and longer prompts. Each of torch's operators hands its
+# result to the next one as a tensor in memory. `count_memory` watches the operators and counts the
+# bytes of the tensors that they create: the largest one, and all that exist at the same time. (A
+# **MB** is a million bytes; a MiB is 2²⁰ = 1,048,576 bytes.)
+#
+# Queries, keys and values of 2,048 tokens take 8 MB in this model, and the result takes 5 MB. Predict:
+# how many MB exist at the same time on the way?
 
 # %%
-guess_peak = predict("How many MB are there at once while they are mixed?", None, within=2)
+guess_peak = predict("How many MB exist at once, for 2,048 tokens?", None, within=2)
 
 
 # %%
@@ -125,17 +141,30 @@ for n, memory in written_out.items():
     given = layer_inputs(n)
     sizes = (sum(each.nbytes for each in given), given[0].nbytes, memory.largest, memory.peak)
     print(f"{n:>6}" + "{:>7.1f}{:>9.1f}{:>14.1f}{:>13.1f}  MB".format(*(s / 1e6 for s in sizes)))
+three, copies, mask = 3 * llm.config.q_heads * one_head, 2 * given[0].nbytes, 2048 * 2048
+print(f"\nthree matrices, keys and values copied, the mask: {three / 1e6:.1f} + ", end="")
+print(f"{copies / 1e6:.1f} + {mask / 1e6:.1f} = {(three + copies + mask) / 1e6:.1f} MB")
+assert round(written_out[2048].peak / 1e6) == round((three + copies + mask) / 1e6)
 guess_peak.compare(round(written_out[2048].peak / 1e6), "MB")
 
 # %% [markdown]
-# Twice the tokens, four times the scores. And they are there several times: before the mask and
-# after it, their exponentials, and these divided. Each of these tensors is written to memory and
-# read again.
+# Each row of the table has twice the tokens of the row above. What is given and the result double, too.
+# The largest tensor grows four times: it holds a score for each head, each query and each key.
+#
+# The last line of the cell adds up what exists at the worst moment. Three tensors of 151 MB are there
+# at once: the scores with the mask, the same scores less their row's maximum, and the exponentials of
+# those. Chapter 14's copies of keys and values for the heads that share them take 9.4 MB, and the mask
+# 4.2. Each of these tensors is written by one operator and read by the next.
 #
 # ## The smallest version that works
 #
-# One query of a real head: the last token of a text looks back. Written as the formula says, it
-# goes over its scores three times.
+# Take one query of a real head: the last token of a text looks back at 37 keys. `look_back` below
+# returns its scores $s_j$ and, to keep the pictures small, only the first eight of the 64 numbers of
+# each value $v_j$. (`head_scores` has divided by √d already, as in chapter 14, so a score is
+# $s_j = q \cdot k_j / \sqrt d$.) [Softmax](../docs/glossary.md#softmax) in its stable form goes over the
+# row three times: for the maximum $m$, for the sum of the weights $\ell$, and for the result $o$.
+#
+# $$m = \max_j s_j, \qquad \ell = \sum_j e^{s_j - m}, \qquad o = \sum_j \frac{e^{s_j - m}}{\ell}\, v_j$$
 
 # %%
 text = (
@@ -153,36 +182,81 @@ def look_back(head):
 
 
 scores, values = look_back(HEAD)
-maximum = max(scores.tolist())  # once over all keys
-total = sum((score - maximum).exp() for score in scores)  # twice
-mixed = sum((s - maximum).exp() / total * value for s, value in zip(scores, values, strict=True))
-torch.testing.assert_close(mixed, scores.softmax(0) @ values)
-print(f"{len(scores)} keys, the maximum is {maximum:.2f}, the sum {total:.2f}")
+highest = max(scores.tolist())  # once over all keys
+weight_sum = sum((score - highest).exp() for score in scores)  # twice
+expected = sum(  # three times
+    (s - highest).exp() / weight_sum * value for s, value in zip(scores, values, strict=True)
+)
+torch.testing.assert_close(expected, scores.softmax(0) @ values)
+print(f"{len(scores)} keys, the maximum is {highest:.2f}, the sum {weight_sum:.2f}")
 
 # %% [markdown]
 # ## Why it needs the whole row
 #
 # The sum needs the maximum, and each weight needs the sum. So all scores must be known before the
-# first value can be mixed, and must be kept until then (or computed three times). Can it be done if
-# each key and its value are seen only once? Think before you read on.
+# first value can be added, and they must be kept until then (or be computed three times). For one
+# query that is a row. For a prompt it is the matrix.
 #
-# ## The idea: what a wrong maximum costs
+# Can it be done if each key and its value are seen only once? Think before you read on.
 #
-# The division can wait: for every score s, add up exp(s - m) times its value, add up exp(s - m),
-# and divide at the end. That leaves m, the maximum. Take the largest score *so far*. When a larger
-# one, $m'$, comes, everything accumulated with $m$ is too large by one common factor:
+# ## Three numbers by hand
 #
-# $$e^{s - m'} = e^{s - m} \cdot e^{m - m'} \qquad
-# \ell' = \ell\, e^{m - m'} + \sum_j e^{s_j - m'} \qquad
-# O' = O\, e^{m - m'} + \sum_j e^{s_j - m'} v_j$$
+# Two changes make it possible. First, the division by $\ell$ can wait: add up the weights in $\ell$,
+# add up the weighted values in $O$, and divide once at the end. That leaves the maximum $m$, which is
+# not known before the last key. Second, take the largest score **so far** instead. When a larger one
+# comes, everything accumulated with the old maximum is too large by one common factor, because
+# $e^{s - m'} = e^{s - m} \cdot e^{m - m'}$. So multiply $\ell$ and $O$ by $e^{m - m'}$ and go on.
 #
-# | symbol | meaning | in the code |
-# |---|---|---|
-# | $m$, $m'$ | the largest score before and after the new keys $j$ | `maximum` |
-# | $\ell$ | the sum of the weights (the papers' $l$) | `total` |
-# | $O$ | the weighted sum of values; the answer is $O / \ell$ | `mixed` |
+# Three keys with the scores 1, 3, 2 and, for simplicity, values of one number each: 10, 20, 40.
 #
-# So one multiplication mends everything. Half of the keys, then the other half:
+# | key | score | $m$ before and after | factor $e^{m - m'}$ | sum of weights $\ell$ | weighted values $O$ |
+# |---|---|---|---|---|---|
+# | 1 | 1 | −∞, 1 | nothing before | $e^{1-1} = 1$ | $1 \cdot 10 = 10$ |
+# | 2 | 3 | 1, 3 | $e^{-2} = 0.135$ | $0.135 \cdot 1 + 1 = 1.135$ | $0.135 \cdot 10 + 1 \cdot 20 = 21.353$ |
+# | 3 | 2 | 3, 3 | $e^{0} = 1$ | $1.135 + e^{-1} = 1.503$ | $21.353 + 0.368 \cdot 40 = 36.069$ |
+#
+# The answer is $O / \ell = 36.069 / 1.503 = 24.0$. The second key was larger than the first, so the
+# first key's share was corrected afterwards, without looking at that key again. The third key was not
+# larger, so its row has the factor 1. The same in Python:
+
+# %%
+maximum, total, mixed = -math.inf, 0.0, 0.0
+for score, value in ((1.0, 10.0), (3.0, 20.0), (2.0, 40.0)):
+    larger = max(maximum, score)
+    factor, weight = math.exp(maximum - larger), math.exp(score - larger)
+    total, mixed = factor * total + weight, factor * mixed + weight * value
+    maximum = larger
+    print(f"score {score:.0f}: m {maximum:.0f}, factor {factor:.3f}, l {total:.3f}, O {mixed:.3f}")
+at_once = torch.tensor([1.0, 3.0, 2.0]).softmax(0) @ torch.tensor([10.0, 20.0, 40.0])
+print(f"O / l = {mixed / total:.3f}; softmax of all three at once gives {at_once:.3f}")
+
+# %% [markdown]
+# ## The idea as a formula
+#
+# Nothing in this needs the keys to come one by one. Let a whole tile of keys arrive. Then
+#
+# $$m' = \max\big(m, \max_j s_j\big), \qquad
+# \ell' = e^{m - m'}\, \ell + \sum_j e^{s_j - m'}, \qquad
+# O' = e^{m - m'}\, O + \sum_j e^{s_j - m'} v_j$$
+#
+# where $j$ runs over the keys of the new tile. After the last tile the result is $o = O / \ell$. This is
+# **[online softmax](../docs/glossary.md#online-softmax)**
+# ([Milakov and Gimelshein 2018](https://arxiv.org/abs/1805.02867) have $m$ and $\ell$, which they call
+# $d$; the values come in with FlashAttention). The names here, in the code and in the paper:
+#
+# | symbol | meaning | in the code | [FlashAttention](https://arxiv.org/abs/2205.14135), Algorithm 1 |
+# |---|---|---|---|
+# | $s_j$ | score of key $j$, $q \cdot k_j / \sqrt d$ | `scores` | a row of $S_{ij}$, without $1/\sqrt d$ |
+# | $m$, $m'$ | largest score before and after a tile | `maximum`, `higher` | $m_i$, $m_i^{new}$ |
+# | $e^{m - m'}$ | the rescale factor | `shrink` | the same |
+# | $\ell$ | sum of the weights so far | `total` | $\ell_i$ |
+# | $O$ | weighted sum of values so far, not yet divided | `mixed` | $O_i$, which Algorithm 1 divides by $\ell_i$ after each tile |
+# | $i$, $j$ | tile of queries, tile of keys | two loops | $i$, $j$ |
+#
+# ([FlashAttention-2](https://arxiv.org/abs/2307.08691) divides once at the end, as we do.)
+#
+# Two sets of keys can also be treated alike, each with its own maximum, and be joined afterwards. Here
+# are the two halves of the 37 keys of the real head:
 
 # %%
 halves = zip(scores.split(20), values.split(20), strict=True)
@@ -192,17 +266,31 @@ halves = zip(scores.split(20), values.split(20), strict=True)
 m = max(m1, m2)
 t = t1 * (m1 - m).exp() + t2 * (m2 - m).exp()
 x = x1 * (m1 - m).exp() + x2 * (m2 - m).exp()
-torch.testing.assert_close(x / t, mixed)
+torch.testing.assert_close(x / t, expected)
 print(f"first half:  maximum {m1:.2f}, counts {(m1 - m).exp():.3f} times in the end")
 print(f"second half: maximum {m2:.2f}, counts {(m2 - m).exp():.3f} times")
 
 # %% [markdown]
-# Three things are enough to remember a half: its maximum, its sum, and its mixed values. This is
-# [online softmax](../docs/glossary.md#online-softmax). Now tile by tile: play it, move the step, take
-# another head or other tiles. To the left the scores, those of the newest tile orange, those to come
-# pale. In the middle their weights $e^{s - m}$; a grey outline is what an older key's weight was before
-# the newest tile came. To the right the answer so far, and the one that it must come to. The picture
-# stands at the tile where the maximum leaps most, because there everything before it shrinks.
+# The second half has the larger maximum, so the first half counts only $e^{-0.89 - 2.41} = 0.037$ times.
+# Three things are enough to remember a half: its maximum, its sum of weights, and its weighted values.
+#
+# Now tile by tile, with eight keys in each. The three tiles at the beginning of this row have the
+# maximum −0.89. The fourth has a key with the score 2.11. Predict: what is left of a weight of 1?
+
+# %%
+guess_left = predict("The maximum goes from -0.89 to 2.11: what is left of a weight of 1?", None, within=1.2)
+
+# %% [markdown]
+# Play it, move the step, take another head or smaller tiles. The picture stands at the fourth tile,
+# where the maximum leaps.
+#
+# - **Left:** the scores. Orange bars are those of the newest tile, blue ones came earlier, pale ones
+#   are still to come. The dashed line is the maximum so far.
+# - **Middle:** the weights $e^{s - m}$ that the scores have now. A grey outline is the weight that an
+#   older key had before the newest tile came, and the arrow is the factor $e^{m - m'}$ that took it
+#   down to the blue bar. One factor holds for all of them.
+# - **Right:** the answer so far, $O / \ell$, for the eight numbers of the values. The dots are the answer
+#   over all keys, which the last tile must reach.
 
 # %%
 TILE = 8
@@ -218,28 +306,44 @@ def at_tile(step, head, tile):
 replay(
     at_tile,
     10,
-    "Scores, their weights and the answer so far. At this tile the maximum leaps, and all weights "
-    "before it shrink by one factor.",
+    "Online softmax at its fourth tile: scores, weights exp(s - m), and the answer so far. The "
+    "maximum leaps, and all weights before it shrink by one factor, the arrow.",
     at=leap,
     number="32.1",
     head=(0, llm.config.q_heads - 1, 1, HEAD),
     tile=[TILE, 4],
 )
 assert folds[leap].shrink < 0.5  # the frozen picture shows a leap
+guess_left.compare(round(folds[leap].shrink, 2))
 for number, fold in enumerate(folds, 1):
     kept = f"what was before counts {fold.shrink:.2f} times" if number > 1 else "nothing was before"
     print(f"tile {number}: maximum {fold.maximum:>5.2f}, {kept}")
 show(fold_tiles)
 
 # %% [markdown]
+# Read the printed lines beside the picture. Tile 2 raises the maximum a little, tile 3 not at all
+# (factor 1.00), and tile 4 by 3.00: $e^{-3.00} = 0.05$. What 24 keys had added up until then is worth a
+# twentieth afterwards. That is right, because next to a score of 2.11 they hardly count.
+#
 # ## Your turn: two parts become one
 #
-# `fold_tiles` has one query. Write the step for many at once. `Partial(maximum, total, mixed)` has
-# the three things: a maximum and a sum for each query, in tensors of any shape, and in `mixed` a
-# row of numbers for each, so that it has an axis more. Mind queries that have seen nothing yet:
-# their maximum is -inf.
+# `fold_tiles` has one query. Write the step for many queries at once, for two parts whose keys are
+# different. `Partial(maximum, total, mixed)` holds the three things: in `maximum` and `total` a number
+# for each query, in tensors of any shape, and in `mixed` a row of numbers for each query, so it has an
+# axis more. With the parts 1 and 2:
 #
-# One line puts it to work: while the block runs, the engine's prompts are attended to by the
+# $$m = \max(m_1, m_2), \qquad \ell = e^{m_1 - m}\, \ell_1 + e^{m_2 - m}\, \ell_2, \qquad
+# O = e^{m_1 - m}\, O_1 + e^{m_2 - m}\, O_2$$
+#
+# | one query | `maximum` | `total` | `mixed` |
+# |---|---|---|---|
+# | part 1 | 3 | 2 | [4, 0] |
+# | part 2 | 1 | 1 | [8, 8] |
+# | merged, with $e^{1-3} = 0.135$ | 3 | 2 + 0.135 = 2.135 | [4 + 1.083, 1.083] |
+#
+# Mind queries that have seen no key yet. Their maximum is −∞, and −∞ − (−∞) is not a number.
+#
+# One line puts your part to work: while the block runs, the engine's prompts are attended to by the
 # package's loop over tiles of 16, which calls `merge` once for each of them. (That loop is your
 # next exercise. Until yours passes, `my_merge` is the package's own.)
 
@@ -278,15 +382,25 @@ reveal(32, merge=my_merge)
 show(nothing_seen, attend_tile, causal_mask)
 
 # %% [markdown]
+# `nothing_seen` is the state before the first tile: maximum −∞, sum 0, values 0. `attend_tile` computes
+# the three things for one tile; its scores exist only inside it. `causal_mask` is chapter 14's.
+#
 # ## Tiles on the matrix that is not there
 #
-# For all queries at once the scores are a matrix again. Cut it into tiles of some queries by some
-# keys. A row of tiles belongs to the same queries: go over it from left to right with `merge`,
-# and only one tile of scores is there at a time.
+# For all queries at once the scores are a matrix again: a row for each query, a column for each key.
+# Cut it into tiles of some queries by some keys. A row of tiles belongs to the same queries. Go over it
+# from left to right with `merge`, and only one tile of scores exists at a time.
 #
-# Fully masked tiles can be skipped: those behind the diagonal are left out. Only
-# those that the diagonal cuts need the mask. A prompt that goes on from a cached beginning has more
-# keys than queries; a window leaves out the oldest tiles, too.
+# The causal mask hides all keys behind a query's own position, so it hides everything to the right of
+# the diagonal. Three kinds of tiles follow, which the picture colours:
+#
+# - tiles below the diagonal are seen whole and need no mask (blue),
+# - tiles that the diagonal cuts need the mask (orange),
+# - tiles beyond the diagonal are fully masked and are skipped (pale).
+#
+# A prompt that goes on from a cached beginning (chapter 23) has more keys than queries, so the diagonal
+# begins farther to the right: `tokens_before` in the controls. A sliding window (chapter 14) also
+# leaves out the oldest tiles. Predict before you move them:
 
 # %%
 guess_waste = predict("Do smaller tiles compute more or fewer scores that do not count?", None)
@@ -300,7 +414,8 @@ def tiles(new_tokens, tokens_before, queries_a_tile, keys_a_tile, window):
 
 explore(
     tiles,
-    "A matrix of queries and keys in tiles: blue below the diagonal, orange on it, pale above.",
+    "The matrix of queries and keys in tiles. Blue tiles are seen whole, orange ones are cut by the "
+    "diagonal, and pale ones are skipped.",
     "32.2",
     new_tokens=(16, 256, 16, 96),
     tokens_before=(0, 256, 16, 32),
@@ -316,11 +431,25 @@ for block in (16, 64, 256):
 guess_waste.compare("fewer" if waste[16] < waste[256] else "more")
 
 # %% [markdown]
+# A tile that the diagonal cuts is computed whole, and about half of its scores are thrown away. With $B$
+# queries and $B$ keys in a tile and $n$ tokens ($n$ a multiple of $B$), $\frac n B (\frac n B + 1) / 2$
+# tiles of $B^2$ scores are computed, that is $n (n + B) / 2$ scores. The mask leaves $n (n + 1) / 2$. For
+# $n = 2{,}048$ and $B = 64$: 32 × 33 / 2 = 528 tiles, and 2,112 / 2,049 = 1.031, so 3.1% too many. Small
+# tiles waste less. What speaks for large ones comes with the bytes, below.
+#
 # ## Your turn: the loop over tiles
 #
 # The parts of it are given, and shown above: what queries remember before the first tile
-# (`nothing_seen`), what they remember of one (`attend_tile`), and chapter 14's `causal_mask`;
-# `my_merge` joins. You write the two loops, and their bounds.
+# (`nothing_seen`), what they remember of one tile (`attend_tile`), and chapter 14's `causal_mask`;
+# `my_merge` joins. You write the two loops and their bounds. An example: 5 new tokens are the last of
+# a context of 12, and a tile has 4. (Ranges are Python's: 7:11 is 7, 8, 9, 10.)
+#
+# | tile of queries | rows of q | their positions | tiles of keys |
+# |---|---|---|---|
+# | 1 | 0:4 | 7:11 | 0:4, 4:8, 8:11 |
+# | 2 | 4:5 | 11:12 | 0:4, 4:8, 8:12 |
+#
+# The third tile of keys of the first row ends at 11, because none of its queries sees key 11.
 
 # %%
 task(32, "flash_attention")
@@ -358,9 +487,10 @@ reveal(32, flash_attention=my_flash)
 # %% [markdown]
 # ## The measurement again
 #
-# The same prompts, the same counting. Torch's own `scaled_dot_product_attention`, which chapter
-# 14's `attention` calls, goes over tiles too, inside of one operator in C++ (whose own tiles our
-# counting does not see).
+# The same prompts and the same counting, for three ways. The third is torch's own
+# `scaled_dot_product_attention`, which chapter 14's `attention` calls. It goes over tiles, too, inside
+# one operator that is written in C++: all steps of attention in one function, which is called
+# **fused**. (Our counting does not see the tiles inside it.)
 
 # %%
 threads = torch.get_num_threads()
@@ -380,9 +510,10 @@ picture(
     by_length(
         {name: {n: each / 1e6 for n, each in found.items()} for name, found in peaks.items()},
         "MB at once",
-        "What attention makes on its way, by the length of the prompt",
+        "Written out, memory grows with the square of the prompt; in tiles, with the prompt",
     ),
-    "Three lines over lengths: the written-out one climbs twice as steeply as the other two.",
+    "Bytes that exist at once in one layer's attention, on logarithmic axes: a step to the right is "
+    "twice the tokens, a step up is twice the MB.",
     number="32.3",
 )
 

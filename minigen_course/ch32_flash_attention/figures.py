@@ -32,7 +32,8 @@ def online_softmax(scores: Tensor, values: Tensor, tile: int, seen: int) -> Figu
     """Draw the scores, their weights exp(score - maximum so far), and the result so far.
 
     Keys after the first `seen` tiles are pale. The outlines are the weights before the last tile
-    came; an arrow from the largest of them shows the factor by which all of them shrank. The dots on the right are softmax over all keys at once, which the last tile must reach.
+    came; an arrow from the largest of them shows the factor by which all of them shrank. The dots
+    on the right are softmax over all keys at once, which the last tile must reach.
     Raises `ValueError` unless `seen` is from 1 to the number of tiles.
     """
     folds = fold_tiles(scores, values, tile)
@@ -223,8 +224,8 @@ def on_chip(num_tokens: int, head_dim: int, block_m: int, block_n: int) -> Figur
         (22.0, 7.1),
         arrowprops={"arrowstyle": "<|-", "color": QUIET, "linewidth": 1.2},
     )
-    said = "K, V and O have the shape of Q.\nQ i is read once, O i written once,\nK j and V j up to the diagonal."
-    axes.text(0.2, 0.1, said, color=INK)
+    said = "K, V and O have the shape of Q.\nQ i is read once, O i written once,\n"
+    axes.text(0.2, 0.1, said + "K j and V j up to the diagonal.", color=INK)
     return made
 
 
