@@ -23,7 +23,7 @@
 # long and as wide as the text. It is written to memory and read again, several times, although only
 # its product with the values is wanted. **[FlashAttention](../docs/glossary.md#flashattention)**
 # computes the same result and never makes the matrix. A few queries at a time go over the keys, one
-# **tile** (a piece of neighbouring rows) after the other, and remember three things from tile to tile.
+# **tile** of neighbouring keys after the other, and remember three things from tile to tile.
 #
 # **Afterwards you can** compute a softmax by hand while its scores arrive one by one, join two halves
 # of a softmax, write attention as a loop over tiles, write that loop as a Triton kernel, count the
@@ -148,7 +148,7 @@ assert round(written_out[2048].peak / 1e6) == round((three + copies + mask) / 1e
 guess_peak.compare(round(written_out[2048].peak / 1e6), "MB")
 
 # %% [markdown]
-# Each row of the table has twice the tokens of the row above. What is given and the result double, too.
+# Each row of the table has twice the tokens of the row above. The inputs and the result double, too.
 # The largest tensor grows four times: it holds a score for each head, each query and each key.
 #
 # The last line of the cell adds up what exists at the worst moment. Three tensors of 151 MB are there
@@ -215,9 +215,9 @@ print(f"{len(scores)} keys, the maximum is {highest:.2f}, the sum {weight_sum:.2
 # | 2 | 3 | 1, 3 | $e^{-2} = 0.135$ | $0.135 \cdot 1 + 1 = 1.135$ | $0.135 \cdot 10 + 1 \cdot 20 = 21.353$ |
 # | 3 | 2 | 3, 3 | $e^{0} = 1$ | $1.135 + e^{-1} = 1.503$ | $21.353 + 0.368 \cdot 40 = 36.069$ |
 #
-# The answer is $O / \ell = 36.069 / 1.503 = 24.0$. The second key was larger than the first, so the
-# first key's share was corrected afterwards, without looking at that key again. The third key was not
-# larger, so its row has the factor 1. The same in Python:
+# The answer is $O / \ell = 36.069 / 1.503 = 24.0$. The second score was larger than the first,
+# so the first key's share was corrected afterwards, without looking at that key again. The third score
+# was not larger than the second, so its row has the factor 1. The same in Python:
 
 # %%
 maximum, total, mixed = -math.inf, 0.0, 0.0
@@ -242,7 +242,7 @@ print(f"O / l = {mixed / total:.3f}; softmax of all three at once gives {at_once
 # where $j$ runs over the keys of the new tile. After the last tile the result is $o = O / \ell$. This is
 # **[online softmax](../docs/glossary.md#online-softmax)**
 # ([Milakov and Gimelshein 2018](https://arxiv.org/abs/1805.02867) have $m$ and $\ell$, which they call
-# $d$; the values come in with FlashAttention). The names here, in the code and in the paper:
+# $d$; the values came in later). The names here, in the code and in the paper:
 #
 # | symbol | meaning | in the code | [FlashAttention](https://arxiv.org/abs/2205.14135), Algorithm 1 |
 # |---|---|---|---|
@@ -251,9 +251,9 @@ print(f"O / l = {mixed / total:.3f}; softmax of all three at once gives {at_once
 # | $e^{m - m'}$ | the rescale factor | `shrink` | the same |
 # | $\ell$ | sum of the weights so far | `total` | $\ell_i$ |
 # | $O$ | weighted sum of values so far, not yet divided | `mixed` | $O_i$, which Algorithm 1 divides by $\ell_i$ after each tile |
-# | $i$, $j$ | tile of queries, tile of keys | two loops | $i$, $j$ |
 #
-# ([FlashAttention-2](https://arxiv.org/abs/2307.08691) divides once at the end, as we do.)
+# In the paper $i$ and $j$ number tiles of queries and of keys; in the formula above $j$ numbers single
+# keys. ([FlashAttention-2](https://arxiv.org/abs/2307.08691) divides once at the end, as we do.)
 #
 # Two sets of keys can also be treated alike, each with its own maximum, and be joined afterwards. Here
 # are the two halves of the 37 keys of the real head:
@@ -325,7 +325,7 @@ show(fold_tiles)
 # %% [markdown]
 # Read the printed lines beside the picture. Tile 2 raises the maximum a little, tile 3 not at all
 # (factor 1.00), and tile 4 by 3.00: $e^{-3.00} = 0.05$. What 24 keys had added up until then is worth a
-# twentieth afterwards. That is right, because next to a score of 2.11 they hardly count.
+# twentieth afterwards. That is right: beside a score of 2.11, keys with scores below −0.89 hardly count.
 #
 # ## Your turn: two parts become one
 #
@@ -393,8 +393,8 @@ show(nothing_seen, attend_tile, causal_mask)
 # Cut it into tiles of some queries by some keys. A row of tiles belongs to the same queries. Go over it
 # from left to right with `merge`, and only one tile of scores exists at a time.
 #
-# The causal mask hides all keys behind a query's own position, so it hides everything to the right of
-# the diagonal. Three kinds of tiles follow, which the picture colours:
+# The causal mask hides all keys after a query's own position, so it hides everything to the right of
+# the diagonal. That gives three kinds of tiles, which the picture colours:
 #
 # - tiles below the diagonal are seen whole and need no mask (blue),
 # - tiles that the diagonal cuts need the mask (orange),
@@ -433,8 +433,8 @@ for block in (16, 64, 256):
 guess_waste.compare("fewer" if waste[16] < waste[256] else "more")
 
 # %% [markdown]
-# A tile that the diagonal cuts is computed whole, and about half of its scores are thrown away. With $B$
-# queries and $B$ keys in a tile and $n$ tokens ($n$ a multiple of $B$), $\frac n B (\frac n B + 1) / 2$
+# A tile that the diagonal cuts is computed whole, and about half of its scores are thrown away. Take a
+# prompt of $n$ tokens and tiles of $B$ queries by $B$ keys, where $n$ is a multiple of $B$. Then $\frac n B (\frac n B + 1) / 2$
 # tiles of $B^2$ scores are computed, that is $n (n + B) / 2$ scores. The mask leaves $n (n + 1) / 2$. For
 # $n = 2{,}048$ and $B = 64$: 32 × 33 / 2 = 528 tiles, and 2,112 / 2,049 = 1.031, so 3.1% too many. Small
 # tiles waste less. What speaks for large ones comes with the bytes, below.
@@ -583,9 +583,9 @@ print(f"{keys_and_values:,} of keys and values: by bytes at most {at_most:.2f} t
 # Chapter 31 named four places of a GPU. Two of them matter here: the **memory** (**HBM**), which is
 # large and slow, and what lies **on the chip** beside the arithmetic, the registers and the shared
 # memory of a processor (a *streaming multiprocessor*), which are fast and small. The papers call
-# the latter **SRAM**. FlashAttention is faster because scores and weights stay there.
+# the latter together **SRAM**. FlashAttention is faster because scores and weights stay there.
 #
-# The picture shows one **program** (one run of the kernel) and its tile $i$ of $M$ = 128 queries, for
+# The picture shows one **program** (one run of the kernel) and its tile $i$ of 128 queries, for
 # a head with $d$ = 128 numbers. It reads its queries $Q_i$ once. For each tile $j$ of 64 keys it loads
 # $K_j$ and $V_j$, computes a 128 × 64 tile $S$ of scores and their weights $P$, and adds $P V_j$ to
 # $O_i$. From tile to tile it keeps $m$ and $\ell$, a number for each query, and $O_i$, a row for each
@@ -610,8 +610,8 @@ picture(
 #   and their sum is a whole table. A row of a matrix with `D` columns begins `D` numbers after the row
 #   above. So for `D` = 4, rows 2 and 3 and dims 0 to 3, the places are
 #   `rows[:, None] * D + dims[None, :]` = [[8, 9, 10, 11], [12, 13, 14, 15]].
-# - **`tl.dot(a, b)`** multiplies two tiles, [M, K] by [K, N]; `tl.trans(k)` exchanges the axes of a
-#   tile. On a GPU the product runs on **tensor cores**, units that do nothing but multiply small
+# - **`tl.dot(a, b)`** multiplies a tile [rows, inner] by a tile [inner, columns]; `tl.trans(k)` exchanges
+#   the axes of a tile. On a GPU the product runs on **tensor cores**, units that do nothing but multiply small
 #   matrices. In this chapter all sizes are powers of two, and 16 at least.
 # - **`input_precision="ieee"`** keeps all bits of float32 inputs. Without it, NVIDIA's tensor cores may
 #   get inputs that are rounded to fewer bits (TF32).
@@ -749,8 +749,8 @@ reveal(32, unmasked_kernel=my_unmasked)
 #    (2 · 4 + 1) · 16 = 144. Keys and values have $H_{kv}$ heads; head $h$ uses KV head
 #    $\lfloor h / (H_q / H_{kv}) \rfloor$.
 # 2. **Masks.** The last tile may have rows that do not exist; they are neither loaded nor stored. On
-#    the diagonal, a key behind the query's position gets the score −∞, whose weight is 0.
-# 3. **The end of the loop.** No tile of keys behind the last query is loaded. For 35 new tokens after
+#    the diagonal, a key after the query's position gets the score −∞, whose weight is 0.
+# 3. **The end of the loop.** No key after the program's last query is loaded. For 35 new tokens after
 #    6 cached ones, with `BLOCK_M` = 16:
 #
 # | program | rows of q | positions | keys to load |
@@ -847,9 +847,10 @@ reveal(32, flash_kernel=my_kernel)
 # | FlashAttention | $\Theta(N^2 d^2 / M)$ |
 #
 # ($\Theta$ means: up to a constant factor, from above and from below.) The paper also shows that no
-# exact method can do better for every $M$ in that range. Written out, the least is $4 N^2 + 4 N d$
-# numbers: scores written and read, weights written and read, and Q, K, V and the result once each. So
-# tiles win if $4 N^2 d^2 / M$ is less than $4 N^2$, that is, if $d^2 < M$.
+# exact method can do better for every $M$ in that range. Written out in three operators, the least is
+# $4 N^2 + 4 N d$ numbers: scores written and read, weights written and read, and Q, K, V and the result
+# once each. So, leaving the terms in $N d$ aside, our causal tiles win if $4 N^2 d^2 / M$ is less than
+# $4 N^2$, that is, if $d^2 < M$.
 #
 # Now with 2,048 tokens, one head of 128 and 2 bytes per number. Predict: by how much do the bytes fall
 # from tiles of 16 queries to tiles of 128, eight times as large?
@@ -880,8 +881,8 @@ picture(
 
 # %% [markdown]
 # With each doubling of the tile the blue line falls by a little less than half. It meets the orange line, the
-# written-out way, at about 32 queries, where $M = 4 \cdot 32 \cdot 128 = 16{,}384 = d^2$: the paper's
-# condition. Tiles of 16 would move *more* than the matrix does. The green line is the least that any
+# written-out way, at about 32 queries, where $M = 4 \cdot 32 \cdot 128 = 16{,}384 = d^2$, as the
+# condition above says. Tiles of 16 would move *more* than the matrix does. The green line is the least that any
 # method must move.
 #
 # Two things soften this on a real GPU. The **L2 cache** answers a part of the repeated loads, so HBM sees
@@ -889,8 +890,9 @@ picture(
 # computes $4d$ operations for each pair of a query and a key (a multiplication and an addition for
 # each of $d$ numbers, in both products) and loads $2d$ numbers of 2 bytes for each key. With $B$ queries
 # that is $4 d B / 4 d = B$ operations per byte. So, apart from queries and results, the tile size is the
-# [arithmetic intensity](../docs/glossary.md#arithmetic-intensity). Chapter 17's ridge of an H100 is at
-# 295, so tiles of 128 alone would still wait for memory, and need the L2 cache's help.
+# [arithmetic intensity](../docs/glossary.md#arithmetic-intensity). By its data sheet an H100 does 989 · 10¹²
+# operations and moves 3,350 · 10⁹ bytes per second, 295 operations per byte (chapter 17's ridge). So
+# tiles of 128 alone would still wait for memory, and need the L2 cache's help.
 #
 # ## The package's kernel
 #
@@ -957,14 +959,19 @@ for chip, block_m, block_n, num_warps in (
     spilled[chip, block_m, num_warps] = code.spilled
     print(f"{chip}, {block_m:>3} queries by {block_n} keys, {num_warps} warps:", end=" ")
     print(f"{mark(code.registers, 'registers')}, {mark(code.spilled, 'bytes spilled')},", end=" ")
-    print(f"{mark(code.shared, 'bytes')} shared, of {SHARED_MEMORY[chip]:,}")
+    print(f"{mark(code.shared, 'bytes')} shared, of {SHARED_MEMORY[chip]:,};", end=" ")
+    by_registers = 65_536 // (code.registers * 32 * num_warps)
+    print(mark(min(by_registers, SHARED_MEMORY[chip] // code.shared), "programs fit"))
+for chip in ("sm_80", "sm_90"):
+    assert spilled[chip, 128, 4] > 0 == spilled[chip, 128, 8]
 guess_spilled.compare(spilled["sm_80", 128, 8], "bytes", measured=True)
 
 # %% [markdown]
 # On both chips 128 × 64 spills with 4 warps and does not spill with 8, because each thread then keeps half
 # as much. That is why the engine's kernel launches its tiles of 128 queries with `num_warps=8`, and its
-# tiles of 64 with 4. The price: the warps of a program wait for each other more often, and fewer
-# programs fit on a processor at the same time (lower **occupancy**). Which pair of tile and warps is
+# tiles of 64 with 4. The last number of each line is the price of large tiles: how many programs fit on
+# one processor at the same time (**occupancy**), by its 65,536 registers and its shared memory. While a
+# program waits for memory, only the others on its processor can compute. Which pair of tile and warps is
 # fastest is a question for a GPU, where **autotuning** tries several; it is not tested here.
 #
 # ## How much faster, then?
@@ -1000,9 +1007,9 @@ print(f"modelled, at the limits of an {h100.name}: {low:.1f} to {high:.1f} times
 # one is the bound. Written out, memory is the limit (333 against 69 µs). In tiles it is still memory (95
 # against 37), unless the cache helps; then it is arithmetic. No kernel reaches a chip's peak of
 # arithmetic, so less than the bound remains. And this is attention alone: the linear layers of a
-# prompt stay as they were.
+# prompt stay as they were, so its [time to first token](../docs/glossary.md#time-to-first-token-ttft) gains less.
 #
-# ## One idea, five kernels
+# ## One idea and its kernels
 #
 # - **Online softmax** ([Milakov and Gimelshein 2018](https://arxiv.org/abs/1805.02867)): $m$ and $\ell$ in
 #   one pass. [Rabe and Staats 2021](https://arxiv.org/abs/2112.05682) used it for attention without the
@@ -1079,8 +1086,8 @@ verdicts(
 # - It saves bytes, not arithmetic. Programs load keys and values again for each tile of queries: about
 #   $N^2 d / B$ numbers, or $N^2 d^2 / M$ when the tile fills the chip. Small tiles can move more than the
 #   matrix.
-# - A tile is limited by registers and shared memory, and by registers only for a number of warps: 128 × 64
-#   spills with 4 warps and fits with 8.
+# - Registers and shared memory limit a tile. How much fits in registers depends on the number of warps:
+#   128 queries by 64 keys spill with 4 warps and fit with 8.
 # - For one new token there is no matrix to save. What helps there is to read keys and values in place.
 #
 # **Check yourself** (click to see the answer).
