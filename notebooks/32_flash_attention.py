@@ -398,7 +398,7 @@ show(nothing_seen, attend_tile, causal_mask)
 #
 # - tiles below the diagonal are seen whole and need no mask (blue),
 # - tiles that the diagonal cuts need the mask (orange),
-# - tiles beyond the diagonal are fully masked and are skipped (pale).
+# - tiles beyond the diagonal are fully masked and are left out (pale).
 #
 # A prompt that goes on from a cached beginning (chapter 23) has more keys than queries, so the diagonal
 # begins farther to the right: `tokens_before` in the controls. A sliding window (chapter 14) also
@@ -416,8 +416,8 @@ def tiles(new_tokens, tokens_before, queries_a_tile, keys_a_tile, window):
 
 explore(
     tiles,
-    "The matrix of queries and keys in tiles. Blue tiles are seen whole, orange ones are cut by the "
-    "diagonal, and pale ones are skipped.",
+    "The matrix of 96 queries and 128 keys in tiles. Blue tiles are seen whole, orange ones need the "
+    "mask, and pale ones are left out. The black steps are the edge of the mask.",
     "32.2",
     new_tokens=(16, 256, 16, 96),
     tokens_before=(0, 256, 16, 32),
@@ -433,6 +433,9 @@ for block in (16, 64, 256):
 guess_waste.compare("fewer" if waste[16] < waste[256] else "more")
 
 # %% [markdown]
+# In the picture 96 queries follow 32 cached tokens. 33 of the 48 tiles are computed, 33 × 256 = 8,448
+# scores, of which 7,728 count.
+#
 # A tile that the diagonal cuts is computed whole, and about half of its scores are thrown away. Take a
 # prompt of $n$ tokens and tiles of $B$ queries by $B$ keys, where $n$ is a multiple of $B$. Then $\frac n B (\frac n B + 1) / 2$
 # tiles of $B^2$ scores are computed, that is $n (n + B) / 2$ scores. The mask leaves $n (n + 1) / 2$. For
@@ -514,8 +517,8 @@ picture(
         "MB at once",
         "Written out, memory grows with the square of the prompt; in tiles, with the prompt",
     ),
-    "Bytes that exist at once in one layer's attention, on logarithmic axes: a step to the right is "
-    "twice the tokens, a step up is twice the MB.",
+    "Bytes that exist at once in one layer's attention, on logarithmic axes. For twice the tokens the "
+    "written-out line climbs one grid line, four times the MB, and the others at most half of that.",
     number="32.3",
 )
 
@@ -961,7 +964,7 @@ for chip, block_m, block_n, num_warps in (
     print(f"{mark(code.registers, 'registers')}, {mark(code.spilled, 'bytes spilled')},", end=" ")
     print(f"{mark(code.shared, 'bytes')} shared, of {SHARED_MEMORY[chip]:,};", end=" ")
     by_registers = 65_536 // (code.registers * 32 * num_warps)
-    print(mark(min(by_registers, SHARED_MEMORY[chip] // code.shared), "programs fit"))
+    print(mark(min(by_registers, SHARED_MEMORY[chip] // code.shared), "programs fit", 1))
 for chip in ("sm_80", "sm_90"):
     assert spilled[chip, 128, 4] > 0 == spilled[chip, 128, 8]
 guess_spilled.compare(spilled["sm_80", 128, 8], "bytes", measured=True)
@@ -969,9 +972,9 @@ guess_spilled.compare(spilled["sm_80", 128, 8], "bytes", measured=True)
 # %% [markdown]
 # On both chips 128 × 64 spills with 4 warps and does not spill with 8, because each thread then keeps half
 # as much. That is why the engine's kernel launches its tiles of 128 queries with `num_warps=8`, and its
-# tiles of 64 with 4. The last number of each line is the price of large tiles: how many programs fit on
-# one processor at the same time (**occupancy**), by its 65,536 registers and its shared memory. While a
-# program waits for memory, only the others on its processor can compute. Which pair of tile and warps is
+# tiles of 64 with 4. The last number of each line says how many programs fit on one processor at the same
+# time (**occupancy**), by its 65,536 registers and its shared memory. Large tiles leave room for few, and
+# then mainly the other warps of the same program can compute while one waits for memory. Which pair of tile and warps is
 # fastest is a question for a GPU, where **autotuning** tries several; it is not tested here.
 #
 # ## How much faster, then?

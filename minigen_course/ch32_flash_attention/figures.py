@@ -56,7 +56,7 @@ def online_softmax(scores: Tensor, values: Tensor, tile: int, seen: int) -> Figu
             _mark_factor(middle, int(before.argmax()), now.shrink)
     middle.set(xlabel="key", ylabel="weight exp(s - m)", ylim=(0, 1.05))
     middle.set_xlim(left.get_xlim())
-    kept = f"the weights before shrink x {now.shrink:.2f}" if seen > 1 else "the first weights"
+    kept = f"The weights before shrink x {now.shrink:.2f}" if seen > 1 else "The first weights"
     title(middle, f"{kept}; sum {now.total:.2f}")
     answer = now.mixed / now.total
     right.bar(range(len(answer)), answer.tolist(), color=BLUE, label="answer so far")
