@@ -547,9 +547,9 @@ guess_decode = predict("One new token: how many times as fast as the control?", 
 # %%
 def control(q, k, v):
     """Attention of one token, written out, without a copy of keys and values."""
-    grouped = q[0].unflatten(0, (k.shape[1], -1))  # KV heads, group, head_dim
-    scores = grouped @ k.permute(1, 2, 0) / q.shape[-1] ** 0.5
-    return (scores.softmax(-1) @ v.transpose(0, 1)).flatten(0, 1)[None]
+    grouped = q[0].unflatten(0, (k.shape[1], -1))  # [KV heads, group, head_dim]
+    scores = grouped @ k.permute(1, 2, 0) / q.shape[-1] ** 0.5  # [KV heads, group, context]
+    return (scores.softmax(-1) @ v.transpose(0, 1)).flatten(0, 1)[None]  # [1, heads, head_dim]
 
 
 prompt, one_row = layer_inputs(2048), layer_inputs(1, 2048)
@@ -905,6 +905,12 @@ picture(
 # which it calls for both. $1/\sqrt d$ is in `scale` again, together with a second factor. A GPU has
 # an instruction for powers of two and none for powers of e, and $e^x = 2^{x \log_2 e}$. So `scale` is
 # $\log_2 e / \sqrt d$, and `exp2` gives what `exp` would.
+#
+# Read it against your own. `MASKED` and `WINDOWED` are known when the kernel is compiled, so a loop
+# without a mask has no trace of one. A position's block stands in the table at `positions //
+# BLOCK_SIZE`, its slot within the block is `positions % BLOCK_SIZE`. Below, blocks have 8 slots and the
+# second sequence has the table [5, 1, 3]: position 21 is in entry 2, block 3, slot 5. With a window, a
+# query may not have seen a key yet; `base` then is 0, so that −∞ − (−∞) does not occur. `acc` is $O$.
 
 # %%
 from minigen.kernels.triton import prefill_attention
@@ -1119,8 +1125,8 @@ verdicts(
 # - **[vLLM](https://docs.vllm.ai/en/latest/design/attention_backends/)** and
 #   **[SGLang](https://docs.sglang.io/docs/advanced_features/attention_backend)** choose among several
 #   *attention backends* by GPU and model: versions of FlashAttention,
-#   [FlashInfer](https://arxiv.org/abs/2501.01005), Triton kernels and others. These read keys and values
-#   through block tables, as ours does.
+#   [FlashInfer](https://arxiv.org/abs/2501.01005), Triton kernels and others. These can read keys and
+#   values through block tables, as ours does.
 # - **[TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/advanced/gpt-attention.html)** has its own fused
 #   kernels for the context phase (prefill) and the generation phase (decode).
 # - **[TGI](https://github.com/huggingface/text-generation-inference)** packs sequences of all lengths without
