@@ -10,7 +10,9 @@ from matplotlib.colors import to_hex
 from minigen.model.attention import causal_mask
 from minigen_course.ch32_flash_attention.figures import (
     by_length,
+    bytes_by_tile,
     draw_tiles,
+    on_chip,
     online_softmax,
     rows_by_program,
 )
@@ -65,6 +67,30 @@ def test_the_weights_before_shrink_where_the_maximum_leaps() -> None:
     assert before == pytest.approx([1, math.exp(-1)])
     assert now[:2] == pytest.approx([math.exp(-3) * each for each in before])
     assert "shrink x 0.05" in made.axes[1].get_title(loc="left")
+
+
+def test_an_arrow_shows_the_factor_where_the_maximum_leaps() -> None:
+    scores = torch.tensor([0.0, -1.0, 3.0, 1.0, 2.0, 0.0])
+    leap, calm = (online_softmax(scores, torch.eye(6), tile=2, seen=seen) for seen in (2, 3))
+    assert [each.get_text() for each in leap.axes[1].texts] == ["", "x 0.05"]
+    assert leap.axes[1].texts[0].xy == (0, pytest.approx(math.exp(-3)))
+    assert not calm.axes[1].texts
+
+
+def test_the_chip_shows_the_shapes_of_all_that_a_program_keeps() -> None:
+    (axes,) = on_chip(2048, 128, 64, 32).axes
+    said = " ".join(each.get_text() for each in axes.texts)
+    for shape in ("Q\n[2,048, 128]", "Q i\n[64, 128]", "scores\n[64, 32]", "V j\n[32, 128]"):
+        assert shape in said
+    assert "l\n[64]" in said
+
+
+def test_bytes_by_tile_are_a_line_beside_levels() -> None:
+    (axes,) = bytes_by_tile({16: 4.0, 32: 2.0}, {"matrix": 3.0}, "MB", "said").axes
+    tiled, level = axes.lines
+    assert list(tiled.get_ydata()) == [4.0, 2.0]
+    assert set(level.get_ydata()) == {3.0}
+    assert axes.get_ylabel() == "MB"
 
 
 def test_the_notebooks_picture_stands_at_a_leap_of_the_maximum() -> None:

@@ -17,10 +17,16 @@ from minigen_course.ch32_flash_attention.flash import (
     merge,
     nothing_seen,
 )
-from minigen_course.ch32_flash_attention.kernels import flash_kernel
-from minigen_course.ch32_flash_attention.lesson import flash_by, numbers_moved, record_flash
+from minigen_course.ch32_flash_attention.kernels import flash_kernel, unmasked_kernel
+from minigen_course.ch32_flash_attention.lesson import (
+    flash_by,
+    numbers_moved,
+    record_flash,
+    start_unmasked,
+)
 from minigen_course.grading.plug_in import attend_by, attending, using
 from minigen_course.lab.memory_watch import count_memory
+from minigen_course.lab.triton_interpreter import bytes_moved, record
 from tests.gpu.processes import assert_passes_interpreted, run_python
 from tests.tiny import TINY_VOCAB, save_model, save_tokenizer
 
@@ -174,6 +180,33 @@ def test_the_plain_kernel_moves_the_bytes_of_the_formula(block_m: int, block_n: 
     torch.testing.assert_close(mixed, attention_naive(q, k, v), atol=1e-5, rtol=1e-5)
     moved = sum(each.num_bytes for each in accesses)
     assert moved == 4 * 4 * numbers_moved(40, 55, 16, block_m)
+
+
+def test_a_causal_head_moves_half_the_square_by_the_tile() -> None:
+    for tokens, head_dim, block in ((96, 16, 32), (96, 16, 16), (2048, 128, 64)):
+        short = tokens**2 * head_dim // block + 3 * tokens * head_dim
+        assert numbers_moved(tokens, tokens, head_dim, block) == short
+
+
+@needs_triton
+@pytest.mark.parametrize("block", [16, 32])
+def test_the_kernel_without_a_mask_loads_all_keys_for_each_tile_of_queries(block: int) -> None:
+    q, k, v = (torch.randn(64, 16, generator=torch.Generator().manual_seed(at)) for at in range(3))
+    mixed = torch.full_like(q, torch.nan)
+    given = {"q": q, "k": k, "v": v, "mixed": mixed}
+    accesses = record(lambda: start_unmasked(unmasked_kernel, q, k, v, mixed, block), **given)
+    expected = (q @ k.T / 4).softmax(-1) @ v
+    torch.testing.assert_close(mixed, expected, atol=1e-5, rtol=1e-5)
+    assert bytes_moved(accesses) == 4 * (2 * 64 * 16 + 2 * (64 // block) * 64 * 16)
+
+
+@needs_triton
+def test_the_kernel_without_a_mask_compiles_for_a_gpu() -> None:
+    from minigen_course.ch31_triton.gpu_kernels import machine_code
+
+    on_gpu = [torch.empty(512, 64, device="meta") for _ in range(4)]
+    (code,) = machine_code("sm_80", partial(start_unmasked, unmasked_kernel, *on_gpu, 32))
+    assert code.spilled == 0
 
 
 @needs_triton

@@ -1,6 +1,6 @@
-"""Chapter 32's exercises: merge two partial softmaxes, loop over tiles, and write the kernel.
+"""Chapter 32's exercises: merge two partial softmaxes, loop over tiles, and write two kernels.
 
-The kernel runs in Triton's interpreter, and every load and store is recorded; a program that
+A kernel runs in Triton's interpreter, and every load and store is recorded; a program that
 reaches outside its tensors is stopped before the access.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from minigen_course.ch32_flash_attention.flash import Partial
-from minigen_course.ch32_flash_attention.lesson import start_flash
+from minigen_course.ch32_flash_attention.lesson import start_flash, start_unmasked
 from minigen_course.grading.exercise import expect, expect_close, expect_equal
 from minigen_course.lab.memory_watch import count_memory
 from minigen_course.lab.triton_interpreter import Access, expect_numbers, watched
@@ -131,6 +131,68 @@ def parts_give_softmax_over_all_keys(part: Merge) -> None:
 
 HEADS = ("token", "head", "dimension")
 WIDTH = 16  # head_dim: the smallest that tl.dot accepts
+
+
+def _unmasked(
+    part: Any, num_rows: int, block: int, width: int = WIDTH, size: float = 1
+) -> list[Access]:
+    """Check attention of one head, in which every query sees every key; return the accesses."""
+    q, k, v = (_random(num_rows, width, seed=seed) for seed in (7, 8, 9))
+    q, k = size * q, size * k
+    given, mixed = [each.clone() for each in (q, k, v)], torch.full_like(q, math.nan)
+    accesses = watched(
+        lambda: start_unmasked(part, q, k, v, mixed, block), q=q, k=k, v=v, mixed=mixed
+    )
+    for name, now, before in zip("qkv", (q, k, v), given, strict=True):
+        expect(torch.equal(now, before), f"stored into {name}; it must store only the result.")
+    what = f"{num_rows} rows of {width} numbers in tiles of {block}"
+    message = "has nan or infinity; the largest score so far should be subtracted before exp."
+    expect(size == 1 or bool(mixed.isfinite().all()), message)
+    expect_numbers(mixed, what, ("row", "dimension"))
+    right = (q.double() @ k.double().T / math.sqrt(width)).softmax(-1) @ v.double()
+    expect_close(mixed, right, what, ("row", "dimension"), 1e-4 if size == 1 else 1e-2)
+    return accesses
+
+
+def one_tile_is_softmax(part: Any) -> None:
+    """16 rows, so one program and one tile of keys:"""
+    _unmasked(part, 16, 16)
+
+
+def a_program_goes_over_all_keys(part: Any) -> None:
+    """48 rows, so three programs, each with three tiles of keys:"""
+    _unmasked(part, 48, 16)
+
+
+def tiles_and_heads_have_other_sizes(part: Any) -> None:
+    """64 rows in tiles of 32, and heads of 32 numbers:"""
+    _unmasked(part, 64, 32)
+    _unmasked(part, 32, 16, width=32)
+
+
+def large_scores_do_not_overflow_without_a_mask(part: Any) -> None:
+    """scores of several thousand, whose exp is infinite:"""
+    _unmasked(part, 32, 16, size=50)
+
+
+def each_program_loads_all_keys_once(part: Any) -> None:
+    """64 rows in tiles of 16; the number of elements that each program loads and stores:"""
+    accesses = _unmasked(part, 64, 16)
+    for program in range(4):
+        own = [each for each in accesses if each.program == (program, 0, 0)]
+        for name, rows in (("q", 16), ("k", 64), ("v", 64), ("mixed", 16)):
+            count = sum(len(each.offsets) for each in own if each.tensor == name)
+            done = "stores" if name == "mixed" else f"loads from {name}"
+            expect_equal(count, rows * WIDTH, f"the elements that program {program} {done}")
+
+
+UNMASKED_CHECKS = (
+    one_tile_is_softmax,
+    a_program_goes_over_all_keys,
+    tiles_and_heads_have_other_sizes,
+    large_scores_do_not_overflow_without_a_mask,
+    each_program_loads_all_keys_once,
+)
 
 
 def _run(
@@ -367,5 +429,6 @@ CHECKS = {
         later_tiles_are_not_read,
         no_matrix_of_scores_is_made,
     ),
+    "unmasked_kernel": UNMASKED_CHECKS,
     "flash_kernel": KERNEL_CHECKS,
 }

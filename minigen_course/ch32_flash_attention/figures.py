@@ -1,9 +1,10 @@
-"""Online softmax tile by tile, FlashAttention's tiles on the matrix of scores, bytes by length."""
+"""Online softmax tile by tile, FlashAttention's tiles on the scores and on the chip, and bytes."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -17,7 +18,10 @@ from minigen_course.figures.style import (
     GREEN,
     INK,
     ORANGE,
+    PALE,
     QUIET,
+    SKY,
+    arrow,
     figure,
     title,
 )
@@ -28,7 +32,8 @@ def online_softmax(scores: Tensor, values: Tensor, tile: int, seen: int) -> Figu
     """Draw the scores, their weights exp(score - maximum so far), and the result so far.
 
     Keys after the first `seen` tiles are pale. The outlines are the weights before the last tile
-    came. The dots on the right are softmax over all keys at once, which the last tile must reach.
+    came; an arrow from the largest of them shows the factor by which all of them shrank. The dots
+    on the right are softmax over all keys at once, which the last tile must reach.
     Raises `ValueError` unless `seen` is from 1 to the number of tiles.
     """
     folds = fold_tiles(scores, values, tile)
@@ -47,9 +52,11 @@ def online_softmax(scores: Tensor, values: Tensor, tile: int, seen: int) -> Figu
     if seen > 1:
         before = (scores[:begin] - folds[seen - 2].maximum).exp()
         middle.bar(places[:begin], before.tolist(), color="none", edgecolor=QUIET, linewidth=0.8)
+        if now.shrink < LEAP:
+            _mark_factor(middle, int(before.argmax()), now.shrink)
     middle.set(xlabel="key", ylabel="weight exp(s - m)", ylim=(0, 1.05))
     middle.set_xlim(left.get_xlim())
-    kept = f"the weights before shrink x {now.shrink:.2f}" if seen > 1 else "the first weights"
+    kept = f"The weights before shrink x {now.shrink:.2f}" if seen > 1 else "The first weights"
     title(middle, f"{kept}; sum {now.total:.2f}")
     answer = now.mixed / now.total
     right.bar(range(len(answer)), answer.tolist(), color=BLUE, label="answer so far")
@@ -60,6 +67,23 @@ def online_softmax(scores: Tensor, values: Tensor, tile: int, seen: int) -> Figu
     made.legend(loc="outside lower right", frameon=False, labelcolor=INK, fontsize=9, ncols=2)
     title(right, "The answer so far")
     return made
+
+
+LEAP = 0.9  # a factor above it moves too little for an arrow
+
+
+def _mark_factor(axes: Axes, key: int, factor: float) -> None:
+    """Draw the factor as an arrow from an old weight of 1 down to what is left of it."""
+    arrow(axes, (key, 1), (key, factor), color=ORANGE, linewidth=2)
+    axes.text(
+        key + 0.6,
+        (1 + factor) / 2,
+        f"x {factor:.2f}",
+        color=ORANGE,
+        fontsize=11,
+        weight="bold",
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+    )
 
 
 COLOURS = {Sight.WHOLE: BLUE, Sight.PARTLY: ORANGE, Sight.NOTHING: FAINT}
@@ -143,4 +167,84 @@ def rows_by_program(accesses: Sequence[Access], widths: Mapping[str, int]) -> Fi
         loads = sum(len(each.offsets) for each in touched if not each.is_store) // width
         title(panel, f"{name}: {loads} rows loaded" if loads else f"{name}: stored")
     axes[0][0].set_ylabel("program")
+    return made
+
+
+Box = tuple[float, float, float, float]  # left, bottom, width, height
+
+
+def _box(axes: Axes, box: Box, colour: str, label: str, inside: bool = False) -> None:
+    left, bottom, width, height = box
+    axes.add_patch(Rectangle((left, bottom), width, height, facecolor=colour, edgecolor=QUIET))
+    if label and inside:
+        axes.text(left + width / 2, bottom + height / 2, label, ha="center", va="center")
+    elif label:
+        axes.text(left + width / 2, bottom - 0.12, label, ha="center", va="top", fontsize=9)
+
+
+def on_chip(num_tokens: int, head_dim: int, block_m: int, block_n: int) -> Figure:
+    """Draw what one program reads from memory, keeps on the chip and writes back, with shapes."""
+    made, axes = figure(12, 4.6)
+    axes.set_axis_off()
+    axes.set(xlim=(0, 24), ylim=(0, 9.2))
+    tall, step = 4.8, 1.2  # of N rows, of a tile's rows
+    axes.text(0.2, 8.7, "memory (HBM)", fontsize=11, color=INK, weight="bold")
+    _box(axes, (8.1, 0.5, 15.7, 7.9), "#f7f7f7", "")
+    said = "on the chip (registers, shared memory): one program, tile i of queries"
+    axes.text(8.1, 8.7, said, fontsize=11, color=INK, weight="bold")
+    shape = f"[{num_tokens:,}, {head_dim}]"
+    for left, name, tile, colour in (
+        (0.3, "Q", 2, AMBER),
+        (2.2, "K", 1, SKY),
+        (4.1, "V", 1, SKY),
+        (6.0, "O", 2, GREEN),
+    ):
+        _box(axes, (left, 2.2, 1.3, tall), FAINT, f"{name}\n{shape}" if name == "Q" else name)
+        top = 2.2 + tall - step * tile
+        _box(axes, (left, top, 1.3, step), colour, "ij"[colour == SKY], inside=True)
+    m, n, d = block_m, block_n, head_dim
+    _box(axes, (9.0, 4.6, 1.3, 1.6), AMBER, f"Q i\n[{m}, {d}]")
+    _box(axes, (11.7, 4.9, 1.6, 1.3), SKY, f"K j, transposed\n[{d}, {n}]")
+    _box(axes, (14.8, 4.6, 1.6, 1.6), PALE, f"S = scores\n[{m}, {n}]")
+    _box(axes, (17.9, 4.6, 1.6, 1.6), PALE, f"P = exp(S - m)\n[{m}, {n}]")
+    _box(axes, (20.8, 4.6, 1.3, 1.6), SKY, f"V j\n[{n}, {d}]")
+    for at, sign in ((11.0, "x"), (14.05, "="), (20.15, "x")):
+        axes.text(at, 5.4, sign, ha="center", va="center", fontsize=13)
+    arrow(axes, (16.5, 5.4), (17.8, 5.4))
+    _box(axes, (14.4, 1.6, 0.35, 1.6), PALE, f"m\n[{m}]")
+    _box(axes, (16.1, 1.6, 0.35, 1.6), PALE, f"l\n[{m}]")
+    _box(axes, (18.1, 1.6, 1.3, 1.6), GREEN, f"O i\n[{m}, {d}]")
+    axes.text(13.5, 2.4, "kept from tile to tile:", ha="right", va="center", color=INK)
+    arrow(axes, (21.4, 3.9), (19.5, 2.6))
+    axes.text(20.9, 2.9, "added up", fontsize=9, color=INK)
+    axes.text(16.2, 7.4, "for each tile j of keys: load K j and V j", ha="center", color=INK)
+    axes.annotate(
+        "",
+        (10.5, 7.1),
+        (22.0, 7.1),
+        arrowprops={"arrowstyle": "<|-", "color": QUIET, "linewidth": 1.2},
+    )
+    said = "K, V and O have the shape of Q.\nQ i is read once, O i written once,\n"
+    axes.text(0.2, 0.1, said + "K j and V j up to the diagonal.", color=INK)
+    return made
+
+
+def bytes_by_tile(
+    tiled: Mapping[int, float], levels: Mapping[str, float], unit: str, said: str
+) -> Figure:
+    """Draw bytes over the number of queries in a tile, beside levels that have no tiles."""
+    made, axes = figure(8, 3.8)
+    sizes = sorted(tiled)
+    axes.plot(sizes, [tiled[each] for each in sizes], "o-", color=BLUE, label="in tiles")
+    for (name, level), colour in zip(levels.items(), (ORANGE, GREEN, AMBER), strict=False):
+        axes.axhline(level, color=colour, linestyle="--", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(sizes, [f"{each:,}" for each in sizes])
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.4g}")
+    axes.grid(axis="y", color=FAINT, linewidth=0.8)
+    axes.tick_params(which="minor", length=0)
+    axes.set(xlabel="queries in a tile (doubling)", ylabel=unit)
+    axes.legend(frameon=False, labelcolor=INK)
+    title(axes, said)
     return made

@@ -1,7 +1,8 @@
-"""FlashAttention for one sequence, as a plain function that `triton.jit` turns into a kernel.
+"""FlashAttention for one sequence, as plain functions that `triton.jit` turns into kernels.
 
-It is chapter 32's exercise. On a GPU the engine runs the full version,
-`minigen.kernels.triton.prefill_attention`, with block tables, several sequences, and windows.
+They are chapter 32's exercises, without a mask and with one. On a GPU the engine runs the full
+version, `minigen.kernels.triton.prefill_attention`, with block tables, several sequences, and
+windows.
 Source: FlashAttention-2, Dao 2023.
 """
 
@@ -11,6 +12,41 @@ try:
     import triton.language as tl
 except ImportError:  # Triton is not available here: the function can be read, not run
     tl = SimpleNamespace(constexpr=int)
+
+
+def unmasked_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    mixed_ptr,
+    num_rows,
+    scale,
+    HEAD_DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Program i: attention of rows i * `BLOCK` to (i + 1) * `BLOCK` of q over all keys; one head.
+
+    q, k, v and mixed (the result) are [num_rows, HEAD_DIM], contiguous and float32. num_rows is a
+    multiple of `BLOCK`, and every query sees every key. Scores are multiplied by `scale`. A program
+    loads its queries once, and `BLOCK` keys and values at a time, each of them once. HEAD_DIM and
+    `BLOCK` are powers of two, at least 16.
+    """
+    rows, dims = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, HEAD_DIM)
+    q = tl.load(q_ptr + rows[:, None] * HEAD_DIM + dims[None, :])
+    maximum = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    mixed = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
+    for start in range(0, num_rows, BLOCK):
+        tile = (start + tl.arange(0, BLOCK))[:, None] * HEAD_DIM + dims[None, :]
+        keys, values = tl.load(k_ptr + tile), tl.load(v_ptr + tile)
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
+        higher = tl.maximum(maximum, tl.max(scores, axis=1))
+        shrink = tl.exp(maximum - higher)
+        weights = tl.exp(scores - higher[:, None])
+        total = total * shrink + tl.sum(weights, axis=1)
+        mixed = mixed * shrink[:, None] + tl.dot(weights, values, input_precision="ieee")
+        maximum = higher
+    tl.store(mixed_ptr + rows[:, None] * HEAD_DIM + dims[None, :], mixed / total[:, None])
 
 
 def flash_kernel(

@@ -88,6 +88,25 @@ def start_flash(
     )
 
 
+def start_unmasked(
+    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, mixed: Tensor, block: int = BLOCK
+) -> None:
+    """Launch a kernel with `unmasked_kernel`'s signature: one program for every `block` queries.
+
+    All tensors are those of one head, [rows, head_dim], and rows is a multiple of `block`.
+    """
+    num_rows, head_dim = q.shape
+    launch(
+        kernel,
+        (num_rows // block,),
+        *(q, k, v, mixed),
+        num_rows,
+        1 / math.sqrt(head_dim),
+        HEAD_DIM=head_dim,
+        BLOCK=block,
+    )
+
+
 @dataclass(frozen=True)
 class Fold:
     """The state of online softmax for one query after one tile; `scores` are the tile's.

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from minigen.model.attention import attention_naive, causal_mask
 from minigen_course.ch32_flash_attention.flash import Partial, attend_tile, merge, nothing_seen
-from minigen_course.ch32_flash_attention.kernels import flash_kernel, tl
+from minigen_course.ch32_flash_attention.kernels import flash_kernel, tl, unmasked_kernel
 from tests.answers import Answers
 
 
@@ -303,13 +303,99 @@ def kernel_of_two_loops(
     tl.store(mixed_ptr + q_at, result, mask=(rows < num_new)[:, None])
 
 
-def changed(old: str, new: str) -> Any:
-    """Return the package's kernel with one piece of its source replaced."""
-    source = inspect.getsource(flash_kernel)
+def changed(old: str, new: str, part: Any = flash_kernel) -> Any:
+    """Return a kernel of the package with one piece of its source replaced."""
+    source = inspect.getsource(part)
     assert old in source, old
     names: dict[str, Any] = {"tl": tl}
     exec(source.replace(old, new), names)
-    return names["flash_kernel"]
+    return names[part.__name__]
+
+
+def unmasked_by_powers_of_two(
+    q_ptr, k_ptr, v_ptr, mixed_ptr, num_rows, scale, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Right: scaled queries, exp2, the last tile first, and sums that begin with the first tile."""
+    lanes, dims = tl.arange(0, BLOCK), tl.arange(0, HEAD_DIM)[None, :]
+    at = (tl.program_id(0) * BLOCK + lanes)[:, None] * HEAD_DIM + dims
+    own = tl.load(q_ptr + at) * (scale * 1.44269504)
+    top = tl.full((BLOCK, 1), -1e30, tl.float32)
+    total, answer = tl.zeros((BLOCK, 1), tl.float32), tl.zeros((BLOCK, HEAD_DIM), tl.float32)
+    for number in range(0, num_rows // BLOCK):
+        places = (num_rows - (number + 1) * BLOCK + lanes)[:, None] * HEAD_DIM + dims
+        score = tl.dot(own, tl.trans(tl.load(k_ptr + places)), input_precision="ieee")
+        higher = tl.maximum(top, tl.max(score, axis=1)[:, None])
+        answer *= tl.exp2(top - higher)
+        total *= tl.exp2(top - higher)
+        weight = tl.exp2(score - higher)
+        answer += tl.dot(weight, tl.load(v_ptr + places), input_precision="ieee")
+        total += tl.sum(weight, axis=1)[:, None]
+        top = higher
+    tl.store(mixed_ptr + at, answer / total)
+
+
+def unmasked_divided_each_time(
+    q_ptr, k_ptr, v_ptr, mixed_ptr, num_rows, scale, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Right: the log of the sum is kept, and the answer is whole after each tile."""
+    rows, dims = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, HEAD_DIM)
+    q = tl.load(q_ptr + rows[:, None] * HEAD_DIM + dims[None, :])
+    log_sum = tl.full((BLOCK,), float("-inf"), tl.float32)
+    answer = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
+    for start in range(0, num_rows, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        keys = tl.load(k_ptr + columns[None, :] * HEAD_DIM + dims[:, None])
+        values = tl.load(v_ptr + columns[:, None] * HEAD_DIM + dims[None, :])
+        scores = tl.dot(q, keys, input_precision="ieee") * scale
+        top = tl.maximum(log_sum, tl.max(scores, axis=1))
+        weights = tl.exp(scores - top[:, None])
+        both = tl.exp(log_sum - top) + tl.sum(weights, axis=1)
+        answer = answer * (tl.exp(log_sum - top) / both)[:, None]
+        answer += tl.dot(weights / both[:, None], values, input_precision="ieee")
+        log_sum = top + tl.log(both)
+    tl.store(mixed_ptr + rows[:, None] * HEAD_DIM + dims[None, :], answer)
+
+
+WRONG_UNMASKED = {
+    name: changed(old, new, unmasked_kernel)
+    for name, (old, new) in {
+        "nothing shrinks": ("tl.exp(maximum - higher)", "tl.exp(higher - higher)"),
+        "upside down": ("tl.exp(maximum - higher)", "tl.exp(higher - maximum)"),
+        "sums do not shrink": ("total * shrink + tl.sum", "total + tl.sum"),
+        "values do not shrink": ("mixed * shrink[:, None] + tl.dot", "mixed + tl.dot"),
+        "the maximum is forgotten": ("maximum = higher", "maximum = maximum"),
+        "the tile's own maximum": (
+            "tl.maximum(maximum, tl.max(scores, axis=1))",
+            "tl.max(scores, axis=1)",
+        ),
+        "one maximum for all queries": ("tl.max(scores, axis=1)", "tl.max(tl.max(scores, axis=1))"),
+        "no maximum": ("tl.exp(scores - higher[:, None])", "tl.exp(scores)"),
+        "no scale": ('input_precision="ieee") * scale', 'input_precision="ieee")'),
+        "keys mixed": ("tl.dot(weights, values,", "tl.dot(weights, keys,"),
+        "not divided": ("mixed / total[:, None]", "mixed"),
+        "divided by the last tile's sum": ("mixed / total[:, None]", "mixed / tl.sum(weights, 1)"),
+        "the first tile alone": ("range(0, num_rows, BLOCK)", "range(0, BLOCK, BLOCK)"),
+        "without the last tile": ("range(0, num_rows, BLOCK)", "range(0, num_rows - BLOCK, BLOCK)"),
+        "causal": (
+            "range(0, num_rows, BLOCK)",
+            "range(0, (tl.program_id(0) + 1) * BLOCK, BLOCK)",
+        ),
+        "every program the first tile": ("tl.program_id(0) * BLOCK + ", ""),
+        "tiles one row apart": ("tl.program_id(0) * BLOCK", "tl.program_id(0)"),
+        "the same tile again": ("(start + tl.arange(0, BLOCK))", "tl.arange(0, BLOCK)"),
+        "queries loaded in the loop": (
+            "        higher = tl.max",
+            "        q = tl.load(q_ptr + rows[:, None] * HEAD_DIM + dims[None, :])\n"
+            "        higher = tl.max",
+        ),
+        "stored after each tile": (
+            "        maximum = higher",
+            "        maximum = higher\n        tl.store(mixed_ptr + rows[:, None] * HEAD_DIM + "
+            "dims[None, :], mixed / total[:, None])",
+        ),
+        "the result over q": ("tl.store(mixed_ptr", "tl.store(q_ptr"),
+    }.items()
+}
 
 
 WRONG_KERNELS = {
@@ -376,6 +462,11 @@ ANSWERS = {
             "64 -> 65": "the result does not depend on the tile size",
             "position + 1 -> position - 1": "two more keys, which are masked",
         },
+    ),
+    "unmasked_kernel": Answers(
+        right=(unmasked_by_powers_of_two, unmasked_divided_each_time),
+        wrong=WRONG_UNMASKED,
+        equivalent={},
     ),
     "flash_kernel": Answers(
         right=(kernel_of_powers_of_two, kernel_of_two_loops),
