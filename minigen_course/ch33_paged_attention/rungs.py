@@ -14,9 +14,7 @@ from minigen_course.ch33_paged_attention.kernels import (
 from minigen_course.lab.triton_interpreter import launch
 
 
-def launch_grouped(
-    kernel: Kernel, q: Tensor, keys: Tensor, values: Tensor, mixed: Tensor
-) -> None:
+def launch_grouped(kernel: Kernel, q: Tensor, keys: Tensor, values: Tensor, mixed: Tensor) -> None:
     """Write the attention of `q` (q_heads x head_dim) over a contiguous context to `mixed`.
 
     `keys` and `values` are length x kv_heads x head_dim. All are contiguous.

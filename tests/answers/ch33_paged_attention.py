@@ -510,12 +510,21 @@ ANSWERS = {
             ),
         ),
         wrong=variants(grouped_kernel, WRONG_GROUPED),
-        equivalent={},
+        equivalent={
+            "0.0 -> 1.0": "queries past the group are not stored; past head_dim keys are 0",
+            "0.0 -> 1.0 #2": "masked keys score -inf; past head_dim queries are 0",
+            "0.0 -> 1.0 #3": "masked values have weight 0; past head_dim nothing is stored",
+        },
     ),
     "tiled_kernel": Answers(
         right=(tiled_block_by_block, changed(tiled_kernel, *TILED_BY_NUMBER)),
         wrong=variants(tiled_kernel, WRONG_TILED),
-        equivalent={},
+        equivalent={
+            "0 -> 1 #6": "the block of a masked token: nothing of it is loaded",
+            "0.0 -> 1.0": "queries past the group are not stored; past head_dim keys are 0",
+            "0.0 -> 1.0 #2": "masked keys score -inf; past head_dim queries are 0",
+            "0.0 -> 1.0 #3": "masked values have weight 0; past head_dim nothing is stored",
+        },
     ),
     "join_kernel": Answers(
         right=(join_in_a_loop, join_by_shares),
