@@ -128,7 +128,7 @@ from minigen.kernels.triton.decode_attention import num_splits, paged_decode_tri
 from minigen_course.lab.programs import record_programs
 from minigen_course.lab.triton_interpreter import interpreted, launch, tl
 
-greedy = SamplingParams(temperature=0, max_tokens=4)
+greedy = SamplingParams(temperature=0, max_tokens=3)
 llm = load_model(weights="float32", num_blocks=2, enable_prefix_caching=False)  # room for 32 tokens
 expected = llm.generate("The sea is", greedy).text
 chapter_map("attention", "blocks", "GPU kernels")
@@ -170,8 +170,9 @@ print(f"an H100 has {chip.processors} processors: {busy / chip.processors:.0%} o
 guess_busy.compare(busy)
 
 # %% [markdown]
-# The copy costs more than the attention that it serves. And 124 of the 132 processors of the larger
-# machine would watch the other eight. The tiled rung removes the copy, the split rung the idling.
+# The copy is paid again at every step and in every layer, and the attention needs nothing of it but
+# its order. And 124 of the 132 processors of the larger machine would idle beside the other eight.
+# The tiled rung removes the copy, the split rung removes the idling.
 #
 # ## The way to a slot
 #
@@ -533,11 +534,14 @@ print(f"counted, a program for each KV head: {loaded:,} bytes, {loaded / require
 # | $\alpha$ | factor by which the older sums shrink | `shrink` | no letter |
 # | `BLOCK_N` | tokens of a tile | `BLOCK_N` | $B_c$ |
 #
-# By hand, for one head, tiles of two tokens, and values of one number: scores $(3, 1)$ and $(5,
-# 5)$, values $(10, 20)$ and $(30, 40)$. Tile 1: $m = 3$, weights $2^0 = 1$ and $2^{-2} = 0.25$, $l
-# = 1.25$, $\tilde O = 10 + 5 = 15$. Tile 2: $m = 5$, so $\alpha = 2^{3-5} = 0.25$; both weights are
-# 1. Therefore $l = 0.25 \cdot 1.25 + 2 = 2.3125$, $\tilde O = 0.25 \cdot 15 + 70 = 73.75$ and $O =
-# 31.89$.
+# By hand, for one head, tiles of two tokens, and values of one number: the scores are $(3, 1)$ and
+# $(5, 5)$, the values $(10, 20)$ and $(30, 40)$.
+#
+# - Tile 1: $m = 3$, the weights are $2^0 = 1$ and $2^{-2} = 0.25$, so $l = 1.25$ and
+#   $\tilde O = 10 + 5 = 15$.
+# - Tile 2: $m = 5$, so $\alpha = 2^{3-5} = 0.25$, and both weights are $2^0 = 1$. The sums become
+#   $l = 0.25 \cdot 1.25 + 2 = 2.3125$ and $\tilde O = 0.25 \cdot 15 + 70 = 73.75$.
+# - The result is $O = 73.75 / 2.3125 = 31.89$.
 #
 # One thing is new against chapter 32: the address of a tile is not known before the block's number
 # has arrived. **A load waits for a load.** We come back to that when we speak of time.
@@ -834,7 +838,7 @@ guess_tail = predict(
 # On the left, each row is a processor, and blue means that it works; darker blue is more programs
 # at once. At the right edge of that panel is the tail. On the right are the times for each number
 # of splits, with the chosen one in orange. The dashed line is what the memory alone would take.
-# Choose a batch of 82 or 83, and the tail is gone.
+# Choose a batch of 82, and the tail is gone.
 
 # %%
 print(f"assumed: {1e6 * TILE_SECONDS:g} µs for a tile of {TILE} tokens", end=", ")
@@ -850,21 +854,26 @@ explore(
     "Modelled, not measured. Left: which processors work, and how long; the tail of the second wave is at "
     "its right edge. Right: the time for each number of splits.",
     "33.5",
-    batch=[84, 1, 2, 4, 8, 16, 64, 82, 83, 256],
+    batch=[84, 1, 2, 4, 8, 16, 64, 82, 256],
     context=[4096, 16_384, 32_768, 131_072],
     splits=[1, 2, 4, 8, 16, 32, 64],
     chip=list(CHIPS),
 )
 places = chip.processors * resident["H100 SXM"]
 in_tail = 84 * 8 - places
-whole, without = (seconds(Decoding(each, 4096), chip, 1, resident["H100 SXM"]) for each in (84, 82))
-print(f"{places} places; the tail has {in_tail} programs")
-print(f"modelled: 84 sequences take {1e6 * whole:.0f} µs, 82 sequences {1e6 * without:.0f} µs")
+fit = resident["H100 SXM"]
+full, fuller = Decoding(82, 4096), Decoding(84, 4096)
+without, whole = (1e6 * seconds(each, chip, 1, fit) for each in (full, fuller))
+print(f"modelled: 82 sequences take {without:.0f} µs, 84 take {whole:.0f} µs", end=", ")
+print(f"{whole / without - 1:.0%} more")
+finer = best_splits(fuller, chip, fit)
+print(f"84 sequences in {finer} splits: {1e6 * seconds(fuller, chip, finer, fit):.0f} µs")
 guess_tail.compare(min(in_tail, chip.processors))
 
 # %% [markdown]
-# Two sequences more, a fortieth of the work, cost far more than a fortieth of the time, by the
-# model. The opposite case is the lone chat: one wave, and almost empty.
+# Two sequences more are 2.4 % more work, and 16 % more time, by the model. Splits help even here: the
+# programs are shorter, so a last wave that is nearly empty is shorter, too. The opposite case is the
+# lone chat: a single wave, and nearly all of it empty.
 #
 # ## Rung three: splits, and how they merge
 #
@@ -1053,8 +1062,10 @@ torch.testing.assert_close(four.mixed, in_place, atol=1e-5, rtol=1e-4)
 # [decode_attention.py](../minigen/kernels/triton/decode_attention.py). They have sliding windows
 # besides, and they skip the second pass where there is one split.
 #
-# What does a split cost? The next cell counts, for contexts of 200, 70 and 1 tokens. Before you run
-# it: which blocks does split 1 of sequence 2 load in the picture below it?
+# What does a split cost? The next cell counts, for contexts of 200, 70 and 1 tokens. Below it is the
+# picture of rung two once more, with every context in two splits, in tiles of 16 tokens. Sequence 2
+# has 22 tokens: one tile of 16 for split 0, and one of 6 for split 1. Before you run the cell: which
+# blocks does split 1 load? (Its table is in figure 33.3.)
 
 # %%
 several = contexts([200, 70, 1], block_size=16, kv_heads=3, head_dim=64)
@@ -1103,8 +1114,9 @@ explore(
 #
 # By hand, for the lone chat: $P = 8$ programs, $b = 32{,}768$ bytes, $t = 1$ µs. $\beta t = 3.35$
 # MB, so $N \ge 3{,}350{,}000 / 262{,}144 = 12.8$; the next power of two is 16. The length of the
-# context is not in the formula (as long as each split has enough tiles). More splits than that buy
-# nothing, and their parts cost a little.
+# context is not in the formula. The formula asks that all $P \cdot N$ programs fit on the chip at
+# the same time, and that each split has several tiles. More splits than that buy nothing, and their
+# parts cost a little.
 #
 # But $t$ is assumed. If a tile took half as long, would the best number of splits grow or fall?
 
@@ -1119,10 +1131,8 @@ guess_best = predict(
 # number of splits for every latency of a tile, and the dot is where the sliders stand. The other
 # two lines assume another start of the second pass.
 
+
 # %%
-fit = resident["H100 SXM"]
-
-
 def best_at(tile_us, launch_us, batch, context):
     times = Assumed(1e-6 * tile_us, 1e-6 * launch_us)
     return best_split_curves(Decoding(batch, context), chip, fit, times)
@@ -1176,9 +1186,10 @@ for batch in (1, 4, 16, 64, 256):
 # %% [markdown]
 # The rule often asks for more parts than the model needs. Where contexts are long that costs
 # little, because the parts are few bytes. Where contexts are short, the start of the second pass is
-# a good part of the whole, and by the model the rule cuts too eagerly or too little: it loses up to
-# the share in the table. But the attention over short contexts is a small part of such a step,
-# which reads all weights as well.
+# a good part of the whole. For sixteen sequences of 1,024 tokens the model would not split at all,
+# and the rule does. For one such sequence the model wants parts of a single tile, and the rule
+# forbids them. But the attention over short contexts is a small part of a step, which reads all
+# weights as well.
 #
 # ## The measurement again
 #
@@ -1257,8 +1268,8 @@ verdicts(
 #   still has it.
 # - Whether L2 still has it depends on what was loaded in between, not on the size of the whole
 #   cache of keys.
-# - Decode attention does about as many operations per byte as a group has heads, so memory
-#   bandwidth is its floor.
+# - With keys and values of 16 bits, decode attention does as many operations per byte as a group has
+#   heads, so memory bandwidth is its floor.
 # - Bandwidth is reached only if enough bytes are on their way: bandwidth times latency, by Little's
 #   law.
 # - Programs run in waves, and the tail of the last one can leave most of the chip idle.
@@ -1321,10 +1332,10 @@ verdicts(
 #   inference](https://crfm.stanford.edu/2023/10/12/flashdecoding.html), Dao, Haziza, Massa and
 #   Sizov 2023: the split, with an animation.
 # - [Efficient Memory Management for Large Language Model Serving with
-#   PagedAttention](https://arxiv.org/abs/2309.06180), Kwon et al. 2023: section 4.3 is about its
+#   PagedAttention](https://arxiv.org/abs/2309.06180), Kwon et al. 2023: section 5.1 is about its
 #   kernels.
-# - [FlashAttention-2](https://arxiv.org/abs/2307.08691), Dao 2023: the undivided $\tilde O$, and
-#   work split over the sequence.
+# - [FlashAttention-2](https://arxiv.org/abs/2307.08691), Dao 2023: section 3.1 has the undivided
+#   $\tilde O$.
 # - [FlashInfer](https://arxiv.org/abs/2501.01005), Ye et al. 2025: block tables as sparse matrices,
 #   and the scheduler of parts.
 # - [Benchmarking and Dissecting the Nvidia Hopper GPU

@@ -1,4 +1,4 @@
-"""Diagrams of chapter 33: a lookup in a block table, a group's products, splits, and their number."""
+"""Diagrams of chapter 33: a block table's lookup, a group's products, splits, their number."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Launchers and engine backends of chapter 33's first two rungs, the grouped and the tiled kernel."""
+"""Launchers and engine backends of chapter 33's first two rungs, the grouped and tiled kernel."""
 
 import torch
 from torch import Tensor
