@@ -171,7 +171,7 @@ guess_busy.compare(busy)
 
 # %% [markdown]
 # The copy is paid again at every step and in every layer, and the attention needs nothing of it but
-# its order. And 124 of the 132 processors of the larger machine would idle beside the other eight.
+# its order. And on the GPU, 124 of the 132 processors would idle beside the other eight.
 # The tiled rung removes the copy, the split rung removes the idling.
 #
 # ## The way to a slot
@@ -331,18 +331,18 @@ def one_head_kernel(
 ):
     head = tl.program_id(0)  # a program for each query head
     shared = head // GROUP  # the KV head that it shares with its neighbours
-    tokens, columns = tl.arange(0, BLOCK_N), tl.arange(0, HEAD_DIM)
+    tokens, columns = tl.arange(0, BLOCK_N), tl.arange(0, HEAD_DIM)  # both axes of the tile
     inside = tokens < length  # the tile is a power of two, and longer than the context
-    query = tl.load(q_ptr + head * HEAD_DIM + columns)
+    query = tl.load(q_ptr + head * HEAD_DIM + columns)  # this head's own row
     starts = tokens * KV_HEADS * HEAD_DIM + shared * HEAD_DIM  # where each token's row begins
-    at = starts[:, None] + columns[None, :]
+    at = starts[:, None] + columns[None, :]  # offsets, a row for each token
     keys = tl.load(keys_ptr + at, mask=inside[:, None], other=0.0)
     values = tl.load(values_ptr + at, mask=inside[:, None], other=0.0)
     scores = tl.sum(keys * query[None, :], axis=1) * scale  # one dot product for each token
     scores = tl.where(inside, scores, float("-inf"))  # what is masked must have no weight
-    weights = tl.exp2(scores - tl.max(scores, axis=0))
+    weights = tl.exp2(scores - tl.max(scores, axis=0))  # powers of two; the largest is 1
     answer = tl.sum(values * weights[:, None], axis=0) / tl.sum(weights, axis=0)
-    tl.store(mixed_ptr + head * HEAD_DIM + columns, answer)
+    tl.store(mixed_ptr + head * HEAD_DIM + columns, answer)  # divided by their sum already
 
 
 q, mixed = torch.randn(1, 9, 64), torch.empty(1, 9, 64)
@@ -383,24 +383,27 @@ print(f"660 programs with a tile of keys and values each: {in_flight / 1e6:.1f} 
 # %% [markdown]
 # Three query heads look at the same keys, and each of them loads the keys for itself. Is that
 # traffic to **memory** (HBM, in chapter 31's table)? Not all of it has to be. The L2 cache, which
-# all processors share, keeps what was loaded lately. A repeated load is answered by the cache if
-# its line is still there, so what counts is how much other data came through the cache *in
-# between*. The total size of the keys and values does not matter.
+# all processors share, keeps what was loaded lately. It answers a repeated load if the data are
+# still there. So what decides is how much other data came through the cache *between* the two
+# loads, and not the total size of all keys and values.
 #
 # Suppose that the three programs of a KV head run at the same time and stay in step. Between the
-# first load of a tile and its repetitions, the other running programs load about one tile each.
-# Later sections find that 660 programs of the package's kernel fit on an H100, so that is 21.6 MB,
-# and an H100's L2 has 50 MB. Two of three loads may well be hits, even if the whole batch has
-# gigabytes of keys. But no rule keeps the three programs in step: if one of them starts a wave
-# later, the lines are gone. And L2 has a latency and a bandwidth of its own. What we count are the
-# bytes that programs ask for. How many of them reach memory is not tested here.
+# first load of a tile and its repetitions, each other running program loads about one tile. A later
+# section finds that 660 programs of the package's kernel fit on an H100 at once. Their tiles are
+# 21.6 MB, and an H100's L2 has 50 MB. In that case two of three loads may well be answered by L2,
+# even if the whole batch has gigabytes of keys.
+#
+# But no rule keeps the three programs in step. If one of them starts after the others have gone
+# through the context, and the context is long, its data are no longer there. And L2 has a latency
+# and a bandwidth of its own. What we count are the bytes that programs ask for. How many of them
+# reach memory is not tested here.
 #
 # ## Rung one: a group shares its loads
 #
 # The three query heads of a KV head are its **group** ([grouped-query
 # attention](../docs/glossary.md#grouped-query-attention)). Give the program the KV head instead of
-# the query head, with the whole group. The keys are loaded once, and serve all queries of the group
-# while they are in the processor.
+# the query head, with the whole group. The program loads the keys once, and multiplies them with
+# all queries of the group while they are in its registers or its shared memory.
 #
 # By hand: two query heads $q_0 = (1, 0)$ and $q_1 = (0, 1)$ share a KV head with keys $k_0 = (2,
 # 0)$ and $k_1 = (0, 1)$. Put the queries into a matrix, one row for each head, and the keys into
@@ -429,7 +432,7 @@ print(f"660 programs with a tile of keys and values each: {in_flight / 1e6:.1f} 
 # $e^x$ where this chapter uses $2^x$; the result is the same.)
 #
 # Both products are matrix products, so they can run on the **tensor cores** by `tl.dot` (chapter
-# 31). On a GPU, `tl.dot` wants at least 16 rows: three are real, and 13 are padding. The padding
+# 32). On a GPU, `tl.dot` wants at least 16 rows: three are real, and 13 are padding. The padding
 # wastes arithmetic, of which decode has plenty, and no loads. The picture shows the shapes for our
 # 200 tokens. Read it from left to right: blue is real, pale is padding.
 
@@ -537,8 +540,8 @@ print(f"counted, a program for each KV head: {loaded:,} bytes, {loaded / require
 # By hand, for one head, tiles of two tokens, and values of one number: the scores are $(3, 1)$ and
 # $(5, 5)$, the values $(10, 20)$ and $(30, 40)$.
 #
-# - Tile 1: $m = 3$, the weights are $2^0 = 1$ and $2^{-2} = 0.25$, so $l = 1.25$ and
-#   $\tilde O = 10 + 5 = 15$.
+# - Tile 1: $m = 3$, the weights are $2^0 = 1$ and $2^{-2} = 0.25$, so $l = 1.25$ and $\tilde O = 10
+#   + 5 = 15$.
 # - Tile 2: $m = 5$, so $\alpha = 2^{3-5} = 0.25$, and both weights are $2^0 = 1$. The sums become
 #   $l = 0.25 \cdot 1.25 + 2 = 2.3125$ and $\tilde O = 0.25 \cdot 15 + 70 = 73.75$.
 # - The result is $O = 73.75 / 2.3125 = 31.89$.
@@ -730,9 +733,12 @@ weights = 2 * num_parameters(config_of("Llama-3-8B"))
 print(f"and the weights, {weights / 1e9:.0f} GB: {1e3 * weights / h100.bandwidth:.1f} ms")
 
 # %% [markdown]
-# With many long contexts, attention takes longer than all the weights. This is a floor from a data
-# sheet. Whether a kernel comes near it depends above all on one question: is enough of the data on
-# its way at any time?
+# With many long contexts, attention takes longer than all the weights. A technique on the KV cache
+# can save capacity or bandwidth. Blocks (chapters 21 and 22) saved capacity. This chapter is about
+# bandwidth alone: no key takes less room than before.
+#
+# The time is a floor, from a data sheet. Whether a kernel comes near it depends above all on one
+# question: is enough of the data on its way at any time?
 #
 # ## Enough loads in flight
 #
@@ -771,10 +777,9 @@ for latency in (0.27e-6, 1e-6):
     print(f"{reached / h100.bandwidth:.0%} of the bandwidth")
 
 # %% [markdown]
-# That is the second number that hurts, explained. Eight programs with a tile each cannot use the
-# memory, even if no processor had anything to compute. More programs are the remedy, and also more
-# bytes in flight for each: the package's kernel asks for the next tile while it multiplies this
-# one.
+# That explains the second number that hurts. Eight programs with a tile each cannot use the memory,
+# even if no processor had anything to compute. The remedy is more programs, or more bytes in flight
+# for each program: the package's kernel asks for the next tile while it multiplies this one.
 #
 # How many programs fit onto one processor at the same time (their **occupancy**, chapter 31)
 # follows from the machine code, because the programs share 65,536 registers and some shared memory.
@@ -818,8 +823,8 @@ for name, count in resident.items():
 # are 96 programs, one wave, filled to 96/108 = 0.89. In three splits they are 144, two waves,
 # filled to 144/216 = 0.67. More splits are not always better.
 #
-# (A chip has no bell between two waves: a processor takes the next program when one ends. With
-# programs of equal length the two pictures agree.)
+# (A real chip does not wait for a whole wave: a processor takes the next program when one of its
+# own ends. If all programs take equally long, that is the same.)
 #
 # Now an H100, with five programs on each of 132 processors: 660 places. A batch of 84 sequences has
 # 84 · 8 = 672 programs.
@@ -871,9 +876,9 @@ print(f"84 sequences in {finer} splits: {1e6 * seconds(fuller, chip, finer, fit)
 guess_tail.compare(min(in_tail, chip.processors))
 
 # %% [markdown]
-# Two sequences more are 2.4 % more work, and 16 % more time, by the model. Splits help even here: the
-# programs are shorter, so a last wave that is nearly empty is shorter, too. The opposite case is the
-# lone chat: a single wave, and nearly all of it empty.
+# Two sequences more are 2.4 % more work, and 16 % more time, by the model. Splits help even here:
+# the programs are shorter, so a last wave that is nearly empty is shorter, too. The opposite case
+# is the lone chat: a single wave, and nearly all of it empty.
 #
 # ## Rung three: splits, and how they merge
 #
@@ -889,8 +894,8 @@ guess_tail.compare(min(in_tail, chip.processors))
 # By hand, with the four tokens of above as two splits. Split A, scores $(3, 1)$: $m_A = 3$, $l_A =
 # 1.25$, $\tilde O_A = 15$. Split B, scores $(5, 5)$: $m_B = 5$, $l_B = 2$, $\tilde O_B = 70$. The
 # largest maximum is 5, so A shrinks by $2^{3-5} = 0.25$ and B by 1. The sums are $0.3125 + 2 =
-# 2.3125$, the mixes $3.75 + 70 = 73.75$, and the result is 31.89, as before. The order does not
-# matter, so all splits can run at the same time.
+# 2.3125$, the mixes $3.75 + 70 = 73.75$, and the result is 31.89, as before. Up to rounding, the
+# order does not matter, so all splits can run at the same time.
 #
 # Left in the picture: the four scores, and each split's maximum (dashed). Middle: the parts as the
 # splits leave them. Right: the same parts at the largest maximum, on top of each other.
@@ -1062,10 +1067,10 @@ torch.testing.assert_close(four.mixed, in_place, atol=1e-5, rtol=1e-4)
 # [decode_attention.py](../minigen/kernels/triton/decode_attention.py). They have sliding windows
 # besides, and they skip the second pass where there is one split.
 #
-# What does a split cost? The next cell counts, for contexts of 200, 70 and 1 tokens. Below it is the
-# picture of rung two once more, with every context in two splits, in tiles of 16 tokens. Sequence 2
-# has 22 tokens: one tile of 16 for split 0, and one of 6 for split 1. Before you run the cell: which
-# blocks does split 1 load? (Its table is in figure 33.3.)
+# What does a split cost? The next cell counts, for contexts of 200, 70 and 1 tokens. Below it is
+# the picture of rung two once more, with every context in two splits, in tiles of 16 tokens.
+# Sequence 2 has 22 tokens: one tile of 16 for split 0, and one of 6 for split 1. Before you run the
+# cell: which blocks does split 1 load? (Its table is in figure 33.3.)
 
 # %%
 several = contexts([200, 70, 1], block_size=16, kv_heads=3, head_dim=64)
@@ -1268,8 +1273,8 @@ verdicts(
 #   still has it.
 # - Whether L2 still has it depends on what was loaded in between, not on the size of the whole
 #   cache of keys.
-# - With keys and values of 16 bits, decode attention does as many operations per byte as a group has
-#   heads, so memory bandwidth is its floor.
+# - With keys and values of 16 bits, decode attention does as many operations per byte as a group
+#   has heads, so memory bandwidth is its floor.
 # - Bandwidth is reached only if enough bytes are on their way: bandwidth times latency, by Little's
 #   law.
 # - Programs run in waves, and the tail of the last one can leave most of the chip idle.
