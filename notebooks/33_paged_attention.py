@@ -41,8 +41,8 @@
 # **Time:** about 55 minutes to read and try, about 90 for the exercises.
 #
 # **Where we are:** chapter 31 counted the bytes of small kernels, chapter 32 those of
-# [prefill](../docs/glossary.md#prefill). Decode is what an engine does most of the time, and its
-# attention does nothing but read.
+# [prefill](../docs/glossary.md#prefill). Each further token of an answer is a decode step, whose
+# attention reads all keys and values of the sequence for a single new query position.
 #
 # <!-- card -->
 #
@@ -81,14 +81,16 @@ from minigen_course import (
     verdicts,
     within,
 )
-from minigen_course.ch33_paged_attention.diagrams import (
+from minigen_course.ch33_paged_attention.exercises import contexts
+from minigen_course.ch33_paged_attention.figures import (
     best_split_curves,
+    bytes_bars,
+    fill_chip,
     group_products,
+    pool_loads,
     split_merge,
     table_lookup,
 )
-from minigen_course.ch33_paged_attention.exercises import contexts
-from minigen_course.ch33_paged_attention.figures import bytes_bars, fill_chip, pool_loads
 from minigen_course.ch33_paged_attention.kernels import (
     decoding,
     gathering,
@@ -170,9 +172,9 @@ print(f"an H100 has {chip.processors} processors: {busy / chip.processors:.0%} o
 guess_busy.compare(busy)
 
 # %% [markdown]
-# The copy is paid again at every step and in every layer, and the attention needs nothing of it but
-# its order. And on the GPU, 124 of the 132 processors would idle beside the other eight.
-# The tiled rung removes the copy, the split rung removes the idling.
+# The copy is paid again at every step and in every layer, and all that it changes is the order of
+# the numbers in memory. And on the GPU, 124 of the 132 processors would idle beside the other
+# eight. The tiled rung removes the copy, the split rung removes the idling.
 #
 # ## The way to a slot
 #
@@ -1204,8 +1206,10 @@ for batch in (1, 4, 16, 64, 256):
 first, last = "copied, program per KV head", "in place, program per KV head"
 saved = total_bytes[first] / total_bytes[last]
 print(f"bytes, with the copy against in place: {saved:.1f} times as many")
-at_once = one_long.num_programs(best_splits(one_long, chip, fit))
-print(f"one sequence of 32,768 tokens: {busy} programs unsplit, {at_once} split", end=", ")
+by_rule = num_splits(busy, 32_768, chip.processors)  # what the engine chooses
+at_once = one_long.num_programs(by_rule)
+print(f"one sequence of 32,768 tokens: {busy} programs unsplit", end=", ")
+print(f"{at_once} in {by_rule} splits", end=", ")
 print(f"for {chip.processors} processors: {busy / chip.processors:.0%} and", end=" ")
 print(f"{min(at_once, chip.processors) / chip.processors:.0%} of them work")
 with interpreted(), attending(llm, attend_triton):
@@ -1224,7 +1228,7 @@ print("\nthe engine with its own kernels, interpreted, gives the same text:", re
 
 # %%
 by_kv_head = (by_group["keys"] + by_group["values"]) / required
-parts_share = one_long.part_bytes(best_splits(one_long, chip, fit)) / one_long.kv_bytes
+parts_share = one_long.part_bytes(by_rule) / one_long.kv_bytes
 verdicts(
     "33",
     Claim(
@@ -1246,8 +1250,7 @@ verdicts(
     ),
     Claim(
         "More splits cost much traffic, because their parts are written and read again",
-        f"{parts_share:.1%} of the keys and values, for 32,768 tokens in "
-        f"{best_splits(one_long, chip, fit)} splits",
+        f"{parts_share:.1%} of the keys and values, for 32,768 tokens in {by_rule} splits",
         holds(parts_share >= 0.1),
         "a part is head_dim + 2 numbers for each query head, however long its split is; with short "
         "contexts in many splits the share grows",
@@ -1316,7 +1319,7 @@ verdicts(
 #   which has a form that splits long contexts into segments and a kernel that reduces them.
 # - **[FlashAttention](https://github.com/Dao-AILab/flash-attention)** has the split, takes a block
 #   table, and computes the number of splits from the filling of the waves, as in the example above.
-# - **[FlashInfer](https://arxiv.org/abs/2501.01005)** plans ahead: before a step, the host cuts all
+# - **[FlashInfer](https://arxiv.org/abs/2501.01005)** plans ahead: before a step, the CPU cuts all
 #   contexts of the batch into parts of like size, so that one long sequence does not delay the
 #   short ones. Where many requests begin with the same prompt, its
 #   [cascade](https://docs.flashinfer.ai/api/cascade.html) attends to that part once for all of

@@ -3,17 +3,15 @@
 import pytest
 import torch
 
-from minigen_course.ch33_paged_attention.diagrams import (
-    best_split_curves,
-    group_products,
-    split_merge,
-    table_lookup,
-)
 from minigen_course.ch33_paged_attention.figures import (
+    best_split_curves,
     bytes_bars,
     cells_loaded,
     fill_chip,
+    group_products,
     pool_loads,
+    split_merge,
+    table_lookup,
 )
 from minigen_course.ch33_paged_attention.lesson import (
     CHIPS,

@@ -85,8 +85,8 @@ def grouping(kernel: Kernel) -> AttentionBackend:
         mixed = torch.empty_like(q)
         for row, (table, length) in enumerate(zip(tables, lengths.tolist(), strict=True)):
             blocks = table[: -(-length // keys.shape[1])]
-            context = (half[blocks].flatten(0, 1)[:length] for half in (keys, values))
-            launch_grouped(kernel, q[row], *context, mixed[row])
+            k, v = (half[blocks].flatten(0, 1)[:length] for half in (keys, values))
+            launch_grouped(kernel, q[row], k, v, mixed[row])
         return mixed
 
     return backend_of(decode)
