@@ -1288,21 +1288,21 @@ verdicts(
 #
 # **Check yourself** (click to see the answer).
 #
-# <details><summary>1. Blocks of 16 slots, block table (7, 2, 9), slots 128 numbers apart. Which block and which slot hold
-# position 37, and where does its key begin (KV head 0)?</summary> Entry 37 // 16 = 2, so block 9;
-# slot 37 % 16 = 5. A block is 16 · 128 = 2,048 numbers, so the key begins at
-# 9 · 2,048 + 5 · 128 = 19,072.</details>
+# <details><summary>1. Blocks of 16 slots, block table (7, 2, 9), slots 128 numbers apart. Which block
+# and which slot hold position 37, and where does its key begin (KV head 0)?</summary>
+# Entry 37 // 16 = 2, so block 9; slot 37 % 16 = 5. A block is 16 · 128 = 2,048 numbers, so the key
+# begins at 9 · 2,048 + 5 · 128 = 19,072.</details>
 #
-# <details><summary>2. One split has maximum 4, sum 2 and mix 6; another has maximum 2, sum 4 and mix 20. What is the
-# result?</summary> The largest maximum is 4. The second split shrinks by 2 to the power of -2,
-# which is 0.25: sum 1 and mix 5. Together: sum 3, mix 11,
-# result 11 / 3 = 3.67.</details>
+# <details><summary>2. One split has maximum 4, sum 2 and mix 6; another has maximum 2, sum 4 and mix
+# 20. What is the result?</summary>
+# The largest maximum is 4. The second split shrinks by 2 to the power of -2, which is 0.25: sum 1 and
+# mix 5. Together they have sum 3 and mix 11, so the result is 11 / 3 = 3.67.</details>
 #
-# <details><summary>3. A card has 1,000 GB/s and a latency of 0.5 µs. Each program keeps 16,000 bytes on their way. How
-# many programs does it take to use the whole bandwidth, and what do 8 programs reach?</summary>
-# 1,000 GB/s times 0.5 µs are 500,000 bytes, so 31.25, that is 32 programs. Eight programs have
-# 128,000 bytes on
-# their way, which is 256 GB/s.</details>
+# <details><summary>3. A card has 1,000 GB/s and a latency of 0.5 µs. Each program keeps 16,000 bytes
+# on their way. How many programs does it take to use the whole bandwidth, and what do 8 programs
+# reach?</summary>
+# 1,000 GB/s times 0.5 µs are 500,000 bytes. Divided by 16,000 that is 31.25, so it takes 32 programs.
+# Eight programs have 128,000 bytes on their way, which is 256 GB/s.</details>
 #
 # ## What the production engines do beyond this
 #
@@ -1310,8 +1310,9 @@ verdicts(
 #
 # - **vLLM** began with [a CUDA
 #   kernel](https://github.com/vllm-project/vllm/blob/0e60ae8f4d33113973e7db07ae0b9a74c2dd0c79/csrc/attention/paged_attention_v2.cu)
-#   of this kind ([PagedAttention](https://arxiv.org/abs/2309.06180)). Its grid has a program for
-#   each *query* head, each sequence, and each partition of 512 tokens: split, but not grouped.
+#   of this kind ([PagedAttention](https://arxiv.org/abs/2309.06180)). The linked second version has
+#   a program for each *query* head, each sequence, and each partition of 512 tokens: it splits the
+#   context, but does not group the heads.
 #   Today vLLM has [many attention
 #   backends](https://docs.vllm.ai/en/latest/api/vllm/v1/attention/backends/), among them
 #   FlashAttention, FlashInfer and one written [in Triton
