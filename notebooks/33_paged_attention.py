@@ -434,9 +434,11 @@ print(f"660 programs with a tile of keys and values each: {in_flight / 1e6:.1f} 
 # $e^x$ where this chapter uses $2^x$; the result is the same.)
 #
 # Both products are matrix products, so they can run on the **tensor cores** by `tl.dot` (chapter
-# 32). On a GPU, `tl.dot` wants at least 16 rows: three are real, and 13 are padding. The padding
-# wastes arithmetic, of which decode has plenty, and no loads. The picture shows the shapes for our
-# 200 tokens. Read it from left to right: blue is real, pale is padding.
+# 32). The tensor cores' instruction that we find in the machine code below (`mma.sync`) multiplies
+# 16 rows at a time. Newer versions of Triton fill up missing rows by themselves, older ones refuse
+# fewer than 16; our kernels pad in plain sight. Three rows are real, and 13 are padding. The
+# padding wastes arithmetic, of which decode has plenty, and no loads. The picture shows the shapes
+# for our 200 tokens. Read it from left to right: blue is real, pale is padding.
 
 # %%
 picture(
@@ -719,8 +721,8 @@ for name, moved in total_bytes.items():
 #
 # By hand: Llama-3-8B has $G = 4$ and $d = 128$. That is 2,048 operations for 512 bytes, 4 for each
 # byte. An H100 can do 295 operations for each byte that it loads (its ridge, chapter 17). So memory
-# bandwidth decides, and a batch does not change that: each sequence has keys of its own. The least
-# time of a step is
+# bandwidth decides, and a batch does not change that: each sequence has keys of its own (unless
+# sequences share a prompt, chapter 23). The least time of a step is
 #
 # $$t_{\min} = \frac{\text{bytes of keys and values}}{\beta}, \qquad \beta = \text{bandwidth}$$
 
@@ -750,9 +752,9 @@ print(f"and the weights, {weights / 1e9:.0f} GB: {1e3 * weights / h100.bandwidth
 # a busy chip also wait for each other, so their latency is higher. If a program asked for 32 KB,
 # waited, and asked again, it would get 32 KB for each latency, however wide the memory is.
 #
-# **[Little's law](https://doi.org/10.1287/opre.9.3.383)** says how much must be on its way. It
-# holds for every queue: what is inside is the rate of arrivals times the time that each stays.
-# Here:
+# **[Little's law](https://doi.org/10.1287/opre.9.3.383)** says how much must be on its way. Take
+# any queue that neither grows nor empties in the long run. On average, what is inside is the rate
+# of arrivals times the time that each stays. Here:
 #
 # $$\text{bytes in flight} = \beta \cdot \tau$$
 #
@@ -1115,7 +1117,7 @@ explore(
 # ## How many splits?
 #
 # Little's law answers that, too. Each of the $P \cdot N$ programs keeps $b$ bytes (one tile) on its
-# way, and gets a tile in every $t$ seconds. Memory is busy all the time as soon as
+# way, and gets a tile in every $t$ seconds. In the model, memory is busy all the time as soon as
 #
 # $$P \cdot N \cdot b \;\ge\; \beta \cdot t \qquad\Longrightarrow\qquad N \ge \frac{\beta\, t}{P\, b}$$
 #
@@ -1289,19 +1291,19 @@ verdicts(
 # **Check yourself** (click to see the answer).
 #
 # <details><summary>1. Blocks of 16 slots, block table (7, 2, 9), slots 128 numbers apart. Which block
-# and which slot hold position 37, and where does its key begin (KV head 0)?</summary>
-# Entry 37 // 16 = 2, so block 9; slot 37 % 16 = 5. A block is 16 · 128 = 2,048 numbers, so the key
+# and which slot hold position 37, and where does its key begin (KV head 0)?</summary> Entry 37 //
+# 16 = 2, so block 9; slot 37 % 16 = 5. A block is 16 · 128 = 2,048 numbers, so the key
 # begins at 9 · 2,048 + 5 · 128 = 19,072.</details>
 #
 # <details><summary>2. One split has maximum 4, sum 2 and mix 6; another has maximum 2, sum 4 and mix
-# 20. What is the result?</summary>
-# The largest maximum is 4. The second split shrinks by 2 to the power of -2, which is 0.25: sum 1 and
+# 20. What is the result?</summary> The largest maximum is 4. The second split shrinks by 2 to the
+# power of -2, which is 0.25: sum 1 and
 # mix 5. Together they have sum 3 and mix 11, so the result is 11 / 3 = 3.67.</details>
 #
 # <details><summary>3. A card has 1,000 GB/s and a latency of 0.5 µs. Each program keeps 16,000 bytes
 # on their way. How many programs does it take to use the whole bandwidth, and what do 8 programs
-# reach?</summary>
-# 1,000 GB/s times 0.5 µs are 500,000 bytes. Divided by 16,000 that is 31.25, so it takes 32 programs.
+# reach?</summary> 1,000 GB/s times 0.5 µs are 500,000 bytes. Divided by 16,000 that is 31.25, so it
+# takes 32 programs.
 # Eight programs have 128,000 bytes on their way, which is 256 GB/s.</details>
 #
 # ## What the production engines do beyond this
@@ -1312,8 +1314,7 @@ verdicts(
 #   kernel](https://github.com/vllm-project/vllm/blob/0e60ae8f4d33113973e7db07ae0b9a74c2dd0c79/csrc/attention/paged_attention_v2.cu)
 #   of this kind ([PagedAttention](https://arxiv.org/abs/2309.06180)). The linked second version has
 #   a program for each *query* head, each sequence, and each partition of 512 tokens: it splits the
-#   context, but does not group the heads.
-#   Today vLLM has [many attention
+#   context, but does not group the heads. Today vLLM has [many attention
 #   backends](https://docs.vllm.ai/en/latest/api/vllm/v1/attention/backends/), among them
 #   FlashAttention, FlashInfer and one written [in Triton
 #   alone](https://github.com/vllm-project/vllm/blob/main/vllm/v1/attention/ops/triton_unified_attention.py),

@@ -260,7 +260,7 @@ def decode_kernel(
 Kernel = Callable[..., object]
 Decode = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 TILE = 16
-LEAST_OF_DOT = 16  # the fewest rows and columns that a GPU's tl.dot accepts
+LEAST_OF_DOT = 16  # rows of a tensor core's product; some versions of tl.dot refuse fewer
 
 
 class Parts(NamedTuple):
@@ -287,7 +287,7 @@ def power_of_two(count: int) -> int:
 
 
 def padded(count: int) -> int:
-    """Return the smallest power of two that is at least `count`, and that `tl.dot` accepts.
+    """Return the smallest power of two that is at least `count`, and fills `tl.dot` on a GPU.
 
     >>> [padded(each) for each in (3, 64, 200)]
     [16, 64, 256]
