@@ -747,10 +747,12 @@ print(f"and the weights, {weights / 1e9:.0f} GB: {1e3 * weights / h100.bandwidth
 # ## Enough loads in flight
 #
 # Memory answers late. The first byte of a load that misses the caches comes after a **latency** of
-# some hundred clock cycles: [Luo et al. 2024](https://arxiv.org/abs/2402.13499) measured about 480
-# on an H100. At 1,755 MHz that is 0.27 µs. They measured a chip that does nothing else; requests of
-# a busy chip also wait for each other, so their latency is higher. If a program asked for 32 KB,
-# waited, and asked again, it would get 32 KB for each latency, however wide the memory is.
+# some hundred clock cycles. Published figures for an H100 are round and differ: 400 cycles in
+# [table 3](https://pmc.ncbi.nlm.nih.gov/articles/PMC10448217/table/t0015) of a paper of 2023, 400
+# to 800 in [these notes](https://the-dsvolk.github.io/ai-perf/ai-infra/memory_request_life.html).
+# At 1,755 MHz that is 0.23 to 0.46 µs. On a busy chip requests also wait for each other, so a load
+# can take longer. If a program asked for 32 KB, waited, and asked again, it would get 32 KB for
+# each latency, however wide the memory is.
 #
 # **[Little's law](https://doi.org/10.1287/opre.9.3.383)** says how much must be on its way. Take
 # any queue that neither grows nor empties in the long run. On average, what is inside is the rate
@@ -761,16 +763,16 @@ print(f"and the weights, {weights / 1e9:.0f} GB: {1e3 * weights / h100.bandwidth
 # | symbol | meaning | for an H100 |
 # |---|---|---|
 # | $\beta$ | bandwidth, the rate that we want | 3,350 GB/s |
-# | $\tau$ | latency, from the request to the data | 0.27 µs idle; more under load |
+# | $\tau$ | latency, from the request to the data | 0.23 to 0.46 µs; more under load |
 #
-# By hand: $3350 \cdot 10^9 \cdot 0.27 \cdot 10^{-6} = 0.90$ MB. How many programs is that? A
+# By hand: $3350 \cdot 10^9 \cdot 0.23 \cdot 10^{-6} = 0.77$ MB. How many programs is that? A
 # program of the package's kernel loads tiles of 64 tokens: keys and values of 64 · 128 numbers of 2
 # bytes are 32,768 bytes. Let each program have one tile on its way. The cell does the division, for
-# the idle latency and for a whole microsecond.
+# both latencies and for a whole microsecond.
 
 # %%
 tile_bytes = 2 * TILE * 128 * 2  # keys and values
-for latency in (0.27e-6, 1e-6):
+for latency in (0.23e-6, 0.46e-6, 1e-6):
     needed = h100.bandwidth * latency
     reached = busy * tile_bytes / latency
     print(
@@ -1319,8 +1321,9 @@ verdicts(
 #   FlashAttention, FlashInfer and one written [in Triton
 #   alone](https://github.com/vllm-project/vllm/blob/main/vllm/v1/attention/ops/triton_unified_attention.py),
 #   which has a form that splits long contexts into segments and a kernel that reduces them.
-# - **[FlashAttention](https://github.com/Dao-AILab/flash-attention)** has the split, takes a block
-#   table, and computes the number of splits from the filling of the waves, as in the example above.
+# - **[FlashAttention](https://github.com/Dao-AILab/flash-attention)** has the split, and takes a
+#   block table. Its second version computes how well each number of splits fills the waves, and
+#   takes the smallest one that reaches 85 % of the best.
 # - **[FlashInfer](https://arxiv.org/abs/2501.01005)** plans ahead: before a step, the CPU cuts all
 #   contexts of the batch into parts of like size, so that one long sequence does not delay the
 #   short ones. Where many requests begin with the same prompt, its
@@ -1342,15 +1345,14 @@ verdicts(
 #   inference](https://crfm.stanford.edu/2023/10/12/flashdecoding.html), Dao, Haziza, Massa and
 #   Sizov 2023: the split, with an animation.
 # - [Efficient Memory Management for Large Language Model Serving with
-#   PagedAttention](https://arxiv.org/abs/2309.06180), Kwon et al. 2023: section 5.1 is about its
-#   kernels.
-# - [FlashAttention-2](https://arxiv.org/abs/2307.08691), Dao 2023: section 3.1 has the undivided
-#   $\tilde O$.
+#   PagedAttention](https://arxiv.org/abs/2309.06180), Kwon et al. 2023: why blocks, and attention
+#   that reads them in place.
+# - [FlashAttention-2](https://arxiv.org/abs/2307.08691), Dao 2023: the letters of rung two.
 # - [FlashInfer](https://arxiv.org/abs/2501.01005), Ye et al. 2025: block tables as sparse matrices,
 #   and the scheduler of parts.
 # - [Benchmarking and Dissecting the Nvidia Hopper GPU
-#   Architecture](https://arxiv.org/abs/2402.13499), Luo et al. 2024: latencies and bandwidths of
-#   each level of memory.
+#   Architecture](https://arxiv.org/abs/2402.13499), Luo et al. 2024: latency and throughput,
+#   measured on three generations of GPUs.
 # - [A Proof for the Queuing Formula: L = λW](https://doi.org/10.1287/opre.9.3.383), Little 1961.
 # - [decode_attention.py](../minigen/kernels/triton/decode_attention.py): the engine's kernels.
 #
