@@ -4,10 +4,14 @@ import pytest
 import torch
 
 from minigen_course.ch33_paged_attention.figures import (
+    best_split_curves,
     bytes_bars,
     cells_loaded,
     fill_chip,
+    group_products,
     pool_loads,
+    split_merge,
+    table_lookup,
 )
 from minigen_course.ch33_paged_attention.lesson import (
     CHIPS,
@@ -174,3 +178,47 @@ def test_the_figure_shows_what_is_assumed() -> None:
     labels = made.axes[1].get_legend_handles_labels()[1]
     assert "the second pass (12 µs to start)" in labels
     assert made.axes[0].get_xlim()[1] == pytest.approx(64 * 2 * 1.02)
+
+
+def test_a_position_is_found_in_its_block_and_slot() -> None:
+    (axes,) = table_lookup([2, 3, 1], 10, 4, 5, position=9).axes
+    assert axes.get_title(loc="left").endswith("entry 9 // 4 = 2, block 1, slot 9 % 4 = 1")
+    lit = [each for each in axes.patches if each.get_linewidth() > 2]
+    assert [each.get_xy() for each in lit] == [(9, 4), (8, 2), (5, 0)]
+    with pytest.raises(ValueError, match="There are 10 positions: choose one from 0 to 9"):
+        table_lookup([2, 3, 1], 10, 4, 5, position=10)
+
+
+def test_a_groups_products_are_labelled_with_their_shapes() -> None:
+    (axes,) = group_products(group=3, length=200, head_dim=64, rows=16, columns=256).axes
+    said = [each.get_text() for each in axes.texts]
+    assert "queries q\n16 x 64" in said
+    assert "keys, transposed\n64 x 256" in said
+    assert any("13\nrows are padding" in each for each in said)
+    assert any("56 columns\nare masked" in each for each in said)
+
+
+def test_merged_splits_give_softmax_over_all_tokens() -> None:
+    scores, values = torch.tensor([3.0, 1.0, 5.0, 5.0]), torch.tensor([10.0, 20.0, 30.0, 40.0])
+    _, parts, merged = split_merge(scores, values, [(0, 2), (2, 4)]).axes
+    assert {each.get_text() for each in parts.texts} == {"1.25", "15", "2", "70"}
+    weights = torch.exp2(scores) / torch.exp2(scores).sum()
+    assert merged.get_title(loc="left").endswith(f"o / l = {float(weights @ values):.4g}")
+
+
+def test_the_best_number_of_splits_follows_the_time_of_a_tile() -> None:
+    left, right = best_split_curves(Decoding(1, 32_768), CHIP, 5, Assumed()).axes
+    assert left.get_title(loc="left") == "Best by the model: 16 splits"
+    given = right.lines[1].get_ydata().tolist()
+    assert given == sorted(given)
+    assert given[0] < 4 < given[-1]
+    one = best_split_curves(Decoding(84, 256), CHIP, 5, Assumed(launch=12e-6)).axes[0]
+    assert one.get_title(loc="left") == "Best by the model: 1 split"
+
+
+@pytest.mark.parametrize("tile", [0.5e-6, 1e-6, 2e-6])
+def test_the_best_number_of_splits_is_the_one_that_littles_law_asks_for(tile: float) -> None:
+    alone, tile_bytes = Decoding(batch=1, context=32_768), 2 * 64 * 128 * 2
+    least = CHIP.bandwidth * tile / (alone.num_programs(1) * tile_bytes)
+    best = best_splits(alone, CHIP, 5, Assumed(tile=tile))
+    assert best / 2 < least <= best

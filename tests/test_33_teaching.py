@@ -16,13 +16,16 @@ from minigen_course.ch33_paged_attention.kernels import (
     decoding,
     gather_kernel,
     gathering,
+    grouped_kernel,
     join_kernel,
     joining,
     launch_decode,
     launch_join,
     no_parts,
+    tiled_kernel,
 )
 from minigen_course.ch33_paged_attention.lesson import moved_by_tensor
+from minigen_course.ch33_paged_attention.rungs import grouping, launch_tiled, tiling
 from minigen_course.grading.check import judge
 from minigen_course.grading.exercise import exercises
 from minigen_course.grading.stub import stub
@@ -38,8 +41,14 @@ triton = pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 @pytest.mark.parametrize(
     "attend",
-    [gathering(gather_kernel), joining(join_kernel), decoding(decode_kernel, splits=3)],
-    ids=["gathering", "joining", "decoding"],
+    [
+        gathering(gather_kernel),
+        grouping(grouped_kernel),
+        tiling(tiled_kernel),
+        joining(join_kernel),
+        decoding(decode_kernel, splits=3),
+    ],
+    ids=["gathering", "grouping", "tiling", "joining", "decoding"],
 )
 def test_the_engine_gives_the_same_tokens_with_the_plain_kernels(
     attend: Any, tiny_directory: Path, tiny_llm: LLM
@@ -73,6 +82,9 @@ def test_both_passes_are_the_packages_decode(splits: int) -> None:
         theirs = paged_decode_triton(q, *memory, tables, made.lengths, splits=splits)
     torch.testing.assert_close(mixed.unflatten(0, (3, 6)), theirs, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(joined(parts).float(), mixed, atol=1e-5, rtol=1e-4)
+    unsplit = torch.empty_like(q)
+    launch_tiled(tiled_kernel, q, *memory, tables, made.lengths, unsplit)
+    torch.testing.assert_close(unsplit, theirs, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("splits", [1, 3])
@@ -112,12 +124,22 @@ def test_the_plain_kernels_compile_for_real_gpus() -> None:
             KV_HEADS=8, GROUP=4, HEAD_DIM=64, BLOCK_SIZE=16, SPLITS=2,
             BLOCK_G=16, BLOCK_D=64, BLOCK_N=16,
         )  # fmt: skip
+        triton.jit(grouped_kernel)[(8,)](
+            empty(32, 64, dtype=float32), half[0].float(), half[1].float(), empty(32, 64), 16, 0.18,
+            KV_HEADS=8, GROUP=4, HEAD_DIM=64, BLOCK_G=16, BLOCK_D=64, BLOCK_N=16,
+        )  # fmt: skip
+        triton.jit(tiled_kernel)[(8, 4)](
+            empty(4, 32, 64, dtype=float32), half.float(), half.float(), empty(4, 64, dtype=ids),
+            empty(4, dtype=ids), empty(4, 32, 64), 8192, 512, 64, 64, 0.18,
+            KV_HEADS=8, GROUP=4, HEAD_DIM=64, BLOCK_SIZE=16, BLOCK_G=16, BLOCK_D=64, BLOCK_N=16,
+        )  # fmt: skip
         triton.jit(join_kernel)[(128,)](
             *parts, empty(128, 64), HEAD_DIM=64, SPLITS=2, BLOCK_S=2, BLOCK_D=64
         )
 
     codes = machine_code("sm_90", both)
-    assert [code.kernel for code in codes] == ["gather_kernel", "decode_kernel", "join_kernel"]
+    names = ["gather_kernel", "decode_kernel", "grouped_kernel", "tiled_kernel", "join_kernel"]
+    assert [code.kernel for code in codes] == names
     assert all(code.spilled == 0 for code in codes)
 
 

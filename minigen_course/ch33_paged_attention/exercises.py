@@ -1,4 +1,4 @@
-"""Chapter 33's exercises: gather through a block table, decode in place, join the splits.
+"""Chapter 33's exercises: gather a context, attend by groups, in tiles and in splits, and join.
 
 The checks put contexts into scattered blocks, and record every load of a kernel.
 """
@@ -18,6 +18,7 @@ from minigen_course.ch33_paged_attention.kernels import (
     launch_join,
     no_parts,
 )
+from minigen_course.ch33_paged_attention.rungs import launch_grouped, launch_tiled
 from minigen_course.grading.exercise import Wrong, expect, expect_close
 from minigen_course.lab.triton_interpreter import Access, expect_numbers, watched
 
@@ -133,40 +134,32 @@ def _decoded(
     return accesses
 
 
-def one_token_is_its_own_value(part: Any) -> None:
-    """a context of one token:"""
-    _decoded(part, contexts([1], 8), "a context of one token")
-
-
-def tokens_are_found_through_the_table(part: Any) -> None:
-    """eight tokens in blocks of four, in random order:"""
-    _decoded(part, contexts([8], 4), "8 tokens in blocks of 4")
-
-
-def the_rest_of_a_tile_is_masked(part: Any) -> None:
-    """a context that ends within a tile and within a block:"""
-    _decoded(part, contexts([6], 4), "6 tokens in blocks of 4")
-
-
-def tiles_follow_each_other(part: Any) -> None:
-    """a context of several tiles, with the largest scores in the middle:"""
-    made = contexts([29], 4)
-    for token in (10, 20):
-        block = made.tables[0, token // 4]
-        made.keys[block, token % 4] *= 3
-        made.own[0][0][token] *= 3
-    _decoded(part, made, "29 tokens, in tiles of 8")
-
-
-def sequences_have_their_own_tables(part: Any) -> None:
-    """three sequences of different lengths:"""
-    _decoded(part, contexts([3, 20, 8], 4), "contexts of 3, 20 and 8 tokens")
-
-
-def query_heads_share_a_kv_head(part: Any) -> None:
-    """two KV heads with three query heads each, and a head_dim of 20:"""
-    made = contexts([9, 5], 4, kv_heads=2, head_dim=20, spare=3)
-    _decoded(part, made, "6 query heads and 2 KV heads", group=3)
+def _tiled(
+    part: Any,
+    made: Contexts,
+    what: str,
+    group: int = 1,
+    change: Callable[[Tensor], Tensor] = torch.clone,
+) -> list[Access]:
+    """Check that the tiled kernel stores each query's attention over its own context."""
+    kv_heads, head_dim = made.keys.shape[2:]
+    generator = torch.Generator().manual_seed(35)
+    q = change(torch.randn(len(made.own), kv_heads * group, head_dim, generator=generator))
+    mixed = torch.full(q.shape, torch.nan)
+    memory = (made.keys, made.values, made.tables, made.lengths)
+    accesses = watched(
+        lambda: launch_tiled(part, q, *memory, mixed, TILE),
+        q=q,
+        keys=made.keys,
+        values=made.values,
+        tables=made.tables,
+        lengths=made.lengths,
+        mixed=mixed,
+    )
+    expect_numbers(mixed, what, HEAD)
+    naive = [attention_naive(one[None], *own) for one, own in zip(q, made.own, strict=True)]
+    expect_close(mixed, torch.cat(naive), what, HEAD, 1e-3)
+    return accesses
 
 
 def _signed(length: int, sign: Callable[[int], int]) -> Contexts:
@@ -179,13 +172,65 @@ def _signed(length: int, sign: Callable[[int], int]) -> Contexts:
     return made
 
 
-def large_products_do_not_overflow(part: Any) -> None:
-    """scores in the hundreds, of either sign:"""
-    _decoded(part, contexts([20], 4), "scores of about 300", change=lambda q: 200 * q)
-    below = _signed(20, lambda position: -1)
-    _decoded(part, below, "scores far below 0", change=lambda q: 200 * q.abs())
-    falling = _signed(20, lambda position: 1 if position < TILE else -1)
-    _decoded(part, falling, "large scores, then small ones", change=lambda q: 200 * q.abs())
+def _in_place(run: Callable[..., list[Access]]) -> tuple[Callable[[Any], None], ...]:
+    """Return the checks that the tiled and the split kernel share; `run` is how each is run."""
+
+    def one_token_is_its_own_value(part: Any) -> None:
+        """a context of one token:"""
+        run(part, contexts([1], 8), "a context of one token")
+
+    def tokens_are_found_through_the_table(part: Any) -> None:
+        """eight tokens in blocks of four, in random order:"""
+        run(part, contexts([8], 4), "8 tokens in blocks of 4")
+
+    def the_rest_of_a_tile_is_masked(part: Any) -> None:
+        """a context that ends within a tile and within a block:"""
+        run(part, contexts([6], 4), "6 tokens in blocks of 4")
+
+    def tiles_follow_each_other(part: Any) -> None:
+        """a context of several tiles, with the largest scores in the middle:"""
+        made = contexts([29], 4)
+        for token in (10, 20):
+            block = made.tables[0, token // 4]
+            made.keys[block, token % 4] *= 3
+            made.own[0][0][token] *= 3
+        run(part, made, "29 tokens, in tiles of 8")
+
+    def sequences_have_their_own_tables(part: Any) -> None:
+        """three sequences of different lengths:"""
+        run(part, contexts([3, 20, 8], 4), "contexts of 3, 20 and 8 tokens")
+
+    def query_heads_share_a_kv_head(part: Any) -> None:
+        """two KV heads with three query heads each, and a head_dim of 20:"""
+        made = contexts([9, 5], 4, kv_heads=2, head_dim=20, spare=3)
+        run(part, made, "6 query heads and 2 KV heads", group=3)
+
+    def large_products_do_not_overflow(part: Any) -> None:
+        """scores in the hundreds, of either sign:"""
+        run(part, contexts([20], 4), "scores of about 300", change=lambda q: 200 * q)
+        below = _signed(20, lambda position: -1)
+        run(part, below, "scores far below 0", change=lambda q: 200 * q.abs())
+        falling = _signed(20, lambda position: 1 if position < TILE else -1)
+        run(part, falling, "large scores, then small ones", change=lambda q: 200 * q.abs())
+
+    return (
+        one_token_is_its_own_value,
+        tokens_are_found_through_the_table,
+        the_rest_of_a_tile_is_masked,
+        tiles_follow_each_other,
+        sequences_have_their_own_tables,
+        query_heads_share_a_kv_head,
+        large_products_do_not_overflow,
+    )
+
+
+def tiles_are_loaded_once(part: Any) -> None:
+    """the number of elements that are loaded:"""
+    made = contexts([29, 9], 4, kv_heads=2, head_dim=20)
+    accesses = _tiled(part, made, "contexts of 29 and of 9 tokens", group=3)
+    for name in ("keys", "values"):
+        expect_loaded_once(accesses, name, (29 + 9) * 2 * 20)
+    expect_loaded_once(accesses, "q", 2 * 6 * 20)
 
 
 def splits_share_the_context(part: Any) -> None:
@@ -202,17 +247,76 @@ def keys_and_values_are_loaded_once(part: Any) -> None:
         expect_loaded_once(accesses, name, (29 + 9) * 2 * 20)
 
 
-DECODE_CHECKS = (
-    one_token_is_its_own_value,
-    tokens_are_found_through_the_table,
-    the_rest_of_a_tile_is_masked,
-    tiles_follow_each_other,
-    sequences_have_their_own_tables,
-    query_heads_share_a_kv_head,
-    large_products_do_not_overflow,
-    splits_share_the_context,
-    keys_and_values_are_loaded_once,
-)
+def _grouped(
+    part: Any,
+    length: int,
+    what: str,
+    kv_heads: int = 1,
+    group: int = 1,
+    head_dim: int = 16,
+    size: float = 1,
+    same_sign: bool = False,
+) -> list[Access]:
+    """Check the grouped kernel on a context of random keys; queries are of this size.
+
+    With `same_sign` all scores are negative.
+    """
+    generator = torch.Generator().manual_seed(36)
+    q = size * torch.randn(kv_heads * group, head_dim, generator=generator)
+    keys, values = torch.randn(2, length, kv_heads, head_dim, generator=generator)
+    if same_sign:
+        q, keys = q.abs(), -keys.abs()
+    mixed = torch.full(q.shape, torch.nan)
+    accesses = watched(
+        lambda: launch_grouped(part, q, keys, values, mixed),
+        q=q,
+        keys=keys,
+        values=values,
+        mixed=mixed,
+    )
+    expect_numbers(mixed, what, HEAD[1:])
+    expect_close(mixed, attention_naive(q[None], keys, values)[0], what, HEAD[1:], 1e-3)
+    return accesses
+
+
+def one_head_mixes_the_values(part: Any) -> None:
+    """one query head, and a context that fills its tile:"""
+    _grouped(part, 16, "one query head, 16 tokens")
+
+
+def a_context_need_not_fill_its_tile(part: Any) -> None:
+    """contexts of 1 and of 21 tokens:"""
+    _grouped(part, 1, "one query head, a single token")
+    _grouped(part, 21, "one query head, 21 tokens")
+
+
+def a_group_shares_its_kv_head(part: Any) -> None:
+    """one KV head with three query heads:"""
+    _grouped(part, 16, "3 query heads, 1 KV head", group=3)
+
+
+def kv_heads_are_apart(part: Any) -> None:
+    """two KV heads with three query heads each:"""
+    _grouped(part, 21, "6 query heads, 2 KV heads", kv_heads=2, group=3)
+
+
+def a_head_dim_is_any_number(part: Any) -> None:
+    """a head_dim of 20:"""
+    _grouped(part, 9, "a head_dim of 20", kv_heads=2, group=2, head_dim=20)
+
+
+def large_scores_leave_numbers(part: Any) -> None:
+    """scores in the hundreds, of either sign:"""
+    _grouped(part, 21, "scores of about 300", group=3, size=200)
+    _grouped(part, 21, "scores far below 0", group=3, size=200, same_sign=True)
+
+
+def a_group_loads_once(part: Any) -> None:
+    """the number of elements that are loaded:"""
+    accesses = _grouped(part, 21, "3 query heads for each KV head", 2, 3, 20)
+    expect_loaded_once(accesses, "keys", 21 * 2 * 20)
+    expect_loaded_once(accesses, "values", 21 * 2 * 20)
+    expect_loaded_once(accesses, "q", 6 * 20)
 
 
 ROW = ("position", "head", "dimension")
@@ -352,6 +456,16 @@ CHECKS = {
         rows_have_any_width,
         nothing_is_loaded_twice,
     ),
+    "grouped_kernel": (
+        one_head_mixes_the_values,
+        a_context_need_not_fill_its_tile,
+        a_group_shares_its_kv_head,
+        kv_heads_are_apart,
+        a_head_dim_is_any_number,
+        large_scores_leave_numbers,
+        a_group_loads_once,
+    ),
+    "tiled_kernel": (*_in_place(_tiled), tiles_are_loaded_once),
     "join_kernel": (
         one_split_is_divided_by_its_sum,
         two_splits_are_rescaled_to_one_maximum,
@@ -361,5 +475,9 @@ CHECKS = {
         large_scores_do_not_overflow,
         every_part_is_loaded_once,
     ),
-    "decode_kernel": DECODE_CHECKS,
+    "decode_kernel": (
+        *_in_place(_decoded),
+        splits_share_the_context,
+        keys_and_values_are_loaded_once,
+    ),
 }

@@ -49,6 +49,105 @@ def gather_kernel(
     tl.store(gathered_ptr + positions[:, None] * WIDTH + columns[None, :], rows, mask=wanted)
 
 
+def grouped_kernel(
+    q_ptr,
+    keys_ptr,
+    values_ptr,
+    mixed_ptr,
+    length,
+    scale,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Attend with a whole group of query heads: one program per KV head (`tl.program_id(0)`).
+
+    `q_ptr` and `mixed_ptr` are [q_heads, `HEAD_DIM`]; `keys_ptr` and `values_ptr` are [`length`,
+    `KV_HEADS`, `HEAD_DIM`]; all are contiguous. Query head h uses KV head h // `GROUP`. A score is
+    the dot product of query and key times `scale`. `scale` includes log2(e), so weights are powers
+    of two. `BLOCK_G`, `BLOCK_D` and `BLOCK_N` are powers of two, at least 16, that hold `GROUP`,
+    `HEAD_DIM` and `length`: the whole context is one tile. Each key and value is loaded once.
+    """
+    kv_head = tl.program_id(0)
+    members, dims, positions = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
+    rows = (kv_head * GROUP + members)[:, None] * HEAD_DIM + dims[None, :]
+    wanted = (members < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    q = tl.load(q_ptr + rows, mask=wanted, other=0.0)
+    seen = positions < length
+    offsets = (positions * KV_HEADS + kv_head)[:, None] * HEAD_DIM + dims[None, :]
+    there = seen[:, None] & (dims < HEAD_DIM)[None, :]
+    keys = tl.load(keys_ptr + offsets, mask=there, other=0.0)
+    values = tl.load(values_ptr + offsets, mask=there, other=0.0)
+    scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
+    scores = tl.where(seen[None, :], scores, float("-inf"))
+    weights = tl.exp2(scores - tl.max(scores, axis=1)[:, None])
+    mixed = tl.dot(weights, values, input_precision="ieee") / tl.sum(weights, axis=1)[:, None]
+    tl.store(mixed_ptr + rows, mixed, mask=wanted)
+
+
+def tiled_kernel(
+    q_ptr,
+    keys_ptr,
+    values_ptr,
+    tables_ptr,
+    lengths_ptr,
+    mixed_ptr,
+    block_stride,
+    slot_stride,
+    head_stride,
+    table_stride,
+    scale,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Attend in place, tile by tile: one program per KV head and sequence (`program_id` 0 and 1).
+
+    The tokens of sequence i are in the first `lengths_ptr`[i] slots of the blocks that row i of
+    `tables_ptr` lists; rows are `table_stride` entries apart. The key and the value (`HEAD_DIM`
+    elements) of block b, slot s, KV head h start at b * `block_stride` + s * `slot_stride` + h *
+    `head_stride`. `q_ptr` and `mixed_ptr` are [sequences, q_heads, `HEAD_DIM`]. Query head h uses
+    KV head h // `GROUP`. A program loads tiles of `BLOCK_N` tokens, one after another. `scale`
+    includes log2(e), so weights are powers of two. `BLOCK_G` and `BLOCK_D` are powers of two, at
+    least 16, that hold `GROUP` and `HEAD_DIM`. Each key and value is loaded once.
+    """
+    kv_head, sequence = tl.program_id(0), tl.program_id(1)
+    members, dims = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
+    heads = (sequence * KV_HEADS + kv_head) * GROUP + members
+    rows = heads[:, None] * HEAD_DIM + dims[None, :]
+    wanted = (members < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    q = tl.load(q_ptr + rows, mask=wanted, other=0.0)
+
+    length = tl.load(lengths_ptr + sequence).to(tl.int32)
+    maximum = tl.full((BLOCK_G,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_G,), tl.float32)
+    mixed = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
+    for start in range(0, length, BLOCK_N):
+        positions = start + tl.arange(0, BLOCK_N)
+        seen = positions < length
+        entries = sequence * table_stride + positions // BLOCK_SIZE
+        blocks = tl.load(tables_ptr + entries, mask=seen, other=0)
+        at = blocks * block_stride + positions % BLOCK_SIZE * slot_stride + kv_head * head_stride
+        there = seen[:, None] & (dims < HEAD_DIM)[None, :]
+        keys = tl.load(keys_ptr + at[:, None] + dims[None, :], mask=there, other=0.0)
+        values = tl.load(values_ptr + at[:, None] + dims[None, :], mask=there, other=0.0)
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        higher = tl.maximum(maximum, tl.max(scores, axis=1))
+        weights, shrink = tl.exp2(scores - higher[:, None]), tl.exp2(maximum - higher)
+        total = total * shrink + tl.sum(weights, axis=1)
+        mixed = mixed * shrink[:, None] + tl.dot(weights, values, input_precision="ieee")
+        maximum = higher
+    tl.store(mixed_ptr + rows, mixed / total[:, None], mask=wanted)
+
+
 def join_kernel(
     parts_ptr,
     maxima_ptr,
@@ -161,7 +260,7 @@ def decode_kernel(
 Kernel = Callable[..., object]
 Decode = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 TILE = 16
-LEAST_OF_DOT = 16  # the fewest rows and columns that a GPU's tl.dot accepts
+LEAST_OF_DOT = 16  # rows of a tensor core's product; some versions of tl.dot refuse fewer
 
 
 class Parts(NamedTuple):
@@ -185,6 +284,20 @@ def power_of_two(count: int) -> int:
     [1, 4, 64]
     """
     return 1 << (count - 1).bit_length()
+
+
+def padded(count: int) -> int:
+    """Return the smallest power of two that is at least `count`, and fills `tl.dot` on a GPU.
+
+    >>> [padded(each) for each in (3, 64, 200)]
+    [16, 64, 256]
+    """
+    return max(power_of_two(count), LEAST_OF_DOT)
+
+
+def scale_of(head_dim: int) -> float:
+    """Return 1 / sqrt(head_dim) times log2(e), so that weights are powers of two."""
+    return math.log2(math.e) / math.sqrt(head_dim)
 
 
 def launch_gather(
@@ -253,14 +366,14 @@ def launch_decode(
         *parts,
         *keys.stride()[:3],
         tables.stride(0),
-        math.log2(math.e) / math.sqrt(head_dim),
+        scale_of(head_dim),
         KV_HEADS=kv_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         SPLITS=splits,
-        BLOCK_G=max(power_of_two(group), LEAST_OF_DOT),
-        BLOCK_D=max(power_of_two(head_dim), LEAST_OF_DOT),
+        BLOCK_G=padded(group),
+        BLOCK_D=padded(head_dim),
         BLOCK_N=tile,
     )
 
@@ -278,17 +391,17 @@ def gathering(kernel: Kernel) -> AttentionBackend:
             mixed.append(attention(query.unsqueeze(0), context[0], context[1]))
         return torch.cat(mixed)
 
-    return _attending(decode)
+    return backend_of(decode)
 
 
 def joining(kernel: Kernel, splits: int = 2) -> AttentionBackend:
     """Make an `attention_backend` with split decodes; `kernel` is the second pass."""
-    return _attending(_split(decode_kernel, kernel, splits))
+    return backend_of(_split(decode_kernel, kernel, splits))
 
 
 def decoding(kernel: Kernel, splits: int = 2) -> AttentionBackend:
     """Make an `attention_backend` with split decodes; `kernel` is the first pass."""
-    return _attending(_split(kernel, join_kernel, splits))
+    return backend_of(_split(kernel, join_kernel, splits))
 
 
 def _split(first: Kernel, second: Kernel, splits: int) -> Decode:
@@ -302,7 +415,7 @@ def _split(first: Kernel, second: Kernel, splits: int) -> Decode:
     return decode
 
 
-def _attending(decode: Decode) -> AttentionBackend:
+def backend_of(decode: Decode) -> AttentionBackend:
     """Make an attention backend that decodes by `decode`, and prefills as in chapter 22.
 
     It raises `ValueError` for a model with sliding windows.

@@ -3,7 +3,13 @@
 import inspect
 from typing import Any
 
-from minigen_course.ch33_paged_attention.kernels import decode_kernel, gather_kernel, join_kernel
+from minigen_course.ch33_paged_attention.kernels import (
+    decode_kernel,
+    gather_kernel,
+    grouped_kernel,
+    join_kernel,
+    tiled_kernel,
+)
 from minigen_course.lab.triton_interpreter import tl
 from tests.answers import Answers
 
@@ -198,6 +204,165 @@ WRONG_JOINS: dict[str, Any] = {
 }
 
 
+def grouped_row_by_row(
+    q_ptr,
+    keys_ptr,
+    values_ptr,
+    mixed_ptr,
+    length,
+    scale,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Right, one query head after another over keys that are loaded once, without tl.dot."""
+    dims, tokens = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
+    head, wide = tl.program_id(0), dims < HEAD_DIM
+    from_token = tokens * KV_HEADS * HEAD_DIM + head * HEAD_DIM
+    inside = (tokens < length)[:, None] & wide[None, :]
+    keys = tl.load(keys_ptr + from_token[:, None] + dims[None, :], mask=inside, other=0.0)
+    values = tl.load(values_ptr + from_token[:, None] + dims[None, :], mask=inside, other=0.0)
+    for member in range(0, GROUP):
+        row = (head * GROUP + member) * HEAD_DIM + dims
+        query = tl.load(q_ptr + row, mask=wide, other=0.0) * (scale * 0.6931471805599453)
+        scores = tl.sum(keys * query[None, :], axis=1)
+        scores = tl.where(tokens < length, scores, -1e30)
+        powers = tl.exp(scores - tl.max(scores, axis=0))
+        mixed = tl.sum(values * (powers / tl.sum(powers, axis=0))[:, None], axis=0)
+        tl.store(mixed_ptr + row, mixed, mask=wide)
+
+
+WRONG_GROUPED: dict[str, Any] = {
+    "no mask for the end": ("there = seen[:, None]", "there = (positions >= 0)[:, None]"),
+    "no mask for the dimensions": (
+        "seen[:, None] & (dims < HEAD_DIM)[None, :]",
+        "seen[:, None] & (dims >= 0)[None, :]",
+    ),
+    "masked scores are 0": ('scores, float("-inf"))', "scores, 0.0)"),
+    "no maximum": (" - tl.max(scores, axis=1)[:, None]", ""),
+    "not divided": (" / tl.sum(weights, axis=1)[:, None]", ""),
+    "one sum for all heads": (
+        "tl.sum(weights, axis=1)[:, None]",
+        "tl.sum(tl.sum(weights, axis=1), axis=0)",
+    ),
+    "scale forgotten": (' input_precision="ieee") * scale', ' input_precision="ieee")'),
+    "natural exponents": ("tl.exp2(", "tl.exp("),
+    "the first KV head for all": ("positions * KV_HEADS + kv_head", "positions * KV_HEADS"),
+    "as if there were one KV head": ("positions * KV_HEADS + kv_head", "positions + kv_head"),
+    "KV heads one after another": (
+        "positions * KV_HEADS + kv_head",
+        "kv_head * length + positions",
+    ),
+    "heads taken in turn": ("kv_head * GROUP + members", "members * KV_HEADS + kv_head"),
+    "a padded group": ("kv_head * GROUP + members", "kv_head * BLOCK_G + members"),
+    "the first of the group alone": ("(members < GROUP)[:, None]", "(members < 1)[:, None]"),
+    "keys for values": ("tl.load(values_ptr", "tl.load(keys_ptr"),
+    "the last token is left out": ("positions < length", "positions < length - 1"),
+    "keys loaded for each head again": (
+        "    scores = tl.dot(",
+        "    for member in range(1, GROUP):\n"
+        "        keys = tl.load(keys_ptr + offsets, mask=there, other=0.0)\n"
+        "    scores = tl.dot(",
+    ),
+    "nothing stored": ("    tl.store(mixed_ptr + rows, mixed, mask=wanted)", "    return"),
+}
+
+
+def tiled_block_by_block(
+    q_ptr,
+    keys_ptr,
+    values_ptr,
+    tables_ptr,
+    lengths_ptr,
+    mixed_ptr,
+    block_stride,
+    slot_stride,
+    head_stride,
+    table_stride,
+    scale,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Right, a block at a time, for any tile size, divided at every step."""
+    head, row = tl.program_id(0), tl.program_id(1)
+    members, dims = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
+    slots, inside = tl.arange(0, BLOCK_SIZE), (dims < HEAD_DIM)[None, :]
+    places = (row * KV_HEADS * GROUP + head * GROUP + members)[:, None] * HEAD_DIM + dims[None, :]
+    own = (members < GROUP)[:, None] & inside
+    q = tl.load(q_ptr + places, mask=own, other=0.0) * scale
+    length = tl.load(lengths_ptr + row).to(tl.int32)
+    maximum = tl.full((BLOCK_G,), float("-inf"), tl.float32)
+    total, mean = tl.zeros((BLOCK_G,), tl.float32), tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
+    for index in range(0, tl.cdiv(length, BLOCK_SIZE)):
+        block = tl.load(tables_ptr + row * table_stride + index)
+        at = block * block_stride + slots * slot_stride + head * head_stride
+        seen = index * BLOCK_SIZE + slots < length
+        wanted = seen[:, None] & inside
+        keys = tl.load(keys_ptr + at[:, None] + dims[None, :], mask=wanted, other=0.0)
+        values = tl.load(values_ptr + at[:, None] + dims[None, :], mask=wanted, other=0.0)
+        scores = tl.sum(q[:, None, :] * keys[None, :, :], axis=2)
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        higher = tl.maximum(maximum, tl.max(scores, axis=1))
+        weights, old = tl.exp2(scores - higher[:, None]), total * tl.exp2(maximum - higher)
+        total, maximum = old + tl.sum(weights, axis=1), higher
+        new = tl.sum(weights[:, :, None] * values[None, :, :], axis=1)
+        mean = (mean * old[:, None] + new) / total[:, None]
+    tl.store(mixed_ptr + places, mean, mask=own)
+
+
+TILED_BY_NUMBER = (
+    ("range(0, length, BLOCK_N)", "range(0, tl.cdiv(length, BLOCK_N))"),
+    ("positions = start + tl.arange", "positions = start * BLOCK_N + tl.arange"),
+)
+WRONG_TILED: dict[str, Any] = {
+    "as if contiguous": ("blocks * block_stride + positions % BLOCK_SIZE", "positions"),
+    "offset forgotten": (" + positions % BLOCK_SIZE * slot_stride", ""),
+    "one slot too far": ("positions % BLOCK_SIZE *", "(positions % BLOCK_SIZE + 1) *"),
+    "one table for all": ("sequence * table_stride + ", ""),
+    "one head for all": (" + kv_head * head_stride", ""),
+    "one length for all": ("lengths_ptr + sequence", "lengths_ptr"),
+    "heads taken in turn": (
+        "(sequence * KV_HEADS + kv_head) * GROUP + members",
+        "sequence * KV_HEADS * GROUP + members * KV_HEADS + kv_head",
+    ),
+    "the first tile alone": ("range(0, length, BLOCK_N)", "range(0, BLOCK_N, BLOCK_N)"),
+    "the last tile is left out": (
+        "range(0, length, BLOCK_N)",
+        "range(0, length // BLOCK_N * BLOCK_N, BLOCK_N)",
+    ),
+    "masked scores are 0": (
+        'scores, float("-inf"))\n        higher',
+        "scores, 0.0)\n        higher",
+    ),
+    "no maximum": ("higher = tl.maximum(maximum, tl.max(scores, axis=1))", "higher = maximum * 0"),
+    "the tile's own maximum": (
+        "tl.maximum(maximum, tl.max(scores, axis=1))",
+        "tl.max(scores, axis=1)",
+    ),
+    "the sum is not shrunk": ("total * shrink +", "total +"),
+    "the mix is not shrunk": ("mixed * shrink[:, None] +", "mixed +"),
+    "the maximum is forgotten": ("        maximum = higher\n", ""),
+    "the maximum begins at 0": ('float("-inf"), tl.float32)', "0.0, tl.float32)"),
+    "not divided": ("mixed / total[:, None]", "mixed"),
+    "scale forgotten": (' input_precision="ieee") * scale', ' input_precision="ieee")'),
+    "natural exponents": ("tl.exp2(", "tl.exp("),
+    "unused slots loaded": ("there = seen[:, None] &", "there = (blocks >= 0)[:, None] &"),
+    "each tile loaded twice": (
+        "        scores = tl.dot(",
+        "        keys = tl.load(keys_ptr + at[:, None] + dims[None, :], mask=there, other=0.0)\n"
+        "        scores = tl.dot(",
+    ),
+}
+
+
 def decode_block_by_block(
     q_ptr,
     keys_ptr,
@@ -332,6 +497,34 @@ ANSWERS = {
         right=(gather_row_by_row, gather_by_numbers),
         wrong=variants(gather_kernel, WRONG_GATHERS),
         equivalent={},
+    ),
+    "grouped_kernel": Answers(
+        right=(
+            grouped_row_by_row,
+            changed(
+                grouped_kernel,
+                (
+                    'tl.dot(q, tl.trans(keys), input_precision="ieee")',
+                    "tl.sum(q[:, None, :] * keys[None, :, :], axis=2)",
+                ),
+            ),
+        ),
+        wrong=variants(grouped_kernel, WRONG_GROUPED),
+        equivalent={
+            "0.0 -> 1.0": "queries past the group are not stored; past head_dim keys are 0",
+            "0.0 -> 1.0 #2": "masked keys score -inf; past head_dim queries are 0",
+            "0.0 -> 1.0 #3": "masked values have weight 0; past head_dim nothing is stored",
+        },
+    ),
+    "tiled_kernel": Answers(
+        right=(tiled_block_by_block, changed(tiled_kernel, *TILED_BY_NUMBER)),
+        wrong=variants(tiled_kernel, WRONG_TILED),
+        equivalent={
+            "0 -> 1 #6": "the block of a masked token: nothing of it is loaded",
+            "0.0 -> 1.0": "queries past the group are not stored; past head_dim keys are 0",
+            "0.0 -> 1.0 #2": "masked keys score -inf; past head_dim queries are 0",
+            "0.0 -> 1.0 #3": "masked values have weight 0; past head_dim nothing is stored",
+        },
     ),
     "join_kernel": Answers(
         right=(join_in_a_loop, join_by_shares),
