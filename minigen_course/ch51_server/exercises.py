@@ -1,9 +1,9 @@
-"""Chapter 51's exercise: stream an answer as server-sent events, and abort it on disconnect."""
+"""Chapter 51's exercises: read an event stream, write one, and a queue with an end."""
 
 import asyncio
 import inspect
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 from minigen_course.ch51_server.lesson import Events
@@ -269,7 +269,310 @@ def a_complete_answer_is_not_aborted(part: Events) -> None:
     run(play())
 
 
-CHECKS = {
+def events_of(part: Any, *pieces: bytes) -> list[str]:
+    found = part(iter(pieces))
+    expect(
+        hasattr(found, "__iter__") and not isinstance(found, str),
+        f"returns {found!r}; it should be a generator that yields each event's data.",
+    )
+    events = list(found)
+    for each in events:
+        expect(isinstance(each, str), f"yields {each!r}; it should yield text, so decode the line.")
+    return events
+
+
+def one_line_is_one_event(part: Any) -> None:
+    """two events, each with one line of data:"""
+    found = events_of(part, b'data: {"a": 1}\n\ndata: [DONE]\n\n')
+    expect_equal(found, ['{"a": 1}', "[DONE]"], "the data of the events")
+    found = events_of(part, b"data: The\n\n", b"data:  owl \n\n", b"data:s\n\n")
+    expect_equal(found, ["The", " owl ", "s"], "the data, without one space after the colon")
+
+
+def pieces_end_anywhere(part: Any) -> None:
+    """two events that arrive in two pieces, or byte by byte:"""
+    raw = "data: 🦉: one\n\ndata: two\n\n".encode()
+    for cut in range(len(raw)):
+        found = events_of(part, raw[:cut], raw[cut:])
+        expect_equal(found, ["🦉: one", "two"], f"the data, cut after {cut} bytes")
+    found = events_of(part, *(bytes([each]) for each in raw))
+    expect_equal(found, ["🦉: one", "two"], "the data, byte by byte")
+
+
+def an_event_is_given_at_once(part: Any) -> None:
+    """an event whose empty line has arrived, before the next piece:"""
+    num_read = 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal num_read
+        for each in (b"data: one\n\nda", b"ta: two\n", b"\n", b"data: three\n\n"):
+            num_read += 1
+            yield each
+
+    read_before = []
+    for _ in part(pieces()):
+        read_before.append(num_read)
+    expect_equal(read_before, [1, 3, 4], "the number of pieces read before each event")
+
+
+def lines_of_one_event_are_joined(part: Any) -> None:
+    """an event with two data lines:"""
+    found = events_of(part, b"data: one\ndata: two\n\ndata: three\n\n")
+    expect_equal(found, ["one\ntwo", "three"], "the data of the events")
+
+
+def other_lines_are_left_out(part: Any) -> None:
+    """comments, other fields, and events without data:"""
+    raw = b": ping\n\n:\n\nevent: note\nid: 7\ndata: one\n:\ndata: more\nretry: 9\n\n\n\nid: 8\n\n"
+    found = events_of(part, raw, b"database: no\ndata: two\n\n")
+    expect_equal(found, ["one\nmore", "two"], "the data of the events")
+
+
+def a_pair_ends_a_line_too(part: Any) -> None:
+    """lines that end with a carriage return and a line feed, in one piece or cut:"""
+    raw = b"data: one\r\n\r\ndata: two\r\ndata: three\r\n\r\n"
+    for cut in range(len(raw)):
+        found = events_of(part, raw[:cut], raw[cut:])
+        expect_equal(found, ["one", "two\nthree"], f"the data, cut after {cut} bytes")
+
+
+def an_event_without_its_end_is_left_out(part: Any) -> None:
+    """a body that breaks off in the middle of an event:"""
+    for rest in (b"data: tw", b"data: two\n"):
+        found = events_of(part, b"data: one\n\n" + rest)
+        expect_equal(found, ["one"], f"the data before {rest!r}")
+    expect_equal(events_of(part), [], "the data of an empty body")
+
+
+class Door:
+    """A fake app whose requests end on demand, behind a learner's queue."""
+
+    def __init__(self, part: Any, max_running: int, max_waiting: int, seconds: float = 1.0) -> None:
+        self.begun: list[str] = []
+        self.sent: dict[str, list[Any]] = {}
+        self._ends: dict[str, asyncio.Future[None]] = {}
+        self._queue = part(self._app, max_running, max_waiting, seconds)
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        name = scope["name"]
+        self.begun.append(name)
+        if name == "lifespan":
+            await asyncio.Event().wait()  # as long as the server lives
+        expect_equal(await receive(), {"type": name}, f"what request {name!r} receives")
+        self._ends[name] = asyncio.get_running_loop().create_future()
+        await self._ends[name]
+        await send({"type": "done"})
+
+    async def ask(self, name: str, kind: str = "http", method: str = "POST") -> "asyncio.Task[Any]":
+        """Start a request, and give it the time to get as far as it can."""
+        self.sent[name] = []
+        scope = {"type": kind, "name": name, "path": "/", "headers": []}
+        if kind == "http":
+            scope["method"] = method
+
+        async def receive() -> Any:
+            return {"type": name}
+
+        async def send(message: Any) -> None:
+            self.sent[name].append(message)
+
+        called = self._queue(scope, receive, send)
+        if not inspect.isawaitable(called):
+            raise Wrong(f"__call__ returns {called!r}; it should be an `async def`.")
+        task = asyncio.ensure_future(called)
+        await settle()
+        if task.done() and not task.cancelled() and task.exception() is not None:
+            raise task.exception()  # type: ignore[misc]  # it is not None
+        return task
+
+    async def end(self, name: str, error: Exception | None = None) -> None:
+        expect(name in self._ends, f"request {name!r} should run in the app by now; it does not.")
+        end = self._ends[name]
+        if error is None:
+            end.set_result(None)
+        else:
+            end.set_exception(error)
+        await settle()
+
+    def expect_begun(self, names: str, when: str) -> None:
+        expect_equal(self.begun, names.split(), f"the requests that reached the app {when}")
+
+    def expect_refused(self, name: str) -> dict[str, str]:
+        """Check a request's refusal, and return its headers."""
+        messages = self.sent[name]
+        first = messages[0] if messages else {}
+        expect_equal(first.get("status"), 429, f"the status of {name!r}, which found a full queue")
+        body = b"".join(each.get("body", b"") for each in messages[1:])
+        try:
+            answer = json.loads(body)
+        except ValueError:
+            raise Wrong(f"the body of the refusal is {body!r}; it should be JSON.") from None
+        error = answer.get("error") if isinstance(answer, dict) else None
+        said = isinstance(error, dict) and isinstance(error.get("message"), str)
+        expect(said, f"the body is {answer!r}; it should have an `error` with a `message`.")
+        return {key.decode().lower(): value.decode() for key, value in first.get("headers", ())}
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def a_few_run_and_the_others_wait(part: Any) -> None:
+    """two may run, two may wait, four come:"""
+
+    async def play() -> None:
+        door = Door(part, 2, 2)
+        for name in "abcd":
+            await door.ask(name)
+        door.expect_begun("a b", "before one ended")
+        await door.end("b")
+        door.expect_begun("a b c", "when one had ended")
+        await door.end("a")
+        await door.end("c")
+        door.expect_begun("a b c d", "at the end, in the order in which they came")
+        await door.end("d")
+        for name in "abcd":
+            expect_equal(door.sent[name], [{"type": "done"}], f"what the client of {name!r} got")
+        for name in "efghi":
+            await door.ask(name)
+        door.expect_begun("a b c d e f", "in a second round")
+        door.expect_refused("i")
+
+    run(play())
+
+
+def a_full_queue_refuses(part: Any) -> None:
+    """one may run, two may wait, and a fourth and fifth come:"""
+
+    async def play() -> None:
+        door = Door(part, 1, 2)
+        for name in "abcde":
+            await door.ask(name)
+        for name in "de":
+            door.expect_refused(name)
+        for name in "abc":
+            await door.end(name)
+        door.expect_begun("a b c", "in all")
+        door = Door(part, 1, 0)
+        await door.ask("a")
+        await door.ask("b")
+        door.expect_begun("a", "where none may wait")
+        door.expect_refused("b")
+
+    run(play())
+
+
+def a_refusal_says_when_to_retry(part: Any) -> None:
+    """the header of a refusal:"""
+
+    async def play() -> None:
+        cases = ((1, 0, 3.0, "3"), (2, 3, 4.0, "8"), (4, 1, 0.5, "1"), (3, 1, 2.0, "2"))
+        for max_running, max_waiting, seconds, expected in cases:
+            door = Door(part, max_running, max_waiting, seconds)
+            for number in range(max_running + max_waiting + 1):
+                await door.ask(str(number))
+            headers = door.expect_refused(str(max_running + max_waiting))
+            what = (
+                f"Retry-After with {max_running} running, {max_waiting} waiting, {seconds} s each"
+            )
+            expect_equal(headers.get("retry-after"), expected, what)
+
+    run(play())
+
+
+def a_place_is_given_back(part: Any) -> None:
+    """the app fails, or a running request is cancelled:"""
+
+    async def play() -> None:
+        door = Door(part, 1, 1)
+        failing = await door.ask("a")
+        await door.ask("b")
+        await door.end("a", RuntimeError("the model failed"))
+        error = failing.exception() if failing.done() and not failing.cancelled() else None
+        expect(isinstance(error, RuntimeError), "the app's error was lost; it should be raised.")
+        door.expect_begun("a b", "when the first one had failed")
+        door = Door(part, 1, 1)
+        cancelled = await door.ask("a")
+        await door.ask("b")
+        cancelled.cancel()
+        await settle()
+        door.expect_begun("a b", "when the first one had been cancelled")
+
+    run(play())
+
+
+def a_waiting_one_may_leave(part: Any) -> None:
+    """a waiting request is cancelled:"""
+
+    async def play() -> None:
+        door = Door(part, 1, 2)
+        await door.ask("a")
+        leaving = await door.ask("b")
+        await door.ask("c")
+        leaving.cancel()
+        await settle()
+        await door.ask("d")
+        expect_equal(door.sent["d"], [], "what was sent to a request for which there was room")
+        await door.ask("e")
+        door.expect_refused("e")
+        await door.end("a")
+        await door.end("c")
+        door.expect_begun("a c d", "when the second one had left")
+
+    run(play())
+
+
+def other_traffic_passes(part: Any) -> None:
+    """health checks and the server's own start, while the queue is full:"""
+
+    async def play() -> None:
+        door = Door(part, 1, 0)
+        await door.ask("lifespan", "lifespan")
+        await door.ask("a")
+        await door.ask("health", method="GET")
+        door.expect_begun("lifespan a health", "while one runs, and none may wait")
+        await door.ask("b")
+        door.expect_refused("b")
+        await door.end("a")
+        await door.ask("c")
+        door.expect_begun("lifespan a health c", "when one had ended and a GET still ran")
+
+    run(play())
+
+
+def queues_are_apart(part: Any) -> None:
+    """two queues before two apps:"""
+
+    async def play() -> None:
+        doors = Door(part, 1, 0), Door(part, 1, 0)
+        for door in doors:
+            await door.ask("a")
+            door.expect_begun("a", "of its own queue")
+
+    run(play())
+
+
+QUEUE: tuple[Callable[[Any], None], ...] = (
+    a_few_run_and_the_others_wait,
+    a_full_queue_refuses,
+    a_refusal_says_when_to_retry,
+    a_place_is_given_back,
+    a_waiting_one_may_leave,
+    other_traffic_passes,
+    queues_are_apart,
+)
+
+CHECKS: dict[str, tuple[Callable[[Any], None], ...]] = {
+    "event_data": (
+        one_line_is_one_event,
+        pieces_end_anywhere,
+        an_event_is_given_at_once,
+        lines_of_one_event_are_joined,
+        other_lines_are_left_out,
+        a_pair_ends_a_line_too,
+        an_event_without_its_end_is_left_out,
+    ),
     "chat_events": (
         the_role_comes_first,
         text_is_sent_at_once,
@@ -280,4 +583,5 @@ CHECKS = {
         a_failure_is_noticed,
         a_complete_answer_is_not_aborted,
     ),
+    "BoundedQueue": QUEUE,
 }
