@@ -66,7 +66,7 @@ def request_path() -> Figure:
     )
     axes.set(xlim=(-2.2, 16.8), ylim=(-1.6 * 3 - 1.0, 0.6))
     axes.set_axis_off()
-    title(axes, "One request: the loop only passes it on, one thread computes for all")
+    title(axes, "One request: the event loop passes it on, one thread computes for all")
     return made
 
 

@@ -8,11 +8,13 @@ import asyncio
 import codecs
 import json
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from typing import Any
 
+import httpx
 from fastapi import FastAPI
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -25,6 +27,36 @@ from minigen.sampling.params import SamplingParams
 
 Tokens = AsyncIterator[tuple[bytes, str | None]]  # a token's bytes; the last's finish reason
 Events = Callable[[Tokens, dict[str, Any], Callable[[], None]], AsyncIterator[bytes]]
+
+
+def looks_at_health(
+    url: str, ask: Callable[[], object], pause: float = 0.01
+) -> tuple[float, list[tuple[float, float]]]:
+    """Look at `/health` again and again while `ask()` runs in a thread.
+
+    Returns the seconds of the shortest of nine looks before it, and for each look during it when it
+    was sent and answered, in seconds after the first. One client makes all of them, because a new
+    one costs more time than a look.
+    """
+    with httpx.Client(base_url=url, timeout=60) as client, ThreadPoolExecutor(1) as pool:
+
+        def look() -> tuple[float, float]:
+            sent = time.perf_counter()
+            client.get("/health").raise_for_status()
+            return sent, time.perf_counter()
+
+        look()  # connects
+        before = [look() for _ in range(9)]
+        asking = pool.submit(ask)
+        time.sleep(0.05)  # so that the server has begun with it
+        looks = [look()]
+        while not asking.done():
+            time.sleep(pause)
+            looks.append(look())
+        asking.result()
+    first = looks[0][0]
+    idle = min(after - sent for sent, after in before)
+    return idle, [(sent - first, after - first) for sent, after in looks]
 
 
 def event_data(pieces: Iterable[bytes]) -> Iterator[str]:
