@@ -115,13 +115,14 @@ chapter_map("HTTP server", "detokenizer")
 # An answer has 120 tokens. A server can send it when it is whole, or send each word as soon as the
 # engine has sampled it ([streaming](../docs/glossary.md#streaming)).
 #
-# Predict: how many times as long do you wait for the first word if the server sends the whole answer?
-# Replace `None` by your number. (Numbers in ⟨ ⟩ are measured, so yours will differ.)
+# Predict: how many times as long do you wait for the first word if the server sends the whole
+# answer? Replace `None` by your number. (Numbers in ⟨ ⟩ are measured, so yours will differ.)
 
 # %%
 guess_ratio = predict("The whole answer takes how many times the first word?", None, within=2)
 
 # %%
+llm.generate(question, SamplingParams(max_tokens=1))  # its blocks are in the prefix cache now
 started = time.perf_counter()
 stream = llm.stream(question, greedy)
 first_word = next(stream)
@@ -133,8 +134,8 @@ measured("the whole answer, after", whole_after, "s")
 guess_ratio.compare(whole_after / first_after, "times", measured=True)
 
 # %% [markdown]
-# The work is the same. Only the waiting differs: a person reads while the engine writes the rest. The
-# time to the first word has a name, [time to first token
+# The work is the same. Only the waiting differs: a person reads while the engine writes the rest.
+# The time to the first word has a name, [time to first token
 # (TTFT)](../docs/glossary.md#time-to-first-token-ttft).
 #
 # ## Eight words first
@@ -144,7 +145,7 @@ guess_ratio.compare(whole_after / first_after, "times", measured=True)
 # | word | in one sentence |
 # |---|---|
 # | **process** | a running program with memory of its own |
-# | **thread** | a row of instructions that runs inside a process; all threads of a process share its memory, and the operating system switches between them at any moment |
+# | **thread** | a sequence of instructions that runs inside a process; all threads of a process share its memory, and the operating system switches between them at any moment |
 # | **socket** | one end of a connection between two programs, perhaps on two machines: the bytes that one end writes, the other end reads in the same order |
 # | **HTTP** | the rules of the web: the client writes a *request* (a method such as POST, a path, header lines, perhaps a body), and the server writes a *response* (a status number, header lines, a body) |
 # | **JSON** | dictionaries, lists, strings and numbers written as text, as in `{"max_tokens": 5}` |
@@ -152,20 +153,21 @@ guess_ratio.compare(whole_after / first_after, "times", measured=True)
 # | **event loop** | a loop in one thread that runs many coroutines in turn: when one pauses, it continues another one that has what it waited for |
 # | **SSE** | server-sent events: an HTTP body that stays open, in which each piece of news is a line `data: ...` and an empty line |
 #
-# Two details matter below. The operating system may take a thread's turn away at any instruction, but
-# a coroutine gives its turn away only at an `await`. And in the usual build of Python one thread at a
-# time runs Python code, because it must hold the **global interpreter lock (GIL)**; compiled code, such
-# as a matrix product, can release the lock while it works.
+# Two details matter below. The operating system may take a thread's turn away at any instruction,
+# but a coroutine gives its turn away only at an `await`. And in the usual build of Python one
+# thread at a time runs Python code, because it must hold the **global interpreter lock (GIL)**;
+# compiled code, such as a matrix product, can release the lock while it works.
 #
 # ## The smallest version that works
 #
-# A web framework reads the request and calls your function. [FastAPI](https://fastapi.tiangolo.com/)
-# is one. Below are two functions: one calls the engine, and one only says that the server lives.
-# Every server has such a `/health`, because its monitoring looks at it every few seconds.
+# A web framework reads the request and calls your function.
+# [FastAPI](https://fastapi.tiangolo.com/) is one. Below are two functions: one calls the engine,
+# and one only says that the server lives. Most servers have such a `/health`, because their
+# monitoring looks at it every few seconds.
 #
 # How long does a look at `/health` take while the server is idle, and how long while it writes an
-# answer? One client makes all looks, over one connection that is open already, so that the times are
-# the server's. (Making a new client for each look costs tens of milliseconds by itself.)
+# answer? One client makes all looks, over one connection that is open already, so that the times
+# are the server's. (Making a new client for each look would cost more time than the look.)
 
 # %%
 naive = FastAPI()
@@ -206,17 +208,17 @@ measured("ratio", busy / idle)
 
 # %% [markdown]
 # It works, for one client. All `async` functions of such a server run in one event loop. `generate`
-# has no `await`: it computes until the answer is whole. Until then the loop runs nothing else. A second
-# question is not even read before the first one has its answer.
+# has no `await`: it computes until the answer is whole. Until then the loop runs nothing else. A
+# second question is not even read before the first one has its answer.
 #
 # ## Why not a plain `def`?
 #
-# Every Python developer asks this next. FastAPI runs an endpoint that is a plain `def` in a thread of
-# a pool ([its documentation](https://fastapi.tiangolo.com/async/#path-operation-functions) says why),
-# so the loop stays free. `asyncio.to_thread` does the same by hand.
+# Every Python developer asks this next. FastAPI runs an endpoint that is a plain `def` in a thread
+# of a pool ([its documentation](https://fastapi.tiangolo.com/async/#path-operation-functions) says
+# why), so the loop stays free. `asyncio.to_thread` does the same by hand.
 #
-# But an engine has one caller at a time. Several threads inside `generate` would disturb each other's
-# steps, so a naive server puts a lock around it. Each answer is then a
+# But two threads must not step one engine at the same time: both would change its blocks and its
+# queues. So a naive server puts a lock around `generate`. Each answer is then a
 # [batch](../docs/glossary.md#batching) of its own: N threads are N separate batches, one after the
 # other. The engine could have computed all N in the same steps (chapter 24).
 #
@@ -249,13 +251,16 @@ with LocalServer(pooled) as server, client_of(server) as client, ThreadPoolExecu
         started = time.perf_counter()
         list(pool.map(lambda _: post_question(client), range(4)))
         in_threads = time.perf_counter() - started
-    print(f"four answers, by four threads: {steps_of(recorder)} steps of the engine")
+    print(f"four answers, by four threads with a lock: {steps_of(recorder)} steps of the engine")
 with llm.record() as recorder:
     started = time.perf_counter()
     llm.generate([question] * 4, greedy, progress=False)
     in_a_batch = time.perf_counter() - started
 print(f"four answers, in one batch: {steps_of(recorder)} steps of the engine")
-measured("by four threads", in_threads, "s")
+with llm.record() as recorder, ThreadPoolExecutor(4) as pool:
+    list(pool.map(lambda _: llm.generate(question, greedy), range(4)))
+measured("four answers, by four threads without the lock: steps", steps_of(recorder))
+measured("by four threads with a lock", in_threads, "s")
 measured("in one batch", in_a_batch, "s")
 guess_threads.compare(in_threads / in_a_batch, "times", measured=True)
 pooled_busy = longest(looks["def,\nin a pool of threads"])
@@ -267,20 +272,27 @@ picture(
 )
 
 # %% [markdown]
-# Read the picture from left to right. In the upper row one bar fills nearly the whole time: the look
-# came just after the question, and waited for the end of the answer. In the lower row the bars are
-# short: the loop answers while another thread computes. They are longer than on an idle server,
-# because both threads need the cores and the GIL.
+# Read the picture from left to right. In the upper row one bar fills nearly the whole time: the
+# look came just after the question, and waited for the end of the answer. In the lower row the bars
+# are short: the loop answers while another thread computes. They are still longer than on an idle
+# server, if both threads need the same cores or the GIL.
 #
-# So threads cure `/health`. They do not cure the work: the printed steps are four times as many. More
-# *processes* do not cure it either: each would have an engine of its own, with its own KV cache and its
-# own batches, and on a GPU also its own copy of the weights. All requests must reach *one* engine.
+# So threads cure `/health`. With a lock they do not cure the work: the printed steps are four times
+# as many. More *processes* do not cure it either: each would have an engine of its own, with its
+# own KV cache and its own batches, and on a GPU also its own copy of the weights. All requests must
+# reach *one* engine.
+#
+# The third count shows that minigen's own `generate` needs no lock around it. When several threads
+# call it, one of them steps the engine for all, and the others wait for their tokens. That is the
+# right idea, but still not a server: each unfinished request occupies a thread ([the pool has
+# 40](https://www.starlette.io/threadpool/)), and a thread that waits cannot be cancelled when its
+# client goes.
 #
 # ## The idea: two threads and two queues
 #
 # The engine gets a thread of its own, which steps as long as there is work
 # ([`EngineThread`](../docs/glossary.md#engine-thread), chapter 25). The event loop keeps another
-# thread. The two exchange data through queues, because a queue needs no one to wait at the other end:
+# thread. The two exchange data through queues, in which neither waits for the other:
 #
 # - The loop puts commands into the engine's queue: "add this request", "abort that one". The engine
 #   takes them between two steps.
@@ -322,15 +334,16 @@ with EngineThread(llm.engine) as thread:
 print(*pieces, sep="\n")
 
 # %% [markdown]
-# Follow one request in Figure 51.2. The client writes a POST and waits. The loop reads the body, checks
-# the JSON, and encodes the text ([request processor](../docs/glossary.md#request-processor)); while
-# bytes are missing, this request's coroutine waits, and the loop serves others. The command waits for
-# the end of the current step. In the engine the request waits for a place in the batch and for free
-# blocks (chapter 24). Each step then brings a token. It waits in the outbox until the loop runs, becomes
-# an event, and the client reads it. The arrow back is the next step.
+# Follow one request in Figure 51.2. The client writes a POST and waits. The loop reads the body,
+# checks the JSON, and encodes the text ([request
+# processor](../docs/glossary.md#request-processor)); while bytes are missing, this request's
+# coroutine waits, and the loop serves others. The command waits for the end of the current step. In
+# the engine the request waits for a place in the batch and for free blocks (chapter 24). Each step
+# then brings a token. It waits in the outbox until the loop runs, becomes an event, and the client
+# reads it. The arrow back is the next step.
 #
-# So a slow answer has four possible places to wait, and each has another remedy. That is why servers
-# measure them apart (chapter 52).
+# So a request can wait in several places, and each has another remedy. That is why servers measure
+# them apart (chapter 52).
 #
 # The course sorts parts of the stack into layers (chapter 00). This chapter is one of them:
 #
@@ -339,19 +352,21 @@ print(*pieces, sep="\n")
 # | L6 client | asks, reads events, tries again | OpenAI's client, below |
 # | **L5 gateway** | **HTTP, JSON, keys, limits, time-outs, disconnects** | **this chapter** |
 # | L4 routing and batching | which requests run together, and on which engine | 24, 52 |
-# | L3 engine | tokens, blocks, the model, sampling | 12 to 17, 21 to 25, 41 |
+# | L3 engine | tokens, blocks, the model, sampling | 12 to 17, 21 to 23, 25, 41 |
 # | L2 runtime | files, formats, packages | 11 |
 # | L1 kernels | attention and products | 31 to 34 |
 # | L0 silicon | cores and memory | |
 #
-# A limit on requests belongs to L5, since only L5 can refuse before work is done. A slow step does not:
-# no setting of the gateway makes it faster.
+# A limit on requests belongs to L5, because it can refuse before any other layer has worked. A slow
+# kernel does not: the gateway could only admit fewer requests, and that would move the problem up
+# to the clients.
 #
 # ## Bytes, and not text
 #
-# `my_tokens_of` yields bytes. A character may be spread over several tokens, and only whole characters
-# may be shown (chapter 12). On the left is what a client gets from a server that decodes each token by
-# itself; on the right what it should get ([detokenization](../docs/glossary.md#detokenization)).
+# `my_tokens_of` yields bytes. A character may be spread over several tokens, and only whole
+# characters may be shown (chapter 12). On the left is what a client gets from a server that decodes
+# each token by itself; on the right what it should get
+# ([detokenization](../docs/glossary.md#detokenization)).
 
 # %%
 utf8 = codecs.getincrementaldecoder("utf-8")()
@@ -361,20 +376,22 @@ for token_id in llm.tokenizer.encode("An 🦉 in 東京"):
     print(f"{piece.decode(errors='replace')!r:<22}{utf8.decode(piece)!r}")
 
 # %% [markdown]
-# The decoder on the right keeps the bytes of an incomplete character until the rest comes. A row with
-# `''` is a token that shows nothing yet. Remember it: such a token will have no event of its own.
+# The decoder on the right keeps the bytes of an incomplete character until the rest comes. A row
+# with `''` is a token that shows nothing yet. Remember it: such a token will have no event of its
+# own.
 #
 # ## What goes over the wire
 #
-# HTTP can send a body piece by piece, without saying first how long it will be. Server-sent events say
-# where one piece of news ends. [The standard](https://html.spec.whatwg.org/multipage/server-sent-events.html)
-# is short: lines of text, each with a name, a colon and a value, and an empty line at the end of each
-# event. OpenAI's API ([reference](https://platform.openai.com/docs/api-reference/chat-streaming)) uses
-# only the name `data`, and puts a **chunk** into it: an object in JSON.
+# HTTP can send a body piece by piece, without saying first how long it will be. Server-sent events
+# say where one piece of news ends. [The
+# standard](https://html.spec.whatwg.org/multipage/server-sent-events.html) is short: lines of text,
+# each with a name, a colon and a value, and an empty line at the end of each event. OpenAI's API
+# ([reference](https://platform.openai.com/docs/api-reference/chat-streaming)) uses only the name
+# `data`, and puts a **chunk** into it: an object in JSON.
 #
-# `small_app` is such an endpoint. Below are its raw bytes for an answer of five tokens. Before you read
-# on: what is the first event for, and the last but one? Where would you see that the answer was cut
-# off?
+# `small_app` is such an endpoint. Below are its raw bytes for an answer of five tokens. Before you
+# read on: what is the first event for, and the last but one? Where would you see that the answer
+# was cut off?
 
 # %%
 show(lesson.small_app)
@@ -394,14 +411,15 @@ print(raw.decode())
 #   client puts all deltas together.
 # - Each of the next events adds text.
 # - The last but one has an empty delta and a [finish reason](../docs/glossary.md#finish-reason):
-#   `length` says that `max_tokens` cut the answer off; `stop` would say that the model had finished.
-# - `[DONE]` is no JSON. It says that no more events come. A connection that breaks does not say that, so
-#   a client can tell a whole answer from a broken one.
+#   `length` says that `max_tokens` cut the answer off; `stop` would say that the model had
+#   finished.
+# - `[DONE]` is no JSON. It says that no more events come. A connection that breaks does not say
+#   that, so a client can tell a whole answer from a broken one.
 #
 # ## Your turn: read the wire
 #
-# A client has to do the reverse. The network cuts the bytes where it likes: in an event, in a line, in
-# a character. An example by hand, with three pieces:
+# A client has to do the reverse. The network cuts the bytes where it likes: in an event, in a line,
+# in a character. An example by hand, with three pieces:
 #
 # | piece that arrives | whole lines in it | kept for later | event |
 # |---|---|---|---|
@@ -409,14 +427,13 @@ print(raw.decode())
 # | `ne⏎data: two⏎` | `data: one`, `data: two` | | |
 # | `⏎` | an empty line | | `"one\ntwo"` |
 #
-# The first empty line ends nothing, since there was no data yet. (Servers send comments so that no one
-# between them and the client closes a silent connection.)
+# The first empty line ends nothing, since there was no data yet. (Servers send comments so that no
+# one between them and the client closes a silent connection.)
 
 # %%
 task(51, "event_data")
 
 # %%
-# exercise: minigen_course.ch51_server.lesson.event_data
 # exercise: minigen_course.ch51_server.lesson.event_data
 from collections.abc import Iterable, Iterator
 
@@ -458,8 +475,8 @@ for chunk in client.chat.completions.create(**{**asked, "max_tokens": 40}):
 # %% [markdown]
 # ## Drag it: several clients at once
 #
-# Each client asks for 24 tokens at the same moment. In the picture each client is a row, and each event
-# with text is a tick.
+# Each client asks for 24 tokens at the same moment. In the picture each client is a row, and each
+# event with text is a tick.
 #
 # Predict: with 16 clients instead of one, how many times as many events per second do all clients
 # together get?
@@ -492,21 +509,29 @@ for clients, per_event in tokens_per_event.items():
     measured(f"{clients} clients: tokens per event", per_event)
 
 # %% [markdown]
-# Most ticks stand below one another: a step of the engine brings each running request a token, and the
-# clients hear of it together. With more clients a step takes longer, so the gaps grow, but far less than
-# the number of clients does (chapter 24).
+# Most ticks stand below one another: a step of the engine brings each running request a token, and
+# the clients hear of it together. (A client whose request came first may have been alone in the
+# first step.) With more clients a step takes longer, so the gaps grow, but far less than the number
+# of clients does (chapter 24).
 #
 # Some ticks are missing, and others are shifted to the right. A tick is an event, not a token. The
 # server sends all text that has arrived since this client's last event. So there are two reasons:
 #
-# 1. **The loop came late.** If the engine finished two steps before the loop could run this client's
-#    coroutine, both tokens leave in one event: one tick is missing, and the next one is late.
-# 2. **There was nothing to show.** A token that ends within a character, or that may be the beginning of
-#    a stop string, is held back until more comes.
+# 1. **The loop came late.** If the engine finished two steps before the loop could run this
+#    client's coroutine, both tokens leave in one event: one tick is missing, and the next one is
+#    late.
+# 2. **There was nothing to show.** A token that ends within a character, or that may be the
+#    beginning of a stop string, is held back until more comes. A special token has no text at all.
+#    Some stand in these answers, because the load asks the engine to write on after the [end of the
+#    sequence](../docs/glossary.md#end-of-sequence), so that all answers have 24 tokens.
+#
+# The printed averages tell the two apart. With one client the loop is hardly ever late, so what is
+# above 1 there has the second reason. If 16 clients have clearly more, the difference has the first
+# reason. (A small difference says nothing: their prompts differ, and so do their special tokens.)
 #
 # How many tokens an event has is arithmetic, as long as the loop is the part that is late. Take 16
-# streams, 1 ms of the loop's time for each event, and steps of 8 ms. One round over all streams takes
-# 16 ms, and two steps end meanwhile, so each event carries two tokens. In general
+# streams, 1 ms of the loop's time for each event, and steps of 8 ms. One round over all streams
+# takes 16 ms, and two steps end meanwhile, so each event carries two tokens. In general
 #
 # $$k \approx \max\left(1,\ \frac{n\,h}{t}\right)$$
 #
@@ -517,20 +542,20 @@ for clients, per_event in tokens_per_event.items():
 # | $h$ | seconds of the loop for one event of one stream | |
 # | $t$ | seconds of one step of the engine | |
 #
-# The formula leaves out that both threads share cores and the GIL, and that both vary. The clients of
-# this cell run in the same process too, and take time from the loop. The printed averages say how far
-# your machine is from $k = 1$.
+# The formula leaves out that both threads share cores and the GIL, and that both vary. The clients
+# of this cell run in the same process, too, and take time from the loop. While $n h$ is below $t$,
+# the loop keeps up, and $k$ is 1.
 #
 # ## How often to wake the loop
 #
-# When a step ends, there is a token for every running request. Must the loop be woken for each of them?
-# Waking costs system calls (requests to the operating system), and the woken thread competes with the
-# engine's for the GIL. `my_tokens_of` wakes the loop once per token. The package's `Dispatcher` collects
-# the events of all streams in one outbox, and asks the loop once to empty it. `EngineThread` takes the
-# loop's function for that as its second argument.
+# When a step ends, there is a token for every running request. Must the loop be woken for each of
+# them? Waking costs system calls (requests to the operating system), and the woken thread competes
+# with the engine's for the GIL. `my_tokens_of` wakes the loop once per token. The package's
+# `Dispatcher` collects the events of all streams in one outbox, and asks the loop once to empty it.
+# `EngineThread` takes the loop's function for that as its second argument.
 #
-# Predict: eight streams of 24 tokens are 192 tokens. How often is the loop woken, if it is woken once
-# per step?
+# Predict: eight streams of 24 tokens are 192 tokens. How often is the loop woken, if it is woken
+# once per step?
 
 # %%
 guess_woken = predict("How often is the loop woken, once per step?", None, within=1.5)
@@ -569,14 +594,14 @@ assert woken_together <= num_steps
 show(Dispatcher._flush, Dispatcher._hand_out)
 
 # %% [markdown]
-# `_flush` runs in the engine's thread after each step. It asks for a call only if none is due already,
-# so a slow loop is not asked twice. `_hand_out` runs in the loop and empties the outbox.
+# `_flush` runs in the engine's thread after each step. It asks for a call only if none is due
+# already, so a slow loop is not asked twice. `_hand_out` runs in the loop and empties the outbox.
 #
 # ## The package's server
 #
-# `serving` puts the whole server around a loaded model, as `minigen serve` does from the command line.
-# The question, the client and the text are the same as before. The rest of the chapter is about what the
-# small server lacks.
+# `serving` puts the whole server around a loaded model, as `minigen serve` does from the command
+# line. The question, the client and the text are the same as before. The rest of the chapter is
+# about what the small server lacks.
 
 # %%
 server = serving(llm)
@@ -602,13 +627,13 @@ print(f"finish_reason {stopped.choices[0].finish_reason!r}, ", end="")
 print(f"{stopped.usage.completion_tokens} tokens written")
 
 # %% [markdown]
-# A [stop string](../docs/glossary.md#stop-string) ends the work, and not only the text. The engine's
-# thread turns tokens into text, so it sees the stop string before it plans the next step. Where the loop
-# looks for stop strings, the engine may be some tokens further by then.
+# A [stop string](../docs/glossary.md#stop-string) ends the work, and not only the text. The
+# engine's thread turns tokens into text, so it sees the stop string before it plans the next step.
+# Where the loop looks for stop strings, the engine may be some tokens further by then.
 #
-# What cannot be done is refused before any work, with a status and a sentence. Statuses from 400 to 499
-# say that the request is at fault, from 500 to 599 that the server is. Some servers drop fields that
-# they do not know. The answer is then not what was asked for, and no one is warned.
+# What cannot be done is refused before any work, with a status and a sentence. Statuses from 400 to
+# 499 say that the request is at fault, from 500 to 599 that the server is. Some servers drop fields
+# that they do not know. The answer is then not what was asked for, and no one is warned.
 
 # %%
 tries = {
@@ -627,9 +652,9 @@ for what, more in tries.items():
 # ## The client goes away
 #
 # People close the page. The engine does not see that: it writes on to the last token, and keeps the
-# request's blocks and its place in the batch, unless the server notices. Here a client reads six events
-# of an answer of 120 tokens (the role, and five with text), and closes the connection. Three servers;
-# how many tokens does each one make?
+# request's blocks and its place in the batch, unless the server notices. Here a client reads six
+# events of an answer of 120 tokens (the role, and five with text), and closes the connection. Three
+# servers; how many tokens does each one make?
 
 
 # %%
@@ -672,11 +697,13 @@ measured("minigen serve: tokens", made["minigen serve"])
 assert max(made["small, gives up"], made["minigen serve"]) < 120
 
 # %% [markdown]
-# How does a server learn it? The client closes its socket. The operating system tells the server's event
-# loop, and the web framework cancels the coroutine that writes the response. Cancelling raises an
-# exception at the coroutine's `await`, or closes the generator at its `yield`, and its `finally` blocks
-# run. That is the place to abort the request. A step that is under way cannot be stopped, so a token or
-# two may still be made.
+# The amber part of the long bar is work for no one. The other two servers stop almost at once.
+#
+# How does a server learn that its client has gone? The client closes its socket. The operating
+# system tells the server's event loop. The web framework then cancels the coroutine that writes the
+# response, or its next `send` fails. Either raises an exception at the coroutine's `await` or at
+# the generator's `yield`, and its `finally` blocks run. That is the place to abort the request. A
+# step that is under way cannot be stopped, so a token or two may still be made.
 #
 # ## Your turn: write the events
 #
@@ -695,7 +722,6 @@ assert max(made["small, gives up"], made["minigen serve"]) < 120
 task(51, "chat_events")
 
 # %%
-# exercise: minigen_course.ch51_server.lesson.chat_events
 # exercise: minigen_course.ch51_server.lesson.chat_events
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -735,15 +761,15 @@ reveal(51, chat_events=mine)
 # %% [markdown]
 # ## A queue that has an end
 #
-# A server that accepts everything makes all clients wait until they give up, and the work for those who
-# gave up is lost. It is better to refuse at once and say when to retry:
-# [status 429](https://www.rfc-editor.org/rfc/rfc6585#section-4) ("too many requests") with the header
-# `Retry-After`, a number of seconds. OpenAI's client tries twice more by itself, and waits as long as
-# the header says (up to a limit of its own).
+# A server that accepts everything makes all clients wait until they give up, and the work for those
+# who gave up is lost. It is better to refuse at once and say when to retry: [status
+# 429](https://www.rfc-editor.org/rfc/rfc6585#section-4) ("too many requests") with the header
+# `Retry-After`, a number of seconds. OpenAI's client tries twice more by itself, and waits as long
+# as the header says (up to a limit of its own).
 #
-# How many seconds are right? An example: two requests run at once, each runs for 4 seconds, and three
-# wait. Every 2 seconds one ends, on average. A request behind the three would be the fourth to start, so
-# it would start after 4 times 2 seconds, which is 8. In symbols:
+# How many seconds are right? An example: two requests run at once, each runs for 4 seconds, and
+# three wait. Every 2 seconds one ends, on average. A request behind the three would be the fourth
+# to start, so it would start after 4 times 2 seconds, which is 8. In symbols:
 #
 # $$W = \frac{(q + 1)\,S}{c}$$
 #
@@ -756,14 +782,14 @@ reveal(51, chat_events=mine)
 #
 # The formula holds while all $c$ places are busy, and for the $S$ of that load: in an engine that
 # batches, a request runs longer when more run with it. minigen's server takes the mean of its last
-# requests as $S$, and gives each refused client a later time than the one before, so that they do not
-# come back all at once.
+# requests as $S$, and gives each refused client a later time than the one before, so that they do
+# not come back all at once.
 #
-# Below, six requests come together where two may be inside. After that, one request comes with a wrong
-# key, and one with the right key takes longer than is allowed. This last error occurs in the middle of a
-# stream: status 200 has already been sent, so the error must be an event. The limits, the keys and the
-# time-outs are **middleware**: rings around the app that know no model. The printed text at the end
-# is their module's own.
+# Below, six requests come together where two may be inside. After that, one request comes with a
+# wrong key, and one with the right key takes longer than is allowed. This last error occurs in the
+# middle of a stream: status 200 has already been sent, so the error must be an event. The limits,
+# the keys and the time-outs are **middleware**: rings around the app that know no model. The
+# printed text at the end is their module's own.
 
 # %%
 with serving(llm, limits=Limits(max_in_flight=2)) as strict:
@@ -785,19 +811,20 @@ measured("events that came before that", received)
 print("\n" + stack.__doc__)
 
 # %% [markdown]
-# `max_in_flight` counts the requests inside the server, also those that wait in the engine. `--max-queue`
-# is the [admission limit](../docs/glossary.md#admission-limit) on the waiting ones alone. Neither is a
-# **rate limit**, which counts requests or tokens per minute for one key. Neither is fair among
-# **tenants**, the customers who share a server: the limit here may be used up by one of them.
-# `--max-in-flight-per-key` is a first help, and chapter 52 shows what one tenant does to the others.
+# `max_in_flight` counts the requests inside the server, also those that wait in the engine.
+# `--max-queue` is the [admission limit](../docs/glossary.md#admission-limit) on the waiting ones
+# alone. Neither is a **rate limit**, which counts requests or tokens per minute for one key.
+# Neither is fair among **tenants**, the customers who share a server: the limit here may be used up
+# by one of them. `--max-in-flight-per-key` is a first help, and chapter 52 shows what one tenant
+# does to the others.
 #
 # ## Your turn: a queue with an end
 #
-# The small app has no limit at all. Write one as middleware. **ASGI** is Python's agreement between a
-# server and an app: the app is an asynchronous function `app(scope, receive, send)`. `scope` is a
-# dictionary that describes the request. `await receive()` brings the body or the news that the client
-# has gone. `await send(message)` sends the status and headers, and later the pieces of the body. The
-# call returns when the response is complete. Middleware is an app that calls another app.
+# The small app has no limit at all. Write one as middleware. **ASGI** is Python's agreement between
+# a server and an app: the app is an asynchronous function `app(scope, receive, send)`. `scope` is a
+# dictionary that describes the request. `await receive()` brings the body or the news that the
+# client has gone. `await send(message)` sends the status and headers, and later the pieces of the
+# body. The call returns when the response is complete. Middleware is an app that calls another app.
 #
 # With `max_running=1` and `max_waiting=1`, and a request that runs for 3 seconds:
 #
@@ -806,7 +833,7 @@ print("\n" + stack.__doc__)
 # | A comes | A | | |
 # | B comes | A | B | |
 # | C comes | A | B | 429, `Retry-After: 6` |
-# | B's client goes | A | | |
+# | B's task is cancelled | A | | |
 # | D comes | A | D | |
 # | A ends | D | | A's answer |
 
@@ -814,7 +841,6 @@ print("\n" + stack.__doc__)
 task(51, "BoundedQueue")
 
 # %%
-# exercise: minigen_course.ch51_server.lesson.BoundedQueue
 # exercise: minigen_course.ch51_server.lesson.BoundedQueue
 from starlette.types import ASGIApp
 
@@ -855,18 +881,18 @@ reveal(51, BoundedQueue=MyQueue)
 # %% [markdown]
 # ## A second model, and its first token
 #
-# A server can offer several models. Should it load them all when it starts (**eager loading**), or each
-# one at its first request? Eager loading keeps the memory of every model all the time. Loading at the
-# first request makes one client wait: its time to first token contains the loading of the weights. This
-# is a **cold start**. `minigen serve` loads its first model when it starts (`/ready` answers 503 until
-# then), and further ones at their first request.
+# A server can offer several models. Should it load them all when it starts (**eager loading**), or
+# each one at its first request? Eager loading keeps the memory of every model all the time. Loading
+# at the first request makes one client wait: its time to first token contains the loading of the
+# weights. This is a **cold start**. `minigen serve` loads its first model when it starts (`/ready`
+# answers 503 until then), and further ones at their first request.
 #
-# With `keep_alive`, an idle model leaves memory after some time, and the next request is cold again.
-# The name comes from [Ollama](https://docs.ollama.com/faq), whose default is five minutes. Ollama's own
-# call is `POST /api/chat`. It streams, too, but not as server-sent events: each line of the body is one
-# JSON object (`application/x-ndjson`), and the last one has `"done": true` and times in nanoseconds. An
-# empty list of messages with `"keep_alive": 0` unloads the model. minigen speaks this API, because many
-# local tools do.
+# With `keep_alive`, an idle model leaves memory after some time, and the next request is cold
+# again. The name is that of [Ollama](https://docs.ollama.com/faq), whose default is five minutes.
+# Ollama's own call is `POST /api/chat`. It streams, too, but not as server-sent events: each line
+# of the body is one JSON object (`application/x-ndjson`), and the last one has `"done": true` and
+# times in nanoseconds. An empty list of messages with `"keep_alive": 0` unloads the model. minigen
+# speaks this API, because many local tools do.
 #
 # Predict: how many times the warm time to first token is the cold one, for this small model, from a
 # file that the operating system may still hold in memory?
@@ -902,17 +928,18 @@ print("still loaded, when the second was unloaded:", *loaded)
 guess_cold.compare(cold / warm, "times", measured=True)
 
 # %% [markdown]
-# The last line itself says where the time went (`load_duration`). For a model of 70 billion parameters the
-# cold time is the size of its weights divided by the speed of the disk (chapter 11): 40 GB at 2 GB/s are
-# 20 seconds before the first token. So servers for many users load eagerly and stay warm, and a laptop
-# with several models lets idle ones go.
+# The last line itself says where the time went (`load_duration`). (The warm request also finds its
+# prompt in the prefix cache, which saves a few milliseconds here.) For a model of 70 billion
+# parameters in 4 bits the cold time is at least the size of its weights divided by the speed of the
+# disk (chapter 11): 40 GB at 2 GB/s are 20 seconds before the first token. So servers for many
+# users load eagerly and stay warm, and a laptop with several models lets idle ones go.
 #
 # ## Your scheduler, OpenAI's client
 #
 # Parts of the engine can be taken from a file: `--scheduler`, `--allocator`, `--prefix-cache`,
-# `--sampler`. Put your scheduler of chapter 24 into one, and serve it. Here is a policy in four lines: the
-# request with the shortest prompt goes first. There is one place in the batch. The request `seated` takes
-# it; then a `long` prompt comes, then a `short` one.
+# `--sampler`. Put your scheduler of chapter 24 into one, and serve it. Here is a policy in four
+# lines: the request with the shortest prompt goes first. There is one place in the batch. The
+# request `seated` takes it; then a `long` prompt comes, then a `short` one.
 #
 # Predict: which of the last two is answered first?
 
@@ -985,15 +1012,17 @@ picture(
 served_busy = longest(looks["minigen serve"])
 measured("its first word, over HTTP, after", first_http, "s")
 measured("the whole answer, over HTTP, after", whole_http, "s")
-measured("ratio (at the beginning, without HTTP: the same question)", whole_http / first_http)
+measured("ratio", whole_http / first_http)
+measured("ratio at the beginning, without HTTP", whole_after / first_after)
 measured("health, while one answer is written", 1e3 * served_busy, "ms")
 measured("times shorter than with the first server", busy / served_busy)
 
 # %% [markdown]
-# The first word comes after a small part of the whole time, as it did without a network, and `/health`
-# is answered throughout. What does it cost? Sixteen answers of 24 tokens, by the engine alone in this
-# thread, and streamed over HTTP to sixteen clients that share the cores, and even the process, with the
-# server. (In `benchmarks/51_server.py` the server has a process of its own, as it should.)
+# The first word comes after a small part of the whole time, as it did without a network, and
+# `/health` is answered throughout. What does it cost? Sixteen answers of 24 tokens, by the engine
+# alone in this thread, and streamed over HTTP to sixteen clients that share the cores, and even the
+# process, with the server. (In `benchmarks/51_server.py` the server has a process of its own, as it
+# should.)
 
 # %%
 prompts = [f"A word about number {place} is" for place in range(16)]
@@ -1026,7 +1055,7 @@ verdicts(
         f"{mark(whole_http, 's')}",
         holds(first_http <= 1),
         "true while the queue and the prompt are short; the last word does not come sooner",
-        "[OpenAI's guide](https://platform.openai.com/docs/guides/latency-optimization)",
+        "[OpenAI's guide](https://developers.openai.com/api/docs/guides/latency-optimization)",
         measured=True,
     ),
     Claim(
@@ -1048,9 +1077,10 @@ verdicts(
     ),
     Claim(
         "A pool of threads answers requests at the same time",
-        f"four answers took {mark(in_threads / in_a_batch, 'times')} as long as in one batch",
+        f"with a lock, four answers took {mark(in_threads / in_a_batch, 'times')} as long as in one "
+        "batch",
         holds(in_threads < 1.25 * in_a_batch),
-        "the engine has one caller at a time, so each thread's request is a batch of one",
+        "behind a lock each thread's request is a batch of one; they must meet in one batch",
         measured=True,
     ),
     Claim(
@@ -1074,18 +1104,20 @@ verdicts(
 # %% [markdown]
 # ## Summary
 #
-# - Streaming does the same work as sending a whole answer. It moves the first word to the beginning of
-#   the waiting time.
+# - Streaming does the same work as sending a whole answer. It moves the first word to the beginning
+#   of the waiting time.
 # - An event loop serves many connections as long as each coroutine only waits. A computation in a
 #   coroutine blocks all of them.
-# - Threads free the loop, but each caller of the engine would be a batch of its own. So one thread owns
-#   the engine, and the loop exchanges commands and tokens with it through queues.
-# - A stream is lines of `data: ` with JSON: the role, the text, the finish reason, `[DONE]`. The bytes
-#   may be cut anywhere, and a token is not always a whole character.
+# - Threads free the loop. Behind a lock each is a batch of its own, and a waiting thread cannot be
+#   cancelled. So one thread owns the engine, and the loop exchanges commands and tokens with it
+#   through queues.
+# - A stream is lines of `data: ` with JSON: the role, the text, the finish reason, `[DONE]`. The
+#   bytes may be cut anywhere, and a token is not always a whole character.
 # - An event may carry several tokens, because the loop sends what has arrived since the last event.
-# - A client that has gone must be noticed, and its request aborted, or the engine computes for no one.
-# - A queue needs an end. Status 429 with `Retry-After` costs the server nothing and tells the client when
-#   to return.
+# - A client that has gone must be noticed, and its request aborted, or the engine computes for no
+#   one.
+# - A queue needs an end. Status 429 with `Retry-After` costs the server almost nothing and tells
+#   the client when to return.
 # - A model that is loaded at its first request makes one client wait for the weights. Eager loading
 #   pays with memory instead.
 #
@@ -1110,53 +1142,57 @@ verdicts(
 #
 # ## What the production engines do beyond this
 #
-# - **[vLLM](https://docs.vllm.ai/en/latest/design/arch_overview/)** runs the API server and the engine in
-#   processes of their own, with messages over ZeroMQ (a library for sockets) between them, so that
-#   tokenizing and JSON take no time from the engine's Python. It can run several API servers before one
-#   model (`--api-server-count`).
-# - **[SGLang](https://docs.sglang.ai/)** has three: the server with its tokenizer, the scheduler, and a
-#   detokenizer that turns tokens into text. `--max-queued-requests` is its admission limit.
-# - **[TGI](https://github.com/huggingface/text-generation-inference)** has its router in Rust: it queues,
-#   checks and batches, and calls the Python that runs the model.
-# - **[llama.cpp](https://github.com/ggml-org/llama.cpp/tree/master/tools/server)** has server and engine in
-#   one C++ program. HTTP threads put tasks into a queue, and one loop steps all of them in one batch.
-# - **[Ollama](https://docs.ollama.com/api)** starts a process for each loaded model behind a server in Go.
-#   It queues requests up to `OLLAMA_MAX_QUEUE`, and refuses more with status 503.
-# - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** has `trtllm-serve`, or runs behind Triton
-#   Inference Server.
-# - In large installations a gateway stands before several engines. It checks keys and quotas, retries,
-#   and prefers the engine that has the beginning of a prompt in its
-#   [prefix cache](../docs/glossary.md#prefix-caching).
+# - **[vLLM](https://docs.vllm.ai/en/latest/design/arch_overview/)** runs the API server and the
+#   engine in processes of their own, with messages over ZeroMQ (a library for sockets) between
+#   them, so that tokenizing and JSON take no time from the engine's Python. It can run several API
+#   servers before one model (`--api-server-count`).
+# - **[SGLang](https://docs.sglang.io/)** has three: the server with its tokenizer, the scheduler,
+#   and a detokenizer that turns tokens into text. `--max-queued-requests` is its admission limit.
+# - **[TGI](https://github.com/huggingface/text-generation-inference)** has its router in Rust: it
+#   queues, checks and batches, and calls the Python that runs the model.
+# - **[llama.cpp](https://github.com/ggml-org/llama.cpp/tree/master/tools/server)** has server and
+#   engine in one C++ program. HTTP threads put tasks into a queue, and one loop steps all of them
+#   in one batch.
+# - **[Ollama](https://docs.ollama.com/api)** starts a process for each loaded model behind a server
+#   in Go. It queues requests up to `OLLAMA_MAX_QUEUE`, and refuses more with status 503.
+# - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** has `trtllm-serve`, or runs behind
+#   Triton Inference Server.
+# - In large installations a gateway stands before several engines. It checks keys and quotas,
+#   retries, and prefers the engine that has the beginning of a prompt in its [prefix
+#   cache](../docs/glossary.md#prefix-caching).
 #
-# **gRPC** is another way to call a program over the network. Messages are binary, with fields that both
-# sides know from a schema (Protocol Buffers), and travel over HTTP/2, where many calls share one
-# connection and both sides can stream. Such messages are smaller and faster to read than JSON, but a web
-# page cannot send them without a translator. So [gRPC](https://grpc.io/docs/what-is-grpc/introduction/) is
-# mostly found inside: TGI's router calls its model servers by gRPC, SGLang's server can speak it
-# (`--grpc-mode`), and Triton Inference Server offers it beside HTTP. Clients outside get HTTP and JSON.
+# **gRPC** is another way to call a program over the network. Messages are binary, with fields that
+# both sides know from a schema (Protocol Buffers), and travel over HTTP/2, where many calls share
+# one connection and both sides can stream. Such messages are smaller and faster to read than JSON,
+# but a web page cannot send them without a translator. So
+# [gRPC](https://grpc.io/docs/what-is-grpc/introduction/) is mostly found inside: TGI's router calls
+# its model servers by gRPC, SGLang's server can speak it (`--grpc-mode`), and Triton Inference
+# Server offers it beside HTTP. Clients outside get HTTP and JSON.
 #
-# **OpenTelemetry** is a common format for what programs report about themselves. Its *trace* follows one
-# request through several programs: each part of the way is a *span* with a name, a start and an end,
-# and all spans of a request carry the same number, which travels in the HTTP header
-# [`traceparent`](https://www.w3.org/TR/trace-context/). With it, one picture shows the gateway, the
-# server and the engine. [vLLM](https://docs.vllm.ai/en/latest/examples/observability/opentelemetry/)
-# sends its spans with `--otlp-traces-endpoint`. minigen's trace events (chapter 25) stay in one process.
+# **OpenTelemetry** is a common format for what programs report about themselves. Its *trace*
+# follows one request through several programs: each part of the way is a *span* with a name, a
+# start and an end, and all spans of a request carry the same number, which travels in the HTTP
+# header [`traceparent`](https://www.w3.org/TR/trace-context/). With it, one picture shows the
+# gateway, the server and the engine.
+# [vLLM](https://docs.vllm.ai/en/latest/examples/observability/opentelemetry/) sends its spans with
+# `--otlp-traces-endpoint`. minigen's trace events (chapter 25) stay in one process.
 #
 # ## Further reading
 #
-# - [Server-sent events](https://html.spec.whatwg.org/multipage/server-sent-events.html), in the HTML
-#   standard: the format in two pages, under "Parsing an event stream".
+# - [Server-sent events](https://html.spec.whatwg.org/multipage/server-sent-events.html), in the
+#   HTML standard: the format in two pages, under "Parsing an event stream".
 # - [OpenAI's API reference](https://platform.openai.com/docs/api-reference/chat): every field of a
 #   request, and the objects of a stream.
-# - [RFC 6585](https://www.rfc-editor.org/rfc/rfc6585): status 429;
-#   [RFC 9110](https://www.rfc-editor.org/rfc/rfc9110#field.retry-after): `Retry-After`, and all of HTTP.
-# - [Concurrency and async / await](https://fastapi.tiangolo.com/async/), FastAPI's documentation: loops and
-#   threads with hamburgers.
-# - [vLLM v0.6.0](https://blog.vllm.ai/2024/09/05/perf-update.html): the post with the third of the time,
-#   and how a process of its own cured it.
+# - [RFC 6585](https://www.rfc-editor.org/rfc/rfc6585): status 429; [RFC
+#   9110](https://www.rfc-editor.org/rfc/rfc9110#field.retry-after): `Retry-After`, and all of HTTP.
+# - [Concurrency and async / await](https://fastapi.tiangolo.com/async/), FastAPI's documentation:
+#   loops and threads with hamburgers.
+# - [vLLM v0.6.0](https://blog.vllm.ai/2024/09/05/perf-update.html): the post with the third of the
+#   time, and how a process of its own cured it.
 # - [vLLM's server](https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html) and
 #   [Ollama's API](https://docs.ollama.com/api): what each accepts beyond OpenAI's fields.
 # - [`minigen/server/replies.py`](https://github.com/minigen/minigen/blob/main/minigen/server/replies.py):
 #   the whole of this chapter as one file, from the request to its last event.
 #
-# **Next:** [chapter 52](52_slo.ipynb) puts load on this server, and measures what people feel of it.
+# **Next:** [chapter 52](52_slo.ipynb) puts load on this server, and measures what people feel of
+# it.
