@@ -187,11 +187,11 @@ def test_the_small_endpoints_stream_is_read_by_hand(llm: LLM) -> None:
 
 
 def test_a_queue_with_an_end_refuses_over_http_and_then_admits_again() -> None:
-    app, begun, may_end = FastAPI(), threading.Event(), threading.Event()
+    app, started, may_end = FastAPI(), threading.Event(), threading.Event()
 
     @app.post("/answer")
     def answer() -> None:
-        begun.set()
+        started.set()
         assert may_end.wait(20)
 
     queue = BoundedQueue(app, max_running=1, max_waiting=0, seconds=2.5)
@@ -201,7 +201,7 @@ def test_a_queue_with_an_end_refuses_over_http_and_then_admits_again() -> None:
         ThreadPoolExecutor(1) as pool,
     ):
         running = pool.submit(client.post, "/answer")
-        assert begun.wait(20)
+        assert started.wait(20)
         refused = client.post("/answer")
         may_end.set()
         assert running.result().status_code == 200

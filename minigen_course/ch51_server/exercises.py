@@ -348,14 +348,14 @@ class Door:
     """A fake app whose requests end on demand, behind a learner's queue."""
 
     def __init__(self, part: Any, max_running: int, max_waiting: int, seconds: float = 1.0) -> None:
-        self.begun: list[str] = []
+        self.started: list[str] = []
         self.sent: dict[str, list[Any]] = {}
         self._ends: dict[str, asyncio.Future[None]] = {}
         self._queue = part(self._app, max_running, max_waiting, seconds)
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
         name = scope["name"]
-        self.begun.append(name)
+        self.started.append(name)
         if name == "lifespan":
             await asyncio.Event().wait()  # as long as the server lives
         expect_equal(await receive(), {"type": name}, f"what request {name!r} receives")
@@ -394,8 +394,8 @@ class Door:
             end.set_exception(error)
         await settle()
 
-    def expect_begun(self, names: str, when: str) -> None:
-        expect_equal(self.begun, names.split(), f"the requests that reached the app {when}")
+    def expect_started(self, names: str, when: str) -> None:
+        expect_equal(self.started, names.split(), f"the requests that reached the app {when}")
 
     def expect_refused(self, name: str) -> dict[str, str]:
         """Check a request's refusal, and return its headers."""
@@ -425,18 +425,18 @@ def a_few_run_and_the_others_wait(part: Any) -> None:
         door = Door(part, 2, 2)
         for name in "abcd":
             await door.ask(name)
-        door.expect_begun("a b", "before one ended")
+        door.expect_started("a b", "before one ended")
         await door.end("b")
-        door.expect_begun("a b c", "when one had ended")
+        door.expect_started("a b c", "when one had ended")
         await door.end("a")
         await door.end("c")
-        door.expect_begun("a b c d", "at the end, in the order in which they came")
+        door.expect_started("a b c d", "at the end, in the order in which they came")
         await door.end("d")
         for name in "abcd":
             expect_equal(door.sent[name], [{"type": "done"}], f"what the client of {name!r} got")
         for name in "efghi":
             await door.ask(name)
-        door.expect_begun("a b c d e f", "in a second round")
+        door.expect_started("a b c d e f", "in a second round")
         door.expect_refused("i")
 
     run(play())
@@ -453,11 +453,11 @@ def a_full_queue_refuses(part: Any) -> None:
             door.expect_refused(name)
         for name in "abc":
             await door.end(name)
-        door.expect_begun("a b c", "in all")
+        door.expect_started("a b c", "in all")
         door = Door(part, 1, 0)
         await door.ask("a")
         await door.ask("b")
-        door.expect_begun("a", "where none may wait")
+        door.expect_started("a", "where none may wait")
         door.expect_refused("b")
 
     run(play())
@@ -491,13 +491,13 @@ def a_place_is_given_back(part: Any) -> None:
         await door.end("a", RuntimeError("the model failed"))
         error = failing.exception() if failing.done() and not failing.cancelled() else None
         expect(isinstance(error, RuntimeError), "the app's error was lost; it should be raised.")
-        door.expect_begun("a b", "when the first one had failed")
+        door.expect_started("a b", "when the first one had failed")
         door = Door(part, 1, 1)
         cancelled = await door.ask("a")
         await door.ask("b")
         cancelled.cancel()
         await settle()
-        door.expect_begun("a b", "when the first one had been cancelled")
+        door.expect_started("a b", "when the first one had been cancelled")
 
     run(play())
 
@@ -518,7 +518,7 @@ def a_waiting_one_may_leave(part: Any) -> None:
         door.expect_refused("e")
         await door.end("a")
         await door.end("c")
-        door.expect_begun("a c d", "when the second one had left")
+        door.expect_started("a c d", "when the second one had left")
 
     run(play())
 
@@ -531,12 +531,12 @@ def other_traffic_passes(part: Any) -> None:
         await door.ask("lifespan", "lifespan")
         await door.ask("a")
         await door.ask("health", method="GET")
-        door.expect_begun("lifespan a health", "while one runs, and none may wait")
+        door.expect_started("lifespan a health", "while one runs, and none may wait")
         await door.ask("b")
         door.expect_refused("b")
         await door.end("a")
         await door.ask("c")
-        door.expect_begun("lifespan a health c", "when one had ended and a GET still ran")
+        door.expect_started("lifespan a health c", "when one had ended and a GET still ran")
 
     run(play())
 
@@ -548,7 +548,7 @@ def queues_are_apart(part: Any) -> None:
         doors = Door(part, 1, 0), Door(part, 1, 0)
         for door in doors:
             await door.ask("a")
-            door.expect_begun("a", "of its own queue")
+            door.expect_started("a", "of its own queue")
 
     run(play())
 

@@ -48,7 +48,7 @@ def looks_at_health(
         look()  # connects
         before = [look() for _ in range(9)]
         asking = pool.submit(ask)
-        time.sleep(0.05)  # so that the server has begun with it
+        time.sleep(0.05)  # so that the server works on it
         looks = [look()]
         while not asking.done():
             time.sleep(pause)
