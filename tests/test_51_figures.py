@@ -28,7 +28,7 @@ def test_bars_show_tokens_that_were_read_and_tokens_in_vain() -> None:
         *((0, 5), (5, 115)),
         *((0, 5), (5, 1)),
     ]
-    assert "up to 115 tokens" in axes.get_title(loc="left")
+    assert "Up to 115 tokens" in axes.get_title(loc="left")
 
 
 def test_a_requests_path_goes_down_to_the_engine_and_back_to_the_client() -> None:

@@ -146,5 +146,5 @@ def tokens_after_disconnect(tokens: Mapping[str, tuple[int, int]]) -> Figure:
         frameon=False, ncols=2, labelcolor=INK, loc="lower right", bbox_to_anchor=(1, 1), fontsize=9
     )
     most = max(computed - sent for sent, computed in tokens.values())
-    title(axes, f"The client went away: up to {most} tokens computed for no one")
+    title(axes, f"Up to {most} tokens were computed for no one")
     return made
