@@ -1142,6 +1142,8 @@ verdicts(
 #
 # ## What the production engines do beyond this
 #
+# At the time of writing:
+#
 # - **[vLLM](https://docs.vllm.ai/en/latest/design/arch_overview/)** runs the API server and the
 #   engine in processes of their own, with messages over ZeroMQ (a library for sockets) between
 #   them, so that tokenizing and JSON take no time from the engine's Python. It can run several API
@@ -1192,7 +1194,7 @@ verdicts(
 # - [vLLM's server](https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html) and
 #   [Ollama's API](https://docs.ollama.com/api): what each accepts beyond OpenAI's fields.
 # - [`minigen/server/replies.py`](https://github.com/minigen/minigen/blob/main/minigen/server/replies.py):
-#   the whole of this chapter as one file, from the request to its last event.
+#   how minigen's server answers a request: submit, send events, notice a disconnect, in one file.
 #
 # **Next:** [chapter 52](52_slo.ipynb) puts load on this server, and measures what people feel of
 # it.
