@@ -1,6 +1,10 @@
 """A server in a thread of a notebook's kernel: what it serves, and its state when it ends."""
 
 import asyncio
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,13 @@ from minigen.server.local import LocalServer, serve_command, serving
 from minigen.server.middleware.limits import Limits
 from minigen.server.replies import submitted
 from minigen.trace.events import EventKind
-from minigen_course.ch51_server.lesson import count_wakeups, small_app
+from minigen_course.ch51_server.lesson import (
+    BoundedQueue,
+    count_wakeups,
+    event_data,
+    looks_at_health,
+    small_app,
+)
 from minigen_course.lab.load import put_load
 from tests.serving import is_empty, load_tiny, save_tiny
 from tests.waiting import wait_until
@@ -144,6 +154,61 @@ def test_the_small_endpoint_answers_openais_client_and_aborts_when_it_disconnect
     kinds = [event.kind for event in recorder.events]
     assert EventKind.ABORTED in kinds
     assert kinds.count(EventKind.NEW_TOKEN) < whole.num_output_tokens
+
+
+def test_looks_at_health_show_a_blocked_loop(llm: LLM) -> None:
+    app = FastAPI()
+
+    @app.get("/health")
+    async def health() -> str:
+        return "ok"
+
+    @app.post("/answer")
+    async def answer() -> None:
+        time.sleep(0.4)  # it blocks the loop on purpose
+
+    with LocalServer(app) as server, httpx.Client(base_url=server.url) as client:
+        idle, looks = looks_at_health(server.url, lambda: client.post("/answer"))
+    assert looks[0][0] == 0
+    assert looks[0][1] > 0.2
+    assert idle < looks[0][1] / 2
+
+
+def test_the_small_endpoints_stream_is_read_by_hand(llm: LLM) -> None:
+    asked: Any = {"messages": [{"role": "user", "content": "Say é"}], "max_tokens": 9}
+    with (
+        EngineThread(llm.engine) as thread,
+        LocalServer(small_app(llm, thread)) as server,
+        httpx.stream("POST", f"{server.url}/v1/chat/completions", json=asked) as response,
+    ):
+        data = list(event_data(response.iter_raw()))
+    assert data[-1] == "[DONE]"
+    assert {json.loads(each)["object"] for each in data[:-1]} == {"chat.completion.chunk"}
+
+
+def test_a_queue_with_an_end_refuses_over_http_and_then_admits_again() -> None:
+    app, started, may_end = FastAPI(), threading.Event(), threading.Event()
+
+    @app.post("/answer")
+    def answer() -> None:
+        started.set()
+        assert may_end.wait(20)
+
+    queue = BoundedQueue(app, max_running=1, max_waiting=0, seconds=2.5)
+    with (
+        LocalServer(queue) as server,
+        httpx.Client(base_url=server.url) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        running = pool.submit(client.post, "/answer")
+        assert started.wait(20)
+        refused = client.post("/answer")
+        may_end.set()
+        assert running.result().status_code == 200
+        assert client.post("/answer").status_code == 200
+    assert refused.status_code == 429
+    assert refused.headers["retry-after"] == "3"
+    assert refused.json()["error"]["message"]
 
 
 def test_the_chapter_times_the_server_and_not_the_making_of_a_client() -> None:

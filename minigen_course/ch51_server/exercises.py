@@ -1,12 +1,13 @@
-"""Chapter 51's exercise: stream an answer as server-sent events, and abort it on disconnect."""
+"""Chapter 51's exercises: read an event stream, write one, and a queue with an end."""
 
 import asyncio
 import inspect
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 from minigen_course.ch51_server.lesson import Events
+from minigen_course.ch51_server.queue_checks import QUEUE
 from minigen_course.grading.exercise import Wrong, expect, expect_equal
 
 HEAD = {"id": "chatcmpl-7", "object": "chat.completion.chunk", "created": 51, "model": "tiny"}
@@ -269,7 +270,91 @@ def a_complete_answer_is_not_aborted(part: Events) -> None:
     run(play())
 
 
-CHECKS = {
+def events_of(part: Any, *pieces: bytes) -> list[str]:
+    found = part(iter(pieces))
+    expect(
+        hasattr(found, "__iter__") and not isinstance(found, str),
+        f"returns {found!r}; it should be a generator that yields each event's data.",
+    )
+    events = list(found)
+    for each in events:
+        expect(isinstance(each, str), f"yields {each!r}; it should yield text, so decode the line.")
+    return events
+
+
+def one_line_is_one_event(part: Any) -> None:
+    """two events, each with one line of data:"""
+    found = events_of(part, b'data: {"a": 1}\n\ndata: [DONE]\n\n')
+    expect_equal(found, ['{"a": 1}', "[DONE]"], "the data of the events")
+    found = events_of(part, b"data: The\n\n", b"data:  owl \n\n", b"data:s\n\n")
+    expect_equal(found, ["The", " owl ", "s"], "the data, without one space after the colon")
+
+
+def pieces_end_anywhere(part: Any) -> None:
+    """two events that arrive in two pieces, or byte by byte:"""
+    raw = "data: 🦉: one\n\ndata: two\n\n".encode()
+    for cut in range(len(raw)):
+        found = events_of(part, raw[:cut], raw[cut:])
+        expect_equal(found, ["🦉: one", "two"], f"the data, cut after {cut} bytes")
+    found = events_of(part, *(bytes([each]) for each in raw))
+    expect_equal(found, ["🦉: one", "two"], "the data, byte by byte")
+
+
+def an_event_is_given_at_once(part: Any) -> None:
+    """an event whose empty line has arrived, before the next piece:"""
+    num_read = 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal num_read
+        for each in (b"data: one\n\nda", b"ta: two\n", b"\n", b"data: three\n\n"):
+            num_read += 1
+            yield each
+
+    read_before = []
+    for _ in part(pieces()):
+        read_before.append(num_read)
+    expect_equal(read_before, [1, 3, 4], "the number of pieces read before each event")
+
+
+def lines_of_one_event_are_joined(part: Any) -> None:
+    """an event with two data lines:"""
+    found = events_of(part, b"data: one\ndata: two\n\ndata: three\n\n")
+    expect_equal(found, ["one\ntwo", "three"], "the data of the events")
+
+
+def other_lines_are_left_out(part: Any) -> None:
+    """comments, other fields, and events without data:"""
+    raw = b": ping\n\n:\n\nevent: note\nid: 7\ndata: one\n:\ndata: more\nretry: 9\n\n\n\nid: 8\n\n"
+    found = events_of(part, raw, b"database: no\ndata: two\n\n")
+    expect_equal(found, ["one\nmore", "two"], "the data of the events")
+
+
+def a_pair_ends_a_line_too(part: Any) -> None:
+    """lines that end with a carriage return and a line feed, in one piece or cut:"""
+    raw = b"data: one\r\n\r\ndata: two\r\ndata: three\r\n\r\n"
+    for cut in range(len(raw)):
+        found = events_of(part, raw[:cut], raw[cut:])
+        expect_equal(found, ["one", "two\nthree"], f"the data, cut after {cut} bytes")
+
+
+def an_event_without_its_end_is_left_out(part: Any) -> None:
+    """a body that breaks off in the middle of an event:"""
+    for rest in (b"data: tw", b"data: two\n"):
+        found = events_of(part, b"data: one\n\n" + rest)
+        expect_equal(found, ["one"], f"the data before {rest!r}")
+    expect_equal(events_of(part), [], "the data of an empty body")
+
+
+CHECKS: dict[str, tuple[Callable[[Any], None], ...]] = {
+    "event_data": (
+        one_line_is_one_event,
+        pieces_end_anywhere,
+        an_event_is_given_at_once,
+        lines_of_one_event_are_joined,
+        other_lines_are_left_out,
+        a_pair_ends_a_line_too,
+        an_event_without_its_end_is_left_out,
+    ),
     "chat_events": (
         the_role_comes_first,
         text_is_sent_at_once,
@@ -280,4 +365,5 @@ CHECKS = {
         a_failure_is_noticed,
         a_complete_answer_is_not_aborted,
     ),
+    "BoundedQueue": QUEUE,
 }

@@ -7,13 +7,17 @@ The server's own code, for every API, several choices and every error, is in
 import asyncio
 import codecs
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from typing import Any
 
+import httpx
 from fastapi import FastAPI
-from starlette.responses import StreamingResponse
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minigen.engine.dispatcher import Event
 from minigen.engine.engine_thread import EngineThread
@@ -23,6 +27,58 @@ from minigen.sampling.params import SamplingParams
 
 Tokens = AsyncIterator[tuple[bytes, str | None]]  # a token's bytes; the last's finish reason
 Events = Callable[[Tokens, dict[str, Any], Callable[[], None]], AsyncIterator[bytes]]
+
+
+def looks_at_health(
+    url: str, ask: Callable[[], object], pause: float = 0.01
+) -> tuple[float, list[tuple[float, float]]]:
+    """Look at `/health` again and again while `ask()` runs in a thread.
+
+    Returns the seconds of the shortest of nine looks before it, and for each look during it when it
+    was sent and answered, in seconds after the first. One client makes all of them, because a new
+    one costs more time than a look.
+    """
+    with httpx.Client(base_url=url, timeout=60) as client, ThreadPoolExecutor(1) as pool:
+
+        def look() -> tuple[float, float]:
+            sent = time.perf_counter()
+            client.get("/health").raise_for_status()
+            return sent, time.perf_counter()
+
+        look()  # connects
+        before = [look() for _ in range(9)]
+        asking = pool.submit(ask)
+        time.sleep(0.05)  # so that the server works on it
+        looks = [look()]
+        while not asking.done():
+            time.sleep(pause)
+            looks.append(look())
+        asking.result()
+    first = looks[0][0]
+    idle = min(after - sent for sent, after in before)
+    return idle, [(sent - first, after - first) for sent, after in looks]
+
+
+def event_data(pieces: Iterable[bytes]) -> Iterator[str]:
+    """Yield the data of each server-sent event, as soon as its empty line has arrived.
+
+    `pieces` are the parts of a body, cut at any byte. A line ends with a line feed, perhaps after a
+    carriage return. The values of several `data` lines are joined by a line feed. Comments, other
+    fields, events without data and an event that does not end are left out. Source: HTML standard,
+    "Server-sent events".
+    """
+    data: list[str] = []
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            text = line.removesuffix(b"\r").decode()
+            name, _, value = text.partition(":")
+            if name == "data":
+                data.append(value.removeprefix(" "))
+            elif data and not text:
+                yield "\n".join(data)
+                data = []
 
 
 async def chat_events(
@@ -99,6 +155,43 @@ def small_app(llm: LLM, thread: EngineThread, events: Events = chat_events) -> F
         return StreamingResponse(stream, media_type="text/event-stream")
 
     return app
+
+
+class BoundedQueue:
+    """ASGI middleware: a few requests run in `app`, a few wait in order, the others get status 429.
+
+    Only POST requests are counted; everything else goes to the app at once. `seconds` is how long a
+    request runs on average. `Retry-After` is the time until a request behind the full queue would
+    start, in whole seconds, rounded up.
+    """
+
+    def __init__(self, app: ASGIApp, max_running: int, max_waiting: int, seconds: float):
+        self.app, self.seconds = app, seconds
+        self.max_running, self.max_waiting = max_running, max_waiting
+        self.num_waiting = 0
+        self._places = asyncio.Semaphore(max_running)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run one request now or in its turn, or refuse it."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return await self.app(scope, receive, send)
+        if self._places.locked() and self.num_waiting >= self.max_waiting:
+            return await self._refuse(scope, receive, send)
+        self.num_waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self.num_waiting -= 1
+        try:
+            return await self.app(scope, receive, send)
+        finally:
+            self._places.release()
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        wait = (self.num_waiting + 1) * self.seconds / self.max_running
+        error = {"message": "The queue is full. Try again later.", "code": "rate_limit_exceeded"}
+        headers = {"Retry-After": str(math.ceil(wait))}
+        await JSONResponse({"error": error}, 429, headers)(scope, receive, send)
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
