@@ -1,14 +1,20 @@
-"""Chapter 31's exercises: kernels run program by program, and every load and store is recorded."""
+"""Chapter 31's exercises: kernels run program by program, and every load and store is recorded.
+
+A tuner of sizes is checked with a clock whose times are given.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from math import ceil
+from math import ceil, inf
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from minigen_course.grading.exercise import Wrong, expect, expect_close
+from minigen_course.ch31_triton.machine import num_sectors
+from minigen_course.grading.exercise import Wrong, expect, expect_close, expect_equal
 from minigen_course.lab.triton_interpreter import Access, launch, watched
 
 Kernel = Callable[..., None]
@@ -99,6 +105,112 @@ def elements_past_the_end_are_left_alone(part: Kernel) -> None:
 def a_block_may_be_larger_than_the_tensor(part: Kernel) -> None:
     """five elements, one program with a block of sixteen:"""
     _summed(part, 5, 16)
+
+
+def _largest(part: Kernel, x: Tensor, block: int) -> None:
+    """Check the maximum of each row; a maximum skips nan, so masked lanes hold a large number."""
+    rows, columns = x.shape
+    maxima = torch.full((rows,), UNTOUCHED, dtype=x.dtype)
+
+    def run() -> None:
+        with patch("minigen_course.lab.programs._with_anything", _with_a_large_number):
+            launch(part, (rows,), x, maxima, columns, BLOCK=block)
+
+    accesses = watched(run, x=x, maxima=maxima)
+    _expect_nothing_else(accesses, "x", True, ())
+    _expect_nothing_else(accesses, "maxima", False, ())
+    _expect_each(accesses, "maxima", True, range(rows))
+    expect(
+        not (maxima == LARGE).any(),
+        "a masked lane counts. It holds an arbitrary value, here a large one, unless other= sets "
+        "it; it should not count.",
+    )
+    expect_close(maxima, x.amax(1), "maxima", ("row",))
+    _expect_each(accesses, "x", False, range(x.numel()))
+
+
+LARGE = 1e30
+
+
+def _with_a_large_number(data: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    return np.where(mask.astype(bool), data, np.array(LARGE, dtype=data.dtype))
+
+
+def the_largest_of_one_row(part: Kernel) -> None:
+    """one row 3, 1, 4, 1 in a block of four, whose maximum is 4:"""
+    _largest(part, torch.tensor([[3.0, 1.0, 4.0, 1.0]]), 4)
+
+
+def each_row_has_its_maximum(part: Kernel) -> None:
+    """four rows of eight columns:"""
+    _largest(part, _random(4, 8), 8)
+
+
+def a_row_shorter_than_its_block(part: Kernel) -> None:
+    """three rows of five positive numbers, in blocks of eight:"""
+    _largest(part, _random(3, 5).abs() + 1, 8)
+
+
+def all_numbers_may_be_negative(part: Kernel) -> None:
+    """rows of five negative numbers, in blocks of eight:"""
+    _largest(part, -_random(3, 5).abs() - 1e6, 8)
+
+
+def _columns(part: Kernel, x: Tensor, block: int) -> None:
+    """Check the sum of each column, and that a program loads numbers of a row together."""
+    rows, columns = x.shape
+    sums = torch.full((columns,), UNTOUCHED)
+    grid, given = (ceil(columns / block),), (x, sums, rows, columns)
+    accesses = _watched(part, grid, given, block, x=x, sums=sums)
+    _expect_nothing_else(accesses, "x", True, ())
+    _expect_nothing_else(accesses, "sums", False, ())
+    _expect_each(accesses, "sums", True, range(columns))
+    expect_close(sums, x.double().sum(0), "sums", ("column",))
+    _expect_each(accesses, "x", False, range(x.numel()))
+    loads = [each for each in accesses if each.tensor == "x"]
+    pieces = [  # the columns of a program in a row
+        tuple(range(row * columns + first, row * columns + min(first + block, columns)))
+        for row in range(rows)
+        for first in range(0, columns, block)
+    ]
+    fewest = num_sectors([Access((0, 0, 0), False, "x", each, x.itemsize) for each in pieces])
+    asked = num_sectors(loads)
+    expect(
+        asked <= fewest,
+        f"the loads of x ask for {asked} sectors of 32 bytes; they should ask for {fewest} at "
+        "most. The numbers of one load should be neighbours in a row.",
+    )
+
+
+def one_row_is_its_own_sum(part: Kernel) -> None:
+    """one row of eight columns, one program with a block of eight:"""
+    _columns(part, _random(1, 8), 8)
+
+
+def each_column_is_added_up(part: Kernel) -> None:
+    """three rows of eight columns, one program with a block of eight:"""
+    _columns(part, _random(3, 8), 8)
+
+
+def programs_share_the_columns(part: Kernel) -> None:
+    """five rows of sixteen columns, two programs with blocks of eight:"""
+    _columns(part, _random(5, 16), 8)
+
+
+def the_last_columns_do_not_fill_a_block(part: Kernel) -> None:
+    """four rows of thirteen columns, two programs with blocks of eight:"""
+    _columns(part, _random(4, 13), 8)
+
+
+def neighbours_are_loaded_together(part: Kernel) -> None:
+    """thirty-two rows of 64 columns, two programs with blocks of 32, sectors counted:"""
+    _columns(part, _random(32, 64), 32)
+
+
+def sums_in_float32(part: Kernel) -> None:
+    """inputs in float16 whose partial sums overflow in float16:"""
+    x = torch.tensor([[40_000.0, 1.0], [40_000.0, 2.0], [-50_000.0, 3.0]]).half()
+    _columns(part, x, 2)
 
 
 def _mixed(part: Kernel, gate_up: Tensor, block: int, tolerance: float = 1e-4) -> None:
@@ -203,6 +315,172 @@ def squares_do_not_overflow_in_sixteen_bits(part: Kernel) -> None:
     _normalised(part, x, torch.ones(4).half(), 1e-5, 4, tolerance=2e-3)
 
 
+def _weighed(part: Kernel, x: Tensor, block: int) -> None:
+    """Check the softmax of each row; the weights are stored in float32."""
+    rows, columns = x.shape
+    weights = torch.full((rows, columns), UNTOUCHED)
+    accesses = _watched(part, (rows,), (x, weights, columns), block, x=x, weights=weights)
+    _expect_nothing_else(accesses, "x", True, ())
+    _expect_nothing_else(accesses, "weights", False, ())
+    _expect_each(accesses, "weights", True, range(x.numel()))
+    expect(
+        not weights.isnan().any(),
+        "the weights have nan. Infinity divided by infinity gives nan, and so does a masked lane "
+        "without other=: no exponential should overflow, and no masked lane should count.",
+    )
+    expect_close(weights, x.double().softmax(-1), "weights", ("row", "column"), 1e-5)
+    _expect_each(accesses, "x", False, range(x.numel()))
+
+
+def equal_scores_get_equal_weights(part: Kernel) -> None:
+    """one row of four zeros in a block of four, whose weights are 1/4:"""
+    _weighed(part, torch.zeros(1, 4), 4)
+
+
+def each_row_has_its_weights(part: Kernel) -> None:
+    """three rows of eight scores:"""
+    _weighed(part, 3 * _random(3, 8), 8)
+
+
+def masked_lanes_do_not_count(part: Kernel) -> None:
+    """three rows of five scores, in blocks of eight:"""
+    _weighed(part, 3 * _random(3, 5), 8)
+
+
+def scores_may_be_large_or_far_below_zero(part: Kernel) -> None:
+    """rows of scores near 1,000 and near -1,000, in blocks of eight:"""
+    _weighed(part, torch.tensor([[1000.0], [-1000.0]]) + _random(2, 6), 8)
+
+
+def a_score_of_minus_infinity_gets_no_weight(part: Kernel) -> None:
+    """scores of which a mask has set two to minus infinity:"""
+    _weighed(part, torch.tensor([[1.0, -inf, 2.0, -inf]]), 4)
+
+
+def sixteen_bits_are_weighed_in_float32(part: Kernel) -> None:
+    """scores in float16, weights in float32:"""
+    _weighed(part, (4 * _random(2, 16)).half(), 16)
+
+
+def _rotated(part: Kernel, heads: Tensor, positions: list[int], block: int) -> None:
+    """Check the rotation of every head of every token by tables of random angles."""
+    num_tokens, num_heads, head_dim = heads.shape
+    half = head_dim // 2
+    angles = 3 * _random(max(positions) + 2, half, seed=34)
+    cos, sin, at = angles.cos(), angles.sin(), torch.tensor(positions)
+    rotated = torch.full(heads.shape, UNTOUCHED)
+    given = (heads, cos, sin, at, rotated, num_heads, half)
+    named = {"x": heads, "cos": cos, "sin": sin, "positions": at, "rotated": rotated}
+    accesses = _watched(part, (num_tokens, num_heads), given, block, **named)
+    for name in named:
+        if name != "rotated":
+            _expect_nothing_else(accesses, name, True, ())
+    _expect_nothing_else(accesses, "rotated", False, ())
+    _expect_each(accesses, "rotated", True, range(rotated.numel()))
+    x, y = heads.double().chunk(2, -1)
+    cos, sin = (table[at].double().unsqueeze(1) for table in (cos, sin))
+    right = torch.cat([x * cos - y * sin, y * cos + x * sin], -1)
+    expect_close(rotated, right, "rotated", ("token", "head", "dimension"), 1e-5)
+    _expect_each(accesses, "x", False, range(heads.numel()))
+
+
+def one_head_at_position_one(part: Kernel) -> None:
+    """one token at position 1, one head of two pairs:"""
+    _rotated(part, _random(1, 1, 4), [1], 2)
+
+
+def each_token_has_its_position(part: Kernel) -> None:
+    """three tokens at the positions 4, 0 and 2, one head of four pairs:"""
+    _rotated(part, _random(3, 1, 8), [4, 0, 2], 4)
+
+
+def each_head_is_rotated(part: Kernel) -> None:
+    """two tokens at the positions 3 and 1, three heads of four pairs:"""
+    _rotated(part, _random(2, 3, 8), [3, 1], 4)
+
+
+def pairs_need_not_fill_a_block(part: Kernel) -> None:
+    """two tokens, two heads of three pairs, in blocks of four:"""
+    _rotated(part, _random(2, 2, 6), [2, 5], 4)
+
+
+def sixteen_bits_are_rotated_in_float32(part: Kernel) -> None:
+    """heads in float16, tables and result in float32:"""
+    _rotated(part, _random(2, 2, 8).half(), [7, 6], 4)
+
+
+class _Clock:
+    """Seconds of each size as given: the first run is slow, one run is an outlier."""
+
+    def __init__(self, times: dict[Any, list[float]]) -> None:
+        self.times, self.runs = times, Counter[Any]()
+
+    def __call__(self, size: Any) -> float:
+        taken = self.times[size]
+        self.runs[size] += 1
+        return taken[min(self.runs[size], len(taken)) - 1]
+
+
+def the_smallest_median_wins(part: Any) -> None:
+    """three sizes that take 3, 1 and 2 seconds in every run:"""
+    clock = _Clock({16: [3.0], 32: [1.0], 64: [2.0]})
+    expect_equal(part("rows", [16, 32, 64], clock, {}), 32, "the fastest size")
+
+
+def the_first_run_does_not_count(part: Any) -> None:
+    """a size whose first run compiles for 9 seconds, and which then takes 1; the other takes 2:"""
+    clock = _Clock({16: [9.0, 1.0], 32: [2.0]})
+    expect_equal(part("rows", [16, 32], clock, {}, repeats=1), 16, "the fastest size")
+
+
+def one_outlier_does_not_decide(part: Any) -> None:
+    """runs of 4, 1, 2, 40 and 1 seconds after the first, against 3 seconds in each run:"""
+    clock = _Clock({16: [9.0, 4.0, 1.0, 2.0, 40.0, 1.0], 32: [9.0, 3.0]})
+    expect_equal(part("rows", [32, 16], clock, {}), 16, "the fastest size (medians 2 and 3)")
+    clock = _Clock({16: [9.0, 5.0, 1.0, 5.0, 5.0, 5.0], 32: [9.0, 3.0]})
+    expect_equal(part("rows", [16, 32], clock, {}), 32, "the fastest size (medians 5 and 3)")
+
+
+def each_size_runs_as_often_as_asked(part: Any) -> None:
+    """three repeats, then five, so a size that fits should run four times, then six times:"""
+    for repeats in (3, 5):
+        clock = _Clock({16: [1.0], 32: [2.0]})
+        part("rows", [16, 32], clock, {}, **({} if repeats == 5 else {"repeats": repeats}))
+        for size in (16, 32):
+            expect_equal(clock.runs[size], repeats + 1, f"runs of size {size}")
+
+
+def a_size_that_does_not_fit_is_left_out(part: Any) -> None:
+    """the second of three sizes does not fit:"""
+    clock = _Clock({16: [3.0], 32: [inf], 64: [2.0]})
+    expect_equal(part("rows", [16, 32, 64], clock, {}), 64, "the fastest size")
+    expect_equal(clock.runs[32], 1, "runs of the size that does not fit")
+
+
+def a_known_key_runs_nothing(part: Any) -> None:
+    """the same key again, and another key:"""
+    found: dict[Any, Any] = {}
+    clock = _Clock({16: [3.0], 32: [1.0]})
+    part((8, 576), [16, 32], clock, found)
+    expect_equal(found, {(8, 576): 32}, "found")
+    before = sum(clock.runs.values())
+    expect_equal(part((8, 576), [16, 32], clock, found), 32, "the size for a known key")
+    expect_equal(sum(clock.runs.values()), before, "runs after a known key")
+    other = _Clock({16: [1.0], 32: [2.0]})
+    expect_equal(part((8, 4096), [16, 32], other, found), 16, "the size for another key")
+
+
+def no_size_fits(part: Any) -> None:
+    """no size fits, so it should raise ValueError:"""
+    found: dict[Any, Any] = {}
+    try:
+        part("rows", [16, 32], _Clock({16: [inf], 32: [inf]}), found)
+    except ValueError:
+        expect_equal(found, {}, "found")
+        return
+    raise Wrong("it returned; it should raise ValueError when no size fits.")
+
+
 CHECKS = {
     "add_scaled": (
         one_program_adds_a_whole_block,
@@ -210,6 +488,20 @@ CHECKS = {
         the_last_block_is_not_full,
         elements_past_the_end_are_left_alone,
         a_block_may_be_larger_than_the_tensor,
+    ),
+    "row_maximum": (
+        the_largest_of_one_row,
+        each_row_has_its_maximum,
+        a_row_shorter_than_its_block,
+        all_numbers_may_be_negative,
+    ),
+    "column_sums": (
+        one_row_is_its_own_sum,
+        each_column_is_added_up,
+        programs_share_the_columns,
+        the_last_columns_do_not_fill_a_block,
+        neighbours_are_loaded_together,
+        sums_in_float32,
     ),
     "silu_multiply": (
         one_row_is_mixed,
@@ -226,5 +518,29 @@ CHECKS = {
         a_row_may_be_shorter_than_its_block,
         eps_is_added_to_the_mean_square,
         squares_do_not_overflow_in_sixteen_bits,
+    ),
+    "softmax_rows": (
+        equal_scores_get_equal_weights,
+        each_row_has_its_weights,
+        masked_lanes_do_not_count,
+        scores_may_be_large_or_far_below_zero,
+        a_score_of_minus_infinity_gets_no_weight,
+        sixteen_bits_are_weighed_in_float32,
+    ),
+    "rotate_pairs": (
+        one_head_at_position_one,
+        each_token_has_its_position,
+        each_head_is_rotated,
+        pairs_need_not_fill_a_block,
+        sixteen_bits_are_rotated_in_float32,
+    ),
+    "pick_fastest": (
+        the_smallest_median_wins,
+        the_first_run_does_not_count,
+        one_outlier_does_not_decide,
+        each_size_runs_as_often_as_asked,
+        a_size_that_does_not_fit_is_left_out,
+        a_known_key_runs_nothing,
+        no_size_fits,
     ),
 }

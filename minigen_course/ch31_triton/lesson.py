@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from minigen.model.attention import causal_mask
 from minigen.model.layers import rotary_tables
-from minigen_course.ch31_triton.kernels import rms_norm_rows, silu_multiply
+from minigen_course.ch31_triton import kernels
 from minigen_course.lab.triton_interpreter import launch
 
 BLOCK = 1024
@@ -52,14 +53,51 @@ def rms_norm_by(kernel: Any) -> Callable[[Tensor, Tensor, float], Tensor]:
     return rms_norm
 
 
+def apply_rotary_by(kernel: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return `minigen.model.layers.apply_rotary`, computed by a kernel like `rotate_pairs`."""
+
+    def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        num_tokens, num_heads, head_dim = x.shape
+        x, rotated = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
+        rows = torch.arange(num_tokens, device=x.device)  # cos and sin have a row for each token
+        sizes = (num_heads, head_dim // 2)
+        block = 1 << (head_dim // 2 - 1).bit_length()
+        grid = (num_tokens, num_heads)
+        tables = (cos.contiguous(), sin.contiguous())
+        launch(kernel, grid, x, *tables, rows, rotated, *sizes, BLOCK=block)
+        return rotated
+
+    apply_rotary.__name__ = whose(kernel)
+    return apply_rotary
+
+
+def attention_by(kernel: Any) -> Callable[..., Tensor]:
+    """Return `minigen.model.attention.attention` with its softmax by a kernel like `softmax_rows`.
+
+    The scores are a matrix in memory, as in `attention_naive`.
+    """
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
+        group, context = q.shape[1] // k.shape[1], len(k)
+        k, v = (each.repeat_interleave(group, dim=1) for each in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q.float(), k.float()) / q.shape[-1] ** 0.5
+        scores = scores.masked_fill(~causal_mask(len(q), context, window), -torch.inf)
+        weights, grid = torch.empty_like(scores), (scores.numel() // context,)
+        launch(kernel, grid, scores, weights, context, BLOCK=1 << (context - 1).bit_length())
+        return torch.einsum("hqk,khd->qhd", weights, v.float()).to(q.dtype)
+
+    attention.__name__ = whose(kernel)
+    return attention
+
+
 def whose(kernel: Any) -> str:
     """Return a kernel's name with its owner, so that `using` says whose kernel ran.
 
-    >>> whose(rms_norm_rows)
+    >>> whose(kernels.rms_norm_rows)
     "the package's rms_norm_rows"
     """
     name = getattr(kernel, "__name__", "kernel")
-    owner = "the package's" if kernel in (silu_multiply, rms_norm_rows) else "your"
+    owner = "the package's" if kernel is getattr(kernels, name, None) else "your"
     return f"{owner} {name}"
 
 

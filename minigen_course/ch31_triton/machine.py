@@ -117,7 +117,7 @@ def _sectors(access: Access) -> set[int]:
 
 
 def machine_map() -> Figure:
-    """Draw an A100: its memory, L2, one streaming multiprocessor, and the bandwidth between them."""
+    """Draw an A100: memory, L2, one streaming multiprocessor, and the bandwidth between them."""
     made, axes = figure(9.6, 5.0)
     memory, cache, shared, registers = A100
     _place(axes, (0.0, 0.0, 10.0, 0.85), FAINT, f"{memory.name}: {memory.num_bytes / 1e9:.0f} GB")
@@ -147,7 +147,9 @@ def machine_map() -> Figure:
     axes.set(xlim=(-0.05, 10.15), ylim=(-0.1, 7.1))
     axes.axis("off")
     ratio = shared.bandwidth / memory.bandwidth
-    title(axes, f"A100 SXM 80 GB: shared memory gives {ratio:.0f} times the bytes per second of HBM")
+    title(
+        axes, f"A100 SXM 80 GB: shared memory gives {ratio:.0f} times the bytes per second of HBM"
+    )
     return made
 
 
