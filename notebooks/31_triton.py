@@ -197,8 +197,8 @@ print(
 # A CPU has a few cores, each of which runs one thread of work at a time, or two. A large GPU has about
 # a hundred **streaming multiprocessors** (**SM**), and each of them holds up to 2,048 **threads** at
 # once. Threads do not run alone: 32 of them form a **warp**, and all 32 execute the same instruction at
-# the same time, each on numbers of its own. An SM has four parts, and each part picks a warp in every
-# clock cycle and runs its next instruction.
+# the same time, each on numbers of its own. An SM has four parts. In every **clock cycle** (1.41 billion
+# per second on the GPU below), each part picks a warp and starts its next instruction.
 #
 # Numbers lie in four places. From the bottom of the picture to its top, each place is smaller and
 # faster than the one below:
@@ -221,7 +221,9 @@ print("all SMs together:  size          bandwidth      67 MB take")
 for level in A100:
     size = f"{level.num_bytes / 1e6:,.0f} MB"
     speed = f"{level.gigabytes_a_second:,} GB/s"
-    print(f"{level.name:>15} {size:>10} {speed:>18} {1e6 * rows.nbytes / level.bandwidth:>10.1f} µs")
+    print(
+        f"{level.name:>15} {size:>10} {speed:>18} {1e6 * rows.nbytes / level.bandwidth:>10.1f} µs"
+    )
 
 # %% [markdown]
 # Read the arrows upwards. HBM gives 2,039 GB/s
@@ -369,6 +371,7 @@ def add_scaled(x_ptr, y_ptr, sum_ptr, num, factor, BLOCK: tl.constexpr):
     """
     raise NotImplementedError  # your turn
 
+
 # %%
 mine = check(31, add_scaled=add_scaled)  # your own if it passed, else the package's
 states = recorded_states(llm, llm.tokenizer.encode(PROMPT))[:, -1]
@@ -415,6 +418,7 @@ def row_maximum(x_ptr, maxima_ptr, num_columns, BLOCK: tl.constexpr):
     """
     raise NotImplementedError  # your turn
 
+
 # %%
 mine = check(31, row_maximum=row_maximum)  # your own if it passed, else the package's
 texts = (PROMPT, "Two and two is", "Once upon a")
@@ -423,7 +427,9 @@ highest = torch.empty(len(texts))
 launch(mine, (len(texts),), logits, highest, logits.shape[1], BLOCK=65_536)
 for text, row, value in zip(texts, logits, highest, strict=True):
     (place,) = (row == value).nonzero()[:, 0].tolist()
-    print(f"{text!r}: of {len(row):,} next tokens, {llm.tokenizer.decode([place])!r} is the likeliest")
+    print(
+        f"{text!r}: of {len(row):,} next tokens, {llm.tokenizer.decode([place])!r} is the likeliest"
+    )
 reveal(31, row_maximum=mine)
 
 # %% [markdown]
@@ -524,6 +530,7 @@ def column_sums(x_ptr, sums_ptr, num_rows, num_columns, BLOCK: tl.constexpr):
     """
     raise NotImplementedError  # your turn
 
+
 # %%
 mine = check(31, column_sums=column_sums)  # your own if it passed, else the package's
 sizes = recorded_states(llm, llm.tokenizer.encode(PROMPT))[20].abs().contiguous()
@@ -593,6 +600,7 @@ def silu_multiply(gate_ptr, up_ptr, mixed_ptr, num_columns, row_stride, BLOCK: t
     """
     raise NotImplementedError  # your turn
 
+
 # %%
 mine = check(31, silu_multiply=silu_multiply)  # your own if it passed, else the package's
 with interpreted(), using(13, swiglu=swiglu_by(mine)):
@@ -661,6 +669,7 @@ def rms_norm_rows(x_ptr, weight_ptr, normalised_ptr, num_columns, eps, BLOCK: tl
     """
     raise NotImplementedError  # your turn
 
+
 # %%
 mine = check(31, rms_norm_rows=rms_norm_rows)  # your own if it passed, else the package's
 with interpreted(), using(13, rms_norm=rms_norm_by(mine)):
@@ -718,6 +727,7 @@ def softmax_rows(x_ptr, weights_ptr, num_columns, BLOCK: tl.constexpr):
     stored once.
     """
     raise NotImplementedError  # your turn
+
 
 # %%
 mine = check(31, softmax_rows=softmax_rows)  # your own if it passed, else the package's
@@ -783,6 +793,7 @@ def rotate_pairs(
     of x is loaded once, and each of the result is stored once.
     """
     raise NotImplementedError  # your turn
+
 
 # %%
 mine = check(31, rotate_pairs=rotate_pairs)  # your own if it passed, else the package's
@@ -935,18 +946,18 @@ def norm_on(chip, hidden, num_warps):
 codes = {num_warps: norm_on("sm_80", 8192, num_warps) for num_warps in (16, 8, 4, 2, 1)}
 for num_warps, code in codes.items():
     fit = programs_that_fit(num_warps, code.registers, code.shared)
-    print(f"rows of 8,192, {num_warps:>2} warps: {code.registers:>3} registers per thread", end=", ")
+    print(
+        f"rows of 8,192, {num_warps:>2} warps: {code.registers:>3} registers per thread", end=", "
+    )
     print(f"{code.spilled:>3} bytes spilled, occupancy {fit.occupancy:.0%} ({fit.limit})")
 guess_registers.compare(round(codes[4].registers / codes[8].registers, 2))
 for chip in ("sm_80", "sm_90", "sm_120", "gfx942"):
     code = norm_on(chip, 4096, 8)
     print(f"rows of 4,096, 8 warps, {chip:>6}: {code.registers} registers, {code.spilled} spilled")
 picture(
-    occupancy_map(
-        {f"{warps} warps": (warps, c.registers, c.shared) for warps, c in codes.items()}
-    ),
-    "One SM's registers parted among programs, each a bar of light or dark blue, for five numbers of "
-    "warps per program.",
+    occupancy_map({f"{warps} warps": (warps, c.registers, c.shared) for warps, c in codes.items()}),
+    "The 65,536 registers of one SM, parted among programs (a light or dark piece each), for five "
+    "numbers of warps per program; rows of 8,192 numbers.",
     number="31.8",
 )
 task(31, "pick_fastest")
@@ -973,6 +984,7 @@ def pick_fastest(
     """
     raise NotImplementedError  # your turn
 
+
 # %%
 mine = check(31, pick_fastest=pick_fastest)  # your own if it passed, else the package's
 many_rows = torch.randn(1024, 4096)
@@ -993,13 +1005,16 @@ reveal(31, pick_fastest=mine)
 
 # %% [markdown]
 # There is no GPU to tune for, so the tuner has tuned torch's operators on your CPU: 1,024 rows are
-# normalised all at once, or in pieces of 64, 8 or 1. A small piece stays in the processor's cache from
-# operator to operator: the cache does what fusion does. But each piece costs operators of its own, the
-# CPU's launches. The tuner finds the balance between the two hurts of this chapter's opening.
+# normalised all at once, or in pieces of 64, 8 or 1. Two things speak for small pieces. A piece stays in
+# the processor's cache from operator to operator, so the cache does what fusion does. And the system
+# must provide fresh pages of memory (chapter 11) for each large result, while small ones use the same
+# memory again. One thing speaks against them: each piece costs operators of its own, which are the
+# CPU's launches. A tuner need not know any of this; it measures.
 #
-# In the picture, four programs fit for 2 to 16 warps, and hold the same four rows in registers. What
-# changes is how many threads these rows are spread over. With 1 warp the rows do not fit in its
-# threads' registers, and a part of them is spilled.
+# Now read the picture. A row of it is a kernel, and each light or dark piece is the registers of one
+# program. Four programs fit for 2 to 16 warps, so an SM holds four rows of the tensor in its registers
+# each time. What changes is how many threads share these rows: 2,048 at the top, 256 for 2 warps. With 1
+# warp, a row does not fit into the registers of 32 threads. Eight programs fit, but each spills.
 #
 # ## The measurement again
 #

@@ -16,7 +16,6 @@ from matplotlib.patches import Patch, Rectangle
 from minigen_course.figures.style import (
     AMBER,
     BLUE,
-    CYCLE,
     FAINT,
     GREEN,
     INK,
@@ -218,12 +217,14 @@ def occupancy_map(programs: Mapping[str, tuple[int, int, int]]) -> Figure:
     Each is (number of warps, registers per thread, bytes of shared memory) of one program.
     """
     made, axes = figure(9.4, 1.2 + 0.62 * len(programs))
-    for row, (num_warps, registers, shared) in enumerate(programs.values()):
-        fit = programs_that_fit(num_warps, registers, shared)
+    fits = [programs_that_fit(*each) for each in programs.values()]
+    for row, (fit, (num_warps, registers, _)) in enumerate(
+        zip(fits, programs.values(), strict=True)
+    ):
         width = -(-registers // 8) * 8 * WARP * num_warps / 1024
         axes.barh(row, REGISTERS / 1024, color=FAINT, height=0.62)
         for place in range(fit.num_programs):
-            colour = CYCLE[place % 2 * 4]
+            colour = (BLUE, SKY)[place % 2]
             axes.barh(row, width, left=place * width, color=colour, height=0.62, edgecolor="white")
         text = f" {fit.num_programs} programs, {fit.num_warps} of {WARPS} warps"
         axes.text(REGISTERS / 1024, row, text, va="center", color=INK, fontsize=9.5)
@@ -233,5 +234,10 @@ def occupancy_map(programs: Mapping[str, tuple[int, int, int]]) -> Figure:
     axes.set_xticks(range(0, 65, 16), [f"{each} K" for each in range(0, 65, 16)])
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.set_xlabel("registers of one SM (grey: no program uses them)")
-    title(axes, "The more registers a program takes, the fewer programs fit")
+    counts, warps = ([getattr(fit, name) for fit in fits] for name in ("num_programs", "num_warps"))
+    title(
+        axes,
+        f"{min(counts)} to {max(counts)} programs fit on an SM, "
+        f"with {min(warps)} to {max(warps)} warps",
+    )
     return made
