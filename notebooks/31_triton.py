@@ -29,7 +29,7 @@
 #
 # **Afterwards you can** draw a GPU with its four memories, say what a program instance, a block, a
 # mask, a stride, a warp, coalescing and occupancy are, write a kernel, count the bytes that it moves
-# against those that it must move, and read what the compiler made of it.
+# against those that it must move, and read the compiler's output.
 #
 # **You need** chapters 13 (norm, rotation, gate), 14 (softmax), 17 (memory bandwidth) and 22 (the pool
 # of keys and values). **Time:** about 60 minutes to read and try, about 110 for the exercises.
@@ -129,9 +129,9 @@ chapter_map("norms", "positions", "feed-forward", "GPU kernels")
 #
 # A layer adds what attention found to its input (the
 # [residual stream](../docs/glossary.md#residual-stream)), and normalises the sum (chapter 13). In torch
-# that is a line each. Torch starts several **operators** for them. On a GPU, every operator is a kernel
-# of its own: it reads its inputs from memory and writes its result there, and the next one reads it
-# again.
+# that is a line each. Torch starts several **operators** for them, one after the other. On a GPU, an
+# operator is a kernel of its own (some are several): it reads its inputs from memory and writes its
+# result there, and the next one reads it again.
 #
 # Take 4,096 rows of 4,096 numbers in float32. These tensors have 67 MB each, more than the cache of
 # most processors. Two of them have to be read, the sum and the result have to be written, and a weight
@@ -195,10 +195,11 @@ print(
 # ## The machine
 #
 # A CPU has a few cores, each of which runs one thread of work at a time, or two. A large GPU has about
-# a hundred **streaming multiprocessors** (**SM**), and each of them holds up to 2,048 **threads** at
-# once. Threads do not run alone: 32 of them form a **warp**, and all 32 execute the same instruction at
-# the same time, each on numbers of its own. An SM has four parts. In every **clock cycle** (1.41 billion
-# per second on the GPU below), each part picks a warp and starts its next instruction.
+# a hundred **streaming multiprocessors** (**SM**). On NVIDIA's A100, which is drawn below, each of them
+# holds up to 2,048 **threads** at once. Threads do not run alone: 32 of them form a **warp**, and all 32
+# execute the same instruction together, each on numbers of its own. An SM has four parts. In every
+# **clock cycle** (there are 1.41 billion per second), each part picks a warp and starts its next
+# instruction.
 #
 # Numbers lie in four places. From the bottom of the picture to its top, each place is smaller and
 # faster than the one below:
@@ -217,13 +218,12 @@ picture(
     number="31.1",
 )
 hbm = A100[0]
-print("all SMs together:  size          bandwidth      67 MB take")
+print("all SMs together:  size          bandwidth   67 MB at this rate")
 for level in A100:
     size = f"{level.num_bytes / 1e6:,.0f} MB"
     speed = f"{level.gigabytes_a_second:,} GB/s"
-    print(
-        f"{level.name:>15} {size:>10} {speed:>18} {1e6 * rows.nbytes / level.bandwidth:>10.1f} µs"
-    )
+    taken = 1e6 * rows.nbytes / level.bandwidth
+    print(f"{level.name:>15} {size:>10} {speed:>18} {taken:>15.1f} µs")
 
 # %% [markdown]
 # Read the arrows upwards. HBM gives 2,039 GB/s
@@ -250,7 +250,7 @@ for level in A100:
 # computes which **block** of neighbouring numbers is its own. (The blocks of chapter 21 are something
 # else.)
 #
-# - `@triton.jit` makes a kernel of the function. For a GPU its body is compiled, and Python never
+# - `@triton.jit` turns the function into a kernel. For a GPU its body is compiled, and Python never
 #   runs it.
 # - `x_ptr` is a **pointer**: the address of the tensor's first number. A pointer does not know how many
 #   numbers follow, so `num` is handed in, too.
@@ -301,7 +301,7 @@ guess_last.compare(sum(len(each.offsets) for each in last))
 
 # %% [markdown]
 # The interpreter runs one program after the other, in NumPy. On a GPU they run at the same time,
-# in any order: no program may count on what another one has stored.
+# in any order: no program may count on what another one of the same launch has stored.
 #
 # ## Drag it: programs, blocks, and the mask
 #
@@ -340,7 +340,7 @@ explore(
 #
 # Seven kernels are yours in this chapter, and a tuner at the end. `check` runs yours in the
 # interpreter with every load and store watched, and says the first thing that is wrong; `hint=1`
-# helps. They are plain functions: `check` and `launch` make kernels of them, and take one with
+# helps. They are plain functions: `check` and `launch` turn them into kernels, and take one with
 # `@triton.jit` as well. `launch(kernel, grid, ...)` runs a kernel where its tensors are: on a CPU in
 # the interpreter, or on a GPU.
 #
@@ -435,9 +435,11 @@ reveal(31, row_maximum=mine)
 # %% [markdown]
 # ## Coalescing: what one load fetches
 #
-# Memory does not deliver single numbers. A GPU fetches **sectors** of 32 bytes: 8 numbers of float32,
-# or 16 of 16 bits. When a warp loads, the hardware looks at its 32 addresses, and fetches each sector
-# that at least one of them lies in. Fetching neighbours together like this is **coalescing**.
+# An SM does not ask memory for single numbers. It asks for **sectors** of 32 bytes: 8 numbers of
+# float32, or 16 of 16 bits. When a warp loads, the hardware looks at its 32 addresses, and fetches each
+# sector that at least one of them lies in
+# ([guide](https://docs.nvidia.com/cuda/cuda-c-best-practices-guide/index.html#coalesced-access-to-global-memory)).
+# Fetching neighbours together like this is **coalescing**.
 #
 # By hand: 32 lanes want 32 neighbouring numbers of float32. These are 128 bytes, 4 sectors, and each
 # byte is wanted. Now lane $i$ wants number $2i$. The 32 numbers are spread over 256 bytes, 8 sectors,
@@ -452,8 +454,11 @@ reveal(31, row_maximum=mine)
 # | $s$ | numbers from one lane's address to the next lane's | `stride` |
 # | $b$ | bytes per number | `itemsize`, 4 here |
 #
-# (Both 32s are accidents: lanes of a warp, and bytes of a sector.) What is fetched and not wanted is
-# not always lost. A cache may keep it until another load wants it.
+# (The 32 lanes of a warp and the 32 bytes of a sector cancel by chance.) What is fetched and not wanted
+# is not always lost: a cache may keep it until another load wants it.
+#
+# In the figure below, choose the stride. A stride of 1 fills four sectors to the last byte. A stride of
+# 3 touches 12 sectors, and a third of each is wanted.
 
 # %%
 guess_sectors = predict("32 lanes want every 32nd number of float32: how many bytes come?", None)
@@ -503,15 +508,15 @@ guess_sectors.compare(fetched[32], "bytes")
 #
 # $$s_c = \sum_{r=0}^{R-1} x_{rc}$$
 #
-# Two programs could do it like this, for 4 columns in blocks of 2:
+# Take 3 rows of 4 columns and blocks of 2. Program 0, which has columns 0 and 1, could do it in two
+# ways:
 #
 # | | the load in step 0 | in step 1 | in step 2 |
 # |---|---|---|---|
 # | down a column | $x_{00}, x_{10}, x_{20}$: three sectors | $x_{01}, x_{11}, x_{21}$: the same three again | |
 # | along a row | $x_{00}, x_{01}$: one sector | $x_{10}, x_{11}$: one sector | $x_{20}, x_{21}$: one sector |
 #
-# (The table shows program 0, and rows are so long that each begins a new sector.) Both add the same
-# numbers. The check counts sectors, so only one of them passes. A kernel may have a loop: `for row in
+# (Think of rows so long that each begins a new sector.) Both add the same numbers. The check counts sectors, so only one of them passes. A kernel may have a loop: `for row in
 # range(num_rows)`, and a block of zeros to begin with: `tl.zeros((BLOCK,), tl.float32)`.
 
 # %%
@@ -895,8 +900,9 @@ guess_loads.compare(len(found))
 # %% [markdown]
 # `ld.global.v4.b32` loads four times 32 bits at once: all that a thread needs. The compiler could
 # choose it because it knew that 4,096 is a multiple of 16, so that the mask is the same for neighbours.
-# With 4,097 each number has a predicate of its own, and a load of its own. Triton looks at every whole
-# number and every address for this. So keep rows at multiples of 16 numbers.
+# With 4,097 each of a thread's eight numbers has a predicate of its own, and a load of its own. The
+# line of operations shows the eight comparisons that set these predicates (`setp`). Triton looks at
+# every whole number and every address for this. So keep rows at multiples of 16 numbers.
 #
 # ## Occupancy: how many programs fit on an SM
 #
@@ -955,9 +961,11 @@ for chip in ("sm_80", "sm_90", "sm_120", "gfx942"):
     code = norm_on(chip, 4096, 8)
     print(f"rows of 4,096, 8 warps, {chip:>6}: {code.registers} registers, {code.spilled} spilled")
 picture(
-    occupancy_map({f"{warps} warps": (warps, c.registers, c.shared) for warps, c in codes.items()}),
-    "The 65,536 registers of one SM, parted among programs (a light or dark piece each), for five "
-    "numbers of warps per program; rows of 8,192 numbers.",
+    occupancy_map(
+        {f"{warps} per program": (warps, c.registers, c.shared) for warps, c in codes.items()}
+    ),
+    "The 65,536 registers of one SM, parted among programs (a light or dark piece each). The labels on "
+    "the left are warps per program, and a program has a row of 8,192 numbers.",
     number="31.8",
 )
 task(31, "pick_fastest")

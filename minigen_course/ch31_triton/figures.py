@@ -40,7 +40,10 @@ def fused_bytes(
     axes.set_xlim(0, 1.16 * most)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.set_xlabel({1000: "kB", 1_000_000: "MB"}.get(unit, f"{unit:,} bytes") + " moved")
-    title(axes, "Each operator reads what the previous one has just written")
+    gains = [sum(each.num_bytes for each in apart[name]) / fused[name] for name in apart]
+    title(
+        axes, f"Operators move {min(gains):.1f} to {max(gains):.1f} times the bytes of one kernel"
+    )
     return made
 
 
@@ -64,7 +67,8 @@ def lanes_in_use(width: int, blocks: Sequence[int]) -> Figure:
     axes.invert_yaxis()
     axes.set_xlim(0, 1.5 * max(lanes_per_row))
     axes.set(xlabel="lanes (pale: masked)", ylabel="BLOCK")
-    title(axes, f"A row of {width:,} numbers in blocks")
+    use = sorted(width / num_lanes for num_lanes in lanes_per_row)
+    title(axes, f"A row of {width:,} numbers uses {use[0]:.0%} to {use[-1]:.0%} of its lanes")
     return made
 
 
