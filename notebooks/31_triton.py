@@ -108,6 +108,7 @@ from minigen_course.ch31_triton.machine import (
     occupancy_map,
     programs_that_fit,
     sector_map,
+    threads_of_block,
 )
 from minigen_course.figures.explore import explore, picture
 from minigen_course.figures.show import best_seconds
@@ -187,22 +188,24 @@ print(
 )
 
 # %% [markdown]
-# (`_to_copy` goes from 16 bits to 32 and back, because the norm is computed in float32.) Both hurts
-# have one cure. A function that keeps a row at hand from its first step to its last moves the row once,
+# (`_to_copy` goes from 16 bits to 32 and back, because the norm is computed in float32.) A step of this
+# model would need 549 launches for its norms alone. Both hurts have one cure. A function that keeps a row at hand from its first step to its last moves the row once,
 # and is launched once. That is [kernel fusion](../docs/glossary.md#kernel-fusion), and the reason to
 # write kernels. To write one, you must know the machine.
 #
 # ## The machine
 #
-# A CPU has a few cores, each of which runs one thread of work at a time, or two. A large GPU has about
-# a hundred **streaming multiprocessors** (**SM**). On NVIDIA's A100, which is drawn below, each of them
-# holds up to 2,048 **threads** at once. Threads do not run alone: 32 of them form a **warp**, and all 32
+# A **thread** is a sequence of instructions that has registers of its own. A CPU has a few cores, each of
+# which runs one or two threads at a time. A large GPU has about a hundred **streaming multiprocessors**
+# (**SM**). On NVIDIA's A100, which is drawn below, each of them holds up to 2,048 threads at once.
+# Threads do not run alone: 32 of them form a **warp**, and all 32
 # execute the same instruction together, each on numbers of its own. An SM has four parts. In every
 # **clock cycle** (there are 1.41 billion per second), each part picks a warp and starts its next
 # instruction.
 #
-# Numbers lie in four places. From the bottom of the picture to its top, each place is smaller and
-# faster than the one below:
+# Numbers lie in four places. From the bottom of the picture to its top, each place is faster than the
+# one below. HBM and L2 are shared by the whole GPU, and the two others are much smaller and lie in each
+# SM:
 #
 # - **HBM** (high-bandwidth memory) is *the* memory of the GPU: weights, KV cache, all tensors.
 # - The **L2 cache** keeps what was read or written lately, for all SMs. No code asks for it.
@@ -228,8 +231,8 @@ for level in A100:
 # %% [markdown]
 # Read the arrows upwards. HBM gives 2,039 GB/s
 # ([data sheet](https://www.nvidia.com/en-us/data-center/a100/)). L2 gives 5,120 bytes in each of 1.41
-# billion clock cycles per second, which is 7,219 GB/s (the value in
-# [this table](https://pmc.ncbi.nlm.nih.gov/articles/PMC10448217/table/t0015), too). Shared memory gives
+# billion clock cycles per second, which is 7,219 GB/s (so it stands in
+# [this table](https://pmc.ncbi.nlm.nih.gov/articles/PMC10448217/table/t0015)). Shared memory gives
 # 128 bytes per cycle in each of 108 SMs; the [FlashAttention paper](https://arxiv.org/abs/2205.14135)
 # rounds this to 19 TB/s. For registers there is no such figure. Here is what arithmetic at full speed
 # reads from them: 9.75 trillion multiplications with addition per second, each of which reads three
@@ -508,6 +511,8 @@ guess_sectors.compare(fetched[32], "bytes")
 #
 # $$s_c = \sum_{r=0}^{R-1} x_{rc}$$
 #
+# Here $s_c$ is the sum of column $c$ (`sums`), and $R$ is the number of rows (`num_rows`).
+#
 # Take 3 rows of 4 columns and blocks of 2. Program 0, which has columns 0 and 1, could do it in two
 # ways:
 #
@@ -516,8 +521,9 @@ guess_sectors.compare(fetched[32], "bytes")
 # | down a column | $x_{00}, x_{10}, x_{20}$: three sectors | $x_{01}, x_{11}, x_{21}$: the same three again | |
 # | along a row | $x_{00}, x_{01}$: one sector | $x_{10}, x_{11}$: one sector | $x_{20}, x_{21}$: one sector |
 #
-# (Think of rows so long that each begins a new sector.) Both add the same numbers. The check counts sectors, so only one of them passes. A kernel may have a loop: `for row in
-# range(num_rows)`, and a block of zeros to begin with: `tl.zeros((BLOCK,), tl.float32)`.
+# (Think of rows so long that each begins a new sector.) Both add the same numbers. The check counts
+# sectors, so only one of them passes. A kernel may have a loop: `for row in range(num_rows)`, and a
+# block of zeros to begin with: `tl.zeros((BLOCK,), tl.float32)`.
 
 # %%
 task(31, "column_sums")
@@ -570,7 +576,7 @@ reveal(31, column_sums=mine)
 # result, row 2 begins at 2 × 12 = 24, so it stores places 32 to 35.
 #
 # Below are the loads and stores of the engine's kernel, for four rows of 12 columns. The kernel itself
-# is yours to write. It computes in float32, whatever comes.
+# is yours to write. It computes in float32, also if its inputs have 16 bits.
 
 # %%
 gate_up = torch.randn(4, 24).half()
@@ -687,8 +693,8 @@ reveal(31, rms_norm_rows=mine)
 
 # %% [markdown]
 # The engine's kernel asks for a little more than needed, because every program loads the weight.
-# After the first, a GPU's cache has it. (The last printed line is explained below, where the machine
-# code is read.)
+# After the first, a GPU's cache has it. (The line about an H100 is explained below, with the machine
+# code.)
 #
 # ## Your turn: softmax of a row
 #
@@ -857,6 +863,9 @@ picture(
 )
 
 # %% [markdown]
+# Each part has two bars. The upper one is cut into its operators, and the lower one is the kernel that
+# replaces them. A layer's small operations take 4 launches instead of 46.
+#
 # ## Machine code for a GPU that is not here
 #
 # `triton.jit` compiles a kernel when it is first launched, for the GPU that it finds, and for the types
@@ -867,16 +876,25 @@ picture(
 # before it `@%p1`: do it only where this **predicate** holds. That is our mask.
 #
 # Triton runs a program by 4 warps unless it is asked for another number. 4 warps are 128 threads, so
-# a block of 1,024 numbers gives each thread 8 of them; in 16 bits, that is 16 bytes. The chip below is
-# an H100, whose code is called `sm_90`. With 4,096 numbers the mask cuts off nothing, and with 4,097 it
-# does.
+# a block of 1,024 numbers gives each thread 8 of them; in 16 bits, that is 16 bytes, the most that a
+# thread can load at once. The figure opens the block twice: its first warp has lanes 0 to 255, and this
+# warp's first thread has lanes 0 to 7. The threads of a warp have neighbouring lanes, so the whole
+# warp's load is coalesced.
 #
-# Here are three predictions. The second is about a norm whose rows have 8,192 numbers: registers per
+# The chip below is an H100, whose code is called `sm_90`. With 4,096 numbers the mask cuts off nothing,
+# and with 4,097 it does. Here are three predictions. The first is about the load and the store of
+# `square_kernel`. The second is about a norm whose rows have 8,192 numbers: registers per
 # thread with 4 warps, divided by those with 8. The third is about the end of this chapter: norms and
 # gate of a layer become about three times as fast by fusion, so how much faster does a whole layer of
 # Llama-3-8B become, with 512 tokens?
 
 # %%
+picture(
+    threads_of_block(1024, 4),
+    "Who has which number: a program's block (above), the 32 threads of its first warp (middle), and "
+    "the lanes of that warp's first thread (below), for numbers of 16 bits.",
+    number="31.8",
+)
 guess_loads = predict("4,097 numbers: how many loads and stores does a thread have?", None)
 guess_registers = predict("4 warps instead of 8: how many times the registers?", None)
 guess_layer = predict("How many times as fast does the layer become?", None)
@@ -934,7 +952,7 @@ guess_loads.compare(len(found))
 # ## Your turn: an auto-tuner
 #
 # Which number of warps is fastest? High occupancy hides waiting, but it is no aim in itself: with
-# fewer warps, a thread has more loads under way, which hides waiting too
+# fewer warps for the same block, each thread has more loads under way, which hides waiting, too
 # ([Volkov 2010](https://www.nvidia.com/content/gtc-2010/pdfs/2238_gtc2010.pdf)). So engines try: an
 # **auto-tuner** runs each size on the machine itself, and keeps the fastest for the shape at hand. That
 # is the last exercise, in plain Python.
@@ -966,7 +984,7 @@ picture(
     ),
     "The 65,536 registers of one SM, parted among programs (a light or dark piece each). The labels on "
     "the left are warps per program, and a program has a row of 8,192 numbers.",
-    number="31.8",
+    number="31.9",
 )
 task(31, "pick_fastest")
 
@@ -1015,8 +1033,8 @@ reveal(31, pick_fastest=mine)
 # There is no GPU to tune for, so the tuner has tuned torch's operators on your CPU: 1,024 rows are
 # normalised all at once, or in pieces of 64, 8 or 1. Two things speak for small pieces. A piece stays in
 # the processor's cache from operator to operator, so the cache does what fusion does. And the system
-# must provide fresh pages of memory (chapter 11) for each large result, while small ones use the same
-# memory again. One thing speaks against them: each piece costs operators of its own, which are the
+# must provide fresh pages of memory (chapter 11) for each large result, while small ones mostly use the
+# same memory again. One thing speaks against them: each piece costs operators of its own, which are the
 # CPU's launches. A tuner need not know any of this; it measures.
 #
 # Now read the picture. A row of it is a kernel, and each light or dark piece is the registers of one
@@ -1123,8 +1141,8 @@ verdicts(
 #
 # - Small operations between matrix products are limited by the bytes that they move when tensors are
 #   large, and by launches when tensors are small. Fusion cuts both.
-# - A GPU has four memories: HBM, L2, shared memory, registers. Each is smaller and faster than the one
-#   before. A kernel keeps a number in registers from its first use to its last.
+# - A GPU has four memories: HBM, L2, shared memory, registers. Each is faster than the one before, and
+#   all but the first are small. A kernel keeps a number in registers from its first use to its last.
 # - A kernel is written for one program. Its number says which block of addresses is its own; a mask
 #   leaves out what does not exist; masked lanes still count in a maximum or a sum, with the value of
 #   `other`.

@@ -8,6 +8,7 @@ from minigen_course.ch31_triton.machine import (
     occupancy_map,
     programs_that_fit,
     sector_map,
+    threads_of_block,
 )
 from minigen_course.figures.style import AMBER, BLUE, CYCLE, FAINT
 from minigen_course.lab.memory_watch import Operator
@@ -121,3 +122,11 @@ def test_the_registers_of_an_sm_are_parted_among_its_programs() -> None:
     widths = [bar.get_width() for bar in made.axes[0].patches]
     assert widths == [64, 14, 14, 14, 14, 64, 64]
     assert "1 to 4 programs" in made.axes[0].get_title(loc="left")
+
+
+def test_each_thread_of_a_block_has_its_lanes() -> None:
+    made = threads_of_block(1024, 4)
+    texts = [text.get_text() for text in made.axes[0].texts]
+    assert "warp 3\n768 to 1,023" in texts
+    assert sum(text.startswith("lane ") for text in texts) == 8
+    assert "8 lanes for each thread" in made.axes[0].get_title(loc="left")

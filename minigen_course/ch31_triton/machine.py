@@ -171,6 +171,41 @@ def _place(
     )
 
 
+def threads_of_block(block: int, num_warps: int) -> Figure:
+    """Draw how Triton parts a block of neighbours among warps, and a warp's part among threads.
+
+    For loads of up to 16 bytes per thread, such as 8 numbers of 16 bits.
+    """
+    own = block // (num_warps * WARP)
+    made, axes = figure(9.6, 3.0)
+    share = block // num_warps
+    rows = (
+        (
+            num_warps,
+            [f"warp {w}\n{w * share:,} to {(w + 1) * share - 1:,}" for w in range(num_warps)],
+        ),
+        (WARP, [str(each) for each in range(WARP)]),
+        (own, [f"lane {each}" for each in range(own)]),
+    )
+    colours, height = (PALE, SKY, AMBER), 0.62
+    for row, (count, texts) in enumerate(rows):
+        y = 2.4 - 1.15 * row
+        for place, text in enumerate(texts):
+            box = (10 * place / count, y, 10 / count, height)
+            size = 9.5 if count <= 8 else 7.5
+            _place(axes, box, colours[row], text, size=size)
+        if row:
+            end = 10 / rows[row - 1][0]  # the first box of the row above is the one that is opened
+            for x, edge in ((0.0, 0.0), (end, 10.0)):
+                axes.plot([x, edge], [y + 1.15, y + height], color=QUIET, linewidth=0.8)
+    for y, text in ((2.71, "program"), (1.56, "warp 0,\nits threads"), (0.41, "thread 0")):
+        axes.text(-0.15, y, text, ha="right", va="center", color=QUIET, fontsize=9)
+    axes.set(xlim=(-1.3, 10.05), ylim=(0.0, 3.1))
+    axes.axis("off")
+    title(axes, f"A block of {block:,} lanes on {num_warps} warps: {own} lanes for each thread")
+    return made
+
+
 NUMBERS_A_LINE = 64
 
 
