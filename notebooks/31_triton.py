@@ -238,8 +238,10 @@ for level in A100:
 # reads from them: 9.75 trillion multiplications with addition per second, each of which reads three
 # numbers of 4 bytes. (Sizes: [white
 # paper](https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf).)
-# An H100 has 132 SMs, 80 GB at 3,350 GB/s, 50 MB of L2, up to 228 KB of shared memory and 256 KB of
-# registers in each SM ([tuning guide](https://docs.nvidia.com/cuda/hopper-tuning-guide/)).
+# An H100 SXM has 132 SMs ([NVIDIA's
+# description](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/)), 80 GB at 3,350
+# GB/s, 50 MB of L2, and in each SM up to 228 KB of shared memory and 256 KB of registers ([tuning
+# guide](https://docs.nvidia.com/cuda/hopper-tuning-guide/)).
 #
 # All registers together are 28 MB. That is the whole idea of fusion: a number that has come up to a
 # register should be used for everything before it goes down again.
