@@ -409,6 +409,63 @@ def sixteen_bits_are_rotated_in_float32(part: Kernel) -> None:
     _rotated(part, _random(2, 2, 8).half(), [7, 6], 4)
 
 
+def _added(part: Kernel, x: Tensor, residual: Tensor, eps: float, block: int) -> None:
+    """Check the sum in the place of the residual, and its norm; tolerances are for the type."""
+    rows, columns = x.shape
+    weight = _random(columns, seed=33).to(x.dtype)
+    total, made = residual.clone(), torch.full_like(x, UNTOUCHED)
+    given = (x, total, weight, made, columns, eps)
+    named = {"x": x, "residual": total, "weight": weight, "normalised": made}
+    accesses = _watched(part, (rows,), given, block, **named)
+    for name, is_store in (("x", True), ("weight", True), ("normalised", False)):
+        _expect_nothing_else(accesses, name, is_store, ())
+    for name in ("residual", "normalised"):
+        _expect_each(accesses, name, True, range(x.numel()))
+    expect(
+        not made.isnan().any(),
+        "the result has nan. A masked lane holds an arbitrary value unless other= sets it; it "
+        "must not count in a sum.",
+    )
+    tolerance = 1e-4 if x.dtype == torch.float32 else 4e-3
+    wide = x.double() + residual.double()
+    expect_close(total, wide, "residual", ("row", "column"), tolerance)
+    right = wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+    expect_close(made, right, "normalised", ("row", "column"), tolerance)
+    for name in ("x", "residual"):
+        _expect_each(accesses, name, False, range(x.numel()))
+    _expect_each(accesses, "weight", False, range(columns), times=rows)
+
+
+def one_row_is_added_and_normalised(part: Kernel) -> None:
+    """one row of four columns, whose sum is 1, 1, 7, 7:"""
+    x = torch.tensor([[1.0, 0.0, 3.0, 8.0]])
+    _added(part, x, torch.tensor([[0.0, 1.0, 4.0, -1.0]]), 0.0, 4)
+
+
+def each_row_is_added_and_normalised(part: Kernel) -> None:
+    """three rows of eight columns, of different sizes:"""
+    sizes = torch.tensor([[1.0], [10.0], [0.1]])
+    _added(part, sizes * _random(3, 8), _random(3, 8, seed=35), 0.0, 8)
+
+
+def a_row_to_add_may_be_short(part: Kernel) -> None:
+    """three rows of five columns, in blocks of eight:"""
+    _added(part, _random(3, 5), _random(3, 5, seed=35), 0.0, 8)
+
+
+def eps_belongs_to_the_sum(part: Kernel) -> None:
+    """eps = 0.16, and a row whose sum is zero:"""
+    x = torch.tensor([[0.3, -0.3, 0.3], [1.0, 2.0, 3.0]])
+    residual = torch.tensor([[0.1, 0.2, 0.3], [-1.0, -2.0, -3.0]])
+    _added(part, x, residual, 0.16, 4)
+
+
+def sums_do_not_overflow_in_sixteen_bits(part: Kernel) -> None:
+    """inputs in float16 whose squares overflow in float16:"""
+    x = torch.tensor([[1000.0, 1000.0, 7000.0, -7000.0]]).half()
+    _added(part, x, 0.5 * x, 1e-5, 4)
+
+
 class _Clock:
     """Seconds of each size as given: the first run is slow, one run is an outlier."""
 
@@ -533,6 +590,13 @@ CHECKS = {
         each_head_is_rotated,
         pairs_need_not_fill_a_block,
         sixteen_bits_are_rotated_in_float32,
+    ),
+    "add_rms_norm": (
+        one_row_is_added_and_normalised,
+        each_row_is_added_and_normalised,
+        a_row_to_add_may_be_short,
+        eps_belongs_to_the_sum,
+        sums_do_not_overflow_in_sixteen_bits,
     ),
     "pick_fastest": (
         the_smallest_median_wins,

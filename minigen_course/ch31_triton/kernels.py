@@ -127,6 +127,27 @@ def rotate_pairs(
     tl.store(rotated_ptr + places + half, second * cos + first * sin, mask=inside)
 
 
+def add_rms_norm(
+    x_ptr, residual_ptr, weight_ptr, normalised_ptr, num_columns, eps, BLOCK: tl.constexpr
+):
+    """Add x to the residual in place, and store the RMSNorm of the sum, both in float32.
+
+    One program per row: the grid is (rows,), and `BLOCK` is at least `num_columns`. All rows are
+    contiguous. A program loads each element of its row of x, of the residual and of the weight
+    once, and stores each element of the sum and of its result once.
+    """
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < num_columns
+    places = row * num_columns + columns
+    x = tl.load(x_ptr + places, mask=inside, other=0.0).to(tl.float32)
+    total = x + tl.load(residual_ptr + places, mask=inside, other=0.0).to(tl.float32)
+    tl.store(residual_ptr + places, total, mask=inside)
+    weight = tl.load(weight_ptr + columns, mask=inside).to(tl.float32)
+    mean_square = tl.sum(total * total, axis=0) / num_columns
+    tl.store(normalised_ptr + places, total * tl.rsqrt(mean_square + eps) * weight, mask=inside)
+
+
 def pick_fastest(
     key: Hashable,
     sizes: Sequence[Any],

@@ -9,6 +9,7 @@ from typing import Any
 from minigen_course.ch31_triton import kernels
 from minigen_course.ch31_triton.gpu_kernels import tl
 from minigen_course.ch31_triton.kernels import (
+    add_rms_norm,
     add_scaled,
     column_sums,
     pick_fastest,
@@ -379,6 +380,58 @@ WRONG_ROTATION = {
 }
 
 
+def add_norm_by_root(
+    x_ptr, residual_ptr, weight_ptr, normalised_ptr, num_columns, eps, BLOCK: tl.constexpr
+):
+    """Right, by the root itself, the residual first."""
+    lanes = tl.arange(0, BLOCK)
+    there, start = lanes < num_columns, tl.program_id(0) * num_columns
+    stream = tl.load(residual_ptr + start + lanes, mask=there, other=0).to(tl.float32)
+    stream += tl.load(x_ptr + start + lanes, mask=there, other=0)
+    size = tl.sqrt(tl.sum(stream * stream) / num_columns + eps)
+    weight = tl.load(weight_ptr + lanes, mask=there, other=1)
+    tl.store(normalised_ptr + start + lanes, weight * (stream / size), mask=there)
+    tl.store(residual_ptr + start + lanes, stream, mask=there)
+
+
+def add_norm_rounded(
+    x_ptr, residual_ptr, weight_ptr, normalised_ptr, num_columns, eps, BLOCK: tl.constexpr
+):
+    """Right, the sum rounded to the residual's type first, as in the engine."""
+    lanes = tl.arange(0, BLOCK)
+    there, at = lanes < num_columns, tl.program_id(0) * num_columns + lanes
+    x = tl.load(x_ptr + at, mask=there).to(tl.float32)
+    stream = tl.load(residual_ptr + at, mask=there).to(tl.float32)
+    stream = (x + stream).to(residual_ptr.dtype.element_ty)
+    tl.store(residual_ptr + at, stream, mask=there)
+    wide = tl.where(there, stream.to(tl.float32), 0.0)
+    factor = tl.rsqrt(tl.sum(wide * wide, axis=0) / num_columns + eps)
+    tl.store(normalised_ptr + at, wide * factor * tl.load(weight_ptr + lanes, there), mask=there)
+
+
+WRONG_ADD_NORM = {
+    "the sum is not stored": [("    tl.store(residual_ptr + places, total, mask=inside)\n", "")],
+    "x stored instead": [("residual_ptr + places, total", "residual_ptr + places, x")],
+    "the norm of x": [("total * total", "x * x"), ("total * tl.rsqrt", "x * tl.rsqrt")],
+    "divided by the size of x": [("tl.sum(total * total", "tl.sum(x * x")],
+    "the sum loaded again": [
+        (
+            "mean_square = ",
+            "total = tl.load(residual_ptr + places, mask=inside, other=0.0).to(tl.float32)\n"
+            "    mean_square = ",
+        )
+    ],
+    "into x": [("tl.store(residual_ptr", "tl.store(x_ptr")],
+    "no value for masked lanes": [(", other=0.0", "")],
+    "one row for all": [("row = tl.program_id(0)", "row = 0")],
+    "rows a block apart": [("row * num_columns", "row * BLOCK")],
+    "no weight": [("(mean_square + eps) * weight", "(mean_square + eps)")],
+    "no eps": [(" + eps", "")],
+    "no mask": [("mask=inside, other=0.0", ""), (", mask=inside", "")],
+    "in its own type": [(".to(tl.float32)", "")],
+}
+
+
 def pick_by_sorting(key, sizes, seconds, found, repeats=5):
     """Right, by sorting."""
     known = found.get(key)
@@ -459,5 +512,6 @@ ANSWERS = {
     "rotate_pairs": answers(
         rotate_pairs, (rotate_by_one_load, rotate_second_first), WRONG_ROTATION
     ),
+    "add_rms_norm": answers(add_rms_norm, (add_norm_by_root, add_norm_rounded), WRONG_ADD_NORM),
     "pick_fastest": answers(pick_fastest, (pick_by_sorting, pick_in_rounds), WRONG_TUNER),
 }
