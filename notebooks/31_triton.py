@@ -91,25 +91,27 @@ from minigen_course import (
     verdicts,
     within,
 )
-from minigen_course.ch31_triton.figures import draw_programs, fused_bytes, lanes_in_use
+from minigen_course.ch31_triton.figures import (
+    draw_programs,
+    fused_bytes,
+    lanes_in_use,
+    machine_map,
+    occupancy_map,
+    sector_map,
+    threads_of_block,
+)
 from minigen_course.ch31_triton.gpu_kernels import machine_code
 from minigen_course.ch31_triton.lesson import (
+    A100,
     apply_rotary_by,
     attention_by,
     memory_instructions,
     num_operations,
+    num_sectors,
+    programs_that_fit,
     rms_norm_by,
     rotary_inputs,
     swiglu_by,
-)
-from minigen_course.ch31_triton.machine import (
-    A100,
-    machine_map,
-    num_sectors,
-    occupancy_map,
-    programs_that_fit,
-    sector_map,
-    threads_of_block,
 )
 from minigen_course.figures.explore import explore, picture
 from minigen_course.figures.show import best_seconds

@@ -1,15 +1,15 @@
 """Figures of chapter 31 show the given loads and stores."""
 
-from minigen_course.ch31_triton.figures import draw_programs, fused_bytes, lanes_in_use
-from minigen_course.ch31_triton.machine import (
-    A100,
+from minigen_course.ch31_triton.figures import (
+    draw_programs,
+    fused_bytes,
+    lanes_in_use,
     machine_map,
-    num_sectors,
     occupancy_map,
-    programs_that_fit,
     sector_map,
     threads_of_block,
 )
+from minigen_course.ch31_triton.lesson import A100, num_sectors, programs_that_fit
 from minigen_course.figures.style import AMBER, BLUE, CYCLE, FAINT
 from minigen_course.lab.memory_watch import Operator
 from minigen_course.lab.triton_interpreter import Access, bytes_moved, bytes_required
