@@ -362,6 +362,8 @@ explore(
 # | $i$ | place in the vectors | `program * BLOCK + lane` |
 # | $f$ | factor | `factor` |
 # | $p, B$ | number of the program, lanes of a block | `tl.program_id(0)`, `BLOCK` |
+#
+# By hand: x = (1, 2), y = (10, 20) and f = 0.5 give (6, 12).
 
 # %%
 task(31, "add_scaled")
@@ -576,8 +578,8 @@ reveal(31, column_sums=mine)
 # \text{SiLU}(z) = z\,\sigma(z) = \frac{z}{1 + e^{-z}}$$
 #
 # For example, with $g = 2$ and $u = 3$: σ(2) = 0.88, SiLU(2) = 1.76, the result is 5.28. And an example
-# of the places: rows of 12 columns, a row stride of 24, blocks of 8. Program (2, 1) has the columns 8 to
-# 15, of which 8 to 11 exist. In gate, row 2 begins at 2 × 24 = 48, so it loads places 56 to 59. In the
+# of the places: rows of 12 columns, a row stride of 24, blocks of 8. Program (2, 1), row 2 and block 1,
+# has the columns 8 to 15, of which 8 to 11 exist. In gate, row 2 begins at 2 × 24 = 48, so it loads places 56 to 59. In the
 # result, row 2 begins at 2 × 12 = 24, so it stores places 32 to 35.
 #
 # Below are the loads and stores of the engine's kernel, for four rows of 12 columns. The kernel itself

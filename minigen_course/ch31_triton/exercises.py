@@ -221,13 +221,13 @@ def _normalised(
     The sum should be stored in the residual's place.
     """
     (rows, columns), wide = x.shape, x.double()
-    made, given, stored = torch.full_like(x, UNTOUCHED), (x,), ("normalised",)
-    named = {"x": x, "weight": weight, "normalised": made}
+    made, inputs, stored = torch.full_like(x, UNTOUCHED), {"x": x}, {"normalised"}
     if residual is not None:
         wide = wide + residual.double()
-        total = residual.clone()
-        given, stored, named = (x, total), ("residual", "normalised"), {"residual": total, **named}
-    given = (*given, weight, made, columns, eps)
+        inputs["residual"] = total = residual.clone()
+        stored.add("residual")
+    named = {**inputs, "weight": weight, "normalised": made}
+    given = (*named.values(), columns, eps)
     accesses = launched(part, (rows,), given, block, stored, **named)
     expect_only(accesses, "normalised", False, ())
     expect(

@@ -8,7 +8,7 @@ undone. This module can be imported without Triton; its functions then raise `Op
 import inspect
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -173,7 +173,7 @@ def launched(
     grid: tuple[int, ...],
     given: tuple[Any, ...],
     block: int,
-    stored: tuple[str, ...],
+    stored: Collection[str],
     **tensors: Tensor,
 ) -> list[Access]:
     """Launch a kernel that should store each element of the tensors in `stored` once, no others.
