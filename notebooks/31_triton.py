@@ -21,17 +21,21 @@
 # Between the matrix multiplications of a layer sit small operations: a norm, a rotation, a gate. They
 # do almost no arithmetic, yet they take time. This chapter writes them as **kernels**: functions that
 # a GPU runs many times at once, each time on another piece of the data. They are written in
-# [Triton](https://triton-lang.org), a language inside Python. You need no GPU for it. The kernels run
-# in an interpreter on your CPU, which shows what each of them touches, and they are compiled to real
-# machine code for GPUs that are not here. No kernel of this chapter runs on a GPU: times on a GPU are
-# computed from bytes, and say so.
+# [Triton](https://triton-lang.org), a language inside Python.
 #
-# **Afterwards you can** say what a program instance, a block, a mask and a stride are, write a
-# kernel, count the bytes that it moves against those that it must, and read what the compiler made
-# of it.
+# You need no GPU. The kernels run in an interpreter on your CPU, which shows what each of them
+# touches, and they are compiled to real machine code for GPUs that are not here. Times on a GPU are
+# computed from bytes in this chapter, and the text says so.
 #
-# **You need** chapters 13 (norm, rotation, gate) and 22 (the pool of keys and values).
-# **Time:** about 60 minutes to read and try, about 60 for the exercises.
+# **Afterwards you can** draw a GPU with its four memories, say what a program instance, a block, a
+# mask, a stride, a warp, coalescing and occupancy are, write a kernel, count the bytes that it moves
+# against those that it must move, and read the compiler's output.
+#
+# **You need** chapters 13 (norm, rotation, gate), 14 (softmax), 17 (memory bandwidth) and 22 (the pool
+# of keys and values). **Time:** about 60 minutes to read and try, about 110 for the exercises.
+#
+# **Where we are:** chapters 21 to 25 decided *what* is computed in a step. This part is about *how*:
+# the code that runs on the processor itself.
 #
 # <!-- card -->
 #
@@ -54,16 +58,20 @@ from minigen_course.lab.triton_interpreter import need_triton
 
 need_triton()  # it is for Linux: elsewhere, this line says what to do
 
+import time
+
 import torch
 import triton
 import triton.language as tl
 
 from minigen import SamplingParams
 from minigen.kernels.triton.elementwise import (
+    rms_norm_kernel,
     rms_norm_torch,
     rms_norm_triton,
     rotary_store_torch,
     rotary_store_triton,
+    silu_multiply_kernel,
     silu_multiply_torch,
     silu_multiply_triton,
 )
@@ -74,27 +82,40 @@ from minigen_course import (
     check,
     holds,
     load_model,
+    mark,
     measured,
     predict,
     reveal,
-    show,
     task,
     using,
     verdicts,
     within,
 )
-from minigen_course.ch31_triton.figures import draw_programs, fused_bytes, lanes_in_use
+from minigen_course.ch31_triton.figures import (
+    draw_programs,
+    fused_bytes,
+    lanes_in_use,
+    machine_map,
+    occupancy_map,
+    sector_map,
+    threads_of_block,
+)
 from minigen_course.ch31_triton.gpu_kernels import machine_code
 from minigen_course.ch31_triton.lesson import (
+    A100,
+    apply_rotary_by,
+    attention_by,
     memory_instructions,
     num_operations,
+    num_sectors,
+    programs_that_fit,
     rms_norm_by,
     rotary_inputs,
     swiglu_by,
 )
 from minigen_course.figures.explore import explore, picture
 from minigen_course.figures.show import best_seconds
-from minigen_course.lab.inspect_model import recorded_states, transformer_of
+from minigen_course.lab.inspect_model import next_logits, recorded_states, transformer_of
 from minigen_course.lab.memory_watch import record_operators
 from minigen_course.lab.programs import record_programs
 from minigen_course.lab.triton_interpreter import bytes_moved, bytes_required, interpreted, launch
@@ -102,22 +123,27 @@ from minigen_course.lab.triton_interpreter import bytes_moved, bytes_required, i
 torch.manual_seed(31)
 llm = load_model(weights="float32", enable_prefix_caching=False)
 model, config = transformer_of(llm), llm.config
-TOKENS = 8
+PROMPT, TOKENS = "The old lighthouse", 8
+one_token = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+expected = llm.generate(PROMPT, one_token).text  # every kernel below must lead to the same token
 chapter_map("norms", "positions", "feed-forward", "GPU kernels")
 
 # %% [markdown]
 # ## A number that hurts
 #
-# A layer adds what attention found to its input (the *residual*), and normalises the sum (chapter
-# 13). In torch that is a line each. Torch starts several **operators** for them. Every operator is a
-# kernel of its own: it reads its inputs from memory and writes its result there, and the next one
-# reads it again.
+# A layer adds what attention found to its input (the
+# [residual stream](../docs/glossary.md#residual-stream)), and normalises the sum (chapter 13). In torch
+# that is a line each. Torch starts several **operators** for them, one after the other. On a GPU, an
+# operator is a kernel of its own (some are several): it reads its inputs from memory and writes its
+# result there, and the next one reads it again.
 #
-# Take 4,096 rows of 4,096 numbers. These tensors have 67 MB each, more than the cache of most
-# processors. Two of them have to be read, the sum and the result have to be written, and a weight for
-# each column has to be read. That is the least that must be moved. `record_operators` counts the
-# bytes of each operator's inputs and results. These are **logical bytes**: what the operators ask
-# for. A cache may answer a part of them, so memory itself may move less.
+# Take 4,096 rows of 4,096 numbers in float32. These tensors have 67 MB each, more than the cache of
+# most processors. Two of them have to be read, the sum and the result have to be written, and a weight
+# for each column has to be read. That is the least that must be moved.
+#
+# `record_operators` counts the bytes of each operator's inputs and results. These are **logical
+# bytes**: what the operators ask for. A cache may answer a part of them, so memory itself may move
+# less.
 
 # %%
 guess_bytes = predict("How many times the least do torch's operators move?", None)
@@ -138,13 +164,17 @@ moved_once = best_seconds(lambda: [target.copy_(source) for _ in range(2)], 3)  
 measured("on this CPU: seconds against copying the needed bytes", one_by_one / moved_once, "times")
 
 # %% [markdown]
-# Bytes and seconds are of the same tensors, in float32. They need not agree: each new tensor also has
-# to be given memory, and this part of the seconds is no traffic.
+# Each line is an operator: `add_` makes the sum, and the six others are the norm. Bytes and seconds
+# are of the same tensors. They need not agree: each new tensor also has to be given memory by the
+# system, and that takes time without moving any of the counted bytes.
 #
-# Now take the tensors of a decode step: eight tokens, 576 numbers each, in 16 bits. The whole tensor
-# has 9 kB. It stays in any cache, so traffic to memory is not what hurts. What hurts is the number of
-# operators. Each of them is a **launch**, and on a GPU a launch takes some microseconds, whatever it
-# computes. (`_to_copy` goes from 16 bits to 32 and back, because the norm is computed in float32.)
+# ## The second hurt: launches
+#
+# Now take the tensors of a [decode](../docs/glossary.md#decode) step: eight tokens, 576 numbers each,
+# in 16 bits. A whole tensor has 9 kB and fits in a cache, so bytes are not what hurts. What hurts is the
+# number of operators. To start a kernel is a **launch**: the CPU hands it to the GPU. A launch takes
+# microseconds, whatever the kernel computes
+# ([NVIDIA measures it here](https://developer.nvidia.com/blog/cuda-graphs/)).
 
 # %%
 x, residual = torch.randn(2, TOKENS, config.hidden).half()
@@ -161,50 +191,88 @@ print(
 )
 
 # %% [markdown]
-# The arithmetic is a few operations for each number. What takes the time is fetching the same rows
-# again and again when tensors are large, and the launches when they are small. One function that keeps
-# a row at hand from its first step to its last moves it once, and is launched once. That is
-# [kernel fusion](../docs/glossary.md#kernel-fusion), and the reason to write kernels.
+# (`_to_copy` goes from 16 bits to 32 and back, because the norm is computed in float32.) A step of this
+# model would need 549 launches for its norms alone. Both hurts have one cure. A function that keeps a row at hand from its first step to its last moves the row once,
+# and is launched once. That is [kernel fusion](../docs/glossary.md#kernel-fusion), and the reason to
+# write kernels. To write one, you must know the machine.
 #
-# ## The machine, in four lines
+# ## The machine
 #
-# The same number can lie in four places. Each place is faster and smaller than the one above it. Here
-# they are for an H100 ([Hopper tuning guide](https://docs.nvidia.com/cuda/hopper-tuning-guide/)):
+# A **thread** is a sequence of instructions that has registers of its own. A CPU has a few cores, each of
+# which runs one or two threads at a time. A large GPU has about a hundred **streaming multiprocessors**
+# (**SM**). On NVIDIA's A100, which is drawn below, each of them holds up to 2,048 threads at once.
+# Threads do not run alone: 32 of them form a **warp**, and all 32
+# execute the same instruction together, each on numbers of its own. An SM has four parts. In every
+# **clock cycle** (there are 1.41 billion per second), each part picks a warp and starts its next
+# instruction.
 #
-# | place | size | who shares it |
-# |---|---|---|
-# | memory (**HBM**) | 80 GB, 3,350 GB/s | all processors |
-# | **L2 cache** | 50 MB | all processors |
-# | **shared memory** | up to 228 KB for each processor | the threads of a program |
-# | **registers** | 65,536 of 4 bytes for each processor, 256 KB | one thread each |
+# Numbers lie in four places. From the bottom of the picture to its top, each place is faster than the
+# one below. HBM and L2 are shared by the whole GPU, and the two others are much smaller and lie in each
+# SM:
 #
-# Three words for what follows. A GPU fetches neighbouring addresses of neighbouring threads in one
-# transaction: that is **coalescing**, and Triton arranges it when a block of addresses is a row of
-# neighbours. **Occupancy** is how many programs run on a processor at the same time; while one waits
-# for memory, another computes. And the registers and the shared memory that a program takes decide how
-# many fit.
+# - **HBM** (high-bandwidth memory) is *the* memory of the GPU: weights, KV cache, all tensors.
+# - The **L2 cache** keeps what was read or written lately, for all SMs. No code asks for it.
+# - **Shared memory** lies inside an SM. The threads of one program exchange numbers through it. (The
+#   same circuits also serve as the SM's own cache, L1.)
+# - **Registers** hold the numbers that arithmetic works on. Each belongs to one thread.
+
+# %%
+picture(
+    machine_map(),
+    "An A100. Boxes are memories with their sizes, arrows are the bytes per second of the whole GPU "
+    "between two of them. The bandwidths of L2, shared memory and registers are computed, see below.",
+    number="31.1",
+)
+hbm = A100[0]
+print("all SMs together:  size          bandwidth   67 MB at this rate")
+for level in A100:
+    size = f"{level.num_bytes / 1e6:,.0f} MB"
+    speed = f"{level.gigabytes_a_second:,} GB/s"
+    taken = 1e6 * rows.nbytes / level.bandwidth
+    print(f"{level.name:>15} {size:>10} {speed:>18} {taken:>15.1f} µs")
+
+# %% [markdown]
+# Read the arrows upwards. HBM gives 2,039 GB/s
+# ([data sheet](https://www.nvidia.com/en-us/data-center/a100/)). L2 gives 5,120 bytes in each of 1.41
+# billion clock cycles per second, which is 7,219 GB/s (so it stands in
+# [this table](https://pmc.ncbi.nlm.nih.gov/articles/PMC10448217/table/t0015)). Shared memory gives
+# 128 bytes per cycle in each of 108 SMs; the [FlashAttention paper](https://arxiv.org/abs/2205.14135)
+# rounds this to 19 TB/s. For registers there is no such figure. Here is what arithmetic at full speed
+# reads from them: 9.75 trillion multiplications with addition per second, each of which reads three
+# numbers of 4 bytes. (Sizes: [white
+# paper](https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf).)
+# An H100 SXM has 132 SMs ([NVIDIA's
+# description](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/)), 80 GB at 3,350
+# GB/s, 50 MB of L2, and in each SM up to 228 KB of shared memory and 256 KB of registers ([tuning
+# guide](https://docs.nvidia.com/cuda/hopper-tuning-guide/)).
+#
+# All registers together are 28 MB. That is the whole idea of fusion: a number that has come up to a
+# register should be used for everything before it goes down again.
 #
 # ## The smallest kernel
 #
-# A large GPU has over a hundred processors (**streaming multiprocessors**, SM, in NVIDIA's words),
-# and each wants several pieces of work at a time. So a kernel is written from the point of view of one
-# piece. The function below is run many times at once, always with the same arguments; each run is a
-# **program instance**, a *program* for short. What differs is `tl.program_id(0)`, the program's number.
-# From it, each program finds out which **block** of neighbouring numbers is its own. (The blocks of
-# chapter 21 are something else.)
+# A kernel is written from the point of view of one piece of work. The function below is run many
+# times at once, always with the same arguments; each run is a **program instance**, a *program* for
+# short. A program runs on one SM, with all its threads. (CUDA, NVIDIA's own language, calls it a
+# *thread block*.) What differs is `tl.program_id(0)`, the program's number. From it, each program
+# computes which **block** of neighbouring numbers is its own. (The blocks of chapter 21 are something
+# else.)
 #
-# - `@triton.jit` makes a kernel of the function. For a GPU its body is compiled, and Python never
+# - `@triton.jit` turns the function into a kernel. For a GPU its body is compiled, and Python never
 #   runs it.
-# - `x_ptr` is an address: where the tensor's first number lies. Nothing tells how many there are,
-#   so `num` is handed in, too.
-# - `tl.arange(0, BLOCK)` is a block of whole numbers, 0 to BLOCK - 1; `BLOCK` is a power of two,
-#   and known when the kernel is compiled (`tl.constexpr`).
-# - An address plus a block of numbers is a block of addresses. `tl.load` fetches what lies there,
+# - `x_ptr` is a **pointer**: the address of the tensor's first number. A pointer does not know how many
+#   numbers follow, so `num` is handed in, too.
+# - `tl.arange(0, BLOCK)` is a block of whole numbers, 0 to BLOCK - 1. Its places are called **lanes**.
+#   `BLOCK` is a power of two, and known when the kernel is compiled (`tl.constexpr`).
+# - A pointer plus a block of numbers is a block of addresses. `tl.load` fetches what lies there,
 #   `tl.store` puts a block there. Between them, arithmetic is on whole blocks.
-# - A **mask** says which of the addresses are ours. The others are left alone.
+# - A **mask** is a block of true and false. Lanes whose mask is false load and store nothing.
 #
-# `kernel[grid](...)` *launches* it, that is, starts it; the **grid** says how many programs there
-# are. `record_programs` launches it in the interpreter, and writes down what each program loads and
+# `kernel[grid](...)` launches it; the **grid** says how many programs there are. Take ten numbers and
+# blocks of four. Three programs are needed, and program 2 computes the places 2 × 4 + (0, 1, 2, 3) = (8,
+# 9, 10, 11).
+#
+# `record_programs` launches a kernel in the interpreter, and writes down what each program loads and
 # stores. `bytes_moved` adds that up, and `bytes_required` counts each number once.
 
 # %%
@@ -214,11 +282,11 @@ guess_last = predict("Ten numbers, blocks of four: how many does the last progra
 # %%
 @triton.jit
 def square_kernel(x_ptr, square_ptr, num, BLOCK: tl.constexpr):
-    program = tl.program_id(0)
-    own = program * BLOCK + tl.arange(0, BLOCK)
-    exists = own < num
-    numbers = tl.load(x_ptr + own, mask=exists)
-    tl.store(square_ptr + own, numbers * numbers, mask=exists)
+    program = tl.program_id(0)  # 0, 1 or 2
+    own = program * BLOCK + tl.arange(0, BLOCK)  # the places of this program's numbers
+    exists = own < num  # the mask: false for places 10 and 11
+    numbers = tl.load(x_ptr + own, mask=exists)  # from HBM into registers
+    tl.store(square_ptr + own, numbers * numbers, mask=exists)  # and back
 
 
 numbers, squares = torch.arange(10.0), torch.zeros(10)
@@ -241,7 +309,7 @@ guess_last.compare(sum(len(each.offsets) for each in last))
 
 # %% [markdown]
 # The interpreter runs one program after the other, in NumPy. On a GPU they run at the same time,
-# in any order: no program may count on what another one has stored.
+# in any order: no program may count on what another one of the same launch has stored.
 #
 # ## Drag it: programs, blocks, and the mask
 #
@@ -252,7 +320,7 @@ guess_last.compare(sum(len(each.offsets) for each in last))
 
 # %%
 def loads(num, block, program, mask):
-    grid = triton.cdiv(num, block)
+    grid = triton.cdiv(num, block)  # num / block, rounded up
     if program >= grid:
         raise ValueError(f"{grid} programs are enough: there is no program {program}.")
     numbers, squares = torch.arange(float(num)), torch.zeros(num)
@@ -268,7 +336,7 @@ def loads(num, block, program, mask):
 explore(
     loads,
     "Two rows of numbers; those that one program loads and stores are coloured.",
-    "31.1",
+    "31.2",
     num=(1, 24, 1, 10),
     block=[4, 1, 2, 8, 16],
     program=(0, 9, 1, 2),
@@ -278,11 +346,24 @@ explore(
 # %% [markdown]
 # ## Your turn: two loads and a store
 #
-# Three kernels are yours in this chapter, each harder than the one before. `check` runs yours in the
-# interpreter with every load and store watched, and says the first thing that is wrong; `hint=1`
-# helps. They are plain functions: `check` and `launch` make kernels of them, and take one with
-# `@triton.jit` as well. `launch(kernel, grid, ...)` runs it where its tensors are: on a CPU in the
-# interpreter, or on a GPU.
+# Seven kernels are yours in this chapter (and an eighth in the workspace), and a tuner at the end.
+# `check` runs yours in the interpreter with every load and store watched, and says the first thing that
+# is wrong; `hint=1` helps. They are plain functions: `check` and `launch` turn them into kernels, and take one with
+# `@triton.jit` as well. `launch(kernel, grid, ...)` runs a kernel where its tensors are: on a CPU in
+# the interpreter, or on a GPU.
+#
+# The first adds two vectors, one of them scaled. With the places $p \cdot B$ to $p \cdot B + B - 1$ of
+# program $p$:
+#
+# $$\text{sum}_i = x_i + f\, y_i, \qquad 0 \le i < \text{num}$$
+#
+# | symbol | meaning | in the code |
+# |---|---|---|
+# | $i$ | place in the vectors | `program * BLOCK + lane` |
+# | $f$ | factor | `factor` |
+# | $p, B$ | number of the program, lanes of a block | `tl.program_id(0)`, `BLOCK` |
+#
+# By hand: x = (1, 2), y = (10, 20) and f = 0.5 give (6, 12).
 
 # %%
 task(31, "add_scaled")
@@ -303,56 +384,224 @@ def add_scaled(x_ptr, y_ptr, sum_ptr, num, factor, BLOCK: tl.constexpr):
 
 # %%
 mine = check(31, add_scaled=add_scaled)  # your own if it passed, else the package's
-states = recorded_states(llm, llm.tokenizer.encode("The old lighthouse"))[:, -1]
+states = recorded_states(llm, llm.tokenizer.encode(PROMPT))[:, -1]
 before, added = states[-2], states[-1] - states[-2]
 after = torch.empty_like(before)
 launch(mine, (3,), before, added, after, len(before), 1.0, BLOCK=256)
 torch.testing.assert_close(after, states[-1])
-print(f"{len(after)} numbers as the model has them, by 3 programs")
+print(f"{len(after)} numbers of the residual stream as the model has them, by 3 programs")
 reveal(31, add_scaled=mine)
 
 # %% [markdown]
-# ## Rows, and how far they are apart
+# ## Your turn: a row and its maximum
 #
-# Memory has no rows. A matrix is one number after another, and its **stride** says how many numbers
-# lie between the beginnings of two rows. Mostly that is the row's length; not always. A layer
-# multiplies once for gate and up (chapter 15): they are the halves of one row.
+# A matrix lies in memory row after row. With rows of $n$ numbers, element $(r, c)$ has the place
+# $r \cdot n + c$. Now a program has a whole row, and the grid has one program per row.
 #
-# A grid can have two axes: `tl.program_id(0)` is the row, `tl.program_id(1)` the block of columns.
-# The engine's kernel for SiLU(gate) x up is launched like that. Here are its loads and stores; you
-# write it below. It computes in float32, whatever comes.
+# A block can be reduced to one number: `tl.max(x, axis=0)`, `tl.sum(x, axis=0)`. Such a **reduction**
+# takes *all* lanes, also those that the mask left out. What do these hold? `tl.load(..., other=v)` puts
+# $v$ there. Without `other`, a GPU promises nothing: the lane holds whatever was in the register. (The
+# checks put something large or nan there, so that it shows.)
+#
+# $$m_r = \max_{0 \le c < n} x_{rc}$$
+#
+# For example, rows of three numbers in blocks of four lanes:
+#
+# | row | lanes 0 to 2 | lane 3, masked | right maximum | if lane 3 holds 0 |
+# |---|---|---|---|---|
+# | 0 | 3, 1, 4 | ? | 4 | 4 |
+# | 1 | -3, -1, -4 | ? | -1 | 0: wrong |
 
 # %%
-from minigen.kernels.triton.elementwise import silu_multiply_kernel
+task(31, "row_maximum")
 
+# %%
+# exercise: minigen_course.ch31_triton.kernels.row_maximum
+import triton.language as tl
+
+
+def row_maximum(x_ptr, maxima_ptr, num_columns, BLOCK: tl.constexpr):
+    """Store the largest number of each row of x.
+
+    One program per row: the grid is (rows,), and `BLOCK` is at least `num_columns`. Rows are
+    contiguous. Each element of x is loaded once, and each maximum is stored once.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+mine = check(31, row_maximum=row_maximum)  # your own if it passed, else the package's
+texts = (PROMPT, "Two and two is", "Once upon a")
+logits = torch.stack([next_logits(llm, text) for text in texts])
+highest = torch.empty(len(texts))
+launch(mine, (len(texts),), logits, highest, logits.shape[1], BLOCK=65_536)
+for text, row, value in zip(texts, logits, highest, strict=True):
+    (place,) = (row == value).nonzero()[:, 0].tolist()
+    print(
+        f"{text!r}: of {len(row):,} next tokens, {llm.tokenizer.decode([place])!r} is the likeliest"
+    )
+reveal(31, row_maximum=mine)
+
+# %% [markdown]
+# ## Coalescing: what one load fetches
+#
+# An SM does not ask memory for single numbers. It asks for **sectors** of 32 bytes: 8 numbers of
+# float32, or 16 of 16 bits. When a warp loads, the hardware looks at its 32 addresses, and fetches each
+# sector that at least one of them lies in
+# ([guide](https://docs.nvidia.com/cuda/cuda-c-best-practices-guide/index.html#coalesced-access-to-global-memory)).
+# Fetching neighbours together like this is **coalescing**.
+#
+# By hand: 32 lanes want 32 neighbouring numbers of float32. These are 128 bytes, 4 sectors, and each
+# byte is wanted. Now lane $i$ wants number $2i$. The 32 numbers are spread over 256 bytes, 8 sectors,
+# and half of what is fetched is thrown away. In general, for a **stride** of $s$ numbers between
+# neighbouring lanes, and numbers of $b$ bytes that begin at a sector:
+#
+# $$\text{sectors} = \begin{cases} 32\, s\, b / 32 = s\, b & \text{if } s\, b \le 32 \\
+# 32 & \text{otherwise} \end{cases}$$
+#
+# | symbol | meaning | in the code |
+# |---|---|---|
+# | $s$ | numbers from one lane's address to the next lane's | `stride` |
+# | $b$ | bytes per number | `itemsize`, 4 here |
+#
+# (The 32 lanes of a warp and the 32 bytes of a sector cancel by chance.) What is fetched and not wanted
+# is not always lost: a cache may keep it until another load wants it.
+#
+# In the figure below, choose the stride. A stride of 1 fills four sectors to the last byte. A stride of
+# 3 touches 12 sectors, and a third of each is wanted.
+
+# %%
+guess_sectors = predict("32 lanes want every 32nd number of float32: how many bytes come?", None)
+
+
+# %%
+@triton.jit
+def strided_kernel(x_ptr, taken_ptr, stride, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)  # 0 to 31: one lane for each thread of a warp
+    taken = tl.load(x_ptr + lanes * stride)  # lane i wants number i * stride
+    tl.store(taken_ptr + lanes, taken)
+
+
+def strided_load(stride):
+    x, taken = torch.arange(1024.0), torch.empty(32)
+    seen = record_programs(
+        lambda: strided_kernel[(1,)](x, taken, stride, BLOCK=32), x=x, taken=taken
+    )
+    return seen[0]
+
+
+explore(
+    lambda stride: sector_map(strided_load(stride)),
+    "Memory in lines of 64 numbers; white lines part the sectors. One warp's load wants the dark "
+    "numbers, and the light ones come with them. With a stride of 8, 1 byte in 8 is wanted.",
+    "31.3",
+    stride=[8, 1, 2, 3, 4, 16, 32],
+)
+fetched = {}
+for stride in (1, 2, 4, 8, 32):
+    load = strided_load(stride)
+    fetched[stride] = 32 * num_sectors([load])
+    wanted = load.num_bytes / fetched[stride]
+    print(
+        f"stride {stride:>2}: {fetched[stride]:>5,} bytes fetched for {load.num_bytes}, {wanted:.1%}"
+    )
+guess_sectors.compare(fetched[32], "bytes")
+
+# %% [markdown]
+# From a stride of 8 on, each number costs a whole sector: eight times the traffic, for the same
+# result. Triton assigns lanes to threads itself. What you decide is which addresses a block has:
+# **a block should be a row of neighbours**.
+#
+# ## Your turn: columns, without going down a column
+#
+# The sum of each column goes against the grain of memory: the numbers of a column lie a row apart.
+#
+# $$s_c = \sum_{r=0}^{R-1} x_{rc}$$
+#
+# Here $s_c$ is the sum of column $c$ (`sums`), and $R$ is the number of rows (`num_rows`).
+#
+# Take 3 rows of 4 columns and blocks of 2. Program 0, which has columns 0 and 1, could do it in two
+# ways:
+#
+# | | the load in step 0 | in step 1 | in step 2 |
+# |---|---|---|---|
+# | down a column | $x_{00}, x_{10}, x_{20}$: three sectors | $x_{01}, x_{11}, x_{21}$: the same three again | |
+# | along a row | $x_{00}, x_{01}$: one sector | $x_{10}, x_{11}$: one sector | $x_{20}, x_{21}$: one sector |
+#
+# (Think of rows so long that each begins a new sector.) Both add the same numbers. The check counts
+# sectors, so only one of them passes. A kernel may have a loop: `for row in range(num_rows)`, and a
+# block of zeros to begin with: `tl.zeros((BLOCK,), tl.float32)`.
+
+# %%
+task(31, "column_sums")
+
+# %%
+# exercise: minigen_course.ch31_triton.kernels.column_sums
+import triton.language as tl
+
+
+def column_sums(x_ptr, sums_ptr, num_rows, num_columns, BLOCK: tl.constexpr):
+    """Store the sum of each column of x, added up in float32: one program for `BLOCK` columns.
+
+    The grid is (programs,), as many as needed. Rows are contiguous. Each element of x is loaded
+    once, together with its neighbours in the row, and each sum is stored once.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+mine = check(31, column_sums=column_sums)  # your own if it passed, else the package's
+sizes = recorded_states(llm, llm.tokenizer.encode(PROMPT))[20].abs().contiguous()
+sums = torch.empty(sizes.shape[1])
+seen = record_programs(
+    lambda: launch(mine, (5,), sizes, sums, *sizes.shape, BLOCK=128), sizes=sizes, sums=sums
+)
+torch.testing.assert_close(sums, sizes.sum(0))
+column, share = int(sums.argmax()), float(sums.max() / sums.sum())
+print(f"column {column} of {len(sums)} holds {share:.0%} of the residual stream's size in layer 20")
+at_least = -(-sizes.nbytes // 32)
+print(f"sectors loaded: {num_sectors([each for each in seen if not each.is_store])}", end=", ")
+print(f"needed: {at_least}")
+reveal(31, column_sums=mine)
+
+# %% [markdown]
+# ## Your turn: rows, a stride, two axes
+#
+# Rows need not follow each other closely. A layer multiplies once for gate and up (chapter 15), so they
+# are the two halves of one row: from one row of gate to the next lies a whole row of both. The
+# numbers between the beginnings of two rows are the **row stride**.
+#
+# A grid can have two axes: `tl.program_id(0)` is the row, `tl.program_id(1)` the block of columns. The
+# kernel computes, with gate $g$, up $u$ and the sigmoid $\sigma$:
+#
+# $$\text{mixed}_{rc} = \text{SiLU}(g_{rc})\; u_{rc}, \qquad
+# \text{SiLU}(z) = z\,\sigma(z) = \frac{z}{1 + e^{-z}}$$
+#
+# For example, with $g = 2$ and $u = 3$: σ(2) = 0.88, SiLU(2) = 1.76, the result is 5.28. And an example
+# of the places: rows of 12 columns, a row stride of 24, blocks of 8. Program (2, 1), row 2 and block 1,
+# has the columns 8 to 15, of which 8 to 11 exist. In gate, row 2 begins at 2 × 24 = 48, so it loads places 56 to 59. In the
+# result, row 2 begins at 2 × 12 = 24, so it stores places 32 to 35.
+#
+# Below are the loads and stores of the engine's kernel, for four rows of 12 columns. The kernel itself
+# is yours to write. It computes in float32, also if its inputs have 16 bits.
+
+# %%
 gate_up = torch.randn(4, 24).half()
-gate, up = gate_up.chunk(2, dim=-1)
-print("gate is", tuple(gate.shape), "and a row begins", gate.stride(0), "after the one before")
-print("up begins", (up.data_ptr() - gate.data_ptr()) // 2, "numbers after gate")
 mixed_steps = record_operators(lambda: silu_multiply_torch(gate_up))
-with interpreted():
-    fused = silu_multiply_triton(gate_up)
-torch.testing.assert_close(fused, silu_multiply_torch(gate_up))
 mixed = torch.zeros(4, 12).half()
 seen = record_programs(
     lambda: silu_multiply_kernel[(4, 2)](gate_up, mixed, 12, BLOCK=8), gate_up=gate_up, mixed=mixed
 )
+torch.testing.assert_close(mixed, silu_multiply_torch(gate_up))
 apart = sum(step.num_bytes for step in mixed_steps)
 print(f"two operators move {apart} bytes, the kernel {bytes_moved(seen)}", end=", ")
 print(f"needed are {bytes_required(seen)}")
 picture(
     draw_programs(seen, {"gate_up": (4, 24), "mixed": (4, 12)}),
-    "Eight programs, two for each row: each has loaded a piece of gate and the same piece of up. A "
-    "colour is a program.",
-    number="31.2",
+    "Eight programs, two for each row; a colour is a program. On the left, each has loaded a piece of "
+    "gate (columns 0 to 11) and the same piece of up (12 to 23); on the right is what it stored.",
+    number="31.4",
 )
-
-# %% [markdown]
-# ## Your turn: rows, a stride, two axes
-#
-# The engine calls this one in every layer.
-
-# %%
 task(31, "silu_multiply")
 
 # %%
@@ -372,10 +621,8 @@ def silu_multiply(gate_ptr, up_ptr, mixed_ptr, num_columns, row_stride, BLOCK: t
 
 # %%
 mine = check(31, silu_multiply=silu_multiply)  # your own if it passed, else the package's
-greedy = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-expected = llm.generate("The old lighthouse", greedy).text
 with interpreted(), using(13, swiglu=swiglu_by(mine)):
-    assert llm.generate("The old lighthouse", greedy).text == expected
+    assert llm.generate(PROMPT, one_token).text == expected
 reveal(31, silu_multiply=mine)
 
 # %% [markdown]
@@ -383,57 +630,47 @@ reveal(31, silu_multiply=mine)
 # [elementwise.py](../minigen/kernels/triton/elementwise.py), also rounds where torch would round
 # between its two operators, so that both give the same numbers. It makes its row number an integer of
 # 64 bits: the harder part asks why.
-
-# %% [markdown]
-# ## A row that stays
 #
-# RMSNorm needs a row twice: for its mean square, then to divide it. A program that has the whole
-# row as one block loads it once; the block stays in the processor's **registers**, the memory that
-# its arithmetic works on. `tl.sum` adds up a block, with all of its places (**lanes**). Those that
-# the mask left out would count in the sum, too; `other=0.0` says what stands in them. (Without
-# `other`, a GPU promises nothing. The recorder puts NaN there, so that it is seen.) The engine's
-# kernel can also add the residual before it normalises. Whether it does is known when the kernel is
-# compiled: without a residual, those lines are not in the machine code.
+# ## Your turn: a row that stays
+#
+# Here is the norm of the opening. RMSNorm divides each row by the root of its mean square:
+#
+# $$y_{rc} = \frac{x_{rc}}{\sqrt{\frac{1}{n} \sum_{j=0}^{n-1} x_{rj}^2 + \varepsilon}}\; w_c$$
+#
+# | symbol | meaning | in the code |
+# |---|---|---|
+# | $x_{rc}, y_{rc}$ | a number of the input, of the result | `x`, `normalised` |
+# | $n$ | numbers in a row | `num_columns` |
+# | $w_c$ | learned weight of column $c$ ($g$ in [the paper](https://arxiv.org/abs/1910.07467)) | `weight` |
+# | $\varepsilon$ | a small number, so that a row of zeros divides by no zero | `eps` |
+#
+# By hand: the row (1, 1, 7, 7) has the squares 1, 1, 49, 49, the mean 25, the root 5, so the result is
+# (0.2, 0.2, 1.4, 1.4) with weights of 1 and ε = 0.
+#
+# The row is needed twice: for its mean square, then to divide it. A program that has the whole row as
+# one block loads it once; the block stays in registers between the two uses. In torch's operators the
+# row goes down to memory and up again for each step.
+#
+# The picture is about `BLOCK`, a power of two, while most rows are not. The pale lanes are masked: they
+# load nothing, but they compute, and take registers. Smaller blocks waste less; but a row in several
+# blocks has to be loaded again for the second use, or be shared among programs.
 
 # %%
-from minigen.kernels.triton.elementwise import rms_norm_kernel
-
-sums = [residual.clone(), residual.clone()]
-with interpreted():
-    ours = rms_norm_triton(x, norm_weight, 1e-5, sums[0])
-torch.testing.assert_close(ours, rms_norm_torch(x, norm_weight, 1e-5, sums[1]))
-assert torch.equal(*sums)
-
 norm_seen = record_programs(
     lambda: rms_norm_triton(x, norm_weight, 1e-5, residual),
     x=x,
     residual=residual,
     weight=norm_weight,
 )
-print(f"torch moved {norm_moved:,} bytes, the kernel {bytes_moved(norm_seen):,}", end=", ")
-print(f"needed are {bytes_required(norm_seen):,}")
-
-# %% [markdown]
-# What it asks for beyond the need is the weight, which every program loads: a GPU's cache has it after
-# the first. `BLOCK` is a power of two, and most rows are not. Choose a model's width: the pale
-# lanes load nothing, but they compute, and take registers. Smaller blocks waste less; but a row in
-# several blocks has to be loaded again for the second pass, or shared among programs.
-
-# %%
+of_norm = bytes_moved(norm_seen)
+print(f"sum and norm of {TOKENS} tokens: {norm_moved:,} bytes by operators", end=", ")
+print(f"{of_norm:,} by the engine's kernel, needed are {bytes_required(norm_seen):,}")
 explore(
     lambda width: lanes_in_use(width, (64, 256, 512, triton.next_power_of_2(width))),
     "Bars of lanes for blocks of four sizes: those that a row uses, and the masked ones.",
-    "31.3",
+    "31.5",
     width=[576, 896, 1024, 1536, 2880, 5120],
 )
-
-# %% [markdown]
-# ## Your turn: a row that stays
-#
-# One line puts yours into the running engine, in the place of every norm. And at the end it is
-# compiled for an H100 (more about that below).
-
-# %%
 task(31, "rms_norm_rows")
 
 # %%
@@ -454,92 +691,155 @@ def rms_norm_rows(x_ptr, weight_ptr, normalised_ptr, num_columns, eps, BLOCK: tl
 # %%
 mine = check(31, rms_norm_rows=rms_norm_rows)  # your own if it passed, else the package's
 with interpreted(), using(13, rms_norm=rms_norm_by(mine)):
-    print(llm.generate("The old lighthouse", greedy).text)
+    assert llm.generate(PROMPT, one_token).text == expected
 
 tokens = torch.empty(512, 4096, dtype=torch.bfloat16, device="meta")  # a shape without memory
 (code,) = machine_code("sm_90", lambda: rms_norm_by(mine)(tokens, tokens[0], 1e-5))
-print(f"on an H100: {code.registers} registers a thread, {code.spilled} spilled", end=", ")
-print(f"{len(memory_instructions(code.texts['ptx']))} loads and stores a thread")
+print(f"compiled for an H100: {code.registers} registers per thread, {code.spilled} bytes spilled")
 reveal(31, rms_norm_rows=mine)
 
 # %% [markdown]
-# The engine's own is `rms_norm_kernel` in
-# [elementwise.py](../minigen/kernels/triton/elementwise.py). A softmax of rows is the same kernel with
-# another sum: `softmax_kernel` in [gpu_kernels.py](../minigen_course/ch31_triton/gpu_kernels.py).
-
-# %% [markdown]
-# ## To three places
+# The engine's kernel asks for a little more than needed, because every program loads the weight.
+# After the first, a GPU's cache has it. (The line about an H100 is explained below, with the machine
+# code.) One rung harder is the engine's own task, the sum and the norm in one kernel. It is the exercise
+# `add_rms_norm` (stretch), and its stub is in the notebooks that `minigen workspace ~/minigen-course`
+# writes.
 #
-# After the product for queries, keys and values come the rotation (chapter 13) and the store into
-# the pool (chapter 22). One kernel does both: a program has one head of one token. A query goes to
-# attention (`result` below); a key and a value go to the token's slot, which the program loads like
-# any number. So where a program stores can depend on data. Below, three tokens go to the slots 5, 4
-# and 2.
+# ## Your turn: softmax of a row
+#
+# Softmax (chapter 14) takes a maximum and a sum of the same row:
+#
+# $$m_r = \max_c x_{rc}, \qquad \ell_r = \sum_c e^{x_{rc} - m_r}, \qquad
+# w_{rc} = \frac{e^{x_{rc} - m_r}}{\ell_r}$$
+#
+# | symbol | meaning | in the code |
+# |---|---|---|
+# | $x_{rc}$ | score of row $r$, column $c$ | `x` |
+# | $m_r, \ell_r$ | maximum of the row, sum of its exponentials (so named in the FlashAttention paper) | reductions of a block |
+# | $w_{rc}$ | weight | `weights` |
+#
+# By hand, for the row (2, 0, 1): $m$ = 2, the exponentials are 1, 0.14, 0.37, so $\ell$ = 1.50, and the
+# weights are 0.67, 0.09, 0.24. Masked lanes must count neither in $m$ nor in $\ell$; one value of
+# `other` serves both. Written with operators, it is five of them. Count the numbers that each reads
+# and writes, for rows long enough that one number per row is nothing, before you predict.
+
 
 # %%
-from minigen.kernels.triton.elementwise import rotary_store_kernel
+def softmax_by_operators(scores):
+    shifted = scores - scores.amax(1, keepdim=True)  # two operators
+    exponentials = shifted.exp()
+    return exponentials / exponentials.sum(1, keepdim=True)  # two more
 
-show(rotary_store_kernel.fn)
-given = rotary_inputs(slots=[5, 4, 2], q_heads=2, kv_heads=1, head_dim=8)
+
+guess_softmax = predict("How many times the bytes of one kernel do the five move?", None)
+task(31, "softmax_rows")
+
+# %%
+# exercise: minigen_course.ch31_triton.kernels.softmax_rows
+import triton.language as tl
+
+
+def softmax_rows(x_ptr, weights_ptr, num_columns, BLOCK: tl.constexpr):
+    """Store the softmax of each row of x, computed in float32.
+
+    One program per row: the grid is (rows,), and `BLOCK` is at least `num_columns`. Rows are
+    contiguous, and each has a finite number. Each element of x is loaded once, and each weight is
+    stored once.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+mine = check(31, softmax_rows=softmax_rows)  # your own if it passed, else the package's
+scores = torch.randn(64, 512)
+weights = torch.empty_like(scores)
+softmax_steps = record_operators(lambda: softmax_by_operators(scores))
+seen = record_programs(
+    lambda: launch(mine, (64,), scores, weights, 512, BLOCK=512), scores=scores, weights=weights
+)
+torch.testing.assert_close(weights, softmax_by_operators(scores))
+for step in softmax_steps:
+    print(f"{step.name:>6}: {step.bytes_read:>8,} bytes read, {step.bytes_written:>8,} written")
+print(f"kernel: {bytes_moved(seen):>8,} bytes moved")
+softmax_ratio = sum(step.num_bytes for step in softmax_steps) / bytes_moved(seen)
+guess_softmax.compare(softmax_ratio, "times")
+with interpreted(), using(14, attention=attention_by(mine)):
+    assert llm.generate(PROMPT, one_token).text == expected
+reveal(31, softmax_rows=mine)
+
+# %% [markdown]
+# The five read 5 numbers for each element and write 3; the kernel reads 1 and writes 1. In the last
+# lines, the kernel has computed the attention weights of the model: scores as a matrix in memory, minus
+# infinity where the causal mask says no.
+#
+# ## Your turn: rotary embedding, where addresses depend on data
+#
+# Rotary embedding (chapter 13) turns pairs of numbers of a head by an angle that grows with the token's
+# position $p$. Here dimension $i$ and dimension $i + d/2$ are a pair:
+#
+# $$\begin{aligned} y_i &= x_i \cos\theta_{p,i} - x_{i + d/2} \sin\theta_{p,i} \\
+# y_{i + d/2} &= x_{i + d/2} \cos\theta_{p,i} + x_i \sin\theta_{p,i} \end{aligned}
+# \qquad 0 \le i < d/2$$
+#
+# | symbol | meaning | in the code |
+# |---|---|---|
+# | $d/2$ | pairs in a head | `half` |
+# | $p$ | position of the token, loaded from memory | `positions_ptr` |
+# | $\theta_{p,i}$ | angle; only its cosine and sine are stored, in row $p$ of two tables | `cos_ptr`, `sin_ptr` |
+#
+# By hand: the pair (3, 1), turned by 90° (cosine 0, sine 1), becomes (-1, 3). The places, for three
+# heads of $d$ = 8: head 1 of token 2 begins at (2 × 3 + 1) × 8 = 56, so its pairs are (56, 60), (57, 61),
+# (58, 62), (59, 63).
+#
+# What is new is the position: the program loads one number, and uses it to compute further addresses.
+# Serving cannot do without this, because tokens of many requests stand side by side in a batch, each at
+# a position of its own.
+
+# %%
+task(31, "rotate_pairs")
+
+# %%
+# exercise: minigen_course.ch31_triton.kernels.rotate_pairs
+import triton.language as tl
+
+
+def rotate_pairs(
+    x_ptr, cos_ptr, sin_ptr, positions_ptr, rotated_ptr, num_heads, half, BLOCK: tl.constexpr
+):
+    """Rotate the pairs (i, i + half) of each head by the angles of its token's position.
+
+    The grid is (tokens, heads), and `BLOCK` is at least `half`. x and the result are tokens x heads
+    x 2 half, contiguous. Row p of cos and of sin has the `half` numbers of position p. Each element
+    of x is loaded once, and each of the result is stored once.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+mine = check(31, rotate_pairs=rotate_pairs)  # your own if it passed, else the package's
+with interpreted(), using(13, apply_rotary=apply_rotary_by(mine)):
+    assert llm.generate(PROMPT, one_token).text == expected
+reveal(31, rotate_pairs=mine)
+
+given = rotary_inputs(slots=[5, 2], q_heads=1, kv_heads=1, head_dim=8)
 seen = record_programs(lambda: rotary_store_triton(*given), **given.named())
 picture(
     draw_programs(
-        seen, {"qkv": (3, 32), "result": (3, 16), "keys": (8, 8), "values": (8, 8)}, width=11.0
+        seen, {"qkv": (2, 24), "result": (2, 8), "keys": (8, 8), "values": (8, 8)}, width=11.0
     ),
-    "A row of qkv is parted among programs; keys and values land in rows 5, 4 and 2 of the pool.",
-    number="31.4",
+    "The engine's kernel for rotation and store, with two tokens. Each row of qkv is parted among three "
+    "programs, a colour each: query, key and value. Keys and values land in rows 5 and 2 of the pool.",
+    number="31.6",
 )
 
 # %% [markdown]
-# ## Tiles
+# The engine goes one step further. After the product for queries, keys and values come the rotation
+# and the store into the pool (chapter 22). One kernel does both, `rotary_store_kernel` in
+# [elementwise.py](../minigen/kernels/triton/elementwise.py): a program has one head of one token. A
+# query goes to attention (`result` in the figure); a key and a value go to the token's
+# [slot](../docs/glossary.md#slot), whose number the program loads as yours loads the position. The two
+# tokens of the figure have the slots 5 and 2, so that is where the third and fourth panel are coloured.
 #
-# A product of matrices has a second way to save bytes. Each number of c = a bᵀ needs a row of a
-# and a row of b. A program that computes a **tile** of c, some rows by some columns, loads a
-# row of a once for all columns of its tile. (How a kernel multiplies tiles, chapter 32 shows.)
-
-# %%
-guess_tiles = predict(
-    "Tiles twice as wide and twice as high: what share of the bytes is loaded?", None
-)
-
-# %%
-from minigen_course.ch31_triton.gpu_kernels import matmul_kernel
-
-SIZE = 64
-a, b = torch.randn(2, SIZE, SIZE).half()
-
-
-def product(tile):
-    c = torch.zeros(SIZE, SIZE).half()
-    shape = {"BLOCK_M": tile, "BLOCK_N": tile, "BLOCK_K": 64, "TILES_A_GROUP": 8}
-    grid = ((SIZE // tile) ** 2,)
-    seen = record_programs(
-        lambda: matmul_kernel[grid](a, b, c, SIZE, SIZE, SIZE, **shape), a=a, b=b, c=c
-    )
-    torch.testing.assert_close(c, a @ b.T, atol=0.02, rtol=0.02)
-    return seen
-
-
-def tiles(tile, program):
-    if program >= (SIZE // tile) ** 2:
-        raise ValueError(f"There are {(SIZE // tile) ** 2} tiles: no program {program}.")
-    return draw_programs(product(tile), dict.fromkeys("abc", (SIZE, SIZE)), (program, 0, 0))
-
-
-explore(
-    tiles,
-    "Three matrices: the rows of a and of b that one program loads, and the tile that it stores.",
-    "31.5",
-    tile=[16, 32, 64],
-    program=(0, 15, 1, 6),
-)
-loaded = {}
-for tile in (16, 32, 64):
-    loaded[tile] = bytes_moved([each for each in product(tile) if not each.is_store])
-    print(f"tiles of {tile} by {tile}: {loaded[tile]:,} bytes loaded")
-guess_tiles.compare(loaded[32] / loaded[16])
-
-# %% [markdown]
 # ## What a layer moves
 #
 # Now with the model's sizes, for eight tokens in 16 bits: each part of a layer as torch's operators,
@@ -566,28 +866,47 @@ launches = sum(len(steps) for steps in twins.values()) + len(norm_steps)  # two 
 print(f"launches in a layer, without its products and attention: {launches}, fused: 4")
 picture(
     fused_bytes(twins, {name: bytes_moved(each) for name, each in kernels.items()}),
-    "For each part of a layer the bytes of its operators in a row (a colour is an operator), and below "
-    "its kernel's.",
-    number="31.6",
+    "For each part of a layer, its operators in a row (a colour is an operator), and below them the "
+    "one kernel. The length is the bytes that they move.",
+    number="31.7",
 )
 
 # %% [markdown]
+# Each part has two bars. The upper one is cut into its operators, and the lower one is the kernel that
+# replaces them. A layer's small operations take 4 launches instead of 46.
+#
 # ## Machine code for a GPU that is not here
 #
-# `triton.jit` compiles a kernel when it is started, for the GPU that it finds, and for the types of
-# its arguments. The package's `machine_code` does the same for a GPU of your choice, without
+# `triton.jit` compiles a kernel when it is first launched, for the GPU that it finds, and for the types
+# of its arguments. The package's `machine_code` does the same for a GPU of your choice, without
 # starting anything; tensors on the device "meta" have a shape, a type and no memory. What comes out
-# is *PTX*, NVIDIA's assembly (the machine's instructions as text), and from it the chip's own code.
+# is **PTX**, NVIDIA's assembly (the machine's instructions as text), and from it the chip's own code.
 # Read a line of it from the middle: what is loaded (`ld.global`) or stored (`st.global`), and
 # before it `@%p1`: do it only where this **predicate** holds. That is our mask.
 #
-# A processor runs a program in **threads**, of which 32 at a time, a **warp**, go in step. Triton takes
-# 4 warps unless it is told otherwise: a program of 1,024 numbers of 16 bits has 8 of them, 16
-# bytes, for each thread. The chip below is an H100, whose code is called `sm_90`. With 4,096 numbers
-# the mask cuts off nothing, and with 4,097 it does.
+# Triton runs a program by 4 warps unless it is asked for another number. 4 warps are 128 threads, so
+# a block of 1,024 numbers gives each thread 8 of them; in 16 bits, that is 16 bytes, the most that a
+# thread can load at once. The figure opens the block twice: its first warp has lanes 0 to 255, and this
+# warp's first thread has lanes 0 to 7. The threads of a warp have neighbouring lanes, so the whole
+# warp's load is coalesced.
+#
+# The chip below is an H100, whose code is called `sm_90`. With 4,096 numbers the mask cuts off nothing,
+# and with 4,097 it does. Here are three predictions. The first is about the load and the store of
+# `square_kernel`. The second is about a norm whose rows have 8,192 numbers: registers per
+# thread with 4 warps, divided by those with 8. The third is about the end of this chapter: norms and
+# gate of a layer become about three times as fast by fusion, so how much faster does a whole layer of
+# Llama-3-8B become, with 512 tokens?
 
 # %%
+picture(
+    threads_of_block(1024, 4),
+    "Who has which number: a program's block (above), the 32 threads of its first warp (middle), and "
+    "the lanes of that warp's first thread (below), for numbers of 16 bits.",
+    number="31.8",
+)
 guess_loads = predict("4,097 numbers: how many loads and stores does a thread have?", None)
+guess_registers = predict("4 warps instead of 8: how many times the registers?", None)
+guess_layer = predict("How many times as fast does the layer become?", None)
 
 
 # %%
@@ -600,31 +919,52 @@ def squares_on(chip, num):
 for num in (4096, 4097):
     code = squares_on("sm_90", num)
     found = memory_instructions(code.texts["ptx"])
-    print(f"{num:,} numbers, {code.registers} registers a thread, {len(found)} loads and stores:")
+    print(f"{num:,} numbers, {code.registers} registers per thread, {len(found)} loads and stores:")
     print(*(f"   {each}" for each in found[:3]), sep="\n")
     print("   operations:", dict(num_operations(code.texts["ptx"]).most_common(6)))
 guess_loads.compare(len(found))
 
 # %% [markdown]
-# The compiler knew that 4,096 is a multiple of 16, so that the mask is the same for neighbours: one
-# load has all that a thread needs. With 4,097 each number has a predicate of its own, and a load of
-# its own. Triton looks at every whole number and every address for this; so keep rows at multiples
-# of 16 numbers.
+# `ld.global.v4.b32` loads four times 32 bits at once: all that a thread needs. The compiler could
+# choose it because it knew that 4,096 is a multiple of 16, so that the mask is the same for neighbours.
+# With 4,097 each of a thread's eight numbers has a predicate of its own, and a load of its own. The
+# line of operations shows the eight comparisons that set these predicates (`setp`). Triton looks at
+# every whole number and every address for this. So keep rows at multiples of 16 numbers.
 #
-# Registers are what a block costs. A thread has 255 at most, and a processor's 65,536 are shared by
-# all threads on it. Whatever does not fit in registers is **spilled** to memory, the very traffic
-# that we set out to avoid.
-# (*Shared* are bytes of a small memory on the chip, through which warps exchange their sums.)
+# ## Occupancy: how many programs fit on an SM
 #
-# First the norm with rows of 8,192 numbers, by the package's 8 warps and by fewer. Then rows of
-# 4,096 for several chips: `sm_80` is an A100, `sm_120` a GeForce RTX 50, and `gfx942` AMD's MI300,
-# whose warps have 64 threads. None of these chips is here: this is what the compiler says, and no
-# time.
-
-# %%
-guess_registers = predict(
-    "Rows of 8,192, 4 warps instead of 8: how many times the registers?", None
-)
+# A load from HBM takes hundreds of clock cycles (about 400 in the table linked above). An SM does not
+# wait. While one warp waits for its numbers, the SM runs another one that has them. For that, other
+# warps must be *there*: their registers and their shared memory must be on the SM already, and that is
+# what limits their number. **Occupancy** is the share of an SM's places for warps that are taken:
+#
+# $$\text{programs} = \min\!\left(\left\lfloor \frac{65{,}536}{32\, W R} \right\rfloor,\;
+# \left\lfloor \frac{S_{SM}}{S} \right\rfloor,\; \left\lfloor \frac{64}{W} \right\rfloor,\; 32\right),
+# \qquad \text{occupancy} = \frac{W \cdot \text{programs}}{64}$$
+#
+# | symbol | meaning | here |
+# |---|---|---|
+# | $W$ | warps of a program | `num_warps` |
+# | $R$ | registers per thread, rounded up to a multiple of 8 | `registers` |
+# | $S, S_{SM}$ | bytes of shared memory of a program (and 1 KiB for the system), of an SM | `shared`, 164 KiB |
+# | 65,536, 64, 32 | registers, places for warps and for programs of an A100's SM | [table](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#compute-capabilities) |
+#
+# By hand: a program of 8 warps with 54 registers per thread takes 56 × 32 × 8 = 14,336 registers. Four
+# such programs fit, 32 of 64 warps: an occupancy of 50 %.
+#
+# A thread has 255 registers at most. Whatever does not fit in them is **spilled** to memory, the very
+# traffic that we set out to avoid. Below, the norm's kernel with rows of 8,192 numbers is compiled for
+# an A100 (`sm_80`) with five numbers of warps. Then rows of 4,096 for several chips: `sm_90` is an H100,
+# `sm_120` a GeForce RTX 50, and `gfx942` AMD's MI300, whose warps have 64 threads. None of these chips is
+# here: this is what the compiler says, and no time.
+#
+# ## Your turn: an auto-tuner
+#
+# Which number of warps is fastest? High occupancy hides waiting, but it is no aim in itself: with
+# fewer warps for the same block, each thread has more loads under way, which hides waiting, too
+# ([Volkov 2010](https://www.nvidia.com/content/gtc-2010/pdfs/2238_gtc2010.pdf)). So engines try: an
+# **auto-tuner** runs each size on the machine itself, and keeps the fastest for the shape at hand. That
+# is the last exercise, in plain Python.
 
 
 # %%
@@ -636,37 +976,111 @@ def norm_on(chip, hidden, num_warps):
     return machine_code(chip, lambda: run(*arguments, HAS_RESIDUAL=False, **sizes))[0]
 
 
-wanted = [("sm_90", 8192, num_warps) for num_warps in (8, 4, 2, 1)]
-wanted += [(chip, 4096, 8) for chip in ("sm_80", "sm_90", "sm_120", "gfx942")]
-registers = {}
-for each in wanted:
-    code = norm_on(*each)
-    registers[each] = code.registers
-    print("{:>6}: rows of {}, {} warps:".format(*each), end=" ")
-    print(f"{code.registers:>3} registers, {code.spilled:>4} spilled, {code.shared} bytes shared")
-guess_registers.compare(round(registers["sm_90", 8192, 4] / registers["sm_90", 8192, 8], 2))
-
-# %% [markdown]
-# The interpreter is more lenient than the compiler, which refuses a plain global variable, or a
-# `break`; and sums are added up in another order on a GPU. So minigen's tests do both: every kernel
-# is interpreted, against the same thing in plain torch, and compiled for these four chips.
-#
-# ## The measurement again
+codes = {num_warps: norm_on("sm_80", 8192, num_warps) for num_warps in (16, 8, 4, 2, 1)}
+for num_warps, code in codes.items():
+    fit = programs_that_fit(num_warps, code.registers, code.shared)
+    print(
+        f"rows of 8,192, {num_warps:>2} warps: {code.registers:>3} registers per thread", end=", "
+    )
+    print(f"{code.spilled:>3} bytes spilled, occupancy {fit.occupancy:.0%} ({fit.limit})")
+guess_registers.compare(round(codes[4].registers / codes[8].registers, 2))
+for chip in ("sm_80", "sm_90", "sm_120", "gfx942"):
+    code = norm_on(chip, 4096, 8)
+    print(f"rows of 4,096, 8 warps, {chip:>6}: {code.registers} registers, {code.spilled} spilled")
+picture(
+    occupancy_map(
+        {f"{warps} per program": (warps, c.registers, c.shared) for warps, c in codes.items()}
+    ),
+    "The 65,536 registers of one SM, parted among programs (a light or dark piece each). The labels on "
+    "the left are warps per program, and a program has a row of 8,192 numbers.",
+    number="31.9",
+)
+task(31, "pick_fastest")
 
 # %%
-guess_layer = predict("A layer's norms and gate become several times as fast: and the layer?", None)
+# exercise: minigen_course.ch31_triton.kernels.pick_fastest
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+
+def pick_fastest(
+    key: Hashable,
+    sizes: Sequence[Any],
+    seconds: Callable[[Any], float],
+    found: dict[Hashable, Any],
+    repeats: int = 5,
+) -> Any:
+    """Return the fastest size for problems of this key, and keep it in `found`.
+
+    `seconds(size)` runs the kernel once and returns its time, or infinity if the size does not fit
+    the chip. A size's first run does not count, because it compiles. A size that fits is run
+    `repeats` times more, and its median counts. If `found` has the key, nothing is run. Raises
+    `ValueError` if no size fits.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+mine = check(31, pick_fastest=pick_fastest)  # your own if it passed, else the package's
+many_rows = torch.randn(1024, 4096)
+
+
+def norm_seconds(num_rows):
+    begin = time.process_time()  # of this process alone: what other programs do does not count
+    for piece in many_rows.split(num_rows):
+        rms_norm_torch(piece, ones, 1e-5)
+    return time.process_time() - begin
+
+
+sizes, num_threads = (1024, 64, 8, 1), torch.get_num_threads()
+torch.set_num_threads(1)  # the time of a process is that of all its threads
+best_size = mine(tuple(many_rows.shape), sizes, norm_seconds, {})
+times = {size: min(norm_seconds(size) for _ in range(3)) for size in sizes}
+torch.set_num_threads(num_threads)
+for size, seconds in times.items():
+    print(f"1,024 rows of 4,096 numbers, {size:>5,} at once: {mark(1e3 * seconds, 'ms')}")
+print(f"the tuner's choice: ⟨{best_size:,} rows⟩ at once")
+reveal(31, pick_fastest=mine)
 
 # %% [markdown]
-# First the number of the beginning: the bytes of a sum and a norm, by operators and by one kernel.
+# There is no GPU to tune for, so the tuner has tuned torch's operators on your CPU: 1,024 rows are
+# normalised all at once, or in pieces of 64, 8 or 1. Two things speak for small pieces. A piece stays in
+# the processor's cache from operator to operator, so the cache does what fusion does. And the system
+# must provide fresh pages of memory (chapter 11) for each large result, while small ones mostly use the
+# same memory again. One thing speaks against them: each piece costs operators of its own, which are the
+# CPU's launches. A tuner need not know any of this; it measures.
+#
+# Now read the picture. A row of it is a kernel, and each light or dark piece is the registers of one
+# program. Four programs fit for 2 to 16 warps, so an SM holds four rows of the tensor in its registers
+# each time. What changes is how many threads share these rows: 2,048 at the top, 256 for 2 warps. With 1
+# warp, a row does not fit into the registers of 32 threads. Eight programs fit, but each spills.
+#
+# ## The measurement again
+#
+# First the number of the beginning: the bytes of a sum and a norm for 4,096 rows, by operators and by
+# the engine's kernel. (All programs move the same bytes. The recorder watches 16 of them, and the rest
+# is multiplication.)
+#
 # Then what fusion would buy on a GPU, **modelled, not measured**. Count the two norms and the gate of a
 # layer of Llama-3-8B for 512 tokens, on tensors that have no memory, and divide by an H100's 3,350
 # GB/s. The layer's products and its attention take their FLOPs over 989 TFLOP/s, the data sheet's
 # peak. No kernel reaches the peak, so the products take longer, and the layer gains less than that:
-# the second line below assumes half of it.
+# a second line assumes half of it.
 
 # %%
-of_norm = bytes_moved(norm_seen)
-print(f"sum and norm: {norm_moved:,} bytes by {len(norm_steps)} operators, {of_norm:,} by a kernel")
+few, few_others = torch.randn(2, 16, 4096)
+watched = record_programs(
+    lambda: rms_norm_triton(few, ones, 1e-5, few_others), few=few, few_others=few_others, ones=ones
+)
+large_fused = bytes_moved(watched) * len(rows) // len(few)
+for name, moved, count in (
+    ("operators", large_moved, len(large_steps)),
+    ("one kernel", large_fused, 1),
+):
+    print(
+        f"{name:>10}: {moved:,} bytes, {moved / large_needed:.2f} times the least, {count} launches"
+    )
+
 many, hidden, ffn, kv_width = 512, 4096, 14336, 1024
 wide = torch.empty(many, 2 * ffn, dtype=torch.bfloat16, device="meta")
 norm = record_operators(lambda: rms_norm_torch(tokens, tokens[0], 1e-5, tokens))
@@ -674,8 +1088,8 @@ gates = record_operators(lambda: silu_multiply_torch(wide))
 apart = sum(each.num_bytes for each in (*norm, *norm, *gates))
 fused = 2 * of_norm * tokens.numel() / x.numel()
 fused += bytes_moved(kernels["SiLU x up"]) * wide.numel() / gate_up.numel()
-weights = hidden * (2 * hidden + 2 * kv_width) + 3 * hidden * ffn
-flops = 2 * many * weights + 4 * hidden * many * (many + 1) // 2  # products, and causal attention
+products = hidden * (2 * hidden + 2 * kv_width) + 3 * hidden * ffn  # weights of a layer
+flops = 2 * many * products + 4 * hidden * many * (many + 1) // 2  # and causal attention
 by_operators, by_kernels = apart / 3350e9, fused / 3350e9
 for name, moved in (("operators", apart), ("kernels", fused)):
     print(f"two norms and a gate by {name}: {moved / 1e6:.0f} MB, {moved / 3.35e6:.0f} µs")
@@ -689,39 +1103,33 @@ guess_layer.compare(round(layer_ratios[1.0], 2), "times")
 print(f"the parts of one token, by kernels: {1e6 * by_kernels / many:.2f} µs")
 
 # %% [markdown]
-# For one token, bytes are not what counts: they are moved in a fraction of a microsecond, while
-# each launch takes some microseconds. There, fewer kernels are the gain, and recording a whole step
-# to launch it at once (a [CUDA graph](../docs/glossary.md#cuda-graph)), which the engine on a GPU
-# does.
+# The kernel stays above the least only because each program asks for the weight, which a cache answers.
+# For one token, bytes are not what counts: they are moved in a fraction of a microsecond, while each
+# launch takes longer. There, fewer kernels are the gain, and recording a whole step to launch it at
+# once (a [CUDA graph](../docs/glossary.md#cuda-graph)), which the engine on a GPU does.
 #
-# ## What the production engines do beyond this
-#
-# - **vLLM** and **SGLang** have these kernels in CUDA: a norm with the residual sum, SiLU x up, a
-#   rotation, a store into the cache; and Triton for others, which must run on AMD's GPUs too.
-# - **torch.compile** fuses such chains by itself, and writes Triton. vLLM uses it for what lies
-#   between its own kernels, and looks through the compiled graph for more to fuse: a norm with the
-#   rounding to 8 bits that the next product wants.
-# - **TensorRT-LLM** joins the norm and the residual sum with what comes before them on several
-#   GPUs: adding up what each of these has computed (chapter 41). vLLM can do that, too.
-# - **llama.cpp** looks through its graph for chains that a kernel of it can do at once, such as a
-#   norm and the product with its weight.
-# - **Autotuning** tries several sizes of block and numbers of warps on the GPU itself, and keeps the
-#   fastest. Here they are chosen by hand, so that a start costs nothing.
-
-# %% [markdown]
 # ## Claims
 
 # %%
 verdicts(
     "31",
     Claim(
-        "Fusing elementwise operators saves most of their memory traffic",
-        f"sum and norm of {TOKENS} tokens: {norm_moved:,} bytes by {len(norm_steps)} operators, "
-        f"{of_norm:,} by one kernel, {norm_moved / of_norm:.1f} times fewer",
-        holds(of_norm < norm_moved / 2),
-        "every operator reads what the one before wrote; a kernel keeps it in registers",
+        "A fused softmax moves a quarter of the bytes of its operators",
+        f"64 rows of 512 numbers: {len(softmax_steps)} operators move {softmax_ratio:.2f} times the "
+        "bytes of one kernel",
+        within(softmax_ratio, 3.8, 4.2),
+        "for each element the operators read 5 numbers and write 3, the kernel reads 1 and writes 1",
         "[Triton's tutorial on fused softmax]"
         "(https://triton-lang.org/main/getting-started/tutorials/02-fused-softmax.html)",
+    ),
+    Claim(
+        "A stride of 2 halves the efficiency of loads",
+        f"{fetched[1]} bytes fetched with a stride of 1, {fetched[2]} with a stride of 2, for 128 "
+        "wanted, counted",
+        holds(fetched[2] == 2 * fetched[1]),
+        "sectors of 32 bytes come whole; what a cache keeps for a later load is not counted here",
+        "[CUDA C++ Best Practices Guide]"
+        "(https://docs.nvidia.com/cuda/cuda-c-best-practices-guide/index.html#strided-accesses)",
     ),
     Claim(
         "The model gains as much as its fused operators do",
@@ -742,5 +1150,71 @@ verdicts(
 )
 
 # %% [markdown]
+# ## Summary
+#
+# - Small operations between matrix products are limited by the bytes that they move when tensors are
+#   large, and by launches when tensors are small. Fusion cuts both.
+# - A GPU has four memories: HBM, L2, shared memory, registers. Each is faster than the one before, and
+#   all but the first are small. A kernel keeps a number in registers from its first use to its last.
+# - A kernel is written for one program. Its number says which block of addresses is its own; a mask
+#   leaves out what does not exist; masked lanes still count in a maximum or a sum, with the value of
+#   `other`.
+# - Loads are coalesced: memory comes in sectors of 32 bytes. A block should be a row of neighbours,
+#   also when a column is wanted.
+# - Where a program loads and stores may depend on data: positions, slots.
+# - The registers and the shared memory of a program decide how many programs fit on an SM (occupancy).
+#   More warps per program mean fewer registers per thread.
+# - What the fused parts gain, a whole layer gains in part only, because the matrix products stay as
+#   they are.
+#
+# **Check yourself** (click to see the answer).
+#
+# <details><summary>1. A kernel adds 1,000 numbers in blocks of 256. How many programs does it need, and
+# how many lanes of the last one are masked?</summary>
+# Four programs, since 1,000 / 256 is rounded up. The last one begins at place 768, so 232 of its lanes
+# exist and 24 are masked.</details>
+#
+# <details><summary>2. One warp loads 32 numbers of float16. How many sectors does it fetch if they are
+# neighbours, and how many if it takes every 16th number?</summary>
+# Neighbours are 64 bytes, 2 sectors. Every 16th number lies 32 bytes after the one before, so each is in
+# a sector of its own: 32 sectors, 1,024 bytes for 64 wanted.</details>
+#
+# <details><summary>3. A program of 8 warps takes 40 registers per thread and no shared memory. How many
+# fit on an SM of an A100, and what is the occupancy?</summary>
+# It takes 40 × 32 × 8 = 10,240 registers. Six programs fit into 65,536, which are 48 of 64 warps: 75
+# %.</details>
+#
+# ## What the production engines do beyond this
+#
+# - **[vLLM](https://docs.vllm.ai/en/stable/design/fusions/)** has kernels in CUDA for a norm with the
+#   residual sum, SiLU x up, rotation, and the store into the cache. At compile time it looks through the
+#   model's graph for more to fuse, such as the norm with the rounding to 8 bits that the next product
+#   wants. The linked page has a table of these fusions, with what each gains.
+# - **[SGLang](https://github.com/sgl-project/sglang)** has such kernels in CUDA, too, and many in Triton.
+# - **[torch.compile](https://docs.pytorch.org/docs/stable/torch.compiler.html)** fuses chains of
+#   operators by itself, and writes Triton for GPUs.
+# - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** can join the norm and the residual sum with
+#   what comes before them on several GPUs: adding up what each has computed (chapter 41). vLLM can, too.
+# - **[llama.cpp](https://github.com/ggml-org/llama.cpp/pull/15631)** looks through its graph for chains
+#   that one kernel of it can do at once, such as a sum, a norm and the product with its weight. Ollama
+#   builds on the same library, ggml.
+# - **Auto-tuning** as in `pick_fastest` is `triton.autotune`. The engine here fixes its sizes by hand, so
+#   that a start costs nothing.
+#
+# ## Further reading
+#
+# - [Triton's tutorials](https://triton-lang.org/main/getting-started/tutorials/index.html): vector
+#   addition, softmax, matrix product, layer norm, attention.
+# - [Triton-Puzzles](https://github.com/srush/Triton-Puzzles): twelve more kernels to write, in an
+#   interpreter, too.
+# - [Triton: an intermediate language and compiler for tiled neural network
+#   computations](https://doi.org/10.1145/3315508.3329973), Tillet et al. 2019.
+# - [Making Deep Learning Go Brrrr From First
+#   Principles](https://horace.io/brrr_intro.html), He 2022: compute, bandwidth, overhead, and which of
+#   them fusion helps.
+# - [CUDA C++ Best Practices
+#   Guide](https://docs.nvidia.com/cuda/cuda-c-best-practices-guide/index.html): coalescing and occupancy
+#   by the maker of the machine.
+#
 # **Next:** attention, as chapter 14 wrote it, keeps a matrix of scores that grows with the square
-# of the text. Chapter 32 gets by without it.
+# of the text. [Chapter 32](32_flash_attention.ipynb) gets by without it.

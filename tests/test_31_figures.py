@@ -1,7 +1,16 @@
 """Figures of chapter 31 show the given loads and stores."""
 
-from minigen_course.ch31_triton.figures import draw_programs, fused_bytes, lanes_in_use
-from minigen_course.figures.style import CYCLE, FAINT
+from minigen_course.ch31_triton.figures import (
+    draw_programs,
+    fused_bytes,
+    lanes_in_use,
+    machine_map,
+    occupancy_map,
+    sector_map,
+    threads_of_block,
+)
+from minigen_course.ch31_triton.lesson import A100, num_sectors, programs_that_fit
+from minigen_course.figures.style import AMBER, BLUE, CYCLE, FAINT
 from minigen_course.lab.memory_watch import Operator
 from minigen_course.lab.triton_interpreter import Access, bytes_moved, bytes_required
 
@@ -66,3 +75,58 @@ def test_lanes_that_no_number_uses_are_pale() -> None:
     widths = [bar.get_width() for bar in made.axes[0].patches]
     assert widths == [576, 0, 576, 448]
     assert "1 x 1,024, 56% in use" in made.axes[0].texts[1].get_text()
+
+
+def test_each_memory_of_the_machine_is_smaller_or_faster_than_the_one_below() -> None:
+    speeds = [level.bandwidth for level in A100]
+    assert speeds == sorted(speeds)
+    texts = " ".join(text.get_text() for text in machine_map().axes[0].texts)
+    for wanted in ("HBM: 80 GB", "L2 cache: 40 MB", "up to 164 KB", "registers: 256 KB"):
+        assert wanted in texts
+    for level in A100:
+        assert f"{level.gigabytes_a_second:,} GB/s" in texts
+
+
+def strided(stride: int, itemsize: int = 4, lanes: int = 32) -> Access:
+    return Access((0, 0, 0), False, "x", tuple(range(0, lanes * stride, stride)), itemsize)
+
+
+def test_sectors_follow_the_stride_until_each_number_has_its_own() -> None:
+    assert [num_sectors([strided(each)]) for each in (1, 2, 3, 8, 32)] == [4, 8, 12, 32, 32]
+    assert num_sectors([strided(1, itemsize=2)]) == 2
+    assert num_sectors([strided(1), strided(1)]) == 8, "each access counts on its own"
+
+
+def test_wanted_numbers_and_those_that_come_with_them_differ_in_colour() -> None:
+    made = sector_map(strided(4, lanes=4))
+    assert [colour_at(made, 0, 0, column) for column in (0, 1, 4, 15)] == [
+        BLUE.lower(),
+        AMBER.lower(),
+        BLUE.lower(),
+        AMBER.lower(),
+    ]
+    assert colour_at(made, 0, 0, 16) not in (BLUE, AMBER)
+    assert made.axes[0].get_title(loc="left").startswith("2 sectors, 64 bytes fetched, 25.0%")
+
+
+def test_what_a_program_takes_limits_how_many_fit() -> None:
+    assert programs_that_fit(8, 54, 32).num_programs == 4  # 14,336 registers each
+    assert programs_that_fit(8, 54, 32).occupancy == 0.5
+    assert programs_that_fit(1, 16, 0).limit == "places for programs"
+    assert programs_that_fit(4, 16, 80_000).num_programs == 2
+    assert programs_that_fit(4, 16, 80_000).limit == "shared memory"
+
+
+def test_the_registers_of_an_sm_are_parted_among_its_programs() -> None:
+    made = occupancy_map({"narrow": (8, 54, 0), "wide": (8, 255, 0)})
+    widths = [bar.get_width() for bar in made.axes[0].patches]
+    assert widths == [64, 14, 14, 14, 14, 64, 64]
+    assert "1 to 4 programs" in made.axes[0].get_title(loc="left")
+
+
+def test_each_thread_of_a_block_has_its_lanes() -> None:
+    made = threads_of_block(1024, 4)
+    texts = [text.get_text() for text in made.axes[0].texts]
+    assert "warp 3\n768 to 1,023" in texts
+    assert sum(text.startswith("lane ") for text in texts) == 8
+    assert "8 lanes for each thread" in made.axes[0].get_title(loc="left")

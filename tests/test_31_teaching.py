@@ -19,8 +19,11 @@ from minigen.kernels.triton.elementwise import (
     rotary_store_triton,
     silu_multiply_torch,
 )
+from minigen.model.attention import attention_naive
 from minigen_course.ch31_triton import kernels
 from minigen_course.ch31_triton.lesson import (
+    apply_rotary_by,
+    attention_by,
     instructions,
     memory_instructions,
     num_operations,
@@ -177,6 +180,13 @@ def test_rotation_stores_each_token_into_its_slot() -> None:
     torch.testing.assert_close(keys, given.keys)
 
 
+def test_softmax_by_a_kernel_gives_the_attention_of_the_package() -> None:
+    q, k, v = torch.randn(3, 4, 8), torch.randn(5, 2, 8), torch.randn(5, 2, 8)
+    for window in (None, 2):
+        mine = attention_by(kernels.softmax_rows)(q, k, v, window)
+        torch.testing.assert_close(mine, attention_naive(q, k, v, window))
+
+
 def names_of(run) -> list[str]:
     return [each.name for each in record_operators(run)]
 
@@ -244,17 +254,19 @@ def test_ptx_is_read_by_its_instructions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layer", "launcher"),
+    ("chapter", "layer", "launcher"),
     [
-        ("swiglu", swiglu_by(kernels.silu_multiply)),
-        ("rms_norm", rms_norm_by(kernels.rms_norm_rows)),
+        (13, "swiglu", swiglu_by(kernels.silu_multiply)),
+        (13, "rms_norm", rms_norm_by(kernels.rms_norm_rows)),
+        (13, "apply_rotary", apply_rotary_by(kernels.rotate_pairs)),
+        (14, "attention", attention_by(kernels.softmax_rows)),
     ],
 )
 def test_a_learners_kernel_runs_in_the_engine(
-    layer: str, launcher: object, tiny_llm: LLM, capsys: pytest.CaptureFixture[str]
+    chapter: int, layer: str, launcher: object, tiny_llm: LLM, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expected = tiny_llm.generate("a prompt", GREEDY).token_ids
-    with interpreted(), using(13, **{layer: launcher}):
+    with interpreted(), using(chapter, **{layer: launcher}):
         assert tiny_llm.generate("a prompt", GREEDY).token_ids == expected
     output = capsys.readouterr().out
     assert f" {layer}, was called" in output or f"your {layer} was called" in output

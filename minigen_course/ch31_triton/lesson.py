@@ -1,19 +1,23 @@
-"""Run a learner's kernel in the engine, and read a kernel's PTX, the assembly of NVIDIA GPUs.
+"""A learner's kernel in the engine, a kernel's PTX (NVIDIA's assembly), and a GPU in numbers.
 
-Source: NVIDIA, Parallel Thread Execution ISA.
+Sources: NVIDIA, Parallel Thread Execution ISA; A100 Tensor Core GPU Architecture (white paper) and
+data sheet; CUDA C++ Programming Guide, table of compute capabilities; Dao et al. 2022,
+"FlashAttention", section 2.1.
 """
 
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from minigen.model.attention import causal_mask
 from minigen.model.layers import rotary_tables
-from minigen_course.ch31_triton.kernels import rms_norm_rows, silu_multiply
-from minigen_course.lab.triton_interpreter import launch
+from minigen_course.ch31_triton import kernels
+from minigen_course.lab.triton_interpreter import Access, launch
 
 BLOCK = 1024
 
@@ -52,14 +56,51 @@ def rms_norm_by(kernel: Any) -> Callable[[Tensor, Tensor, float], Tensor]:
     return rms_norm
 
 
+def apply_rotary_by(kernel: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return `minigen.model.layers.apply_rotary`, computed by a kernel like `rotate_pairs`."""
+
+    def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        num_tokens, num_heads, head_dim = x.shape
+        x, rotated = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
+        rows = torch.arange(num_tokens, device=x.device)  # cos and sin have a row for each token
+        sizes = (num_heads, head_dim // 2)
+        block = 1 << (head_dim // 2 - 1).bit_length()
+        grid = (num_tokens, num_heads)
+        tables = (cos.contiguous(), sin.contiguous())
+        launch(kernel, grid, x, *tables, rows, rotated, *sizes, BLOCK=block)
+        return rotated
+
+    apply_rotary.__name__ = whose(kernel)
+    return apply_rotary
+
+
+def attention_by(kernel: Any) -> Callable[..., Tensor]:
+    """Return `minigen.model.attention.attention` with its softmax by a kernel like `softmax_rows`.
+
+    The scores are a matrix in memory, as in `attention_naive`.
+    """
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
+        group, context = q.shape[1] // k.shape[1], len(k)
+        k, v = (each.repeat_interleave(group, dim=1) for each in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q.float(), k.float()) / q.shape[-1] ** 0.5
+        scores = scores.masked_fill(~causal_mask(len(q), context, window), -torch.inf)
+        weights, grid = torch.empty_like(scores), (scores.numel() // context,)
+        launch(kernel, grid, scores, weights, context, BLOCK=1 << (context - 1).bit_length())
+        return torch.einsum("hqk,khd->qhd", weights, v.float()).to(q.dtype)
+
+    attention.__name__ = whose(kernel)
+    return attention
+
+
 def whose(kernel: Any) -> str:
     """Return a kernel's name with its owner, so that `using` says whose kernel ran.
 
-    >>> whose(rms_norm_rows)
+    >>> whose(kernels.rms_norm_rows)
     "the package's rms_norm_rows"
     """
     name = getattr(kernel, "__name__", "kernel")
-    owner = "the package's" if kernel in (silu_multiply, rms_norm_rows) else "your"
+    owner = "the package's" if kernel is getattr(kernels, name, None) else "your"
     return f"{owner} {name}"
 
 
@@ -138,3 +179,90 @@ def rotary_inputs(slots: Sequence[int], q_heads: int, kv_heads: int, head_dim: i
         keys=keys,
         values=values,
     )
+
+
+@dataclass(frozen=True)
+class Level:
+    """One kind of memory of a GPU: its bytes in total, and the bytes per second of all together."""
+
+    name: str
+    num_bytes: float
+    bandwidth: float
+    shared_by: str
+
+    @property
+    def gigabytes_a_second(self) -> int:
+        """The bandwidth in GB/s, rounded."""
+        return round(self.bandwidth / 1e9)
+
+
+WARP = 32  # threads
+NUM_SMS = 108
+CLOCK = 1.41e9  # Hz
+FLOPS = 19.5e12  # of float32, outside the tensor cores
+# The memory of an A100 SXM 80 GB, from the data sheet; the others from the bytes for each clock: L2
+# 5,120, shared memory 32 banks of 4 bytes in each SM. Registers: a multiplication with addition, 2
+# FLOPs, reads three of 4 bytes, so this is what arithmetic at full speed reads.
+A100 = (
+    Level("HBM", 80e9, 2039e9, "the whole GPU"),
+    Level("L2 cache", 40e6, 5120 * CLOCK, "the whole GPU"),
+    Level("shared memory", NUM_SMS * 164 * 1024, NUM_SMS * 32 * 4 * CLOCK, "a program"),
+    Level("registers", NUM_SMS * 65_536 * 4, FLOPS / 2 * 3 * 4, "one thread"),
+)
+REGISTERS, SHARED, WARPS, PROGRAMS = 65_536, 164 * 1024, 64, 32  # of one SM of an A100
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How many programs fit on one SM at the same time, and what limits their number."""
+
+    num_programs: int
+    num_warps: int  # of all these programs
+    limit: str
+
+    @property
+    def occupancy(self) -> float:
+        """The share of the SM's places for warps that are taken."""
+        return self.num_warps / WARPS
+
+
+def programs_that_fit(num_warps: int, registers: int, shared: int) -> Fit:
+    """Return how many programs of `num_warps` warps fit on one SM of an A100.
+
+    A program takes `registers` per thread, which are dealt out in units of 8, and `shared` bytes of
+    shared memory plus 1 KiB that the system reserves.
+
+    >>> programs_that_fit(num_warps=4, registers=32, shared=0)
+    Fit(num_programs=16, num_warps=64, limit='places for warps')
+    """
+    dealt = -(-registers // 8) * 8
+    room = {
+        "registers": REGISTERS // (dealt * WARP * num_warps),
+        "shared memory": SHARED // (shared + 1024),
+        "places for warps": WARPS // num_warps,
+        "places for programs": PROGRAMS,
+    }
+    fewest = min(room.values())
+    limit = [name for name, each in room.items() if each == fewest][-1]
+    return Fit(fewest, fewest * num_warps, limit)
+
+
+SECTOR = 32  # bytes that a GPU fetches at least
+
+
+def num_sectors(accesses: Sequence[Access]) -> int:
+    """Return how many sectors of 32 bytes the loads and stores ask for, each on its own.
+
+    Tensors start at a sector. An access that wants several numbers of a sector asks for it once.
+
+    >>> row = Access((0, 0, 0), False, "x", tuple(range(32)), 4)
+    >>> column = Access((0, 0, 0), False, "x", tuple(range(0, 1024, 32)), 4)
+    >>> num_sectors([row]), num_sectors([column])
+    (4, 32)
+    """
+    return sum(len(sectors_of(access)) for access in accesses)
+
+
+def sectors_of(access: Access) -> set[int]:
+    """Return the numbers of the sectors in which a load or store has an element."""
+    return {offset * access.itemsize // SECTOR for offset in access.offsets}

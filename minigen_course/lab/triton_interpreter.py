@@ -7,7 +7,8 @@ undone. This module can be imported without Triton; its functions then raise `Op
 
 import inspect
 import textwrap
-from collections.abc import Callable, Generator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -165,6 +166,62 @@ def expect_numbers(found: Tensor, what: str, axes: Sequence[str]) -> None:
             f"{what}: {len(missing)} of {found.numel()} numbers are nan, first at {where}; the "
             "kernel should store each. (Masked lanes and infinities lead to nan, too.)"
         )
+
+
+def launched(
+    part: Any,
+    grid: tuple[int, ...],
+    given: tuple[Any, ...],
+    block: int,
+    stored: Collection[str],
+    **tensors: Tensor,
+) -> list[Access]:
+    """Launch a kernel that should store each element of the tensors in `stored` once, no others.
+
+    Returns its loads and stores; raises `Wrong` for another store, or one outside the tensors.
+    """
+    accesses = watched(lambda: launch(part, grid, *given, BLOCK=block), **tensors)
+    for name, tensor in tensors.items():
+        if name in stored:
+            expect_each(accesses, name, True, range(tensor.numel()))
+        else:
+            expect_only(accesses, name, True, ())
+    return accesses
+
+
+def expect_only(
+    accesses: Iterable[Access], tensor: str, is_store: bool, allowed: Iterable[int]
+) -> None:
+    """Raise `Wrong` if another element of a tensor than these is loaded, or stored."""
+    verb, left = "stores" if is_store else "loads", set(allowed)
+    for access in accesses:
+        if access.tensor == tensor and access.is_store == is_store:
+            for offset in access.offsets:
+                if offset not in left:
+                    raise Wrong(
+                        f"program {access.program} {verb} element {offset} of {tensor}; it should "
+                        "not touch it."
+                    )
+
+
+def expect_each(
+    accesses: Iterable[Access], tensor: str, is_store: bool, expected: Iterable[int], times: int = 1
+) -> None:
+    """Raise `Wrong` unless each of these elements is loaded, or stored, `times` times."""
+    done, counts = "stored" if is_store else "loaded", Counter[int]()
+    for access in accesses:
+        if access.tensor == tensor and access.is_store == is_store:
+            counts.update(access.offsets)
+    for offset in expected:
+        if counts[offset] != times:
+            raise Wrong(
+                f"element {offset} of {tensor} is {done} {_often(counts[offset])}; it should be "
+                f"{done} {_often(times)}."
+            )
+
+
+def _often(times: int) -> str:
+    return "once" if times == 1 else f"{times} times"
 
 
 def _places() -> tuple[Any, ...]:
