@@ -576,7 +576,7 @@ print("three threads that talk to one neighbour only:", whole.tokenizer.decode(m
 # | $n$ | ranks | `num_ranks` |
 # | $\alpha$ | latency of a turn, in seconds | `Link.latency` |
 # | $\beta$ | bandwidth of a link in one direction, in bytes per second | `Link.bandwidth` |
-# | $m$ | bytes of the tensor ([Patarasuk and Yuan](https://doi.org/10.1016/j.jpdc.2008.09.002) count items instead) | `num_bytes` |
+# | $m$ | bytes of the tensor | `num_bytes` |
 # | $\lceil\log_2 n\rceil$ | levels of the tree: 3 for 8 ranks, 3 for 5 | `math.ceil(math.log2(num_ranks))` |
 #
 # **By hand.** Take 8 ranks, $\alpha$ = 2 µs, $\beta$ = 450 GB/s, and one token of a model with 8,192
@@ -797,17 +797,17 @@ for num_batches in (1, 4, 16):
     print(f"4 stages, {num_batches:>2} micro-batches: {1e3 * end:.0f} ms, idle {bubble:.0%}")
 guess_bubble.compare(round(100 * 3 / 7), "%")
 
-print("\nms on 8 cards           one sequence   64 sequences   a prompt of 2,048")
+print("\nms on 8 cards               one sequence   64 sequences   a prompt of 2,048")
 of_64 = decode_step(big, 64, 1024, weight_bits=16).seconds(h100)
 print(
-    f"{'one card, if it fitted':<24}{1e3 * alone:>12.1f}{1e3 * of_64:>15.1f}{1e3 * of_prompt:>20.0f}"
+    f"{'one card, if it fitted':<28}{1e3 * alone:>12.1f}{1e3 * of_64:>15.1f}{1e3 * of_prompt:>20.0f}"
 )
 for name in ("NVLink 4", "Ethernet 25 Gbit/s"):
     link = LINKS[name]
     decoded = [1e3 * sum(split_step_seconds(big, h100, link, 8, each, 1024)) for each in (1, 64)]
     prefilled = of_prompt / 8 + num_sums * link.all_reduce_seconds(tokens * message, 8)
     shown = f"{decoded[0]:>12.1f}{decoded[1]:>15.1f}{1e3 * prefilled:>20.0f}"
-    print(f"{'tensor, ' + name:<24}{shown}")
+    print(f"{'tensor, ' + name:<28}{shown}")
 for name in ("NVLink 4", "Ethernet 25 Gbit/s"):
     link = LINKS[name]
     sent = {each: link.latency + each * message / link.bandwidth for each in (1, 8, 256)}
@@ -815,7 +815,7 @@ for name in ("NVLink 4", "Ethernet 25 Gbit/s"):
     chunk = prefill_step(big, 256, weight_bits=16).seconds(h100) / 8
     prefilled = pipeline_ends(8, 8, chunk, sent[256])[-1][-1]
     shown = f"{1e3 * (alone + 8 * sent[1]):>12.1f}{1e3 * (in_8 + 8 * sent[8]):>15.1f}"
-    print(f"{'pipeline, ' + name:<24}{shown}{1e3 * prefilled:>20.0f}")
+    print(f"{'pipeline, ' + name:<28}{shown}{1e3 * prefilled:>20.0f}")
 
 # %% [markdown]
 # In the picture, micro-batch 0 walks down the diagonal, and the grey corners are the bubble. With one
@@ -861,12 +861,14 @@ parts_of_three = {
 picture(
     step_parts({"one process": {"computing": alone_seconds}, "three processes": parts_of_three}),
     "A step of one process, and of three on the same cores. Computing: outside all messages. "
-    "Moving: what the all-reduces take if ranks do nothing else. Waiting: the rest of the messages.",
+    "Moving: what the all-reduces take by the line of Figure 41.4. Waiting: the rest of the messages.",
     number="41.10",
 )
 measured("rank 0 was outside its all-reduces for", 1e3 * parts_of_three["computing"], "ms")
 measured("and inside them for", 1e3 * inside, "ms")
-measured("  moving, as measured with ranks that do nothing else", 1e3 * moving, "ms")
+measured(
+    "  moving, by the line through the times of ranks that do nothing else", 1e3 * moving, "ms"
+)
 measured("  waiting for other ranks: the rest", 1e3 * (inside - moving), "ms")
 
 # A control: one rank on one core, and two ranks on a core each
@@ -889,17 +891,18 @@ measured("two ranks on a core each, with their all-reduce", 1e3 * by_ranks[2], "
 measured("times as fast", by_ranks[1] / by_ranks[2])
 
 # %% [markdown]
-# The two bars have the same scale. The slowdown has three parts, each measured:
+# The two bars have the same scale. The slowdown has three parts:
 #
-# 1. **Computing** (blue) should be a third, and is more where three ranks share two cores. Each rank
-#    has one thread, and has to wait for a core.
-# 2. **Moving** (orange) is 61 times what an all-reduce of this size took in the cell with the lines,
-#    where ranks did nothing else.
+# 1. **Computing** (blue) is all that rank 0 did outside its all-reduces. It would be a third of the
+#    upper bar if each rank had as many cores and as much memory bandwidth as the one process. Here
+#    the ranks share both.
+# 2. **Moving** (orange) is 61 times what an all-reduce of this size takes by the line of Figure 41.4,
+#    which was measured with ranks that did nothing else.
 # 3. **Waiting** (grey) is what remains of rank 0's time inside its all-reduces. A rank that has no
-#    core just now keeps the others waiting, and this happens again at each of the 61 sums. (If the
-#    messages here were faster than in that cell, this part shows as nothing.)
+#    core just now keeps the others waiting, and this happens again at each of the 61 sums. (If
+#    this is negative on your machine, the messages were faster here than by the line.)
 #
-# On three machines with a fast link, the first and the last part would shrink to what they should be.
+# On three machines with a fast link, computing would be a third, and waiting little.
 # What a split costs can be seen here; what it gains cannot, because the gain needs a device for each
 # rank. The nearest to that on one machine is a core for each rank. So the last three lines compare
 # one rank that may use one core with two ranks that may use one core each. They run a feed-forward
@@ -1199,7 +1202,7 @@ verdicts(
 #   **[SGLang](https://github.com/sgl-project/sglang)** name the two splits in their code:
 #   `ColumnParallelLinear` and `RowParallelLinear`, after Megatron-LM.
 #   **[TGI](https://github.com/huggingface/text-generation-inference)** and
-#   **[DeepSpeed](https://www.deepspeed.ai/inference/)** cut in the same places.
+#   **[DeepSpeed](https://www.deepspeed.ai/tutorials/automatic-tensor-parallelism/)** cut in the same places.
 # - NCCL is made for large messages. For the small ones of decode,
 #   [vLLM](https://github.com/vllm-project/vllm/blob/main/vllm/distributed/device_communicators/custom_all_reduce.py),
 #   SGLang and **[TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/parallel-strategy.html)**
@@ -1216,8 +1219,8 @@ verdicts(
 #   by tokens: context parallelism in decode.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/docs/multi-gpu.md)** cuts between
 #   layers by default. At the time of writing, its `--split-mode tensor` cuts matrices and counts as
-#   experimental; the older `row` is deprecated. **[Ollama](https://github.com/ollama/ollama)** builds
-#   on it, and spreads layers.
+#   experimental; the older `row` is deprecated. **[Ollama](https://github.com/ollama/ollama)**, which
+#   builds on the same library, spreads layers.
 #
 # ## Further reading
 #
@@ -1228,7 +1231,7 @@ verdicts(
 # - [Bandwidth optimal all-reduce algorithms for clusters of
 #   workstations](https://doi.org/10.1016/j.jpdc.2008.09.002), Patarasuk and Yuan 2009: the ring.
 # - [Efficiently Scaling Transformer Inference](https://arxiv.org/abs/2211.05102), Pope et al. 2022:
-#   which cut when, derived from bytes and FLOPs, on up to 256 chips.
+#   which cut when, derived from bytes and FLOPs.
 # - [GPipe](https://arxiv.org/abs/1811.06965), Huang et al. 2018: micro-batches and the bubble.
 # - [Ring Attention](https://arxiv.org/abs/2310.01889), Liu et al. 2023: context parallelism, with
 #   keys and values that travel round a ring.
