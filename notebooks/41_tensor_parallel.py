@@ -118,7 +118,7 @@ from minigen_course.lab.inspect_model import read_along
 from minigen_course.lab.texts import ALICE
 
 torch.manual_seed(41)
-prompt, params = "The old lighthouse", SamplingParams(temperature=0, max_tokens=24)
+prompt, params = "The old lighthouse", SamplingParams(temperature=0, max_tokens=16)
 chapter_map("several devices", "collectives", "weights")
 
 # %% [markdown]
@@ -447,7 +447,7 @@ print(split.describe()["ranks"])
 with split.record() as recorder:
     answer = split.generate(prompt, params)
 assert answer.token_ids == whole.generate(prompt, params).token_ids
-print("the same 24 tokens:", answer.text)
+print(f"the same {len(answer.token_ids)} tokens:", answer.text)
 
 steps = messages_of_steps(recorder.events)
 counts = Counter(each.kind.value for each in steps[-1])
@@ -474,6 +474,7 @@ picture(
 # A bar is as long as rank 0 was inside the message, and much of that may be waiting: an all-reduce
 # ends only after the slowest rank has come. The solid end of a bar is as long as the shortest message
 # of its kind in this step, so moving the numbers takes no more than that. The pale part is waiting.
+# (A kind with a single message, like the all-gather, shows no pale part, however long it waited.)
 # Where there are fewer cores than ranks, the ranks also take turns on the same cores.
 #
 # ## What a message costs
@@ -503,15 +504,15 @@ for num_ranks, found in times.items():
 guess_bytes.compare(times[2][2**20] / times[2][1024], "times", measured=True)
 
 # %% [markdown]
-# A small message costs its [**latency**](../docs/glossary.md#latency): the time from sending to
-# arriving, however little is sent. A large one costs its bytes. In the picture the curves are flat
-# where latency rules, and rise where bytes do.
+# A small message costs the **latency** of the connection: the time from sending to arriving, however
+# little is sent. A large one costs its bytes. In the picture the curves are flat where latency rules,
+# and rise where bytes do.
 #
-# How do ranks add up a tensor? Each could send all of it to all others. That is $n - 1$ full tensors
-# through each rank's link. A **ring** needs less than two. Cut the tensor into $n$ pieces. In each
-# **turn**, every rank passes one piece on to the next rank, all at the same time. The picture shows
-# three ranks: rank 0 has the numbers 1, 2, 3, rank 1 has 10, 20, 30, and rank 2 has 100, 200, 300, so
-# the sums are 111, 222 and 333.
+# How do ranks add up a tensor? Call what connects a rank to the others its **link**. Each rank could
+# send all of its tensor to all others. That is $n - 1$ full tensors through each link. A **ring**
+# needs less than two. Cut the tensor into $n$ pieces. In each **turn**, every rank passes one piece
+# on to the next rank, all at the same time. The picture shows three ranks: rank 0 has the numbers 1,
+# 2, 3, rank 1 has 10, 20, 30, and rank 2 has 100, 200, 300, so the sums are 111, 222 and 333.
 
 # %%
 picture(
@@ -565,7 +566,7 @@ print("three threads that talk to one neighbour only:", whole.tokenizer.decode(m
 # the first turn, ranks 1, 3, 5 and 7 send all their numbers to ranks 0, 2, 4 and 6, which add them.
 # In the second turn, ranks 2 and 6 send to 0 and 4. In the third, rank 4 sends to rank 0, which now
 # has the sum of all eight. Three more turns send it back the same way. So a tree has
-# $2\lceil\log_2 n\rceil$ turns, fewer than a ring, but each turn moves all bytes:
+# $2\lceil\log_2 n\rceil$ turns, from four ranks on fewer than a ring, but each turn moves all bytes:
 #
 # $$t_\text{ring} = 2(n-1)\left(\alpha + \frac{m}{n\,\beta}\right) \qquad\qquad
 # t_\text{tree} = 2\lceil\log_2 n\rceil\left(\alpha + \frac{m}{\beta}\right) \qquad\qquad
@@ -582,7 +583,9 @@ print("three threads that talk to one neighbour only:", whole.tokenizer.decode(m
 # **By hand.** Take 8 ranks, $\alpha$ = 2 µs, $\beta$ = 450 GB/s, and one token of a model with 8,192
 # numbers in bfloat16: $m$ = 16,384 bytes. A turn of the ring moves 2,048 bytes in 0.005 µs, so the
 # ring takes $14 \cdot 2.005 = 28.1$ µs. A turn of the tree moves 16,384 bytes in 0.036 µs, so the
-# tree takes $6 \cdot 2.036 = 12.2$ µs. Both times are nearly all latency.
+# tree takes $6 \cdot 2.036 = 12.2$ µs. Both times are nearly all latency. (Libraries also cut a tree's
+# large messages into chunks that follow one another. Then a large message costs less than by this
+# formula.)
 
 # %%
 task(41, "choose_all_reduce")
@@ -636,7 +639,8 @@ for name, link in LINKS.items():
 # 3.1 GB/s. The latencies are assumptions. 2 and 5 µs lie in the range of the constants by which
 # [NCCL plans](https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc) a turn of a ring (0.5
 # to 3.4 µs for NVLink, 1.0 to 5.7 for PCIe). For a network the same file has 2.7 µs and more; we take
-# 30 µs, since a message over TCP passes the operating systems of two machines. Nothing here was
+# 30 µs, since a message over TCP, the usual protocol of networks, passes the operating systems of two
+# machines. Nothing here was
 # measured on such links.
 #
 # One reservation: a library chooses like this, too, by the size at hand, but it does not have both
@@ -659,6 +663,8 @@ for name, link in LINKS.items():
 # | $t(n, m)$ | seconds of one all-reduce | `Link.all_reduce_seconds` |
 # | $L$, $H$ | layers, numbers in a token's vector | `shape.layers`, `shape.hidden` |
 # | $b$ | tokens in the step; 2 bytes is bfloat16 | `batch` |
+#
+# (The all-gather of the logits is left out: it is one message per step.)
 #
 # Predict: 8 cards with NVLink, Llama-3-70B ($L$ = 80), one sequence: how many times as fast as one
 # card (if it fitted)? The time of one message is above, and $t_1$ is about 42 ms.
@@ -822,8 +828,8 @@ for name in ("NVLink 4", "Ethernet 25 Gbit/s"):
 # micro-batch three of four stages idle; with 16 the bubble is small. (All stages take equally long
 # here, and transfers are free. Real stages differ, and the slowest one sets the pace.)
 #
-# The table puts both cuts on the same cards. A pipeline makes one sequence no faster: the token still
-# reads all layers, one after another. Of 64 sequences it makes 8 micro-batches of 8, and a token of
+# The table puts both cuts on the same cards. A pipeline makes one sequence no faster: a token still
+# needs all layers, one after another. Of 64 sequences it makes 8 micro-batches of 8, and a token of
 # each still takes about as long as on one card, because each micro-batch reads a stage's weights
 # again. It gains memory, and so room for more sequences. For a prompt, cut into 8 chunks of 256
 # tokens, it is several times as fast as one card over *either* link, since a chunk is sent only
@@ -1153,8 +1159,8 @@ verdicts(
     ),
     Claim(
         "Pipeline parallelism lowers the latency of a token",
-        f"{1e3 * one_stage:.1f} ms on 8 stages, {1e3 * alone:.1f} ms on one card (70B, one sequence, "
-        "by the cost model)",
+        f"a token takes {1e6 * (one_stage - alone):.0f} µs more on 8 stages over NVLink than on one "
+        "card (70B, one sequence, by the cost model)",
         holds(one_stage < alone),
         "a token visits all stages, one after another, and pays the transfers on top",
     ),
@@ -1168,8 +1174,8 @@ verdicts(
 # - Between a row split and its all-reduce only linear operations are allowed.
 # - A transformer layer takes two all-reduces: one after attention, one after the feed-forward
 #   layer. KV heads, and so the KV cache, are cut with the query heads.
-# - An all-reduce by a ring moves the fewest bytes, and one by a tree takes the fewest turns. Decode
-#   messages are small and pay latency; prompts pay bytes.
+# - For an all-reduce, a ring moves fewer bytes per link than a tree, and a tree takes fewer turns (from
+#   four ranks on). Decode messages are small and pay latency; prompts pay bytes.
 # - Tensor parallelism divides the reading of the weights, and adds messages that do not shrink with
 #   more ranks. So it wants the fastest links, and stays inside a node.
 # - A pipeline sends little and makes no token faster. Its stages idle in a bubble of

@@ -106,8 +106,9 @@ def test_ways_to_cut_are_five_with_the_same_tokens() -> None:
     assert [axes.get_title() for axes in made.axes] == [
         f"{way} parallel" for way in ("tensor", "pipeline", "data", "context", "expert")
     ]
-    small = [sum(patch.get_height() == 0.26 for patch in axes.patches) for axes in made.axes]
-    assert small == [32] * 5
+    for axes in made.axes:
+        boxes = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+        assert sum(box.get_height() == 0.26 for box in boxes) == 32
 
 
 def test_a_pipeline_chart_says_how_long_stages_are_idle() -> None:
@@ -122,4 +123,6 @@ def test_parts_of_a_step_add_up_to_its_length() -> None:
     parts = {"computing": 0.02, "moving": 0.01, "waiting": -0.001}
     axes = step_parts({"one": {"computing": 0.05}, "three": parts}).axes[0]
     assert [text.get_text() for text in axes.texts] == [" 50 ms", " 30 ms"]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == list(parts)
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == list(parts)

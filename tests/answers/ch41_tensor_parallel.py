@@ -32,7 +32,7 @@ def way_by_branches(num_bytes: float, num_ranks: int, latency: float, bandwidth:
 
 def wrong_way(name: str) -> Callable[..., Any]:
     def part(num_bytes: float, n: int, latency: float, bandwidth: float) -> Any:
-        levels = math.ceil(math.log2(n))
+        levels: float = math.ceil(math.log2(n))
         if name == "levels rounded down":
             levels = int(math.log2(n))
         if name == "levels not rounded":
