@@ -77,14 +77,6 @@ from minigen_course import (
     verdicts,
     within,
 )
-from minigen_course.ch41_tensor_parallel.diagrams import (
-    pipeline_chart,
-    ring_turns,
-    step_parts,
-    topology,
-    two_splits,
-    ways_to_cut,
-)
 from minigen_course.ch41_tensor_parallel.figures import (
     allowed,
     message_times,
@@ -104,6 +96,14 @@ from minigen_course.ch41_tensor_parallel.lesson import (
 )
 from minigen_course.ch41_tensor_parallel.message_timing import time_all_reduces
 from minigen_course.figures.explore import explore, picture
+from minigen_course.figures.parallel_ways import (
+    pipeline_chart,
+    ring_turns,
+    step_parts,
+    topology,
+    two_splits,
+    ways_to_cut,
+)
 from minigen_course.figures.show import best_seconds
 from minigen_course.lab.cost_model import (
     MACHINES,

@@ -5,7 +5,13 @@ import torch
 from matplotlib.patches import Rectangle
 
 from minigen.parallel.comm import Comm, run_ranks
-from minigen_course.ch41_tensor_parallel.diagrams import (
+from minigen_course.ch41_tensor_parallel.lesson import (
+    LINKS,
+    RingComm,
+    choose_all_reduce,
+    ring_all_reduce,
+)
+from minigen_course.figures.parallel_ways import (
     pipeline_chart,
     ring_states,
     ring_turns,
@@ -13,12 +19,6 @@ from minigen_course.ch41_tensor_parallel.diagrams import (
     topology,
     two_splits,
     ways_to_cut,
-)
-from minigen_course.ch41_tensor_parallel.lesson import (
-    LINKS,
-    RingComm,
-    choose_all_reduce,
-    ring_all_reduce,
 )
 
 NUMBERS = [[1, 2, 3], [10, 20, 30], [100, 200, 300]]
