@@ -300,7 +300,7 @@ guess_silu.compare("yes" if torch.allclose(curve_of_sum, sum_of_curves, atol=1e-
 # rank builds a smaller model of its share, and wraps what must be summed.
 #
 # Predict: how many ranks, at most 9, can share this chapter's model? It has 9 query heads, 3 KV heads
-# and 1,536 units in the feed-forward layer.
+# and 1,536 units (the numbers between `up` and `down`) in the feed-forward layer.
 
 # %%
 from minigen.parallel.sharding import (
@@ -608,8 +608,8 @@ def choose_all_reduce(
 # The table below compares three connections, for a token of Llama-3-70B (16 kB) and for a prompt of
 # 2,048 tokens (34 MB) on 8 ranks. **NVLink** is NVIDIA's direct connection between its cards.
 # **PCIe** is the bus by which cards are plugged into a machine. **Ethernet** connects machines.
-# Cards inside one machine and machines in one network form the **topology**, and a machine of it is
-# called a **node**. The picture shows two nodes of eight cards.
+# What is connected to what, and how fast, is called the **topology**. One machine of a cluster is a
+# **node**. The picture shows two nodes of eight cards.
 
 # %%
 my_choice = check(41, choose_all_reduce=choose_all_reduce)
@@ -707,8 +707,8 @@ guess_gain.compare(round(gains["NVLink 4"][8], 1), "times by NVLink")
 
 # %% [markdown]
 # By hand: 161 messages of 12.2 µs are 2.0 ms. An eighth of the step is 5.2 ms, so a step on 8 cards
-# takes 7.2 ms, and 42 / 7.2 is 5.8. In the picture, the NVLink curve stays near the grey line and the
-# Ethernet curve hardly leaves 1. The first table says more: over Ethernet, the way of adding up even
+# takes 7.2 ms, and 42 / 7.2 is 5.8. In the picture, the NVLink curve follows the grey line longest,
+# and the Ethernet curve stays below 1.4. The first table says more: over Ethernet, the way of adding up even
 # decides whether 8 ranks are faster or slower than one. For a long prompt Ethernet is far slower than
 # one card, because every message carries 34 MB. So tensor parallelism lives inside a node, where
 # links are fast.
@@ -729,6 +729,13 @@ guess_gain.compare(round(gains["NVLink 4"][8], 1), "times by NVLink")
 #   small networks, the experts, and a router chooses a few for each token. Each rank holds some
 #   experts, and tokens travel to them by an **all-to-all**: every rank sends a different piece to
 #   every other rank.
+#
+# A pipeline with one batch keeps one stage busy, while the others are idle. The idle time is called a
+# **bubble**. To shrink it, the batch is cut into **micro-batches** that follow one another: while
+# stage 1 works on micro-batch 0, stage 0 already works on micro-batch 1.
+#
+# Predict: 4 stages and 4 micro-batches, and each stage takes equally long for each. From the first
+# stage's start to the last one's end, for how many per cent of the time is a stage idle, on average?
 
 # %%
 picture(
@@ -738,7 +745,7 @@ picture(
     "rank works on which token (grey: every rank, or one after another).",
     number="41.8",
 )
-guess_bubble = predict("4 stages, 4 micro-batches: idle for how many per cent of the time?", None)
+guess_bubble = predict("4 stages, 4 micro-batches: per cent of the time that a stage idles?", None)
 
 # %% [markdown]
 # Read it column by column. Tensor parallel: a layer has all four colours, and every rank works on
@@ -761,15 +768,15 @@ guess_bubble = predict("4 stages, 4 micro-batches: idle for how many per cent of
 #
 # ## A pipeline in the same cost model
 #
-# A pipeline with one batch keeps one stage busy; the others are idle. The idle time is called a
-# **bubble**. To shrink it, the batch is cut into **micro-batches** that follow one another. A stage
-# can begin a micro-batch when two things have happened: the stage before has sent it, and the stage
-# itself has finished the micro-batch before. That sentence is the whole simulation below.
+# A stage can begin a micro-batch when two things have happened: the stage before has sent it, and the
+# stage itself has finished the micro-batch before. That sentence is the whole simulation below.
 #
-# **By hand:** the first of $m$ micro-batches leaves the last of $p$ stages after $p$ turns, and each
-# further one a turn later. That is $m + p - 1$ turns, of which a stage works in $m$:
+# **By hand:** call the time that a stage takes for a micro-batch a turn. The first of 4 micro-batches
+# leaves the last of 4 stages after 4 turns, and the other three a turn later each. So all is done
+# after 7 turns. A stage works in 4 of them and idles in 3. For $m$ micro-batches and $p$ stages:
 #
-# $$\text{bubble} = \frac{p - 1}{m + p - 1}, \qquad \text{for } p = 4,\; m = 4:\quad \frac{3}{7}$$
+# $$\text{bubble} = \frac{p - 1}{m + p - 1}, \qquad \text{for } p = 4,\; m = 4:\quad \frac{3}{7}
+# \approx 43\,\%$$
 #
 # Here $p$ is `num_stages` and $m$ is `num_batches` (not the bytes from above; both letters are
 # customary, as in [GPipe](https://arxiv.org/abs/1811.06965), which writes $K$ for the stages and $M$
@@ -1179,7 +1186,7 @@ verdicts(
 # - Tensor parallelism divides the reading of the weights, and adds messages that do not shrink with
 #   more ranks. So it wants the fastest links, and stays inside a node.
 # - A pipeline sends little and makes no token faster. Its stages idle in a bubble of
-#   $(p-1)/(m+p-1)$ of the time.
+#   $(p-1)/(m+p-1)$ of the time, if all stages take equally long.
 # - On one machine, ranks share the cores: the split model is slower here, and most of that is
 #   computing with too few cores and waiting for one another.
 # - Ranks that decide for themselves must decide from the same numbers, or they add up what does not
