@@ -1187,8 +1187,8 @@ verdicts(
 #   more ranks. So it wants the fastest links, and stays inside a node.
 # - A pipeline sends little and makes no token faster. Its stages idle in a bubble of
 #   $(p-1)/(m+p-1)$ of the time, if all stages take equally long.
-# - On one machine, ranks share the cores: the split model is slower here, and most of that is
-#   computing with too few cores and waiting for one another.
+# - On one machine, ranks share cores and memory. Where there are fewer cores than ranks, much of the
+#   extra time is waiting for one another, not moving numbers.
 # - Ranks that decide for themselves must decide from the same numbers, or they add up what does not
 #   belong together, without an error.
 #
