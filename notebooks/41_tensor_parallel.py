@@ -904,7 +904,11 @@ measured("two ranks on a core each, with their all-reduce", 1e3 * by_ranks[2], "
 measured("times as fast", by_ranks[1] / by_ranks[2])
 
 # %% [markdown]
-# The two bars have the same scale. The slowdown has three parts:
+# The two bars have the same scale. First compare the whole bars. Where other programs run, they can
+# disturb either measurement: if the upper bar is the longer one, or several times as long as you saw
+# before, run both measurements again on a quiet machine. On the quiet machine of two cores on which
+# this chapter was written, a step of three processes takes about four times as long as one of one.
+# The time of the three processes has three parts:
 #
 # 1. **Computing** (blue) is all that rank 0 did outside its all-reduces. It would be a third of the
 #    upper bar if each rank had as many cores and as much memory bandwidth as the one process. Here
