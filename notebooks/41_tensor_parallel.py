@@ -907,7 +907,7 @@ measured("times as fast", by_ranks[1] / by_ranks[2])
 # The two bars have the same scale. First compare the whole bars. Where other programs run, they can
 # disturb either measurement: if the upper bar is the longer one, or several times as long as you saw
 # before, run both measurements again on a quiet machine. On the quiet machine of two cores on which
-# this chapter was written, a step of three processes takes about four times as long as one of one.
+# this chapter was written, a step of three processes takes several times as long as a step of one.
 # The time of the three processes has three parts:
 #
 # 1. **Computing** (blue) is all that rank 0 did outside its all-reduces. It would be a third of the
