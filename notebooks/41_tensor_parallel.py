@@ -19,16 +19,22 @@
 # [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=notebooks/41_tensor_parallel.ipynb)
 #
 # So far one memory held the model, and one processor read it. When a model does not fit, or is read
-# too slowly, it is cut, and several devices work on the same token at the same time. Each of them
-# is a **rank**, numbered from 0. This chapter cuts a model by hand, then runs it as three processes
-# of this machine, counts every message between them, and asks what messages cost.
+# too slowly, it is cut, and several devices work on the same token at the same time. The process that
+# runs on one of these devices is called a [**rank**](../docs/glossary.md#rank); ranks are numbered
+# from 0. This chapter cuts a model by hand, runs it as three processes of this machine, counts every
+# message between them, and asks what messages cost.
 #
-# **Afterwards you can** split a layer over ranks, say where they must talk and where not, predict
-# what several devices gain from what connects them, and find out why ranks fall out of step.
+# **Afterwards you can** split a layer over ranks, say where they must talk and where not, write the
+# message that adds up numbers over all ranks, predict what several devices gain from what connects
+# them, name the five ways to cut a model and say when each pays, and find out why ranks fall out of
+# step.
 #
 # **You need** chapter 15 (the forward pass), chapter 17 (a decode step reads all weights), and
-# chapter 24 (the scheduler). **Time:** about 50 minutes to read and try, about 60 for the
+# chapter 24 (the scheduler). **Time:** about 60 minutes to read and try, about 110 for the
 # exercises.
+#
+# **Where we are:** chapters 21 to 25 built an engine for many requests, chapters 31 to 34 made its
+# products fast. All of that ran on one device. Here the model leaves it.
 #
 # <!-- card -->
 #
@@ -90,6 +96,14 @@ from minigen_course.ch41_tensor_parallel.lesson import (
 )
 from minigen_course.ch41_tensor_parallel.message_timing import time_all_reduces
 from minigen_course.figures.explore import explore, picture
+from minigen_course.figures.parallel_ways import (
+    pipeline_chart,
+    ring_turns,
+    step_parts,
+    topology,
+    two_splits,
+    ways_to_cut,
+)
 from minigen_course.figures.show import best_seconds
 from minigen_course.lab.cost_model import (
     MACHINES,
@@ -97,13 +111,14 @@ from minigen_course.lab.cost_model import (
     SHAPES,
     ModelShape,
     config_of,
+    decode_step,
     prefill_step,
 )
 from minigen_course.lab.inspect_model import read_along
 from minigen_course.lab.texts import ALICE
 
 torch.manual_seed(41)
-prompt, params = "The old lighthouse", SamplingParams(temperature=0, max_tokens=24)
+prompt, params = "The old lighthouse", SamplingParams(temperature=0, max_tokens=16)
 chapter_map("several devices", "collectives", "weights")
 
 # %% [markdown]
@@ -113,6 +128,7 @@ chapter_map("several devices", "collectives", "weights")
 # token of a model with 70 billion weights.
 #
 # Predict: how long, if reading the weights is all that counts? Replace `None`. And would it fit?
+# (Numbers in ⟨ ⟩ are measured on this machine, so yours will differ.)
 
 # %%
 guess_70b = predict("Seconds per token of a 70B model in bfloat16 here?", None, within=3)
@@ -132,49 +148,97 @@ print(f"on an H100: {2e3 * big.multiplied / h100.bandwidth:.0f} ms, if the model
 print(f"{2 * big.parameters / 1e9:.0f} GB fitted into its {h100.memory / 1e9:.0f} GB")
 
 # %% [markdown]
-# Two devices hold twice as much. Whether they are also faster depends on the cut. Cut between
-# layers, each device waits for the one before: more memory, but a token takes as long as ever. That
-# is **pipeline parallelism**. Cut every layer *through*, and all devices read at the same time.
-# That is **tensor parallelism**, the subject of this chapter.
+# Two devices hold twice as much. Whether they are also faster depends on the cut. Cut between layers,
+# each device waits for the one before: more memory, but a token takes as long as ever. That is
+# **pipeline parallelism**. Cut every layer *through*, and all devices read at the same time. That is
+# [**tensor parallelism**](../docs/glossary.md#tensor-parallelism), the main subject of this chapter.
+# Pipelines and three more cuts come near its end.
 #
 # ## The smallest version that works
 #
-# A linear layer is y = x Wᵀ. Checkpoints store W as [outputs, inputs]. It can be cut in two ways.
+# A linear layer multiplies by a matrix. Papers write $y = xW$, with $W$ of shape [inputs, outputs].
+# Checkpoints store the transposed matrix, [outputs, inputs], so code writes `y = x @ weight.T`. A
+# column of $W$ is a stored row. There are two ways to cut $W$ for two ranks.
 #
-# Predict: y has 6 numbers per token. If rank 0 has the upper half of the stored rows, how many of
-# them does it know? And if it has the left half of the stored columns?
+# **By hand.** Take two inputs and two outputs:
+#
+# $$x = \begin{pmatrix}1 & 2\end{pmatrix}, \quad W = \begin{pmatrix}3 & 4\\5 & 6\end{pmatrix}, \quad
+# xW = \begin{pmatrix}1\cdot3 + 2\cdot5 & 1\cdot4 + 2\cdot6\end{pmatrix} =
+# \begin{pmatrix}13 & 16\end{pmatrix}$$
+#
+# - Give rank 0 the left column of $W$, and rank 1 the right one. Rank 0 computes
+#   $1\cdot3 + 2\cdot5 = 13$, rank 1 computes $1\cdot4 + 2\cdot6 = 16$. Each rank needs all of $x$,
+#   and knows one output completely.
+# - Give rank 0 the upper row, and rank 1 the lower one. Rank 0 needs only the first input, and
+#   computes $1\cdot(3 \; 4) = (3 \; 4)$. Rank 1 needs only the second input, and computes
+#   $2\cdot(5 \; 6) = (10 \; 12)$. Neither knows an output. The sum of both is $(13 \; 16)$.
+#
+# Predict, for 8 inputs and 6 outputs: if rank 0 has half of the columns of $W$ (the upper half of the
+# stored rows), how many of the 6 outputs does it know? And if it has half of the rows?
 
 # %%
-guess_rows = predict("Half of the rows: how many of 6 numbers are known?", None)
-guess_columns = predict("Half of the columns: how many of 6 numbers are known?", None)
+guess_columns = predict("Half of the columns of W: how many of 6 outputs are known?", None)
+guess_rows = predict("Half of the rows of W: how many of 6 outputs are known?", None)
 
 # %%
-x, weight = torch.randn(3, 8), torch.randn(6, 8)
+x, weight = torch.randn(3, 8), torch.randn(6, 8)  # stored as [outputs, inputs]
 y = x @ weight.T
 
-some_outputs = [x @ rows.T for rows in weight.chunk(2, dim=0)]
+some_outputs = [x @ stored.T for stored in weight.chunk(2, dim=0)]  # columns of W
 torch.testing.assert_close(torch.cat(some_outputs, dim=-1), y)
-print("each rank has", list(some_outputs[0].shape), "of", list(y.shape), "and side by side: y")
+print("column split: each rank has", list(some_outputs[0].shape), "of", list(y.shape), end=" ")
+print("and side by side they are y")
 
 inputs = x.chunk(2, dim=1)
-parts_of_sums = [a @ b.T for a, b in zip(inputs, weight.chunk(2, dim=1), strict=True)]
-torch.testing.assert_close(sum(parts_of_sums), y)
-print("each rank has", list(parts_of_sums[0].shape), "of", list(y.shape), "and added up: y")
-guess_rows.compare(some_outputs[0].shape[1])
-known = [torch.allclose(part, y, atol=0.1) for part in parts_of_sums]
-guess_columns.compare(6 * sum(known))
+partial_sums = [a @ b.T for a, b in zip(inputs, weight.chunk(2, dim=1), strict=True)]
+torch.testing.assert_close(sum(partial_sums), y)
+print("row split: each rank has", list(partial_sums[0].shape), "of", list(y.shape), end=" ")
+print("and added up they are y")
+guess_columns.compare(some_outputs[0].shape[1])
+known = [torch.allclose(part, y, atol=0.1) for part in partial_sums]
+guess_rows.compare(6 * sum(known))
+picture(
+    two_splits(),
+    "The two cuts of y = x W, with shapes. Blue cells are on rank 0, orange ones on rank 1, grey "
+    "ones on both. A column split ends with outputs, a row split with partial sums.",
+    number="41.1",
+)
 
 # %% [markdown]
-# With half of the columns no number is known: each rank has a part of every sum. The field calls
-# the first a **column split** and the second a **row split**, since it writes y = x W, with W the
-# other way round. They fit together:
+# In the upper half of the picture, each rank reads all of $x$ (grey), and its own three columns of
+# $W$ give three columns of $y$. In the lower half, each rank reads four columns of $x$ and four rows
+# of $W$, and gets a full-sized result that is only a part of the sum. In general, for $n$ ranks:
 #
-# - A column split needs all of x, and gives each rank some outputs. No message.
+# $$\text{column split:}\quad W = \begin{pmatrix}W_0 & \cdots & W_{n-1}\end{pmatrix}, \qquad
+# xW = \begin{pmatrix}xW_0 & \cdots & xW_{n-1}\end{pmatrix}$$
+#
+# $$\text{row split:}\quad W = \begin{pmatrix}W_0\\ \vdots\\ W_{n-1}\end{pmatrix}, \quad
+# x = \begin{pmatrix}x_0 & \cdots & x_{n-1}\end{pmatrix}, \qquad
+# xW = \sum_{r=0}^{n-1} x_r W_r$$
+#
+# | symbol | meaning | shape | in the code |
+# |---|---|---|---|
+# | $n$, $r$ | number of ranks, one rank | | `num_ranks`, `rank` |
+# | $x$ | a row of numbers for each token | [tokens, inputs] | `x` |
+# | $W$ | the matrix; stored transposed | [inputs, outputs] | `weight.T` |
+# | $W_r$, column split | the columns of rank $r$ | [inputs, outputs / $n$] | `weight.chunk(n, dim=0)[r].T` |
+# | $x_r$ | the inputs of rank $r$ | [tokens, inputs / $n$] | `x.chunk(n, dim=1)[r]` |
+# | $W_r$, row split | the rows of rank $r$ | [inputs / $n$, outputs] | `weight.chunk(n, dim=1)[r].T` |
+#
+# [Megatron-LM](https://arxiv.org/abs/1909.08053), where this plan comes from, writes $A$ for a matrix
+# that is cut by columns and $B$ for one that is cut by rows. The two fit together:
+#
+# - A column split needs all of $x$, and gives each rank some outputs. No message.
 # - A row split needs some inputs, just those that a column split gave. It ends in numbers that must
-#   be added up over all ranks, for every rank: an **all-reduce**.
+#   be added up over all ranks, for every rank: an [**all-reduce**](../docs/glossary.md#all-reduce).
 #
-# So a feed-forward layer is cut like this: `gate` and `up` by columns, SwiGLU on what the rank has,
-# `down` by rows, then one all-reduce. Here ranks are threads, and `comm` is how they talk.
+# So a feed-forward layer is cut like this: `gate` and `up` by columns,
+# [SwiGLU](../docs/glossary.md#swiglu) on what the rank has, `down` by rows, then one all-reduce:
+#
+# $$\mathrm{FFN}(x) = \sum_{r=0}^{n-1} \big(\mathrm{SiLU}(x\,G_r) \odot (x\,U_r)\big)\,D_r$$
+#
+# $G_r$ and $U_r$ are the rank's columns of `gate` and `up`, $D_r$ its rows of `down`, and $\odot$
+# multiplies number by number. Below, ranks are threads, and `comm` is how they talk.
 
 # %%
 from minigen.model.layers import swiglu
@@ -200,7 +264,9 @@ print("2 ranks and 4 ranks: every one ends with the whole layer's output, after 
 # %% [markdown]
 # ## Why it may go wrong
 #
-# The order is not free. Cut `gate` by *rows* instead: each rank then has a part of every sum.
+# The order is not free. Cut `gate` by *rows* instead: each rank then has a part of every sum. Take one
+# number whose two parts are 1 and -1. Their sum is 0, and SiLU(0) = 0. But SiLU(1) + SiLU(-1) =
+# 0.73 - 0.27 = 0.46.
 #
 # Predict: may each rank apply SiLU to its part, and the sum come later? Write "yes" or "no".
 
@@ -210,25 +276,31 @@ guess_silu = predict("SiLU first, the sum later?", None)
 # %%
 from torch.nn import functional
 
+one, minus_one = functional.silu(torch.tensor([1.0, -1.0])).tolist()
+print(f"by hand: {one:.2f} + {minus_one:.2f} = {one + minus_one:.2f}, and it should be 0")
 parts = [a @ b.T for a, b in zip(inputs, gate.chunk(2, dim=1), strict=True)]
 curve_of_sum = functional.silu(sum(parts))
 sum_of_curves = sum(functional.silu(part) for part in parts)
-print(f"off by up to {(curve_of_sum - sum_of_curves).abs().max():.2f}")
+print(f"a whole layer: off by up to {(curve_of_sum - sum_of_curves).abs().max():.2f}")
 guess_silu.compare("yes" if torch.allclose(curve_of_sum, sum_of_curves, atol=1e-3) else "no")
 
 # %% [markdown]
 # The curve of a sum is not the sum of curves. Between a row split and its all-reduce there may be
-# nothing but what is linear: no SiLU, no norm, and no residual, which would be added once a rank.
+# nothing but what is linear: no SiLU, no norm, and no residual, which each rank would add once more.
 #
-# Attention needs no new idea. A head is some outputs of Q, K and V; it computes its scores and its
-# mixture without any other head; and `out` takes heads as inputs. So Q, K and V are cut by columns,
-# in whole heads, and `out` by rows. The KV cache is cut with them: a rank keeps the keys and values
-# of its own heads. The embedding and the output head are cut by the vocabulary.
+# Attention needs no new idea. A head is some outputs of Q, K and V. It computes its scores and its
+# mixture without any other head, and `out` takes heads as inputs. So Q, K and V are cut by columns,
+# in whole heads, and `out` by rows. The [KV cache](../docs/glossary.md#kv-cache) is cut with them: a
+# rank keeps the keys and values of its own heads. The embedding and the output head are cut by the
+# vocabulary.
 #
-# ## The package's version
+# ## The package's plan
 #
-# A plan as a table, applied from outside: the model's own code, of chapter 15, is not touched. A
-# rank builds a smaller model of its share, and what must be summed is wrapped.
+# The plan is a table, applied from outside: the model's own code, of chapter 15, is not touched. A
+# rank builds a smaller model of its share, and wraps what must be summed.
+#
+# Predict: how many ranks, at most 9, can share this chapter's model? It has 9 query heads, 3 KV heads
+# and 1,536 units (the numbers between `up` and `down`) in the feed-forward layer.
 
 # %%
 from minigen.parallel.sharding import (
@@ -246,18 +318,15 @@ for module, (cut, axis) in PLAN.items():
     print(f"{module:>18}  {cut.value:<6}  by {axis}")
 assert PLAN[module_of("model.layers.7.mlp.down_proj.weight")] == (Split.ROW, "ffn")
 show(SummedLinear)
+guess_ranks = predict("How many ranks at most?", None)
 
 # %% [markdown]
 # ## Who holds what
 #
-# Choose a model and a number of ranks. Blue is cut by columns, pale blue by rows; orange is a
-# message that all ranks wait for.
-#
-# Predict: how many ranks, at most 9, can share this chapter's model? It has 9 query heads, 3 KV
-# heads and 1,536 units.
-
-# %%
-guess_ranks = predict("How many ranks at most?", None)
+# Choose a model and a number of ranks. A column of the picture is a rank, and time runs downwards.
+# Blue is cut by columns, pale blue by rows. The shape at the left is that of one rank's share as
+# stored, [outputs, inputs]. An orange bar is a message that all ranks wait for, with the shape of
+# what each rank sends; "tokens" is the number of tokens in the step.
 
 
 # %%
@@ -269,18 +338,13 @@ def cut_model(model, ranks):
 
 explore(
     cut_model,
-    "A column for each rank with its heads, units and tokens, and orange bars for messages.",
-    "41.1",
+    "Which heads, units and tokens each rank has, with the stored shapes, and the messages that "
+    "all ranks wait for. SmolLM2-135M on 3 ranks.",
+    "41.2",
     model=list(MODELS),
     ranks=[3, 2, 4, 8],
 )
 
-# %% [markdown]
-# Heads and units must be dealt out evenly: that leaves few counts. What is the price in memory?
-# Norms are on every rank. And where there are more ranks than KV heads, each KV head is on several
-# ranks.
-
-# %%
 checkpoint = open_checkpoint(hub.resolve(hub.DEFAULT_MODEL))
 config, of_file = checkpoint.config, checkpoint.num_bytes
 possible = [each for each in range(1, 10) if obstacle(config, {}, "float32", each) is None]
@@ -301,18 +365,78 @@ for num_ranks in (8, 16):
     print(f"{num_ranks:>2} ranks of Llama-3-8B, the KV heads on each: {heads}")
 
 # %% [markdown]
+# Read the rows from the top. Rank 0's embedding has 16,384 of the 49,152 tokens. Its queries are
+# three heads of 64 numbers, 192 stored rows of 576. Its `out` is stored as 576 rows of 192: all
+# outputs, but only the inputs that its three heads give. Heads and units must be dealt out evenly, so
+# only few numbers of ranks are possible. The price in memory is small: norms are on every rank. And
+# where there are more ranks than KV heads, each KV head is on several ranks.
+#
+# ## Your turn: two matrices in one tensor
+#
+# The plan speaks of `gate_proj` and `up_proj` as two tensors. Some checkpoints store them as one, and
+# so do engines, which multiply by both at once. (Phi-3's files have a `gate_up_proj`, for example.)
+# A picture of such a tensor with 4 rows each, for two ranks:
+#
+# | stored row | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |
+# |---|---|---|---|---|---|---|---|---|
+# | belongs to | gate | gate | gate | gate | up | up | up | up |
+# | needed by rank | 0 | 0 | 1 | 1 | 0 | 0 | 1 | 1 |
+#
+# In a formula: matrix $i$ with $R_i$ rows begins at row $F_i = R_0 + \dots + R_{i-1}$, and rank $r$
+# needs the rows from $F_i + r R_i / n$ up to, and without, $F_i + (r+1) R_i / n$.
+
+# %%
+task(41, "fused_rows")
+
+# %%
+# exercise: minigen_course.ch41_tensor_parallel.lesson.fused_rows
+from collections.abc import Sequence as SequenceOf
+
+
+def fused_rows(parts: SequenceOf[int], rank: int, num_ranks: int) -> list[range]:
+    """Return the stored rows that a rank needs of several matrices that lie in one tensor.
+
+    The tensor has the rows of all matrices one after another, `parts` says how many rows each
+    matrix has, and each is cut evenly, by columns in the sense of y = x W. There is one range for
+    each matrix.
+
+    >>> fused_rows([4, 4], rank=1, num_ranks=2)
+    [range(2, 4), range(6, 8)]
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+my_rows = check(41, fused_rows=fused_rows)
+gate_up = torch.cat([gate, up])
+
+
+def fused_feed_forward(comm):
+    rows = my_rows([len(gate), len(up)], comm.rank, comm.num_ranks)
+    own_gate, own_up = (gate_up[each.start : each.stop] for each in rows)
+    own_down = down.chunk(comm.num_ranks, dim=1)[comm.rank]
+    return comm.all_reduce(swiglu(x @ own_gate.T, x @ own_up.T) @ own_down.T)
+
+
+torch.testing.assert_close(run_ranks(4, fused_feed_forward)[3], right)
+print("one tensor for gate and up, on 4 ranks: the same output")
+print("rank 1 of 3 in SmolLM2-135M:", my_rows([1536, 1536], 1, 3))
+
+# %% [markdown]
 # ## Three processes
 #
-# Now in earnest. `tensor_parallel_size=3` starts two more processes; with this one they are three.
-# They have three kinds of messages, and all ranks take part in each:
+# Now with real processes. `tensor_parallel_size=3` starts two more; with this one they are three. An
+# operation in which all ranks take part is called a **collective**. The ranks use three of them:
 #
 # - the all-reduce: every rank gets the sum of what all have;
 # - the **all-gather**: every rank gets the pieces of all, side by side;
 # - the **broadcast**: every rank gets what rank 0 has.
 #
-# Between CPUs a library named **gloo** carries them, between GPUs NCCL.
+# Between CPUs a library named [gloo](https://github.com/pytorch/gloo) carries them, between NVIDIA's
+# GPUs [NCCL](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html).
 #
-# Predict: how many messages does one step take, with 30 layers?
+# Predict: how many messages does one step take, with 30 layers? Count along the picture above, and
+# add what rank 0 must tell the others first.
 
 # %%
 guess_messages = predict("Messages in one step?", None, within=1.1)
@@ -323,7 +447,7 @@ print(split.describe()["ranks"])
 with split.record() as recorder:
     answer = split.generate(prompt, params)
 assert answer.token_ids == whole.generate(prompt, params).token_ids
-print("the same 24 tokens:", answer.text)
+print(f"the same {len(answer.token_ids)} tokens:", answer.text)
 
 steps = messages_of_steps(recorder.events)
 counts = Counter(each.kind.value for each in steps[-1])
@@ -332,24 +456,26 @@ layers = whole.config.num_layers
 print(f"in every one of {len(steps)} steps:", dict(counts))
 guess_messages.compare(counts.total())
 sums_a_layer = (counts["all_reduced"] - 1) / layers
-print(f"that is {sums_a_layer:.0f} all-reduces a layer, and one for the embedding")
+print(f"that is {sums_a_layer:.0f} all-reduces per layer, and one for the embedding")
 quickest = min(steps, key=lambda step: step[-1].time_ns - step[0].time_ns)
 picture(
     messages_in_time(quickest),
-    "Three lanes over time: two broadcasts, many short all-reduces, one gather at the end.",
-    number="41.2",
+    "One step from rank 0's side: two broadcasts, many all-reduces, one all-gather at the end. The "
+    "pale part of a bar is waiting for other ranks.",
+    number="41.3",
 )
 
 # %% [markdown]
-# The picture shows one step from rank 0's side. Rank 0 owns the scheduler and decides which
-# requests run; two broadcasts tell the others. The embedding's all-reduce is a sum, too: one rank
-# has the token's vector, the others add zeros. The all-gather at the end puts the logits side by
-# side, for rank 0 to sample from.
+# Time runs to the right, and each lane is a kind of message. Rank 0 owns the scheduler and decides
+# which requests run; two broadcasts tell the others. The embedding's all-reduce is a sum, too: one
+# rank has the token's vector, the others add zeros. The all-gather at the end puts the
+# [logits](../docs/glossary.md#logits) side by side, for rank 0 to sample from.
 #
-# A bar is as long as rank 0 was inside the message, and much of that is waiting: an all-reduce ends
-# only after the slowest rank has come. The solid end of a bar is as long as the shortest message of
-# its kind in this step, so moving the numbers takes no more than that. The pale part is waiting. On
-# this machine the ranks also take turns on the same cores.
+# A bar is as long as rank 0 was inside the message, and much of that may be waiting: an all-reduce
+# ends only after the slowest rank has come. The solid end of a bar is as long as the shortest message
+# of its kind in this step, so moving the numbers takes no more than that. The pale part is waiting.
+# (A kind with a single message, like the all-gather, shows no pale part, however long it waited.)
+# Where there are fewer cores than ranks, the ranks also take turns on the same cores.
 #
 # ## What a message costs
 #
@@ -365,8 +491,9 @@ times = time_all_reduces((2, 3))
 links = {each: fit_link(f"{each} ranks here", found, each) for each, found in times.items()}
 picture(
     message_times(times, links),
-    "Points and lines: flat for small messages, then rising with the bytes.",
-    number="41.3",
+    "The time of an all-reduce by the bytes of its tensor, on two and three processes here. Points "
+    "are measured, lines are the model with two numbers below. Both axes are logarithmic.",
+    number="41.4",
 )
 for num_ranks, found in times.items():
     print(f"{num_ranks} ranks:")
@@ -377,43 +504,170 @@ for num_ranks, found in times.items():
 guess_bytes.compare(times[2][2**20] / times[2][1024], "times", measured=True)
 
 # %% [markdown]
-# A small message costs its **latency**: that it is sent at all. A large one costs its bytes. The
-# lines are a model with just two numbers, latency and bandwidth. gloo's ranks stand in a **ring**;
-# at each of $2(n-1)$ turns every rank passes an n-th of the tensor on:
+# A small message costs the **latency** of the connection: the time from sending to arriving, however
+# little is sent. A large one costs its bytes. In the picture the curves are flat where latency rules,
+# and rise where bytes do.
+#
+# How do ranks add up a tensor? Call what connects a rank to the others its **link**. Each rank could
+# send all of its tensor to all others. That is $n - 1$ full tensors through each link. A **ring**
+# needs less than two. Cut the tensor into $n$ pieces. In each **turn**, every rank passes one piece
+# on to the next rank, all at the same time. The picture shows three ranks: rank 0 has the numbers 1,
+# 2, 3, rank 1 has 10, 20, 30, and rank 2 has 100, 200, 300, so the sums are 111, 222 and 333.
+
+# %%
+picture(
+    ring_turns([[1, 2, 3], [10, 20, 30], [100, 200, 300]]),
+    "A ring all-reduce on three ranks, turn by turn. Rows are ranks, columns pieces. Orange frames "
+    "are passed on to the next rank (from the last to the first), green sums are complete.",
+    number="41.5",
+)
+task(41, "ring_all_reduce")
+
+# %% [markdown]
+# Read it from the left. In turn 1 rank 0 passes its 1 on to rank 1, which adds it to its own 10: the
+# first column of rank 1 is 11 in the next table. In turn 2 rank 1 passes this 11 on, and rank 2 gets
+# 111, the complete sum. After $n - 1 = 2$ turns each rank has one complete sum. This half is called a
+# **reduce-scatter**. In the other $n - 1$ turns the complete sums go round once more, and are copied:
+# that is an all-gather.
+
+# %%
+# exercise: minigen_course.ch41_tensor_parallel.lesson.ring_all_reduce
+from jaxtyping import Float
+from torch import Tensor
+
+from minigen_course.ch41_tensor_parallel.lesson import PassOn
+
+
+def ring_all_reduce(
+    x: Float[Tensor, " numbers"], rank: int, num_ranks: int, pass_on: PassOn
+) -> Float[Tensor, " numbers"]:
+    """Return the sum of all ranks' x, by messages to the next rank in a ring only.
+
+    `pass_on(piece)` sends a piece to the next rank, and returns the piece that came from the rank
+    before. All ranks call it 2 (n - 1) times, with an n-th of the numbers each time; x has a
+    multiple of n numbers, and stays as it is.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+my_ring = check(41, ring_all_reduce=ring_all_reduce)
+made = continue_split(checkpoint, 3, whole.tokenizer.encode(prompt), 4, ring=my_ring)
+assert made == answer.token_ids[:4]
+print("three threads that talk to one neighbour only:", whole.tokenizer.decode(made))
+
+# %% [markdown]
+# That model took every all-reduce through `my_ring`: yours if it passed its check, else the
+# package's.
+#
+# ## Your turn: a ring or a tree
+#
+# A ring has $2(n-1)$ turns, and each moves an $n$-th of the tensor. The alternative is a **tree**. In
+# the first turn, ranks 1, 3, 5 and 7 send all their numbers to ranks 0, 2, 4 and 6, which add them.
+# In the second turn, ranks 2 and 6 send to 0 and 4. In the third, rank 4 sends to rank 0, which now
+# has the sum of all eight. Three more turns send it back the same way. So a tree has
+# $2\lceil\log_2 n\rceil$ turns, from four ranks on fewer than a ring, but each turn moves all bytes:
 #
 # $$t_\text{ring} = 2(n-1)\left(\alpha + \frac{m}{n\,\beta}\right) \qquad\qquad
-# t_\text{tree} = 2\lceil\log_2 n\rceil\left(\alpha + \frac{m}{\beta}\right)$$
-#
-# The second formula is another way: a **tree** adds up all of the tensor in pairs, and sends the sum
-# back. It has fewer turns, but each moves all bytes. The model below takes whichever is faster:
-# $t = \min(t_\text{ring}, t_\text{tree})$. Libraries choose like this, too, by the size at hand. But
-# not every library has both ways everywhere: inside one machine the tree of NCCL is a chain, with as
-# many turns as a ring. Engines have kernels of their own for small messages there (at the end of
-# this chapter). So on links inside a machine read the ring as the careful estimate, and the tree as
-# what good kernels can reach.
+# t_\text{tree} = 2\lceil\log_2 n\rceil\left(\alpha + \frac{m}{\beta}\right) \qquad\qquad
+# t = \min(t_\text{ring}, t_\text{tree})$$
 #
 # | symbol | meaning | in the code |
 # |---|---|---|
 # | $n$ | ranks | `num_ranks` |
 # | $\alpha$ | latency of a turn, in seconds | `Link.latency` |
-# | $\beta$ | bandwidth, in bytes per second | `Link.bandwidth` |
+# | $\beta$ | bandwidth of a link in one direction, in bytes per second | `Link.bandwidth` |
 # | $m$ | bytes of the tensor | `num_bytes` |
+# | $\lceil\log_2 n\rceil$ | levels of the tree: 3 for 8 ranks, 3 for 5 | `math.ceil(math.log2(num_ranks))` |
 #
-# When one token is decoded, messages are small: as many numbers as x has. So a decode step pays
-# latency, again and again: at every turn of each of its 2 × layers + 1 all-reduces. When a prompt
-# is read, each message carries all of its tokens, and bytes count.
+# **By hand.** Take 8 ranks, $\alpha$ = 2 µs, $\beta$ = 450 GB/s, and one token of a model with 8,192
+# numbers in bfloat16: $m$ = 16,384 bytes. A turn of the ring moves 2,048 bytes in 0.005 µs, so the
+# ring takes $14 \cdot 2.005 = 28.1$ µs. A turn of the tree moves 16,384 bytes in 0.036 µs, so the
+# tree takes $6 \cdot 2.036 = 12.2$ µs. Both times are nearly all latency. (Libraries also cut a tree's
+# large messages into chunks that follow one another. Then a large message costs less than by this
+# formula.)
+
+# %%
+task(41, "choose_all_reduce")
+
+
+# %%
+# exercise: minigen_course.ch41_tensor_parallel.lesson.choose_all_reduce
+def choose_all_reduce(
+    num_bytes: float, num_ranks: int, latency: float, bandwidth: float
+) -> tuple[str, float]:
+    """Return "ring" or "tree", whichever takes fewer seconds, and these seconds.
+
+    If both take equally long, it is a ring. The latency is in seconds per turn, the bandwidth in
+    bytes per second.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %% [markdown]
+# The table below compares three connections, for a token of Llama-3-70B (16 kB) and for a prompt of
+# 2,048 tokens (34 MB) on 8 ranks. **NVLink** is NVIDIA's direct connection between its cards.
+# **PCIe** is the bus by which cards are plugged into a machine. **Ethernet** connects machines.
+# What is connected to what, and how fast, is called the **topology**. One machine of a cluster is a
+# **node**. The picture shows two nodes of eight cards.
+
+# %%
+my_choice = check(41, choose_all_reduce=choose_all_reduce)
+picture(
+    topology(),
+    "Two nodes. Inside a node, NVLink and its switch connect any two cards; PCIe leads to the host's "
+    "memory and to the network. Between nodes there is only the network.",
+    number="41.6",
+)
+tokens, ranks = 2048, (1, 2, 4, 8)
+message = 2 * big.hidden  # bytes of one token's vector in bfloat16
+print("µs on 8 ranks               bytes        ring        tree   taken")
+for name, link in LINKS.items():
+    for num_bytes in (message, tokens * message):
+        ways = 1e6 * link.ring_seconds(num_bytes, 8), 1e6 * link.tree_seconds(num_bytes, 8)
+        taken, seconds = my_choice(num_bytes, 8, link.latency, link.bandwidth)
+        assert abs(1e6 * seconds - min(ways)) < 1e-6 * min(ways)
+        print(f"{name:<20} {num_bytes:>12,} {ways[0]:>11,.1f} {ways[1]:>11,.1f}   {taken}")
+
+# %% [markdown]
+# Each line is a link and a message size. A token's message takes the tree on every link, because
+# there only turns count. A prompt's message takes the ring, because there bytes count.
+#
+# Where do $\alpha$ and $\beta$ come from? The bandwidths are those of data sheets:
+# [an H100](https://www.nvidia.com/en-us/data-center/h100/) has 900 GB/s of NVLink in both directions
+# together, so 450 in one; PCIe 5 with 16 lanes has 63 GB/s in one direction; 25 Gbit/s are 25 / 8 =
+# 3.1 GB/s. The latencies are assumptions. 2 and 5 µs lie in the range of the constants by which
+# [NCCL plans](https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc) a turn of a ring (0.5
+# to 3.4 µs for NVLink, 1.0 to 5.7 for PCIe). For a network the same file has 2.7 µs and more; we take
+# 30 µs, since a message over TCP, the usual protocol of networks, passes the operating systems of two
+# machines. Nothing here was
+# measured on such links.
+#
+# One reservation: a library chooses like this, too, by the size at hand, but it does not have both
+# ways everywhere. In NCCL's plan, ranks inside one machine form a chain, with as many turns as a
+# ring; only between machines there is a tree. Engines have kernels of their own for small messages
+# inside a machine (at the end of this chapter). So on links inside a machine, read the ring as the
+# careful estimate, and the tree as what good kernels can reach.
 #
 # ## What is left of the gain
 #
-# Now put it together. On n devices each reads an n-th of the weights: that time falls. The time of
-# the messages does not. Choose a model, a card, and how many sequences decode at once. There are
-# three connections: NVLink and PCIe inside one machine, Ethernet between machines. Their bandwidths
-# are the data sheets'. Their latencies are assumptions: 2 and 5 µs lie in the range of constants by which
-# [NCCL plans](https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc), and 30 µs is the
-# order of a TCP message between two machines. Nothing here was measured on such links.
+# Now put it together. On $n$ devices each reads an $n$-th of the weights: that time falls. The time of
+# the $2L + 1$ all-reduces does not:
 #
-# Predict: 8 cards with NVLink, 70B, one sequence: how many times as fast as one card (if it
-# fitted)?
+# $$S(n) = \frac{t_1}{\dfrac{t_1}{n} + (2L + 1)\; t(n, m)}, \qquad m = b \cdot H \cdot 2 \text{ bytes}$$
+#
+# | symbol | meaning | in the code |
+# |---|---|---|
+# | $S(n)$ | how many times as fast $n$ ranks are as one | `allowed(...)[n]` |
+# | $t_1$ | seconds of a step on one device, without messages (chapter 17) | `alone` |
+# | $t(n, m)$ | seconds of one all-reduce | `Link.all_reduce_seconds` |
+# | $L$, $H$ | layers, numbers in a token's vector | `shape.layers`, `shape.hidden` |
+# | $b$ | tokens in the step; 2 bytes is bfloat16 | `batch` |
+#
+# (The all-gather of the logits is left out: it is one message per step.)
+#
+# Predict: 8 cards with NVLink, Llama-3-70B ($L$ = 80), one sequence: how many times as fast as one
+# card (if it fitted)? The time of one message is above, and $t_1$ is about 42 ms.
 
 # %%
 guess_gain = predict("8 cards: how many times as fast as one?", None)
@@ -426,55 +680,173 @@ def gain(model, card, at_once):
 
 explore(
     gain,
-    "Speed-up against ranks: NVLink near the line of no messages, Ethernet hardly above one.",
-    "41.4",
+    "Decode steps on several cards, by the cost model: how many times as fast as one card, against "
+    "the number of ranks, for three links. The grey line is what it would be without messages.",
+    "41.7",
     model=["Llama-3-70B", *(name for name in SHAPES if name != "Llama-3-70B")],
     card=list(MACHINES),
     at_once=(1, 256, 1, 1),
 )
 
-ranks = (1, 2, 4, 8)
 gains = {name: allowed(big, h100, link, ranks, 1, 1024) for name, link in LINKS.items()}
-tokens = 2048
-of_prompt = prefill_step(big, tokens, weight_bits=16)
-num_sums, message = 2 * big.layers + 1, 2 * big.hidden
+of_prompt = prefill_step(big, tokens, weight_bits=16).seconds(h100)
+num_sums = 2 * big.layers + 1
 work, _ = split_step_seconds(big, h100, LINKS["NVLink 4"], 8, 1, 1024)
 alone, _ = split_step_seconds(big, h100, LINKS["NVLink 4"], 1, 1, 1024)
-print(f"8 ranks: {num_sums} all-reduces of {message / 1e3:.0f} kB")
+print(f"one card: {1e3 * alone:.1f} ms; an eighth of it: {1e3 * work:.1f} ms; {num_sums} messages")
+print("\n8 ranks, one token     all ring    all tree")
 for name, link in LINKS.items():
-    ways = {"ring": link.ring_seconds(message, 8), "tree": link.tree_seconds(message, 8)}
-    by = [
-        f"{way} {1e6 * t:6.1f} µs, {alone / (work + num_sums * t):.2f}x" for way, t in ways.items()
-    ]
-    print(f"{name:<20}", "   ".join(by))
-print("\nthe faster one        decode: 2 ranks   4 ranks   8 ranks    8 ranks, a prompt of 2,048")
+    ways = link.ring_seconds(message, 8), link.tree_seconds(message, 8)
+    print(f"{name:<20}" + "".join(f"{alone / (work + num_sums * t):>11.2f}x" for t in ways))
+print("\nthe faster way        2 ranks   4 ranks   8 ranks    8 ranks, a prompt of 2,048")
 for name, link in LINKS.items():
     sums = num_sums * link.all_reduce_seconds(tokens * message, 8)
-    prompt_gain = of_prompt.seconds(h100) / (of_prompt.seconds(h100) / 8 + sums)
     found = "".join(f"{gains[name][each]:>9.1f}x" for each in ranks[1:])
-    print(f"{name:<20} {' ' * 6}{found} {prompt_gain:>20.1f}x")
+    print(f"{name:<20}{found} {of_prompt / (of_prompt / 8 + sums):>20.1f}x")
 guess_gain.compare(round(gains["NVLink 4"][8], 1), "times by NVLink")
 
 # %% [markdown]
-# For these small messages the tree is the faster way, and on Ethernet the way even decides whether 8
-# ranks are faster or slower than one. So tensor parallelism lives inside a machine, where links are
-# fast. Between machines engines use other cuts:
+# By hand: 161 messages of 12.2 µs are 2.0 ms. An eighth of the step is 5.2 ms, so a step on 8 cards
+# takes 7.2 ms, and 42 / 7.2 is 5.8. In the picture, the NVLink curve follows the grey line longest,
+# and the Ethernet curve stays below 1.4. The first table says more: over Ethernet, the way of adding up even
+# decides whether 8 ranks are faster or slower than one. For a long prompt Ethernet is far slower than
+# one card, because every message carries 34 MB. So tensor parallelism lives inside a node, where
+# links are fast.
 #
-# | cut | what a rank holds | messages | use it when |
-# |---|---|---|---|
-# | tensor parallel | a part of every layer | 2 all-reduces per layer | a token must be faster, links are fast |
-# | pipeline parallel | some of the layers | one vector per token and border | the model does not fit, links are slow |
-# | data parallel | the whole model | none between steps | there are more requests than one copy serves |
-# | expert parallel | some experts of each layer | two all-to-alls per layer | the model is a mixture of experts |
+# ## Other ways to cut
 #
-# A pipeline makes no single token faster, and a device without a batch of its own to work on stands
-# idle: that is a **bubble**. It needs as many batches under way as there are devices.
+# Between nodes, engines use other cuts. There are five in all:
+#
+# - **Tensor parallelism** cuts every matrix. All ranks work on the same tokens.
+# - **Pipeline parallelism** gives each rank some of the layers, a **stage**. A token visits all
+#   stages, one after another.
+# - **Data parallelism** gives each rank a copy of the model and requests of its own.
+# - **Context parallelism** gives each rank a part of each sequence: its tokens, and their keys and
+#   values. Attention must see all of them, so ranks exchange keys and values, or partial results.
+#   (**Sequence parallelism**, in the narrow sense, cuts only the norms between the splits of tensor
+#   parallelism like this; more on it below.)
+# - **Expert parallelism** is for **mixture-of-experts** models. Their feed-forward layer has many
+#   small networks, the experts, and a router chooses a few for each token. Each rank holds some
+#   experts, and tokens travel to them by an **all-to-all**: every rank sends a different piece to
+#   every other rank.
+#
+# A pipeline with one batch keeps one stage busy, while the others are idle. The idle time is called a
+# **bubble**. To shrink it, the batch is cut into **micro-batches** that follow one another: while
+# stage 1 works on micro-batch 0, stage 0 already works on micro-batch 1.
+#
+# Predict: 4 stages and 4 micro-batches, and each stage takes equally long for each. From the first
+# stage's start to the last one's end, for how many per cent of the time is a stage idle, on average?
+
+# %%
+picture(
+    ways_to_cut(),
+    "Four layers and four sequences of eight tokens on four ranks; a colour is a rank. Above: which "
+    "rank has which weights (narrow boxes are whole copies; grey is on every rank). Below: which "
+    "rank works on which token (grey: every rank, or one after another).",
+    number="41.8",
+)
+guess_bubble = predict("4 stages, 4 micro-batches: per cent of the time that a stage idles?", None)
+
+# %% [markdown]
+# Read it column by column. Tensor parallel: a layer has all four colours, and every rank works on
+# every token. Pipeline parallel: a layer has one colour. Data parallel: each rank has all four
+# layers, and one sequence. Context parallel: each rank has all four layers, and a quarter of every
+# sequence. Expert parallel: attention (grey) is on every rank, an expert is on one, and tokens go
+# where their experts are.
+#
+# | cut | what is split | messages per layer | bytes of one | it pays when |
+# |---|---|---|---|---|
+# | tensor | every matrix, the KV cache by heads | 2 all-reduces | $b \cdot H \cdot 2$ | a token must be faster, and links are fast |
+# | pipeline | layers, the KV cache by layers | none inside a stage; one transfer to the next stage | $b \cdot H \cdot 2$ | the model does not fit into a node, or links are slow |
+# | data | requests | none in a dense model | | one copy fits, and there are more requests than it serves |
+# | context | tokens of a sequence, the KV cache by tokens | attention's: keys and values, or partial results | grows with the tokens (prefill) or heads (decode) | contexts are very long |
+# | expert | experts | 2 all-to-alls | the tokens' vectors, once for each of their experts | a mixture of experts has many experts |
+#
+# $b$ is the number of tokens in the step. The cuts can be combined: tensor parallel inside a node and
+# pipeline parallel between nodes is
+# [vLLM's advice](https://docs.vllm.ai/en/latest/serving/parallelism_scaling/), for example.
+#
+# ## A pipeline in the same cost model
+#
+# A stage can begin a micro-batch when two things have happened: the stage before has sent it, and the
+# stage itself has finished the micro-batch before. That sentence is the whole simulation below.
+#
+# **By hand:** call the time that a stage takes for a micro-batch a turn. The first of 4 micro-batches
+# leaves the last of 4 stages after 4 turns, and the other three a turn later each. So all is done
+# after 7 turns. A stage works in 4 of them and idles in 3. For $m$ micro-batches and $p$ stages:
+#
+# $$\text{bubble} = \frac{p - 1}{m + p - 1}, \qquad \text{for } p = 4,\; m = 4:\quad \frac{3}{7}
+# \approx 43\,\%$$
+#
+# Here $p$ is `num_stages` and $m$ is `num_batches` (not the bytes from above; both letters are
+# customary, as in [GPipe](https://arxiv.org/abs/1811.06965), which writes $K$ for the stages and $M$
+# for the micro-batches).
+
+
+# %%
+def pipeline_ends(num_stages, num_batches, stage_seconds, transfer_seconds=0.0):
+    """Return when each stage has finished each micro-batch, by stage and micro-batch."""
+    ends = [[0.0] * num_batches for _ in range(num_stages)]
+    for stage in range(num_stages):
+        for batch in range(num_batches):
+            arrives = ends[stage - 1][batch] + transfer_seconds if stage else 0.0
+            is_free = ends[stage][batch - 1] if batch else 0.0
+            ends[stage][batch] = max(arrives, is_free) + stage_seconds
+    return ends
+
+
+explore(
+    lambda stages, micro_batches: pipeline_chart(pipeline_ends(stages, micro_batches, 0.01), 0.01),
+    "A pipeline over time: a row for each stage, a box for each micro-batch, grey where a stage is "
+    "idle. Every stage takes 10 ms.",
+    "41.9",
+    stages=(1, 8, 1, 4),
+    micro_batches=(1, 32, 1, 4),
+)
+for num_batches in (1, 4, 16):
+    end = pipeline_ends(4, num_batches, 0.01)[-1][-1]
+    bubble = 1 - num_batches * 0.01 / end
+    assert abs(bubble - 3 / (num_batches + 3)) < 1e-9
+    print(f"4 stages, {num_batches:>2} micro-batches: {1e3 * end:.0f} ms, idle {bubble:.0%}")
+guess_bubble.compare(round(100 * 3 / 7), "%")
+
+print("\nms on 8 cards               one sequence   64 sequences   a prompt of 2,048")
+of_64 = decode_step(big, 64, 1024, weight_bits=16).seconds(h100)
+print(
+    f"{'one card, if it fitted':<28}{1e3 * alone:>12.1f}{1e3 * of_64:>15.1f}{1e3 * of_prompt:>20.0f}"
+)
+for name in ("NVLink 4", "Ethernet 25 Gbit/s"):
+    link = LINKS[name]
+    decoded = [1e3 * sum(split_step_seconds(big, h100, link, 8, each, 1024)) for each in (1, 64)]
+    prefilled = of_prompt / 8 + num_sums * link.all_reduce_seconds(tokens * message, 8)
+    shown = f"{decoded[0]:>12.1f}{decoded[1]:>15.1f}{1e3 * prefilled:>20.0f}"
+    print(f"{'tensor, ' + name:<28}{shown}")
+for name in ("NVLink 4", "Ethernet 25 Gbit/s"):
+    link = LINKS[name]
+    sent = {each: link.latency + each * message / link.bandwidth for each in (1, 8, 256)}
+    in_8 = decode_step(big, 8, 1024, weight_bits=16).seconds(h100)
+    chunk = prefill_step(big, 256, weight_bits=16).seconds(h100) / 8
+    prefilled = pipeline_ends(8, 8, chunk, sent[256])[-1][-1]
+    shown = f"{1e3 * (alone + 8 * sent[1]):>12.1f}{1e3 * (in_8 + 8 * sent[8]):>15.1f}"
+    print(f"{'pipeline, ' + name:<28}{shown}{1e3 * prefilled:>20.0f}")
+
+# %% [markdown]
+# In the picture, micro-batch 0 walks down the diagonal, and the grey corners are the bubble. With one
+# micro-batch three of four stages idle; with 16 the bubble is small. (All stages take equally long
+# here, and transfers are free. Real stages differ, and the slowest one sets the pace.)
+#
+# The table puts both cuts on the same cards. A pipeline makes one sequence no faster: a token still
+# needs all layers, one after another. Of 64 sequences it makes 8 micro-batches of 8, and a token of
+# each still takes about as long as on one card, because each micro-batch reads a stage's weights
+# again. It gains memory, and so room for more sequences. For a prompt, cut into 8 chunks of 256
+# tokens, it is several times as fast as one card over *either* link, since a chunk is sent only
+# once per stage instead of twice per layer. (The chunks' attention to earlier chunks is left out.)
+# So over slow links a pipeline pays, and tensor parallelism does not.
 #
 # ## The measurement again
 #
-# The same step as at the beginning, now on three ranks of this one machine. They share its cores
-# and its memory, and the one process had all cores already, so reading at the same time gains
-# nothing.
+# The same step as at the beginning, now on three ranks of this one machine. They share its cores and
+# its memory, and the one process had all cores already, so reading at the same time gains nothing.
 #
 # Predict: how many times as long is the split model's step here?
 
@@ -494,24 +866,25 @@ in_messages = sorted(
 )
 inside = in_messages[len(in_messages) // 10] / 1e9
 moving = counts["all_reduced"] * links[3].ring_seconds(4 * whole.config.hidden, 3)
-measured("rank 0 was inside its all-reduces for", 1e3 * inside, "ms")
-measured("  which they take if ranks do nothing else", 1e3 * moving, "ms")
-measured("  so it waited for the other ranks for about", 1e3 * (inside - moving), "ms")
-measured(
-    "and it computed its third, and waited for a core, for",
-    1e3 * (reading.step_seconds - inside),
-    "ms",
+parts_of_three = {
+    "computing": reading.step_seconds - inside,
+    "moving": moving,
+    "waiting": inside - moving,
+}
+picture(
+    step_parts({"one process": {"computing": alone_seconds}, "three processes": parts_of_three}),
+    "A step of one process, and of three on the same cores. Computing: outside all messages. "
+    "Moving: what the all-reduces take by the line of Figure 41.4. Waiting: the rest of the messages.",
+    number="41.10",
 )
+measured("rank 0 was outside its all-reduces for", 1e3 * parts_of_three["computing"], "ms")
+measured("and inside them for", 1e3 * inside, "ms")
+measured(
+    "  moving, by the line through the times of ranks that do nothing else", 1e3 * moving, "ms"
+)
+measured("  waiting for other ranks: the rest", 1e3 * (inside - moving), "ms")
 
-# %% [markdown]
-# Compare the last three lines. Where waiting is the largest, most of the extra time is not the
-# messages: the ranks share the cores, and one that has no core just now keeps the others waiting,
-# at every one of the sums. What a split costs can be seen here. What it gains needs a device for
-# each rank. The nearest to that on one machine is a core for each rank: compare one rank that may
-# use one core with two ranks that may use one core each. Here are a feed-forward layer's two
-# matrices, too large for a cache, cut as above.
-
-# %%
+# A control: one rank on one core, and two ranks on a core each
 tall, wide = torch.randn(16384, 2048), torch.randn(2048, 16384)
 
 
@@ -531,21 +904,47 @@ measured("two ranks on a core each, with their all-reduce", 1e3 * by_ranks[2], "
 measured("times as fast", by_ranks[1] / by_ranks[2])
 
 # %% [markdown]
-# The gain is at most 2, and less where one core already gets most of what memory gives, or where
-# another program uses the second core. Two devices have two memories, so there the first limit
-# falls away.
+# The two bars have the same scale. First compare the whole bars. Where other programs run, they can
+# disturb either measurement: if the upper bar is the longer one, or several times as long as you saw
+# before, run both measurements again on a quiet machine. On the quiet machine of two cores on which
+# this chapter was written, a step of three processes takes several times as long as a step of one.
+# The time of the three processes has three parts:
 #
-# On several machines `torchrun`, which comes with PyTorch, starts the ranks, and they find each
-# other over the network. On each of three, with the first one's name for HOST:
+# 1. **Computing** (blue) is all that rank 0 did outside its all-reduces. It would be a third of the
+#    upper bar if each rank had as many cores and as much memory bandwidth as the one process. Here
+#    the ranks share both.
+# 2. **Moving** (orange) is 61 times what an all-reduce of this size takes by the line of Figure 41.4,
+#    which was measured with ranks that did nothing else.
+# 3. **Waiting** (grey) is what remains of rank 0's time inside its all-reduces. A rank that has no
+#    core just now keeps the others waiting, and this happens again at each of the 61 sums. (If
+#    this is negative on your machine, the messages were faster here than by the line.)
+#
+# On three machines with a fast link, computing would be a third, and waiting little.
+# What a split costs can be seen here; what it gains cannot, because the gain needs a device for each
+# rank. The nearest to that on one machine is a core for each rank. So the last three lines compare
+# one rank that may use one core with two ranks that may use one core each. They run a feed-forward
+# layer's two matrices, too large for most processors' caches, cut as above. The gain is at most 2, and
+# less where one core already gets most of what memory gives, or where another program uses the second
+# core. Two devices have two memories, so there the first limit falls away.
+#
+# On several machines `torchrun`, which comes with PyTorch, starts the ranks, and they find each other
+# over the network. On each of three, with the first one's name for HOST:
 #
 # ```
 # torchrun --nnodes 3 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
 #     -m minigen generate --tensor-parallel-size 3 "The old lighthouse"
 # ```
 #
-# ## Your turn
+# ## Your turn: cut a model
 #
-# Cut a checkpoint by hand, and then run a whole layer as one rank does.
+# Cut a checkpoint by the plan, then run a whole layer as one rank does. The equation for the second
+# exercise, for a layer with input $x$:
+#
+# $$x' = x + \sum_r \mathrm{Attention}_r\big(\mathrm{norm}(x)\big), \qquad
+# x'' = x' + \sum_r \mathrm{FFN}_r\big(\mathrm{norm}(x')\big)$$
+#
+# Each sum over $r$ is an all-reduce. Everything inside it uses this rank's weights only, and $x$ is
+# the same on all ranks.
 
 # %%
 task(41, "shard_tensors")
@@ -570,8 +969,6 @@ def shard_tensors(
 
 # %%
 my_cut = check(41, shard_tensors=shard_tensors)
-
-# %%
 task(41, "run_split_layer")
 
 # %%
@@ -605,31 +1002,75 @@ with using(41, shard_tensors=my_cut):
     made = continue_split(checkpoint, 3, whole.tokenizer.encode(prompt), 8, run_layer=my_layer)
 assert made == answer.token_ids[:8]
 print("three threads continue:", whole.tokenizer.decode(made))
-reveal(41, shard_tensors=my_cut, run_split_layer=my_layer)
+task(41, "run_parallel_layer")
 
 # %% [markdown]
 # That was a model of three ranks, cut by `my_cut`, with all layers run by `my_layer`. Each is yours
-# if it passed its check, and the package's own if not. Your cut also serves the engine with its
-# three processes. Rank 0 takes yours, the others have the package's; if both cut alike, they make
-# one model:
+# if it passed its check, and the package's own if not. Your cut also serves the engine with its three
+# processes. Rank 0 takes yours, the others have the package's; if both cut alike, they make one
+# model:
 #
 # ```python
 # with using(41, shard_tensors=my_cut):
 #     split = load_model(weights="float32", tensor_parallel_size=3)
 # ```
 #
+# The stretch exercise changes the model, so that one message per layer is enough
+# ([PaLM](https://arxiv.org/abs/2204.02311) was trained with such layers):
+#
+# $$x' = x + \sum_r \Big(\mathrm{Attention}_r\big(\mathrm{norm}(x)\big) +
+# \mathrm{FFN}_r\big(\mathrm{norm}(x)\big)\Big)$$
+
+# %%
+# exercise: minigen_course.ch41_tensor_parallel.lesson.run_parallel_layer
+from jaxtyping import Float
+from torch import Tensor
+
+from minigen.model.transformer import AttendInLayer, Layer, Rotation
+from minigen.parallel.comm import Comm
+
+
+def run_parallel_layer(
+    layer: Layer,
+    x: Float[Tensor, "tokens hidden"],
+    rotation: Rotation,
+    attend: AttendInLayer,
+    head_dim: int,
+    norm_eps: float,
+    comm: Comm,
+) -> Float[Tensor, "tokens hidden"]:
+    """Run a layer whose attention and feed-forward both read x after `attention_norm`.
+
+    Both results are added to x. As in `run_split_layer`, `layer` has some of the heads and a slice
+    of the ffn, and all ranks return the result of the whole layer, here after one message.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %% [markdown]
+# ## The package's versions
+#
+# They open here, each after yours has passed its check.
+
+# %%
+my_parallel = check(41, run_parallel_layer=run_parallel_layer)
+reveal(41, fused_rows=my_rows, ring_all_reduce=my_ring, choose_all_reduce=my_choice)
+reveal(41, shard_tensors=my_cut, run_split_layer=my_layer, run_parallel_layer=my_parallel)
+
+# %% [markdown]
 # ## A bug hunt
 #
-# In minigen rank 0 alone schedules, and tells the others every step. Other engines send requests to
-# all ranks, and have every rank decide by itself who runs: no step must wait for rank 0's word. All
-# ranks have the same scheduler and see the same requests, so they decide alike. Or do they?
+# In minigen rank 0 alone schedules, and tells the others every step. Other engines, such as SGLang,
+# send requests to all ranks, and every rank decides by itself which requests run: no step must wait
+# for rank 0's word. All ranks have the same scheduler and see the same requests, so they decide
+# alike. Or do they?
 #
-# **The report:** *each question alone is answered rightly. In the afternoon, when memory is full
-# and requests are preempted, some answers are nonsense, and once a day everything stands still,
-# without an error.*
+# **The report:** *each question alone is answered rightly. In the afternoon, when memory is full and
+# requests are preempted, some answers are nonsense, and once a day everything stands still, without
+# an error.*
 #
-# `agreed_blocks` says how many blocks the pools have. Each rank calls it. It looks right, and is
-# not. Pin it by a test, then mend it, here in this cell. It happens: vLLM therefore takes the least
+# `agreed_blocks` says how many blocks the pools have. Each rank calls it. It looks right, and is not.
+# Pin it by a test, then mend it, here in this cell. This matters in practice: vLLM takes the least
 # number of blocks that any of its workers can have, SGLang the least free memory of all ranks.
 
 # %%
@@ -668,8 +1109,9 @@ print("blocks by rank:", room)
 parted = serve_on_ranks([[5, 3, 8], [9, 1, 4], [2, 6, 6], [1, 1, 7]], room)
 picture(
     rank_batches(parted),
-    "Batches of two ranks by step: a request is there on one rank, and not on the other.",
-    number="41.5",
+    "The batches of two ranks by step, with the tokens of each request. Orange frames: a request "
+    "runs on one rank, and not on the other. The last row is the tokens that the rank sends.",
+    number="41.11",
 )
 five = [[5, 3, 8], [9, 9, 1, 4, 7], [2, 6], [1, 1, 1, 1], [7, 7, 7, 2, 2, 2, 3]]
 room = on_ranks(agreed_blocks, [(400, 270), (400, 260)], 10)
@@ -678,41 +1120,32 @@ wrong = sum(mine != right for mine, right in zip(served.answers[0], alike.answer
 print(f"five others, with {room} blocks: {wrong} wrong answers, stuck: {served.stuck}")
 
 # %% [markdown]
-# The orange frames are what appears. Both ranks preempted the same requests, and one returns on one
-# rank only, which has one block more. Now their messages have different sizes, and both wait for
-# ever. The five others are worse off: there the sizes happen to be the same (engines fill batches
-# up to a few sizes), and sums are made of numbers that belong to different requests. No rank gets an
-# error: an all-reduce does not know whose numbers it adds. (Once your `agreed_blocks` is mended,
-# the picture shows what should be.)
+# Each row is a request, each column a step, and the number in a box is how many tokens the request
+# computes in that step. The orange frames are where the two ranks differ. Both ranks preempted the
+# same requests, and one returns on one rank only, which has one block more. Now their messages have
+# different sizes, and both wait for ever. The five others are worse off: there the sizes happen to be
+# the same (engines fill batches up to a few sizes), and sums are made of numbers that belong to
+# different requests. No rank gets an error: an all-reduce does not know whose numbers it adds. (Once
+# your `agreed_blocks` is mended, the picture shows what should be.)
 #
-# ## What the production engines do beyond this
+# ## Claims
 #
-# - **vLLM** and **SGLang** name the two splits in their code: `ColumnParallelLinear`,
-#   `RowParallelLinear`, `VocabParallelEmbedding`, after Megatron-LM. **TGI** and **DeepSpeed** cut
-#   in the same places.
-# - NCCL is made for large messages. For the small ones of decode vLLM, SGLang and **TensorRT-LLM**
-#   have kernels of their own, in which each GPU reads its neighbours' memory over NVLink: one turn
-#   instead of many. TensorRT-LLM also adds the residual and computes the norm in the same kernel.
-# - Switches can add: with NVLink SHARP an all-reduce is one trip to the switch.
-# - **Sequence parallelism** sends halves: a reduce-scatter behind a row split, an all-gather before
-#   the next column split, and the norms between on an n-th of the tokens.
-# - Where all query heads share one compressed key (DeepSeek's MLA), every rank would hold all of
-#   the cache. SGLang and vLLM can give each rank other requests in attention, and split the rest.
-# - **llama.cpp** and **Ollama** cut between layers by default; llama.cpp's `--split-mode row` cuts
-#   matrices. Between machines, vLLM and others combine both cuts.
+# What papers and guides say, beside what this notebook found. The outcomes are computed from the
+# numbers.
 
 # %%
 nvlink = LINKS["NVLink 4"]
 of_latency = nvlink.all_reduce_seconds(0, 8) / nvlink.all_reduce_seconds(message, 8)
 own_heads = len(span(whole.config, "kv_heads", 0, 3)) // whole.config.head_dim
+one_stage = pipeline_ends(8, 1, alone / 8, nvlink.latency)[-1][-1]
 verdicts(
     "41",
     Claim(
         "Tensor parallelism takes one synchronisation per layer",
         f"{sums_a_layer:.0f} all-reduces per layer were counted, and {counts['all_reduced']} per step",
         within(sums_a_layer, 1, 1),
-        "attention's sum must be whole before the feed-forward's norm reads it, as in "
-        "Megatron-LM (Shoeybi et al. 2019)",
+        "attention's sum must be whole before the feed-forward's norm reads it; Megatron-LM "
+        "(Shoeybi et al. 2019) counts two, too",
     ),
     Claim(
         "The KV cache is replicated on every rank",
@@ -729,13 +1162,98 @@ verdicts(
     ),
     Claim(
         "What counts in a link is its bandwidth",
-        f"{of_latency:.0%} of a decode step's all-reduce by NVLink is latency (70B, one sequence, by the "
-        f"cost model); here 1,024 times the bytes took {mark(times[2][2**20] / times[2][1024])} times "
-        "as long",
+        f"{of_latency:.0%} of a decode step's all-reduce by NVLink is latency (70B, one sequence, by "
+        f"the cost model); here 1,024 times the bytes took {mark(times[2][2**20] / times[2][1024])} "
+        "times as long",
         holds(of_latency < 0.5),
         "it counts for prompts; a decode step's messages are small, and cost their latency",
+    ),
+    Claim(
+        "Pipeline parallelism lowers the latency of a token",
+        f"a token takes {1e6 * (one_stage - alone):.0f} µs more on 8 stages over NVLink than on one "
+        "card (70B, one sequence, by the cost model)",
+        holds(one_stage < alone),
+        "a token visits all stages, one after another, and pays the transfers on top",
     ),
 )
 
 # %% [markdown]
-# **Next:** part 5. The engine gets a door: chapter 51 puts a server in front of it.
+# ## Summary
+#
+# - A matrix can be cut by columns, which gives each rank some outputs, or by rows, which gives each
+#   rank a part of every sum. A column split followed by a row split needs one message.
+# - Between a row split and its all-reduce only linear operations are allowed.
+# - A transformer layer takes two all-reduces: one after attention, one after the feed-forward
+#   layer. KV heads, and so the KV cache, are cut with the query heads.
+# - For an all-reduce, a ring moves fewer bytes per link than a tree, and a tree takes fewer turns (from
+#   four ranks on). Decode messages are small and pay latency; prompts pay bytes.
+# - Tensor parallelism divides the reading of the weights, and adds messages that do not shrink with
+#   more ranks. So it wants the fastest links, and stays inside a node.
+# - A pipeline sends little and makes no token faster. Its stages idle in a bubble of
+#   $(p-1)/(m+p-1)$ of the time, if all stages take equally long.
+# - On one machine, ranks share cores and memory. Where there are fewer cores than ranks, much of the
+#   extra time is waiting for one another, not moving numbers.
+# - Ranks that decide for themselves must decide from the same numbers, or they add up what does not
+#   belong together, without an error.
+#
+# **Check yourself** (click to see the answer).
+#
+# <details><summary>1. A layer has 12 query heads, 4 KV heads and a feed-forward layer of 3,000 units.
+# Over which numbers of ranks can it be cut?</summary>
+# The number must divide 12 and 3,000, and must either divide 4 or be a multiple of it. 1, 2, 4 and
+# 12 do all that. 3 and 6 divide 12 and 3,000, but neither divides 4 nor is a multiple of it. (12 ranks
+# have each KV head three times.)</details>
+#
+# <details><summary>2. An all-reduce of 32 kB on 4 ranks, with 10 µs of latency and 10 GB/s: ring or
+# tree?</summary>
+# Ring: 6 turns of 10 + 0.8 µs (8 kB at 10 GB/s) are 64.8 µs. Tree: 4 turns of 10 + 3.2 µs are 52.8
+# µs. The tree.</details>
+#
+# <details><summary>3. A pipeline of 8 stages should be idle for at most 10 % of the time. How many
+# micro-batches does it need?</summary>
+# 7 / (m + 7) must be at most 0.1, so m + 7 must be at least 70, and m at least 63.</details>
+#
+# ## What the production engines do beyond this
+#
+# - **[vLLM](https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/layers/linear.py)** and
+#   **[SGLang](https://github.com/sgl-project/sglang)** name the two splits in their code:
+#   `ColumnParallelLinear` and `RowParallelLinear`, after Megatron-LM.
+#   **[TGI](https://github.com/huggingface/text-generation-inference)** and
+#   **[DeepSpeed](https://www.deepspeed.ai/tutorials/automatic-tensor-parallelism/)** cut in the same places.
+# - NCCL is made for large messages. For the small ones of decode,
+#   [vLLM](https://github.com/vllm-project/vllm/blob/main/vllm/distributed/device_communicators/custom_all_reduce.py),
+#   SGLang and **[TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/parallel-strategy.html)**
+#   have kernels of their own, in which each GPU reads its neighbours' memory over NVLink: one or two
+#   turns instead of many. TensorRT-LLM can also add the residual and compute the norm in the same
+#   kernel.
+# - Switches can add: with NVLink SHARP an all-reduce is one trip to the switch and back.
+# - **[Sequence parallelism](https://arxiv.org/abs/2205.05198)** uses that an all-reduce is a
+#   reduce-scatter and an all-gather: the first stands behind a row split, the second before the next
+#   column split, and between them each rank computes the norm of an $n$-th of the tokens.
+# - Where all query heads share one compressed key (DeepSeek's MLA), every rank would hold all of
+#   the cache. SGLang and vLLM can give each rank other requests in attention, and split the rest.
+#   [SGLang](https://docs.sglang.io/docs/advanced_features/dcp.md) and vLLM can also cut such a cache
+#   by tokens: context parallelism in decode.
+# - **[llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/docs/multi-gpu.md)** cuts between
+#   layers by default. At the time of writing, its `--split-mode tensor` cuts matrices and counts as
+#   experimental; the older `row` is deprecated. **[Ollama](https://github.com/ollama/ollama)**, which
+#   builds on the same library, spreads layers.
+#
+# ## Further reading
+#
+# - [Megatron-LM](https://arxiv.org/abs/1909.08053), Shoeybi et al. 2019: section 3 has the two splits
+#   and the two all-reduces per layer. Its
+#   [tensor_parallel package](https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/tensor_parallel.html)
+#   is the code.
+# - [Bandwidth optimal all-reduce algorithms for clusters of
+#   workstations](https://doi.org/10.1016/j.jpdc.2008.09.002), Patarasuk and Yuan 2009: the ring.
+# - [Efficiently Scaling Transformer Inference](https://arxiv.org/abs/2211.05102), Pope et al. 2022:
+#   which cut when, derived from bytes and FLOPs.
+# - [GPipe](https://arxiv.org/abs/1811.06965), Huang et al. 2018: micro-batches and the bubble.
+# - [Ring Attention](https://arxiv.org/abs/2310.01889), Liu et al. 2023: context parallelism, with
+#   keys and values that travel round a ring.
+# - [vLLM: parallelism and scaling](https://docs.vllm.ai/en/latest/serving/parallelism_scaling/), and
+#   the same for [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/features/parallel-strategy.html):
+#   the flags, and the makers' advice.
+#
+# **Next:** part 5. The engine gets a door: [chapter 51](51_server.ipynb) puts a server in front of it.

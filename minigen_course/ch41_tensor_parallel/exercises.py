@@ -1,4 +1,4 @@
-"""Chapter 41's exercises: shard the tensors, and run a split layer with its messages."""
+"""Chapter 41's exercises: ring and tree, shards of tensors, split layers with their messages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -178,6 +178,158 @@ SPLIT_LAYER_CHECKS = (
 )
 
 
+def _parallel_whole(num_tokens: int) -> Tensor:
+    """Return the result of a layer whose two halves both read x after `attention_norm`."""
+    (x, rotation), layer = _inputs(num_tokens), random_layer()
+    ready = rms_norm(x, layer.attention_norm, EPS)
+    attended = layer.out(attention(*project_qkv(layer, ready, rotation, HEAD_DIM, EPS)).flatten(-2))
+    gate, up = layer.gate_up(ready).chunk(2, dim=-1)
+    return x + attended + layer.down(swiglu(gate, up))
+
+
+def one_rank_adds_both_halves_to_x(part: Any) -> None:
+    """a single rank, which has all heads and the whole ffn:"""
+    x, rotation = _inputs(4)
+    found = part(random_layer(), x, rotation, attention, HEAD_DIM, EPS, SoloComm())
+    expect_close(found, _parallel_whole(4), "the result", AXES)
+
+
+def every_rank_returns_the_result_of_the_whole_parallel_layer(part: Any) -> None:
+    """two ranks:"""
+    for num_tokens in (5, 1):
+        for rank, found in enumerate(_on_ranks(part, 2, num_tokens)[0]):
+            what = f"the result of rank {rank} for {num_tokens} tokens"
+            expect_close(found, _parallel_whole(num_tokens), what, AXES)
+
+
+def each_rank_sends_one_message_of_the_size_of_x(part: Any) -> None:
+    """the messages that each of two ranks sends:"""
+    for rank, recorded in enumerate(_on_ranks(part, 2)[1]):
+        what = f"the messages of rank {rank}, with their shapes"
+        expect_equal(recorded.sent, [("all_reduce", [5, HIDDEN])], what)
+
+
+def _expect_way(
+    part: Any, given: tuple[float, int, float, float], right: tuple[str, float]
+) -> None:
+    num_bytes, num_ranks, latency, bandwidth = given
+    found = part(num_bytes, num_ranks, latency, bandwidth)
+    what = f"{num_bytes:,} bytes on {num_ranks} ranks, {latency} s and {bandwidth:,} bytes/s"
+    pair = isinstance(found, tuple | list) and len(found) == 2
+    expect(pair, f"{what}: got {found!r}; return the pair of a word and seconds.")
+    word, seconds = found
+    expect_equal(word, right[0], what)
+    near = isinstance(seconds, int | float) and abs(seconds - right[1]) <= 1e-9 * max(1, right[1])
+    expect(near, f"{what}: got {seconds!r} seconds; it should be {right[1]:.6g}.")
+
+
+def a_small_message_takes_the_tree(part: Any) -> None:
+    """one byte, where only turns count:"""
+    for num_ranks, turns in ((4, 4), (8, 6), (16, 8), (64, 12)):
+        _expect_way(part, (1, num_ranks, 3.0, 1e12), ("tree", turns * (3.0 + 1e-12)))
+
+
+def a_large_message_takes_the_ring(part: Any) -> None:
+    """many bytes, where each rank should move as few as possible:"""
+    for num_ranks, turns in ((3, 4), (4, 6), (8, 14)):
+        right = turns * (1.0 + 12_000 / num_ranks / 10)
+        _expect_way(part, (12_000, num_ranks, 1.0, 10.0), ("ring", right))
+
+
+def ranks_that_are_no_power_of_two_round_the_turns_up(part: Any) -> None:
+    """5, 6 and 12 ranks:"""
+    for num_ranks, turns in ((5, 6), (6, 6), (12, 8)):
+        _expect_way(part, (100, num_ranks, 7.0, 100.0), ("tree", turns * (7.0 + 1.0)))
+
+
+def two_ranks_and_one_rank(part: Any) -> None:
+    """two ranks, where both take two turns, and one rank, which sends nothing:"""
+    _expect_way(part, (100, 2, 1.0, 100.0), ("ring", 2 * (1.0 + 0.5)))
+    _expect_way(part, (0, 2, 1.0, 100.0), ("ring", 2.0))  # equally long
+    _expect_way(part, (100, 1, 1.0, 100.0), ("ring", 0.0))
+
+
+ALL_REDUCE_CHECKS = (
+    a_small_message_takes_the_tree,
+    a_large_message_takes_the_ring,
+    ranks_that_are_no_power_of_two_round_the_turns_up,
+    two_ranks_and_one_rank,
+)
+
+
+def _ring(part: Any, num_ranks: int, piece: int) -> tuple[Tensor, list[Any], list[int]]:
+    """Run a ring on ranks; return all ranks' x, their results, and the messages of each."""
+    drawn = torch.randn(num_ranks, num_ranks * piece, generator=torch.Generator().manual_seed(7))
+    sent = [0] * num_ranks
+
+    def work(comm: Comm) -> Any:
+        def pass_on(given: Tensor) -> Tensor:
+            expect(isinstance(given, Tensor), "pass_on takes a piece of x; it must be a tensor.")
+            expect_equal(list(given.shape), [piece], "the shape of a message, an n-th of x")
+            sent[comm.rank] += 1
+            return comm.all_gather(given.clone()).chunk(num_ranks)[comm.rank - 1]
+
+        given = drawn[comm.rank].clone()
+        found = part(given, comm.rank, num_ranks, pass_on)
+        same = torch.equal(given, drawn[comm.rank])
+        expect(same, "x was changed in place; return a new tensor instead.")
+        return found
+
+    try:
+        return drawn, run_ranks(num_ranks, work, 2.0), sent
+    except WorkerError as error:
+        raise Wrong(f"{error} All ranks should call pass_on equally often.") from None
+
+
+def every_rank_of_the_ring_has_the_sum(part: Any) -> None:
+    """1 to 5 ranks, pieces of 1 or 3 numbers:"""
+    for num_ranks, piece in ((2, 1), (3, 1), (1, 3), (4, 3), (5, 1)):
+        drawn, made, _ = _ring(part, num_ranks, piece)
+        for rank, found in enumerate(made):
+            what = f"the result of rank {rank} of {num_ranks}"
+            expect_close(found, drawn.sum(dim=0), what, ("number",))
+
+
+def the_ring_takes_two_n_minus_two_turns(part: Any) -> None:
+    """the messages that each rank passes on:"""
+    for num_ranks in (1, 2, 4):
+        _, _, sent = _ring(part, num_ranks, 2)
+        what = f"the messages of each of {num_ranks} ranks"
+        expect_equal(sent, [2 * (num_ranks - 1)] * num_ranks, what)
+
+
+def _expect_rows(
+    part: Any, parts: list[int], rank: int, num_ranks: int, right: list[range]
+) -> None:
+    found = part(parts, rank, num_ranks)
+    what = f"rows of matrices of {parts} rows, rank {rank} of {num_ranks}"
+    listed = isinstance(found, list | tuple) and all(isinstance(each, range) for each in found)
+    expect(listed, f"{what}: got {found!r}; return a list of ranges.")
+    expect_equal(list(found), right, what)
+
+
+def gate_and_up_are_each_cut(part: Any) -> None:
+    """gate and up of 6 rows each, on three ranks:"""
+    for rank in range(3):
+        right = [range(2 * rank, 2 * rank + 2), range(6 + 2 * rank, 8 + 2 * rank)]
+        _expect_rows(part, [6, 6], rank, 3, right)
+
+
+def parts_may_have_different_sizes(part: Any) -> None:
+    """queries of 8 rows, keys and values of 4, on two ranks:"""
+    _expect_rows(part, [8, 4, 4], 0, 2, [range(4), range(8, 10), range(12, 14)])
+    _expect_rows(part, [8, 4, 4], 1, 2, [range(4, 8), range(10, 12), range(14, 16)])
+    _expect_rows(
+        part, [4, 12, 8, 4], 3, 4, [range(3, 4), range(13, 16), range(22, 24), range(27, 28)]
+    )
+
+
+def one_matrix_and_one_rank(part: Any) -> None:
+    """a single matrix, and a single rank:"""
+    _expect_rows(part, [10], 1, 2, [range(5, 10)])
+    _expect_rows(part, [3, 5], 0, 1, [range(3), range(3, 8)])
+
+
 CONFIG = ModelConfig(
     "llama", VOCAB, HIDDEN, 2, Q_HEADS, KV_HEADS, HEAD_DIM, FFN, 128, 1e-5, 1e4, 1.0, None,
     False, True, True, True, False, (None,) * 2, None, (),
@@ -322,6 +474,13 @@ def nothing_is_copied(part: Any) -> None:
 
 
 CHECKS = {
+    "choose_all_reduce": ALL_REDUCE_CHECKS,
+    "ring_all_reduce": (every_rank_of_the_ring_has_the_sum, the_ring_takes_two_n_minus_two_turns),
+    "fused_rows": (
+        gate_and_up_are_each_cut,
+        parts_may_have_different_sizes,
+        one_matrix_and_one_rank,
+    ),
     "shard_tensors": (
         a_single_rank_has_everything,
         a_column_split_cuts_stored_rows,
@@ -333,4 +492,9 @@ CHECKS = {
         nothing_is_copied,
     ),
     "run_split_layer": SPLIT_LAYER_CHECKS,
+    "run_parallel_layer": (
+        one_rank_adds_both_halves_to_x,
+        every_rank_returns_the_result_of_the_whole_parallel_layer,
+        each_rank_sends_one_message_of_the_size_of_x,
+    ),
 }

@@ -31,19 +31,20 @@ from minigen_course.figures.style import (
 )
 from minigen_course.lab.cost_model import Machine, ModelShape
 
-# Rows of the drawing, from the tokens to the logits: a module, or a message.
-_ROWS: tuple[tuple[str, str], ...] = (
-    ("embed_tokens", "embedding"),
-    ("all-reduce", "all-reduce: the vector of one, zeros of all others"),
-    ("self_attn.q_proj", "queries"),
-    ("self_attn.k_proj", "keys, values"),
-    ("self_attn.o_proj", "out"),
-    ("all-reduce", "all-reduce: sums of all heads"),
-    ("mlp.up_proj", "gate, up"),
-    ("mlp.down_proj", "down"),
-    ("all-reduce", "all-reduce: sums of the whole ffn"),
-    ("lm_head", "head"),
-    ("all-gather", "all-gather: logits side by side"),
+# Rows of the drawing, from the tokens to the logits: a module with its name and how many matrices
+# it stands for, or a message with its text.
+_ROWS: tuple[tuple[str, str, int], ...] = (
+    ("embed_tokens", "embedding", 1),
+    ("all-reduce", "all-reduce of [tokens, {hidden}]: one rank's vector, zeros of all others", 0),
+    ("self_attn.q_proj", "queries", 1),
+    ("self_attn.k_proj", "keys, values", 2),
+    ("self_attn.o_proj", "out", 1),
+    ("all-reduce", "all-reduce of [tokens, {hidden}]: sums over all heads", 0),
+    ("mlp.up_proj", "gate, up", 2),
+    ("mlp.down_proj", "down", 1),
+    ("all-reduce", "all-reduce of [tokens, {hidden}]: sums over the whole ffn", 0),
+    ("lm_head", "head", 1),
+    ("all-gather", "all-gather of [rows, {share}] each: logits side by side", 0),
 )
 _IN_LAYER = range(2, 9)
 
@@ -51,17 +52,22 @@ _IN_LAYER = range(2, 9)
 def who_holds_what(config: ModelConfig, num_ranks: int) -> Figure:
     """Draw a column per rank, a row per module, and a bar across for each message.
 
-    Column splits are blue, row splits sky. A box says which outputs or inputs the rank has.
+    Column splits are blue, row splits sky. A box says which outputs or inputs the rank has; the
+    shape at the left is that of rank 0's share as it is stored, [outputs, inputs].
     """
-    made, axes = figure(max(7.0, 1.02 * (num_ranks + 1.9)), 5.6)
-    for row, (module, words) in enumerate(_ROWS):
+    made, axes = figure(max(8.4, 0.98 * (num_ranks + 2.5)), 5.8)
+    share = len(span(config, "vocab", 0, num_ranks))
+    for row, (module, template, num_matrices) in enumerate(_ROWS):
+        words = template.format(hidden=config.hidden, share=share)
         if module not in PLAN:
             axes.add_patch(Rectangle((0, row + 0.2), num_ranks, 0.5, color=ORANGE, alpha=0.85))
             axes.text(
                 num_ranks / 2, row + 0.45, words, ha="center", va="center", color="white", size=9
             )
             continue
-        axes.text(-0.08, row + 0.45, words, ha="right", va="center", color=INK)
+        axes.text(-0.08, row + 0.27, words, ha="right", va="center", color=INK)
+        shape = f"{num_matrices} × " * (num_matrices > 1) + _shape(config, module, num_ranks)
+        axes.text(-0.08, row + 0.65, shape, ha="right", va="center", color=QUIET, size=8)
         for rank in range(num_ranks):
             _box(axes, config, module, rank, num_ranks, row)
     first, last = _IN_LAYER[0], _IN_LAYER[-1]
@@ -69,13 +75,22 @@ def who_holds_what(config: ModelConfig, num_ranks: int) -> Figure:
     middle = (first + last + 1) / 2
     text = f"in each of\n{config.num_layers} layers"
     axes.text(num_ranks + 0.2, middle, text, color=QUIET, va="center", fontsize=9)
-    axes.set(xlim=(-1.0, num_ranks + 0.9), ylim=(len(_ROWS), -0.9), xticks=[], yticks=[])
+    left = -0.6 - 0.12 * num_ranks  # room for the shapes, which are as wide on any figure
+    axes.set(xlim=(left, num_ranks + 0.9), ylim=(len(_ROWS), -0.9), xticks=[], yticks=[])
     for rank in range(num_ranks):
         axes.text(rank + 0.5, -0.3, f"rank {rank}", ha="center", color=INK, weight="bold")
     for side in ("left", "bottom"):
         axes.spines[side].set_visible(False)
     title(axes, f"Who holds what on {num_ranks} ranks, and when they talk")
     return made
+
+
+def _shape(config: ModelConfig, module: str, num_ranks: int) -> str:
+    """Return the shape of rank 0's share of a stored matrix, [outputs, inputs]."""
+    split, axis = PLAN[module]
+    part = len(span(config, axis, 0, num_ranks))
+    sides = (part, config.hidden) if split is Split.COLUMN else (config.hidden, part)
+    return f"[{sides[0]}, {sides[1]}]"
 
 
 def _box(axes: Axes, config: ModelConfig, module: str, rank: int, num_ranks: int, row: int) -> None:

@@ -1,4 +1,4 @@
-"""A layer on one rank with its messages written out, their cost, and ranks that schedule alone.
+"""A layer on one rank with its messages, the messages and their cost, ranks that schedule alone.
 
 The package wraps two of a layer's products instead (`minigen.parallel.sharding`), so the model's
 code does not depend on ranks; the messages are the same.
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
 from minigen.checkpoint.checkpoint import Checkpoint
 from minigen.engine.scheduler import ContinuousScheduler
@@ -56,21 +57,121 @@ def run_split_layer(
     return x + comm.all_reduce(layer.down(swiglu(gate, up)))
 
 
+def run_parallel_layer(
+    layer: Layer,
+    x: Float[Tensor, "tokens hidden"],
+    rotation: Rotation,
+    attend: AttendInLayer,
+    head_dim: int,
+    norm_eps: float,
+    comm: Comm,
+) -> Float[Tensor, "tokens hidden"]:
+    """Run a layer whose attention and feed-forward both read x after `attention_norm`.
+
+    Both results are added to x. As in `run_split_layer`, `layer` has some of the heads and a slice
+    of the ffn, and all ranks return the result of the whole layer, here after one message.
+    """
+    normalised = rms_norm(x, layer.attention_norm, norm_eps)
+    q, k, v = project_qkv(layer, normalised, rotation, head_dim, norm_eps)
+    gate, up = layer.gate_up(normalised).split(layer.gate_up.parts, dim=-1)
+    mixture = attend(q, k, v).flatten(-2)
+    return x + comm.all_reduce(layer.out(mixture) + layer.down(swiglu(gate, up)))
+
+
+def fused_rows(parts: SequenceOf[int], rank: int, num_ranks: int) -> list[range]:
+    """Return the stored rows that a rank needs of several matrices that lie in one tensor.
+
+    The tensor has the rows of all matrices one after another, `parts` says how many rows each
+    matrix has, and each is cut evenly, by columns in the sense of y = x W. There is one range for
+    each matrix.
+
+    >>> fused_rows([4, 4], rank=1, num_ranks=2)
+    [range(2, 4), range(6, 8)]
+    """
+    found, first = [], 0
+    for num_rows in parts:
+        width = num_rows // num_ranks
+        found.append(range(first + rank * width, first + (rank + 1) * width))
+        first += num_rows
+    return found
+
+
+PassOn = Callable[[Tensor], Tensor]
+
+
+def ring_all_reduce(
+    x: Float[Tensor, " numbers"], rank: int, num_ranks: int, pass_on: PassOn
+) -> Float[Tensor, " numbers"]:
+    """Return the sum of all ranks' x, by messages to the next rank in a ring only.
+
+    `pass_on(piece)` sends a piece to the next rank, and returns the piece that came from the rank
+    before. All ranks call it 2 (n - 1) times, with an n-th of the numbers each time; x has a
+    multiple of n numbers, and stays as it is.
+    """
+    pieces = list(x.chunk(num_ranks))
+    for turn in range(num_ranks - 1):  # reduce-scatter: each piece grows on its way round
+        received = pass_on(pieces[(rank - turn) % num_ranks])
+        place = (rank - turn - 1) % num_ranks
+        pieces[place] = pieces[place] + received
+    for turn in range(num_ranks - 1):  # all-gather: each finished piece goes round once more
+        received = pass_on(pieces[(rank + 1 - turn) % num_ranks])
+        pieces[(rank - turn) % num_ranks] = received
+    return torch.cat(pieces)
+
+
+RingAllReduce = Callable[[Tensor, int, int, PassOn], Tensor]
+
+
+@dataclass(frozen=True)
+class RingComm:
+    """The ranks of another comm, whose all-reduce is a ring of messages to the next rank."""
+
+    comm: Comm
+    ring: RingAllReduce
+
+    @property
+    def rank(self) -> int:
+        return self.comm.rank
+
+    @property
+    def num_ranks(self) -> int:
+        return self.comm.num_ranks
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Fill x up to a multiple of n numbers, and add it up in the ring."""
+        missing = -x.numel() % self.num_ranks
+        numbers = functional.pad(x.flatten(), (0, missing))
+        summed = self.ring(numbers, self.rank, self.num_ranks, self.pass_on)
+        return summed[: x.numel()].view_as(x)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return self.comm.all_gather(x)
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        return self.comm.broadcast(x)
+
+    def pass_on(self, piece: Tensor) -> Tensor:
+        """Return the piece of the rank before; all ranks call this, with pieces of one size."""
+        return self.comm.all_gather(piece).chunk(self.num_ranks)[self.rank - 1]
+
+
 def continue_split(
     checkpoint: Checkpoint,
     num_ranks: int,
     token_ids: SequenceOf[int],
     num_tokens: int,
     run_layer: Callable[..., Tensor] = run_split_layer,
+    ring: RingAllReduce | None = None,
 ) -> list[int]:
     """Continue a prompt greedily on ranks that are threads of this process.
 
-    Every layer is run by `run_layer`. It runs in float32 without a KV cache, so it suits only a few
-    tokens.
+    Every layer is run by `run_layer`, and every all-reduce by `ring`, if it is given. It runs in
+    float32 without a KV cache, so it suits only a few tokens.
     """
     config = checkpoint.config
 
-    def work(comm: Comm) -> list[int]:
+    def work(threads: Comm) -> list[int]:
+        comm = RingComm(threads, ring) if ring else threads
         made: list[int] = []
         with torch.inference_mode():
             linear = dense_linear(torch.float32)
@@ -108,6 +209,19 @@ def _without_messages(layer: Layer) -> Layer:
 def _own(linear: Linear) -> Linear:
     assert isinstance(linear, SummedLinear), "a row split, whose result is a partial sum"
     return linear.linear
+
+
+def choose_all_reduce(
+    num_bytes: float, num_ranks: int, latency: float, bandwidth: float
+) -> tuple[str, float]:
+    """Return "ring" or "tree", whichever takes fewer seconds, and these seconds.
+
+    If both take equally long, it is a ring. The latency is in seconds per turn, the bandwidth in
+    bytes per second.
+    """
+    in_ring = 2 * (num_ranks - 1) * (latency + num_bytes / num_ranks / bandwidth)
+    in_tree = 2 * math.ceil(math.log2(num_ranks)) * (latency + num_bytes / bandwidth)
+    return ("tree", in_tree) if in_tree < in_ring else ("ring", in_ring)
 
 
 BYTES_A_NUMBER = 2  # activations are sent in bfloat16
