@@ -104,7 +104,7 @@ def test_the_machine_and_the_staircase_are_drawn() -> None:
     (axes,) = machine().axes
     assert {"registers", "memory"} <= {each.get_text() for each in axes.texts}
     (axes,) = staircase({2**14: 80e9, 2**20: 40e9, 2**28: 10e9}).axes
-    assert axes.lines[0].get_ydata() == [80, 40, 10]
+    assert list(axes.lines[0].get_ydata()) == [80, 40, 10]
     assert axes.get_title(loc="left") == "16 KB are read 8.0 times as fast as 256 MB"
 
 

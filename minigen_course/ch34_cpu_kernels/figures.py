@@ -221,10 +221,10 @@ def forms(
 
 
 LEVELS = (  # name, who has it, size, look
-    ("registers", "each core", "32 of 16 to 64 bytes", ORANGE),
-    ("L1 cache", "each core", "32 to 192 KB", AMBER),
-    ("L2 cache", "a core or a few", "0.5 to 16 MB", YELLOW),
-    ("last cache", "all cores", "0 to 100s of MB", GREEN),
+    ("registers", "each core", "16 or 32 of 16 to 64 bytes", ORANGE),
+    ("L1 cache", "each core", "32 to 128 KB", AMBER),
+    ("L2 cache", "one core or a few", "0.25 to 32 MB", YELLOW),
+    ("L3 cache", "many cores", "none to 100s of MB", GREEN),
     ("memory", "all cores", "8 to 1,000s of GB", SKY),
 )
 
