@@ -20,8 +20,8 @@
 #
 # Chapter 17 showed that generating one token at a time is limited by reading the weights: every
 # weight comes out of memory once, for two operations. No part of that needs a GPU. The processor of
-# a laptop can run the same race: read all weights as fast as its memory can deliver them, and
-# have fewer bytes to read. This chapter runs it in Python that [Numba](https://numba.pydata.org)
+# a laptop can run the same race: read all weights as fast as its memory can deliver them, and have
+# fewer bytes to read. This chapter runs it in Python that [Numba](https://numba.pydata.org)
 # compiles, on the machine in front of you, be it a Mac, an older PC or a server.
 #
 # **Afterwards you can** say what your machine's memory allows in tokens per second, measure how
@@ -31,7 +31,12 @@
 # **You need** chapter 11 (blocks of 8 and 4 bits), chapter 17 (the roofline), and chapter 25 (the
 # engine). **Time:** about 75 minutes to read and try, about 75 for the exercises.
 #
-# **Where we are:** scheduler → runner → **the products of one step, on the CPU** → logits → sampler.
+# **Two paths:** the sections up to *Integers inside a group*, and those from *What bytes as inputs
+# cost* on, are about quantisation, for every reader. The four between them build a kernel lane by
+# lane, and a first reading can skip them.
+#
+# **Where we are:** scheduler → runner → **the products of one step, on the CPU** → logits →
+# sampler.
 #
 # <!-- card -->
 #
@@ -98,8 +103,9 @@ chapter_map("CPU kernels", "weights", "KV cache")
 # ## A number that hurts
 #
 # This model multiplies each token by 134.5 million weights. With 4 bytes for each (float32), one
-# token reads 538 MB. If memory delivers 30 GB/s, these take 538 MB / 30,000 MB/s = 17.9 ms, so no
-# program, however clever, gets more than 56 tokens per second from it. As a formula:
+# token reads 538 MB. If memory delivers 30 GB/s, these take 538 MB / 30,000 MB/s = 17.9 ms. A
+# program that reads all weights for each token cannot get more than 56 tokens per second from such
+# a memory. As a formula:
 #
 # $$\text{tokens per second} \le \frac{B}{b}$$
 #
@@ -108,8 +114,9 @@ chapter_map("CPU kernels", "weights", "KV cache")
 # | $B$ | bytes per second that memory delivers, the [bandwidth](../docs/glossary.md#memory-bandwidth) | `bandwidth` |
 # | $b$ | bytes of weights that one token reads | `form_bytes[form]` |
 #
-# The bound holds for one sequence at a time and for weights that no cache holds (a **cache** is a small and
-# fast memory on the chip; the next section measures yours). How near does chapter 25's engine come?
+# The bound holds for one sequence at a time and for weights that no cache holds. (A **cache** is a
+# small, fast memory on the chip. The next section measures yours.) How near does chapter 25's
+# engine come?
 
 # %%
 guess_share = predict("The engine in float32 reaches how many % of its bound?", None, within=1.5)
@@ -117,8 +124,8 @@ guess_share = predict("The engine in float32 reaches how many % of its bound?", 
 # %% [markdown]
 # The next cell measures $B$ with a loop that does nothing else: it adds up a quarter of a gigabyte.
 # `njit` compiles a function when it is first called. `prange` shares a loop among the processor's
-# cores. `fastmath` permits sums in another order. That changes float results a little, so a compiler
-# needs permission: in float32, $(10^8 + 1) - 10^8$ is 0, while $(10^8 - 10^8) + 1$ is 1.
+# **cores**, its parts that compute at the same time. `fastmath` permits sums in another order. That changes float results a little, so a
+# compiler needs permission: in float32, $(10^8 + 1) - 10^8$ is 0, while $(10^8 - 10^8) + 1$ is 1.
 
 
 # %%
@@ -159,31 +166,34 @@ guess_share.compare(
 #
 # The words for the rest of the chapter, from the outside to the inside:
 #
-# - A **core** runs one stream of instructions (on some machines two, in turns). A processor has
-#   several. A program uses them through **threads**: streams of instructions that the operating
-#   system assigns to cores. The threads of a program share its memory.
-# - The **clock** gives the beat: a core at 3 GHz has 3 billion cycles per second, and it can start a
-#   few instructions in each.
+# - A core runs one stream of instructions (on some machines, it shares itself between two). A
+#   processor has several. A program uses them through **threads**: streams of instructions that the
+#   operating system assigns to cores. The threads of a program share its memory.
+# - The **clock** gives the beat: a core at 3 GHz has 3 billion cycles per second, and it can start
+#   a few instructions in each.
 # - Memory is far away, a hundred cycles and more. Data therefore comes through **caches** (figure
-#   34.1), in whole **cache lines** of 64 bytes, on Apple's chips 128. A core that notices neighbouring lines
-#   being read fetches the next ones ahead (**prefetching**), so memory likes to be read in order.
-# - A **register** is where a core computes. A **SIMD register** holds several numbers, its **lanes**,
-#   and one **vector instruction** does the same to all lanes
+#   34.1), in whole **cache lines** of 64 bytes, on Apple's chips 128. A core that notices
+#   neighbouring lines being read fetches the next ones ahead (**prefetching**), so memory likes to
+#   be read in order.
+# - A **register** is where a core computes. A **SIMD register** holds several numbers, its
+#   **lanes**, and one **vector instruction** does the same to all lanes
 #   ([SIMD](../docs/glossary.md#simd): single instruction, multiple data).
 # - **FMA**, *fused multiply-add*, is a vector instruction that computes $a \times b + c$ in each
 #   lane, rounded once.
-# - **VNNI** is Intel's and AMD's name for a vector instruction on bytes: in each lane it multiplies four bytes by
-#   four bytes and adds the four products to the lane's 32-bit sum. ARM's instruction of this kind is `sdot`.
+# - **VNNI** is Intel's and AMD's name for a vector instruction on bytes: in each lane it multiplies
+#   four bytes by four bytes and adds the four products to the lane's 32-bit sum. ARM's instruction
+#   of this kind is `sdot`.
 # - A **barrier** is a point that no thread passes until all have arrived.
 #
 # | processor | SIMD register | lanes of float32 | FMA | dot product of bytes |
 # |---|---|---|---|---|
 # | Apple M1 and later, most ARM servers (NEON) | 128 bits | 4 | yes | `sdot` |
-# | Intel since Haswell, AMD since Zen (AVX2) | 256 bits | 8 | yes | VNNI on some newer ones |
-# | most Intel servers, AMD since Zen 4 (AVX-512) | 512 bits | 16 | yes | VNNI on most |
+# | Intel Core since Haswell, AMD since Zen (AVX2) | 256 bits | 8 | yes | VNNI on some newer ones |
+# | most Intel servers since 2017, AMD since Zen 4 (AVX-512) | 512 bits | 16 | yes | VNNI on most |
 #
-# The kernels below always write sixteen lanes. Where a register is shorter, the compiler takes two or four
-# registers for them. The results are the same; how many instructions they need differs.
+# The package's kernels, and ours below, are always written for sixteen lanes. Where a register is
+# shorter, the compiler takes two or four registers for them. The results are the same; how many
+# instructions they need differs.
 
 
 # %%
@@ -226,15 +236,15 @@ picture(
 
 # %% [markdown]
 # Read figure 34.2 from the left: each point is an array that is read again and again. As long as it
-# fits a cache, it comes from there. Where the curve falls, a cache has become too small. The model's
-# weights, 96 MB and more, lie at its right end on most machines. (A processor with a very large
-# last cache is an exception: it keeps a part of this small model, and can beat the "bound".)
+# fits a cache, it comes from there. Where the curve falls, a cache has become too small. The
+# model's weights, 96 MB and more, lie at its right end on most machines. (A processor with a very
+# large last cache is an exception: it keeps a part of this small model, and can beat the "bound".)
 #
 # ## Ten lines against a library
 #
-# A step is mostly matrices times vectors, so begin with one: 131,072 rows of 576 numbers, as wide as
-# the model's and too large for most caches. On one side torch's product for one row of
-# inputs; on the other the simplest loop, compiled.
+# A step is mostly matrices times vectors, so begin with one: 131,072 rows of 576 numbers, as wide
+# as the model's and too large for most caches. On one side torch's product for one row of inputs;
+# on the other the simplest loop, compiled.
 
 
 # %%
@@ -270,10 +280,11 @@ for name, each in seconds.items():
 # The simple loop reads every weight once, in the order in which it lies in memory. For one row of
 # inputs nothing more can be asked. A library's product is written for many rows: it cuts matrices
 # into tiles that stay in a cache, and one row has no use for tiles. Which way a library takes for
-# one row depends on its version and on the processor, so the two may be equally fast on your machine.
+# one row depends on its version and on the processor, so the two may be equally fast on your
+# machine.
 #
-# The inner loop is a dot product, and the compiler lays it along the lanes. By hand, with four lanes,
-# weights 1 to 8 and inputs that are all 1:
+# The inner loop is a dot product, and the compiler lays it along the lanes. By hand, with four
+# lanes, weights 1 to 8 and inputs that are all 1:
 #
 # | | lane 0 | lane 1 | lane 2 | lane 3 |
 # |---|---|---|---|---|
@@ -286,8 +297,8 @@ for name, each in seconds.items():
 #
 # ## Fewer bytes: groups and scales
 #
-# To **quantise** numbers is to round them to whole steps, so that each needs only a few bits. The numbers of
-# a **group** share the size of a step, their **scale**:
+# To **quantise** numbers is to round them to whole steps, so that each needs only a few bits. The
+# numbers of a **group** share the size of a step, their **scale**:
 #
 # $$s = \frac{\max_i |w_i|}{127}, \qquad q_i = \operatorname{round}(w_i / s), \qquad w_i \approx s\,q_i$$
 #
@@ -340,16 +351,17 @@ reveal(34, quantise_groups=to_bytes)
 # ### What one large number does
 #
 # An **outlier** is a number far larger than its neighbours. It widens the steps of its whole group.
-# With one group for each row, every number of the row is rounded to these wide steps. With groups of 32,
-# only 31 neighbours are. But each group has to pay for its scale. So the fair question is: at equal *total*
-# bits for each number, are smaller groups or more bits the better way to spend them?
+# With one group for each row, every number of the row is rounded to these wide steps. With groups
+# of 32, only 31 neighbours are. But each group has to pay for its scale. So the fair question is:
+# at equal *total* bits for each number, are smaller groups or more bits the better way to spend
+# them?
 #
-# Figure 34.3 answers it for numbers that were never rounded before, two tensors that this model computes in
-# float32 while it reads Alice: the inputs of a product in layer 1, which have outliers, and the values
-# of layer 20, which have hardly any. (The file's own weights would be no fair test. They are
-# rounded to 4 or 8 bits already.) Groups here have a minimum besides the scale, as the 4-bit
-# blocks of chapter 11: the steps reach from the smallest number of the group to the largest, and a group
-# costs 32 bits.
+# Figure 34.3 answers it for numbers that were never rounded before, two tensors that this model
+# computes in float32 while it reads Alice: the inputs of a product in layer 1, which have outliers,
+# and the values of layer 20, which have hardly any. (The file's own weights would be no fair test.
+# They are rounded to 4 or 8 bits already.) Groups here have a minimum besides the scale, as the
+# 4-bit blocks of chapter 11: the steps reach from the smallest number of the group to the largest,
+# and a group costs 32 bits.
 
 # %%
 matrices = {
@@ -387,16 +399,16 @@ assert errors[calm, 128] < errors[calm, 32]
 
 # %% [markdown]
 # In the right panel, lower is better, and a curve further to the left is cheaper. For the tensor
-# with outliers the curves of small groups lie lowest: 4 bits in groups of 32 beat 5 bits in groups of 128,
-# with fewer bits in all, and one group for each row is far behind. Choose the other
-# tensor, and the order turns: where there are no outliers, a scale and a minimum for each 32 buy
-# less than one more bit does. Small groups are an insurance against outliers. File formats such as
-# GGUF's Q4_1 take it for every matrix.
+# with outliers the curves of small groups lie lowest: 4 bits in groups of 32 beat 5 bits in groups
+# of 128, with fewer bits in all (5.00 against 5.25), and one group for each row is far behind.
+# Choose the other tensor, and the order turns: where there are no outliers, a scale and a minimum
+# for each 32 buy less than one more bit does. Small groups are an insurance against outliers. File
+# formats such as GGUF's Q4_1 take it for every matrix.
 #
 # ## Two products of bytes
 #
-# Now use bytes in a product. The first loop has one scale for each row and multiplies by it once, at
-# the end. The second has a scale for each 32 numbers, 18 in a row. Both read about a quarter of
+# Now use bytes in a product. The first loop has one scale for each row and multiplies by it once,
+# at the end. The second has a scale for each 32 numbers, 18 in a row. Both read about a quarter of
 # float32's bytes.
 
 # %%
@@ -442,18 +454,20 @@ largest = np.abs(weight @ x).max()
 print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off_by_group)}")
 
 # %% [markdown]
-# Where the second number is far below the first, the loop no longer waits for memory: it waits for its own
-# instructions. Count them for a row of 576 in registers of sixteen lanes, if the row lies along the
-# lanes. One scale for each row: 36 FMAs, and one sum across the lanes, which takes four halvings
-# (16 → 8 → 4 → 2 → 1). A scale for each 32: the same 36 FMAs, and 18 such sums with 72 halvings.
-# (The bytes must become floats in both. A compiler may choose another way, even a worse one; the
-# measured time is what counts.)
+# Where the second number is far below the first, the loop no longer waits for memory: it waits for
+# its own instructions. Count them for a row of 576 in registers of sixteen lanes, if the row lies
+# along the lanes. One scale for each row: 36 FMAs, and one sum across the lanes, which takes four
+# halvings (16 → 8 → 4 → 2 → 1). A scale for each 32: the same 36 FMAs, and 18 such sums with 72
+# halvings. (The bytes must become floats in both. A compiler may choose another way, even a worse
+# one; the measured time is what counts.)
 #
-# Two ideas repair it: multiply in integers, and turn the matrix so that no sum crosses lanes.
+# Two ideas repair it. The first is to multiply integers inside a group. The second is to turn the
+# matrix, so that no sum crosses lanes.
 #
-# ## Idea one: integers inside a group
+# ## Integers inside a group
 #
-# If the inputs are bytes, too, a group's dot product is made of whole numbers, and both scales wait outside:
+# If the inputs are bytes, too, a group's dot product is made of whole numbers, and both scales wait
+# outside:
 #
 # $$y_r \approx \sum_{g} s_{rg}\, t_g \sum_{i} q_{rgi}\, p_{gi}$$
 #
@@ -466,7 +480,8 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 # By hand, one row with two groups of two: $q = (3, -2), (10, 1)$ with $s = 0.5, 0.1$, and
 # $p = (5, 4), (2, -7)$ with $t = 2, 1$. The integer sums are $15 - 8 = 7$ and $20 - 7 = 13$, so
 # $y = 0.5 \cdot 2 \cdot 7 + 0.1 \cdot 1 \cdot 13 = 8.3$. The inner sum needs no float at all, which
-# is what VNNI and `sdot` are made for. It needs up to 20 bits: $32 \cdot 127 \cdot 127 = 516{,}128$.
+# is what VNNI and `sdot` are made for. It needs up to 20 bits:
+# $32 \cdot 127 \cdot 127 = 516{,}128$.
 
 # %%
 task(34, "multiply_bytes")
@@ -496,19 +511,19 @@ off = np.abs(by_hand - weight[:512] @ x).max()
 print(f"512 rows: the largest error is {mark(off)}, of results up to {largest:.0f}")
 
 # %% [markdown]
-# ## Idea two: a row for each lane
+# ## A row for each lane
 #
 # Do not lay a row along the lanes. Lay sixteen rows *across* them: lane $l$ belongs to row $l$ from
-# beginning to end. Each lane adds up its own row, no sum ever crosses a lane, and the sixteen rows' scales of a group
-# are a register as well, so one instruction multiplies by all of them.
+# beginning to end. Each lane adds up its own row, no sum ever crosses a lane, and the sixteen rows'
+# scales of a group are a register as well, so one instruction multiplies by all of them.
 #
 # For that, weights must lie in memory in the order in which they are loaded. The four bytes that a
-# lane takes at once are a **word**; a group of 32 bytes is 8 words. A **panel** is a block of sixteen
-# rows, in which the same word of all sixteen rows lies side by side. (Panels are one kind of
-# [packed weights](../docs/glossary.md#packed-weights).) In figure 34.4 each row is a row of the
+# lane takes at once are a **word**; a group of 32 bytes is 8 words. A **panel** is a block of
+# sixteen rows, in which the same word of all sixteen rows lies side by side. (Panels are one kind
+# of [packed weights](../docs/glossary.md#packed-weights).) In figure 34.4 each row is a row of the
 # matrix, each column a word, and the number in a field is its place in memory. Coloured fields are
-# one load of sixteen words, orange ones belong to the chosen row. The strips below show whose words the
-# lanes hold. Move the load, and follow one row.
+# one load of sixteen words, orange ones belong to the chosen row. The strips below show whose words
+# the lanes hold. Move the load, and follow one row.
 
 # %%
 explore(
@@ -525,9 +540,10 @@ explore(
 #
 # $$\text{place} = \big((p\,G + g)\,W + w\big) \cdot 16 + l$$
 #
-# By hand: row 21 of our matrix is lane 5 of panel 1, since $21 = 16 \cdot 1 + 5$. With $G = 18$ and $W = 8$, word
-# 5 of its group 2 goes to place $((1 \cdot 18 + 2) \cdot 8 + 5) \cdot 16 + 5 = 2{,}645$. By rows it would
-# have been place $(21 \cdot 18 + 2) \cdot 8 + 5 = 3{,}045$.
+# By hand: row 21 of our matrix is lane 5 of panel 1, since $21 = 16 \cdot 1 + 5$. With $G = 18$ and
+# $W = 8$, word 5 of its group 2 goes to place
+# $((1 \cdot 18 + 2) \cdot 8 + 5) \cdot 16 + 5 = 2{,}645$. By rows it would have been place
+# $(21 \cdot 18 + 2) \cdot 8 + 5 = 3{,}045$.
 
 # %%
 task(34, "by_panels")
@@ -571,17 +587,18 @@ print("a * b * b + a: ", *(f"{each:.0f}" for each in c[16:]))
 
 # %% [markdown]
 # For bytes there is `add_byte_dots`. Figure 34.5 shows one call on real data: in each lane four
-# weights of one row (blue) meet the same four inputs (yellow), and the four products are added to the
-# lane's sum (green). Check lane 0 by hand. With AVX512-VNNI the call is one instruction, `vpdpbusd`;
-# elsewhere the package asks for plainer instructions, with the same whole numbers as result.
+# weights of one row (blue) meet the same four inputs (yellow), and the four products are added to
+# the lane's sum (green). Check lane 0 by hand. With AVX512-VNNI the call is one instruction,
+# `vpdpbusd`; elsewhere the package asks for plainer instructions, with the same whole numbers as
+# result.
 #
-# `vpdpbusd` wants one side unsigned, so 128 is added to the codes of the weights. That is taken back
-# by one number for each group of inputs, because
+# `vpdpbusd` wants one side unsigned, so 128 is added to the codes of the weights. That is taken
+# back by one number for each group of inputs, because
 #
 # $$\sum_i q_i\, p_i = \sum_i (q_i + 128)\, p_i - 128 \sum_i p_i$$
 #
-# By hand, with $q = (3, -2)$ and $p = (5, 4)$: $131 \cdot 5 + 126 \cdot 4 - 128 \cdot 9 = 1{,}159 - 1{,}152 = 7$, as
-# before.
+# By hand, with $q = (3, -2)$ and $p = (5, 4)$:
+# $131 \cdot 5 + 126 \cdot 4 - 128 \cdot 9 = 1{,}159 - 1{,}152 = 7$, as before.
 
 # %%
 from minigen.kernels.cpu.microkernels import (
@@ -622,13 +639,15 @@ measured("vpdpbusd in this function's machine code", code.count("vpdpbusd"))
 # ## The product in panels
 #
 # Now the whole kernel, the inner loops of which are called a
-# [microkernel](../docs/glossary.md#microkernel). Its outer loop shares panels among the threads. For each group
-# it starts at $-128 \sum p$, adds up eight words of byte products, and multiplies the sixteen integers by
-# sixteen scales and the input's one.
+# [microkernel](../docs/glossary.md#microkernel). Its outer loop shares panels among the threads.
+# For each group it starts at $-128 \sum p$, adds up eight words of byte products, and multiplies
+# the sixteen integers by sixteen scales and the input's one.
 #
 # `tokens` is a tuple; only its length counts, and the compiler knows it. It says how many rows of
-# inputs are computed at once, each with sums of its own. Here it is 1; the next section uses more. A
-# *tile* below is one register for each token.
+# inputs are computed at once, each with sums of its own. Here it is 1; the next section uses more.
+# A *tile* below is one register for each token, and a call such as
+# `add_byte_dots(dots, weights, inputs, place, apart)` takes the four input bytes of token $t$ from
+# `inputs[place + t * apart]`.
 
 
 # %%
@@ -693,15 +712,16 @@ measured("  and by reading them faster", rates["panels"] / rates["torch"])
 
 # %% [markdown]
 # Each bar says how fast a product *reads*, not how fast it is done: panels have 3.6 times fewer
-# bytes than float32, so at an equal bar they are done 3.6 times as fast. The last two lines split the gain over
-# torch into these two factors. (They multiply to the line above them.)
+# bytes than float32, so at an equal bar they are done 3.6 times as fast. The last two lines split
+# the gain over torch into these two factors. (They multiply to the line above them.)
 #
 # ## Tiles: one load for several tokens
 #
-# The tokens of a prompt come many at a time, and so do those of several requests. A register of weights
-# that was loaded once can serve each of them, which is what `tokens` is for. The next cell takes up to eight
-# tokens to a tile. Operations grow with the tokens, bytes do not, so the
-# [arithmetic intensity](../docs/glossary.md#arithmetic-intensity) grows, until arithmetic is the limit.
+# The tokens of a prompt come many at a time, and so do those of several requests. A register of
+# weights that was loaded once can serve each of them, which is what `tokens` is for. The next cell
+# takes up to eight tokens to a tile. Operations grow with the tokens, bytes do not, so the
+# [arithmetic intensity](../docs/glossary.md#arithmetic-intensity) grows, until arithmetic is the
+# limit.
 
 # %%
 guess_tiles = predict("64 tokens at once take how many times the time of one?", None, within=2)
@@ -730,16 +750,16 @@ for n, (_, taken) in by_tokens.items():
 guess_tiles.compare(by_tokens[64][1] / by_tokens[1][1], "times", measured=True)
 
 # %% [markdown]
-# Read the [roofline](../docs/glossary.md#roofline) as in chapter 17. Left of the ridge a step waits for
-# memory, and another token costs little. Right of it each token costs its arithmetic, as those of a
-# long prompt do. The shaded loss above a point is what the kernel reaches neither in bytes nor in operations.
+# Read the [roofline](../docs/glossary.md#roofline) as in chapter 17. Left of the ridge a step waits
+# for memory, and another token costs little. Right of it each token costs its arithmetic, as those
+# of a long prompt do. The shaded gap above a point is how far it stays below its limit.
 #
 # ## What bytes as inputs cost
 #
 # Weights are rounded once. Inputs are rounded at every product, and they have outliers. Figure 34.8
-# shows what the last product of layer 28 gets for the first token of our text: each dot is one of 1,536
-# inputs, by its magnitude. Below a line, a number is less than half a step and becomes 0. Below the
-# figure the whole model runs with inputs that are rounded in three ways.
+# shows what the last product of layer 28 gets for the first token of our text: each dot is one of
+# 1,536 inputs, by its magnitude. Below a line, a number is less than half a step and becomes 0.
+# Below the figure the whole model runs with inputs that are rounded in three ways.
 
 # %%
 guess_scale = predict(
@@ -765,19 +785,19 @@ for name, share in kinds.items():
         guess_scale.compare(100 * agreement(found, exact), "%", measured=True)
 
 # %% [markdown]
-# One outlier sets the step of all numbers that share its scale. With one scale for all inputs
-# of a product, these are the numbers of forty tokens; with a scale per token, those of this token;
-# with a scale for each 32, its 31 neighbours. In panels the scales of groups cost little, because
-# they come once in eight words. (80 tokens show the order of the three, and no more. The section on
+# One outlier sets the step of all numbers that share its scale. With one scale for all inputs of a
+# product, these are the numbers of forty tokens; with a scale per token, those of this token; with
+# a scale for each 32, its 31 neighbours. In panels the scales of groups cost little, because they
+# come once in eight words. (80 tokens show the order of the three, and no more. The section on
 # quality takes more tokens, and an interval.)
 #
 # ## Zeros and minima
 #
-# The package's inputs have a **zero** for each 32: an integer $z$ that is added to each byte, so that 254 steps
-# reach from the smallest number to the largest, and none are wasted where all numbers are positive. And 4-bit weights have a
-# **minimum** $m$ (chapter 11). So an input is $(b_i + z)\,t$ and a weight $c_i\,s + m$. Neither addition
-# may happen inside the sum, or its terms are no small integers any more. Multiplied out over the 32 columns of
-# a group:
+# The package's inputs have a **zero** for each 32: an integer $z$ that is added to each byte, so
+# that 254 steps reach from the smallest number to the largest. (The range always includes 0, so that
+# a 0 stays a 0.) And 4-bit weights have a **minimum** $m$ (chapter 11). So an input
+# is $(b_i + z)\,t$ and a weight $c_i\,s + m$. Neither addition may happen inside the sum, or its
+# terms are no small integers any more. Multiplied out over the 32 columns of a group:
 #
 # $$\sum_i (b_i + z)\,t\,(c_i\,s + m) = t \Big[ s \Big( \sum_i b_i c_i + z \sum_i c_i \Big) + m \Big( \sum_i b_i + 32\, z \Big) \Big]$$
 #
@@ -841,10 +861,10 @@ print(f"of {plain.size} products the compiled ones are the same but for float32'
 # | keys, bfloat16 | a token | 2 numbers of its key | 2 numbers of a query |
 # | values, bfloat16 | a number of the head | this number of 2 tokens | 2 attention weights |
 #
-# In each of the three, a lane sums its own result from beginning to end. With `kv_cache_dtype="int8"` keys and values
-# are bytes, four to a word, with a scale for each token and head; the section on quality measures that.
-# (Loading a model in one of these forms compiles its step, if that was never done here: half a
-# minute, once. `minigen compile` does it ahead.)
+# In each of the three, a lane sums its own result from beginning to end. With
+# `kv_cache_dtype="int8"` keys and values are bytes, four to a word, with a scale for each token and
+# head; the section on quality measures that. (Loading a model in one of these forms compiles its
+# step, if that was never done here: half a minute, once. `minigen compile` does it ahead.)
 
 # %%
 in_int4 = load_model(weights="int4")
@@ -860,9 +880,9 @@ measured("torch, a row among five and alone: of 4,096 numbers differ", float(dif
 # %% [markdown]
 # A lane adds its products in one order, whatever the other registers hold. So your answer does not
 # depend on the other requests of the step. A library may choose another order of sums for another
-# number of rows, and rounds otherwise; where it does, the second line is not 0.
-# ([He 2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/) calls the property
-# *batch invariance*, and shows what is lost without it.)
+# number of rows, and rounds otherwise; where it does, the second line is not 0. ([He
+# 2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/) calls the
+# property *batch invariance*, and shows what is lost without it.)
 #
 # ## Threads, phases and barriers
 #
@@ -870,12 +890,13 @@ measured("torch, a row among five and alone: of 4,096 numbers differ", float(dif
 # needs the result of the one before. So all threads work on one **phase** (a product, a norm,
 # attention), wait at a barrier, and go on to the next.
 #
-# If each thread has a fixed share of a phase, the slowest decides. Say that another program takes thread 1's core
-# for a while (grey in figure 34.9). In the left panel all others wait (dotted) until it has come back
-# and done its whole share. In the right panel a thread without tasks of its own takes over tasks of
-# others (green): **work stealing** ([Blumofe and Leiserson 1999](https://doi.org/10.1145/324133.324234)).
-# Only the task that thread 1 held in its hands must be waited for. The picture is computed for four
-# threads with six equal tasks each; drag the time that the core is away.
+# If each thread has a fixed share of a phase, the slowest decides. Say that another program takes
+# thread 1's core for a while (grey in figure 34.9). In the left panel all others wait (dotted)
+# until it has come back and done its whole share. In the right panel a thread without tasks of its
+# own takes over tasks of others (green): **work stealing** ([Blumofe and Leiserson
+# 1999](https://doi.org/10.1145/324133.324234)). Only the task that thread 1 held in its hands must
+# be waited for. The picture is computed for four threads with six equal tasks each; drag the time
+# that the core is away.
 
 # %%
 explore(
@@ -887,13 +908,13 @@ explore(
 )
 
 # %% [markdown]
-# The package's step is one compiled function that every thread goes through, phase by phase. Threads
-# are woken at most once per step. Between phases they only read a counter until it says that all
-# tasks are done (`barrier`), and `take` gives a thread its next task. The source of `run_layers`
-# reads like chapter 15: norm, product, rotate, attend, product, norm, two products.
+# The package's step is one compiled function that every thread goes through, phase by phase.
+# Threads are woken at most once per step. Between phases they only read a counter until it says
+# that all tasks are done (`barrier`), and `take` gives a thread its next task. The source of
+# `run_layers` reads like chapter 15: norm, product, rotate, attend, product, norm, two products.
 #
-# How much do the phases cost? The next cell runs 1,000 empty ones, and compares them with waking the
-# threads for each loop, as `prange` does, and with calling small operators from Python.
+# How much do the phases cost? The next cell runs 1,000 empty ones, and compares them with waking
+# the threads for each loop, as `prange` does, and with calling small operators from Python.
 
 # %%
 from minigen.kernels.cpu.step import run_layers
@@ -941,31 +962,32 @@ num_phases = 10 * llm.config.num_layers + 4  # at most, as the package counts th
 measured("an empty phase", 1e6 * phase, "µs")
 measured("a parallel loop of Numba that does nothing", 1e6 * woken, "µs")
 measured("one small operator of torch, called from Python", 1e6 * operator, "µs")
-measured(f"so at most {num_phases} phases of a step cost", 1e3 * num_phases * phase, "ms")
+measured(f"so the phases of a step, at most {num_phases}, cost", 1e3 * num_phases * phase, "ms")
 
 # %% [markdown]
 # **How many threads, and where?** More threads than cores only wait for each other. Fewer can be as
-# fast, since a few cores already use up the memory's bandwidth; try `--threads`. Two hardware threads
-# of one core share its registers and caches, so for these kernels count cores. The operating system
-# may move a thread to another core, which costs what its caches held. **Pinning** a thread to a core
-# prevents that: on Linux `taskset -c 0-7 minigen serve ...` restricts a program to eight cores. A server
-# with two processors has two memories, each nearer to one of them (**NUMA**, *non-uniform memory
-# access*). Reading the far one is slower, and all threads that read weights from one memory share its
-# bandwidth. `numactl --cpunodebind=0 --membind=0` keeps a program and its memory at one processor; two
-# processes, one for each processor, use both. minigen does neither by itself.
+# fast, since a few cores already use up the memory's bandwidth; try `--threads`. Two hardware
+# threads of one core share its registers and caches, so for these kernels count cores. The
+# operating system may move a thread to another core, which costs what its caches held. **Pinning**
+# a thread to a core prevents that: on Linux `taskset -c 0-7 minigen serve ...` restricts a program
+# to eight cores. A server with two processors has two memories, each nearer to one of them
+# (**NUMA**, *non-uniform memory access*). Reading the far one is slower, and all threads that read
+# weights from one memory share its bandwidth. `numactl --cpunodebind=0 --membind=0` keeps a program
+# and its memory at one processor; two processes, one for each processor, use both. minigen does
+# neither by itself.
 #
 # ## The measurement again
 #
-# The number from the top, now for four forms of the same model. Predict what fewer bytes bring: the bytes of bfloat16
-# are 2.79 times those of int4.
+# The number from the top, now for four forms of the same model. Predict what fewer bytes bring: the
+# bytes of bfloat16 are 2.79 times those of int4.
 
 # %%
 guess_int4 = predict("int4 is how many times as fast as bfloat16?", None, within=1.25)
 
 # %% [markdown]
 # A step that is slower than its bytes allow either *reads more slowly* than memory can, or it *does
-# something besides* that takes the same time in every form. A straight line through the three compiled forms tells the
-# two apart:
+# something besides* that takes the same time in every form. A straight line through the three
+# compiled forms tells the two apart:
 #
 # $$t = \frac{b}{R} + c$$
 #
@@ -976,8 +998,8 @@ guess_int4 = predict("int4 is how many times as fast as bfloat16?", None, within
 # | $R$ | the rate at which steps read, to be compared with $B$ | `rate` |
 # | $c$ | the constant part | `constant` |
 #
-# By hand: steps of 100 MB and 200 MB that take 6 ms and 11 ms. Another 100 MB cost 5 ms, so
-# $R$ = 20 GB/s, and $c = 6 - 5 = 1$ ms. If $B$ is 40 GB/s, the first step loses 2.5 ms by reading at half
+# By hand: steps of 100 MB and 200 MB that take 6 ms and 11 ms. Another 100 MB cost 5 ms, so $R$ =
+# 20 GB/s, and $c = 6 - 5 = 1$ ms. If $B$ is 40 GB/s, the first step loses 2.5 ms by reading at half
 # the speed, and 1 ms by the constant. Three points are few, so the cell measures each form in five
 # rounds, fits a line in each, and reports the smallest and the largest result.
 
@@ -1021,38 +1043,47 @@ ranges = {
 }
 for name, each in ranges.items():
     print(f"{name}: {mark(min(each))} to {mark(max(each))} in five rounds")
-measured("of c, the phases explain at most, in ms", 1e3 * num_phases * phase)
+measured("of c, passing from phase to phase explains, in ms", 1e3 * num_phases * phase)
 print("\nms of a step:   its bytes at B   more, since R is lower   constant   not on the line")
 for form in others:
     shares = lesson.parts_of_time(form_bytes[form], step_seconds[form], bandwidth, rate, constant)
     print(f"{form:>8}        ", "   ".join(f"{mark(1e3 * each)}" for each in shares))
-int4 = lesson.parts_of_time(form_bytes["int4"], step_seconds["int4"], bandwidth, rate, constant)
-larger = "reading more slowly" if int4.slower > int4.constant else "the constant part"
-print(f"of what int4 loses, the larger part on this machine is ⟨{larger}⟩")
+lowest, highest = 1e3 * min(c for _, c in fits), 1e3 * max(c for _, c in fits)
+unreached = max(each for each, _ in fits) < 0.95 * bandwidth
+print(f"\nbandwidth not reached: ⟨{'in all rounds' if unreached else 'not in all rounds'}⟩")
+print(
+    f"a constant part: ⟨{'in all rounds' if lowest > 0 else 'cannot be distinguished from none'}⟩",
+    end="",
+)
+print(f", at most {mark(max(0, highest), 'ms')}")
 
 # %% [markdown]
-# The last line is this machine's verdict, computed from the table. Read it with the ranges above it.
-# If those of $c$ reach from below zero to above, the three points cannot tell a small constant
-# from none: all that can be said is that it is no larger than the upper end. If $R$ lies well below
-# 100 % of $B$ in all rounds, bandwidth that is not reached is a real part of the loss. The last column
-# shows what a straight line does not explain. It is not zero, because the forms differ in more
-# than bytes: bfloat16 weights become floats in the kernel, and 4-bit codes are taken apart.
+# The last two lines are this machine's verdict, computed from the ranges of five rounds. If $R$ is
+# below 95 % of $B$ in all of them, bandwidth that is not reached is a real part of the loss. If $c$
+# is above zero in all of them, there is a constant part, too. If its range holds zero, three points
+# cannot tell a small constant from none, and only its upper end can be said. In the table, each
+# row's four parts add up to the step's time. The last one is what a straight line does not explain.
+# It is not zero, because the forms differ in more than bytes: the kernels take 4-bit codes apart
+# before they multiply them, for example.
 #
-# Values beyond the limits ($R$ above $B$, a time below zero) mean that a large cache kept a part of the weights,
-# or that another program disturbed the measuring of $B$. float32 is not on the line: it runs layer by layer in torch.
+# Values beyond the limits ($R$ above $B$, a time below zero) have two usual causes: a large cache
+# kept a part of the weights, or another program disturbed one of the measurements. float32 is not
+# on the line, because it runs layer by layer in torch.
 #
 # ## What it costs in quality
 #
-# Fewer bits are a change of the model, so measure that as well, on 384 tokens of Alice. **Agreement**
-# is how often the likeliest next token is the same as in the reference. The **cost** is by how many per cent
-# [perplexity](../docs/glossary.md#perplexity) rises (below zero: it falls). The ± is a 95 % interval from
-# the differences at each token, as if tokens were independent, so it is rather too narrow.
+# Fewer bits are a change of the model, so measure that as well, on 384 tokens of Alice.
+# **Agreement** is how often the likeliest next token is the same as in the reference. The **cost**
+# is by how many per cent [perplexity](../docs/glossary.md#perplexity) rises (below zero: it falls).
+# The ± is a 95 % interval from the differences at each token, as if tokens were independent, so it
+# is rather too narrow.
 #
-# This checkpoint limits what can be asked. Its weights have 4 bits already, the embedding 8. What
-# rounding to 4 bits cost the original, only the original in 16 bits could tell: **not tested here**.
+# This checkpoint limits what can be asked. Its weights have 4 bits already, the embedding 8. Only
+# the original in 16 bits could show what rounding to 4 bits cost it: that is **not tested here**.
 # (The row of int4 below shows only what inputs in bytes add.) Rounding these weights to 8 bits is a
-# test of 8 bits on *this* model; whether the original would lose as little is not tested either. Keys and values are
-# computed, and no file has rounded them before, so `kv_cache_dtype="int8"` is tested fairly, in short contexts.
+# test of 8 bits on *this* model; whether the original would lose as little is not tested either.
+# Keys and values are computed, and no file has rounded them before, so `kv_cache_dtype="int8"` is
+# tested fairly, in short contexts.
 
 # %%
 texts = [ids[start : start + 96] for start in range(0, 384, 96)]
@@ -1070,8 +1101,9 @@ for form, reference in references.items():
     print(f"cost {cost[0]} ± {cost[1]}")
 
 # %% [markdown]
-# A cost whose interval holds 0 is no cost that this text can show. A small model and 384 tokens are a weak test:
-# real ones read tens of thousands of tokens, and ask questions of several kinds besides.
+# A cost whose interval holds 0 is no cost that this text can show. A small model and 384 tokens are
+# a weak test: real ones read tens of thousands of tokens, and ask questions of several kinds
+# besides.
 #
 # ## Your panels in the engine
 #
@@ -1158,69 +1190,76 @@ verdicts(
 #   cores, can already wait for memory alone.
 # - Quantising stores whole steps and a scale. Small groups pay where there are outliers; elsewhere
 #   another bit pays more.
-# - A scale for each 32 along the lanes needs a sum across lanes for each group. Integers inside a group
-#   and a row for each lane, panels, remove these sums.
+# - A scale for each 32 along the lanes needs a sum across lanes for each group. Integers inside a
+#   group and a row for each lane, panels, remove these sums.
 # - A loaded register can serve several tokens, so a prompt or a batch moves from memory's limit to
 #   arithmetic's.
 # - Inputs have outliers: one scale for all of them ruins the model, a scale for each 32 does not.
-# - What a step loses against its bound is bandwidth not reached or a constant part. A line through
-#   several forms separates them, as far as its ranges allow.
+# - What a step loses against its bound is mostly bandwidth not reached or a constant part. A line
+#   through several forms separates them, as far as its ranges allow.
 # - Quality can be tested only against a reference of higher precision than the file's.
 #
 # **Check yourself** (click to see the answer).
 #
 # <details><summary>1. A laptop reads 100 GB/s. A model of 8 billion weights is stored with 5 bits for each. At
 # most how many tokens per second, one sequence at a time? What does a second sequence in the same
-# step change?</summary>
-# The weights are 8 billion × 5 / 8 = 5 GB, so at most 20 tokens per second. A second sequence shares the same
-# read, so left of the ridge both together can get nearly 40.</details>
+# step change?</summary> The weights are 8 billion × 5 / 8 = 5 GB, so at most 20 tokens per second.
+# A second sequence shares the same read, so left of the ridge both together can get nearly
+# 40.</details>
 #
 # <details><summary>2. Steps of 96 MB take 4 ms, steps of 269 MB take 8.3 ms. Memory reads 40 GB/s. Which
-# part of the first step's loss is bandwidth, and which is constant?</summary>
-# Another 173 MB cost 4.3 ms, so steps read 40 GB/s: the bandwidth is reached. 96 MB take 2.4 ms,
-# and the constant part is 1.6 ms, all of the loss.</details>
+# part of the first step's loss is bandwidth, and which is constant?</summary> Another 173 MB cost
+# 4.3 ms, so steps read 40 GB/s: the bandwidth is reached. 96 MB take 2.4 ms, and the constant part
+# is 1.6 ms, all of the loss.</details>
 #
 # <details><summary>3. Why does a panel need no sum across lanes, and which sum does a product along the lanes
-# need for each group?</summary>
-# In a panel a lane belongs to one row, so its sum is the row's. Along the lanes, each lane holds a
-# part of the same group's sum, and the parts must be added before they are multiplied by the group's scale.</details>
+# need for each group?</summary> In a panel a lane belongs to one row, so its sum is the row's.
+# Along the lanes, each lane holds a part of the same group's sum, and the parts must be added
+# before they are multiplied by the group's scale.</details>
 #
 # ## What the production engines do beyond this
 #
-# - **llama.cpp** (and **Ollama**, which builds on its kernels) has hand-written kernels for each kind
-#   of block and each family of processors. For several 4- to 6-bit formats it interleaves the blocks of several rows
-#   when a model is loaded, which are panels: eight rows
-#   [for AVX2](https://github.com/ggml-org/llama.cpp/pull/12332), and others
-#   [for ARM's `sdot`](https://github.com/ggml-org/llama.cpp/pull/19360). Threads are pinned with
-#   `--cpu-mask`, and `--numa` spreads or isolates them
+# - At the time of writing, **llama.cpp** (and **Ollama**, which builds on its kernels) has
+#   hand-written kernels for each kind of block and each family of processors. For several formats
+#   it interleaves the blocks of several rows when a model is loaded, which are panels: eight rows
+#   [for AVX2](https://github.com/ggml-org/llama.cpp/pull/12332), and others [for ARM's
+#   `sdot`](https://github.com/ggml-org/llama.cpp/pull/19360). Threads are pinned with `--cpu-mask`,
+#   and `--numa` spreads or isolates them
 #   ([manual](https://manpages.debian.org/unstable/llama.cpp-tools/llama-server.1.en.html)).
-# - **vLLM** on a CPU binds its threads to cores with `VLLM_CPU_OMP_THREADS_BIND`, by default one
-#   NUMA node for each process ([tuning guide](https://intel.github.io/optimization-zone/software/vllm/skill/references/tuning-matrix.html)).
+# - **vLLM** on a CPU binds its threads to cores with `VLLM_CPU_OMP_THREADS_BIND`; `auto` takes the
+#   cores of one NUMA node for each process ([tuning
+#   guide](https://intel.github.io/optimization-zone/software/vllm/skill/references/tuning-matrix.html)).
 #   **SGLang** is tuned [for Xeons with AMX](https://docs.sglang.io/platforms/cpu_server.html).
-# - AMX, and SME on ARM and on Apple's M4, multiply whole tiles in one instruction. They raise the flat part of the
-#   roofline, so prompts and batches are faster; the slope stays, and with it one token at a time.
-# - Rounding to the nearest step is the simplest way. [GPTQ](https://arxiv.org/abs/2210.17323)
-#   and [AWQ](https://arxiv.org/abs/2306.00978) run a text through the model first (**calibration**):
-#   GPTQ corrects the weights still to be rounded for the errors of those before, and AWQ scales up the
-#   columns whose inputs are large. [LLM.int8()](https://arxiv.org/abs/2208.07339) keeps outlier columns of
-#   the inputs in 16 bits. vLLM, SGLang and TensorRT-LLM run files that GPTQ and AWQ made. llama.cpp's
-#   [K-quants](https://github.com/ggml-org/llama.cpp/pull/1684) quantise the scales, too.
-# - The KV cache can go below 8 bits: [KIVI](https://arxiv.org/abs/2402.02750) stores keys with scales
-#   per channel and values with scales per token, in 2 bits.
-# - On GPUs, **ExLlamaV2**, [Marlin](https://github.com/IST-DASLab/marlin) (in vLLM) and **TensorRT-LLM** also
-#   reorder weights when they are loaded or converted, into the order that their kernels read.
+# - AMX, and SME on ARM and on Apple's M4, multiply whole tiles in one instruction. They raise the
+#   flat part of the roofline, so prompts and batches are faster. The slope stays, and with it the
+#   bound of one token at a time.
+# - Rounding to the nearest step is the simplest way. [GPTQ](https://arxiv.org/abs/2210.17323) and
+#   [AWQ](https://arxiv.org/abs/2306.00978) run a text through the model first (**calibration**):
+#   GPTQ corrects the weights still to be rounded for the errors of those before, and AWQ scales up
+#   the columns whose inputs are large. [LLM.int8()](https://arxiv.org/abs/2208.07339) keeps outlier
+#   columns of the inputs in 16 bits. vLLM, SGLang and TensorRT-LLM run files that GPTQ and AWQ
+#   made. llama.cpp's [K-quants](https://github.com/ggml-org/llama.cpp/pull/1684) quantise the
+#   scales, too.
+# - The KV cache can go below 8 bits: [KIVI](https://arxiv.org/abs/2402.02750) stores keys with
+#   scales per channel and values with scales per token, in 2 bits.
+# - On GPUs, **ExLlamaV2**, [Marlin](https://github.com/IST-DASLab/marlin) (in vLLM) and
+#   **TensorRT-LLM** also reorder weights when they are loaded or converted, into the order that
+#   their kernels read.
 #
 # ## Further reading
 #
-# - [Algorithms for Modern Hardware](https://en.algorithmica.org/hpc/simd/), Slotin: SIMD and caches,
-#   with measurements and little code.
-# - [What Every Programmer Should Know About Memory](https://people.freebsd.org/~lstewart/articles/cpumemory.pdf),
-#   Drepper 2007: caches, NUMA and prefetching, in depth.
-# - [Cache hierarchy of an Apple M4](https://soohamurai.com/2026/01/31/Measuring-Cache-Hierarchy-on-Apple-M4):
-#   a staircase like figure 34.2, by latency.
-# - [Intel Intrinsics Guide](https://www.intel.com/content/www/us/en/docs/intrinsics-guide/index.html):
-#   search it for `vpdpbusd`.
-# - [LLM.int8()](https://arxiv.org/abs/2208.07339), Dettmers et al. 2022: outliers of inputs, found and
-#   counted.
+# - [Algorithms for Modern Hardware](https://en.algorithmica.org/hpc/simd/), Slotin: SIMD and
+#   caches, with measurements and little code.
+# - [What Every Programmer Should Know About
+#   Memory](https://people.freebsd.org/~lstewart/articles/cpumemory.pdf), Drepper 2007: caches, NUMA
+#   and prefetching, in depth.
+# - [Cache hierarchy of an Apple
+#   M4](https://soohamurai.com/2026/01/31/Measuring-Cache-Hierarchy-on-Apple-M4): a staircase like
+#   figure 34.2, by latency.
+# - [Intel Intrinsics
+#   Guide](https://www.intel.com/content/www/us/en/docs/intrinsics-guide/index.html): search it for
+#   `vpdpbusd`.
+# - [LLM.int8()](https://arxiv.org/abs/2208.07339), Dettmers et al. 2022: outliers of inputs, found
+#   and counted.
 #
 # **Next:** part 4, many devices: when one memory is too slow or too small, several read at once.
