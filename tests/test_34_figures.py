@@ -96,7 +96,7 @@ def test_the_fitted_line_and_all_measured_times_are_drawn() -> None:
     assert full.get_ydata()[0] == 0
     assert fitted.get_ydata()[0] == pytest.approx(0.5)
     assert [line.get_xdata()[0] for line in points[:2]] == pytest.approx([100, 200])
-    assert [line.get_ydata()[0] for line in points[:2]] == pytest.approx([5, 10])
+    assert [line.get_ydata()[0] for line in points[:2]] == pytest.approx([4, 9])
     assert "0.50 ms" in axes.get_title(loc="left")
 
 
