@@ -637,6 +637,9 @@ picture(
 measured("vpdpbusd in this function's machine code", code.count("vpdpbusd"))
 
 # %% [markdown]
+# A 0 in the last line means that the compiler took plainer instructions, as on a Mac. The sums in the
+# figure are the same.
+#
 # ## The product in panels
 #
 # Now the whole kernel, the inner loops of which are called a
@@ -1004,8 +1007,8 @@ guess_int4 = predict("int4 is how many times as fast as bfloat16?", None, within
 # at half the speed, and 1 ms by the constant.
 #
 # Three points are few, and other programs disturb them. So the cell measures each form in five
-# rounds, and fits the line to the fastest round of each form, the least disturbed one. It leaves out one
-# round after the other and fits again. The smallest and the largest result are the bounds.
+# rounds, and fits the line to the fastest round of each form, the least disturbed one. It leaves out
+# one round after the other and fits again. The smallest and the largest result are the bounds.
 
 # %%
 from minigen.kernels.cpu.compile import compile_step
@@ -1052,25 +1055,34 @@ for name, each in ranges.items():
     print(f"{name}: {mark(min(each))} to {mark(max(each))}")
 measured("of c, passing from phase to phase explains, in ms", 1e3 * num_phases * phase)
 print("\nms of a step:   its bytes at B   more, since R is lower   constant   not on the line")
-for form in others:
-    shares = lesson.parts_of_time(form_bytes[form], step_seconds[form], bandwidth, rate, constant)
-    print(f"{form:>8}        ", "   ".join(f"{mark(1e3 * each)}" for each in shares))
-lowest, highest = 1e3 * min(c for _, c in fits), 1e3 * max(c for _, c in fits)
+shares = {
+    form: lesson.parts_of_time(form_bytes[form], step_seconds[form], bandwidth, rate, constant)
+    for form in others
+}
+for form, each in shares.items():
+    print(f"{form:>8}        ", "   ".join(f"{mark(1e3 * part)}" for part in each))
+misfit = max(abs(each.rest) for each in shares.values())
+lowest, highest = min(c for _, c in fits), max(c for _, c in fits)
 unreached = all(0 < each < 0.95 * bandwidth for each, _ in fits)
-print(f"\nbandwidth is not reached: ⟨{'certain' if unreached else 'uncertain'}⟩")
-print(f"there is a constant part: ⟨{'certain' if lowest > 0 else 'uncertain'}⟩, ", end="")
-print(f"at most {mark(max(0, highest), 'ms')}")
-if any(each < 0 for each, _ in fits):
-    print("⟨More bytes took less time: the machine is busy, so measure again.⟩")
+unreached &= shares["bfloat16"].slower > misfit
+print(f"\nbandwidth is not reached: ⟨{'clear' if unreached else 'not clear'}⟩")
+print(f"there is a constant part: ⟨{'clear' if lowest > misfit else 'not clear'}⟩, ", end="")
+print(f"at most {mark(1e3 * max(0, highest + misfit), 'ms')}")
+rising = all(each > 0 for each, _ in fits)
+print(
+    f"more bytes took more time: ⟨{'yes' if rising else 'no, so measure again on a quiet machine'}⟩"
+)
 
 # %% [markdown]
-# The last lines are this machine's verdict, computed from the bounds. If $R$ is below 95 % of $B$ in
-# all fits, bandwidth that is not reached is a real part of the loss. If $c$ is above zero in all of
-# them, there is a constant part, too. If its bounds hold zero between them, three points cannot
-# tell a small constant from none, and only its upper bound can be said. In the table, each row's four
-# parts add up to the step's time. The last one is what a straight line does not explain. It is not
-# zero, because the forms differ in more than bytes: the kernels take 4-bit codes apart before they
-# multiply them, for example.
+# In the table, each row's four parts add up to the step's time. The last one is what a straight
+# line does not explain. It is not zero, because the forms differ in more than bytes: the kernels
+# take 4-bit codes apart before they multiply them, for example. So no part that is smaller than
+# this **misfit** can be trusted.
+#
+# The last lines are this machine's verdict. That bandwidth is not reached is clear if $R$ is below
+# 95 % of $B$ in all fits, and what it costs bfloat16 is more than the largest misfit. A constant part
+# is clear if its lower bound is larger than the misfit. Otherwise only an upper bound can be said,
+# which is the largest $c$ plus the misfit.
 #
 # Values beyond the limits ($R$ above $B$, a time below zero) have two usual causes: a large cache
 # kept a part of the weights, or another program disturbed one of the measurements. float32 is not

@@ -314,8 +314,9 @@ def phase(away: float) -> Figure:
         end = max(each[3] for each in done)
         ends.append(end)
         for thread, owner, begin, stop in done:
-            look = {"edgecolor": "white", "facecolor": SKY if owner == thread else GREEN}
-            panel.add_patch(Rectangle((begin, thread - 0.4), stop - begin, 0.8, **look))
+            colour = SKY if owner == thread else GREEN
+            place, width = (begin, thread - 0.4), stop - begin
+            panel.add_patch(Rectangle(place, width, 0.8, facecolor=colour, edgecolor="white"))
             if thread == DISPLACED and begin <= AT < stop and away:
                 panel.add_patch(
                     Rectangle((AT, thread - 0.4), away, 0.8, facecolor=FAINT, hatch="//")
