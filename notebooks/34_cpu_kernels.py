@@ -974,7 +974,7 @@ measured(f"so the phases of a step, at most {num_phases}, cost", 1e3 * num_phase
 # threads of one core share its registers and caches, so for these kernels count cores. The
 # operating system may move a thread to another core, which costs what its caches held. **Pinning**
 # a thread to a core prevents that: on Linux `taskset -c 0-7 minigen serve ...` restricts a program
-# to eight cores. A server with two processors has two memories, each nearer to one of them
+# to eight cores, among which its threads may still move. A server with two processors has two memories, each nearer to one of them
 # (**NUMA**, *non-uniform memory access*). Reading the far one is slower, and all threads that read
 # weights from one memory share its bandwidth. `numactl --cpunodebind=0 --membind=0` keeps a program
 # and its memory at one processor; two processes, one for each processor, use both. minigen does
@@ -1098,7 +1098,7 @@ print(
 #
 # This checkpoint limits what can be asked. Its weights have 4 bits already, the embedding 8. Only
 # the original in 16 bits could show what rounding to 4 bits cost it: that is **not tested here**.
-# (The row of int4 below shows only what inputs in bytes add.) Rounding these weights to 8 bits is a
+# (The row of int4 below shows only what inputs in bytes and a cache in bfloat16 add.) Rounding these weights to 8 bits is a
 # test of 8 bits on *this* model; whether the original would lose as little is not tested either.
 # Keys and values are computed, and no file has rounded them before, so `kv_cache_dtype="int8"` is
 # tested fairly, in short contexts.
@@ -1248,7 +1248,7 @@ verdicts(
 #   cores of one NUMA node for each process ([tuning
 #   guide](https://intel.github.io/optimization-zone/software/vllm/skill/references/tuning-matrix.html)).
 #   **SGLang** is tuned [for Xeons with AMX](https://docs.sglang.io/platforms/cpu_server.html).
-# - AMX, and SME on ARM and on Apple's M4, multiply whole tiles in one instruction. They raise the
+# - Intel's AMX, and SME on newer ARM processors such as Apple's M4, multiply whole tiles in one instruction. They raise the
 #   flat part of the roofline, so prompts and batches are faster. The slope stays, and with it the
 #   bound of one token at a time.
 # - Rounding to the nearest step is the simplest way. [GPTQ](https://arxiv.org/abs/2210.17323) and
