@@ -194,8 +194,11 @@ def forms(
     """
     made, axes = figure(9, 3.8)
     ends = np.array([0.0, 1.08 * max(num_bytes.values())])
-    axes.plot(ends / 1e6, 1e3 * ends / bandwidth, color=QUIET, linewidth=1.5)
-    axes.plot(ends / 1e6, 1e3 * (ends / rate + constant), color=BLUE, linewidth=1.5)
+    for heights, colour, label in (
+        (ends / bandwidth, QUIET, "at the speed of the first cell"),
+        (ends / rate + constant, BLUE, "the fitted line"),
+    ):
+        axes.plot(ends / 1e6, 1e3 * heights, color=colour, linewidth=1.5, label=label)
     for name, times in seconds.items():
         x, best = num_bytes[name] / 1e6, 1e3 * min(times)
         axes.vlines(x, 1e3 * min(times), 1e3 * max(times), color=ORANGE, linewidth=2.5)
@@ -203,12 +206,8 @@ def forms(
         axes.annotate(name, (x, best), (8, -12), textcoords="offset points", color=INK)
     x = ends[1] / 1e6
     top = 1.15 * 1e3 * max(*(max(each) for each in seconds.values()), ends[1] / rate + constant)
-    axes.set(xlim=(0, 1.3 * x), ylim=(min(0.0, 1.3e3 * constant), top))
-    for height, text, colour in (
-        (1e3 * ends[1] / bandwidth, "at the speed of\nthe first cell", QUIET),
-        (1e3 * (ends[1] / rate + constant), "the fitted line", BLUE),
-    ):
-        axes.text(1.02 * x, height, text, color=colour, va="center")
+    axes.set(xlim=(0, 1.12 * x), ylim=(min(0.0, 1.3e3 * constant), top))
+    axes.legend(frameon=False, labelcolor=INK, loc="upper left")
     axes.axhline(0, color=FAINT, linewidth=1, zorder=0)
     axes.set_xlabel("MB of weights that a step reads")
     axes.set_ylabel("ms per step of one token")
