@@ -1,5 +1,7 @@
 """Figures of chapter 34 show the given numbers; learners' roundings and products are used."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -13,16 +15,22 @@ from minigen_course.ch34_cpu_kernels.figures import (
     byte_dots,
     forms,
     loads,
+    machine,
+    phase,
     rounding,
     row_of_lanes,
+    staircase,
     steps_of_scales,
-    three_products,
+    tasks_of_phase,
 )
 from minigen_course.ch34_cpu_kernels.lesson import (
     bits_a_weight,
+    continue_in_bytes,
     continue_in_codes,
     continue_rounded,
+    parts_of_time,
     perplexity_cost,
+    processor_parts,
     quantise_groups,
     rate_and_constant,
     relative_error,
@@ -30,7 +38,12 @@ from minigen_course.ch34_cpu_kernels.lesson import (
     rounded,
     scores,
 )
-from minigen_course.ch34_cpu_kernels.reference import ByteRows, CodeRows, multiply_codes
+from minigen_course.ch34_cpu_kernels.reference import (
+    ByteRows,
+    CodeRows,
+    multiply_bytes,
+    multiply_codes,
+)
 from minigen_course.figures.roofline import roofline
 from minigen_course.figures.show import best_seconds
 from minigen_course.lab.cost_model import Machine, Step
@@ -70,18 +83,52 @@ def test_byte_dots_are_written_as_they_are() -> None:
     assert numbers[-16:] == [str(each) for each in range(100, 116)]
 
 
-def test_three_products_have_as_many_words_as_a_block() -> None:
-    weights, keys, values = three_products(head_dim=64).axes
-    assert [len(each.patches) - 1 for each in (weights, keys, values)] == [8, 32, 8]
-    assert keys.get_xlabel() == "lane: a token"
-
-
 def test_bars_are_the_numbers_they_are_given() -> None:
     (axes,) = bars({"a": 3.0, "b": 5.0}, 6.0, "GB", "title").axes
     assert [bar.get_width() for bar in axes.patches] == [3, 5]
     assert axes.lines[0].get_xdata()[0] == 6
-    (axes,) = forms({"a": 1.0, "b": 2.0}, {"a": 10.0, "b": 15.0}, "a").axes
-    assert [bar.get_height() for bar in axes.patches] == [1, 2, 1, 1.5]
+
+
+def test_the_fitted_line_and_all_measured_times_are_drawn() -> None:
+    num_bytes = {"a": 1e8, "b": 2e8}
+    (axes,) = forms(num_bytes, {"a": [4e-3, 6e-3], "b": [9e-3, 11e-3]}, 40e9, 20e9, 5e-4).axes
+    full, fitted, *points = axes.lines
+    assert full.get_ydata()[0] == 0
+    assert fitted.get_ydata()[0] == pytest.approx(0.5)
+    assert [line.get_xdata()[0] for line in points[:2]] == pytest.approx([100, 200])
+    assert [line.get_ydata()[0] for line in points[:2]] == pytest.approx([4, 9])
+    assert "0.50 ms" in axes.get_title(loc="left")
+
+
+def test_the_machine_and_the_staircase_are_drawn() -> None:
+    (axes,) = machine().axes
+    assert {"registers", "memory"} <= {each.get_text() for each in axes.texts}
+    (axes,) = staircase({2**14: 80e9, 2**20: 40e9, 2**28: 10e9}).axes
+    assert list(axes.lines[0].get_ydata()) == [80, 40, 10]
+    assert axes.get_title(loc="left") == "16 KB are read 8.0 times as fast as 256 MB"
+
+
+@pytest.mark.parametrize("steals", [False, True])
+@pytest.mark.parametrize("away", [0, 3, 12])
+def test_every_task_of_a_phase_runs_once(away: float, steals: bool) -> None:
+    done = tasks_of_phase(away, steals)
+    assert sorted(owner for _, owner, _, _ in done) == sorted([*range(4)] * 6)
+    for thread in range(4):
+        own = [(begin, end) for who, _, begin, end in done if who == thread]
+        assert all(one[1] <= other[0] for one, other in pairwise(own))
+    end = max(each[3] for each in done)
+    if not steals:
+        assert end == 6 + away
+    elif away:
+        assert end == max(7, 3 + away)  # the task in hand, or what the others took over
+
+
+def test_a_phase_is_drawn_without_and_with_stealing() -> None:
+    fixed, stealing = phase(6).axes
+    assert fixed.get_title(loc="left") == "Fixed shares: 12 tasks long"
+    assert stealing.get_title(loc="left") == "Free threads take over: 9 tasks long"
+    with pytest.raises(ValueError, match="choose 0 to 12"):
+        phase(13)
 
 
 def test_a_roofline_may_be_of_other_operations() -> None:
@@ -225,6 +272,43 @@ def test_a_learners_product_runs_in_the_first_layer() -> None:
     length = len(llm.tokenizer.encode(prompt))
     hidden = llm.config.hidden
     assert shapes == [(length + more, hidden, hidden // 32, 32) for more in range(2)]
+
+
+@pytest.mark.model
+def test_a_learners_product_of_bytes_runs_in_the_first_layer() -> None:
+    llm = load_model(weights="float32")
+    calls = []
+
+    def mine(*given: np.ndarray) -> np.ndarray:
+        calls.append([each.shape for each in given])
+        return multiply_bytes(*given)
+
+    prompt = "The capital of France is"
+    assert continue_in_bytes(llm, prompt, 1, mine).startswith(f"{prompt} Paris")
+    hidden, groups = llm.config.hidden, llm.config.hidden // 32
+    assert calls[0] == [(hidden, groups, 32), (hidden, groups), (groups, 32), (groups,)]
+    assert len(calls) == len(llm.tokenizer.encode(prompt))
+
+
+def test_the_parts_of_a_steps_time_add_up() -> None:
+    parts = parts_of_time(1e8, 6e-3, bandwidth=40e9, rate=20e9, constant=5e-4)
+    assert parts == pytest.approx((2.5e-3, 2.5e-3, 5e-4, 5e-4))
+    assert sum(parts) == pytest.approx(6e-3)
+
+
+def test_processors_are_described_by_their_features() -> None:
+    apple = processor_parts(["+neon", "+dotprod", "+bf16"], "arm64")
+    assert apple["SIMD register"] == "128 bits, 4 lanes of float32"
+    assert apple["FMA"] == apple["bfloat16 dot product"] == "yes"
+    assert apple["byte dot product"].startswith("sdot")
+    plain = processor_parts(["+sse2"], "x86_64")
+    assert list(plain.values()) == ["128 bits, 4 lanes of float32", "no", "none", "no"]
+    middle = processor_parts(["+avx", "+avx2", "+fma", "+avxvnni"], "AMD64")
+    assert middle["SIMD register"].startswith("256 bits, 8 lanes")
+    assert middle["byte dot product"].startswith("vpdpbusd (AVX-VNNI)")
+    wide = processor_parts(["+avx512f", "+avx2", "+fma", "+avx512vnni", "+avx512bf16"], "x86_64")
+    assert wide["SIMD register"].startswith("512 bits, 16 lanes")
+    assert wide["byte dot product"] == "vpdpbusd (AVX512-VNNI)"
 
 
 def test_a_cost_in_perplexity_has_an_interval() -> None:

@@ -1,11 +1,11 @@
-"""Chapter 34's exercises: pack weights into panels, quantise inputs to bytes, multiply both."""
+"""Chapter 34's exercises: quantise to bytes, pack panels, multiply bytes and 4-bit codes."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from minigen_course.ch34_cpu_kernels.lesson import Quantise
+from minigen_course.ch34_cpu_kernels.lesson import MultiplyBytes, Quantise
 from minigen_course.ch34_cpu_kernels.reference import ByteRows, CodeRows
 from minigen_course.grading.exercise import Wrong, expect, expect_equal
 
@@ -177,6 +177,71 @@ PRODUCT_CHECKS = (
 )
 
 
+Bytes = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def _bytes_case(rows: int, groups: int, size: int = 32) -> Bytes:
+    """Make random bytes from -127 to 127, with scales of 1."""
+    rng = np.random.default_rng(rows + 10 * groups)
+    codes = rng.integers(-127, 128, (rows, groups, size)).astype(np.int8)
+    inputs = rng.integers(-127, 128, (groups, size)).astype(np.int8)
+    return codes, np.ones((rows, groups), np.float32), inputs, np.ones(groups, np.float32)
+
+
+def _sums(part: MultiplyBytes, given: Bytes) -> np.ndarray:
+    before = [each.copy() for each in given]
+    found: Any = part(*given)
+    expect(isinstance(found, np.ndarray), "it should return a NumPy array.")
+    expect_equal(list(found.shape), [len(given[0])], "the shape of the result, [rows]")
+    expect(found.dtype == np.float32, f"products are {found.dtype}; they should be float32.")
+    same = all(np.array_equal(one, other) for one, other in zip(given, before, strict=True))
+    expect(same, "the arguments were changed; they should stay as they were.")
+    return found
+
+
+def _expect_sums(part: MultiplyBytes, given: Bytes) -> None:
+    codes, scales, inputs, input_scales = (each.astype(np.float64) for each in given)
+    weights = (codes * scales[..., None]).reshape(len(codes), -1)
+    x = (inputs * input_scales[..., None]).reshape(-1)
+    expected, allowed = weights @ x, 1e-5 * (np.abs(weights) @ np.abs(x)).max()
+    for row, (mine, right) in enumerate(zip(_sums(part, given).tolist(), expected, strict=True)):
+        if not abs(mine - right) <= allowed:
+            raise Wrong(f"the product of row {row} is {mine:.6g}; it should be {right:.6g}.")
+
+
+def one_group_is_a_dot_product_of_bytes(part: MultiplyBytes) -> None:
+    """one row of one group of four bytes, with scales of 1:"""
+    codes, inputs = np.array([[[3, -2, 0, 1]]], np.int8), np.array([[5, 4, 9, -6]], np.int8)
+    _expect_sums(part, (codes, np.ones((1, 1), np.float32), inputs, np.ones(1, np.float32)))
+
+
+def products_do_not_overflow(part: MultiplyBytes) -> None:
+    """bytes of 127 only, so the sum needs 20 bits:"""
+    codes, scales, inputs, input_scales = _bytes_case(1, 1)
+    _expect_sums(part, (np.full_like(codes, 127), scales, np.full_like(inputs, 127), input_scales))
+
+
+def scales_belong_to_row_and_group(part: MultiplyBytes) -> None:
+    """three rows of three groups, each with a scale of its own:"""
+    codes, _, inputs, _ = _bytes_case(3, 3)
+    scales = np.arange(1, 10, dtype=np.float32).reshape(3, 3) / 8
+    _expect_sums(part, (codes, scales, inputs, np.array([1, 10, 100], np.float32)))
+
+
+def bytes_of_any_group_size(part: MultiplyBytes) -> None:
+    """seven rows of five groups of 64 bytes:"""
+    rng = np.random.default_rng(34)
+    codes, _, inputs, _ = _bytes_case(7, 5, 64)
+    scales, input_scales = rng.random((7, 5), np.float32), rng.random(5, np.float32)
+    _expect_sums(part, (codes, scales, inputs, input_scales))
+
+
+def only_integers_are_summed_in_a_group(part: MultiplyBytes) -> None:
+    """five rows of three groups, and every operation on bytes is watched:"""
+    codes, scales, inputs, input_scales = _bytes_case(5, 3)
+    _sums(part, (codes.view(Whole), scales, inputs.view(Whole), input_scales))
+
+
 ByPanels = Callable[[np.ndarray], np.ndarray]
 
 
@@ -325,13 +390,6 @@ def scales_are_words_of_sixteen_bits(part: ByPanels) -> None:
 
 
 CHECKS = {
-    "by_panels": (
-        one_word_of_sixteen_rows,
-        the_words_of_a_row_are_sixteen_apart,
-        groups_come_before_their_words,
-        panels_follow_each_other,
-        scales_are_words_of_sixteen_bits,
-    ),
     "quantise_groups": (
         numbers_on_the_steps_come_back,
         other_numbers_go_to_the_nearest_step,
@@ -339,6 +397,20 @@ CHECKS = {
         an_outlier_affects_only_its_group,
         zeros_stay_zeros,
         errors_are_at_most_half_a_step,
+    ),
+    "multiply_bytes": (
+        one_group_is_a_dot_product_of_bytes,
+        products_do_not_overflow,
+        scales_belong_to_row_and_group,
+        bytes_of_any_group_size,
+        only_integers_are_summed_in_a_group,
+    ),
+    "by_panels": (
+        one_word_of_sixteen_rows,
+        the_words_of_a_row_are_sixteen_apart,
+        groups_come_before_their_words,
+        panels_follow_each_other,
+        scales_are_words_of_sixteen_bits,
     ),
     "multiply_codes": PRODUCT_CHECKS,
 }

@@ -1,4 +1,4 @@
-"""The order of packed weights, what one register load reads of them, and quantisation of weights.
+"""Figures of chapter 34: the machine, panels of weights, rounding, and a step's time.
 
 The numbers of rows, words and lanes are those of `minigen.kernels.cpu.packed_weights`.
 """
@@ -21,6 +21,8 @@ from minigen_course.figures.style import (
     ORANGE,
     QUIET,
     SKY,
+    YELLOW,
+    arrow,
     figure,
     title,
 )
@@ -130,31 +132,7 @@ def byte_dots(codes: np.ndarray, inputs: Sequence[int], sums: Sequence[int]) -> 
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.tick_params(length=0)
-    title(axes, "One vpdpbusd: 64 products and 64 additions")
-    return made
-
-
-def three_products(head_dim: int = 64) -> Figure:
-    """Draw a panel of weights, a block's keys and its values: each is words of sixteen lanes."""
-    made, axes = figure(11, 3.4, ncols=3)
-    kinds = (
-        ("Weights", "an output column", "inputs, four bytes to a word", WORDS, "32 inputs", SKY),
-        ("Keys", "a token", "numbers of the head, two to a word", head_dim // 2, "a query", AMBER),
-        ("Values", "a number of the head", "tokens, two to a word", LANES // 2, "16 shares", GREEN),
-    )
-    for panel, (name, lane, word, words, given, colour) in zip(axes, kinds, strict=True):
-        for each in range(words):
-            panel.add_patch(
-                Rectangle((0, each), LANES, 1, facecolor=colour, alpha=0.35, edgecolor="white")
-            )
-        panel.add_patch(Rectangle((0, 0), LANES, 1, facecolor=colour, edgecolor=INK))
-        panel.set(xlim=(-0.1, LANES + 0.1), ylim=(words, 0 - words * 0.02))
-        panel.set_xticks([0.5, LANES - 0.5], ["0", f"{LANES - 1}"])
-        panel.set_yticks([0.5, words - 0.5], ["0", f"{words - 1}"])
-        panel.tick_params(length=0)
-        panel.set_xlabel(f"lane: {lane}")
-        panel.set_ylabel(word)
-        title(panel, f"{name}, times {given}")
+    title(axes, "64 products of bytes, added up in 16 lanes: one instruction with VNNI")
     return made
 
 
@@ -201,22 +179,160 @@ def steps_of_scales(numbers: np.ndarray, size: int = 32) -> Figure:
     return made
 
 
-def forms(allowed: Mapping[str, float], measured: Mapping[str, float], base: str) -> Figure:
-    """Draw the speed of each weight format relative to `base`: by its bytes, and as measured."""
-    made, axes = figure(9, 3)
-    places = np.arange(len(allowed))
-    for shift, values, colour, label in (
-        (-0.2, allowed, SKY, "its bytes allow"),
-        (0.2, measured, BLUE, "measured here"),
+def forms(
+    num_bytes: Mapping[str, float],
+    seconds: Mapping[str, Sequence[float]],
+    bandwidth: float,
+    rate: float,
+    constant: float,
+) -> Figure:
+    """Draw the step times of several forms of weights over their bytes, and two lines.
+
+    `seconds` has several measured times per form; the bar of a form reaches from the least, its
+    dot, to the most. One line is the time of the bytes at `bandwidth`, the other the fit: bytes /
+    `rate` + `constant`.
+    """
+    made, axes = figure(9, 3.8)
+    ends = np.array([0.0, 1.08 * max(num_bytes.values())])
+    for heights, colour, label in (
+        (ends / bandwidth, QUIET, "at the speed of the first cell"),
+        (ends / rate + constant, BLUE, "the fitted line"),
     ):
-        heights = [values[name] / values[base] for name in allowed]
-        axes.bar(places + shift, heights, width=0.4, color=colour, label=label)
-    axes.axhline(1, color=QUIET, linewidth=1, zorder=0)
-    axes.set_xticks(places, list(allowed))
-    axes.tick_params(axis="x", length=0, labelcolor=INK)
-    axes.set_ylabel(f"times as fast as {base}")
+        axes.plot(ends / 1e6, 1e3 * heights, color=colour, linewidth=1.5, label=label)
+    for name, times in seconds.items():
+        x, best = num_bytes[name] / 1e6, 1e3 * min(times)
+        axes.vlines(x, 1e3 * min(times), 1e3 * max(times), color=ORANGE, linewidth=2.5)
+        axes.plot(x, best, "o", color=ORANGE, markersize=6)
+        axes.annotate(name, (x, best), (8, -12), textcoords="offset points", color=INK)
+    x = ends[1] / 1e6
+    top = 1.15 * 1e3 * max(*(max(each) for each in seconds.values()), ends[1] / rate + constant)
+    axes.set(xlim=(0, 1.12 * x), ylim=(min(0.0, 1.3e3 * constant), top))
     axes.legend(frameon=False, labelcolor=INK, loc="upper left")
-    title(axes, "One token a step: what the bytes allow, and what it gets")
+    axes.axhline(0, color=FAINT, linewidth=1, zorder=0)
+    axes.set_xlabel("MB of weights that a step reads")
+    axes.set_ylabel("ms per step of one token")
+    title(axes, f"The fitted line meets 0 MB at {1e3 * constant:.2f} ms, its constant part")
+    return made
+
+
+LEVELS = (  # name, who has it, size, look
+    ("registers", "each core", "16 or 32 of 16 to 64 bytes", ORANGE),
+    ("L1 cache", "each core", "32 to 128 KB", AMBER),
+    ("L2 cache", "one core or a few", "0.25 to 32 MB", YELLOW),
+    ("L3 cache", "many cores", "none to 100s of MB", GREEN),
+    ("memory", "all cores", "8 to 1,000s of GB", SKY),
+)
+
+
+def machine() -> Figure:
+    """Draw the way of a number from memory to a core's registers, with usual sizes."""
+    made, axes = figure(10, 2.6)
+    x = 0.0
+    for place, (name, owner, size, colour) in enumerate(reversed(LEVELS)):
+        height = 1.0 - 0.16 * place
+        axes.add_patch(
+            Rectangle((x, -height / 2), 2.2, height, facecolor=colour, alpha=0.5, edgecolor=INK)
+        )
+        axes.text(x + 1.1, 0, name, ha="center", va="center", size=10.5, color=INK)
+        axes.text(x + 1.1, -0.6, f"{size}\n{owner}", ha="center", va="top", size=9, color=INK)
+        if place:
+            arrow(axes, (x - 0.78, 0), (x - 0.02, 0))
+        x += 3.0
+    for at, text in ((2.6, "one cache\nline at a time"), (11.6, "one register\nat a time")):
+        axes.text(at, 0.52, text, ha="center", va="bottom", size=9, color=QUIET)
+    axes.set(xlim=(-0.2, x - 0.6), ylim=(-1.05, 0.95))
+    axes.set_axis_off()
+    title(axes, "To the right each store is smaller, and faster")
+    return made
+
+
+def staircase(rates: Mapping[int, float]) -> Figure:
+    """Draw the speed at which one core reads arrays of several sizes, in bytes and bytes/s."""
+    made, axes = figure(9, 3.2)
+    sizes, speeds = list(rates), [each / 1e9 for each in rates.values()]
+    axes.plot(sizes, speeds, "o-", color=BLUE)
+    axes.set(xscale="log", yscale="log", xlabel="size of the array (log scale)")
+    axes.set_ylabel("GB/s that one core reads (log scale)")
+    axes.set_xticks(sizes, [_bytes(each) for each in sizes], fontsize=9)
+    axes.minorticks_off()
+    low, high = min(speeds), max(speeds)
+    ticks = [each for each in (1, 2, 5, 10, 20, 50, 100, 200, 500) if 0.5 * low < each < 2 * high]
+    axes.set_yticks(ticks, [str(each) for each in ticks])
+    axes.set_ylim(0.6 * low, 1.6 * high)
+    fall = speeds[0] / speeds[-1]
+    title(axes, f"{_bytes(sizes[0])} are read {fall:.1f} times as fast as {_bytes(sizes[-1])}")
+    return made
+
+
+def _bytes(number: int) -> str:
+    return f"{number // 2**20} MB" if number >= 2**20 else f"{number // 2**10} KB"
+
+
+NUM_THREADS, OWN_TASKS = 4, 6  # in the picture of a phase
+DISPLACED, AT = 1, 2.5  # which thread loses its core, and when
+
+Task = tuple[int, int, float, float]  # thread that ran it, its owner, begin, end
+
+
+def tasks_of_phase(away: float, steals: bool) -> list[Task]:
+    """Return the tasks of a phase in which one thread loses its core for `away` tasks' time.
+
+    Each thread owns six tasks of one unit of time. If it `steals`, a thread without tasks of its
+    own takes those of others.
+    """
+    left = [OWN_TASKS] * NUM_THREADS
+    free, done = [0.0] * NUM_THREADS, []
+    waiting = set(range(NUM_THREADS))
+    while waiting:
+        thread = min(waiting, key=lambda each: (free[each], each))
+        owners = [thread, *range(NUM_THREADS)] if steals else [thread]
+        owner = next((each for each in owners if left[each]), None)
+        if owner is None:
+            waiting.remove(thread)
+            continue
+        left[owner] -= 1
+        begin, end = free[thread], free[thread] + 1
+        if thread == DISPLACED and begin <= AT < end:
+            end += away
+        free[thread] = end
+        done.append((thread, owner, begin, end))
+    return done
+
+
+def phase(away: float) -> Figure:
+    """Draw a phase of four threads twice, without and with stealing, one thread losing its core.
+
+    Raises `ValueError` if `away` is not 0 to 12.
+    """
+    if not 0 <= away <= 12:
+        raise ValueError(f"A core cannot be away for {away} tasks here; choose 0 to 12.")
+    made, axes = figure(11, 2.9, ncols=2, sharey=True)
+    ends = []
+    for panel, steals in zip(axes, (False, True), strict=True):
+        done = tasks_of_phase(away, steals)
+        end = max(each[3] for each in done)
+        ends.append(end)
+        for thread, owner, begin, stop in done:
+            colour = SKY if owner == thread else GREEN
+            place, width = (begin, thread - 0.4), stop - begin
+            panel.add_patch(Rectangle(place, width, 0.8, facecolor=colour, edgecolor="white"))
+            if thread == DISPLACED and begin <= AT < stop and away:
+                panel.add_patch(
+                    Rectangle((AT, thread - 0.4), away, 0.8, facecolor=FAINT, hatch="//")
+                )
+        for thread in range(NUM_THREADS):
+            last = max(each[3] for each in done if each[0] == thread)
+            if last < end:
+                panel.hlines(thread, last, end, color=ORANGE, linestyle=":", linewidth=2)
+        panel.axvline(end, color=INK, linewidth=2)
+        panel.set_xlabel("time, in tasks; the black line is the barrier")
+        panel.tick_params(length=0)
+        title(
+            panel, f"{'Free threads take over' if steals else 'Fixed shares'}: {end:g} tasks long"
+        )
+    for panel in axes:
+        panel.set(xlim=(-0.2, max(ends) + 0.3), ylim=(NUM_THREADS - 0.4, -0.6))
+    axes[0].set_yticks(range(NUM_THREADS), [f"thread {each}" for each in range(NUM_THREADS)])
     return made
 
 

@@ -1,7 +1,7 @@
 """Weights in few bits, with a scale and a minimum per group, and a model with rounded inputs."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -19,6 +19,7 @@ from minigen_course.ch34_cpu_kernels.reference import ByteRows, CodeRows, byte_r
 from minigen_course.lab.inspect_model import transformer_of
 
 MultiplyCodes = Callable[[CodeRows, ByteRows], np.ndarray]
+MultiplyBytes = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 class Codes(NamedTuple):
@@ -90,19 +91,60 @@ class CodesLinear:
         return torch.from_numpy(self.multiply(self.weights, byte_rows(x.numpy())))
 
 
-@torch.inference_mode()
+@dataclass(frozen=True)
+class BytesLinear:
+    """A linear layer whose weights and inputs are bytes with a scale for each 32."""
+
+    codes: np.ndarray
+    scales: np.ndarray
+    multiply: MultiplyBytes
+    parts: tuple[int, ...]
+
+    def __call__(
+        self, x: Float[Tensor, "tokens in_features"]
+    ) -> Float[Tensor, "tokens out_features"]:
+        inputs, input_scales = quantise_groups(x.numpy(), 32)
+        pairs = zip(inputs, input_scales, strict=True)
+        rows = [self.multiply(self.codes, self.scales, *each) for each in pairs]
+        return torch.from_numpy(np.stack(rows))
+
+
+def continue_in_bytes(llm: LLM, prompt: str, num_tokens: int, multiply: MultiplyBytes) -> str:
+    """Continue a prompt greedily, with the first layer's output projection by `multiply`.
+
+    The model must be in float32, and 32 must divide its width.
+    """
+
+    def in_bytes(out: DenseLinear) -> Linear:
+        codes, scales = quantise_groups(out.weight.numpy(), 32)
+        return BytesLinear(codes, scales, multiply, out.parts)
+
+    return _continue_with_first_out(llm, prompt, num_tokens, in_bytes)
+
+
 def continue_in_codes(llm: LLM, prompt: str, num_tokens: int, multiply: MultiplyCodes) -> str:
     """Continue a prompt greedily, with the first layer's output projection by `multiply`.
 
     The model must be in float32, and 32 must divide its width.
     """
+
+    def in_codes(out: DenseLinear) -> Linear:
+        made = round_weights(out.weight.numpy(), 4, 32)
+        weights = CodeRows(made.codes.reshape(*made.scales.shape, 32), made.scales, made.minima)
+        return CodesLinear(weights, multiply, out.parts)
+
+    return _continue_with_first_out(llm, prompt, num_tokens, in_codes)
+
+
+@torch.inference_mode()
+def _continue_with_first_out(
+    llm: LLM, prompt: str, num_tokens: int, changed: Callable[[DenseLinear], Linear]
+) -> str:
     model = transformer_of(llm)
     first = model.layers[0]
     assert isinstance(first.out, DenseLinear), "load it with weights='float32'"
     assert first.out.bias is None, "the course's models have no bias here"
-    made = round_weights(first.out.weight.numpy(), 4, 32)
-    weights = CodeRows(made.codes.reshape(*made.scales.shape, 32), made.scales, made.minima)
-    layer = replace(first, out=CodesLinear(weights, multiply, first.out.parts))
+    layer = replace(first, out=changed(first.out))
     model = replace(model, layers=(layer, *model.layers[1:]))
     token_ids = llm.tokenizer.encode(prompt)
     for _ in range(num_tokens):
@@ -246,3 +288,45 @@ def rate_and_constant(num_bytes: Sequence[float], seconds: Sequence[float]) -> t
     """
     slope, constant = np.polyfit(num_bytes, seconds, 1)
     return float(1 / slope), float(constant)
+
+
+class TimeParts(NamedTuple):
+    """The seconds of a step: reading at full speed, more because it reads slower, the constant.
+
+    `rest` is what the fitted line does not explain, so that the four add up to the step's time.
+    """
+
+    full_speed: float
+    slower: float
+    constant: float
+    rest: float
+
+
+def parts_of_time(
+    num_bytes: float, seconds: float, bandwidth: float, rate: float, constant: float
+) -> TimeParts:
+    """Split a step's seconds by a line seconds = bytes / `rate` + `constant`."""
+    full_speed, read = num_bytes / bandwidth, num_bytes / rate
+    return TimeParts(full_speed, read - full_speed, constant, seconds - read - constant)
+
+
+def processor_parts(features: Collection[str], machine: str) -> dict[str, str]:
+    """Name what a processor has for this chapter, from LLVM's names of its features ("+avx2").
+
+    `machine` is `platform.machine()`.
+    """
+    arm = machine.lower() in ("arm64", "aarch64")
+    widths = {"+avx512f": 512, "+avx2": 256, "+avx": 256}
+    bits = next((each for name, each in widths.items() if name in features), 128)
+    dots = {
+        "+avx512vnni": "vpdpbusd (AVX512-VNNI)",
+        "+avxvnni": "vpdpbusd (AVX-VNNI), which minigen does not use",
+        "+dotprod": "sdot, which minigen does not use",
+    }
+    byte_dots = next((each for name, each in dots.items() if name in features), "none")
+    return {
+        "SIMD register": f"{bits} bits, {bits // 32} lanes of float32",
+        "FMA": "yes" if arm or "+fma" in features else "no",
+        "byte dot product": byte_dots,
+        "bfloat16 dot product": "yes" if {"+avx512bf16", "+bf16"} & set(features) else "no",
+    }

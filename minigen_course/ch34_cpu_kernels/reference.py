@@ -1,4 +1,4 @@
-"""The product of bytes and 4-bit codes in plain NumPy, as a readable version of the kernels.
+"""Products of bytes and codes in plain NumPy, as readable versions of the kernels.
 
 Only readers and tests run it. The kernels compute the same sums, a register at a time.
 """
@@ -30,6 +30,18 @@ class ByteRows(NamedTuple):
     numbers: np.ndarray
     scales: np.ndarray
     zeros: np.ndarray
+
+
+def multiply_bytes(
+    codes: np.ndarray, scales: np.ndarray, inputs: np.ndarray, input_scales: np.ndarray
+) -> np.ndarray:
+    """Compute a matrix times a vector, float32, [rows], from bytes and their scales.
+
+    `codes` are int8, [rows, groups, size], with `scales` float32, [rows, groups]; `inputs` are
+    int8, [groups, size], with `input_scales` float32, [groups]. A number is byte x scale.
+    """
+    dots = (codes.astype(np.int32) * inputs.astype(np.int32)).sum(axis=-1)
+    return (dots * scales * input_scales).sum(axis=-1).astype(np.float32)
 
 
 def byte_rows(x: np.ndarray) -> ByteRows:

@@ -156,6 +156,86 @@ WRONG_QUANTISE = [
 ]
 
 
+def bytes_by_loops(
+    codes: np.ndarray, scales: np.ndarray, inputs: np.ndarray, input_scales: np.ndarray
+) -> np.ndarray:
+    """Right, with plain Python numbers."""
+    made = np.zeros(len(codes), np.float32)
+    for row in range(len(codes)):
+        total = 0.0
+        for group in range(len(inputs)):
+            pairs = zip(codes[row, group].tolist(), inputs[group].tolist(), strict=True)
+            dot = sum(one * other for one, other in pairs)
+            total += dot * float(scales[row, group]) * float(input_scales[group])
+        made[row] = total
+    return made
+
+
+def bytes_by_groups(
+    codes: np.ndarray, scales: np.ndarray, inputs: np.ndarray, input_scales: np.ndarray
+) -> np.ndarray:
+    """Right, one integer matrix product per group."""
+    made = np.zeros(len(codes), np.float32)
+    for group in range(len(inputs)):
+        dots = codes[:, group].astype(np.int64) @ inputs[group].astype(np.int64)
+        made += (np.asarray(dots) * scales[:, group] * input_scales[group]).astype(np.float32)
+    return made
+
+
+def wrong_bytes(name: str) -> Callable[..., Any]:
+    def part(codes: Any, scales: Any, inputs: Any, input_scales: Any) -> Any:
+        wide: Any = {
+            "products of 8 bits": np.int8,
+            "sums of 16 bits": np.int16,
+            "floats from the start": np.float32,
+        }.get(name, np.int32)
+        if name == "bytes have no sign":
+            codes = codes.view(np.uint8)
+        if name == "changes the scales":
+            scales *= input_scales
+        if name == "scaled weights":
+            wide, codes = np.float32, codes * scales[..., None]
+            scales = np.ones_like(scales)
+        products = codes.astype(wide) * inputs.astype(wide)
+        dots = products.sum(axis=-1, dtype=wide)
+        if name == "one scale for each row":
+            scales = scales[:, :1]
+        if name == "one input scale":
+            input_scales = input_scales[:1]
+        if name == "no scales of weights":
+            scales = 1
+        if name == "no scales of inputs":
+            input_scales = 1
+        if name == "scales after the sum":
+            return (dots.sum(-1) * scales.mean(-1) * input_scales.mean()).astype(np.float32)
+        if name == "scales added":
+            found = dots * (scales + input_scales)
+        else:
+            found = dots * scales * input_scales
+        if name == "by groups still":
+            return found.astype(np.float32)
+        if name == "divides by the scales":
+            found = dots / (scales * input_scales)
+        made = found.sum(axis=-1)
+        if name == "in 64 bits":
+            return made.astype(np.float64)
+        if name == "a list":
+            return made.tolist()
+        if name == "nothing":
+            return None
+        return made.astype(np.float32)
+
+    return part
+
+
+WRONG_BYTES = [
+    *("products of 8 bits", "sums of 16 bits", "floats from the start", "bytes have no sign"),
+    *("changes the scales", "scaled weights", "one scale for each row", "one input scale"),
+    *("no scales of weights", "no scales of inputs", "scales after the sum", "scales added"),
+    *("by groups still", "divides by the scales", "in 64 bits", "a list", "nothing"),
+]
+
+
 def multiply_by_loops(weights: CodeRows, inputs: ByteRows) -> np.ndarray:
     """Right, with plain Python numbers."""
     tokens, rows = len(inputs.numbers), len(weights.codes)
@@ -263,14 +343,19 @@ WRONG_MULTIPLY = [
 
 
 ANSWERS = {
-    "by_panels": Answers(
-        right=(panels_by_loops, panels_one_by_one, wrong_panels("none of them")),
-        wrong={name: wrong_panels(name) for name in WRONG_PANELS},
-        equivalent={"1 -> 2": "NumPy infers a negative size, be it -1 or -2"},
-    ),
     "quantise_groups": Answers(
         right=(quantise_by_loops, quantise_with_ones, wrong_quantise("none of them")),
         wrong={name: wrong_quantise(name) for name in WRONG_QUANTISE},
+        equivalent={"1 -> 2": "NumPy infers a negative size, be it -1 or -2"},
+    ),
+    "multiply_bytes": Answers(
+        right=(bytes_by_loops, bytes_by_groups, wrong_bytes("none of them")),
+        wrong={name: wrong_bytes(name) for name in WRONG_BYTES},
+        equivalent={},
+    ),
+    "by_panels": Answers(
+        right=(panels_by_loops, panels_one_by_one, wrong_panels("none of them")),
+        wrong={name: wrong_panels(name) for name in WRONG_PANELS},
         equivalent={"1 -> 2": "NumPy infers a negative size, be it -1 or -2"},
     ),
     "multiply_codes": Answers(
