@@ -1,4 +1,4 @@
-"""Chapter 52's exercise: a load test with correct percentiles."""
+"""Chapter 52's exercises: the mystery server, and a load test with correct percentiles."""
 
 import asyncio
 import inspect
@@ -6,7 +6,18 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from minigen_course.grading.exercise import Wrong, expect, expect_equal
+from minigen_course.ch52_slo.lesson import LAYERS, RESOURCES
+from minigen_course.ch52_slo.mystery import (
+    Diagnosis,
+    goal_of,
+    goodput_of,
+    layer_of,
+    mystery_system,
+    package_diagnosis,
+    treated,
+    vitals_of,
+)
+from minigen_course.grading.exercise import Check, Wrong, expect, expect_equal
 
 Send = Callable[[int], Awaitable[object]]
 Part = Callable[[Send, Sequence[float], Sequence[float]], Awaitable[dict[float, float]]]
@@ -147,7 +158,66 @@ def a_failure_is_the_worst_latency(part: Part) -> None:
     _expect(found, p50=1.0, p80=1.0, p90=math.inf, p99=math.inf)
 
 
+def _evidence(seed: int, resource: str) -> str:
+    """Return what the gauges of a mystery server say of a resource."""
+    vitals, knobs = vitals_of(seed), mystery_system(seed).knobs
+    most = max(each.running for each in treated(seed).moments)
+    said = {
+        "batch slots": f"{most} of {knobs.max_num_seqs} batch slots were in use at most, and "
+        f"{vitals.running:.1f} on average",
+        "blocks": f"{vitals.most_kv:.0%} of the blocks were in use at most",
+        "arithmetic": f"{vitals.most_arithmetic:.0%} of the arithmetic was in use at most",
+        "token budget": "the gaps between tokens are about as long in the tail as in the median"
+        if vitals.kept_itl > 0.9
+        else "the gaps between tokens have a long tail",
+        "bandwidth": "a step reads all weights for one sequence as for many, so bandwidth is "
+        "busy whenever anything runs",
+        "nothing": "requests wait, or gaps are too long, because something is full",
+    }
+    return said[resource]
+
+
+def diagnosis_of_seed(seed: int) -> Check:
+    """Return the check of a diagnosis of the mystery server of this seed."""
+
+    def check_diagnosis(part: Callable[[int], Diagnosis]) -> None:
+        found = part(seed)
+        is_one = isinstance(found, Diagnosis)
+        expect(is_one, f"returns {found!r}; it should return a Diagnosis(resource, layer, knob).")
+        known = found.resource in RESOURCES
+        expect(known, f"the resource is {found.resource!r}; it should be one of {RESOURCES}.")
+        known = found.layer in LAYERS
+        expect(known, f"the layer is {found.layer!r}; it should be one of {LAYERS}.")
+        right = package_diagnosis(seed).resource
+        expect(
+            found.resource == right,
+            f"the resource should be another one than {found.resource}: "
+            f"{_evidence(seed, found.resource)}.",
+        )
+        try:
+            owner = layer_of(found.knob)
+            goodput = goodput_of(seed, found.knob)
+        except ValueError as error:
+            raise Wrong(str(error)) from None
+        before, goal = goodput_of(seed), goal_of(seed)
+        risen = goodput > 1.2 * before
+        masked = " It rises, so look: is the value wrong, or does it treat a symptom?"
+        expect(
+            goodput >= goal,
+            f"with {found.knob}, goodput goes from {before:.2f} to {goodput:.2f} requests per "
+            f"second; it should reach {goal:.2f}.{masked if risen else ''}",
+        )
+        expect(
+            found.layer == owner,
+            f"the layer is {found.layer!r}; it should be the one that owns {found.knob}.",
+        )
+
+    check_diagnosis.__doc__ = f"the mystery server of seed {seed}:"
+    return check_diagnosis
+
+
 CHECKS = {
+    "diagnose": tuple(diagnosis_of_seed(seed) for seed in range(1, 7)),
     "load_test": (
         one_request_has_its_own_latency,
         requests_are_sent_at_their_times,
