@@ -71,10 +71,10 @@ def mystery_system(seed: int) -> System:
     """
     rng = np.random.default_rng
     if seed == 1:
-        load = asks(poisson(2.5, 100, rng(21)), (80, 300), (120, 240), seed=21)
+        load = asks(poisson(2.5, 80, rng(21)), (80, 300), (120, 240), seed=21)
         return System(in_order(load), Knobs(max_num_seqs=16))
     if seed == 2:
-        load = asks(poisson(6, 110, rng(22)), (20, 80), (30, 90), seed=22, shared=range(NUM_FIXED))
+        load = asks(poisson(6, 100, rng(22)), (20, 80), (30, 90), seed=22, shared=range(NUM_FIXED))
         knobs = Knobs(max_num_batched_tokens=512, enable_prefix_caching=False)
         return System(in_order(load), knobs)
     if seed == 3:
@@ -86,10 +86,10 @@ def mystery_system(seed: int) -> System:
         load = asks(poisson(1.5, 80, rng(24)), (1200, 2000), (60, 120), seed=24)
         return System(in_order(load), Knobs(max_num_batched_tokens=8192))
     if seed == 5:
-        load = asks(poisson(2, 100, rng(25)), (60, 200), (10, 200), seed=25)
+        load = asks(poisson(2, 80, rng(25)), (60, 200), (10, 200), seed=25)
         return System(in_order(load), Knobs("static", max_num_seqs=32))
     if seed == 6:
-        load = asks(poisson(1.6, 115, rng(26)), (600, 1000), (150, 300), seed=26)
+        load = asks(poisson(1.6, 95, rng(26)), (600, 1000), (150, 300), seed=26)
         return System(in_order(load), Knobs(max_num_batched_tokens=512, num_blocks=1200))
     raise ValueError(f"There are mystery servers of seed 1 to 6, and no {seed}.")
 
