@@ -1,4 +1,4 @@
-"""Chapter 52's exercises: the mystery server, and a load test with correct percentiles."""
+"""Chapter 52's exercises: the mystery server, a load test, and the capstone."""
 
 import asyncio
 import inspect
@@ -6,6 +6,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from minigen_course.ch52_slo.capstone import MUST_KEEP, NEAR, Plan, Score, package_plan, score_of
 from minigen_course.ch52_slo.lesson import LAYERS, RESOURCES
 from minigen_course.ch52_slo.mystery import (
     Diagnosis,
@@ -18,6 +19,7 @@ from minigen_course.ch52_slo.mystery import (
     vitals_of,
 )
 from minigen_course.grading.exercise import Check, Wrong, expect, expect_equal
+from minigen_course.lab.simulator import CARD
 
 Send = Callable[[int], Awaitable[object]]
 Part = Callable[[Send, Sequence[float], Sequence[float]], Awaitable[dict[float, float]]]
@@ -216,6 +218,44 @@ def diagnosis_of_seed(seed: int) -> Check:
     return check_diagnosis
 
 
+def _scored(part: Callable[[], Plan], seed: int) -> Score:
+    plan = part()
+    expect(isinstance(plan, Plan), f"returns {plan!r}; it should return a Plan(...).")
+    try:
+        return score_of(plan, seed)
+    except ValueError as error:
+        raise Wrong(str(error)) from None
+
+
+def the_plan_can_run(part: Callable[[], Plan]) -> None:
+    """the plan on the card:"""
+    _scored(part, 1)
+
+
+def the_trace_is_served_within_its_objectives(part: Callable[[], Plan]) -> None:
+    """the share of requests that keep their objectives:"""
+    for seed in (1, 2):
+        kept = _scored(part, seed).kept
+        expect(
+            kept >= MUST_KEEP,
+            f"{kept:.1%} keep their objectives on trace {seed}; it should be at least "
+            f"{MUST_KEEP:.0%}. Ask which resource is full.",
+        )
+
+
+def the_cost_is_low(part: Callable[[], Plan]) -> None:
+    """good answers for what the GPU read and computed:"""
+    for seed in (1, 2):
+        found, goal = _scored(part, seed), NEAR * score_of(package_plan(), seed).value
+        expect(
+            found.value >= goal,
+            f"the score is {found.value:.2f} good answers per second of the GPU on trace {seed}; "
+            f"it should be at least {goal:.2f}. Bytes cost "
+            f"{found.num_bytes / CARD.machine.bandwidth:.1f} s and FLOPs "
+            f"{found.flops / CARD.machine.flops:.1f} s.",
+        )
+
+
 CHECKS = {
     "diagnose": tuple(diagnosis_of_seed(seed) for seed in range(1, 7)),
     "load_test": (
@@ -226,5 +266,10 @@ CHECKS = {
         percentiles_are_by_nearest_rank,
         percentiles_are_of_all_requests_together,
         a_failure_is_the_worst_latency,
+    ),
+    "make_plan": (
+        the_plan_can_run,
+        the_trace_is_served_within_its_objectives,
+        the_cost_is_low,
     ),
 }

@@ -2,10 +2,12 @@
 
 import asyncio
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from minigen_course.ch52_slo.capstone import Plan, package_plan
 from minigen_course.ch52_slo.mystery import Diagnosis, package_diagnosis
 from tests.answers import Answers
 
@@ -206,6 +208,11 @@ def other(seed: int, *changed: Any) -> Any:
     return diagnose
 
 
+def another_plan(**changed: Any) -> Any:
+    """Return the package's plan with some fields changed."""
+    return lambda: replace(package_plan(), **changed)
+
+
 ANSWERS = {
     "diagnose": Answers(
         right=(by_numbers, with_keywords),
@@ -247,5 +254,36 @@ ANSWERS = {
         right=(with_tasks, with_timers, wrong("nothing")),
         wrong={name: wrong(name) for name in WRONG},
         equivalent={},
+    ),
+    "make_plan": Answers(
+        right=(
+            another_plan(max_num_seqs=128, num_blocks=3000),
+            another_plan(max_num_batched_tokens=640, kv_bits=16),
+        ),
+        wrong={
+            "all as it is": Plan,
+            "too few slots": another_plan(max_num_seqs=16),
+            "too few blocks": another_plan(num_blocks=300),
+            "too many blocks": another_plan(num_blocks=20_000),
+            "blocks of narrow weights beside wide ones": another_plan(
+                weight_bits=16, num_blocks=8000
+            ),
+            "wide weights": another_plan(weight_bits=16),
+            "four bits": another_plan(weight_bits=4),
+            "no prefix cache": another_plan(enable_prefix_caching=False),
+            "names first": another_plan(instructions_first=False),
+            "whole documents at once": another_plan(max_num_batched_tokens=2048),
+            "tiny chunks": another_plan(max_num_batched_tokens=64),
+            "the job first": another_plan(job_priority=-1),
+            "no slots": another_plan(max_num_seqs=0),
+            "knobs as a dict": lambda: {"max_num_seqs": 64},
+            "nothing at all": lambda: None,
+        },
+        equivalent={
+            "64 -> 65": "a batch slot more is as good",
+            "512 -> 513": "a token more per step is as good",
+            "6000 -> 6001": "a block more is as good",
+            "1 -> 2": "any priority behind the others is the same",
+        },
     ),
 }
