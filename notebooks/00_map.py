@@ -1001,8 +1001,8 @@ verdicts(
 # |  | [34 cpu kernels](34_cpu_kernels.ipynb) | The same race on a CPU | compute | 60 min | 60 min |
 # | 4 many devices | [41 tensor parallel](41_tensor_parallel.ipynb) | One model on several devices | memory | 50 min | 60 min |
 # | 5 serving | [51 server](51_server.ipynb) | A server that OpenAI clients can use | serving | 50 min | 45 min |
-# |  | [52 slo](52_slo.ipynb) | Latency, goodput, and what to do about them | serving | 70 min | 80 min |
-# | | all 20 | | | 19 h | 19 h |
+# |  | [52 slo](52_slo.ipynb) | Latency, goodput, and what to do about them | serving | 70 min | 100 min |
+# | | all 20 | | | 19 h | 20 h |
 #
 # <!-- /chapters -->
 #

@@ -20,19 +20,21 @@
 #
 # The server of chapter 51 answers. Does it answer well? That is a question about many requests
 # together: how long people wait for a first word, whether the words flow, and how many requests are
-# served like that for a dollar. This chapter measures it. Then it breaks the engine in eight ways on
-# purpose, so that you see each fault in its numbers, name the resource behind it, and change one thing.
-# At the end, six servers have faults that only you can find.
+# served like that for a dollar. This chapter measures it. Then it breaks the engine in eight ways
+# on purpose, so that you see each fault in its numbers, name the resource behind it, and change one
+# thing. At the end, six servers have faults that only you can find, and a trace of traffic waits
+# for your plan.
 #
 # **Afterwards you can** put a load on a server that tells the truth, read its metrics and write queries
 # for them, say of a slow request where its time went, find the knob for a symptom, and ask whether the
 # bottleneck has moved.
 #
 # **You need** chapters 17 (the step-time model), 24 (the scheduler) and 51 (the server). **Time:**
-# about 70 minutes to read and try, about 80 for the exercises.
+# about 70 minutes to read and try, about 100 for the exercises.
 #
 # **Where we are:** the engine is complete, the server is running. What remains is to operate it:
-# clients → gateway → **scheduler and its limits** → engine → GPU, seen through **metrics**.
+# clients → **gateway** (what stands in front of the engine and admits requests) → **scheduler and its
+# limits** → engine → GPU, seen through **metrics**.
 #
 # <!-- card -->
 #
@@ -78,6 +80,7 @@ from minigen_course import (
 )
 from minigen_course.ch00_map import opening_test
 from minigen_course.ch52_slo import figures as draw
+from minigen_course.ch52_slo.capstone import Plan, score_of
 from minigen_course.ch52_slo.cases import case
 from minigen_course.ch52_slo.lesson import (
     Vitals,
@@ -130,9 +133,9 @@ picture(
 )
 
 # %% [markdown]
-# The picture is drawn from the engine's own events. Each bar is a request, and the number of its prompt's
-# tokens stands at its left. Grey is the time in the queue, until the request first ran. Amber is
-# [prefill](../docs/glossary.md#prefill), until its first token. Blue is
+# The picture is drawn from the engine's own events. Each bar is a request, and the number of its
+# prompt's tokens stands at its left. Grey is the time in the queue, until the request first ran.
+# Amber is [prefill](../docs/glossary.md#prefill), until its first token. Blue is
 # [decode](../docs/glossary.md#decode), until its last token. Requests that came while the long text
 # was computed waited for it, in the queue or between two words. (Half of the 17 wait less than the
 # **median**, p50.)
@@ -161,10 +164,10 @@ picture(
 #
 # ## Why not the mean
 #
-# The mean hides what the slow requests feel, so latencies are given as **percentiles**: p99 is the time
-# that 99 of 100 requests stay below. And the tail concerns more people than it seems, because a visit is
-# not one request: a conversation has ten or more, and its worst one is remembered
-# ([Dean and Barroso 2013](https://research.google/pubs/the-tail-at-scale/) say it of pages that ask many
+# The mean hides what the slow requests feel, so latencies are given as **percentiles**: p99 is the
+# time that 99 of 100 requests stay below. And the tail concerns more people than it seems, because
+# a visit is not one request: a conversation has ten or more, and its worst one is remembered ([Dean
+# and Barroso 2013](https://research.google/pubs/the-tail-at-scale/) say it of pages that ask many
 # servers).
 #
 # By hand: 3 of 100 requests are slow. A request is quick with probability 0.97, two requests are both
@@ -204,15 +207,15 @@ explore(
 )
 
 # %% [markdown]
-# B is slower by a third on average, and far better to use. On the left, follow A's line: it reaches 0.97
-# near 0.2 s, stays flat, and takes its last step at 3.5 s. That flat part is the tail, which the mean
-# averages away.
+# B is slower by a third on average, and far better to use. On the left, follow A's line: it reaches
+# 0.97 near 0.2 s, stays flat, and takes its last step at 3.5 s. That flat part is the tail, which
+# the mean averages away.
 #
 # ### How many samples does a p99 need?
 #
-# Seventeen requests have no p99: it would be nearly their maximum. The share of requests that truly lie below
-# what you measured as p99 is 0.99 give or take a sampling error. For $n$ independent requests and a
-# percentile $p$ (here 0.99), two standard deviations of that share are
+# Seventeen requests have no p99: it would be nearly their maximum. The share of requests that truly
+# lie below what you measured as p99 is 0.99 give or take a sampling error. For $n$ independent
+# requests and a percentile $p$ (here 0.99), two standard deviations of that share are
 #
 # $$\pm\, 2 \sqrt{\frac{p\,(1 - p)}{n}}$$
 #
@@ -247,11 +250,13 @@ print(f"p99 of all requests: {of_all:.2f} s")
 #
 # ## A machine with a clock of its own
 #
-# For what follows we need minutes of heavy traffic, many times, and the same on every machine. So take
-# the engine's own scheduler, block manager and prefix cache, and let a step take the time that chapter
-# 17's model says: here of an 8B model in bfloat16 on an L4, a small GPU with 24 GB. The weights take
-# 16 GB, and a step needs about 1 GB to work in; the blocks get the rest. Only the model is missing. `Knobs`
-# are what `minigen serve` lets you set.
+# For what follows we need minutes of heavy traffic, many times, and the same on every machine. So
+# take the engine's own scheduler, block manager and prefix cache, and let a step take the time that
+# chapter 17's model says: here of an 8B model in bfloat16 on an L4, a small GPU with 24 GB. The
+# weights take 16 GB, and a step needs about 1 GB to work in; the blocks get the rest. Only the
+# model is missing. `Knobs` are what `minigen serve` lets you set.
+#
+# (`poisson(4, 200, ...)` are 200 arrivals at random times, on average 4 per second.)
 #
 # Three sums on paper predict what such a machine will do, before you run anything:
 #
@@ -269,9 +274,10 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # | $b$ | tokens per block | `block_size` | 16 |
 # | $B$ | blocks in use | `KV cache used` | 23 × 400 / 16 = 575 of 3,300, 17 % |
 #
-# The first is **Little's law** ([Little 1961](https://doi.org/10.1287/opre.9.3.383)): requests in a system = arrival rate × time in it. The second
-# leaves out attention's own FLOPs. The third assumes that an answer is, on average over its life, half
-# written. If $N$ exceeds `max_num_seqs`, or $\rho$ or the share of blocks comes near 1, then a queue grows.
+# The first is **Little's law** ([Little 1961](https://doi.org/10.1287/opre.9.3.383)): requests in a
+# system = arrival rate × time in it. The second leaves out attention's own FLOPs. The third assumes
+# that an answer is, on average over its life, half written. If $N$ exceeds `max_num_seqs`, or
+# $\rho$ or the share of blocks comes near 1, then a queue grows.
 
 # %%
 show(Card.seconds, Knobs)
@@ -287,9 +293,9 @@ for name, value in vitals.rows().items():
 # and of the arithmetic than the mean, of course. *Arithmetic used* is of the busiest ten
 # seconds, as a share of the GPU's peak. It is also called **MFU**, model FLOPs utilisation.
 #
-# Its neighbour, the [bandwidth](../docs/glossary.md#memory-bandwidth), has no row, because a decode step reads
-# all weights for one sequence as for many. So bandwidth is busy whenever anything runs, and
-# that alone says nothing about the load.
+# Its neighbour, the [bandwidth](../docs/glossary.md#memory-bandwidth), has no row, because a decode
+# step reads all weights for one sequence as for many. So bandwidth is busy whenever anything runs,
+# and that alone says nothing about the load.
 
 # %% [markdown]
 # ## The load generator that lies
@@ -297,10 +303,10 @@ for name, value in vitals.rows().items():
 # How would you test a server? Most scripts do this: send, wait for the answer, send the next. Now
 # the server stands still for ten seconds. What does the script see? A single slow answer, since it
 # did not ask meanwhile. People do not wait for each other: ten came, and all of them waited.
-# Leaving those out is called **coordinated omission** (the term is
-# [Gil Tene's](https://github.com/giltene/wrk2)). Below, the script is a **closed loop**, and people are
-# an **open loop**: one request each second, whatever happens
-# ([Schroeder et al. 2006](https://www.usenix.org/conference/nsdi-06/open-versus-closed-cautionary-tale)).
+# Leaving those out is called **coordinated omission** (the term is [Gil
+# Tene's](https://github.com/giltene/wrk2)). Below, the script is a **closed loop**, and people are
+# an **open loop**: one request each second, whatever happens ([Schroeder et al.
+# 2006](https://www.usenix.org/conference/nsdi-06/open-versus-closed-cautionary-tale)).
 
 # %%
 guess_tail = predict(
@@ -332,8 +338,8 @@ for name, run in (("closed loop", closed), ("open loop", opened)):
 guess_tail.compare(round(ends["open loop"].p99 / ends["closed loop"].p99, 1), "times")
 
 # %% [markdown]
-# The script sent more requests than the people did, and one of them was slow: 1 in 97, so even its p99
-# lies at the edge. Of the people's sixty requests, ten were slow. The open loop also counts from the
+# The script sent more requests than the people did, and only one of them was slow: 1 of 97, so even its
+# p99 barely shows it. Of the people's sixty requests, ten were slow. The open loop also counts from the
 # *intended* time. A generator that is itself late would otherwise leave its own delay out.
 #
 # ## Goodput
@@ -403,8 +409,10 @@ for slots in (64, 128):
 #
 # The point of saturation belongs to the settings as much as to the machine. It lies where the *first*
 # resource is full, here the 64 batch slots, as the last two lines show. With more slots it moves until
-# the next resource is full. (Drag `itl_ms` below 70: then even light loads fail, because a step with a
-# chunk of 512 prompt tokens takes longer than that.)
+# the next resource is full.
+#
+# The objectives matter as much. Drag `itl_ms` to 60: at 6 per second hardly anything is left, because a
+# step with a chunk of 512 prompt tokens takes longer than that.
 #
 # ## What a million tokens costs
 #
@@ -414,10 +422,10 @@ for slots in (64, 128):
 #
 # $$\text{dollars per million good tokens} = \frac{p}{3600\,g} \cdot 10^6 = \frac{p}{0.0036\,g}$$
 #
-# By hand: at 8.42 dollars per hour and 300 good tokens per second, an hour yields 1.08 million tokens,
-# so a million costs 8.42 / 1.08 = 7.80 dollars. The last lines ask from how many tokens per month on a
-# machine at that price is cheaper than an API that costs 3 to 10 dollars per million, and how much energy
-# a good token takes at most (an L4 may draw 72 W).
+# By hand: at 8.42 dollars per hour and 300 good tokens per second, an hour yields 1.08 million
+# tokens, so a million costs 8.42 / 1.08 = 7.80 dollars. The last lines ask from how many tokens per
+# month on a machine at that price is cheaper than an API that costs 3 to 10 dollars per million,
+# and how much energy a good token takes at most (an L4 may draw 72 W).
 
 # %%
 good_tokens = {}
@@ -448,8 +456,9 @@ print(
 )
 
 # %% [markdown]
-# An overloaded machine costs as much as a good one, and its good tokens are dear: compare the two
-# orange points at the highest loads.
+# The same machine is cheapest at the load with the best goodput. At 2 per second it mostly idles,
+# and at 14 per second it works for requests that have failed, so its good tokens cost more than
+# twice as much.
 #
 # ## What a server tells
 #
@@ -457,18 +466,20 @@ print(
 # program that reads it every few seconds and stores what it reads. There are three kinds of metrics:
 #
 # - a **gauge** is a value of now, such as the requests that wait;
-# - a **counter** only grows, such as the tokens generated, so look at its growth per second, `rate(...)`;
+# - a **counter** only grows, such as the tokens generated, so look at its growth per second,
+#   `rate(...)`;
 # - a **histogram** counts values by bucket: how many were at most 0.25 s, at most 0.5 s, and so on.
 #
-# Names and buckets are [vLLM's](https://docs.vllm.ai/en/latest/design/metrics/), so its dashboards fit
-# with small changes; `docs/grafana/minigen.json` is one. The queries below are PromQL, the language of
-# Prometheus. `[2m]` means: over the last two minutes. `sum by (le)` adds the buckets of all servers; `le`
-# is a bucket's upper bound, "less or equal".
+# Names and buckets are [vLLM's](https://docs.vllm.ai/en/latest/design/metrics/), so its dashboards
+# fit with small changes; `docs/grafana/minigen.json` is one. The queries below are PromQL, the
+# language of Prometheus. `[2m]` means: over the last two minutes. `sum by (le)` adds the buckets of
+# all servers; `le` is a bucket's upper bound, "less or equal".
 #
 # How does `histogram_quantile` find a percentile in counts? By hand: of 100 requests, 60 took at
-# most 0.25 s, 90 at most 0.5 s, and 100 at most 1 s. The p95 is the 95th, so it lies in the bucket from
-# 0.5 to 1 s, which holds the 91st to the 100th. Halfway through these ten, it estimates 0.75 s. The true value
-# may be anything in that bucket, so an objective should be the bound of a bucket, as 500 ms is.
+# most 0.25 s, 90 at most 0.5 s, and 100 at most 1 s. The p95 is the 95th, so it lies in the bucket
+# from 0.5 to 1 s, which holds the 91st to the 100th. Halfway through these ten, it estimates 0.75
+# s. The true value may be anything in that bucket, so an objective should be the bound of a bucket,
+# as 500 ms is.
 
 # %%
 page = httpx.get(f"{server.url}/metrics").text
@@ -476,16 +487,16 @@ wanted = (
     "requests_waiting",
     "kv_cache_usage",
     "generation_tokens_total",
-    'seconds_bucket{le="0.5"',
+    'first_token_seconds_bucket{le="0.5"',
 )
 lines = [line for line in page.splitlines() if any(each in line for each in wanted)]
 print(*(line for line in lines if not line.startswith("# TYPE")), sep="\n")
 queries(page)  # also checks that this server exports every metric that a query names
 
 # %% [markdown]
-# Goodput is not among them: TTFT and ITL are counted in separate histograms, and a histogram does not
-# remember which request was in which bucket. The share of first tokens within 500 ms is an upper bound of
-# it. Alerts that have proved useful, in words:
+# Goodput is not among them: TTFT and ITL are counted in separate histograms, and a histogram does
+# not remember which request was in which bucket. The share of first tokens within 500 ms is an
+# upper bound of it. Alerts that have proved useful, in words:
 #
 # | alert if | because |
 # |---|---|
@@ -522,14 +533,15 @@ draw.dashboard(
 
 # %% [markdown]
 # During the flood, `running` stays at four, the number of batch slots, and `waiting` falls from
-# 36 in steps. TTFT rises far above its dashed line while ITL hardly moves: each running request is
-# served well, and the others stand in front of the door.
+# about 36 in steps. TTFT rises far above its dashed line while ITL hardly moves: each running
+# request is served well, and the others stand in front of the door.
 #
 # ## Diagnosis as a method
 #
-# 1. **Name the resource that is saturated.** It is one of six words: `batch slots`, `token budget` (the
-#    most tokens that a step computes, `max_num_batched_tokens`), `blocks`, `arithmetic`, `bandwidth`, or
-#    `nothing`. If nothing is full, the machine idles or waits, which is a finding, too.
+# 1. **Name the resource that is saturated.** It is one of six words: `batch slots`, `token budget`
+#    (the most tokens that a step computes, `max_num_batched_tokens`), `blocks`, `arithmetic`,
+#    `bandwidth`, or `nothing`. If nothing is full, the machine idles or waits, which is a finding,
+#    too.
 # 2. **Name the layer that owns it** (the table below).
 # 3. **Change one thing** there. **Measure again**, with the same load.
 # 4. **Ask: has the bottleneck moved?** When one resource is relieved, the next one is full. If requests
@@ -545,14 +557,14 @@ draw.dashboard(
 # | L1 kernels | bytes moved per step | tile sizes (chapters 31 to 34) |
 # | L0 silicon | bandwidth, arithmetic, memory | another machine, or one more |
 #
-# A test of step 2 is **the authority of a layer**: a change is in the right layer if its neighbours need no
-# change, and if it does not hand the problem upwards. A gateway that refuses requests because the
-# engine has too few batch slots hides the symptom. The refused clients have it now.
+# A test of step 2 is **the authority of a layer**: a change is in the right layer if its neighbours
+# need no change, and if it does not hand the problem upwards. A gateway that refuses requests
+# because the engine has too few batch slots hides the symptom. The refused clients have it now.
 #
-# Now eight broken systems. Each is first shown by its symptom and its vital signs alone; its flags stay
-# hidden. Ask of each gauge: is it at its limit, and is it the reason? In the cell after the table, write one
-# of the six words instead of `None`, and run it. The diagnosis, the cure and its goodput are folded until
-# you do.
+# Now eight broken systems. Each is first shown by its symptom and its vital signs alone; its flags
+# stay hidden. Ask of each gauge: is it at its limit, and is it the reason? In the cell after the
+# table, write one of the six words instead of `None`, and run it. The diagnosis, the cure and its
+# goodput are folded until you do.
 #
 # **1. The first token is late, and then the words flow.**
 #
@@ -566,9 +578,9 @@ late = case(1, saturated=None, broken=first_run)
 stutter = case(2, saturated=None, broken=second_run)
 
 # %% [markdown]
-# Did you see why the ITL row of the objectives says 100 % for a system that stutters? The objective allows one
-# gap in twenty to be long. An objective is a choice, and this one does not see rare gaps of a second. The p99
-# does.
+# Did you see why the ITL row of the objectives says 100 % for a system that stutters? The objective
+# allows one gap in twenty to be long. An objective is a choice, and this one does not see rare gaps
+# of a second. The p99 does.
 #
 # **3. Requests are stopped and start again.** Answers are long, and throughput is down.
 #
@@ -623,11 +635,11 @@ for what, knobs in {
 # %% [markdown]
 # ## The table, and what each looked like
 #
-# All eight at once, with the diagnoses: come back here when you have tried them. The last column is the share of
-# requests that kept both objectives, before the change, after it, and after the second one where there is one.
-# Below, choose a symptom, and see the gauges in time. The upper panel has the requests that run and
-# wait, the middle one the share of the blocks in use, and the lower one has a point for each request: when
-# it arrived, and how long it waited for its first token.
+# All eight at once, with the diagnoses: come back here when you have tried them. The last column is
+# the share of requests that kept both objectives, before the change, after it, and after the second
+# one where there is one. Below, choose a symptom, and see the gauges in time. The upper panel has
+# the requests that run and wait, the middle one the share of the blocks in use, and the lower one
+# has a point for each request: when it arrived, and how long it waited for its first token.
 
 # %%
 cases = {
@@ -650,13 +662,14 @@ explore(
 )
 
 # %% [markdown]
-# Frozen is *queue grows*: running and blocks stay well below their limits, and the points of the lower panel climb
-# along a line. A line that climbs means that more arrives than is served, whichever resource is full.
+# Frozen is *queue grows*: running and blocks stay well below their limits, and the points of the
+# lower panel climb along a line. A line that climbs means that more arrives than is served,
+# whichever resource is full.
 #
 # ## Shapes of traffic
 #
-# The same machine can be full in five ways, and the shape of the traffic says in which. In the picture, each bar is
-# a request: its prompt points up, its answer down.
+# The same machine can be full in five ways, and the shape of the traffic says in which. In the
+# picture, each bar is a request: its prompt points up, its answer down.
 
 # %%
 picture(
@@ -679,26 +692,28 @@ for length in (200, 6000):
 # | one system prompt | arithmetic, for the same tokens | prefix cache, and the equal part in front | 5 |
 # | mixed | token budget | smaller steps, then long prompts to another machine | 2 |
 #
-# A **tenant of long prompts** deserves a line of its own. `--max-in-flight-per-key` counts requests, and
-# requests are not equal: the last two lines of the cell give 24 requests of a chat and 24 of a reader of documents. A limit
-# that lets a chat live lets the documents fill the machine. A fair gateway counts tokens, and many paid
-# APIs limit both.
+# A **tenant of long prompts** deserves a line of its own. `--max-in-flight-per-key` counts
+# requests, and requests are not equal: the last two lines of the cell give 24 requests of a chat
+# and 24 of a reader of documents. A limit that lets a chat live lets the documents fill the
+# machine. A fair gateway counts tokens, and many paid APIs limit both.
 #
 # ## Retry storms
 #
-# What does a client do when no answer comes? It gives up and sends again. Take a server that answers one
-# request after the other, ten per second, and seven requests per second that arrive. Clients give up after
-# 3 s. At second 20, the server stands still for 4 s. (This is a queue of 30 lines,
-# `minigen_course/ch52_slo/retries.py`, without an engine: it is about the clients.)
+# What does a client do when no answer comes? It gives up and sends again. Take a server that
+# answers one request after the other, ten per second, and seven requests per second that arrive.
+# Clients give up after 3 s. At second 20, the server stands still for 4 s. (This is a queue of 30
+# lines, `minigen_course/ch52_slo/retries.py`, without an engine: it is about the clients.)
 #
-# By hand: in 4 s, 28 requests arrive. When the server comes back, the last of them wait 2.8 s, nearly as long as their clients
-# do. If each client that gives up sends three more times, up to 4 × 7 = 28 tries arrive per second, and the
-# server can do 10. It works without a pause, on requests whose clients have gone.
+# By hand: in 4 s, 28 requests arrive. When the server comes back, it needs 2.8 s for them, while 20
+# more arrive. The clients of the first ones have given up. If each client that gives up sends three
+# more times, up to 4 × 7 = 28 tries arrive per second, and the server can do 10. It works without a
+# pause, on requests whose clients have gone.
 #
-# Five kinds of clients: no retries; three retries at once; three retries with **exponential backoff**, which
-# waits 1, 2, then 4 s, each times a random factor (**jitter**); the same with a **retry budget**, so that all
-# retries together are at most 10 % of first tries; and retries at once before a server that stops a request when its client
-# has gone (chapter 51). How many of the five have recovered at second 60?
+# Five kinds of clients: no retries; three retries at once; three retries with **exponential
+# backoff**, which waits 1, 2, then 4 s, each times a random factor (**jitter**); the same with a
+# **retry budget**, so that all retries together are at most 10 % of first tries; and retries at
+# once before a server that stops a request when its client has gone (chapter 51). How many of the
+# five have recovered at second 60?
 
 # %%
 guess_recover = predict("How many of the five kinds recover?", None, within=1)
@@ -732,24 +747,26 @@ for name, clients in KINDS.items():
 guess_recover.compare(sum(recovered.values()))
 
 # %% [markdown]
-# Two kinds never recover, although the server has been well since second 24: the retries keep it full. Such
-# a state, which outlives its cause, is called a **metastable failure**
-# ([Bronson et al. 2021](https://sigops.org/s/conferences/hotos/2021/papers/hotos21-s11-bronson.pdf)).
-# Backoff alone only delays the same number of tries. (Drag the stall: after a shorter one, every kind recovers.) What
-# helps is fewer tries (the budget) or cheaper ones: a server that stops abandoned work, or that answers 429 at the
-# door with a time to come back. Google's
-# [book on reliability](https://sre.google/sre-book/handling-overload/) has such budgets.
+# In the lower panel, orange lies under pink, at zero: two kinds never recover, although the server
+# has been well since second 24: the retries keep it full. Such a state, which outlives its cause,
+# is called a **metastable failure** ([Bronson et al.
+# 2021](https://sigops.org/s/conferences/hotos/2021/papers/hotos21-s11-bronson.pdf)). Backoff alone
+# only delays the same number of tries. (Drag the stall: after a shorter one, every kind recovers.)
+# What helps is fewer tries (the budget) or cheaper ones: a server that stops abandoned work, or
+# that answers 429 at the door with a time to come back. Google's [book on
+# reliability](https://sre.google/sre-book/handling-overload/) has such budgets.
 #
 # ## Your turn: the mystery server
 #
-# Six servers, six faults, and no labels. You get what an operator has: the flags, the gateway's log of the
-# traffic (prompt lengths, with how many equal tokens all prompts begin, how the prompt tokens are divided among API keys), and the vital
-# signs. Some flags that look odd are innocent. In seed 3 more than half of the cache is free, and still
-# everything is slow.
+# Six servers, six faults, and no labels. You get what an operator has: the flags, the gateway's log
+# of the traffic (prompt lengths, with how many equal tokens all prompts begin, how the prompt
+# tokens are divided among API keys), and the vital signs. Some flags that look odd are innocent. In
+# seed 3 more than half of the cache is free, and still everything is slow.
 #
-# In every server, some knob in a wrong layer is tempting. Such a fix often raises goodput a little, and then
-# stops. The cell prints all gauges, and tries one such fix on seed 3. Then use the picture: choose a seed, write a
-# flag, and press Enter. (The faults stand in `mystery.py`. Open it afterwards.)
+# In every server, some knob in a wrong layer is tempting. Such a fix often raises goodput a little,
+# and then stops. The cell prints all gauges, and tries one such fix on seed 3. Then use the
+# picture: choose a seed, write a flag, and press Enter. (The faults stand in `mystery.py`. Open it
+# afterwards.)
 
 # %%
 mystery(1, 2, 3, 4, 5, 6)
@@ -788,8 +805,9 @@ reveal(52, diagnose=my_diagnoses)
 #
 # ## Your turn: a load test that does not lie
 #
-# `check` says the first thing that is wrong, and runs on a clock that jumps, so that it takes no time. A small
-# table of what is asked for, for a server that serves one request at a time and needs 4 s for the first and 0.5 s for each other:
+# `check` says the first thing that is wrong, and runs on a clock that jumps, so that it takes no
+# time. A small table of what is asked for, for a server that serves one request at a time and needs
+# 4 s for the first and 0.5 s for each other:
 #
 # | request | to be sent at | ends at | latency |
 # |---|---|---|---|
@@ -798,9 +816,9 @@ reveal(52, diagnose=my_diagnoses)
 # | 2 | 2 s | 5.0 s | 3.0 s |
 # | 3 | 3 s | 5.5 s | 2.5 s |
 #
-# Sorted: 2.5, 3, 3.5, 4. By **nearest rank**, percentile $p$ of $n$ values is number
-# $\lceil p\,n / 100 \rceil$ (rounded up), counted from 1: p50 is number 2, 3 s, and p99 is number
-# $\lceil 3.96 \rceil = 4$, 4 s. If one request had failed, its latency would be infinite, and so would p99.
+# Sorted: 2.5, 3, 3.5, 4. By **nearest rank**, percentile $p$ of $n$ values is number $\lceil p\,n /
+# 100 \rceil$ (rounded up), counted from 1: p50 is number 2, 3 s, and p99 is number $\lceil 3.96
+# \rceil = 4$, 4 s. If one request had failed, its latency would be infinite, and so would p99.
 
 # %%
 task(52, "load_test")
@@ -843,16 +861,61 @@ for percent, seconds in run_apart(measure()).items():  # on the running server
 reveal(52, load_test=mine)
 
 # %% [markdown]
-# Until yours passes, `mine` is the package's own. (Twenty requests have no p99. What is printed is their
-# maximum: nearest rank number 20 of 20.)
+# Until yours passes, `mine` is the package's own. (Twenty requests have no p99. What is printed is
+# their maximum: nearest rank number 20 of 20.)
+
+# %% [markdown]
+# ## Your turn: the capstone
 #
+# Forty seconds of traffic: five chats per second, whose prompts share 800 tokens of instructions
+# behind four tokens that differ, a long document now and then, and a nightly job of 24 requests at
+# second 12. Chats and documents have the two objectives of this chapter, and the job's answers must
+# be complete within 30 s. You choose the flags, the precision of weights and cache, and what the
+# clients send.
+#
+# The cost is counted, so that it is the same on every machine. With the bytes that all steps read
+# and the FLOPs that they compute,
+#
+# $$c = \frac{\text{bytes}}{\beta} + \frac{\text{FLOPs}}{\pi}, \qquad
+# \text{score} = \frac{\text{good answers}}{c}$$
+#
+# where $\beta$ is the GPU's bandwidth, 300 GB/s, and $\pi$ its arithmetic, 121 TFLOP/s. By hand: 9
+# TB read and 0.87 PFLOP computed cost 9,000 / 300 = 30 s and 870 / 121 = 7.2 s, together 37 s of
+# the GPU. A decode step reads the weights once, for one sequence or for sixty. So a plan is cheap
+# if its steps are full, its prompts are computed once, and its requests do not fail. The cell
+# prints the score of the plain plan.
+
+# %%
+print(score_of(Plan()))
+task(52, "make_plan")
+
+# %%
+# exercise: minigen_course.ch52_slo.capstone.make_plan
+from minigen_course.ch52_slo.capstone import Plan
+
+
+def make_plan() -> Plan:
+    """Return a plan that serves the trace within its objectives at the least cost.
+
+    At least 97 % of the requests must keep their objectives, also on a second trace of the same
+    kind. The score is good answers per second of the GPU, where the cost adds the seconds for all
+    bytes read, at full bandwidth, to those for all FLOPs, at full arithmetic.
+    """
+    raise NotImplementedError  # your turn
+
+
+# %%
+my_plan = check(52, make_plan=make_plan)
+reveal(52, make_plan=my_plan)
+
+# %% [markdown]
 # ## The measurement again, on the real server
 #
 # Take the first number again: four batch slots, and a step of up to 2,048 tokens. This is the real
-# engine on this machine, so turn both knobs that the pictures ask for, and put the same load on it. The
-# stutter should be gone. Requests that arrive just behind the long text still wait while it is computed, as in
-# system 2, because more slots do not let this processor compute faster. Has the bottleneck moved? It is
-# arithmetic now.
+# engine on this machine, so turn both knobs that the pictures ask for, and put the same load on it.
+# The stutter should be gone. Requests that arrive just behind the long text still wait while it is
+# computed, as in system 2, because more slots do not let this processor compute faster. Has the
+# bottleneck moved? It is arithmetic now.
 
 # %%
 tuned = load_model(weights="int4", max_num_seqs=32, max_num_batched_tokens=128)
@@ -985,45 +1048,51 @@ verdicts(
 # - Goodput counts the requests per second that keep every objective. It falls where throughput still
 #   rises, and the price of a token follows it.
 # - Three sums on paper (requests at once, arithmetic, blocks) say what a load will fill.
-# - Diagnosis: name the saturated resource, then the layer that owns it, change one thing, measure again,
-#   and ask whether the bottleneck has moved.
-# - A fix in the wrong layer often helps a little. Refusing requests at the door is right when arithmetic
-#   is full, and a mask when batch slots are.
-# - Retries can keep a healthy server full. Budgets and cancelled work end a storm; backoff alone may not.
+# - Diagnosis: name the saturated resource, then the layer that owns it, change one thing, measure
+#   again, and ask whether the bottleneck has moved.
+# - A fix in the wrong layer often helps a little. Refusing requests at the door is right when
+#   arithmetic is full, and a mask when batch slots are.
+# - The least cost comes from full steps, prompts that are computed once, and requests that do not fail.
+# - Retries can keep a healthy server full. Budgets and cancelled work end a storm; backoff alone
+#   may not.
 #
 # **Check yourself** (click to see the answer).
 #
-# <details><summary>1. Five requests per second arrive, and each runs for 8 s. The server has 32 batch slots. What happens,
-# and which two gauges show it?</summary>
-# Little's law: 5 × 8 = 40 requests want to run at once, and 32 can. The queue grows for as long as the
-# load lasts: `running` stays at 32, and `waiting` climbs. TTFT climbs with it, and ITL stays as it is.</details>
+# <details><summary>1. Five requests per second arrive, and each runs for 8 s. The server has 32 batch slots. What happens, and which two gauges show it?</summary>
+# Little's law: 5 × 8 = 40 requests want to run at once, and 32 can. The queue grows for as long as
+# the load lasts: `running` stays at 32, and `waiting` climbs. TTFT climbs with it, and ITL stays as
+# it is.</details>
 #
 # <details><summary>2. Two servers report a TTFT p99 of 0.4 s and 2.0 s. What is the p99 of both together?</summary>
-# It cannot be computed from these two numbers. It lies between them, and where depends on how many requests each
-# served and on how they are distributed. Add the buckets of both histograms, and estimate from the sum.</details>
+# It cannot be computed from these two numbers. It lies between them, and where depends on how many
+# requests each served and on how they are distributed. Add the buckets of both histograms, and
+# estimate from the sum.</details>
 #
-# <details><summary>3. TTFT p99 is 8 s, ITL is fine, the KV cache is 30 % used, arithmetic 95 %. A colleague doubles
-# `--max-num-seqs`. What do you expect?</summary>
-# No gain: arithmetic is full, so more requests that run share the same arithmetic. Either less work must arrive (a prefix
-# cache that hits, a limit at the gateway), or a second machine must share it.</details>
+# <details><summary>3. TTFT p99 is 8 s, ITL is fine, the KV cache is 30 % used, arithmetic 95 %. A colleague doubles `--max-num-seqs`. What do you expect?</summary>
+# No gain: arithmetic is full, so more requests that run share the same arithmetic. Either less work
+# must arrive (a prefix cache that hits, a limit at the gateway), or a second machine must share
+# it.</details>
 #
 # ## What the production engines do beyond this
 #
-# - **[vLLM](https://docs.vllm.ai/en/latest/design/metrics/)**, **[SGLang](https://docs.sglang.io/references/production_metrics.html)**
-#   and **[TGI](https://huggingface.co/docs/text-generation-inference/en/basic_tutorials/monitoring)**
-#   export Prometheus metrics as here. All three can also send traces of single requests by OpenTelemetry,
-#   a standard format for "where the time went" across several programs.
+# - **[vLLM](https://docs.vllm.ai/en/latest/design/metrics/)**,
+#   **[SGLang](https://docs.sglang.io/references/production_metrics.html)** and
+#   **[TGI](https://huggingface.co/docs/text-generation-inference/en/basic_tutorials/monitoring)**
+#   export Prometheus metrics as here. All three can also send traces of single requests by
+#   OpenTelemetry, a standard format for "where the time went" across several programs.
 # - **vLLM**, SGLang and **TensorRT-LLM** can run prefill and decode on different GPUs
-#   ([disaggregation](https://docs.vllm.ai/en/latest/features/disagg_prefill/)): then a long prompt does not interrupt
-#   other answers. vLLM's page says that this controls the tail of ITL and does not raise throughput.
+#   ([disaggregation](https://docs.vllm.ai/en/latest/features/disagg_prefill/)): then a long prompt
+#   does not interrupt other answers. vLLM's page says that this controls the tail of ITL and does
+#   not raise throughput.
 # - Routers before several engines choose a server by prefix, by queue, or by tenant
-#   ([llm-d](https://llm-d.ai/docs/guides/pd-disaggregation), SGLang's router, vLLM's production stack). Autoscalers start
-#   and stop machines by queue length or by a latency.
-# - **[llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md)**'s server has `--metrics`
-#   and a number of slots, `--parallel`. **[Ollama](https://docs.ollama.com/faq)** takes a queue limit and a
-#   number of parallel requests from the environment (`OLLAMA_MAX_QUEUE`, `OLLAMA_NUM_PARALLEL`).
-# - Load generators (`vllm bench serve`, NVIDIA's GenAI-Perf, `minigen bench serve`) send in an open loop,
-#   with Poisson arrivals or at a constant rate.
+#   ([llm-d](https://llm-d.ai/docs/guides/pd-disaggregation), SGLang's router, vLLM's production
+#   stack). Autoscalers start and stop machines by queue length or by a latency.
+# - **[llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md)**'s
+#   server has `--metrics` and a number of slots, `--parallel`.
+#   **[Ollama](https://docs.ollama.com/faq)** takes a queue limit and a number of parallel requests
+#   from the environment (`OLLAMA_MAX_QUEUE`, `OLLAMA_NUM_PARALLEL`).
+# - Load generators (`vllm bench serve`, NVIDIA's AIPerf, `minigen bench serve`) send in an open
+#   loop, with Poisson arrivals or at a constant rate.
 #
 # (These are statements of the time of writing; the pages behind the links say what is true today.)
 #
@@ -1031,12 +1100,16 @@ verdicts(
 #
 # - [The Tail at Scale](https://research.google/pubs/the-tail-at-scale/), Dean and Barroso 2013: why p99
 #   matters more when many servers answer one page.
-# - [Open Versus Closed: A Cautionary Tale](https://www.usenix.org/conference/nsdi-06/open-versus-closed-cautionary-tale),
-#   Schroeder, Wierman and Harchol-Balter 2006.
-# - [DistServe](https://arxiv.org/abs/2401.09670), Zhong et al. 2024: goodput as the goal of serving, with prefill and decode apart.
-# - [Sarathi-Serve](https://arxiv.org/abs/2403.02310), Agrawal et al. 2024: chunked prefill against the stutter of system 2.
-# - [Site Reliability Engineering](https://sre.google/sre-book/service-level-objectives/), the chapter on service-level
-#   objectives, and the one on [overload](https://sre.google/sre-book/handling-overload/).
+# - [Open Versus Closed: A Cautionary
+#   Tale](https://www.usenix.org/conference/nsdi-06/open-versus-closed-cautionary-tale), Schroeder,
+#   Wierman and Harchol-Balter 2006.
+# - [DistServe](https://arxiv.org/abs/2401.09670), Zhong et al. 2024: goodput as the goal of
+#   serving, with prefill and decode apart.
+# - [Sarathi-Serve](https://arxiv.org/abs/2403.02310), Agrawal et al. 2024: chunked prefill against
+#   the stutter of system 2.
+# - [Site Reliability Engineering](https://sre.google/sre-book/service-level-objectives/), the
+#   chapter on service-level objectives, and the one on
+#   [overload](https://sre.google/sre-book/handling-overload/).
 #
 # **Next:** nothing more to build before you use it. Put your own model behind `minigen serve`, send
 # it your own traffic, and read its numbers.

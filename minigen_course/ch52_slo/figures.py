@@ -158,7 +158,7 @@ def panels(history: History) -> Figure:
     """Draw six panels of a server's last `HISTORY_SECONDS`."""
     made, axes = figure(11, 4.8, nrows=2, ncols=3, sharex=True)
     made.set_layout_engine(None)  # the layout engine takes longer than the drawing itself
-    made.subplots_adjust(0.045, 0.1, 0.985, 0.94, 0.17, 0.2)
+    made.subplots_adjust(0.055, 0.1, 0.985, 0.94, 0.17, 0.2)
     times = history.times()
     requests, tokens, cache, ttft, itl, hits = axes.flat
     _lines(

@@ -231,10 +231,10 @@ def broken_system(number: int) -> System:
     """Return one of the chapter's eight broken systems, 1 to 8; each has one fault."""
     rng = np.random.default_rng
     if number == 1:
-        return System(in_order(_chat(2, 90, (50, 200), (50, 100))), Knobs(max_num_seqs=4))
+        return System(in_order(_chat(2, 70, (50, 200), (50, 100))), Knobs(max_num_seqs=4))
     if number == 2:
-        documents = asks(constant(0.4, 20), (6000, 8000), (20, 40), seed=2)
-        talk = _chat(2, 120, (50, 100), (80, 160))
+        documents = asks(constant(0.4, 16), (6000, 8000), (20, 40), seed=2)
+        talk = _chat(2, 90, (50, 100), (80, 160))
         return System(in_order(talk, documents), Knobs(max_num_batched_tokens=8192))
     if number == 3:
         return System(in_order(_chat(1.2, 80, (800, 1200), (200, 400))), Knobs(num_blocks=1600))
@@ -243,7 +243,7 @@ def broken_system(number: int) -> System:
         return System(in_order(load), Knobs("static", max_num_seqs=16))
     if number == 5:
         shared = range(NUM_SHARED)
-        load = asks(poisson(6, 100, rng(1)), (30, 60), (30, 80), shared=shared)
+        load = asks(poisson(6, 80, rng(1)), (30, 60), (30, 80), shared=shared)
         ends = [each.prompt_ids[NUM_SHARED:] for each in load]
         prompts = [(*end[:NUM_NAMES], *shared, *end[NUM_NAMES:]) for end in ends]
         named = [
@@ -252,15 +252,15 @@ def broken_system(number: int) -> System:
         ]
         return System(in_order(named), Knobs(max_num_batched_tokens=512))
     if number == 6:
-        chat = asks(poisson(1.5, 150, rng(1)), (50, 100), (40, 80), tenant="chat")
+        chat = asks(poisson(1.5, 110, rng(1)), (50, 100), (40, 80), tenant="chat")
         job = asks([20.0] * 30, (400, 600), (100, 150), seed=2, tenant="job")
         return System(in_order(chat, job), Knobs(max_num_seqs=12), "chat")
     if number == 7:
-        load = _chat(16, 300, (400, 800), (20, 60))
+        load = _chat(16, 240, (400, 800), (20, 60))
         return System(in_order(load), Knobs(max_num_batched_tokens=512))
     if number == 8:
-        flood = asks(poisson(12, 200, rng(3)), (100, 300), (100, 200), seed=2, tenant="flood")
-        others = asks(poisson(1, 36, rng(1)), (50, 200), (40, 80), tenant="other")
+        flood = asks(poisson(12, 160, rng(3)), (100, 300), (100, 200), seed=2, tenant="flood")
+        others = asks(poisson(1, 30, rng(1)), (50, 200), (40, 80), tenant="other")
         return System(in_order(flood, others), Knobs(max_num_seqs=32), "other")
     raise ValueError(f"There are systems 1 to 8, and no {number}.")
 
