@@ -138,7 +138,9 @@ picture(
 # Amber is [prefill](../docs/glossary.md#prefill), until its first token. Blue is
 # [decode](../docs/glossary.md#decode), until its last token. Requests that came while the long text
 # was computed waited for it, in the queue or between two words. (Half of the 17 wait less than the
-# **median**, p50.)
+# **median**, p50.) The printed
+# times begin when a request was to be sent, the bars when the engine received it. They differ where
+# this notebook was itself too busy to send in time.
 #
 # ## Four latencies
 #
@@ -155,9 +157,9 @@ picture(
 # three gaps are short, one is a stutter, and TPOT shows neither.
 #
 # An **objective** (SLO, service-level objective) is a limit for a latency. Guides call a TTFT below
-# 500 ms good and above 5 s broken; gaps below 30 ms flow, and gaps above 100 ms are noticed. This
-# chapter uses 500 ms and 100 ms. A request **keeps** the ITL objective if 95 % of its gaps are short
-# enough, so a single long gap does not count.
+# 500 ms good and one above 5 s broken. They say that gaps below 30 ms flow, and that gaps above 100
+# ms are noticed. This chapter uses 500 ms and 100 ms. A request **keeps** the ITL objective if 95 %
+# of its gaps are short enough, so a single long gap does not count.
 #
 # One definition matters more than it seems: TTFT and E2E begin when the request *was to be sent*
 # (`minigen.bench.report.Outcome`), even if the load generator was late. A section below says why.
@@ -166,7 +168,8 @@ picture(
 #
 # The mean hides what the slow requests feel, so latencies are given as **percentiles**: p99 is the
 # time that 99 of 100 requests stay below. And the tail concerns more people than it seems, because
-# a visit is not one request: a conversation has ten or more, and its worst one is remembered ([Dean
+# a visit is not one request: a conversation has ten or more, and people
+# remember its worst one ([Dean
 # and Barroso 2013](https://research.google/pubs/the-tail-at-scale/) say it of pages that ask many
 # servers).
 #
@@ -483,12 +486,7 @@ print(
 
 # %%
 page = httpx.get(f"{server.url}/metrics").text
-wanted = (
-    "requests_waiting",
-    "kv_cache_usage",
-    "generation_tokens_total",
-    'first_token_seconds_bucket{le="0.5"',
-)
+wanted = ("requests_waiting", "kv_cache_usage", "generation_tokens_total")
 lines = [line for line in page.splitlines() if any(each in line for each in wanted)]
 print(*(line for line in lines if not line.startswith("# TYPE")), sep="\n")
 queries(page)  # also checks that this server exports every metric that a query names
@@ -496,7 +494,8 @@ queries(page)  # also checks that this server exports every metric that a query 
 # %% [markdown]
 # Goodput is not among them: TTFT and ITL are counted in separate histograms, and a histogram does
 # not remember which request was in which bucket. The share of first tokens within 500 ms is an
-# upper bound of it. Alerts that have proved useful, in words:
+# upper bound of it. Alerts to begin with, in
+# words:
 #
 # | alert if | because |
 # |---|---|
@@ -533,8 +532,8 @@ draw.dashboard(
 
 # %% [markdown]
 # During the flood, `running` stays at four, the number of batch slots, and `waiting` falls from
-# about 36 in steps. TTFT rises far above its dashed line while ITL hardly moves: each running
-# request is served well, and the others stand in front of the door.
+# about 36 in steps. TTFT rises far above its dashed line while the median of ITL (green) stays
+# below its own: each running request is served well, and the others stand in front of the door.
 #
 # ## Diagnosis as a method
 #
@@ -562,9 +561,9 @@ draw.dashboard(
 # because the engine has too few batch slots hides the symptom. The refused clients have it now.
 #
 # Now eight broken systems. Each is first shown by its symptom and its vital signs alone; its flags
-# stay hidden. Ask of each gauge: is it at its limit, and is it the reason? In the cell after the
-# table, write one of the six words instead of `None`, and run it. The diagnosis, the cure and its
-# goodput are folded until you do.
+# stay hidden. (A run has 70 to 300 requests, so its p99 lies near the maximum.) Ask of each gauge:
+# is it at its limit, and is it the reason? In the cell after the table, write one of the six words
+# instead of `None`, and run it. The diagnosis, the cure and its goodput are folded until you do.
 #
 # **1. The first token is late, and then the words flow.**
 #
@@ -594,8 +593,9 @@ preempted = case(3, saturated=None, broken=third_run)
 idle = case(4, saturated=None, broken=fourth_run)
 
 # %% [markdown]
-# A full KV cache (3) is no fault by itself. A cache is there to be used, and a cache at 99 % without
-# [preemptions](../docs/glossary.md#preemption) serves everyone. Work that is done twice is the fault.
+# A full KV cache (3) is no fault by itself. A cache is there to be used, and being full does no
+# harm as long as there are no [preemptions](../docs/glossary.md#preemption). Work that is done
+# twice is the fault.
 #
 # **5. The prefix cache does not help.** All requests carry the same instructions of 1,500 tokens.
 #
@@ -695,7 +695,8 @@ for length in (200, 6000):
 # A **tenant of long prompts** deserves a line of its own. `--max-in-flight-per-key` counts
 # requests, and requests are not equal: the last two lines of the cell give 24 requests of a chat
 # and 24 of a reader of documents. A limit that lets a chat live lets the documents fill the
-# machine. A fair gateway counts tokens, and many paid APIs limit both.
+# machine. A fair gateway counts tokens, and paid APIs limit both, as
+# [Groq's](https://console.groq.com/docs/rate-limits) does.
 #
 # ## Retry storms
 #
@@ -747,11 +748,11 @@ for name, clients in KINDS.items():
 guess_recover.compare(sum(recovered.values()))
 
 # %% [markdown]
-# In the lower panel, orange lies under pink, at zero: two kinds never recover, although the server
-# has been well since second 24: the retries keep it full. Such a state, which outlives its cause,
-# is called a **metastable failure** ([Bronson et al.
+# In the lower panel, orange lies under pink, at zero: two kinds never recover. The server has been
+# well since second 24, but the retries keep it full. Such a state, which outlives its cause, is
+# called a **metastable failure** ([Bronson et al.
 # 2021](https://sigops.org/s/conferences/hotos/2021/papers/hotos21-s11-bronson.pdf)). Backoff alone
-# only delays the same number of tries. (Drag the stall: after a shorter one, every kind recovers.)
+# only delays the same number of tries. (Drag the stall: after one of 2 s, every kind recovers.)
 # What helps is fewer tries (the budget) or cheaper ones: a server that stops abandoned work, or
 # that answers 429 at the door with a time to come back. Google's [book on
 # reliability](https://sre.google/sre-book/handling-overload/) has such budgets.
@@ -763,10 +764,10 @@ guess_recover.compare(sum(recovered.values()))
 # tokens are divided among API keys), and the vital signs. Some flags that look odd are innocent. In
 # seed 3 more than half of the cache is free, and still everything is slow.
 #
-# In every server, some knob in a wrong layer is tempting. Such a fix often raises goodput a little,
-# and then stops. The cell prints all gauges, and tries one such fix on seed 3. Then use the
-# picture: choose a seed, write a flag, and press Enter. (The faults stand in `mystery.py`. Open it
-# afterwards.)
+# In every server, some knob in a wrong layer is tempting. In some servers such a fix raises goodput
+# a little, and then stops. The cell prints all gauges, and tries one such fix on seed 3. Then use
+# the picture: choose a seed, write a flag, and press Enter. (The faults stand in `mystery.py`. Open
+# it afterwards.)
 
 # %%
 mystery(1, 2, 3, 4, 5, 6)
@@ -913,9 +914,11 @@ reveal(52, make_plan=my_plan)
 #
 # Take the first number again: four batch slots, and a step of up to 2,048 tokens. This is the real
 # engine on this machine, so turn both knobs that the pictures ask for, and put the same load on it.
-# The stutter should be gone. Requests that arrive just behind the long text still wait while it is
-# computed, as in system 2, because more slots do not let this processor compute faster. Has the
-# bottleneck moved? It is arithmetic now.
+#
+# What should they buy? The stutter should be gone. The longest wait should stay nearly as long,
+# because requests that arrive just behind the long text still wait while it is computed, as in system
+# 2: more slots do not let this processor compute faster. Has the bottleneck moved? It is arithmetic
+# now.
 
 # %%
 tuned = load_model(weights="int4", max_num_seqs=32, max_num_batched_tokens=128)
