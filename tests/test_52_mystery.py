@@ -2,7 +2,6 @@
 
 import pytest
 
-from minigen_course.ch52_slo import mystery as of_mystery
 from minigen_course.ch52_slo.lesson import LAYERS, RESOURCES
 from minigen_course.ch52_slo.mystery import (
     FLAGS,
@@ -96,8 +95,3 @@ def test_every_flag_of_the_menu_is_a_flag_of_the_server() -> None:
 
     documented = (ROOT / "docs" / "cli.md").read_text("utf-8")
     assert all(f"`{flag}" in documented for flag in FLAGS)
-
-
-def test_turning_a_knob_to_what_it_is_changes_nothing() -> None:
-    same = treated(1, "--max-num-seqs 16")
-    assert same.outcomes == of_mystery.treated(1).outcomes

@@ -5,6 +5,7 @@ The faults stand below. Open this file after you have tried.
 
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -114,7 +115,8 @@ def treated(seed: int, knob: str | None = None) -> Run:
     if flag == "--kv-cache-dtype":
         knobs, card = replace(knobs, num_blocks=2 * knobs.num_blocks), Card(kv_bits=8)
     else:
-        knobs = replace(knobs, **{FLAGS[flag][1]: value})
+        changed: dict[str, Any] = {FLAGS[flag][1]: value}
+        knobs = replace(knobs, **changed)
     return simulate(system.load, knobs, card)
 
 
