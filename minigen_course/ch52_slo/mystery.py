@@ -16,6 +16,14 @@ from minigen_course.lab.simulator import Knobs, Run, asks, simulate
 
 MEMORY_BLOCKS = Knobs().num_blocks  # as many as the card holds beside weights and working memory
 NEAR = 0.8  # of the best goodput that one knob is known to reach
+GOALS = {
+    1: 1.59,
+    2: 4.01,
+    3: 0.93,
+    4: 1.07,
+    5: 1.3,
+    6: 1.02,
+}  # `NEAR` times the cures' goodput; a test computes them
 NUM_FIXED = 1200  # tokens of the instructions that the prompts of seed 2 share
 
 FLAGS = {  # flag of `minigen serve` -> the layer that owns it, the setting of the simulator
@@ -135,7 +143,7 @@ def goodput_of(seed: int, knob: str | None = None) -> float:
 
 def goal_of(seed: int) -> float:
     """Return the goodput that a knob must reach: `NEAR` times that of the package's diagnosis."""
-    return NEAR * goodput_of(seed, package_diagnosis(seed).knob)
+    return GOALS[seed]
 
 
 def command_of(knobs: Knobs) -> list[str]:
