@@ -1000,14 +1000,14 @@ verdicts(
 # |  | [23 prefix](23_prefix.ipynb) | Sharing prefixes | memory | 50 min | 60 min |
 # |  | [24 scheduler](24_scheduler.ipynb) | Continuous batching | concurrency | 60 min | 60 min |
 # |  | [25 engine](25_engine.ipynb) | The engine, put together | concurrency | 45 min | 45 min |
-# | 3 fast | [31 triton](31_triton.ipynb) | First kernels in Triton | compute | 60 min | 60 min |
-# |  | [32 flash attention](32_flash_attention.ipynb) | FlashAttention | compute | 60 min | 70 min |
-# |  | [33 paged attention](33_paged_attention.ipynb) | Paged attention on a GPU | memory | 50 min | 60 min |
-# |  | [34 cpu kernels](34_cpu_kernels.ipynb) | The same race on a CPU | compute | 60 min | 60 min |
+# | 3 fast | [31 triton](31_triton.ipynb) | First kernels in Triton | compute | 60 min | 110 min |
+# |  | [32 flash attention](32_flash_attention.ipynb) | FlashAttention | compute | 65 min | 100 min |
+# |  | [33 paged attention](33_paged_attention.ipynb) | Paged attention on a GPU | memory | 55 min | 90 min |
+# |  | [34 cpu kernels](34_cpu_kernels.ipynb) | The same race on a CPU | compute | 75 min | 75 min |
 # | 4 many devices | [41 tensor parallel](41_tensor_parallel.ipynb) | One model on several devices | memory | 60 min | 110 min |
-# | 5 serving | [51 server](51_server.ipynb) | A server that OpenAI clients can use | serving | 50 min | 45 min |
-# |  | [52 slo](52_slo.ipynb) | Latency, goodput, and what to do about them | serving | 60 min | 60 min |
-# | | all 20 | | | 19 h | 20 h |
+# | 5 serving | [51 server](51_server.ipynb) | A server that OpenAI clients can use | serving | 55 min | 75 min |
+# |  | [52 slo](52_slo.ipynb) | Latency, goodput, and what to do about them | serving | 70 min | 100 min |
+# | | all 20 | | | 20 h | 23 h |
 #
 # <!-- /chapters -->
 #

@@ -19,13 +19,18 @@ from minigen_course.ch52_slo.figures import (
     by_rate,
     cost,
     estimate_percentile,
+    mystery_gauges,
     panels,
     run_in_time,
     scrape,
+    shapes,
     spreads,
+    storms,
     waits,
     watch,
 )
+from minigen_course.ch52_slo.lesson import traffic_shapes
+from minigen_course.ch52_slo.retries import Clients, storm
 from minigen_course.lab.simulator import Knobs, asks, simulate
 from tests.serving import load_tiny, save_tiny
 
@@ -144,3 +149,25 @@ def test_the_dashboard_sends_the_load_of_the_button_that_was_pressed(
     for presses in ({"few": 0, "many": 0}, {"few": 0, "many": 1}, {"few": 1, "many": 1}):
         assert len(list(draw(**presses))) >= 1
     assert sent == [LOAD[:1], LOAD, LOAD[:1]]
+
+
+def test_storms_are_drawn_as_tries_and_as_answers_in_time() -> None:
+    sent, good = storms({"none": storm(Clients()), "retries": storm(Clients(4))}).axes
+    assert max(sent.lines[1].get_ydata()) > 2 * max(sent.lines[0].get_ydata())
+    assert max(good.lines[1].get_ydata()[-5:]) == 0
+
+
+def test_shapes_are_drawn_with_their_equal_beginnings() -> None:
+    loads = traffic_shapes()
+    axes = shapes(loads).axes
+    assert [each.get_title(loc="left") for each in axes] == list(loads)
+    heights = [bar.get_height() for bar in axes[3].patches]
+    assert heights.count(1500) == len(loads["one system prompt"])
+
+
+def test_a_mystery_servers_gauges_name_the_knob_and_the_goal() -> None:
+    made = mystery_gauges(1, " --max-queue 4 ")
+    assert "Seed 1, --max-queue 4: goodput" in made.get_suptitle()
+    assert "as it is" in mystery_gauges(1).get_suptitle()
+    with pytest.raises(ValueError, match="should be one of"):
+        mystery_gauges(1, "--faster")

@@ -1,11 +1,25 @@
 """The engine on a simulated clock: its arithmetic, its limits, and agreement with the engine."""
 
+import re
+from typing import Any
+
 import pytest
 
 from minigen.bench.report import Slo, report
 from minigen.bench.workload import burst, constant
 from minigen.trace.events import EventKind
-from minigen_course.ch52_slo.lesson import Case, Vitals, broken_system, symptoms, table
+from minigen_course.ch52_slo import lesson
+from minigen_course.ch52_slo.cases import CURES
+from minigen_course.ch52_slo.lesson import (
+    Case,
+    Vitals,
+    broken_system,
+    most_arithmetic,
+    num_equal,
+    symptoms,
+    table,
+    traffic_shapes,
+)
 from minigen_course.lab.cost_model import (
     Card,
     config_of,
@@ -128,47 +142,123 @@ def test_chunks_are_the_schedulers_own() -> None:
     assert chunks == [256, 256, 256, 232, 1]
 
 
-def of_seats(num_seats: int) -> Run:
-    return simulate(asks(burst(8), (20, 20), (20, 20)), Knobs(max_num_seqs=num_seats))
+def of_slots(num_slots: int) -> Run:
+    return simulate(asks(burst(8), (20, 20), (20, 20)), Knobs(max_num_seqs=num_slots))
 
 
-def test_a_case_is_shown_side_by_side_and_as_relieved_only_if_it_is(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    case = Case("late", "seats", "more", of_seats(1), of_seats(8), ("TTFT p99",))
-    assert case.tell(lambda before, after: after.most_waiting < before.most_waiting) is case
-    output = capsys.readouterr().out
-    assert "> TTFT p99" in output
-    assert "  TTFT p50" in output
-    with pytest.raises(AssertionError, match="does not relieve"):
-        case.tell(lambda before, after: False)
+def case_of_slots(**further: Any) -> Case:
+    few, many = of_slots(1), of_slots(further.pop("after", 8))
+    known = {"signs": ("waiting, at most",), "why": "Few slots.", "moved": "No.", **further}
+    return Case("late", "batch slots", "L4 batching", "more", few, many, **known)
+
+
+def test_a_case_is_shown_side_by_side_with_goodput_before_and_after() -> None:
+    text = case_of_slots(signs=("TTFT p99",)).text()
+    assert "> TTFT p99" in text
+    assert "  TTFT p50" in text
+    assert "Saturated: batch slots. Layer: L4 batching. Knob: more." in text
+    assert re.search(r"Goodput: [\d.]+ to [\d.]+ requests per second; kept both: 12% to 100%", text)
+
+
+def shown(case: Case, saturated: str | None, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    seen: list[dict[str, str]] = []
+    monkeypatch.setattr(lesson, "display", lambda data, raw: seen.append(data))
+    case.show(7, saturated)
+    return seen[0]
+
+
+def test_a_diagnosis_is_folded_until_an_answer_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of_slots()
+    folded = shown(case, None, monkeypatch)["text/html"]
+    assert "not tried yet" in folded
+    assert "<details><summary>" in folded
+    assert "batch slots" not in folded.split("<details>")[0]
+    right = shown(case, "batch slots", monkeypatch)["text/html"]
+    assert "right" in right
+    assert "<details open>" in right
+    wrong = shown(case, "blocks", monkeypatch)["text/html"]
+    assert "not this time: batch slots" in wrong
+    assert "Has the bottleneck moved? No." in wrong
+    with pytest.raises(ValueError, match="should be one of"):
+        case.show(7, "memory")
 
 
 def test_the_table_shows_the_change_of_the_first_symptom(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    case = Case("late", "seats", "more", of_seats(1), of_seats(8), ("waiting, at most",))
-    table([case])
+    table([case_of_slots()])
     assert "waiting, at most: 7 to 0" in capsys.readouterr().out
 
 
 def test_the_table_shows_a_second_change_and_who_kept_the_objectives(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    runs = [of_seats(number) for number in (1, 2, 8)]
-    case = Case("late", "seats", "more", runs[0], runs[1], ("waiting, at most",))
-    more = Case(**{**vars(case), "then": "even more", "further": runs[2]})
+    more = case_of_slots(after=2, then="even more", further=of_slots(8))
     table([more])
     shown = capsys.readouterr().out
     assert "more; then even more" in shown
     assert "waiting, at most: 7 to 6 to 0" in shown
     assert "| 12% to 25% to 100% |" in shown
-    more.tell(lambda before, after: True)
-    assert "and then: even more" in capsys.readouterr().out
+    assert "And then: even more." in more.text()
+
+
+@pytest.mark.parametrize(
+    ("number", "answer", "kept"),
+    [
+        *((1, "batch slots", 0.9), (2, "token budget", 0.6), (3, "blocks", 0.3)),
+        *((5, "arithmetic", 0.9), (6, "batch slots", 0.8), (7, "arithmetic", 0.6)),
+        (8, "batch slots", 0.9),
+    ],
+)
+def test_the_cure_of_a_broken_system_raises_the_share_that_kept_both(
+    number: int, answer: str, kept: float
+) -> None:
+    system = broken_system(number)
+    made = CURES[number](system.load, system.knobs, simulate(system.load, system.knobs))
+    before, after, *further = made.vitals
+    assert made.answer == answer
+    assert after.kept > before.kept
+    assert after.kept > kept
+    assert all(each.kept > 0.95 for each in further), "the second change cures the rest"
+    assert made.why
+    assert made.moved
+
+
+def test_the_cure_of_the_idle_system_raises_its_tokens_per_second() -> None:
+    system = broken_system(4)
+    made = CURES[4](system.load, system.knobs, simulate(system.load, system.knobs))
+    before, after, further = (each.found.output_rate for each in made.vitals)
+    assert made.answer == "nothing"
+    assert 1.5 * before < after < further
+
+
+def test_arithmetic_in_use_is_that_of_the_busiest_seconds() -> None:
+    load = [lone(2048, 1)]
+    run = simulate(load)
+    share = 2048 * CARD.shape.flops(0) / CARD.machine.flops / run.seconds
+    assert most_arithmetic(run) == pytest.approx(share)
+    assert 0.8 < share < 1
+    later = Ask(60.0, load[0].prompt_ids, 1)
+    both = simulate([*load, later], Knobs(enable_prefix_caching=False))
+    assert most_arithmetic(both, seconds=0.2) == pytest.approx(share, rel=0.05)
+
+
+def test_prompts_begin_alike_as_far_as_all_of_them_do() -> None:
+    assert num_equal(asks(burst(3), (4, 9), (1, 1), shared=range(7))) == 7
+    assert num_equal(asks(burst(3), (4, 9), (1, 1))) == 0
+
+
+def test_shapes_of_traffic_differ_in_what_their_names_say() -> None:
+    loads = traffic_shapes()
+    longest = {name: max(len(ask.prompt_ids) for ask in load) for name, load in loads.items()}
+    assert len(loads["many short"]) > 5 * len(loads["few long"])
+    assert longest["many short"] < 200 < 2000 < longest["few long"]
+    assert num_equal(loads["one system prompt"]) == 1500
+    assert all(0 <= ask.at <= 20 for load in loads.values() for ask in load)
 
 
 def test_vitals_count_who_kept_which_objective() -> None:
-    run = of_seats(4)  # four wait for the first four
+    run = of_slots(4)  # four wait for the first four
     vitals = Vitals.of(run, (Slo("ttft", 0.5), Slo("itl", 0.1)))
     assert (vitals.kept_ttft, vitals.kept_itl, vitals.kept) == (0.5, 1, 0.5)
     refusing = simulate(asks(burst(4), (20, 20), (9, 9)), Knobs(max_num_seqs=1, max_queue=1))

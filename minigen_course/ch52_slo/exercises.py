@@ -1,4 +1,4 @@
-"""Chapter 52's exercise: a load test with correct percentiles."""
+"""Chapter 52's exercises: the mystery server, a load test, and the capstone."""
 
 import asyncio
 import inspect
@@ -6,7 +6,20 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from minigen_course.grading.exercise import Wrong, expect, expect_equal
+from minigen_course.ch52_slo.capstone import MUST_KEEP, NEAR, Plan, Score, package_plan, score_of
+from minigen_course.ch52_slo.lesson import LAYERS, RESOURCES
+from minigen_course.ch52_slo.mystery import (
+    Diagnosis,
+    goal_of,
+    goodput_of,
+    layer_of,
+    mystery_system,
+    package_diagnosis,
+    treated,
+    vitals_of,
+)
+from minigen_course.grading.exercise import Check, Wrong, expect, expect_equal
+from minigen_course.lab.simulator import CARD
 
 Send = Callable[[int], Awaitable[object]]
 Part = Callable[[Send, Sequence[float], Sequence[float]], Awaitable[dict[float, float]]]
@@ -147,7 +160,103 @@ def a_failure_is_the_worst_latency(part: Part) -> None:
     _expect(found, p50=1.0, p80=1.0, p90=math.inf, p99=math.inf)
 
 
+def _evidence(seed: int, resource: str) -> str:
+    """Return what the gauges of a mystery server say of a resource."""
+    vitals, knobs = vitals_of(seed), mystery_system(seed).knobs
+    most = max(each.running for each in treated(seed).moments)
+    said = {
+        "batch slots": f"{most} of {knobs.max_num_seqs} batch slots were in use at most, and "
+        f"{vitals.running:.1f} on average",
+        "blocks": f"{vitals.most_kv:.0%} of the blocks were in use at most",
+        "arithmetic": f"{vitals.most_arithmetic:.0%} of the arithmetic was in use at most",
+        "token budget": "the gaps between tokens are about as long in the tail as in the median"
+        if vitals.kept_itl > 0.9
+        else "the gaps between tokens have a long tail",
+        "bandwidth": "a step reads all weights for one sequence as for many, so bandwidth is "
+        "busy whenever anything runs",
+        "nothing": "requests wait, or gaps are too long, because something is full",
+    }
+    return said[resource]
+
+
+def diagnosis_of_seed(seed: int) -> Check:
+    """Return the check of a diagnosis of the mystery server of this seed."""
+
+    def check_diagnosis(part: Callable[[int], Diagnosis]) -> None:
+        found = part(seed)
+        is_one = isinstance(found, Diagnosis)
+        expect(is_one, f"returns {found!r}; it should return a Diagnosis(resource, layer, knob).")
+        known = found.resource in RESOURCES
+        expect(known, f"the resource is {found.resource!r}; it should be one of {RESOURCES}.")
+        known = found.layer in LAYERS
+        expect(known, f"the layer is {found.layer!r}; it should be one of {LAYERS}.")
+        if found.resource != package_diagnosis(seed).resource:
+            raise Wrong(
+                f"the resource should be another one than {found.resource}: "
+                f"{_evidence(seed, found.resource)}."
+            )
+        try:
+            owner = layer_of(found.knob)
+            goodput = goodput_of(seed, found.knob)
+        except ValueError as error:
+            raise Wrong(str(error)) from None
+        goal = goal_of(seed)
+        if goodput < goal:
+            before = goodput_of(seed)
+            masked = " It rises, so look: is the value wrong, or does it treat a symptom?"
+            raise Wrong(
+                f"with {found.knob}, goodput goes from {before:.2f} to {goodput:.2f} requests per "
+                f"second; it should reach {goal:.2f}.{masked if goodput > 1.2 * before else ''}"
+            )
+        expect(
+            found.layer == owner,
+            f"the layer is {found.layer!r}; it should be the one that owns {found.knob}.",
+        )
+
+    check_diagnosis.__doc__ = f"the mystery server of seed {seed}:"
+    return check_diagnosis
+
+
+def _scored(part: Callable[[], Plan], seed: int) -> Score:
+    plan = part()
+    expect(isinstance(plan, Plan), f"returns {plan!r}; it should return a Plan(...).")
+    try:
+        return score_of(plan, seed)
+    except ValueError as error:
+        raise Wrong(str(error)) from None
+
+
+def the_plan_can_run(part: Callable[[], Plan]) -> None:
+    """the plan on the card:"""
+    _scored(part, 1)
+
+
+def the_trace_is_served_within_its_objectives(part: Callable[[], Plan]) -> None:
+    """the share of requests that keep their objectives:"""
+    for seed in (1, 2):
+        kept = _scored(part, seed).kept
+        expect(
+            kept >= MUST_KEEP,
+            f"{kept:.1%} keep their objectives on trace {seed}; it should be at least "
+            f"{MUST_KEEP:.0%}. Ask which resource is full.",
+        )
+
+
+def the_cost_is_low(part: Callable[[], Plan]) -> None:
+    """good answers for what the GPU read and computed:"""
+    for seed in (1, 2):
+        found, goal = _scored(part, seed), NEAR * score_of(package_plan(), seed).value
+        expect(
+            found.value >= goal,
+            f"the score is {found.value:.2f} good answers per second of the GPU on trace {seed}; "
+            f"it should be at least {goal:.2f}. Bytes cost "
+            f"{found.num_bytes / CARD.machine.bandwidth:.1f} s and FLOPs "
+            f"{found.flops / CARD.machine.flops:.1f} s.",
+        )
+
+
 CHECKS = {
+    "diagnose": tuple(diagnosis_of_seed(seed) for seed in range(1, 7)),
     "load_test": (
         one_request_has_its_own_latency,
         requests_are_sent_at_their_times,
@@ -156,5 +265,10 @@ CHECKS = {
         percentiles_are_by_nearest_rank,
         percentiles_are_of_all_requests_together,
         a_failure_is_the_worst_latency,
+    ),
+    "make_plan": (
+        the_plan_can_run,
+        the_trace_is_served_within_its_objectives,
+        the_cost_is_low,
     ),
 }

@@ -21,6 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from minigen.bench.report import Outcome, Slo, report
 from minigen.bench.workload import Planned
 from minigen.trace.summary import RequestSummary
+from minigen_course.ch52_slo.lesson import num_equal
+from minigen_course.ch52_slo.mystery import goal_of, goodput_of, treated
+from minigen_course.ch52_slo.retries import SECONDS, SERVICE, Storm, rate_of
 from minigen_course.figures.explore import explore
 from minigen_course.figures.style import (
     AMBER,
@@ -35,7 +38,7 @@ from minigen_course.figures.style import (
     title,
 )
 from minigen_course.lab.load import put_load
-from minigen_course.lab.simulator import Run
+from minigen_course.lab.simulator import Ask, Run
 
 INTERVAL_SECONDS = 0.25  # between two scrapes
 PAUSE_PER_DRAWING = 12.0  # pause per second of drawing, because the server needs the same cores
@@ -155,7 +158,7 @@ def panels(history: History) -> Figure:
     """Draw six panels of a server's last `HISTORY_SECONDS`."""
     made, axes = figure(11, 4.8, nrows=2, ncols=3, sharex=True)
     made.set_layout_engine(None)  # the layout engine takes longer than the drawing itself
-    made.subplots_adjust(0.045, 0.1, 0.985, 0.94, 0.17, 0.2)
+    made.subplots_adjust(0.055, 0.1, 0.985, 0.94, 0.17, 0.2)
     times = history.times()
     requests, tokens, cache, ttft, itl, hits = axes.flat
     _lines(
@@ -424,4 +427,63 @@ def waits(summaries: Sequence[RequestSummary], names: Sequence[str]) -> Figure:
         frameon=False, ncols=3, labelcolor=INK, loc="lower right", bbox_to_anchor=(1, 1), fontsize=9
     )
     title(axes, f"Where the time of {len(summaries)} requests went")
+    return made
+
+
+def storms(runs: Mapping[str, Storm]) -> Figure:
+    """Draw the tries that arrive per second, and the answers in time, by kind of client."""
+    made, (sent, good) = figure(10, 4.6, nrows=2, sharex=True)
+    colours = (BLUE, ORANGE, PINK, GREEN, SKY)
+    for (name, run), colour in zip(runs.items(), colours, strict=False):
+        for axes, times in ((sent, run.sent), (good, run.good)):
+            rates = rate_of(times)
+            middles = [SECONDS * (place + 0.5) / len(rates) for place in range(len(rates))]
+            axes.plot(middles, rates, color=colour, linewidth=1.6, label=name)
+    sent.axhline(1 / SERVICE, color=INK, linestyle="--", linewidth=1)
+    sent.text(SECONDS, 1 / SERVICE, " what the server can do", va="bottom", ha="right", fontsize=9)
+    made.legend(
+        *sent.get_legend_handles_labels(), frameon=False, labelcolor=INK, loc="outside right upper"
+    )
+    for axes in (sent, good):
+        axes.set(ylim=(0, None), xlim=(0, SECONDS), ylabel="per second")
+    good.set(xlabel="seconds")
+    title(sent, "Tries that arrive, retries included")
+    title(good, "Goodput: answers while their client still waits")
+    return made
+
+
+def mystery_gauges(seed: int, knob: str = "") -> Figure:
+    """Draw the gauges of a mystery server in time, with one knob turned if `knob` names one.
+
+    Raises `ValueError` for a knob that does not exist.
+    """
+    made = run_in_time(treated(seed, knob.strip() or None))
+    goodput = goodput_of(seed, knob.strip() or None)
+    said = knob.strip() or "as it is"
+    made.suptitle(
+        f"Seed {seed}, {said}: goodput {goodput:.2f}, and {goal_of(seed):.2f} is the goal",
+        fontsize=11,
+    )
+    return made
+
+
+def shapes(loads: Mapping[str, Sequence[Ask]]) -> Figure:
+    """Draw each load's requests in time: tokens of the prompt upwards, of the answer downwards."""
+    made, axes = figure(11, 2.9, ncols=len(loads), sharex=True, sharey=True)
+    for place, (each, (name, load)) in enumerate(zip(axes, loads.items(), strict=True)):
+        times = [ask.at for ask in load]
+        shared = [num_equal(load)] * len(load)
+        own = [len(ask.prompt_ids) - shared[0] for ask in load]
+        answers = [-ask.output_tokens for ask in load]
+        each.bar(times, shared, width=0.25, color=FAINT, label="prompt, equal in all")
+        each.bar(times, own, width=0.25, bottom=shared, color=AMBER, label="prompt, its own")
+        each.bar(times, answers, width=0.25, color=BLUE, label="answer")
+        each.axhline(0, color=INK, linewidth=0.8)
+        each.set(xlabel="seconds")
+        title(each, name)
+        if place == 0:
+            each.set(ylabel="tokens")
+            each.yaxis.set_major_formatter(lambda value, _: f"{abs(value):,.0f}")
+    handles, labels = axes[0].get_legend_handles_labels()
+    made.legend(handles, labels, frameon=False, labelcolor=INK, ncols=3, loc="outside lower center")
     return made

@@ -1,8 +1,10 @@
 """Diagnosis as a method: broken systems, and the vital signs of a run before and after a change."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from itertools import pairwise
 
 import numpy as np
@@ -11,8 +13,11 @@ from IPython.display import display
 from minigen.bench.report import Report, Slo, report
 from minigen.bench.workload import burst, constant, poisson
 from minigen.trace.timeline import Timeline
-from minigen_course.lab.simulator import Ask, Knobs, Run, asks, simulate
+from minigen_course.lab.cost_model import Card
+from minigen_course.lab.simulator import CARD, Ask, Knobs, Run, asks, simulate
 
+RESOURCES = ("batch slots", "token budget", "blocks", "arithmetic", "bandwidth", "nothing")
+LAYERS = ("client", "gateway", "batching", "engine", "runtime", "silicon")
 SLOS = (Slo("ttft", 0.5), Slo("itl", 0.1))  # what guides recommend, and what people notice
 
 
@@ -20,6 +25,7 @@ SLOS = (Slo("ttft", 0.5), Slo("itl", 0.1))  # what guides recommend, and what pe
 class Vitals:
     """The vital signs of a run, or of some of its requests: seconds, shares, counts.
 
+    `most_arithmetic` is the share of the card's FLOPs per second in the busiest ten seconds.
     `kept` is the share of all requests that met every objective; `kept_ttft` and `kept_itl` are the
     shares that met that objective. A refused request meets none.
     """
@@ -27,6 +33,7 @@ class Vitals:
     running: float
     most_waiting: int
     most_kv: float
+    most_arithmetic: float
     preemptions: int
     given_up: int
     hit_rate: float
@@ -56,6 +63,7 @@ class Vitals:
             running=served / sum(spans),
             most_waiting=max(each.waiting for each in run.moments),
             most_kv=max(each.kv_used for each in run.moments),
+            most_arithmetic=most_arithmetic(run),
             preemptions=counters["num_preemptions"],
             given_up=sum(lost),
             hit_rate=counters["prefix_cache_hits"] / max(counters["prefix_cache_queries"], 1),
@@ -76,6 +84,7 @@ class Vitals:
             "running, on average": f"{self.running:.1f}",
             "waiting, at most": f"{self.most_waiting}",
             "KV cache used, at most": f"{self.most_kv:.0%}",
+            "arithmetic used, at most": f"{self.most_arithmetic:.0%}",
             "preemptions": f"{self.preemptions}",
             "tokens given up": f"{self.given_up:,}",
             "prefix hit rate": f"{self.hit_rate:.0%}",
@@ -92,17 +101,33 @@ class Vitals:
         }
 
 
+def most_arithmetic(run: Run, card: Card = CARD, seconds: float = 10.0) -> float:
+    """Return the share of the card's FLOP/s that the busiest `seconds` used, without attention's.
+
+    Also known as model FLOPs utilisation (MFU). A run that is shorter counts as a whole.
+    """
+    times = np.array([0.0, *(each.at for each in run.moments)])
+    computed = np.cumsum([0, *(each.tokens for each in run.moments)])
+    first = np.maximum(np.searchsorted(times, times - seconds, side="right") - 1, 0)
+    spans = np.maximum(times - times[first], min(seconds, times[-1]))
+    rate = float(np.max((computed - computed[first]) / spans))
+    return rate * card.shape.flops(0) / card.machine.flops
+
+
 @dataclass(frozen=True)
 class Case:
     """A symptom, the saturated resource, the knob, and runs before and after turning it.
 
-    `signs` are the vital signs that show it. `tenant` limits latencies to one tenant; None means
-    all. `further` is a run after a second change, which `then` names, for the resource that
-    saturates once the first one does not.
+    `answer` is the resource in one of the words of `RESOURCES`, `layer` the layer that owns it.
+    `why` and `moved` explain the diagnosis, and whether the bottleneck has moved. `signs` are the
+    vital signs that show it. `tenant` limits latencies to one tenant; None means all. `further` is
+    a run after a second change, which `then` names, for the resource that saturates once the first
+    one does not.
     """
 
     symptom: str
-    resource: str
+    answer: str
+    layer: str
     knob: str
     broken: Run
     changed: Run
@@ -110,6 +135,8 @@ class Case:
     tenant: str | None = None
     then: str = ""
     further: Run | None = None
+    why: str = ""
+    moved: str = ""
 
     @property
     def runs(self) -> dict[str, Run]:
@@ -122,21 +149,41 @@ class Case:
         """The vital signs before the change, after it, and after the second one if there is one."""
         return tuple(Vitals.of(run, tenant=self.tenant) for run in self.runs.values())
 
-    def tell(self, is_relieved: Callable[[Vitals, Vitals], bool]) -> "Case":
-        """Print the vital signs side by side, with `signs` marked, and return this case.
-
-        Raises `AssertionError` if `is_relieved(before, after)` is false for the first change.
-        """
-        vitals = self.vitals
-        print(f"{self.symptom}: {self.resource}; {self.knob}")
-        print(f"and then: {self.then}\n" if self.further else "")
-        columns = [each.rows() for each in vitals]
-        print(" " * 30 + "".join(f"{name:>12}" for name in self.runs))
+    def text(self) -> str:
+        """Return the diagnosis, the vital signs side by side with `signs` marked, and goodput."""
+        columns = [each.rows() for each in self.vitals]
+        lines = [f"Saturated: {self.answer}. Layer: {self.layer}. Knob: {self.knob}."]
+        lines += [f"And then: {self.then}."] if self.further else []
+        lines += ["", " " * 30 + "".join(f"{name:>12}" for name in self.runs)]
         for name in columns[0]:
             mark = ">" if name in self.signs else " "
-            print(f"{mark} {name:<28}" + "".join(f"{column[name]:>12}" for column in columns))
-        assert is_relieved(vitals[0], vitals[1]), "the knob does not relieve it"
-        return self
+            lines.append(f"{mark} {name:<28}" + "".join(f"{each[name]:>12}" for each in columns))
+        goodputs = " to ".join(column["goodput, requests per second"] for column in columns)
+        kept = " to ".join(column["kept both"] for column in columns)
+        lines += ["", f"Goodput: {goodputs} requests per second; kept both: {kept}."]
+        return "\n".join(lines)
+
+    def show(self, number: int, saturated: str | None) -> None:
+        """Show the diagnosis of system `number`; it is folded if `saturated`, your answer, is None.
+
+        Raises `ValueError` for an answer that is not one of `RESOURCES`.
+        """
+        if saturated is not None and saturated not in RESOURCES:
+            raise ValueError(f"The answer is {saturated!r}; it should be one of {RESOURCES}.")
+        if saturated is None:
+            said = f"System {number}: not tried yet. Write one of the six words instead of None."
+        else:
+            right = "right." if saturated == self.answer else f"not this time: {self.answer}."
+            said = f"System {number}: you said {saturated}, {right}"
+        why = [self.why, f"Has the bottleneck moved? {self.moved}"]
+        prose = "".join(f"<p>{escape(each)}</p>" for each in why)
+        html = (
+            f"<p>{escape(said)}</p><details{'' if saturated is None else ' open'}><summary>"
+            f"Diagnosis of system {number}</summary><pre>{escape(self.text())}</pre>{prose}"
+            "</details>"
+        )
+        plain = "\n\n".join([said, self.text(), *why])
+        display({"text/plain": plain, "text/html": html}, raw=True)
 
 
 def table(cases: Sequence[Case]) -> None:
@@ -152,7 +199,8 @@ def table(cases: Sequence[Case]) -> None:
         did, kept = (
             " to ".join(column[name] for column in columns) for name in (sign, "kept both")
         )
-        rows.append(f"| {each.symptom} | {each.resource} | {knob} | {sign}: {did} | {kept} |")
+        where = f"{each.answer} ({each.layer})"
+        rows.append(f"| {each.symptom} | {where} | {knob} | {sign}: {did} | {kept} |")
     text = "\n".join(rows)
     display({"text/markdown": text, "text/plain": text}, raw=True)
 
@@ -174,7 +222,8 @@ def _chat(rate: float, count: int, prompt: tuple[int, int], output: tuple[int, i
     return asks(poisson(rate, count, np.random.default_rng(1)), prompt, output)
 
 
-def _in_order(*loads: Sequence[Ask]) -> tuple[Ask, ...]:
+def in_order(*loads: Sequence[Ask]) -> tuple[Ask, ...]:
+    """Return the requests of all loads, in the order of their arrival."""
     return tuple(sorted((ask for load in loads for ask in load), key=lambda ask: ask.at))
 
 
@@ -182,37 +231,37 @@ def broken_system(number: int) -> System:
     """Return one of the chapter's eight broken systems, 1 to 8; each has one fault."""
     rng = np.random.default_rng
     if number == 1:
-        return System(_in_order(_chat(2, 120, (50, 200), (80, 160))), Knobs(max_num_seqs=4))
+        return System(in_order(_chat(2, 70, (50, 200), (50, 100))), Knobs(max_num_seqs=4))
     if number == 2:
-        documents = asks(constant(0.4, 20), (6000, 8000), (20, 40), seed=2)
-        talk = _chat(2, 120, (50, 100), (80, 160))
-        return System(_in_order(talk, documents), Knobs(max_num_batched_tokens=8192))
+        documents = asks(constant(0.4, 16), (6000, 8000), (20, 40), seed=2)
+        talk = _chat(2, 90, (50, 100), (80, 160))
+        return System(in_order(talk, documents), Knobs(max_num_batched_tokens=8192))
     if number == 3:
-        return System(_in_order(_chat(1.2, 100, (800, 1200), (200, 400))), Knobs(num_blocks=1600))
+        return System(in_order(_chat(1.2, 80, (800, 1200), (200, 400))), Knobs(num_blocks=1600))
     if number == 4:
         load = asks(burst(100), (50, 200), (10, 300))
-        return System(_in_order(load), Knobs("static", max_num_seqs=16))
+        return System(in_order(load), Knobs("static", max_num_seqs=16))
     if number == 5:
         shared = range(NUM_SHARED)
-        load = asks(poisson(3, 100, rng(1)), (30, 60), (30, 80), shared=shared)
+        load = asks(poisson(6, 80, rng(1)), (30, 60), (30, 80), shared=shared)
         ends = [each.prompt_ids[NUM_SHARED:] for each in load]
         prompts = [(*end[:NUM_NAMES], *shared, *end[NUM_NAMES:]) for end in ends]
         named = [
             Ask(each.at, prompt, each.output_tokens)
             for each, prompt in zip(load, prompts, strict=True)
         ]
-        return System(_in_order(named), Knobs())
+        return System(in_order(named), Knobs(max_num_batched_tokens=512))
     if number == 6:
-        chat = asks(poisson(1.5, 200, rng(1)), (50, 100), (40, 80), tenant="chat")
+        chat = asks(poisson(1.5, 110, rng(1)), (50, 100), (40, 80), tenant="chat")
         job = asks([20.0] * 30, (400, 600), (100, 150), seed=2, tenant="job")
-        return System(_in_order(chat, job), Knobs(max_num_seqs=12), "chat")
+        return System(in_order(chat, job), Knobs(max_num_seqs=12), "chat")
     if number == 7:
-        load = _chat(16, 300, (400, 800), (20, 60))
-        return System(_in_order(load), Knobs(max_num_batched_tokens=512))
+        load = _chat(16, 240, (400, 800), (20, 60))
+        return System(in_order(load), Knobs(max_num_batched_tokens=512))
     if number == 8:
-        flood = asks(poisson(12, 400, rng(3)), (100, 300), (100, 200), seed=2, tenant="flood")
-        others = asks(poisson(1, 60, rng(1)), (50, 200), (40, 80), tenant="other")
-        return System(_in_order(flood, others), Knobs(max_num_seqs=32), "other")
+        flood = asks(poisson(12, 160, rng(3)), (100, 300), (100, 200), seed=2, tenant="flood")
+        others = asks(poisson(1, 30, rng(1)), (50, 200), (40, 80), tenant="other")
+        return System(in_order(flood, others), Knobs(max_num_seqs=32), "other")
     raise ValueError(f"There are systems 1 to 8, and no {number}.")
 
 
@@ -227,3 +276,62 @@ def symptoms(*numbers: int) -> list[Run]:
     for name in columns[0]:
         print(f"  {name:<28}" + "".join(f"{column[name]:>12}" for column in columns))
     return runs
+
+
+def num_equal(load: Sequence[Ask]) -> int:
+    """Return the number of tokens with which all prompts begin alike."""
+    count = 0
+    for tokens in zip(*(ask.prompt_ids for ask in load), strict=False):
+        if len(set(tokens)) > 1:
+            break
+        count += 1
+    return count
+
+
+def traffic_shapes() -> dict[str, list[Ask]]:
+    """Return twenty seconds of each of five shapes of traffic, by name."""
+    rng = np.random.default_rng
+    bursts = [*np.linspace(2, 2.6, 14), *np.linspace(12, 12.6, 14)]
+    shared = asks(poisson(1.5, 30, rng(4)), (30, 120), (60, 160), seed=4, shared=range(1500))
+    talk = asks(poisson(2, 40, rng(5)), (50, 200), (80, 200), seed=5)
+    loads = {
+        "many short": asks(poisson(5, 100, rng(1)), (40, 160), (20, 80), seed=1),
+        "few long": asks(poisson(0.4, 8, rng(2)), (2000, 3000), (300, 600), seed=2),
+        "bursts": asks(bursts, (100, 400), (80, 200), seed=3),
+        "one system prompt": shared,
+        "mixed": [*talk, *asks([4.0, 9.0, 15.0], (2500, 3000), (20, 60), seed=6)],
+    }
+    return {name: [ask for ask in load if ask.at <= 20] for name, load in loads.items()}
+
+
+QUERIES = {  # what it says -> PromQL
+    "TTFT p99, of all servers": "histogram_quantile(0.99, sum by (le) "
+    "(rate(minigen:time_to_first_token_seconds_bucket[2m])))",
+    "ITL p99": "histogram_quantile(0.99, sum by (le) "
+    "(rate(minigen:inter_token_latency_seconds_bucket[2m])))",
+    "share of first tokens within 500 ms": "sum(rate(minigen:time_to_first_token_seconds_bucket"
+    '{le="0.5"}[2m])) / sum(rate(minigen:time_to_first_token_seconds_count[2m]))',
+    "mean time in the queue": "sum(rate(minigen:request_queue_time_seconds_sum[2m])) / "
+    "sum(rate(minigen:request_queue_time_seconds_count[2m]))",
+    "requests that wait": "sum(minigen:num_requests_waiting)",
+    "requests that run": "sum(minigen:num_requests_running)",
+    "fullest KV cache": "max(minigen:kv_cache_usage_perc)",
+    "preemptions per second": "sum(rate(minigen:num_preemptions_total[2m]))",
+    "output tokens per second": "sum(rate(minigen:generation_tokens_total[2m]))",
+    "prefix cache hit rate": "sum(rate(minigen:prefix_cache_hits_total[2m])) / "
+    "sum(rate(minigen:prefix_cache_queries_total[2m]))",
+}
+METRIC = re.compile(r"minigen:\w+")
+
+
+def queries(page: str) -> None:
+    """Show `QUERIES` as a table. Raises `ValueError` if one names a metric that `page` lacks."""
+    exported = set(re.findall(r"^(minigen:\w+)[ {]", page, re.MULTILINE))
+    for query in QUERIES.values():
+        for name in METRIC.findall(query):
+            if name not in exported:
+                raise ValueError(f"The server exports no {name}, which {query} names.")
+    rows = ["| what | PromQL |", "|---|---|"]
+    rows += [f"| {what} | `{query}` |" for what, query in QUERIES.items()]
+    text = "\n".join(rows)
+    display({"text/markdown": text, "text/plain": text}, raw=True)

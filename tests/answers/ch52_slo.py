@@ -1,11 +1,14 @@
-"""Answers to the exercise of chapter 52."""
+"""Answers to the exercises of chapter 52."""
 
 import asyncio
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from minigen_course.ch52_slo.capstone import Plan, package_plan
+from minigen_course.ch52_slo.mystery import Diagnosis, package_diagnosis
 from tests.answers import Answers
 
 
@@ -171,10 +174,116 @@ WRONG = [
     *("last request forgotten", "warms up with a request", "not a coroutine"),
 ]
 
+
+def by_numbers(seed: int) -> Diagnosis:
+    """Right, with other values and other knobs where they help as much."""
+    found = {
+        1: ("batch slots", "batching", "--max-num-seqs 128"),
+        2: ("arithmetic", "engine", "--enable-prefix-caching"),
+        3: ("arithmetic", "gateway", "--max-in-flight-per-key 2"),
+        4: ("token budget", "batching", "--max-num-batched-tokens 640"),
+        5: ("nothing", "batching", "--scheduler continuous"),
+        6: ("blocks", "engine", "--kv-cache-dtype int8"),
+    }
+    return Diagnosis(*found[seed])
+
+
+def with_keywords(seed: int) -> Diagnosis:
+    """Right, one case after the other."""
+    if seed == 1:
+        return Diagnosis(resource="batch slots", knob="--max-num-seqs 48", layer="batching")
+    if seed == 6:
+        return Diagnosis(resource="blocks", knob="--num-blocks 3000", layer="engine")
+    return package_diagnosis(seed)
+
+
+def other(seed: int, *changed: Any) -> Any:
+    """Return the package's diagnoses with that of one seed replaced."""
+
+    def diagnose(number: int) -> Any:
+        if number != seed:
+            return package_diagnosis(number)
+        return changed[0] if len(changed) == 1 else Diagnosis(*changed)
+
+    return diagnose
+
+
+def another_plan(**changed: Any) -> Any:
+    """Return the package's plan with some fields changed."""
+    return lambda: replace(package_plan(), **changed)
+
+
 ANSWERS = {
+    "diagnose": Answers(
+        right=(by_numbers, with_keywords),
+        wrong={
+            "full queue refused": other(1, "batch slots", "gateway", "--max-queue 4"),
+            "more blocks for free blocks": other(1, "blocks", "engine", "--kv-cache-dtype int8"),
+            "fewer slots": other(1, "batch slots", "batching", "--max-num-seqs 8"),
+            "engine owns the slots": other(1, "batch slots", "engine", "--max-num-seqs 64"),
+            "queue for repeated work": other(2, "arithmetic", "gateway", "--max-queue 4"),
+            "more slots for full arithmetic": other(
+                *(2, "arithmetic", "batching", "--max-num-seqs 128")
+            ),
+            "free memory given away": other(3, "blocks", "engine", "--kv-cache-dtype int8"),
+            "queue for one tenant": other(3, "arithmetic", "gateway", "--max-queue 4"),
+            "larger steps": other(
+                *(4, "token budget", "batching", "--max-num-batched-tokens 16384")
+            ),
+            "arithmetic for long gaps": other(
+                *(4, "arithmetic", "batching", "--max-num-batched-tokens 512")
+            ),
+            "more slots for an idle machine": other(
+                *(5, "batch slots", "batching", "--max-num-seqs 128")
+            ),
+            "dynamic batches": other(5, "nothing", "batching", "--scheduler dynamic"),
+            "more blocks than memory": other(6, "blocks", "engine", "--num-blocks 6000"),
+            "bandwidth": other(6, "bandwidth", "silicon", "--num-blocks 3300"),
+            "an unknown flag": other(6, "blocks", "engine", "--more-memory 3300"),
+            "a flag without a value": other(6, "blocks", "engine", "--num-blocks"),
+            "a flag with a wrong value": other(5, "nothing", "batching", "--scheduler fair"),
+            "another word": other(6, "memory", "engine", "--num-blocks 3300"),
+            "another layer's word": other(6, "blocks", "L3", "--num-blocks 3300"),
+            "a tuple": other(6, ("blocks", "engine", "--num-blocks 3300")),
+            "the same for all": lambda seed: package_diagnosis(1),
+            "nothing at all": lambda seed: None,
+        },
+        equivalent={},
+    ),
     "load_test": Answers(
         right=(with_tasks, with_timers, wrong("nothing")),
         wrong={name: wrong(name) for name in WRONG},
         equivalent={},
+    ),
+    "make_plan": Answers(
+        right=(
+            another_plan(max_num_seqs=128, num_blocks=3000),
+            another_plan(max_num_batched_tokens=640, kv_bits=16),
+        ),
+        wrong={
+            "all as it is": Plan,
+            "too few slots": another_plan(max_num_seqs=16),
+            "too few blocks": another_plan(num_blocks=300),
+            "too many blocks": another_plan(num_blocks=20_000),
+            "blocks of narrow weights beside wide ones": another_plan(
+                weight_bits=16, num_blocks=8000
+            ),
+            "wide weights": another_plan(weight_bits=16),
+            "four bits": another_plan(weight_bits=4),
+            "no prefix cache": another_plan(enable_prefix_caching=False),
+            "names first": another_plan(instructions_first=False),
+            "whole documents at once": another_plan(max_num_batched_tokens=2048),
+            "tiny chunks": another_plan(max_num_batched_tokens=64),
+            "the job first": another_plan(job_priority=-1),
+            "no slots": another_plan(max_num_seqs=0),
+            "knobs as a dict": lambda: {"max_num_seqs": 64},
+            "nothing at all": lambda: None,
+        },
+        equivalent={
+            "64 -> 65": "a batch slot more is as good",
+            "512 -> 513": "a token more per step is as good",
+            "6000 -> 6001": "a block more is as good",
+            "1 -> 2": "any priority behind the others is the same",
+        },
     ),
 }
