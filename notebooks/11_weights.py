@@ -31,7 +31,8 @@
 #
 # **You need** Python and a little PyTorch: tensors, shapes, dtypes. Of chapter 00 you need *How to read
 # this course*.
-# **Time:** about 70 minutes to read and try, about 70 for the exercises.
+# **Time:** about 70 minutes to read and try, about 70 for the exercises. On a first reading you can skip
+# *Algorithm, number format, container*, *Shards* and *Why not a pickle*.
 #
 # **Where we are:** **files on disk → tensors in memory** → token ids → embedding → 30 layers →
 # output head → next token.
@@ -537,9 +538,9 @@ except ValueError as error:
     print("a lying string is refused:", error)
 
 # %% [markdown]
-# These are the values that stood in `config.json` above, under other names. After them, each tensor
-# is described: name, number of dimensions, sizes, number of the stored kind, and offset. The sizes
-# stand in the opposite order to torch's: the length of a row comes first.
+# All but the last (here the width of a head, 576 / 9) stood in `config.json` above, under other names.
+# After them, each tensor is described: name, number of dimensions, sizes, number of the stored kind, and
+# offset. The sizes stand in the opposite order to torch's: the length of a row comes first.
 #
 # The tensors begin at a multiple of the **alignment** $a$, mostly 32 bytes. The position $p$ where the
 # header ends is rounded up to it:
@@ -1167,7 +1168,7 @@ verdicts(
         f"{mark(start, 's')} to the first token, but with one small model on a CPU",
         NOT_TESTED,
         "140 GB (70B weights in BF16) take 70 s from a disk of 2 GB/s; engines for GPUs also compile "
-        "kernels at their start and record their launches",
+        "kernels at their start and record the order in which to start them",
     ),
 )
 del file, tensor, blocks, again, inside  # mapped files cannot be deleted on Windows

@@ -42,7 +42,8 @@
 #
 # **You need** Python's `dict`, `Counter` and `bytes`, and a little of regular expressions. Of chapter 11
 # you need only that a file can hold a vocabulary. **Time:** about 60 minutes to read and try, about 80
-# for the exercises.
+# for the exercises. On a first reading you can skip *How large should a vocabulary be?* and the exercises
+# `encode_long` and `encode_chat`.
 #
 # **Where we are:** text → **chat template → tokenizer** → token ids → model → token id → **stream
 # decoder** → text.
@@ -173,7 +174,7 @@ print("for example:", ", ".join(unknown[:8]))
 # point**, a number of Unicode; an accent or a vowel sign can be one of its own) takes one to four
 # bytes, and the first byte says how many.
 #
-# | character | bytes in UTF-8 |
+# | character | bytes in UTF-8, in hexadecimal |
 # |---|---|
 # | `a`, and all of ASCII | `61`: one byte, below `80` |
 # | `é` | `C3 A9` |
@@ -350,10 +351,10 @@ measured(
 
 # %% [markdown]
 # It has two faults. Many tokens end in a space or run across one, so **the same word is
-# split differently depending on its neighbours**: *very* appears in three different tokens, and in Figure 12.3 it is
-# cut (`ver`, `y␣t`), and the
-# model would have to learn what each of them means. And each merge reads the whole text again, which
-# takes days for a terabyte, and a vocabulary needs tens of thousands of merges.
+# split differently depending on its neighbours**: *very* appears in three different tokens, and in Figure
+# 12.3 it is cut (`ver`, `y␣t`), and the model would have to learn what each of them means. And each merge
+# reads the whole text again, which takes days for a terabyte, and a vocabulary needs tens of thousands of
+# merges.
 #
 # ## Cut into words first
 #
@@ -491,7 +492,7 @@ my_encode_word = check(12, encode_word=encode_word)
 # %% [markdown]
 # The *harder* part of this exercise, `encode_long`, is an exercise of its own in this chapter's
 # exercise notebook (`minigen workspace` makes one). A client may send one word of a million
-# characters, and rounds over all pairs would keep a server busy for hours. Its check allows three
+# characters, and rounds over all pairs could keep a server busy for an hour. Its check allows three
 # look-ups for each byte.
 #
 # ## Does it equal the model's own?
@@ -603,8 +604,8 @@ def strip(text):
 
 explore(
     strip,
-    "Tokens of a text as boxes, with their ids and, in hexadecimal, their bytes. A box without whole "
-    "characters shows its bytes instead.",
+    "Tokens of a text as boxes, with their ids and, in hexadecimal, their bytes. A box with part of a "
+    "character shows its bytes instead.",
     "12.5",
     text="Why is inference hard? Größe 你 🍎 1969",
 )
@@ -771,7 +772,8 @@ print(
 #
 # ## The chat template is a program
 #
-# A conversation is a list of messages, and the model reads one sequence of tokens. The
+# A conversation is a list of messages. Each has a role: *user*, *assistant* (the model) or *system* (the
+# application's own instructions, the **system prompt**). The model reads one sequence of tokens. The
 # **[chat template](../docs/glossary.md#chat-template)** is the program that turns the one into the
 # other. It comes with the model, because each model was trained with one exact spelling. It is written
 # in Jinja, a small language for templates. The next cell prints this model's and runs it.
@@ -810,7 +812,8 @@ print("the next chat:", trick)
 guess_turns = predict("How many turns does the model see begin in it?", None)
 
 # %% [markdown]
-# (The program comes from outside. So minigen runs it in Jinja's sandbox, in a process of its own, with
+# (The program comes from outside. The cell above runs it plainly, because you know this one; do not copy
+# that for unknown models. minigen runs every template in Jinja's sandbox, in a process of its own, with
 # limits on time and memory.)
 #
 # ### The trap: a message that forges a turn
@@ -1053,7 +1056,7 @@ verdicts(
         f"{spaces - lone} of {spaces} on the page, in the questions and in five languages are; "
         f"{lone} are tokens by themselves",
         holds(lone == 0),
-        "true for words; before a digit (and in Figure 12.5 before 你) the space is cut off here",
+        "true for most words; before a digit (and in Figure 12.5 before 你) the space is alone here",
     ),
     Claim(
         "With all 256 bytes in the vocabulary, no text is unknown",
@@ -1106,7 +1109,7 @@ verdicts(
 # - To encode, apply the earliest-learned merge that fits, and repeat. What cannot be merged stays
 #   bytes, so no text is unknown, if all 256 bytes are in the vocabulary.
 # - A larger vocabulary makes texts shorter, ever more slowly, while the embedding grows in proportion.
-#   What was rare in training costs more tokens: other languages, names, code.
+#   What was rare in training costs more tokens: other languages, names.
 # - Special tokens mark structure. An answer stops because the model predicts the end of its turn and
 #   the engine recognises it.
 # - The chat template is a program that comes with the model. Message text must be encoded without

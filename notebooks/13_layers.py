@@ -32,7 +32,8 @@
 #
 # **You need** chapters 11 (weights, GGUF files) and 12 (tokens), matrix multiplication, sine and
 # cosine, and PyTorch's basics.
-# **Time:** about 60 minutes to read and try, about 50 for the exercises.
+# **Time:** about 60 minutes to read and try, about 50 for the exercises. On a first reading you can skip
+# *How far does the rotation reach?* and *A norm in 16 bits*.
 #
 # **Where we are:** token ids → **embedding** → 30 × ( **norm** → **rotate** → attention → add →
 # **norm** → **feed-forward** → add ) → norm → output head → next token.
@@ -127,7 +128,7 @@ by_hand = perplexity(torch.tensor([1 / 2, 1 / 4, 1 / 8]).log())
 print(f"probabilities 1/2, 1/4, 1/8: perplexity {by_hand:.1f}")
 
 # %% [markdown]
-# In the next cell, each of the three functions is replaced by one that does nothing. `using` puts a
+# In the next cell, each of the three functions is replaced by one that leaves its work out. `using` puts a
 # function in the place of the package's own for a while, and says how often it was called.
 
 # %%
@@ -175,8 +176,9 @@ guess_order.compare(int(round(perplexity(unordered), -1)))
 # %% [markdown]
 # After the first few tokens, the complete model copies almost without an error. Without positions it
 # cannot copy at all, although all words are in view. Without the gate it is so sure of wrong tokens
-# that blind guessing would be far better. Without RMSNorm the numbers overflow. A model of 135 million
-# parameters depends on each of these few lines.
+# that blind guessing would be far better. Without RMSNorm the numbers **overflow**: they exceed the
+# largest that the format can hold, and become infinite. A model of 135 million parameters depends on each
+# of these few lines.
 #
 # ## The embedding, and the residual stream
 #
@@ -782,8 +784,8 @@ picture(
 # result: RMSNorm keeps the direction of a vector and forgets its length.
 #
 # The older **LayerNorm** ([Ba et al. 2016](https://arxiv.org/abs/1607.06450)) subtracts the mean of
-# the numbers first, and adds a learned bias at the end. RMSNorm leaves both out and computes less, and in
-# the paper's experiments models trained with it were as good.
+# the numbers first, and adds a learned number to each (a bias) at the end. RMSNorm leaves both out and
+# computes less, and in the paper's experiments models trained with it were as good.
 #
 # A layer normalises twice: before attention and before the feed-forward network. With the norm before
 # the output head there are $2 \cdot 30 + 1 = 61$ of them. The stream itself is never normalised, only
@@ -881,7 +883,7 @@ print(
 )
 
 # %% [markdown]
-# In float16 the square of any number above 256 is infinite, so the root is infinite, and the token's
+# In float16 the square of 256 or more is infinite, so the root is infinite, and the token's
 # vector divided by infinity is zero. The first token is lost early. Most heads use it as a resting
 # place (an **attention sink**, chapter 14), and the very large numbers that mark it are known as
 # **massive activations** ([Sun et al. 2024](https://arxiv.org/abs/2402.17762)).
@@ -920,10 +922,10 @@ print(
 # $W_{up}$ turns the 576 numbers of $x$ into 1,536 **hidden units**. Think of each as a detector: its
 # row of $W_{up}$ is a pattern, and the unit's value says how much of this pattern is in $x$. **ReLU**,
 # $\max(0, z)$, switches a unit off if the value is negative. Then $W_{down}$ writes: each unit that is
-# on adds its column to the residual stream. [Geva et al. 2021](https://arxiv.org/abs/2012.14913) read
-# these pairs as a memory: the patterns are its keys, and the columns its values, which favour likely
-# next tokens. Without the function between them, the two matrices would be one matrix, and could do no
-# more than one.
+# on adds its column, times its value, to the residual stream. [Geva et al.
+# 2021](https://arxiv.org/abs/2012.14913) read these pairs as a memory: the patterns are its keys, and the
+# columns its values, which favour likely next tokens. Without the function between them, the two matrices
+# would be one matrix, and could do no more than one.
 #
 # **Why a gate.** In the ReLU network one value does two things: it decides *whether* the unit speaks and
 # *how much* it says. SwiGLU ([Shazeer 2020](https://arxiv.org/abs/2002.05202)) separates them. A second
@@ -942,7 +944,8 @@ print(
 #
 # Three units by hand. Their contents are all 3, and their gates before SiLU are 2, 0 and -2:
 # $\mathrm{SiLU}(2) \cdot 3 = 1.76 \cdot 3 = 5.28$ is open, $\mathrm{SiLU}(0) \cdot 3 = 0$ is shut, and
-# $\mathrm{SiLU}(-2) \cdot 3 = -0.24 \cdot 3 = -0.72$ is nearly shut.
+# $\mathrm{SiLU}(-2) \cdot 3 = -0.24 \cdot 3 = -0.72$ is nearly shut: a little passes,
+# with its sign reversed. (Below 0, SiLU never goes beyond -0.28.)
 #
 # What does a multiplication buy? Two gated units can compute a **product** of two numbers exactly:
 # $\mathrm{SiLU}(a)\,b + \mathrm{SiLU}(-a)\,(-b) = a\,b$, because $\sigma(a) + \sigma(-a) = 1$. A ReLU
@@ -1009,7 +1012,7 @@ guess_share.compare(round(100 * in_networks / in_all), "%")
 picture(
     draw_layers.gates(gate),
     "SiLU beside ReLU, and the gates of one layer before SiLU, for all tokens of the story. Only a gate "
-    "of exactly 0 shuts its unit.",
+    "of exactly 0 shuts its unit completely; one far below 0 nearly does.",
     number="13.11",
 )
 reveal(13, swiglu=my_swiglu)
@@ -1038,8 +1041,12 @@ assert math.isclose(perplexity(again), perplexity(second), rel_tol=1e-3)
 # %% [markdown]
 # ## Claims
 #
-# For the third claim the cell tests 5,000 random pairs of a query and a key, which show what the rotation
-# does, and the average query and key of each head, which show what training has added.
+# For the third claim the cell tests 5,000 random pairs of a query and a key, which have
+# nothing in common, and the average query and key of each head, which training has formed. Of random
+# pairs, only about half can score higher near: with $-k$ in place of $k$ every score changes its sign.
+# If a query and a key are equal, it is otherwise. Unturned, each of their 32 pairs of numbers adds as much
+# as it can, so the score is highest at distance 0, and farther away the pairs get out of step. The cell
+# tests that too.
 
 
 # %%
@@ -1056,7 +1063,9 @@ def near_is_higher(queries, keys):
 
 
 generator = torch.Generator().manual_seed(0)
-random_near = near_is_higher(*torch.randn(2, 5000, head_dim, generator=generator)).float().mean()
+random_q, random_k = torch.randn(2, 5000, head_dim, generator=generator)
+random_near = near_is_higher(random_q, random_k).float().mean()
+equal_near = near_is_higher(random_q, random_q).float().mean()
 trained = []
 for heads in recorded:
     mean_q, mean_k = (
@@ -1065,9 +1074,9 @@ for heads in recorded:
     shared_k = mean_k.repeat_interleave(len(mean_q) // len(mean_k), dim=0)
     trained.append(near_is_higher(mean_q, shared_k))
 trained_near = torch.stack(trained).float().mean()
-print(
-    f"near tokens score higher: {random_near:.0%} of random pairs, {trained_near:.0%} of trained heads"
-)
+print("near tokens score higher:")
+print(f"{random_near:.0%} of random pairs, {equal_near:.0%} if both are equal")
+print(f"{trained_near:.0%} of trained heads")
 
 off_centre = states.mean(-1).abs() / states.square().mean(-1).sqrt()
 su = "[Su et al. 2021](https://arxiv.org/abs/2104.09864)"
@@ -1095,10 +1104,10 @@ verdicts(
     Claim(
         "RoPE lets scores decay with the distance",
         f"of random queries and keys, {random_near:.0%} score higher at distances 1 to 16 than at 113 to "
-        f"128; of the trained heads' average ones, {trained_near:.0%}",
+        f"128; of equal ones, {equal_near:.0%}; of the trained heads' average ones, {trained_near:.0%}",
         holds(random_near > 0.9),
-        "the paper derives an upper limit that falls with the distance, not the scores themselves; what "
-        "the heads have learned prefers near tokens, not the rotation",
+        "the paper derives an upper limit that falls with the distance, not the scores themselves; "
+        "the rotation favours near tokens where query and key are alike, not where they are unrelated",
         su,
     ),
     Claim(

@@ -66,6 +66,7 @@ from minigen import SamplingParams, hub
 from minigen.checkpoint.checkpoint import open_checkpoint
 from minigen.model import attention, layers, transformer
 from minigen_course import (
+    NOT_TESTED,
     Claim,
     chapter_map,
     check,
@@ -842,13 +843,13 @@ measured("in float32, a logit of the story moves with the number of rows by up t
 # %% [markdown]
 # In bfloat16 the neighbour may change the answer, as the cell shows or does not show on your machine:
 # one pair of equal answers is no proof. In float32 the logits move, too, but so little that a choice
-# hardly ever changes. With the same batch and deterministic kernels, the answer is always the same. On
-# GPUs, some kernels add parts of one sum in whatever order they finish, and a library
-# that tunes itself may choose another kernel on another day. Then even the same batch can give two
-# answers. The usual cause is the batch, though:
-# [He 2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/) finds that
-# servers give two answers mainly because other users' requests change the batch, and shows how
-# kernels can be made to give the same result for every batch shape.
+# hardly ever changes. With the same batch and **deterministic** kernels (the same input always gives the
+# same numbers), the answer is always the same. On GPUs, some kernels add parts of one sum in whatever
+# order they finish, and a library that tunes itself may choose another kernel on another day. Then even
+# the same batch can give two answers. The usual cause is the batch, though: [He
+# 2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/) finds that servers
+# give two answers mainly because other users' requests change the batch, and shows how kernels can be
+# made to give the same result for every batch shape.
 #
 # ## Claims
 #
@@ -892,9 +893,9 @@ verdicts(
         "Greedy decoding is deterministic",
         "answers to one request in bfloat16, alone and beside another: "
         f"⟨{'one' if alone == beside else 'two'}⟩",
-        holds(alone == beside),
+        NOT_TESTED if alone == beside else holds(False),
         "it is with the same batch and deterministic kernels; otherwise two nearly equal logits can "
-        "change places",
+        "change places. One pair of equal answers is no proof",
         measured=True,
     ),
 )
@@ -905,8 +906,8 @@ verdicts(
 # - A model turns token ids into logits: embedding, 30 layers, a norm, and the output head.
 # - The residual stream keeps its shape `[tokens, hidden]` from beginning to end. Attention and the
 #   feed-forward network of each layer read it through a norm, and add to it.
-# - Adding keeps everything that earlier layers wrote. Without most single layers the model still works;
-#   without the first it does not.
+# - Adding keeps what earlier layers wrote, unless a layer subtracts it. Without most single layers the
+#   model still works; without the first it does not.
 # - The logit lens applies the output head to the stream after any layer. In this model the answer often
 #   appears only in the last layers.
 # - A matrix costs two FLOPs per weight and token. Attention adds four per layer, query head, head dimension

@@ -128,11 +128,11 @@ guess_waste.compare(100 * final_waste, "%", measured=True)
 #
 # One strip of memory, and a list of its holes. A request gets one piece of a hole. The piece that it
 # gives back becomes a hole again, joined with its neighbours. Where several holes are large enough,
-# **first fit** takes the first, **best fit** the smallest.
+# **first fit** takes the first (in the code, `min`), **best fit** the smallest.
 #
 # `run_through` is a simulation: each running request gets one token per step, and waiting requests
-# start in order, as soon as they fit. All shares below are averages over the steps in which at least
-# one request waits. When no request waits, unused memory harms no one.
+# start in order, as soon as they fit. All shares below are of the whole memory, averaged over the steps
+# in which at least one request waits. When no request waits, unused memory harms no one.
 
 
 # %%
@@ -213,8 +213,8 @@ for way in ("exact, first fit", "exact, best fit"):
     print(f"in ⟨{scattered}⟩ of them, a request waits although enough slots are free in total")
 
 # %% [markdown]
-# Play it. Colours are requests: full where there are tokens, pale where the slots are reserved only,
-# white where they are free. A triangle is an answer that grows into its reservation.
+# Play it. Colours are requests (they repeat): full where there are tokens, pale where the slots are
+# reserved only, white where they are free. A triangle is an answer that grows into its reservation.
 
 
 # %%
@@ -282,7 +282,8 @@ runs["blocks of 16"] = run_through(Blocks(NUM_SLOTS, 16), NUM_SLOTS, wishes)
 replay(
     strip_at,
     max(len(run.moments) for run in runs.values()),
-    "The same requests in blocks of 16 slots. The memory is full of tokens; the pale tails are the "
+    "The same requests in blocks of 16 slots. While requests wait, the memory is full of tokens; the "
+    "pale tails are the "
     "last blocks of the requests.",
     number="21.3",
     at=150,
@@ -379,12 +380,14 @@ guess_large.compare(100 * waste_of[256][0], "%", measured=True)
 print(f"for 4 % in blocks of 16, requests must hold {7.5 / 0.04 - 7.5:.0f} tokens on average")
 
 # %% [markdown]
-# The formula fits small blocks and fails for 256. It assumed that a request ends anywhere in its last
-# block. But most of these requests are shorter than 256 tokens, so their *only* block is their last
-# one, and it starts empty. The number of empty slots then depends on the lengths, not on chance.
+# (The table takes $t$ from the run of each block size; in blocks of 256 it is larger than above, so its
+# formula gives less than yours.) The formula fits small blocks and fails for 256. It assumed that a
+# request ends anywhere in its last block. But most of these requests are shorter than 256 tokens, so
+# their *only* block is their last one, and many end before it is half full. The number of empty slots
+# then depends on the lengths, not on chance.
 #
 # Small blocks waste least, and cost the longest tables: for each block an entry to keep, to look up
-# and to jump to. 16 tokens is what most engines begin with.
+# and to jump to. vLLM begins with 16, and so does this engine.
 #
 # ## How many sequences fit on a card?
 #
@@ -404,7 +407,8 @@ print(f"for 4 % in blocks of 16, requests must hold {7.5 / 0.04 - 7.5:.0f} token
 # sequence, and the outer floor whole sequences.
 #
 # Predict: a card has 80 GB. Llama-3-70B in 8 bits takes 70 GB of it, and 327,680 bytes per token. How
-# many sequences of 2,048 tokens fit?
+# many sequences of 2,048 tokens fit? (Llama-3 ends at 8,192 tokens. The table's last column is for
+# Llama-3.1, of the same shapes.)
 
 # %%
 guess_fit = predict(
@@ -426,7 +430,7 @@ guess_fit.compare(sequences_that_fit(80 * GB, 70 * GB, 327_680, 2048, 16))
 
 # %% [markdown]
 # A step with few sequences leaves most of the card's arithmetic unused (chapter 17). So memory, not
-# arithmetic, often ends what a card can serve, and every slot that is wasted is a sequence that waits.
+# arithmetic, often ends what a card can serve, and wasted slots are sequences that wait.
 #
 # ## Several owners
 #
@@ -531,8 +535,8 @@ def sequences_that_fit(
 my_capacity = check(21, sequences_that_fit=sequences_that_fit)
 
 # %% [markdown]
-# Now the allocator. The three parts of its state are in the text above: which blocks are free, how
-# many owners each block has, and nothing else.
+# Now the allocator. The two parts of its state are in the text above: which blocks are free, how
+# many owners each block has. (`OutOfBlocksError` is imported from `minigen.errors`.)
 
 # %%
 task(21, "BlockAllocator")
@@ -786,8 +790,8 @@ verdicts(
 #   leaves most of its memory empty.
 # - Internal fragmentation is memory that a request owns and does not fill. External fragmentation is
 #   free memory that is too scattered to use.
-# - Knowing all lengths does not help much: an answer owns at its first step what it fills at its last,
-#   and pieces of many sizes leave gaps.
+# - Knowing all lengths helps, and still leaves half of the memory empty: an answer owns at its first step
+#   what it fills at its last, and pieces of many sizes leave gaps.
 # - Blocks of one size end external fragmentation, and leave about $(B-1)/2$ empty slots per request,
 #   as long as requests are several blocks long.
 # - Nothing is reserved, so memory can run out in the middle of an answer. Then a request is preempted,
@@ -803,10 +807,10 @@ verdicts(
 # Three blocks, 48 slots, 15 of them empty. It can write 15 more tokens; the 16th needs a fourth
 # block.</details>
 #
-# <details><summary>2. Of 10,000 slots, 600 are free, in gaps of 50. The next request asks for 400
+# <details><summary>2. Of 10,000 slots, 640 are free, in gaps of 64. The next request asks for 400
 # slots. Can it start, with one piece per request? With blocks of 16?</summary>
-# With one piece it cannot: the 600 free slots are external fragmentation. With blocks of 16 it
-# can: it needs 25 blocks, and 600 free slots are 37 of them.</details>
+# With one piece it cannot: the 640 free slots are external fragmentation. With blocks of 16 it
+# can: it needs 25 blocks, and 640 free slots are 40 of them.</details>
 #
 # <details><summary>3. Four answers share a prompt of 40 tokens, in blocks of 16. How many blocks are
 # owned when each has written one token, and how many copies were made?</summary>
@@ -820,15 +824,15 @@ verdicts(
 #   GPUs. Its free blocks stand in a doubly linked queue, so that a block that is found again by its
 #   content can be taken out of the middle. Its V1 engine has dropped copy-on-write: only full blocks
 #   are shared, and those are never written again.
-# - **[SGLang](https://github.com/sgl-project/sglang)** hands out single tokens by default (a page size
-#   of 1): no internal waste at all, and the longest tables.
+# - **[SGLang](https://github.com/sgl-project/sglang)** hands out single tokens by default (a page,
+#   its word for a block, has one token): no internal waste at all, and the longest tables.
 # - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** takes the number of tokens per block as an
 #   option, and can keep blocks that were evicted from the GPU in the host's memory.
-# - **[llama.cpp](https://github.com/ggml-org/llama.cpp)** keeps one array of cells, one per token, each
-#   with the set of sequences that own it: sharing is a bit in that set.
+# - **[llama.cpp](https://github.com/ggml-org/llama.cpp)** keeps (as its server does by default) one array
+#   of cells, one per token, each with the set of sequences that own it: sharing is a bit in that set.
 # - **[vAttention](https://arxiv.org/abs/2405.04437)** leaves the cache in one piece of *virtual* memory
 #   for each sequence, and lets the GPU's driver put physical pages below it as it grows: blocks
-#   without block tables, in the sizes that the driver has.
+#   without block tables, in pages of 2 MB, or smaller ones with a changed driver.
 #
 # ## Further reading
 #

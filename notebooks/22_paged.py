@@ -19,10 +19,11 @@
 # [![Open in Binder](https://mybinder.org/badge_logo.svg)](https://mybinder.org/v2/gh/minigen/minigen/main?labpath=notebooks/22_paged.ipynb)
 #
 # Chapter 21 divided memory into [blocks](../docs/glossary.md#block) that lie anywhere. Attention, as
-# chapter 14 wrote it, wants a sequence's keys and values one after another. This chapter puts keys and
-# values into blocks, finds them again through the sequence's
-# [block table](../docs/glossary.md#block-table), and runs this in the engine:
-# [**paged attention**](../docs/glossary.md#paged-attention).
+# chapter 14 wrote it, wants a sequence's keys and values one after another. (Operating systems divide
+# memory in the same way, into *pages* found through a **page table**; hence *paged*, and many engines
+# call a block a page.) This chapter puts keys and values into blocks, finds them again through the
+# sequence's [block table](../docs/glossary.md#block-table), and runs this in the engine: [**paged
+# attention**](../docs/glossary.md#paged-attention).
 #
 # **Afterwards you can** compute a token's slot, store and gather through a block table, read the
 # picture of a running engine's memory, and say what paging gains and what it costs.
@@ -145,8 +146,9 @@ print(f"steps until all are answered: ⟨{len(reserved_states):,}⟩")
 # %% [markdown]
 # ## The smallest version that works
 #
-# Store the keys and values of 50 tokens in blocks of 16 that lie anywhere: 7, 3, 9 and 5. That list is
-# the block table. Entry 0 says where the tokens 0 to 15 are, entry 1 where 16 to 31 are, and so on.
+# Store the keys and values of 50 tokens in blocks of 16 that lie anywhere: 7, 3, 9 and 5. (The pool has
+# 10 blocks, 1 to 10, and block 0, which is for padding only.) That list is the block table. Entry 0 says
+# where the tokens 0 to 15 are, entry 1 where 16 to 31 are, and so on.
 
 # %%
 table = [7, 3, 9, 5]
@@ -212,8 +214,9 @@ assert same
 # {\sum_{u} \exp(q \cdot k_u / \sqrt d)}$$
 #
 # And the position of a token is not lost when its key moves, because it was rotated into the key
-# before the key was stored (chapter 13). That is why paging is possible at all: keys and values may
-# lie anywhere, in any order, and a kernel may visit the blocks in any order.
+# before the key was stored (chapter 13). So nothing need restore the order: a kernel may visit the blocks
+# in any order. (A model without positions in its keys can be paged, too: the table still says which token
+# is where.)
 #
 # What must be known is *which* slots hold tokens that the query may see. Here the last block has 14
 # slots that hold nothing, and these must be cut off or masked. For a prompt, where each token sees
@@ -256,7 +259,10 @@ measured("storing 50 tokens, by slots", 1e6 * indexed, "µs")
 # %% [markdown]
 # In a batch, the new tokens of all sequences are stored at once: their slots stand in one list. Then
 # each sequence attends through its own table. Those that [decode](../docs/glossary.md#decode) do it
-# together: their tables are padded to the longest, and the padding is masked.
+# together: their tables are padded to the longest, and the padding is masked. In the code, `context_lens`
+# are the sequences' lengths with their new tokens, `query_starts` the rows at which their new tokens
+# begin, the first `num_decodes` sequences decode, and `windows` has each layer's sliding window (chapter
+# 14) or None.
 
 # %%
 show(package.attend_paged)
@@ -281,8 +287,9 @@ print("token by token the same, in blocks and in one piece")
 # Now the same 16 questions, with blocks as they are needed. The picture below is drawn while the engine
 # runs, from the events that it emits. When the run has ended, it shows the step in which the memory was
 # fullest.
-# (The answers are the same as before, except where two tokens are nearly as likely: then a batch of
-# another size rounds differently, and the choice can change.)
+# (The answers are the same as before, since in the compiled step a request's numbers do not depend on its
+# batch (chapter 16). In torch they do, in their last digits, and now and then a draw falls on the
+# neighbouring token.)
 
 
 # %%
@@ -338,13 +345,14 @@ replay(
 )
 
 # %% [markdown]
-# When the last free block is gone, a request that is already running has to give up its place: the
-# engine takes all blocks of the request that started last, and computes its tokens again later. That
-# is [preemption](../docs/glossary.md#preemption), which chapter 24 measures.
+# When a running request needs a block and none is free, one of the running requests has to give up
+# its place: the engine takes all blocks of the request that started last, and computes its tokens again
+# later. That is [preemption](../docs/glossary.md#preemption), which chapter 24 measures.
 #
 # ## Forks share blocks
 #
-# Ask for n answers to one prompt, and their tables begin with the same blocks.
+# Ask for n answers to one prompt: the prompt is computed once, then the sequence splits (it **forks**)
+# into n, and their tables begin with the same blocks.
 
 # %%
 story = (
@@ -385,8 +393,8 @@ guess_blocks.compare(owned[8])
 
 # %% [markdown]
 # The prompt's four full blocks are there once. Its last block is copied before an answer writes into
-# it: one copy for each answer but the last. And 12 more tokens just fit into that block, so each answer
-# owns one block alone: $4 + 8 = 12$.
+# it: one copy for each answer but the last. Of 12 more tokens 11 are stored (nothing reads the last one's
+# key), and they fit into that block, so each answer owns one block alone: $4 + 8 = 12$.
 
 # %%
 of_four = forked_states[4]
@@ -425,12 +433,13 @@ measured("gathered through a table first", 1e6 * through_table, "µs")
 guess_cost.compare(through_table / in_one_piece, "times", measured=True)
 
 # %% [markdown]
-# The copy is not needed. A kernel can read each block where it lies, since the order does not matter.
-# Chapter 33 writes such a kernel for a GPU, chapter 34 for a CPU, and the engine above runs the latter.
+# The copy is not needed. A kernel can read each block where it lies, and add up the sum block by block.
+# Chapter 33 writes such a kernel for a GPU, and the compiled step (chapter 34) has one for a CPU. The
+# engine of the 16 questions ran that one, where the step is compiled.
 #
 # ## Your turn
 #
-# First the slot of a token: the arithmetic in which paged engines have gone wrong most often.
+# First the slot of a token: an arithmetic in which paged engines have gone wrong (the bug hunt has two).
 
 # %%
 task(22, "slots_of")
@@ -464,7 +473,8 @@ with using(22, slots_of=my_slots):
     print(exact.generate("The sea is", SamplingParams(temperature=0, max_tokens=12)).text)
 
 # %% [markdown]
-# Then the pool itself. Like the package's, it must hold block 0, where padding is written.
+# Then the pool itself. Like the package's, it must hold block 0, where padding is written, have the
+# attribute `block_size`, and begin with zeros (question 3 below says why).
 
 # %%
 task(22, "KVPool")
@@ -582,7 +592,7 @@ def attend_by_block(
 my_attend = check(22, attend_by_block=attend_by_block)
 by_block = my_attend(q[0], many, 0, scattered.tolist(), context)
 torch.testing.assert_close(by_block, attention(q, dense_k, dense_v)[0], atol=1e-5, rtol=1e-5)
-print("block by block, attention over 1,024 tokens is the same, and no copy of them was made")
+print("block by block, attention over 1,024 tokens is the same; one block was copied at a time")
 
 # %% [markdown]
 # ## The package's version
@@ -724,8 +734,8 @@ verdicts(
 #
 # <details><summary>2. How many blocks do 8 answers of 12 tokens own if the prompt has 70 tokens instead
 # of 68?</summary>
-# Four full blocks are shared. Each answer goes up to 70 + 12 = 82 tokens, which is beyond the fifth
-# block (80), so each owns two blocks alone: 4 + 8 · 2 = 20.</details>
+# Four full blocks are shared. Each answer stores up to 70 + 11 = 81 tokens (not its last), which is
+# beyond the fifth block (80), so each owns two blocks alone: 4 + 8 · 2 = 20.</details>
 #
 # <details><summary>3. A batch of decodes is padded to the longest table. Why must the slots in the
 # padding hold numbers at all, and not NaN?</summary>
@@ -735,12 +745,12 @@ verdicts(
 # ## What the production engines do beyond this
 #
 # - **[vLLM](https://github.com/vllm-project/vllm)** carries the two things of this chapter by name
-#   through its code: `block_table` for reading, and `slot_mapping` for writing. Its attention is
-#   FlashAttention's or FlashInfer's, both of which take a block table.
+#   through its code: `block_table` for reading, and `slot_mapping` for writing. Its attention is one of
+#   many backends, on NVIDIA GPUs often FlashAttention's or FlashInfer's; both read through block tables.
 # - **[FlashInfer](https://github.com/flashinfer-ai/flashinfer)** keeps the tables of a batch packed: all
 #   entries in one list, where each sequence begins, and how full each last page is. No table is padded.
-# - **[SGLang](https://github.com/sgl-project/sglang)** maps in two steps, from request to tokens and from
-#   tokens to slots, so that pages of one token need no more code.
+# - **[SGLang](https://github.com/sgl-project/sglang)** keeps the slot of every token of a request in its
+#   table (`req_to_token`), not the block, so that pages of one token need no more code.
 # - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** and
 #   **[MLC-LLM](https://github.com/mlc-ai/mlc-llm)** page the cache in kernels of their own, the latter
 #   for phones and browsers, too. **llama.cpp** keeps cells in one tensor, and masks those of other

@@ -151,7 +151,8 @@ for number in range(1, len(turns_alone)):
     print(f"turn {number + 1}: {known_tokens[-1]} of {len(prompt_ids)} tokens ({share:.0%})")
 
 # %% [markdown]
-# Their keys and values were in the cache when the answer before ended, and were thrown away.
+# Their keys and values were in the cache when the answer before ended (all but those of its last token,
+# which no step had read yet), and were thrown away.
 #
 # May they be used again? The words *the old maps* stand at the beginning of two texts, and in the
 # middle of a third. Predict: in the first layer, the keys of *old maps* in the third text are compared
@@ -170,7 +171,7 @@ place, start = common(first, second), third.index(first[1])
 heads = {number: recorded_heads(alone, ids) for number, ids in enumerate((first, second, third), 1)}
 one, other = heads[1][-1].k[:place], heads[2][-1].k[:place]
 torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
-print(f"behind the same beginning: {place} tokens with equal keys, up to the last layer")
+print(f"in the same beginning: {place} tokens with equal keys, up to the last layer")
 
 
 def apart(layer: int, undone: bool) -> float:
@@ -197,7 +198,8 @@ guess_keys.compare("yes" if apart(0, True) < 1e-3 else "no")
 # ## The smallest version that works: a chain of hashes
 #
 # A block can be shared if its tokens are equal *and* all tokens before it are. Give each full block $i$
-# a name $h_i$ that says both: a hash of its tokens and of the name of the block before,
+# a name $h_i$ that says both: a hash (a short fingerprint: equal input gives equal output, and no two
+# inputs that give the same SHA-256 are known) of its tokens and of the name of the block before,
 #
 # $$h_i = \mathrm{hash}(h_{i-1},\; x_{iB}, \dots, x_{iB+B-1}), \qquad h_{-1} = \text{salt}$$
 #
@@ -375,14 +377,15 @@ picture(
 )
 
 # %% [markdown]
-# For a long prompt, TTFT follows the share that is left. What remains at the right end is $t_0$: the
-# step itself. For a short prompt, $t_0$ is a larger part of the whole. The chat's fourth turn shows
-# it, too: its prompt is short, and its TTFT fell by less than the share that was found.
+# TTFT falls about along a straight line, as the formula says, but above the dashed one: extended to 100
+# %, it would end at $t_0$, the step itself. (The last point still computes 16 tokens.) For a short
+# prompt, $t_0$ is a larger part of the whole. The chat's fourth turn shows it, too: its prompt is short,
+# and its TTFT fell by less than the share that was found.
 #
 # ## What it saves: memory. What it does not: bandwidth
 #
-# A hundred users ask at once, each behind the same system prompt of 500 tokens, with 20 tokens of their
-# own:
+# One request has computed a system prompt of 500 tokens, and still runs. Then a hundred users come, each
+# with 20 tokens of their own behind the same prompt:
 
 # %%
 shared, own = list(range(500)), 20
@@ -516,11 +519,12 @@ guess_clock.compare(found_dated)
 #    model on no tokens. That is this chapter's bug hunt.
 # 2. **A block that is being written is not shared.** It is found once it is full and computed. Here both
 #    requests computed the same; afterwards one copy is kept, and the other block is given back.
-# 3. **Equal tokens are not always equal keys.** With another adapter of the weights (LoRA), or another
-#    image behind the same placeholder, they differ. And a hit is faster than a miss, so a stranger can
+# 3. **Equal tokens are not always equal keys.** They differ if the weights do (many
+#    servers add a small correction of a customer's own to some matrices, a **LoRA adapter**), or if another
+#    image stands behind the same placeholder tokens. And a hit is faster than a miss, so a stranger can
 #    find out by timing whether a question was asked before. A
 #    [**salt**](../docs/glossary.md#cache-salt) at the root keeps such requests apart.
-# 4. **What changes goes to the end.** With a clock in front of the rules, nothing is ever found.
+# 4. **What changes goes to the end.** With a clock in front of the rules, nothing is found once it has changed.
 #
 # ## How much memory is enough?
 #
@@ -534,8 +538,8 @@ guess_clock.compare(found_dated)
 # or that something in front of the prompts changes.
 #
 # Drag it: users come back in random order, each with the shared prompt and a history of 128 tokens of
-# their own. Find the pool below which histories are evicted before their user is back, and the one
-# below which only the shared prompt is left.
+# their own. Find the pool below which histories are evicted before their user is back, and compare it
+# with the blocks that all prompts together need. Whose histories are still found in the smallest pool?
 
 
 # %%
@@ -546,7 +550,8 @@ def traffic(users, shared_tokens, pool_blocks):
 explore(
     traffic,
     "Found and computed tokens of 120 requests, and the blocks that were evicted for each. With 120 "
-    "blocks, the shared prompt is always found, and a history only if its user comes back soon.",
+    "blocks, the shared prompt is found by all but the first, and a history only if its user comes "
+    "back soon.",
     "23.4",
     users=(1, 60, 1, 20),
     shared_tokens=(0, 512, 16, 256),
@@ -706,10 +711,11 @@ my_cache = check(23, RadixPrefixCache=RadixPrefixCache)
 # %% [markdown]
 # ## The package's version
 #
-# One argument puts it into the engine, with memory for 8 blocks only, so that it has to evict.
+# One argument puts it into the engine, with memory for 4 blocks only, so that it has to evict. (What it
+# evicts is no question's common beginning, so as much is found as with more memory.)
 
 # %%
-tight = load_model(weights="float32", prefix_cache=my_cache, num_blocks=8)
+tight = load_model(weights="float32", prefix_cache=my_cache, num_blocks=4)
 with tight.count_work() as work:
     for question in QUESTIONS * 2:
         params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -728,8 +734,11 @@ reveal(23, PrefixTree=my_tree, RadixPrefixCache=my_cache)
 #
 # Find the mistake. Pin it first: write a test that fails on this cache and passes on every correct one.
 # Then mend the cache, here in this cell. Your test is judged as well, on caches that are correct and on
-# some with a mistake of the same family. `serve_toy` runs the real engine around a toy model, whose next
-# token follows from all tokens that it reads.
+# some with a mistake of the same family. (It needs the package's allocator: `from
+# minigen.kv_cache.block_allocator import BlockAllocator`. The name imported above is only the interface.)
+# `serve_toy` runs the real engine around a toy model, whose next token follows from all tokens that it
+# reads. (There the crash has another message: `allocate` returns how many tokens to compute, 0 also means
+# "no room", and so the scheduler calls it again.)
 #
 # It has happened. nano-vllm crashed on prompts of exactly one block
 # ([issue 114](https://github.com/GeeeekExplorer/nano-vllm/issues/114)). InfiniLM fixed the same
@@ -864,8 +873,7 @@ more = sum(computed) / sum(new_tokens)
 verdicts(
     "23",
     Claim(
-        "A repeated system prompt cuts the time to first token by the share that was cached (753 to "
-        "367 ms is one figure)",
+        "A repeated system prompt cuts the time to first token by the share that was cached",
         f"half of 256 tokens found: {mark(long[0.5], '', 2)} of the time; three quarters of 64 "
         f"found: {mark(short[0.75], '', 2)}",
         holds(max(off.values()) <= 0.1),
@@ -931,20 +939,21 @@ verdicts(
 #
 # - **[SGLang](https://github.com/sgl-project/sglang)** keeps a radix tree of tokens
 #   ([RadixAttention](https://arxiv.org/abs/2312.07104)), and can schedule those requests first that have
-#   the longest hits. **[vLLM](https://docs.vllm.ai/en/latest/design/prefix_caching/)** and
-#   **TensorRT-LLM** chain hashes of blocks, as the first class above does. vLLM hashed by Python's
-#   `hash` at first; collisions could be made on purpose, so it changed to SHA-256. It has a `cache_salt`
-#   per request, too.
+#   the longest hits. **[vLLM](https://docs.vllm.ai/en/latest/design/prefix_caching/)** chains hashes of
+#   blocks, as the first class above does; **TensorRT-LLM** keeps a tree of blocks, as the second does.
+#   vLLM hashed by Python's `hash` at first; collisions could be made on purpose, so it changed to
+#   SHA-256. It has a `cache_salt` per request, too.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp)**'s server keeps the last prompt of each slot (a
 #   place for one sequence there), and can pick the slot that has most in common with a new prompt, token
 #   by token. Slots can be saved to disk.
 # - *Tiers*: **[LMCache](https://github.com/LMCache/LMCache)** with vLLM, SGLang's HiCache and
-#   TensorRT-LLM move blocks that would be evicted to the host's memory or to disks, and fetch them back.
+#   TensorRT-LLM copy blocks to the host's memory or to disks, at once or when they are evicted, and fetch
+#   them back.
 # - *Routing*: with many replicas, a request should go where its prefix is. SGLang's router and
 #   **[NVIDIA Dynamo](https://github.com/ai-dynamo/dynamo)** keep track of what each replica holds.
 # - *Bandwidth*: cascade attention ([FlashInfer](https://flashinfer.ai/2024/02/02/cascade-inference.html),
-#   and in vLLM where all requests share a prefix) reads a shared beginning once for the whole batch, and
-#   merges it with each request's own rest.
+#   and in vLLM, as an option, where all requests share a prefix) reads a shared beginning once for the
+#   whole batch, and merges it with each request's own rest.
 # - *Prices*: providers of models bill cached input tokens at a fraction of the price.
 #
 # ## Further reading

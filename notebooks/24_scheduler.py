@@ -118,9 +118,12 @@ chapter_map("scheduler")
 #
 # Every comparison in this chapter runs under a clock of its own, which charges for a step what
 # `step_time` says. It describes an invented machine: 4 ms to read the weights, 0.5 ms of arithmetic per
-# token, 1 ms of overhead. (Below, its numbers stand beside those of your machine. Unlike a real
-# machine, it charges nothing for reading keys and values.) Requests arrive by that clock, too. So all
-# that is printed is the same on every machine, except for the values in ⟨⟩, which were measured.
+# token, 1 ms of overhead. A step takes the longer of reading and arithmetic, plus the overhead. (Below,
+# its numbers stand beside those of your machine. Unlike a real machine, it charges nothing for reading
+# keys and values.) Requests arrive by that clock, too. So all that is printed is the same on every
+# machine, except for the values in ⟨⟩, which were measured. An `Ask` is a request: its arrival, and the
+# lengths of prompt and answer. `serve` gives requests to the real engine; `simulate` uses the same
+# scheduler and blocks without a model; `story` lists a run's steps.
 
 # %%
 guess_empty = predict("Per cent of the slots that stay empty?", None, within=1.2)
@@ -145,7 +148,7 @@ guess_empty.compare(round(100 * (1 - busy / (slots * len(told)))), "%")
 measured("that took", static_seconds, "s")
 
 # %% [markdown]
-# More than half of the slots stayed empty, while eight requests waited for one.
+# More than half of the slots stayed empty, while up to eight requests waited for one.
 #
 # ## What is a batch slot worth?
 #
@@ -164,10 +167,10 @@ measured("that took", static_seconds, "s")
 #
 # The first one is chapter 17's. It assumes that reading and computing overlap completely. The second
 # one assumes that they do not overlap at all. Where $n \cdot t_{row}$ equals the fixed part lies the
-# machine's **knee**: left of it, another sequence costs little; right of it, each doubling nearly
+# machine's **knee**: left of it, another sequence costs little; far right of it, each doubling nearly
 # doubles the time. The cell measures steps of 1 to 32 sequences, and draws both formulas through the
-# first and the last of them. Predict: with how many sequences does a step take twice as long as with
-# one?
+# first and the last of them (the first formula with $t_0 = 0$). Predict: with how many sequences does a
+# step, by the formula with the sum, take twice as long as with one?
 
 # %%
 guess_double = predict("With how many sequences does a step take twice as long?", None, within=2)
@@ -200,13 +203,15 @@ picture(
 )
 
 # %% [markdown]
-# The formula with the sum lies nearer to what was measured where reading and computing hardly overlap.
-# On every machine the gains fall as the batch grows, but where they fall depends on the machine.
+# The formula with the sum lies nearer to what was measured where reading and computing hardly overlap, or
+# where much of a small step is overhead. On every machine the gains fall as the batch grows, but where
+# they fall depends on the machine.
 #
 # Guides often give figures without a machine: from 1 to 2 sequences one gains 80 to 90 %, from 16 to 32
-# only 5 to 10 %. Compare them with your bars. A large GPU has its knee at some hundreds of sequences, so
-# there 32 sequences are hardly the beginning. What ends its batch is **memory**. The next cell computes
-# it from bytes and operations alone, for a model of 70 billion weights in 8 bits.
+# only 5 to 10 %. Compare them with your bars. A large GPU has its knee at a hundred sequences or more, so
+# there 32 sequences are hardly the beginning. What often ends its batch first is **memory**. The next
+# cell computes it from bytes and operations alone, for a model of 70 billion weights in 8 bits: as many
+# sequences fit as (memory - weights - 1 GB to work in) / (bytes of one sequence's keys and values).
 
 # %%
 shape_70b = SHAPES["Llama-3-70B"]
@@ -227,8 +232,9 @@ for context in (1000, 8000):
     print(f"32 sequences of {context:,} tokens: {share:.0%} of the bytes are keys and values")
 
 # %% [markdown]
-# On a card of 80 GB, 32 such sequences do not fit at all, although each of them would be nearly free.
-# And the reading of keys and values is not shared: it grows with the number of sequences and with their
+# On a card of 80 GB, 32 such sequences do not fit at all, although each of them would be nearly free. On
+# the larger card both limits come at about 200: there the arithmetic takes as long as all reading. And
+# the reading of keys and values is not shared: it grows with the number of sequences and with their
 # length. So a long context ends the gain of batching earlier than a short one.
 #
 # ## The smallest scheduler
@@ -239,14 +245,14 @@ for context in (1000, 8000):
 # |---|---|---|
 # | `add(sequence)` | here is a new sequence | puts it into its queue |
 # | `schedule()` | a step begins | returns chunks: which sequences run, each with how many of its tokens |
-# | `commit(chunks, tokens)` | the step is computed, these tokens were chosen | counts the chunks as computed, appends the tokens, frees what has finished |
+# | `commit(chunks, tokens)` | the step is computed, these tokens were chosen | counts the chunks as computed, appends the tokens, frees what has finished; may return the pairs of sequence and token, as the exercises do |
 # | `abort(sequence)` | the client has gone | forgets the sequence and frees its blocks |
 #
 # It gets blocks from the block manager of chapter 23:
 #
 # | call | what it does |
 # |---|---|
-# | `manager.allocate(sequence, limit)` | starts a sequence: blocks for its tokens, at most `limit` of them; returns how many tokens to compute now, 0 if blocks are short |
+# | `manager.allocate(sequence, limit)` | starts a sequence: blocks for its tokens, at most `limit` of them; returns how many tokens to compute now, 0 if all its tokens so far would not fit |
 # | `manager.allocate_slots(sequence, n)` | makes room for the next `n` tokens of a running sequence; returns False if blocks are short |
 # | `manager.mark_computed(sequence, n)` | counts `n` tokens as computed |
 # | `manager.free(sequence)` | gives all its blocks back, and counts it as not computed |
@@ -295,7 +301,7 @@ same = sum(one == other for one, other in zip(alone.outputs, run.outputs, strict
 measured("the same answers as in batches", same, f"of {len(twelve)}", 2)
 
 # %% [markdown]
-# (Answers may differ where weights are rounded and two tokens are nearly as likely: a batch
+# (In other kernels, answers may differ where two tokens are nearly as likely: a batch
 # of another size may add its numbers in another order. The compiled step adds them in the same.)
 #
 # ## The idea, drawn
@@ -318,7 +324,8 @@ side_by_side = {name: stories[name] for name in ("static", "continuous")}
 replay(
     lambda step: gantt(side_by_side, step, by="seconds"),
     max(len(each) for each in side_by_side.values()),
-    "Two timelines of twelve requests, at their ends: static batches leave gaps, continuous ones none.",
+    "Two timelines of twelve requests, at their ends: with static batches requests wait beside empty "
+    "slots, with continuous ones never.",
     number="24.2",
 )
 
@@ -416,8 +423,8 @@ budgets = {
 drawn = {f"budget {budget}": budgets[budget].token_times()[:4] for budget in (1024, 64, 16)}
 picture(
     stutter(drawn, arrives=0.2, limit=0.1),
-    "Gaps between tokens over time, for three budgets. Each colour is one of the four readers; the amber "
-    "line is the arrival of the long prompt, the dashed one 100 ms.",
+    "Gaps between tokens over time, for three budgets. Each colour is one of the four readers, whose "
+    "points mostly coincide; the amber line is the arrival of the long prompt, the dashed one 100 ms.",
     number="24.4",
 )
 gaps = {}
@@ -444,9 +451,10 @@ for budget in (1024, 64):
 
 # %% [markdown]
 # Small budgets remove the gap, and the long prompt pays: each of its steps also carries the others'
-# tokens and the overhead, so its first token comes later. A budget below the knee makes no sense,
-# because such a step would not take less time. This clock's knee is at 8 tokens, so 16 to 64 are good
-# budgets **here**. A large GPU has its knee at hundreds of tokens, and engines on it use 512 to 8,192.
+# tokens and the overhead, so its first token comes later. Yet all is done a little earlier: a decode that
+# rides in a chunk's step costs its own arithmetic only. A budget below the knee makes no sense, because
+# such a step would not take less time. This clock's knee is at 8 tokens, so 16 to 64 are good budgets
+# **here**. A large GPU has its knee at hundreds of tokens, and engines on it use 512 to 8,192.
 #
 # The last two lines show the same on the real engine, in your machine's own time. The cell asserts that
 # its steps were the same, to the token.
@@ -455,7 +463,7 @@ for budget in (1024, 64):
 #
 # What does such a mixed batch look like? Each row is a sequence, and each box a token that this step
 # computes. Below it stand its position, and the slot of the cache that its key and value go to. A frame
-# marks the rows whose logits are needed: the last row of each sequence that is computed to its end. A
+# marks the tokens whose logits are needed: the last one of each sequence that is computed to its end. A
 # chunk from the middle of a prompt needs none.
 
 # %%
@@ -482,12 +490,12 @@ replay(
 # ## When blocks run out
 #
 # How many sequences may start? An answer's length is not known before its end. A scheduler that reserves
-# blocks for the longest answer (`max_tokens`) never lacks a block, and leaves most of them idle. If it
-# reserves only what is needed now, sooner or later a running sequence will find no free block for its
-# next token. Then one sequence must give its blocks back: it is **preempted**. The last one to arrive is
-# chosen, so that the first always makes progress. It waits at the head of the queue, and all its tokens,
-# also those that it already generated, are computed again like a prompt. Nothing of the answer is lost,
-# only work.
+# blocks for the longest answer (`max_tokens`) never lacks a block, and leaves many of them idle if
+# answers end early. If it reserves only what is needed now, sooner or later a running sequence will find
+# no free block for its next token. Then one sequence must give its blocks back: it is **preempted**. The
+# last one to arrive is chosen, so that the first always makes progress. It waits at the head of the
+# queue, and all its tokens, also those that it already generated, are computed again like a prompt.
+# Nothing of the answer is lost, only work.
 
 # %%
 from minigen_course.ch24_scheduler import lesson
@@ -526,8 +534,9 @@ picture(
 
 # %% [markdown]
 # With room for now, more sequences run at once, and the blocks are in use. But some tokens are computed
-# twice, and with 24 blocks that takes away nearly all of the gain. With memory for all, both are the
-# same.
+# twice, and with 24 blocks that takes away nearly all of the gain. (Here every answer is as long as its
+# reservation allows. Where answers end far earlier, reserving loses more.) With memory for all, both are
+# the same.
 #
 # ## Who may overtake?
 #
@@ -587,7 +596,7 @@ explore(
 #
 # Three exercises, each of which adds one idea to the one before: batch slots, chunks, preemption. `check`
 # says in which step which sequence should have run. The tables in "The smallest scheduler" list every
-# call that you need.
+# call that you need, besides `allocate_longest`; `samples_of` comes from `minigen.sequence`.
 
 # %%
 task(24, "SlotScheduler")
@@ -900,7 +909,7 @@ verdicts(
 # - Before each step, the scheduler chooses the sequences and the number of tokens of each.
 # - Static batching keeps a batch until its longest answer ends; continuous batching refills it at every
 #   step. The gain is near the longest answer over the mean answer.
-# - Another sequence costs little until the machine's knee. On a large GPU, memory usually ends the batch
+# - Another sequence costs little until the machine's knee. On a large GPU, memory often ends the batch
 #   before the knee does, because keys and values are not shared.
 # - A token budget cuts long prompts into chunks, so that the others' tokens keep coming. The long prompt
 #   waits a little longer for its first token.
@@ -933,7 +942,7 @@ verdicts(
 #   `max_num_batched_tokens`, preemption by recomputation; `--scheduling-policy priority` besides.
 #   Its older engine could swap a victim's blocks to the host's memory instead.
 # - **[SGLang](https://github.com/sgl-project/sglang)** estimates how long answers become and admits by that estimate, retracts requests
-#   where it was wrong, and prefers those whose prefix is in its cache (chapter 23).
+#   where it was wrong, and can prefer those whose prefix is in its cache (chapter 23; `--schedule-policy lpm`).
 # - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** calls it in-flight batching; one policy admits no request without room for the
 #   longest answer, another fills the memory and pauses requests where it runs out.
 # - **[TGI](https://github.com/huggingface/text-generation-inference)** has a waiting-to-served ratio, which says when prompts may interrupt decodes.

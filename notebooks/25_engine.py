@@ -72,7 +72,6 @@ from minigen_course import (
     show,
     task,
     verdicts,
-    within,
 )
 from minigen_course.ch25_engine.figures import ladder, loop, step_parts
 from minigen_course.figures.explore import explore, picture, replay, watch
@@ -112,9 +111,9 @@ chapter_map("engine")
 #
 # All five use the same model, the same kernels and the same token budget per step. The
 # [throughput](../docs/glossary.md#throughput) counts output tokens per second. Predict two ratios
-# before you run the cell (the first two ways serve only three requests, since each takes long): what
-# does the cache gain (2 over 1), and what does sharing the steps gain
-# (5 over 2)? Replace `None` by a number.
+# before you run the cell (the first two ways serve only the first four requests, with the same mix of
+# lengths, since each takes long): what does the cache gain (2 over 1), and what does sharing the steps
+# gain (5 over 2)? Replace `None` by a number.
 
 # %%
 guess_cache = predict("What does the cache gain, in times?", None, within=1.5)
@@ -141,8 +140,8 @@ sixteen = {
     for name in ("static", "continuous")
 }
 ways = {  # name: (how to serve, how many of the requests)
-    "no cache, one by one": (lambda: list(map(again, prompts[:3], lengths)), 3),
-    "cache, one by one": (lambda: list(map(llm.generate, prompts[:3], params)), 3),
+    "no cache, one by one": (lambda: list(map(again, prompts[:4], lengths)), 4),
+    "cache, one by one": (lambda: list(map(llm.generate, prompts[:4], params)), 4),
     "static batches of 16": (
         lambda: sixteen["static"].generate(prompts, params, progress=False),
         32,
@@ -158,7 +157,7 @@ rates = {name: max(each[name] for each in rounds) for name in ways}
 picture(
     ladder(rates),
     "Output tokens per second of five ways to serve these requests: the better of two rounds. The first "
-    "two ways serve only three of them, one after the other.",
+    "two ways serve only the first four of them, one after the other.",
     number="25.1",
 )
 slowest, by_cache, _, _, fastest = rates.values()
@@ -170,7 +169,8 @@ measured("both together", fastest / slowest, "times")
 
 # %% [markdown]
 # A speed-up means nothing without its workload and its baseline. The cache gains more where texts are
-# longer, because then more is computed again without it. Sharing steps gains until the step becomes
+# longer, because then more is computed again without it. On a processor an empty place in a static batch
+# costs little, so continuous batching may gain little there. Sharing steps gains until the step becomes
 # compute-bound (chapter 24). But no server works without a cache: an honest baseline for an engine is the
 # second bar, not the first one.
 #
@@ -189,7 +189,7 @@ measured("both together", fastest / slowest, "times")
 picture(
     loop(),
     "One step of an engine. A request holds one sequence per answer, a sequence waits or runs, and "
-    "the scheduler packs chunks of the running ones into a batch.",
+    "the scheduler chooses chunks of the running ones for a batch.",
     number="25.2",
 )
 
@@ -199,8 +199,9 @@ picture(
 # than $n$ (chapter 24).
 #
 # The function below is such a loop. It also reads a clock between the calls, which we need later. Its
-# answers must be those of minigen's own loop. How many steps will eight requests take, with answers of
-# 4, 8, 16, 64, 4, 8, 16 and 64 tokens, if all eight start in the first step?
+# answers must be those of minigen's own loop. (`llm.process_requests` makes the answers' sequences and
+# runs nothing.) How many steps will eight requests take, with answers of 4, 8, 16, 64, 4, 8, 16 and 64
+# tokens, if all eight start in the first step?
 
 # %%
 guess_steps = predict("Steps for eight requests?", None, within=1.1)
@@ -279,8 +280,9 @@ show(PagedRunner.logits)
 
 # %% [markdown]
 # `query_starts` says that the first sequence owns row 0, the second one row 1, and the third one the
-# rest. `logits_rows` names only three rows: the last token of each sequence. Only these rows go through
-# the output head, the widest matrix of the model.
+# rest. `logits_rows` names only three rows: the last token of each sequence. (Rows for
+# `prompt_logprob_rows` come only if a request asks for its prompt's probabilities.) Only these rows go
+# through the output head, the widest matrix of the model.
 #
 # The next figure shows such a batch for every step of six requests, with a budget of 24 tokens per
 # step. Press play, and watch how the prompts fill what the decodes leave.
@@ -300,7 +302,7 @@ replay(
     lambda step: step_view(steps, step, block_size=16, budget=24, texts=spelled),
     len(steps),
     "The tokens of one step, by sequence: decodes in blue, chunks of prompts in yellow. A frame marks "
-    "a row that gets logits.",
+    "a row that gets logits. A prompt's last token, if alone, is drawn as a decode.",
     number="25.3",
     at=2,
 )
@@ -350,7 +352,8 @@ for name, cost in (("no subscriber", in_vain), ("a recorder", emitted)):
 # ## Drag it: how many at once?
 #
 # Choose how many requests arrive together. The engine runs them now, on your machine, and the title
-# shows the throughput. From which number on does one more request gain little?
+# shows the throughput. Compare 4, 8, 12 and 16, which have the same mix of answers: from where on do more
+# gain little?
 
 
 # %%
@@ -373,8 +376,9 @@ explore(
 # ## Where the time of a step goes
 #
 # The clocks in `run_steps` give the time of each of the four calls, here for 1, 8 and 32 sequences of
-# 24 new tokens each. (These are means over all steps. The first step is part of them, and it computes
-# all prompts.) Predict: with one sequence, which percentage of a step is spent outside of the model?
+# 24 new tokens each. (Packing is done in `logits`, so it counts as the model. These are means over all
+# steps. The first step is part of them, and it computes all prompts.) Predict: with one sequence, which
+# percentage of a step is spent outside of the model?
 
 # %%
 guess_outside = predict(
@@ -412,8 +416,8 @@ guess_outside.compare(100 * outside["1 at once"], "%", measured=True)
 # Here are an allocator, a scheduler and a sampler. None of them imports minigen. The allocator hands
 # out the lowest free blocks. The scheduler starts requests in the order of arrival, and a sequence that
 # gets no block **gives way**: it frees all its blocks and goes back to the front of the queue. Without
-# that rule, a full cache would stop every running sequence forever. The sampler takes the most likely
-# token.
+# that rule, a full cache could stop every running sequence forever. The engine makes a token of each id
+# that a sampler returns. This sampler takes the most likely token.
 
 
 # %%
@@ -453,7 +457,8 @@ class ArrivalOrder:
 
     def schedule(self):
         batch = []
-        for each in reversed(self.running[:]):  # the last to arrive gives way first
+        # The last is asked first; what it frees, others can take.
+        for each in reversed(self.running[:]):
             if self.manager.allocate_slots(each, 1):
                 batch.append((each, 1))
             else:
@@ -561,7 +566,9 @@ measured("the same answers as before", same_again, "of 8", 1)
 #
 # Write the loop as a class. In `run_steps`, the caller had all sequences from the start and waited for
 # the last one. A loop that serves must accept requests while it runs, hand each token to its owner
-# when it is chosen, and forget what has finished.
+# when it is chosen, and forget what has finished. (A request for several answers has one sequence for
+# each. The first holds the others as `sequence.siblings`; all have ids of their own, but only the first
+# goes to `scheduler.add`.)
 
 # %%
 task(25, "StepLoop")
@@ -638,7 +645,7 @@ show(Engine.step, Engine._fail_only, Engine._finish_step)
 # %% [markdown]
 # ## The measurement again
 #
-# The ladder's baseline and its last rung, once more, now with the parts from this notebook in the
+# The ladder's baseline and its last rung from above, beside the run with the parts from this notebook in the
 # place of minigen's:
 
 # %%
@@ -654,21 +661,21 @@ measured("shared steps gain", fastest / by_cache, "times")
 verdicts(
     "25",
     Claim(
-        "Batched serving has 14 to 24 times the throughput of serving one by one with a cache",
-        f"{mark(fastest / by_cache, 'times', 2)} on this processor",
-        within(fastest / by_cache, 14, 24),
-        "the figure is from GPUs, with LLaMA models and the conversations of ShareGPT; a GPU becomes "
-        "compute-bound at hundreds of tokens per step, a processor at a few",
+        "vLLM has 14 to 24 times the throughput of HuggingFace Transformers",
+        f"{mark(fastest / by_cache, 'times', 2)} over one by one with a cache, on this processor",
+        NOT_TESTED,
+        "another baseline: vLLM's own script pads requests to Transformers into batches; GPUs, LLaMA "
+        "models and the conversations of ShareGPT; a GPU becomes compute-bound at hundreds of tokens "
+        "per step, a processor at a few",
         source="[vLLM's announcement, 2023](https://blog.vllm.ai/2023/06/20/vllm.html)",
-        measured=True,
     ),
     Claim(
         "On a fast GPU, most of the time is spent outside of the model",
         f"{mark(100 * outside['1 at once'], '%', 2)} of a step for 1 sequence, "
         f"{mark(100 * outside['32 at once'], '%', 2)} for 32, without HTTP",
         NOT_TESTED,
-        "the source measured 8 billion parameters on an H100 with its HTTP server, where a step takes "
-        "milliseconds; the same Python beside a processor's step is little",
+        "the source measured 8 billion parameters on an H100 with its HTTP server and many "
+        "requests at once; its scheduling share includes preparing inputs, which is in the model's here",
         source="[vLLM 0.6, 2024](https://blog.vllm.ai/2024/09/05/perf-update.html)",
     ),
 )
@@ -714,13 +721,15 @@ verdicts(
 # - While the GPU computes a step, both schedule the next one, with placeholders for tokens that are not
 #   known yet (**asynchronous scheduling**).
 # - A decode step launches hundreds of kernels. They are recorded once as a **CUDA graph** and replayed,
-#   for a few fixed batch sizes. A batch is padded to the next of them.
-# - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** has the loop in C++ (its executor and
-#   batch manager). **[TGI](https://github.com/huggingface/text-generation-inference)** has a router in
-#   Rust, which queues and batches, in front of Python workers that compute.
+#   for some dozens of fixed batch sizes. A batch is padded to the next of them.
+# - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** began with the loop in C++ (executor and
+#   batch manager); its default PyTorch backend has it in Python.
+#   **[TGI](https://github.com/huggingface/text-generation-inference)** has a router in Rust, which queues
+#   and batches, in front of Python workers that compute.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp)**'s server steps its slots in one loop
 #   (`update_slots`), as here.
-# - With several GPUs, one process runs the loop and the others follow its batches (chapter 41).
+# - With several GPUs, in vLLM as here, one process runs the loop and the others follow its batches
+#   (chapter 41).
 # - *This engine is twice as fast as that one* can be true of one model, one machine and one load. In
 #   [the measurements](../docs/results.md) on one processor, llama.cpp decodes a single stream faster than
 #   vLLM, and vLLM serves 32 requests together faster than llama.cpp.

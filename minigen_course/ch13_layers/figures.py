@@ -342,7 +342,7 @@ def gates(gate: Float[Tensor, "tokens ffn"]) -> Figure:
     bars.axvline(0, color=INK, linewidth=1)
     bars.set(xlabel="gate, before (the ends hold all beyond)", ylabel="gates (tokens times units)")
     near = float((gate.abs() < 1).float().mean())
-    title(bars, f"{near:.0%} of the gates lie between -1 and 1: little passes")
+    title(bars, f"{near:.0%} of the gates lie between -1 and 1")
     return made
 
 
