@@ -158,6 +158,15 @@ def test_a_port_that_is_taken_is_named() -> None:
             listen("127.0.0.1", port)
 
 
+def test_a_response_in_two_packets_does_not_wait_for_an_acknowledgement() -> None:
+    from minigen.server.run import listen
+
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_the_command_line_does_not_load_the_server() -> None:
     script = (
         "import sys, minigen.cli.main\n"

@@ -152,13 +152,17 @@ def listen(address: str, port: int) -> socket.socket:
     """Return a listening socket. Raises `OptionError` if the address or port cannot be used."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        return socket.create_server((address, port), family=family, backlog=2048)
+        listener = socket.create_server((address, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise OptionError(
             f"minigen cannot listen at {address}, port {port}: {reason}; choose another --port or "
             "--host."
         ) from None
+    # Connections inherit it. asyncio sets it only for sockets that name their protocol. Without it,
+    # the second packet of a response waits for the client's acknowledgement: 40 ms on Linux.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def banner(host: ModelHost, url: str) -> str:
