@@ -760,7 +760,8 @@ for n, seconds in alone.items():
 # On a GPU with a large model Python costs next to nothing, but a step does not read at the data sheet's
 # full speed: [gpt-fast](https://github.com/pytorch-labs/gpt-fast) reads Llama-2-70B in 8 bits at 1,323 of
 # an A100's 2,039 GB/s (the card's power was limited). So a data sheet gives the least time; with a
-# measured bandwidth the simple model is good enough to plan with.
+# measured bandwidth the simple model is good enough to plan with. (gpt-fast saw about 1,700 GB/s there,
+# so 1.3 times remain.)
 #
 # ## What it predicts for a 70B model
 #

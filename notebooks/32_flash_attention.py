@@ -585,15 +585,15 @@ print(f"{keys_and_values:,} of keys and values: by bytes at most {at_most:.2f} t
 #
 # Chapter 31 named four places of a GPU. Two of them matter here: the **memory** (**HBM**), which is
 # large and slow, and what lies **on the chip** beside the arithmetic, the registers and the shared
-# memory of a processor (a *streaming multiprocessor*), which are fast and small. The papers call
+# memory of an SM (*streaming multiprocessor*), which are fast and small. The papers call
 # the latter together **SRAM**. FlashAttention is faster because scores and weights stay there.
 #
 # The picture shows one **program** (one run of the kernel) and its tile $i$ of 128 queries, for
 # a head with $d$ = 128 numbers. It reads its queries $Q_i$ once. For each tile $j$ of 64 keys it loads
-# $K_j$ and $V_j$, computes a 128 × 64 tile $S$ of scores and their weights $P$, and adds $P V_j$ to
-# $O_i$. From tile to tile it keeps $m$ and $\ell$, a number for each query, and $O_i$, a row for each
-# query. At the end it writes $O_i / \ell$. Nothing that has a row for each query **and** a column for
-# each key of the prompt exists anywhere.
+# $K_j$ and $V_j$, computes a 128 × 64 tile $S$ of scores and their weights $P$, rescales $\ell$ and $O_i$
+# by $e^{m - m'}$, and adds $P V_j$ to $O_i$. From tile to tile it keeps $m$ and $\ell$, a number for each
+# query, and $O_i$, a row for each query. At the end it writes $O_i / \ell$. Nothing that has a row for
+# each query **and** a column for each key of the prompt exists anywhere.
 
 # %%
 picture(
@@ -614,10 +614,11 @@ picture(
 #   above. So for `D` = 4, rows 2 and 3 and dims 0 to 3, the places are
 #   `rows[:, None] * D + dims[None, :]` = [[8, 9, 10, 11], [12, 13, 14, 15]].
 # - **`tl.dot(a, b)`** multiplies a tile [rows, inner] by a tile [inner, columns]; `tl.trans(k)` exchanges
-#   the axes of a tile. On a GPU the product runs on **tensor cores**, units that do nothing but multiply small
-#   matrices. In this chapter all sizes are powers of two, and 16 at least.
+#   the axes of a tile. On a GPU, tiles of 16 bits are multiplied on **tensor cores**, units that do
+#   nothing but multiply small matrices. In this chapter all sizes are powers of two, and 16 at least.
 # - **`input_precision="ieee"`** keeps all bits of float32 inputs. Without it, NVIDIA's tensor cores may
-#   get inputs that are rounded to fewer bits (TF32).
+#   get inputs that are rounded to fewer bits (TF32). With it, NVIDIA's float32 tiles do without tensor
+#   cores, far slower.
 #
 # **Where does $1/\sqrt d$ go?** Every score must be multiplied by it once. Multiplying the queries
 # instead gives the same product, $(q / \sqrt d) \cdot k = (q \cdot k) / \sqrt d$, and takes $d$
@@ -684,7 +685,9 @@ print(f"16 programs store {stored:,} bytes of scores; the result has {q.nbytes:,
 # | $O$ | [B, d] | a block that is kept: `mixed` | 0 |
 #
 # `tl.max(scores, axis=1)` and `tl.sum(weights, axis=1)` give one number for each row. To combine a [B]
-# block with a [B, B] block, write `higher[:, None]`, a column. Predict what it loads:
+# block with a [B, B] block, write `higher[:, None]`, a column. `tl.full((BLOCK,), float("-inf"),
+# tl.float32)` is a block of −∞, `tl.maximum(a, b)` the larger of two in each place, `tl.exp` as in torch.
+# Predict what it loads:
 
 # %%
 guess_keys = predict("64 queries in tiles of 16: how often is a row of keys loaded?", None)
@@ -752,7 +755,9 @@ reveal(32, unmasked_kernel=my_unmasked)
 #    (2 · 4 + 1) · 16 = 144. Keys and values have $H_{kv}$ heads; head $h$ uses KV head
 #    $\lfloor h / (H_q / H_{kv}) \rfloor$.
 # 2. **Masks.** The last tile may have rows that do not exist; they are neither loaded nor stored. On
-#    the diagonal, a key after the query's position gets the score −∞, whose weight is 0.
+#    the diagonal, a key after the query's position gets the score −∞ (`tl.where(condition, a, b)`), whose
+#    weight is 0. Weights are float32; `tl.dot` wants both tiles of one dtype: `weights.to(values.dtype)`.
+#    `tl.minimum` is the smaller of two.
 # 3. **The end of the loop.** No key after the program's last query is loaded. For 35 new tokens after
 #    6 cached ones, with `BLOCK_M` = 16:
 #
@@ -910,7 +915,8 @@ picture(
 # without a mask has no trace of one. A position's block stands in the table at `positions //
 # BLOCK_SIZE`, its slot within the block is `positions % BLOCK_SIZE`. Below, blocks have 8 slots and the
 # second sequence has the table [5, 1, 3]: position 21 is in entry 2, block 3, slot 5. With a window, a
-# query may not have seen a key yet; `base` then is 0, so that −∞ − (−∞) does not occur. `acc` is $O$.
+# query may not have seen a key yet; `base` then is 0, so that −∞ − (−∞) does not occur. `acc` is $O$, and
+# `tl.dot(a, b, acc)` returns `acc` plus the product.
 
 # %%
 from minigen.kernels.triton import prefill_attention
@@ -978,10 +984,11 @@ guess_spilled.compare(spilled["sm_80", 128, 8], "bytes", measured=True)
 # %% [markdown]
 # On both chips 128 × 64 spills with 4 warps and does not spill with 8, because each thread then keeps half
 # as much. That is why the engine's kernel launches its tiles of 128 queries with `num_warps=8`, and its
-# tiles of 64 with 4. The last number of each line says how many programs fit on one processor at the same
-# time (**occupancy**), by its 65,536 registers and its shared memory. Large tiles leave room for few, and
-# then mainly the other warps of the same program can compute while one waits for memory. Which pair of tile and warps is
-# fastest is a question for a GPU, where **autotuning** tries several; it is not tested here.
+# tiles of 64 with 4. (Its tiles have 64 keys on an H100, 32 on an A100.) The last number of each line
+# says how many programs fit on one SM at the same time, by its 65,536 registers and its shared memory:
+# one of 8 warps is 8 of 64 places, an **occupancy** of 12.5 %. Large tiles leave room for few, and then
+# mainly the other warps of the same program can compute while one waits for memory. Which pair of tile
+# and warps is fastest is a question for a GPU, where **autotuning** tries several; it is not tested here.
 #
 # ## How much faster, then?
 #
@@ -1015,8 +1022,9 @@ print(f"modelled, at the limits of an {h100.name}: {low:.1f} to {high:.1f} times
 # Each line has the time that its bytes would take and the time that its operations would take; the larger
 # one is the bound. Written out, memory is the limit (333 against 69 µs). In tiles it is still memory (95
 # against 37), unless the cache helps; then it is arithmetic. No kernel reaches a chip's peak of
-# arithmetic, so less than the bound remains. And this is attention alone: the linear layers of a
-# prompt stay as they were, so its [time to first token](../docs/glossary.md#time-to-first-token-ttft) gains less.
+# arithmetic, and no written-out version moves so little: both times grow, so their ratio may be smaller
+# or larger. And this is attention alone: the linear layers of a prompt stay as they were, so its [time to
+# first token](../docs/glossary.md#time-to-first-token-ttft) gains less.
 #
 # ## One idea and its kernels
 #
@@ -1147,7 +1155,7 @@ verdicts(
 # - [FlashAttention-2](https://arxiv.org/abs/2307.08691), Dao 2023: section 3 is the loop of your kernel, and how
 #   warps share it.
 # - [Online normalizer calculation for softmax](https://arxiv.org/abs/1805.02867), Milakov and Gimelshein 2018:
-#   four pages, with a proof.
+#   short, with a proof by induction.
 # - [Fused Attention](https://triton-lang.org/main/getting-started/tutorials/06-fused-attention.html), Triton's
 #   tutorial: the loop in two parts, and autotuning.
 # - [The source](https://github.com/Dao-AILab/flash-attention) of FlashAttention in CUDA.

@@ -787,8 +787,8 @@ for latency in (0.23e-6, 0.46e-6, 1e-6):
 # even if no processor had anything to compute. The remedy is more programs, or more bytes in flight
 # for each program: the package's kernel asks for the next tile while it multiplies this one.
 #
-# How many programs fit onto one processor at the same time (their **occupancy**, chapter 31)
-# follows from the machine code, because the programs share 65,536 registers and some shared memory.
+# How many programs fit onto one SM at the same time (and so its **occupancy**, chapter 31) follows
+# from the machine code, because the programs share 65,536 registers and some shared memory.
 # No GPU is needed to compile for one: here for an A100 (`sm_80`), for an RTX 4090 or an L4
 # (`sm_89`), and for an H100 or an H200 (`sm_90`). A program has 128 threads.
 
