@@ -682,7 +682,7 @@ picture(
 # The matrices cost the same for every token. Scores and mix grow with the context.
 # "Attention's share" has two meanings, and they differ by the four matrices: **scores and mix only**
 # (what has no weights), or the **attention half** (with $W_q$, $W_k$, $W_v$ and $W_o$). Both, for this
-# model and for two large ones, with the count that stands in `my_flops`:
+# model and for two large ones, drawn with the count that stands in `my_flops`:
 
 # %%
 names = ["SmolLM2-135M", "Llama-3-8B", "Llama-3-70B"]
@@ -927,9 +927,9 @@ verdicts(
 #
 # <details><summary>2. A model has 8 billion parameters. About how many FLOPs does a prompt of 1,000 tokens
 # cost, and what does this estimate leave out?</summary>
-# About 2 × 8 × 10⁹ × 1,000 = 1.6 × 10¹³, or 16 TFLOP. It leaves out attention's scores and mix (a few
-# per cent here). It counts the head for every token, although one row is enough, and an embedding table
-# (6.5 % of Llama-3-8B) that costs nothing.</details>
+# About 2 × 8 × 10⁹ × 1,000 = 1.6 × 10¹³ FLOPs, or 16 TFLOP (10¹² FLOPs). It leaves out attention's scores
+# and mix (a few per cent here). It counts the head for every token, although one row is enough, and an
+# embedding table (6.5 % of Llama-3-8B) that costs nothing.</details>
 #
 # <details><summary>3. Why can the logit lens read the stream after any layer, and why is its picture of the
 # middle layers not trustworthy?</summary>

@@ -192,9 +192,10 @@ print(
 
 # %% [markdown]
 # (`_to_copy` goes from 16 bits to 32 and back, because the norm is computed in float32.) A step of this
-# model would need 549 launches for its norms alone. Both hurts have one cure. A function that keeps a row at hand from its first step to its last moves the row once,
-# and is launched once. That is [kernel fusion](../docs/glossary.md#kernel-fusion), and the reason to
-# write kernels. To write one, you must know the machine.
+# model would need about 550 launches for its sums and norms alone (the first norm has no sum before it).
+# Both hurts have one cure. A function that keeps a row at hand from its first step to its last moves the
+# row once, and is launched once. That is [kernel fusion](../docs/glossary.md#kernel-fusion), and the
+# reason to write kernels. To write one, you must know the machine.
 #
 # ## The machine
 #
@@ -211,8 +212,8 @@ print(
 # SM:
 #
 # - **HBM** (high-bandwidth memory) is *the* memory of the GPU: weights, KV cache, all tensors.
-# - The **L2 cache** keeps what was read or written lately, for all SMs. No code asks for it.
-# - **Shared memory** lies inside an SM. The threads of one program exchange numbers through it. (The
+# - The **L2 cache** keeps what was read or written lately, for all SMs. Code need not ask for it.
+# - **Shared memory** lies inside an SM. Threads that work together exchange numbers through it. (The
 #   same circuits also serve as the SM's own cache, L1.)
 # - **Registers** hold the numbers that arithmetic works on. Each belongs to one thread.
 
@@ -243,7 +244,8 @@ for level in A100:
 # paper](https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf).)
 # An H100 SXM has 132 SMs ([NVIDIA's
 # description](https://developer.nvidia.com/blog/nvidia-hopper-architecture-in-depth/)), 80 GB at 3,350
-# GB/s, 50 MB of L2, and in each SM up to 228 KB of shared memory and 256 KB of registers ([tuning
+# GB/s ([data sheet](https://www.nvidia.com/en-us/data-center/h100/)), 50 MB of L2, and in each SM up to
+# 228 KB of shared memory and 256 KB of registers ([tuning
 # guide](https://docs.nvidia.com/cuda/hopper-tuning-guide/)).
 #
 # All registers together are 28 MB. That is the whole idea of fusion: a number that has come up to a
@@ -262,8 +264,9 @@ for level in A100:
 #   runs it.
 # - `x_ptr` is a **pointer**: the address of the tensor's first number. A pointer does not know how many
 #   numbers follow, so `num` is handed in, too.
-# - `tl.arange(0, BLOCK)` is a block of whole numbers, 0 to BLOCK - 1. Its places are called **lanes**.
-#   `BLOCK` is a power of two, and known when the kernel is compiled (`tl.constexpr`).
+# - `tl.arange(0, BLOCK)` is a block of whole numbers, 0 to BLOCK - 1. Its places are called **lanes**
+#   here (NVIDIA's texts call the 32 threads of a warp lanes; a thread can have several of ours). `BLOCK`
+#   is a power of two, and known when the kernel is compiled (`tl.constexpr`).
 # - A pointer plus a block of numbers is a block of addresses. `tl.load` fetches what lies there,
 #   `tl.store` puts a block there. Between them, arithmetic is on whole blocks.
 # - A **mask** is a block of true and false. Lanes whose mask is false load and store nothing.
@@ -401,7 +404,8 @@ reveal(31, add_scaled=mine)
 # A block can be reduced to one number: `tl.max(x, axis=0)`, `tl.sum(x, axis=0)`. Such a **reduction**
 # takes *all* lanes, also those that the mask left out. What do these hold? `tl.load(..., other=v)` puts
 # $v$ there. Without `other`, a GPU promises nothing: the lane holds whatever was in the register. (The
-# checks put something large or nan there, so that it shows.)
+# checks put something large or nan there, so that it shows.) A pointer plus one number is one address:
+# `tl.load` and `tl.store` take it, too.
 #
 # $$m_r = \max_{0 \le c < n} x_{rc}$$
 #
@@ -468,7 +472,7 @@ reveal(31, row_maximum=mine)
 # is not always lost: a cache may keep it until another load wants it.
 #
 # In the figure below, choose the stride. A stride of 1 fills four sectors to the last byte. A stride of
-# 3 touches 12 sectors, and a third of each is wanted.
+# 3 touches 12 sectors, and a third of their bytes is wanted.
 
 # %%
 guess_sectors = predict("32 lanes want every 32nd number of float32: how many bytes come?", None)
@@ -583,7 +587,8 @@ reveal(31, column_sums=mine)
 # result, row 2 begins at 2 × 12 = 24, so it stores places 32 to 35.
 #
 # Below are the loads and stores of the engine's kernel, for four rows of 12 columns. The kernel itself
-# is yours to write. It computes in float32, also if its inputs have 16 bits.
+# is yours to write. It computes in float32, also if its inputs have 16 bits. (`x.to(tl.float32)` widens a
+# block; `tl.store` rounds back. `tl.sigmoid`, `tl.exp`, `tl.rsqrt`, one over the root, act on each lane.)
 
 # %%
 gate_up = torch.randn(4, 24).half()
@@ -880,21 +885,22 @@ picture(
 # `triton.jit` compiles a kernel when it is first launched, for the GPU that it finds, and for the types
 # of its arguments. The package's `machine_code` does the same for a GPU of your choice, without
 # starting anything; tensors on the device "meta" have a shape, a type and no memory. What comes out
-# is **PTX**, NVIDIA's assembly (the machine's instructions as text), and from it the chip's own code.
-# Read a line of it from the middle: what is loaded (`ld.global`) or stored (`st.global`), and
-# before it `@%p1`: do it only where this **predicate** holds. That is our mask.
+# is **PTX**, NVIDIA's assembly for all its chips (instructions as text), and from it the chip's own code
+# (SASS), in which the registers are counted. Read a line of it from the middle: what is loaded
+# (`ld.global`) or stored (`st.global`), and before it `@%p1`: do it only where this **predicate** holds.
+# That is our mask.
 #
 # Triton runs a program by 4 warps unless it is asked for another number. 4 warps are 128 threads, so
 # a block of 1,024 numbers gives each thread 8 of them; in 16 bits, that is 16 bytes, the most that a
-# thread can load at once. The figure opens the block twice: its first warp has lanes 0 to 255, and this
-# warp's first thread has lanes 0 to 7. The threads of a warp have neighbouring lanes, so the whole
-# warp's load is coalesced.
+# thread of the H100 below can load at once. The figure opens the block twice: its first warp has lanes 0
+# to 255, and this warp's first thread has lanes 0 to 7. The threads of a warp have neighbouring lanes, so
+# the whole warp's load is coalesced.
 #
 # The chip below is an H100, whose code is called `sm_90`. With 4,096 numbers the mask cuts off nothing,
 # and with 4,097 it does. Here are three predictions. The first is about the load and the store of
 # `square_kernel`. The second is about a norm whose rows have 8,192 numbers: registers per
 # thread with 4 warps, divided by those with 8. The third is about the end of this chapter: norms and
-# gate of a layer become about three times as fast by fusion, so how much faster does a whole layer of
+# gate of a layer move about a third of the bytes after fusion, so how much faster does a whole layer of
 # Llama-3-8B become, with 512 tokens?
 
 # %%
@@ -1050,7 +1056,7 @@ reveal(31, pick_fastest=mine)
 # same memory again. One thing speaks against them: each piece costs operators of its own, which are the
 # CPU's launches. A tuner need not know any of this; it measures.
 #
-# Now read the picture. A row of it is a kernel, and each light or dark piece is the registers of one
+# Now read figure 31.9. A row of it is a kernel, and each light or dark piece is the registers of one
 # program. Four programs fit for 2 to 16 warps, so an SM holds four rows of the tensor in its registers
 # each time. What changes is how many threads share these rows: 2,048 at the top, 256 for 2 warps. With 1
 # warp, a row does not fit into the registers of 32 threads. Eight programs fit, but each spills.
@@ -1065,7 +1071,8 @@ reveal(31, pick_fastest=mine)
 # layer of Llama-3-8B for 512 tokens, on tensors that have no memory, and divide by an H100's 3,350
 # GB/s. The layer's products and its attention take their FLOPs over 989 TFLOP/s, the data sheet's
 # peak. No kernel reaches the peak, so the products take longer, and the layer gains less than that:
-# a second line assumes half of it.
+# a second line assumes half of it. Most of the operators' tensors here have 4 to 15 MB, so an H100's L2
+# can keep them for the next operator: it may fetch less from HBM than we count, and fusion gain less.
 
 # %%
 few, few_others = torch.randn(2, 16, 4096)
@@ -1196,7 +1203,7 @@ verdicts(
 # - **[TensorRT-LLM](https://github.com/NVIDIA/TensorRT-LLM)** can join the norm and the residual sum with
 #   what comes before them on several GPUs: adding up what each has computed (chapter 41). vLLM can, too.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp/pull/15631)** looks through its graph for chains
-#   that one kernel of it can do at once, such as a sum, a norm and the product with its weight. Ollama
+#   that one kernel of it can do at once, such as a norm, the product with its weight and a sum. Ollama
 #   builds on the same library, ggml.
 # - **Auto-tuning** as in `pick_fastest` is `triton.autotune`. The engine here fixes its sizes by hand, so
 #   that a start costs nothing.

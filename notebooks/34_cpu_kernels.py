@@ -32,8 +32,8 @@
 # engine). **Time:** about 75 minutes to read and try, about 75 for the exercises.
 #
 # **Two paths:** the sections up to *Integers inside a group*, and those from *What bytes as inputs
-# cost* on, are about quantisation, for every reader. The four between them build a kernel lane by
-# lane, and a first reading can skip them.
+# cost* on, are about quantisation and the whole step, for every reader. The four between them build a
+# kernel lane by lane, and a first reading can skip them.
 #
 # **Where we are:** scheduler → runner → **the products of one step, on the CPU** → logits →
 # sampler.
@@ -182,7 +182,8 @@ guess_share.compare(
 #   lane, rounded once.
 # - **VNNI** is Intel's and AMD's name for a vector instruction on bytes: in each lane it multiplies
 #   four bytes by four bytes and adds the four products to the lane's 32-bit sum. ARM's instruction
-#   of this kind is `sdot`.
+#   of this kind is `sdot`. Newer processors have one for two pairs of bfloat16 numbers, too: minigen's
+#   bfloat16 form uses Intel's and AMD's.
 # - A **barrier** is a point that no thread passes until all have arrived.
 #
 # | processor | SIMD register | lanes of float32 | FMA | dot product of bytes |
@@ -278,10 +279,10 @@ for name, each in seconds.items():
 
 # %% [markdown]
 # The simple loop reads every weight once, in the order in which it lies in memory. For one row of
-# inputs nothing more can be asked. A library's product is written for many rows: it cuts matrices
-# into tiles that stay in a cache, and one row has no use for tiles. Which way a library takes for
-# one row depends on its version and on the processor, so the two may be equally fast on your
-# machine.
+# inputs nothing more can be asked. (More than 100 % of $B$ means that the first cell was disturbed, or
+# that a large cache helps.) A library's product is written for many rows: it cuts matrices into tiles
+# that stay in a cache, and one row has no use for tiles. Which way a library takes for one row depends on
+# its version and on the processor, so the two may be equally fast on your machine.
 #
 # The inner loop is a dot product, and the compiler lays it along the lanes. By hand, with four
 # lanes, weights 1 to 8 and inputs that are all 1:
@@ -399,11 +400,11 @@ assert errors[calm, 128] < errors[calm, 32]
 
 # %% [markdown]
 # In the right panel, lower is better, and a curve further to the left is cheaper. For the tensor
-# with outliers the curves of small groups lie lowest: 4 bits in groups of 32 beat 5 bits in groups
-# of 128, with fewer bits in all (5.00 against 5.25), and one group for each row is far behind.
-# Choose the other tensor, and the order turns: where there are no outliers, a scale and a minimum
-# for each 32 buy less than one more bit does. Small groups are an insurance against outliers. File
-# formats such as GGUF's Q4_1 take it for every matrix.
+# with outliers groups of 32 lie lowest (groups of 8 pay 4 bits per number for scale and minimum, too
+# much): 4 bits in groups of 32 beat 5 bits in groups of 128, with fewer bits in all (5.00 against 5.25),
+# and one group for each row is far behind. Choose the other tensor, and the order turns: where there are
+# no outliers, a scale and a minimum for each 32 buy less than one more bit does. Small groups are an
+# insurance against outliers. File formats such as GGUF's Q4_1 take it for every matrix.
 #
 # ## Two products of bytes
 #
@@ -461,8 +462,8 @@ print(f"errors, of results up to {largest:.0f}: {mark(off_by_row)} and {mark(off
 # halvings. (The bytes must become floats in both. A compiler may choose another way, even a worse
 # one; the measured time is what counts.)
 #
-# Two ideas repair it. The first is to multiply integers inside a group. The second is to turn the
-# matrix, so that no sum crosses lanes.
+# Two ideas repair it. The first is to multiply integers inside a group: no conversion, and with VNNI 9
+# instructions in place of 36. The second is to turn the matrix, so that no sum crosses lanes.
 #
 # ## Integers inside a group
 #
@@ -586,7 +587,7 @@ print("a + b:         ", *(f"{each:.0f}" for each in c[:16]))
 print("a * b * b + a: ", *(f"{each:.0f}" for each in c[16:]))
 
 # %% [markdown]
-# For bytes there is `add_byte_dots`. Figure 34.5 shows one call on real data: in each lane four
+# For bytes there is `add_byte_dots`. Figure 34.5 shows one call on our matrix: in each lane four
 # weights of one row (blue) meet the same four inputs (yellow), and the four products are added to
 # the lane's sum (green). Lane 0 by hand:
 # $124 \cdot (-28) + 128 \cdot (-2) + 121 \cdot (-76) + 192 \cdot (-127) = -37{,}308$. With AVX512-VNNI the call is one instruction,
@@ -799,9 +800,10 @@ for name, share in kinds.items():
 #
 # The package's inputs have a **zero** for each 32: an integer $z$ that is added to each byte, so
 # that 254 steps reach from the smallest number to the largest. (The range always includes 0, so that
-# a 0 stays a 0.) And 4-bit weights have a **minimum** $m$ (chapter 11). So an input
-# is $(b_i + z)\,t$ and a weight $c_i\,s + m$. Neither addition may happen inside the sum, or its
-# terms are no small integers any more. Multiplied out over the 32 columns of a group:
+# a 0 stays a 0.) And 4-bit weights have a **minimum** $m$ (chapter 11); a kernel takes the low four bits
+# of each byte as one word of codes, the high four as another. So an input is $(b_i + z)\,t$ and a weight
+# $c_i\,s + m$. Neither addition may happen inside the sum, or its terms are no small integers any more.
+# Multiplied out over the 32 columns of a group:
 #
 # $$\sum_i (b_i + z)\,t\,(c_i\,s + m) = t \Big[ s \Big( \sum_i b_i c_i + z \sum_i c_i \Big) + m \Big( \sum_i b_i + 32\, z \Big) \Big]$$
 #
@@ -867,8 +869,11 @@ print(f"of {plain.size} products the compiled ones are the same but for float32'
 #
 # In each of the three, a lane sums its own result from beginning to end. With
 # `kv_cache_dtype="int8"` keys and values are bytes, four to a word, with a scale for each token and
-# head; the section on quality measures that. (Loading a model in one of these forms compiles its
-# step, if that was never done here: half a minute, once. `minigen compile` does it ahead.)
+# head. Keys have outliers, so keys and queries are transformed first (Hadamard: sums and differences that
+# spread a large number over its whole head, and keep all dot products;
+# [QuaRot](https://arxiv.org/abs/2404.00456)). The section on quality measures the result. (Loading a
+# model in one of these forms compiles its step, if that was never done here: half a minute, once.
+# `minigen compile` does it ahead.)
 
 # %%
 in_int4 = load_model(weights="int4")
@@ -974,11 +979,11 @@ measured(f"so the phases of a step, at most {num_phases}, cost", 1e3 * num_phase
 # threads of one core share its registers and caches, so for these kernels count cores. The
 # operating system may move a thread to another core, which costs what its caches held. **Pinning**
 # a thread to a core prevents that: on Linux `taskset -c 0-7 minigen serve ...` restricts a program
-# to eight cores, among which its threads may still move. A server with two processors has two memories, each nearer to one of them
-# (**NUMA**, *non-uniform memory access*). Reading the far one is slower, and all threads that read
-# weights from one memory share its bandwidth. `numactl --cpunodebind=0 --membind=0` keeps a program
-# and its memory at one processor; two processes, one for each processor, use both. minigen does
-# neither by itself.
+# to eight hardware threads (on some machines four cores), among which its threads may still move. A
+# server with two processors has two memories, each nearer to one of them (**NUMA**, *non-uniform memory
+# access*). Reading the far one is slower, and all threads that read weights from one memory share its
+# bandwidth. `numactl --cpunodebind=0 --membind=0` keeps a program and its memory at one processor; two
+# processes, one for each processor, use both. minigen does neither by itself.
 #
 # ## The measurement again
 #
@@ -1177,11 +1182,10 @@ verdicts(
         "INT8 costs 1 to 3 % of quality",
         f"perplexity changes by {mark(costs['int8'][0], '%', 2)} ± {mark(costs['int8'][1], '%', 2)}, weights "
         "and inputs in 8 bits with a scale for each 32, on a model that was rounded to 4 bits before",
-        within(costs["int8"][0], 1, 3),
-        "scales for each 32 keep outliers apart; the source has a scale per channel or token, and "
+        NOT_TESTED,
+        "the source starts from 16 bits, has a scale per row of weights and per token, and uses "
         "other tests than perplexity",
         "[Kurtic et al. 2024](https://arxiv.org/abs/2411.02355)",
-        measured=True,
     ),
     Claim(
         "INT4 costs 5 to 10 % of quality",
@@ -1194,7 +1198,8 @@ verdicts(
         f"perplexity changes by {mark(kv_cost, '%', 2)} ± {mark(kv_margin, '%', 2)}, on 384 tokens in contexts "
         "of at most 96",
         holds(kv_cost + kv_margin < 1),
-        "each head's keys and values of a token have a scale of their own; long contexts are not tested",
+        "a scale for each token and head, and a transform that spreads the outliers of keys; long "
+        "contexts are not tested",
         measured=True,
     ),
 )
@@ -1208,12 +1213,12 @@ verdicts(
 #   cores, can already wait for memory alone.
 # - Quantising stores whole steps and a scale. Small groups pay where there are outliers; elsewhere
 #   another bit pays more.
-# - A scale for each 32 along the lanes needs a sum across lanes for each group. Integers inside a
-#   group and a row for each lane, panels, remove these sums.
+# - A scale for each 32 along the lanes needs a sum across lanes for each group. A row for each lane,
+#   panels, removes these sums; integers inside a group make the rest cheaper.
 # - A loaded register can serve several tokens, so a prompt or a batch moves from memory's limit to
 #   arithmetic's.
 # - Inputs have outliers: one scale for all of them ruins the model, a scale for each 32 does not.
-# - What a step loses against its bound is mostly bandwidth not reached or a constant part. A line
+# - What a step loses against its bound can be bandwidth not reached or a constant part. A line
 #   through several forms separates them, as far as its ranges allow.
 # - Quality can be tested only against a reference of higher precision than the file's.
 #
@@ -1240,17 +1245,18 @@ verdicts(
 # - At the time of writing, **llama.cpp** (and **Ollama**, which builds on its kernels) has
 #   hand-written kernels for each kind of block and each family of processors. For several formats
 #   it interleaves the blocks of several rows when a model is loaded, which are panels: eight rows
-#   [for AVX2](https://github.com/ggml-org/llama.cpp/pull/12332), and others [for ARM's
-#   `sdot`](https://github.com/ggml-org/llama.cpp/pull/19360). Threads are pinned with `--cpu-mask`,
-#   and `--numa` spreads or isolates them
+#   [for AVX2](https://github.com/ggml-org/llama.cpp/pull/12332), and eight too [for ARM's
+#   `sdot`](https://github.com/ggml-org/llama.cpp/pull/19360). Threads are restricted with `--cpu-mask`,
+#   pinned one by one with `--cpu-strict 1`, and `--numa` spreads or isolates them
 #   ([manual](https://manpages.debian.org/unstable/llama.cpp-tools/llama-server.1.en.html)).
 # - **vLLM** on a CPU binds its threads to cores with `VLLM_CPU_OMP_THREADS_BIND`; `auto` takes the
 #   cores of one NUMA node for each process ([tuning
 #   guide](https://intel.github.io/optimization-zone/software/vllm/skill/references/tuning-matrix.html)).
-#   **SGLang** is tuned [for Xeons with AMX](https://docs.sglang.io/platforms/cpu_server.html).
-# - Intel's AMX, and SME on newer ARM processors such as Apple's M4, multiply whole tiles in one instruction. They raise the
-#   flat part of the roofline, so prompts and batches are faster. The slope stays, and with it the
-#   bound of one token at a time.
+#   **SGLang** is tuned [for Intel's servers with AMX, see
+#   below](https://docs.sglang.io/platforms/cpu_server.html).
+# - Intel's AMX, and SME on newer ARM processors such as Apple's M4, compute a whole tile of products in
+#   one instruction, AMX from two tiles, SME from two vectors. They raise the flat part of the roofline,
+#   so prompts and batches are faster. The slope stays, and with it the bound of one token at a time.
 # - Rounding to the nearest step is the simplest way. [GPTQ](https://arxiv.org/abs/2210.17323) and
 #   [AWQ](https://arxiv.org/abs/2306.00978) run a text through the model first (**calibration**):
 #   GPTQ corrects the weights still to be rounded for the errors of those before, and AWQ scales up
@@ -1259,7 +1265,7 @@ verdicts(
 #   made. llama.cpp's [K-quants](https://github.com/ggml-org/llama.cpp/pull/1684) quantise the
 #   scales, too.
 # - The KV cache can go below 8 bits: [KIVI](https://arxiv.org/abs/2402.02750) stores keys with
-#   scales per channel and values with scales per token, in 2 bits.
+#   scales per channel (a number of the head, over many tokens) and values with scales per token, in 2 bits.
 # - On GPUs, **ExLlamaV2**, [Marlin](https://github.com/IST-DASLab/marlin) (in vLLM) and
 #   **TensorRT-LLM** also reorder weights when they are loaded or converted, into the order that
 #   their kernels read.
@@ -1271,9 +1277,7 @@ verdicts(
 # - [What Every Programmer Should Know About
 #   Memory](https://people.freebsd.org/~lstewart/articles/cpumemory.pdf), Drepper 2007: caches, NUMA
 #   and prefetching, in depth.
-# - [Cache hierarchy of an Apple
-#   M4](https://soohamurai.com/2026/01/31/Measuring-Cache-Hierarchy-on-Apple-M4): a staircase like
-#   figure 34.2, by latency.
+# - [RAM and CPU caches](https://en.algorithmica.org/hpc/cpu-cache/), Slotin: caches measured by small programs, as in figure 34.2.
 # - [Intel Intrinsics
 #   Guide](https://www.intel.com/content/www/us/en/docs/intrinsics-guide/index.html): search it for
 #   `vpdpbusd`.

@@ -326,7 +326,8 @@ guess_ranks = predict("How many ranks at most?", None)
 # Choose a model and a number of ranks. A column of the picture is a rank, and time runs downwards.
 # Blue is cut by columns, pale blue by rows. The shape at the left is that of one rank's share as
 # stored, [outputs, inputs]. An orange bar is a message that all ranks wait for, with the shape of
-# what each rank sends; "tokens" is the number of tokens in the step.
+# what each rank sends; "tokens" is the number of tokens in the step, "rows" the number of those whose
+# logits are needed.
 
 
 # %%
@@ -368,8 +369,9 @@ for num_ranks in (8, 16):
 # Read the rows from the top. Rank 0's embedding has 16,384 of the 49,152 tokens. Its queries are
 # three heads of 64 numbers, 192 stored rows of 576. Its `out` is stored as 576 rows of 192: all
 # outputs, but only the inputs that its three heads give. Heads and units must be dealt out evenly, so
-# only few numbers of ranks are possible. The price in memory is small: norms are on every rank. And
-# where there are more ranks than KV heads, each KV head is on several ranks.
+# only few numbers of ranks are possible. (For KV heads, the number must divide them or be a multiple of
+# them.) The price in memory is small: norms are on every rank. And where there are more ranks than KV
+# heads, each KV head is on several ranks.
 #
 # ## Your turn: two matrices in one tensor
 #
@@ -506,7 +508,8 @@ guess_bytes.compare(times[2][2**20] / times[2][1024], "times", measured=True)
 # %% [markdown]
 # A small message costs the **latency** of the connection: the time from sending to arriving, however
 # little is sent. A large one costs its bytes. In the picture the curves are flat where latency rules,
-# and rise where bytes do.
+# and rise where bytes do. The latency printed is that of one turn (explained next): an all-reduce takes 2
+# turns on two ranks, and 4 on three.
 #
 # How do ranks add up a tensor? Call what connects a rank to the others its **link**. Each rank could
 # send all of its tensor to all others. That is $n - 1$ full tensors through each link. A **ring**
@@ -606,10 +609,11 @@ def choose_all_reduce(
 
 # %% [markdown]
 # The table below compares three connections, for a token of Llama-3-70B (16 kB) and for a prompt of
-# 2,048 tokens (34 MB) on 8 ranks. **NVLink** is NVIDIA's direct connection between its cards.
-# **PCIe** is the bus by which cards are plugged into a machine. **Ethernet** connects machines.
-# What is connected to what, and how fast, is called the **topology**. One machine of a cluster is a
-# **node**. The picture shows two nodes of eight cards.
+# 2,048 tokens (34 MB) on 8 ranks, each with a link of its own (over Ethernet: eight machines with a card
+# each). **NVLink** is NVIDIA's direct connection between its cards. **PCIe** is the bus by which cards
+# are plugged into a machine. **Ethernet** connects machines. What is connected to what, and how fast, is
+# called the **topology**. One machine of a cluster is a **node**. The picture shows two nodes of eight
+# cards.
 
 # %%
 my_choice = check(41, choose_all_reduce=choose_all_reduce)
@@ -637,7 +641,7 @@ for name, link in LINKS.items():
 # [an H100](https://www.nvidia.com/en-us/data-center/h100/) has 900 GB/s of NVLink in both directions
 # together, so 450 in one; PCIe 5 with 16 lanes has 63 GB/s in one direction; 25 Gbit/s are 25 / 8 =
 # 3.1 GB/s. The latencies are assumptions. 2 and 5 µs lie in the range of the constants by which
-# [NCCL plans](https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc) a turn of a ring (0.5
+# [NCCL plans](https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc) a turn of a ring (0.6
 # to 3.4 µs for NVLink, 1.0 to 5.7 for PCIe). For a network the same file has 2.7 µs and more; we take
 # 30 µs, since a message over TCP, the usual protocol of networks, passes the operating systems of two
 # machines. Nothing here was
@@ -836,12 +840,12 @@ for name in ("NVLink 4", "Ethernet 25 Gbit/s"):
 # here, and transfers are free. Real stages differ, and the slowest one sets the pace.)
 #
 # The table puts both cuts on the same cards. A pipeline makes one sequence no faster: a token still
-# needs all layers, one after another. Of 64 sequences it makes 8 micro-batches of 8, and a token of
-# each still takes about as long as on one card, because each micro-batch reads a stage's weights
-# again. It gains memory, and so room for more sequences. For a prompt, cut into 8 chunks of 256
-# tokens, it is several times as fast as one card over *either* link, since a chunk is sent only
-# once per stage instead of twice per layer. (The chunks' attention to earlier chunks is left out.)
-# So over slow links a pipeline pays, and tensor parallelism does not.
+# needs all layers, one after another. Of 64 sequences it makes 8 micro-batches of 8, and a step of all 64
+# takes hardly less than on one card, because every stage reads its weights 8 times, once per micro-batch.
+# It gains memory, and so room for more sequences. For a prompt, cut into 8 chunks of 256 tokens, it is
+# several times as fast as one card over *either* link, since a chunk is sent only once per stage instead
+# of twice per layer. (The chunks' attention to earlier chunks is left out.) So over slow links a pipeline
+# pays, and tensor parallelism does not.
 #
 # ## The measurement again
 #
@@ -1123,10 +1127,11 @@ print(f"five others, with {room} blocks: {wrong} wrong answers, stuck: {served.s
 # Each row is a request, each column a step, and the number in a box is how many tokens the request
 # computes in that step. The orange frames are where the two ranks differ. Both ranks preempted the
 # same requests, and one returns on one rank only, which has one block more. Now their messages have
-# different sizes, and both wait for ever. The five others are worse off: there the sizes happen to be
-# the same (engines fill batches up to a few sizes), and sums are made of numbers that belong to
-# different requests. No rank gets an error: an all-reduce does not know whose numbers it adds. (Once
-# your `agreed_blocks` is mended, the picture shows what should be.)
+# different sizes. In this simulation both wait for ever; a real library may also stop with an error. The
+# five others are worse off: there the sizes happen to be the same (batches are filled up, here to
+# multiples of 8, as engines do; pale boxes compute several tokens), and sums are made of numbers that
+# belong to different requests. There no rank gets an error: an all-reduce does not know whose numbers it
+# adds. (Once your `agreed_blocks` is mended, the picture shows what should be.)
 #
 # ## Claims
 #
@@ -1242,9 +1247,8 @@ verdicts(
 # ## Further reading
 #
 # - [Megatron-LM](https://arxiv.org/abs/1909.08053), Shoeybi et al. 2019: section 3 has the two splits
-#   and the two all-reduces per layer. Its
-#   [tensor_parallel package](https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/tensor_parallel.html)
-#   is the code.
+#   and the two all-reduces per layer. The code is in
+#   [Megatron Core](https://github.com/NVIDIA/Megatron-LM).
 # - [Bandwidth optimal all-reduce algorithms for clusters of
 #   workstations](https://doi.org/10.1016/j.jpdc.2008.09.002), Patarasuk and Yuan 2009: the ring.
 # - [Efficiently Scaling Transformer Inference](https://arxiv.org/abs/2211.05102), Pope et al. 2022:

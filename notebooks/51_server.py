@@ -267,7 +267,7 @@ pooled_busy = longest(looks["def,\nin a pool of threads"])
 picture(
     health_checks(looks),
     "Each row is a server that writes one answer. Each bar is one look at /health, from its request "
-    "to its answer; amber is the longest of its row. The first server answers none meanwhile.",
+    "to its answer; amber is the longest of its row. The first server answers its one look only at the end.",
     number="51.1",
 )
 
@@ -300,6 +300,9 @@ picture(
 #   engine's thread, so it must be fast and must not touch the loop's own data. It only calls
 #   `loop.call_soon_threadsafe`, the one function of a loop that other threads may call: it leaves a
 #   call for the loop and wakes it, through a socket that the loop listens to.
+#
+# Below, `my_tokens_of` is an **async generator**, an `async def` with `yield`: it may pause at `await`
+# between two values, and `async for` reads them. (The notebook's cells run in an event loop already.)
 
 # %%
 picture(
@@ -339,8 +342,8 @@ print(*pieces, sep="\n")
 # processor](../docs/glossary.md#request-processor)); while bytes are missing, this request's
 # coroutine waits, and the loop serves others. The command waits for the end of the current step. In
 # the engine the request waits for a place in the batch and for free blocks (chapter 24). Each step
-# then brings a token. It waits in the outbox until the loop runs, becomes an event, and the client
-# reads it. The arrow back is the next step.
+# then brings a token. It waits in the outbox (the engine's queue for the loop; more below) until the loop
+# runs, becomes an event, and the client reads it. The arrow back is the next step.
 #
 # So a request can wait in several places, and each has another remedy. That is why servers measure
 # them apart (chapter 52).
@@ -385,9 +388,10 @@ for token_id in llm.tokenizer.encode("An 🦉 in 東京"):
 # HTTP can send a body piece by piece, without saying first how long it will be. Server-sent events
 # say where one piece of news ends. [The
 # standard](https://html.spec.whatwg.org/multipage/server-sent-events.html) is short: lines of text,
-# each with a name, a colon and a value, and an empty line at the end of each event. OpenAI's API
-# ([reference](https://platform.openai.com/docs/api-reference/chat-streaming)) uses only the name
-# `data`, and puts a **chunk** into it: an object in JSON.
+# each with a name, a colon and a value, and an empty line at the end of each event. OpenAI's chat API
+# ([reference](https://platform.openai.com/docs/api-reference/chat-streaming)) uses only the name `data`
+# (its newer Responses API also names each event, in a line `event:`), and puts a **chunk** into it: an
+# object in JSON.
 #
 # `small_app` is such an endpoint. Below are its raw bytes for an answer of five tokens. Before you
 # read on: what is the first event for, and the last but one? Where would you see that the answer
@@ -475,8 +479,9 @@ for chunk in client.chat.completions.create(**{**asked, "max_tokens": 40}):
 # %% [markdown]
 # ## Drag it: several clients at once
 #
-# Each client asks for 24 tokens at the same moment. In the picture each client is a row, and each
-# event with text is a tick.
+# Each client asks for 24 tokens at the same moment. (`serving` starts the package's server; `put_load`
+# sends requests at planned times, `Planned(second, prompt, tokens)`, and notes when each event came.) In
+# the picture each client is a row, and each event with text is a tick.
 #
 # Predict: with 16 clients instead of one, how many times as many events per second do all clients
 # together get?
@@ -506,7 +511,7 @@ explore(
 rates = {n: sum(map(len, rows)) / max(row[-1] for row in rows) for n, rows in seen.items()}
 guess_events.compare(rates[16] / rates[1], "times", measured=True)
 for clients, per_event in tokens_per_event.items():
-    measured(f"{clients} clients: tokens per event", per_event)
+    measured(f"clients: {clients}; tokens per event", per_event)
 
 # %% [markdown]
 # Most ticks stand below one another: a step of the engine brings each running request a token, and
@@ -601,7 +606,8 @@ show(Dispatcher._flush, Dispatcher._hand_out)
 #
 # `serving` puts the whole server around a loaded model, as `minigen serve` does from the command
 # line. The question, the client and the text are the same as before. The rest of the chapter is
-# about what the small server lacks.
+# about what the small server lacks. (With `include_usage`, a last chunk without choices brings the
+# **usage**: how many tokens were read and written.)
 
 # %%
 server = serving(llm)
@@ -687,8 +693,8 @@ with EngineThread(llm.engine) as thread:
         made["small, gives up"] = tokens_made(server.url)
 picture(
     tokens_after_disconnect({name: (5, tokens) for name, tokens in made.items()}),
-    "Each bar is a server. Blue are the tokens that the client read before it went, amber those that "
-    "the engine computed after that.",
+    "Each bar is a server. Blue are five tokens, one for each event with text that the client read "
+    "(one may carry more), amber the others that the engine computed.",
     number="51.4",
 )
 print(f"forgetful: {made['small, forgetful']} tokens")
@@ -700,10 +706,11 @@ assert max(made["small, gives up"], made["minigen serve"]) < 120
 # The amber part of the long bar is work for no one. The other two servers stop almost at once.
 #
 # How does a server learn that its client has gone? The client closes its socket. The operating
-# system tells the server's event loop. The web framework then cancels the coroutine that writes the
-# response, or its next `send` fails. Either raises an exception at the coroutine's `await` or at
-# the generator's `yield`, and its `finally` blocks run. That is the place to abort the request. A
-# step that is under way cannot be stopped, so a token or two may still be made.
+# system tells the server's event loop. The web framework's streaming response then cancels the coroutine
+# that writes, or its next `send` fails. (minigen's own server waits for the news itself, in a second
+# coroutine.) Each raises an exception at the coroutine's `await` or at the generator's `yield`, and its
+# `finally` blocks run. That is the place to abort the request. A step that is under way cannot be
+# stopped, so a token or two may still be made.
 #
 # ## Your turn: write the events
 #
@@ -765,7 +772,7 @@ reveal(51, chat_events=mine)
 # who gave up is lost. It is better to refuse at once and say when to retry: [status
 # 429](https://www.rfc-editor.org/rfc/rfc6585#section-4) ("too many requests") with the header
 # `Retry-After`, a number of seconds. OpenAI's client tries twice more by itself, and waits as long
-# as the header says (up to a limit of its own).
+# as the header says. (If that is more than two minutes, its present version does not try again.)
 #
 # How many seconds are right? An example: two requests run at once, each runs for 4 seconds, and
 # three wait. Every 2 seconds one ends, on average. A request behind the three would be the fourth
@@ -781,15 +788,16 @@ reveal(51, chat_events=mine)
 # | $c$ | requests that run at once | `max_running` |
 #
 # The formula holds while all $c$ places are busy, and for the $S$ of that load: in an engine that
-# batches, a request runs longer when more run with it. minigen's server takes the mean of its last
-# requests as $S$, and gives each refused client a later time than the one before, so that they do
-# not come back all at once.
+# batches, a request runs longer when more run with it. minigen's server estimates otherwise: the mean
+# time of its last requests (waiting included), divided by the number inside, is the time between two
+# ends. Each refused client is told one such time more than the one before (at most a minute), so that
+# they do not come back all at once.
 #
 # Below, six requests come together where two may be inside. After that, one request comes with a
 # wrong key, and one with the right key takes longer than is allowed. This last error occurs in the
 # middle of a stream: status 200 has already been sent, so the error must be an event. The limits,
 # the keys and the time-outs are **middleware**: rings around the app that know no model. The
-# printed text at the end is their module's own.
+# printed text at the end is their module's own (ASGI is explained below it).
 
 # %%
 with serving(llm, limits=Limits(max_in_flight=2)) as strict:
@@ -824,7 +832,8 @@ print("\n" + stack.__doc__)
 # a server and an app: the app is an asynchronous function `app(scope, receive, send)`. `scope` is a
 # dictionary that describes the request. `await receive()` brings the body or the news that the
 # client has gone. `await send(message)` sends the status and headers, and later the pieces of the
-# body. The call returns when the response is complete. Middleware is an app that calls another app.
+# body. The call returns when the response is complete. Middleware is an app that calls another app. Yours
+# is a class, so its instances are such functions by `async def __call__(self, scope, receive, send)`.
 #
 # With `max_running=1` and `max_waiting=1`, and a request that runs for 3 seconds:
 #

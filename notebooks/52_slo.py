@@ -81,7 +81,6 @@ from minigen_course import (
 from minigen_course.ch00_map import opening_test
 from minigen_course.ch52_slo import figures as draw
 from minigen_course.ch52_slo.capstone import Plan, score_of
-from minigen_course.ch52_slo.cases import case
 from minigen_course.ch52_slo.lesson import (
     Vitals,
     broken_system,
@@ -90,11 +89,11 @@ from minigen_course.ch52_slo.lesson import (
     table,
     traffic_shapes,
 )
-from minigen_course.ch52_slo.mystery import mystery, try_knob
-from minigen_course.ch52_slo.retries import Clients, storm
+from minigen_course.ch52_slo.mystery import case, mystery, try_knob
 from minigen_course.figures.explore import explore, picture
 from minigen_course.lab.cost_model import Card
 from minigen_course.lab.load import put_load, run_apart
+from minigen_course.lab.retries import Clients, storm
 from minigen_course.lab.simulator import Ask, Knobs, asks, simulate
 
 llm = load_model(weights="int4", max_num_seqs=4)
@@ -703,7 +702,7 @@ for length in (200, 6000):
 # What does a client do when no answer comes? It gives up and sends again. Take a server that
 # answers one request after the other, ten per second, and seven requests per second that arrive.
 # Clients give up after 3 s. At second 20, the server stands still for 4 s. (This is a queue of 30
-# lines, `minigen_course/ch52_slo/retries.py`, without an engine: it is about the clients.)
+# lines, `minigen_course/lab/retries.py`, without an engine: it is about the clients.)
 #
 # By hand: in 4 s, 28 requests arrive. When the server comes back, it needs 2.8 s for them, while 20
 # more arrive. The clients of the first ones have given up. If each client that gives up sends three

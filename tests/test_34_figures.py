@@ -201,7 +201,7 @@ def test_the_picture_of_a_rounding_has_a_ladder_for_each_group() -> None:
     ends = {(segment[0][0], segment[1][0]) for segment in ladders.get_segments()}
     assert ends == {(-0.5, 39.5), (39.5, 79.5), (79.5, 119.5), (119.5, 127.5)}
     assert left.lines[-1].get_ydata().tolist() == rows[2, :128].tolist()
-    assert left.get_title(loc="left").startswith("8 steps for each 40 numbers, the widest ")
+    assert left.get_title(loc="left").startswith("8 values for each 40 numbers, the widest ")
     expected = f"{bits_a_weight(192, 3, 40):.2f} bits per number, error "
     assert right.get_title(loc="left").startswith(expected)
     names = [each.get_text() for each in right.get_legend().get_texts()]

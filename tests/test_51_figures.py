@@ -46,7 +46,7 @@ def test_a_look_at_health_is_a_bar_and_the_longest_is_named() -> None:
     bars = [(bar.get_x(), round(bar.get_width(), 3)) for bar in axes.patches]
     assert bars == [(0, 0.5), (0, 0.01), (0.02, 0.03)]
     texts = [each.get_text() for each in axes.texts]
-    assert texts == ["1 answers,\nlongest 500 ms", "2 answers,\nlongest 30 ms"]
+    assert texts == ["answers: 1,\nlongest 500 ms", "answers: 2,\nlongest 30 ms"]
     assert [each.get_text() for each in axes.get_yticklabels()] == ["naive", "threads"]
     assert axes.get_title(loc="left").endswith("the slowest took 500 ms")
     with pytest.raises(ValueError, match="no look"):

@@ -30,7 +30,7 @@ from minigen_course.ch52_slo.figures import (
     watch,
 )
 from minigen_course.ch52_slo.lesson import traffic_shapes
-from minigen_course.ch52_slo.retries import Clients, storm
+from minigen_course.lab.retries import Clients, storm
 from minigen_course.lab.simulator import Knobs, asks, simulate
 from tests.serving import load_tiny, save_tiny
 

@@ -7,7 +7,7 @@ import pytest
 
 from minigen.server.metrics import BUCKETS, COUNTERS, GAUGES
 from minigen_course.ch52_slo.lesson import METRIC, QUERIES, queries
-from minigen_course.ch52_slo.retries import PATIENCE, RATE, SERVICE, Clients, rate_of, storm
+from minigen_course.lab.retries import PATIENCE, RATE, SERVICE, Clients, rate_of, storm
 
 
 def late_goodput(clients: Clients, stall: float = 4.0) -> float:

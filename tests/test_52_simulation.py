@@ -9,7 +9,6 @@ from minigen.bench.report import Slo, report
 from minigen.bench.workload import burst, constant
 from minigen.trace.events import EventKind
 from minigen_course.ch52_slo import lesson
-from minigen_course.ch52_slo.cases import CURES
 from minigen_course.ch52_slo.lesson import (
     Case,
     Vitals,
@@ -20,6 +19,7 @@ from minigen_course.ch52_slo.lesson import (
     table,
     traffic_shapes,
 )
+from minigen_course.ch52_slo.mystery import CURES
 from minigen_course.lab.cost_model import (
     Card,
     config_of,

@@ -147,7 +147,7 @@ def bars(rates: Mapping[str, float], limit: float, unit: str, text: str) -> Figu
     axes.axvline(limit, color=ORANGE, linewidth=2)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.12 * max(limit, *rates.values()))
-    axes.set_xlabel(f"{unit}; the line is what memory gives")
+    axes.set_xlabel(f"{unit}; the line is B as measured")
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     title(axes, text)
     return made
@@ -378,7 +378,7 @@ def _steps(axes: Axes, numbers: np.ndarray, bits: int, size: int) -> None:
     axes.set_xlabel("number of the row; dotted: groups, orange: how far it is moved")
     axes.set_ylabel("value of the number")
     widest = float(rounded.scales[0, : -(-len(shown) // size)].max())
-    title(axes, f"{num_steps} steps for each {size} numbers, the widest {widest:.3g} apart")
+    title(axes, f"{num_steps} values for each {size} numbers, the widest {widest:.3g} apart")
 
 
 def _trade(axes: Axes, rows: np.ndarray, bits: int, size: int) -> None:

@@ -254,7 +254,7 @@ class Link:
 
 
 # Bytes in one direction from data sheets. The latencies per turn are assumptions: the first two lie
-# in the range of NCCL's constants for a ring (src/graph/tuning.cc: 0.5 to 3.4 and 1.0 to 5.7 µs),
+# in the range of NCCL's constants for a ring (src/graph/tuning.cc: 0.6 to 3.4 and 1.0 to 5.7 µs),
 # and 30 µs is the order of a TCP message between two machines. Inside one machine NCCL's tree is a
 # chain; the logarithm is what kernels that read each other's memory can reach.
 LINKS: dict[str, Link] = {

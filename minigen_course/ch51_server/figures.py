@@ -86,7 +86,7 @@ def health_checks(servers: Mapping[str, Sequence[Look]]) -> Figure:
             colour = AMBER if slow else BLUE
             axes.barh(row, after - before, left=before, height=0.5, color=colour)
         axes.text(
-            *(1.01 * end, row, f"{len(looks)} answers,\nlongest {1e3 * longest:.0f} ms"),
+            *(1.01 * end, row, f"answers: {len(looks)},\nlongest {1e3 * longest:.0f} ms"),
             **{"va": "center", "color": QUIET, "fontsize": 9},
         )
     axes.set_yticks(range(len(servers)), list(servers))

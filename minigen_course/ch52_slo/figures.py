@@ -23,7 +23,6 @@ from minigen.bench.workload import Planned
 from minigen.trace.summary import RequestSummary
 from minigen_course.ch52_slo.lesson import num_equal
 from minigen_course.ch52_slo.mystery import goal_of, goodput_of, treated
-from minigen_course.ch52_slo.retries import SECONDS, SERVICE, Storm, rate_of
 from minigen_course.figures.explore import explore
 from minigen_course.figures.style import (
     AMBER,
@@ -38,6 +37,7 @@ from minigen_course.figures.style import (
     title,
 )
 from minigen_course.lab.load import put_load
+from minigen_course.lab.retries import SECONDS, SERVICE, Storm, rate_of
 from minigen_course.lab.simulator import Ask, Run
 
 INTERVAL_SECONDS = 0.25  # between two scrapes

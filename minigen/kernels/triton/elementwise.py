@@ -141,7 +141,7 @@ def rotary_store_kernel(
 
     It reads 2 bytes and writes 2 per number of the product. It also reads the token's cosines and
     sines, 4 x head_dim bytes, which the token's other heads find in the GPU's cache. As separate
-    operators, rotating q and k, concatenating and storing move three times as many bytes. About 3
+    operators, rotating q and k, concatenating and storing move several times as many bytes. About 3
     FLOPs per number.
     """
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)

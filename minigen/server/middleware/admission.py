@@ -11,7 +11,7 @@ from minigen.server.middleware.limits import Limits, makes_work, record_of
 
 REMEMBERED = 32  # number of latest requests whose durations are averaged
 FIRST_GUESS = 5.0  # assumed seconds of a request, before any has ended
-LONGEST_WAIT = 60.0  # seconds; OpenAI's clients ignore longer ones
+LONGEST_WAIT = 60.0  # seconds; older ones of OpenAI's clients ignore longer times
 
 
 class Turns:
