@@ -138,8 +138,8 @@ picture(
 # [decode](../docs/glossary.md#decode), until its last token. Requests that came while the long text
 # was computed waited for it, in the queue or between two words. (Half of the 17 wait less than the
 # **median**, p50.) The printed
-# times begin when a request was to be sent, the bars when the engine received it. They differ where
-# this notebook was itself too busy to send in time.
+# times begin when a request was to be sent, the bars when the engine took it in, which it does between
+# two steps. So the wait for a step that was running is in the printed times and in no bar.
 #
 # ## Four latencies
 #
@@ -158,7 +158,7 @@ picture(
 # An **objective** (SLO, service-level objective) is a limit for a latency. Guides call a TTFT below
 # 500 ms good and one above 5 s broken. They say that gaps below 30 ms flow, and that gaps above 100
 # ms are noticed. This chapter uses 500 ms and 100 ms. A request **keeps** the ITL objective if 95 %
-# of its gaps are short enough, so a single long gap does not count.
+# of its gaps are short enough, so in an answer of more than 21 tokens one long gap does not count.
 #
 # One definition matters more than it seems: TTFT and E2E begin when the request *was to be sent*
 # (`minigen.bench.report.Outcome`), even if the load generator was late. A section below says why.
@@ -293,7 +293,8 @@ for name, value in vitals.rows().items():
 # The table is called the **vital signs** of a run below. Compare with the sums: 20 run on average (the
 # sum says 23; the run begins and ends with an empty machine). The fullest moment uses more of the cache
 # and of the arithmetic than the mean, of course. *Arithmetic used* is of the busiest ten
-# seconds, as a share of the GPU's peak. It is also called **MFU**, model FLOPs utilisation.
+# seconds, as a share of the GPU's peak. *Tokens given up* were computed and lost by preemption. A refused
+# request keeps no objective. It is also called **MFU**, model FLOPs utilisation.
 #
 # Its neighbour, the [bandwidth](../docs/glossary.md#memory-bandwidth), has no row, because a decode
 # step reads all weights for one sequence as for many. So bandwidth is busy whenever anything runs,
@@ -404,10 +405,11 @@ for slots in (64, 128):
     )
 
 # %% [markdown]
-# Blue is what the machine answers, orange is what is answered in time. They rise together. Then orange
-# falls, and blue still creeps up. Throughput alone says that the right end is the best. Most people
-# there wait too long: once the machine is **saturated**, a queue grows as long as the load lasts, and
-# each request waits longer than the one before it.
+# Blue is what the machine answers, orange is what is answered in time. (Blue lies below the offered load
+# even where nothing waits, because $T$ lasts until the last answer.) They rise together. Then orange
+# falls, and blue still creeps up. Throughput alone says that the right end is the best. Most people there
+# wait too long: once the machine is **saturated**, a queue grows as long as the load lasts, and each
+# request waits longer than the one before it.
 #
 # The point of saturation belongs to the settings as much as to the machine. It lies where the *first*
 # resource is full, here the 64 batch slots, as the last two lines show. With more slots it moves until
@@ -424,10 +426,10 @@ for slots in (64, 128):
 #
 # $$\text{dollars per million good tokens} = \frac{p}{3600\,g} \cdot 10^6 = \frac{p}{0.0036\,g}$$
 #
-# By hand: at 8.42 dollars per hour and 300 good tokens per second, an hour yields 1.08 million
-# tokens, so a million costs 8.42 / 1.08 = 7.80 dollars. The last lines ask from how many tokens per
-# month on a machine at that price is cheaper than an API that costs 3 to 10 dollars per million,
-# and how much energy a good token takes at most (an L4 may draw 72 W).
+# By hand: at 8.42 dollars per hour (a guide's price of eight H100) and 300 good tokens per second, an
+# hour yields 1.08 million tokens, so a million costs 8.42 / 1.08 = 7.80 dollars. The last lines ask from
+# how many tokens per month on a machine at that price is cheaper than an API that costs 3 to 10 dollars
+# per million, and how much energy a good token takes at most (an L4 may draw 72 W).
 
 # %%
 good_tokens = {}
@@ -493,7 +495,7 @@ queries(page)  # also checks that this server exports every metric that a query 
 # %% [markdown]
 # Goodput is not among them: TTFT and ITL are counted in separate histograms, and a histogram does
 # not remember which request was in which bucket. The share of first tokens within 500 ms is an
-# upper bound of it. Alerts to begin with, in
+# upper bound of the share of answers that keep both. Alerts to begin with, in
 # words:
 #
 # | alert if | because |
@@ -508,7 +510,7 @@ queries(page)  # also checks that this server exports every metric that a query 
 #
 # The same page, drawn for the server that runs in this notebook. Each button sends a load; the first,
 # a flood of 40 requests, has been pressed already. Look for the panel in which a load shows, and say
-# which resource runs out. (Dashed: 500 ms and 100 ms, the objectives.)
+# which resource runs out. (Dashed: 500 ms, 100 ms (if the panel reaches so far), and 90 % of the blocks.)
 
 # %%
 system_prompt = draw_words(300, rng)
@@ -537,9 +539,9 @@ draw.dashboard(
 # ## Diagnosis as a method
 #
 # 1. **Name the resource that is saturated.** It is one of six words: `batch slots`, `token budget`
-#    (the most tokens that a step computes, `max_num_batched_tokens`), `blocks`, `arithmetic`,
-#    `bandwidth`, or `nothing`. If nothing is full, the machine idles or waits, which is a finding,
-#    too.
+#   (the most tokens that a step computes, `max_num_batched_tokens`; name it, too, if it is so large that
+#   one long step makes all others wait), `blocks`, `arithmetic`, `bandwidth`, or `nothing`. If nothing is
+#   full, the machine idles or waits, which is a finding, too.
 # 2. **Name the layer that owns it** (the table below).
 # 3. **Change one thing** there. **Measure again**, with the same load.
 # 4. **Ask: has the bottleneck moved?** When one resource is relieved, the next one is full. If requests
@@ -599,7 +601,7 @@ idle = case(4, saturated=None, broken=fourth_run)
 # **5. The prefix cache does not help.** All requests carry the same instructions of 1,500 tokens.
 #
 # **6. Most are served at once, and some wait very long.** At second 20 a nightly job sends thirty
-# requests; the latencies are those of the people who chat.
+# requests; latencies and rates are those of the people who chat.
 
 # %%
 fifth_run, sixth_run = symptoms(5, 6)
@@ -612,7 +614,7 @@ tail = case(6, saturated=None, broken=sixth_run)
 # **7. The queue grows, and the requests wait longer and longer.**
 #
 # **8. One tenant starves the others.** A **tenant** is a customer with an API key of its own. The
-# latencies are those of the other.
+# latencies, rates and refusals are those of the other.
 
 # %%
 seventh_run, eighth_run = symptoms(7, 8)
@@ -764,9 +766,9 @@ guess_recover.compare(sum(recovered.values()))
 # seed 3 more than half of the cache is free, and still everything is slow.
 #
 # In every server, some knob in a wrong layer is tempting. In some servers such a fix raises goodput
-# a little, and then stops. The cell prints all gauges, and tries one such fix on seed 3. Then use
-# the picture: choose a seed, write a flag, and press Enter. (The faults stand in `mystery.py`. Open
-# it afterwards.)
+# a little, and then stops. The cell prints all gauges, and tries a knob on seed 3 that is tempting, too.
+# Then use the picture: choose a seed, write a flag, and press Enter. (The faults stand in `mystery.py`.
+# Open it afterwards.)
 
 # %%
 mystery(1, 2, 3, 4, 5, 6)
@@ -867,7 +869,7 @@ reveal(52, load_test=mine)
 # %% [markdown]
 # ## Your turn: the capstone
 #
-# Forty seconds of traffic: five chats per second, whose prompts share 800 tokens of instructions
+# Thirty seconds of traffic: five chats per second, whose prompts share 800 tokens of instructions
 # behind four tokens that differ, a long document now and then, and a nightly job of 24 requests at
 # second 12. Chats and documents have the two objectives of this chapter, and the job's answers must
 # be complete within 30 s. You choose the flags, the precision of weights and cache, and what the
@@ -879,13 +881,14 @@ reveal(52, load_test=mine)
 # $$c = \frac{\text{bytes}}{\beta} + \frac{\text{FLOPs}}{\pi}, \qquad
 # \text{score} = \frac{\text{good answers}}{c}$$
 #
-# where $\beta$ is the GPU's bandwidth, 300 GB/s, and $\pi$ its arithmetic, 121 TFLOP/s. By hand: 9
-# TB read and 0.87 PFLOP computed cost 9,000 / 300 = 30 s and 870 / 121 = 7.2 s, together 37 s of
-# the GPU. A decode step reads the weights once, for one sequence or for sixty. So a plan is cheap
-# if its steps are full, its prompts are computed once, and its requests do not fail. The cell
-# prints the score of the plain plan.
+# where $\beta$ is the GPU's bandwidth, 300 GB/s, and $\pi$ its arithmetic, 121 TFLOP/s. By hand, for a
+# good plan: 9 TB read and 0.87 PFLOP computed cost 9,000 / 300 = 30 s and 870 / 121 = 7.2 s, together 37
+# s of the GPU. A decode step reads the weights once, for one sequence or for sixty. So a plan is cheap if
+# its steps are full, its prompts are computed once, and its requests do not fail. The cell shows the
+# fields of a plan, and prints the plain plan's score; `score_of(plan, 2)` is the second trace.
 
 # %%
+show(Plan)
 print(score_of(Plan()))
 task(52, "make_plan")
 
@@ -926,8 +929,8 @@ with serving(tuned) as better:
     after = put_load(better.url, everybody)
     again = report(after)
     before = report(outcomes)
-measured("longest wait over shortest, before", before.ttft.max / shortest, "times")
-measured("after", again.ttft.max / min(each.ttft for each in after), "times")
+measured("longest wait, before", before.ttft.max, "s")
+measured("after", again.ttft.max, "s")
 measured("time to first token, median, before", before.ttft.p50, "s")
 measured("after", again.ttft.p50, "s")
 measured("longest gap between two words, before", before.itl.max, "s")
@@ -1035,14 +1038,14 @@ verdicts(
         f"{'yes' if recovered['3, backoff of 1, 2, 4 s'] else 'no'}; with a budget of 10 %: "
         f"{'yes' if recovered['the same, budget of 10 %'] else 'no'}",
         holds(recovered["3, backoff of 1, 2, 4 s"]),
-        "backoff delays tries, a budget removes them; after shorter stalls backoff is enough",
+        "backoff delays tries, a budget removes them; after a stall of 2 s every kind recovers",
     ),
 )
 
 # %% [markdown]
 # ## Summary
 #
-# - Four latencies: TTFT (waiting), ITL (flow), TPOT (its mean per request), E2E. They begin when a
+# - Four latencies: TTFT (waiting), ITL (flow), TPOT (time per token of a request), E2E. They begin when a
 #   request was *to be* sent.
 # - Means hide the tail, and visits of several requests find it. A p99 wants a thousand requests, and
 #   percentiles of several servers come from the sum of their histograms.
