@@ -144,8 +144,8 @@ chapter_map("attention", "blocks", "GPU kernels")
 #
 # The second is the idle chip. A GPU is made of many processors (**streaming multiprocessors**, SM,
 # in chapter 31), and a program runs on one of them. Suppose that one user has a long chat with
-# Llama-3-8B, and that no other request is there. The model has 8 KV heads, and a program for each
-# of them attends to the whole context.
+# Llama-3.1-8B (Llama-3-8B's shapes, for longer texts), and that no other request is there. The model has
+# 8 KV heads, and a program for each of them attends to the whole context.
 
 # %%
 guess_copy = predict("8,192 tokens: how many times as long with the copy?", None)
@@ -165,7 +165,7 @@ measured("attention over one piece", 1e6 * in_one_piece, "µs")
 measured("gathered through a block table first", 1e6 * gathered_first, "µs")
 guess_copy.compare(copy_ratio, "times", measured=True)
 
-chip, one_long = CHIPS["H100 SXM"], Decoding(batch=1, context=32_768)  # Llama-3-8B: 8 KV heads
+chip, one_long = CHIPS["H100 SXM"], Decoding(batch=1, context=32_768)  # Llama-3.1-8B: 8 KV heads
 busy = one_long.num_programs(splits=1)
 print(f"\none sequence of 32,768 tokens, a program for each KV head: {busy} programs")
 print(f"an H100 has {chip.processors} processors: {busy / chip.processors:.0%} of it would work")
@@ -434,7 +434,7 @@ print(f"660 programs with a tile of keys and values each: {in_flight / 1e6:.1f} 
 # $e^x$ where this chapter uses $2^x$; the result is the same.)
 #
 # Both products are matrix products, so they can run on the **tensor cores** by `tl.dot` (chapter
-# 32). The tensor cores' instruction that we find in the machine code below (`mma.sync`) multiplies
+# 32). The tensor cores' instruction that we find in the PTX below (`mma.sync`) multiplies
 # 16 rows at a time. Newer versions of Triton fill up missing rows by themselves, older ones refuse
 # fewer than 16; our kernels pad in plain sight. Three rows are real, and 13 are padding. The
 # padding wastes arithmetic, of which decode has plenty, and no loads. The picture shows the shapes
@@ -556,8 +556,8 @@ print(f"counted, a program for each KV head: {loaded:,} bytes, {loaded / require
 # What does a program touch? Three sequences of 13, 30 and 22 tokens, blocks of four slots, two KV
 # heads. On the left, each row is a block of the pool, each column a slot's key of one KV head.
 # Orange is what the chosen program loads, grey is what the other programs load, and white slots
-# hold no token: no program may touch them. On the right are the block tables. Choose another
-# program, and check one slot by hand.
+# hold no token: no program may touch them. On the right are the block tables. Choose another program, and
+# check one slot by hand. (Split 0: until rung three, a context is a single split.)
 
 # %%
 small = contexts([13, 30, 22], block_size=4, kv_heads=2, head_dim=16)
@@ -785,7 +785,8 @@ for latency in (0.23e-6, 0.46e-6, 1e-6):
 # %% [markdown]
 # That explains the second number that hurts. Eight programs with a tile each cannot use the memory,
 # even if no processor had anything to compute. The remedy is more programs, or more bytes in flight
-# for each program: the package's kernel asks for the next tile while it multiplies this one.
+# for each program. The package's kernel has room for one tile of keys and values, and asks for the next
+# when both products of this one are done. Other programs on its processor load meanwhile.
 #
 # How many programs fit onto one SM at the same time (and so its **occupancy**, chapter 31) follows
 # from the machine code, because the programs share 65,536 registers and some shared memory.
@@ -810,10 +811,12 @@ for name, count in resident.items():
 
 # %% [markdown]
 # By hand, for the H100: 96 registers times 128 threads are 12,288, and 65,536 / 12,288 = 5.3, so
-# five programs fit. (Its 228 KB of shared memory hold five, too: each program takes 38 KB and 1 KB
-# for the system.) In the machine code, `cp.async` are **asynchronous** loads, which run on while
-# the program multiplies (`mma.sync`). The launch asks for them by `num_stages=2`. `ld.global` are
-# waited for: the block table's entries, and the query.
+# five programs fit. (Its 228 KB of shared memory hold five, too: each program takes 38 KB, of which one
+# tile of keys and values is 32, and 1 KB for the system.) In the PTX, `cp.async` are **asynchronous**
+# loads, from memory into shared memory: all of a tile is on its way at once, and takes no registers. 16
+# of the 32 are for the first tile, 16 in the loop, after its 32 products (`mma.sync`). The launch asks
+# for them by `num_stages=2`, with room for one tile. `ld.global` load into registers: the block table's
+# entries, the query, and the length.
 #
 # ## Waves, and their tail
 #
@@ -904,7 +907,8 @@ guess_tail.compare(min(in_tail, chip.processors))
 # order does not matter, so all splits can run at the same time.
 #
 # Left in the picture: the four scores, and each split's maximum (dashed). Middle: the parts as the
-# splits leave them. Right: the same parts at the largest maximum, on top of each other.
+# splits leave them. Right: the same parts at the largest maximum, on top of each other. (The axes are
+# logarithmic above 1 and enlarge the blue: it is 14 % of the sum, 5 % of the mix.)
 
 # %%
 scores, values = torch.tensor([3.0, 1.0, 5.0, 5.0]), torch.tensor([10.0, 20.0, 30.0, 40.0])
@@ -993,7 +997,8 @@ reveal(33, join_kernel=mine)
 # stored. A context of $n$ tokens has $\lceil n / \texttt{BLOCK\_N} \rceil$ tiles, and each split
 # gets
 #
-# $$t = \left\lceil \frac{\lceil n / \texttt{BLOCK\_N} \rceil}{N} \right\rceil \text{ tiles, from tile } s \cdot t \text{ on.}$$
+# $$k = \left\lceil \frac{\lceil n / \texttt{BLOCK\_N} \rceil}{N} \right\rceil \text{ tiles, from tile } s
+# \cdot k \text{ on.}$$
 #
 # By hand: 200 tokens in tiles of 16 are 13 tiles (the last has 8 tokens). In four splits each gets
 # $\lceil 13/4 \rceil = 4$: tiles 0 to 3, 4 to 7, 8 to 11, and 12 alone. In eight splits each gets
@@ -1118,8 +1123,9 @@ explore(
 #
 # ## How many splits?
 #
-# Little's law answers that, too. Each of the $P \cdot N$ programs keeps $b$ bytes (one tile) on its
-# way, and gets a tile in every $t$ seconds. In the model, memory is busy all the time as soon as
+# Little's law answers that, too. Let $P$ be the programs without splits. Each of the $P \cdot N$ programs
+# keeps $b$ bytes (one tile) on its way, and gets a tile in every $t$ seconds. In the model, memory is
+# busy all the time as soon as
 #
 # $$P \cdot N \cdot b \;\ge\; \beta \cdot t \qquad\Longrightarrow\qquad N \ge \frac{\beta\, t}{P\, b}$$
 #
@@ -1177,8 +1183,9 @@ guess_best.compare("grow" if change > 0 else "fall" if change < 0 else "stay")
 # With faster tiles each program brings more bytes per second, so fewer programs fill the memory.
 # The time of a tile sets the best number, as the formula says. The start of the second pass is the
 # same cost for every number above one, so it only decides whether to split at all. That splitting a
-# lone long context helps does not depend on the constants that we tried. **How much** it helps
-# does: the gain differs severalfold. A measurement on the chip has to say it.
+# lone long context helps holds for all constants printed above (not in the figure's corner of 0.1 and 12
+# µs, where one program per KV head nearly fills the memory). **How much** it helps does: the gain differs
+# severalfold. A measurement on the chip has to say it.
 #
 # The engine cannot know $t$. It has a rule, `num_splits`: about four programs for each processor,
 # and no part shorter than 128 tokens. Beside it, what the model finds best with 1 µs and 3 µs:
@@ -1258,6 +1265,7 @@ verdicts(
         holds(parts_share >= 0.1),
         "a part is head_dim + 2 numbers for each query head, however long its split is; with short "
         "contexts in many splits the share grows",
+        "[FlashAttention's source](https://github.com/Dao-AILab/flash-attention/blob/main/csrc/flash_attn/flash_api.cpp)",
     ),
     Claim(
         "Splitting the context makes decoding up to 8 times as fast for very long sequences",
@@ -1286,7 +1294,7 @@ verdicts(
 #   law.
 # - Programs run in waves, and the tail of the last one can leave most of the chip idle.
 # - A long context is split among programs. Each split leaves maximum, sum and undivided mix, and a
-#   second pass merges them exactly.
+#   second pass merges them, exactly up to rounding.
 # - The best number of splits follows from the time of a tile. Here that time is assumed, so the
 #   chapter claims no speed.
 #
