@@ -811,7 +811,13 @@ with serving(llm, limits=Limits(request_timeout=0.25), api_keys=["for-you-alone"
         few = OpenAI(base_url=f"{strict.url}/v1", api_key=key, max_retries=0)
         try:
             received = 0
-            for _ in few.chat.completions.create(model="minigen", messages=owls, stream=True):
+            for _ in few.chat.completions.create(
+                model="minigen",
+                messages=owls,
+                stream=True,
+                max_tokens=400,
+                extra_body={"ignore_eos": True},  # a long answer, on any machine
+            ):
                 received += 1
         except openai.APIError as error:
             print(f"\n{type(error).__name__}: {error.body['message']}")
