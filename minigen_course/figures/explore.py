@@ -92,7 +92,7 @@ def explore(
     `draw` is shown as one sentence above the last figure that could be drawn. If `draw` yields
     figures, each is shown as it comes. With a `number`, the caption also stands below.
     """
-    made = {name: _control(name, given) for name, given in controls.items()}
+    made = {name: control_of(name, given) for name, given in controls.items()}
     canvas = Canvas()
     presses = dict.fromkeys((name for name, given in controls.items() if given is None), 0)
 
@@ -149,7 +149,8 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _control(name: str, given: Any) -> Any:
+def control_of(name: str, given: Any) -> Any:
+    """Return the widget that `given` stands for, in one of the forms of `explore`."""
     label = {"description": name.replace("_", " "), "style": {"description_width": "10em"}}
     match given:
         case None:

@@ -35,7 +35,7 @@ def install(folder: str, grids: Mapping[str, Grid]) -> None:
 
 
 def _store(draw: Callable[..., Any], given: Mapping[str, Any], grid: Grid, folder: Path) -> None:
-    made = {name: explorables._control(name, each) for name, each in given.items()}
+    made = {name: explorables.control_of(name, each) for name, each in given.items()}
     unknown = set(grid) - set(made)
     if unknown:
         raise ValueError(f"Figure {folder.name} has no control named {', '.join(sorted(unknown))}.")
@@ -45,8 +45,10 @@ def _store(draw: Callable[..., Any], given: Mapping[str, Any], grid: Grid, folde
         raise ValueError(
             f"Figure {folder.name} would have {len(combinations)} frames, more than {MOST_FRAMES}."
         )
-    fixed = {name: each.value for name, each in made.items() if not _is_button(each)}
-    fixed |= {name: 0 for name, each in made.items() if _is_button(each)}
+    fixed = {  # a button counts its presses
+        name: 0 if isinstance(each, ipywidgets.Button) else each.value
+        for name, each in made.items()
+    }
     folder.mkdir(parents=True, exist_ok=True)
     for chosen in combinations:
         settings = {name: values[name][at] for name, at in zip(values, chosen, strict=True)}
@@ -62,10 +64,6 @@ def _store(draw: Callable[..., Any], given: Mapping[str, Any], grid: Grid, folde
         for name in values
     ]
     (folder / "controls.json").write_text(json.dumps(controls), encoding="utf-8")
-
-
-def _is_button(control: Any) -> bool:
-    return isinstance(control, ipywidgets.Button)
 
 
 def _values(control: Any, wish: int | list[Any]) -> list[Any]:
@@ -84,10 +82,8 @@ def _values(control: Any, wish: int | list[Any]) -> list[Any]:
         offered = [
             round(slider.min + at * slider.step, 9) for at in [*range(0, steps, stride), steps]
         ]
-    values = [*offered, control.value]
-    return (
-        sorted(set(values)) if not isinstance(control.value, str) else list(dict.fromkeys(values))
-    )
+    values = dict.fromkeys([*offered, control.value])
+    return list(values) if isinstance(control.value, str) else sorted(values)
 
 
 def _text(value: Any) -> str:
