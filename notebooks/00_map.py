@@ -928,7 +928,7 @@ measured("and times as fast", seconds_apart / seconds_together)
 # Statements that guides to inference make about memory and sharing, beside what this notebook
 # found.
 
-# %%
+# %% jupyter={"source_hidden": true}
 large = cost_model.config_of("Llama-3-70B")
 params_8b, params_70b = (cost_model.num_parameters(each) for each in (llama, large))
 q4_gb = params_70b * cost_model.BITS["Q4_0: 4 bits and a scale for 32"] / 8 / 1e9

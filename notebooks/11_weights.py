@@ -1084,7 +1084,7 @@ for name, each in starts.items():
 # with a factor counts as held within a factor of two (half the memory: within 10 %); the others are
 # yes or no. The two factors of time are measured alike: both files warm, opened and used once.
 
-# %%
+# %% jupyter={"source_hidden": true}
 read, mapped = costs["eager, warm"], costs["mapped, warm"]
 file_mb = own.stat().st_size / 1e6
 memory_times = (read.private_mb + file_mb) / (mapped.private_mb + file_mb)

@@ -1027,7 +1027,7 @@ print(f"characters per token of the model: {len(ALICE) / num_tokens:.2f}")
 #
 # What one often hears or reads about tokenizers, beside what this notebook computed.
 
-# %%
+# %% jupyter={"source_hidden": true}
 texts = (ALICE, asked, *weather.values())
 spaces = sum(text.count(" ") for text in texts)
 lone = sum(tokenizer.token_bytes(i) == b" " for text in texts for i in tokenizer.encode(text))

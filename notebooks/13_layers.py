@@ -1049,7 +1049,7 @@ assert math.isclose(perplexity(again), perplexity(second), rel_tol=1e-3)
 # tests that too.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def mean_score(queries, keys, first_distance, last_distance):
     """Return each pair's mean score over a range of distances."""
     places = torch.arange(first_distance, last_distance + 1)

@@ -725,7 +725,7 @@ assert math.isclose(again, with_attention, rel_tol=1e-3)
 #
 # Statements that one often hears or reads about attention, beside what this notebook computed.
 
-# %%
+# %% jupyter={"source_hidden": true}
 after = range(4, len(ids))  # rows of five keys or more
 deviation, rest = (
     float(torch.stack([scores[:, :, row, first : row + 1].std(-1) for row in after]).median())

@@ -855,7 +855,7 @@ measured("in float32, a logit of the story moves with the number of rows by up t
 #
 # Statements that one often hears or reads about the forward pass, beside what this notebook computed.
 
-# %%
+# %% jupyter={"source_hidden": true}
 ratios = {s: my_flops(config, s) / shape.parameters for s in (1, config.max_positions)}
 large = my_flops(config_of("Llama-3-70B"), 8192) / SHAPES["Llama-3-70B"].parameters
 final = {}

@@ -997,7 +997,7 @@ guess_share.compare(shares["top-p 0.9"][0], "%", measured=True)
 #
 # What one often hears or reads about sampling, beside what this notebook computed.
 
-# %%
+# %% jupyter={"source_hidden": true}
 ctrl = SamplingParams(temperature=0, repetition_penalty=1.2, max_tokens=80, ignore_eos=True)
 ctrl_repeated = lesson.repeated_runs(fast.generate(rain, ctrl).text)
 verdicts(

@@ -952,7 +952,7 @@ measured("ratio", passes[128][1] / step_after)
 # Statements that one often hears or reads, beside what this notebook computed.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 eight_step = cost.decode_step(eight, 1, 1000, 16)
 long_prompt = cost.prefill_step(eight, 1000, 16)
 step_growth, text_growth = (growth[800][place] / growth[400][place] for place in (1, 3))

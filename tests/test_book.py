@@ -168,6 +168,16 @@ def test_what_cannot_be_drawn_is_said(tiny: Path, tmp_path: Path) -> None:
         record(tiny, {"99.1": {"size": list(range(200))}}, tmp_path)
 
 
+def test_the_code_of_the_claims_is_folded_below_their_table() -> None:
+    (chapter,) = (each for each in read_chapters() if each.number == "14")
+    html = page(chapter, NOTEBOOKS[0].parent / "14_attention.ipynb", None, None, {})
+    (folded,) = re.findall(
+        r"<details><summary>The code of what follows.*?</details>", html, re.DOTALL
+    )
+    assert "verdicts" in folded
+    assert html.count(">verdicts</span>") == 2, "the import, and the folded call"
+
+
 def test_a_page_shows_the_controls_of_its_explorables() -> None:
     (chapter,) = (each for each in read_chapters() if each.number == "14")
     controls = [

@@ -9,7 +9,11 @@ from typing import Any
 
 import nbformat
 from nbconvert import HTMLExporter
+from nbformat import NotebookNode
+from nbformat.v4 import new_output
+from pygments import highlight
 from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
 
 from minigen_course.grading.task import SOURCE
 from tools.book.formulas import with_mathml
@@ -42,6 +46,8 @@ def page(
                 output.data = {"text/html": _picture(data, number, explorables)}
             elif "text/markdown" in data:
                 data["text/markdown"] = with_mathml(data["text/markdown"])
+        if cell.metadata.get("jupyter", {}).get("source_hidden"):
+            _fold(cell)
     body, _ = HTMLExporter(template_name="basic").from_notebook_node(notebook)
     body = re.sub(r'href="(\d\d_\w+)\.ipynb"', r'href="\1.html"', body)
     body = body.replace('href="../', f'href="{SOURCE}/')  # documents, such as the glossary
@@ -50,6 +56,14 @@ def page(
     bar = f"<nav>{' &nbsp; '.join(filter(None, links))}</nav>"
     script = f"<script>{_asset('explorable.js')}</script>" if explorables else ""
     return _document(f"{chapter.number} {chapter.title}", f"{bar}<main>{body}</main>{script}")
+
+
+def _fold(cell: NotebookNode) -> None:
+    """Fold the source of a code cell, so that what it shows comes first."""
+    code = highlight(cell.source, PythonLexer(), HtmlFormatter())
+    html = f"<details><summary>The code of what follows</summary>{code}</details>"
+    cell.outputs.insert(0, new_output("display_data", {"text/html": html}))
+    cell.metadata["transient"] = {"remove_source": True}
 
 
 def contents(chapters: list[Chapter]) -> str:
