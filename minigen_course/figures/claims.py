@@ -17,6 +17,7 @@ DID_NOT_HOLD, NOT_TESTED = "did not hold", "not tested here"
 OUTCOMES = (HELD, MORE, LESS, DID_NOT_HOLD, NOT_TESTED)
 KEY = "minigen_claims"
 LINK = re.compile(r"\[([^]]+)\]\((https?://[^)\s]+)\)")
+CODE = re.compile("`([^`]+)`")
 COMMON = "often heard"  # the source of a claim that has no single one
 
 
@@ -95,5 +96,9 @@ def _html(claims: tuple[Claim, ...]) -> str:
 def _cells(each: Claim) -> str:
     source = LINK.sub(r'<a href="\2">\1</a>', escape(each.source)) or COMMON
     judged = (each.found, _marked(each), each.because)
-    texts = (escape(each.statement), source, *map(escape, judged))
+    texts = (_words(each.statement), source, *map(_words, judged))
     return "".join(f'<td style="text-align:left">{text}</td>' for text in texts)
+
+
+def _words(text: str) -> str:
+    return CODE.sub(r"<code>\1</code>", escape(text))
