@@ -30,7 +30,8 @@
 # bottleneck has moved.
 #
 # **You need** chapters 17 (the step-time model), 24 (the scheduler) and 51 (the server). **Time:**
-# about 70 minutes to read and try, about 100 for the exercises.
+# about 70 minutes to read and try, about 100 for the exercises. The chapter has two halves: measuring (to
+# Figure 52.5), and diagnosing (from "Diagnosis as a method" on). Each is enough for one sitting.
 #
 # **Where we are:** the engine is complete, the server is running. What remains is to operate it:
 # clients → **gateway** (what stands in front of the engine and admits requests) → **scheduler and its
@@ -63,7 +64,6 @@ from minigen.bench.report import Slo, report
 from minigen.bench.workload import Planned, constant, draw_words, poisson
 from minigen.server.local import serving
 from minigen.server.models import warm_up
-from minigen.trace.summary import summarize
 from minigen_course import (
     NOT_TESTED,
     Claim,
@@ -124,22 +124,21 @@ for name, seconds in {"shortest": shortest, "median": first.p50, "longest": firs
     measured(f"time to first token, {name}", seconds, "s")
 guess_longest.compare(first.max / shortest, "times", measured=True)
 
-in_order = summarize(recorder.events)
 picture(
-    draw.waits(in_order, [f"{each.prompt_tokens:,} tokens" for each in in_order]),
+    draw.waits(recorder.events),
     "Where the time of 17 requests went: a bar per request, by arrival, from its arrival on.",
     number="52.1",
 )
 
 # %% [markdown]
 # The picture is drawn from the engine's own events. Each bar is a request, and the number of its
-# prompt's tokens stands at its left. Grey is the time in the queue, until the request first ran.
-# Amber is [prefill](../docs/glossary.md#prefill), until its first token. Blue is
-# [decode](../docs/glossary.md#decode), until its last token. Requests that came while the long text
-# was computed waited for it, in the queue or between two words. (Half of the 17 wait less than the
-# **median**, p50.) The printed
-# times begin when a request was to be sent, the bars when the engine took it in, which it does between
-# two steps. So the wait for a step that was running is in the printed times and in no bar.
+# prompt's tokens stands at its left. Pink is the wait for the step that was running when the request
+# came: the engine takes requests in between two steps. Grey is the time in the queue, until the request
+# first ran. Amber is [prefill](../docs/glossary.md#prefill), until its first token. Blue is
+# [decode](../docs/glossary.md#decode), until its last token. A request that ran already waited for the
+# long text between two words. Those that came while it was computed waited for that step to end (pink),
+# and most then for a slot (grey). (Half of the 17 wait less than the **median**, p50.) The printed times
+# begin when a request was to be sent, the bars a few milliseconds later, when it reached the server.
 #
 # ## Four latencies
 #
@@ -255,10 +254,13 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # For what follows we need minutes of heavy traffic, many times, and the same on every machine. So
 # take the engine's own scheduler, block manager and prefix cache, and let a step take the time that
 # chapter 17's model says: here of an 8B model in bfloat16 on an L4, a small GPU with 24 GB. The
-# weights take 16 GB, and a step needs about 1 GB to work in; the blocks get the rest. Only the
-# model is missing. `Knobs` are what `minigen serve` lets you set.
+# weights take 16 GB, and a step needs about 1 GB to work in; the blocks get the rest. Only the model is
+# missing. `Knobs` are what `minigen serve` lets you set. A step reads 15 of the 16 GB (all but the
+# embedding's table) at 300 GB/s, in 0.050 s; KV cache, overhead and prompts add the rest of 0.057 s. Each
+# token is multiplied with 7.505 billion weights, at 121 TFLOP/s (chapter 17).
 #
-# (`poisson(4, 200, ...)` are 200 arrivals at random times, on average 4 per second.)
+# (`poisson(4, 200, ...)` are 200 arrivals at random times, on average 4 per second. `asks` gives each a
+# prompt and an answer, with a random number of tokens between two bounds, and `simulate` serves them.)
 #
 # Three sums on paper predict what such a machine will do, before you run anything:
 #
@@ -271,7 +273,7 @@ print(f"p99 of all requests: {of_all:.2f} s")
 # | $n_p, n_o$ | tokens of a prompt and of an answer, mean | `prompt`, `output` | 350, 100 |
 # | $W$ | seconds that a request runs, about $n_o$ steps | `e2e` without the queue | 100 × 0.057 = 5.7 |
 # | $N$ | requests that run at once | `running`, at most `max_num_seqs` | 4 × 5.7 = 23 |
-# | $C$ | tokens per second that the arithmetic allows | `flops / (2 × weights)` | 8,060 |
+# | $C$ | tokens per second that the arithmetic allows | `flops / (2 × multiplied weights)` | 8,060 |
 # | $\rho$ | share of the arithmetic in use | `arithmetic used` | 4 × 450 / 8,060 = 22 % |
 # | $b$ | tokens per block | `block_size` | 16 |
 # | $B$ | blocks in use | `KV cache used` | 23 × 400 / 16 = 575 of 3,300, 17 % |
@@ -293,10 +295,16 @@ for name, value in vitals.rows().items():
 # The table is called the **vital signs** of a run below. Compare with the sums: 20 run on average (the
 # sum says 23; the run begins and ends with an empty machine). The fullest moment uses more of the cache
 # and of the arithmetic than the mean, of course. *Arithmetic used* is of the busiest ten
-# seconds, as a share of the GPU's peak. *Tokens given up* were computed and lost by preemption. A refused
-# request keeps no objective. It is also called **MFU**, model FLOPs utilisation.
+# seconds, as a share of the GPU's peak, nearly what is called **MFU**, model FLOPs utilisation. *Tokens
+# given up* were computed and lost by preemption. A refused request keeps no objective.
 #
-# Its neighbour, the [bandwidth](../docs/glossary.md#memory-bandwidth), has no row, because a decode
+# Guides say that decode takes over 90 % of the time, and that a GPU should be used to 60 to 90 %. Both
+# depend on the lengths and the load. Here a prompt of 350 tokens takes one step of about 0.06 s, and its
+# answer of 100 tokens takes 5.7 s. So decode takes 99 % of a request's time, and the arithmetic is used
+# to 22 %. A prompt of 6,000 tokens (at least 6,000 / 8,060 = 0.74 s) with an answer of 10 tokens (0.57 s)
+# spends more time in prefill than in decode.
+#
+# The [bandwidth](../docs/glossary.md#memory-bandwidth) has no row among the vital signs, because a decode
 # step reads all weights for one sequence as for many. So bandwidth is busy whenever anything runs,
 # and that alone says nothing about the load.
 
@@ -349,7 +357,8 @@ guess_tail.compare(round(ends["open loop"].p99 / ends["closed loop"].p99, 1), "t
 #
 # More load, more throughput, until the machine is full. But a request that comes too late is no use.
 # [**Goodput**](../docs/glossary.md#goodput) is the number of requests per second that keep every
-# objective ([Zhong et al. 2024](https://arxiv.org/abs/2401.09670)):
+# objective. ([Zhong et al. 2024](https://arxiv.org/abs/2401.09670) take the highest offered rate at which
+# 90 % keep them.) Here it is, over a run:
 #
 # $$G = \frac{1}{T} \sum_{i=1}^{n} \prod_{o} \big[\, \ell_{i,o} \le L_o \,\big]$$
 #
@@ -426,10 +435,11 @@ for slots in (64, 128):
 #
 # $$\text{dollars per million good tokens} = \frac{p}{3600\,g} \cdot 10^6 = \frac{p}{0.0036\,g}$$
 #
-# By hand: at 8.42 dollars per hour (a guide's price of eight H100) and 300 good tokens per second, an
-# hour yields 1.08 million tokens, so a million costs 8.42 / 1.08 = 7.80 dollars. The last lines ask from
-# how many tokens per month on a machine at that price is cheaper than an API that costs 3 to 10 dollars
-# per million, and how much energy a good token takes at most (an L4 may draw 72 W).
+# By hand: at 8.42 dollars per hour (a guide's price of eight H100; most offers cost two to four times as
+# much) and 300 good tokens per second, an hour yields 1.08 million tokens, so a million costs 8.42 / 1.08
+# = 7.80 dollars. The last lines ask from how many tokens per month on a machine at that price is cheaper
+# than an API that costs 3 to 10 dollars per million, and how much energy a good token takes of the GPU at
+# most (an L4 may draw 72 W; its host comes on top).
 
 # %%
 good_tokens = {}
@@ -460,7 +470,7 @@ print(
 )
 
 # %% [markdown]
-# The same machine is cheapest at the load with the best goodput. At 2 per second it mostly idles,
+# The same machine is cheapest at the load with the best goodput. At 2 per second its steps are nearly empty,
 # and at 14 per second it works for requests that have failed, so its good tokens cost more than
 # twice as much.
 #
@@ -527,14 +537,15 @@ draw.dashboard(
             Planned(at, f"{system_prompt} {draw_words(10, rng)}", 16) for at in constant(6, 18)
         ],
     },
-    "A flood of 40 requests in six panels; more wait than run as long as the batch slots are full.",
+    "A flood of 40 requests in six panels: four run, and most of the others wait. Time 0 is the "
+    "last reading.",
     "52.5",
 )
 
 # %% [markdown]
-# During the flood, `running` stays at four, the number of batch slots, and `waiting` falls from
-# about 36 in steps. TTFT rises far above its dashed line while the median of ITL (green) stays
-# below its own: each running request is served well, and the others stand in front of the door.
+# During the flood, `running` stays at four, the number of batch slots, and `waiting` falls from at most
+# 36 (a reading may miss the top). TTFT rises far above its dashed line while the median of ITL (green)
+# stays below its own: each running request is served well, and the others stand in front of the door.
 #
 # ## Diagnosis as a method
 #
@@ -547,22 +558,23 @@ draw.dashboard(
 # 4. **Ask: has the bottleneck moved?** When one resource is relieved, the next one is full. If requests
 #    still miss an objective, begin again at 1.
 #
-# | layer | owns | its knobs |
-# |---|---|---|
-# | L6 client | the order of a prompt's parts, priorities, retries | what it sends |
-# | L5 gateway | who may enter, and which server takes it | `--max-queue`, `--max-in-flight-per-key`, routing |
-# | L4 batching | which requests run in a step | `--max-num-seqs`, `--max-num-batched-tokens`, `--scheduler` |
-# | L3 engine | blocks and what they hold | `--num-blocks`, `--kv-cache-dtype`, `--enable-prefix-caching` |
-# | L2 runtime | weights as loaded | `--weights` |
-# | L1 kernels | bytes moved per step | tile sizes (chapters 31 to 34) |
-# | L0 silicon | bandwidth, arithmetic, memory | another machine, or one more |
+# | layer | owns | its knobs | chapters |
+# |---|---|---|---|
+# | L6 client | the order of a prompt's parts, priorities, retries | what it sends | 23 |
+# | L5 gateway | who may enter | `--max-queue`, `--max-in-flight-per-key` | 51 |
+# | L4 routing and batching | which server takes a request, which requests run in a step | routing, `--max-num-seqs`, `--max-num-batched-tokens`, `--scheduler` | 24, 25 |
+# | L3 engine | blocks and what they hold | `--num-blocks`, `--kv-cache-dtype`, `--enable-prefix-caching` | 21, 22, 23 |
+# | L2 runtime | weights as loaded | `--weights` | 11, 34 |
+# | L1 kernels | bytes moved per step | tile sizes | 31 to 34 |
+# | L0 silicon | bandwidth, arithmetic, memory | another machine, or one more | 17, 41 |
 #
 # A test of step 2 is **the authority of a layer**: a change is in the right layer if its neighbours
 # need no change, and if it does not hand the problem upwards. A gateway that refuses requests
 # because the engine has too few batch slots hides the symptom. The refused clients have it now.
 #
-# Now eight broken systems. Each is first shown by its symptom and its vital signs alone; its flags
-# stay hidden. (A run has 70 to 300 requests, so its p99 lies near the maximum.) Ask of each gauge:
+# Now eight broken systems. Each is first shown by its symptom and its vital signs alone; its flags stay
+# hidden. Where requests wait, *running, at most* is the number of batch slots, unless something else kept
+# them from running. (A run has 70 to 300 requests, so its p99 lies near the maximum.) Ask of each gauge:
 # is it at its limit, and is it the reason? In the cell after the table, write one of the six words
 # instead of `None`, and run it. The diagnosis, the cure and its goodput are folded until you do.
 #
@@ -663,13 +675,13 @@ explore(
 )
 
 # %% [markdown]
-# Frozen is *queue grows*: running and blocks stay well below their limits, and the points of the
+# The picture first shows *queue grows*: running and blocks stay well below their limits, and the points of the
 # lower panel climb along a line. A line that climbs means that more arrives than is served,
 # whichever resource is full.
 #
 # ## Shapes of traffic
 #
-# The same machine can be full in five ways, and the shape of the traffic says in which. In the
+# The same machine can be full in several ways, and the shape of the traffic says in which. In the
 # picture, each bar is a request: its prompt points up, its answer down.
 
 # %%
@@ -689,7 +701,7 @@ for length in (200, 6000):
 # |---|---|---|---|
 # | many short | batch slots | more slots; a limit on the queue when these are full | 1 |
 # | few long | blocks | KV cache in 8 bits, fewer sequences at once, more memory | 3 |
-# | bursts | batch slots, for a while | continuous batching, priorities, a queue limit; average load says nothing | 4, 6 |
+# | bursts | batch slots, for a while | continuous batching, priorities, a queue limit; average load says nothing | 4 (after its first change), 6 |
 # | one system prompt | arithmetic, for the same tokens | prefix cache, and the equal part in front | 5 |
 # | mixed | token budget | smaller steps, then long prompts to another machine | 2 |
 #
@@ -699,12 +711,19 @@ for length in (200, 6000):
 # machine. A fair gateway counts tokens, and paid APIs limit both, as
 # [Groq's](https://console.groq.com/docs/rate-limits) does.
 #
+# Some guides name remedies that do not cure. **Preemption** against bursts: it is a symptom of full blocks,
+# and work is done twice (system 3). **Pipeline parallelism** against latency: a token still visits all
+# layers, and the transfers come on top (chapter 41). **Speculative decoding** against low throughput: a
+# small model guesses tokens, and the large one checks them in one step. That helps while the arithmetic
+# has room, and can cost throughput in a full batch.
+#
 # ## Retry storms
 #
 # What does a client do when no answer comes? It gives up and sends again. Take a server that
-# answers one request after the other, ten per second, and seven requests per second that arrive.
-# Clients give up after 3 s. At second 20, the server stands still for 4 s. (This is a queue of 30
-# lines, `minigen_course/lab/retries.py`, without an engine: it is about the clients.)
+# answers one request after the other, ten per second; about seven requests per second arrive, at random
+# (7.5 in the minute that the cell counts). Clients give up after 3 s. At second 20, the server stands
+# still for 4 s. (This is a queue of 30 lines, `minigen_course/lab/retries.py`, without an engine: it is
+# about the clients.)
 #
 # By hand: in 4 s, 28 requests arrive. When the server comes back, it needs 2.8 s for them, while 20
 # more arrive. The clients of the first ones have given up. If each client that gives up sends three
@@ -762,19 +781,20 @@ guess_recover.compare(sum(recovered.values()))
 #
 # Six servers, six faults, and no labels. You get what an operator has: the flags, the gateway's log
 # of the traffic (prompt lengths, with how many equal tokens all prompts begin, how the prompt
-# tokens are divided among API keys), and the vital signs. Some flags that look odd are innocent. In
-# seed 3 more than half of the cache is free, and still everything is slow.
+# tokens are divided among API keys), and the vital signs of all its requests together. Most flags that
+# look odd are innocent: what is a fault in one server does no harm in another. In seed 3 more than half
+# of the cache is free, and still everything is slow.
 #
 # In every server, some knob in a wrong layer is tempting. In some servers such a fix raises goodput
 # a little, and then stops. The cell prints all gauges, and tries a knob on seed 3 that is tempting, too.
-# Then use the picture: choose a seed, write a flag, and press Enter. (The faults stand in `mystery.py`.
-# Open it afterwards.)
+# Then use the picture: choose a seed, write a flag with its value, as in `--max-queue 4`, and press
+# Enter. (The faults stand in `mystery.py`. Open it afterwards.)
 
 # %%
 mystery(1, 2, 3, 4, 5, 6)
 explore(
     draw.mystery_gauges,
-    "Mystery server 3 as it is: most blocks are free, and the time to first token climbs.",
+    "Mystery server 3 as it is: most blocks are free, and a first token takes many seconds.",
     "52.9",
     seed=(1, 6, 1, 3),
     knob="",
@@ -807,9 +827,9 @@ reveal(52, diagnose=my_diagnoses)
 #
 # ## Your turn: a load test that does not lie
 #
-# `check` says the first thing that is wrong, and runs on a clock that jumps, so that it takes no
-# time. A small table of what is asked for, for a server that serves one request at a time and needs
-# 4 s for the first and 0.5 s for each other:
+# `check` says the first thing that is wrong, and runs on a loop whose clock jumps (read that clock:
+# `asyncio.get_running_loop().time()`), so that it takes no time. A small table of what is asked for, for
+# a server that serves one request at a time and needs 4 s for the first and 0.5 s for each other:
 #
 # | request | to be sent at | ends at | latency |
 # |---|---|---|---|
@@ -881,15 +901,18 @@ reveal(52, load_test=mine)
 # $$c = \frac{\text{bytes}}{\beta} + \frac{\text{FLOPs}}{\pi}, \qquad
 # \text{score} = \frac{\text{good answers}}{c}$$
 #
-# where $\beta$ is the GPU's bandwidth, 300 GB/s, and $\pi$ its arithmetic, 121 TFLOP/s. By hand, for a
-# good plan: 9 TB read and 0.87 PFLOP computed cost 9,000 / 300 = 30 s and 870 / 121 = 7.2 s, together 37
-# s of the GPU. A decode step reads the weights once, for one sequence or for sixty. So a plan is cheap if
-# its steps are full, its prompts are computed once, and its requests do not fail. The cell shows the
-# fields of a plan, and prints the plain plan's score; `score_of(plan, 2)` is the second trace.
+# where $\beta$ is the GPU's bandwidth, 300 GB/s, and $\pi$ its arithmetic, 121 TFLOP/s. By hand, for the
+# plain plan: 18.2 TB read and 2.76 PFLOP computed cost 18,200 / 300 = 60.7 s and 2,760 / 121 = 22.8 s,
+# together 83.5 s of the GPU. A decode step reads the weights once, for one sequence or for sixty. So a
+# plan is cheap if its steps are full, its prompts are computed once, and its requests do not fail. A plan
+# continues the ladder of Figure 25.1: change one field at a time, and each rung has a score. (The prefix
+# cache alone makes prompts cheaper, and steps shorter. Shorter steps are emptier, so more of them read
+# the weights.) The cell shows the fields of a plan, and prints the plain plan's score, its kinds of
+# requests and the gauges that say what is full; `score_of(plan, 2)` is the second trace.
 
 # %%
 show(Plan)
-print(score_of(Plan()))
+score_of(Plan()).show()
 task(52, "make_plan")
 
 # %%
@@ -918,9 +941,8 @@ reveal(52, make_plan=my_plan)
 # engine on this machine, so turn both knobs that the pictures ask for, and put the same load on it.
 #
 # What should they buy? The stutter should be gone. The longest wait should stay nearly as long,
-# because requests that arrive just behind the long text still wait while it is computed, as in system
-# 2: more slots do not let this processor compute faster. Has the bottleneck moved? It is arithmetic
-# now.
+# because it is the long text's own prefill, and more slots do not let this processor compute faster.
+# Requests just behind it still wait, too, as in system 2. Has the bottleneck moved? It is arithmetic now.
 
 # %%
 tuned = load_model(weights="int4", max_num_seqs=32, max_num_batched_tokens=128)
@@ -962,7 +984,7 @@ opening_test.compare(
 #
 # Statements that guides make about serving, beside what this notebook computed.
 
-# %%
+# %% jupyter={"source_hidden": true}
 means = {name: 1e3 * values.mean() for name, values in systems.items()}
 tails = {name: 1e3 * np.percentile(values, 99) for name, values in systems.items()}
 falls = reports[most].goodput / reports[best].goodput
@@ -1090,14 +1112,28 @@ verdicts(
 #   does not interrupt other answers. vLLM's page says that this controls the tail of ITL and does
 #   not raise throughput.
 # - Routers before several engines choose a server by prefix, by queue, or by tenant
-#   ([llm-d](https://llm-d.ai/docs/guides/pd-disaggregation), SGLang's router, vLLM's production
+#   ([llm-d](https://llm-d.ai/docs/architecture/core/router), SGLang's router, vLLM's production
 #   stack). Autoscalers start and stop machines by queue length or by a latency.
 # - **[llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md)**'s
 #   server has `--metrics` and a number of slots, `--parallel`.
 #   **[Ollama](https://docs.ollama.com/faq)** takes a queue limit and a number of parallel requests
 #   from the environment (`OLLAMA_MAX_QUEUE`, `OLLAMA_NUM_PARALLEL`).
-# - Load generators (`vllm bench serve`, NVIDIA's AIPerf, `minigen bench serve`) send in an open
-#   loop, with Poisson arrivals or at a constant rate.
+# - Load generators (`vllm bench serve`, NVIDIA's AIPerf, `minigen bench serve`) can send in an open loop,
+#   if you give a rate. vLLM's without one sends all at once; AIPerf's `--concurrency` alone is a closed
+#   loop.
+# **Which engine when?** By what limits you:
+#
+# | you have | look at first | because |
+# |---|---|---|
+# | a laptop, one user | llama.cpp, Ollama; on Apple's chips MLX, too | files in 4 bits, one program, no GPU needed |
+# | one GPU or a node, many users | vLLM, SGLang | continuous batching, prefix cache, most models soon after their release |
+# | NVIDIA GPUs, one model for long | TensorRT-LLM beside these two | kernels for one maker's chips, for more work at the start |
+# | many nodes | a router (llm-d, SGLang's, NVIDIA's Dynamo) before such engines | placement by prefix and queue, prefill apart |
+# | a wish to read or change the engine | minigen, nano-vllm, mini-sglang | small enough to read whole |
+#
+# Then measure, with your own prompts and answers, your own objectives and an open loop: goodput, not the
+# fastest figure of a page. Check what you cannot add later: the model's architecture, the formats of
+# weights, cancellation, limits per key, metrics.
 #
 # (These are statements of the time of writing; the pages behind the links say what is true today.)
 #

@@ -8,6 +8,7 @@ from minigen_course.ch52_slo.capstone import (
     MUST_KEEP,
     Meter,
     Plan,
+    climb,
     most_blocks,
     package_plan,
     score_of,
@@ -55,3 +56,23 @@ def test_memory_limits_the_blocks_and_narrow_weights_leave_room_for_more() -> No
     for wrong in ({"num_blocks": 4000}, {"weight_bits": 4}, {"kv_bits": 12}, {"max_num_seqs": 0}):
         with pytest.raises(ValueError, match="should"):
             score_of(replace(Plan(), **wrong))
+
+
+def test_a_score_shows_its_kinds_and_gauges(capsys: pytest.CaptureFixture[str]) -> None:
+    found = score_of(Plan())
+    found.show()
+    shown = capsys.readouterr().out
+    assert sum(good for good, _ in found.by_kind.values()) == found.num_good
+    assert [every for _, every in found.by_kind.values()] == [150, 12, 24]
+    assert "kept, documents" in shown
+    assert "running, at most                      16" in shown
+
+
+def test_a_ladder_has_a_rung_for_each_changed_field(capsys: pytest.CaptureFixture[str]) -> None:
+    climb(Plan(max_num_seqs=64, weight_bits=8), "weight_bits")
+    _, plain, bits, slots = capsys.readouterr().out.splitlines()
+    assert [each.split()[0] for each in (bits, slots)] == ["weight_bits", "max_num_seqs"]
+    assert slots.split()[-1] == f"{score_of(Plan(max_num_seqs=64, weight_bits=8)).value:.2f}"
+    assert plain.startswith("the plain plan")
+    with pytest.raises(ValueError, match="should name fields"):
+        climb(Plan(), "slots")

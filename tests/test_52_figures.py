@@ -1,7 +1,6 @@
 """Chapter 52's figures show their data; the dashboard reads a running server."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from minigen.bench.report import Slo
 from minigen.bench.workload import Planned, burst, constant
 from minigen.server.local import serving
 from minigen.server.metrics import Histogram
-from minigen.trace.summary import RequestSummary
+from minigen.trace.events import EventKind
 from minigen_course.ch52_slo import figures as of_dashboard
 from minigen_course.ch52_slo.figures import (
     History,
@@ -81,13 +80,18 @@ def test_a_run_is_drawn_with_its_refusals() -> None:
 
 
 def test_a_requests_time_is_divided_into_parts() -> None:
-    nothing: dict[str, Any] = dict.fromkeys(RequestSummary.__dataclass_fields__)
-    times = {"sequence_id": 1, "queued_ms": 5.0, "prefill_ms": 10.0, "decode_ms": 20.0}
-    whole = RequestSummary(**{**nothing, **times})
-    (axes,) = waits([whole], ["one"]).axes
-    assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 5), (5, 10), (15, 20)]
-    with pytest.raises(ValueError, match="has no decode_ms"):
-        waits([RequestSummary(**{**nothing, **times, "decode_ms": None})], ["one"])
+    run = simulate(asks(burst(3), (2000, 2000), (9, 9)), Knobs(max_num_seqs=1))
+    (axes,) = waits(run.events).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["2,000 tokens"] * 3
+    bars = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
+    assert len(bars) == 4 * 3
+    for row in range(0, 12, 4):
+        begins, ends = zip(*bars[row : row + 4], strict=True)
+        assert begins == pytest.approx([0.0, *ends[:-1]])
+    in_queue = [bars[row + 1][1] - bars[row + 1][0] for row in range(0, 12, 4)]
+    assert 0 <= in_queue[0] < in_queue[1] < in_queue[2]
+    with pytest.raises(ValueError, match="lacks a time"):
+        waits([event for event in run.events if event.kind != EventKind.NEW_TOKEN])
 
 
 def test_a_percentile_of_a_histogram_is_within_its_bucket() -> None:

@@ -3,16 +3,18 @@
 The cost is counted, in bytes read and FLOPs computed, so the score is the same on every machine.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from minigen.bench.report import Outcome, Slo
 from minigen.bench.workload import poisson
 from minigen.sequence import ScheduledChunk
-from minigen_course.ch52_slo.lesson import NUM_NAMES, SLOS, in_order
+from minigen_course.ch52_slo.lesson import NUM_NAMES, SLOS, Vitals, in_order
 from minigen_course.lab.cost_model import GB, Step
 from minigen_course.lab.simulator import CARD, Ask, Knobs, asks, simulate
 
@@ -21,6 +23,11 @@ JOB_SLOS = (Slo("e2e", 30.0),)  # a nightly job: its answers must be complete in
 MUST_KEEP = 0.97
 NEAR = 0.95  # of the package's score
 BITS = (16, 8)
+KINDS = {"chat": "chats", "document": "documents", "job": "the job"}  # by tenant
+GAUGES = (
+    *("running, at most", "waiting, at most", "KV cache used, at most", "preemptions"),
+    *("prefix hit rate", "TTFT p99", "ITL p99"),
+)
 
 
 @dataclass(frozen=True)
@@ -66,12 +73,17 @@ class Meter:
 
 @dataclass(frozen=True)
 class Score:
-    """What a plan costs and gives: requests, those that kept their objectives, bytes, FLOPs."""
+    """What a plan costs and gives: requests, those that kept their objectives, bytes, FLOPs.
+
+    `by_kind` has (good, all) requests of each kind, `gauges` the vital signs of the run by name.
+    """
 
     num_requests: int
     num_good: int
     num_bytes: float
     flops: float
+    by_kind: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    gauges: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kept(self) -> float:
@@ -95,10 +107,18 @@ class Score:
             f"{self.value:.2f} good answers per second of the GPU"
         )
 
+    def show(self) -> None:
+        """Print the score, the kinds of requests, and the gauges that say what is full."""
+        print(self)
+        for kind, (good, every) in self.by_kind.items():
+            print(f"  {f'kept, {kind}':<28}{f'{good} of {every}':>12}")
+        for name, value in self.gauges.items():
+            print(f"  {name:<28}{value:>12}")
+
 
 @cache
 def trace_of(seed: int) -> tuple[Ask, ...]:
-    """Return forty seconds of chats, documents and a nightly job; a seed for each trace."""
+    """Return thirty seconds of chats, documents and a nightly job; a seed for each trace."""
     rng = np.random.default_rng
     shared = range(NUM_INSTRUCTIONS)
     chats = asks(poisson(5, 150, rng(seed)), (40, 120), (60, 120), seed, tenant="chat")
@@ -106,7 +126,9 @@ def trace_of(seed: int) -> tuple[Ask, ...]:
         replace(ask, prompt_ids=(*ask.prompt_ids[:NUM_NAMES], *shared, *ask.prompt_ids[NUM_NAMES:]))
         for ask in chats
     ]
-    documents = asks(poisson(0.4, 12, rng(seed + 50)), (1200, 1800), (30, 60), seed + 1)
+    documents = asks(
+        poisson(0.4, 12, rng(seed + 50)), (1200, 1800), (30, 60), seed + 1, tenant="document"
+    )
     job = asks([12.0] * 24, (300, 500), (60, 100), seed + 2, tenant="job")
     return in_order(named, documents, job)
 
@@ -144,8 +166,47 @@ def score_of(plan: Plan, seed: int = 1) -> Score:
     )
     meter = Meter(plan)
     run = simulate(load, knobs, meter)
-    num_good = sum(_is_good(ask, each) for ask, each in zip(run.asks, run.outcomes, strict=True))
-    return Score(len(load), num_good, meter.num_bytes, meter.flops)
+    good = [
+        (ask.tenant, _is_good(ask, each)) for ask, each in zip(run.asks, run.outcomes, strict=True)
+    ]
+    of_kind = {kind: [each for of, each in good if of == kind] for kind in KINDS}
+    return Score(
+        len(load),
+        sum(each for _, each in good),
+        meter.num_bytes,
+        meter.flops,
+        {name: (sum(of_kind[kind]), len(of_kind[kind])) for kind, name in KINDS.items()},
+        {name: value for name, value in Vitals.of(run).rows().items() if name in GAUGES},
+    )
+
+
+def climb(plan: Plan, *order: str) -> None:
+    """Print the score of each rung from `Plan()` to a plan, one field at a time.
+
+    `order` names fields of `Plan`; those that it leaves out follow in their own order. Raises
+    `ValueError` for a name that is no field.
+    """
+    fields = [each.name for each in dataclasses.fields(Plan)]
+    for name in order:
+        if name not in fields:
+            raise ValueError(
+                f"order should name fields of Plan, {', '.join(fields)}, not {name!r}."
+            )
+    rung = Plan()
+    print(f"{'rung':<32}{'kept':>6}{'TB':>7}{'PFLOP':>7}{'GPU s':>7}{'score':>7}")
+    _print_rung("the plain plan", score_of(rung))
+    for name in (*order, *(each for each in fields if each not in order)):
+        changed: dict[str, Any] = {name: getattr(plan, name)}
+        if changed[name] != getattr(rung, name):
+            rung = replace(rung, **changed)
+            _print_rung(f"{name} {changed[name]}", score_of(rung))
+
+
+def _print_rung(name: str, found: Score) -> None:
+    print(
+        f"{name:<32}{found.kept:>6.0%}{found.num_bytes / 1e12:>7.1f}{found.flops / 1e15:>7.2f}"
+        f"{found.cost:>7.1f}{found.value:>7.2f}"
+    )
 
 
 def _sent(ask: Ask, plan: Plan) -> Ask:

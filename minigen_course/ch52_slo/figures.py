@@ -8,8 +8,9 @@ KV cache 90 % used.
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import httpx
 import numpy as np
@@ -20,7 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from minigen.bench.report import Outcome, Slo, report
 from minigen.bench.workload import Planned
-from minigen.trace.summary import RequestSummary
+from minigen.trace.events import Event
+from minigen.trace.timeline import Request, Timeline
 from minigen_course.ch52_slo.lesson import num_equal
 from minigen_course.ch52_slo.mystery import goal_of, goodput_of, treated
 from minigen_course.figures.explore import explore
@@ -395,38 +397,42 @@ def _stairs(
     axes.set_ylim(0, 1.05 * top)
 
 
-PHASES = (  # label, field of `RequestSummary`, colour
-    ("queued", "queued_ms", FAINT),
-    ("prefill", "prefill_ms", AMBER),
-    ("decode", "decode_ms", BLUE),
+PHASES = (  # label, the `Request` time at which it ends, colour
+    ("waits for a step to end", "queued_ns", PINK),
+    ("waits for a batch slot", "scheduled_ns", FAINT),
+    ("prefill", "first_token_ns", AMBER),
+    ("decode", "last_token_ns", BLUE),
 )
 
 
-def waits(summaries: Sequence[RequestSummary], names: Sequence[str]) -> Figure:
-    """Draw a bar per request: milliseconds queued, in prefill, and in decode.
+def waits(events: Iterable[Event]) -> Figure:
+    """Draw a bar per request, in milliseconds from its arrival at the server to its last token.
 
-    `names` labels the requests. Raises `ValueError` for a request that lacks one of these times,
-    because it has no token yet or its first events were not recorded.
+    Its label is the number of its prompt's tokens. Raises `ValueError` for a request that lacks a
+    time, because it has no token yet or its first events were not recorded.
     """
-    made, axes = figure(10, 0.26 * len(summaries) + 1.3)
-    for row, each in enumerate(summaries):
-        started = 0.0
-        for label, key, colour in PHASES:
-            took = getattr(each, key)
-            if took is None:
-                raise ValueError(
-                    f"Request {each.sequence_id} has no {key}: give only finished requests whose "
-                    "events were all recorded."
-                )
-            axes.barh(row, took, left=started, color=colour, height=0.7, label="" if row else label)
-            started += took
-    axes.set_yticks(range(len(summaries)), names)
+    requests = list[Request]()
+    Timeline(on_request=requests.append).replay(events)
+    requests.sort(key=lambda each: each.arrived_ns or 0)
+    made, axes = figure(10, 0.26 * len(requests) + 1.3)
+    for row, each in enumerate(requests):
+        times = [each.arrived_ns, *(getattr(each, end) for _, end, _ in PHASES)]
+        since = [(time - times[0]) / 1e6 for time in times if time is not None]
+        if len(since) < len(times):
+            raise ValueError(
+                f"Request {each.sequence_id} lacks a time: give only finished requests whose "
+                "events were all recorded."
+            )
+        for (label, _, colour), (begins, ends) in zip(PHASES, pairwise(since), strict=True):
+            label = "" if row else label
+            axes.barh(row, ends - begins, left=begins, color=colour, height=0.7, label=label)
+    axes.set_yticks(range(len(requests)), [f"{each.prompt_tokens:,} tokens" for each in requests])
     axes.set(xlabel="milliseconds after arrival")
     axes.invert_yaxis()
     axes.legend(
-        frameon=False, ncols=3, labelcolor=INK, loc="lower right", bbox_to_anchor=(1, 1), fontsize=9
+        frameon=False, ncols=4, labelcolor=INK, loc="lower right", bbox_to_anchor=(1, 1), fontsize=9
     )
-    title(axes, f"Where the time of {len(summaries)} requests went")
+    title(axes, f"Where the time of {len(requests)} requests went")
     return made
 
 

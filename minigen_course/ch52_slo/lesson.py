@@ -31,6 +31,7 @@ class Vitals:
     """
 
     running: float
+    most_running: int
     most_waiting: int
     most_kv: float
     most_arithmetic: float
@@ -61,6 +62,7 @@ class Vitals:
 
         return cls(
             running=served / sum(spans),
+            most_running=max(each.running for each in run.moments),
             most_waiting=max(each.waiting for each in run.moments),
             most_kv=max(each.kv_used for each in run.moments),
             most_arithmetic=most_arithmetic(run),
@@ -82,6 +84,7 @@ class Vitals:
         assert found.goodput is not None
         return {
             "running, on average": f"{self.running:.1f}",
+            "running, at most": f"{self.most_running}",
             "waiting, at most": f"{self.most_waiting}",
             "KV cache used, at most": f"{self.most_kv:.0%}",
             "arithmetic used, at most": f"{self.most_arithmetic:.0%}",
